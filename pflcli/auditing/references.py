@@ -28,7 +28,7 @@ def open_references(
     """Open the reference predictions for an audit of ``target``.
 
     Raises UsageError for too few references, or the same one twice; InputError for a reference of another method, with
-    other options or settings; and whatever ``open_answerer`` raises.
+    other options or settings; and whatever ``open_predictor`` raises.
     """
     if len(artifacts) < MIN_REFERENCES:
         raise UsageError(

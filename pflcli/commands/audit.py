@@ -66,8 +66,8 @@ def audit(asked: Audit) -> Outcome:
     disclosed = disclosure.parse(asked.answers)
     artifact = open_one(asked.source, "predictions")
     compared = [open_one(path, "predictions") for path in asked.references]
-    answerer = stored_predictor.open_predictor(artifact, asked.weights)
-    reference_answerers = references.open_references(answerer, compared, asked.weights) if compared else []
+    predictor = stored_predictor.open_predictor(artifact, asked.weights)
+    reference_predictors = references.open_references(predictor, compared, asked.weights) if compared else []
     seed = int(artifact.manifest.request["seed"]) if asked.seed is None else asked.seed
     spec = ArtifactSpec(
         "audit",
@@ -82,12 +82,12 @@ def audit(asked: Audit) -> Outcome:
         ),
     )
 
-    build = partial(_build, answerer, reference_answerers, asked.invert, asked.canaries, disclosed, seed, execution)
+    build = partial(_build, predictor, reference_predictors, asked.invert, asked.canaries, disclosed, seed, execution)
     return make(asked.out, spec, execution, build)
 
 
 def _build(
-    answerer: StoredPredictor,
+    predictor: StoredPredictor,
     compared: Sequence[StoredPredictor],
     invert: int,
     canaries: int,
@@ -96,36 +96,36 @@ def _build(
     execution: Execution,
     work: ArtifactWriter,
 ) -> Built:
-    path = answerer.artifact.path
-    for name in answerer.find_changed_code():
+    path = predictor.artifact.path
+    for name in predictor.find_changed_code():
         execution.reporter.say(f"WARNING: {name} has changed since {path} was made: predictions may differ from it")
-    result = _attack(answerer, compared, seed, disclosed, execution)
+    result = _attack(predictor, compared, seed, disclosed, execution)
     strongest = attacks.find_strongest(result.exposures)
     pictures_of = [item.client for item, _ in strongest.ranked_clients[:invert]]
     images, remarks = inversion.invert_classes(
-        answerer, queries.read_samples(answerer), pictures_of, execution, disclosed
+        predictor, queries.read_samples(predictor), pictures_of, execution, disclosed
     )
     result.warnings.extend(remarks)
-    names = reopened_run.client_names(answerer.artifact)
+    names = reopened_run.client_names(predictor.artifact)
     facts = inversion.summarize(images)
     if canaries:
-        facts["canaries"] = canary_training.audit_epsilon(answerer, canaries, execution)
+        facts["canaries"] = canary_training.audit_epsilon(predictor, canaries, execution)
         line = audits.describe_canaries(facts["canaries"])
         if facts["canaries"]["contradicts"]:
             result.warnings.append(line)
         else:
             execution.reporter.say(line)
     # A client is queried with as many members as non-members.
-    facts |= vote_privacy.account_noisy_votes(answerer, 2 * max(item.count for item in result.exposures[0].clients))
+    facts |= vote_privacy.account_noisy_votes(predictor, 2 * max(item.count for item in result.exposures[0].clients))
     if votes := facts.get("noisy_votes"):
         execution.reporter.say(audits.describe_noisy_votes(votes))
     _write(work, result, names, facts)
     if images:
-        _write_classes(work, answerer, images, names)
+        _write_classes(work, predictor, images, names)
     for line in result.warnings:
         execution.reporter.say(f"WARNING: {line}")
     summary = {
-        "method": answerer.method,
+        "method": predictor.method,
         "clients": result.clients,
         "members": int(result.member.sum()),
         "attack": strongest.attack,
@@ -147,18 +147,18 @@ class _Result:
 
 
 def _attack(
-    answerer: StoredPredictor,
+    predictor: StoredPredictor,
     compared: Sequence[StoredPredictor],
     seed: int,
     disclosed: Disclosure | None,
     execution: Execution,
 ) -> _Result:
     """Query all clients with samples, and score the samples by every attack."""
-    data = queries.read_samples(answerer)
+    data = queries.read_samples(predictor)
     is_unseen = queries.find_unseen(data)
-    sent_queries = queries.draw_queries(answerer, data, is_unseen, seed)
-    member = queries.find_members(answerer.artifact, data)[sent_queries.rows]
-    parts, remarks = queries.answer_queries(answerer, sent_queries, execution)
+    sent_queries = queries.draw_queries(predictor, data, is_unseen, seed)
+    member = queries.find_members(predictor.artifact, data)[sent_queries.rows]
+    parts, remarks = queries.answer_queries(predictor, sent_queries, execution)
     by_attack = attacks.score_samples(parts, sent_queries.y, disclosed)
     if compared:
         logits, learned = references.score_with_references(sent_queries, member, compared, disclosed, execution)
@@ -172,11 +172,11 @@ def _attack(
     ]
     audited = int((np.diff(sent_queries.offsets) > 0).sum())
     few = sum(item.area is None for item in exposures[0].clients) - int(is_unseen.sum())
-    warnings = [*remarks, *_warnings(answerer, few, int(is_unseen.sum()))]
-    return _Result(answerer.method, exposures, member, audited, int(is_unseen.sum()), warnings)
+    warnings = [*remarks, *_warnings(predictor, few, int(is_unseen.sum()))]
+    return _Result(predictor.method, exposures, member, audited, int(is_unseen.sum()), warnings)
 
 
-def _warnings(answerer: StoredPredictor, few: int, unseen: int) -> list[str]:
+def _warnings(predictor: StoredPredictor, few: int, unseen: int) -> list[str]:
     """Return warnings that concern the interpretation of the results."""
     lines = []
     if few:
@@ -186,7 +186,7 @@ def _warnings(answerer: StoredPredictor, few: int, unseen: int) -> list[str]:
         )
     if unseen:
         lines.append(f"{counted(unseen, 'unseen client')} left out: the rounds did not use their samples")
-    request = answerer.partition.manifest.request
+    request = predictor.partition.manifest.request
     if "keep_test" in request or "keep_validation" in request:
         lines.append(
             "test samples were given, not drawn at random: if they differ systematically from training samples, "
@@ -219,10 +219,10 @@ def _write(work: ArtifactWriter, result: _Result, names: Sequence[str], more: di
 
 
 def _write_classes(
-    work: ArtifactWriter, answerer: StoredPredictor, images: Sequence[Inversion], names: Sequence[str]
+    work: ArtifactWriter, predictor: StoredPredictor, images: Sequence[Inversion], names: Sequence[str]
 ) -> None:
     """Write ``classes.csv``, with one row per picture, and ``classes.png``."""
-    classes = codebook.read(answerer.artifact).class_names(len(images[0].certainty))
+    classes = codebook.read(predictor.artifact).class_names(len(images[0].certainty))
     rows = [
         [
             item.client,

@@ -91,7 +91,7 @@ def compare(asked: Compare) -> Outcome:
     out = Path(asked.out)
     require_folder(out)
     time_to_target.require_share(asked.target)
-    coverage.check(asked.coverage)
+    coverage.check_options(asked.coverage)
     table = TableOptions(
         asked.target,
         asked.link,

@@ -41,7 +41,7 @@ def evaluate(asked: Evaluate) -> Outcome:
     speeds = None if asked.link is None else simulated_time.Link.parse(asked.link)
     if asked.split not in client_blocks.SPLITS:
         raise UsageError(f"unknown split '{asked.split}'", closest(asked.split, client_blocks.SPLITS))
-    coverage.check(asked.coverage, asked.split)
+    coverage.check_options(asked.coverage, asked.split)
     artifacts = [
         item
         for source in asked.sources

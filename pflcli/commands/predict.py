@@ -46,7 +46,7 @@ def predict(asked: Predict) -> PredictedSamples:
     """
     execution = asked.execution or Execution()
     disclosed = disclosure.parse(asked.answers)
-    coverage.check(asked.coverage)
+    coverage.check_options(asked.coverage)
     rule = "own" if asked.threshold is None else asked.threshold
     conformal.require_rule(rule)
     if asked.threshold is not None and asked.coverage is None:
@@ -61,23 +61,23 @@ def predict(asked: Predict) -> PredictedSamples:
         )
     artifact = open_one(asked.source, "predictions", method=asked.method, seed=asked.seed)
     if asked.coverage is not None:
-        coverage.calibration(artifact)
-    answerer = stored_predictor.open_predictor(artifact, asked.weights)
+        coverage.read_calibration(artifact)
+    predictor = stored_predictor.open_predictor(artifact, asked.weights)
     number = reopened_run.find_client(asked.client, reopened_run.client_names(artifact))
-    partition, book = answerer.partition, codebook.read(artifact)
+    partition, book = predictor.partition, codebook.read(artifact)
     preprocessing = reopened_run.read_preprocessing(artifact, partition, book, asked.client)
     queries = SampleFile(Path(asked.data), asked.features, asked.layout, asked.delimiter).read(
         preprocessing, execution.reporter
     )
-    answer = answerer.predict(number, queries.x, execution)
+    answer = predictor.predict(number, queries.x, execution)
     p = answer.parts["p"]
     labels = np.asarray(p.argmax(axis=1), dtype=np.int64)
     sets = None
     if asked.coverage is not None:
-        leaving = disclosed.apply if disclosed is not None else np.asarray
-        sets = coverage.for_client(artifact, number, p, labels, asked.coverage, rule, leaving)
+        disclose = disclosed.apply if disclosed is not None else np.asarray
+        sets = coverage.calibrate_client_sets(artifact, number, p, labels, asked.coverage, rule, disclose)
     predicted = PredictedSamples(
-        answerer.method,
+        predictor.method,
         asked.client,
         number is not None,
         queries.names,
@@ -86,7 +86,7 @@ def predict(asked: Predict) -> PredictedSamples:
         *_disclose(answer, disclosed),
         sets,
     )
-    _report(answerer, predicted, answer, execution)
+    _report(predictor, predicted, answer, execution)
     if path is not None:
         answer_file.write(path, answer_file.FORMS[form](predicted), force=execution.force)
     return predicted
@@ -102,10 +102,10 @@ def _disclose(
 
 
 def _report(
-    answerer: StoredPredictor, predicted: PredictedSamples, answer: ClientPrediction, execution: Execution
+    predictor: StoredPredictor, predicted: PredictedSamples, answer: ClientPrediction, execution: Execution
 ) -> None:
     """Report which model predicted, and warnings about the predictions."""
-    say, path = execution.reporter.say, answerer.artifact.path
+    say, path = execution.reporter.say, predictor.artifact.path
     if predicted.is_known:
         say(
             f"{counted(len(predicted.samples), 'sample')}, predicted by {predicted.method} for client "
@@ -116,7 +116,7 @@ def _report(
             f"WARNING: {path} has no client '{predicted.client}': "
             f"{counted(len(predicted.samples), 'sample')}, predicted by the global model"
         )
-    for name in answerer.find_changed_code():
+    for name in predictor.find_changed_code():
         say(f"WARNING: {name} has changed since {path} was made: predictions may differ from it")
     remarks = answer.remarks if predicted.sets is None else (*answer.remarks, predicted.sets.remark)
     for remark in filter(None, remarks):

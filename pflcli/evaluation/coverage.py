@@ -1,4 +1,4 @@
-"""How often prediction sets contain the true class, and how large they are: by client, method and seed. NumPy alone."""
+"""Coverage and size of prediction sets, by client, method and seed. Needs only NumPy."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ TABLE = "sets.csv"
 CLIENTS = "sets_clients.csv"
 
 SPLIT = "test"
-"""The split whose sets are scored: validation samples calibrate, and training samples tell nothing."""
+"""The split whose sets are scored. Validation samples calibrate, and the method was fitted to training samples."""
 
 _GLOBAL_ALONE = ("fedavg", "fedprox", "fedsgd", "scaffold")
-"""Methods whose clients all predict with the global model, so that it is not stored beside their predictions."""
+"""Methods whose clients all predict with the global model. Its predictions are not stored separately."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """The sets that one rule for thresholds gives, by client (m,); nan without test samples."""
+    """Results of one threshold rule by client (m,); coverage and size are nan for clients without test samples."""
 
     threshold: Floats
-    """infinite where the sets contain all classes"""
+    """highest score in a set; infinite if the sets contain all classes"""
     coverage: Floats
     """the fraction of test samples whose set contains the label"""
     size: Floats
@@ -47,30 +47,31 @@ class Rule:
 
 @dataclass(frozen=True)
 class ClientSets:
-    """The sets of the m clients of one predictions artifact, by rule."""
+    """Results of the sets of m clients, from one predictions artifact."""
 
     level: float
     n_validation: NDArray[np.int64]
-    """validation samples, (m,)"""
+    """number of validation samples of each client, (m,)"""
     rules: Mapping[str, Rule]
+    """results by the name of the threshold rule"""
 
 
 @dataclass(frozen=True)
 class PredictionSets:
-    """The sets of n samples of one client, and how they were calibrated."""
+    """The sets of n samples of one client, with their calibration."""
 
     coverage: float
     rule: str
     threshold: float
-    """the highest score, 1 - p, of a class in a set; infinite where the sets contain all classes"""
+    """highest score, 1 - p, of a class in a set; infinite if the sets contain all classes"""
     n_validation: int
-    """the client's own validation samples"""
+    """number of the client's validation samples"""
     members: NDArray[np.bool_]
-    """which classes are in each set, (n, C)"""
+    """True for each class in a sample's set, (n, C)"""
 
     @property
     def remark(self) -> str:
-        """What a user should know of sets that contain all classes; empty for others."""
+        """A warning if the sets contain all classes, else an empty string."""
         if not np.isinf(self.threshold):
             return ""
         advice = "" if self.rule != "own" else "; --threshold shrunk also uses the other clients' samples"
@@ -93,8 +94,8 @@ _METRICS = {
 }
 
 
-def check(coverage: float | None, split: str = SPLIT) -> None:
-    """Raise UsageError for a coverage that is not between 0 and 1, or for a split other than test beside one."""
+def check_options(coverage: float | None, split: str = SPLIT) -> None:
+    """Raise UsageError if ``coverage`` is not between 0 and 1, or if it is given with a split other than test."""
     if coverage is None:
         return
     conformal.require_level(coverage)
@@ -105,7 +106,7 @@ def check(coverage: float | None, split: str = SPLIT) -> None:
         )
 
 
-def calibration(artifact: Artifact) -> SplitPredictions:
+def read_calibration(artifact: Artifact) -> SplitPredictions:
     """Read the predictions of validation samples; raises InputError if there are none to calibrate on."""
     if not predictions.has(artifact, "validation"):
         raise InputError(
@@ -122,47 +123,47 @@ def calibration(artifact: Artifact) -> SplitPredictions:
     return validation
 
 
-def measure(artifact: Artifact, test: SplitPredictions, coverage: float) -> ClientSets:
-    """Calibrate on the validation samples of each client, and score the sets of its test samples, by each rule.
+def measure_sets(artifact: Artifact, test: SplitPredictions, coverage: float) -> ClientSets:
+    """Calibrate on each client's validation samples and score the sets of its test samples, with every rule.
 
-    Raises InputError as ``calibration``.
+    Raises InputError as ``read_calibration``.
     """
-    validation = calibration(artifact)
+    validation = read_calibration(artifact)
     if len(validation.offsets) != len(test.offsets):
         raise InputError(f"{artifact.path}/predictions.h5 is inconsistent: its splits have different clients")
-    known = conformal.label_scores(validation.parts["p"], validation.y)
+    known = conformal.score_labels(validation.parts["p"], validation.y)
     sizes = np.diff(test.offsets)
     rules = {}
     for rule in conformal.RULES:
-        threshold = conformal.thresholds(known, validation.offsets, coverage, rule)
-        inside = conformal.members(test.parts["p"], np.repeat(threshold, sizes))
-        covered = inside[np.arange(len(test.y)), test.y]
+        threshold = conformal.find_thresholds(known, validation.offsets, coverage, rule)
+        members = conformal.build_sets(test.parts["p"], np.repeat(threshold, sizes))
+        covered = members[np.arange(len(test.y)), test.y]
         rules[rule] = Rule(
             threshold,
             scores.per_client(covered, test.offsets),
-            scores.per_client(inside.sum(axis=1), test.offsets),
+            scores.per_client(members.sum(axis=1), test.offsets),
         )
     return ClientSets(coverage, np.diff(validation.offsets), rules)
 
 
-def for_client(
+def calibrate_client_sets(
     artifact: Artifact,
     client: int | None,
     p: NDArray[Any],
     labels: NDArray[np.int64],
     level: float,
     rule: str,
-    disclosed: Callable[[NDArray[Any]], NDArray[Any]] = lambda p: p,
+    disclose: Callable[[NDArray[Any]], NDArray[Any]] = lambda p: p,
 ) -> PredictionSets:
-    """Return the sets of n samples of one client, by its number, calibrated on stored predictions.
+    """Return the sets of n samples of one client, calibrated on stored predictions.
 
-    ``p`` (n, C) are the probabilities of its samples, ``labels`` (n,) the predicted classes. A client that is not known
-    (None) is answered by the global model and has no validation samples. What leaves of probabilities, ``disclosed``,
-    is taken from both ``p`` and the stored ones, so that a set tells no more than the probabilities beside it.
+    ``client`` is the client's number, ``p`` (n, C) the probabilities of its samples and ``labels`` (n,) the predicted
+    classes. An unknown client (None) gets predictions of the global model and has no validation samples. ``disclose``
+    rounds both ``p`` and the stored probabilities, so that a set reveals no more than the published probabilities.
 
-    Raises InputError as ``calibration``, or if there are no stored predictions of the global model.
+    Raises InputError as ``read_calibration``, or if no predictions of the global model are stored.
     """
-    validation = calibration(artifact)
+    validation = read_calibration(artifact)
     known, offsets = validation.parts["p"], validation.offsets
     if client is None:
         shared = "p" if artifact.manifest.request["method"] in _GLOBAL_ALONE else "global"
@@ -173,42 +174,46 @@ def for_client(
                 f"pfl new-client {artifact.path} DATA -o DIR adds the client",
             )
         known, offsets = validation.parts[shared], np.append(offsets, offsets[-1])
-    scores_of_labels = conformal.label_scores(disclosed(known), validation.y)
-    threshold = float(conformal.thresholds(scores_of_labels, offsets, level, rule)[-1 if client is None else client])
-    few = int(np.diff(offsets)[-1 if client is None else client])
-    return PredictionSets(level, rule, threshold, few, conformal.members(disclosed(p), threshold, labels))
+    scores_of_labels = conformal.score_labels(disclose(known), validation.y)
+    threshold = float(
+        conformal.find_thresholds(scores_of_labels, offsets, level, rule)[-1 if client is None else client]
+    )
+    n_validation = int(np.diff(offsets)[-1 if client is None else client])
+    return PredictionSets(level, rule, threshold, n_validation, conformal.build_sets(disclose(p), threshold, labels))
 
 
-def record(groups: Mapping[str, Sequence[Scored]]) -> dict[str, Any]:
-    """Return ``sets`` of ``metrics.json``: what rules give for each method, with all its seeds, by its label."""
-    level = _sets(next(iter(groups.values()))[0]).level
+def summarize_sets(groups: Mapping[str, Sequence[Scored]]) -> dict[str, Any]:
+    """Return ``sets`` of ``metrics.json``: the results of all rules over all seeds, by the label of the method."""
+    level = _require_sets(next(iter(groups.values()))[0]).level
     return {
         "coverage": level,
         "score": "1 - p(label)",
         "fewest_samples": conformal.fewest_samples(level),
         "pseudo_count": conformal.pseudo_count(level),
-        "methods": {label: _method(items, level) for label, items in groups.items()},
+        "methods": {label: _summarize_method(items, level) for label, items in groups.items()},
     }
 
 
-def _sets(item: Scored) -> ClientSets:
+def _require_sets(item: Scored) -> ClientSets:
     assert item.sets is not None
     return item.sets
 
 
-def _method(items: Sequence[Scored], level: float) -> dict[str, Any]:
+def _summarize_method(items: Sequence[Scored], level: float) -> dict[str, Any]:
     fewest = conformal.fewest_samples(level)
-    few = {item.seed: np.flatnonzero((_sets(item).n_validation < fewest) & (item.n > 0)) for item in items}
+    few = {item.seed: np.flatnonzero((_require_sets(item).n_validation < fewest) & (item.n > 0)) for item in items}
     chooses = any(_chose_on_validation(item) for item in items)
     return {
-        "too_few_samples": {str(item.seed): [_names(item)[client] for client in few[item.seed]] for item in items},
+        "too_few_samples": {
+            str(item.seed): [_client_names(item)[client] for client in few[item.seed]] for item in items
+        },
         **({"chose_on_validation": True} if chooses else {}),
-        "thresholds": {rule: _rule(items, rule) for rule in conformal.RULES},
+        "thresholds": {rule: _summarize_rule(items, rule) for rule in conformal.RULES},
     }
 
 
-def _rule(items: Sequence[Scored], rule: str) -> dict[str, Any]:
-    each = [_sets(item).rules[rule] for item in items]
+def _summarize_rule(items: Sequence[Scored], rule: str) -> dict[str, Any]:
+    each = [_require_sets(item).rules[rule] for item in items]
     tested = sum(int((item.n > 0).sum()) for item in items)
     infinite = [float((np.isinf(sets.threshold) & (item.n > 0)).sum()) for sets, item in zip(each, items, strict=True)]
     result = {}
@@ -225,19 +230,19 @@ def _rule(items: Sequence[Scored], rule: str) -> dict[str, Any]:
 
 
 def _chose_on_validation(item: Scored) -> bool:
-    """Return whether the run chose values or a round on validation samples, or learned a stack's exponents on them."""
+    """Return whether values, the reported round or a stack's exponents were chosen on validation samples."""
     request = item.artifact.manifest.request
     return (
         bool(item.tuned) or request["method"] == "stack" or predictions.choices(item.artifact).get("report") == "best"
     )
 
 
-def _names(item: Scored) -> list[str]:
+def _client_names(item: Scored) -> list[str]:
     known = codebook.read(item.artifact).clients
     return list(known) if len(known) == len(item.n) else [f"client {client}" for client in range(len(item.n))]
 
 
-def table(sets: Mapping[str, Any], labels: Sequence[str]) -> bytes:
+def render_table(sets: Mapping[str, Any], labels: Sequence[str]) -> bytes:
     """Return ``sets.csv``: a row for each of the methods ``labels`` and each threshold, from the stored ``sets``."""
     heading = ["method", "threshold"]
     for name in _METRICS:
@@ -250,13 +255,13 @@ def table(sets: Mapping[str, Any], labels: Sequence[str]) -> bytes:
     return csv_file.rounded(heading, rows)
 
 
-def client_table(scored: Sequence[Scored]) -> bytes:
+def render_client_table(scored: Sequence[Scored]) -> bytes:
     """Return ``sets_clients.csv``: a row for each client of each method and seed; an infinite threshold is ``inf``."""
     heading = ["method", "seed", "client", "name", "n_validation", f"n_{SPLIT}"]
     heading += [f"{column}_{rule}" for rule in conformal.RULES for column in ("threshold", "coverage", "set_size")]
     rows: list[list[Any]] = []
     for item in scored:
-        sets, names = _sets(item), _names(item)
+        sets, names = _require_sets(item), _client_names(item)
         for client in range(len(item.n)):
             values = [
                 float(value[client])

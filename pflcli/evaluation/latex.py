@@ -1,8 +1,8 @@
-"""The table of an evaluation or a comparison for a paper: LaTeX with booktabs.
+"""The table of an evaluation or a comparison for a paper, in LaTeX with booktabs.
 
-In a column of scores, the best method is bold, and each method that cannot be told from it: the difference between the
-two, paired by client, is not significant at 5 % after Holm's correction for the number of methods. The test is that of
-gains over the baseline (``metrics/gains.py``).
+In each column of scores, the best method is bold, and so are methods that do not differ significantly from it: their
+difference from the best, paired by client, is not significant at 5 % after Holm's correction for the number of methods.
+Gains over the baseline use the same test (``metrics/gains.py``).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from pflcli.evaluation.presentation import prediction_sets, tables
 from pflcli.wording import counted
 
 RISK = 0.05
-"""Two methods are told apart if their difference is significant at this level."""
+"""Significance level at which a method differs from the best one."""
 
 _SPECIAL = {
     "\\": r"\textbackslash{}",
@@ -41,49 +41,55 @@ _SPECIAL = {
 
 
 def render(artifact: Artifact) -> str:
-    """Return the table of an evaluation or a comparison, and that of its prediction sets, as LaTeX.
+    """Return the tables of an evaluation or a comparison as LaTeX: scores and, if measured, prediction sets.
 
     Raises InputError if a file of the artifact is damaged.
     """
     metrics = evaluation.read(artifact)
-    names = tables.shown(metrics, _columns(metrics))
+    names = tables.shown(metrics, _select_columns(metrics))
     table = tables.build(metrics, columns=names)
-    bold = {name: not_distinguishable(artifact, metrics, name) for name in names}
+    bold = {name: find_best_group(artifact, metrics, name) for name in names}
     fixed = len(table.heading) - len(names)  # method and seeds
     body = []
     for method, row in zip(metrics["methods"], table.rows, strict=True):
         cells = [escape(row[0])]
         for name, cell in zip(names, row[fixed:], strict=True):
-            cells.append(rf"\textbf{{{_number(cell)}}}" if method["label"] in bold[name] else _number(cell))
+            cells.append(
+                rf"\textbf{{{_format_number(cell)}}}" if method["label"] in bold[name] else _format_number(cell)
+            )
         body.append(cells)
     heading = [escape(table.heading[0]), *map(escape, table.heading[fixed:])]
-    label = _label(artifact)
-    text = "% Needs \\usepackage{booktabs}.\n" + _environment(heading, body, _caption(metrics, bold), label, 1)
+    label = _make_label(artifact)
+    text = "% Needs \\usepackage{booktabs}.\n" + _build_environment(
+        heading, body, _write_caption(metrics, bold), label, 1
+    )
     if "sets" in metrics:
         sets = prediction_sets.table(metrics)
-        rows = [[*map(escape, row[:2]), *map(_number, row[2:])] for row in sets.rows]
-        caption = escape(f"{prediction_sets.title(metrics)}.{_spread(metrics)}")
-        text += "\n" + _environment([*map(escape, sets.heading)], rows, caption, f"{label}-sets", 2)
+        rows = [[*map(escape, row[:2]), *map(_format_number, row[2:])] for row in sets.rows]
+        caption = escape(f"{prediction_sets.title(metrics)}.{_describe_spread(metrics)}")
+        text += "\n" + _build_environment([*map(escape, sets.heading)], rows, caption, f"{label}-sets", 2)
     return text
 
 
 def escape(text: str) -> str:
-    """Return a text in which no character has a meaning to LaTeX; one at the start of a row cannot be an argument."""
+    """Escape the special characters of LaTeX, and a first ``[`` or ``*``, which a row break takes as its argument."""
     plain = "".join(_SPECIAL.get(mark, mark if mark.isprintable() else " ") for mark in text)
     return f"{{}}{plain}" if plain.startswith(("[", "*")) else plain
 
 
-def _number(cell: str) -> str:
-    """Return a cell with signs as mathematics, so that a minus is not a hyphen, and the mark of chance raised."""
+def _format_number(cell: str) -> str:
+    """Format a cell: signed numbers in math mode, so that a minus is not a hyphen, and the chance mark raised."""
     if cell == "-":
         return "--"
     signed = re.sub(r"[+-]\d+(?:\.\d+)?", lambda match: f"${match[0]}$", escape(cell))
     return signed.replace(tables.MARK, f"$^{{{tables.MARK}}}$")
 
 
-def _environment(heading: Sequence[str], rows: Sequence[Sequence[str]], caption: str, label: str, words: int) -> str:
-    """Return a table environment; the first ``words`` columns are text, the others numbers."""
-    columns = "l" * words + "r" * (len(heading) - words)
+def _build_environment(
+    heading: Sequence[str], rows: Sequence[Sequence[str]], caption: str, label: str, text_columns: int
+) -> str:
+    """Return a table environment; the first ``text_columns`` columns contain text, the others numbers."""
+    columns = "l" * text_columns + "r" * (len(heading) - text_columns)
     lines = [
         r"\begin{table}",
         r"  \centering",
@@ -101,8 +107,8 @@ def _environment(heading: Sequence[str], rows: Sequence[Sequence[str]], caption:
     return "\n".join(lines) + "\n"
 
 
-def _columns(metrics: Mapping[str, Any]) -> list[str]:
-    """Return the metrics of a paper's table: scores, the gain and what is sent; ``table.csv`` has all."""
+def _select_columns(metrics: Mapping[str, Any]) -> list[str]:
+    """Return the metrics of a paper's table: scores, the gain and the traffic; ``table.csv`` has all metrics."""
     named = tuple(metrics.get("metric", catalogue.DEFAULT))
     left_out = {"better_off", "worse_off"}
     return [
@@ -112,8 +118,9 @@ def _columns(metrics: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _caption(metrics: Mapping[str, Any], bold: Mapping[str, set[str]]) -> str:
-    words = f"{metrics['split'].capitalize()} scores of {counted(len(metrics['methods']), 'method')}.{_spread(metrics)}"
+def _write_caption(metrics: Mapping[str, Any], bold: Mapping[str, set[str]]) -> str:
+    methods = counted(len(metrics["methods"]), "method")
+    words = f"{metrics['split'].capitalize()} scores of {methods}.{_describe_spread(metrics)}"
     if any(metric.get("interval") for row in metrics["methods"] for metric in row["metrics"].values()):
         words += " Brackets: 95 % intervals."
     if any(bold.values()):
@@ -124,22 +131,22 @@ def _caption(metrics: Mapping[str, Any], bold: Mapping[str, set[str]]) -> str:
     return escape(words)
 
 
-def _spread(metrics: Mapping[str, Any]) -> str:
+def _describe_spread(metrics: Mapping[str, Any]) -> str:
     most = max(len(row["seeds"]) for row in metrics["methods"])
     return f" Mean ± standard deviation over {most} seeds." if most > 1 else ""
 
 
-def _label(artifact: Artifact) -> str:
+def _make_label(artifact: Artifact) -> str:
     path = artifact.path.resolve()
     name = path.parent.name if path.name == artifact.kind else path.name
     return re.sub(r"[^A-Za-z0-9]+", "-", name).strip("-") or "methods"
 
 
-def not_distinguishable(artifact: Artifact, metrics: Mapping[str, Any], name: str) -> set[str]:
-    """Return the labels of the best method by a metric and of those that cannot be told from it.
+def find_best_group(artifact: Artifact, metrics: Mapping[str, Any], name: str) -> set[str]:
+    """Return the labels of the best method by a metric and of methods that do not differ significantly from it.
 
-    The metric is a mean over clients of scores that ``clients.csv`` has; the set is empty for other metrics, and if
-    there is one method. A method whose clients are not those of the best one cannot be compared and is not in the set.
+    The metric must be a mean over clients of scores in ``clients.csv``. The set is empty for other metrics, and for a
+    single method. A method with other clients than the best one cannot be compared and is not in the set.
     """
     metric = catalogue.METRICS[name]
     column = metric.score or name
@@ -150,7 +157,7 @@ def not_distinguishable(artifact: Artifact, metrics: Mapping[str, Any], name: st
     }
     if not _is_mean(metric) or len(values) < 2:
         return set()
-    table = _clients(artifact)
+    table = _read_clients(artifact)
     if column not in table:
         return set()
     sign = -1 if metric.lower_is_better else 1
@@ -159,15 +166,17 @@ def not_distinguishable(artifact: Artifact, metrics: Mapping[str, Any], name: st
     is_one_partition = client_identity.is_one_partition(artifact)
     p: dict[str, float] = {}
     for label in values:
-        differences = _differences(table, best, label, column, samples)
+        differences = _pair_differences(table, best, label, column, samples)
         if label == best or differences is None:
             continue
         weights = [
             np.ones(len(pair)) if metric.over is plain_mean else pair[samples].to_numpy(np.float64)
             for pair in differences
         ]
-        who = [_identities(pair, is_one_partition) for pair in differences]
-        estimate = gains.mean_gain([pair["difference"].to_numpy(np.float64) for pair in differences], weights, who)
+        identities = [_identify_clients(pair, is_one_partition) for pair in differences]
+        estimate = gains.mean_gain(
+            [pair["difference"].to_numpy(np.float64) for pair in differences], weights, identities
+        )
         p[label] = 1.0 if estimate is None else estimate.p
     return {best, *(label for label, value in gains.holm(p).items() if value >= RISK)}
 
@@ -178,7 +187,7 @@ def _is_mean(metric: Metric) -> bool:
     return is_weighted or (bool(metric.score) and metric.over in (plain_mean, scores.weighted_mean))
 
 
-def _clients(artifact: Artifact) -> pd.DataFrame:
+def _read_clients(artifact: Artifact) -> pd.DataFrame:
     """Return ``clients.csv``; raises InputError if it is damaged."""
     text = artifact.read("clients.csv")
     with artifact.parsing("clients.csv"):
@@ -186,10 +195,12 @@ def _clients(artifact: Artifact) -> pd.DataFrame:
         return pd.read_csv(io.BytesIO(text), dtype=words, keep_default_na=False, na_values=[""], encoding="utf-8")
 
 
-def _differences(table: pd.DataFrame, best: str, other: str, column: str, samples: str) -> list[pd.DataFrame] | None:
-    """Return by seed the clients' differences in a score between two methods, of those for which it is known.
+def _pair_differences(
+    table: pd.DataFrame, best: str, other: str, column: str, samples: str
+) -> list[pd.DataFrame] | None:
+    """Return one table per seed with the difference in a score between two methods for each client with both scores.
 
-    None if no seed has both methods, or if they have other clients or other numbers of samples.
+    Return None if no seed has both methods, or if their clients or numbers of samples differ.
     """
     pairs = []
     by_method = {label: dict(iter(table[table["method"] == label].groupby("seed"))) for label in (best, other)}
@@ -204,8 +215,8 @@ def _differences(table: pd.DataFrame, best: str, other: str, column: str, sample
     return pairs or None
 
 
-def _identities(pair: pd.DataFrame, is_one_partition: bool) -> NDArray[np.str_]:
-    """Return who the clients are: by name where the data have names, else by number within a partition."""
+def _identify_clients(pair: pd.DataFrame, is_one_partition: bool) -> NDArray[np.str_]:
+    """Return the identity of each client: its name if the data have names, else its number within a partition."""
     if "name" in pair and pair["name"].notna().all():
         return pair["name"].to_numpy(str)
     numbers = pair["client"].astype(str)

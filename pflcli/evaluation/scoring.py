@@ -84,7 +84,7 @@ def summarize(
         for method, items in zip(table["methods"], groups.values(), strict=True):
             method["metrics"] |= simulated_time.summarize([item.artifact for item in items], link, target)
     if scored[0].sets is not None:
-        table["sets"] = coverage.record(groups)
+        table["sets"] = coverage.summarize_sets(groups)
     summary.correct_p_values(table["methods"], table["baseline"])
     table["conclusion"] = conclusion.conclude(table["methods"], table["baseline"], metric_names[0])
     remarks = _define_metrics(table["methods"], metric_names, _class_names(scored[0]), scored[0].positive)
@@ -148,8 +148,8 @@ def write(
     shown = tables.build(metrics, kind).markdown()
     if "sets" in metrics:
         shown += f"\n{prediction_sets.title(metrics)}:\n\n{prediction_sets.table(metrics).markdown()}"
-        work.write(coverage.TABLE, coverage.table(metrics["sets"], [row["label"] for row in metrics["methods"]]))
-        work.write(coverage.CLIENTS, coverage.client_table(scored))
+        work.write(coverage.TABLE, coverage.render_table(metrics["sets"], [row["label"] for row in metrics["methods"]]))
+        work.write(coverage.CLIENTS, coverage.render_client_table(scored))
     work.write("table.md", (shown + lines).encode())
     work.write("table.csv", csv_file.rounded(*tables.list_numbers(metrics)))
 
@@ -216,7 +216,7 @@ def _score(
         new,
         metric_names,
         positive,
-        None if level is None else coverage.measure(artifact, answers, level),
+        None if level is None else coverage.measure_sets(artifact, answers, level),
     )
 
 

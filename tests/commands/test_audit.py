@@ -64,7 +64,7 @@ def answering(monkeypatch, answer):
     monkeypatch.setattr(queries, "answer_queries", answer_queries)
 
 
-def test_an_answerer_that_looks_samples_up_is_recognized(splits, tmp_path, monkeypatch):
+def test_a_predictor_that_looks_samples_up_is_recognized(splits, tmp_path, monkeypatch):
     answering(monkeypatch, lambda member, draw: np.where(member, 0.9, 0.6))
     audit(splits / "local0", tmp_path / "a")
     row = by_attack(tmp_path / "a")["confidence"]
@@ -74,7 +74,7 @@ def test_an_answerer_that_looks_samples_up_is_recognized(splits, tmp_path, monke
     assert by_attack(tmp_path / "a")["label"]["auc"] == 0.5  # all answers are right
 
 
-def test_an_answerer_that_knows_nothing_of_members_is_a_guess(splits, tmp_path, monkeypatch):
+def test_a_predictor_that_knows_nothing_of_members_is_a_guess(splits, tmp_path, monkeypatch):
     answering(monkeypatch, lambda member, draw: draw.uniform(0.2, 0.9, len(member)))
     audit(splits / "local0", tmp_path / "a")
     row = by_attack(tmp_path / "a")["confidence"]

@@ -215,7 +215,7 @@ def test_predict_answers_with_the_sets_that_evaluate_scores(small, queries, rule
     stored, validation = (predictions.read(open_artifact(small.knn), name) for name in ("test", "validation"))
     count = stored.offsets[1]
     np.testing.assert_array_equal(result.p, stored.parts["p"][:count])
-    measured = coverage.measure(open_artifact(small.knn), stored, 0.8)
+    measured = coverage.measure_sets(open_artifact(small.knn), stored, 0.8)
     assert result.sets.threshold == measured.rules[rule].threshold[0]
     inside = result.sets.members[np.arange(count), stored.y[:count]]
     assert inside.mean() == pytest.approx(measured.rules[rule].coverage[0])
@@ -254,7 +254,7 @@ def test_a_set_tells_no_more_than_the_answer_beside_it(small, queries):
     assert set(alone.sets.members.sum(axis=1)) <= {1, len(alone.classes)}
     assert alone.sets.members[np.arange(len(alone.labels)), alone.labels].all()
     rounded = predict(small.knn, queries, client=name, coverage=0.8, answers="rounded:1")
-    expected = conformal.members(rounded.p, rounded.sets.threshold, rounded.labels)
+    expected = conformal.build_sets(rounded.p, rounded.sets.threshold, rounded.labels)
     np.testing.assert_array_equal(rounded.sets.members, expected)
     assert round(rounded.sets.threshold, 1) == pytest.approx(rounded.sets.threshold)
 

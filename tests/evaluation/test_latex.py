@@ -110,7 +110,7 @@ def test_a_small_difference_of_all_clients_can_be_told(tmp_path):
     evaluate(paths, tmp_path / "e")
     artifact = open_artifact(tmp_path / "e")
     # Clients differ much more from each other than methods do: only pairs of scores show it.
-    assert latex.not_distinguishable(artifact, read(artifact), "accuracy") == {"ditto"}
+    assert latex.find_best_group(artifact, read(artifact), "accuracy") == {"ditto"}
 
 
 def test_the_correction_is_for_the_number_of_methods(tmp_path):
@@ -122,14 +122,14 @@ def test_the_correction_is_for_the_number_of_methods(tmp_path):
     paths += [store(tmp_path / f"m{number}", f"m{number}", base + gap - np.roll(gap, number)) for number in range(1, 6)]
     evaluate(paths, tmp_path / "seven")
     two, seven = (open_artifact(tmp_path / name) for name in ("two", "seven"))
-    assert latex.not_distinguishable(two, read(two), "accuracy") == {"best"}
-    assert latex.not_distinguishable(seven, read(seven), "accuracy") >= {"best", "fedavg"}
+    assert latex.find_best_group(two, read(two), "accuracy") == {"best"}
+    assert latex.find_best_group(seven, read(seven), "accuracy") >= {"best", "fedavg"}
 
 
 def test_lower_is_better_where_it_is(three, tmp_path):
     evaluate(three, tmp_path / "e", metrics=["brier_score"])
     artifact = open_artifact(tmp_path / "e")
-    assert latex.not_distinguishable(artifact, read(artifact), "brier_score") == {"ditto", "local"}
+    assert latex.find_best_group(artifact, read(artifact), "brier_score") == {"ditto", "local"}
     text = latex.render(artifact)
     assert_readable(text)
     assert next(iter(rows(text)["local"])) == "method"
@@ -179,7 +179,7 @@ def test_other_clients_cannot_be_compared(tmp_path):
     paths = [store(tmp_path / "a", "ditto", base), store(tmp_path / "b", "local", base[:6])]
     evaluate(paths, tmp_path / "e")
     artifact = open_artifact(tmp_path / "e")
-    assert latex.not_distinguishable(artifact, read(artifact), "accuracy") == {"ditto"}
+    assert latex.find_best_group(artifact, read(artifact), "accuracy") == {"ditto"}
 
 
 @pytest.mark.parametrize("path", sorted(path.parent for path in GOLDEN.rglob("metrics.json")), ids=str)

@@ -6,6 +6,7 @@ import ast
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -29,6 +30,12 @@ tests.tests = {sys.argv[4]: {"seconds": 0.1, "passed": True, "fixtures": []}}
 tests.choose = lambda mutant, seconds: [*tests.tests]
 code_mutants.run(tests, [mutant], Path(sys.argv[3]) / "results.jsonl", seconds=1, again=False)
 """
+
+
+def test_equivalent_mutants_are_of_files_that_exist():
+    listed = tomllib.loads(code_mutants.EQUIVALENT.read_text(encoding="utf-8"))["mutant"]
+    paths = {mutant["key"].partition(":")[0] for mutant in listed}
+    assert sorted(path for path in paths if not (code_mutants.ROOT / path).exists()) == []
 
 
 def test_the_same_seed_draws_the_same_mutants_of_code():

@@ -1,14 +1,14 @@
-"""Split-conformal prediction sets: thresholds from validation samples, and which classes a set contains.
+"""Split-conformal prediction sets, with thresholds computed from validation samples.
 
 The score of a class is 1 - p(class): LAC, Sadinle, Lei & Wasserman (2019), https://doi.org/10.1080/01621459.2017.1395341.
-Among all sets with the same coverage over samples, those of LAC have the smallest mean size if the probabilities are
-right, and they need no random numbers. APS (Romano, Sesia & Candès, 2020) needs them for coverage that is not above the
-level, so that the same sample could get different sets.
+Among all sets with the same coverage over samples, LAC has the smallest mean size if the probabilities are correct, and
+it needs no random numbers. APS (Romano, Sesia & Candès, 2020) needs random numbers to reach the level exactly, so the
+same sample could get different sets.
 
-A threshold is a weighted quantile of the scores of validation samples' labels: the client's own have weight 1, those of
-each other client w, and the test sample itself, whose score counts as infinite, 1 (Barber, Candès, Ramdas & Tibshirani,
-2023, https://doi.org/10.1214/23-AOS2276). The three rules are the weights w = 0 (own), w = 1 (pooled), and one between
-(shrunk), at which all other clients' samples together count as ``pseudo_count`` samples.
+A threshold is a weighted quantile of the scores of validation labels. A score of the client itself has weight 1, and a
+score of another client has weight w. The test sample has weight 1 and an infinite score (Barber, Candès, Ramdas &
+Tibshirani, 2023, https://doi.org/10.1214/23-AOS2276). The three rules differ in w: w = 0 (own), w = 1 (pooled), and a
+value between them (shrunk), with which all other clients' samples together count as ``pseudo_count`` samples.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ Array = NDArray[Any]
 Floats = NDArray[np.float64]
 
 RULES = ("own", "pooled", "shrunk")
-"""The thresholds that can be had, by name."""
+"""Names of the threshold rules."""
 
 
 def require_level(coverage: float) -> None:
-    """Raise UsageError unless a coverage lies between 0 and 1, both excluded."""
+    """Raise UsageError unless ``coverage`` is between 0 and 1, both excluded."""
     if not 0 < coverage < 1:
         every = ": only the set of all classes always contains the true one" if coverage == 1 else ""
         raise UsageError(f"--coverage {coverage:g} is not between 0 and 1{every}", "--coverage 0.9")
@@ -46,38 +46,38 @@ def require_rule(name: str) -> None:
 
 def fewest_samples(coverage: float) -> int:
     """Return the number of validation samples below which a client's own threshold is infinite: ⌈1 / α⌉ - 1."""
-    return math.ceil(1 / (1 - _exact(coverage))) - 1
+    return math.ceil(1 / (1 - _to_fraction(coverage))) - 1
 
 
 def pseudo_count(coverage: float) -> int:
-    """Return how many samples all other clients' samples together count as in a shrunk threshold: ⌈2 / α⌉.
+    """Return the total weight of all other clients' samples in a shrunk threshold, in samples: ⌈2 / α⌉.
 
-    This is about twice ``fewest_samples``, so that the threshold of a client without validation samples is finite: it
-    is then about the (1 - α / 2) quantile of the other clients' scores.
+    This is about twice ``fewest_samples``, so a client without validation samples has a finite threshold: about the
+    (1 - α / 2) quantile of the other clients' scores.
     """
-    return math.ceil(2 / (1 - _exact(coverage)))
+    return math.ceil(2 / (1 - _to_fraction(coverage)))
 
 
-def label_scores(p: Array, y: Array) -> Floats:
+def score_labels(p: Array, y: Array) -> Floats:
     """Return 1 - p(label), (n,), from probabilities (n, C) and labels (n,)."""
-    scores: Floats = class_scores(p)[np.arange(len(y)), y]
+    scores: Floats = score_classes(p)[np.arange(len(y)), y]
     return scores
 
 
-def class_scores(p: Array) -> Floats:
-    """Return 1 - p (n, C); the same in calibration and in sets, so that ties are ties."""
+def score_classes(p: Array) -> Floats:
+    """Return 1 - p (n, C). Calibration and sets both use this function, so that equal scores stay equal."""
     return 1.0 - p.astype(np.float64)
 
 
-def thresholds(scores: Floats, offsets: NDArray[np.int64], coverage: float, rule: str) -> Floats:
+def find_thresholds(scores: Floats, offsets: NDArray[np.int64], coverage: float, rule: str) -> Floats:
     """Return the threshold of each client (m,), infinite for a client with too few samples.
 
-    ``scores`` (n,) are those of the labels of validation samples; client i has those from ``offsets[i]`` on. Raises
-    UsageError as ``require_level`` and ``require_rule``.
+    ``scores`` (n,) are the scores of validation labels; those of client i start at ``offsets[i]``. Raises UsageError as
+    ``require_level`` and ``require_rule``.
     """
     require_level(coverage)
     require_rule(rule)
-    level, sizes = _exact(coverage), np.diff(offsets)
+    level, sizes = _to_fraction(coverage), np.diff(offsets)
     pooled = np.sort(scores)
     if rule == "pooled":
         return np.full(len(sizes), _quantile(pooled, level))
@@ -85,22 +85,22 @@ def thresholds(scores: Floats, offsets: NDArray[np.int64], coverage: float, rule
     if rule == "own":
         return np.asarray([_quantile(each, level) for each in own], np.float64)
     count = pseudo_count(coverage)
-    return np.asarray([_shrunk(each, pooled, level, count) for each in own], np.float64)
+    return np.asarray([_shrunk_threshold(each, pooled, level, count) for each in own], np.float64)
 
 
-def members(p: Array, threshold: Array | float, labels: Array | None = None) -> NDArray[np.bool_]:
-    """Return which classes are in the set of each sample, (n, C).
+def build_sets(p: Array, threshold: Array | float, labels: Array | None = None) -> NDArray[np.bool_]:
+    """Return a mask (n, C) of the classes in the set of each sample.
 
-    These are the classes whose score is at most ``threshold``, (n,) or a number, and always the predicted one
-    (``labels`` (n,), or else the most probable class): a set is never empty.
+    A set contains the classes whose score is at most ``threshold``, (n,) or a number. It also contains the predicted
+    class (``labels`` (n,), or else the most probable class), so it is never empty.
     """
-    inside = class_scores(p) <= np.broadcast_to(np.asarray(threshold, np.float64), (len(p),))[:, None]
-    inside[np.arange(len(p)), p.argmax(axis=1) if labels is None else labels] = True
-    return inside
+    members = score_classes(p) <= np.broadcast_to(np.asarray(threshold, np.float64), (len(p),))[:, None]
+    members[np.arange(len(p)), p.argmax(axis=1) if labels is None else labels] = True
+    return members
 
 
-def _exact(coverage: float) -> Fraction:
-    """Return the coverage as it is typed: 0.9 is nine tenths, which no binary number is."""
+def _to_fraction(coverage: float) -> Fraction:
+    """Return the coverage as the decimal fraction that was typed: a float cannot represent 0.9 exactly."""
     return Fraction(repr(float(coverage)))
 
 
@@ -110,11 +110,11 @@ def _quantile(ordered: Floats, level: Fraction) -> float:
     return float(ordered[rank - 1]) if rank <= len(ordered) else math.inf
 
 
-def _shrunk(own: Floats, pooled: Floats, level: Fraction, count: int) -> float:
-    """Return the least score t with #own(t) + w #others(t) ≥ (1 - α) (n + w N + 1); ``pooled`` contains ``own``.
+def _shrunk_threshold(own: Floats, pooled: Floats, level: Fraction, count: int) -> float:
+    """Return the smallest score t with #own(t) + w #others(t) ≥ (1 - α) (n + w N + 1); ``pooled`` contains ``own``.
 
-    n are the client's samples and N those of other clients, of weight w = min(1, count / N). All is counted in whole
-    numbers: no rounding decides about a rank.
+    The client has n samples, the other clients N, with weight w = min(1, count / N). Integer arithmetic keeps rounding
+    errors from changing a rank.
     """
     others = len(pooled) - len(own)
     weight = min(Fraction(1), Fraction(count, others)) if others else Fraction(0)

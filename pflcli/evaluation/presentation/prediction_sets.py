@@ -1,4 +1,4 @@
-"""The table of prediction sets, and the sentences below it, from the stored ``sets`` of an evaluation."""
+"""The table of prediction sets and the notes below it, from the stored ``sets`` of an evaluation."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import Any
 from pflcli.evaluation.presentation.tables import Table
 from pflcli.wording import counted, listed
 
-_NAMED = 10
-"""So many clients are named; ``sets_clients.csv`` has all."""
+_MAX_NAMES = 10
+"""Maximum number of clients named in a note; ``sets_clients.csv`` has all."""
 
 
 def title(metrics: Mapping[str, Any]) -> str:
@@ -18,7 +18,7 @@ def title(metrics: Mapping[str, Any]) -> str:
 
 
 def table(metrics: Mapping[str, Any]) -> Table:
-    """Return a row for each method and threshold, methods in the order of the table of scores."""
+    """Return a table with a row per method and threshold, methods in the order of the table of scores."""
     heading = ["method", "threshold", "coverage %", "bottom decile %", "set size", "clients with full sets"]
     by_label = metrics["sets"]["methods"]
     rows = []
@@ -40,13 +40,13 @@ def table(metrics: Mapping[str, Any]) -> Table:
 
 
 def notes(metrics: Mapping[str, Any]) -> list[str]:
-    """Return sentences on clients with too few samples, and on methods that chose by the samples that calibrate."""
+    """Return notes on clients with too few samples, and on methods that chose values on the calibration samples."""
     if "sets" not in metrics:
         return []
     sets = metrics["sets"]
     chosen = [label for label, method in sets["methods"].items() if method.get("chose_on_validation")]
     chosen = [*sets["methods"]] if "tune" in metrics else chosen
-    lines = _too_few(sets)
+    lines = _describe_small_clients(sets)
     if chosen:
         lines.append(
             f"{listed(chosen)} also chose on the validation samples that calibrate prediction sets, so coverage on test"
@@ -55,8 +55,8 @@ def notes(metrics: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _too_few(sets: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each group of clients with too few samples; most often all runs have the same."""
+def _describe_small_clients(sets: Mapping[str, Any]) -> list[str]:
+    """Return a note for each set of clients with too few samples; usually all runs have the same set."""
     groups: dict[tuple[str, ...], list[str]] = {}
     for label, method in sets["methods"].items():
         for seed, names in method["too_few_samples"].items():
@@ -65,18 +65,18 @@ def _too_few(sets: Mapping[str, Any]) -> list[str]:
     for names, runs in groups.items():
         if not names:
             continue
-        where = "" if len(groups) == 1 else f" ({_shortened(runs, 'run')})"
+        where = "" if len(groups) == 1 else f" ({_list_first(runs, 'run')})"
         lines.append(
             f"own threshold at coverage {_percent(sets['coverage'])} %: {counted(len(names), 'client')} with fewer than"
             f" {counted(sets['fewest_samples'], 'validation sample')}, whose sets contain all classes"
-            f"{where}: {_shortened(names, 'client')}"
+            f"{where}: {_list_first(names, 'client')}"
         )
     return lines
 
 
-def _shortened(names: Sequence[str], noun: str) -> str:
-    more = len(names) - _NAMED
-    return ", ".join(names[:_NAMED]) + (f" and {counted(more, f'other {noun}')}" if more > 0 else "")
+def _list_first(names: Sequence[str], noun: str) -> str:
+    more = len(names) - _MAX_NAMES
+    return ", ".join(names[:_MAX_NAMES]) + (f" and {counted(more, f'other {noun}')}" if more > 0 else "")
 
 
 def _percent(share: float) -> str:

@@ -12,7 +12,7 @@ from scipy.stats import binom
 
 from pflcli.errors import UsageError
 from pflcli.evaluation.metrics import conformal
-from pflcli.evaluation.metrics.conformal import RULES, thresholds
+from pflcli.evaluation.metrics.conformal import RULES, find_thresholds
 
 
 def offsets(*sizes):
@@ -23,11 +23,11 @@ def test_thresholds_by_hand():
     # At 75 %, alpha is 1/4: three samples are enough for an own threshold, and others count as eight samples.
     assert (conformal.fewest_samples(0.75), conformal.pseudo_count(0.75)) == (3, 8)
     scores = np.asarray([0.3, 0.1, 0.2, 0.9, 0.8])
-    own = thresholds(scores, offsets(3, 2), 0.75, "own")
+    own = find_thresholds(scores, offsets(3, 2), 0.75, "own")
     assert own.tolist() == [0.3, math.inf]  # ceil(4 * 3/4) = 3rd of three, and ceil(3 * 3/4) = 3rd of two
-    assert thresholds(scores, offsets(3, 2), 0.75, "pooled").tolist() == [0.9, 0.9]  # ceil(6 * 3/4) = 5th of five
+    assert find_thresholds(scores, offsets(3, 2), 0.75, "pooled").tolist() == [0.9, 0.9]  # ceil(6 * 3/4) = 5th of five
     # Eight pseudo-samples are more than the others are: each counts as one, as in the pooled threshold.
-    assert thresholds(scores, offsets(3, 2), 0.75, "shrunk").tolist() == [0.9, 0.9]
+    assert find_thresholds(scores, offsets(3, 2), 0.75, "shrunk").tolist() == [0.9, 0.9]
 
 
 def test_a_shrunk_threshold_by_hand():
@@ -35,11 +35,11 @@ def test_a_shrunk_threshold_by_hand():
     # of these eight weighs 1/2. Needed are (2 + 4 + 1) / 2 = 3.5: two own samples and three others, up to 0.5.
     scores = np.asarray([0.2, 0.1, *np.arange(3, 11) / 10])
     assert conformal.pseudo_count(0.5) == 4
-    first, second = thresholds(scores, offsets(2, 8), 0.5, "shrunk")
+    first, second = find_thresholds(scores, offsets(2, 8), 0.5, "shrunk")
     assert first == 0.5
     # The two others weigh 1 each: needed are (8 + 2 + 1) / 2 = 5.5, 0.1 and 0.2 and four of its own.
     assert second == 0.6
-    own, pooled = (thresholds(scores, offsets(2, 8), 0.5, rule)[0] for rule in ("own", "pooled"))
+    own, pooled = (find_thresholds(scores, offsets(2, 8), 0.5, rule)[0] for rule in ("own", "pooled"))
     assert (own, pooled) == (0.2, 0.6)  # the shrunk threshold is between them
 
 
@@ -48,7 +48,7 @@ def test_a_shrunk_threshold_is_the_least_score_with_enough_weight():
     for coverage in (0.5, 0.8, 0.9, 0.95) * 8:
         at = offsets(*rng.integers(0, 40, rng.integers(1, 5)))
         scores = np.round(rng.random(at[-1]), 2)  # with ties
-        found = thresholds(scores, at, coverage, "shrunk")
+        found = find_thresholds(scores, at, coverage, "shrunk")
         for client, (first, last) in enumerate(itertools.pairwise(at)):
             own, others = scores[first:last], np.concatenate([scores[:first], scores[last:]])
             weight = min(1, Fraction(conformal.pseudo_count(coverage), len(others))) if len(others) else 0
@@ -60,7 +60,7 @@ def test_a_shrunk_threshold_is_the_least_score_with_enough_weight():
 def test_ranks_are_those_of_the_number_that_was_typed():
     # 0.55 * 100 is 55.00000000000001 in floating point, so that its ceiling would be 56.
     scores = np.arange(1, 100) / 100
-    assert thresholds(scores, offsets(99), 0.55, "own").tolist() == [0.55]
+    assert find_thresholds(scores, offsets(99), 0.55, "own").tolist() == [0.55]
     # And 1 / (1 - 0.9) is 10.000000000000002, so that ten samples would be the fewest.
     assert [conformal.fewest_samples(c) for c in (0.5, 0.8, 0.9, 0.95, 0.99)] == [1, 4, 9, 19, 99]
     assert [conformal.pseudo_count(c) for c in (0.5, 0.8, 0.9, 0.95, 0.99)] == [4, 10, 20, 40, 200]
@@ -70,49 +70,49 @@ def test_ranks_are_those_of_the_number_that_was_typed():
 def test_the_own_threshold_is_infinite_below_the_fewest_samples(coverage):
     fewest = conformal.fewest_samples(coverage)
     scores = np.linspace(0.1, 0.9, 2 * fewest - 1)
-    few, enough = thresholds(scores, offsets(fewest - 1, fewest), coverage, "own")
+    few, enough = find_thresholds(scores, offsets(fewest - 1, fewest), coverage, "own")
     assert (few, enough) == (math.inf, scores[-1])
 
 
 def test_clients_without_samples_or_with_one():
     scores = np.asarray([0.4, *np.linspace(0, 1, 50)])
     at = offsets(0, 1, 50)
-    assert thresholds(scores, at, 0.9, "own")[:2].tolist() == [math.inf, math.inf]
-    assert np.isfinite(thresholds(scores, at, 0.9, "shrunk")).all()
-    assert np.ptp(thresholds(scores, at, 0.9, "pooled")) == 0
+    assert find_thresholds(scores, at, 0.9, "own")[:2].tolist() == [math.inf, math.inf]
+    assert np.isfinite(find_thresholds(scores, at, 0.9, "shrunk")).all()
+    assert np.ptp(find_thresholds(scores, at, 0.9, "pooled")) == 0
     for rule in RULES:
-        assert thresholds(np.empty(0), offsets(0, 0), 0.9, rule).tolist() == [math.inf, math.inf]
-        assert thresholds(np.empty(0), offsets(), 0.9, rule).tolist() == []
+        assert find_thresholds(np.empty(0), offsets(0, 0), 0.9, rule).tolist() == [math.inf, math.inf]
+        assert find_thresholds(np.empty(0), offsets(), 0.9, rule).tolist() == []
 
 
 @pytest.mark.parametrize("rule", RULES)
 def test_equal_scores_are_all_within_the_threshold(rule):
     at = offsets(20, 30)
-    assert thresholds(np.full(50, 0.25), at, 0.9, rule).tolist() == [0.25, 0.25]
+    assert find_thresholds(np.full(50, 0.25), at, 0.9, rule).tolist() == [0.25, 0.25]
     p = np.asarray([[0.75, 0.25], [0.25, 0.75]], np.float32)
-    assert conformal.label_scores(p, np.asarray([0, 0])).tolist() == [0.25, 0.75]
-    assert conformal.members(p, 0.25).tolist() == [[True, False], [False, True]]
+    assert conformal.score_labels(p, np.asarray([0, 0])).tolist() == [0.25, 0.75]
+    assert conformal.build_sets(p, 0.25).tolist() == [[True, False], [False, True]]
 
 
 def test_a_set_has_the_classes_up_to_the_threshold_and_the_predicted_one():
     p = np.asarray([[0.5, 0.3, 0.2], [0.4, 0.4, 0.2], [0.4, 0.35, 0.25]], np.float32)
-    assert conformal.members(p, np.asarray([0.7, 0.7, np.inf])).tolist() == [
+    assert conformal.build_sets(p, np.asarray([0.7, 0.7, np.inf])).tolist() == [
         [True, bool(1 - float(np.float32(0.3)) <= 0.7), False], [True, True, False], [True, True, True],
     ]  # fmt: skip
     # No score is within the threshold: the predicted class alone, which need not be the first of equal ones.
-    assert conformal.members(p, 0.1).tolist() == [[True, False, False]] * 3
-    assert conformal.members(p, 0.1, np.asarray([0, 1, 0]))[1].tolist() == [False, True, False]
+    assert conformal.build_sets(p, 0.1).tolist() == [[True, False, False]] * 3
+    assert conformal.build_sets(p, 0.1, np.asarray([0, 1, 0]))[1].tolist() == [False, True, False]
 
 
 @pytest.mark.parametrize("coverage", [0.0, 1.0, -0.1, 1.5, math.nan, math.inf])
 def test_a_coverage_is_between_0_and_1(coverage):
     with pytest.raises(UsageError, match="is not between 0 and 1"):
-        thresholds(np.zeros(3), offsets(3), coverage, "own")
+        find_thresholds(np.zeros(3), offsets(3), coverage, "own")
 
 
 def test_an_unknown_rule_is_refused():
     with pytest.raises(UsageError, match="unknown --threshold 'polled'") as error:
-        thresholds(np.zeros(3), offsets(3), 0.9, "polled")
+        find_thresholds(np.zeros(3), offsets(3), 0.9, "polled")
     assert "pooled" in str(error.value.fix)
 
 
@@ -132,12 +132,12 @@ def covered(rng, sizes, sharpness, coverage, rule, repetitions, tested):
     at = offsets(*sizes)
     for number in range(repetitions):
         p, y = answers(rng, sizes, sharpness)
-        threshold = thresholds(conformal.label_scores(p, y), at, coverage, rule)
+        threshold = find_thresholds(conformal.score_labels(p, y), at, coverage, rule)
         client = tested(rng)
         one = np.zeros(len(sizes), int)
         one[client] = 1
         p, y = answers(rng, one, sharpness)
-        hits[number] = conformal.label_scores(p, y)[0] <= threshold[client]
+        hits[number] = conformal.score_labels(p, y)[0] <= threshold[client]
     return hits
 
 
@@ -170,10 +170,10 @@ def mixed(rng, coverage, rule, repetitions, clients=6, samples=60):
         sizes = np.bincount(who, minlength=clients)
         p, y = answers(rng, sizes, sharpness)
         client = int(rng.integers(clients))
-        threshold = thresholds(conformal.label_scores(p, y), offsets(*sizes), coverage, rule)[client]
+        threshold = find_thresholds(conformal.score_labels(p, y), offsets(*sizes), coverage, rule)[client]
         one = np.zeros(clients, int)
         one[client] = 1
-        hits[number] = conformal.label_scores(*answers(rng, one, sharpness))[0] <= threshold
+        hits[number] = conformal.score_labels(*answers(rng, one, sharpness))[0] <= threshold
     return hits
 
 
