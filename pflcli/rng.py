@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import numpy as np
 
@@ -29,3 +32,19 @@ def generator(seed: int, *key: str | int) -> np.random.Generator:
 def integer(seed: int, *key: str | int) -> int:
     """Return a non-negative 63-bit integer for ``seed`` and ``key``, to seed another library."""
     return int.from_bytes(_digest(seed, key)[:8], "little") >> 1
+
+
+_TORCH_GENERATOR = threading.Lock()
+
+
+@contextmanager
+def seeded_torch(seed: int, *key: str | int) -> Iterator[None]:
+    """Seed PyTorch's global generator by ``seed`` and ``key`` inside the block, and restore it afterwards.
+
+    Layers such as dropout take no other generator. All threads share it, so one block runs at a time.
+    """
+    import torch
+
+    with _TORCH_GENERATOR, torch.random.fork_rng():
+        torch.random.manual_seed(integer(seed, *key))
+        yield

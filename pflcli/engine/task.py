@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from pflcli import parameters, rng
@@ -66,7 +63,8 @@ def run_task(
         for index, (place, client) in enumerate(zip(task.places.tolist(), task.clients, strict=True)):
             own, to = parameters.pick(start, place) if own_start else start, parameters.pick(out, place)
             plan = task.plan.for_client(place, like)
-            with _random_numbers(worker_net, task, int(client)):
+            key = (task.seed, "network", *task.key, int(client))
+            with rng.seeded_torch(*key) if worker_net.is_random else nullcontext():
                 losses[index] = loop.train_client(
                     worker_net.net, data, int(client), own, to, plan, draws[index], how.program
                 )
@@ -74,20 +72,3 @@ def run_task(
     finally:
         if worker_net.program is not None:
             worker_net.program.forget()  # the weights of these clients
-
-
-_GLOBAL_GENERATOR = threading.Lock()
-
-
-@contextmanager
-def _random_numbers(worker_net: WorkerNet, task: Task, client: int) -> Iterator[None]:
-    """Seed PyTorch's global generator by the client and the key of its draws, if the network draws numbers from it.
-
-    Modules such as dropout take no other generator. All threads share it, so one client trains at a time.
-    """
-    if not worker_net.is_random:
-        yield
-        return
-    with _GLOBAL_GENERATOR, torch.random.fork_rng():
-        torch.random.manual_seed(rng.integer(task.seed, "network", *task.key, client))
-        yield
