@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -49,14 +50,23 @@ class Settings:
     """use this many samples per minibatch"""
     lr: Annotated[float, Gt(0)] = 0.1
     """use this learning rate for local SGD"""
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    """train locally with SGD, Adam or AdamW; their state starts anew in each round"""
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.0
     """use this momentum for local SGD, from 0 to below 1; it is reset to zero in each round"""
     weight_decay: Annotated[float, Ge(0)] = 0.0
-    """add the weights times this factor to the gradient (L2 penalty)"""
+    """add the weights times this factor to the gradient (L2 penalty); adamw subtracts lr times them instead"""
+    clip_gradients: Annotated[float, Gt(0)] | None = None
+    """scale the gradient of each minibatch down to at most this L2 norm"""
     precision: Literal["float32", "bfloat16"] = "float32"
     """compute forward and backward passes in float32 (never TF32) or bfloat16; weights stay in float32"""
     normalize: Literal["none", "imagenet", "dataset"] = "none"
     """normalize image channels: none keeps [0, 1]; imagenet or dataset (training samples) standardize them"""
+    lr_schedule: Literal["constant", "milestones", "cosine"] | None = None
+    """change the learning rate over rounds: constant, by --gamma at each of --milestones, or to --gamma times its first
+    value along a half cosine; none is milestones if there are any, else constant"""
+    lr_warmup: Annotated[int, Ge(0)] = 0
+    """raise the learning rate linearly over this many rounds first"""
     milestones: tuple[Annotated[int, Ge(0)], ...] = ()
     """multiply the learning rate by --gamma at these rounds, such as 100,150"""
     gamma: Annotated[float, Gt(0), Le(1)] = 0.1
@@ -104,6 +114,12 @@ class Settings:
         self._check_dp()
         if self.steps and self.epochs != 1:
             raise ValueError(f"steps={self.steps} and epochs={self.epochs} both set how long clients train; give one")
+        if self.milestones and self.lr_schedule not in (None, "milestones"):
+            raise ValueError(f"lr_schedule={self.lr_schedule} does not use milestones: give lr_schedule=milestones")
+        if self.lr_schedule == "milestones" and not self.milestones:
+            raise ValueError("lr_schedule=milestones also needs milestones, such as 100,150")
+        if self.momentum and self.optimizer != "sgd":
+            raise ValueError(f"momentum={self.momentum} is an option of SGD; {self.optimizer} has its own")
         if self.refit and self.report == "best":
             raise ValueError(
                 "refit leaves no validation samples to choose the best round: give report=last, and set rounds to the "
@@ -118,7 +134,12 @@ class Settings:
         return every > 0 and ((t + 1) % every == 0 or t + 1 == self.rounds) and t >= 0
 
     def lr_at(self, t: int) -> float:
-        """Return the learning rate of round ``t``."""
+        """Return the learning rate of round ``t``, from 0."""
+        if t < self.lr_warmup:
+            return float(self.lr * (t + 1) / (self.lr_warmup + 1))
+        if self.lr_schedule == "cosine":  # Loshchilov & Hutter (2017), https://arxiv.org/abs/1608.03983, Eq. 5
+            done = (t - self.lr_warmup) / max(self.rounds - 1 - self.lr_warmup, 1)
+            return float(self.lr * (self.gamma + (1 - self.gamma) * (1 + math.cos(math.pi * min(done, 1.0))) / 2))
         return float(self.lr * self.gamma ** sum(t >= milestone for milestone in self.milestones))
 
 

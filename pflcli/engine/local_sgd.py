@@ -93,7 +93,9 @@ class LocalSGD:
     """prefix of the names of the parameters that are trained"""
     splits: tuple[str, ...] = ("train",)
     """splits whose samples a client trains on"""
-    optimizer: Literal["sgd", "adam"] = "sgd"
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    clip: float | None = None
+    """largest Euclidean norm of the gradient of the loss, over all trained parameters of a client"""
     precision: Literal["float32", "bfloat16"] = "float32"
     objective: Objective | None = None
     """loss that replaces the cross-entropy; its parameters are all tensors of the start, a stack"""
@@ -130,7 +132,7 @@ class LocalSGD:
     @property
     def is_plain(self) -> bool:
         """Whether a step moves weights by anchor and drift, if any, and then by the rate times the gradients."""
-        return self.optimizer == "sgd" and not (self.momentum or self.weight_decay or self.bounds)
+        return self.optimizer == "sgd" and not (self.momentum or self.weight_decay or self.bounds or self.clip)
 
     def rate(self, index: int, number: int) -> float:
         """Return the learning rate of the client at ``index`` in epoch ``number``, or in that step with ``steps``."""

@@ -1,4 +1,7 @@
-"""One step of an optimizer, for one model or a stack of them: SGD with momentum, weight decay and anchor, or Adam."""
+"""One step of an optimizer, for one model or a stack of them: SGD with momentum, Adam or AdamW.
+
+Gradients may be clipped, and weight decay, an anchor and a drift added.
+"""
 
 from __future__ import annotations
 
@@ -47,6 +50,8 @@ class Update:
             return
         grads = [dense(gradient) for gradient in gradients]
         active = slice(len(rate)) if isinstance(rate, Tensor) else slice(None)
+        if plan.clip is not None:
+            _clip(grads, plan.clip, stacked=isinstance(rate, Tensor))
         if self.is_plain:
             for index, weight in enumerate(weights):
                 self.pull(index, weight, rate)
@@ -57,7 +62,7 @@ class Update:
             torch._foreach_mul_(momentum, plan.momentum)
             torch._foreach_add_(momentum, grads)
             grads = momentum
-        if plan.optimizer == "adam":
+        if plan.optimizer in ("adam", "adamw"):
             self._adam(weights, grads, rate, active)
         elif isinstance(rate, Tensor):
             for weight, grad in zip(weights, grads, strict=True):
@@ -95,7 +100,7 @@ class Update:
     def _add_penalties(self, weights: list[Tensor], grads: list[Tensor], active: slice) -> None:
         """Add weight decay, the pull of the anchor, and the drift to the gradients."""
         plan = self._plan
-        if plan.weight_decay:
+        if plan.weight_decay and plan.optimizer != "adamw":
             torch._foreach_add_(grads, weights, alpha=plan.weight_decay)
         if self._anchor:
             assert plan.prox is not None
@@ -134,9 +139,12 @@ class Update:
             self._first, self._second = ([torch.zeros_like(w) for w in weights] for _ in range(2))
         state = [weights, grads, *([buffer[active] for buffer in buffers] for buffers in (self._first, self._second))]
         parts = _alike(rate) if isinstance(rate, Tensor) else [(..., rate)]
+        decay = self._plan.weight_decay if self._plan.optimizer == "adamw" else 0.0
         for part, own_rate in parts:
             own_weights, own_grads, first, second = ([tensor[part] for tensor in tensors] for tensors in state)
             own_grads = [_as_it_lies(grad, weight) for grad, weight in zip(own_grads, own_weights, strict=True)]
+            if decay:  # Loshchilov & Hutter (2019), https://arxiv.org/abs/1711.05101, Algorithm 2
+                torch._foreach_mul_(own_weights, 1 - own_rate * decay)
             torch._fused_adam_(
                 own_weights,
                 own_grads,
@@ -152,6 +160,18 @@ class Update:
                 amsgrad=False,
                 maximize=False,
             )
+
+
+def _clip(grads: list[Tensor], largest: float, *, stacked: bool) -> None:
+    """Scale the gradients of one model, or of each in a stack, in place to a joint norm of at most ``largest``."""
+    if stacked:
+        norms = torch.stack([torch.linalg.vector_norm(grad.flatten(1), dim=1) for grad in grads])
+        factors = (largest / torch.linalg.vector_norm(norms, dim=0)).clamp(max=1.0)
+        for grad in grads:
+            grad.mul_(_like(factors, grad))
+    else:
+        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads]))
+        torch._foreach_mul_(grads, (largest / norm).clamp(max=1.0))
 
 
 def _alike(rate: Tensor) -> list[tuple[slice | EllipsisType, float]]:

@@ -55,6 +55,7 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
         epochs=epochs,
         steps=steps or None,
         lr=lambda number: plan.lr_at(number * plan.rounds // count),
-        optimizer=cfg.optimizer,
+        optimizer=run.settings.optimizer if cfg.optimizer == "sgd" else cfg.optimizer,
+        clip=run.settings.clip_gradients,
     )
     return run.predictor(clients, trained)

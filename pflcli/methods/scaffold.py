@@ -24,6 +24,7 @@ from torch import Tensor
 
 from pflcli import parameters
 from pflcli.engine.local_sgd import steps_per_epoch
+from pflcli.errors import UsageError
 from pflcli.federation.run import Predictor, Run
 from pflcli.parameters import Params, Stacked
 
@@ -48,6 +49,8 @@ class Config:
 
 def setup(run: Run) -> State:
     """Return the common initial model, and control variates of zero for the server and every client."""
+    if run.settings.optimizer != "sgd" or run.settings.clip_gradients:
+        raise UsageError("scaffold corrects plain steps of SGD", "leave out --optimizer and --clip-gradients")
     start = run.initial_model()
     zero = {name: torch.zeros_like(start[name]) for name in run.engine.parameters}
     return {"global": start, "control": zero, "controls": run.table(zero)}

@@ -148,6 +148,7 @@ def settings_on_lineage(
 
 _ADDED_LATER = {
     **{"report": "last", "normalize": "none", "personal_every": 0, "dropout": 0.0, "upload": [], "steps": 0},
+    **{"optimizer": "sgd", "clip_gradients": None, "lr_schedule": None, "lr_warmup": 0},
     **{"aggregator": "mean", **dict.fromkeys(("dp_epsilon", "dp_delta", "dp_noise", "dp_clip", "dp_seed"))},
 }
 """Settings that were added later, with their defaults. Requests omit the defaults, so that older requests match."""
