@@ -113,7 +113,7 @@ def make(
         reason = extends
     for leftover in placement.leftovers(out):
         execution.reporter.say(
-            f"{leftover} is left of a run that was killed while it replaced {out}; it is removed once {out} is complete"
+            f"found {leftover}, left behind by a killed run; it will be deleted when {out} is finished"
         )
     if decision is Decision.UP_TO_DATE:
         if not execution.dry_run:

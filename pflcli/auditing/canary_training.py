@@ -123,7 +123,7 @@ def audit_epsilon(predictor: StoredPredictor, count: int, execution: Execution) 
             state, _row = loop.play_round(run, name, method, state, t)
             advance(1, "")
     run.engine.close()
-    _, epsilon = guarantee.plan(settings)
+    _, epsilon = guarantee.plan_noise(settings)
     return summarize(canary_mean, settings.dp_delta, epsilon)
 
 

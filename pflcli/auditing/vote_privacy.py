@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from pflcli.federation.privacy.composition import epsilon_of
+from pflcli.federation.privacy.composition import compose_epsilon
 from pflcli.prediction.stored_predictor import StoredPredictor
 
 DELTA = 1e-5
@@ -17,5 +17,5 @@ def account_noisy_votes(predictor: StoredPredictor, queries: int) -> dict[str, A
     if cfg is None or getattr(cfg, "vote", None) != "noisy":
         return {}
     each = float(cfg.vote_epsilon)
-    spent = {"epsilon": each * queries, "delta": DELTA, "epsilon_at_delta": epsilon_of(each, queries, DELTA)}
+    spent = {"epsilon": each * queries, "delta": DELTA, "epsilon_at_delta": compose_epsilon(each, queries, DELTA)}
     return {"noisy_votes": {"epsilon_per_query": each, "queries": queries, **spent}}

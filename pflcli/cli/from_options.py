@@ -119,8 +119,8 @@ _HARDWARE: dict[str, tuple[Any, Any]] = {
         Annotated[
             str,
             typer.Option(
-                help="Train clients on this machine (local), or on --jobs workers of Ray (ray), with 0 on as many as"
-                " fit (pip install 'pflcli\\[ray]').",
+                help="Train clients on this machine (local), or on --jobs workers of Ray (ray; --jobs 0 uses as"
+                " many as fit; pip install 'pflcli\\[ray]').",
                 metavar="NAME",
                 autocompletion=completion.words("local", "ray"),
             ),

@@ -65,7 +65,7 @@ def command(
     ] = False,
     as_json: Json = False,
 ) -> None:
-    """Print what an artifact is, the request that made it, and its inputs.
+    """Describe an artifact: its kind, the request that made it, and its inputs.
 
     Examples:
         pfl show runs/knn-per --lineage --verify

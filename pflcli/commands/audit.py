@@ -41,7 +41,7 @@ STATISTICS = 1
 
 @command(Audit)
 def audit(asked: Audit) -> Outcome:
-    """Measure how well an attacker can tell from predictions which samples a client was trained on.
+    """Measure how well an attacker can recognize a client's training samples from its predictions.
 
     The attacker queries a client of ``source`` with samples whose class it knows, and scores how likely each sample is
     a member of the client's training data. Members are the client's training samples (with refit also its validation

@@ -171,9 +171,9 @@ def compare(asked: Compare) -> Outcome:
     draft = _draft(request, {job: item.artifact for job, item in planned.items() if job.is_result}, out)
     extends = "" if existing is None else existing.addition(draft)
     private = [*private_runs(planned, variants, training), *tuned.private_trials(variants, training)]
-    privacy = guarantee.composition(private)
+    privacy = guarantee.compose_runs(private)
     if privacy:
-        execution.reporter.say(guarantee.composition_sentence(privacy))
+        execution.reporter.say(guarantee.describe_composition(privacy))
     require_free(planned.values(), execution)
     preview = make(out / NAME, draft, replace(execution, dry_run=True, reporter=SILENT), _never_built, extends=extends)
     if execution.dry_run or preview.decision == Decision.UP_TO_DATE:

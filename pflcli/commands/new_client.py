@@ -63,7 +63,7 @@ def new_client(asked: NewClient) -> Outcome:
     model = reopened_run.reopen(artifact, asked.weights)
     if model.earlier_run is not None:
         raise InputError(
-            f"{artifact.path} was run with --refit and --choices: a new client has made no choices",
+            f"{artifact.path} was run with --refit and --choices: a new client has no choices in the earlier run",
             f"pfl new-client {model.earlier_run.path} DATA --client {asked.client} -o DIR",
         )
     path, partition, book = Path(asked.data), model.partition, codebook.read(artifact)

@@ -220,7 +220,7 @@ def _report(summary: dict[str, Any], result: artifact.Partition, samples: Sample
         )
     if summary.get("new_clients"):
         execution.reporter.say(
-            f"unseen: {counted(summary['new_clients'], 'client')} that take no part in training the global model"
+            f"unseen: {counted(summary['new_clients'], 'client')}, excluded from training the global model"
         )
     if summary.get("poisoned"):
         execution.reporter.say(f"poisoned: {counted(summary['poisoned'], 'client')}, which have only training samples")

@@ -90,7 +90,7 @@ def personalize(asked: Personalize) -> Outcome:
         pair_costs.remarks(asked.method, definition, cfg, training, partition) if partition is not None else ()
     )
     if partition is not None and definition.has_rounds and LINKS[definition.KIND]:
-        remarks = joined(remarks, guarantee.ahead(training, partial(partitions.able, partition)))
+        remarks = joined(remarks, guarantee.describe_plan(training, partial(partitions.able, partition)))
     return make(asked.out, spec, execution, lambda writer: _build(job, writer, execution), ahead=remarks)
 
 
@@ -217,7 +217,7 @@ def _privacy(
     if run.privacy is None or not job.method.has_rounds:
         return {}
     clients = len(run.federation.participants)
-    return guarantee.summary(job.settings, clients, progress.rows, execution.reporter.say)
+    return guarantee.summarize_guarantee(job.settings, clients, progress.rows, execution.reporter.say)
 
 
 def _write_predictions(

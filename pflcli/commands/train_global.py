@@ -87,7 +87,9 @@ def train_global(asked: TrainGlobal) -> Outcome:
         summary = {**_summary(run, progress, accuracy, missing), **_privacy(run, progress, execution)}
         return Built(summary, {**hardware.facts(run.engine, execution), **weights_file})
 
-    return make(asked.out, spec, execution, build, ahead=guarantee.ahead(training, partial(partitions.able, partition)))
+    return make(
+        asked.out, spec, execution, build, ahead=guarantee.describe_plan(training, partial(partitions.able, partition))
+    )
 
 
 def _require_global_model(name: str, method: Method) -> None:
@@ -121,7 +123,9 @@ def _summary(run: Run, progress: Progress, accuracy: float, missing: Mapping[str
 
 def _privacy(run: Run, progress: Progress, execution: Execution) -> dict[str, Any]:
     """Report and return the guarantee of a run with differential privacy."""
-    return guarantee.summary(run.settings, len(run.federation.participants), progress.rows, execution.reporter.say)
+    return guarantee.summarize_guarantee(
+        run.settings, len(run.federation.participants), progress.rows, execution.reporter.say
+    )
 
 
 def _report(

@@ -85,7 +85,7 @@ def tune(asked: Tune) -> Outcome:
     announcement = _announcement(asked.method, point_sampler.count, space, planned)
     build = partial(trial_plan.build, point_sampler, asked.minutes, execution)
     privacy = trial_plan.privacy(base, point_sampler.count)
-    ahead = [announcement, *([guarantee.composition_sentence(privacy)] if privacy else [])]
+    ahead = [announcement, *([guarantee.describe_composition(privacy)] if privacy else [])]
     outcome = make(out / NAME, spec, execution, build, extends=_describe_extension(out / NAME, spec), ahead=ahead)
     facts = {"privacy": privacy} if privacy else {}
     return replace(outcome, summary={"plan": planned, **facts}) if execution.dry_run else outcome
@@ -148,7 +148,7 @@ class _Trials:
         method = methods.load(self.method)
         own_rounds = method.has_rounds and not method.NEEDS and bool(LINKS[method.KIND])
         makes_backbone = ancestor(base, "backbone") is not None and ancestor(self.source, "backbone") is None
-        return guarantee.composition([self.training] * (trials * own_rounds + makes_backbone))
+        return guarantee.compose_runs([self.training] * (trials * own_rounds + makes_backbone))
 
     def make_base(self, execution: Execution) -> Artifact:
         """Return the artifact that trials start from: ``source``, or what is made from it in ``out``."""

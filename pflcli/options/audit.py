@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Audit(Options):
-    """Measure how well an attacker can tell from a client's predictions which samples it was trained on.
+    """Measure how well an attacker can recognize a client's training samples from its predictions.
 
     Examples:
         pfl audit runs/knn-per -o runs/audit

@@ -69,7 +69,7 @@ class BuildDatastore(Options):
     prototypes: Annotated[
         float | None,
         typer.Option(
-            help="Keep this many k-means prototypes in place of the training samples; below 1, this fraction of them.",
+            help="Keep this many k-means prototypes instead of the training samples; below 1, this fraction of them.",
             metavar="N",
             show_default="the samples themselves",
         ),

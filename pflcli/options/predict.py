@@ -99,8 +99,8 @@ class Predict(Options):
     coverage: Annotated[
         float | None,
         typer.Option(
-            help="Also answer with the set of classes that contains the true one with this probability (between 0 and"
-            " 1), calibrated on the validation samples whose predictions are stored.",
+            help="Also return the set of classes that contains the true one with this probability (between 0 and"
+            " 1), calibrated on the stored predictions for validation samples.",
             metavar="F",
             show_default=False,
         ),

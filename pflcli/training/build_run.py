@@ -118,7 +118,7 @@ def build_run(
 
 def private_mean(run: Run, noise_seed: int) -> PrivateMean:
     """Return the differentially private mean of a run with the noise and clip of its settings."""
-    noise, _ = guarantee.plan(settings := run.settings)
+    noise, _ = guarantee.plan_noise(settings := run.settings)
     clip, clients = settings.first_clip, len(run.federation.participants)
     draws = partial(rng.generator, noise_seed)
     return PrivateMean(noise, clip or FIRST_CLIP, clip is None, settings.participation, clients, draws)

@@ -44,7 +44,7 @@ def vectors(seed, *, count=100, rate=1.0, clip=1.0, adapts=False):
             release.add({"w": uploads}, np.ones(len(updates)))
         model = release.value()
         mean.end_round()
-    return summarize(mean, DELTA, accounting.epsilon(NOISE, rate, ROUNDS, DELTA))
+    return summarize(mean, DELTA, accounting.compute_epsilon(NOISE, rate, ROUNDS, DELTA))
 
 
 def without_noise(patch):
@@ -143,7 +143,7 @@ def test_rounds_of_training_are_audited(private, tmp_path, name, pfl):
     ran = pfl("audit", private / name, "-o", tmp_path / "a", "--canaries", 40, "--threads", 1)
     assert ran.code == 0, ran.err
     shows = audits.read(open_artifact(tmp_path / "a"))["canaries"]
-    assert shows["accounted_epsilon"] == pytest.approx(accounting.epsilon(1.0, 1.0, 2, DELTA))
+    assert shows["accounted_epsilon"] == pytest.approx(accounting.compute_epsilon(1.0, 1.0, 2, DELTA))
     assert 0 < shows["epsilon_low"] < shows["accounted_epsilon"]
     assert "40 canaries show that epsilon is at least" in ran.err
 

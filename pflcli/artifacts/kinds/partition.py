@@ -3,7 +3,7 @@
 ``samples.h5``: ``x`` (n, ...) uint8, float32 or int16, ``y`` (n,) int64, ``sample`` (n,) int64 row in the source
 dataset, ``offsets`` (3 m + 1,) int64 over the blocks (client, split) in the order train, validation, test; ``names``
 (m,) of the clients, UTF-8; attribute ``classes`` (count). Optional: ``cluster`` (m,) int64, the true cluster of each
-client; ``new`` (m,) bool, the clients that take no part in training the global model; ``poisoned`` (m,) bool and, if
+client; ``new`` (m,) bool, the clients excluded from training the global model; ``poisoned`` (m,) bool and, if
 these manipulate their updates, ``update_factor`` and ``update_noise`` (m,) float64: see ``federation.attack``.
 ``clients.csv``: one row per client. ``codebook.json``: see ``codebook``.
 """
@@ -171,7 +171,7 @@ def able(artifact: Artifact) -> NDArray[np.int64]:
 
 
 def new(artifact: Artifact) -> NDArray[np.bool_] | None:
-    """Read which clients take no part in training the global model, (m,), or None if none are recorded."""
+    """Read the mask (m,) of clients excluded from training the global model, or None if it is not recorded."""
     with artifact.h5("samples.h5") as file:
         return file["new"][...] if "new" in file else None
 

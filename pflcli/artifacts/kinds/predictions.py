@@ -87,7 +87,7 @@ def later_clients(artifact: Artifact) -> LaterClients | None:
     if later.x.dtype.kind == "f":
         client_blocks.check_finite(where, x=later.x)
     if (len(later.offsets) - 1) % len(client_blocks.SPLITS):
-        raise InputError(f"{where} is inconsistent: its blocks are not those of clients")
+        raise InputError(f"{where} is inconsistent: its blocks do not match its clients")
     return later
 
 

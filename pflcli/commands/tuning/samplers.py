@@ -34,7 +34,7 @@ def sampler(name: str, space: Space, trials: int, default: Point, seed: int) -> 
     if name not in SAMPLERS:
         raise UsageError(f"unknown sampler '{name}'", closest(name, SAMPLERS))
     if trials < 1:
-        raise UsageError(f"--trials {trials} leaves no trial to choose from", "--trials 20")
+        raise UsageError(f"--trials must be at least 1, got {trials}", "--trials 20")
     return (Grid if name == "grid" else Optuna)(space, trials, default, seed)
 
 

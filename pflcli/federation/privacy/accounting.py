@@ -26,84 +26,85 @@ _CLOSE, _STEPS, _PERCENT = 2e-4, 12, 0.01
 """Tolerance of the logarithm of epsilon, maximum number of steps, and relative tolerance of the first bracket."""
 _ORDERS = (*range(2, 33), 48, 64, 128, 256, 512)
 """Rényi orders; the package computes divergences of integer orders without integrals."""
-_MOST = 1e5
-"""The largest noise multiplier that is tried."""
+_MAX_NOISE = 1e5
+"""Maximum noise multiplier."""
 
 
 def accountant_version() -> str:
     """Return the version of dp-accounting; raises InputError if it is not installed."""
-    _package()
+    _import_accounting()
     return version("dp-accounting")
 
 
 @functools.lru_cache
-def epsilon(noise: float, rate: float, rounds: int, delta: float) -> float:
+def compute_epsilon(noise: float, rate: float, rounds: int, delta: float) -> float:
     """Return the epsilon at ``delta`` of ``rounds`` with this noise multiplier and sampling rate."""
     if rounds == 0:
         return 0.0
     if noise == 0:
         return math.inf
-    width = _FINE if _spent_by_renyi(noise, rate, rounds, delta) <= _LARGE else _COARSE
-    return _spent(_package().pld.PLDAccountant(_adjacency(), width), noise, rate, rounds, delta)
+    width = _FINE if _bound_epsilon_by_renyi(noise, rate, rounds, delta) <= _LARGE else _COARSE
+    return _compose_rounds(_import_accounting().pld.PLDAccountant(_adjacency(), width), noise, rate, rounds, delta)
 
 
 @functools.lru_cache
-def noise(target: float, rate: float, rounds: int, delta: float) -> float:
-    """Return the smallest noise multiplier with three decimals whose ``epsilon`` is at most ``target``.
+def find_noise(target: float, rate: float, rounds: int, delta: float) -> float:
+    """Return the smallest noise multiplier with three decimals whose epsilon is at most ``target``.
 
     Raises UsageError if there is none.
     """
     if rounds == 0:
         raise UsageError("without rounds no noise is needed", "--rounds 1 or more")
     plan = (rate, rounds, delta)
-    points = [_enough_by_renyi(target, *plan)]
-    losses = [math.log(epsilon(points[0], *plan) / target)]
+    points = [_find_noise_by_renyi(target, *plan)]
+    losses = [math.log(compute_epsilon(points[0], *plan) / target)]
     slope = -1.0  # of log epsilon by log noise, for one Gaussian with little noise
     while abs(losses[-1]) > _CLOSE and len(points) < _STEPS:
         points.append(points[-1] * math.exp(max(-1.0, min(-losses[-1] / slope, 1.0))))
-        losses.append(math.log(epsilon(points[-1], *plan) / target))
+        losses.append(math.log(compute_epsilon(points[-1], *plan) / target))
         slope = (losses[-1] - losses[-2]) / math.log(points[-1] / points[-2])
     best = min(range(len(points)), key=lambda i: abs(losses[i]))
     digits = 10**_DIGITS
     number = math.ceil(points[best] * digits)
-    while epsilon(number / digits, *plan) > target:
+    while compute_epsilon(number / digits, *plan) > target:
         number += 1
     return float(number / digits)
 
 
-def _enough_by_renyi(target: float, rate: float, rounds: int, delta: float) -> float:
-    """Return the noise multiplier at which Rényi divergences give ``target``, to a relative tolerance of 1 %."""
+def _find_noise_by_renyi(target: float, rate: float, rounds: int, delta: float) -> float:
+    """Return the noise multiplier whose bound by Rényi divergences is ``target``, with a tolerance of 1 %."""
     low, high = 0.0, 1.0
-    while _spent_by_renyi(high, rate, rounds, delta) > target:
+    while _bound_epsilon_by_renyi(high, rate, rounds, delta) > target:
         low, high = high, high * 2
-        if high > _MOST:
+        if high > _MAX_NOISE:
             raise UsageError(f"no noise gives epsilon {target:g} at delta {delta:g}", "a larger --dp-epsilon")
     while high - low > _PERCENT * high:
         middle = (low + high) / 2
-        if _spent_by_renyi(middle, rate, rounds, delta) > target:
+        if _bound_epsilon_by_renyi(middle, rate, rounds, delta) > target:
             low = middle
         else:
             high = middle
     return high
 
 
-def _spent_by_renyi(noise: float, rate: float, rounds: int, delta: float) -> float:
-    """Return an upper bound of epsilon that is fast to compute."""
-    return _spent(_package().rdp.RdpAccountant(_ORDERS, _adjacency()), noise, rate, rounds, delta)
+def _bound_epsilon_by_renyi(noise: float, rate: float, rounds: int, delta: float) -> float:
+    """Return an upper bound of epsilon by Rényi divergences, which is fast to compute."""
+    return _compose_rounds(_import_accounting().rdp.RdpAccountant(_ORDERS, _adjacency()), noise, rate, rounds, delta)
 
 
-def _spent(accountant: Any, noise: float, rate: float, rounds: int, delta: float) -> float:
-    events = _package()
+def _compose_rounds(accountant: Any, noise: float, rate: float, rounds: int, delta: float) -> float:
+    """Return the epsilon of all rounds together by ``accountant``."""
+    events = _import_accounting()
     event = events.GaussianDpEvent(noise)
     accountant.compose(event if rate == 1 else events.PoissonSampledDpEvent(rate, event), rounds)
     return float(accountant.get_epsilon(delta))
 
 
 def _adjacency() -> Any:
-    return _package().NeighboringRelation.ADD_OR_REMOVE_ONE
+    return _import_accounting().NeighboringRelation.ADD_OR_REMOVE_ONE
 
 
-def _package() -> Any:
+def _import_accounting() -> Any:
     """Return dp-accounting; raises InputError if it is not installed."""
     try:
         for name in ("pld", "rdp"):

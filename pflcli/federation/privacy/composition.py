@@ -11,7 +11,7 @@ import numpy as np
 _DIGITS = 60
 
 
-def epsilon_of(each: float, count: int, delta: float) -> float:
+def compose_epsilon(each: float, count: int, delta: float) -> float:
     """Return the epsilon at ``delta`` of ``count`` predictions with epsilon ``each`` together."""
     low, high = 0.0, each * count
     if not count or _delta(low, each, count) <= delta:

@@ -20,7 +20,7 @@ _FROM_SECRET = "a secret of this run, drawn from the operating system; the file 
 _FROM_SEED = "dp_seed: anyone who knows the seed can subtract the noise, so this run must not be released"
 
 
-def plan(settings: Settings) -> tuple[float, float]:
+def plan_noise(settings: Settings) -> tuple[float, float]:
     """Return the noise multiplier and epsilon of a run with differential privacy; raises InputError, UsageError.
 
     Epsilon is infinite without noise. If ``dp_epsilon`` is set, the noise is computed from it.
@@ -30,11 +30,11 @@ def plan(settings: Settings) -> tuple[float, float]:
         noise = settings.dp_noise or 0.0
     else:
         assert delta is not None  # which ``Settings`` requires
-        noise = accounting.noise(settings.dp_epsilon, rate, rounds, delta)
-    return noise, math.inf if delta is None or not noise else accounting.epsilon(noise, rate, rounds, delta)
+        noise = accounting.find_noise(settings.dp_epsilon, rate, rounds, delta)
+    return noise, math.inf if delta is None or not noise else accounting.compute_epsilon(noise, rate, rounds, delta)
 
 
-def composition(runs: Sequence[Settings]) -> dict[str, Any]:
+def compose_runs(runs: Sequence[Settings]) -> dict[str, Any]:
     """Return the privacy cost of several private ``runs`` on the same clients; empty for fewer than two.
 
     Epsilons and deltas add up (basic composition), also if later runs depend on the results of earlier ones. Epsilon is
@@ -43,13 +43,13 @@ def composition(runs: Sequence[Settings]) -> dict[str, Any]:
     private = [settings for settings in runs if settings.dp]
     if len(private) < 2:
         return {}
-    epsilon = sum(plan(settings)[1] for settings in private)
+    epsilon = sum(plan_noise(settings)[1] for settings in private)
     delta = sum(settings.dp_delta or 0.0 for settings in private)
     return {"runs": len(private), "epsilon": None if math.isinf(epsilon) else epsilon, "delta": delta}
 
 
-def composition_sentence(total: Mapping[str, Any]) -> str:
-    """Return the result of ``composition`` as a sentence."""
+def describe_composition(total: Mapping[str, Any]) -> str:
+    """Return the result of ``compose_runs`` as a sentence."""
     if total["epsilon"] is None:
         return f"differential privacy: {total['runs']} runs on the same clients, some of them without noise"
     return (
@@ -58,15 +58,15 @@ def composition_sentence(total: Mapping[str, Any]) -> str:
     )
 
 
-def ahead(settings: Settings, participants: Callable[[], Sized]) -> Iterator[str]:
-    """Yield messages on the guarantee of a run with differential privacy, before it begins.
+def describe_plan(settings: Settings, participants: Callable[[], Sized]) -> Iterator[str]:
+    """Yield messages on the guarantee that a run with differential privacy will have.
 
     ``participants`` returns the clients; it is called only with differential privacy.
     """
     if not settings.dp:
         return
     clients = len(participants())
-    noise, epsilon = plan(settings)
+    noise, epsilon = plan_noise(settings)
     clip = "adaptive" if settings.dp_clip in (None, "adaptive") else settings.dp_clip
     yield (
         f"differential privacy: epsilon {_number(epsilon)}"
@@ -78,9 +78,9 @@ def ahead(settings: Settings, participants: Callable[[], Sized]) -> Iterator[str
         yield f"delta {settings.dp_delta:g} is not below 1 / {clients} clients: it permits revealing one of them"
 
 
-def facts(settings: Settings, clients: int, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+def record_guarantee(settings: Settings, clients: int, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Return the guarantee of a run for its summary; ``rows`` are the rows of its rounds."""
-    noise, epsilon = plan(settings)
+    noise, epsilon = plan_noise(settings)
     clipped, uploads = (sum(int(row[key]) for row in rows) for key in ("clipped", "uploads"))
     return {
         "unit": "client (user level): all samples of a client",
@@ -101,19 +101,19 @@ def facts(settings: Settings, clients: int, rows: Sequence[Mapping[str, Any]]) -
     }
 
 
-def summary(
+def summarize_guarantee(
     settings: Settings, clients: int, rows: Sequence[Mapping[str, Any]], say: Callable[[str], None]
 ) -> dict[str, Any]:
     """Return the entry ``privacy`` of a run's summary, and ``say`` it; empty without differential privacy."""
     if not settings.dp:
         return {}
-    guarantee = facts(settings, clients, rows)
-    say(sentence(guarantee))
+    guarantee = record_guarantee(settings, clients, rows)
+    say(describe_guarantee(guarantee))
     return {"privacy": guarantee}
 
 
-def sentence(guarantee: Mapping[str, Any]) -> str:
-    """Return the result of ``facts`` as a sentence."""
+def describe_guarantee(guarantee: Mapping[str, Any]) -> str:
+    """Return the result of ``record_guarantee`` as a sentence."""
     if guarantee["epsilon"] is None:
         return "no privacy is guaranteed: updates were clipped and clients sampled, but there was no noise"
     return (

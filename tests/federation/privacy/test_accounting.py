@@ -25,7 +25,9 @@ def test_epsilon_is_that_of_the_package(noise, rate, rounds, delta):
     event = gaussian if rate == 1 else dp_accounting.PoissonSampledDpEvent(rate, gaussian)
     accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
     accountant.compose(dp_accounting.SelfComposedDpEvent(event, rounds))
-    assert accounting.epsilon(noise, rate, rounds, delta) == pytest.approx(accountant.get_epsilon(delta), rel=1e-9)
+    assert accounting.compute_epsilon(noise, rate, rounds, delta) == pytest.approx(
+        accountant.get_epsilon(delta), rel=1e-9
+    )
 
 
 def test_one_gaussian_is_that_of_the_closed_form():
@@ -35,37 +37,37 @@ def test_one_gaussian_is_that_of_the_closed_form():
         return 0.5 * math.erfc(-x / math.sqrt(2))
 
     noise, delta = 1.5, 1e-3
-    epsilon = accounting.epsilon(noise, 1.0, 1, delta)
+    epsilon = accounting.compute_epsilon(noise, 1.0, 1, delta)
     spent = below(0.5 / noise - epsilon * noise) - math.exp(epsilon) * below(-0.5 / noise - epsilon * noise)
     assert spent == pytest.approx(delta, rel=2e-3)
 
 
 def test_epsilon_falls_with_noise_and_delta_and_rises_with_rate_and_rounds():
-    epsilon = accounting.epsilon(4.0, 0.2, 8, 1e-4)
-    assert accounting.epsilon(4.4, 0.2, 8, 1e-4) < epsilon < accounting.epsilon(4.0, 0.25, 8, 1e-4)
-    assert accounting.epsilon(4.0, 0.2, 8, 1e-3) < epsilon < accounting.epsilon(4.0, 0.2, 9, 1e-4)
-    assert accounting.epsilon(1.0, 0.2, 0, 1e-4) == 0
-    assert accounting.epsilon(0.0, 0.2, 8, 1e-4) == math.inf
+    epsilon = accounting.compute_epsilon(4.0, 0.2, 8, 1e-4)
+    assert accounting.compute_epsilon(4.4, 0.2, 8, 1e-4) < epsilon < accounting.compute_epsilon(4.0, 0.25, 8, 1e-4)
+    assert accounting.compute_epsilon(4.0, 0.2, 8, 1e-3) < epsilon < accounting.compute_epsilon(4.0, 0.2, 9, 1e-4)
+    assert accounting.compute_epsilon(1.0, 0.2, 0, 1e-4) == 0
+    assert accounting.compute_epsilon(0.0, 0.2, 8, 1e-4) == math.inf
 
 
 @pytest.mark.parametrize(
     ("target", "rate", "rounds"), [(1.0, 0.05, 20), pytest.param(8.0, 0.5, 4, marks=pytest.mark.long)]
 )
 def test_the_noise_suffices_and_is_hardly_more_than_the_least(target, rate, rounds):
-    noise = accounting.noise(target, rate, rounds, 1e-3)
-    assert accounting.epsilon(noise, rate, rounds, 1e-3) <= target
-    assert accounting.epsilon(0.995 * noise, rate, rounds, 1e-3) > target
+    noise = accounting.find_noise(target, rate, rounds, 1e-3)
+    assert accounting.compute_epsilon(noise, rate, rounds, 1e-3) <= target
+    assert accounting.compute_epsilon(0.995 * noise, rate, rounds, 1e-3) > target
     assert noise == round(noise, 3)
 
 
 def test_a_large_epsilon_is_bounded_from_above_in_no_time():
-    assert 50 < accounting.epsilon(0.4, 1.0, 20, 1e-5) < 200
+    assert 50 < accounting.compute_epsilon(0.4, 1.0, 20, 1e-5) < 200
 
 
 def test_what_cannot_be_is_said(monkeypatch):
     with pytest.raises(UsageError, match="no noise"):
-        accounting.noise(1e-9, 1.0, 1000, 1e-12)
+        accounting.find_noise(1e-9, 1.0, 1000, 1e-12)
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
     with pytest.raises(InputError, match="needs dp-accounting") as error:
-        accounting._package()
+        accounting._import_accounting()
     assert "pip install 'pflcli[privacy]'" in "".join(error.value.fix)
