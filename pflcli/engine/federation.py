@@ -37,7 +37,7 @@ class Federation:
     """mean and deviation of each channel (C, 1, 1) by which images are normalized, or None if they are not"""
 
     @classmethod
-    def of(
+    def from_arrays(
         cls,
         x: NDArray[Any],
         y: NDArray[np.int64],

@@ -14,14 +14,14 @@ from pflcli.federation.run import Run
 from pflcli.parameters import Stacked, TrainedClients
 
 
-def of(models: Stacked, cluster: NDArray[np.int64]) -> Stacked:
+def select_models(models: Stacked, cluster: NDArray[np.int64]) -> Stacked:
     """Return a read-only stack (n, ...) with the model of each of these clusters (n,)."""
     if len(cluster) and (cluster == cluster[0]).all():
         return parameters.repeat(parameters.pick(models, int(cluster[0])), len(cluster))
     return {name: value[torch.from_numpy(cluster).to(value.device)] for name, value in models.items()}
 
 
-def averaged(
+def train_and_average(
     run: Run,
     models: Stacked,
     cohort: NDArray[np.int64],
@@ -43,7 +43,7 @@ def averaged(
     cluster_of = dict(zip(cohort.tolist(), cluster.tolist(), strict=True))
     for ids in run.client_chunks(cohort, parameters.size(run.init)):
         start_clusters = np.asarray([cluster_of[i] for i in ids.tolist()])
-        start = of(models, start_clusters)
+        start = select_models(models, start_clusters)
         for trained in run.local_sgd(ids, start, t=t):
             part = replace(trained, params=run.upload(trained.params, start, trained.clients))
             if on_upload:
@@ -67,7 +67,7 @@ def averaged(
     return updated
 
 
-def best(run: Run, models: Stacked, clients: NDArray[np.int64], clusters: NDArray[np.int64]) -> NDArray[np.int64]:
+def find_best(run: Run, models: Stacked, clients: NDArray[np.int64], clusters: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the number of the model with the lowest loss on each client's training samples, (n,); ties to the first.
 
     A client without training samples gets the most common cluster in ``clusters`` (m,) of all clients; -1 is none.

@@ -36,7 +36,7 @@ def setup(run: Run) -> State:
     return {"model": run.table(start), "sent": run.table(start), "graph": graph}
 
 
-def recorded(graph: Tensor, cohort: NDArray[np.int64], neighbours: Sequence[NDArray[np.int64]]) -> Tensor:
+def record_graph(graph: Tensor, cohort: NDArray[np.int64], neighbours: Sequence[NDArray[np.int64]]) -> Tensor:
     """Return the graph (r, m, m / 8 rounded up) with one more round.
 
     In this round ``cohort[i]`` has ``neighbours[i]``, and the other clients keep their neighbours. A round takes one
@@ -78,7 +78,7 @@ def losses(
 
     A client evaluates all of them on the same samples, at most ``most``. Each model is evaluated once for all clients.
     """
-    rows = [drawn(run.rng("tried", t, i), run.federation.rows(i, "train"), most) for i in contacts]
+    rows = [draw_ids(run.rng("tried", t, i), run.federation.rows(i, "train"), most) for i in contacts]
     ends = np.cumsum([0, *map(len, contacts.values())])
     senders, receivers = (
         np.concatenate([run.clients[:0], *contacts.values()]),
@@ -112,7 +112,7 @@ def average(
             state["model"][receivers[rows]] = models
 
 
-def drawn(rng: np.random.Generator, ids: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+def draw_ids(rng: np.random.Generator, ids: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     """Draw ``count`` of the ids uniformly without replacement, sorted; all of them if they are fewer."""
     return ids if len(ids) <= count else np.sort(rng.choice(ids, size=count, replace=False))
 

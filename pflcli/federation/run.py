@@ -95,7 +95,7 @@ class Run(Channel, Selection):
         result: T = self._results[name]
         return result
 
-    def chosen(self, name: str, clients: NDArray[np.int64]) -> NDArray[np.float64] | None:
+    def read_choices(self, name: str, clients: NDArray[np.int64]) -> NDArray[np.float64] | None:
         """Return the values (n,) of the clients from the earlier run, or None if they must be tuned now."""
         return self.choices[name][clients] if name in self.choices else None
 

@@ -161,7 +161,7 @@ def _federation(shape: tuple[int, ...], tokens: bool) -> Federation:
     offsets = np.concatenate([[0], np.cumsum(np.tile((4, 1, 1), 8))])
     size = (int(offsets[-1]), *shape)
     x = draw.integers(0, _TOKENS, size).astype(np.int16) if tokens else draw.random(size).astype(np.float32)
-    return Federation.of(x, draw.integers(0, _CLASSES, len(x)), offsets, _classes(tokens))
+    return Federation.from_arrays(x, draw.integers(0, _CLASSES, len(x)), offsets, _classes(tokens))
 
 
 @law("models")

@@ -43,7 +43,7 @@ def make_federation(seed: int = 0) -> Federation:
     y = draw.integers(0, CLASSES, offsets[-1])
     y[client == ONE_CLASS] = 1
     x = draw.normal(size=(len(y), FEATURES)) + 2.0 * np.eye(FEATURES)[y] + 0.3 * client[:, None]
-    return Federation.of(x.astype(np.float32), y, offsets, CLASSES, cluster=CLUSTER)
+    return Federation.from_arrays(x.astype(np.float32), y, offsets, CLASSES, cluster=CLUSTER)
 
 
 def make_tiny_clients(clients: int, samples: int = 2, features: int = FEATURES) -> Federation:
@@ -51,7 +51,7 @@ def make_tiny_clients(clients: int, samples: int = 2, features: int = FEATURES) 
     draw = np.random.default_rng(0)
     offsets = np.concatenate([[0], np.cumsum(np.tile((samples, 1, 1), clients))])
     x = draw.normal(size=(offsets[-1], features)).astype(np.float32)
-    return Federation.of(x, draw.integers(0, 3, len(x)), offsets, CLASSES, cluster=np.arange(clients) % 2)
+    return Federation.from_arrays(x, draw.integers(0, 3, len(x)), offsets, CLASSES, cluster=np.arange(clients) % 2)
 
 
 def make_equal_clients() -> Federation:

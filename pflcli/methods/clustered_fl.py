@@ -79,12 +79,12 @@ def train_round(run: Run, state: State, t: int) -> State:
     count = len(next(iter(models.values())))
     new = cohort[cluster[cohort] < 0]
     run.send("down", run.init, copies=len(cohort) + (count - 1) * len(new))
-    cluster[new] = clusters.best(run, models, new, cluster)
+    cluster[new] = clusters.find_best(run, models, new, cluster)
 
     def store_updates(part: TrainedClients, initial: Stacked) -> None:
         update[part.clients] = {name: part.params[name] - initial[name] for name in update.default}
 
-    models = clusters.averaged(run, models, cohort, cluster[cohort], t, on_upload=store_updates)
+    models = clusters.train_and_average(run, models, cohort, cluster[cohort], t, on_upload=store_updates)
     largest = float(state["largest"])
     for c in range(count):
         members = np.flatnonzero(cluster == c)
@@ -102,8 +102,8 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     all_clusters = state["cluster"].cpu().numpy()
     cluster, is_new = all_clusters[clients], all_clusters[clients] < 0
     if is_new.any():
-        cluster[is_new] = clusters.best(run, state["models"], clients[is_new], all_clusters)
-    return run.predictor(clients, clusters.of(state["models"], cluster))
+        cluster[is_new] = clusters.find_best(run, state["models"], clients[is_new], all_clusters)
+    return run.predictor(clients, clusters.select_models(state["models"], cluster))
 
 
 def _split(

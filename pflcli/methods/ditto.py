@@ -128,7 +128,7 @@ def _personal_steps(
 
 def _fixed_lambdas(run: Run, clients: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the lambda of each client (n,), nan for clients that choose it by validation samples."""
-    earlier = run.chosen("lambda", clients)
+    earlier = run.read_choices("lambda", clients)
     if run.cfg.lam is not None:
         return np.full(len(clients), run.cfg.lam)
     if earlier is not None:

@@ -182,7 +182,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     """Answer with each client's own model; with the global one for clients that never took part."""
     cfg, best = run.cfg, run.cfg.answers == "best"
     stacked = {name: value.expand(len(clients), *value.shape).clone() for name, value in state["global"].items()}
-    earlier, answer = run.chosen("answer", clients), np.zeros(len(clients))
+    earlier, answer = run.read_choices("answer", clients), np.zeros(len(clients))
     least = run.client_losses(clients, stacked, "validation") if best else np.zeros(len(clients))
     for number, table in enumerate(cfg.candidates, 1):
         own = state[table][clients]
@@ -270,7 +270,7 @@ def _share(run: Run, members: NDArray[np.int64], hybrids: Stacked, received: Rec
         return torch.zeros(len(members), 1)
     if run.cfg.self_share is not None:
         return torch.full((len(members), 1), run.cfg.self_share)
-    earlier = run.chosen("self_share", members)
+    earlier = run.read_choices("self_share", members)
     if earlier is not None:
         return torch.from_numpy(earlier)[:, None]
     candidates = torch.tensor(_SHARES)

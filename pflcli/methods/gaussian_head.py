@@ -101,7 +101,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
         whiten, common = _common(run, state)
         means = _means(run, clients, common)
         logits = {split: _logits(part, means, np.log(own), whiten) for split, part in parts.items()}
-    temperature = run.chosen("temperature", clients)
+    temperature = run.read_choices("temperature", clients)
     if temperature is None:
         temperature = _chosen(run, logits["validation"], parts["validation"])
 

@@ -50,10 +50,10 @@ def train_round(run: Run, state: State, t: int) -> State:
     """Train, receive k models, average."""
     cohort = run.cohort(t)
     reachable = peers.train(run, state, cohort, t)
-    partners = [peers.drawn(run.rng("asked", t, i), reachable[reachable != i], run.cfg.k) for i in cohort]
+    partners = [peers.draw_ids(run.rng("asked", t, i), reachable[reachable != i], run.cfg.k) for i in cohort]
     run.send("peer", run.init, copies=sum(map(len, partners)))
     peers.average(run, state, cohort, partners, uniform=run.cfg.uniform)
-    return {**state, "graph": peers.recorded(state["graph"], cohort, partners)}
+    return {**state, "graph": peers.record_graph(state["graph"], cohort, partners)}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:

@@ -61,12 +61,12 @@ def train_round(run: Run, state: State, t: int) -> State:
     run.send("down", own_parameters, copies=run.cfg.k * len(cohort))
     run.send("down", {n: v for n, v in run.init.items() if n not in own_parameters}, copies=len(cohort))
     cluster = state["cluster"].cpu().numpy().copy()
-    cluster[cohort] = clusters.best(run, models, cohort, cluster)
-    models = clusters.averaged(run, models, cohort, cluster[cohort], t, shared=run.cfg.shared)
+    cluster[cohort] = clusters.find_best(run, models, cohort, cluster)
+    models = clusters.train_and_average(run, models, cohort, cluster[cohort], t, shared=run.cfg.shared)
     return {"models": models, "cluster": torch.from_numpy(cluster)}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
     """Answer with the model that suits each client's training samples best; without any, with the most common one."""
-    chosen = clusters.best(run, state["models"], clients, state["cluster"].cpu().numpy())
-    return run.predictor(clients, clusters.of(state["models"], chosen))
+    chosen = clusters.find_best(run, state["models"], clients, state["cluster"].cpu().numpy())
+    return run.predictor(clients, clusters.select_models(state["models"], chosen))

@@ -137,7 +137,7 @@ def interpolated(
     """
     distance = {split: _kernel_distance(run.cfg, neighbours[split], part.z.shape[1]) for split, part in parts.items()}
     validation = parts[chosen_split]
-    sigma = run.chosen("sigma", clients)
+    sigma = run.read_choices("sigma", clients)
     if sigma is None:
         sigma = _sigma(run.cfg, distance[chosen_split][:, 0], validation.offsets)
     knn = {
@@ -149,7 +149,7 @@ def interpolated(
         for split, part in parts.items()
     }
     model = {split: softmax(part.logits) for split, part in parts.items()}
-    weight, decay = run.chosen("lambda", clients), run.chosen("decay", clients)
+    weight, decay = run.read_choices("lambda", clients), run.read_choices("decay", clients)
     if weight is None or decay is None:
         nearest = distance[chosen_split][:, 0]
         best_weight, best_decay = _tune(run.cfg, knn[chosen_split], model[chosen_split], validation, nearest)

@@ -44,10 +44,10 @@ def train_round(run: Run, state: State, t: int) -> State:
     """Send each of a cohort the model of its cluster, train locally, average within clusters."""
     cohort = run.cohort(t)
     run.download(run.init, cohort)
-    models = clusters.averaged(run, state["models"], cohort, state["cluster"].cpu().numpy()[cohort], t)
+    models = clusters.train_and_average(run, state["models"], cohort, state["cluster"].cpu().numpy()[cohort], t)
     return {**state, "models": models}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
     """Answer with the model of each client's cluster."""
-    return run.predictor(clients, clusters.of(state["models"], state["cluster"].cpu().numpy()[clients]))
+    return run.predictor(clients, clusters.select_models(state["models"], state["cluster"].cpu().numpy()[clients]))

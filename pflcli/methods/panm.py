@@ -105,13 +105,13 @@ def train_round(run: Run, state: State, t: int) -> State:
             bag[i] = _updated(run, bag[i], ids, scores[i], t)
         neighbours = np.flatnonzero(bag[i])
         takes_all = run.cfg.aggregate == "bag"
-        chosen = neighbours if takes_all else peers.drawn(run.rng("neighbours", t, i), neighbours, _sizes(run)[0])
+        chosen = neighbours if takes_all else peers.draw_ids(run.rng("neighbours", t, i), neighbours, _sizes(run)[0])
         partners.append(chosen)
         run.send("peer", run.init, copies=len(np.union1d(ids, chosen)))
         if "update" in state:
             run.send("peer", state["update"].default, copies=len(ids))
     peers.average(run, state, cohort, partners, uniform=run.cfg.uniform)
-    graph = peers.recorded(state["graph"], cohort, [np.flatnonzero(bag[i]) for i in cohort])
+    graph = peers.record_graph(state["graph"], cohort, [np.flatnonzero(bag[i]) for i in cohort])
     return {**state, "bag": torch.from_numpy(bag), "graph": graph}
 
 
@@ -139,7 +139,7 @@ def _ids_to_ask(run: Run, bag: NDArray[np.bool_], others: NDArray[np.int64], i: 
     if k == 0 or (matching and (t - t1) % run.cfg.tau):
         return others[:0]
     draw, near, far = run.rng("asked", t, i), others[bag[others]], others[~bag[others]]
-    return np.concatenate([peers.drawn(draw, near, count) if matching else near, peers.drawn(draw, far, count)])
+    return np.concatenate([peers.draw_ids(draw, near, count) if matching else near, peers.draw_ids(draw, far, count)])
 
 
 def _updated(run: Run, bag: NDArray[np.bool_], contacts: NDArray[np.int64], y: Array, t: int) -> NDArray[np.bool_]:

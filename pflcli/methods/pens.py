@@ -76,9 +76,9 @@ def train_round(run: Run, state: State, t: int) -> State:
     contacts, partners = {}, {}
     for i, neighbours in zip(cohort.tolist(), _neighbours(state, cohort), strict=True):
         if exploring or not len(neighbours):
-            contacts[i] = peers.drawn(run.rng("asked", t, i), reachable[reachable != i], cfg.n)
+            contacts[i] = peers.draw_ids(run.rng("asked", t, i), reachable[reachable != i], cfg.n)
         else:
-            partners[i] = peers.drawn(run.rng("neighbours", t, i), neighbours, cfg.partners)
+            partners[i] = peers.draw_ids(run.rng("neighbours", t, i), neighbours, cfg.partners)
     pairs, chance, chosen = ([state[name].cpu().numpy()] for name in ("pairs", "chance", "taken"))
     for i, loss in peers.losses(run, state, contacts, _TRIED, t).items():
         best = np.argsort(loss, kind="stable")[: cfg.m]
@@ -96,7 +96,7 @@ def train_round(run: Run, state: State, t: int) -> State:
         "chance": torch.from_numpy(sums[0]),
         "taken": torch.from_numpy(sums[1].astype(np.int32)),
     }
-    graph = peers.recorded(state["graph"], cohort, _neighbours(counts, cohort))
+    graph = peers.record_graph(state["graph"], cohort, _neighbours(counts, cohort))
     return {**state, **counts, "graph": graph}
 
 

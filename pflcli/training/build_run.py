@@ -125,7 +125,9 @@ def private_mean(run: Run, noise_seed: int) -> PrivateMean:
 
 
 def _federation(data: Partition, device: str) -> Federation:
-    return Federation.of(np.asarray(data.x), data.y, data.offsets, data.classes, device, data.new, data.cluster)
+    return Federation.from_arrays(
+        np.asarray(data.x), data.y, data.offsets, data.classes, device, data.new, data.cluster
+    )
 
 
 def _on_device(params: Mapping[str, torch.Tensor], device: str | torch.device) -> parameters.Params:

@@ -117,23 +117,23 @@ def test_ifca_models_start_apart():
     assert len({value.item() for value in models["head.weight"].sum(dim=(1, 2))}) == 4
     run = worlds.run("ifca", participation=1.0)
     common = parameters.stack([run.init] * 4)
-    assert clusters.best(run, common, run.clients, UNASSIGNED).tolist() == [0] * 7
+    assert clusters.find_best(run, common, run.clients, UNASSIGNED).tolist() == [0] * 7
 
 
 def test_a_client_without_samples_is_given_the_most_common_model():
     run = worlds.run("ifca")
-    chosen = clusters.best(run, run.initial_models(3), np.asarray([5]), np.asarray([2, -1, 0, 2, -1, -1, -1]))
+    chosen = clusters.find_best(run, run.initial_models(3), np.asarray([5]), np.asarray([2, -1, 0, 2, -1, -1, -1]))
     assert chosen.tolist() == [2]
 
 
 def test_ifca_chooses_without_a_look_at_test_samples():
     run = worlds.run("ifca")
     state = worlds.play("ifca", run)
-    before = clusters.best(run, state["models"], run.clients, UNASSIGNED)
+    before = clusters.find_best(run, state["models"], run.clients, UNASSIGNED)
     for client in run.clients:
         for split in ("validation", "test"):
             run.federation.y[run.federation.block(client, split)] = 0
-    assert clusters.best(run, state["models"], run.clients, UNASSIGNED).tolist() == before.tolist()
+    assert clusters.find_best(run, state["models"], run.clients, UNASSIGNED).tolist() == before.tolist()
 
 
 def test_ifca_finds_the_clusters():

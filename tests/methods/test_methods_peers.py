@@ -46,7 +46,7 @@ def weighted(run, models, i, partners):
 
 
 def drawn(run, key, among, count):
-    return peers.drawn(run.rng(*key), np.asarray(among), count).tolist()
+    return peers.draw_ids(run.rng(*key), np.asarray(among), count).tolist()
 
 
 def similarities(run, metric, models, before, i, contacts):

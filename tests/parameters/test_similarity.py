@@ -206,7 +206,7 @@ def test_graphs_survive_their_packing(monkeypatch, remembered):
     rounds[2, ::2] = rounds[1, ::2]
     graph, everybody = torch.zeros(0, 11, 2, dtype=torch.uint8), np.arange(11)
     for neighbours, cohort in zip(rounds, (everybody, everybody, everybody[1::2]), strict=True):
-        graph = peers.recorded(graph, cohort, [np.flatnonzero(neighbours[i]) for i in cohort])
+        graph = peers.record_graph(graph, cohort, [np.flatnonzero(neighbours[i]) for i in cohort])
     expected = rounds if remembered == 11 else rounds[2:]
     assert graph.dtype == torch.uint8
     assert graph.shape == (len(expected), 11, 2)
