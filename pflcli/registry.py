@@ -123,13 +123,13 @@ def origin(group: str, name: str) -> str:
     return "pfl" if point is None or point.dist is None else point.dist.name
 
 
-_USED = "PFL_USED_FILES"
+USED = "PFL_USED_FILES"
 """The environment variable that contains ``used_files`` as JSON, so that worker processes have them."""
 
 
 def used_files() -> dict[str, Path]:
     """Return the users' files that this command uses, by ``group/name``, such as ``methods/mine``."""
-    used = os.environ.get(_USED)
+    used = os.environ.get(USED)
     return {key: Path(file) for key, file in json.loads(used).items()} if used else {}
 
 
@@ -195,7 +195,7 @@ def use(group: str, word: str) -> str:
     used = used_files()
     if used.get(f"{group}/{name}", file) != file:
         raise UsageError(f"{word} has the same name as {used[f'{group}/{name}']}", "rename one of them")
-    os.environ[_USED] = json.dumps({**{key: str(value) for key, value in used.items()}, f"{group}/{name}": str(file)})
+    os.environ[USED] = json.dumps({**{key: str(value) for key, value in used.items()}, f"{group}/{name}": str(file)})
     module = sys.modules.get(f"pflcli.{package(group)}")
     if module is not None:
         search_used_folders(group, module.__path__)

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from pflcli import registry
 from pflcli.__main__ import main
 
 # As the command line sets it, and before torch is imported: idle threads that spin take the cores of other workers.
@@ -69,6 +70,30 @@ def gradients_stay_on() -> Iterator[None]:
     on = torch.is_grad_enabled()
     torch.set_grad_enabled(True)
     assert on, "the test left torch.is_grad_enabled() False"
+
+
+@pytest.fixture(autouse=True)
+def forget_users_files() -> Iterator[None]:
+    """Undo what using files of users changes in this process, in which the tests run many commands."""
+    yield
+    files = registry.used_files()
+    if not files:
+        return
+    del os.environ[registry.USED]
+    folders = {str(file.parent) for file in files.values()}
+    sys.path[:] = [folder for folder in sys.path if folder not in folders]
+    for group in registry.GROUPS:
+        package = sys.modules.get(f"pflcli.{registry.package(group)}")
+        if package is not None:
+            package.__path__[:] = [folder for folder in package.__path__ if folder not in folders]
+    for name, module in [*sys.modules.items()]:
+        if str(Path(str(getattr(module, "__file__", ""))).parent) in folders:
+            del sys.modules[name]
+            parent, _, stem = name.rpartition(".")
+            vars(sys.modules[parent]).pop(stem, None) if parent else None
+    models = sys.modules.get("pflcli.models")
+    if models is not None:
+        models.outline.cache_clear()
 
 
 @dataclass(frozen=True)

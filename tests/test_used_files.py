@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from pflcli import methods, registry, sources
+from pflcli import registry, sources
 from pflcli.artifacts.reader import open_artifact
 from pflcli.errors import InputError, UsageError
 
@@ -58,24 +58,16 @@ SETTINGS = ("--rounds", 2, "--model", "mlp", "--participation", 0.5, "--threads"
 
 @pytest.fixture
 def mine(tmp_path, monkeypatch):
-    """A method in a file, beside a module that it imports; what using it changed is undone."""
-    before, folders, path = set(sys.modules), [*methods.__path__], [*sys.path]
-    monkeypatch.delenv(registry._USED, raising=False)
+    """A method in a file, beside a module that it imports."""
     (tmp_path / "my_method.py").write_text(METHOD)
     (tmp_path / "beside.py").write_text("SCALE = 1.0")
     monkeypatch.chdir(tmp_path)
-    yield tmp_path / "my_method.py"
-    os.environ.pop(registry._USED, None)
-    methods.__path__[:], sys.path[:] = folders, path
-    for name in {*sys.modules} - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
-            del sys.modules[name]
-            vars(methods).pop(name.rpartition(".")[2], None)
+    return tmp_path / "my_method.py"
 
 
 def forget():
     """What the next command, a process of its own, would not know."""
-    os.environ.pop(registry._USED, None)
+    os.environ.pop(registry.USED, None)
 
 
 def test_a_file_runs_like_a_built_in_method(mine, small, pfl, tmp_path):
@@ -229,7 +221,7 @@ def test_an_installed_package_offers_methods_and_schemes(package, small, pfl):
 def test_a_broken_package_is_named(package, small, pfl):
     ran = pfl("personalize", "lost", small.p, "-o", package / "m", *SETTINGS)
     assert ran.code == InputError.exit_code
-    assert "pflcli.methods 'lost': there is no module offers.lost" in ran.err
+    assert "method 'lost': there is no module offers.lost" in ran.err
     (package / "method.py").write_text(METHOD.replace("def setup(run):", "def setup(run:"))
     ran = pfl("personalize", "offered", small.p, "-o", package / "m", *SETTINGS)
     assert ran.code == InputError.exit_code

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import importlib
 import json
-import os
-import sys
 
 import pytest
 
@@ -20,21 +17,9 @@ TEMPLATES = {kind: (registry.ROOT / "templates" / f"{kind}.py").read_text() for 
 
 @pytest.fixture
 def folder(tmp_path, monkeypatch):
-    """An empty folder to work in; what using its files changed is undone."""
-    packages = [importlib.import_module(f"pflcli.{registry.package(group)}") for group in registry.GROUPS]
-    before, paths, path = set(sys.modules), [[*package.__path__] for package in packages], [*sys.path]
-    monkeypatch.delenv(registry._USED, raising=False)
+    """An empty folder to work in."""
     monkeypatch.chdir(tmp_path)
-    yield tmp_path
-    os.environ.pop(registry._USED, None)
-    sys.path[:] = path
-    for package, known in zip(packages, paths, strict=True):
-        package.__path__[:] = known
-    for name in {*sys.modules} - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
-            parent, _, stem = sys.modules.pop(name).__name__.rpartition(".")
-            if parent:
-                vars(sys.modules[parent]).pop(stem, None)
+    return tmp_path
 
 
 def failed(file, **kwargs):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import json
 import os
-import sys
 
 import numpy as np
 import pytest
@@ -63,9 +62,7 @@ SETTINGS = ("--rounds", 2, "--participation", 0.5, "-q")
 
 @pytest.fixture
 def net(tmp_path, monkeypatch):
-    """Return a function that writes a user's file and returns its path; what using it changed is undone."""
-    before, folders, path = set(sys.modules), [*models.__path__], [*sys.path]
-    monkeypatch.delenv(registry._USED, raising=False)
+    """Return a function that writes a user's file and returns its path."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_layers.py").write_text("def pool(x):\n    return x.mean(dim=(2, 3))\n")
 
@@ -74,14 +71,7 @@ def net(tmp_path, monkeypatch):
         importlib.invalidate_caches()
         return f"./{name}.py"
 
-    yield write
-    models.outline.cache_clear()
-    os.environ.pop(registry._USED, None)
-    models.__path__[:], sys.path[:] = folders, path
-    for name in {*sys.modules} - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
-            del sys.modules[name]
-            vars(models).pop(name.rpartition(".")[2], None)
+    return write
 
 
 def create(word, shape, classes=3, *, tokens=False):
@@ -149,13 +139,13 @@ def test_the_model_of_an_artifact_is_needed_again(net, pfl, small, tmp_path):
     assert manifest.made["files"] == {"models/net": "net.py"}
     assert (tmp_path / "b" / "net.py").read_text() == CNN
     assert manifest.made["command"].endswith("--set model.width=3")
-    os.environ.pop(registry._USED)
+    os.environ.pop(registry.USED)
     for line in (("extract", "b", "-o", "e"), ("personalize", "fedrep", "b", "-o", "m")):
         ran = pfl(*line, "-q")
         assert ran.code == UsageError.exit_code
         assert "pfl --use PATH/net.py" in ran.err
         assert pfl("--use", "net.py", *line, "-q").code == 0
-        os.environ.pop(registry._USED)
+        os.environ.pop(registry.USED)
     client = json.loads((tmp_path / "m" / "codebook.json").read_text())["clients"][0]
     np.savez("x.npz", x=np.zeros((3, 28, 28), np.uint8))
     assert pfl("--use", "net.py", "predict", "m", "x.npz", "--client", client, "-q").code == 0
