@@ -91,7 +91,7 @@ def personalize(asked: Personalize) -> Outcome:
     )
     if partition is not None and definition.has_rounds and LINKS[definition.KIND]:
         remarks = joined(remarks, guarantee.describe_plan(training, partial(partitions.able, partition)))
-    return make(asked.out, spec, execution, lambda writer: _build(job, writer, execution), ahead=remarks)
+    return make(asked.out, spec, execution, partial(_build, job, execution), ahead=remarks)
 
 
 @dataclass(frozen=True)
@@ -155,7 +155,7 @@ def _initial_digest(source: Artifact, backbone: Artifact | None, weights: initia
     return digest
 
 
-def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
+def _build(job: _Job, execution: Execution, writer: ArtifactWriter) -> Built:
     """Run the rounds, predict for all clients, and write the predictions."""
     partition = job.lineage["partition"]
     assert partition is not None
