@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from pflcli.commands.build_datastore import build_datastore
     from pflcli.commands.compare import compare
     from pflcli.commands.demo import demo
+    from pflcli.commands.embed import embed
     from pflcli.commands.evaluate import evaluate
     from pflcli.commands.export import export
     from pflcli.commands.extract import extract
@@ -35,6 +36,7 @@ __all__ = [
     "build_datastore",
     "compare",
     "demo",
+    "embed",
     "evaluate",
     "export",
     "extract",

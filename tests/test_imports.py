@@ -46,6 +46,7 @@ ALLOWED = {
     "training": BASE
     | {"execution", "config", "artifacts", "engine", "federation", "knn", "methods", "models", "parameters"}
     | {"federation.aggregators", "federation.privacy", "federation.uploads"},
+    "encoders": BASE | {"artifacts", "engine", "models", "parameters", "training"},
     "jobs": BASE | {"execution", "artifacts", "engine", "training"},
     "prediction": BASE
     | {
@@ -60,7 +61,7 @@ ALLOWED = {
         "engine",
         "knn",
     }
-    | {"federation", "methods", "training", "evaluation"},
+    | {"federation", "methods", "training", "evaluation", "encoders"},
     "auditing": BASE
     | {
         "execution",
@@ -78,7 +79,7 @@ ALLOWED = {
     "commands": BASE
     | {"execution", "config", "sources", "data.datasets", "data.formats", "data.schemes", "data.preparation", "models"}
     | {"parameters", "engine", "knn", "methods", "artifacts", "training", "jobs", "options", "prediction", "auditing"}
-    | {"federation", "federation.aggregators", "federation.privacy", "federation.uploads"}
+    | {"federation", "federation.aggregators", "federation.privacy", "federation.uploads", "encoders"}
     | {"evaluation", "evaluation.charts", "evaluation.metrics", "evaluation.presentation", "evaluation.page"},
     "cli": BASE
     | {"execution", "config", "commands", "options", "artifacts", "jobs", "prediction"}
