@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from pflcli.commands.check import check
     from pflcli.commands.compare import compare
     from pflcli.commands.demo import demo
+    from pflcli.commands.embed import embed
     from pflcli.commands.evaluate import evaluate
     from pflcli.commands.export import export
     from pflcli.commands.extract import extract
@@ -38,6 +39,7 @@ __all__ = [
     "check",
     "compare",
     "demo",
+    "embed",
     "evaluate",
     "export",
     "extract",

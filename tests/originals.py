@@ -44,3 +44,28 @@ def leaf(path, data, **changes):
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content))
+
+
+def write_weights(path):
+    """Write the weights of torchvision's MobileNet-v2, at random."""
+    import torch
+    from safetensors.torch import save_file
+
+    from pflcli.vision import torchvision
+
+    state = torchvision().models.mobilenet_v2().state_dict()
+    if path.suffix == ".safetensors":
+        save_file(state, path)
+    else:
+        torch.save(state, path)
+
+
+def write_network(path):
+    """Write a small encoder of images of any size as an ONNX file."""
+    import torch
+    from torch import nn
+
+    from pflcli.prediction.exporting.onnx_network import trace
+
+    net = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    path.write_bytes(trace(net.eval(), torch.rand(2, 3, 32, 32), ["features"]))

@@ -47,6 +47,7 @@ ALLOWED = {
     "training": BASE
     | {"execution", "config", "artifacts", "engine", "federation", "knn", "methods", "models", "parameters"}
     | {"federation.aggregators", "federation.privacy", "federation.uploads"},
+    "encoders": BASE | {"artifacts", "engine", "models", "parameters", "training"},
     "jobs": BASE | {"execution", "artifacts", "engine", "training"},
     "prediction": BASE
     | {
@@ -61,7 +62,7 @@ ALLOWED = {
         "engine",
         "knn",
     }
-    | {"federation", "methods", "training", "evaluation"},
+    | {"federation", "methods", "training", "evaluation", "encoders"},
     "auditing": BASE
     | {
         "execution",
@@ -83,7 +84,7 @@ ALLOWED = {
     "commands": BASE
     | {"execution", "config", "sources", "data.datasets", "data.formats", "data.schemes", "data.preparation", "models"}
     | {"parameters", "engine", "knn", "methods", "artifacts", "training", "jobs", "options", "prediction", "auditing"}
-    | {"laws", "federation", "federation.aggregators", "federation.privacy", "federation.uploads"}
+    | {"laws", "encoders", "federation", "federation.aggregators", "federation.privacy", "federation.uploads"}
     | {"evaluation", "evaluation.charts", "evaluation.metrics", "evaluation.presentation", "evaluation.page"}
     | {"tracking"},
     "cli": BASE

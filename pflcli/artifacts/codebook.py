@@ -47,6 +47,30 @@ class ClientScale:
 
 
 @dataclass(frozen=True)
+class Encoder:
+    """The frozen network that computed the features from images of ``shape`` (H, W) or (H, W, channels).
+
+    ``name`` is its kind and name, such as torchvision:mobilenet_v2. ``weights`` is a hash of its weights, empty if the
+    features were computed elsewhere. Images are resized to ``size`` pixels, and each channel is normalized by ``mean``
+    and ``deviation``. ``output`` is the tensor of an ONNX file that contains the features.
+    """
+
+    name: str
+    weights: str = ""
+    size: int = 0
+    mean: tuple[float, ...] = ()
+    deviation: tuple[float, ...] = ()
+    output: str = ""
+    shape: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        """Return its name, size and a part of the hash, as messages show it."""
+        if not self.weights:
+            return self.name
+        return f"{self.name} at {self.size} pixels with weights {self.weights[:12]}"
+
+
+@dataclass(frozen=True)
 class Codebook:
     """The names of ``clients`` (m,), ``classes`` (C,) and ``features`` (d,); empty if there are none.
 
@@ -54,7 +78,7 @@ class Codebook:
     are those of the features, or of the channels of a series; they are empty if features were not standardized, or
     missing values not filled in. A ``sd`` of 0 marks a constant. If each client was standardized by its own samples,
     ``scales`` has the numbers, and ``mean`` and ``sd`` are empty. ``complete`` is false for an artifact from before the
-    codebook with an incomplete lineage.
+    codebook with an incomplete lineage. ``encoder`` is the network that computed the features, None if there is none.
     """
 
     dataset: str = ""
@@ -67,6 +91,7 @@ class Codebook:
     median: tuple[float, ...] = ()
     complete: bool = True
     scales: tuple[ClientScale, ...] = ()
+    encoder: Encoder | None = None
 
     def client_names(self, count: int) -> list[str]:
         """Return the names of ``count`` clients, or their numbers if the names are unknown."""
@@ -83,9 +108,8 @@ def write(writer: ArtifactWriter, codebook: Codebook) -> None:
 
 
 def fields(codebook: Codebook) -> dict[str, Any]:
-    """Return the fields of ``codebook.json``; empty ``scales`` are left out, as in older versions."""
-    values = asdict(codebook)
-    return values if codebook.scales else {key: value for key, value in values.items() if key != "scales"}
+    """Return the fields of ``codebook.json``; empty ``scales`` and ``encoder`` are left out, as in older versions."""
+    return {key: value for key, value in asdict(codebook).items() if value or key not in ("scales", "encoder")}
 
 
 def read(artifact: Artifact) -> Codebook:
@@ -116,6 +140,7 @@ def _parse(artifact: Artifact) -> Codebook:
             ClientScale(str(scale["client"]), _finite(scale["mean"]), _finite(scale["sd"]))
             for scale in values.pop("scales", [])
         ]
+        encoder = _parse_encoder(values.pop("encoder", None))
         title, complete = str(values.pop("dataset")), bool(values.pop("complete"))
         lists = {key: tuple(value) for key, value in values.items()}
         for key, entries in lists.items():
@@ -130,7 +155,24 @@ def _parse(artifact: Artifact) -> Codebook:
         clients, names = artifact.manifest.summary.get("clients"), len(lists["clients"])
         if clients is not None and names not in (0, clients):
             raise ValueError(f"it has {names} names for {clients} clients")
-        return Codebook(dataset=title, columns=tuple(columns), complete=complete, scales=tuple(scales), **lists)
+        return Codebook(
+            dataset=title, columns=tuple(columns), complete=complete, scales=tuple(scales), encoder=encoder, **lists
+        )
+
+
+def _parse_encoder(values: dict[str, Any] | None) -> Encoder | None:
+    """Return the encoder with these fields; raises ValueError, TypeError or KeyError for invalid ones."""
+    if values is None:
+        return None
+    words = {name: values.pop(name) for name in ("name", "weights", "output")}
+    size, shape = values.pop("size"), tuple(values.pop("shape"))
+    mean, deviation = _finite(values.pop("mean")), _finite(values.pop("deviation"))
+    is_valid = all(isinstance(word, str) for word in words.values()) and not values
+    if not is_valid or not all(isinstance(number, int) and number >= 0 for number in (size, *shape)):
+        raise ValueError("encoder has a value of the wrong type")
+    if len(mean) != len(deviation) or not all(deviation):
+        raise ValueError("encoder has no valid normalization")
+    return Encoder(size=size, mean=mean, deviation=deviation, shape=shape, **words)
 
 
 def _finite(values: Sequence[Any]) -> tuple[float, ...]:
@@ -175,6 +217,9 @@ def require_same(first: Artifact, second: Artifact, *fields: str, fix: str = "")
     both_complete = book.complete and other_book.complete
     if "mean" in fields and both_complete:
         _require_same_scales(first, second, book, other_book, fix)
+    if book.encoder != other_book.encoder and both_complete and {*INPUTS} <= {*fields}:
+        names = [str(each or "no encoder") for each in (book.encoder, other_book.encoder)]
+        raise InputError(f"{first.path} and {second.path} differ in their encoder: {' against '.join(names)}", fix)
     for field in fields:
         values, others = getattr(book, field), getattr(other_book, field)
         if values != others and (both_complete if field in _SCALES else values and others):

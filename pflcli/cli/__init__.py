@@ -16,6 +16,7 @@ from pflcli.options.build_datastore import BuildDatastore
 from pflcli.options.compare import Compare
 from pflcli.options.declaration import Options
 from pflcli.options.demo import Demo
+from pflcli.options.embed import Embed
 from pflcli.options.evaluate import Evaluate
 from pflcli.options.export import Export
 from pflcli.options.extract import Extract
@@ -49,6 +50,7 @@ def _add(cls: type[Options], panel: str, show: Show = show_outcome, words: type[
 
 
 _add(ImportData, _CHAIN, words=results.ImportCommand)
+_add(Embed, _CHAIN)
 _add(Partition, _CHAIN)
 _add(TrainGlobal, _CHAIN)
 _add(Extract, _CHAIN)

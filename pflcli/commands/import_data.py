@@ -203,7 +203,7 @@ class Conversion:
             group=clean.group,
             is_ordered=clean.is_ordered,
         )
-        summary = _summary(dataset, clean.dropped)
+        summary = summarize(dataset, clean.dropped)
         scales = {} if earlier is None else {name: getattr(earlier.book, name) for name in _SCALES}
         book = Codebook(
             dataset=source.path.name,
@@ -222,7 +222,8 @@ class Conversion:
 _SCALES = ("mean", "sd", "median", "scales")
 
 
-def _summary(dataset: datasets.Dataset, dropped: int) -> dict[str, Any]:
+def summarize(dataset: datasets.Dataset, dropped: int) -> dict[str, Any]:
+    """Return the summary of a dataset of which ``dropped`` samples were left out."""
     counts = np.bincount(dataset.y, minlength=len(dataset.classes))
     summary: dict[str, Any] = {
         "samples": len(dataset.y),
@@ -294,7 +295,14 @@ def load_samples(source: Artifact, root: Path | None, *, download: bool = False)
     stored = datasets.read(source)
     wish = scaling.pending_scaling(stored, codebook.read(source))
     samples = Samples(
-        stored.x, stored.y, len(stored.classes), stored.owner, stored.is_ordered, scaling=wish, group=stored.group
+        stored.x,
+        stored.y,
+        len(stored.classes),
+        stored.owner,
+        stored.is_ordered,
+        coarse=stored.coarse,
+        scaling=wish,
+        group=stored.group,
     )
     if stored.split is None:
         return samples

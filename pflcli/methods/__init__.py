@@ -25,33 +25,7 @@ LEARNING_RATES = (0.01, 0.03, 0.1, 0.3)
 class Method(Protocol):
     """A file of this folder: state in, state out. It opens no file, prints nothing and seeds nothing.
 
-    A whole method::
-
-        KIND = "server"
-        NEEDS = ()
-        PAPER = "example"
-        YEAR = 2017
-
-
-        @dataclass(frozen=True)
-        class Config:
-            epochs: int = 1
-            \"""local epochs of fine-tuning\"""
-
-
-        def setup(run):
-            return {"global": run.initial_model()}
-
-
-        def train_round(run, state, t):
-            cohort = run.cohort(t)
-            downloaded = run.download(state["global"], cohort)
-            return {"global": run.average(run.local_sgd(cohort, downloaded, t=t), downloaded)}
-
-
-        def personalize(run, state, clients):
-            tuned = run.local_sgd(clients, state["global"], t="head", epochs=run.cfg.epochs, trainable="head.")
-            return run.predictor(clients, tuned)
+    ``pfl new method FILE`` writes a complete example.
 
     ``Config``, ``KIND``, ``NEEDS``, ``PAPER``, ``YEAR`` and ``personalize`` must be there. What else a file leaves out
     is as below.

@@ -14,7 +14,7 @@ from pflcli.options import completion
 from pflcli.options.declaration import FRACTIONS, PATH, Options, Out, Set, Typed, as_file, as_path
 
 
-def _dataset_word(value: str | Path) -> str:
+def dataset_word(value: str | Path) -> str:
     """Return a dataset as it is typed: a name, or the path of an imported one."""
     return as_path(value) if Path(value).is_dir() else as_file("datasets", value)
 
@@ -41,7 +41,7 @@ class Partition(Options):
 
     dataset: Annotated[
         str | Path,
-        Typed(str, text=_dataset_word),
+        Typed(str, text=dataset_word),
         typer.Argument(
             help="Partition this dataset: a name of `pfl list datasets`, or the folder that `pfl import -o` made.",
             metavar="DATASET",

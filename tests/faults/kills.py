@@ -64,6 +64,10 @@ COMMANDS: dict[str, tuple[object, ...]] = {
 }
 WITHOUT_KILLS = {
     "demo": "it is compare on a small dataset",
+    "embed": "tests/commands/test_embed.py interrupts it, and resumes it from its batches",
+    "track": "tests/commands/test_track.py runs it again: it writes the files of other tools",
+    "new": "it writes one file, in one step",
+    "check": "it prints",
     "show": "it prints",
     "list": "it prints",
     "doctor": "it prints",

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import typer.main
 
+from originals import write_network, write_weights
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.cli import app
@@ -19,6 +20,7 @@ COMMANDS = typer.main.get_command(app).commands
 BRIEF = ["--model", "mlp", "--rounds", "1"]
 SMALLER = {
     "pfl partition writers": ["--clients", "6"],
+    "pfl embed": ["--size", "32"],
     "pfl train-global": BRIEF,
     "pfl compare": [*BRIEF, "--seeds", "0"],
     "pfl tune ditto": BRIEF,
@@ -28,6 +30,8 @@ SMALLER = {
 
 def write_inputs():
     """Write the files that examples read and no example makes."""
+    write_network(Path("net.onnx"))
+    write_weights(Path("w.pt"))
     draw = np.random.default_rng(0)
     for name in ("visits.csv", "newer.csv"):
         rows = [[f"h{row % 3}", row % 2, *draw.normal(size=2).round(3)] for row in range(60)]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from helpers import build, spec
-from originals import write_idx
+from originals import write_idx, write_network, write_weights
 from pflcli.artifacts.make import make
 from pflcli.cli import app
 from pflcli.commands.personalize import personalize
@@ -17,8 +17,10 @@ from pflcli.errors import ConflictError
 from pflcli.execution import Execution
 
 MODEL = ("--model", "mlp", "--rounds", "1")
+MOBILE = "torchvision:mobilenet_v2"
 COMMANDS = {
     "import": ("{table}", "--client", "who", "--label", "class"),
+    "embed": ("writers", "--encoder", "onnx:{net}"),
     "partition": ("writers", "--clients", "4"),
     "train-global": ("{p}", *MODEL),
     "extract": ("{b}",),
@@ -37,6 +39,8 @@ COMMANDS = {
 OPTIONS = {
     ("import", "data"): ("{inside}/table.csv", "--client", "who", "--label", "class"),
     ("import", "like"): (*COMMANDS["import"], "--like", "{inside}/p"),
+    ("embed", "root"): ("mnist", "--encoder", "onnx:{net}", "--root", "{inside}"),
+    ("embed", "weights"): ("writers", "--encoder", MOBILE, "--size", "32", "--weights", "{inside}/weights.safetensors"),
     ("partition", "root"): ("mnist", "--scheme", "iid", "--clients", "2", "--root", "{inside}"),
     ("train-global", "weights"): (*COMMANDS["train-global"], "--weights", "{inside}/weights.safetensors"),
     ("extract", "partition"): ("{b}", "--partition", "{inside}/p"),
@@ -100,6 +104,8 @@ def test_what_lies_in_the_output_is_not_read_and_deleted(small, tmp_path, pfl, t
     (inside / "x.toml").touch()
     if option == "weights":
         weights = Path(shutil.copy(small.b / "weights.safetensors", inside))
+        if command == "embed":
+            write_weights(weights)
         if command in ("audit", "new-client"):  # which read them only for a run that began with them
             personalize("local", small.p, tmp_path / "began", settings={"model": "mlp", "rounds": 1}, weights=weights)
     elif option in ("like", "partition"):
@@ -111,7 +117,15 @@ def test_what_lies_in_the_output_is_not_read_and_deleted(small, tmp_path, pfl, t
     elif option == "choices":
         settings = {"model": "mlp", "rounds": 1}
         personalize("ditto", small.p, inside / "q", settings=settings)
-    words = {**vars(small), "inside": inside, "table": tmp_path / "table.csv", "began": tmp_path / "began"}
+    if command == "embed":
+        write_network(tmp_path / "net.onnx")
+    words = {
+        **vars(small),
+        "net": tmp_path / "net.onnx",
+        "inside": inside,
+        "table": tmp_path / "table.csv",
+        "began": tmp_path / "began",
+    }
     line = [word.format(**words) for word in OPTIONS[command, option]]
     before = tree(tmp_path)
     ran = pfl(command, *line, "-o", out, "--force")

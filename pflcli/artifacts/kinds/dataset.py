@@ -6,8 +6,9 @@ they have any. Features are float32; or float64, with attributes ``standardize``
 still standardize them or fill in missing values (NaN) by training samples; with attribute ``by_client`` for each client
 separately. Older files have none of these; their ``x`` is already standardized by ``mean`` and ``sd`` (d,). If the
 imported file has splits, ``split`` (n,) int8 is 0 for training, 1 for validation and 2 for test. If it has groups of
-samples that belong together, such as one patient's, ``group`` (n,) int64 is the same for these. With attribute
-``ordered``, samples are sorted by time. Names are UTF-8. ``codebook.json``: see ``codebook``.
+samples that belong together, such as one patient's, ``group`` (n,) int64 is the same for these. If classes have
+superclasses, ``coarse`` (n,) int64 is that of each sample. With attribute ``ordered``, samples are sorted by time.
+Names are UTF-8. ``codebook.json``: see ``codebook``.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ class Dataset:
     split: NDArray[np.int8] | None = None
     group: NDArray[np.int64] | None = None
     is_ordered: bool = False
+    coarse: NDArray[np.int64] | None = None
 
 
 def write(writer: ArtifactWriter, dataset: Dataset, codebook: Codebook) -> None:
@@ -62,6 +64,8 @@ def write(writer: ArtifactWriter, dataset: Dataset, codebook: Codebook) -> None:
         arrays["split"] = dataset.split
     if dataset.group is not None:
         arrays["group"] = dataset.group
+    if dataset.coarse is not None:
+        arrays["coarse"] = dataset.coarse
     attributes = {"standardize": dataset.standardize, "fill": dataset.fill}
     # These attributes are newer, and written only if they are true.
     attributes |= {
@@ -94,6 +98,7 @@ def read(artifact: Artifact) -> Dataset:
             split=file["split"][...] if "split" in file else None,
             group=file["group"][...] if "group" in file else None,
             is_ordered=bool(file.attrs.get("ordered", False)),
+            coarse=file["coarse"][...] if "coarse" in file else None,
         )
         where = str(artifact.path / FILE)
         client_blocks.check_labels(where, dataset.y, len(dataset.classes))
@@ -103,10 +108,11 @@ def read(artifact: Artifact) -> Dataset:
             dataset.split.shape != dataset.y.shape or not np.isin(dataset.split, range(len(client_blocks.SPLITS))).all()
         ):
             raise InputError(f"{where} is inconsistent: split must be 0, 1 or 2 for each sample")
-        if dataset.group is not None:
-            client_blocks.check_integers(where, group=dataset.group)
-            if dataset.group.shape != dataset.y.shape:
-                raise InputError(f"{where} is inconsistent: group must be a number for each sample")
+        for name, values in (("group", dataset.group), ("coarse", dataset.coarse)):
+            if values is not None:
+                client_blocks.check_integers(where, **{name: values})
+                if values.shape != dataset.y.shape:
+                    raise InputError(f"{where} is inconsistent: {name} must be a number for each sample")
         if dataset.x.ndim < 2 or dataset.x.dtype.kind not in "fiu":
             raise InputError(f"{where} is inconsistent: x is not an array of samples")
         if dataset.x.dtype.kind == "f":

@@ -64,7 +64,7 @@ class Deal:
         marks = {"keep_test": samples.is_test if keep_test else None, "keep_validation": samples.is_validation}
         return {
             "samples": len(samples.y),
-            "content": _hash_samples(samples),
+            "content": hash_samples(samples),
             "scheme": self.scheme,
             "options": config.plain(cfg),
             **({} if dataset_cfg is None else {"dataset_options": config.plain(dataset_cfg)}),
@@ -107,7 +107,7 @@ def _hash_marks(values: NDArray[np.bool_]) -> str:
     return hashlib.sha256(np.packbits(values).tobytes()).hexdigest()
 
 
-def _hash_samples(samples: Samples) -> str:
+def hash_samples(samples: Samples) -> str:
     """Return a hash of the data: the same samples in two folders make the same artifact."""
     digest = hashlib.sha256()
     for array in (samples.x, samples.y):

@@ -1,0 +1,189 @@
+"""Frozen encoders: networks that compute features of images, with weights from a file that are never trained.
+
+Their kinds are ``torchvision:NAME`` and ``onnx:FILE``. Images are resized to a square, scaled to [0, 1],
+normalized per channel, and passed to the network in evaluation mode. The features are the input of its last linear
+layer, or the output of the ONNX file.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from pflcli.artifacts.codebook import Encoder
+from pflcli.engine import numerics
+from pflcli.errors import ComputationError, InputError, UsageError, closest
+
+KINDS = ("torchvision", "onnx")
+NORMALIZE = ("imagenet", "none")
+BATCH = 64
+"""Images per pass."""
+
+_IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+"""Mean and standard deviation of ImageNet's channels, https://docs.pytorch.org/vision/stable/models.html."""
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """A network (n, channels, size, size) -> (n, d) with the hash of its weights, and what these were trained with.
+
+    ``size`` is the side of images in pixels, 0 if any will do. ``mean`` and ``deviation`` of the channels are None if
+    they are unknown. ``takes_any_size`` is false if the network accepts no other size.
+    """
+
+    network: nn.Module
+    weights: str
+    size: int = 224
+    mean: tuple[float, ...] | None = None
+    deviation: tuple[float, ...] | None = None
+    takes_any_size: bool = True
+
+
+class FrozenEncoder(nn.Module):
+    """Compute features (n, d) of uint8 images (n, H, W) or (n, H, W, channels); ``facts`` are what is recorded of it.
+
+    The module is the whole computation, so that it can be exported.
+    """
+
+    rows: Tensor
+    columns: Tensor
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self, network: nn.Module, facts: Encoder) -> None:
+        super().__init__()
+        # Convolutions are twice as fast on a CPU if the channels are last.
+        self.network: nn.Module = network.eval().requires_grad_(False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        self.facts = facts
+        height, width = facts.shape[:2]
+        self.register_buffer("rows", _resizing(height, facts.size))
+        self.register_buffer("columns", _resizing(width, facts.size).T)
+        self.register_buffer("mean", torch.tensor(facts.mean)[:, None, None])
+        self.register_buffer("deviation", torch.tensor(facts.deviation)[:, None, None])
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the features (n, d) in float32."""
+        x = (x.unsqueeze(1) if x.ndim == 3 else x.permute(0, 3, 1, 2)).float() / 255
+        x = self.rows @ x @ self.columns
+        x = (x - self.mean) / self.deviation  # a single channel becomes as many as there are means
+        features: Tensor = self.network(x)
+        return features.flatten(1)
+
+    def embed(self, x: NDArray[Any], threads: int = 1) -> NDArray[np.float32]:
+        """Return the features (n, d) of images (n, ...); raises ComputationError if one is not finite."""
+        pieces = []
+        with torch.inference_mode(), numerics.intra_op(threads):
+            for first in range(0, len(x), BATCH):
+                batch = torch.from_numpy(np.ascontiguousarray(x[first : first + BATCH]))
+                pieces.append(self(batch.to(self.mean.device)).cpu().numpy())
+        features = np.concatenate(pieces)
+        if not np.isfinite(features).all():
+            raise ComputationError(f"the features that {self.facts.name} computes are not finite")
+        return features
+
+
+def _resizing(source: int, target: int) -> Tensor:
+    """Return the matrix (target, source) that resizes one axis: bilinear, with antialiasing if it becomes shorter.
+
+    A matrix product can be exported to ONNX, where this kind of resizing exists only in newer versions.
+    """
+    if source == target:
+        return torch.eye(source)
+    identity = torch.eye(source)[None, None]
+    resized = nn.functional.interpolate(identity, size=(target, source), mode="bilinear", antialias=target < source)
+    return resized[0, 0]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """An encoder as a user chooses it: ``word``, such as torchvision:mobilenet_v2, and the options of ``pfl embed``."""
+
+    word: str
+    weights: Path | None = None
+    size: int | None = None
+    normalize: str | None = None
+    output: str | None = None
+
+    @property
+    def kind(self) -> str:
+        """The kind: torchvision or onnx."""
+        return self.word.partition(":")[0]
+
+    @property
+    def member(self) -> str:
+        """The name behind the colon."""
+        return self.word.partition(":")[2]
+
+    @property
+    def file(self) -> Path:
+        """The file with the weights."""
+        return Path(self.member) if self.kind == "onnx" else self.weights or Path()
+
+    def check(self) -> None:
+        """Raise UsageError for an unknown kind of encoder, or options that do not apply to it."""
+        kind, colon, member = self.word.partition(":")
+        if kind not in KINDS or not colon or not member:
+            hint = closest(kind, KINDS) if kind not in KINDS else ""
+            raise UsageError(
+                f"--encoder {self.word} is not torchvision:NAME or onnx:FILE", hint,
+                "--encoder torchvision:mobilenet_v2 --weights FILE",
+            )  # fmt: skip
+        if kind == "onnx" and self.weights is not None:
+            raise UsageError("an ONNX file contains its weights", "leave out --weights")
+        if kind != "onnx" and self.weights is None:
+            raise UsageError(f"--encoder {self.word} needs its weights", "--weights FILE.safetensors, FILE.pt or .pth")
+        if kind != "onnx" and self.output is not None:
+            raise UsageError("--output names a tensor of an ONNX file", "leave it out")
+        if self.size is not None and not 1 <= self.size <= 4096:
+            raise UsageError(f"--size {self.size} is not between 1 and 4096 pixels", "--size 96")
+        if self.normalize is not None and self.normalize not in NORMALIZE:
+            raise UsageError(f"unknown --normalize '{self.normalize}'", closest(self.normalize, NORMALIZE))
+
+    def open(self, shape: tuple[int, ...]) -> FrozenEncoder:
+        """Read the weights, and return the encoder for images of ``shape`` (H, W) or (H, W, channels).
+
+        Raises UsageError or InputError if it cannot be made from the file, or does not take such images.
+        """
+        loaded = self._load(self.size)
+        channels = shape[2] if len(shape) == 3 else 1
+        if channels not in (1, 3):
+            raise InputError(f"encoders take images with 1 or 3 channels; these have {channels}")
+        size = self.size or loaded.size or min(shape[:2])
+        if not loaded.takes_any_size and loaded.size and size != loaded.size:
+            raise UsageError(f"{self.word} takes images of {loaded.size} pixels only", f"--size {loaded.size}")
+        mean: tuple[float, ...] = _IMAGENET[0]
+        deviation: tuple[float, ...] = _IMAGENET[1]
+        if self.normalize == "none":
+            mean, deviation = (0.0,) * 3, (1.0,) * 3
+        elif self.normalize is None and loaded.mean is not None and loaded.deviation is not None:
+            mean, deviation = loaded.mean, loaded.deviation
+        name = f"onnx:{self.file.name}" if self.kind == "onnx" else self.word
+        facts = Encoder(name, loaded.weights, size, mean, deviation, self.output or "", shape)
+        return _tried(FrozenEncoder(loaded.network, facts))
+
+    def _load(self, size: int | None) -> Loaded:
+        if self.kind == "onnx":
+            from pflcli.encoders.onnx_file import load
+
+            return load(self.file, self.output)
+        from pflcli.encoders import torchvision_network
+
+        return torchvision_network.load(self.member, self.file, size)
+
+
+def _tried(encoder: FrozenEncoder) -> FrozenEncoder:
+    """Apply an encoder to one image; raises UsageError if it does not take images of that size."""
+    try:
+        encoder.embed(np.zeros((1, *encoder.facts.shape), np.uint8))
+    except (RuntimeError, ValueError, AssertionError) as error:
+        reason = str(error).strip().partition("\n")[0]
+        raise UsageError(
+            f"{encoder.facts.name} does not take images of {encoder.facts.size} pixels: {reason[:200]}", "--size 224"
+        ) from None
+    return encoder

@@ -1,0 +1,95 @@
+"""The options of ``pfl embed``."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from pathlib import Path
+from typing import Annotated, ClassVar
+
+import typer
+
+from pflcli.options import completion
+from pflcli.options.declaration import PATH, Options, Out, Set, Typed
+from pflcli.options.partition import dataset_word
+
+
+@dataclass(frozen=True)
+class Embed(Options):
+    """Compute features of a dataset's images with a frozen network, as a dataset for `pfl partition`.
+
+    Examples:
+        pfl embed writers --encoder onnx:net.onnx -o runs/features
+        pfl embed writers --encoder torchvision:mobilenet_v2 --weights w.pt -o runs/f
+    """
+
+    NAME: ClassVar[str] = "embed"
+    HARDWARE: ClassVar[tuple[str, ...]] = ("device", "threads")
+
+    dataset: Annotated[
+        str | Path,
+        Typed(str, text=dataset_word),
+        typer.Argument(
+            help="Embed the images of this dataset: a name of `pfl list datasets`, or the folder that `pfl import -o`"
+            " made.",
+            metavar="DATASET",
+            autocompletion=completion.datasets,
+        ),
+    ]
+    out: Out
+    _: KW_ONLY
+    encoder: Annotated[
+        str,
+        Typed(str, text=str),
+        typer.Option(
+            help="Compute features with this network: torchvision:NAME with the weights of --weights, or"
+            " onnx:FILE. Features are the input of the last linear layer, or the output of the ONNX file.",
+            metavar="KIND:NAME",
+            show_default=False,
+        ),
+    ]
+    weights: Annotated[
+        Path | str | None,
+        PATH,
+        typer.Option(
+            help="Read the weights of a network of torchvision from this file (.safetensors, .pt, .pth).",
+            metavar="FILE",
+            show_default=False,
+        ),
+    ] = None
+    size: Annotated[
+        int | None,
+        typer.Option(
+            help="Resize images to this side length in pixels before they are embedded.",
+            metavar="N",
+            show_default="that of the network, mostly 224",
+        ),
+    ] = None
+    normalize: Annotated[
+        str | None,
+        typer.Option(
+            help="Normalize the channels of the images by ImageNet's mean and deviation (imagenet), or keep them in"
+            " [0, 1] (none).",
+            metavar="NAME",
+            show_default="imagenet",
+            autocompletion=completion.words("imagenet", "none"),
+        ),
+    ] = None
+    output: Annotated[
+        str | None,
+        typer.Option(
+            help="Take this tensor of the ONNX file as features.", metavar="NAME", show_default="its only output"
+        ),
+    ] = None
+    keep_test: Annotated[
+        bool,
+        typer.Option(
+            "--keep-test", help="Mark the dataset's published test samples, so that `pfl partition` tests on them."
+        ),
+    ] = False
+    root: Annotated[
+        Path | str | None,
+        PATH,
+        typer.Option(help="Read the dataset's files from this folder.", metavar="DIR", show_default=False),
+    ] = None
+    download: Annotated[bool, typer.Option("--download", help="Download the dataset into --root.")] = False
+    options: Set = None
