@@ -13,7 +13,7 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from pflcli import config, foreign
+from pflcli import config, foreign, sources
 from pflcli.artifacts import client_blocks, codebook
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import dataset as artifact
@@ -65,6 +65,7 @@ def embed(asked: Embed) -> Outcome:
         "dataset",
         _request(name, source, samples, dataset_options, encoder),
         () if source is None else (source.as_input("dataset", Path(asked.out)),),
+        code={"encoders": sources.module_hash("encoders", "encoders.torchvision_network", "encoders.onnx_file")},
     )
 
     def build(writer: ArtifactWriter) -> Built:

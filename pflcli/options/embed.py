@@ -11,6 +11,13 @@ import typer
 from pflcli.options import completion
 from pflcli.options.declaration import PATH, Options, Out, Set, Typed
 from pflcli.options.partition import dataset_word
+from pflcli.wording import PathWord
+
+
+def _encoder_word(value: str) -> str:
+    """Return an encoder as a user types it: onnx: before the path of a file."""
+    kind, colon, file = value.partition(":")
+    return PathWord.of_parts(kind + colon, Path(file)) if kind == "onnx" else value
 
 
 @dataclass(frozen=True)
@@ -39,7 +46,7 @@ class Embed(Options):
     _: KW_ONLY
     encoder: Annotated[
         str,
-        Typed(str, text=str),
+        Typed(str, text=_encoder_word),
         typer.Option(
             help="Compute features with this network: torchvision:NAME with the weights of --weights, or"
             " onnx:FILE. Features are the input of the last linear layer, or the output of the ONNX file.",

@@ -6,10 +6,12 @@ import json
 from types import SimpleNamespace
 
 import numpy as np
+import onnxruntime
 import pytest
 import torch
 
 from helpers import error_text, listing
+from originals import write_network
 from pflcli import embed, import_data, partition, train_global
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import dataset as datasets
@@ -244,3 +246,27 @@ def test_backbones_of_features_by_different_encoders_are_not_mixed(at, tmp_path)
     train_global(tmp_path / "p-one", tmp_path / "b", settings={"model": "logistic", "rounds": 1})
     with pytest.raises(InputError, match="differ in their encoder"):
         extract(tmp_path / "b", tmp_path / "e", partition=tmp_path / "p-two")
+
+
+def test_an_onnx_file_computes_what_its_network_does(at, tmp_path):
+    write_network(tmp_path / "net.onnx")
+    embed(at.images, tmp_path / "data", encoder=f"onnx:{tmp_path / 'net.onnx'}", size=SIZE)
+    session = onnxruntime.InferenceSession((tmp_path / "net.onnx").read_bytes(), providers=["CPUExecutionProvider"])
+    x = torch.from_numpy(at.x).permute(0, 3, 1, 2).float() / 255
+    x = torch.nn.functional.interpolate(x, size=(SIZE, SIZE), mode="bilinear")
+    x = (x - torch.tensor([0.485, 0.456, 0.406])[:, None, None]) / torch.tensor([0.229, 0.224, 0.225])[:, None, None]
+    (expected,) = session.run(None, {"x": x.numpy()})
+    np.testing.assert_allclose(read(tmp_path / "data").x, expected, atol=1e-5)
+    assert open_artifact(tmp_path / "data").manifest.request["encoder"]["name"] == "onnx:net.onnx"
+
+
+@pytest.mark.parametrize(
+    ("content", "options", "message"),
+    [(b"", {}, "net.onnx"), (None, {"output": "nothing"}, "has no tensor 'nothing'")],
+)
+def test_a_wrong_onnx_file_is_refused(at, tmp_path, content, options, message):
+    write_network(tmp_path / "net.onnx")
+    if content is not None:
+        (tmp_path / "net.onnx").write_bytes(content)
+    with pytest.raises((InputError, UsageError), match=message):
+        embed(at.images, tmp_path / "data", encoder=f"onnx:{tmp_path / 'net.onnx'}", **options)
