@@ -278,8 +278,11 @@ def _steps_or_epochs(chosen: Mapping[str, Any], context: typer.Context) -> dict[
     )
 
 
-_COMPLETERS = {"model": completion.names("models", "auto"), "upload": completion.steps("uploads")}
-_COMPLETERS["aggregator"] = completion.steps("aggregators")
+_COMPLETERS: dict[str, Callable[..., Any]] = {
+    "model": completion.names("models", "auto"),
+    "upload": completion.steps("uploads"),
+    "aggregator": completion.steps("aggregators"),
+}
 
 
 def _training(default: str) -> list[inspect.Parameter]:

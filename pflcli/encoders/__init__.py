@@ -80,7 +80,7 @@ class FrozenEncoder(nn.Module):
         pieces = []
         with torch.inference_mode(), numerics.intra_op(threads):
             for first in range(0, len(x), BATCH):
-                batch = torch.from_numpy(np.ascontiguousarray(x[first : first + BATCH]))
+                batch = torch.from_numpy(x[first : first + BATCH].copy())
                 pieces.append(self(batch.to(self.mean.device)).cpu().numpy())
         features = np.concatenate(pieces)
         if not np.isfinite(features).all():

@@ -7,6 +7,7 @@ or pairs of a word and its description; Typer drops those that do not start with
 from __future__ import annotations
 
 import ast
+import inspect
 import io
 import json
 import os
@@ -40,17 +41,34 @@ def words(*choices: str) -> Callable[[], list[str]]:
     return lambda: [*choices]
 
 
-def names(group: str, *more: str) -> Callable[[], list[str]]:
-    """Return a completer that offers the names in a group of the registry, and ``more``."""
-    return lambda: [*more, *registry.names(group)]
+def names(group: str, *more: str) -> Callable[[str], list[str]]:
+    """Return a completer that offers the names in a group of the registry, ``more``, and users' files by their path."""
+
+    def complete(incomplete: str = "") -> list[str]:
+        return [*more, *registry.names(group), *_python_files(incomplete)]
+
+    return complete
 
 
-def comma_separated(choices: Callable[[], Iterable[str]]) -> Callable[[str], list[str]]:
+def _python_files(incomplete: str) -> list[str]:
+    """Return Python files and folders that continue a path; none for a word that is not a path."""
+    parent, slash, start = incomplete.rpartition("/")
+    if not slash:
+        return []
+    entries = sorted(os.scandir(Path(parent + slash).expanduser()), key=lambda entry: entry.name)
+    matching = [entry for entry in entries if entry.name.startswith(start) and not entry.name.startswith(("_", "."))]
+    files = [f"{parent}/{entry.name}" for entry in matching if entry.name.endswith(".py")]
+    return files + [f"{parent}/{entry.name}/" for entry in matching if entry.is_dir()]
+
+
+def comma_separated(choices: Callable[..., Iterable[str]]) -> Callable[[str], list[str]]:
     """Return a completer for the last of several words separated by commas; it offers no word twice."""
+    takes_word = bool(inspect.signature(choices).parameters)
 
     def complete(incomplete: str) -> list[str]:
-        before, comma, _ = incomplete.rpartition(",")
-        return [before + comma + choice for choice in choices() if choice not in before.split(",")]
+        before, comma, last = incomplete.rpartition(",")
+        offered = choices(last) if takes_word else choices()
+        return [before + comma + choice for choice in offered if choice not in before.split(",")]
 
     return complete
 

@@ -70,6 +70,11 @@ LINES = {
     ("pfl", "train-global", "p", "--upload", "cl"): ["clip", "clip:1.0"],
     ("pfl", "train-global", "p", "--upload", "clip", ":"): ["1.0"],
     ("pfl", "train-global", "p", "--precision", "b"): ["bfloat16"],
+    ("pfl", "personalize", "./mi"): ["./mine.py"],
+    ("pfl", "compare", "p", "--methods", "fedavg,./mi"): ["fedavg,./mine.py"],
+    ("pfl", "train-global", "p", "--model", "./"): ["./mine.py", "./sub/"],
+    ("pfl", "check", "trim"): ["trimmed-mean"],
+    ("pfl", "new", "sch"): ["scheme"],
     ("pfl", "list", "sch"): ["schemes"],
     ("pfl", "list", "schemes", "pach"): ["pachinko"],
     ("pfl", "show", "--ver"): ["--verify"],
@@ -78,7 +83,10 @@ LINES = {
 
 
 @pytest.mark.parametrize("line", LINES, ids=" ".join)
-def test_words_are_completed(offers, line):
+def test_words_are_completed(offers, line, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").touch()
+    (tmp_path / "sub").mkdir()
     expected = LINES[line]
     if isinstance(expected, str):
         assert expected in offers(*line)
@@ -134,7 +142,7 @@ def test_every_command_that_takes_an_artifact_completes_it():
         if param.param_type_name == "argument" and str(param.metavar).strip(".").lower() in kinds.schemas()
     }
     assert len(expected) > 10
-    assert expected <= {line[0] for line in KINDS} | {"partition"}
+    assert expected <= {line[0] for line in KINDS} | {"partition", "embed"}
 
 
 def test_folders_are_parts_of_paths(offers, small, tmp_path, monkeypatch):
