@@ -1,15 +1,16 @@
 """APFL: each client predicts with a weighted mean of its local model and the global model.
 
-Deng et al. (2020), https://arxiv.org/abs/2003.13461, Algorithm 1. Client i holds a local model v and a copy w of the
-global one; its personal model is alpha v + (1 - alpha) w, a mixture of weights as in the paper (other codebases
-mix outputs). Each minibatch moves both at once, w by grad F(w) and v by alpha grad F(alpha v + (1 - alpha) w); only w
-travels, and is averaged as in FedAvg. With `adaptive` a client takes one step of gradient descent on alpha, over all
-its training samples, at the beginning of its round, and clips it to [0, 1]. Running statistics of BatchNorm are those
-of v.
+Deng et al. (2020), https://arxiv.org/abs/2003.13461, Algorithm 1. Client i has a local model v and a copy w of the
+global model; its personal model is alpha v + (1 - alpha) w. As in the paper, this is a mixture of weights (other
+libraries mix outputs).
 
-Local models start from the common initialisation. A client predicts with its local model, from its last round, mixed
-with the last global model. A client that never took part starts a local model from the last global model when it
-personalizes, and trains it as in a round. Predictions use training samples only.
+In a round, each minibatch moves both models: w by grad F(w), and v by alpha grad F(alpha v + (1 - alpha) w). Only w is
+uploaded, and averaged as in FedAvg. With `adaptive`, a client first takes one step of gradient descent on alpha over
+all its training samples, and clips alpha to [0, 1]. The running statistics of BatchNorm are those of v.
+
+A client predicts with the mixture of its local model and the last global model. Local models start from the common
+initial model. A client that never took part trains a local model from the last global model when it personalizes.
+Predictions use training samples only.
 """
 
 from __future__ import annotations

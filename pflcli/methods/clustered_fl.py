@@ -1,15 +1,19 @@
 """Clustered FL: splits the federation into clusters where clients' updates point in different directions.
 
-Sattler et al. (2020), https://arxiv.org/abs/1910.01991. All clients begin in one cluster, which is FedAvg. Where its
-mean update is small while some client's is not, it has come to rest between objectives that disagree, and is split in
-two by the cosines of the updates; each half starts from the same model, and may split again.
+Sattler et al. (2020), https://arxiv.org/abs/1910.01991. All clients begin in one cluster, which runs FedAvg. If the
+mean update of a cluster is small while the update of one of its clients is large, the cluster has converged to a
+compromise between different objectives. It is then split in two by the cosines of the updates. Both halves start from
+the same model, and may be split again.
 
-How small depends on the scale of updates; by default it is relative to the largest of the cluster. Where clients hold
-few samples their updates disagree by noise alone, and by the paper's rules clients of one kind are split again and
-again; so `gap` requires updates to be more similar within the halves than across them, which noise is not (an
-extension; 0 turns it off). As the authors' code does, clusters are split by complete linkage; `linkage=single` is the
-paper's Algorithm 1. The paper has all clients in every round; here each is judged by its last update. A client that
-joins after a split is sent all models and takes the one with the lowest loss on its training samples.
+By default, the thresholds for small and large are relative to the largest update of the cluster. Deviations from the
+paper:
+
+- `gap` (an extension; 0 turns it off) requires that updates are more similar within the halves than between them.
+  Updates of clients with few samples differ by noise alone, and without `gap` clients of the same kind are split again
+  and again.
+- Clusters are split by complete linkage, as in the authors' code. `linkage=single` is the paper's Algorithm 1.
+- The paper has all clients in every round. Here each client is judged by its last update.
+- A client that joins after a split receives all models, and takes the one with the lowest loss on its training samples.
 """
 
 from __future__ import annotations

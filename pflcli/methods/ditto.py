@@ -1,20 +1,22 @@
 """Ditto: each client trains a personal model that is pulled towards the global model of FedAvg.
 
-Li et al. (2021), https://arxiv.org/abs/2012.04221, Algorithm 1. Client i minimises F_i(v) + lambda/2 |v - w|^2 over its
-personal model v: in a round the cohort is sent w^t, and each of it takes personal steps v <- v - lr (grad F_i(v) +
-lambda (v - w^t)), towards the model that it was sent and not the one that it trains, then trains w^t as in FedAvg.
-Personal models begin at the common initialisation and stay as they are in rounds that do without the client.
+Li et al. (2021), https://arxiv.org/abs/2012.04221, Algorithm 1. Client i minimizes F_i(v) + lambda/2 |v - w|^2 over its
+personal model v, where w is the global model.
 
-By default each client chooses lambda on its validation samples, as the paper does (section 5): in a round it takes its
-personal steps once for each lambda of `grid`, on the same minibatches, and keeps the model with the lowest validation
-loss, of equal ones the first in `grid`. A client with fewer than 4 validation samples takes 1, as in the paper. The
-authors' code chooses so at every step; here a choice stands for a round. It costs as many personal trainings per round
-as `grid` has values; a fixed `lam` costs one and leaves validation samples alone. With ``--refit`` a client takes the
-lambda that it chose last in the earlier run.
+In a round, the cohort downloads w^t. Each client takes personal steps v <- v - lr (grad F_i(v) + lambda (v - w^t)),
+towards the model that it downloaded, and then trains w^t as in FedAvg. Personal models start from the common initial
+model. They do not change in rounds in which the client does not take part.
 
-A client that never took part has no personal model. When it personalizes it starts from the last global model and takes
-`newcomer_epochs` of the same personal steps, with the same choice. All models learn from training samples alone; where
-lambda is chosen, validation accuracy is of the samples that chose.
+By default, each client chooses lambda on its validation samples, as in the paper (section 5). In a round it takes its
+personal steps once for each value of `grid`, on the same minibatches, and keeps the model with the lowest validation
+loss (the first one in `grid` if several are equal). A client with fewer than 4 validation samples uses 1, as in the
+paper. The authors' code chooses at every step; here the choice holds for a round. The cost is one personal training per
+value of `grid`. A fixed `lam` costs one and does not use validation samples. With ``--refit`` a client uses the lambda
+that it chose last in the earlier run.
+
+A client predicts with its personal model. A client that never took part starts from the last global model when it
+personalizes, and takes `newcomer_epochs` of the same personal steps, with the same choice. All models are trained on
+training samples only. If lambda is chosen, validation accuracy is measured on the samples that chose it.
 """
 
 from __future__ import annotations

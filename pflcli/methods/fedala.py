@@ -1,19 +1,21 @@
 """FedALA: each client learns, for every parameter, how much of the global model to take before it trains.
 
 Zhang et al. (2023), "FedALA: Adaptive Local Aggregation for Personalized Federated Learning", AAAI,
-https://arxiv.org/abs/2212.01197, Algorithm 1. A client of a round is sent the global model Theta. Of the upper layers
-it keeps its local model Theta_i, as its last round left it, and takes Theta_i + (Theta - Theta_i) * W_i (Eq. 4), the
-lower layers being the global ones. W_i begins at ones, has a value in [0, 1] for each parameter, and is learned by
-projected gradient descent on the client's training loss at that mixture (Eq. 5), all else fixed. Then the mixture is
-trained, and sent back for the mean of FedAvg. No more travels than in FedAvg. Buffers of the upper layers are the
-global ones.
+https://arxiv.org/abs/2212.01197, Algorithm 1.
 
-Differences from the paper: W_i is learned from all training samples of the client, not a random 80 % of them; and when
-a client first learns it, for `first_epochs` in place of until its losses settle, later for `weight_epochs`, 1 as in the
-paper. In its first round a client has no local model and trains the global one. A client answers with the mixture of
-its local model and the last global one, after another `weight_epochs` on its W_i, as Algorithm 1 returns it; with
-`final_epochs` it trains it as well. A client that never took part has the global model to begin with. All answers come
-from training samples alone.
+In a round, a client downloads the global model Theta. In the upper layers it starts from Theta_i + (Theta - Theta_i) *
+W_i (Eq. 4), where Theta_i is its local model after its last round; the lower layers are the global ones. W_i has a
+value in [0, 1] for each parameter and starts at ones. It is learned by projected gradient descent on the client's
+training loss at that mixture (Eq. 5). Then the mixture is trained and uploaded, and the server averages as in FedAvg. A
+round sends as many bytes as FedAvg. Buffers of the upper layers are the global ones.
+
+A client predicts with the mixture of its local model and the last global model, after another `weight_epochs` on W_i,
+as Algorithm 1 returns it. With `final_epochs` it also trains the mixture. A client that never took part predicts with
+the global model. Predictions use training samples only.
+
+Deviations from the paper: W_i is learned on all training samples of the client instead of a random 80 %. The first
+time, it is learned for `first_epochs` instead of until the loss settles; later for `weight_epochs`, 1 as in the paper.
+In its first round a client has no local model and trains the global one.
 """
 
 from __future__ import annotations

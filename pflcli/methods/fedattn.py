@@ -1,24 +1,27 @@
 """FedAttn: computes each client's biases by attention over its nearest neighbours, on top of a global model.
 
 Luo, Panchal & Guan (2022), "Personalized Federated Learning through Collaboration with Nearest Neighbors" (report,
-University of Massachusetts), Algorithm 1. The server keeps each client's biases M and representation Z, the mean input
-of the head over its training samples. It sends a client the global model with the biases softmax((W_K Z_N)(W_Q Z_i) /
-sqrt(d_k)) W_V M_N over the k clients N nearest by Z. What comes back trains the global model as in FedAvg, and the
-difference of the biases is the gradient by which the server trains W_Q, W_K and W_V.
+University of Massachusetts), Algorithm 1. The server keeps the biases M of each client, and its representation Z: the
+mean input of the head over its training samples. A client downloads the global model with the biases softmax((W_K
+Z_N)(W_Q Z_i) / sqrt(d_k)) W_V M_N over the k clients N whose Z is nearest. Uploads are averaged to the global model as
+in FedAvg. The difference between the biases sent and received is the gradient by which the server trains W_Q, W_K and
+W_V.
 
-As written (``form=faithful``) biases run through W_V round after round: once its spectral radius is above 1 they grow
-geometrically, and accuracy collapses at some round. The report shows that and proposes pulls towards global and
-neighbouring biases (``mu_g``, ``mu_n``) and a first stage of FedAvg (``warmup``). By default W_V is the
-identity, which cannot amplify, biases are offsets from the global ones, and Z is normalised. ``trust`` bounds offsets
-by the norm of the global biases; over balanced classes those of the head are near zero, so that it cuts what clients
-learn of their own labels, and it is off by default. Either way uploads that are not finite are rejected.
+As written (``form=faithful``), biases pass through W_V in every round. Once its spectral radius exceeds 1, they grow
+geometrically, and accuracy collapses. The report shows this, and proposes to pull biases towards the global ones
+(``mu_g``) and those of neighbours (``mu_n``), and to begin with rounds of FedAvg (``warmup``). By default W_V is the
+identity, which cannot amplify; biases are offsets from the global ones, and Z is normalized. ``trust`` bounds offsets
+by the norm of the global biases. With balanced classes the global biases of the head are near zero, so that the bound
+removes what clients learn about their own labels; it is off by default. Uploads that are not finite are rejected in
+either form.
 
-``history`` in the state has a value for each round after the warm-up: ``rho``, the spectral radius of W_V; ``largest``
-bias sent; ``rejected`` uploads; ``validation`` accuracy of the models as sent (-1 without such samples).
-Before crediting attention, compare with ``attention=none`` (FedAvg), ``k=1`` (private biases), ``neighbours=random``.
-By default there are several neighbours, as in the paper. Where clients have few classes each, private biases are
-better: 87.1 against 82.0 % (validation accuracy, Fashion-MNIST, Dirichlet 0.1, mean of eight runs); among writers
-they are as good.
+``history`` in the state has one value for each round after the warm-up: ``rho``, the spectral radius of W_V;
+``largest``, the largest bias sent; ``rejected``, the number of rejected uploads; ``validation``, the accuracy of the
+models as sent (-1 without validation samples).
+
+To judge the attention, compare with ``attention=none`` (FedAvg), ``k=1`` (private biases) and ``neighbours=random``. By
+default there are several neighbours, as in the paper. If clients have few classes each, private biases are better: 87.1
+against 82.0 % (validation accuracy, Fashion-MNIST, Dirichlet 0.1, mean of eight runs). With writers they are as good.
 """
 
 from __future__ import annotations

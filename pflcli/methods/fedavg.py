@@ -1,10 +1,11 @@
 """FedAvg: one global model, the weighted mean of locally trained models.
 
-McMahan et al. (2017), https://arxiv.org/abs/1602.05629, Algorithm 1. Weights are training samples, renormalised over
-the clients that take part; buffers are averaged like parameters. Given a backbone that FedAvg made, it answers with it.
+McMahan et al. (2017), https://arxiv.org/abs/1602.05629, Algorithm 1. Weights are numbers of training samples,
+normalized over the clients that take part. Buffers are averaged like parameters. If FedAvg with the same settings made
+the backbone, its model is used and no round is run.
 
 With another `server` it is FedOpt (Reddi et al., 2021, https://arxiv.org/abs/2003.00295): FedAvgM, FedAdagrad, FedAdam
-or FedYogi. Their equations stand in ``parts/server_optimizer.py``.
+or FedYogi. Their equations are in ``parts/server_optimizer.py``.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """FedAvg+: the global model, fine-tuned by each client on its own samples.
 
 Jiang et al. (2019), https://arxiv.org/abs/1909.12488; a baseline of kNN-Per (Marfoq et al., 2022), section 5. With
-`upper` it is the federated transfer learning (FTL) that FedHAM (Gao et al., 2023) compares with: the upper layers are
-trained, the lower ones stay. With `models` each client fine-tunes several models on parts of its samples, which answer
-together.
+`upper`, only the upper layers are trained: this is the federated transfer learning (FTL) with which FedHAM (Gao et al.,
+2023) compares. With `models`, each client fine-tunes several models on parts of its samples and averages their
+predictions.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """FedBABU: trains only the body, under a random head that never changes; each client then fine-tunes.
 
-Oh et al. (2022), https://arxiv.org/abs/2106.06042, Algorithm 1: everyone knows the initial head, which is as good as
-any while it is the same for all, so that only bodies travel and are averaged, weighted by samples. Then each client
-fine-tunes the model on its own samples: body and head in the paper, for 5 epochs. Every client can, also one that
-never took part. Weight decay does not reach the head, which in the authors' code it would.
+Oh et al. (2022), https://arxiv.org/abs/2106.06042, Algorithm 1. During the rounds the head keeps its initial weights,
+which are the same for all clients. Clients train only the body; bodies are uploaded and averaged, weighted by samples.
+Then each client fine-tunes the model on its own samples: body and head in the paper, for 5 epochs. Clients that never
+took part do the same. Weight decay does not change the head; in the authors' code it does.
 """
 
 from __future__ import annotations

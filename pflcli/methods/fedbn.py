@@ -1,12 +1,12 @@
 """FedBN: FedAvg in which every client keeps its own batch normalization.
 
-Li et al. (2021), https://arxiv.org/abs/2102.07623, Algorithm 1: scales, shifts and running statistics of BatchNorm
-layers neither travel nor are averaged, for clients whose inputs differ in distribution. All other parameters are those
-of FedAvg. A model that has no BatchNorm has nothing to keep: the method then is FedAvg, exactly.
+Li et al. (2021), https://arxiv.org/abs/2102.07623, Algorithm 1, for clients whose inputs differ in distribution.
+Scales, shifts and running statistics of BatchNorm layers are neither uploaded nor averaged. All other parameters are
+those of FedAvg. With a model without BatchNorm the method is exactly FedAvg.
 
-A client answers with its own BatchNorm layers, as its last round left them, in the last global model. They begin at the
-common initialisation; a client that never took part trains them alone, in the last global model, when it personalizes.
-Predictions use training samples only.
+A client predicts with the last global model and its own BatchNorm layers from its last round. These start from the
+common initial model. A client that never took part trains only its BatchNorm layers, in the last global model, when it
+personalizes. Predictions use training samples only.
 """
 
 from __future__ import annotations

@@ -1,16 +1,18 @@
 """FedDBE: FedAvg in which each client stores its own shift of representations; the rest is pulled to a consensus.
 
 Zhang et al. (2023), "Eliminating Domain Bias for Federated Learning in Representation Space", NeurIPS,
-https://arxiv.org/abs/2311.14975, with FedAvg. Before the rounds every client trains the initial model once and sends
-the mean of its representations; their mean, weighted by samples, is the consensus c, which stays. In a round a client
-trains body, head and its own memory m (PRBM), a vector that is added to each representation z before the head: the loss
-is the cross-entropy of head(z + m) plus kappa times the mean over dimensions of 1/2 (z' - c)^2, z' being the mean
-representation of the minibatch (MR). Body and head travel and are averaged as in FedAvg; m never leaves its client.
+https://arxiv.org/abs/2311.14975, with FedAvg.
 
-z' is that of one minibatch, which is the paper's running mean with a momentum of 1, the authors' choice for their CNN.
-Memories begin at zero. Where a head reads a part of the representation alone, as that of `lstm` does, m is added to
-that part. A client that never took part trains its memory alone, on the last global model, when it personalizes.
-Predictions use training samples only.
+Before the rounds, every client trains the initial model once and uploads the mean of its representations. The mean of
+these, weighted by samples, is the consensus c, which does not change. In a round, a client trains body, head and its
+own memory m (PRBM), a vector that is added to each representation z before the head. The loss is the cross-entropy of
+head(z + m) plus kappa times the mean over dimensions of 1/2 (z' - c)^2, where z' is the mean representation of the
+minibatch (MR). Body and head are averaged as in FedAvg; m never leaves its client.
+
+z' is the mean of one minibatch: the paper's running mean with a momentum of 1, which the authors use for their CNN.
+Memories start at zero. If the head reads only a part of the representation, as in `lstm`, m is added to that part. A
+client that never took part trains only its memory, with the last global model, when it personalizes. Predictions use
+training samples only.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
 """FedEM: models each client's distribution as a mixture of a few shared distributions, with one model for each.
 
-Marfoq et al. (2021), https://arxiv.org/abs/2108.10252, Algorithm 1. All components travel. With the components that it
-was sent, client i computes how much each answers for each sample, q_k(x, y) proportional to pi_ik exp(-loss_k(x, y))
-(E), takes pi_ik as the mean of q_k over its training samples, and trains each component on the loss weighted by q_k
-(M), with q as it was sent, all side by side; the server averages each component over the cohort, weighted by samples.
-Components start from different random weights; with equal ones they would remain equal.
+Marfoq et al. (2021), https://arxiv.org/abs/2108.10252, Algorithm 1. The model has several components, all of which are
+sent.
 
-The answer is sum_k pi_ik h_k(x), a mixture of probabilities. When it personalizes, a client takes one more E and M
-step for its pi with the last components, from where its last round left pi, or from equal shares if it never took
-part; the components stay as they are, so predictions use training samples only.
+In a round, client i computes how well each downloaded component explains each sample, q_k(x, y) proportional to pi_ik
+exp(-loss_k(x, y)) (E step). It sets pi_ik to the mean of q_k over its training samples, and trains all components on
+the loss weighted by q_k (M step). The server averages each component over the cohort, weighted by samples. Components
+start from different random weights, because equal components would stay equal.
+
+A client predicts with sum_k pi_ik h_k(x), a mixture of probabilities. When it personalizes, it takes one more E step
+and M step for pi with the last components, starting from its pi of the last round, or from equal shares if it never
+took part. The components do not change. Predictions use training samples only.
 """
 
 from __future__ import annotations

@@ -1,22 +1,28 @@
 """FedHAM: each client learns by attention which other models to mix with its own and the global model.
 
-Gao et al. (2023), "Configure Your Federation", https://doi.org/10.1145/3591362, Algorithms 1 and 2; its network HAM
-is in ``parts/ham.py``. After a warm-up of FedAvg a client is sent the global model x^g and the last uploads of its
-cluster, trains HAM on its samples through the hybrid model (Eq. 13), takes the hybrid (Eq. 14), trains that (Eq. 15)
-and uploads it; HAM never leaves it. Eq. 15 descends Eq. 1, that is F(x_i) + lambda F(hybrid of x_i) as far as client i
-can know it; Eq. 11 and the default ``lam=0`` have F(x_i) alone. Clusters, of sketched uploads, bound what a client
-receives. The paper has every client in every round (``--participation 1``); otherwise the others' last uploads stay.
+Gao et al. (2023), "Configure Your Federation", https://doi.org/10.1145/3591362, Algorithms 1 and 2. The network HAM is
+in ``parts/ham.py``. x_i is the last upload of client i, x^g the global model, and x^a the mean of the others' uploads
+by attention.
 
-As published (``form=faithful``) HAM learns from the samples that x_i was just fitted to, so it prefers x_i to all else,
-and FedHAM becomes Local; so does ``joint``, whose features are centred on x^g and can tell models apart. The others'
-models have not seen those samples: by default (``guarded``) HAM is trained without x_i, which then enters the hybrid
-with the share of least validation loss, and layer 1 is held near its first attention. Published, a client's model is
-what it uploads. An epoch on few samples undoes part of what mixing gave: by default validation loss chooses that too.
+After a warm-up of FedAvg, a client downloads x^g and the last uploads of its cluster. It trains HAM on its samples
+through the hybrid model (Eq. 13), computes the hybrid (Eq. 14), trains it (Eq. 15) and uploads it. HAM never leaves the
+client. Eq. 15 descends Eq. 1, F(x_i) + lambda F(hybrid of x_i), as far as client i can compute it; Eq. 11 and the
+default ``lam=0`` have F(x_i) alone. Clusters are formed from sketches of the uploads, and limit how many models a
+client receives. The paper has every client in every round (``--participation 1``); here the last uploads of clients
+that do not take part are used.
 
-With ``--refit`` a client takes the share that it chose last in the earlier run, and lets the model answer that it chose
-there. ``attention`` in the state has a row for each round after the warm-up, 0 for clients that took no part: ``first``
-(rounds, m, m) and ``second`` (rounds, m, 3), the latter of x_i, x^a and x^g. ``history`` has the validation accuracy of
-hybrids before they are trained, where it was measured, else -1.
+As published (``form=faithful``), HAM learns from the samples on which x_i was just trained. It therefore prefers x_i to
+all other models, and FedHAM becomes Local. The same holds for ``joint``, whose features are differences from x^g and
+can tell models apart. The models of the others were not trained on these samples. By default (``guarded``), HAM is
+therefore trained without x_i; x_i then enters the hybrid with the share that has the lowest validation loss, and layer
+1 is kept near its initial attention. In the paper a client predicts with what it uploads. Because an epoch on few
+samples can undo what the mixture gained, by default validation loss chooses among the upload, the hybrid and the global
+model.
+
+With ``--refit`` a client uses the share and the predicting model that it chose last in the earlier run. ``attention``
+in the state has a row for each round after the warm-up, 0 for clients that did not take part: ``first`` (rounds, m, m),
+and ``second`` (rounds, m, 3) for x_i, x^a and x^g. ``history`` has the validation accuracy of hybrids before they are
+trained, -1 where it was not measured.
 """
 
 from __future__ import annotations

@@ -1,15 +1,17 @@
 """FedHealth: a cloud model from public samples, FedAvg from there, then transfer to each client's own distribution.
 
-Chen et al. (2020), https://arxiv.org/abs/1907.09173, Algorithm 1. The server trains a model on a public set; clients
-and server improve it by FedAvg; at last each client fine-tunes the upper layers while the lower ones stay frozen, on
-its cross-entropy plus `weight` times the CORAL loss |C_own - C_public|^2 / (4 d^2) between the covariances of d
+Chen et al. (2020), https://arxiv.org/abs/1907.09173, Algorithm 1. The server trains a model on a public set, and FedAvg
+continues from it. Finally each client fine-tunes the upper layers, with the lower ones frozen. Its loss is the
+cross-entropy plus `weight` times the CORAL loss |C_own - C_public|^2 / (4 d^2) between the covariances of the d
 features of its minibatch and of public samples (Sun & Saenko, 2016, https://arxiv.org/abs/1607.01719; divided by n
-here, so that a single sample has one). Where there is no public set, FedHAM (Gao et al., 2023) takes 10 % of every
-client's training samples for it, and so does this: they travel to the server, and their inputs to every client, which
-is counted; clients go on training on them. Features are the input of the head; BatchNorm normalizes a minibatch
-together with the public samples.
+here, so that it is defined for a single sample).
 
-Any client can transfer, whether it took part or not.
+If there is no public set, FedHAM (Gao et al., 2023) takes 10 % of every client's training samples for it, and so does
+this implementation. These samples are sent to the server, and their inputs to every client; the bytes are counted.
+Clients still train on them. Features are the input of the head. BatchNorm normalizes a minibatch together with the
+public samples.
+
+Clients that never took part are personalized in the same way.
 """
 
 from __future__ import annotations

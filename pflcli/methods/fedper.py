@@ -1,12 +1,12 @@
 """FedPer: a common body and a personal head that never leaves its client.
 
-Arivazhagan et al. (2019), https://arxiv.org/abs/1912.00818, Algorithms 1 and 2: in a round the cohort is sent the body,
-trains body and head together, and sends the body back, of which the server takes the mean weighted by samples. Only
-the body's bytes travel. The personalization layers are the head of the model here, its last linear layer.
+Arivazhagan et al. (2019), https://arxiv.org/abs/1912.00818, Algorithms 1 and 2. In a round, the cohort downloads the
+body, trains body and head together, and uploads the body. The server takes the mean of the bodies, weighted by samples.
+Only the bytes of the body are sent. The personalization layers are the head of the model, its last linear layer.
 
-A client predicts with its own head, from its last round, on the last global body. Heads start from the common
-initialisation; a client that never took part trains its head on the last body, which stays as it is, when it
-personalizes. Predictions use training samples only.
+A client predicts with its own head from its last round and the last global body. Heads start from the common initial
+model. A client that never took part trains its head on the last body, which stays fixed, when it personalizes.
+Predictions use training samples only.
 """
 
 from __future__ import annotations

@@ -1,18 +1,19 @@
 """FedProto: clients exchange the mean representation of each class instead of models.
 
 Tan et al. (2022), "FedProto: Federated Prototype Learning across Heterogeneous Clients", AAAI,
-https://arxiv.org/abs/2105.00243, Algorithm 1. Every client has a model of its own. In a round the cohort is sent the
-global prototypes, one vector for each class; each client trains its model on its cross-entropy plus lambda times the
-mean over dimensions of (z - p_y)^2 (Eq. 7), z being a sample's representation and p_y the prototype of its class,
-where there is one. It sends back the mean representation of each class that it has training samples of (Eq. 3), and
-the server takes their means, weighted by these samples (Eq. 6). A class without samples in the cohort keeps its
-prototype, so that clients train alone in the first round.
+https://arxiv.org/abs/2105.00243, Algorithm 1. Every client has a model of its own.
 
-A client answers by the nearest global prototype, as in the paper: with the softmax of minus the squared distances,
-halved; or with `answer=head` by the head of its own model. Models begin at the common initialisation, which lets
-representations be compared, and have one architecture here, though the algorithm needs only representations of one
-size. A client that never took part trains a model, with the same pull to the last prototypes, when it personalizes.
-Predictions use training samples only.
+In a round, the cohort downloads the global prototypes, one vector for each class. Each client trains its model on the
+cross-entropy plus lambda times the mean over dimensions of (z - p_y)^2 (Eq. 7), where z is the representation of a
+sample and p_y the prototype of its class, if there is one. It uploads the mean representation of each class of its
+training samples (Eq. 3). The server takes their means, weighted by samples (Eq. 6). The prototype of a class without
+samples in the cohort does not change. In the first round there are no prototypes, and clients train alone.
+
+A client predicts with the nearest global prototype, as in the paper, by the softmax of minus half the squared
+distances; or, with `answer=head`, with the head of its own model. Models start from the common initial model, so that
+representations can be compared. All have the same architecture here, although the algorithm only needs representations
+of the same size. A client that never took part trains a model with the same pull towards the last prototypes when it
+personalizes. Predictions use training samples only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """FedProx: FedAvg whose clients are held near the global model by a proximal term.
 
-Li et al. (2020), https://arxiv.org/abs/1812.06127, Algorithm 2: client i minimises F_i(w) + mu/2 |w - w^t|^2, so that
-mu (w - w^t) is added to each gradient. Every client does the same number of epochs here; the paper's clients may do
-fewer. Cohorts and weights are those of FedAvg, and so are the optimizers of the server.
+Li et al. (2020), https://arxiv.org/abs/1812.06127, Algorithm 2. Client i minimizes F_i(w) + mu/2 |w - w^t|^2: mu (w -
+w^t) is added to each gradient. Every client trains for the same number of epochs; in the paper some train for fewer.
+Cohorts, weights and the optimizers of the server are those of FedAvg.
 """
 
 from __future__ import annotations

@@ -1,17 +1,19 @@
 """FedRep: in each round, clients train their own head on the common body, then the body under that head.
 
-Collins et al. (2021), https://arxiv.org/abs/2102.07078, Algorithm 1: in a round the cohort is sent the body; each
-client takes `head_epochs` of steps on its head while the body stays, then `body_epochs` on the body while the head
-stays, and sends the body back. Only the body's bytes travel. The authors' code takes 10 epochs on the head and 1 or 5
-on the body, with rate 0.01 and momentum 0.5. At ten times that rate, the default here, a body under heads so well
-fitted comes apart, and fewer do better: 2 and 1 by default, as in FederatedScope (https://arxiv.org/abs/2204.05011).
-BatchNorm normalises by the batch in both phases; of the first it keeps no statistics.
+Collins et al. (2021), https://arxiv.org/abs/2102.07078, Algorithm 1. In a round, the cohort downloads the body. Each
+client trains its head for `head_epochs` with the body fixed, then the body for `body_epochs` with the head fixed, and
+uploads the body. Only the bytes of the body are sent. BatchNorm normalizes by the batch in both phases; the statistics
+of the first phase are discarded.
 
-A client answers with its own head on the last global body. A head that its client trained some rounds ago does not know
-that body, so at last every client takes `final_epochs` of steps on its head, as in the last round of the authors' code,
-which all users take part in with 10 epochs. That needs the body alone, which every method's last model has to reach its
-clients by, and sends nothing back: no bytes are counted. Heads begin at the common initialisation; a client that never
-took part trains its head on the last body for `head_epochs` first. Predictions use training samples only.
+The authors' code takes 10 epochs for the head and 1 or 5 for the body, with a learning rate of 0.01 and momentum 0.5.
+With ten times this rate, the default here, a body diverges under heads that fit so well, and fewer epochs are better.
+The defaults are 2 and 1, as in FederatedScope (https://arxiv.org/abs/2204.05011).
+
+A client predicts with its own head and the last global body. A head that was trained some rounds ago does not fit this
+body. Therefore every client trains its head for `final_epochs` at the end, as in the last round of the authors' code,
+in which all clients take part with 10 epochs. This only needs the last body, which clients of every method receive, and
+sends nothing back; no bytes are counted. Heads start from the common initial model. A client that never took part first
+trains its head on the last body for `head_epochs`. Predictions use training samples only.
 """
 
 from __future__ import annotations

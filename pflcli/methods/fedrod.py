@@ -1,15 +1,18 @@
 """FedRoD: a generic model trained with a balanced loss, and a personal head on top of it.
 
 Chen & Chao (2022), "On Bridging Generic and Personalized Federated Learning for Image Classification",
-https://arxiv.org/abs/2107.00778, Algorithm 1, with linear personalized heads (their hypernetwork is left out). With z
-the representation, G the generic and P the personalized head, each minibatch moves body and G along the gradient of the
-balanced softmax (Ren et al., 2020, https://arxiv.org/abs/2007.10740), the cross-entropy of G(z) + gamma log n_c with
-n_c the client's training samples of class c; and P along that of the cross-entropy of G(z) + P(z), through which
-neither body nor G learn. Body and G travel and are averaged as in FedAvg; P never leaves its client.
+https://arxiv.org/abs/2107.00778, Algorithm 1, with linear personalized heads (the hypernetwork is left out). z is the
+representation, G the generic head and P the personalized head.
 
-A client answers with G(z) + P(z). Details that the paper leaves open: a class without samples counts as 1e-12 of one,
-so that a client's balanced softmax leaves it out; P begins at zero, where the generic model answers; a client that
-never took part trains P alone, on the last generic model, when it personalizes. Predictions use training samples only.
+In a round, each minibatch moves body and G along the gradient of the balanced softmax (Ren et al., 2020,
+https://arxiv.org/abs/2007.10740): the cross-entropy of G(z) + gamma log n_c, where n_c is the number of the client's
+training samples of class c. It moves P along the gradient of the cross-entropy of G(z) + P(z), from which neither the
+body nor G learns. Body and G are averaged as in FedAvg; P never leaves its client.
+
+A client predicts with G(z) + P(z). The paper leaves three details open. Here a class without samples counts as 1e-12
+samples, so that the balanced softmax of the client excludes it. P starts at zero, where the generic model predicts. A
+client that never took part trains only P, with the last generic model, when it personalizes. Predictions use training
+samples only.
 """
 
 from __future__ import annotations

@@ -1,11 +1,14 @@
 """FedSGD: one gradient from each client of a cohort, over all its samples or a minibatch, then one step at the server.
 
-McMahan et al. (2017), https://arxiv.org/abs/1602.05629, section 2: w <- w - lr sum_i p_i grad F_i(w), with p_i the
-client's share of the cohort's samples. This is FedAvg with one local epoch of one batch, which is how it is run: the
-mean of one step each is the step along the mean. A round is one step of gradient descent, so it takes many more rounds
-than FedAvg; the training settings `epochs`, `steps` and `momentum` have no part in it, nor has `batch_size` unless
-``batch`` is ``minibatch``: then the gradient is that of one minibatch, drawn in each round. So compares Gao et al.
-(2023, https://doi.org/10.1145/3591362, section 6.2), who average after every iteration.
+McMahan et al. (2017), https://arxiv.org/abs/1602.05629, section 2: w <- w - lr sum_i p_i grad F_i(w), where p_i is the
+client's share of the samples of the cohort. It is computed as FedAvg with one local epoch of one batch, because the
+mean of one step of each client is the step along the mean gradient. A round is a single step of gradient descent, so
+that many more rounds are needed than with FedAvg. The training settings `epochs`, `steps` and `momentum` have no
+effect.
+
+`batch_size` has an effect only with ``batch=minibatch``: the gradient is then that of one minibatch, drawn in each
+round. Gao et al. (2023, https://doi.org/10.1145/3591362, section 6.2), who average after every iteration, compare in
+this way.
 """
 
 from __future__ import annotations

@@ -1,16 +1,15 @@
 """Gaussian head: each client classifies by Gaussians around its own class means, shrunk towards those of all clients.
 
-A linear discriminant analysis on the embeddings of a backbone, with the means of each class shrunk as by Efron &
-Morris (1973), https://doi.org/10.1080/01621459.1973.10481350, in the simplest form: mu_ic = (n_ic m_ic + kappa mu_c) /
-(n_ic + kappa), m_ic being the client's mean of class c and mu_c that of all clients. Covariance is shared: that within
-classes, E[z z'] - sum_c pi_c mu_c mu_c', plus `ridge` of its mean variance on the diagonal. Frequencies of classes are
-shrunk as in `prior`. Clients once send the frequencies and means of their classes and their mean z z'; the server
-sends back the frequencies, means and the covariance of all. Nothing of the model is trained.
+A linear discriminant analysis of the embeddings of a backbone. The class means of a client are shrunk towards those of
+all clients, mu_ic = (n_ic m_ic + kappa mu_c) / (n_ic + kappa), where m_ic is the client's mean of class c and mu_c that
+of all clients (Efron & Morris, 1973, https://doi.org/10.1080/01621459.1973.10481350, in its simplest form). All clients
+share the covariance within classes, E[z z'] - sum_c pi_c mu_c mu_c', plus `ridge` times its mean variance on the
+diagonal. Class frequencies are shrunk as in `prior`. Clients upload, once, the frequencies and means of their classes
+and their mean of z z'. The server returns the frequencies, means and covariance of all clients. No model is trained.
 
-Distances in many dimensions make Gaussians far too sure of themselves, so log-likelihoods are divided by a
-temperature, which each client chooses by its validation log-loss; it leaves the most probable class as it is. A client
-without validation samples takes 10. A class without samples has the mean of all embeddings, and counts as 1e-6
-of all samples.
+In many dimensions Gaussians are far too confident. Log-likelihoods are therefore divided by a temperature, which each
+client chooses by its validation log-loss; it does not change the most probable class. A client without validation
+samples uses 10. A class without samples has the mean of all embeddings, and counts as 1e-6 of all samples.
 """
 
 from __future__ import annotations

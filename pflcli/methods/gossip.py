@@ -1,9 +1,9 @@
 """Gossip: each peer averages its model with those of random other peers.
 
 After Hegedűs et al. (2019), "Gossip Learning as a Decentralized Alternative to Federated Learning", and the random
-baseline of PENS (Onoszko et al., 2021), https://arxiv.org/abs/2107.08517, in rounds: a client trains, receives the
-models of k others drawn uniformly, and averages them with its own. With all others as k and all clients in every round
-this is FedAvg without a server.
+baseline of PENS (Onoszko et al., 2021), https://arxiv.org/abs/2107.08517, in rounds. A client trains, receives the
+models of k other clients drawn uniformly, and averages them with its own. If k is the number of all others and all
+clients take part in every round, this is FedAvg without a server.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """IFCA: k models; each client trains the one with the lowest loss on its samples.
 
-Ghosh et al. (2020), https://arxiv.org/abs/2006.04088, Algorithm 1 with model averaging. The server sends all k models;
-a client takes the one with the lowest loss on its training samples, trains it and sends it back; the server averages
-those of each model. A model that no client takes does not change. Models start from initial weights drawn
-independently: from the same ones, all clients would take the first for ever. With one model this is FedAvg.
+Ghosh et al. (2020), https://arxiv.org/abs/2006.04088, Algorithm 1 with model averaging. The server sends all k models.
+A client takes the one with the lowest loss on its training samples, trains it and uploads it. The server averages the
+uploads of each model. A model that no client takes does not change. The models start from different random weights: if
+they were equal, all clients would always take the first. With one model this is FedAvg.
 
-The choice for the answers is made on training samples of the last models, too; the authors' code makes it on test
-samples. `shared` is the paper's weight sharing (section 6): parameters that all models have in common.
+For its predictions, a client again chooses among the last models by its training samples; the authors' code chooses by
+test samples. `shared` is the weight sharing of the paper (section 6): parameters that all models have in common.
 """
 
 from __future__ import annotations

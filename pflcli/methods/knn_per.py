@@ -1,17 +1,17 @@
 """kNN-Per: the global model interpolated with a nearest-neighbour model over the client's own embeddings.
 
 Marfoq et al. (2022), https://arxiv.org/abs/2111.09360, Eq. 6 and 7: p = lambda p_kNN + (1 - lambda) softmax(h(x)). Each
-client tunes lambda on its validation samples against a store of its training samples. With ``--refit``, as in the
-paper, lambda is what an earlier run chose, and the global model and the stores have learned from validation samples
-too. Where the authors' code differs (squared distances divided by the dimension, lambda chosen on test samples), the
-paper is followed; the former is ``kernel=scaled-squared``.
+client tunes lambda on its validation samples, with a store of its training samples. With ``--refit``, as in the paper,
+lambda is the choice of an earlier run, and the global model and the stores also use validation samples. Where the
+authors' code differs from the paper (squared distances divided by the dimension, lambda chosen on test samples), the
+paper is followed; ``kernel=scaled-squared`` is the former.
 
-With ``decay``, which the paper does not have, lambda falls with the distance d(x) from a sample to its nearest stored
-one: lambda(x) = lambda max(0, 1 - decay d(x) / s), where s is the median of d over the client's validation samples. It
-is the form of the distance-aware adapter of Dai et al. (2023), https://openreview.net/forum?id=uu1GBD9SlLe.
+With ``decay``, an extension, lambda falls with the distance d(x) of a sample from its nearest stored sample: lambda(x)
+= lambda max(0, 1 - decay d(x) / s), where s is the median of d over the client's validation samples. This is the form
+of the distance-aware adapter of Dai et al. (2023), https://openreview.net/forum?id=uu1GBD9SlLe.
 
-``vote``, which the paper does not have, hides from readers of the predictions how near the stored samples are: see
-``knn.voting``, and docs/privacy.md for what each costs.
+``vote``, an extension, hides from readers of the predictions how near the stored samples are: see ``knn.voting``, and
+docs/privacy.md for the costs.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """kNN-Per+: kNN-Per on the network that each client has fine-tuned, in place of the global model.
 
 A combination of FedAvg+ (Jiang et al., 2019), https://arxiv.org/abs/1909.12488, and kNN-Per (Marfoq et al., 2022),
-https://arxiv.org/abs/2111.09360, which neither paper has; a cheap rival of both. Each client fine-tunes the global
-model h to h_i as in `fedavg-plus`, and embeds all its samples with h_i. It then answers as in `knn-per`, Eq. 6 and 7:
-p = lambda p_kNN + (1 - lambda) softmax(h_i(x)), with neighbours among its training samples. The store is exact and
-holds all of them. Nothing is sent.
+https://arxiv.org/abs/2111.09360, that is in neither paper; a cheap competitor of both. Each client fine-tunes the
+global model h to h_i as in `fedavg-plus`, and embeds all its samples with h_i. It predicts as in `knn-per`, Eq. 6 and
+7: p = lambda p_kNN + (1 - lambda) softmax(h_i(x)), with neighbours among all its training samples, by an exact search.
+Nothing is sent.
 """
 
 from __future__ import annotations

@@ -1,13 +1,13 @@
 """LG-FedAvg: a personal body under a common head, the mirror image of FedPer.
 
-Liang et al. (2020), https://arxiv.org/abs/2001.01523, Algorithm 1: clients learn their own representation and train it
-together with the global head that they are sent; heads travel and are averaged, weighted by samples. The authors begin
-with a model that FedAvg made, which is `warmup`: bodies then start from that of its last round. The head is the model's
-last linear layer here.
+Liang et al. (2020), https://arxiv.org/abs/2001.01523, Algorithm 1. Clients learn their own representation. In a round,
+a client trains its own body together with the head that it downloads, and uploads the head. The server averages the
+heads, weighted by samples. The authors start from a model trained by FedAvg; `warmup` does so, and bodies then start
+from that of its last round. The head is the last linear layer of the model.
 
-A client answers with its own body, as its last round left it, under the last global head. A client that never took part
-trains the body, from where all bodies began, under that head, which stays as it is, when it personalizes. Predictions
-use training samples only.
+A client predicts with its own body from its last round and the last global head. A client that never took part trains a
+body from the common start, under this head, which stays fixed, when it personalizes. Predictions use training samples
+only.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Local: each client trains alone from the common initialisation and sends nothing.
 
-The baseline of kNN-Per (Marfoq et al., 2022), section 5. It learns for as many epochs, or steps where these are
-counted, as a client of FedAvg does over all rounds in expectation, with the same learning rate at the same share of the
-way.
+The baseline of kNN-Per (Marfoq et al., 2022), section 5. A client trains for as many epochs, or steps if the settings
+give steps, as a client of FedAvg does over all rounds in expectation. The learning rate follows the same schedule.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Oracle: FedAvg within the true clusters of clients, which are unknown in practice.
 
-An upper bound for methods that look for clusters, as in PANM (Li & Wu, 2022), https://arxiv.org/abs/2203.12285: it
-needs a partition that knows its clusters, such as one of scheme `clusters`.
+An upper bound for methods that look for clusters, as in PANM (Li & Wu, 2022), https://arxiv.org/abs/2203.12285. It
+needs a partition with known clusters, such as one of scheme `clusters`.
 """
 
 from __future__ import annotations

@@ -1,17 +1,18 @@
 """PANM: peers find others with the same task, for any number of clusters.
 
 Li & Wu (2022), "Towards Effective Clustered Federated Learning: A Peer-to-peer Framework with Adaptive Neighbor
-Matching", MLSys poster. First a client keeps the k most similar of those it asks and those it had (confident neighbour
-initialisation, Eq. 5); from round t1 on it asks some of its neighbours and some others, and keeps those that two
-Gaussians assign to its cluster (heuristic neighbour matching, Eq. 6 to 10, `mixture.py`). In between it averages with k
-of them.
+Matching", MLSys poster. First, a client keeps the k most similar clients among those that it asks and those that it had
+(confident neighbour initialization, Eq. 5). From round t1 on, it asks some of its neighbours and some other clients,
+and keeps those that a mixture of two Gaussians assigns to its cluster (heuristic neighbour matching, Eq. 6 to 10,
+`mixture.py`). In each round it averages its model with those of k neighbours.
 
-Similarity is 1 / loss of a peer's model on one's own samples (Eq. 1: PANMLoss), or the cosine of the last local updates
-mixed with that of the way from the common initialisation (Eq. 2 to 4: PANMGrad). `grad-centred` is PANMGrad minus the
-part that all compared clients have in common, which otherwise dominates (an extension). PANMGrad needs several local
-epochs: after one, updates are mostly noise. New neighbours (Eq. 10) are used from the round that finds them.
+Similarity is 1 / loss of a peer's model on the client's own samples (Eq. 1: PANMLoss), or the cosine of the last local
+updates mixed with the cosine of the differences from the common initial model (Eq. 2 to 4: PANMGrad). `grad-centred`
+(an extension) is PANMGrad without the part that all compared clients have in common, which otherwise dominates.
+PANMGrad needs several local epochs: after one, updates are mostly noise. New neighbours (Eq. 10) are used from the
+round in which they are found.
 
-A contacted client sends its model and, if gradients are compared, its last update.
+A client that is asked sends its model and, if gradients are compared, its last update.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """PENS: peers select neighbours whose models often have a low loss on their own samples.
 
-Onoszko et al. (2021), https://arxiv.org/abs/2107.08517. First a client receives the models of n random others, averages
-its own with the m that have the lowest loss on its training samples, and counts how often it asked and took each of
-them. Its neighbours are those that it took more often than by chance, which is m of the n times that it asked them; in
-the second stage it averages with random neighbours. A client without neighbours continues to ask. Models are exchanged
-in rounds here, asynchronously in the paper.
+Onoszko et al. (2021), https://arxiv.org/abs/2107.08517. In the first stage, a client receives the models of n random
+other clients, averages its own model with the m models that have the lowest loss on its training samples, and counts
+how often it asked and selected each client. Its neighbours are the clients that it selected more often than by chance,
+which is m of the n times that it asked them. In the second stage it averages with random neighbours. A client without
+neighbours continues with the first stage. Models are exchanged in rounds; in the paper, asynchronously.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """Per-FedAvg: trains a model from which each client reaches its own by one gradient step.
 
-Fallah et al. (2020), https://arxiv.org/abs/2002.07948, Algorithm 1, by first-order MAML (their Per-FedAvg (FO)): a
-local step draws two minibatches, takes a step of rate alpha on the first, and moves the model by the gradient of the
-second at the point where that step led: w <- w - lr grad F(w - alpha grad F(w; D); D'). The Hessian's term is left
-out. Two minibatches are the even and the odd samples of one twice as large, so an epoch has half as many steps as in
-FedAvg; fewer than four samples serve as both. Models are averaged as in FedAvg. Running statistics of BatchNorm are
-updated twice per step, once by each minibatch.
+Fallah et al. (2020), https://arxiv.org/abs/2002.07948, Algorithm 1, by first-order MAML (Per-FedAvg (FO) in the paper).
+A local step draws two minibatches, takes a step with rate alpha on the first, and moves the model by the gradient of
+the second at the point that it reached: w <- w - lr grad F(w - alpha grad F(w; D); D'). The term with the Hessian is
+left out. The two minibatches are the even and the odd samples of one of twice the size, so that an epoch has half as
+many steps as in FedAvg. Fewer than four samples serve as both minibatches. Models are averaged as in FedAvg. Running
+statistics of BatchNorm are updated twice per step, once by each minibatch.
 
-When it personalizes, a client takes `epochs` of steps of rate alpha from the last global model, whether it ever took
-part or not; the paper takes one step.
+When it personalizes, a client takes steps with rate alpha from the last global model for `epochs` epochs, whether or
+not it ever took part. The paper takes a single step.
 """
 
 from __future__ import annotations

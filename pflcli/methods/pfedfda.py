@@ -1,20 +1,23 @@
 """pFedFDA: a common body under a Gaussian classifier, whose statistics each client adapts to its own features.
 
 McLaughlin & Su (2024), "Personalized Federated Learning via Feature Distribution Adaptation", NeurIPS,
-https://arxiv.org/abs/2411.00329. Features z of class c are taken for Gaussian with mean mu_c and a covariance S that
-classes share, so that the most probable class is that of a linear head: weights S^-1 mu_c, biases -1/2 mu_c' S^-1 mu_c
-+ log pi_c, pi being the client's own class frequencies. In a round the cohort is sent the body and the global mu and S;
-each client trains the body under that head, which stays; estimates means and covariance of its features; and
-interpolates, beta own + (1 - beta) global, with the beta of least cross-entropy in two-fold cross-validation over its
-training samples. It sends back the body and the interpolated statistics, of all of which the server takes the mean,
-weighted by samples.
+https://arxiv.org/abs/2411.00329. The features z of class c are modelled as Gaussian with mean mu_c and a covariance S
+that all classes share. The most probable class is then given by a linear head with weights S^-1 mu_c and biases -1/2
+mu_c' S^-1 mu_c + log pi_c, where pi are the class frequencies of the client.
 
-A client answers with the last body under statistics that it has adapted in the same way; nothing is remembered from
-round to round. As in the authors' code global means begin as uniform draws and S as the identity, `ridge` is added to
-the diagonal of a client's covariance, 1e-4 of the mean variance to that of any S that is inverted, and a class without
-samples has a frequency of 1e-4. Differences from the paper: one beta for means and covariance, out of `grid` rather
-than by L-BFGS; features are those after local training, not those met on the way; a class without samples in a fold
-takes its global mean. A client without two samples of any class has nothing to validate on and takes beta = 0.
+In a round, the cohort downloads the body and the global mu and S. Each client trains the body under this head, which
+stays fixed. It estimates the means and the covariance of its features, and interpolates, beta own + (1 - beta) global,
+with the beta of lowest cross-entropy in two-fold cross-validation over its training samples. It uploads the body and
+the interpolated statistics. The server averages both, weighted by samples.
+
+A client predicts with the last body and statistics that it has adapted in the same way; it keeps nothing from round to
+round. As in the authors' code, the global means start as uniform draws and S as the identity; `ridge` is added to the
+diagonal of a client's covariance, and 1e-4 of the mean variance to that of any S that is inverted; a class without
+samples has a frequency of 1e-4.
+
+Deviations from the paper: a single beta for means and covariance, chosen from `grid` instead of by L-BFGS. Features are
+computed after local training, not during it. A class without samples in a fold uses its global mean. A client without
+two samples of any class cannot validate, and uses beta = 0.
 """
 
 from __future__ import annotations

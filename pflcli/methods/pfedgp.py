@@ -1,14 +1,16 @@
 """pFedGP: a common embedding network; every client classifies by Gaussian processes over its own samples.
 
-Achituve et al. (2021), https://arxiv.org/abs/2106.15482, the full variant (section 4). A client's classes form a binary
-tree by k-means on their mean embeddings; each inner node is a two-class GP on L2-normalised embeddings, its posterior
-drawn by Gibbs sampling with Pólya-Gamma augmentation. In a round the cohort is sent the body, takes a few steps on the
-predictive likelihood (one half of each class given the other) and sends it back; the server takes the plain mean. The
-paper trains by `--lr 0.05 --momentum 0.9 --weight-decay 0.001` and clips gradients at norm 50, which is left out here.
+Achituve et al. (2021), https://arxiv.org/abs/2106.15482, the full variant (section 4). The classes of a client form a
+binary tree, by k-means on their mean embeddings. Each inner node is a two-class Gaussian process on L2-normalized
+embeddings, whose posterior is drawn by Gibbs sampling with Pólya-Gamma augmentation. In a round, the cohort downloads
+the body, takes a few steps on the predictive likelihood (of one half of each class given the other half), and uploads
+it. The server takes the unweighted mean. The paper trains with `--lr 0.05 --momentum 0.9 --weight-decay 0.001` and
+clips gradients at norm 50, for which `--clip-gradients 50` stands.
 
-A class that a client holds no sample of gets 1 / (n + C), as by the rule of succession, n being its samples and C the
-classes; its tree shares out the rest. So a client without samples answers 1 / C. One without two classes, or without
-two samples of any, has nothing to train the body on and sends nothing back.
+A class of which a client has no sample gets 1 / (n + C), by the rule of succession, where n is the number of its
+samples and C the number of classes; its tree distributes the rest. A client without samples therefore predicts 1 / C
+for each class. A client without two classes, or without two samples of any class, cannot train the body and uploads
+nothing.
 """
 
 from __future__ import annotations

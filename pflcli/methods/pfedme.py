@@ -1,19 +1,20 @@
 """pFedMe: each personal model minimises the client's loss near the global model (a Moreau envelope).
 
 Dinh et al. (2020), https://arxiv.org/abs/2006.08848, Algorithm 1. The personal model is theta_i(w) = argmin F_i(theta)
-+ lambda/2 |theta - w|^2, and the federation minimises the mean of these minima, its Moreau envelope, over w. A local
-step draws a minibatch, approaches theta by `inner_steps` of gradient descent from w, and moves w by lr lambda (w -
-theta); the server takes w <- (1 - beta) w + beta (mean of the cohort's). Means are weighted by samples. Running
++ lambda/2 |theta - w|^2. The federation minimizes the mean of these minima, the Moreau envelope, over w.
+
+A local step draws a minibatch, approximates theta by `inner_steps` of gradient descent from w, and moves w by lr lambda
+(w - theta). The server takes w <- (1 - beta) w + beta (mean of the cohort). Means are weighted by samples. Running
 statistics of BatchNorm are updated `inner_steps` + 1 times per step, each time by the same minibatch.
 
-To first order theta is w - (s / lambda) grad F(w), where s = 1 - (1 - inner_lr lambda)^inner_steps is how far on the
-way the inner steps come, so that w moves by lr s grad F(w). With a small lambda s is small and the global model hardly
-learns; so unless `lr` is given it is the round's over s, and the first-order weight of a step is that of FedAvg. The
-paper's lambda = 15 keeps theta within a fifteenth of a gradient of w; the default lets clients go further. A step goes
-beyond theta where lr lambda > 1.
+To first order, theta is w - (s / lambda) grad F(w), where s = 1 - (1 - inner_lr lambda)^inner_steps measures how far
+the inner steps come, so that w moves by lr s grad F(w). If lambda is small, s is small, and the global model hardly
+learns. Unless `lr` is given, it is therefore the learning rate of the round divided by s, so that a step has the same
+first-order effect as in FedAvg. The paper's lambda = 15 keeps theta within a fifteenth of a gradient of w; the default
+allows larger differences. A step overshoots theta if lr lambda > 1.
 
-A client answers with theta_i of the last global model, which it approaches by `epochs` of proximal steps over all its
-samples, whether it ever took part or not.
+A client predicts with theta_i of the last global model, approximated by proximal steps over all its samples for
+`epochs` epochs, whether or not it ever took part.
 """
 
 from __future__ import annotations

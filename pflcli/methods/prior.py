@@ -1,11 +1,11 @@
 """Prior correction: reweights the global model's predictions by the client's own class frequencies.
 
 Saerens, Latinne & Decaestecker (2002), "Adjusting the Outputs of a Classifier to New a Priori Probabilities",
-https://doi.org/10.1162/089976602753284446, Eq. 2.4: p_i(c | x) is proportional to p(c | x) pi_i(c) / pi(c). There pi_i
-is estimated by EM on unlabelled samples; here a client counts its training samples, and pi_i(c) = (n_ic + kappa pi(c))
-/ (n_i + kappa) shrinks the frequencies of few samples towards those of all clients. Clients send the frequencies of
-their classes once, and the server their mean pi, weighted by samples. A class without samples counts as 1e-6 of all
-samples. No model is trained: this is a cheap baseline that any personalization should beat.
+https://doi.org/10.1162/089976602753284446, Eq. 2.4: p_i(c | x) is proportional to p(c | x) pi_i(c) / pi(c). In the
+paper, pi_i is estimated by EM on unlabelled samples. Here a client counts its training samples, and pi_i(c) = (n_ic +
+kappa pi(c)) / (n_i + kappa) shrinks the frequencies of few samples towards those of all clients. Clients upload the
+frequencies of their classes once, and the server returns their mean pi, weighted by samples. A class without samples
+counts as 1e-6 of all samples. No model is trained: this is a cheap baseline that any personalization should beat.
 """
 
 from __future__ import annotations

@@ -1,14 +1,16 @@
 """SCAFFOLD: FedAvg with control variates that correct the drift of local steps.
 
-Karimireddy et al. (2020), https://arxiv.org/abs/1910.06378, Algorithm 1, option II. Client i steps along grad F(y) -
-c_i + c from the global model x, and after K steps that led to y its control variate becomes c_i - c + (x - y) / (K lr),
-the mean of the gradients that it met. The server moves x by `server_lr` times the mean of y - x, and c by the mean
-change of the control variates of all clients that can take part, those that did not change included. Means are weighted
-by samples, as in FedAvg; with equal clients they are the paper's. Model and control variate travel both ways, so a
-round sends twice what FedAvg sends. Local steps have no momentum, for which the mean of the gradients could not be told
-from y. With weight decay c_i holds the decay as well as the gradient, as (x - y) / (K lr) cannot tell them apart.
+Karimireddy et al. (2020), https://arxiv.org/abs/1910.06378, Algorithm 1, option II. From the global model x, client i
+takes K steps along grad F(y) - c_i + c to a model y. Its control variate becomes c_i - c + (x - y) / (K lr), the mean
+of the gradients of these steps. The server moves x by `server_lr` times the mean of y - x, and c by the mean change of
+the control variates over all clients that can take part, including those whose control variate did not change. Means
+are weighted by samples, as in FedAvg; if clients have equal numbers of samples, they are those of the paper. Model and
+control variate are sent in both directions, so that a round sends twice as many bytes as FedAvg.
 
-It is a global model: control variates begin at zero and change no answer.
+Local steps are plain steps of SGD: with momentum or Adam the mean of the gradients could not be computed from y. With
+weight decay, c_i contains the decay besides the gradient, because (x - y) / (K lr) contains both.
+
+The result is a global model. Control variates start at zero and do not change predictions.
 """
 
 from __future__ import annotations
