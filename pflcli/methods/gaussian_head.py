@@ -1,11 +1,12 @@
 """Gaussian head: each client classifies by Gaussians around its own class means, shrunk towards those of all clients.
 
 A linear discriminant analysis of the embeddings of a backbone. The class means of a client are shrunk towards those of
-all clients, mu_ic = (n_ic m_ic + kappa mu_c) / (n_ic + kappa), where m_ic is the client's mean of class c and mu_c that
-of all clients (Efron & Morris, 1973, https://doi.org/10.1080/01621459.1973.10481350, in its simplest form). All clients
-share the covariance within classes, E[z z'] - sum_c pi_c mu_c mu_c', plus `ridge` times its mean variance on the
-diagonal. Class frequencies are shrunk as in `prior`. Clients upload, once, the frequencies and means of their classes
-and their mean of z z'. The server returns the frequencies, means and covariance of all clients. No model is trained.
+all clients in the simplest form of Efron & Morris (1973), https://doi.org/10.1080/01621459.1973.10481350: mu_ic = (n_ic
+m_ic + kappa mu_c) / (n_ic + kappa), where m_ic is the client's mean of class c and mu_c that of all clients. All
+clients share the covariance within classes, E[z z'] - sum_c pi_c mu_c mu_c', plus `ridge` times its mean variance on
+the diagonal. Class frequencies are shrunk as in `prior`. Clients upload, once, the frequencies and means of their
+classes and their mean of z z'. The server returns the frequencies, means and covariance of all clients. No model is
+trained.
 
 In many dimensions Gaussians are far too confident. Log-likelihoods are therefore divided by a temperature, which each
 client chooses by its validation log-loss; it does not change the most probable class. A client without validation
