@@ -165,7 +165,7 @@ def test_other_kinds_of_files_run_like_built_in_ones(mine, pfl):
     assert {*manifest.made["files"]} == {*manifest.code} == {"datasets/own-dataset", "schemes/own-scheme"}
     assert manifest.made["command"] == "pfl partition ./own_dataset.py -o ./p --scheme ./own_scheme.py --clients 6"
     steps = ("--upload", "./own_upload.py:0.2", "--aggregator", "./own_aggregator.py")
-    ran = pfl("compare", "p", "-o", "c", "--methods", "fedavg,./my_method.py", *SETTINGS, *steps, "--jobs", 2, "-q")
+    ran = pfl("compare", "p", "-o", "c", "--methods", "fedavg,./my_method.py", *SETTINGS, *steps, "-q")
     assert ran.code == 0, ran.err
     manifest = open_artifact("c/seed-0/my-method").manifest
     assert manifest.request["settings"]["upload"] == ["own-upload:0.2"]
