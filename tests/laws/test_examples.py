@@ -20,7 +20,8 @@ COMMANDS = typer.main.get_command(app).commands
 BRIEF = ["--model", "mlp", "--rounds", "1"]
 SMALLER = {
     "pfl partition writers": ["--clients", "6"],
-    "pfl embed": ["--size", "8"],
+    "pfl embed writers --encoder onnx": ["--size", "32"],
+    "pfl embed writers --encoder torchvision": ["--size", "8"],
     "pfl train-global": BRIEF,
     "pfl compare": [*BRIEF, "--seeds", "0"],
     "pfl tune ditto": BRIEF,
