@@ -42,8 +42,6 @@ from torch import Tensor
 from pflcli.federation.run import Predictor, Run
 from pflcli.methods.parts import ham
 from pflcli.methods.parts.clustering import groups
-from pflcli.methods.parts.ham_records import RoundRecord
-from pflcli.methods.parts.hybrids import ReceivedModels
 from pflcli.methods.parts.sketch import CountSketch
 from pflcli.parameters import Mean, Stacked, on_cpu
 
@@ -164,7 +162,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     # A client's first upload is trained from the global model: before it there is no x_i.
     ready = np.isin(cohort, uploaded) & (run.cfg.variant != "ftl" and not warm)
     run.send("down", start, copies=len(cohort))
-    record = RoundRecord(len(run.clients), run.cfg.remember)
+    record = ham.RoundRecord(len(run.clients), run.cfg.remember)
     starts: list[_Start] = [(cohort[~ready], start, {})] if not ready.all() else []
     mean, sketches, loss = Mean(), state["sketches"].clone(), 0.0
     hybrids = _hybrids(run, state, t, uploaded, cohort[ready], sketch, record)
@@ -221,7 +219,7 @@ def _hybrids(
     uploaded: NDArray[np.int64],
     ready: NDArray[np.int64],
     sketch: CountSketch,
-    record: RoundRecord,
+    record: ham.RoundRecord,
 ) -> Iterator[_Start]:
     """Train HAM of the clients ``ready`` for hybrids, and yield them with their hybrids, group by group.
 
@@ -247,7 +245,7 @@ def _hybrids(
         for members in run.client_chunks(ready[positions], points.numel() * points.element_size()):
             run.send("down", start, copies=0 if cfg.variant == "aml2" else len(members) * len(peers))
             me = torch.from_numpy(peers == members[:, None]).float().to(device)
-            received = ReceivedModels(basis, points, me, cfg.slots.to(device))
+            received = ham.ReceivedModels(basis, points, me, cfg.slots.to(device))
             _train(run, state, t, members, received)
             theta = state["theta"][members]
             a, b = received.attention(theta)
@@ -267,7 +265,7 @@ def _hybrids(
         models.release()
 
 
-def _share(run: Run, members: NDArray[np.int64], hybrids: Stacked, received: ReceivedModels) -> Tensor:
+def _share(run: Run, members: NDArray[np.int64], hybrids: Stacked, received: ham.ReceivedModels) -> Tensor:
     """Return the share (q, 1) of each member's own model in its hybrid: that with the least validation loss.
 
     It is 0 if layer 2 chooses x_i itself, as then it is in the ``hybrids`` (q, ...), or if the variant has no x_i.
@@ -285,7 +283,7 @@ def _share(run: Run, members: NDArray[np.int64], hybrids: Stacked, received: Rec
     return candidates[np.argmin(losses, axis=0)][:, None]
 
 
-def _train(run: Run, state: State, t: int, members: NDArray[np.int64], received: ReceivedModels) -> None:
+def _train(run: Run, state: State, t: int, members: NDArray[np.int64], received: ham.ReceivedModels) -> None:
     """Train the members' HAM, in place in its table (Eq. 13)."""
     cfg, theta, slots = run.cfg, state["theta"], run.cfg.slots
     if not cfg.ham_epochs or slots.sum() == slots[2]:  # nothing to choose

@@ -1,25 +1,34 @@
 """The Hierarchical Attention-enhanced Meta-learning network (HAM) computes how much of each model a client mixes.
 
-Gao et al. (2023), https://doi.org/10.1145/3591362, Eq. 5 to 9. Layer 1 attends from client i to the other clients'
-models, whose mix is x^a; layer 2 attends from i to [x_i, x^a, x^g], and the hybrid is that mix. The paper's queries and
-keys are W x with W (d, d), which no client can hold: here they are A z(x), with z the normalised CountSketch of x - c
-and A (r, r). Values are the models themselves. Pure tensor code, for one client or several.
+Gao et al. (2023), https://doi.org/10.1145/3591362, Eq. 5 to 9. Layer 1 attends from client i to the models of the other
+clients, whose mixture is x^a. Layer 2 attends from i to [x_i, x^a, x^g]; its mixture is the hybrid. The paper's queries
+and keys are W x with W (d, d), which is too large for any client. Here they are A z(x), where z is the normalized
+CountSketch of x - c and A is (r, r). Values are the models themselves.
+
+``ReceivedModels`` applies HAM to the models that a group of clients receives; ``RoundRecord`` records its attention.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
 from pflcli import parameters
-from pflcli.engine import backend
+from pflcli.engine import backend, model_algebra
 from pflcli.engine.gradients import Gradients, OuterProducts, StackedBatch, StackedNetwork
 from pflcli.engine.local_sgd import Batch, Model
+from pflcli.engine.numerics import intra_op
 from pflcli.methods.parts import attention, sketch
+from pflcli.methods.parts.sketch import CountSketch
 from pflcli.parameters import Params, Stacked
 
 SLOTS = ("self", "others", "global")
@@ -173,3 +182,117 @@ def _of_hybrid(model: Model, hybrid: Params, batch: Batch) -> Tensor:
     """Return F(hybrid), with constant buffers."""
     constant = {name: value if name in model.parameters else value.detach() for name, value in hybrid.items()}
     return batch.cross_entropy(model(constant, batch.x))
+
+
+@dataclass(frozen=True)
+class ReceivedModels:
+    """The uploads of n clients and the global model, as q of these clients receive them.
+
+    ``basis`` (n + 1, ...) holds the models, ``points`` (n + 1, r) their sketches, the global one last; ``me`` (q, n) is
+    one at each client itself; ``slots`` (3,) marks the models that layer 2 chooses among when HAM is trained.
+    """
+
+    basis: Stacked
+    points: Tensor
+    me: Tensor
+    slots: Tensor
+
+    def attention(self, theta: Stacked) -> tuple[Tensor, Tensor]:
+        """Return the clients' attention (q, n) and (q, 3) by their HAM (q, ...)."""
+        with intra_op(1):
+            return scores(theta, self.points, self.me, self.slots)
+
+    def mixed(self, a: Tensor, b: Tensor) -> Stacked:
+        """Return the clients' hybrids (q, ...) by their attention (q, n) and (q, 3)."""
+        with intra_op(1):
+            return model_algebra.mixtures(coefficients(a, b, self.me), self.basis)
+
+    def with_own(self, hybrids: Stacked, share: Tensor) -> Stacked:
+        """Return hybrids (q, ...) of which ``share`` (q, 1) became the clients' own models."""
+        if not share.any():
+            return hybrids
+        mixed = {name: value for name, value in hybrids.items() if value.is_floating_point()}
+        if (share == 1).all():
+            return {**hybrids, **{name: self._own[name] for name in mixed}}
+        with intra_op(1):
+            for name, value in mixed.items():
+                mixed[name] = value.lerp(self._own[name], share.to(value).view(-1, *[1] * (value.ndim - 1)))
+        return {**hybrids, **mixed}
+
+    @cached_property
+    def _own(self) -> Stacked:
+        own = parameters.take(self.basis, self.me.argmax(dim=1).cpu().numpy())
+        return {name: value.contiguous() for name, value in own.items()}  # no view of the basis, whose rows lie apart
+
+    def ham_plan(self, first: Params, rho: float) -> dict[str, Any]:
+        """Return the options of ``Run.local_sgd`` by which clients train HAM, which began as ``first`` (Eq. 13)."""
+        initial = {name: value.expand(len(self.me), *value.shape) for name, value in first.items()}
+        return {
+            "gradient": gradients,
+            "lockstep": True,
+            "own": {"me": self.me, "prior": self.attention(initial)[0]},
+            "shared": {**self._constants(), "rho": self._number(rho)},
+        }
+
+    def hybrid_plan(
+        self, theta: Stacked, share: Tensor, sketched: CountSketch, lam: float, *, centred: bool
+    ) -> dict[str, Any]:
+        """Return the options of ``Run.local_sgd`` by which clients train models on the hybrid's loss too (Eq. 15).
+
+        HAM is constant. ``share`` (q, 1) is that of the own model in each hybrid; ``centred`` says whether points are
+        sketches of offsets from the global model.
+        """
+        maps = {name: value.to(self.points.device) for name, value in sketched.constants().items()}
+        return {
+            "objective": joint,
+            "own": {"me": self.me, "share": share, **{f"theta.{name}": value for name, value in theta.items()}},
+            "shared": {**self._constants(), **maps, "lam": self._number(lam), "centred": self._number(centred)},
+        }
+
+    def _constants(self) -> Params:
+        basis = {f"basis.{name}": value for name, value in self.basis.items()}
+        return {"points": self.points, "slots": self.slots, **basis}
+
+    def _number(self, value: float) -> Tensor:
+        return torch.tensor(float(value), device=self.points.device)
+
+
+MOST = 1000
+"""Largest number of clients whose attention is kept: a round takes four bytes per pair."""
+
+
+@dataclass
+class RoundRecord:
+    """The record of one round: attention ``first`` (m, m) and ``second`` (m, 3), 0 for clients that took no part.
+
+    ``right`` collects which validation samples the hybrids predict right. With up to ``remember`` clients the attention
+    of every round is kept, with up to ``MOST`` that of the last round, and with more none.
+    """
+
+    clients: int
+    remember: int
+    right: list[NDArray[np.bool_]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self._rounds = int(self.clients <= max(MOST, self.remember))
+        self._first = torch.zeros(self._rounds, self.clients, self.clients)
+        self._second = torch.zeros(self._rounds, self.clients, 3)
+
+    def add(self, members: NDArray[np.int64], peers: NDArray[np.int64], a: Tensor, b: Tensor) -> None:
+        """Record the attention of ``members`` (q,) to ``peers`` (n,), (q, n), and that of the second layer (q, 3)."""
+        if self._rounds:
+            ids = torch.from_numpy(members)
+            self._first[0, ids[:, None], torch.from_numpy(peers)] = a.cpu()
+            self._second[0, ids] = b.cpu()
+
+    def recorded(self, state: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the records of ``state`` extended by this round."""
+        right = np.concatenate([*self.right, np.zeros(0, dtype=bool)])
+        accuracy = torch.tensor([right.mean() if len(right) else -1]).float()
+        first, second = state["attention"]["first"], state["attention"]["second"]
+        if self.clients > self.remember:
+            first, second = first[:0], second[:0]
+        return {
+            "attention": {"first": torch.cat([first, self._first]), "second": torch.cat([second, self._second])},
+            "history": {"hybrid": torch.cat([state["history"]["hybrid"], accuracy])},
+        }
