@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -17,6 +18,16 @@ from pflcli.foreign import require_short
 
 ABSENT = "none"
 """The value of an option for a column that does not exist, such as the client's if samples have no clients yet."""
+
+
+def hash_files(root: Path, paths: Iterable[Path]) -> str:
+    """Return a hash of files and of their paths below ``root``, in this order."""
+    digest = hashlib.sha256()
+    for path in paths:
+        with path.open("rb") as file:
+            content = hashlib.file_digest(file, "sha256").hexdigest()
+        digest.update(f"{path.relative_to(root).as_posix()}\n{content}\n".encode())
+    return digest.hexdigest()
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,6 @@ partitions of Flower Datasets are saved. The schema of a file contains the featu
 
 from __future__ import annotations
 
-import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -18,7 +17,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.data.formats import ABSENT, Like, Raw, Roles, arrays, given_split, images, option, tables, text, unprintable
+from pflcli.data.formats import (
+    ABSENT,
+    Like,
+    Raw,
+    Roles,
+    arrays,
+    given_split,
+    hash_files,
+    images,
+    option,
+    tables,
+    text,
+    unprintable,
+)  # fmt: skip
 from pflcli.data.formats.parquet import require_pyarrow, to_series
 from pflcli.data.formats.table import listed_columns
 from pflcli.errors import InputError, UsageError
@@ -54,12 +66,7 @@ class Folder:
 
     def sha256(self) -> str:
         """Return a hash of all files and their paths."""
-        digest = hashlib.sha256()
-        for path in (path for part in self.parts for path in part.paths):
-            with path.open("rb") as file:
-                content = hashlib.file_digest(file, "sha256").hexdigest()
-            digest.update(f"{path.relative_to(self.root).as_posix()}\n{content}\n".encode())
-        return digest.hexdigest()
+        return hash_files(self.root, (path for part in self.parts for path in part.paths))
 
 
 def find(root: Path) -> Folder:

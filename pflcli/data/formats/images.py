@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
 import warnings
 from collections.abc import Callable, Iterable
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.data.formats import ABSENT, Raw, unprintable
+from pflcli.data.formats import ABSENT, Raw, hash_files, unprintable
 from pflcli.errors import InputError
 from pflcli.foreign import parsing, require_file, require_room
 from pflcli.wording import counted
@@ -34,12 +33,7 @@ class ImageFolder:
 
     def sha256(self) -> str:
         """Return a hash of all images and their paths."""
-        digest = hashlib.sha256()
-        for path in self.paths:
-            with path.open("rb") as file:
-                content = hashlib.file_digest(file, "sha256").hexdigest()
-            digest.update(f"{path.relative_to(self.root).as_posix()}\n{content}\n".encode())
-        return digest.hexdigest()
+        return hash_files(self.root, self.paths)
 
 
 def find(root: Path, client: str | None) -> ImageFolder:

@@ -5,7 +5,6 @@ https://github.com/TsingZ0/PFLlib. Each file has one array ``data``, the pickle 
 
 from __future__ import annotations
 
-import hashlib
 import json
 import zipfile
 from collections.abc import Callable
@@ -17,7 +16,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from pflcli.data.formats import Raw, dealt, plain_pickle
+from pflcli.data.formats import Raw, dealt, hash_files, plain_pickle
 from pflcli.errors import InputError
 from pflcli.foreign import parsing, reading, require_file, require_room
 from pflcli.wording import counted
@@ -36,13 +35,8 @@ class Folder:
 
     def sha256(self) -> str:
         """Return a hash of all files and their paths."""
-        digest = hashlib.sha256()
         paths = [path for client in self.clients for path in client.values()]
-        for path in [*paths, *([self.root / _CONFIG] if self.config else [])]:
-            with path.open("rb") as file:
-                content = hashlib.file_digest(file, "sha256").hexdigest()
-            digest.update(f"{path.relative_to(self.root).as_posix()}\n{content}\n".encode())
-        return digest.hexdigest()
+        return hash_files(self.root, [*paths, *([self.root / _CONFIG] if self.config else [])])
 
 
 def find(root: Path) -> Folder:

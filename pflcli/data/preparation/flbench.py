@@ -16,7 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.data import datasets
-from pflcli.data.formats import Raw, dealt, plain_pickle
+from pflcli.data.datasets import Samples
+from pflcli.data.formats import Raw, dealt, hash_files, plain_pickle
+from pflcli.data.preparation.deal import hash_samples
 from pflcli.errors import InputError
 from pflcli.foreign import parsing, read_npy, reading, require_file
 
@@ -53,13 +55,9 @@ class Folder:
 
     def sha256(self) -> str:
         """Return a hash of the samples and of the partition."""
-        digest = hashlib.sha256()
-        for array in (self.x, self.y):
-            digest.update(f"{array.dtype}{array.shape}".encode())
-            digest.update(np.ascontiguousarray(array).data)
-        for name in (_PARTITION, _ARGS):
-            digest.update((self.root / name).read_bytes())
-        return digest.hexdigest()
+        samples = hash_samples(Samples(self.x, self.y, len(self.classes)))
+        files = hash_files(self.root, [self.root / name for name in (_PARTITION, _ARGS)])
+        return hashlib.sha256((samples + files).encode()).hexdigest()
 
 
 def open_folder(root: Path) -> Folder:
