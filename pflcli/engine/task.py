@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -56,9 +57,10 @@ def run_task(
             try:
                 return stacked.train_stack(net, data, task.clients, draws, task.places, start, out, plan, how)
             except RuntimeError as error:  # torch.func raises no other kind
-                if "atching rule" not in str(error):
+                if not re.search("vmap|atching rule", str(error)):
                     raise
-                raise UsageError(f"this network cannot be trained in stacks: {error}", "--engine loop") from None
+                reason = str(error).partition(". ")[0]
+                raise UsageError(f"this network cannot be trained in stacks: {reason}", "--engine loop") from None
         losses = np.empty(len(task.clients))
         for index, (place, client) in enumerate(zip(task.places.tolist(), task.clients, strict=True)):
             own, to = parameters.pick(start, place) if own_start else start, parameters.pick(out, place)
