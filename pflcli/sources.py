@@ -69,7 +69,8 @@ def _hash(begin: Iterable[Path]) -> str:
 def _read(code: str) -> tuple[str, tuple[str, ...]]:
     """Return the hash of a file's content, and the modules that it imports outside ``SHARED``."""
     tree = ast.parse(code)
-    imported = tuple(module for module in _imports(tree) if not is_shared(module))
+    names = (name.removeprefix("pflcli.") for level, name in _imports(tree) if not level and name.startswith("pflcli."))
+    imported = tuple(name for name in names if not is_shared(name))
     return hashlib.sha256(ast.dump(_Strip().visit(tree)).encode()).hexdigest(), imported
 
 
@@ -84,31 +85,34 @@ def _file(module: str) -> Path | None:
 
 
 def _beside(path: Path, code: str) -> list[Path]:
-    """Return the modules that a user's file or an installed module imports from beside it, or from its own package."""
-    base = path.parent
-    while (base / "__init__.py").is_file():
-        base = base.parent
-    modules = list[Path]()
-    for node in ast.walk(ast.parse(code)):
-        if isinstance(node, ast.Import):
-            modules += [base.joinpath(*alias.name.split(".")) for alias in node.names]
-        elif isinstance(node, ast.ImportFrom):
-            origin = path.parents[node.level - 1] if node.level else base
-            module = origin.joinpath(*(node.module or "").split("."))
-            modules += [module, *(module / alias.name for alias in node.names)]
-    files = [file for module in modules for file in (module.with_suffix(".py"), module / "__init__.py")]
+    """Return the modules of a user's own that a file imports: those of its package, and those beside a user's file.
+
+    Other packages are not part of the code, although they may lie in the same folder, such as ``site-packages``.
+    """
+    top = path.parent
+    while (top / "__init__.py").is_file():
+        top = top.parent
+    own_package = path.relative_to(top).parts[0]
+    is_beside_file = path.parent in {file.parent for file in registry.used_files().values()}
+    files = list[Path]()
+    for level, name in _imports(ast.parse(code)):
+        parts = [part for part in name.split(".") if part]
+        folders = [path.parents[level - 1]] if level else []
+        folders += [top] if not level and parts[0] == own_package else []
+        folders += [path.parent] if not level and is_beside_file else []
+        modules = [folder.joinpath(*parts) for folder in folders]
+        files += [file for module in modules for file in (module.with_suffix(".py"), module / "__init__.py")]
     return [file for file in files if file.is_file()]
 
 
-def _imports(tree: ast.AST) -> Iterator[str]:
-    """Return possible modules: ``federation`` and ``federation.peers`` for ``from pflcli.federation import peers``."""
-    names: list[str] = []
+def _imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield possible modules and their levels, 0 for absolute ones: ``a`` and ``a.b`` for ``from a import b``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            names += [alias.name for alias in node.names]
-        elif isinstance(node, ast.ImportFrom) and node.module is not None:
-            names += [node.module, *(f"{node.module}.{alias.name}" for alias in node.names)]
-    return (name.partition(".")[2] for name in names if name.partition(".")[0] == "pflcli")
+            yield from ((0, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            module = node.module or ""
+            yield from ((node.level, name) for name in (module, *(f"{module}.{alias.name}" for alias in node.names)))
 
 
 _WORDS = ("GRID", "RECORDS", "SENDS_MORE")
