@@ -18,7 +18,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Iterator, MutableSequence
+from collections.abc import Iterator, Mapping, MutableSequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
@@ -36,6 +36,8 @@ GROUPS = {
     "uploads": "upload step",
     "aggregators": "aggregator",
 }
+KINDS = {group.removesuffix("s"): group for group in GROUPS}
+"""The groups by the word for one file of them, such as ``method``."""
 ROOT = Path(__file__).parent
 """The folder of the package."""
 _FUNCTIONS = {
@@ -128,7 +130,11 @@ USED = "PFL_USED_FILES"
 
 
 def used_files() -> dict[str, Path]:
-    """Return the users' files that this command uses, by ``group/name``, such as ``methods/mine``."""
+    """Return the files that users have named for this command, by ``group/name``, such as ``methods/mine``.
+
+    They are the files at a path, and the modules that contain a network, such as ``models/package.module``. Nothing in
+    an artifact adds to them: what an artifact names is imported only if the user has named it too.
+    """
     used = os.environ.get(USED)
     return {key: Path(file) for key, file in json.loads(used).items()} if used else {}
 
@@ -171,7 +177,7 @@ def locate(group: str, word: str) -> tuple[Path | None, str]:
         file, rest = _file_and_rest(word)
         return Path(file), rest
     name = re.split("[@:]", word, maxsplit=1)[0]
-    return used_files().get(f"{group}/{name}"), word.removeprefix(name)
+    return None if "." in name else used_files().get(f"{group}/{name}"), word.removeprefix(name)
 
 
 def _file_and_rest(word: str) -> tuple[str, str]:
@@ -180,27 +186,67 @@ def _file_and_rest(word: str) -> tuple[str, str]:
     return (match[1], match[2] or "") if match else (word, "")
 
 
+def split_arguments(name: str) -> tuple[str, dict[str, Any]]:
+    """Split ``net:Net(width=32)`` into ``net:Net`` and the arguments; raises UsageError unless these are literals."""
+    base, parenthesis, rest = name.partition("(")
+    if not parenthesis:
+        return base, {}
+    try:
+        call = ast.parse(f"f({rest}", mode="eval").body
+        if isinstance(call, ast.Call) and not call.args:
+            return base, {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
+    except (SyntaxError, ValueError):
+        pass
+    raise UsageError(f"{name}: arguments are not literal", f"--model '{base}(width=32)'")
+
+
+def join_arguments(base: str, arguments: Mapping[str, Any]) -> str:
+    """Return the name that ``split_arguments`` splits."""
+    return base + (f"({','.join(f'{key}={value!r}' for key, value in arguments.items())})" if arguments else "")
+
+
+def add_arguments(name: str, typed: Mapping[str, Any]) -> str:
+    """Return a name with further arguments, as they are typed: ``16`` is a number, ``relu`` a word."""
+    base, arguments = split_arguments(name)
+    for key, value in typed.items():
+        arguments[key] = value
+        with suppress(ValueError, SyntaxError):
+            arguments[key] = ast.literal_eval(value) if isinstance(value, str) else value
+    return join_arguments(base if ":" in base else f"{base}:", arguments)
+
+
 def use(group: str, word: str) -> str:
     """Return the name of a word: names stay as they are; the user's file at a path becomes a member of ``group``.
 
-    The name of a file is its stem in kebab case, and ``./mine.py@strong`` becomes ``mine@strong``. Raises InputError if
-    the file does not exist, UsageError if its name is invalid or taken.
+    The name of a file is its stem in kebab case, and ``./mine.py@strong`` becomes ``mine@strong``. For models, the word
+    may be a module: ``package.module:Net``. Raises InputError if the file or module does not exist, UsageError if its
+    name is invalid or taken.
     """
+    module_name = word.partition(":")[0]
+    if group == "models" and "." in module_name and not is_file(word):
+        _add_used(f"{group}/{module_name}", _path_of_module(module_name, word))
+        return word
     if not is_file(word):
         return word
     word, rest = _file_and_rest(word)
     file, name = Path(word).absolute(), name_of_file(group, Path(word))
     if not file.is_file():
         raise InputError(f"{word} does not exist")
-    used = used_files()
-    if used.get(f"{group}/{name}", file) != file:
-        raise UsageError(f"{word} has the same name as {used[f'{group}/{name}']}", "rename one of them")
-    os.environ[USED] = json.dumps({**{key: str(value) for key, value in used.items()}, f"{group}/{name}": str(file)})
+    known = used_files().get(f"{group}/{name}", file)
+    if known != file:
+        raise UsageError(f"{word} has the same name as {known}", "rename one of them")
+    _add_used(f"{group}/{name}", file)
     module = sys.modules.get(f"pflcli.{package(group)}")
     if module is not None:
         search_used_folders(group, module.__path__)
     importlib.invalidate_caches()
     return name + rest
+
+
+def _add_used(key: str, file: Path) -> None:
+    """Add a file to ``used_files``, also for the processes that this one starts."""
+    files = {**used_files(), key: file}
+    os.environ[USED] = json.dumps({key: str(file) for key, file in files.items()})
 
 
 def name_of_file(group: str, file: Path) -> str:
@@ -212,14 +258,15 @@ def name_of_file(group: str, file: Path) -> str:
     if not re.fullmatch(r"[a-z][a-z0-9-]*", name):
         raise UsageError(f"{file}: the name of a file consists of lower-case letters, digits and _", "./my_method.py")
     if name in names(group):
-        raise UsageError(f"{file}: '{name}' is a built-in {GROUPS[group]}", f"rename {file.name}")
+        raise UsageError(f"{file}: '{name}' is a {GROUPS[group]} of {origin(group, name)}", f"rename {file.name}")
     return name
 
 
 def search_used_folders(group: str, folders: MutableSequence[str]) -> None:
     """Add the folders of users' files to those in which a package finds its modules, and to ``sys.path``."""
     for key, file in used_files().items():
-        for known in (folders, sys.path) if key.startswith(f"{group}/") else ():
+        is_at_path = key.startswith(f"{group}/") and "." not in key
+        for known in (folders, sys.path) if is_at_path else ():
             if str(file.parent) not in known:
                 known.append(str(file.parent))
 
@@ -244,16 +291,7 @@ def exists(group: str, name: str) -> bool:
 
 def is_foreign(group: str, name: str) -> bool:
     """Return whether a name is that of a user's file, or of a module of an installed package."""
-    return f"{group}/{name}" in used_files() or _installed_module(group, name) is not None
-
-
-def _installed_module(group: str, name: str) -> str | None:
-    """Return the installed module that a name stands for, by an entry point or, for models, by its full name."""
-    if name in _built_in(group):
-        return None
-    if name in _installed(group):
-        return _installed(group)[name].module
-    return name if group == "models" and "." in name else None
+    return f"{group}/{name}" in used_files() or (name not in _built_in(group) and name in _installed(group))
 
 
 def path(group: str, name: str) -> Path:
@@ -264,17 +302,11 @@ def path(group: str, name: str) -> Path:
     used = used_files().get(f"{group}/{file}")
     if used is not None:
         return used
-    module = _installed_module(group, file)
-    if module is not None:
-        return _path_of_module(module, f"{GROUPS[group]} '{file}'")
-    if file not in _built_in(group):
-        raise UsageError(
-            f"unknown {GROUPS[group]} '{name}'",
-            closest(name, names(group)),
-            f"pfl list {group}",
-            f"a file of your own: ./{name.replace('-', '_')}.py, or pfl --use FILE",
-        )
-    return folder(group) / f"{file.replace('-', '_')}.py"
+    if file in _built_in(group):
+        return folder(group) / f"{file.replace('-', '_')}.py"
+    if file in _installed(group):
+        return _path_of_module(_installed(group)[file].module, f"{GROUPS[group]} '{file}'")
+    raise UsageError(f"unknown {GROUPS[group]} '{name}'", closest(name, names(group)), f"pfl list {group}")
 
 
 def _path_of_module(module: str, owner: str) -> Path:
@@ -303,10 +335,13 @@ def load(group: str, name: str, contract: type[Any]) -> Any:
 def import_file(group: str, name: str) -> ModuleType:
     """Import the file of ``name``; raises UsageError if there is none, InputError if it cannot be imported."""
     file, family = path(group, name), name.partition(":")[0]
-    is_used = f"{group}/{family}" in used_files()
-    installed = None if is_used else _installed_module(group, family)
+    module = f"pflcli.{package(group)}.{file.stem}"
+    if "." in family:
+        module = family
+    elif family not in _built_in(group) and f"{group}/{family}" not in used_files():
+        module = _installed(group)[family].module
     try:
-        return importlib.import_module(installed or f"pflcli.{package(group)}.{file.stem}")
+        return importlib.import_module(module)
     except Exception as error:
         place = place_of_failure(error)
         if not place:

@@ -80,7 +80,7 @@ def forget_users_files() -> Iterator[None]:
     if not files:
         return
     del os.environ[registry.USED]
-    folders = {str(file.parent) for file in files.values()}
+    folders = {str(file.parent) for key, file in files.items() if "." not in key}  # the others are installed modules
     sys.path[:] = [folder for folder in sys.path if folder not in folders]
     for group in registry.GROUPS:
         package = sys.modules.get(f"pflcli.{registry.package(group)}")

@@ -112,6 +112,11 @@ def test_predicting_asks_for_the_file(mine, small, pfl):
     assert "methods/my-method has changed" in pfl("--use", "my_method.py", *line).err
 
 
+def test_a_file_in_a_package_is_hashed_with_what_lies_beside_it(mine):
+    (mine.parent / "__init__.py").touch()
+    test_the_hash_covers_modules_beside_the_file(mine)
+
+
 def test_the_hash_covers_modules_beside_the_file(mine):
     registry.use("methods", "./my_method.py")
     before = sources.code_hash("methods", "my-method")
@@ -214,6 +219,10 @@ def test_an_installed_package_offers_methods_and_schemes(package, small, pfl):
     offered = {entry["name"]: entry["from"] for entry in json.loads(pfl("list", "schemes", "--json").out)}
     assert (offered["dealt"], offered["iid"]) == ("offers", "pfl")
     before = sources.code_hash("methods", "offered")
+    (package.parent / "numpy").mkdir()  # as in site-packages, where all packages lie in one folder
+    (package.parent / "numpy" / "__init__.py").write_text("VERSION = 3")
+    (package.parent / "dataclasses.py").write_text("VERSION = 3")
+    assert sources.code_hash("methods", "offered") == before
     (package / "beside.py").write_text("SCALE = 2.0")
     assert sources.code_hash("methods", "offered") != before
 
@@ -226,3 +235,11 @@ def test_a_broken_package_is_named(package, small, pfl):
     ran = pfl("personalize", "offered", small.p, "-o", package / "m", *SETTINGS)
     assert ran.code == InputError.exit_code
     assert "method.py, line" in ran.err
+
+
+@pytest.mark.parametrize("word", ["mine", "", "./absent.py", "no.such.module"])
+def test_what_cannot_be_used_is_refused(word, mine, pfl):
+    ran = pfl("--use", word, "list", "methods")
+    assert ran.code in (UsageError.exit_code, InputError.exit_code)
+    assert ran.out == ""
+    assert "Traceback" not in ran.err

@@ -11,6 +11,7 @@ import typer
 from pflcli import __version__, registry
 from pflcli.cli import check, doctor, listing, new, report, results, show
 from pflcli.cli.from_options import Command, Show, command, show_outcome
+from pflcli.errors import UsageError
 from pflcli.options.audit import Audit
 from pflcli.options.build_datastore import BuildDatastore
 from pflcli.options.compare import Compare
@@ -95,12 +96,15 @@ def _main(
     use: Annotated[
         list[str] | None,
         typer.Option(
-            help="Also use the method, model, scheme or the like in this Python file; repeat the option for more.",
-            metavar="FILE",
+            help="Also use the method, model, scheme or the like in this Python file, or the networks in this installed"
+            " module (package.module); repeat the option for more.",
+            metavar="FILE|MODULE",
         ),
     ] = None,
 ) -> None:
-    for file in use or ():
-        registry.use(registry.group_of(Path(file)), file if "/" in file else f"./{file}")
+    for word in use or ():
+        if "." not in word:
+            raise UsageError(f"--use {word} is neither a Python file nor a module", "--use ./mine.py")
+        registry.use(registry.group_of(Path(word)) if registry.is_file(word) else "models", word)
     if not accelerated:
         os.environ["PFL_ACCELERATED"] = "0"  # worker processes inherit it; see pflcli/engine/backend.py

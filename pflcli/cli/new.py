@@ -7,10 +7,9 @@ from typing import Annotated
 
 import typer
 
+from pflcli import registry
 from pflcli.cli import console
 from pflcli.options import completion
-
-_KINDS = ("method", "model", "dataset", "scheme", "upload", "aggregator")
 
 
 def command(
@@ -19,7 +18,7 @@ def command(
         typer.Argument(
             help="Write an example of a method, model, dataset, scheme, upload (step) or aggregator.",
             metavar="KIND",
-            autocompletion=completion.words(*_KINDS),
+            autocompletion=completion.words(*registry.KINDS),
         ),
     ],
     file: Annotated[Path, typer.Argument(help="Write it to this new file.", metavar="FILE.py")],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ def check(
     laws, by default all. ``root`` is the folder with the files of a dataset. Raises UsageError for unknown names,
     InputError for an invalid file.
     """
-    subject = _subject(word, {**(options or {}), **({} if root is None else {"root": root})})
+    subject = replace(_subject(word, options or {}), root=None if root is None else Path(root))
     known = {law.name: law for law in laws.list_laws(subject.group)}
     unknown = [name for name in only if name not in known]
     if unknown:
@@ -38,6 +39,8 @@ def _subject(word: str, options: Mapping[str, Any]) -> Subject:
     if registry.is_file(word):
         group = registry.group_of(Path(word))
         subject = Subject(group, registry.use(group, word), options)
+    elif "." in word.partition(":")[0]:
+        subject = Subject("models", registry.use("models", word), options)
     else:
         group, slash, name = word.partition("/")
         groups = [each for each in registry.GROUPS if registry.exists(each, word.partition(":")[0])]

@@ -7,13 +7,6 @@ from pathlib import Path
 from pflcli import registry
 from pflcli.errors import ConflictError, InputError, UsageError, closest
 
-KINDS = {"method": "methods", "model": "models", "dataset": "datasets"} | {
-    "scheme": "schemes",
-    "upload": "uploads",
-    "aggregator": "aggregators",
-}
-"""The groups of the registry by what one file of them is called on the command line."""
-
 
 def new(kind: str, path: Path) -> Path:
     """Write an example of a ``kind`` to a new Python file, and return its path.
@@ -21,11 +14,11 @@ def new(kind: str, path: Path) -> Path:
     Raises UsageError for an unknown kind or a name that is taken, ConflictError if the file exists, InputError if it
     cannot be written.
     """
-    if kind not in KINDS:
-        raise UsageError(f"unknown kind '{kind}'", closest(kind, KINDS))
+    if kind not in registry.KINDS:
+        raise UsageError(f"unknown kind '{kind}'", closest(kind, registry.KINDS))
     if path.suffix != ".py":
         raise UsageError(f"{path} is not the name of a Python file", f"pfl new {kind} {path.with_suffix('.py')}")
-    name = registry.name_of_file(KINDS[kind], path)
+    name = registry.name_of_file(registry.KINDS[kind], path)
     template = (registry.ROOT / "templates" / f"{kind}.py").read_text(encoding="utf-8")
     try:
         with path.open("x", encoding="utf-8") as file:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Literal
 
 from pflcli import registry
@@ -18,11 +19,12 @@ from pflcli.errors import PflError
 
 @dataclass(frozen=True)
 class Subject:
-    """What is judged: a file of the registry, with its options."""
+    """What is judged: a file of the registry with its options and, for datasets, the folder ``root`` of its files."""
 
     group: str
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
+    root: Path | None = None
 
 
 class BrokenLawError(Exception):
@@ -118,9 +120,3 @@ def judge(law: Law, subject: Subject) -> Verdict:
         place = registry.place_of_failure(error)
         return verdict("failed", f"{f'{place}: ' if place else ''}{type(error).__name__}: {error}")
     return verdict("passed")
-
-
-def judge_all(subject: Subject) -> Iterator[Verdict]:
-    """Judge a subject by all laws of its group, one after the other."""
-    for each in list_laws(subject.group):
-        yield judge(each, subject)

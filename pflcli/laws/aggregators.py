@@ -127,7 +127,7 @@ def arguments_are_not_changed(subject: Subject) -> None:
 
 
 @law("aggregators")
-def nothing_cannot_be_aggregated(subject: Subject) -> None:
+def no_uploads_raise_an_error(subject: Subject) -> None:
     """Without any upload, ``value`` raises ValueError.
 
     The channel then keeps the model of the round before.

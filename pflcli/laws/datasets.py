@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
-
 import numpy as np
 
 from pflcli import config
@@ -13,19 +10,14 @@ from pflcli.data.datasets import Dataset, Samples
 from pflcli.errors import PflError
 from pflcli.laws import NotApplicable, Subject, law, require
 
-ROOT = "root"
-"""The option of a subject that names the folder with the dataset's files; not an option of the dataset."""
-
 
 def _load(subject: Subject) -> tuple[Dataset, Samples]:
     code = datasets.load(subject.name)
-    own = {key: value for key, value in subject.options.items() if key != ROOT}
-    options: dict[str, Any] = {} if code.Config is None else {"cfg": config.build(code.Config, own, subject.name)}
-    root = subject.options.get(ROOT)
+    cfg = {} if code.Config is None else {"cfg": config.build(code.Config, subject.options, subject.name)}
     try:
-        return code, code.load(None if root is None else Path(root), **options)
+        return code, code.load(subject.root, **cfg)
     except PflError as error:
-        if root is None and "--root" in " ".join(error.fix):
+        if subject.root is None and "--root" in " ".join(error.fix):
             raise NotApplicable(f"its files are not here: --root FOLDER; {error.message}") from None
         raise
 

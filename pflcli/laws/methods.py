@@ -434,7 +434,7 @@ def _drop_out(run: Run, client: int, first: int) -> None:
 
 
 @law("methods")
-def a_run_that_diverges_says_so(subject: Subject) -> None:
+def divergence_is_reported(subject: Subject) -> None:
     """If the training of all clients diverges, the run ends with one error that suggests a smaller ``--lr``.
 
     Predictions of models that are not finite look like chance, and hide the cause.
@@ -450,7 +450,7 @@ def a_run_that_diverges_says_so(subject: Subject) -> None:
 
 
 @law("methods")
-def extreme_options_end_in_words(subject: Subject) -> None:
+def extreme_options_work_or_are_refused(subject: Subject) -> None:
     """With any number as an option, the run works or ends with an error that names the cause.
 
     Tuning tries extreme values, and users mistype numbers.

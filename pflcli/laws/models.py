@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pflcli import models, parameters
+from pflcli import models, parameters, registry
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD
@@ -50,10 +50,7 @@ def _shapes(subject: Subject) -> Iterator[tuple[tuple[int, ...], bool]]:
 
 def _name(subject: Subject) -> str:
     """Return the name of the model with its options, the arguments of its class."""
-    if not subject.options:
-        return subject.name
-    base, _, member = subject.name.partition(":")
-    return f"{base}:{member}({','.join(f'{key}={value}' for key, value in subject.options.items())})"
+    return registry.add_arguments(subject.name, subject.options) if subject.options else subject.name
 
 
 def _classes(tokens: bool) -> int:

@@ -85,7 +85,7 @@ def each_upload_stands_alone(subject: Subject) -> None:
 
 
 @law("uploads")
-def random_steps_say_so(subject: Subject) -> None:
+def random_steps_are_declared(subject: Subject) -> None:
     """A step that draws random numbers has ``RANDOM = True``, and draws by ``draw(i)`` alone.
 
     Then a resumed run draws the same numbers, and other steps are added up by workers.

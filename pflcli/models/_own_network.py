@@ -7,7 +7,6 @@ as ``HEAD = "fc"``.
 
 from __future__ import annotations
 
-import ast
 import copy
 import inspect
 from collections.abc import Callable, Iterator
@@ -41,8 +40,8 @@ def name_class(name: str, module: ModuleType) -> str:
 
     Raises InputError if the module has several networks and the name says none of them, or has no such network.
     """
-    family, _, member = name.partition(":")
-    cls, values = _parse(member)
+    base, arguments = registry.split_arguments(name)
+    family, _, cls = base.partition(":")
     known = {
         key: value
         for key, value in vars(module).items()
@@ -55,13 +54,12 @@ def name_class(name: str, module: ModuleType) -> str:
     if not (isinstance(given, type) and issubclass(given, nn.Module)):
         named = f"no network {chosen}" if chosen else "no subclass of torch.nn.Module"
         raise InputError(f"{module.__file__} has {named}", closest(chosen, known) if chosen and known else "")
-    wrong = set(values) - set(inspect.signature(given).parameters)
+    accepted = inspect.signature(given).parameters
+    takes_any = any(parameter.kind is parameter.VAR_KEYWORD for parameter in accepted.values())
+    wrong = sorted(set() if takes_any else set(arguments) - set(accepted))
     if wrong:
-        raise UsageError(
-            f"{chosen} has no argument '{sorted(wrong)[0]}'", closest(sorted(wrong)[0], _own_arguments(given))
-        )
-    arguments = ",".join(f"{key}={value!r}" for key, value in values.items())
-    return f"{family}:{chosen}" + (f"({arguments})" if values else "")
+        raise UsageError(f"{chosen} has no argument '{wrong[0]}'", closest(wrong[0], _own_arguments(given)))
+    return registry.join_arguments(f"{family}:{chosen}", arguments)
 
 
 def _own_arguments(cls: type[nn.Module]) -> list[str]:
@@ -70,30 +68,17 @@ def _own_arguments(cls: type[nn.Module]) -> list[str]:
     return [name for name in inspect.signature(cls).parameters if name not in described]
 
 
-def _parse(member: str) -> tuple[str, dict[str, Any]]:
-    """Return the class and the arguments in ``Net(width=32)``."""
-    cls, parenthesis, rest = member.partition("(")
-    if not parenthesis:
-        return cls, {}
-    try:
-        call = ast.parse(f"f({rest}", mode="eval").body
-        assert isinstance(call, ast.Call)
-        assert not call.args
-        return cls, {str(each.arg): ast.literal_eval(each.value) for each in call.keywords}
-    except (SyntaxError, ValueError, AssertionError):
-        raise UsageError(f"--model {member}: arguments are not literal", f"--model '{cls}(width=32)'") from None
-
-
 def build(module: ModuleType, name: str, in_shape: tuple[int, ...], classes: int, *, tokens: bool) -> Net:
     """Return the network, divided into a body and a head, for samples of ``in_shape``.
 
     Raises InputError, with the line of the user's file, if it cannot be built, or does not compute logits (n, C).
     """
-    class_name, values = _parse(name.partition(":")[2])
+    base, arguments = registry.split_arguments(name)
+    class_name = base.partition(":")[2]
     cls = getattr(module, class_name)
     where = f"{module.__file__}: {class_name}"
     with _named_errors(where):
-        network: nn.Module = cls(**_describe_data(cls, in_shape, classes), **values)
+        network: nn.Module = cls(**{**_describe_data(cls, in_shape, classes), **arguments})
     needed = [
         parameter.name
         for parameter in inspect.signature(network.forward).parameters.values()

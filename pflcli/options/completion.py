@@ -7,7 +7,6 @@ or pairs of a word and its description; Typer drops those that do not start with
 from __future__ import annotations
 
 import ast
-import inspect
 import io
 import json
 import os
@@ -36,15 +35,15 @@ SOURCES = ("partition", "backbone", "embeddings", "datastore")
 """Kinds of artifacts on which methods run."""
 
 
-def words(*choices: str) -> Callable[[], list[str]]:
+def words(*choices: str) -> Callable[[str], list[str]]:
     """Return a completer that offers these words."""
-    return lambda: [*choices]
+    return lambda incomplete: [*choices]
 
 
 def names(group: str, *more: str) -> Callable[[str], list[str]]:
     """Return a completer that offers the names in a group of the registry, ``more``, and users' files by their path."""
 
-    def complete(incomplete: str = "") -> list[str]:
+    def complete(incomplete: str) -> list[str]:
         return [*more, *registry.names(group), *_python_files(incomplete)]
 
     return complete
@@ -61,14 +60,12 @@ def _python_files(incomplete: str) -> list[str]:
     return files + [f"{parent}/{entry.name}/" for entry in matching if entry.is_dir()]
 
 
-def comma_separated(choices: Callable[..., Iterable[str]]) -> Callable[[str], list[str]]:
+def comma_separated(choices: Callable[[str], Iterable[str]]) -> Callable[[str], list[str]]:
     """Return a completer for the last of several words separated by commas; it offers no word twice."""
-    takes_word = bool(inspect.signature(choices).parameters)
 
     def complete(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
-        offered = choices(last) if takes_word else choices()
-        return [before + comma + choice for choice in offered if choice not in before.split(",")]
+        return [before + comma + choice for choice in choices(last) if choice not in before.split(",")]
 
     return complete
 

@@ -8,7 +8,6 @@ records (``Options.words``) are derived from the class.
 
 from __future__ import annotations
 
-import ast
 import functools
 import inspect
 import typing
@@ -237,6 +236,12 @@ Layout = Annotated[
         autocompletion=completion.words("channels-first", "channels-last"),
     ),
 ]
+Root = Annotated[
+    "Path | str | None",
+    PATH,
+    typer.Option(help="Read the dataset's files from this folder.", metavar="DIR", show_default=False),
+]
+Download = Annotated[bool, typer.Option("--download", help="Download the dataset into --root.")]
 Delimiter = Annotated[
     str | None,
     typer.Option(
@@ -391,7 +396,8 @@ def _use_files(values: Mapping[str, Any], groups: Mapping[str, str]) -> dict[str
     for option, group in groups.items():
         value = values.get(option)
         if isinstance(value, str | Path):
-            used[option] = registry.use(group, str(value)) if registry.is_file(str(value)) else value
+            name = registry.use(group, str(value))
+            used[option] = value if name == str(value) else name
         elif isinstance(value, Sequence):
             used[option] = [registry.use(group, word) for word in value]
     return used
@@ -417,17 +423,7 @@ def _add_arguments(settings: Mapping[str, Any], arguments: Mapping[str, Any]) ->
     if model is None or not registry.is_foreign("models", str(model).partition(":")[0]):
         key, value = next(iter(arguments.items()))
         raise UsageError(f"--set model.{key}={value} needs a model that is a class of yours", "--model ./net.py:Net")
-    base, _, given = str(model).removesuffix(")").partition("(")
-    pairs = [*([given] if given else []), *(f"{key}={_literal(value)!r}" for key, value in arguments.items())]
-    return {**settings, "model": f"{base}{'' if ':' in base else ':'}({','.join(pairs)})"}
-
-
-def _literal(value: Any) -> Any:
-    """Return the number, tuple or word that a text stands for."""
-    try:
-        return ast.literal_eval(value) if isinstance(value, str) else value
-    except (ValueError, SyntaxError):
-        return value
+    return {**settings, "model": registry.add_arguments(str(model), arguments)}
 
 
 def command(options: Callable[P, Asked]) -> Callable[[Callable[[Asked], Result]], Callable[P, Result]]:

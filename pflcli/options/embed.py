@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from pflcli.options import completion
-from pflcli.options.declaration import PATH, Options, Out, Set, Typed
+from pflcli.options.declaration import PATH, Download, Options, Out, Root, Set, Typed
 from pflcli.options.partition import dataset_word
 from pflcli.wording import PathWord
 
@@ -93,10 +93,6 @@ class Embed(Options):
             "--keep-test", help="Mark the dataset's published test samples, so that `pfl partition` tests on them."
         ),
     ] = False
-    root: Annotated[
-        Path | str | None,
-        PATH,
-        typer.Option(help="Read the dataset's files from this folder.", metavar="DIR", show_default=False),
-    ] = None
-    download: Annotated[bool, typer.Option("--download", help="Download the dataset into --root.")] = False
+    root: Root = None
+    download: Download = False
     options: Set = None

@@ -11,7 +11,7 @@ import typer
 
 from pflcli.errors import UsageError
 from pflcli.options import completion
-from pflcli.options.declaration import FRACTIONS, PATH, Options, Out, Set, Typed, as_file, as_path
+from pflcli.options.declaration import FRACTIONS, Download, Options, Out, Root, Set, Typed, as_file, as_path
 
 
 def dataset_word(value: str | Path) -> str:
@@ -105,12 +105,8 @@ class Partition(Options):
             show_default="no client is poisoned",
         ),
     ] = ""
-    root: Annotated[
-        Path | str | None,
-        PATH,
-        typer.Option(help="Read the dataset's files from this folder.", metavar="DIR", show_default=False),
-    ] = None
-    download: Annotated[bool, typer.Option("--download", help="Download the dataset into --root.")] = False
+    root: Root = None
+    download: Download = False
     options: Set = None
     seed: Annotated[int, typer.Option(help="Draw all random numbers from this seed.", min=0, metavar="N")] = 0
     split_seed: Annotated[

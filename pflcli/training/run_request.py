@@ -42,7 +42,7 @@ def require_files(artifact: Artifact) -> None:
             raise UsageError(
                 f"{artifact.path} was made with the {registry.GROUPS[group]} in {file} (code {digest}), which is not"
                 " part of pfl",
-                f"pfl --use PATH/{file} COMMAND ...",
+                f"pfl --use {member if '.' in member else f'PATH/{file}'} COMMAND ...",
                 f"a copy to read, which is never run, is {artifact.path / file}",
             )
 

@@ -8,11 +8,11 @@ import pytest
 
 from pflcli import registry
 from pflcli.commands.check import check
-from pflcli.commands.new import KINDS, new
+from pflcli.commands.new import new
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
 from pflcli.laws import list_laws
 
-TEMPLATES = {kind: (registry.ROOT / "templates" / f"{kind}.py").read_text() for kind in KINDS}
+TEMPLATES = {kind: (registry.ROOT / "templates" / f"{kind}.py").read_text() for kind in registry.KINDS}
 
 
 @pytest.fixture
@@ -26,7 +26,7 @@ def failed(file, **kwargs):
     return {verdict.law.name: verdict.reason for verdict in check(str(file), **kwargs) if verdict.result == "failed"}
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", registry.KINDS)
 def test_a_template_satisfies_all_laws(kind, folder):
     assert failed(new(kind, folder / f"my_{kind}.py")) == {}
 
@@ -85,8 +85,8 @@ BROKEN = {
         "    cohort = run.cohort(t)\n",
         "    cohort = run.cohort(t)\n    assert not run.attendance.diverged\n",
     ),
-    "a-run-that-diverges-says-so": ("downloaded, t=t)", "downloaded, t=t, lr=min(run.settings.lr, 0.1))"),
-    "extreme-options-end-in-words": (
+    "divergence-is-reported": ("downloaded, t=t)", "downloaded, t=t, lr=min(run.settings.lr, 0.1))"),
+    "extreme-options-work-or-are-refused": (
         '    start = state["global"]\n',
         '    start = state["global"]\n    if run.cfg.lam > 1e9:\n        raise IndexError\n',
     ),
@@ -140,7 +140,7 @@ OTHERS = {
         "kept.view_as(value)",
         "kept.mean(dim=0).view_as(value[0])",
     ),
-    "random-steps-say-so": ("upload", "received = dict(params)", "draw(0).random()\n    received = dict(params)"),
+    "random-steps-are-declared": ("upload", "received = dict(params)", "draw(0).random()\n    received = dict(params)"),
     "bytes-are-whole-numbers": ("upload", "min(size, 8 * sent)", "size / 2"),
     "the-model-has-the-form-of-uploads": (
         "aggregator",
@@ -160,7 +160,7 @@ OTHERS = {
     "uploads-may-arrive-in-parts": ("aggregator", "self._mean.add(", "self._mean = Mean()\n        self._mean.add("),
     "uploads-of-weight-zero-are-ignored": ("aggregator", "(weights > 0)", "(weights > -1)"),
     "arguments-are-not-changed": ("aggregator", "self._mean.add(", "stacked['bias'].add_(1)\n        self._mean.add("),
-    "nothing-cannot-be-aggregated": (
+    "no-uploads-raise-an-error": (
         "aggregator",
         "return self._mean.value()",
         "try:\n            return self._mean.value()\n        except ValueError:\n            return {}",
@@ -200,7 +200,7 @@ def test_every_other_law_can_fail(law, folder):
 
 
 def test_every_law_is_broken_by_a_file():
-    assert {law.name for group in KINDS.values() for law in list_laws(group)} == BROKEN.keys() | OTHERS.keys()
+    assert {law.name for group in registry.KINDS.values() for law in list_laws(group)} == BROKEN.keys() | OTHERS.keys()
 
 
 def test_a_verdict_names_the_line_of_an_error(folder):
@@ -226,7 +226,7 @@ def test_the_command_prints_a_line_for_each_law(folder, pfl):
 
 
 def test_a_law_that_says_nothing_about_a_file_is_not_applicable():
-    (verdict,) = check("prior", only=["a-run-that-diverges-says-so"])
+    (verdict,) = check("prior", only=["divergence-is-reported"])
     assert (verdict.result, verdict.reason) == ("not applicable", "the method has no rounds")
 
 
@@ -241,7 +241,7 @@ def test_a_law_that_says_nothing_about_a_file_is_not_applicable():
         (("check", "./syntax.py"), InputError, "syntax.py, line 1: SyntaxError"),
         (("new", "metod", "mine.py"), UsageError, "unknown kind 'metod'"),
         (("new", "method", "mine.txt"), UsageError, "not the name of a Python file"),
-        (("new", "method", "ditto.py"), UsageError, "built-in method"),
+        (("new", "method", "ditto.py"), UsageError, "'ditto' is a method of pfl"),
         (("new", "method", "empty.py"), ConflictError, "empty.py exists"),
         (("new", "method", "no/mine.py"), InputError, "cannot write no/mine.py"),
     ],

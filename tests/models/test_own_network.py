@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import sys
 
 import numpy as np
 import pytest
@@ -194,6 +195,7 @@ def test_a_wrong_class_ends_in_one_error(net, pfl, small, old, new, error, messa
         (("--model", "./net.py", "--set", "model.wide=3"), "Net has no argument 'wide'"),
         (("--model", "mlp", "--set", "model.width=3"), "needs a model that is a class of yours"),
         (("--model", "./net.py:Net(open('x'))"), "arguments are not literal"),
+        (("--model", "json.tool:Net"), "json/tool.py has no network Net"),
     ],
 )
 def test_wrong_words_are_refused(net, pfl, small, words, message):
@@ -211,3 +213,24 @@ def test_a_class_of_an_installed_module(net, pfl, small, tmp_path, monkeypatch):
     ran = pfl("personalize", "fedavg", small.p, "-o", "m", "--model", "installed.nets:Net", *SETTINGS)
     assert ran.code == 0, ran.err
     assert "models/installed.nets:Net" in open_artifact("m").manifest.code
+    assert pfl("train-global", small.p, "-o", "b", "--model", "installed.nets:Net", *SETTINGS).code == 0
+    os.environ.pop(registry.USED)
+    for name in [name for name in sys.modules if name.partition(".")[0] == "installed"]:
+        del sys.modules[name]
+    ran = pfl("extract", "b", "-o", "e")
+    assert ran.code == UsageError.exit_code
+    assert "pfl --use installed.nets COMMAND" in ran.err
+    assert not {"installed", "installed.nets"} & set(sys.modules)  # an artifact does not choose what is imported
+    assert pfl("--use", "installed.nets", "extract", "b", "-o", "e", "-q").code == 0
+
+
+def test_stacks_refuse_what_they_cannot_compute(net, pfl, small):
+    word = net(
+        CNN.replace("        return self.fc(", "        if x.sum() > 1e9:\n            x = -x\n        return self.fc(")
+    )
+    words = ("personalize", "local", small.p, "--model", word, "-q")
+    ran = pfl(*words, "-o", "s", "--engine", "stacked")
+    assert ran.code == UsageError.exit_code
+    assert "this network cannot be trained in stacks: vmap: " in ran.err
+    assert "--engine loop" in ran.err
+    assert pfl(*words, "-o", "l", "--engine", "loop").code == 0
