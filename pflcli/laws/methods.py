@@ -491,14 +491,14 @@ def costs_that_grow_with_pairs_are_declared(subject: Subject) -> None:
         sent_bytes.append(sum(run.traffic.values()))
         kept_bytes.append(state_files.size_without_tables(state))
     facts = _facts(subject)
-    if _is_quadratic(sent_bytes):
+    if is_quadratic(sent_bytes):
         require("PAIRS_SENT" in facts, f"48, 96 and 192 clients send {sent_bytes} bytes; the file has no PAIRS_SENT")
-    if _is_quadratic(kept_bytes):
+    if is_quadratic(kept_bytes):
         declared = {"PAIRS_SENT", "PAIRS_KEPT"} & set(facts)
         require(bool(declared), f"the state of 48, 96 and 192 clients has {kept_bytes} bytes; there is no PAIRS_KEPT")
 
 
-def _is_quadratic(values: list[int]) -> bool:
-    """Return whether a quadratic through the values at 48, 96 and 192 has a square term that matters."""
+def is_quadratic(values: list[int]) -> bool:
+    """Return whether a quadratic through the values at n, 2n and 4n clients has a square term that matters."""
     first, second = np.diff(values)
     return bool(second - 2 * first > 0.1 * second)

@@ -18,6 +18,7 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
 from pflcli.execution import Execution
+from pflcli.laws.methods import is_quadratic
 from pflcli.laws.small_federation import make_tiny_clients
 from pflcli.reporter import NullReporter
 from pflcli.training import pair_costs, state_files
@@ -45,14 +46,9 @@ def test_what_grows_with_the_square_of_the_clients_is_declared(method):
         sent_bytes.append(sum(run.traffic.values()))
         kept_bytes.append(state_files.size_without_tables(state))
     facts = registry.card("methods", method).facts
-    assert _is_quadratic(sent_bytes) == ("PAIRS_SENT" in facts), sent_bytes
-    if _is_quadratic(kept_bytes):
+    assert is_quadratic(sent_bytes) == ("PAIRS_SENT" in facts), sent_bytes
+    if is_quadratic(kept_bytes):
         assert {"PAIRS_SENT", "PAIRS_KEPT"} & set(facts), kept_bytes
-
-
-def _is_quadratic(values):
-    first, second = np.diff(values)
-    return second - 2 * first > 0.1 * second
 
 
 class Recorder(NullReporter):
