@@ -62,6 +62,9 @@ class Settings:
     """compute forward and backward passes in float32 (never TF32) or bfloat16; weights stay in float32"""
     normalize: Literal["none", "imagenet", "dataset"] = "none"
     """normalize image channels: none keeps [0, 1]; imagenet or dataset (training samples) standardize them"""
+    augment: tuple[Literal["flip", "crop"], ...] = ()
+    """change training images at random in each minibatch: flip mirrors half of them left to right, crop shifts each by
+    up to an eighth of its sides; flip,crop does both"""
     lr_schedule: Literal["constant", "milestones", "cosine"] | None = None
     """change the learning rate over rounds: constant, by --gamma at each of --milestones, or to --gamma times its first
     value along a half cosine; none is milestones if there are any, else constant"""

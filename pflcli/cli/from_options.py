@@ -282,6 +282,7 @@ _COMPLETERS: dict[str, Callable[..., Any]] = {
     "model": completion.names("models", "auto"),
     "upload": completion.steps("uploads"),
     "aggregator": completion.steps("aggregators"),
+    "augment": completion.words("flip", "crop", "flip,crop"),
 }
 
 
@@ -295,8 +296,9 @@ def _setting(option: registry.Option, hint: Any, default: str) -> inspect.Parame
     if type(None) in typing.get_args(hint):
         hint = typing.get_args(hint)[0]
     kind, shape = {int: (int, "N"), float: (float, "F"), str: (str, "NAME")}.get(hint, (str, "VALUE"))
-    if typing.get_origin(hint) is tuple:  # words repeat the option; numbers are separated by commas
-        kind, shape = (list[str], "NAME") if hint == tuple[str, ...] else (str, "N,N")
+    if typing.get_origin(hint) is tuple:  # texts repeat the option; numbers and choices are separated by commas
+        is_choice = typing.get_origin(typing.get_args(hint)[0]) is typing.Literal
+        kind, shape = (list[str], "NAME") if hint == tuple[str, ...] else (str, "NAME,NAME" if is_choice else "N,N")
     value, name = getattr(Settings(), option.name), option.name.replace("_", "-")
     if hint is bool:
         kind, shape = bool, ""

@@ -96,6 +96,8 @@ class LocalSGD:
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     clip: float | None = None
     """largest Euclidean norm of the gradient of the loss, over all trained parameters of a client"""
+    augment: tuple[str, ...] = ()
+    """random changes of the images of each minibatch, see ``augmentation``"""
     precision: Literal["float32", "bfloat16"] = "float32"
     objective: Objective | None = None
     """loss that replaces the cross-entropy; its parameters are all tensors of the start, a stack"""

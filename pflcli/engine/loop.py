@@ -14,6 +14,7 @@ from torch.nn import functional
 
 from pflcli import parameters
 from pflcli.engine import backend
+from pflcli.engine.augmentation import augment
 from pflcli.engine.backend import Program
 from pflcli.engine.federation import Federation
 from pflcli.engine.gradients import StackedBatch, StackedNetwork
@@ -37,11 +38,13 @@ def train_client(
     plan: LocalSGD,
     draw: np.random.Generator,
     program: Program | None = None,
+    augmenting: np.random.Generator | None = None,
 ) -> float:
     """Train one client on ``net`` from ``start`` into ``out`` (may be views); returns its mean loss.
 
     ``plan`` is that of this client alone: its constants, anchor and learning rates have no axis over clients. Without
-    a compiled ``program`` gradients come from autograd.
+    a compiled ``program`` gradients come from autograd. ``augmenting`` draws the changes of images,
+    if the plan has any.
     """
     if plan.gradient:
         for name, value in start.items():
@@ -60,7 +63,10 @@ def train_client(
             # BatchNorm has no variance over one value: a lone sample trains with the running statistics.
             net.train(len(batch) > 1)
         weight = None if plan.sample_weights is None else plan.sample_weights[batch] / len(batch)
-        total += client_trainer.step(x[batch], y[batch], weight, rate).detach()
+        inputs = x[batch]
+        if plan.augment and augmenting is not None:
+            inputs = augment(inputs, plan.augment, data, augmenting)
+        total += client_trainer.step(inputs, y[batch], weight, rate).detach()
         steps += 1
     with torch.no_grad():
         for name, value in client_trainer.state.items():

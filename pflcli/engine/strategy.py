@@ -50,7 +50,8 @@ def fastest_mode(net: nn.Module, device: str) -> str:
 
 def compiles_chain(worker_net: WorkerNet, plan: LocalSGD) -> bool:
     """Whether clients pass through a compiled chain of linear layers."""
-    return plan.objective is None and plan.precision == "float32" and worker_net.compiles_chain
+    plain = plan.objective is None and plan.precision == "float32" and not plan.augment
+    return plain and worker_net.compiles_chain
 
 
 def is_independent(worker_net: WorkerNet, plan: LocalSGD, mode: str) -> bool:
@@ -67,7 +68,7 @@ def is_independent(worker_net: WorkerNet, plan: LocalSGD, mode: str) -> bool:
 def choose(worker_net: WorkerNet, plan: LocalSGD, mode: str, clients: int) -> Strategy:
     """Return how one worker trains a number of ``clients`` together on its network."""
     plain = plan.objective is None and plan.precision == "float32"
-    layers = worker_net.layers if plain else None
+    layers = worker_net.layers if plain and not plan.augment else None
     if layers is not None:
         if not worker_net.compiles_chain:
             return Strategy("linear chain", "linear layers and ReLU alone need no autograd", True, layers=layers)
@@ -78,18 +79,22 @@ def choose(worker_net: WorkerNet, plan: LocalSGD, mode: str, clients: int) -> St
         why = f"linear layers and ReLU alone need no autograd; {backend.products_in_words()}"
         return Strategy("linear chain", why, True, layers=layers)
     # A stack of one client would do the work of the loop at the additional cost of torch.func.
-    if mode == "stacked" and clients > 1 and worker_net.can_stack:
+    if mode == "stacked" and clients > 1 and worker_net.can_stack and not plan.augment:
         return Strategy("stacks by torch.func", f"in mode {mode} the engine trains many clients at a time", True)
     program = worker_net.program if plain else None
     compiled = program if program is not None and (program.infers or not plan.frozen_norm) else None
-    shares_passes = not worker_net.is_random and (plan.frozen_norm or not has_batch_norm(worker_net.net))
+    shares_passes = not (worker_net.is_random or plan.augment) and (
+        plan.frozen_norm or not has_batch_norm(worker_net.net)
+    )
     if plan.lockstep and clients > 1 and shares_passes:
         why = "clients take each step together, as it reads much that they share"
         return Strategy("lockstep", why, True, program=compiled, lockstep=True)
     if compiled is not None:
         why = f"every layer of the network has a compiled form; {backend.products_in_words()}"
         return Strategy("compiled program", why, False, program=compiled)
-    why = "the network draws random numbers" if worker_net.is_random else _no_program(plan, worker_net.net)
+    why = _no_program(plan, worker_net.net)
+    if worker_net.is_random or plan.augment:
+        why = "the network draws random numbers" if worker_net.is_random else "images are changed at random"
     return Strategy("autograd, one client at a time", why, False)
 
 

@@ -65,10 +65,11 @@ def run_task(
         for index, (place, client) in enumerate(zip(task.places.tolist(), task.clients, strict=True)):
             own, to = parameters.pick(start, place) if own_start else start, parameters.pick(out, place)
             plan = task.plan.for_client(place, like)
-            key = (task.seed, "network", *task.key, int(client))
-            with rng.seeded_torch(*key) if worker_net.is_random else nullcontext():
+            key = (*task.key, int(client))
+            augmenting = rng.generator(task.seed, "augment", *key)
+            with rng.seeded_torch(task.seed, "network", *key) if worker_net.is_random else nullcontext():
                 losses[index] = loop.train_client(
-                    worker_net.net, data, int(client), own, to, plan, draws[index], how.program
+                    worker_net.net, data, int(client), own, to, plan, draws[index], how.program, augmenting
                 )
         return losses
     finally:

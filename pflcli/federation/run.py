@@ -198,7 +198,7 @@ class Run(Channel, Selection):
         # PyTorch raises for rates beyond float32, which a method may compute; the largest float32 also diverges.
         rates = np.minimum(rates, np.finfo(np.float32).max)
         local = LocalSGD(epochs, settings.batch_size, rates, settings.momentum, settings.weight_decay)
-        common: dict[str, Any] = {"precision": settings.precision}
+        common: dict[str, Any] = {"precision": settings.precision, "augment": settings.augment}
         if "optimizer" not in training:  # a method that names its optimizer trains something else than the model
             common |= {"optimizer": settings.optimizer, "clip": settings.clip_gradients}
         return replace(local, **{**common, **training})

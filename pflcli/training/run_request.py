@@ -83,6 +83,8 @@ def resolve_settings(
             f"{built.model} has batch normalization, which needs more than one sample", "--batch-size 2 or more"
         )
     normalization.check(built.normalize, shape[0] if form.dtype == "uint8" else None)
+    if built.augment and form.dtype != "uint8":
+        raise UsageError("--augment is for images, which these samples are not", "leave it out")
     return built
 
 
@@ -148,7 +150,7 @@ def settings_on_lineage(
 
 _ADDED_LATER = {
     **{"report": "last", "normalize": "none", "personal_every": 0, "dropout": 0.0, "upload": [], "steps": 0},
-    **{"optimizer": "sgd", "clip_gradients": None, "lr_schedule": None, "lr_warmup": 0},
+    **{"optimizer": "sgd", "clip_gradients": None, "lr_schedule": None, "lr_warmup": 0, "augment": []},
     **{"aggregator": "mean", **dict.fromkeys(("dp_epsilon", "dp_delta", "dp_noise", "dp_clip", "dp_seed"))},
 }
 """Settings that were added later, with their defaults. Requests omit the defaults, so that older requests match."""

@@ -1,0 +1,134 @@
+"""Random changes of training images: what they look like, when they are drawn, and who refuses them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import worlds
+from pflcli import config, models, parameters, registry, rng
+from pflcli.commands.partition import partition
+from pflcli.commands.personalize import personalize
+from pflcli.engine.augmentation import augment
+from pflcli.engine.engine import Engine
+from pflcli.engine.federation import Federation
+from pflcli.engine.normalization import normalized
+from pflcli.errors import UsageError
+from pflcli.settings import Settings
+
+DRAW = np.random.default_rng(0)
+
+
+def federation(side=16, sizes=(11, 5, 1), channels=3, scale="none"):
+    counts = np.ravel([(n, 1, 1) if isinstance(n, int) else n for n in sizes])
+    offsets = np.concatenate([[0], np.cumsum(counts)])
+    cluster = np.arange(len(sizes)) % 2
+    x = DRAW.integers(1, 256, (offsets[-1], side, side, channels), dtype=np.uint8)
+    data = Federation.from_arrays(x, DRAW.integers(0, 3, offsets[-1]), offsets, 3, cluster=cluster)
+    return normalized(data, scale)
+
+
+def run_on(data, model="cnn", mode="loop", threads=1, **settings):
+    run = worlds.run(mode=mode, **settings)
+    net = models.create(model, data.in_shape, 3, 0)
+    run.federation, run.init = data, parameters.copy_params(net)
+    run.engine = Engine(net, data, seed=0, threads=threads, mode=mode)
+    return run
+
+
+def trained(data, **settings):
+    run = run_on(data, epochs=2, **settings)
+    parts = [*run.local_sgd(data.clients, run.init, t=0)]
+    return {name: torch.cat([part.params[name] for part in parts]) for name in run.init}
+
+
+@pytest.mark.parametrize("scale", ["none", "dataset"])
+def test_each_image_is_mirrored_and_shifted_on_a_black_ground(scale):
+    data = federation(scale=scale)
+    images = data.inputs(slice(0, 8)).repeat(20, 1, 1, 1)
+    changed = augment(images, ("flip", "crop"), data, np.random.default_rng(1))
+    black = torch.zeros(3, 1, 1) if scale == "none" else -data.scale[0] / data.scale[1]
+    pad, seen = 2, set()
+    for before, after in zip(images, changed, strict=True):
+        padded = black.expand(3, 20, 20).clone()
+        padded[:, pad:-pad, pad:-pad] = before
+        crops = {(y, x): padded[:, y : y + 16, x : x + 16] for y in range(5) for x in range(5)}
+        found = [
+            (y, x, m)
+            for (y, x), crop in crops.items()
+            for m in (0, 1)
+            if crop.flip(-1).equal(after) * m or crop.equal(after) * (1 - m)
+        ]
+        assert len(found) == 1
+        seen.add(found[0])
+    assert {y for y, *_ in seen} == {x for _, x, _ in seen} == set(range(5))
+    assert {m for *_, m in seen} == {0, 1}
+
+
+def test_each_kind_does_nothing_else():
+    data = federation()
+    images = data.inputs(slice(0, 16))
+    flipped = augment(images, ("flip",), data, np.random.default_rng(0))
+    is_mirrored = [bool(a.equal(b.flip(-1))) for a, b in zip(flipped, images, strict=True)]
+    assert all(m or a.equal(b) for m, a, b in zip(is_mirrored, flipped, images, strict=True))
+    assert 0 < sum(is_mirrored) < 16
+    cropped = augment(images, ("crop",), data, np.random.default_rng(0))
+    both = augment(images, ("flip", "crop"), data, np.random.default_rng(0))
+    for mirrored, a, b in zip(is_mirrored, cropped, both, strict=True):
+        assert (a.flip(-1) if mirrored else a).equal(b)
+
+
+def test_a_client_trains_on_changed_images_as_by_hand():
+    data = federation(sizes=(10,))
+    run = run_on(data, model="logistic", epochs=2, augment=("flip", "crop"), lr=0.05)
+    (part,) = run.local_sgd([0], run.init, t=3)
+    net = models.create("logistic", data.in_shape, 3, 0)
+    orders, changes = rng.generator(0, "sgd", 3, 0), rng.generator(0, "augment", "sgd", 3, 0)
+    for _ in range(2):
+        for batch in torch.from_numpy(orders.permutation(10)).split(4):
+            x = augment(data.inputs(batch), ("flip", "crop"), data, changes)
+            loss = torch.nn.functional.cross_entropy(net(x), data.y[batch])
+            grads = torch.autograd.grad(loss, [*net.parameters()])
+            with torch.no_grad():
+                for weight, grad in zip(net.parameters(), grads, strict=True):
+                    weight -= 0.05 * grad
+    worlds.close(parameters.pick(part.params, 0), parameters.copy_params(net), atol=1e-5)
+
+
+@pytest.mark.parametrize("model", ["logistic", "mlp", "cnn"])
+def test_draws_do_not_depend_on_threads_and_modes(model):
+    data, kinds = federation(28), ("flip", "crop")
+    one = trained(data, model=model, augment=kinds)
+    for other in (
+        trained(data, model=model, augment=kinds, threads=2),
+        trained(data, model=model, augment=kinds, mode="stacked"),
+    ):
+        for name, value in one.items():
+            assert value.equal(other[name]), name
+    assert any(not value.equal(trained(data, model=model)[name]) for name, value in one.items())
+
+
+@pytest.mark.parametrize("method", registry.names("methods"))
+def test_every_method_trains_on_changed_images(method):
+    data = federation(8, sizes=((6, 4, 4), (5, 3, 3), (1, 1, 1), (7, 3, 4)))
+    run = worlds.run(method, data=data, augment=("flip", "crop"))
+    answers = worlds.answers(method, run, worlds.play(method, run))
+    assert np.isfinite(answers["test"]).all()
+
+
+def test_only_requests_with_changes_record_them(tmp_path):
+    partition("writers", tmp_path / "p", clients=3)
+    settings = {"rounds": 1, "model": "logistic"}
+    plain = personalize("fedavg", tmp_path / "p", out=tmp_path / "a", settings=settings)
+    changed = personalize("fedavg", tmp_path / "p", out=tmp_path / "b", settings={**settings, "augment": "flip,crop"})
+    assert "augment" not in plain.request["settings"]  # as in artifacts made before there was this setting
+    assert changed.request["settings"]["augment"] == ["flip", "crop"]
+
+
+def test_only_images_can_be_changed(tmp_path):
+    partition("heart-disease", tmp_path / "p")
+    with pytest.raises(UsageError, match="images"):
+        personalize("fedavg", tmp_path / "p", out=tmp_path / "a", settings={"rounds": 1, "augment": "flip"})
+    with pytest.raises(UsageError, match="augment"):
+        config.build(Settings, {"augment": "mirror"}, "the training settings")
