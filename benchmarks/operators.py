@@ -17,8 +17,9 @@ import torch
 from torch import nn
 
 from pflcli import models
-from pflcli.accelerated import graph, operators, program
+from pflcli.accelerated import graph, operators
 from pflcli.accelerated.operators import ChannelsLast, PixelLinear, SmallDepthwise
+from pflcli.engine import backend
 
 
 def step(module: nn.Module, x: torch.Tensor) -> Callable[[], object]:
@@ -95,12 +96,12 @@ def main() -> None:
         label += f"{' depthwise' if conv.groups > 1 else ''} on {size[2]}x{size[3]}"
         print(f"{label:35} {len(names):4}  {cells}  {rule}")
 
-    compiled, y = program.of(copy.deepcopy(net), shape), torch.arange(args.batch) % 10
+    compiled, y = backend.program(copy.deepcopy(net), shape), torch.arange(args.batch) % 10
     assert compiled is not None
     steps = {
         "stock": step(net.train(), x),
         "tuned": step(chosen.train(), x),
-        "program": lambda: compiled.step(x, y),
+        "program": lambda: compiled.step(x, y, None),
     }
     times = best(steps, args.repeats)
     print(

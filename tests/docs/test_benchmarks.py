@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import subprocess
 import sys
+from contextlib import suppress
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -46,6 +49,25 @@ def test_every_program_can_be_loaded():
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (PROJECT, PROJECT / "benchmarks")))}
     done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("file", sorted((PROJECT / "benchmarks").rglob("*.py")), ids=lambda file: file.stem)
+def test_every_name_of_pfl_that_a_program_uses_exists(file):
+    tree = ast.parse(file.read_text())
+    modules = {}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").partition(".")[0] == "pflcli":
+            package = importlib.import_module(node.module)
+            for alias in node.names:
+                with suppress(ImportError):  # a class or a function
+                    importlib.import_module(f"{node.module}.{alias.name}")
+                assert hasattr(package, alias.name), f"{file.name}:{node.lineno}: {node.module} has no {alias.name}"
+                if isinstance(member := getattr(package, alias.name), ModuleType):
+                    modules[alias.asname or alias.name] = member
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Name) and node.value.id in modules:
+            known = hasattr(modules[node.value.id], node.attr)
+            assert known, f"{file.name}:{node.lineno}: {node.value.id} has no {node.attr}"
 
 
 def test_without_a_gpu_the_program_says_so_in_one_line(gpu, monkeypatch):
