@@ -38,7 +38,7 @@ from pflcli.evaluation.metrics import catalogue
 from pflcli.execution import Execution
 from pflcli.federation.privacy import guarantee
 from pflcli.jobs.job import LATER, Job, Plan, Planned, list_unfinished, plan, require_free, rows
-from pflcli.jobs.run import Results, counts, run
+from pflcli.jobs.run import Results, run, summarize
 from pflcli.options.compare import Compare
 from pflcli.options.declaration import command
 from pflcli.reporter import SILENT
@@ -191,7 +191,7 @@ def compare(asked: Compare) -> Outcome:
         return replace(outcome, summary=facts)
     typed = _complete_request(asked, variants, tuned, table, partitions)
     execution = replace(execution, command=tuple(typed.words()))
-    execution.reporter.say(counts(planned))
+    execution.reporter.say(summarize(planned))
     results = run(planned, execution, skip_unsuited=every)
     if not results.made:
         raise _nothing_to_compare(results)

@@ -65,7 +65,7 @@ class Attendance:
         """Whether clients were selected but none completes the round."""
         return len(self.selected) > 0 and not len(self.answering)
 
-    def to_selected(self, amount: int) -> int:
+    def bytes_to_selected(self, amount: int) -> int:
         """Return the bytes sent to all selected clients, given the ``amount`` sent to those that complete the round.
 
         The other clients receive the average number of bytes. Outside of rounds this is ``amount``.

@@ -173,7 +173,7 @@ class Channel:
         if self.sealed or link not in LINKS[self.kind]:
             when = "while personalizing" if self.sealed else f"as a method of kind {self.kind}"
             raise ComputationError(f"the method sent over link '{link}' {when}")
-        self.traffic[link] += self.attendance.to_selected(size) if link == "down" else size
+        self.traffic[link] += self.attendance.bytes_to_selected(size) if link == "down" else size
 
     def download(self, params: Params, clients: NDArray[np.int64]) -> Params:
         """Send ``params`` to each of the clients (n,), and return them."""

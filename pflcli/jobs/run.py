@@ -161,10 +161,10 @@ def attempt(item: Planned, execution: Execution, progress: OverallProgress) -> P
     """Run one job and return its error, or None; raises ConflictError if another process is writing the artifact."""
     replaces = None if item.decision == LATER else item.conflict is not None
     own = replace(execution, reporter=progress)
-    return failure(item.job, lambda: item.job.run(own, replaces=replaces), progress)
+    return run_caught(item.job, lambda: item.job.run(own, replaces=replaces), progress)
 
 
-def failure(job: Job, call: Callable[[], object], progress: OverallProgress) -> PflError | None:
+def run_caught(job: Job, call: Callable[[], object], progress: OverallProgress) -> PflError | None:
     """Run a job by ``call``, measure its time, and return its error, or None; raises ConflictError."""
     try:
         with progress.job(job):
@@ -179,7 +179,7 @@ def failure(job: Job, call: Callable[[], object], progress: OverallProgress) -> 
     return None
 
 
-def counts(planned: Plan) -> str:
+def summarize(planned: Plan) -> str:
     """Return a line with the numbers of methods, seeds, and artifacts to make."""
     results = [job for job in planned if job.is_result]
     methods, seeds = {job.name for job in results}, {job.seed for job in results}

@@ -15,7 +15,7 @@ from pflcli.commands.comparison.variants import BACKBONE, Variant
 from pflcli.errors import ComputationError, InputError, PflError, UnsuitedError, UsageError, closest
 from pflcli.execution import Execution
 from pflcli.jobs.job import NOT_NEEDED, Job, Plan, plan, require_free, rows, with_parts
-from pflcli.jobs.run import counts, run
+from pflcli.jobs.run import run, summarize
 
 
 def make_only(out: Path, only: Sequence[str], planned: Plan, execution: Execution, *, skip_unsuited: bool) -> None:
@@ -38,7 +38,7 @@ def make_only(out: Path, only: Sequence[str], planned: Plan, execution: Executio
             absent.append(_missing_input(_path(job, out), _path(unmade[0], out)))
         else:
             runnable[job] = item
-    execution.reporter.say(counts(runnable))
+    execution.reporter.say(summarize(runnable))
     results = run(runnable, execution, skip_unsuited=skip_unsuited)
     for job, item in runnable.items():
         if item.is_done:
