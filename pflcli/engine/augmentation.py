@@ -11,34 +11,36 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.engine.federation import Federation
-
 _SHARE = 8
 """An image is padded on each side by its side length divided by this number, rounded down, and at least by 1 pixel."""
 
 
-def augment(images: Tensor, kinds: tuple[str, ...], data: Federation, draw: np.random.Generator) -> Tensor:
-    """Return a batch of inputs (n, C, H, W) of ``data`` of which each image is changed at random.
+def augment(
+    images: Tensor, kinds: tuple[str, ...], draw: np.random.Generator, scale: tuple[Tensor, Tensor] | None = None
+) -> Tensor:
+    """Return a batch of images (n, C, H, W), each of which is changed at random.
 
-    With "flip" among the ``kinds``, each is mirrored with probability 1/2; with "crop", it is shifted by up to an
-    eighth of its sides, and black pixels fill the gap. Each image takes three draws, whatever the kinds.
+    With "flip" among the ``kinds``, an image is mirrored with probability 1/2; with "crop", it is shifted by up to an
+    eighth of its sides, and black pixels fill the gap. ``scale`` is the mean and deviation (C, 1, 1) by which the
+    images are normalized, see ``Federation``. Each image takes three numbers of ``draw``, whatever the kinds.
     """
-    height, width = images.shape[-2:]
-    mirrored, down, right = draw.random((3, len(images)))
-    rows, columns = _shifted(height, down, "crop" in kinds), _shifted(width, right, "crop" in kinds)
-    columns = np.where((mirrored < 0.5)[:, None] & ("flip" in kinds), columns[:, ::-1], columns)
-    is_gap = ((rows < 0) | (rows >= height))[:, :, None] | ((columns < 0) | (columns >= width))[:, None]
-    channels = np.arange(images.shape[1])
-    at = (np.arange(len(images))[:, None, None, None], channels[:, None, None], rows[:, None, :, None])
-    places = (*at, columns[:, None, None])
-    most = (len(images), len(channels), height, width)
-    index = [torch.from_numpy(np.clip(part, 0, n - 1)).to(images.device) for part, n in zip(places, most, strict=True)]
-    black = images.new_zeros(1) if data.scale is None else -data.scale[0] / data.scale[1]
-    return torch.where(torch.from_numpy(is_gap)[:, None].to(images.device), black, images[tuple(index)])
+    number, channels, height, width = images.shape
+    flip, down, right = draw.random((3, number))
+    rows, columns = np.arange(height)[None], np.arange(width)[None]  # of the old image, for each pixel of the new one
+    if "crop" in kinds:
+        rows, columns = rows + _shifts(height, down)[:, None], columns + _shifts(width, right)[:, None]
+    if "flip" in kinds:
+        columns = np.where(flip[:, None] < 0.5, columns[:, ::-1], columns)
+    row = torch.from_numpy(rows).to(images.device)[:, None, :, None]
+    column = torch.from_numpy(columns).to(images.device)[:, None, None]
+    image, channel = (torch.arange(n, device=images.device) for n in (number, channels))
+    places = (image[:, None, None, None], channel[:, None, None], row.clamp(0, height - 1), column.clamp(0, width - 1))
+    is_inside = (row >= 0) & (row < height) & (column >= 0) & (column < width)
+    black = images.new_zeros(1) if scale is None else -scale[0] / scale[1]
+    return torch.where(is_inside, images[places], black)
 
 
-def _shifted(side: int, draws: NDArray[np.float64], moves: bool) -> NDArray[np.int64]:
-    """Return which of the pixels 0 to ``side`` - 1 each image shows (n, side); others are outside."""
-    pad = max(1, side // _SHARE)
-    offsets = np.floor(draws * (2 * pad + 1)).astype(np.int64) - pad if moves else np.zeros(len(draws), np.int64)
-    return np.arange(side) + offsets[:, None]
+def _shifts(side: int, draws: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Return a shift in pixels for each draw from [0, 1); all shifts are equally likely."""
+    most = max(1, side // _SHARE)
+    return np.floor(draws * (2 * most + 1)).astype(np.int64) - most

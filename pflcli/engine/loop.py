@@ -38,12 +38,12 @@ def train_client(
     plan: LocalSGD,
     draw: np.random.Generator,
     program: Program | None = None,
-    augmenting: np.random.Generator | None = None,
+    image_draw: np.random.Generator | None = None,
 ) -> float:
     """Train one client on ``net`` from ``start`` into ``out`` (may be views); returns its mean loss.
 
     ``plan`` is that of this client alone: its constants, anchor and learning rates have no axis over clients. Without
-    a compiled ``program`` gradients come from autograd. ``augmenting`` draws the changes of images,
+    a compiled ``program`` gradients come from autograd. ``image_draw`` draws the changes of images,
     if the plan has any.
     """
     if plan.gradient:
@@ -63,9 +63,7 @@ def train_client(
             # BatchNorm has no variance over one value: a lone sample trains with the running statistics.
             net.train(len(batch) > 1)
         weight = None if plan.sample_weights is None else plan.sample_weights[batch] / len(batch)
-        inputs = x[batch]
-        if plan.augment and augmenting is not None:
-            inputs = augment(inputs, plan.augment, data, augmenting)
+        inputs = x[batch] if image_draw is None else augment(x[batch], plan.augment, image_draw, data.scale)
         total += client_trainer.step(inputs, y[batch], weight, rate).detach()
         steps += 1
     with torch.no_grad():

@@ -50,8 +50,7 @@ def fastest_mode(net: nn.Module, device: str) -> str:
 
 def compiles_chain(worker_net: WorkerNet, plan: LocalSGD) -> bool:
     """Whether clients pass through a compiled chain of linear layers."""
-    plain = plan.objective is None and plan.precision == "float32" and not plan.augment
-    return plain and worker_net.compiles_chain
+    return _layers(worker_net, plan) is not None and worker_net.compiles_chain
 
 
 def is_independent(worker_net: WorkerNet, plan: LocalSGD, mode: str) -> bool:
@@ -67,8 +66,7 @@ def is_independent(worker_net: WorkerNet, plan: LocalSGD, mode: str) -> bool:
 
 def choose(worker_net: WorkerNet, plan: LocalSGD, mode: str, clients: int) -> Strategy:
     """Return how one worker trains a number of ``clients`` together on its network."""
-    plain = plan.objective is None and plan.precision == "float32"
-    layers = worker_net.layers if plain and not plan.augment else None
+    layers, why_alone = _layers(worker_net, plan), _why_alone(worker_net, plan)
     if layers is not None:
         if not worker_net.compiles_chain:
             return Strategy("linear chain", "linear layers and ReLU alone need no autograd", True, layers=layers)
@@ -79,23 +77,35 @@ def choose(worker_net: WorkerNet, plan: LocalSGD, mode: str, clients: int) -> St
         why = f"linear layers and ReLU alone need no autograd; {backend.products_in_words()}"
         return Strategy("linear chain", why, True, layers=layers)
     # A stack of one client would do the work of the loop at the additional cost of torch.func.
-    if mode == "stacked" and clients > 1 and worker_net.can_stack and not plan.augment:
+    if mode == "stacked" and clients > 1 and worker_net.can_stack and why_alone is None:
         return Strategy("stacks by torch.func", f"in mode {mode} the engine trains many clients at a time", True)
-    program = worker_net.program if plain else None
+    program = worker_net.program if _is_plain(plan) else None
     compiled = program if program is not None and (program.infers or not plan.frozen_norm) else None
-    shares_passes = not (worker_net.is_random or plan.augment) and (
-        plan.frozen_norm or not has_batch_norm(worker_net.net)
-    )
+    shares_passes = why_alone is None and (plan.frozen_norm or not has_batch_norm(worker_net.net))
     if plan.lockstep and clients > 1 and shares_passes:
         why = "clients take each step together, as it reads much that they share"
         return Strategy("lockstep", why, True, program=compiled, lockstep=True)
     if compiled is not None:
         why = f"every layer of the network has a compiled form; {backend.products_in_words()}"
         return Strategy("compiled program", why, False, program=compiled)
-    why = _no_program(plan, worker_net.net)
-    if worker_net.is_random or plan.augment:
-        why = "the network draws random numbers" if worker_net.is_random else "images are changed at random"
-    return Strategy("autograd, one client at a time", why, False)
+    return Strategy("autograd, one client at a time", why_alone or _no_program(plan, worker_net.net), False)
+
+
+def _is_plain(plan: LocalSGD) -> bool:
+    """Whether clients train by the cross-entropy, or by a rule for gradients, in float32."""
+    return plan.objective is None and plan.precision == "float32"
+
+
+def _layers(worker_net: WorkerNet, plan: LocalSGD) -> list[Layer] | None:
+    """Return the network's linear layers if clients can train on them without autograd."""
+    return worker_net.layers if _is_plain(plan) and not plan.augment else None
+
+
+def _why_alone(worker_net: WorkerNet, plan: LocalSGD) -> str | None:
+    """Return why clients cannot take their steps together, or None if they can."""
+    if worker_net.is_random:
+        return "the network draws random numbers"
+    return "images are changed at random" if plan.augment else None
 
 
 def _no_program(plan: LocalSGD, net: nn.Module) -> str:

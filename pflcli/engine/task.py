@@ -66,10 +66,10 @@ def run_task(
             own, to = parameters.pick(start, place) if own_start else start, parameters.pick(out, place)
             plan = task.plan.for_client(place, like)
             key = (*task.key, int(client))
-            augmenting = rng.generator(task.seed, "augment", *key)
+            image_draw = rng.generator(task.seed, "augment", *key) if plan.augment else None
             with rng.seeded_torch(task.seed, "network", *key) if worker_net.is_random else nullcontext():
                 losses[index] = loop.train_client(
-                    worker_net.net, data, int(client), own, to, plan, draws[index], how.program, augmenting
+                    worker_net.net, data, int(client), own, to, plan, draws[index], how.program, image_draw
                 )
         return losses
     finally:

@@ -27,8 +27,8 @@ class WorkerNet:
 
     @property
     def can_stack(self) -> bool:
-        """Whether stacks of clients can train by torch.func, which has no rule for GRUs, and none for random draws."""
-        return not self.is_random and not any(isinstance(module, nn.GRU | nn.RNN) for module in self.net.modules())
+        """Whether stacks of clients can train by torch.func, which has no rule for recurrent layers."""
+        return not any(isinstance(module, nn.GRU | nn.RNN) for module in self.net.modules())
 
     @property
     def compiles_chain(self) -> bool:

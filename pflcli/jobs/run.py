@@ -161,10 +161,10 @@ def attempt(item: Planned, execution: Execution, progress: OverallProgress) -> P
     """Run one job and return its error, or None; raises ConflictError if another process is writing the artifact."""
     replaces = None if item.decision == LATER else item.conflict is not None
     own = replace(execution, reporter=progress)
-    return run_caught(item.job, lambda: item.job.run(own, replaces=replaces), progress)
+    return run_job(item.job, lambda: item.job.run(own, replaces=replaces), progress)
 
 
-def run_caught(job: Job, call: Callable[[], object], progress: OverallProgress) -> PflError | None:
+def run_job(job: Job, call: Callable[[], object], progress: OverallProgress) -> PflError | None:
     """Run a job by ``call``, measure its time, and return its error, or None; raises ConflictError."""
     try:
         with progress.job(job):

@@ -28,7 +28,7 @@ from pflcli.evaluation.metrics.metric import Metric
 from pflcli.execution import Execution
 from pflcli.jobs.job import Job
 from pflcli.jobs.progress import OverallProgress
-from pflcli.jobs.run import run_caught
+from pflcli.jobs.run import run_job
 from pflcli.wording import as_typed
 
 SPLIT = "validation"
@@ -97,7 +97,7 @@ def run(
             execution.reporter.say(f"trial {number} of {sampler.count}: {describe(point)}")
             start = time.monotonic()
             points.append(point)
-            error = run_caught(job, partial(job.run, replace(execution, reporter=progress)), progress)
+            error = run_job(job, partial(job.run, replace(execution, reporter=progress)), progress)
             if isinstance(error, ComputationError | UsageError):
                 trial = Trial(number, point, folder(point), time.monotonic() - start, problem=error.message)
             elif error is not None:

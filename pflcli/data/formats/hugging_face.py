@@ -30,7 +30,7 @@ from pflcli.data.formats import (
     tables,
     text,
     unprintable,
-)  # fmt: skip
+)
 from pflcli.data.formats.parquet import require_pyarrow, to_series
 from pflcli.data.formats.table import listed_columns
 from pflcli.errors import InputError, UsageError
