@@ -40,9 +40,9 @@ def group_by_owner(values: Mapping[str, str]) -> dict[str, dict[str, str]]:
 def build(cls: type[Any], values: Mapping[str, Any], owner: str) -> Any:
     """Return ``cls(**values)`` with every value checked against its annotation.
 
-    Strings are converted to the field's type; a tuple is written ``0,0.5,1`` and None is written ``none``. Errors name
-    ``owner``. Raises UsageError for an unknown key (with the nearest one), an invalid value, or a number that is too
-    large.
+    Strings are converted to the field's type; a tuple is written ``0,0.5,1``, and None or an empty tuple ``none``.
+    Errors name ``owner``. Raises UsageError for an unknown key (with the nearest one), an invalid value, or a number
+    that is too large.
     """
     from pydantic import ConfigDict, TypeAdapter, ValidationError
 
@@ -54,7 +54,7 @@ def build(cls: type[Any], values: Mapping[str, Any], owner: str) -> Any:
             raise UsageError(f"unknown option '{key}' for {owner}", closest(key, fields))
         typed = value
         if isinstance(value, str) and typing.get_origin(_bare(hints[key])) is tuple:
-            typed = [part.strip() for part in value.split(",") if part.strip()]
+            typed = [] if value == "none" else [part.strip() for part in value.split(",") if part.strip()]
         elif value == "none" and type(None) in typing.get_args(hints[key]):
             typed = None
         try:

@@ -118,6 +118,11 @@ def test_only_requests_with_changes_record_them(tmp_path):
     assert changed.request["settings"]["augment"] == ["flip", "crop"]
 
 
+@pytest.mark.parametrize(("word", "kinds"), [("none", ()), ("crop", ("crop",)), ("flip, crop", ("flip", "crop"))])
+def test_kinds_are_separated_by_commas(word, kinds):
+    assert config.build(Settings, {"augment": word}, "the training settings").augment == kinds
+
+
 def test_only_images_can_be_changed(tmp_path):
     partition("heart-disease", tmp_path / "p")
     with pytest.raises(UsageError, match="images"):
