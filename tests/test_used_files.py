@@ -221,7 +221,8 @@ def test_an_installed_package_offers_methods_and_schemes(package, small, pfl):
     before = sources.code_hash("methods", "offered")
     (package.parent / "numpy").mkdir()  # as in site-packages, where all packages lie in one folder
     (package.parent / "numpy" / "__init__.py").write_text("VERSION = 3")
-    (package.parent / "dataclasses.py").write_text("VERSION = 3")
+    for folder in (package, package.parent):
+        (folder / "dataclasses.py").write_text("VERSION = 3")
     assert sources.code_hash("methods", "offered") == before
     (package / "beside.py").write_text("SCALE = 2.0")
     assert sources.code_hash("methods", "offered") != before

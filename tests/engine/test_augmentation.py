@@ -94,7 +94,7 @@ def test_a_client_trains_on_changed_images_as_by_hand():
 
 @pytest.mark.parametrize("model", ["logistic", "mlp", "cnn"])
 def test_draws_do_not_depend_on_threads_and_modes(model):
-    data, kinds = federation(28), ("flip", "crop")
+    data, kinds = federation(28, sizes=(5, 4) * 12), ("flip", "crop")  # as many as several stacks of clients need
     once = trained(data, model=model, augment=kinds)
     for other in ({"threads": 2}, {"mode": "stacked"}):
         assert worlds.same(once, trained(data, model=model, augment=kinds, **other)), other
