@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
@@ -22,6 +23,9 @@ class Settings:
 
     model: str = AUTO
     """train this model (`pfl list models`); auto is cnn for images, mlp for features, lstm for text, gru for series"""
+    adapter: str | None = None
+    """freeze the body of the model, which then needs --weights, and train products of this rank beside its linear
+    layers and 1x1 convolutions, such as lora:8; only these and the head train and travel"""
     rounds: Annotated[int, Ge(0)] = 60
     """run this many communication rounds"""
     participation: Annotated[float, Gt(0), Le(1)] = 0.2
@@ -115,6 +119,8 @@ class Settings:
 
     def __post_init__(self) -> None:
         self._check_dp()
+        if self.adapter is not None and not re.fullmatch(r"lora:[1-9]\d{0,5}", self.adapter):
+            raise ValueError(f"adapter={self.adapter} is not lora:RANK, such as lora:8")
         if self.steps and self.epochs != 1:
             raise ValueError(f"steps={self.steps} and epochs={self.epochs} both set how long clients train; give one")
         if self.milestones and self.lr_schedule not in (None, "milestones"):

@@ -160,4 +160,5 @@ def _build_run(predictor: StoredPredictor, execution: Execution) -> tuple[Run, s
     method = run_request.method_of(backbone)
     settings = run_request.settings_of(backbone)
     cfg = config.build(method.Config, request["options"], request["method"])
-    return build_run(data, method, cfg, settings, int(request["seed"]), execution), request["method"], method
+    run = build_run(data, method, cfg, settings, int(request["seed"]), execution, lineage={"backbone": backbone})
+    return run, request["method"], method

@@ -115,6 +115,7 @@ def compare(asked: Compare) -> Outcome:
     every = ALL in asked.methods
     tuned, left = Tuned(asked.options or {}, asked.settings or {}), asked.only
     training = run_request.resolve_settings({}, tuned.settings, partition)
+    initial.require_weights(training, None if initial_weights is None else initial_weights.digest)
 
     # First tune: the requests of all other jobs depend on the chosen options and settings.
     budget = tunings.budget(asked.tune, out / NAME, partitions, table.metrics, force=execution.force)

@@ -64,8 +64,10 @@ def extract(asked: Extract) -> Outcome:
         method = run_request.method_of(backbone)
         data = partitions.read(chosen)
         known = partitions.read(trained_on) if chosen is not trained_on and training.normalize == "dataset" else None
-        run = build_run(data, method, None, training, request["seed"], execution, normalized_like=known)
-        weights = tensors(backbone, like=run.init)
+        origin = {"backbone": backbone}
+        run = build_run(data, method, None, training, request["seed"], execution, lineage=origin, normalized_like=known)
+        assert run.backbone is not None
+        weights = run.backbone
         empty = run.engine.infer(weights, np.empty(0, np.int64), features=True)
         classes, dimension = (int(values.shape[1]) for values in empty)
         with execution.reporter.progress("extract", len(data.y)) as advance:

@@ -71,6 +71,7 @@ def personalize(asked: Personalize) -> Outcome:
         None if file is None else file.path, *(artifact.path for artifact in lineage.values() if artifact)
     )
     digest = _initial_digest(nearest, lineage["backbone"], file)
+    initial.require_weights(training, digest)
     if digest is not None:
         request["weights"] = digest
     # A method that needs embeddings trains no model: the code of the model is part of the embeddings' fingerprint.
@@ -168,7 +169,6 @@ def _build(job: _Job, execution: Execution, writer: ArtifactWriter) -> Built:
         job.seed,
         execution,
         lineage=job.lineage,
-        begins_with_weights="weights" in job.spec.request,
         weights=job.weights,
         earlier_run=job.earlier_run,
         noise_seed=dp_secret.noise_seed(job.settings, job.spec, partition, writer),

@@ -10,7 +10,7 @@ from typing import Any
 
 from safetensors.torch import save
 
-from pflcli import config, methods, sources
+from pflcli import config, methods, parameters, sources
 from pflcli.artifacts import codebook, csv_file
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.backbone import WEIGHTS
@@ -50,6 +50,7 @@ def train_global(asked: TrainGlobal) -> Outcome:
     run_request.require_private(asked.method, definition, training)
     seed = run_request.seed_of(asked.seed, partition)
     file = initial.read(asked.weights) if asked.weights is not None else None
+    initial.require_weights(training, None if file is None else file.digest)
     execution = execution.reading(None if file is None else file.path)
     request = {
         "method": asked.method,
@@ -69,10 +70,11 @@ def train_global(asked: TrainGlobal) -> Outcome:
 
     def build(writer: ArtifactWriter) -> Built:
         noise_seed = dp_secret.noise_seed(training, spec, partition, writer)
-        run = build_run(partitions.read(partition), definition, cfg, training, seed, execution, noise_seed=noise_seed)
+        data = partitions.read(partition)
+        run = build_run(data, definition, cfg, training, seed, execution, weights=file, noise_seed=noise_seed)
         if file is not None:
-            run.init = initial.apply_weights(file, training, run.init, execution.reporter.say)
-            writer.write(initial.INITIAL, bytes(save(state_files.flatten(run.init))))
+            assert run.whole_network is not None
+            writer.write(initial.INITIAL, bytes(save(parameters.copy_params(run.whole_network))))
         progress = loop.resume(run, definition, writer, execution)
         if "global" not in progress.state:
             raise UsageError(f"{asked.method} makes no global model", "--method fedavg")

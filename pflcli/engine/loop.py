@@ -80,9 +80,7 @@ class _Plain:
     ) -> None:
         self._net, self._plan, self._program = net, plan, program
         self.state = parameters.state(net)
-        with torch.no_grad():
-            for name, value in self.state.items():
-                value.copy_(start[name])
+        parameters.load(net, start)
         trained = {name: value for name, value in net.named_parameters() if name.startswith(plan.trainable)}
         self._names = tuple(trained)
         self._weights: list[Tensor] = [value.requires_grad_() for value in trained.values()]

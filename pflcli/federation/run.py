@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 from torch.nn import functional
 
 from pflcli import parameters, rng
@@ -49,6 +50,10 @@ class Run(Channel, Selection):
     federation: Federation
     engine: Engine
     init: Params
+    network: nn.Module | None = None
+    """the network with the initial parameters"""
+    whole_network: nn.Module | None = None
+    """the same before an adapter was added, with all parameters"""
     backbone: Params | None = None
     embeddings: Mapping[str, Embedded] | None = None
     stores: Stores | None = None

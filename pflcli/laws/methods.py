@@ -87,6 +87,22 @@ def predictions_are_probabilities(subject: Subject) -> None:
 
 
 @law("methods")
+def adapters_replace_the_body(subject: Subject) -> None:
+    """With ``--adapter``, the method runs as it is, in either mode of the engine, and sends no more bytes than without.
+
+    Only adapters and the head are then part of a model. A method must not expect layers by their names or shapes.
+    """
+    whole, _ = _play(subject)
+    for mode in ("loop", "stacked"):
+        run, state = _play(subject, adapter="lora:1", mode=mode)
+        predicted = _predict(subject, run, state)["test"]
+        require(bool(np.isfinite(predicted).all()), f"a prediction is not finite (engine {mode})")
+        for link, sent in run.traffic.items():
+            most = whole.traffic[link]
+            require(sent <= most, f"with an adapter {sent} bytes go over the link '{link}', without one {most}")
+
+
+@law("methods")
 def the_same_seed_gives_the_same_bytes(subject: Subject) -> None:
     """The same seed gives the same state and predictions, bit for bit, with any number of threads.
 

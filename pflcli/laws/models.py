@@ -128,6 +128,27 @@ def every_parameter_is_trained(subject: Subject) -> None:
 
 
 @law("models")
+def an_adapter_changes_nothing_at_first(subject: Subject) -> None:
+    """With a new adapter, the network computes what it computes without; its parameters are the adapter and the head.
+
+    ``--adapter`` begins at the trained network that it freezes.
+    """
+    for net, x in _nets(subject):
+        try:
+            adapted = models.add_adapter(net, "lora:2", 0)
+        except UsageError as error:
+            raise NotApplicable(error.message) from None
+        with torch.no_grad():
+            difference = float((adapted.eval()(x) - net.eval()(x)).abs().max())
+            # Dropout draws while it trains; batch normalization must not change.
+            trained = float((adapted.train()(x) - adapted.eval()(x)).abs().max()) if not net.is_random else 0.0
+        require(difference < 1e-4, f"logits differ by {difference:.1e} from those of the network without an adapter")
+        require(trained < 1e-4, f"logits differ by {trained:.1e} between training and evaluation")
+        for name, _ in adapted.named_parameters():
+            require(name.startswith("head.") or name.endswith((".down", ".up")), f"{name} is trained, but not adapted")
+
+
+@law("models")
 def a_stack_of_clients_trains_as_a_loop(subject: Subject) -> None:
     """Clients that train as one batched program end with the models of clients that train one after the other.
 

@@ -112,15 +112,18 @@ def make_run(
     data = make_federation() if data is None else data
     plan = config.build(Settings, {"model": "mlp", "rounds": 3, "participation": 0.5, "batch_size": 4, **settings}, "")
     data = data.refitted() if plan.refit else data
-    net = models.create("mlp", data.in_shape, CLASSES, seed)
+
+    def draw_model(model_seed: int) -> models.Net:
+        net = models.create("mlp", data.in_shape, CLASSES, model_seed)
+        return net if plan.adapter is None else models.add_adapter(net, plan.adapter, model_seed)
+
+    net = draw_model(seed)
     engine = Engine(net, data, seed=seed, threads=threads, mode=mode)
     code = methods.load(method) if method else None
     cfg = config.build(code.Config, options or {}, str(method)) if code else None
     run = Run(code.KIND if code else "server", cfg, plan, seed, data, engine, parameters.copy_params(net))
-    run.draw_model = lambda number: parameters.copy_params(
-        models.create("mlp", data.in_shape, CLASSES, seed + 100 * number)
-    )
-    run.backbone = parameters.copy_params(models.create("mlp", data.in_shape, CLASSES, seed + 1))
+    run.draw_model = lambda number: parameters.copy_params(draw_model(seed + 100 * number))
+    run.backbone = parameters.copy_params(draw_model(seed + 1))
     run.embeddings = embed_samples(run)
     run.stores = build_stores(run)
     return run

@@ -110,12 +110,22 @@ def default(in_shape: tuple[int, ...], *, tokens: bool) -> str:
 
 
 @functools.cache
-def outline(name: str, in_shape: tuple[int, ...], classes: int, *, tokens: bool) -> Net:
-    """Return the model without memory for its weights; raises UsageError if it does not take such samples."""
-    if _is_class(name):  # whose code need not run on the meta device
-        return create(name, in_shape, classes, 0, tokens=tokens)
-    with torch.device("meta"):
-        return create(name, in_shape, classes, 0, tokens=tokens)
+def outline(name: str, in_shape: tuple[int, ...], classes: int, *, tokens: bool, adapter: str | None = None) -> Net:
+    """Return the model without memory for its weights; raises UsageError if it takes no such samples or adapter."""
+    # The code of a user's class need not run on the meta device.
+    with torch.device("cpu" if _is_class(name) else "meta"):
+        net = create(name, in_shape, classes, 0, tokens=tokens)
+        return net if adapter is None else add_adapter(net, adapter, 0)
+
+
+def add_adapter(net: Net, adapter: str, seed: int) -> Net:
+    """Return a copy of a network with a frozen body and an ``adapter``, such as ``lora:8``, drawn from ``seed``.
+
+    Raises UsageError if the network has no head, or its body has no layer for an adapter.
+    """
+    from pflcli.models import _adapters
+
+    return _adapters.add(net, adapter, seed)
 
 
 def create(name: str, in_shape: tuple[int, ...], classes: int, seed: int, *, tokens: bool | None = None) -> Net:

@@ -56,6 +56,13 @@ def copy_params(net: nn.Module) -> Params:
     return {name: value.detach().clone() for name, value in state(net).items()}
 
 
+@torch.no_grad()
+def load(net: nn.Module, params: Mapping[str, Tensor]) -> None:
+    """Copy a model into the parameters and buffers of a network, all of whose names it has."""
+    for name, value in state(net).items():
+        value.copy_(params[name])
+
+
 def size(params: Mapping[str, Tensor]) -> int:
     """Return the bytes of one transmission of ``params``."""
     return sum(value.numel() * value.element_size() for value in params.values())

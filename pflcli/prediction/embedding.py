@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +12,6 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts import client_blocks
 from pflcli.artifacts.kinds import partition as partitions
-from pflcli.artifacts.kinds.backbone import tensors
 from pflcli.artifacts.kinds.datastore import build_store
 from pflcli.artifacts.kinds.embeddings import StoredEmbeddings
 from pflcli.artifacts.kinds.partition import Partition
@@ -30,22 +29,16 @@ Outputs = tuple[NDArray[np.float32], NDArray[np.float32]]
 """Representations (n, d) and logits (n, C)."""
 
 
-@dataclass(frozen=True)
-class _Backbone:
-    """The run of a backbone on the samples to embed, and its trained weights."""
-
-    run: Run
-    weights: Mapping[str, torch.Tensor]
-
-    def embed(self, rows: NDArray[np.int64]) -> Outputs:
-        """Return the outputs for rows of the federation; raises ComputationError if one is not finite."""
-        logits, z = self.run.engine.infer(dict(self.weights), rows, features=True)
-        if not (torch.isfinite(z).all() and torch.isfinite(logits).all()):
-            raise ComputationError("the representations are not finite: the features of the samples are too large")
-        return z.cpu().numpy(), logits.cpu().numpy()
+def _embed(backbone_run: Run, rows: NDArray[np.int64]) -> Outputs:
+    """Return the outputs of a backbone for rows of its run; raises ComputationError if one is not finite."""
+    assert backbone_run.backbone is not None
+    logits, z = backbone_run.engine.infer(backbone_run.backbone, rows, features=True)
+    if not (torch.isfinite(z).all() and torch.isfinite(logits).all()):
+        raise ComputationError("the representations are not finite: the features of the samples are too large")
+    return z.cpu().numpy(), logits.cpu().numpy()
 
 
-def _open_backbone(lineage: Mapping[str, Artifact | None], data: Partition, execution: Execution) -> _Backbone:
+def _backbone_run(lineage: Mapping[str, Artifact | None], data: Partition, execution: Execution) -> Run:
     """Build the run of the backbone in ``lineage`` on the samples ``data``."""
     backbone, partition = lineage["backbone"], lineage["partition"]
     assert backbone is not None  # a run with embeddings has a backbone
@@ -56,11 +49,8 @@ def _open_backbone(lineage: Mapping[str, Artifact | None], data: Partition, exec
     known = partitions.read(trained_on) if trained_on is not None and is_other and plan.normalize == "dataset" else None
     # extract has no option for the engine, so the original embeddings were made with this one.
     execution = replace(execution, engine="auto")
-    run = build_run(
-        data, run_request.method_of(backbone), None, plan, request["seed"], execution, normalized_like=known
-    )
-    device = run.federation.x.device
-    return _Backbone(run, {name: value.to(device) for name, value in tensors(backbone, like=run.init).items()})
+    method, origin = run_request.method_of(backbone), {"backbone": backbone}
+    return build_run(data, method, None, plan, request["seed"], execution, lineage=origin, normalized_like=known)
 
 
 def embed_queries(
@@ -72,15 +62,15 @@ def embed_queries(
     results agree bit for bit.
     """
     assert run.embeddings is not None
-    backbone = _open_backbone(lineage, data, execution)
-    federation = backbone.run.federation
-    rows = federation.rows_of(backbone.run.clients, "test")
+    backbone_run = _backbone_run(lineage, data, execution)
+    federation = backbone_run.federation
+    rows = federation.rows_of(backbone_run.clients, "test")
     begin, end = client_blocks.offsets(federation.sizes("test"))[client : client + 2].tolist()
     batch = BATCH[federation.y.device.type]
     first, last = begin // batch * batch, -(-end // batch) * batch
     own = slice(begin - first, end - first)
-    z, logits = (values[own] for values in backbone.embed(rows[first:last]))
-    backbone.run.engine.close()
+    z, logits = (values[own] for values in _embed(backbone_run, rows[first:last]))
+    backbone_run.engine.close()
     split = run.embeddings["test"]
     return {**run.embeddings, "test": _replace_client(split, client, z, logits)}
 
@@ -90,11 +80,11 @@ def embed_test_samples(
 ) -> Mapping[str, Embedded]:
     """Return the run's embeddings with the test split computed from all test samples in ``data``."""
     assert run.embeddings is not None
-    backbone = _open_backbone(lineage, data, execution)
-    federation = backbone.run.federation
-    rows = np.concatenate([federation.rows(int(client), "test") for client in backbone.run.clients])
-    z, logits = backbone.embed(rows)
-    backbone.run.engine.close()
+    backbone_run = _backbone_run(lineage, data, execution)
+    federation = backbone_run.federation
+    rows = np.concatenate([federation.rows(int(client), "test") for client in backbone_run.clients])
+    z, logits = _embed(backbone_run, rows)
+    backbone_run.engine.close()
     offsets = client_blocks.offsets(federation.sizes("test"))
     return {**run.embeddings, "test": Embedded(z, logits, federation.y[rows].cpu().numpy(), offsets)}
 
@@ -117,18 +107,18 @@ def append_later_clients(
 ) -> None:
     """Append the embeddings and stores of the later clients of ``data`` to those of a run, in place."""
     assert run.embeddings is not None
-    backbone = _open_backbone(lineage, data, execution)
-    federation = backbone.run.federation
+    backbone_run = _backbone_run(lineage, data, execution)
+    federation = backbone_run.federation
     stored_clients = len(run.embeddings["test"].offsets) - 1
     extended = dict(run.embeddings)
     for client in run.clients[stored_clients:].tolist():
         for split, known in extended.items():
             rows = federation.rows(client, split)
-            z, logits = backbone.embed(rows)
+            z, logits = _embed(backbone_run, rows)
             extended[split] = _append_client(known, z, logits, federation.y[rows].cpu().numpy())
             if split == "validation" and run.arrived is not None:
                 run.arrived = _append_client(run.arrived, z, logits, federation.y[rows].cpu().numpy())
-    backbone.run.engine.close()
+    backbone_run.engine.close()
     run.embeddings = extended
     datastore = lineage["datastore"]
     if datastore is not None and run.stores is not None:

@@ -55,11 +55,6 @@ class ReopenedRun:
         assert artifact is not None  # every run has one
         return artifact
 
-    @property
-    def begins_with_weights(self) -> bool:
-        """Whether the initial weights came from a file."""
-        return "weights" in self.artifact.manifest.request
-
     def run(self, data: Partition, execution: Execution) -> Run:
         """Build the run on the samples ``data``."""
         return build_run(
@@ -70,7 +65,6 @@ class ReopenedRun:
             self.seed,
             execution,
             lineage=self.lineage,
-            begins_with_weights=self.begins_with_weights,
             weights=self.weights,
             earlier_run=self.earlier_run,
         )

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli import models, parameters
+from pflcli import parameters
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.data.preparation.preprocessing import Preprocessing
@@ -71,7 +72,7 @@ def build_standalone_model(model: ReopenedRun, client: int, execution: Execution
         tuple(book.class_names(data.classes)),
         reopened_run.read_preprocessing(model.artifact, model.partition, book, name),
         _pixels(at.run),
-        tuple(_network(model, at.run, data.x.dtype == np.int16, params) for params in own.networks),
+        tuple(_network(at.run, params) for params in own.networks),
         own.shares,
         own.neighbours,
         samples,
@@ -89,12 +90,11 @@ def _own_samples(data: Partition, client: int) -> NDArray[Any]:
     return x if len(x) else data.x[:1]
 
 
-def _network(model: ReopenedRun, run: Run, is_tokens: bool, params: Params) -> Net:
+def _network(run: Run, params: Params) -> Net:
     """Return the network with these parameters, in evaluation mode."""
-    shape, classes = run.federation.in_shape, run.federation.classes
-    network = models.create(model.settings.model, shape, classes, model.seed, tokens=is_tokens)
-    for name, value in parameters.state(network).items():
-        value.data.copy_(params[name])
+    network = copy.deepcopy(run.network)
+    assert isinstance(network, Net)  # of every run that ``build_run`` returns
+    parameters.load(network, params)
     return network.eval()
 
 

@@ -34,9 +34,6 @@ from pflcli.training import earlier_choices as earlier
 from pflcli.training import hardware
 from pflcli.training import initial_weights as initial
 
-NO_LINEAGE: Mapping[str, Artifact | None] = MappingProxyType({"backbone": None, "embeddings": None, "datastore": None})
-"""The lineage of a run that starts from a partition alone."""
-
 
 def build_run(
     data: Partition,
@@ -46,8 +43,7 @@ def build_run(
     seed: int,
     execution: Execution,
     *,
-    lineage: Mapping[str, Artifact | None] = NO_LINEAGE,
-    begins_with_weights: bool = False,
+    lineage: Mapping[str, Artifact | None] = MappingProxyType({}),
     weights: initial.Weights | None = None,
     earlier_run: Artifact | None = None,
     normalized_like: Partition | None = None,
@@ -55,9 +51,9 @@ def build_run(
 ) -> Run:
     """Return a run on the samples ``data``, ready for ``loop.run_rounds`` or ``predict.predict``.
 
-    ``lineage`` contains artifacts by kind, None for those that are missing; the backbone, embeddings and datastore are
-    read into the run. Models start from the file ``weights``; if the run ``begins_with_weights``, from the initial
-    weights of the backbone; otherwise at random. With ``refit``, choices are those of the predictions ``earlier_run``.
+    ``lineage`` contains artifacts by kind; its backbone, embeddings and datastore are read into the run. Models
+    start from the initial weights of the backbone, or from the file ``weights``; without either, at random. With
+    ``refit``, choices are those of the predictions ``earlier_run``.
     Images are normalized like those of the partition ``normalized_like``, by default like those of ``data``. With
     differential privacy, noise and cohorts are drawn from ``noise_seed`` (see ``dp_secret``), by default a new secret.
     """
@@ -70,17 +66,26 @@ def build_run(
     federation = federation.refitted() if settings.refit else federation
     shape, tokens = federation.in_shape, federation.x.dtype not in (torch.uint8, torch.float32)
 
-    def draw_model(model_seed: int) -> torch.nn.Module:
+    def draw_network(model_seed: int) -> models.Net:
         return models.create(settings.model, shape, data.classes, model_seed, tokens=tokens)
 
     def draw_parameters(number: int) -> parameters.Params:
-        return _on_device(parameters.copy_params(draw_model(rng.integer(seed, "start", number))), device)
+        drawn = draw_network(model_seed := rng.integer(seed, "start", number))
+        if settings.adapter is not None:  # the frozen part is common to all
+            drawn = models.add_adapter(models.Net(net.body, drawn.head), settings.adapter, model_seed)
+        return _on_device(parameters.copy_params(drawn), device)
 
-    net = draw_model(seed)
+    net = draw_network(seed)
+    backbone = lineage.get("backbone")
+    if backbone is not None and "weights" in backbone.manifest.request:
+        parameters.load(net, tensors(backbone, initial.INITIAL, parameters.state(net)))
+    elif weights is not None:
+        parameters.load(net, initial.apply_weights(weights, settings, parameters.state(net), execution.reporter.say))
+    network = net if settings.adapter is None else models.add_adapter(net, settings.adapter, seed)
     cluster = hardware.ray_cluster(execution.executor, execution.ray_address, execution.gpus_per_worker)
     mode = hardware.engine(execution.engine)
-    engine = Engine(net, federation, seed=seed, threads=threads, mode=mode, jobs=jobs, ray=cluster)
-    init = _on_device(parameters.copy_params(net), device)
+    engine = Engine(network, federation, seed=seed, threads=threads, mode=mode, jobs=jobs, ray=cluster)
+    init = _on_device(parameters.copy_params(network), device)
     workers = f"{threads} threads"
     if jobs or cluster:
         workers = f"{engine.jobs} {'Ray workers' if cluster else 'processes'}"
@@ -97,6 +102,8 @@ def build_run(
         engine.federation,  # with worker processes, it is a copy of the federation in shared memory
         engine,
         init,
+        network=network,
+        whole_network=net,
         draw_model=draw_parameters,
         uploads=tuple(uploads.load(step) for step in settings.upload),
         aggregator=aggregators.load(settings.aggregator),
@@ -106,11 +113,6 @@ def build_run(
     if data.update_factor is not None and data.update_noise is not None:
         run.attack = Attack(data.update_factor, data.update_noise, seed)
     _read_lineage(run, lineage)
-    backbone = lineage["backbone"]
-    if backbone is not None and begins_with_weights:
-        run.init = _on_device(tensors(backbone, initial.INITIAL, run.init), run.federation.x.device)
-    elif weights is not None:
-        run.init = initial.apply_weights(weights, settings, run.init, execution.reporter.say)
     if earlier_run is not None:
         run.choices = earlier.read(earlier_run, method.choices(cfg))
     return run
@@ -136,12 +138,12 @@ def _on_device(params: Mapping[str, torch.Tensor], device: str | torch.device) -
 
 def _read_lineage(run: Run, lineage: Mapping[str, Artifact | None]) -> None:
     """Read the backbone, the embeddings and the datastore of a lineage into the run, if it has them."""
-    if lineage["backbone"] is not None:
-        run.backbone = _on_device(tensors(lineage["backbone"], like=run.init), run.federation.x.device)
-    if lineage["embeddings"] is not None:
-        run.embeddings = embeddings.read(lineage["embeddings"])
-    if lineage["datastore"] is not None:
+    if (backbone := lineage.get("backbone")) is not None:
+        run.backbone = _on_device(tensors(backbone, like=run.init), run.federation.x.device)
+    if (embedded := lineage.get("embeddings")) is not None:
+        run.embeddings = embeddings.read(embedded)
+    if (stored := lineage.get("datastore")) is not None:
         assert run.embeddings is not None  # a datastore is built from embeddings
-        packed = datastore.read_stores(lineage["datastore"], run.federation.classes, run.embeddings["train"].z.shape[1])
-        run.arrived = datastore.arrived(lineage["datastore"])
+        packed = datastore.read_stores(stored, run.federation.classes, run.embeddings["train"].z.shape[1])
+        run.arrived = datastore.arrived(stored)
         run.stores = Stores(packed.blob, packed.bytes, packed.y, packed.offsets, packed.train, run.engine.threads)

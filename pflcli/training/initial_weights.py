@@ -51,6 +51,15 @@ def read(source: Path | str | Weights) -> Weights:
         return Weights(path, content, parameters.digest(_check(path, content)))
 
 
+def require_weights(settings: Settings, digest: str | None) -> None:
+    """Raise UsageError if a run would freeze a network whose weights are random, as ``digest`` is None."""
+    if settings.adapter is not None and digest is None:
+        raise UsageError(
+            f"--adapter {settings.adapter} freezes the body of {settings.model}, whose weights would be random",
+            "--weights FILE, a state dict of the trained network",
+        )
+
+
 def _check(path: Path, content: Any) -> Mapping[str, Tensor]:
     """Return a state dict; raises InputError if it is not one, or if tensors are not finite or lack their data."""
     is_dict = isinstance(content, Mapping)

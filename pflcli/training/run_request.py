@@ -9,6 +9,7 @@ from typing import Any
 
 from pflcli import config, methods, models, parameters, registry
 from pflcli.artifacts.kinds import partition as partitions
+from pflcli.artifacts.kinds.backbone import WEIGHTS
 from pflcli.artifacts.reader import Artifact
 from pflcli.engine import normalization
 from pflcli.engine.loop import has_batch_norm
@@ -77,7 +78,7 @@ def resolve_settings(
     shape, tokens = _model_shape(form), form.dtype == "int16"
     if built.model == AUTO:
         built = replace(built, model=models.default(shape, tokens=tokens))
-    net = models.outline(built.model, shape, form.classes, tokens=tokens)
+    net = models.outline(built.model, shape, form.classes, tokens=tokens, adapter=built.adapter)
     if built.batch_size == 1 and has_batch_norm(net):
         raise UsageError(
             f"{built.model} has batch normalization, which needs more than one sample", "--batch-size 2 or more"
@@ -91,9 +92,9 @@ def resolve_settings(
 def model_bytes(training: Settings, partition: Artifact) -> int:
     """Return the bytes of one model with these settings for the samples of a partition."""
     form = partitions.form(partition)
-    return parameters.size(
-        parameters.state(models.outline(training.model, _model_shape(form), form.classes, tokens=form.dtype == "int16"))
-    )
+    shape, tokens = _model_shape(form), form.dtype == "int16"
+    net = models.outline(training.model, shape, form.classes, tokens=tokens, adapter=training.adapter)
+    return parameters.size(parameters.state(net))
 
 
 def _model_shape(form: partitions.Form) -> tuple[int, ...]:
@@ -125,6 +126,12 @@ def settings_on_lineage(
             f"{backbone.path} has the model {base['model']}, not {resolved.model}",
             f"pfl personalize {name} {path} --model {resolved.model} -o {out}",
         )
+    if resolved.adapter != (adapter := base.get("adapter")):
+        use = f"--weights {backbone.path / WEIGHTS} --adapter {resolved.adapter}"
+        raise UsageError(
+            f"{backbone.path} was trained with --adapter {adapter or 'none'}, not {resolved.adapter or 'none'}",
+            f"pfl personalize {name} PARTITION {use} -o {out}" if adapter is None else "leave out --adapter",
+        )
     normalize = base.get("normalize", "none")
     if resolved.normalize != normalize:
         raise UsageError(
@@ -151,6 +158,7 @@ def settings_on_lineage(
 _ADDED_LATER = {
     **{"report": "last", "normalize": "none", "personal_every": 0, "dropout": 0.0, "upload": [], "steps": 0},
     **{"optimizer": "sgd", "clip_gradients": None, "lr_schedule": None, "lr_warmup": 0, "augment": []},
+    **{"adapter": None},
     **{"aggregator": "mean", **dict.fromkeys(("dp_epsilon", "dp_delta", "dp_noise", "dp_clip", "dp_seed"))},
 }
 """Settings that were added later, with their defaults. Requests omit the defaults, so that older requests match."""

@@ -173,7 +173,5 @@ class Threads:
 
 def _loaded(net: nn.Module, params: Params) -> nn.Module:
     """Copy parameters into a worker's network and return it in evaluation mode."""
-    with torch.no_grad():
-        for name, value in parameters.state(net).items():
-            value.copy_(params[name])
+    parameters.load(net, params)
     return net.eval()
