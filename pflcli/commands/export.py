@@ -7,7 +7,7 @@ import os
 import shutil
 from collections.abc import Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -28,13 +28,15 @@ from pflcli.options.declaration import command
 from pflcli.options.export import Export
 from pflcli.prediction import reopened_run
 from pflcli.prediction.exporting import description, onnx_network
-from pflcli.prediction.exporting.description import INDEX, NAME, NETWORK, READER, STORE, Agreement
+from pflcli.prediction.exporting.description import ENCODER, IMAGES, INDEX, NAME, NETWORK, READER, STORE, Agreement
 from pflcli.prediction.standalone_model import StandaloneModel, build_standalone_model
 from pflcli.wording import counted
 
-FILES = {NAME, NETWORK, STORE, INDEX, READER}
+FILES = {NAME, NETWORK, STORE, INDEX, READER, IMAGES, ENCODER}
 CLOSE = 1e-5
 """Largest difference of probabilities that is not reported: rounding in float32 rarely causes more."""
+_DRAWN = 8
+"""Images on which the exported encoder is compared."""
 _WRONG = 1e-3
 """Difference of probabilities above which the exported network is wrong."""
 
@@ -55,7 +57,9 @@ def export(asked: Export) -> Exported:
     The folder contains the network as ONNX, the store of kNN-Per, ``model.json``, and a script that predicts from them
     with NumPy and onnxruntime. Before the folder is moved to ``out``, the predictions of that script for the client's
     test samples (other samples if there are none) are compared with those of pfl.
-    ``weights`` is the file of initial weights of a run without a backbone.
+    ``weights`` is the file of initial weights of a run without a backbone. If ``embed`` computed the features, the
+    folder also contains the encoder and takes images; ``encoder_weights`` is the file with its weights, by default the
+    one that ``embed`` read. If that is gone, the folder takes features.
 
     Raises UsageError if a package is missing; InputError for an unknown client, or a method that predicts by more than
     networks and a store; ConflictError if ``out`` exists and may not be replaced; ComputationError if the folder
@@ -76,7 +80,8 @@ def export(asked: Export) -> Exported:
     number = reopened_run.find_client(asked.client, names)
     if number is None:
         raise unknown(str(artifact.path), "client", asked.client, names)
-    parts = build_standalone_model(reopened_run.reopen(artifact, asked.weights), number, execution)
+    run = reopened_run.reopen(artifact, asked.weights)
+    parts = build_standalone_model(run, number, execution, asked.encoder_weights)
     try:
         with plain_output.folder(path, FILES) as partial:
             for name, content in _contents(parts).items():
@@ -124,6 +129,8 @@ def _contents(parts: StandaloneModel) -> dict[str, bytes]:
         files[STORE] = memory.getvalue()
         if store.index is not None:
             files[INDEX] = store.index.tobytes()
+    if parts.encoder is not None:
+        files[IMAGES], files[ENCODER] = onnx_network.export_encoder(parts.encoder)
     return {**files, NAME: description.encode(description.describe(parts, __version__))}
 
 
@@ -134,15 +141,20 @@ def _agreement(parts: StandaloneModel, folder: Path) -> Agreement:
     """
     from pflcli.prediction.exporting import reader
 
-    model = description.describe(parts, __version__)
-    p = reader.predict(folder, model, undo_preprocessing(parts.x, parts.preprocessing))
+    of_features = description.describe(replace(parts, encoder=None), __version__)
+    p = reader.predict(folder, of_features, undo_preprocessing(parts.x, parts.preprocessing))
     difference = np.abs(p - parts.p).max(axis=1)
+    if parts.encoder is not None:  # the client's images are not stored, so drawn ones take their place
+        x = np.random.default_rng(0).integers(0, 256, (_DRAWN, *parts.encoder.facts.shape), np.uint8)
+        p = reader.predict(folder, description.describe(parts, __version__), x)
+        expected = reader.predict(folder, of_features, parts.encoder.embed(x).astype(np.float64))
+        difference = np.append(difference, np.abs(p - expected).max(axis=1))
     if difference.max() > _WRONG and parts.neighbours is None:
         raise ComputationError(
             f"the probabilities of the exported network differ from those of pfl by {difference.max():.1g}: "
             "this is a bug in pfl"
         )
-    return Agreement(len(parts.x), int((difference > CLOSE).sum()), float(difference.max()))
+    return Agreement(len(difference), int((difference > CLOSE).sum()), float(difference.max()))
 
 
 def undo_preprocessing(x: NDArray[Any], preprocessing: Preprocessing) -> NDArray[Any]:
@@ -185,8 +197,9 @@ def _report(
     """Report what was written and how it was checked, and warn that a store contains the client's data."""
     say = execution.reporter.say
     say(f"{parts.method} for client {parts.client}: {size(sum(files.values()))}; python {path / READER} {path} DATA")
+    drawn = "" if parts.encoder is None else f" and {_DRAWN} drawn images"
     say(
-        f"compared with pfl on {counted(len(parts.x), 'sample')} of the client: "
+        f"compared with pfl on {counted(len(parts.x), 'sample')} of the client{drawn}: "
         f"probabilities differ by at most {agreement.largest_difference:.1g}"
     )
     if agreement.beyond:

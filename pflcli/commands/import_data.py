@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import numpy as np
 from pflcli import registry
 from pflcli.artifacts import client_blocks, codebook, disk, placement
 from pflcli.artifacts import manifest as manifests
-from pflcli.artifacts.codebook import Codebook, Column
+from pflcli.artifacts.codebook import Codebook, Column, Encoder
 from pflcli.artifacts.kinds import dataset as datasets
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
@@ -32,6 +32,7 @@ from pflcli.options.import_data import ImportData
 from pflcli.wording import counted, listed
 
 MISSING = ("error", "drop", "median")
+UNNAMED = "an encoder without a name"
 STANDARDIZE = {
     "federation": "by training samples",
     "client": "by each client's own training samples",
@@ -59,6 +60,9 @@ def import_data(asked: ImportData) -> Outcome:
     clients if it is true or "federation", per client if it is "client". ``partition`` computes medians and scales, from
     training samples only.
 
+    ``embeddings`` says that the features are the outputs of a frozen encoder, which is recorded as ``encoder_name``:
+    artifacts with features of different encoders cannot be mixed.
+
     ``split_column`` is a column or array with each sample's split (train, validation, val, valid or test), which
     ``partition`` keeps. Samples with the same ``group``, such as a patient, are in the same split of a client. With
     ``order``, a column or array of numbers or dates, each client's samples are split by time: the earliest are for
@@ -78,6 +82,11 @@ def import_data(asked: ImportData) -> Outcome:
     _check_choices(missing, asked.layout, standardize_by, earlier)
     if asked.classes and earlier is not None:
         raise UsageError("--classes has no effect with --like, which gives the classes", "leave out --classes")
+    if asked.encoder_name is not None and not asked.embeddings:
+        raise UsageError("--encoder-name has an effect only with --embeddings", "add --embeddings, or leave it out")
+    if asked.embeddings and earlier is not None:
+        raise UsageError("--embeddings has no effect with --like, which gives the encoder", "leave out --embeddings")
+    encoder = Encoder(asked.encoder_name or UNNAMED) if asked.embeddings else None
     options = dict(resize=asked.resize, delimiter=asked.delimiter, layout=asked.layout)
     columns = {"features": _columns(asked.features), "categorical": _columns(asked.categorical)}
     source = _open_source(
@@ -91,7 +100,7 @@ def import_data(asked: ImportData) -> Outcome:
     if earlier is not None:
         missing, standardize_by = missing or earlier.missing, earlier.standardize
     _require_outside(path, Path(asked.out))
-    conversion = Conversion(source, missing or "error", standardize_by, earlier, asked.classes)
+    conversion = Conversion(source, missing or "error", standardize_by, earlier, asked.classes, encoder)
     build = partial(conversion.build, execution=execution)
     outcome = make(asked.out, ArtifactSpec("dataset", conversion.request()), execution, build)
     if not outcome.decision.startswith("dry run"):
@@ -139,7 +148,8 @@ def _check_choices(missing: str | None, layout: str | None, standardize_by: str,
 class Conversion:
     """The conversion of a source to a dataset, with the options ``missing`` and ``standardize`` of ``import_data``.
 
-    With ``integers_are_classes``, a label with many distinct integers is accepted.
+    With ``integers_are_classes``, a label with many distinct integers is accepted. ``encoder`` computed the features,
+    if it is not None.
     """
 
     source: UserData
@@ -147,6 +157,7 @@ class Conversion:
     standardize_by: str
     earlier: Earlier | None
     integers_are_classes: bool = False
+    encoder: Encoder | None = None
 
     def request(self) -> dict[str, Any]:
         """Return the request of the dataset: the hash of the source and all options."""
@@ -169,6 +180,7 @@ class Conversion:
             **{"split_column" if role == "split" else role: name for role, name in source.roles.beside.items()},
             **({} if self.earlier is None else {"like": self.earlier.digest}),
             **({"classes": True} if self.integers_are_classes else {}),
+            **({} if self.encoder is None else {"encoder": asdict(self.encoder)}),
         }
 
     def build(self, writer: ArtifactWriter, *, execution: Execution) -> Built:
@@ -190,6 +202,13 @@ class Conversion:
             like=source.like,
             integers_are_classes=self.integers_are_classes or source.form in ("images", *DEALT),
         )
+        if self.encoder is not None and (
+            clean.x.ndim != 2 or clean.x.dtype.kind != "f" or any(column.words for column in raw.columns)
+        ):
+            raise InputError(
+                f"{source.path.name} does not contain embeddings, which are numbers (samples, features)",
+                "leave out --embeddings",
+            )
         dataset = datasets.Dataset(
             clean.x,
             clean.y,
@@ -210,6 +229,7 @@ class Conversion:
             classes=tuple(clean.classes),
             features=clean.features,
             columns=tuple(Column(column.name, column.words, column.gaps) for column in clean.columns),
+            encoder=self.encoder if earlier is None else earlier.book.encoder,
             **scales,
         )
         later = self.standardize_by and not (book.mean or book.scales)

@@ -49,13 +49,15 @@ def new_client(asked: NewClient) -> Outcome:
 
     The client is treated like the unseen clients of a partition: kNN-Per builds a store, other methods fine-tune or
     train a head. ``data`` is a table, an array file or a folder LABEL/IMAGE; its samples are preprocessed like those of
-    the partition, and split by ``split_column`` or ``fractions`` (by default those of the partition). The new
-    predictions contain all clients of ``source`` and, as the last one, this client.
+    the partition, or embedded if they are images and the partition has features from ``embed`` (``encoder_weights`` is
+    the file with the weights of the encoder, by default the one that ``embed`` read), and split by ``split_column`` or
+    ``fractions`` (by default those of the partition). The new predictions contain all clients of ``source`` and, as the
+    last one, this client.
 
     Raises UsageError for a name that ``source`` already has; InputError for samples that the model cannot take, and for
     methods and runs that cannot add a client.
     """
-    execution = (asked.execution or Execution()).reading(asked.data, asked.weights)
+    execution = (asked.execution or Execution()).reading(asked.data, asked.weights, asked.encoder_weights)
     artifact = open_one(asked.source, "predictions")
     _check(artifact, asked.client)
     if asked.fractions is not None:
@@ -68,7 +70,9 @@ def new_client(asked: NewClient) -> Outcome:
         )
     path, partition, book = Path(asked.data), model.partition, codebook.read(artifact)
     # If each client has its own scale, that of the new client is computed from its training samples.
-    preparation = reopened_run.read_preprocessing(artifact, partition, replace(book, scales=()), None)
+    preparation = reopened_run.read_preprocessing(
+        artifact, partition, replace(book, scales=()), None, execution, asked.encoder_weights
+    )
     read = UserData(
         path,
         form(path),

@@ -33,13 +33,14 @@ def predict(asked: Predict) -> PredictedSamples:
     stdin; ``features``, ``layout`` and ``delimiter`` say how it is read. Samples are preprocessed like those of the
     partition: columns by name, words as features, medians for missing values, the client's scale. For stored test
     samples the predictions equal the stored ones, bit for bit with the same device and engine. For an unknown client
-    the global model is used. With ``out`` (.csv, .jsonl or .npz) the predictions are written to that file; ``form`` is
-    the format in which they are printed otherwise. ``weights`` is the file of initial weights of a run without a
-    backbone. ``method`` and ``seed`` choose among the predictions in a folder of ``compare``.
-    ``answers`` limits what a prediction reveals: ``full`` probabilities, ``rounded:1`` or the ``label``; without it,
-    the components of the probabilities are included. With ``coverage``, each prediction has a set of classes that
-    contains the true one with this probability, by the ``threshold`` that is the client's own, pooled over clients, or
-    shrunk between the two.
+    the global model is used. A model of features from ``embed`` also takes images; ``encoder_weights`` is the file with
+    the weights of the encoder, by default the one that ``embed`` read. With ``out`` (.csv, .jsonl or .npz) the
+    predictions are written to that file; ``form`` is the format in which they are printed otherwise. ``weights`` is the
+    file of initial weights of a run without a backbone. ``method`` and ``seed`` choose among the predictions in a
+    folder of ``compare``. ``answers`` limits what a prediction reveals: ``full`` probabilities, ``rounded:1`` or the
+    ``label``; without it, the components of the probabilities are included. With ``coverage``, each prediction has a
+    set of classes that contains the true one with this probability, by the ``threshold`` that is the client's own,
+    pooled over clients, or shrunk between the two.
 
     Raises UsageError for invalid options; InputError for samples that the model cannot take, an incomplete lineage, or
     an unknown client without a global model; ConflictError if ``out`` exists and may not be replaced.
@@ -65,7 +66,9 @@ def predict(asked: Predict) -> PredictedSamples:
     predictor = stored_predictor.open_predictor(artifact, asked.weights)
     number = reopened_run.find_client(asked.client, reopened_run.client_names(artifact))
     partition, book = predictor.partition, codebook.read(artifact)
-    preprocessing = reopened_run.read_preprocessing(artifact, partition, book, asked.client)
+    preprocessing = reopened_run.read_preprocessing(
+        artifact, partition, book, asked.client, execution, asked.encoder_weights
+    )
     queries = SampleFile(Path(asked.data), asked.features, asked.layout, asked.delimiter).read(
         preprocessing, execution.reporter
     )

@@ -7,6 +7,7 @@ layer, or the output of the ONNX file.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -67,12 +68,15 @@ class FrozenEncoder(nn.Module):
         self.register_buffer("mean", torch.tensor(facts.mean)[:, None, None])
         self.register_buffer("deviation", torch.tensor(facts.deviation)[:, None, None])
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the features (n, d) in float32."""
+    def prepare(self, x: Tensor) -> Tensor:
+        """Return images as inputs of the network (n, channels, size, size): resized, scaled and normalized."""
         x = (x.unsqueeze(1) if x.ndim == 3 else x.permute(0, 3, 1, 2)).float() / 255
         x = self.rows @ x @ self.columns
-        x = (x - self.mean) / self.deviation  # a single channel becomes as many as there are means
-        features: Tensor = self.network(x)
+        return (x - self.mean) / self.deviation  # a single channel becomes as many as there are means
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the features (n, d) in float32."""
+        features: Tensor = self.network(self.prepare(x))
         return features.flatten(1)
 
     def embed(self, x: NDArray[Any], threads: int = 1) -> NDArray[np.float32]:
@@ -150,7 +154,7 @@ class Choice:
 
         Raises UsageError or InputError if it cannot be made from the file, or does not take such images.
         """
-        loaded = self._load(self.size)
+        loaded = _load(self.kind, self.member, self.file, self.size, self.output)
         channels = shape[2] if len(shape) == 3 else 1
         if channels not in (1, 3):
             raise InputError(f"encoders take images with 1 or 3 channels; these have {channels}")
@@ -167,14 +171,49 @@ class Choice:
         facts = Encoder(name, loaded.weights, size, mean, deviation, self.output or "", shape)
         return _tried(FrozenEncoder(loaded.network, facts))
 
-    def _load(self, size: int | None) -> Loaded:
-        if self.kind == "onnx":
-            from pflcli.encoders.onnx_file import load
 
-            return load(self.file, self.output)
-        from pflcli.encoders import torchvision_network
+@dataclass(frozen=True)
+class StoredEncoder:
+    """An encoder on record in a codebook; its weights are read from ``file`` when they are first needed.
 
-        return torchvision_network.load(self.member, self.file, size)
+    ``where`` names the artifact in messages. ``file`` is None if it is not on record.
+    """
+
+    facts: Encoder
+    file: Path | None
+    where: str
+    threads: int = 1
+
+    @functools.cached_property
+    def opened(self) -> FrozenEncoder:
+        """The encoder; raises InputError if the file is missing, or contains other weights."""
+        fix = "--encoder-weights FILE, with the weights that pfl embed used"
+        if self.file is None or not self.file.is_file():
+            place = "the file with its weights is not on record" if self.file is None else f"{self.file} does not exist"
+            raise InputError(f"{self.where} takes features of images by {self.facts}, and {place}", fix)
+        kind, _, member = self.facts.name.partition(":")
+        loaded = _load(kind, member, self.file, self.facts.size, self.facts.output or None)
+        if loaded.weights != self.facts.weights:
+            raise InputError(f"{self.file} contains weights {loaded.weights[:12]}, and not those of {self.facts}", fix)
+        return _tried(FrozenEncoder(loaded.network, self.facts))
+
+    def embed(self, x: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Return the features (n, d) of images (n, ...); raises InputError for images of another shape."""
+        if x.shape[1:] != self.facts.shape:
+            taken, given = ("x".join(map(str, shape)) for shape in (self.facts.shape, x.shape[1:]))
+            raise InputError(f"{self.where} takes images of {taken}, or their features; the samples have {given}")
+        return self.opened.embed(x, self.threads)
+
+
+def _load(kind: str, member: str, file: Path, size: int | None, output: str | None) -> Loaded:
+    """Return the network of an encoder, with the weights in a file."""
+    if kind == "onnx":
+        from pflcli.encoders import onnx_file
+
+        return onnx_file.load(file, output)
+    from pflcli.encoders import torchvision_network
+
+    return torchvision_network.load(member, file, size)
 
 
 def _tried(encoder: FrozenEncoder) -> FrozenEncoder:

@@ -19,11 +19,11 @@ _PACKAGES = ("onnx", "onnxruntime")
 
 
 class OnnxNetwork(nn.Module):
-    """The computation of one ``output`` by a session of onnxruntime."""
+    """The computation of one ``output`` of a ``graph`` by onnxruntime."""
 
-    def __init__(self, session: Any, output: str) -> None:
+    def __init__(self, graph: bytes, session: Any, output: str) -> None:
         super().__init__()
-        self.session, self.output = session, output
+        self.graph, self.session, self.output = graph, session, output
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the output for images (n, channels, height, width)."""
@@ -62,7 +62,8 @@ def load(file: Path, output: str | None) -> Loaded:
             model.graph.output.append(onnx.helper.make_empty_tensor_value_info(chosen))
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3
-        session = onnxruntime.InferenceSession(model.SerializeToString(), options, providers=["CPUExecutionProvider"])
+        graph = model.SerializeToString()
+        session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
     inputs = session.get_inputs()
     if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type != "tensor(float)":
         raise InputError(f"{file} must have one input, float32 images (n, channels, height, width)")
@@ -75,7 +76,7 @@ def load(file: Path, output: str | None) -> Loaded:
         raise InputError(f"{file} takes images of {height}x{width}, and pfl resizes to squares")
     is_fixed = isinstance(height, int)
     return Loaded(
-        OnnxNetwork(session, chosen),
+        OnnxNetwork(graph, session, chosen),
         hashlib.sha256(content).hexdigest(),
         height if is_fixed else 0,
         takes_any_size=not is_fixed,

@@ -260,6 +260,15 @@ RunWeights = Annotated[
         show_default=False,
     ),
 ]
+EncoderWeights = Annotated[
+    "Path | str | None",
+    PATH,
+    typer.Option(
+        help="If the model takes features from `pfl embed`, embed images with the weights in this file.",
+        metavar="FILE",
+        show_default="the file that pfl embed read",
+    ),
+]
 RAY = ("executor", "ray_address", "gpus_per_worker")
 """The hardware options that concern Ray."""
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from pflcli.options import completion
-from pflcli.options.declaration import PATH, Options, RunWeights
+from pflcli.options.declaration import PATH, EncoderWeights, Options, RunWeights
 
 if TYPE_CHECKING:
     from pflcli.artifacts.reader import Artifact
@@ -49,3 +49,4 @@ class Export(Options):
         ),
     ]
     weights: RunWeights = None
+    encoder_weights: EncoderWeights = None

@@ -143,4 +143,18 @@ class ImportData(Options):
             help="Resize images to this side length in pixels.", metavar="N", show_default="size of the files"
         ),
     ] = None
+    embeddings: Annotated[
+        bool,
+        typer.Option(
+            "--embeddings",
+            help="The features are embeddings that a frozen network computed elsewhere; artifacts of different encoders"
+            " cannot be mixed.",
+        ),
+    ] = False
+    encoder_name: Annotated[
+        str | None,
+        typer.Option(
+            help="Record this name of the network that computed the embeddings.", metavar="NAME", show_default=False
+        ),
+    ] = None
     delimiter: Delimiter = None

@@ -9,7 +9,18 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from pflcli.options import completion
-from pflcli.options.declaration import FRACTIONS, PATH, Delimiter, Label, Layout, Options, Out, RunWeights, SplitColumn
+from pflcli.options.declaration import (
+    FRACTIONS,
+    PATH,
+    Delimiter,
+    EncoderWeights,
+    Label,
+    Layout,
+    Options,
+    Out,
+    RunWeights,
+    SplitColumn,
+)
 
 if TYPE_CHECKING:
     from pflcli.artifacts.reader import Artifact
@@ -65,3 +76,4 @@ class NewClient(Options):
     layout: Layout = None
     delimiter: Delimiter = None
     weights: RunWeights = None
+    encoder_weights: EncoderWeights = None

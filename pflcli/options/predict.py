@@ -9,7 +9,16 @@ from typing import TYPE_CHECKING, Annotated, ClassVar
 import typer
 
 from pflcli.options import completion
-from pflcli.options.declaration import PATH, ChosenMethod, ChosenSeed, Delimiter, Layout, Options, RunWeights
+from pflcli.options.declaration import (
+    PATH,
+    ChosenMethod,
+    ChosenSeed,
+    Delimiter,
+    EncoderWeights,
+    Layout,
+    Options,
+    RunWeights,
+)
 
 if TYPE_CHECKING:
     from pflcli.artifacts.reader import Artifact
@@ -87,6 +96,7 @@ class Predict(Options):
     layout: Layout = None
     delimiter: Delimiter = None
     weights: RunWeights = None
+    encoder_weights: EncoderWeights = None
     answers: Annotated[
         str | None,
         typer.Option(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -19,13 +20,14 @@ from pflcli.artifacts.kinds.predictions import LaterClients
 from pflcli.artifacts.reader import Artifact, ancestor, follow
 from pflcli.data.preparation import preprocessing
 from pflcli.data.preparation.preprocessing import Preprocessing
+from pflcli.encoders import StoredEncoder
 from pflcli.errors import GoneError, InputError, UsageError
 from pflcli.execution import Execution
 from pflcli.federation.run import Run
 from pflcli.methods import Method
 from pflcli.settings import Settings
+from pflcli.training import hardware, run_request
 from pflcli.training import initial_weights as initial
-from pflcli.training import run_request
 from pflcli.training.build_run import build_run
 
 
@@ -160,15 +162,37 @@ def find_changed_code(artifact: Artifact) -> list[str]:
     return changed
 
 
-def read_preprocessing(artifact: Artifact, partition: Artifact, book: Codebook, client: str | None) -> Preprocessing:
-    """Return the preprocessing of a client's samples; see ``preprocessing.from_codebook``."""
+def read_preprocessing(
+    artifact: Artifact,
+    partition: Artifact,
+    book: Codebook,
+    client: str | None,
+    execution: Execution,
+    encoder_weights: Path | str | None = None,
+) -> Preprocessing:
+    """Return the preprocessing of a client's samples; see ``preprocessing.from_codebook``.
+
+    If ``pfl embed`` computed the features, samples may also be images. ``encoder_weights`` is then the file with the
+    weights of the encoder, by default the one that ``pfl embed`` read. Raises UsageError if it is given, but the
+    features are not from ``pfl embed``.
+    """
     try:
         dataset = ancestor(partition, "dataset")
     except GoneError:
         dataset = None
     resize = None if dataset is None else dataset.manifest.request.get("resize")
+    encoder = None
+    if book.encoder is not None and book.encoder.weights:
+        recorded = None if dataset is None else dataset.manifest.made.get("weights")
+        file = None if dataset is None or recorded is None else Path(os.path.normpath(dataset.path / str(recorded)))
+        file = file if encoder_weights is None else Path(encoder_weights)
+        encoder = StoredEncoder(book.encoder, file, str(artifact.path), hardware.threads(execution.threads))
+    elif encoder_weights is not None:
+        raise UsageError(
+            f"the samples of {artifact.path} are not features from pfl embed", "leave out --encoder-weights"
+        )
     form: Form = partitions.form(partition)
-    return preprocessing.from_codebook(str(artifact.path), book, form, client, resize)
+    return preprocessing.from_codebook(str(artifact.path), book, form, client, resize, encoder)
 
 
 def client_names(artifact: Artifact) -> list[str]:

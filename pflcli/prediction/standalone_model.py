@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,7 @@ from pflcli import parameters
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.data.preparation.preprocessing import Preprocessing
+from pflcli.encoders import FrozenEncoder, StoredEncoder
 from pflcli.errors import InputError
 from pflcli.execution import Execution
 from pflcli.federation.run import Run
@@ -27,11 +29,12 @@ from pflcli.prediction.reopened_run import ReopenedRun
 class StandaloneModel:
     """The complete model of one client, from raw samples to probabilities.
 
-    ``preprocessing`` turns raw samples into samples of the partition. For images, ``pixels`` are the mean and the
-    standard deviation of each channel, (C,), by which pixels / 255 are normalized; with None they stay in [0, 1]. The
-    probabilities of the ``networks`` are summed with the weights ``shares``. With ``neighbours``, the votes of a store
-    are mixed in. ``classes`` (C,) are class names. ``x`` (n, ...) are the client's test samples, or its other samples
-    if it has none, and ``p`` (n, C) the predictions for them.
+    ``preprocessing`` turns raw samples into samples of the partition. If it takes features from ``pfl embed``, the
+    frozen ``encoder`` computes them from images; None if its weights are not at hand. For images, ``pixels`` are the
+    mean and the standard deviation of each channel, (C,), by which pixels / 255 are normalized; with None they stay in
+    [0, 1]. The probabilities of the ``networks`` are summed with the weights ``shares``. With ``neighbours``, the votes
+    of a store are mixed in. ``classes`` (C,) are class names. ``x`` (n, ...) are the client's test samples, or its
+    other samples if it has none, and ``p`` (n, C) the predictions for them.
     """
 
     method: str
@@ -44,12 +47,16 @@ class StandaloneModel:
     neighbours: NeighbourVote | None
     x: NDArray[Any]
     p: NDArray[np.float32]
+    encoder: FrozenEncoder | None = None
 
 
-def build_standalone_model(model: ReopenedRun, client: int, execution: Execution) -> StandaloneModel:
+def build_standalone_model(
+    model: ReopenedRun, client: int, execution: Execution, encoder_weights: Path | str | None = None
+) -> StandaloneModel:
     """Return the complete model of a client, given by its number.
 
-    Raises InputError if the method needs more than networks and a store to predict, or the client has no sound model.
+    ``encoder_weights`` is the file with the weights of the encoder, if one computed the features. Raises InputError if
+    the method needs more than networks and a store to predict, or the client has no sound model.
     """
     data, _ = stored_predictor.read_samples(model, client)
     samples = _own_samples(data, client)
@@ -66,18 +73,39 @@ def build_standalone_model(model: ReopenedRun, client: int, execution: Execution
             f"pfl predict {model.artifact.path} DATA --client NAME predicts with it",
         )
     book = codebook.read(model.artifact)
+    preprocessing = reopened_run.read_preprocessing(
+        model.artifact, model.partition, book, name, execution, encoder_weights
+    )
     return StandaloneModel(
         model.name,
         name,
         tuple(book.class_names(data.classes)),
-        reopened_run.read_preprocessing(model.artifact, model.partition, book, name),
+        preprocessing,
         _pixels(at.run),
         tuple(_network(at.run, params) for params in own.networks),
         own.shares,
         own.neighbours,
         samples,
         predicted.parts["p"],
+        _open_encoder(preprocessing, execution, is_required=encoder_weights is not None),
     )
+
+
+def _open_encoder(preprocessing: Preprocessing, execution: Execution, *, is_required: bool) -> FrozenEncoder | None:
+    """Return the encoder of the features, None if there is none or its weights are not at hand.
+
+    Raises InputError instead if the weights are ``is_required`` and missing.
+    """
+    stored = preprocessing.encoder
+    if not isinstance(stored, StoredEncoder):
+        return None
+    try:
+        return stored.opened
+    except InputError as error:
+        if is_required:
+            raise
+        execution.reporter.say(f"the model will take features instead of images: {error.message}")
+        return None
 
 
 def _own_samples(data: Partition, client: int) -> NDArray[Any]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,13 +15,21 @@ from pflcli.data.formats import Column, Like, Raw, cleaning
 from pflcli.errors import InputError
 
 
+class ImageEncoder(Protocol):
+    """A frozen network by which images become the features that a model takes."""
+
+    def embed(self, x: NDArray[np.uint8]) -> NDArray[np.float32]:
+        """Return the features (n, d) of images (n, H, W) or (n, H, W, channels)."""
+
+
 @dataclass(frozen=True)
 class Preprocessing:
     """The steps from samples in a file to inputs of a model.
 
     ``columns`` are those of the user's table, empty for arrays and images. ``median`` (d,) fills in missing values, and
     is empty if no value may be missing. ``scale`` then standardizes features, if it is not None. ``resize`` is the
-    side of images in pixels. ``name`` is the name of the artifact in messages.
+    side of images in pixels. ``name`` is the name of the artifact in messages. If a frozen ``encoder`` computed the
+    features, samples may be images instead.
     """
 
     name: str
@@ -30,6 +38,7 @@ class Preprocessing:
     median: tuple[float, ...] = ()
     scale: Scale | None = None
     resize: int | None = None
+    encoder: ImageEncoder | None = None
 
     @property
     def like(self) -> Like | None:
@@ -60,6 +69,8 @@ class Preprocessing:
             if self.is_tokens:
                 self._require_tokens(raw)
             return x.astype(self.form.dtype, copy=False)
+        if self.encoder is not None and x.dtype == np.uint8:
+            x = self.encoder.embed(x)
         x = x.astype(np.float64)
         if not self.median:
             _require_values(raw, x)
@@ -122,13 +133,18 @@ def _sides(shape: tuple[int, ...]) -> str:
 
 
 def from_codebook(
-    name: str, book: Codebook, form: Form, client: str | None, resize: int | None = None
+    name: str,
+    book: Codebook,
+    form: Form,
+    client: str | None,
+    resize: int | None = None,
+    encoder: ImageEncoder | None = None,
 ) -> Preprocessing:
     """Return the preprocessing of samples of ``client``; None is an unknown client.
 
     Raises InputError if each client was standardized by its own samples, and this one has no scale.
     """
-    return Preprocessing(name, form, columns(book), book.median, _scale(name, book, client), resize)
+    return Preprocessing(name, form, columns(book), book.median, _scale(name, book, client), resize, encoder)
 
 
 def columns(book: Codebook) -> tuple[Column, ...]:

@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pflcli.data.formats.table import MISSING
+from pflcli.encoders import FrozenEncoder
 from pflcli.prediction.exporting import onnx_network
 from pflcli.prediction.standalone_model import StandaloneModel
 from pflcli.wording import counted
@@ -15,6 +16,8 @@ FORMAT = 1
 """Version of the folder's format; increased when a reader of the previous one would predict wrongly."""
 NAME, NETWORK, STORE, INDEX, READER = "model.json", "network.onnx", "store.npz", "store.faiss", "reader.py"
 """The files of the folder; INDEX exists only if the store is compressed."""
+IMAGES, ENCODER = "images.onnx", "encoder.onnx"
+"""With an encoder: the graph that resizes and normalizes images, and the one that computes their features."""
 
 
 @dataclass(frozen=True)
@@ -29,6 +32,8 @@ class Agreement:
 def describe(model: StandaloneModel, version: str, agreement: Agreement | None = None) -> dict[str, Any]:
     """Return the fields of ``model.json``; docs/commands.md explains them."""
     prepared, nearby = model.preprocessing, model.neighbours
+    is_images = prepared.is_images or model.encoder is not None
+    shape = onnx_network.input_shape(prepared) if model.encoder is None else model.encoder.facts.shape
     return {
         "format": FORMAT,
         "pfl": version,
@@ -38,11 +43,12 @@ def describe(model: StandaloneModel, version: str, agreement: Agreement | None =
         "contains_client_data": nearby is not None,
         "privacy": describe_privacy(model),
         "input": {
-            "dtype": onnx_network.input_dtype(prepared),
-            "shape": list(onnx_network.input_shape(prepared)),
-            "layout": "channels-last" if prepared.is_images and len(prepared.form.shape) == 3 else None,
+            "dtype": onnx_network.input_dtype(prepared) if model.encoder is None else "uint8",
+            "shape": list(shape),
+            "layout": "channels-last" if is_images and len(shape) == 3 else None,
             "resize": prepared.resize,
         },
+        **({} if model.encoder is None else {"encoder": describe_encoder(model.encoder)}),
         "columns": [
             {"name": column.name, "words": list(column.words), "gaps": column.gaps} for column in prepared.columns
         ],
@@ -63,6 +69,11 @@ def describe(model: StandaloneModel, version: str, agreement: Agreement | None =
         "rule": describe_rule(model),
         "agreement": agreement and asdict(agreement),
     }
+
+
+def describe_encoder(encoder: FrozenEncoder) -> dict[str, Any]:
+    """Return the fields of ``model.json`` on the encoder: its facts, and its graphs in the order in which they run."""
+    return {**asdict(encoder.facts), "files": [IMAGES, ENCODER]}
 
 
 def describe_privacy(model: StandaloneModel) -> str:
@@ -97,7 +108,7 @@ def _steps(model: StandaloneModel) -> list[str]:
     prepared = model.preprocessing
     if prepared.is_images:
         return ["x / 255", *(["(x - mean) / deviation of each channel"] if model.pixels else [])]
-    steps = []
+    steps = [] if model.encoder is None else ["the graphs of encoder.files, in this order, turn images into features x"]
     if prepared.median:
         marks = [column.name for column in prepared.columns if column.gaps]
         steps += ["a feature of 0 and 1 behind each column with gaps says where x is nan"] if marks else []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import io
 import warnings
@@ -14,6 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pflcli.data.preparation.preprocessing import Preprocessing
+from pflcli.encoders import FrozenEncoder
+from pflcli.encoders.onnx_file import OnnxNetwork
 from pflcli.errors import UsageError
 from pflcli.models import Net
 from pflcli.prediction.standalone_model import StandaloneModel
@@ -40,6 +43,28 @@ def export_network(model: StandaloneModel) -> bytes:
     """
     sample = torch.zeros(2, *input_shape(model.preprocessing), dtype=_DTYPES[model.preprocessing.form.dtype])
     return trace(_Graph(model).eval(), sample, ["p", "z"] if model.neighbours else ["p"])
+
+
+def export_encoder(encoder: FrozenEncoder) -> tuple[bytes, bytes]:
+    """Return the graphs that prepare images for an encoder and that compute their features."""
+    images = torch.zeros(2, *encoder.facts.shape, dtype=torch.uint8)
+    encoder = copy.deepcopy(encoder).cpu() if not isinstance(encoder.network, OnnxNetwork) else encoder
+    prepared = trace(_Prepare(encoder), images, ["prepared"])
+    if isinstance(encoder.network, OnnxNetwork):
+        return prepared, encoder.network.graph
+    return prepared, trace(encoder.network, encoder.prepare(images), ["features"])
+
+
+class _Prepare(nn.Module):
+    """Resize, scale and normalize images for an encoder."""
+
+    def __init__(self, encoder: FrozenEncoder) -> None:
+        super().__init__()
+        self.encoder = encoder
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the inputs of the encoder's network."""
+        return self.encoder.prepare(x)
 
 
 def trace(graph: nn.Module, sample: Tensor, outputs: Sequence[str]) -> bytes:

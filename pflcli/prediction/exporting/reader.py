@@ -68,9 +68,23 @@ def search_store(folder: Path, z: Any, k: int) -> tuple[Any, Any]:
     return squared, np.where(np.isfinite(squared), store["y"][row % len(store["y"])], -1)
 
 
+def open_graph(file: Path) -> Any:
+    """Return a session of onnxruntime for a graph."""
+    return onnxruntime.InferenceSession(file, providers=["CPUExecutionProvider"])
+
+
+def embed_images(folder: Path, encoder: dict[str, Any], x: Any) -> Any:
+    """Return the features (n, d) of images (n, ...) by a frozen encoder, 64 images at a time."""
+    prepare, network = (open_graph(folder / name) for name in encoder["files"])
+    outputs, name = [encoder["output"]] if encoder["output"] else None, network.get_inputs()[0].name
+    batches = (prepare.run(None, {"x": x[first : first + 64]})[0] for first in range(0, len(x), 64))
+    features = np.concatenate([network.run(outputs, {name: batch})[0] for batch in batches])
+    return features.reshape(len(x), -1).astype(np.float64)
+
+
 def predict(folder: Path, model: dict[str, Any], x: Any) -> Any:
     """Return the probabilities (n, C) of samples (n, ...) as read from a file."""
-    session = onnxruntime.InferenceSession(folder / "network.onnx", providers=["CPUExecutionProvider"])
+    session = open_graph(folder / "network.onnx")
     if list(x.shape[1:]) != model["input"]["shape"]:
         sys.exit(f"each sample has the shape {list(x.shape[1:])}; the network takes {model['input']['shape']}")
     if not len(x):
@@ -78,6 +92,8 @@ def predict(folder: Path, model: dict[str, Any], x: Any) -> Any:
     if not np.can_cast(x.dtype, model["input"]["dtype"], casting="same_kind"):
         sys.exit(f"the samples are {x.dtype} numbers; the network takes {model['input']['dtype']}")
     x = x.astype(model["input"]["dtype"])
+    if "encoder" in model:
+        x = embed_images(folder, model["encoder"], x)
     p, *z = session.run(None, {"x": x})
     if not np.isfinite(p).all():
         sys.exit(f"sample {np.argwhere(~np.isfinite(p))[0][0]} has a value that is missing or too large")

@@ -1,0 +1,202 @@
+"""Models of features from a frozen encoder take images too: ``predict``, ``new-client`` and ``export``; and embeddings
+that were computed elsewhere."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from helpers import error_text, listing
+from originals import write_network
+from pflcli import (
+    build_datastore,
+    embed,
+    export,
+    extract,
+    import_data,
+    new_client,
+    partition,
+    personalize,
+    train_global,
+)
+from pflcli import predict as predict_samples
+from pflcli.artifacts import codebook
+from pflcli.artifacts.kinds import dataset as datasets
+from pflcli.artifacts.kinds import predictions
+from pflcli.artifacts.reader import open_artifact
+from pflcli.errors import InputError, UsageError
+from pflcli.execution import Execution
+from pflcli.prediction.exporting import reader
+from pflcli.vision import torchvision
+
+ONE = Execution(threads=1)
+SETTINGS = {"model": "logistic", "rounds": 2}
+
+
+@pytest.fixture(scope="module")
+def at(tmp_path_factory):
+    """Images of three clients, their features by two kinds of encoders, and a trained method on each."""
+    root = tmp_path_factory.mktemp("embedded")
+    with torch.random.fork_rng(devices=[]):
+        torch.random.manual_seed(0)
+        net = torchvision().models.shufflenet_v2_x0_5()
+        net.train()(torch.randn(8, 3, 32, 32))
+    torch.save(net.state_dict(), root / "weights.pt")
+    write_network(root / "net.onnx")
+    rng = np.random.default_rng(0)
+    y = np.arange(150) % 3
+    x = (rng.integers(0, 80, (150, 12, 12, 3)) + 60 * y[:, None, None, None]).astype(np.uint8)
+    np.savez(root / "images.npz", x=x, y=y, owner=np.repeat(["ann", "bob", "eve"], 50))
+    import_data(root / "images.npz", root / "images")
+    kinds = {
+        "torchvision": {"encoder": "torchvision:shufflenet_v2_x0_5", "weights": root / "weights.pt", "size": 32},
+        "onnx": {"encoder": f"onnx:{root / 'net.onnx'}", "size": 32},
+    }
+    for kind, options in kinds.items():
+        embed(root / "images", root / kind / "data", execution=ONE, **options)
+        partition(root / kind / "data", root / kind / "p")
+        train_global(root / kind / "p", root / kind / "g", settings=SETTINGS, execution=ONE)
+        personalize("ditto", root / kind / "p", root / kind / "ditto", settings=SETTINGS, execution=ONE)
+    extract(root / "onnx" / "g", root / "onnx" / "e", execution=ONE)
+    build_datastore(root / "onnx" / "e", root / "onnx" / "d", execution=ONE)
+    personalize("knn-per", root / "onnx" / "d", root / "onnx" / "knn", execution=ONE)
+    features = {kind: datasets.read(open_artifact(root / kind / "data")).x for kind in kinds}
+    return SimpleNamespace(root=root, x=x, y=y, features=features)
+
+
+def stored_answer(path: Path, client: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the sample numbers of a client's test samples, and their stored probabilities."""
+    split = predictions.read(open_artifact(path), "test")
+    rows = slice(*split.offsets[client : client + 2])
+    return split.sample[rows], split.parts["p"][rows]
+
+
+@pytest.mark.parametrize("kind", ["torchvision", "onnx"])
+def test_predict_embeds_images(at, tmp_path, kind):
+    path = at.root / kind / "ditto"
+    sample, p = stored_answer(path, 1)
+    np.savez(tmp_path / "images.npz", x=at.x[sample])
+    np.savez(tmp_path / "features.npz", x=at.features[kind][sample])
+    for file in ("images.npz", "features.npz"):
+        predicted = predict_samples(path, tmp_path / file, client="bob", execution=ONE)
+        np.testing.assert_allclose(predicted.parts["p"], p, atol=1e-5)
+
+
+def test_predict_embeds_a_folder_of_images(at, tmp_path):
+    sample, p = stored_answer(at.root / "onnx" / "knn", 2)
+    (tmp_path / "photos").mkdir()
+    for number, row in enumerate(sample):
+        Image.fromarray(at.x[row]).save(tmp_path / "photos" / f"{number:02}.png")
+    predicted = predict_samples(at.root / "onnx" / "knn", tmp_path / "photos", client="eve", execution=ONE)
+    np.testing.assert_allclose(predicted.parts["p"], p, atol=1e-5)
+
+
+def test_images_of_another_shape_are_refused(at, tmp_path):
+    np.savez(tmp_path / "images.npz", x=np.zeros((2, 9, 9, 3), np.uint8))
+    with pytest.raises(InputError, match="takes images of 12x12x3, or their features; the samples have 9x9x3"):
+        predict_samples(at.root / "onnx" / "ditto", tmp_path / "images.npz", client="ann", execution=ONE)
+
+
+def test_weights_that_moved_are_asked_for(at, tmp_path):
+    shutil.copytree(at.root / "torchvision", tmp_path / "runs" / "torchvision")  # without the weights beside it
+    np.savez(tmp_path / "images.npz", x=at.x[:2])
+    path = tmp_path / "runs" / "torchvision" / "ditto"
+    with pytest.raises(InputError) as error:
+        predict_samples(path, tmp_path / "images.npz", client="ann", execution=ONE)
+    assert "--encoder-weights FILE" in error_text(error)
+    assert "does not exist" in error_text(error)
+    torch.save(torchvision().models.shufflenet_v2_x0_5().state_dict(), tmp_path / "other.pt")
+    with pytest.raises(InputError, match="contains weights"):
+        predict_samples(
+            path, tmp_path / "images.npz", client="ann", encoder_weights=tmp_path / "other.pt", execution=ONE
+        )
+    known = predict_samples(
+        path, tmp_path / "images.npz", client="ann", encoder_weights=at.root / "weights.pt", execution=ONE
+    )
+    again = predict_samples(at.root / "torchvision" / "ditto", tmp_path / "images.npz", client="ann", execution=ONE)
+    assert np.array_equal(known.parts["p"], again.parts["p"])
+
+
+def test_a_model_of_other_samples_needs_no_weights_of_an_encoder(small, tmp_path):
+    np.savez(tmp_path / "images.npz", x=np.zeros((2, 28, 28), np.uint8))
+    with pytest.raises(UsageError, match="pfl embed"):
+        predict_samples(small.fedavg, tmp_path / "images.npz", client="0", encoder_weights="w.pt", execution=ONE)
+
+
+@pytest.mark.parametrize("method", ["ditto", "knn"])
+def test_a_new_client_may_bring_images(at, tmp_path, method):
+    path = at.root / "onnx" / method
+    np.savez(tmp_path / "images.npz", x=at.x[:30], y=at.y[:30])
+    np.savez(tmp_path / "features.npz", x=at.features["onnx"][:30], y=at.y[:30])
+    for name in ("images", "features"):
+        new_client(path, tmp_path / f"{name}.npz", tmp_path / name, client="zoe", execution=ONE)
+    (_, by_images), (_, by_features) = (stored_answer(tmp_path / name, 3) for name in ("images", "features"))
+    assert len(by_images) == 6
+    np.testing.assert_allclose(by_images, by_features, atol=1e-5)
+
+
+@pytest.mark.parametrize(("kind", "method"), [("torchvision", "ditto"), ("onnx", "ditto"), ("onnx", "knn")])
+def test_an_exported_model_takes_images(at, tmp_path, kind, method):
+    path = at.root / kind / method
+    sample, p = stored_answer(path, 1)
+    written = export(path, tmp_path / "model", client="bob", execution=ONE)
+    assert {"images.onnx", "encoder.onnx", "network.onnx"} <= set(listing(tmp_path / "model"))
+    assert written.model["input"] == {"dtype": "uint8", "shape": [12, 12, 3], "layout": "channels-last", "resize": None}
+    assert written.model["agreement"]["samples"] == len(sample) + 8
+    assert written.model["agreement"]["largest_difference"] < 1e-4
+    answer = reader.predict(
+        tmp_path / "model", json.loads((tmp_path / "model" / "model.json").read_text()), at.x[sample]
+    )
+    np.testing.assert_allclose(answer, p, atol=1e-4)
+
+
+def test_an_exported_model_takes_features_if_the_weights_are_gone(at, tmp_path, pfl):
+    shutil.copytree(at.root / "torchvision", tmp_path / "runs" / "torchvision")
+    path = tmp_path / "runs" / "torchvision" / "ditto"
+    ran = pfl("export", path, "-o", tmp_path / "model", "--client", "bob")
+    assert ran.code == 0
+    assert "features instead of images" in ran.err
+    assert "encoder.onnx" not in listing(tmp_path / "model")
+    ran = pfl("export", path, "-o", tmp_path / "other", "--client", "bob", "--encoder-weights", tmp_path / "none.pt")
+    assert (ran.code, "none.pt does not exist" in ran.err) == (3, True)
+    assert not (tmp_path / "other").exists()
+
+
+def test_embeddings_from_elsewhere_record_their_encoder(at, tmp_path):
+    owner = np.repeat(["ann", "bob", "eve"], 50)
+    np.savez(tmp_path / "f.npz", x=at.features["onnx"], y=at.y, owner=owner)
+    import_data(tmp_path / "f.npz", tmp_path / "a", embeddings=True, encoder_name="clip-vit-b32")
+    import_data(tmp_path / "f.npz", tmp_path / "b", embeddings=True)
+    import_data(tmp_path / "f.npz", tmp_path / "like", like=tmp_path / "a")
+    names = [codebook.read(open_artifact(tmp_path / name)).encoder.name for name in ("a", "b", "like")]
+    assert names == ["clip-vit-b32", "an encoder without a name", "clip-vit-b32"]
+    for name in ("a", "b"):
+        partition(tmp_path / name, tmp_path / f"p-{name}")
+        personalize("local", tmp_path / f"p-{name}", tmp_path / f"m-{name}", settings=SETTINGS, execution=ONE)
+    plain = partition(at.root / "onnx" / "data", tmp_path / "p")
+    assert plain.summary["shape"] == [at.features["onnx"].shape[1]]
+    np.savez(tmp_path / "images.npz", x=at.x[:2])
+    with pytest.raises(InputError, match="takes features"):  # pfl does not have that encoder
+        predict_samples(tmp_path / "m-a", tmp_path / "images.npz", client="ann", execution=ONE)
+
+
+@pytest.mark.parametrize(
+    ("samples", "options", "fact"),
+    [
+        ({"x": np.zeros((6, 4, 4), np.uint8)}, {"embeddings": True}, "does not contain embeddings"),
+        ({"x": np.zeros((6, 4, 4), np.float32)}, {"embeddings": True}, "does not contain embeddings"),
+        ({"x": np.zeros((6, 4), np.float32)}, {"encoder_name": "clip"}, "only with --embeddings"),
+    ],
+)
+def test_what_is_no_embedding_is_refused(tmp_path, samples, options, fact):
+    np.savez(tmp_path / "f.npz", y=np.arange(6) % 2, owner=np.repeat(["a", "b"], 3), **samples)
+    with pytest.raises((InputError, UsageError), match=fact):
+        import_data(tmp_path / "f.npz", tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
