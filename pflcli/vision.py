@@ -1,4 +1,4 @@
-"""Import torchvision, which is done only here."""
+"""Import torchvision and timm, which is done only here."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import re
 from functools import cache
 from pathlib import Path
 from types import ModuleType
+
+from pflcli.errors import UsageError
 
 
 @cache
@@ -36,6 +38,14 @@ def torchvision() -> ModuleType:
 
 _LIBRARIES: list[object] = []
 """Keeps operator declarations alive, which end with the object that made them."""
+
+
+def timm() -> ModuleType:
+    """Import timm, which imports torchvision; raises UsageError if it is not installed."""
+    if importlib.util.find_spec("timm") is None:
+        raise UsageError("networks of timm need the package timm, which is not installed", "pip install 'pflcli[timm]'")
+    torchvision()
+    return importlib.import_module("timm")
 
 
 def _extension_loads(folder: Path) -> bool:

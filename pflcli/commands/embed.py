@@ -40,8 +40,8 @@ CHECKPOINT_SECONDS = 5.0
 def embed(asked: Embed) -> Outcome:
     """Compute features of the images of ``dataset`` with a frozen ``encoder``, and store them as a dataset.
 
-    ``dataset`` is a name, with its files in ``root``, or the folder of an imported one. ``encoder`` is
-    torchvision:NAME with the file ``weights``, or onnx:FILE, of which ``output`` is one tensor. Images are resized to
+    ``dataset`` is a name, with its files in ``root``, or the folder of an imported one. ``encoder`` is torchvision:NAME
+    or timm:NAME with the file ``weights``, or onnx:FILE, of which ``output`` is one tensor. Images are resized to
     ``size`` pixels, and normalized by ImageNet's mean and deviation unless ``normalize`` is "none". The result records
     the encoder and a hash of its weights. With ``keep_test``, a built-in dataset's published test samples stay test
     samples; the splits of an imported dataset are always kept. An interrupted run resumes where it stopped.
@@ -65,7 +65,7 @@ def embed(asked: Embed) -> Outcome:
         "dataset",
         _request(name, source, samples, dataset_options, encoder),
         () if source is None else (source.as_input("dataset", Path(asked.out)),),
-        code={"encoders": sources.module_hash("encoders", "encoders.torchvision_network", "encoders.onnx_file")},
+        code={"encoders": sources.module_hash("encoders", "encoders.classifier", "encoders.onnx_file")},
     )
 
     def build(writer: ArtifactWriter) -> Built:

@@ -1,6 +1,6 @@
 """Frozen encoders: networks that compute features of images, with weights from a file that are never trained.
 
-Their kinds are ``torchvision:NAME`` and ``onnx:FILE``. Images are resized to a square, scaled to [0, 1],
+Their kinds are ``torchvision:NAME``, ``timm:NAME`` and ``onnx:FILE``. Images are resized to a square, scaled to [0, 1],
 normalized per channel, and passed to the network in evaluation mode. The features are the input of its last linear
 layer, or the output of the ONNX file.
 """
@@ -21,7 +21,7 @@ from pflcli.artifacts.codebook import Encoder
 from pflcli.engine import numerics
 from pflcli.errors import ComputationError, InputError, UsageError, closest
 
-KINDS = ("torchvision", "onnx")
+KINDS = ("torchvision", "timm", "onnx")
 NORMALIZE = ("imagenet", "none")
 BATCH = 64
 """Images per pass."""
@@ -116,7 +116,7 @@ class Choice:
 
     @property
     def kind(self) -> str:
-        """The kind: torchvision or onnx."""
+        """The kind, of ``KINDS``."""
         return self.word.partition(":")[0]
 
     @property
@@ -135,7 +135,7 @@ class Choice:
         if kind not in KINDS or not colon or not member:
             hint = closest(kind, KINDS) if kind not in KINDS else ""
             raise UsageError(
-                f"--encoder {self.word} is not torchvision:NAME or onnx:FILE", hint,
+                f"--encoder {self.word} is not torchvision:NAME, timm:NAME or onnx:FILE", hint,
                 "--encoder torchvision:mobilenet_v2 --weights FILE",
             )  # fmt: skip
         if kind == "onnx" and self.weights is not None:
@@ -211,9 +211,9 @@ def _load(kind: str, member: str, file: Path, size: int | None, output: str | No
         from pflcli.encoders import onnx_file
 
         return onnx_file.load(file, output)
-    from pflcli.encoders import torchvision_network
+    from pflcli.encoders import classifier
 
-    return torchvision_network.load(member, file, size)
+    return classifier.load(f"{kind}:{member}", file, size)
 
 
 def _tried(encoder: FrozenEncoder) -> FrozenEncoder:

@@ -25,8 +25,9 @@ from pflcli.parameters import Params
 
 
 def has_batch_norm(net: nn.Module) -> bool:
-    """Whether a model normalises over its batch."""
-    return any(isinstance(module, nn.modules.batchnorm._BatchNorm) for module in net.modules())
+    """Whether a model normalizes over its batch; not if its statistics are frozen, as under an adapter."""
+    norms = [module for module in net.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
+    return any(not getattr(norm, "is_frozen", False) for norm in norms)
 
 
 def train_client(

@@ -62,21 +62,24 @@ class LowRank(nn.Module):
 class FrozenBatchNorm(nn.Module):
     """Batch normalization with constant mean, variance, scale and shift, in training too."""
 
-    mean: Tensor
-    variance: Tensor
-    scale: Tensor | None
-    shift: Tensor | None
-
     def __init__(self, norm: _BatchNorm) -> None:
         super().__init__()
-        self._eps = norm.eps
-        values = {"mean": norm.running_mean, "variance": norm.running_var, "scale": norm.weight, "shift": norm.bias}
-        for name, value in values.items():
-            _freeze(self, name, value)
+        self.norm = norm.eval()
+        self.norm.is_frozen = True  # type: ignore[assignment]
+        _freeze_parameters(norm)
+        for name in ("running_mean", "running_var", "num_batches_tracked"):
+            _freeze(norm, name, norm._buffers.pop(name))
+
+    def train(self, mode: bool = True) -> FrozenBatchNorm:
+        """Leave the layer in evaluation mode, in which it uses the stored mean and variance."""
+        super().train(mode)
+        self.norm.eval()
+        return self
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the normalized batch."""
-        return functional.batch_norm(x, self.mean, self.variance, self.scale, self.shift, training=False, eps=self._eps)
+        out: Tensor = self.norm(x)
+        return out
 
 
 def add(net: Net, adapter: str, seed: int) -> Net:
@@ -108,10 +111,8 @@ def add(net: Net, adapter: str, seed: int) -> Net:
             "leave it out, or use another --model",
         )
     for module in net.body.modules():
-        for name, value in list(module._parameters.items()):
-            if not isinstance(module, LowRank) and value is not None:
-                del module._parameters[name]
-                _freeze(module, name, value)
+        if not isinstance(module, LowRank):
+            _freeze_parameters(module)
     return net
 
 
@@ -119,11 +120,21 @@ def _with_adapter(module: nn.Module, rank: int) -> nn.Module | None:
     """Return what replaces a layer, or None if the layer stays."""
     if isinstance(module, _BatchNorm) and module.running_mean is not None:
         return FrozenBatchNorm(module)
-    if isinstance(module, nn.Linear):
+    # Subclasses with a forward pass of their own compute something else.
+    if isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward:
         return LowRank(module, rank)
-    if isinstance(module, nn.Conv2d) and module.kernel_size == (1, 1) and module.groups == 1:
-        return LowRank(module, rank) if module.padding_mode == "zeros" else None
+    if isinstance(module, nn.Conv2d) and type(module).forward is nn.Conv2d.forward:
+        is_pointwise = (module.kernel_size, module.groups, module.padding_mode) == ((1, 1), 1, "zeros")
+        return LowRank(module, rank) if is_pointwise else None
     return None
+
+
+def _freeze_parameters(module: nn.Module) -> None:
+    """Make the parameters of a layer, without those of its parts, constants."""
+    for name, value in list(module._parameters.items()):
+        if value is not None:
+            del module._parameters[name]
+            _freeze(module, name, value)
 
 
 def _freeze(module: nn.Module, name: str, value: Tensor | None) -> None:

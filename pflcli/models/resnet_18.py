@@ -11,7 +11,7 @@ from __future__ import annotations
 from torch import nn
 
 from pflcli.models import Net, image_shape
-from pflcli.models.torchvision import split, take_channels
+from pflcli.models._classifiers import split, take_channels
 from pflcli.vision import torchvision
 
 REPRESENTATION = "512"

@@ -48,7 +48,7 @@ class Embed(Options):
         str,
         Typed(str, text=_encoder_word),
         typer.Option(
-            help="Compute features with this network: torchvision:NAME with the weights of --weights, or"
+            help="Compute features with this network: torchvision:NAME or timm:NAME with the weights of --weights, or"
             " onnx:FILE. Features are the input of the last linear layer, or the output of the ONNX file.",
             metavar="KIND:NAME",
             show_default=False,
@@ -58,7 +58,7 @@ class Embed(Options):
         Path | str | None,
         PATH,
         typer.Option(
-            help="Read the weights of a network of torchvision from this file (.safetensors, .pt, .pth).",
+            help="Read the weights of a network of torchvision or timm from this file (.safetensors, .pt, .pth).",
             metavar="FILE",
             show_default=False,
         ),

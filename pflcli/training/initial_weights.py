@@ -104,7 +104,8 @@ def _load(path: Path) -> Any:
 def apply_weights(weights: Weights, settings: Settings, init: Params, say: Callable[[str], None]) -> Params:
     """Return the result of ``fit``; also report if the weights may expect images that are normalized differently."""
     is_pretrained = (
-        settings.model.startswith("torchvision:") or "PREFIXES" in registry.card("models", settings.model).facts
+        settings.model.startswith(("torchvision:", "timm:"))
+        or "PREFIXES" in registry.card("models", settings.model).facts
     )
     if is_pretrained and settings.normalize == "none":
         say(f"images have values in [0, 1]; if {weights.path} was trained on ImageNet, it expects --normalize imagenet")

@@ -187,7 +187,7 @@ def test_published_test_samples_of_a_builtin_dataset_are_kept_on_request(at, tmp
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"encoder": "resnet18"}, "--encoder resnet18 is not torchvision:NAME or onnx:FILE"),
+        ({"encoder": "resnet18"}, "--encoder resnet18 is not torchvision:NAME, timm:NAME or onnx:FILE"),
         ({"encoder": "torchvisoin:resnet18"}, "did you mean 'torchvision'?"),
         ({"encoder": "torchvision:shufflenet_v2_x0"}, "did you mean 'shufflenet_v2_x"),
         ({"weights": None}, "needs its weights"),

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from safetensors.torch import save_file
 
 from helpers import error_text, listing
 from originals import write_network
@@ -34,7 +35,7 @@ from pflcli.artifacts.reader import open_artifact
 from pflcli.errors import InputError, UsageError
 from pflcli.execution import Execution
 from pflcli.prediction.exporting import reader
-from pflcli.vision import torchvision
+from pflcli.vision import timm, torchvision
 
 ONE = Execution(threads=1)
 SETTINGS = {"model": "logistic", "rounds": 2}
@@ -76,6 +77,23 @@ def stored_answer(path: Path, client: int) -> tuple[np.ndarray, np.ndarray]:
     split = predictions.read(open_artifact(path), "test")
     rows = slice(*split.offsets[client : client + 2])
     return split.sample[rows], split.parts["p"][rows]
+
+
+def test_an_encoder_of_timm_has_the_size_and_normalization_of_its_weights(at, tmp_path):
+    net = timm().create_model("mobilenetv3_small_050", num_classes=4).eval()
+    save_file(net.state_dict(), tmp_path / "w.safetensors")
+    embed(
+        at.root / "images", tmp_path / "data", encoder="timm:mobilenetv3_small_050", weights=tmp_path / "w.safetensors"
+    )
+    facts = codebook.read(open_artifact(tmp_path / "data")).encoder
+    advice = timm().get_pretrained_cfg("mobilenetv3_small_050")
+    assert (facts.size, facts.mean, facts.deviation) == (advice.input_size[1], advice.mean, advice.std)
+    x = torch.from_numpy(at.x[:4]).permute(0, 3, 1, 2).float() / 255
+    x = torch.nn.functional.interpolate(x, size=(facts.size,) * 2, mode="bilinear")
+    x = (x - torch.tensor(facts.mean)[:, None, None]) / torch.tensor(facts.deviation)[:, None, None]
+    with torch.no_grad():
+        expected = net.forward_head(net.forward_features(x), pre_logits=True)
+    np.testing.assert_allclose(datasets.read(open_artifact(tmp_path / "data")).x[:4], expected, atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["torchvision", "onnx"])

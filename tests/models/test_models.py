@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 
 import numpy as np
 import pytest
@@ -18,13 +19,13 @@ from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.loop import has_batch_norm
 from pflcli.errors import UsageError
 from pflcli.models.torchvision import members
-from pflcli.vision import torchvision
+from pflcli.vision import timm, torchvision
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 SHAPES = {"images": (GREY, COLOUR), "series": ((10, 5),), "features": ((6,),), "tokens": ((12,),)}
 CLASSES = 7
-FAMILY = "torchvision:shufflenet_v2_x0_5"
-NAMES = [name if name != "torchvision" else FAMILY for name in registry.names("models")]
+MEMBERS = {"torchvision": "torchvision:shufflenet_v2_x0_5", "timm": "timm:mobilenetv3_small_050"}
+NAMES = [MEMBERS.get(name, name) for name in registry.names("models")]
 CASES = [
     pytest.param(name, kind, shape, id=f"{name}-{kind}-{'x'.join(map(str, shape))}")
     for name in NAMES
@@ -230,7 +231,7 @@ def test_the_gru_is_the_recurrence():
         ("lstm", COLOUR, False, "takes tokens or series, not images of 3x32x32", "--model alexnet or --model cnn"),
         ("gru", (6,), False, "takes series or tokens, not features of 6", "--model logistic or --model mlp"),
         ("resnet-18", (24, 11), False, "takes images, not series of 24x11", "--model gru or"),
-        (FAMILY, (24, 11), False, "takes images, not series of 24x11", "--model gru or"),
+        (MEMBERS["torchvision"], (24, 11), False, "takes images, not series of 24x11", "--model gru or"),
         ("mlp", (2, 3, 4, 5), False, "not samples of 2x3x4x5", ""),
         ("cnn", (1, 3, 3), False, "takes images of at least 4x4", "--model mlp"),
         ("mobilenet-v2", (3, 8, 8), False, "takes images of at least 16x16", "--model mlp"),
@@ -254,6 +255,9 @@ def test_what_does_not_fit_is_refused(name, shape, tokens, message, fix):
         ("torchvision:", "torchvision has no model ''", "choose from: alexnet, convnext_base"),
         ("torchvision", "is a family", "--model torchvision:alexnet"),
         ("cnn:5", "is a single model, not a family", "--model cnn"),
+        ("timm:resnet5O", "timm has no model 'resnet5O'", "did you mean 'resnet50'?"),
+        ("timm:deit_tiny_distilled_patch16_224", "is not a body and one linear head", "--model resnet-18"),
+        ("timm:resnetv2_50x1_bit", "does not end in a linear layer", "--model mobilenet-v2"),
         ("torchvision:squeezenet1_1", "does not end in a linear layer", "--model mobilenet-v2"),
         ("torchvision:inception_v3", "does not take images of 3x32x32: 96x96 would do", "--model resnet-18"),
         ("torchvision:vit_h_14", "does not take images of 3x32x32: 224x224 would do", "--model resnet-18"),
@@ -283,10 +287,40 @@ def test_a_torchvision_network_in_two_parts_is_the_same_network(member):
             torch.testing.assert_close(operators.tuned(net, COLOUR)(x), original(x), rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("member", ["alexnet", "efficientnet_b0", "convnext_tiny"])
-def test_nothing_is_dropped_at_random(member):
+@pytest.mark.parametrize(
+    "member", ["resnet18", "vit_tiny_patch16_224", "mobilenetv3_small_050", "efficientnet_b0", "convnext_atto"]
+)
+def test_a_network_of_timm_in_two_parts_is_the_same_network(member):
+    net = models.create(f"timm:{member}", COLOUR, 5, 0).eval()
+    size = {"img_size": 32} if member.startswith("vit") else {}
+    original = timm().create_model(member, num_classes=5, **size).eval()
+    assert count(original) == count(net)
+    state = {name.removeprefix("body."): value for name, value in net.state_dict().items() if name.startswith("body.")}
+    (head,) = {name.rpartition(".")[0] for name in original.state_dict() if name not in state}
+    original.load_state_dict({**state, f"{head}.weight": net.head.weight, f"{head}.bias": net.head.bias})
+    x = torch.rand(2, *COLOUR)
+    with torch.no_grad():
+        torch.testing.assert_close(net(x), original(x))
+
+
+def test_timm_must_be_installed(monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "timm" else found(name))
+    with pytest.raises(UsageError, match="need the package timm") as error:
+        models.create("timm:resnet18", COLOUR, 3, 0)
+    assert "pip install 'pflcli[timm]'" in error.value.fix
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("torchvision:alexnet", "torchvision:efficientnet_b0", "torchvision:convnext_tiny"),
+        *("timm:efficientnet_b0", "timm:convnext_atto", "timm:vit_tiny_patch16_224"),
+    ],
+)
+def test_nothing_is_dropped_at_random(name):
     shape = (3, 64, 64)
-    net = models.create(f"torchvision:{member}", shape, 5, 0).train()
+    net = models.create(name, shape, 5, 0).train()
     x = torch.rand(2, *shape)
     before = torch.random.get_rng_state()
     with torch.no_grad():
