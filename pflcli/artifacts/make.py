@@ -132,31 +132,30 @@ def make(
         return Outcome(out, spec.kind, f"dry run: {decision}", spec.fingerprint, {}, dict(spec.request))
     if decision in (Decision.RESUME, Decision.REPLACE):
         execution.reporter.say(f"{decision}: {reason}")
-    summary = _write(out, spec, execution, build, force=force)
+    with ArtifactWriter(out, spec, force=force, reporter=execution.reporter) as writer:
+        if writer.complete is None:
+            began = _processor_seconds()
+            summary, circumstances = build(writer)
+            if execution.has_workers:
+                gc.collect()  # end unused worker processes, so that their seconds count
+            processor = {"processor_seconds": round(_processor_seconds() - began, 3)}
+            writer.commit(summary, {**_origin(writer, spec, execution), **circumstances, **processor})
+        else:
+            execution.reporter.say(f"only the last step of making {out} was missing: nothing is recomputed")
+            writer.finish(writer.complete)
+            summary = writer.complete.summary
     return Outcome(out, spec.kind, decision, spec.fingerprint, summary, dict(spec.request))
 
 
-def _write(out: Path, spec: ArtifactSpec, execution: Making, build: Build, *, force: bool) -> dict[str, Any]:
-    """Write the artifact, or finish one that a killed writer has completed; return its summary."""
-    began = _processor_seconds()
-    with ArtifactWriter(out, spec, force=force, reporter=execution.reporter) as writer:
-        if writer.complete is not None:
-            execution.reporter.say(f"only the last step of making {out} was missing: nothing is recomputed")
-            writer.finish(writer.complete)
-            return writer.complete.summary
-        summary, circumstances = build(writer)
-        if execution.has_workers:
-            gc.collect()  # end unused worker processes, so that their seconds count
-        recorded: dict[str, Any] = {"command": _line(execution.command, out)} if execution.command else {}
-        own_code = {name.partition(":")[0] for name in spec.code}
-        for name, file in registry.used_files().items():
-            if name in own_code:  # kept to be read; code in an artifact is never run
-                recorded["files"] = {**recorded.get("files", {}), name: file.name}
-                writer.write(file.name, file.read_bytes())
-        processor = {"processor_seconds": round(_processor_seconds() - began, 3)}
-        versions = {"pfl": version("pflcli"), "python": platform.python_version()}
-        writer.commit(summary, {**recorded, **versions, **circumstances, **processor})
-    return summary
+def _origin(writer: ArtifactWriter, spec: ArtifactSpec, execution: Making) -> dict[str, Any]:
+    """Return the command, the versions, and the user's files, of which copies are written into the artifact."""
+    recorded: dict[str, Any] = {"command": _line(execution.command, writer.out)} if execution.command else {}
+    own_code = {name.partition(":")[0] for name in spec.code}
+    for name, file in registry.used_files().items():
+        if name in own_code:  # kept to be read; code in an artifact is never run
+            recorded["files"] = {**recorded.get("files", {}), name: file.name}
+            writer.write(file.name, file.read_bytes())
+    return {**recorded, "pfl": version("pflcli"), "python": platform.python_version()}
 
 
 def _line(words: Iterable[str], out: Path) -> str:

@@ -13,6 +13,7 @@ from pflcli.cli.from_options import Json, Quiet
 from pflcli.errors import ComputationError
 from pflcli.options import completion
 from pflcli.options.declaration import split_words
+from pflcli.wording import counted
 
 
 def command(
@@ -78,4 +79,5 @@ def command(
     if broken:
         raise ComputationError(f"{file} breaks {len(broken)} of {len(verdicts)} laws: {', '.join(broken)}")
     if not quiet and not as_json:
-        console.Console().say(f"{sum(v.result == 'passed' for v in verdicts)} laws passed, none failed")
+        passed = sum(verdict.result == "passed" for verdict in verdicts)
+        console.Console().say(f"{counted(passed, 'law')} passed, none failed")

@@ -130,21 +130,30 @@ class ChainNetwork(StackedNetwork):
             grads[name] = grad.sum(dim=1) if h is None else torch.bmm(grad.mT, h)
         return grads
 
-    def subtract_gradients(self, outputs: Outputs, logits: Tensor | None, z: Tensor | None, models: Stacked) -> None:
-        """Subtract the gradients from the trained parameters of ``models`` (a, ...), in products that compute them."""
-        for name, grad, h in self._gradients(outputs, logits, z, self.trained):
-            _subtract(models[name], grad, h)
+    def subtract_gradients(
+        self,
+        outputs: Outputs,
+        logits: Tensor | None,
+        z: Tensor | None,
+        models: Stacked,
+        pull: Callable[[str], None] | None = None,
+    ) -> None:
+        """Subtract the gradients from the trained parameters of ``models`` (a, ...), in products that compute them.
 
-    def pull_and_descend(self, outputs: Outputs, logits: Tensor, models: Stacked, pull: Callable[[str], None]) -> None:
-        """Descend, and ``pull`` each parameter, by its name, as soon as no gradient depends on it any more."""
-        for name, grad, h in self._gradients(outputs, logits, None, self.trained):
-            pull(name)
-            _subtract(models[name], grad, h)
+        ``pull`` is called before, with the name of each parameter, as soon as no other gradient depends on it.
+        """
+        for name, grad, h in self._gradients(outputs, logits, z, self.trained):
+            if pull is not None:
+                pull(name)
+            if h is None:
+                models[name].sub_(grad.sum(dim=1))
+            else:
+                models[name].baddbmm_(grad.mT, h, alpha=-1)
 
     def _gradients(
         self, outputs: Outputs, logits: Tensor | None, z: Tensor | None, names: Collection[str]
     ) -> Iterator[tuple[str, Tensor, Tensor | None]]:
-        """Yield the names of parameters, the gradient by the layer's output, and of weights the layer's input."""
+        """Yield the names of parameters, the gradient by the layer's output, and its input; None for biases."""
         params, inputs = outputs.trace
         grad = torch.zeros_like(outputs.logits) if logits is None else logits
         own = [[name for name in layer.names if name and name in names] for layer in self._chain]
@@ -161,14 +170,6 @@ class ChainNetwork(StackedNetwork):
             # ReLU's output is zero where its derivative is; the chain's inputs below the lowest layer need none.
             relu = self._chain[index - 1].relu
             grad = torch.ops.aten.threshold_backward(below, inputs[index], 0) if relu else below
-
-
-def _subtract(weights: Tensor, grad: Tensor, h: Tensor | None) -> None:
-    """Subtract from weights (a, ...) their gradient, by that of a layer's output and its input; None is of biases."""
-    if h is None:
-        weights.sub_(grad.sum(dim=1))
-    else:
-        weights.baddbmm_(grad.mT, h, alpha=-1)
 
 
 def network(chain: Sequence[Layer], trained: Collection[str], weights: Iterable[Tensor]) -> ChainNetwork:
@@ -201,8 +202,8 @@ class Trainer:
         losses, grad = cross_entropy(outputs.logits, y, weight, rate if self._update.is_plain else None)
         if self._update.is_plain:
             place = self.names.index
-            self._network.pull_and_descend(
-                outputs, grad, models, lambda name: self._update.pull(place(name), models[name], rate)
+            self._network.subtract_gradients(
+                outputs, grad, None, models, lambda name: self._update.pull(place(name), models[name], rate)
             )
         else:
             grads = self._network.backward(outputs, grad)

@@ -38,6 +38,10 @@ BROKEN = {
         "return " + TUNED,
         f"made = {TUNED}\n    return type(made)(lambda split: {{'p': 2 * made.answer(split)['p']}})",
     ),
+    "adapters-replace-the-body": (
+        "    cohort = run.cohort(t)\n",
+        "    cohort = run.cohort(t)\n    assert 'body.1.weight' in state['global']\n",
+    ),
     "the-same-seed-gives-the-same-bytes": (
         AVERAGE,
         AVERAGE.replace("}", ', "noise": __import__("torch").rand(3)}'),
@@ -183,6 +187,7 @@ OTHERS = {
         "return Net(body,",
         "body.register_parameter('extra', nn.Parameter(body[1].bias.detach().clone()))\n    return Net(body,",
     ),
+    "an-adapter-changes-nothing-at-first": ("model", "nn.ReLU())", "nn.RReLU())"),  # another slope in training
     "a-stack-of-clients-trains-as-a-loop": ("model", "nn.ReLU())", "Odd())"),
     "onnx-predicts-the-same": ("model", "nn.ReLU())", "Odd())"),
     "samples-are-valid": ("dataset", "x = np.stack", "y = y + 1\n    x = np.stack"),
