@@ -122,7 +122,7 @@ def test_networks_without_a_layer_or_a_head_are_refused(net, fact):
 
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
 def test_a_clients_steps_are_those_of_a_few_lines(mode):
-    data = worlds.federation()
+    data = worlds.clustered(groups=4, members=4)
     whole = models.create("mlp", data.in_shape, data.classes, 0)
     net = models.add_adapter(whole, "lora:2", 0)
     start = parameters.copy_params(net)
@@ -130,7 +130,10 @@ def test_a_clients_steps_are_those_of_a_few_lines(mode):
         start = {name: value + 0.1 * draw(*value.shape) for name, value in start.items()}
     plan = LocalSGD(2, 1000, np.asarray([0.1, 0.1]))  # two steps, each on all samples
     engine = Engine(net, data, seed=0, threads=1, mode=mode)
-    (trained,) = engine.local_sgd(np.asarray([0, 1]), start, plan, ("test",))
+    chosen: list[str] = []
+    engine.explain = chosen.append
+    (trained,) = engine.local_sgd(data.clients, start, plan, ("test",))
+    assert chosen[0].startswith("stacks by torch.func" if mode == "stacked" else "autograd")
 
     frozen = {name: value.clone() for name, value in parameters.state(whole).items()}
     rows = data.rows(1, "train")
