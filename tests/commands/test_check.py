@@ -59,6 +59,14 @@ BROKEN = {
         "    state = {'global': {n: v + 1e-3 * run.federation.x.mean() for n, v in state['global'].items()}}\n"
         "    downloaded = run.download",
     ),
+    "differential-privacy-bounds-each-client": (
+        AVERAGE,
+        AVERAGE.replace("run.average", "averaged")
+        .replace("return", "averaged = run.average(trained, downloaded)\n    return")
+        .replace(
+            "averaged(trained, downloaded)}", "{n: v + 1e-2 * run.federation.x.mean() for n, v in averaged.items()}}"
+        ),
+    ),
     "a-resumed-run-gives-the-same-bytes": (
         "    cohort = run.cohort(t)\n",
         "    cohort = run.cohort(t)\n    run.count = getattr(run, 'count', 0) + 1\n"
