@@ -14,7 +14,7 @@ command -v pfl > /dev/null || PATH="$home/.venv/bin:$PATH"
 command -v pfl > /dev/null || { echo "pfl is not installed: bash examples/quickstart.sh" >&2; exit 3; }
 weights=${1:?WEIGHTS: a state dict of mobilenet_v2} root=${2:?ROOT: the folder with the datasets} runs=${3:-runs/adapters}
 
-methods=fedavg,local,fedavg-plus,ditto,fedper,knn-per
+methods=fedavg,local,fedavg-plus,ditto,knn-per
 network=torchvision:mobilenet_v2
 mkdir -p "$runs"
 [ -f "$runs/images.npz" ] || "$(dirname "$(command -v pfl)")/python" "$home/examples/larger_images.py" "$root" 4000 96 "$runs/images.npz"
@@ -29,10 +29,10 @@ for kind in images features; do
   done
 done
 
-# compare KIND SAMPLES RATES OPTIONS...: choose the learning rate of fedavg, and compare all methods with it
+# compare KIND SAMPLES METHODS RATES OPTIONS...: choose the learning rate of fedavg, and compare all methods with it
 compare() {
-  local kind=$1 samples=$2 rates=$3
-  shift 3
+  local kind=$1 samples=$2 methods=$3 rates=$4
+  shift 4
   pfl tune fedavg "$runs/$samples-0" -o "$runs/$kind/tune" --search "lr=$rates" --rounds 20 -q "$@"
   local lr
   lr=$(sed -n 's/^lr = //p' "$runs/$kind/tune/tuning/best.toml" | head -1)
@@ -40,6 +40,7 @@ compare() {
     --set ditto.lam=1 --rounds 20 --lr "$lr" "$@"
 }
 
-compare head features 0.03,0.1,0.3 --model logistic
-compare adapter images 0.01,0.03,0.1 --model "$network" --normalize imagenet --weights "$weights" --adapter lora:4
-compare whole images 0.003,0.01,0.03 --model "$network" --normalize imagenet --weights "$weights"
+compare head features "$methods" 0.03,0.1,0.3 --model logistic
+# FedPer and FedRep divide a network, which a linear head alone is not.
+compare adapter images "$methods,fedper" 0.01,0.03,0.1 --model "$network" --normalize imagenet --weights "$weights" --adapter lora:4
+compare whole images "$methods,fedper" 0.003,0.01,0.03 --model "$network" --normalize imagenet --weights "$weights"

@@ -48,7 +48,7 @@ CASES = [
         id=f"{name}-{kind}-{'x'.join(map(str, shape))}",
     )
     for name in registry.names("models")
-    if name != "torchvision"
+    if name not in ("torchvision", "timm")
     for kind in registry.card("models", name).facts["TAKES"]
     for shape in SHAPES[kind]
 ]

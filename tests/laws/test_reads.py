@@ -10,6 +10,7 @@ import pytest
 
 from helpers import build, spec
 from originals import write_idx, write_network, write_weights
+from pflcli import embed, partition
 from pflcli.artifacts.make import make
 from pflcli.cli import app
 from pflcli.commands.personalize import personalize
@@ -50,6 +51,10 @@ OPTIONS = {
     ("compare", "weights"): (*COMMANDS["compare"], "--weights", "{inside}/weights.safetensors"),
     ("new-client", "data"): ("{fedavg}", "{inside}/late.npz", "--client", "late"),
     ("new-client", "weights"): ("{began}", *COMMANDS["new-client"][1:], "--weights", "{inside}/weights.safetensors"),
+    ("new-client", "encoder_weights"): (
+        *("{embedded}", *COMMANDS["new-client"][1:]),
+        *("--encoder-weights", "{inside}/net.onnx"),
+    ),
     ("audit", "weights"): ("{began}", "--weights", "{inside}/weights.safetensors"),
     **{(name, "config_file"): (*line, "--config", "{inside}/x.toml") for name, line in COMMANDS.items()},
 }
@@ -117,6 +122,11 @@ def test_what_lies_in_the_output_is_not_read_and_deleted(small, tmp_path, pfl, t
     elif option == "choices":
         settings = {"model": "mlp", "rounds": 1}
         personalize("ditto", small.p, inside / "q", settings=settings)
+    elif option == "encoder_weights":
+        write_network(inside / "net.onnx")
+        embed("writers", tmp_path / "features", encoder=f"onnx:{inside / 'net.onnx'}")
+        partition(tmp_path / "features", tmp_path / "p", clients=4, scheme="iid")
+        personalize("local", tmp_path / "p", tmp_path / "embedded", settings={"model": "logistic", "rounds": 1})
     if command == "embed":
         write_network(tmp_path / "net.onnx")
     words = {
@@ -125,6 +135,7 @@ def test_what_lies_in_the_output_is_not_read_and_deleted(small, tmp_path, pfl, t
         "inside": inside,
         "table": tmp_path / "table.csv",
         "began": tmp_path / "began",
+        "embedded": tmp_path / "embedded",
     }
     line = [word.format(**words) for word in OPTIONS[command, option]]
     before = tree(tmp_path)
