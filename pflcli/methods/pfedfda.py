@@ -22,7 +22,6 @@ two samples of any class cannot validate, and uses beta = 0.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -31,12 +30,12 @@ import torch
 from annotated_types import Ge, Gt, Le, MinLen
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from pflcli import parameters
 from pflcli.engine.engine import probabilities
 from pflcli.federation.attendance import Diverged
 from pflcli.federation.run import Predictor, Run
+from pflcli.methods.parts import gaussians
 from pflcli.methods.parts.class_counts import training_counts
 from pflcli.parameters import Params, Stacked
 
@@ -49,14 +48,11 @@ YEAR = 2024
 State = dict[str, Any]
 
 _WEIGHT, _BIAS = "head.weight", "head.bias"
-_RARE, _FLOOR = 1e-4, 1e-4
-"""Frequency of a class without samples; share of the mean variance that is added to a covariance."""
+_RARE = 1e-4
+"""Frequency of a class without samples."""
 
 _TOGETHER = 8
 """Clients that adapt at a time, in one product where each alone would take a call."""
-
-_Samples = tuple[Tensor, Tensor]
-"""A client's features (n, d) and labels (n,)."""
 
 
 @dataclass(frozen=True)
@@ -88,7 +84,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     cohort, common = run.cohort(t), state["statistics"]
     downloaded = run.download({**state["body"], **common}, cohort)
     mean, rejected, shared = run.averaging(downloaded), list[int](), _exact(common)
-    principal = _principal(shared)
+    principal = gaussians.principal_axes(shared)
     for ids in run.client_chunks(cohort, 2 * parameters.size(downloaded)):
         start = {**parameters.repeat(state["body"], len(ids)), **_heads(run, ids, common)}
         for part in run.local_sgd(ids, start, t=t, trainable="body."):
@@ -107,9 +103,9 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     """Answer with the common body and each client's adapted statistics."""
     models = {**parameters.repeat(state["body"], len(clients)), **_heads(run, clients, state["statistics"])}
     shared = _exact(state["statistics"])
-    adapted, betas = _fitted(run, clients, models, shared, _principal(shared), "personalize")
+    adapted, betas = _fitted(run, clients, models, shared, gaussians.principal_axes(shared), "personalize")
     own, priors = _exact(adapted), _log_priors(run, clients)
-    heads = run.engine.each(lambda place: _head(parameters.pick(own, place)), len(clients))
+    heads = run.engine.each(lambda place: gaussians.linear_head(parameters.pick(own, place)), len(clients))
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
         embedded = [z.double().nan_to_num(0, 0, 0) for z in _features(run, clients, models, split, compiled=False)]
@@ -121,17 +117,9 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
 
 def _heads(run: Run, clients: NDArray[np.int64], common: Params) -> Stacked:
     """Return the clients' heads by the global statistics and their own frequencies, (m, ...)."""
-    weight, bias = _head(_exact(common))
+    weight, bias = gaussians.linear_head(_exact(common))
     heads = {_WEIGHT: weight.expand(len(clients), *weight.shape), _BIAS: bias + _log_priors(run, clients)}
     return {name: value.to(run.init[name]) for name, value in heads.items()}
-
-
-def _head(statistics: Params) -> tuple[Tensor, Tensor]:
-    """Return weights (..., C, d) and biases (..., C) of the most probable class, without frequencies."""
-    means, covariance = statistics["means"], statistics["covariance"]
-    floor = torch.eye(means.shape[-1]).double() * covariance.diagonal(dim1=-2, dim2=-1).mean(dim=-1)[..., None, None]
-    weight = torch.linalg.solve((1 - _FLOOR) * covariance + _FLOOR * floor, means.mT).mT
-    return weight, -(means * weight).sum(dim=-1) / 2
 
 
 def _log_priors(run: Run, clients: NDArray[np.int64]) -> Tensor:
@@ -154,14 +142,6 @@ def _exact(statistics: Params) -> Params:
     return {**exact, "covariance": (exact["covariance"] + exact["covariance"].mT) / 2}
 
 
-def _principal(common: Params) -> tuple[Tensor, Params]:
-    """Return the principal axes (d, d) of the global covariance, and the statistics in them: that is diagonal."""
-    # Where statistics are not finite clients diverge, and the run names them; a decomposition would only fail.
-    covariance = torch.where(common["covariance"].isfinite(), common["covariance"], 0.0)
-    variances, axes = torch.linalg.eigh(covariance)
-    return axes, {"means": common["means"] @ axes, "covariance": variances.diag()}
-
-
 def _fitted(
     run: Run,
     clients: NDArray[np.int64],
@@ -172,7 +152,7 @@ def _fitted(
 ) -> tuple[Stacked, NDArray[np.float64]]:
     """Return each client's adapted statistics (m, ...), with its beta (m,); not finite where its features are not.
 
-    ``shared`` are the global statistics, ``principal`` what ``_principal`` makes of them.
+    ``shared`` are the global statistics, ``principal`` is ``gaussians.principal_axes`` of them.
     """
     embedded = _features(run, clients, models, "train", compiled=isinstance(t, int))
     if isinstance(t, str):  # a newcomer's samples may overflow the global model
@@ -190,52 +170,13 @@ def _fitted(
         if run.cfg.beta is None:
             draws = [run.rng("folds", t, int(client)) for client in clients[group]]
             folds = [_folds(y.numpy(), draw) for (_, y), draw in zip(samples, draws, strict=True)]
-            betas[group] = _betas(run.cfg, samples, folds, principal, priors[group])
-        parameters.write_rows(adapted, group, _adapted(samples, betas[group], shared, run.cfg.ridge))
+            betas[group] = gaussians.cross_validate(
+                run.cfg.grid, run.cfg.ridge, samples, folds, principal, priors[group]
+            )
+        parameters.write_rows(adapted, group, gaussians.mixed_statistics(samples, betas[group], shared, run.cfg.ridge))
 
     run.engine.each(fit, len(groups))
     return adapted, betas
-
-
-def _adapted(samples: Sequence[_Samples], betas: NDArray[np.float64], common: Params, ridge: float) -> Stacked:
-    """Return the statistics (q, ...) of each client's samples, mixed with the global ones by the ``betas`` (q,)."""
-    common = {name: value.float() for name, value in common.items()}
-    every = [(place, np.arange(len(y))) for place, (_, y) in enumerate(samples)]
-    means, apart = _deviations(*_padded(samples, every, len(common["means"])), common)
-    beta = torch.from_numpy(betas).float()[:, None, None]
-    covariance = torch.baddbmm((1 - beta) * common["covariance"], (beta * apart).mT, apart)
-    covariance.diagonal(dim1=1, dim2=2).add_(ridge * beta[:, 0])
-    return {"means": torch.lerp(common["means"], means, beta), "covariance": covariance}
-
-
-def _padded(
-    samples: Sequence[_Samples], selected: Sequence[tuple[int, NDArray[np.int64]]], classes: int
-) -> tuple[Tensor, Tensor]:
-    """Return features (s, n, d) and classes (s, n, C) of ``selected`` samples: a client's place, and which of its own.
-
-    Rows of zeros follow where there are fewer than elsewhere.
-    """
-    features, labels = zip(*samples, strict=True)
-    first = np.cumsum([0, *map(len, labels)])
-    z = torch.cat([*features, features[0].new_zeros(1, features[0].shape[1])])  # a sample of no class is the last
-    true = functional.one_hot(torch.cat([*labels, torch.tensor([classes])]), classes + 1)[:, :classes].to(z)
-    rows = np.full((len(selected), max(1, *(len(own) for _, own in selected))), first[-1])
-    for row, (place, own) in zip(rows, selected, strict=True):
-        row[: len(own)] = first[place] + own
-    at = torch.from_numpy(rows.ravel())
-    return z[at].view(*rows.shape, -1), true[at].view(*rows.shape, -1)
-
-
-def _deviations(z: Tensor, classes: Tensor, common: Params) -> tuple[Tensor, Tensor]:
-    """Return the means (..., C, d) of features (..., n, d), and A (..., n, d): A' A is the covariance without ridge.
-
-    ``classes`` (..., n, C) is one at each sample's class; where it and ``z`` are rows of zeros there is no sample. A
-    class without samples has its global mean.
-    """
-    counts = classes.sum(dim=-2)[..., None]
-    means = torch.where(counts > 0, classes.mT @ z / counts.clamp(min=1), common["means"])
-    freedom = (counts.sum(dim=-2, keepdim=True) - 1).clamp(min=1)
-    return means, (z - classes @ means) / freedom.sqrt()
 
 
 def _folds(y: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
@@ -246,58 +187,3 @@ def _folds(y: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
         if len(rows) > 1:  # a lone sample would leave one half without its class
             fold[rows] = np.arange(len(rows)) % 2
     return fold
-
-
-def _betas(
-    cfg: Config,
-    samples: Sequence[_Samples],
-    folds: Sequence[NDArray[np.int64]],
-    principal: tuple[Tensor, Params],
-    priors: Tensor,
-) -> NDArray[np.float64]:
-    """Return the beta of each of q clients by its features (n, d), labels (n,) and ``folds`` (n,).
-
-    It has the least cross-entropy where each half of the samples is answered by the other's statistics; without halves
-    it is 0. ``priors`` (q, C) are the logarithms of the classes' frequencies.
-    """
-    axes, common = principal
-    halves = [(place, np.flatnonzero(fold == half)) for half in (0, 1) for place, fold in enumerate(folds)]
-    z, true = _padded(samples, halves, priors.shape[1])  # (2 q, n, d), those of half 1 behind those of half 0
-    z = z @ axes.to(z)
-    weight, bias = _candidates(cfg, z, true, common)
-    queries, true = (value.roll(len(folds), dims=0) for value in (z, true))  # of the other half
-    logits = (weight.flatten(1, 2) @ queries.mT.to(weight)).view(*weight.shape[:3], -1)  # (2 q, g, C, n)
-    # In double precision, as losses near zero may be compared.
-    logp = (logits.double() + (bias + priors.repeat(2, 1)[:, None])[..., None]).log_softmax(dim=2)
-    losses = -(logp * true.mT[:, None]).sum(dim=(2, 3)) / true.sum(dim=(1, 2)).clamp(min=1)[:, None]
-    losses = losses[: len(folds)] + losses[len(folds) :]
-    best = np.asarray(cfg.grid)[losses.argmin(dim=1).numpy()]
-    return np.where([(fold >= 0).any() for fold in folds], best, 0.0)
-
-
-def _candidates(cfg: Config, z: Tensor, classes: Tensor, common: Params) -> tuple[Tensor, Tensor]:
-    """Return the heads by each beta of the grid, weights (q, g, C, d) and biases (q, g, C), without frequencies.
-
-    Features ``z`` (q, n, d) and the statistics are in principal axes; ``classes`` (q, n, C) is as in ``_deviations``.
-    With few samples a covariance is a diagonal D plus c A' A of low rank. The Woodbury identity inverts it:
-    (D + c A' A)^-1 = D^-1 - D^-1 A' (1 + c A D^-1 A')^-1 c A D^-1.
-    """
-    (n, d), g = z.shape[1:], len(cfg.grid)
-    # Few in single precision, which halves the time: a diagonal is inverted exactly, and losses only rank the grid.
-    z, classes = (value.double() if 2 * n > d else value.float() for value in (z, classes))
-    common, beta = {name: value.to(z) for name, value in common.items()}, z.new_tensor(cfg.grid)[:, None, None]
-    own_means, apart = _deviations(z, classes, common)
-    means = torch.lerp(common["means"], own_means[:, None], beta)  # (q, g, C, d)
-    if 2 * n > d:
-        own = (apart.mT @ apart + cfg.ridge * torch.eye(d))[:, None]
-        return _head({"means": means, "covariance": torch.lerp(common["covariance"], own, beta)})
-    variances = torch.lerp(common["covariance"].diagonal(), torch.tensor(cfg.ridge), beta)  # (g, 1, d)
-    squares = apart.square().sum(dim=(1, 2))[:, None, None, None] / d
-    diagonal = (1 - _FLOOR) * variances + _FLOOR * (variances.mean(dim=2, keepdim=True) + beta * squares)
-    share = (1 - _FLOOR) * beta
-    by_own = ((apart[:, None] / diagonal).flatten(1, 2) @ apart.mT).view(-1, g, n, n)  # (q, g, n, n)
-    weight = means / diagonal
-    by_means = (weight.flatten(1, 2) @ apart.mT).view(*means.shape[:3], n)  # (q, g, C, n)
-    solved = torch.cholesky_solve((share * by_means).mT, torch.linalg.cholesky_ex(torch.eye(n) + share * by_own).L).mT
-    weight = weight - (solved.flatten(1, 2) @ apart).view_as(means) / diagonal
-    return weight, -(means * weight).sum(dim=-1) / 2

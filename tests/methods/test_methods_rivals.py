@@ -14,6 +14,7 @@ from pflcli import parameters, rng
 from pflcli.engine import linear_chain
 from pflcli.federation.attendance import Diverged
 from pflcli.methods import pfedfda
+from pflcli.methods.parts import gaussians
 
 
 def minibatches(data, client, key, batch=4, epochs=1):
@@ -407,12 +408,12 @@ def test_pfedfda_heads_of_the_grid_are_those_of_the_interpolated_statistics(samp
     noise = draw.normal(size=(40, 40))
     common = {"means": draw.normal(size=(3, 40)), "covariance": scatter.T @ scatter / 90 + noise - noise.T}
     exact = pfedfda._exact({name: torch.from_numpy(value) for name, value in common.items()})
-    axes, principal = pfedfda._principal(exact)
+    axes, principal = gaussians.principal_axes(exact)
     # Two clients, of which the second has three samples less than the first, and rows of zeros.
     padded, classes = torch.randn(2, samples + 3, 40).double(), torch.zeros(2, samples + 3, 3).double()
     padded[1], padded[1, :samples] = 0, torch.from_numpy(z)
     classes[0, :, 0], classes[1, range(samples), y] = 1, 1
-    (_, weight), (_, bias) = pfedfda._candidates(cfg, padded @ axes, classes, principal)
+    (_, weight), (_, bias) = gaussians._heads_of_grid(cfg.grid, cfg.ridge, padded @ axes, classes, principal)
     means = np.stack([z[y == 0].mean(axis=0), z[y == 1].mean(axis=0), common["means"][2]])
     covariance = (z - means[y]).T @ (z - means[y]) / (samples - 1) + 0.1 * np.eye(40)
     for place, beta in enumerate(cfg.grid):
@@ -440,7 +441,9 @@ def test_pfedfda_adapts_a_group_as_each_client_alone(sizes):
     samples = [(torch.from_numpy(z).float(), torch.from_numpy(y)) for z, y in clients]
     folds = [pfedfda._folds(y, draw) for _, y in clients]
     priors = draw.random((len(sizes), 3)) + 0.1
-    betas = pfedfda._betas(cfg, samples, folds, pfedfda._principal(exact), torch.from_numpy(np.log(priors)))
+    betas = gaussians.cross_validate(
+        cfg.grid, cfg.ridge, samples, folds, gaussians.principal_axes(exact), torch.from_numpy(np.log(priors))
+    )
     for (z, y), fold, prior, beta in zip(clients, folds, priors, betas, strict=True):
         losses = np.zeros(len(cfg.grid))
         for index, candidate in enumerate(cfg.grid):
@@ -452,7 +455,7 @@ def test_pfedfda_adapts_a_group_as_each_client_alone(sizes):
                 losses[index] -= np.log(p).mean() if len(p) else 0
         assert beta == (cfg.grid[int(losses.argmin())] if (fold >= 0).any() else 0.0)
     chosen = np.linspace(0, 1, len(sizes))
-    adapted = pfedfda._adapted(samples, chosen, exact, cfg.ridge)
+    adapted = gaussians.mixed_statistics(samples, chosen, exact, cfg.ridge)
     for place, ((z, y), beta) in enumerate(zip(clients, chosen, strict=True)):
         means, covariance = mixed(fitted(z, y, common, cfg.ridge), [common["means"], common["covariance"]], beta)
         np.testing.assert_allclose(adapted["means"][place], means, rtol=1e-4, atol=1e-5)
