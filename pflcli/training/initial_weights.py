@@ -22,6 +22,7 @@ from pflcli.errors import InputError, UsageError
 from pflcli.foreign import reading, size
 from pflcli.parameters import Params
 from pflcli.settings import Settings
+from pflcli.wording import counted
 
 INITIAL = "initial.safetensors"
 """The file, in a backbone that started from ``--weights``, with these weights, for methods that run on the backbone."""
@@ -133,7 +134,9 @@ def fit(weights: Weights, model: str, init: Params, say: Callable[[str], None]) 
         if name in tensors and tensors[name].shape != init[name].shape
     ]
     if wrong:
-        raise InputError(f"{file} contains {len(wrong)} shapes that differ from {model}'s: {_first(wrong, '; ')}")
+        raise InputError(
+            f"{file} has {counted(len(wrong), 'tensor')} of another shape than {model}: {_first(wrong, '; ')}"
+        )
     return {name: tensors[name].to(value) if name in tensors else value for name, value in init.items()}
 
 
@@ -158,7 +161,9 @@ def _rename(weights: Weights, model: str, init: Params) -> Params:
     if len(alike) == 1 and not any(name.startswith("head.") for name in renamed):
         renamed |= {f"head.{part}": unknown.pop(f"{alike[0]}.{part}") for part in sorted(head)}
     if unknown:
-        raise InputError(f"{weights.path} contains {len(unknown)} names that {model} lacks: {_first([*unknown])}")
+        raise InputError(
+            f"{weights.path} contains {counted(len(unknown), 'name')} that {model} lacks: {_first([*unknown])}"
+        )
     return renamed
 
 

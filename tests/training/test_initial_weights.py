@@ -117,7 +117,7 @@ MISFITS = {
     ),
     "another input": (
         lambda: parameters.copy_params(models.create("mlp", (5,), 4, seed=1)),
-        "contains 1 shapes that differ from mlp's: body.1.weight 200x5 in the file, 200x6 in the model",
+        "has 1 tensor of another shape than mlp: body.1.weight 200x5 in the file, 200x6 in the model",
     ),
     "not a number": (lambda: damage({"body.1.bias": torch.full((200,), torch.nan)}), "body.1.bias is not finite"),
     "a checkpoint": (lambda: {"epoch": 3, "model": damage({})}, "contains a dict with epoch, model, not a state dict"),
