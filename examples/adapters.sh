@@ -40,7 +40,7 @@ compare() {
     --set ditto.lam=1 --rounds 20 --lr "$lr" "$@"
 }
 
-compare head features "$methods" 0.03,0.1,0.3 --model logistic
+compare head features "$methods" 0.1,0.3,1 --model logistic
 # FedPer and FedRep divide a network, which a linear head alone is not.
 compare adapter images "$methods,fedper" 0.01,0.03,0.1 --model "$network" --normalize imagenet --weights "$weights" --adapter lora:4
-compare whole images "$methods,fedper" 0.003,0.01,0.03 --model "$network" --normalize imagenet --weights "$weights"
+compare whole images "$methods,fedper" 0.01,0.03,0.1 --model "$network" --normalize imagenet --weights "$weights"

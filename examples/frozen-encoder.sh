@@ -4,8 +4,8 @@
 #   bash examples/frozen-encoder.sh WEIGHTS ROOT [DIR]     artifacts go to DIR (default runs/frozen)
 #
 # WEIGHTS is a state dict of torchvision's mobilenet_v2, ROOT the folder with CIFAR-10 and CIFAR-100. Features of images
-# of 96 pixels are computed once; all methods then train linear heads on them. Three partitions among 80 clients,
-# Dirichlet with alpha 0.3.
+# of 96 pixels are computed once; all methods then train linear heads on them. Three partitions among 80 clients, by
+# Dirichlet with alpha 0.3, and with a few classes per client (the paper's datasets v2).
 set -euo pipefail
 
 home=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -14,13 +14,21 @@ command -v pfl > /dev/null || { echo "pfl is not installed: bash examples/quicks
 weights=${1:?WEIGHTS: a state dict of mobilenet_v2} root=${2:?ROOT: the folder with the datasets} runs=${3:-runs/frozen}
 
 methods=fedavg,local,fedavg-plus,ditto,apfl,clustered-fl,fedprox,pfedme,knn-per,knn-per-plus,gaussian-head,prior
+
+# compare DATA NAME SCHEME...: compare all methods on three partitions of the features
+compare() {
+  local data=$1 name=$2 partitions=()
+  shift 2
+  for seed in 0 1 2; do
+    pfl partition "$runs/$data/data" --scheme "$@" --clients 80 --seed "$seed" -o "$runs/$name/p$seed" -q
+    partitions+=("$runs/$name/p$seed")
+  done
+  pfl compare "${partitions[@]}" -o "$runs/$name" --methods "$methods" --model logistic --rounds 100 --lr 0.1 -q
+}
+
 for data in cifar10 cifar100; do
   pfl embed "$data" --root "$root" --encoder torchvision:mobilenet_v2 --weights "$weights" --size 96 -o "$runs/$data/data"
-  partitions=()
-  for seed in 0 1 2; do
-    pfl partition "$runs/$data/data" --scheme dirichlet --set alpha=0.3 --clients 80 --min-samples 20 --seed "$seed" \
-      -o "$runs/$data/p$seed" -q
-    partitions+=("$runs/$data/p$seed")
-  done
-  pfl compare "${partitions[@]}" -o "$runs/$data" --methods "$methods" --model logistic --rounds 100 --lr 0.1 -q
+  compare "$data" "$data" dirichlet --set alpha=0.3 --min-samples 20
 done
+compare cifar10 cifar10-v2 classes --set n=2 --min-samples 10
+compare cifar100 cifar100-v2 classes --set n=10 --min-samples 10
