@@ -24,8 +24,8 @@ class Settings:
     model: str = AUTO
     """train this model (`pfl list models`); auto is cnn for images, mlp for features, lstm for text, gru for series"""
     adapter: str | None = None
-    """freeze the body of the model, which then needs --weights, and train products of this rank beside its linear
-    layers and 1x1 convolutions, such as lora:8; only these and the head train and travel"""
+    """freeze the body of the network in --weights, and train low-rank adapters beside its linear layers and 1x1
+    convolutions: lora:8 has rank 8; only adapters and head are trained and sent"""
     rounds: Annotated[int, Ge(0)] = 60
     """run this many communication rounds"""
     participation: Annotated[float, Gt(0), Le(1)] = 0.2

@@ -77,7 +77,7 @@ class Embed(Options):
             help="Normalize the channels of the images by ImageNet's mean and deviation (imagenet), or keep them in"
             " [0, 1] (none).",
             metavar="NAME",
-            show_default="imagenet",
+            show_default="imagenet; for timm, as it recommends",
             autocompletion=completion.words("imagenet", "none"),
         ),
     ] = None

@@ -147,8 +147,8 @@ class ImportData(Options):
         bool,
         typer.Option(
             "--embeddings",
-            help="The features are embeddings that a frozen network computed elsewhere; artifacts of different encoders"
-            " cannot be mixed.",
+            help="Treat the features as embeddings that a frozen network computed elsewhere; artifacts of different"
+            " encoders cannot be mixed.",
         ),
     ] = False
     encoder_name: Annotated[
