@@ -23,6 +23,24 @@ def idx(path, array):
     path.write_bytes(struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes())
 
 
+def write_images(root):
+    """Write weights of a small network of torchvision, and images of three clients; return the network, x and y."""
+    import torch
+
+    from pflcli.vision import torchvision
+
+    with torch.random.fork_rng(devices=[]):
+        torch.random.manual_seed(0)
+        net = torchvision().models.shufflenet_v2_x0_5()
+        net.train()(torch.randn(8, 3, 32, 32))  # statistics of batch normalization that are not 0 and 1
+    torch.save(net.state_dict(), root / "weights.pt")
+    rng = np.random.default_rng(0)
+    y = np.arange(150) % 3
+    x = (rng.integers(0, 80, (150, 12, 12, 3)) + 60 * y[:, None, None, None]).astype(np.uint8)
+    np.savez(root / "images.npz", x=x, y=y, owner=np.repeat(["ann", "bob", "eve"], 50))
+    return net.eval(), x, y
+
+
 def write_idx(folder, train, test, x=X, y=Y, *, zipped=False):
     """Write the four files of nine images, six for training, with the stems ``train`` and ``test``."""
     for stem, rows in ((train, slice(0, 6)), (test, slice(6, 9))):

@@ -9,7 +9,7 @@ weight zero at the end of a batch take no time.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -407,18 +407,8 @@ class CompiledChainNetwork(ChainNetwork):
         self._backward(outputs, logits, z, names, grads, adds=False)
         return grads
 
-    def subtract_gradients(
-        self,
-        outputs: Outputs,
-        logits: Tensor | None,
-        z: Tensor | None,
-        models: Stacked,
-        pull: Callable[[str], None] | None = None,
-    ) -> None:
+    def subtract_gradients(self, outputs: Outputs, logits: Tensor | None, z: Tensor | None, models: Stacked) -> None:
         """Subtract the gradients from the trained parameters of ``models`` (a, ...), without writing them."""
-        if pull is not None:  # between two products
-            super().subtract_gradients(outputs, logits, z, models, pull)
-            return
         assert all(models[name].is_contiguous() for name in self.trained)  # so that the arrays share their memory
         by_logits, by_z = (None if by_output is None else -by_output for by_output in (logits, z))
         self._backward(outputs, by_logits, by_z, self.trained, models, adds=True)

@@ -130,21 +130,16 @@ class ChainNetwork(StackedNetwork):
             grads[name] = grad.sum(dim=1) if h is None else torch.bmm(grad.mT, h)
         return grads
 
-    def subtract_gradients(
-        self,
-        outputs: Outputs,
-        logits: Tensor | None,
-        z: Tensor | None,
-        models: Stacked,
-        pull: Callable[[str], None] | None = None,
-    ) -> None:
-        """Subtract the gradients from the trained parameters of ``models`` (a, ...), in products that compute them.
+    def subtract_gradients(self, outputs: Outputs, logits: Tensor | None, z: Tensor | None, models: Stacked) -> None:
+        """Subtract the gradients from the trained parameters of ``models`` (a, ...), in products that compute them."""
+        self.pull_and_subtract(outputs, logits, z, models, lambda name: None)
 
-        ``pull`` is called before, with the name of each parameter, as soon as no other gradient depends on it.
-        """
+    def pull_and_subtract(
+        self, outputs: Outputs, logits: Tensor | None, z: Tensor | None, models: Stacked, pull: Callable[[str], None]
+    ) -> None:
+        """Do the same, but ``pull`` each parameter, by its name, as soon as no other gradient depends on it."""
         for name, grad, h in self._gradients(outputs, logits, z, self.trained):
-            if pull is not None:
-                pull(name)
+            pull(name)
             if h is None:
                 models[name].sub_(grad.sum(dim=1))
             else:
@@ -202,7 +197,7 @@ class Trainer:
         losses, grad = cross_entropy(outputs.logits, y, weight, rate if self._update.is_plain else None)
         if self._update.is_plain:
             place = self.names.index
-            self._network.subtract_gradients(
+            self._network.pull_and_subtract(
                 outputs, grad, None, models, lambda name: self._update.pull(place(name), models[name], rate)
             )
         else:

@@ -15,7 +15,7 @@ from safetensors.torch import load, save
 
 from pflcli import config, methods, registry
 from pflcli.engine.federation import SPLITS
-from pflcli.errors import ComputationError, UsageError
+from pflcli.errors import ComputationError, UnsuitedError, UsageError
 from pflcli.federation.channel import LINKS
 from pflcli.federation.run import Run
 from pflcli.laws import BrokenLawError, NotApplicable, Subject, law, require
@@ -252,7 +252,7 @@ def differential_privacy_bounds_each_client(subject: Subject) -> None:
         state, _ = loop.set_up(run, code)
         try:
             state, _ = loop.play_round(run, subject.name, code, state, 0)
-        except ComputationError as error:
+        except UnsuitedError as error:
             raise NotApplicable(error.message) from None
         sent.append(_record_downloads(run))
         loop.play_round(run, subject.name, code, state, 1)
@@ -261,7 +261,8 @@ def differential_privacy_bounds_each_client(subject: Subject) -> None:
     for first, second in zip(*sent, strict=True):
         squares = [float((first[name].double() - second[name].double()).square().sum()) for name in first]
         distance = sum(squares) ** 0.5
-        require(distance <= 1.001 * bound, f"other samples of a client move it by {distance:.2g}, and not {bound:.2g}")
+        seen = f"other samples of one client move what the server sends by {distance:.2g}; the bound is {bound:.2g}"
+        require(distance <= 1.001 * bound, seen)
 
 
 def _record_downloads(run: Run) -> list[dict[str, torch.Tensor]]:

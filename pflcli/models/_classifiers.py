@@ -43,7 +43,7 @@ def _tried(word: str, in_shape: tuple[int, ...], classes: int, construct: Constr
     for module in classifier.modules():
         for kind, rate in _RANDOM.items():
             if type(module).__name__ == kind:
-                vars(module)[rate] = 0.0
+                setattr(module, rate, 0.0)
     x = torch.zeros(1, *in_shape)
     with torch.no_grad():
         expected = classifier.eval()(x)

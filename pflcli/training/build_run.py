@@ -51,11 +51,11 @@ def build_run(
 ) -> Run:
     """Return a run on the samples ``data``, ready for ``loop.run_rounds`` or ``predict.predict``.
 
-    ``lineage`` contains artifacts by kind; its backbone, embeddings and datastore are read into the run. Models
-    start from the initial weights of the backbone, or from the file ``weights``; without either, at random. With
-    ``refit``, choices are those of the predictions ``earlier_run``.
-    Images are normalized like those of the partition ``normalized_like``, by default like those of ``data``. With
-    differential privacy, noise and cohorts are drawn from ``noise_seed`` (see ``dp_secret``), by default a new secret.
+    ``lineage`` contains artifacts by kind; its backbone, embeddings and datastore are read into the run. Models start
+    from the initial weights of the backbone, or from the file ``weights``; without either, at random. With ``refit``,
+    choices are those of the predictions ``earlier_run``. Images are normalized like those of the partition
+    ``normalized_like``, by default like those of ``data``. With differential privacy, noise and cohorts are drawn from
+    ``noise_seed`` (see ``dp_secret``), by default a new secret.
     """
     device = hardware.device(execution.device)
     threads, jobs = hardware.threads(execution.threads), hardware.jobs(execution.jobs)

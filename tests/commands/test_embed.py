@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from helpers import error_text, listing
-from originals import write_network
+from originals import write_images, write_network
 from pflcli import embed, import_data, partition, train_global
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import dataset as datasets
@@ -31,17 +31,9 @@ SIZE = 32
 def at(tmp_path_factory):
     """Weights of a small network in two formats, and imported images of three clients."""
     root = tmp_path_factory.mktemp("images")
-    with torch.random.fork_rng(devices=[]):
-        torch.random.manual_seed(0)
-        net = torchvision().models.shufflenet_v2_x0_5()
-        net.train()(torch.randn(8, 3, SIZE, SIZE))  # statistics of batch normalization that are not 0 and 1
-    torch.save(net.state_dict(), root / "weights.pt")
-    rng = np.random.default_rng(0)
-    y = np.arange(150) % 3
-    x = (rng.integers(0, 80, (150, 12, 12, 3)) + 60 * y[:, None, None, None]).astype(np.uint8)
-    np.savez(root / "images.npz", x=x, y=y, owner=np.repeat(["ann", "bob", "eve"], 50))
+    net, x, y = write_images(root)
     import_data(root / "images.npz", root / "images")
-    return SimpleNamespace(root=root, images=root / "images", weights=root / "weights.pt", net=net.eval(), x=x, y=y)
+    return SimpleNamespace(root=root, images=root / "images", weights=root / "weights.pt", net=net, x=x, y=y)
 
 
 def run(at, out, **options):

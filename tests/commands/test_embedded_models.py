@@ -15,7 +15,7 @@ from PIL import Image
 from safetensors.torch import save_file
 
 from helpers import error_text, listing
-from originals import write_network
+from originals import write_images, write_network
 from pflcli import (
     build_datastore,
     embed,
@@ -45,16 +45,8 @@ SETTINGS = {"model": "logistic", "rounds": 2}
 def at(tmp_path_factory):
     """Images of three clients, their features by two kinds of encoders, and a trained method on each."""
     root = tmp_path_factory.mktemp("embedded")
-    with torch.random.fork_rng(devices=[]):
-        torch.random.manual_seed(0)
-        net = torchvision().models.shufflenet_v2_x0_5()
-        net.train()(torch.randn(8, 3, 32, 32))
-    torch.save(net.state_dict(), root / "weights.pt")
+    _, x, y = write_images(root)
     write_network(root / "net.onnx")
-    rng = np.random.default_rng(0)
-    y = np.arange(150) % 3
-    x = (rng.integers(0, 80, (150, 12, 12, 3)) + 60 * y[:, None, None, None]).astype(np.uint8)
-    np.savez(root / "images.npz", x=x, y=y, owner=np.repeat(["ann", "bob", "eve"], 50))
     import_data(root / "images.npz", root / "images")
     kinds = {
         "torchvision": {"encoder": "torchvision:shufflenet_v2_x0_5", "weights": root / "weights.pt", "size": 32},

@@ -21,6 +21,7 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.engine.engine import Engine
 from pflcli.engine.local_sgd import LocalSGD
+from pflcli.engine.loop import has_batch_norm
 from pflcli.errors import UsageError
 from pflcli.execution import Execution
 from pflcli.models._adapters import FrozenBatchNorm, LowRank
@@ -88,6 +89,32 @@ def test_only_the_adapter_and_the_head_are_parameters():
     assert names == expected | {"head.weight", "head.bias"}
     assert parameters.size(parameters.state(adapted)) < parameters.size(parameters.state(net)) / 10
     assert set(parameters.state(net)) == set(parameters.state(models.create("mobilenet-v2", (3, 32, 32), 10, 0)))
+
+
+@pytest.mark.parametrize("name", ["timm:mobilenetv3_small_050", "timm:vit_tiny_patch16_224", "torchvision:resnet18"])
+def test_networks_of_libraries_compute_the_same_at_first(name):
+    plain, x = models.create(name, (3, 32, 32), 5, 0), draw(4, 3, 32, 32)
+    net = models.add_adapter(plain, "lora:2", 0)
+    with torch.no_grad():
+        expected = plain.eval()(x)
+        assert torch.allclose(net.train()(x), expected, atol=1e-5)
+        assert torch.allclose(net.eval()(x), expected, atol=1e-5)
+    assert not has_batch_norm(net)
+
+
+class Doubled(nn.Linear):
+    """A linear layer with a forward pass of its own."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return twice the output."""
+        return 2 * super().forward(x)
+
+
+def test_layers_with_a_forward_pass_of_their_own_are_frozen_as_they_are():
+    plain = models.Net(nn.Sequential(Doubled(4, 4), nn.Linear(4, 4)), nn.Linear(4, 2))
+    net, x = models.add_adapter(plain, "lora:2", 0), draw(3, 4)
+    assert torch.equal(net(x), plain(x))
+    assert set(parameters.state(net)) == {"body.1.down", "body.1.up", "head.weight", "head.bias"}
 
 
 def test_layers_that_occur_twice_stay_one():

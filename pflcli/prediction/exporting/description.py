@@ -22,7 +22,10 @@ IMAGES, ENCODER = "images.onnx", "encoder.onnx"
 
 @dataclass(frozen=True)
 class Agreement:
-    """How far probabilities of the folder and of pfl differ on test samples; ``beyond`` samples by more than 1e-5."""
+    """How far probabilities of the folder and of pfl differ; for ``beyond`` of the ``samples`` by more than 1e-5.
+
+    They are the client's test samples and, if the folder has an encoder, drawn images.
+    """
 
     samples: int
     beyond: int
