@@ -16,9 +16,6 @@ _SIDES = (32, 64, 96, 128, 224, 299)
 _MISFIT = (RuntimeError, ValueError, AssertionError, ZeroDivisionError)
 """The errors of networks for images of a size that they cannot reduce."""
 
-_RANDOM = {"Dropout": "p", "StochasticDepth": "p", "DropPath": "drop_prob"}
-"""Layers that draw random numbers, of either library, and the attributes that have their rates."""
-
 Construct = Callable[[tuple[int, ...], int], nn.Module]
 """Returns a classifier with random weights for images (channels, height, width) and a number of classes."""
 
@@ -41,9 +38,8 @@ def _tried(word: str, in_shape: tuple[int, ...], classes: int, construct: Constr
     """Build the network and apply it to one empty image; raises the library's error if that fails."""
     classifier = construct(in_shape, classes)
     for module in classifier.modules():
-        for kind, rate in _RANDOM.items():
-            if type(module).__name__ == kind:
-                setattr(module, rate, 0.0)
+        if isinstance(module, nn.Dropout) or type(module).__name__ == "StochasticDepth":
+            module.p = 0.0  # type: ignore[assignment]
     x = torch.zeros(1, *in_shape)
     with torch.no_grad():
         expected = classifier.eval()(x)

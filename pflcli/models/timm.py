@@ -27,7 +27,7 @@ def build(in_shape: tuple[int, ...], classes: int, member: str) -> Net:
 
     def construct(shape: tuple[int, ...], count: int) -> nn.Module:
         size = {"img_size": shape[1:]} if library.get_pretrained_cfg(member).fixed_input_size else {}
-        options = {"in_chans": shape[0], "num_classes": count, "drop_rate": 0.0, **size}
+        options = {"in_chans": shape[0], "num_classes": count, **size}
         classifier: nn.Module = library.create_model(member, pretrained=False, **options)
         return classifier
 

@@ -72,13 +72,14 @@ def stored_answer(path: Path, client: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def test_an_encoder_of_timm_has_the_size_and_normalization_of_its_weights(at, tmp_path):
-    net = timm().create_model("mobilenetv3_small_050", num_classes=4).eval()
+    net = timm().create_model("vit_tiny_patch16_224", num_classes=4).eval()
     save_file(net.state_dict(), tmp_path / "w.safetensors")
     embed(
-        at.root / "images", tmp_path / "data", encoder="timm:mobilenetv3_small_050", weights=tmp_path / "w.safetensors"
+        at.root / "images", tmp_path / "data", encoder="timm:vit_tiny_patch16_224", weights=tmp_path / "w.safetensors"
     )
     facts = codebook.read(open_artifact(tmp_path / "data")).encoder
-    advice = timm().get_pretrained_cfg("mobilenetv3_small_050")
+    advice = timm().get_pretrained_cfg("vit_tiny_patch16_224")
+    assert advice.mean == (0.5, 0.5, 0.5)  # not ImageNet's
     assert (facts.size, facts.mean, facts.deviation) == (advice.input_size[1], advice.mean, advice.std)
     x = torch.from_numpy(at.x[:4]).permute(0, 3, 1, 2).float() / 255
     x = torch.nn.functional.interpolate(x, size=(facts.size,) * 2, mode="bilinear")
