@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli import parameters
 from pflcli.engine.engine import Engine
 from pflcli.engine.local_sgd import LocalSGD
 from pflcli.federation.attendance import Attendance, Diverged, Unanswered
@@ -41,6 +42,8 @@ class LocalTraining(Iterable[TrainedClients]):
     start: Params | Stacked | ModelTable
     plan: LocalSGD
     key: tuple[Any, ...]
+    also_upload: Callable[[TrainedClients], Stacked] | None = None
+    """computes further tensors (m, ...) that each client uploads with its model, such as a mean representation"""
 
     def total(self, encode: Encode) -> WeightedSum | None:
         """Train the clients and return the sum of their uploads; None if the executor returns only models.
@@ -48,7 +51,7 @@ class LocalTraining(Iterable[TrainedClients]):
         Raises Diverged with all clients whose parameters became non-finite, Unanswered if no client completes a round.
         """
         self._require_answers()
-        if self.run.sealed or self.plan.may_diverge:
+        if self.run.sealed or self.plan.may_diverge or self.also_upload is not None:
             return None
         engine = self.run.engine
         summed = engine.summed(self.clients, self.start, self.plan, self.key, encode)
@@ -62,26 +65,31 @@ class LocalTraining(Iterable[TrainedClients]):
         return summed.total
 
     def __iter__(self) -> Iterator[TrainedClients]:
-        """Train the clients, and yield their models in parts.
+        """Train the clients, and yield their models in parts, with the tensors of ``also_upload``.
 
-        Raises Diverged at the end with all clients whose parameters became non-finite, Unanswered if nobody answers.
+        Raises Diverged at the end with all clients whose uploads became non-finite, Unanswered if nobody answers.
         """
         if self.run.privacy is not None and not len(self.clients):
             return  # the round releases only noise
         self._require_answers()
         run, diverged, first = self.run, list[int](), 0
-        for part in run.engine.local_sgd(self.clients, self.start, self.plan, self.key, restore=run.sealed):
+        for trained in run.engine.local_sgd(self.clients, self.start, self.plan, self.key, restore=run.sealed):
+            part = trained if self.also_upload is None else self._extend(trained, self.also_upload(trained))
             if run.sealed:
                 run.unfit.update(part.clients[~part.finite].tolist())
             elif not self.plan.may_diverge:
                 diverged += part.clients[~part.finite].tolist()
-            if not diverged:  # otherwise continue only to find all clients that the next attempt must leave out
-                run.trained.update(part.clients.tolist())
-                run.losses += self.plan.losses(part, first)
-                yield part
+            run.trained.update(part.clients.tolist())
+            run.losses += self.plan.losses(part, first)
             first += len(part.clients)
+            if not diverged:  # otherwise continue only to find all clients that the next attempt must leave out
+                yield part
         if diverged:
             raise Diverged(diverged, self.key)
+
+    @staticmethod
+    def _extend(part: TrainedClients, more: Stacked) -> TrainedClients:
+        return replace(part, params={**part.params, **more}, finite=part.finite & parameters.finite(more))
 
     def _require_answers(self) -> None:
         if self.run.attendance.unanswered and not self.run.sealed:

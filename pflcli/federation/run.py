@@ -129,6 +129,11 @@ class Run(Channel, Selection):
         drawn = [self.draw_model(number) for number in range(1, count)] if self.draw_model else []
         return parameters.stack([self.init, *drawn])
 
+    @property
+    def representation_size(self) -> int:
+        """Return the number of values in the representation of a sample."""
+        return self.engine.infer(self.init, np.arange(1), features=True)[1].shape[1]
+
     def table(self, default: Params) -> ModelTable:
         """Return a table with a model per client, each a copy of ``default`` until it is written."""
         self.tables += 1
@@ -149,6 +154,7 @@ class Run(Channel, Selection):
         name: str = "sgd",
         epochs: int | None = None,
         lr: float | Callable[[int], float] | NDArray[np.float64] | None = None,
+        also_upload: Callable[[TrainedClients], Stacked] | None = None,
         **training: Any,
     ) -> LocalTraining:
         """Train clients locally by SGD from ``start``: one model, a stack (m, ...) or a table; yields parts.
@@ -157,9 +163,10 @@ class Run(Channel, Selection):
         in a round. A round also determines the learning rate. Clients train for ``epochs``, by default those of the
         training settings, or for ``steps`` if either gives them instead. ``lr`` is a rate, a function of the local
         epoch or step, or a rate per client (m,). ``training`` are other options of LocalSGD; the default is the
-        training settings.
+        training settings. ``also_upload`` computes tensors (m, ...) of a part that are uploaded with its models, and
+        yielded with them.
 
-        In a round, raises Diverged with all clients whose parameters become non-finite, unless ``may_diverge``, and
+        In a round, raises Diverged with all clients whose uploads become non-finite, unless ``may_diverge``, and
         Unanswered if no client completes the round. During personalization, clients that diverge get their initial
         model back.
         """
@@ -167,7 +174,7 @@ class Run(Channel, Selection):
         if (local.gradient or local.objective) and not isinstance(start, ModelTable):  # which take a stack of models
             is_one = any(n in start and start[n].shape == value.shape for n, value in self.init.items())
             start = parameters.repeat(start, len(clients)) if is_one else start
-        return LocalTraining(self, np.asarray(clients), start, local, key)
+        return LocalTraining(self, np.asarray(clients), start, local, key, also_upload)
 
     def server_sgd(
         self,

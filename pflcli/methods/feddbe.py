@@ -30,7 +30,7 @@ from pflcli import parameters
 from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy
 from pflcli.errors import UsageError
 from pflcli.federation.run import Predictor, Run
-from pflcli.parameters import Params, Stacked
+from pflcli.parameters import Params, Stacked, TrainedClients
 
 KIND = "server"
 NEEDS = ()
@@ -62,16 +62,18 @@ def setup(run: Run) -> State:
     if {_WEIGHT, _BIAS} != set(parameters.part(start, "head.")):
         raise UsageError(f"feddbe needs a head that is a linear layer with a bias; that of {run.settings.model} is not")
     memory = start[_WEIGHT].new_zeros(start[_WEIGHT].shape[1])
-    size = run.engine.infer(start, np.arange(1), features=True)[1].shape[1]
-    zero_mean = {"mean": start[_WEIGHT].new_zeros(size)}
+    zero_mean = {"mean": start[_WEIGHT].new_zeros(run.representation_size)}
     consensus, mean = zero_mean, run.averaging(zero_mean)
     able = run.federation.participants
     run.download(start, able)
-    for part in run.local_sgd(able, start, t=0, name="consensus", may_diverge=True):
-        part_means = {"mean": run.engine.represent(part.clients, part.params, "train")}
-        finite = np.flatnonzero(part.finite & parameters.finite(part_means))
+
+    def represent(part: TrainedClients) -> Stacked:
+        return {"mean": run.engine.represent(part.clients, part.params, "train")}
+
+    for part in run.local_sgd(able, start, t=0, name="consensus", may_diverge=True, also_upload=represent):
+        finite = np.flatnonzero(part.finite)
         if len(finite):
-            mean.add({"mean": part_means["mean"][finite]}, part.weights[finite], part.clients[finite])
+            mean.add({"mean": part.params["mean"][finite]}, part.weights[finite], part.clients[finite])
             consensus = mean.value()
     return {"global": start, "consensus": consensus, "memories": run.table({_MEMORY: memory})}
 

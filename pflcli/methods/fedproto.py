@@ -58,8 +58,7 @@ class Config:
 def setup(run: Run) -> State:
     """Return the common initial model for every client, and no prototypes."""
     start, classes = run.initial_model(), run.federation.classes
-    size = run.engine.infer(start, np.arange(1), features=True)[1].shape[1]
-    device = run.federation.y.device
+    size, device = run.representation_size, run.federation.y.device
     none = {"mean": torch.zeros(classes, size, device=device), "known": torch.zeros(classes, device=device)}
     return {"models": run.table(start), "prototypes": none}
 

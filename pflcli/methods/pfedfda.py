@@ -33,11 +33,10 @@ from torch import Tensor
 
 from pflcli import parameters
 from pflcli.engine.engine import probabilities
-from pflcli.federation.attendance import Diverged
 from pflcli.federation.run import Predictor, Run
 from pflcli.methods.parts import gaussians
 from pflcli.methods.parts.class_counts import training_counts
-from pflcli.parameters import Params, Stacked
+from pflcli.parameters import Params, Stacked, TrainedClients
 
 KIND = "server"
 NEEDS = ()
@@ -83,18 +82,17 @@ def train_round(run: Run, state: State, t: int) -> State:
     """Train the body of each client of a cohort under its head; average bodies and adapted statistics."""
     cohort, common = run.cohort(t), state["statistics"]
     downloaded = run.download({**state["body"], **common}, cohort)
-    mean, rejected, shared = run.averaging(downloaded), list[int](), _exact(common)
+    mean, shared = run.averaging(downloaded), _exact(common)
     principal = gaussians.principal_axes(shared)
+
+    def adapt(part: TrainedClients) -> Stacked:
+        adapted, _ = _adapt_statistics(run, part.clients, part.params, shared, principal, t)
+        return {name: adapted[name].to(value) for name, value in common.items()}
+
     for ids in run.client_chunks(cohort, 2 * parameters.size(downloaded)):
         start = {**parameters.repeat(state["body"], len(ids)), **_heads(run, ids, common)}
-        for part in run.local_sgd(ids, start, t=t, trainable="body."):
-            adapted, _ = _fitted(run, part.clients, part.params, shared, principal, t)
-            adapted = {name: adapted[name].to(value) for name, value in common.items()}
-            rejected += part.clients[~parameters.finite(adapted)].tolist()
-            if not rejected:
-                mean.add({**part.params, **adapted}, part.weights, part.clients)
-    if rejected:
-        raise Diverged(rejected, ("sgd", t))
+        for part in run.local_sgd(ids, start, t=t, trainable="body.", also_upload=adapt):
+            mean.add(part.params, part.weights, part.clients)
     value = mean.value()
     return {"body": {name: value[name] for name in state["body"]}, "statistics": {name: value[name] for name in common}}
 
@@ -103,7 +101,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     """Answer with the common body and each client's adapted statistics."""
     models = {**parameters.repeat(state["body"], len(clients)), **_heads(run, clients, state["statistics"])}
     shared = _exact(state["statistics"])
-    adapted, betas = _fitted(run, clients, models, shared, gaussians.principal_axes(shared), "personalize")
+    adapted, betas = _adapt_statistics(run, clients, models, shared, gaussians.principal_axes(shared), "personalize")
     own, priors = _exact(adapted), _log_priors(run, clients)
     heads = run.engine.each(lambda place: gaussians.linear_head(parameters.pick(own, place)), len(clients))
 
@@ -142,7 +140,7 @@ def _exact(statistics: Params) -> Params:
     return {**exact, "covariance": (exact["covariance"] + exact["covariance"].mT) / 2}
 
 
-def _fitted(
+def _adapt_statistics(
     run: Run,
     clients: NDArray[np.int64],
     models: Stacked,
