@@ -29,8 +29,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line sets 
 import torch
 
 from pflcli.knn import grid as sweep
-from pflcli.knn.exact import nearest
-from pflcli.knn.indexes import flat_indexes
+from pflcli.knn.indexes import find_nearest, flat_indexes
 from pflcli.knn.stores import Stores, votes
 
 
@@ -214,7 +213,7 @@ class World:
 
     def agreement(self) -> float:
         """Return the share of places in which the neighbours are those that FAISS found."""
-        rows = [nearest(*self.part(client), self.args.k)[1] for client in range(self.args.clients)]
+        rows = [find_nearest(*self.part(client), self.args.k)[1] for client in range(self.args.clients)]
         return float((np.concatenate(rows) == self.neighbours_by_faiss).mean())
 
 

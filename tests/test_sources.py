@@ -76,7 +76,7 @@ def test_what_is_shared_is_what_a_run_stands_on():
     # The search in stores is kNN-Per's: a run only passes it on.
     shared = {name for name in sources.SHARED if name.startswith(MATHEMATICS)}
     shared -= {"parameters", "federation", "federation.uploads", "federation.aggregators"}
-    assert stands - {f"knn.{name}" for name in ("stores", "indexes", "exact", "client_store")} == shared
+    assert stands - {f"knn.{name}" for name in ("stores", "indexes", "client_store")} == shared
 
 
 def test_every_other_module_counts_for_a_result():
@@ -178,7 +178,7 @@ def test_a_model_counts_with_all_its_files(small, tmp_path, edited, drafted, mod
 
 
 def test_a_sweep_depends_on_knn_per_on_stores_and_on_scores(small, tmp_path, edited, drafted):
-    names = ("knn/grid", "knn/exact", "knn/stores", "knn/capacity", "evaluation/metrics/scores", "methods/knn_per")
+    names = ("knn/grid", "knn/indexes", "knn/stores", "knn/capacity", "evaluation/metrics/scores", "methods/knn_per")
     holds(edited, [ROOT / f"{name}.py" for name in names], lambda: sweep.sweep(small.e, tmp_path / "s"))
 
 

@@ -19,7 +19,7 @@ from pflcli.evaluation.charts.matrices import draw_attention, draw_holdings, dra
 from pflcli.evaluation.charts.vega import Spec
 from pflcli.evaluation.metrics import neighbourhood
 from pflcli.evaluation.metrics.attention import list_weights
-from pflcli.methods.parts import ham
+from pflcli.methods.parts.records import MAX_CLIENTS_WITH_ATTENTION
 
 
 def draw_partition(artifact: Artifact) -> Spec:
@@ -50,8 +50,10 @@ def draw_predictions(artifact: Artifact, chosen: Sequence[int] = ()) -> Spec:
             f"pfl evaluate {artifact.path} -o DIR draws the accuracy of all clients",
         )
     if not len(next(iter(state.values()))):
-        too_many = f"{method} stores attention for at most {ham.MOST} clients, and there are {clients}"
-        why = too_many if clients > ham.MOST else f"no round of {method} went beyond its warm-up"
+        too_many = (
+            f"{method} stores attention for at most {MAX_CLIENTS_WITH_ATTENTION} clients, and there are {clients}"
+        )
+        why = too_many if clients > MAX_CLIENTS_WITH_ATTENTION else f"no round of {method} went beyond its warm-up"
         raise UsageError(f"{artifact.path} has nothing to draw: {why}")
     if chosen and "attention/first" not in state:
         raise UsageError(f"{artifact.path} has no attention, and rounds can only be chosen for attention")

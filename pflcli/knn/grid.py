@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.knn.exact import nearest
+from pflcli.knn.indexes import find_nearest
 
 Array = NDArray[np.float64]
 
@@ -49,7 +49,7 @@ class Ranked:
         for rows, span in zip(pairwise(offsets.tolist()), pairwise(bounds.tolist()), strict=True):
             own, own_queries = stored[slice(*rows)], queries[slice(*span)]
             if len(own) and len(own_queries):
-                squared, rank = nearest(own, own_queries, len(own))
+                squared, rank = find_nearest(own, own_queries, len(own))
                 distance[slice(*span), : len(own)] = np.sqrt(np.maximum(squared, 0).astype(np.float64))
                 row[slice(*span), : len(own)] = rank + rows[0]
         return cls(distance, row, np.append(y, -1)[row])

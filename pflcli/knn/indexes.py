@@ -37,6 +37,19 @@ def faiss() -> Any:
     return faiss
 
 
+def find_nearest(
+    stored: NDArray[np.float32], queries: NDArray[np.float32], k: int
+) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
+    """Return the *squared* L2 distances (n, k) to the nearest rows of ``stored`` (m, d), and those rows, (n, k).
+
+    The search is exact. Of equally near rows the first comes first. A query that is not finite has no neighbours: its
+    rows are -1.
+    """
+    stored, queries = (np.ascontiguousarray(array, dtype=np.float32) for array in (stored, queries))
+    distance, row = faiss().knn(queries, stored, k)
+    return distance, row
+
+
 def check(factory: str, dimension: int, parameters: Mapping[str, str]) -> None:
     """Raise UsageError unless ``factory`` describes an index of ``dimension`` that has the search ``parameters``."""
     if factory == EXACT and parameters:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.knn.exact import nearest
+from pflcli.knn.indexes import find_nearest
 
 _ITERATIONS = 50
 
@@ -52,7 +52,7 @@ def k_means(x: NDArray[np.float32], k: int, rng: np.random.Generator) -> NDArray
     centres = x[_initial_rows(x, k, rng)].astype(np.float64)
     assigned = np.full(len(x), -1)
     for _ in range(_ITERATIONS):
-        closest = nearest(centres.astype(np.float32), x, 1)[1][:, 0]
+        closest = find_nearest(centres.astype(np.float32), x, 1)[1][:, 0]
         if np.array_equal(closest, assigned):
             break
         assigned = closest

@@ -40,8 +40,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli.federation.run import Predictor, Run
-from pflcli.methods.parts import ham
+from pflcli.methods.parts import ham, records
 from pflcli.methods.parts.clustering import groups
+from pflcli.methods.parts.records import AttentionRecord
 from pflcli.methods.parts.sketch import CountSketch
 from pflcli.parameters import Mean, Stacked, on_cpu
 
@@ -162,10 +163,10 @@ def train_round(run: Run, state: State, t: int) -> State:
     # A client's first upload is trained from the global model: before it there is no x_i.
     ready = np.isin(cohort, uploaded) & (run.cfg.variant != "ftl" and not warm)
     run.send("down", start, copies=len(cohort))
-    record = ham.RoundRecord(len(run.clients), run.cfg.remember)
+    record, is_correct = AttentionRecord(len(run.clients), run.cfg.remember), list[NDArray[np.bool_]]()
     starts: list[_Start] = [(cohort[~ready], start, {})] if not ready.all() else []
     mean, sketches, loss = Mean(), state["sketches"].clone(), 0.0
-    hybrids = _hybrids(run, state, t, uploaded, cohort[ready], sketch, record)
+    hybrids = _hybrids(run, state, t, uploaded, cohort[ready], sketch, record, is_correct)
     for clients, initial, options in chain(starts, hybrids):
         for part in run.local_sgd(clients, initial, t=t, **options):
             received = run.upload(part.params, start, part.clients, is_averaged=False)
@@ -179,7 +180,9 @@ def train_round(run: Run, state: State, t: int) -> State:
         mean_loss = torch.tensor(loss / run.federation.sizes("train")[cohort].sum())
         stale = torch.where(mean_loss < best, 0, stale + 1)
         return {**state, "warmup": {"best": mean_loss.minimum(best), "stale": stale}}
-    return {**state, **record.recorded(state)}
+    accuracy = records.share_of_correct(np.concatenate([*is_correct, np.zeros(0, dtype=bool)]))
+    history = records.extend_history(state["history"], {"hybrid": accuracy})
+    return {**state, "attention": record.extend(state["attention"]), "history": history}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
@@ -219,7 +222,8 @@ def _hybrids(
     uploaded: NDArray[np.int64],
     ready: NDArray[np.int64],
     sketch: CountSketch,
-    record: ham.RoundRecord,
+    record: AttentionRecord,
+    is_correct: list[NDArray[np.bool_]],
 ) -> Iterator[_Start]:
     """Train HAM of the clients ``ready`` for hybrids, and yield them with their hybrids, group by group.
 
@@ -255,7 +259,7 @@ def _hybrids(
             record.add(members, peers, a, ham.with_own_share(b, share))
             hybrids = received.with_own(hybrids, share)
             if (t + 1) % run.settings.eval_every == 0:
-                record.right.append(run.is_correct(members, hybrids, "validation"))
+                is_correct.append(run.is_correct(members, hybrids, "validation"))
             if "hybrids" in state:
                 state["hybrids"][members] = hybrids
             centred = cfg.form != "faithful"

@@ -30,6 +30,7 @@ from torch import Tensor
 
 from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy
 from pflcli.federation.run import Predictor, Run
+from pflcli.methods.parts.server_optimizer import move_towards
 from pflcli.parameters import Params, Stacked, repeat
 
 KIND = "server"
@@ -73,10 +74,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     rate = cfg.lr or run.settings.lr_at(t) / _share(cfg)
     passes = cfg.inner_steps + 1 / 3  # the last one is forward alone
     trained = run.local_sgd(cohort, repeat(start, len(cohort)), t=t, lr=rate, gradient=envelope, passes=passes)
-    model = run.average(trained, start)
-    for name in run.engine.parameters if cfg.beta != 1 else ():
-        model[name] = start[name] + cfg.beta * (model[name] - start[name])
-    return {"global": model}
+    return {"global": move_towards(run, start, run.average(trained, start), cfg.beta)}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:

@@ -28,6 +28,7 @@ from pflcli import parameters
 from pflcli.engine.local_sgd import steps_per_epoch
 from pflcli.errors import UsageError
 from pflcli.federation.run import Predictor, Run
+from pflcli.methods.parts.server_optimizer import move_towards
 from pflcli.parameters import Params, Stacked
 
 KIND = "server"
@@ -76,9 +77,8 @@ def train_round(run: Run, state: State, t: int) -> State:
         controls[ids] = {name: own_controls[name].add_(value) for name, value in change.items()}
         mean.add({**part.params, **_changes(change)}, part.weights, part.clients)
     value, share = mean.value(), run.share_of_samples(cohort)
-    model, change = {name: value[name] for name in start}, parameters.unprefixed(value, _CHANGE)
-    for name in run.engine.parameters if run.cfg.server_lr != 1 else ():
-        model[name] = start[name] + run.cfg.server_lr * (model[name] - start[name])
+    model = move_towards(run, start, {name: value[name] for name in start}, run.cfg.server_lr)
+    change = parameters.unprefixed(value, _CHANGE)
     return {"global": model, "control": {n: v + share * change[n] for n, v in control.items()}, "controls": controls}
 
 

@@ -10,8 +10,7 @@ import pytest
 import torch  # noqa: F401  (before FAISS)
 
 import worlds
-from pflcli.knn.exact import nearest
-from pflcli.knn.indexes import build, flat_indexes, flat_vectors
+from pflcli.knn.indexes import build, find_nearest, flat_indexes, flat_vectors
 from pflcli.knn.stores import Stores
 
 
@@ -28,7 +27,7 @@ def brute(stored, queries, k):
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (5, 5), (40, 10), (300, 7)])
 def test_nearest_is_brute_force(n, k):
     stored, queries = points(n), points(23, seed=1)
-    distance, row = nearest(stored, queries, k)
+    distance, row = find_nearest(stored, queries, k)
     expected, order = brute(stored, queries, k)
     np.testing.assert_array_equal(row, order)
     np.testing.assert_allclose(distance, expected, rtol=1e-5)
@@ -39,17 +38,17 @@ def test_distances_to_near_duplicates_keep_their_digits():
     stored = points(50, 64) + 100
     queries = stored[:9].copy()
     queries[:, 0] += 0.01
-    distance, row = nearest(stored, queries, 3)
+    distance, row = find_nearest(stored, queries, 3)
     expected, order = brute(stored, queries, 3)
     np.testing.assert_array_equal(row[:, 0], order[:, 0])
     np.testing.assert_allclose(distance[:, 0], expected[:, 0], rtol=1e-3)
-    same, _ = nearest(stored, stored[:9], 1)
+    same, _ = find_nearest(stored, stored[:9], 1)
     assert (same == 0).all()
 
 
 def test_ties_go_to_the_first_row():
     stored = np.repeat(points(3), 4, axis=0)
-    _, row = nearest(stored, stored[[0, 8]], 6)
+    _, row = find_nearest(stored, stored[[0, 8]], 6)
     assert row[0, :4].tolist() == [0, 1, 2, 3]
     assert row[1, :4].tolist() == [8, 9, 10, 11]
     assert set(row[0, 4:]) in ({4, 5}, {8, 9})
@@ -61,7 +60,7 @@ def test_equal_vectors_are_as_near_wherever_they_stand_in_a_store():
     for _ in range(300):
         n, m, d = (int(draw.integers(1, most)) for most in (40, 300, 300))
         stored = np.repeat(draw.normal(size=(1, d)), m, axis=0).astype(np.float32)
-        distance, row = nearest(stored, draw.normal(size=(n, d)).astype(np.float32), m)
+        distance, row = find_nearest(stored, draw.normal(size=(n, d)).astype(np.float32), m)
         np.testing.assert_array_equal(row, np.tile(np.arange(m), (n, 1)))
         np.testing.assert_array_equal(distance, np.tile(distance[:, :1], m))
 
@@ -69,8 +68,8 @@ def test_equal_vectors_are_as_near_wherever_they_stand_in_a_store():
 @pytest.mark.parametrize("n_queries", [1, 19, 43, 700])
 def test_a_query_has_the_same_distances_alone_and_among_others(n_queries):
     stored, queries = points(700, 300), points(n_queries, 300, seed=1)
-    distance, row = nearest(stored, queries, 9)
-    alone = nearest(stored, queries[-1:], 9)
+    distance, row = find_nearest(stored, queries, 9)
+    alone = find_nearest(stored, queries[-1:], 9)
     assert (alone[0].tobytes(), alone[1].tobytes()) == (distance[-1:].tobytes(), row[-1:].tobytes())
 
 

@@ -19,10 +19,9 @@ from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.errors import ComputationError, UsageError
 from pflcli.federation.run import Run, Settings
-from pflcli.knn.exact import nearest_others, without_self
 from pflcli.methods import fedattn
-from pflcli.methods.parts import attention, biases
-from pflcli.parameters import adam
+from pflcli.methods.parts import attention, bias_attention, ham, server_optimizer
+from pflcli.methods.parts.bias_attention import BiasAttention, BiasLayout, drop_self, find_nearest_others
 from pflcli.training import loop, state_files
 
 LAYERS = {"body.1.bias": 200, "body.3.bias": 200, "head.bias": worlds.CLASSES}
@@ -184,19 +183,18 @@ def test_the_servers_gradient_is_that_of_the_whole_chain(options, monkeypatch):
     rate, grads = 0.01, {}
     run = worlds.run("fedattn", participation=1.0, batch_size=1000, lr=rate, options={"k": 3, **options})
     state = worlds.play("fedattn", run, last=2)
-    keep = adam.step
-    monkeypatch.setattr(adam, "step", lambda theta, g, moments, lr: grads.update(g) or keep(theta, g, moments, lr))
+    keep = fedattn.adam_step
+    monkeypatch.setattr(fedattn, "adam_step", lambda theta, g, *more: grads.update(g) or keep(theta, g, *more))
     before = {name: value.clone().requires_grad_() for name, value in state["attention"].items()}
     cohort, data, start = run.cohort(2), run.federation, state["global"]
-    layers = biases.layers(start, run.engine.parameters)
-    near, own = fedattn._neighbourhood(run, state, cohort, 2), vector(start)
-    personal = fedattn._personal(run.cfg, before, near, own, layers)
+    near, own = fedattn._find_neighbours(run, state, cohort, 2), vector(start)
+    personal = fedattn._attention(run).attend(before, near, own)
     n = data.sizes("train")[cohort] / data.sizes("train")[cohort].sum()
     net = models.create("mlp", data.in_shape, worlds.CLASSES, 0).double()
     loss = 0
     for share, client, b in zip(n, cohort, personal, strict=True):
-        pieces = b.split(list(layers.values()))
-        w = {**{name: v.double() for name, v in start.items()}, **dict(zip(layers, pieces, strict=True))}
+        pieces = b.split(list(LAYERS.values()))
+        w = {**{name: v.double() for name, v in start.items()}, **dict(zip(LAYERS, pieces, strict=True))}
         rows = data.rows(client, "train")
         loss = loss + share * functional.cross_entropy(functional_call(net, w, data.x[rows].double()), data.y[rows])
     expected = torch.autograd.grad(rate * loss, list(before.values()))
@@ -207,18 +205,10 @@ def test_the_servers_gradient_is_that_of_the_whole_chain(options, monkeypatch):
         torch.testing.assert_close(grad, value, rtol=1e-3, atol=3e-3 * float(value.abs().max()))
 
 
-def test_only_the_guarded_gradient_is_clipped(monkeypatch):
-    bounds, keep = [], biases.gradients
-    monkeypatch.setattr(biases, "gradients", lambda *args: bounds.append(args[-1]) or keep(*args))
-    for form in ("guarded", "faithful"):
-        worlds.play("fedattn", worlds.run("fedattn", rounds=1, options={"form": form}))
-    assert bounds == [1.0, math.inf]
-
-
 def test_blocks_stay_blocks():
     run = worlds.run("fedattn", options={"form": "faithful", "value": "blocks"})
     v = worlds.play("fedattn", run)["attention"]["v"]
-    outside = biases.block_mask(LAYERS) == 0
+    outside = fedattn._attention(run).layout.block_mask() == 0
     assert (v[outside] == 0).all()
     assert not torch.equal(v, fedattn.setup(run)["attention"]["v"])
 
@@ -242,7 +232,7 @@ def test_traffic_by_hand():
 def test_clients_that_never_took_part_are_no_clients_neighbours():
     run = worlds.run("fedattn", rounds=1, options={"k": 7})
     state = worlds.play("fedattn", run)
-    near = fedattn._neighbourhood(run, state, run.clients, "personalize")
+    near = fedattn._find_neighbours(run, state, run.clients, "personalize")
     known = np.isin(run.clients, run.cohort(0))
     assert near.exists.sum(dim=1).tolist() == [3 if knows else 4 for knows in known]  # itself, and the known others
 
@@ -252,7 +242,7 @@ def test_a_client_is_its_first_neighbour_unless_left_out():
         run = worlds.run("fedattn", participation=1.0, options={"k": 2, "include_self": include})
         state = worlds.play("fedattn", run)
         able = run.cohort(0)
-        near = fedattn._neighbourhood(run, state, able, 3)
+        near = fedattn._find_neighbours(run, state, able, 3)
         own = state["biases"][able]["biases"].double()
         assert torch.equal(near.values[:, 0], own) == include
         assert near.exists.shape == (6, 2)
@@ -261,14 +251,14 @@ def test_a_client_is_its_first_neighbour_unless_left_out():
 def test_clients_attend_to_five_neighbours_by_default():
     run = worlds.run("fedattn", participation=1.0)
     state = worlds.play("fedattn", run)
-    assert fedattn._neighbourhood(run, state, run.cohort(0), 3).exists.shape == (6, 5)
+    assert fedattn._find_neighbours(run, state, run.cohort(0), 3).exists.shape == (6, 5)
 
 
 def test_random_neighbours_are_drawn_anew_and_are_others():
     run = worlds.run("fedattn", participation=1.0, options={"k": 3, "neighbours": "random"})
     state = worlds.play("fedattn", run)
     able = run.cohort(0)
-    first, again, later = (fedattn._neighbourhood(run, state, able, t).values for t in (3, 3, 4))
+    first, again, later = (fedattn._find_neighbours(run, state, able, t).values for t in (3, 3, 4))
     assert torch.equal(first, again)
     assert not torch.equal(first, later)
     own = state["biases"][able]["biases"].double()
@@ -355,13 +345,13 @@ def test_every_form_resumes_and_runs_both_ways(options):
 def test_a_model_without_biases_is_refused():
     net = models.Net(nn.Flatten(), nn.Linear(5, 3, bias=False))
     with pytest.raises(UsageError, match="has none"):
-        biases.layers(parameters.copy_params(net), ["head.weight"])
+        BiasLayout(parameters.copy_params(net), ["head.weight"])
 
 
 def test_biases_of_every_kind_of_layer_count():
     net = nn.ModuleDict({"c": nn.Conv2d(1, 2, 3), "n": nn.BatchNorm2d(2), "g": nn.GRU(3, 2)})
     names = [name for name, _ in net.named_parameters()]
-    assert biases.layers(parameters.copy_params(net), names) == {
+    assert BiasLayout(parameters.copy_params(net), names).sizes == {
         "c.bias": 2,
         "n.bias": 2,
         "g.bias_ih_l0": 6,
@@ -371,21 +361,23 @@ def test_biases_of_every_kind_of_layer_count():
 
 def test_biases_go_there_and_back():
     params = {"a.bias": torch.tensor([1.0, 2.0]), "w": torch.zeros(2, 2), "b.bias": torch.tensor([3.0])}
-    sizes = biases.layers(params, params)
-    vector = biases.flat(params, sizes)
+    layout = BiasLayout(params, params)
+    vector = layout.flatten(params)
     assert vector.tolist() == [1, 2, 3]
-    stacked = biases.shaped(torch.stack([vector, 2 * vector]), params, sizes)
+    stacked = layout.unflatten(torch.stack([vector, 2 * vector]))
     assert stacked["b.bias"].tolist() == [[3], [6]]
-    assert torch.equal(biases.flat(stacked, sizes), torch.stack([vector, 2 * vector]))
-    assert biases.block_mask(sizes).tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
+    assert torch.equal(layout.flatten(stacked), torch.stack([vector, 2 * vector]))
+    assert layout.block_mask().tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
 
 
 def test_the_trust_region_by_hand():
     own = torch.tensor([3.0, 4.0, 0.0, 1.0]).double()  # layers of norm 5 and 1
     offsets = torch.tensor([[30.0, 40.0, 1.0, 0.0], [6.0, 8.0, 3.0, 4.0]]).double()
-    actual = biases.bounded(offsets, own, {"a": 2, "b": 2}, 2.0)
+    params = {name: torch.zeros(2) for name in ("a.bias", "b.bias")}
+    layout = BiasLayout(params, params)
+    actual = layout.limit_norms(offsets, own, 2.0)
     torch.testing.assert_close(actual, torch.tensor([[6.0, 8.0, 1.0, 0.0], [6.0, 8.0, 1.2, 1.6]]).double())
-    assert biases.bounded(torch.zeros(1, 4).double(), own, {"a": 2, "b": 2}, 2.0).tolist() == [[0.0] * 4]
+    assert layout.limit_norms(torch.zeros(1, 4).double(), own, 2.0).tolist() == [[0.0] * 4]
 
 
 def skewed():
@@ -407,50 +399,54 @@ def test_offsets_may_outgrow_global_biases_that_are_near_zero():
         y = np.concatenate([run.federation.y[run.federation.block(c, "validation")] for c in range(6)])
         correct[name] = int((p.argmax(axis=1) == y).sum())
         if name == "default":
-            near = fedattn._neighbourhood(run, state, run.clients, 12)
+            near = fedattn._find_neighbours(run, state, run.clients, 12)
             own = vector(state["global"])
-            personal = fedattn._personal(run.cfg, state["attention"], near, own, LAYERS)
+            personal = fedattn._attention(run).attend(state["attention"], near, own)
             assert ((personal - own)[:, -3:].norm(dim=1) > 2 * own[-3:].norm()).all()
     assert correct["default"] > correct["within twice"] > correct["one"]
 
 
-def test_gradients_are_clipped_all_together():
+@pytest.mark.parametrize(("is_guarded", "gradient", "expected"), [(False, 1, 5), (True, 0.1, 0.5), (True, 1, 1)])
+def test_only_the_guarded_gradient_is_clipped_and_all_matrices_together(is_guarded, gradient, expected):
+    params = {"a.bias": torch.zeros(2)}
+    actual = BiasAttention(BiasLayout(params, params), is_guarded, "identity", 0.0)
     theta = {name: torch.tensor(1.0).double().requires_grad_() for name in ("a", "b")}
     personal = torch.stack([3 * theta["a"], 4 * theta["b"]])[None]
-    change = torch.ones(1, 2).double()
-    for most, expected in ((math.inf, [3, 4]), (10.0, [3, 4]), (1.0, [0.6, 0.8])):
-        gradients = biases.gradients(theta, personal.clone(), change, most)
-        assert [value.item() for value in gradients.values()] == pytest.approx(expected)
-        personal = torch.stack([3 * theta["a"], 4 * theta["b"]])[None]
+    grads = actual.differentiate(theta, personal, gradient * torch.ones(1, 2).double())
+    assert [value.item() for value in grads.values()] == pytest.approx([expected * 0.6, expected * 0.8])
 
 
 def test_attention_by_hand():
     query, keys = torch.tensor([2.0, 0, 0, 0]), torch.tensor([[1.0, 0, 0, 0], [0, 9, 9, 9], [2.0, 0, 0, 0]])
     allowed = torch.tensor([True, True, False])
     e = math.exp(1)
-    torch.testing.assert_close(attention.weights(query, keys, allowed), torch.tensor([e / (e + 1), 1 / (e + 1), 0]))
-    assert attention.weights(query, keys, torch.zeros(3, dtype=torch.bool)).tolist() == [0, 0, 0]
-    huge = attention.weights(1e4 * query, 1e4 * keys, torch.ones(3, dtype=torch.bool))
+    torch.testing.assert_close(
+        attention.compute_weights(query, keys, allowed), torch.tensor([e / (e + 1), 1 / (e + 1), 0])
+    )
+    assert attention.compute_weights(query, keys, torch.zeros(3, dtype=torch.bool)).tolist() == [0, 0, 0]
+    huge = attention.compute_weights(1e4 * query, 1e4 * keys, torch.ones(3, dtype=torch.bool))
     assert huge.tolist() == [0, 0, 1]
 
 
 def test_divergence_by_hand():
     p, q = torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0.25, 0.5, 0.25])
-    assert attention.divergence(p, q).item() == pytest.approx(0.5 * math.log(2))
-    assert attention.divergence(p, p).item() == 0
+    assert ham.divergence(p, q).item() == pytest.approx(0.5 * math.log(2))
+    assert ham.divergence(p, p).item() == 0
 
 
 def test_spectral_radius_is_the_gain_of_repetition():
-    assert attention.spectral_radius(torch.tensor([[0.0, 2.0], [-2.0, 0.0]])) == pytest.approx(2)
-    assert attention.spectral_radius(torch.tensor([[0.5, 100.0], [0.0, 0.5]])) == pytest.approx(0.5)  # its norm is 100
+    assert bias_attention.spectral_radius(torch.tensor([[0.0, 2.0], [-2.0, 0.0]])) == pytest.approx(2)
+    assert bias_attention.spectral_radius(torch.tensor([[0.5, 100.0], [0.0, 0.5]])) == pytest.approx(
+        0.5
+    )  # its norm is 100
 
 
 def test_initial_projections():
     draw = np.random.default_rng(0)
-    rows = attention.orthonormal(3, 8, draw)
+    rows = bias_attention._draw_orthonormal(3, 8, draw)
     torch.testing.assert_close(rows @ rows.T, torch.eye(3).double())
-    assert torch.equal(attention.orthonormal(4, 4, draw), torch.eye(4).double())
-    drawn = attention.xavier(300, 300, draw)
+    assert torch.equal(bias_attention._draw_orthonormal(4, 4, draw), torch.eye(4).double())
+    drawn = attention.draw_xavier(300, 300, draw)
     assert drawn.abs().max() <= 0.1
     assert drawn.std().item() == pytest.approx(300**-0.5, rel=0.02)
 
@@ -458,10 +454,10 @@ def test_initial_projections():
 def test_the_servers_adam_is_adam():
     theta = {"a": torch.tensor([1.0, -2.0]).double(), "b": torch.tensor(3.0).double()}
     free = [value.clone().requires_grad_() for value in theta.values()]
-    optimizer, moments = torch.optim.Adam(free, lr=0.1), adam.moments(theta)
+    optimizer, moments = torch.optim.Adam(free, lr=0.1), server_optimizer.adam_moments(theta)
     for t in range(5):
         grads = {"a": torch.tensor([0.3, -1.0 + t]).double(), "b": torch.tensor(float(t)).double()}
-        theta, moments = adam.step(theta, grads, moments, 0.1)
+        theta, moments = server_optimizer.adam_step(theta, grads, moments, 0.1)
         for value, grad in zip(free, grads.values(), strict=True):
             value.grad = grad
         optimizer.step()
@@ -473,19 +469,19 @@ def test_nearest_others_against_brute_force():
     draw = np.random.default_rng(0)
     known, z = np.asarray([1, 4, 5, 9]), draw.normal(size=(12, 6)).astype(np.float32)
     clients = np.arange(12)
-    actual = nearest_others(known, z[known], clients, z, 3)
+    actual = find_nearest_others(known, z[known], clients, z, 3)
     for client in clients:
         distance = {other: ((z[other] - z[client]) ** 2).sum() for other in known if other != client}
         assert actual[client].tolist() == sorted(distance, key=distance.get)[:3]
-    assert nearest_others(known[:2], z[known[:2]], known[:1], z[known[:1]], 3).tolist() == [[4, -1, -1]]
-    assert nearest_others(known[:0], z[:0], clients[:1], z[:1], 2).tolist() == [[-1, -1]]
+    assert find_nearest_others(known[:2], z[known[:2]], known[:1], z[known[:1]], 3).tolist() == [[4, -1, -1]]
+    assert find_nearest_others(known[:0], z[:0], clients[:1], z[:1], 2).tolist() == [[-1, -1]]
 
 
 def test_a_twin_is_a_neighbour_and_never_oneself():
     z = np.zeros((4, 3), np.float32)
-    actual = nearest_others(np.arange(4), z, np.arange(4), z, 3)
+    actual = find_nearest_others(np.arange(4), z, np.arange(4), z, 3)
     assert [sorted(row) for row in actual.tolist()] == [[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]]
-    assert without_self(np.asarray([[2, -1, 0]]), np.asarray([0]), 2).tolist() == [[2, -1]]
+    assert drop_self(np.asarray([[2, -1, 0]]), np.asarray([0]), 2).tolist() == [[2, -1]]
 
 
 @pytest.mark.parametrize("mode", ["loop", "stacked"])

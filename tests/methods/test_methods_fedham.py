@@ -27,7 +27,7 @@ from pflcli.engine.local_sgd import Batch, LocalSGD, Model
 from pflcli.engine.networks import AutogradNetwork
 from pflcli.federation.run import Run, Settings
 from pflcli.methods import fedham
-from pflcli.methods.parts import clustering, ham
+from pflcli.methods.parts import clustering, ham, records
 from pflcli.methods.parts.sketch import CountSketch
 from pflcli.training import state_files
 
@@ -670,7 +670,7 @@ def test_attention_is_kept_for_every_round_of_few_clients_only(monkeypatch):
         return [len(attention) for attention in worlds.play("fedham", run)["attention"].values()]
 
     assert [rounds(remember) for remember in (7, 6)] == [[2, 2], [1, 1]]
-    monkeypatch.setattr(ham, "MOST", 6)
+    monkeypatch.setattr(records, "MAX_CLIENTS_WITH_ATTENTION", 6)
     assert [rounds(remember) for remember in (7, 6)] == [[2, 2], [0, 0]]
 
 

@@ -1,6 +1,7 @@
-"""Scaled dot-product attention over a few keys, some of which may be missing, and its initialisation.
+"""Scaled dot-product attention over a few keys, some of which may be missing.
 
-Vaswani et al. (2017), https://arxiv.org/abs/1706.03762, Eq. 1. Pure tensor code: it runs under ``torch.func`` too.
+Vaswani et al. (2017), https://arxiv.org/abs/1706.03762, Eq. 1. FedAttn and FedHAM use it. Pure tensor code: it runs
+under ``torch.func`` too.
 """
 
 from __future__ import annotations
@@ -12,10 +13,10 @@ import torch
 from torch import Tensor
 
 
-def weights(query: Tensor, keys: Tensor, allowed: Tensor) -> Tensor:
+def compute_weights(query: Tensor, keys: Tensor, allowed: Tensor) -> Tensor:
     """Return softmax(keys query / sqrt(r)) (..., n) of ``query`` (..., r) over the ``allowed`` (..., n) ``keys``.
 
-    ``keys`` (..., n, r). A query that is allowed no key gets zeros.
+    ``keys`` (..., n, r). The weights are zeros where no key is allowed.
     """
     logits = (keys @ query[..., None])[..., 0] / math.sqrt(query.shape[-1])
     floor = torch.finfo(logits.dtype).min
@@ -25,27 +26,7 @@ def weights(query: Tensor, keys: Tensor, allowed: Tensor) -> Tensor:
     return exponentials / exponentials.sum(dim=-1, keepdim=True).clamp_min(torch.finfo(logits.dtype).tiny)
 
 
-def divergence(prior: Tensor, posterior: Tensor) -> Tensor:
-    """Return KL(prior || posterior) of attention weights (..., n); a key of prior weight 0 adds nothing."""
-    tiny = torch.finfo(prior.dtype).tiny
-    terms = prior * (prior.clamp_min(tiny).log() - posterior.clamp_min(tiny).log())
-    return torch.where(prior > 0, terms, 0.0).sum(dim=-1)
-
-
-def xavier(rows: int, columns: int, rng: np.random.Generator) -> Tensor:
+def draw_xavier(rows: int, columns: int, rng: np.random.Generator) -> Tensor:
     """Draw a float64 matrix uniformly in +-sqrt(6 / (rows + columns)) (Glorot & Bengio, 2010, Eq. 16)."""
     bound = math.sqrt(6 / (rows + columns))
     return torch.from_numpy(rng.uniform(-bound, bound, size=(rows, columns)))
-
-
-def orthonormal(rows: int, columns: int, rng: np.random.Generator) -> Tensor:
-    """Return ``rows`` orthonormal rows, float64 (rows, columns): the identity if square, else drawn uniformly."""
-    if rows == columns:
-        return torch.eye(rows, dtype=torch.float64)
-    q, r = np.linalg.qr(rng.normal(size=(columns, rows)))
-    return torch.from_numpy(np.ascontiguousarray((q * np.sign(np.diag(r))).T))
-
-
-def spectral_radius(matrix: Tensor) -> float:
-    """Return the largest modulus of an eigenvalue of a square matrix: its gain if it is applied repeatedly."""
-    return float(torch.linalg.eigvals(matrix).abs().max())

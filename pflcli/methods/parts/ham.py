@@ -5,20 +5,18 @@ clients, whose mixture is x^a. Layer 2 attends from i to [x_i, x^a, x^g]; its mi
 and keys are W x with W (d, d), which is too large for any client. Here they are A z(x), where z is the normalized
 CountSketch of x - c and A is (r, r). Values are the models themselves.
 
-``ReceivedModels`` applies HAM to the models that a group of clients receives; ``RoundRecord`` records its attention.
+``ReceivedModels`` applies HAM to the models that a group of clients receives.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
@@ -27,7 +25,8 @@ from pflcli.engine import backend, model_algebra
 from pflcli.engine.gradients import Gradients, OuterProducts, StackedBatch, StackedNetwork
 from pflcli.engine.local_sgd import Batch, Model
 from pflcli.engine.numerics import intra_op
-from pflcli.methods.parts import attention, sketch
+from pflcli.methods.parts import sketch
+from pflcli.methods.parts.attention import compute_weights, draw_xavier
 from pflcli.methods.parts.sketch import CountSketch
 from pflcli.parameters import Params, Stacked
 
@@ -55,7 +54,7 @@ def identity(width: int, temperature: float) -> Params:
 
 def xavier(width: int, rng: np.random.Generator) -> Params:
     """Return random projections, the same for all clients."""
-    return {name: attention.xavier(width, width, rng).float() for name in ("q1", "k1", "q2", "k2")}
+    return {name: draw_xavier(width, width, rng).float() for name in ("q1", "k1", "q2", "k2")}
 
 
 def unit(sketches: Tensor) -> Tensor:
@@ -81,12 +80,12 @@ def _attention(
     query1: Tensor, query2: Tensor, sketches: Tensor, z: Tensor, own_point: Tensor, me: Tensor, slots: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Return both attentions by the layers' queries (..., r), of ``sketches`` and their directions ``z``."""
-    a = attention.weights(query1, z[..., :-1, :], me == 0)
+    a = compute_weights(query1, z[..., :-1, :], me == 0)
     # A sketch is linear: that of x^a is the mix of sketches.
     rest = 1 - a.sum(dim=-1, keepdim=True)
     enhanced = unit(_mean(a, sketches[..., :-1, :]) + rest * sketches[..., -1, :])
     keys = torch.stack([own_point, enhanced, z[..., -1, :].expand_as(own_point)], dim=-2)
-    return a, attention.weights(query2, keys, slots > 0)
+    return a, compute_weights(query2, keys, slots > 0)
 
 
 def _mean(weights: Tensor, points: Tensor) -> Tensor:
@@ -102,6 +101,13 @@ def _query(q: Tensor, k: Tensor, point: Tensor) -> Tensor:
 def _times(matrix: Tensor, vector: Tensor) -> Tensor:
     """Return the products (..., r) of matrices (..., r, r) and vectors, four times as fast as by a matrix product."""
     return (matrix * vector[..., None, :]).sum(dim=-1)
+
+
+def divergence(prior: Tensor, posterior: Tensor) -> Tensor:
+    """Return KL(prior || posterior) of attention weights (..., n); a key of prior weight 0 adds nothing."""
+    tiny = torch.finfo(prior.dtype).tiny
+    terms = prior * (prior.clamp_min(tiny).log() - posterior.clamp_min(tiny).log())
+    return torch.where(prior > 0, terms, 0.0).sum(dim=-1)
 
 
 def with_own_share(b: Tensor, share: float | Tensor) -> Tensor:
@@ -142,7 +148,7 @@ def gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> 
         queries = [_mean(middle[layer], params[f"k{layer}"]).requires_grad_() for layer in (1, 2)]
         a, b = _attention(queries[0], queries[1], shared["points"], z, own_point, me, shared["slots"])
         share = coefficients(a, b, me)
-        penalty = shared["rho"] * attention.divergence(batch.own["prior"], a)
+        penalty = shared["rho"] * divergence(batch.own["prior"], a)
     losses, by_share = network.mixture_gradient(share.detach(), basis, batch)
     with torch.enable_grad():
         total = (share * by_share).sum() + penalty.sum()  # clients are independent
@@ -255,44 +261,3 @@ class ReceivedModels:
 
     def _number(self, value: float) -> Tensor:
         return torch.tensor(float(value), device=self.points.device)
-
-
-MOST = 1000
-"""Largest number of clients whose attention is kept: a round takes four bytes per pair."""
-
-
-@dataclass
-class RoundRecord:
-    """The record of one round: attention ``first`` (m, m) and ``second`` (m, 3), 0 for clients that took no part.
-
-    ``right`` collects which validation samples the hybrids predict right. With up to ``remember`` clients the attention
-    of every round is kept, with up to ``MOST`` that of the last round, and with more none.
-    """
-
-    clients: int
-    remember: int
-    right: list[NDArray[np.bool_]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._rounds = int(self.clients <= max(MOST, self.remember))
-        self._first = torch.zeros(self._rounds, self.clients, self.clients)
-        self._second = torch.zeros(self._rounds, self.clients, 3)
-
-    def add(self, members: NDArray[np.int64], peers: NDArray[np.int64], a: Tensor, b: Tensor) -> None:
-        """Record the attention of ``members`` (q,) to ``peers`` (n,), (q, n), and that of the second layer (q, 3)."""
-        if self._rounds:
-            ids = torch.from_numpy(members)
-            self._first[0, ids[:, None], torch.from_numpy(peers)] = a.cpu()
-            self._second[0, ids] = b.cpu()
-
-    def recorded(self, state: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the records of ``state`` extended by this round."""
-        right = np.concatenate([*self.right, np.zeros(0, dtype=bool)])
-        accuracy = torch.tensor([right.mean() if len(right) else -1]).float()
-        first, second = state["attention"]["first"], state["attention"]["second"]
-        if self.clients > self.remember:
-            first, second = first[:0], second[:0]
-        return {
-            "attention": {"first": torch.cat([first, self._first]), "second": torch.cat([second, self._second])},
-            "history": {"hybrid": torch.cat([state["history"]["hybrid"], accuracy])},
-        }

@@ -30,6 +30,8 @@ State = dict[str, Any]
 
 _RATES = {"sgd": 1.0, "avgm": 1.0, "adagrad": 0.1, "adam": 0.03, "yogi": 0.03}
 
+_ADAM_BETAS, _ADAM_EPS = (0.9, 0.999), 1e-8
+
 
 @dataclass(frozen=True)
 class ServerOptions:
@@ -48,6 +50,14 @@ class ServerOptions:
     """add this to the root of the squared differences, for adagrad, adam and yogi (adaptivity)"""
 
 
+def move_towards(run: Run, model: Params, mean: Params, rate: float) -> Params:
+    """Return the model after a step of this size towards the ``mean`` of uploads; with rate 1 it is the mean."""
+    if rate == 1:
+        return mean  # to the bit
+    moved = {name: model[name] + rate * (mean[name] - model[name]) for name in run.engine.parameters}
+    return {**mean, **moved}
+
+
 def step(run: Run, state: State, mean: Params) -> State:
     """Return ``global``, the model after the server's step from that of ``state`` towards the ``mean`` of uploads.
 
@@ -55,12 +65,10 @@ def step(run: Run, state: State, mean: Params) -> State:
     """
     cfg: ServerOptions = run.cfg
     rate = _RATES[cfg.server] if cfg.server_lr is None else cfg.server_lr
-    if cfg.server == "sgd" and rate == 1:
-        return {"global": mean}  # to the bit
+    if cfg.server == "sgd":
+        return {"global": move_towards(run, state["global"], mean, rate)}
     model, trained = state["global"], [name for name in mean if name in run.engine.parameters]
     difference = {name: mean[name] - model[name] for name in trained}
-    if cfg.server == "sgd":
-        return {"global": {**mean, **{name: model[name] + rate * difference[name] for name in trained}}}
     remembered = state.get("server") or _begin(cfg, difference)
     beta1 = (0.0 if cfg.server == "adagrad" else 0.9) if cfg.beta1 is None else cfg.beta1
     share = 1.0 if cfg.server == "avgm" else 1 - beta1
@@ -86,3 +94,27 @@ def _second(cfg: ServerOptions, previous: Tensor, squared: Tensor) -> Tensor:
     if cfg.server == "adam":
         return cfg.beta2 * previous + (1 - cfg.beta2) * squared
     return previous - (1 - cfg.beta2) * squared * torch.sign(previous - squared)
+
+
+def adam_moments(params: Params) -> State:
+    """Return the state of ``adam_step`` before the first step: both moments, and the number of steps (0-d)."""
+    first, second = ({name: torch.zeros_like(value) for name, value in params.items()} for _ in range(2))
+    return {"first": first, "second": second, "steps": torch.tensor(0)}
+
+
+def adam_step(params: Params, grads: Params, previous: State, lr: float) -> tuple[Params, State]:
+    """Return parameters that only the server trains after a step of Adam against ``grads``, and the new moments.
+
+    Kingma & Ba (2015), https://arxiv.org/abs/1412.6980, Algorithm 1. Unlike the optimizers above, it corrects the bias
+    of the moments.
+    """
+    steps = previous["steps"] + 1
+    beta1, beta2 = _ADAM_BETAS
+    first = {name: beta1 * previous["first"][name] + (1 - beta1) * grad for name, grad in grads.items()}
+    second = {name: beta2 * previous["second"][name] + (1 - beta2) * grad * grad for name, grad in grads.items()}
+    scale1, scale2 = (1 - beta ** int(steps) for beta in _ADAM_BETAS)
+    moved = {
+        name: value - lr * (first[name] / scale1) / ((second[name] / scale2).sqrt() + _ADAM_EPS)
+        for name, value in params.items()
+    }
+    return moved, {"first": first, "second": second, "steps": steps}
