@@ -16,6 +16,7 @@ ALLOWED = {
     "rng": set(),
     "settings": set(),
     "reporter": set(),
+    "execution": {"reporter"},
     "foreign": {"errors"},
     "vision": {"errors"},
     "registry": {"errors"},
@@ -37,13 +38,12 @@ ALLOWED = {
     "evaluation.metrics": {"errors"},
     "evaluation.charts": {"evaluation.metrics"},
     "evaluation.presentation": {"errors", "evaluation.metrics", "wording"},
-    "artifacts": {"errors", "rng", "wording", "foreign", "registry", "reporter", "knn"},
+    "artifacts": {"errors", "rng", "wording", "foreign", "registry", "reporter", "execution", "knn"},
     "evaluation": BASE | {"artifacts", "methods", "evaluation.charts", "evaluation.metrics", "evaluation.presentation"},
     "evaluation.page": BASE
     | {"artifacts", "evaluation", "evaluation.charts", "evaluation.metrics", "evaluation.presentation"},
     "tracking": BASE | {"artifacts", "evaluation.metrics", "evaluation.page"},
     "data.preparation": BASE | {"config", "artifacts", "data.datasets", "data.formats", "data.schemes", "knn"},
-    "execution": {"artifacts"},
     "training": BASE
     | {"execution", "config", "artifacts", "engine", "federation", "knn", "methods", "models", "parameters"}
     | {"federation.aggregators", "federation.privacy", "federation.uploads"},
@@ -80,7 +80,7 @@ ALLOWED = {
     | {"config", "data.datasets", "data.schemes", "models", "parameters", "engine", "knn", "federation"}
     | {"federation.aggregators", "federation.uploads", "methods", "training", "prediction"},
     "templates": {"data.datasets", "data.schemes", "federation", "models", "parameters"},
-    "options": BASE | {"config", "execution", "artifacts", "training"},  # the last three for types alone
+    "options": BASE | {"config", "execution", "artifacts", "training"},  # the last two for types alone
     "commands": BASE
     | {"execution", "config", "sources", "data.datasets", "data.formats", "data.schemes", "data.preparation", "models"}
     | {"parameters", "engine", "knn", "methods", "artifacts", "training", "jobs", "options", "prediction", "auditing"}

@@ -9,10 +9,10 @@ import shlex
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pflcli import registry
 from pflcli.artifacts import disk, placement
@@ -22,7 +22,7 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError
-from pflcli.reporter import SILENT, Reporter
+from pflcli.execution import Execution
 from pflcli.wording import PathWord
 
 if TYPE_CHECKING:
@@ -54,28 +54,6 @@ class Outcome:
         return pd.read_csv(file, index_col=0)
 
 
-@dataclass(frozen=True)
-class Making:
-    """How an artifact is made; none of this changes it. ``pflcli.execution.Execution`` adds where runs compute."""
-
-    force: bool = False
-    dry_run: bool = False
-    reporter: Reporter = SILENT
-    reads: tuple[Path, ...] = ()
-    """files and folders that the command reads besides its input artifacts"""
-    command: tuple[str, ...] = ()
-    """the words of the command line that makes the artifact, which it records"""
-
-    @property
-    def has_workers(self) -> bool:
-        """Whether worker processes compute."""
-        return False
-
-    def reading(self, *paths: Path | str | None) -> Self:
-        """Return a copy with further ``reads``."""
-        return replace(self, reads=(*self.reads, *(Path(path) for path in paths if path is not None)))
-
-
 class Built(NamedTuple):
     """The result of ``build``."""
 
@@ -92,7 +70,7 @@ Build = Callable[[ArtifactWriter], Built]
 def make(
     out: Path | str,
     spec: ArtifactSpec,
-    execution: Making,
+    execution: Execution,
     build: Build,
     *,
     extends: str = "",
@@ -147,7 +125,7 @@ def make(
     return Outcome(out, spec.kind, decision, spec.fingerprint, summary, dict(spec.request))
 
 
-def _origin(writer: ArtifactWriter, spec: ArtifactSpec, execution: Making) -> dict[str, Any]:
+def _origin(writer: ArtifactWriter, spec: ArtifactSpec, execution: Execution) -> dict[str, Any]:
     """Return the command, the versions, and the user's files, of which copies are written into the artifact."""
     recorded: dict[str, Any] = {"command": _line(execution.command, writer.out)} if execution.command else {}
     own_code = {name.partition(":")[0] for name in spec.code}

@@ -8,7 +8,7 @@ import re
 import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperOption
@@ -16,12 +16,10 @@ from typer.core import TyperCommand, TyperOption
 from pflcli import config, registry
 from pflcli.cli import console
 from pflcli.errors import UsageError, closest
+from pflcli.execution import Execution
 from pflcli.options import completion
 from pflcli.options.declaration import Options, as_pairs, declared_options
 from pflcli.settings import Settings, changed
-
-if TYPE_CHECKING:
-    from pflcli.execution import Execution
 
 EXAMPLES = "\nExamples:\n"
 """The heading, in a docstring, of the examples of a command, which follow one per line."""
@@ -81,73 +79,6 @@ def _as_typed(value: Any) -> Any:
     return str(value).lower() if isinstance(value, bool) else value
 
 
-_HARDWARE: dict[str, tuple[Any, Any]] = {
-    "device": (
-        Annotated[
-            str,
-            typer.Option(
-                help="Compute on this device: cpu, cuda, cuda:1, or auto (a GPU if there is one).",
-                metavar="NAME",
-                autocompletion=completion.words("auto", "cpu", "cuda"),
-            ),
-        ],
-        "auto",
-    ),
-    "threads": (
-        Annotated[int, typer.Option(help="Use this many threads; 0 uses one per core.", metavar="N")],
-        0,
-    ),
-    "engine": (
-        Annotated[
-            str,
-            typer.Option(
-                help="Train clients one by one (loop), many as one batched program (stacked), or choose (auto).",
-                metavar="NAME",
-                autocompletion=completion.words("auto", "loop", "stacked"),
-            ),
-        ],
-        "auto",
-    ),
-    "jobs": (
-        Annotated[
-            int,
-            typer.Option(help="Train clients in this many worker processes; 0 trains them in threads.", metavar="N"),
-        ],
-        0,
-    ),
-    "executor": (
-        Annotated[
-            str,
-            typer.Option(
-                help="Train clients on this machine (local), or on --jobs workers of Ray (ray; --jobs 0 uses as"
-                " many as fit; pip install 'pflcli\\[ray]').",
-                metavar="NAME",
-                autocompletion=completion.words("local", "ray"),
-            ),
-        ],
-        "local",
-    ),
-    "ray_address": (
-        Annotated[
-            str,
-            typer.Option(
-                help="Join this Ray cluster, such as 10.0.0.1:6379, or auto.",
-                metavar="HOST:PORT",
-                show_default="this machine",
-            ),
-        ],
-        "",
-    ),
-    "gpus_per_worker": (
-        Annotated[
-            float,
-            typer.Option(help="Give each worker of Ray this many GPUs, or a fraction of one.", metavar="N"),
-        ],
-        0.0,
-    ),
-}
-"""Options that choose the hardware of a run, with their defaults; none of them changes a result."""
-
 Config = Annotated[
     Path | None,
     typer.Option(
@@ -161,24 +92,6 @@ Config = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON value instead of text.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print only the result and errors.")]
 Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Print more details, and tracebacks of bugs.")]
-
-
-def _running(cls: type[Options]) -> dict[str, tuple[Any, Any]]:
-    """Return the options of a command that do not change its result, with their defaults."""
-    force = Annotated[bool, typer.Option("--force", "-f", help=cls.FORCE_HELP)]
-    dry_run = Annotated[
-        bool, typer.Option("--dry-run", "-n", help="Print what would be done and why, but do not do it.")
-    ]
-    return {
-        **{name: _HARDWARE[name] for name in _HARDWARE if name in cls.HARDWARE},
-        "config_file": (Config, None),
-        "force": (force, False),
-        **({"dry_run": (dry_run, False)} if cls.HAS_DRY_RUN else {}),
-        "as_json": (Json, False),
-        "quiet": (Quiet, False),
-        "verbose": (Verbose, False),
-    }
-
 
 Show = Callable[..., None]
 """A function that prints the result of a command: ``show(result, asked, execution, as_json=, quiet=)``."""
@@ -201,39 +114,38 @@ def command(
     result by ``show``. ``terminal`` are additional options by name that only ``call`` receives.
     """
     module = cls.__module__.rpartition(".")[2]
-    parameters = [_parameter("context", typer.Context)]
-    settings: dict[str, inspect.Parameter] = {}
     by_name = {option.name: option for option in declared_options(cls)}
+    settings = _setting_parameters(cls.TRAINING_DEFAULT) if "settings" in by_name else []
+    terminal = terminal or {}
+    execution_parameters = _execution_parameters(cls)
+    parameters = [_parameter("context", typer.Context)]
     for option in by_name.values():
         if option.name == "settings":
-            settings = {parameter.name: parameter for parameter in _training(cls.TRAINING_DEFAULT)}
-            parameters += settings.values()
+            parameters += settings
             continue
-        kind = option.kind
         default = option.default
         if option.typed_as is not None and default is not None:
             default = option.text(default) or None
-        if default is None and not option.is_required:
-            kind = kind | None
+        kind = option.kind | None if default is None and not option.is_required else option.kind
         parameters.append(
             _parameter(
                 option.name, Annotated[kind, option.info], inspect.Parameter.empty if option.is_required else default
             )
         )
-    terminal = terminal or {}
     parameters += [_parameter(name, annotation, None) for name, annotation in terminal.items()]
-    running = _running(cls)
-    parameters += [_parameter(name, annotation, default) for name, (annotation, default) in running.items()]
+    parameters += execution_parameters
 
     def run(**values: Any) -> None:
         context = values.pop("context")
-        typed = {name: values.pop(name) for name in running}
-        as_json, quiet = typed.pop("as_json"), typed["quiet"]
-        execution = _execution(**typed)
+        as_json, verbose, config_file = (values.pop(name) for name in ("as_json", "verbose", "config_file"))
+        quiet = values.pop("quiet")
+        chosen = {item.name: values.pop(item.name) for item in execution_parameters if item.name in values}
+        reporter = console.Console(quiet=quiet, verbose=verbose)
+        execution = Execution(**chosen, reporter=reporter).reading(config_file)
         asked: dict[str, Any] = {}
         if settings:
-            chosen = {name: value for name in settings if (value := values.pop(name)) is not None}
-            asked["settings"] = _steps_or_epochs(chosen, context)
+            typed = {item.name: value for item in settings if (value := values.pop(item.name)) is not None}
+            asked["settings"] = _steps_or_epochs(typed, context)
         beside = {name: values.pop(name) for name in terminal}
         for name, value in values.items():
             parse = by_name[name].typed_as
@@ -252,13 +164,6 @@ def command(
 
 def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
     return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
-
-
-def _execution(*, config_file: Path | None, quiet: bool, verbose: bool, **choices: Any) -> Execution:
-    """Return the execution that was typed, with the console as reporter."""
-    from pflcli.execution import Execution
-
-    return Execution(**choices, reporter=console.Console(quiet=quiet, verbose=verbose)).reading(config_file)
 
 
 def _steps_or_epochs(chosen: Mapping[str, Any], context: typer.Context) -> dict[str, Any]:
@@ -283,16 +188,47 @@ _COMPLETERS: dict[str, Callable[..., Any]] = {
     "upload": completion.steps("uploads"),
     "aggregator": completion.steps("aggregators"),
     "augment": completion.words("flip", "crop", "flip,crop"),
+    "device": completion.words("auto", "cpu", "cuda"),
+    "engine": completion.words("auto", "loop", "stacked"),
+    "executor": completion.words("local", "ray"),
 }
+"""Completers of training settings and fields of ``Execution`` whose type does not list their values."""
 
 
-def _training(default: str) -> list[inspect.Parameter]:
+def _execution_parameters(cls: type[Options]) -> list[inspect.Parameter]:
+    """Return the parameters of a command that do not change its result: fields of ``Execution``, and the output."""
+    fields, usual = {option.name: option for option in registry.options(Execution)}, Execution()
+
+    def hardware(name: str) -> inspect.Parameter:
+        option, default = fields[name], getattr(usual, name)
+        info = typer.Option(
+            help=option.help,
+            metavar="HOST:PORT" if name == "ray_address" else "NAME" if isinstance(default, str) else "N",
+            show_default="this machine" if name == "ray_address" else True,
+            autocompletion=_COMPLETERS.get(name),
+        )
+        return _parameter(name, Annotated[type(default), info], default)
+
+    force = typer.Option("--force", "-f", help=cls.FORCE_HELP or fields["force"].help)
+    dry_run = typer.Option("--dry-run", "-n", help=fields["dry_run"].help)
+    return [
+        *(hardware(name) for name in fields if name in cls.HARDWARE),
+        _parameter("config_file", Config, None),
+        _parameter("force", Annotated[bool, force], False),
+        *([_parameter("dry_run", Annotated[bool, dry_run], False)] if cls.HAS_DRY_RUN else []),
+        _parameter("as_json", Json, False),
+        _parameter("quiet", Quiet, False),
+        _parameter("verbose", Verbose, False),
+    ]
+
+
+def _setting_parameters(default: str) -> list[inspect.Parameter]:
+    """Return the training settings as parameters, with None as default; the help shows ``default``, if it is given."""
     hints = typing.get_type_hints(Settings)
     return [_setting(option, hints[option.name], default) for option in registry.options(Settings)]
 
 
 def _setting(option: registry.Option, hint: Any, default: str) -> inspect.Parameter:
-    """Return a training setting as a parameter for Typer, with None as default."""
     if type(None) in typing.get_args(hint):
         hint = typing.get_args(hint)[0]
     kind, shape = {int: (int, "N"), float: (float, "F"), str: (str, "NAME")}.get(hint, (str, "VALUE"))

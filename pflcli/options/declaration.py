@@ -20,11 +20,11 @@ import typer
 
 from pflcli import config, registry
 from pflcli.errors import UsageError
+from pflcli.execution import Execution
 from pflcli.options import completion
 from pflcli.wording import PathWord
 
 if TYPE_CHECKING:
-    from pflcli.execution import Execution
     from pflcli.training.initial_weights import Weights
 
 P = ParamSpec("P")
@@ -284,7 +284,8 @@ class Options:
     TRAINING_DEFAULT: ClassVar[str] = ""
     """the default that the help shows for every training setting; if empty, the help shows the actual value"""
     HAS_DRY_RUN: ClassVar[bool] = True
-    FORCE_HELP: ClassVar[str] = "Replace an artifact at --out that was made with other options or inputs."
+    FORCE_HELP: ClassVar[str] = ""
+    """the help of --force, if it differs from that of ``Execution``"""
 
     execution: Execution | None = field(default=None, kw_only=True)
     """how the artifact is made and where the run computes; it does not change the result"""
@@ -344,7 +345,7 @@ class Option:
         return [word for each in (text if isinstance(text, list) else [text]) for word in (yes, each)]
 
 
-_HEAVY = ("Artifact", "Execution", "Weights")
+_HEAVY = ("Artifact", "Weights")
 """Types that are not imported to parse a command line, because their modules import NumPy or PyTorch."""
 
 
@@ -444,8 +445,6 @@ def command(options: Callable[P, Asked]) -> Callable[[Callable[[Asked], Result]]
     def decorate(function: Callable[[Asked], Result]) -> Callable[P, Result]:
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> Result:
-            from pflcli.execution import Execution
-
             asked = options(*args, **kwargs)
             execution = asked.execution or Execution()
             execution = replace(execution, command=tuple(asked.words()))
