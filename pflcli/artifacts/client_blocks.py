@@ -1,18 +1,63 @@
-"""Arrays of all clients, sorted by client or by client and split; block i is rows ``offsets[i]:offsets[i + 1]``."""
+"""Arrays of all clients, sorted by client or by client and split; block i is rows ``offsets[i]:offsets[i + 1]``.
+
+Large arrays are read in pieces, and a ``LazyRows`` sorts samples without a second copy in memory.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.artifacts import h5_file
-from pflcli.artifacts.lazy_rows import LazyRows
 from pflcli.errors import InputError
 
 SPLITS = ("train", "validation", "test")
+
+PIECE_BYTES = 1 << 23
+"""Bytes of an array that are checked or copied at a time."""
+
+
+@dataclass(frozen=True)
+class LazyRows:
+    """The rows ``rows`` (n,) of ``source``, converted to ``dtype``, copied only when they are indexed."""
+
+    source: NDArray[Any]
+    rows: NDArray[np.int64]
+    dtype: np.dtype[Any]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """The shape of the array."""
+        return (len(self.rows), *self.source.shape[1:])
+
+    @property
+    def ndim(self) -> int:
+        """The number of axes."""
+        return self.source.ndim
+
+    @property
+    def nbytes(self) -> int:
+        """The bytes of the array."""
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def __getitem__(self, rows: slice | NDArray[Any]) -> NDArray[Any]:
+        return self.source[self.rows[rows]].astype(self.dtype, copy=False)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
+        return np.asarray(self[:], dtype=dtype)
+
+
+def pieces(values: NDArray[Any] | LazyRows) -> Iterator[NDArray[Any]]:
+    """Yield an array (n, ...) in slices of rows of about ``PIECE_BYTES`` bytes."""
+    step = max(1, PIECE_BYTES // max(values.nbytes // max(len(values), 1), 1))
+    for first in range(0, len(values), step):
+        yield values[first : first + step]
 
 
 def offsets(sizes: Sequence[int] | NDArray[np.integer[Any]]) -> NDArray[np.int64]:
@@ -43,7 +88,7 @@ def check_finite(where: str, **arrays: NDArray[Any] | LazyRows) -> None:
     """Raise InputError unless the arrays have finite floating-point numbers in native byte order."""
     for name, values in arrays.items():
         is_sound = values.dtype.kind == "f" and bool(values.dtype.isnative)
-        if not is_sound or not all(np.isfinite(piece).all() for piece in h5_file.pieces(values)):
+        if not is_sound or not all(np.isfinite(piece).all() for piece in pieces(values)):
             raise InputError(f"{where} is inconsistent: {name} has a number that is not finite")
 
 

@@ -1,15 +1,24 @@
-"""Decides whether to make, resume, replace or keep the output of a request."""
+"""Decides whether to make, resume, replace or keep the output of a request, and refuses unsuitable outputs.
+
+Nothing here changes a file.
+"""
 
 from __future__ import annotations
 
+import os
+import re
+from collections.abc import Iterable
 from contextlib import suppress
 from enum import StrEnum
 from pathlib import Path
 
-from pflcli.artifacts import draft_file, kinds, placement
+from pflcli.artifacts import kinds, locks, placement
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.manifest import ArtifactSpec, Manifest
 from pflcli.errors import ConflictError, InputError, UsageError
+
+_LONGEST_SUFFIX = max(len(".replaced-") + 7, locks.LONGEST_SUFFIX)
+"""Maximum bytes that pfl adds to the name of an output; process ids have at most 7 digits."""
 
 
 class Decision(StrEnum):
@@ -35,9 +44,9 @@ def decide(out: Path, spec: ArtifactSpec, *, force: bool) -> tuple[Decision, str
             return Decision.UP_TO_DATE, f"{out} was made by the same request"
         if _cleans_up(out, spec):
             return Decision.UP_TO_DATE, f"{out} was made by the same request, which was killed during its cleanup"
-    placement.check(out, spec)
-    partial = placement.partial(out)
-    begun = draft_file.read(partial)
+    _check_name(out, spec)
+    partial = placement.partial_folder(out)
+    begun = manifests.read_draft(partial)
     if not begun and _has_foreign_files(partial):
         raise ConflictError(
             f"{partial} was not made by pfl, which needs this folder to write {out}", "choose another folder for --out"
@@ -46,13 +55,13 @@ def decide(out: Path, spec: ArtifactSpec, *, force: bool) -> tuple[Decision, str
     if not exists and out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ConflictError(f"{out} exists and is not a pfl artifact", "choose another folder for --out")
     if exists and not force:
-        others = placement.unlisted(out)
+        others = placement.unlisted_files(out)
         remedy = f"move {', '.join(others)} out of it, then --force replaces it" if others else "--force replaces it"
         if old is None:
             raise ConflictError(damage or "", remedy)
         raise ConflictError(f"{out} exists and was made by another request", *_changes(old, spec), remedy)
     if exists:
-        placement.check_replaceable(out, spec)
+        _check_replaceable(out, spec)
     if begun.get("fingerprint") == spec.fingerprint and (begun.get("force") or not force):
         return Decision.RESUME, f"{partial} contains {_state(partial, spec)} of the same request"
     if exists:
@@ -114,11 +123,115 @@ def _input_changes(old: Manifest, spec: ArtifactSpec) -> list[str]:
 def _cleans_up(out: Path, spec: ArtifactSpec) -> bool:
     """Whether a writer of this request finished the artifact at ``out``, but was killed before its cleanup."""
     with suppress(InputError):
-        return draft_file.read(out).get("fingerprint") == spec.fingerprint
+        return manifests.read_draft(out).get("fingerprint") == spec.fingerprint
     return False
 
 
 def _has_foreign_files(partial: Path) -> bool:
     """Whether a folder without a draft has files that pfl did not write."""
     names = {item.name for item in partial.iterdir()} if partial.is_dir() else set()
-    return not names <= {draft_file.UNFINISHED} and not placement.is_only_artifact(partial)
+    return not names <= {manifests.UNFINISHED_DRAFT} and not placement.is_only_artifact(partial)
+
+
+def _check_name(out: Path, spec: ArtifactSpec) -> None:
+    """Check, before anything is computed, that the output can be written at the end; changes nothing.
+
+    Raises UsageError for a name that is too long, ConflictError for a mount point, a broken link, and a folder that is
+    an input of ``spec`` or inside one.
+    """
+    longest = _longest_name(out.parent) - _LONGEST_SUFFIX
+    if len(os.fsencode(out.name)) > longest:
+        raise UsageError(f"the name '{out.name}' is too long", f"choose one of at most {longest} bytes for --out")
+    if out.is_symlink() and not out.exists():
+        raise ConflictError(
+            f"{out} is a link to {out.readlink()}, which does not exist", f"rm {out}, or choose another --out"
+        )
+    if _is_mount(out):
+        raise ConflictError(
+            f"{out} is a mount point, and an artifact cannot replace it",
+            f"choose a folder inside it: --out {out / spec.kind}",
+        )
+    partial = placement.partial_folder(out)
+    for item in spec.inputs:
+        if item.path == ".":
+            raise ConflictError(f"{out} is an input of the {spec.kind}", "choose another folder for --out")
+        if set(Path(item.path).parts) == {".."}:
+            raise ConflictError(
+                f"{out} is inside the {item.kind} from which the {spec.kind} is made",
+                "choose a folder outside it for --out",
+            )
+        if (out.resolve() / item.path).resolve().is_relative_to(partial.resolve()):
+            raise ConflictError(
+                f"pfl would write to {partial}, which contains the {item.kind} from which the {spec.kind} is made",
+                "choose another folder for --out",
+            )
+
+
+def _longest_name(folder: Path) -> int:
+    """Return the maximum bytes of a name in ``folder``, or in its nearest parent that exists."""
+    try:
+        return os.pathconf(
+            next(above for above in (folder, *folder.absolute().parents) if above.exists()), "PC_NAME_MAX"
+        )
+    except (OSError, ValueError):
+        return 255
+
+
+def _is_mount(out: Path) -> bool:
+    if out.is_symlink() or not out.is_dir():
+        return False  # the link is replaced, and its target stays
+    try:  # os.path.ismount misses a bind mount of the same file system
+        lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
+    except OSError:
+        return os.path.ismount(out)
+    path = os.fsencode(out.resolve())
+    return any(re.sub(rb"\\(\d{3})", lambda code: bytes([int(code[1], 8)]), line.split()[4]) == path for line in lines)
+
+
+def _ancestors(out: Path, spec: ArtifactSpec) -> set[Path]:
+    """Return the folders of all artifacts in the lineage of ``spec`` that exist."""
+    unread, folders = [out.resolve() / item.path for item in spec.inputs], set[Path]()
+    while unread:
+        folder = unread.pop().resolve()
+        if folder not in folders:
+            folders.add(folder)
+            with suppress(InputError):  # an input that has moved is reported when it is read
+                unread += [folder / item.path for item in manifests.read(folder).inputs]
+    return folders
+
+
+def _check_replaceable(out: Path, spec: ArtifactSpec) -> None:
+    """Raise ConflictError if replacing the artifact at ``out`` would delete an ancestor, or files not made by pfl."""
+    if out.resolve() in _ancestors(out, spec):
+        raise ConflictError(f"{out} is in the lineage of the {spec.kind}", "choose another folder for --out")
+    for item in spec.inputs:
+        if Path(item.path).parts[:1] != ("..",) and (out / item.path).exists():
+            raise ConflictError(
+                f"{out / item.path} is an input of the {spec.kind} inside {out}, which would be replaced",
+                "choose another folder for --out",
+            )
+    others = placement.unlisted_files(out)
+    if others:
+        raise ConflictError(
+            f"{out} has files that its manifest does not list, and --force would delete them: {', '.join(others)}",
+            f"move them out of {out}, or choose another folder for --out",
+        )
+
+
+def require_folder(out: Path) -> None:
+    """Raise ConflictError if ``out`` cannot be a folder of artifacts."""
+    if manifests.is_artifact(out):
+        raise ConflictError(f"{out} is a pfl artifact itself", "choose another folder for --out")
+    if out.exists() and not out.is_dir():
+        raise ConflictError(f"{out} exists and is not a folder", "choose another folder for --out")
+
+
+def require_outside(out: Path, reads: Iterable[Path]) -> None:
+    """Raise ConflictError if a path in ``reads`` is inside the folder that is replaced, or inside ``OUT.partial``."""
+    for path in reads:
+        for folder in (out, placement.partial_folder(out)):
+            if path.resolve().is_relative_to(folder.resolve()):
+                raise ConflictError(
+                    f"{path} is an input inside {folder}, which would be replaced",
+                    "copy it elsewhere, or choose another folder for --out",
+                )

@@ -12,115 +12,82 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.artifacts.lazy_rows import LazyRows
+from pflcli.artifacts import disk
+from pflcli.artifacts.client_blocks import LazyRows, pieces
 
-PIECE = 1 << 23
-"""Bytes of an array that are checked or copied at a time."""
-
-
-class WriteError(OSError):
-    """Raised when a file cannot be written; ``needed`` is its size in bytes."""
-
-    def __init__(self, error: OSError, needed: int) -> None:
-        super().__init__(error.errno, error.strerror)
-        self.needed = needed
+_SMALL_ARRAY = 1 << 20
+"""Bytes below which an array is read instead of mapped."""
 
 
-class _Sink(io.RawIOBase):
-    """The file object that HDF5 writes to. It stores the first error: HDF5 would abort the process on an exception."""
+class _Sink(io.FileIO):
+    """The file object that HDF5 writes to; it seeks before each call.
+
+    It stores the first error instead of raising it, because HDF5 would abort the process.
+    """
 
     def __init__(self, path: Path) -> None:
-        super().__init__()
-        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o666)
-        self._position = self._end = 0
+        super().__init__(path, "w+")
         self.error: OSError | None = None
-
-    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
-        """Set the position, and return it."""
-        base = {os.SEEK_SET: 0, os.SEEK_CUR: self._position, os.SEEK_END: self._end}[whence]
-        self._position = base + offset
-        return self._position
-
-    def tell(self) -> int:
-        """Return the position."""
-        return self._position
+        self.needed = 0
+        """bytes of the file so far, including those that could not be written"""
 
     def write(self, content: Any) -> int:
-        """Write all bytes of a buffer; after an error, only advance the position."""
-        view = memoryview(content).cast("B")
+        """Write all bytes of a buffer; after an error, write nothing."""
+        view, position = memoryview(content).cast("B"), self.tell()
+        size = len(view)
+        self.needed = max(self.needed, position + size)
         try:
-            written = 0
-            while self.error is None and written < len(view):
-                written += os.pwrite(self._file, view[written:], self._position + written)
+            while view and self.error is None:
+                count = os.pwrite(self.fileno(), view, position)
+                view, position = view[count:], position + count
         except OSError as error:
             self.error = error
-        self._position += len(view)
-        self._end = max(self._end, self._position)
-        return len(view)
+        return size
 
     def readinto(self, buffer: Any) -> int:
         """Fill a buffer, with zeros after the end of the file."""
         view = memoryview(buffer).cast("B")
-        content = os.pread(self._file, len(view), self._position)
-        view[:] = content + bytes(len(view) - len(content))
-        self._position += len(view)
+        count = super().readinto(view) or 0
+        view[count:] = bytes(len(view) - count)
         return len(view)
 
     def truncate(self, size: int | None = None) -> int:
         """Truncate the file, or extend it by zeros."""
-        self._end = self._position if size is None else size
         try:
-            os.ftruncate(self._file, self._end)
+            return super().truncate(size)
         except OSError as error:
             self.error = self.error or error
-        return self._end
-
-    def flush(self) -> None:
-        """Do nothing: ``sync`` is called once at the end."""
+            return 0
 
     def sync(self) -> None:
         """Wait until the file is on disk."""
         try:
-            os.fsync(self._file)
+            os.fsync(self.fileno())
         except OSError as error:
             self.error = self.error or error
 
-    def failure(self) -> WriteError:
-        """Return the first error, with the known size of the file."""
-        assert self.error is not None
-        return WriteError(self.error, self._end)
-
-    def close(self) -> None:
-        """Close the file."""
-        if not self.closed:
-            os.close(self._file)
-            super().close()
-
 
 @contextmanager
-def writing(path: Path) -> Iterator[Any]:
+def create(path: Path) -> Iterator[Any]:
     """Yield an HDF5 file that is written to ``path`` while it is filled, and synced to disk at the end.
 
-    The same calls give the same bytes. Raises WriteError at the end if a write failed.
+    The same calls give the same bytes. Raises InputError at the end if a write failed.
     """
     import h5py
 
+    failure = f"cannot write {path}"
     try:
         sink = _Sink(path)
     except OSError as error:
-        raise WriteError(error, 0) from None
-    try:
+        raise disk.write_error(failure, path.parent, error) from None
+    with sink:
         try:
             with h5py.File(sink, "w", locking=False) as file:
                 yield file
+            sink.sync()
         finally:
             if sink.error is not None:  # replaces HDF5's own, less precise error
-                raise sink.failure()
-        sink.sync()
-        if sink.error is not None:
-            raise sink.failure()
-    finally:
-        sink.close()
+                raise disk.write_error(failure, path.parent, sink.error, sink.needed)
 
 
 def fill(file: Any, arrays: Mapping[str, NDArray[Any] | LazyRows], attrs: Mapping[str, Any] | None = None) -> None:
@@ -145,30 +112,17 @@ def reserve(file: Any, name: str, shape: tuple[int, ...], dtype: Any) -> Any:
     return dataset
 
 
-def mapped(dataset: Any) -> NDArray[Any]:
+def map_or_read(dataset: Any) -> NDArray[Any]:
     """Return a dataset of an HDF5 file as a read-only memory map.
 
     The system drops its pages when memory is short. A dataset that is small, compressed or not aligned is read instead.
     """
-    first = dataset.id.get_offset()
-    if first is None or first % dataset.dtype.itemsize or dataset.nbytes < _SMALL or not dataset.dtype.isnative:
-        values: NDArray[Any] = dataset[...]
-        return values
-    with suppress(OSError, ValueError):  # a file system without memory maps
-        return np.asarray(np.memmap(dataset.file.filename, dataset.dtype, "r", first, dataset.shape))
-    values = dataset[...]
+    first, dtype = dataset.id.get_offset(), dataset.dtype
+    if first is not None and first % dtype.itemsize == 0 and dataset.nbytes >= _SMALL_ARRAY and dtype.isnative:
+        with suppress(OSError, ValueError):  # a file system without memory maps
+            return np.asarray(np.memmap(dataset.file.filename, dtype, "r", first, dataset.shape))
+    values: NDArray[Any] = dataset[...]
     return values
-
-
-_SMALL = 1 << 20
-"""Bytes below which an array is read at once."""
-
-
-def pieces(values: NDArray[Any] | LazyRows) -> Iterator[NDArray[Any]]:
-    """Yield an array (n, ...) in slices of rows of about ``PIECE`` bytes."""
-    step = max(1, PIECE // max(values.nbytes // max(len(values), 1), 1))
-    for first in range(0, len(values), step):
-        yield values[first : first + step]
 
 
 def require_plain(group: Any, budget: int) -> None:

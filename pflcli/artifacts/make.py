@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from pflcli import registry
 from pflcli.artifacts import disk, placement
 from pflcli.artifacts import manifest as manifests
-from pflcli.artifacts.decision import Decision, decide
+from pflcli.artifacts.decision import Decision, decide, require_outside
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
@@ -89,7 +89,7 @@ def make(
     decision, reason = decide(out, spec, force=force)
     if extends and decision is Decision.REPLACE:
         reason = extends
-    for leftover in placement.leftovers(out):
+    for leftover in placement.find_leftovers(out):
         execution.reporter.say(
             f"found {leftover}, left behind by a killed run; it will be deleted when {out} is finished"
         )
@@ -100,7 +100,7 @@ def make(
         execution.reporter.say(f"{out} is up to date")
         summary = open_artifact(out).manifest.summary
         return Outcome(out, spec.kind, decision, spec.fingerprint, summary, dict(spec.request))
-    placement.require_outside(out, execution.reads)
+    require_outside(out, execution.reads)
     execution.reporter.detail(f"{decision}: {reason}")
     warning = disk.require_disk(out, needs)
     for remark in (*ahead, *([warning] if warning else [])):

@@ -1,4 +1,8 @@
-"""The manifest of an artifact: its kind, request, inputs, and the hash of every file."""
+"""The records of an artifact: ``manifest.json`` when it is finished, ``draft.json`` before.
+
+A manifest has the kind, request, inputs and code, and the hash of every file. Both records end with a seal over all
+their fields.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +22,13 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 NAME = "manifest.json"
+
+DRAFT = "draft.json"
+"""Records the request of an unfinished artifact, until it is at its final path and all other files are removed."""
+
+UNFINISHED_DRAFT = "draft.tmp"
+"""The temporary name of the draft, which a writer leaves if it is killed while it writes the draft."""
+
 _CLOSED = {"extra": "forbid"}
 
 
@@ -156,7 +167,7 @@ def _parse(path: Path, fields: dict[str, Any]) -> Manifest:
         # Each check relies on the one before.
         if _is_deeper(fields, _DEPTH):
             raise ValueError("nested too deeply")
-        manifest = _schema().validate_python(fields)
+        manifest: Manifest = type_adapter(Manifest).validate_python(fields)
         _require_types(manifest)
         fingerprint, expected_seal = _fingerprint(manifest, manifest.schema), digest(fields)
     except ValueError:  # pydantic's error is a ValueError
@@ -216,10 +227,34 @@ def _is_plain_name(name: str) -> bool:
 
 
 @cache
-def _schema() -> TypeAdapter[Manifest]:
+def type_adapter(record: Any) -> TypeAdapter[Any]:
+    """Return pydantic's validator of a class of records."""
     from pydantic import TypeAdapter
 
-    return TypeAdapter(Manifest)
+    return TypeAdapter(record)
+
+
+def draft_content(spec: ArtifactSpec, *, force: bool) -> bytes:
+    """Return the bytes of ``draft.json``; ``force`` is true for a request with ``--force``."""
+    fields = json.loads(json.dumps({**asdict(spec), "fingerprint": spec.fingerprint, "force": force}))
+    return json.dumps({**fields, "seal": digest(fields)}).encode()
+
+
+def read_draft(folder: Path) -> dict[str, Any]:
+    """Return the fields of a folder's draft, empty if it has none; raises InputError if the draft is damaged."""
+    path = folder / DRAFT
+    if not path.is_file():
+        return {}
+    try:
+        fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if fields.pop("seal") != digest(fields):
+            raise ValueError
+    except Exception:  # a parser raises anything on a damaged file
+        raise InputError(
+            f"{path} is damaged, or was written by an older pfl",
+            f"if pfl made {folder}, remove it (rm -r {folder}) and start again; or choose another --out",
+        ) from None
+    return fields
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:

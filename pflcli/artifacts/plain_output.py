@@ -23,7 +23,7 @@ def replace(path: Path, content: bytes) -> None:
     Raises OSError if that fails, and keeps the old file; ConflictError if another process writes the file, or if the
     temporary name is a folder.
     """
-    lock, partial = locks.acquire(path), placement.partial(path)
+    lock, partial = locks.acquire(path), placement.partial_folder(path)
     try:
         if partial.is_dir():
             raise ConflictError(f"{partial} is a folder, but pfl needs this name to write {path}", "move it away")
@@ -45,7 +45,7 @@ def folder(out: Path, names: set[str]) -> Iterator[Path]:
 
     Raises ConflictError if another process writes ``out``, or if the folder has files other than ``names``.
     """
-    lock, partial = locks.acquire(out), placement.partial(out)
+    lock, partial = locks.acquire(out), placement.partial_folder(out)
     try:
         if os.path.lexists(partial):
             known = partial.is_dir() and not partial.is_symlink() and {item.name for item in partial.iterdir()} <= names

@@ -87,11 +87,14 @@ class Artifact:
         with foreign.parsing(str(self.path / name), _FORMS.get(suffix, suffix), self._remedy):
             yield
 
-    def json(self, name: str) -> Any:
-        """Return the value in a JSON file; raises InputError if it is damaged."""
+    def json(self, name: str, record: Any = None) -> Any:
+        """Return the value in a JSON file; raises InputError if it is damaged, or not a ``record`` (a TypedDict)."""
         content = self.read(name)
         with self.parsing(name):
-            return json.loads(content)
+            value = json.loads(content)
+            if record is not None:
+                manifests.type_adapter(record).validate_python(value, strict=True)
+            return value
 
     def table(self, name: str) -> list[dict[str, str]]:
         """Return the rows of a CSV file as dicts; raises InputError if a row is longer or shorter than the header."""
@@ -167,7 +170,7 @@ def _describe_interruption(folder: Path) -> list[str]:
 
     If the system cannot exchange two names in one step, ``--force`` moves the old artifact away first.
     """
-    old, new = placement.interrupted(folder)
+    old, new = placement.find_interrupted(folder)
     if not old and new is None:
         return [""]
     kind = manifests.read(new or old[-1]).kind

@@ -19,16 +19,12 @@ def verify(artifact: Artifact) -> None:
             codebook.read(artifact)
         elif name == backbone.ROUNDS:
             backbone.rounds(artifact)
-        else:
-            _BY_SUFFIX.get(Path(name).suffix, _nothing)(artifact, name)
+        elif Path(name).suffix in _PARSERS:  # for other files, the hash is enough
+            _PARSERS[Path(name).suffix](artifact, name)
     kinds.load(artifact.kind).check(artifact)
 
 
-def _nothing(artifact: Artifact, name: str) -> None:
-    """Check nothing: for other files, the hash is enough."""
-
-
-def _tensors(artifact: Artifact, name: str) -> None:
+def _load_tensors(artifact: Artifact, name: str) -> None:
     from safetensors.torch import load
 
     content = artifact.read(name)
@@ -36,13 +32,13 @@ def _tensors(artifact: Artifact, name: str) -> None:
         load(content)  # values may be nan: the state of a method has nan for rounds without a measurement
 
 
-def _text(artifact: Artifact, name: str) -> None:
+def _decode_text(artifact: Artifact, name: str) -> None:
     content = artifact.read(name)
     with artifact.parsing(name):
         content.decode()
 
 
-def _picture(artifact: Artifact, name: str) -> None:
+def _verify_picture(artifact: Artifact, name: str) -> None:
     from PIL import Image
 
     content = artifact.read(name)
@@ -50,10 +46,10 @@ def _picture(artifact: Artifact, name: str) -> None:
         picture.verify()
 
 
-_BY_SUFFIX: dict[str, Callable[[Artifact, str], object]] = {
+_PARSERS: dict[str, Callable[[Artifact, str], object]] = {
     ".json": Artifact.json,
     ".csv": Artifact.table,
-    ".safetensors": _tensors,
-    ".md": _text,
-    ".png": _picture,
+    ".safetensors": _load_tensors,
+    ".md": _decode_text,
+    ".png": _verify_picture,
 }

@@ -16,10 +16,10 @@ from typing import Any, Self
 
 from numpy.typing import NDArray
 
-from pflcli.artifacts import disk, draft_file, h5_file, kinds, locks, placement
+from pflcli.artifacts import disk, h5_file, kinds, locks, placement
 from pflcli.artifacts import manifest as manifests
+from pflcli.artifacts.client_blocks import LazyRows
 from pflcli.artifacts.decision import Decision, decide
-from pflcli.artifacts.lazy_rows import LazyRows
 from pflcli.artifacts.manifest import ArtifactSpec, Manifest
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.row_file import RowFile
@@ -37,7 +37,7 @@ class ArtifactWriter:
         self.out = Path(out)
         self.spec = spec
         self.force = force
-        self.folder = placement.partial(self.out)
+        self.folder = placement.partial_folder(self.out)
         self._files: dict[str, dict[str, Any]] = {}
         self._began = time.monotonic()
         self._keep_folder = False
@@ -64,9 +64,9 @@ class ArtifactWriter:
         if decision is Decision.RESUME:
             self.complete = self._complete_manifest()
             return
-        placement.clear(self.folder, {draft_file.NAME})  # the old draft marks the folder until it is replaced
-        draft = draft_file.content(self.spec, force=self.force)
-        _replace(self.folder / draft_file.NAME, self.folder / draft_file.UNFINISHED, draft)
+        placement.clear(self.folder, {manifests.DRAFT})  # the old draft marks the folder until it is replaced
+        draft = manifests.draft_content(self.spec, force=self.force)
+        _replace(self.folder / manifests.DRAFT, self.folder / manifests.UNFINISHED_DRAFT, draft)
 
     def _require_lock(self) -> None:
         """Raise ConflictError if another process took over the lock, and with it the folder."""
@@ -131,13 +131,10 @@ class ArtifactWriter:
     def h5(self, name: str) -> Iterator[Any]:
         """Yield an HDF5 file of the artifact to fill; it may be larger than memory."""
         path = self.folder / name
-        try:
-            with h5_file.writing(path) as file:
-                yield file
-            with path.open("rb") as written:
-                digest = hashlib.file_digest(written, "sha256").hexdigest()
-        except h5_file.WriteError as error:
-            raise disk.write_error(f"cannot write {path}", self.folder, error, error.needed or None) from None
+        with h5_file.create(path) as file:
+            yield file
+        with path.open("rb") as written:
+            digest = hashlib.file_digest(written, "sha256").hexdigest()
         self._files[name] = {"sha256": digest, "bytes": path.stat().st_size}
 
     def write_h5(
@@ -217,9 +214,9 @@ class ArtifactWriter:
             if decision is Decision.UP_TO_DATE:  # another process has made the same artifact
                 placement.discard(self.folder)
                 return
-            placement.clear(self.folder, {*manifest.files, manifests.NAME, draft_file.NAME})
+            placement.clear(self.folder, {*manifest.files, manifests.NAME, manifests.DRAFT})
             with suppress(OSError):
-                (self.out / draft_file.NAME).unlink(missing_ok=True)  # only the new artifact is unfinished
+                (self.out / manifests.DRAFT).unlink(missing_ok=True)  # only the new artifact is unfinished
             placement.move(self.folder, self.out)
             _sync(self.out.parent)
             placement.tidy(self.out)

@@ -10,12 +10,11 @@ from typing import Any
 from pflcli import config, methods
 from pflcli.artifacts import codebook
 from pflcli.artifacts import manifest as manifests
-from pflcli.artifacts.decision import Decision
+from pflcli.artifacts.decision import Decision, require_folder
 from pflcli.artifacts.kinds import partition as partition_kind
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import open_one
-from pflcli.artifacts.placement import require_folder
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands.comparison import costs, only, tunings

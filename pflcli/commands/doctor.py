@@ -130,7 +130,7 @@ def _hdf5() -> str:
 
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "a.h5")
-        with h5_file.writing(path) as file:
+        with h5_file.create(path) as file:
             h5_file.fill(file, {"a": np.arange(3)})
         with h5py.File(path, "r", locking=False) as file:
             return f"reads what it writes ({file['a'].shape[0]} of 3 values)"

@@ -291,7 +291,7 @@ def open_dataset(dataset: str) -> Artifact | None:
 
     Raises UsageError if neither a dataset nor a folder has this name, InputError for a folder without a dataset.
     """
-    exists = Path(dataset).exists() or any(placement.interrupted(Path(dataset)))
+    exists = Path(dataset).exists() or any(placement.find_interrupted(Path(dataset)))
     if registry.exists("datasets", dataset):
         return None
     if not exists and "/" not in dataset:

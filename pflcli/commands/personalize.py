@@ -13,9 +13,9 @@ from typing import Any
 from torch import Tensor
 
 from pflcli import config, methods, parameters, sources
-from pflcli.artifacts import codebook, csv_file, lineage_order
+from pflcli.artifacts import codebook, csv_file
+from pflcli.artifacts.kinds import LINEAGE, missing_input_error, predictions, required_kinds
 from pflcli.artifacts.kinds import partition as partitions
-from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import open_one
@@ -56,7 +56,7 @@ def personalize(asked: Personalize) -> Outcome:
     execution = asked.execution or Execution()
     definition = methods.load(asked.method)
     cfg = config.build(definition.Config, asked.options or {}, asked.method)
-    nearest = open_one(asked.source, *lineage_order.KINDS)
+    nearest = open_one(asked.source, *LINEAGE)
     lineage = _lineage(asked.method, definition, nearest)
     training = run_request.settings_on_lineage(asked.method, definition, lineage, asked.settings or {}, asked.out)
     seed = run_request.seed_of(asked.seed, nearest)
@@ -75,7 +75,7 @@ def personalize(asked: Personalize) -> Outcome:
     if digest is not None:
         request["weights"] = digest
     # A method that needs embeddings trains no model: the code of the model is part of the embeddings' fingerprint.
-    trains = "embeddings" not in lineage_order.required_kinds(definition.NEEDS)
+    trains = "embeddings" not in required_kinds(definition.NEEDS)
     code = {
         name: sources.code_hash(*name.split("/", 1))
         for name in (f"methods/{asked.method}", *(run_request.code_files(training) if trains else ()))
@@ -129,10 +129,10 @@ def _lineage(name: str, method: Method, source: Artifact) -> dict[str, Artifact 
 
     Raises InputError if one that the method needs is missing, or if two do not fit together.
     """
-    lineage = {kind: ancestor(source, kind) for kind in lineage_order.KINDS}
+    lineage = {kind: ancestor(source, kind) for kind in LINEAGE}
     for need in method.NEEDS:
         if lineage[need] is None:
-            raise lineage_order.missing_input_error(name, need, source)
+            raise missing_input_error(name, need, source)
     partition, backbone, datastore = (lineage[kind] for kind in ("partition", "backbone", "datastore"))
     if partition is not None and backbone is not None:
         codebook.require_same(partition, backbone, *codebook.INPUTS)
@@ -187,8 +187,8 @@ def _build(job: _Job, execution: Execution, writer: ArtifactWriter) -> Built:
     else:
         loop.run_rounds(run, job.name, job.method, checkpoints, execution)
     loop.predict_all(run, job.name, job.method, checkpoints, execution)
-    needed = lineage_order.required_kinds(job.method.NEEDS) | ({"backbone"} if reuses_rounds else set())
-    inputs = {kind: item for kind in lineage_order.KINDS if kind in needed and (item := job.lineage[kind]) is not None}
+    needed = required_kinds(job.method.NEEDS) | ({"backbone"} if reuses_rounds else set())
+    inputs = {kind: item for kind in LINEAGE if kind in needed and (item := job.lineage[kind]) is not None}
     backbone = inputs.get("backbone") if not progress.rows else None
     reported = progress.facts() if backbone is None else run_request.reported_round(backbone)
     tuned, flags = _write_predictions(job, run, data, progress.join_answers(), writer)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pflcli.artifacts import placement
+from pflcli.artifacts.decision import require_outside
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.errors import UsageError
 from pflcli.evaluation.charts import vega
@@ -49,7 +49,7 @@ def report(sources: Sequence[Path | str], out: Path | str, *, force: bool = Fals
         )
     page_files.require_writable(out, force=force)
     for artifact in opened:
-        placement.require_outside(artifact.path, [out, page_files.data_folder(out)])
+        require_outside(artifact.path, [out, page_files.data_folder(out)])
     comparisons = [read_comparison(artifact) for artifact in artifacts]
     lineages = [lineage.trace(artifact) for artifact in artifacts]
     added = [runs.read(*pair) for pair in zip(comparisons, lineages, strict=True)]

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from pflcli import config, methods, sources
-from pflcli.artifacts import lineage_order, placement
 from pflcli.artifacts import manifest as manifests
-from pflcli.artifacts.decision import Decision
+from pflcli.artifacts.decision import Decision, require_folder, require_outside
+from pflcli.artifacts.kinds import LINEAGE
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
@@ -59,10 +59,10 @@ def tune(asked: Tune) -> Outcome:
     """
     execution = asked.execution or Execution()
     out, options, settings = Path(asked.out), dict(asked.options or {}), dict(asked.settings or {})
-    placement.require_folder(out)
+    require_folder(out)
     if asked.minutes is not None and not asked.minutes > 0:
         raise UsageError(f"--minutes {asked.minutes:g} leaves no time for a trial", "--minutes 10")
-    source = open_one(asked.source, *lineage_order.KINDS)
+    source = open_one(asked.source, *LINEAGE)
     cfg, training = (
         config.build(methods.load(asked.method).Config, options, asked.method),
         _training_settings(source, settings),
@@ -153,7 +153,7 @@ class _Trials:
     def make_base(self, execution: Execution) -> Artifact:
         """Return the artifact that trials start from: ``source``, or what is made from it in ``out``."""
         needs = methods.load(self.method).NEEDS
-        last = max([*needs, self.source.kind], key=[*lineage_order.KINDS].index)
+        last = max([*needs, self.source.kind], key=LINEAGE.index)
         jobs = shared_jobs(
             self.source,
             self.out,
@@ -224,7 +224,7 @@ class _Trials:
             outcome = make_unless_there(partial(self.make_trial, base, point), dry_run)
             decision = outcome.decision.removeprefix("dry run: ")
             if decision != Decision.UP_TO_DATE:
-                placement.require_outside(self.folder(point), execution.reads)
+                require_outside(self.folder(point), execution.reads)
             planned.append({"values": point, "path": str(self.folder(point)), "decision": decision})
         return planned
 

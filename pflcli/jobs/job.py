@@ -11,8 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pflcli.artifacts import placement
-from pflcli.artifacts.decision import Decision
+from pflcli.artifacts.decision import Decision, require_outside
 from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import Artifact, expected_artifact, open_artifact
 from pflcli.errors import ConflictError
@@ -147,7 +146,7 @@ def require_free(planned: Iterable[Planned], execution: Execution) -> None:
             raise item.conflict
     for item in planned:
         if item.is_ahead:
-            placement.require_outside(item.job.out, execution.reads)
+            require_outside(item.job.out, execution.reads)
 
 
 def with_parts(jobs: Iterable[Job]) -> list[Job]:

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from pflcli import config, sources
-from pflcli.artifacts import client_blocks, codebook, lineage_order
+from pflcli.artifacts import client_blocks, codebook
 from pflcli.artifacts.codebook import Codebook
+from pflcli.artifacts.kinds import LINEAGE, predictions
 from pflcli.artifacts.kinds import partition as partitions
-from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.kinds.partition import Form, Partition
 from pflcli.artifacts.kinds.predictions import LaterClients
 from pflcli.artifacts.reader import Artifact, ancestor, follow
@@ -95,7 +95,7 @@ def reopen(artifact: Artifact, weights: Path | str | None) -> ReopenedRun:
     if reference is None:
         raise InputError(f"{artifact.path} does not record the artifact it was made from", "run its method again")
     source = follow(artifact, reference)
-    lineage = {kind: ancestor(source, kind) for kind in lineage_order.KINDS}
+    lineage = {kind: ancestor(source, kind) for kind in LINEAGE}
     if lineage["partition"] is None:
         raise InputError(f"{artifact.path} does not descend from a partition", "run its method again")
     choices = next((item for item in artifact.manifest.inputs if item.role == "choices"), None)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 
 import h5py
 import numpy as np
 import pytest
 
-from pflcli.artifacts import h5_file
-from pflcli.artifacts.lazy_rows import LazyRows
+from pflcli.artifacts import client_blocks, h5_file
+from pflcli.artifacts.client_blocks import LazyRows
+from pflcli.errors import InputError
 
 DRAW = np.random.default_rng(0)
 ARRAYS = {
@@ -34,13 +36,13 @@ def in_memory(arrays, attrs):
 
 
 def test_a_file_has_the_bytes_that_it_would_have_in_memory(tmp_path):
-    with h5_file.writing(tmp_path / "a.h5") as file:
+    with h5_file.create(tmp_path / "a.h5") as file:
         h5_file.fill(file, ARRAYS, {"classes": 3})
     assert (tmp_path / "a.h5").read_bytes() == in_memory(ARRAYS, {"classes": 3})
 
 
 def test_arrays_that_are_filled_in_turn_have_the_same_bytes(tmp_path):
-    with h5_file.writing(tmp_path / "a.h5") as file:
+    with h5_file.create(tmp_path / "a.h5") as file:
         datasets = {name: h5_file.reserve(file, name, ARRAYS[name].shape, ARRAYS[name].dtype) for name in ARRAYS}
         for first in range(0, 900, 100):
             for name in ("train/z", "train/y"):
@@ -51,7 +53,7 @@ def test_arrays_that_are_filled_in_turn_have_the_same_bytes(tmp_path):
 
 @pytest.mark.parametrize("rows", [DRAW.permutation(900)[:800], np.empty(0, np.int64)])
 def test_gathered_rows_are_those_of_the_array(rows, tmp_path, monkeypatch):
-    monkeypatch.setattr(h5_file, "PIECE", 1000)
+    monkeypatch.setattr(client_blocks, "PIECE_BYTES", 1000)
     source = ARRAYS["train/z"].astype(np.float64)
     gathered = LazyRows(source, rows, np.dtype(np.float32))
     expected = source[rows].astype(np.float32)
@@ -62,18 +64,18 @@ def test_gathered_rows_are_those_of_the_array(rows, tmp_path, monkeypatch):
         expected.nbytes,
     )
     assert np.array_equal(np.asarray(gathered), expected)
-    with h5_file.writing(tmp_path / "a.h5") as file:
+    with h5_file.create(tmp_path / "a.h5") as file:
         h5_file.fill(file, {"x": gathered})
     assert (tmp_path / "a.h5").read_bytes() == in_memory({"x": expected}, {})
 
 
 def test_a_large_array_is_mapped_and_cannot_be_written_to(tmp_path, monkeypatch):
-    monkeypatch.setattr(h5_file, "_SMALL", 1000)
-    with h5_file.writing(tmp_path / "a.h5") as file:
+    monkeypatch.setattr(h5_file, "_SMALL_ARRAY", 1000)
+    with h5_file.create(tmp_path / "a.h5") as file:
         h5_file.fill(file, ARRAYS)
         file.create_dataset("packed", data=ARRAYS["train/z"], compression="gzip")
     with h5py.File(tmp_path / "a.h5", locking=False) as file:
-        arrays = {name: h5_file.mapped(file[name]) for name in (*ARRAYS, "packed")}
+        arrays = {name: h5_file.map_or_read(file[name]) for name in (*ARRAYS, "packed")}
     for name, expected in (ARRAYS | {"packed": ARRAYS["train/z"]}).items():
         assert np.array_equal(arrays[name], expected)
         assert arrays[name].flags.writeable == (name not in ("train/z", "train/y"))
@@ -88,7 +90,9 @@ def test_a_disk_that_fills_up_is_an_error_with_the_bytes_that_are_needed(tmp_pat
         return written(file, content, position)
 
     monkeypatch.setattr(os, "pwrite", full)
-    with pytest.raises(h5_file.WriteError) as error, h5_file.writing(tmp_path / "a.h5") as file:
+    with pytest.raises(InputError) as error, h5_file.create(tmp_path / "a.h5") as file:
         h5_file.fill(file, ARRAYS)
-    assert error.value.errno == errno.ENOSPC
-    assert error.value.needed > ARRAYS["train/z"].nbytes
+    assert "No space left on device" in error.value.message
+    needed = re.search(r"([\d.]+) kB are needed", error.value.message)
+    assert needed is not None
+    assert float(needed[1]) > ARRAYS["train/z"].nbytes / 1000

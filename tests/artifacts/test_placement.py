@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from helpers import FORCE, build, error_text, kill, listing, spec
-from pflcli.artifacts import draft_file, placement, writer
+from pflcli.artifacts import placement, writer
 from pflcli.artifacts.decision import Decision, decide
 from pflcli.artifacts.make import make
+from pflcli.artifacts.manifest import draft_content
 from pflcli.artifacts.reader import open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
@@ -118,7 +119,7 @@ def test_wherever_a_commit_is_killed_the_same_line_ends_it(tmp_path, monkeypatch
             open_artifact(out).verify()  # the old one or the new one
         is_written = steps_done.count("_write") > 0
         if killed:
-            notes, remains = Notes(), placement.leftovers(out)
+            notes, remains = Notes(), placement.find_leftovers(out)
             make(out, spec(), Execution(force=force, reporter=notes), unwanted if is_written else other)
             assert [path for path in remains if not any(str(path) in line for line in notes.said)] == []
         assert listing(folder) == ["out"], steps_done
@@ -209,9 +210,9 @@ def test_wherever_tidying_is_killed_it_is_finished_and_deletes_nothing_else(tmp_
     def begin(folder):
         out = folder / "out"
         make(out, spec(), Execution(), build)
-        (out / "draft.json").write_bytes(draft_file.content(spec(), force=True))
+        (out / "draft.json").write_bytes(draft_content(spec(), force=True))
         make(folder / "old", spec(), Execution(), other)
-        (folder / "old").rename(placement.partial(out) if exchanged else folder / "out.replaced-77")
+        (folder / "old").rename(placement.partial_folder(out) if exchanged else folder / "out.replaced-77")
         (folder / "out.replaced-7").mkdir()
         (folder / "out.replaced-7" / "notes.txt").touch()
         return out

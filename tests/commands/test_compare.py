@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 from pflcli import registry
-from pflcli.artifacts import codebook, draft_file
+from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds.evaluation import read
-from pflcli.artifacts.manifest import ArtifactSpec
+from pflcli.artifacts.manifest import DRAFT, ArtifactSpec, draft_content
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.compare import IncompleteError, compare
 from pflcli.commands.comparison import runs
@@ -505,8 +505,8 @@ def test_interrupted_it_resumes_where_it_stopped(new_folder, finished, after):
 
 def test_it_tidies_up_for_a_step_that_was_killed_before_it_could(folder, untrained):
     shutil.rmtree(folder / "comparison")
-    draft = folder / "seed-0" / "local" / draft_file.NAME
-    draft.write_bytes(draft_file.content(ArtifactSpec("predictions", {}), force=False))
+    draft = folder / "seed-0" / "local" / DRAFT
+    draft.write_bytes(draft_content(ArtifactSpec("predictions", {}), force=False))
     pair(folder)
     assert not draft.exists()
 

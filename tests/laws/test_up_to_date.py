@@ -9,8 +9,8 @@ import sys
 import pytest
 
 from pflcli import config, registry
-from pflcli.artifacts import lineage_order
 from pflcli.artifacts import manifest as manifests
+from pflcli.artifacts.kinds import LINEAGE
 from pflcli.methods import load
 from pflcli.settings import Settings
 
@@ -69,7 +69,7 @@ def test_every_method_is_up_to_date_compared_and_alone(small, tmp_path):
     compared += ["--set", "stack.pool=fedavg,local"]
     alone = []
     for name in names:
-        kind = max(("partition", *load(name).NEEDS), key=list(lineage_order.KINDS).index)
+        kind = max(("partition", *load(name).NEEDS), key=LINEAGE.index)
         source = small.p if kind == "partition" else at / "seed-0" / kind
         source = at / "seed-0" / "backbone" if name == "fedavg" else source
         settings = [] if kind in ("embeddings", "datastore") else quick

@@ -21,7 +21,7 @@ CHAIN = """
 import resource, sys
 from pathlib import Path
 
-from pflcli.artifacts import h5_file
+from pflcli.artifacts import client_blocks
 from pflcli.execution import Execution
 from pflcli.commands import extract as extraction
 from pflcli.commands.build_datastore import build_datastore
@@ -30,7 +30,7 @@ from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
 
 execution = Execution(threads=1)
-h5_file.PIECE, extraction.PIECE = 1 << 20, 1 << 12
+client_blocks.PIECE_BYTES, extraction.PIECE = 1 << 20, 1 << 12
 
 def chain(at):
     clients = partition(str(at / "data"), at / "p", execution=execution).summary["clients"]

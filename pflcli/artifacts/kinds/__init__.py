@@ -6,14 +6,20 @@ import ast
 import importlib
 from abc import abstractmethod
 from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pflcli import registry
+from pflcli.errors import InputError
+from pflcli.wording import counted
 
 if TYPE_CHECKING:
     from pflcli.artifacts.manifest import Manifest
     from pflcli.artifacts.reader import Artifact
+
+LINEAGE = ("partition", "backbone", "embeddings", "datastore")
+"""The kinds of which each is made from the one before."""
 
 
 class Kind(Protocol):
@@ -56,3 +62,37 @@ def made_by(name: str) -> str:
 def _constants() -> dict[str, dict[str, Any]]:
     files = sorted(Path(__file__).parent.glob("[!_]*.py"))
     return {file.stem: registry.constants(ast.parse(file.read_text(encoding="utf-8"))) for file in files}
+
+
+def required_kinds(needs: tuple[str, ...]) -> set[str]:
+    """Return the kinds in ``needs`` and those they are made from: a datastore needs embeddings and a backbone."""
+    deepest = max((LINEAGE.index(need) for need in needs), default=0)
+    return set(LINEAGE[1 : deepest + 1])
+
+
+def missing_input_error(method: str, need: str, source: Artifact) -> InputError:
+    """Return the error for a ``source`` without the kind that a method needs, with the commands that make it."""
+    path, commands = source.path, []
+    begin = LINEAGE.index(source.kind)
+    for before, kind in pairwise(LINEAGE[begin : LINEAGE.index(need) + 1]):
+        target = source.path.parent / kind
+        paths = {before.upper(): str(path), "DIR": str(target)}
+        commands.append(" ".join(paths.get(word, word) for word in made_by(kind).split()))
+        path = target
+    needed, actual = (kind if kind == "embeddings" else f"a {kind}" for kind in (need, source.kind))
+    return InputError(f"{method} needs {needed}; {source.path} is {actual}", " && ".join(commands))
+
+
+def describe_count(number: Any, noun: str) -> str:
+    """Return text such as ``8 clients``, empty if the number is unknown, as in a manifest of another version."""
+    return counted(number, noun) if isinstance(number, int) else ""
+
+
+def describe_percent(label: str, fraction: Any) -> str:
+    """Return text such as ``accuracy 91.4 %``, empty if the fraction is unknown."""
+    return f"{label} {100 * fraction:.1f} %" if isinstance(fraction, float) else ""
+
+
+def describe_name(value: Any, label: str = "") -> str:
+    """Return a label and a name, such as ``model mlp``, empty if the name is unknown."""
+    return f"{label} {value}".strip() if isinstance(value, str) else ""

@@ -8,15 +8,14 @@ a row per picture, and ``classes.png``.
 
 from __future__ import annotations
 
-from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired
+from typing import Annotated, Any, NotRequired
 
-from pflcli.artifacts.kinds._wording import count, word
+from annotated_types import Len
+from typing_extensions import TypedDict
+
+from pflcli.artifacts.kinds import describe_count, describe_name
 from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.reader import Artifact
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
 
 SCHEMA = 1
 MADE_BY = "pfl audit PREDICTIONS -o DIR"
@@ -27,67 +26,57 @@ FIGURE = "audit"
 PICTURE = f"{FIGURE}.png"
 
 
+class _Row(TypedDict):
+    attack: str
+    sees: str
+    auc: float
+    auc_low: float
+    auc_high: float
+    tpr_at_1_percent: float | None
+    tpr_at_0_1_percent: float | None
+    members: int
+    clients: int
+    undefined: int
+    worst_client_auc: float | None
+    above_chance: int
+
+
+class _Canaries(TypedDict):
+    canaries: int
+    epsilon_low: float
+    accounted_epsilon: float | None
+    delta: float
+    confidence: float
+    contradicts: bool
+
+
+class _NoisyVotes(TypedDict):
+    epsilon_per_query: float
+    queries: int
+    epsilon: float
+    epsilon_at_delta: float
+    delta: float
+
+
+class _Audit(TypedDict):
+    """The fields that tables and sentences read; others are allowed."""
+
+    method: str
+    attacks: Annotated[list[_Row], Len(1)]
+    canaries: NotRequired[_Canaries]
+    noisy_votes: NotRequired[_NoisyVotes]
+    warnings: list[str]
+
+
 def read(artifact: Artifact) -> dict[str, Any]:
     """Return the attacks of an audit with their results; raises InputError if the file is damaged."""
-    content = artifact.json(AUDIT)
-    with artifact.parsing(AUDIT):
-        _schema().validate_python(content, strict=True)
-    results: dict[str, Any] = content
+    results: dict[str, Any] = artifact.json(AUDIT, _Audit)
     return results
-
-
-@cache
-def _schema() -> TypeAdapter[Any]:
-    """Return the fields that tables and sentences read; others are allowed."""
-    from annotated_types import Len
-    from pydantic import TypeAdapter
-    from typing_extensions import TypedDict
-
-    class Row(TypedDict):
-        attack: str
-        sees: str
-        auc: float
-        auc_low: float
-        auc_high: float
-        tpr_at_1_percent: float | None
-        tpr_at_0_1_percent: float | None
-        members: int
-        clients: int
-        undefined: int
-        worst_client_auc: float | None
-        above_chance: int
-
-    class Canaries(TypedDict):
-        canaries: int
-        epsilon_low: float
-        accounted_epsilon: float | None
-        delta: float
-        confidence: float
-        contradicts: bool
-
-    class NoisyVotes(TypedDict):
-        epsilon_per_query: float
-        queries: int
-        epsilon: float
-        epsilon_at_delta: float
-        delta: float
-
-    class Audit(TypedDict):
-        method: str
-        attacks: Annotated[list[Row], Len(1)]
-        canaries: NotRequired[Canaries]
-        noisy_votes: NotRequired[NoisyVotes]
-        warnings: list[str]
-
-    return TypeAdapter(Audit)
 
 
 def check(artifact: Artifact) -> None:
     """Read every file; raises InputError if one is damaged or has an invalid value."""
     read(artifact)
-    for name in (TABLE, CLIENTS, CLASSES):
-        if name in artifact.manifest.files:
-            artifact.table(name)
 
 
 def describe(manifest: Manifest) -> list[str]:
@@ -95,8 +84,8 @@ def describe(manifest: Manifest) -> list[str]:
     summary = manifest.summary
     auc = summary.get("auc")
     return [
-        word(summary.get("method")),
-        count(summary.get("clients"), "client"),
-        word(summary.get("attack"), "strongest attack"),
+        describe_name(summary.get("method")),
+        describe_count(summary.get("clients"), "client"),
+        describe_name(summary.get("attack"), "strongest attack"),
         f"AUC {auc:.2f}" if isinstance(auc, float) else "",
     ]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from pflcli.artifacts.kinds._wording import count, percent, word
+from pflcli.artifacts.kinds import describe_count, describe_name, describe_percent
 from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.reader import Artifact
 from pflcli.errors import InputError
@@ -67,8 +67,8 @@ def describe(manifest: Manifest) -> list[str]:
     """Return a few facts that distinguish artifacts of this kind, as text."""
     request, summary = manifest.request, manifest.summary
     return [
-        word(request.get("method")),
-        word(request.get("settings", {}).get("model"), "model"),
-        count(summary.get("rounds"), "round"),
-        percent("validation accuracy", summary.get("validation_accuracy")),
+        describe_name(request.get("method")),
+        describe_name(request.get("settings", {}).get("model"), "model"),
+        describe_count(summary.get("rounds"), "round"),
+        describe_percent("validation accuracy", summary.get("validation_accuracy")),
     ]

@@ -5,8 +5,7 @@ Its inputs are in the same folder, the output folder of the command.
 
 from __future__ import annotations
 
-from pflcli.artifacts.kinds import evaluation
-from pflcli.artifacts.kinds._wording import count, word
+from pflcli.artifacts.kinds import describe_count, describe_name, evaluation
 from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.reader import Artifact
 
@@ -23,7 +22,7 @@ def describe(manifest: Manifest) -> list[str]:
     """Return a few facts that distinguish artifacts of this kind, as text."""
     summary = manifest.summary
     return [
-        count(summary.get("methods"), "method"),
-        count(summary.get("predictions"), "run"),
-        word(summary.get("best"), "best"),
+        describe_count(summary.get("methods"), "method"),
+        describe_count(summary.get("predictions"), "run"),
+        describe_name(summary.get("best"), "best"),
     ]

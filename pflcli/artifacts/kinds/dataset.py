@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from pflcli.artifacts import client_blocks, h5_file
 from pflcli.artifacts import codebook as codebooks
 from pflcli.artifacts.codebook import Codebook
-from pflcli.artifacts.kinds._wording import count, word
+from pflcli.artifacts.kinds import describe_count, describe_name
 from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
@@ -87,7 +87,7 @@ def read(artifact: Artifact) -> Dataset:
         if owners is not None and len(owner) and not (owner.min() >= 0 and owner.max() < len(owners)):
             raise InputError(f"{artifact.path / FILE} is inconsistent: an owner is outside 0..{len(owners) - 1}")
         dataset = Dataset(
-            x=h5_file.mapped(file["x"]),
+            x=h5_file.map_or_read(file["x"]),
             y=file["y"][...],
             classes=[str(name) for name in file["classes"].asstr("utf-8")[...]],
             owner=None if owners is None else owners[owner],
@@ -116,7 +116,7 @@ def read(artifact: Artifact) -> Dataset:
         if dataset.x.ndim < 2 or dataset.x.dtype.kind not in "fiu":
             raise InputError(f"{where} is inconsistent: x is not an array of samples")
         if dataset.x.dtype.kind == "f":
-            for piece in h5_file.pieces(dataset.x):
+            for piece in client_blocks.pieces(dataset.x):
                 if not (~np.isinf(piece) if dataset.fill else np.isfinite(piece)).all():
                     raise InputError(f"{where} is inconsistent: x has a number that is not finite")
     return dataset
@@ -131,8 +131,8 @@ def describe(manifest: Manifest) -> list[str]:
     """Return a few facts that distinguish artifacts of this kind, as text."""
     summary, classes = manifest.summary, manifest.summary.get("classes")
     return [
-        word(manifest.made.get("source")),
-        count(summary.get("clients"), "client"),
-        count(summary.get("samples"), "sample"),
+        describe_name(manifest.made.get("source")),
+        describe_count(summary.get("clients"), "client"),
+        describe_count(summary.get("samples"), "sample"),
         f"{len(classes)} classes" if isinstance(classes, dict) else "",
     ]

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from pflcli import rng
 from pflcli.artifacts import client_blocks, codebook
-from pflcli.artifacts.kinds._wording import count, word
+from pflcli.artifacts.kinds import describe_count, describe_name
 from pflcli.artifacts.kinds.embeddings import FIELDS, StoredEmbeddings, part
 from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.reader import Artifact
@@ -131,10 +131,10 @@ def describe(manifest: Manifest) -> list[str]:
     request, summary = manifest.request, manifest.summary
     stored = summary.get("bytes")
     return [
-        word(request.get("index"), "index"),
-        word(request.get("policy"), "policy"),
-        count(summary.get("clients"), "store"),
-        count(summary.get("samples"), "sample"),
+        describe_name(request.get("index"), "index"),
+        describe_name(request.get("policy"), "policy"),
+        describe_count(summary.get("clients"), "store"),
+        describe_count(summary.get("samples"), "sample"),
         f"{stored / 1e6:.1f} MB" if isinstance(stored, int) else "",
     ]
 

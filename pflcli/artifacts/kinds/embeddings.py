@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts import client_blocks, h5_file
-from pflcli.artifacts.kinds._wording import count
+from pflcli.artifacts.kinds import describe_count
 from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
@@ -81,7 +81,7 @@ def read(artifact: Artifact) -> dict[str, StoredEmbeddings]:
 def part(group: Any, where: str) -> StoredEmbeddings:
     """Read one split from its HDF5 group; raises InputError, which begins with ``where``, for invalid values."""
     embedded = StoredEmbeddings(
-        **{name: h5_file.mapped(group[name]) if name in ("z", "logits") else group[name][...] for name in FIELDS}
+        **{name: h5_file.map_or_read(group[name]) if name in ("z", "logits") else group[name][...] for name in FIELDS}
     )
     client_blocks.check(
         where, embedded.offsets, len(embedded.z), len(embedded.logits), len(embedded.y), len(embedded.sample)
@@ -101,4 +101,7 @@ def check(artifact: Artifact) -> None:
 
 def describe(manifest: Manifest) -> list[str]:
     """Return a few facts that distinguish artifacts of this kind, as text."""
-    return [count(manifest.summary.get("samples"), "sample"), count(manifest.summary.get("dimension"), "dimension")]
+    return [
+        describe_count(manifest.summary.get("samples"), "sample"),
+        describe_count(manifest.summary.get("dimension"), "dimension"),
+    ]

@@ -9,18 +9,14 @@ and formatted for reading. ``accuracy.png``: accuracies by client; with ``--metr
 
 from __future__ import annotations
 
-from functools import cache
-from typing import TYPE_CHECKING, Annotated, Any, NotRequired
+from typing import Annotated, Any, NotRequired
 
 from annotated_types import Len
 from typing_extensions import TypedDict
 
-from pflcli.artifacts.kinds._wording import count, word
+from pflcli.artifacts.kinds import describe_count, describe_name
 from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.reader import Artifact
-
-if TYPE_CHECKING:
-    from pydantic import TypeAdapter
 
 SCHEMA = 1
 MADE_BY = "pfl evaluate PREDICTIONS... -o DIR"
@@ -28,19 +24,6 @@ MADE_BY = "pfl evaluate PREDICTIONS... -o DIR"
 METRICS = "metrics.json"
 _COSTS = ("MB", "s", "bytes")
 """Units of metrics that cannot be negative."""
-
-
-def read(artifact: Artifact) -> dict[str, Any]:
-    """Return the metrics of an evaluation or a comparison; raises InputError if their file is damaged."""
-    content = artifact.json(METRICS)
-    with artifact.parsing(METRICS):
-        _schema().validate_python(content, strict=True)  # tables and sentences are made of these
-        for row in content["methods"]:
-            for name, metric in row["metrics"].items():
-                if metric.get("unit") in _COSTS and (metric["value"] or 0) < 0:
-                    raise ValueError(f"{name} of {row['label']} is negative")
-    metrics: dict[str, Any] = content
-    return metrics
 
 
 class _Metric(TypedDict):
@@ -115,6 +98,8 @@ class _Sets(TypedDict):
 
 
 class _Metrics(TypedDict):
+    """The fields that tables and sentences read; older files lack some of them, and others are allowed."""
+
     split: str
     baseline: str | None
     methods: Annotated[list[_Row], Len(1)]
@@ -129,12 +114,15 @@ class _Metrics(TypedDict):
     tune: NotRequired[_Tune]
 
 
-@cache
-def _schema() -> TypeAdapter[Any]:
-    """Return the fields that tables and sentences read; older files lack some of them, and others are allowed."""
-    from pydantic import TypeAdapter
-
-    return TypeAdapter(_Metrics)
+def read(artifact: Artifact) -> dict[str, Any]:
+    """Return the metrics of an evaluation or a comparison; raises InputError if their file is damaged."""
+    metrics: dict[str, Any] = artifact.json(METRICS, _Metrics)
+    with artifact.parsing(METRICS):
+        for row in metrics["methods"]:
+            for name, metric in row["metrics"].items():
+                if metric.get("unit") in _COSTS and (metric["value"] or 0) < 0:
+                    raise ValueError(f"{name} of {row['label']} is negative")
+    return metrics
 
 
 def check(artifact: Artifact) -> None:
@@ -146,7 +134,7 @@ def describe(manifest: Manifest) -> list[str]:
     """Return a few facts that distinguish artifacts of this kind, as text."""
     summary = manifest.summary
     return [
-        word(manifest.request.get("split"), "split"),
-        count(summary.get("methods"), "method"),
-        word(summary.get("best"), "best"),
+        describe_name(manifest.request.get("split"), "split"),
+        describe_count(summary.get("methods"), "method"),
+        describe_name(summary.get("best"), "best"),
     ]

@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts import client_blocks, h5_file
 from pflcli.artifacts import codebook as codebooks
+from pflcli.artifacts.client_blocks import LazyRows
 from pflcli.artifacts.codebook import Codebook
-from pflcli.artifacts.kinds._wording import count, word
-from pflcli.artifacts.lazy_rows import LazyRows
+from pflcli.artifacts.kinds import describe_count, describe_name
 from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
@@ -127,7 +127,7 @@ def read(artifact: Artifact) -> Partition:
     """Read a partition; raises InputError if its file is damaged or inconsistent."""
     with artifact.h5("samples.h5") as file:
         partition = Partition(
-            x=h5_file.mapped(file["x"]),
+            x=h5_file.map_or_read(file["x"]),
             y=file["y"][...],
             sample=file["sample"][...],
             offsets=file["offsets"][...],
@@ -191,8 +191,8 @@ def describe(manifest: Manifest) -> list[str]:
     """Return a few facts that distinguish artifacts of this kind, as text."""
     request, summary = manifest.request, manifest.summary
     return [
-        word(request.get("dataset")),
-        word(request.get("scheme"), "scheme"),
-        count(summary.get("clients"), "client"),
-        count(summary.get("samples"), "sample"),
+        describe_name(request.get("dataset")),
+        describe_name(request.get("scheme"), "scheme"),
+        describe_count(summary.get("clients"), "client"),
+        describe_count(summary.get("samples"), "sample"),
     ]

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from pflcli import registry
 from pflcli.artifacts import client_blocks
-from pflcli.artifacts.kinds._wording import count, word
+from pflcli.artifacts.kinds import describe_count, describe_name
 from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
@@ -230,8 +230,8 @@ def describe(manifest: Manifest) -> list[str]:
     request, summary = manifest.request, manifest.summary
     seed = request.get("seed")
     return [
-        word(request.get("method")),
+        describe_name(request.get("method")),
         "" if seed is None else f"seed {seed}",
-        word(request.get("settings", {}).get("model"), "model"),
-        count(summary.get("rounds"), "round"),
+        describe_name(request.get("settings", {}).get("model"), "model"),
+        describe_count(summary.get("rounds"), "round"),
     ]

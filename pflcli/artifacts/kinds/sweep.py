@@ -6,7 +6,7 @@ point, and its accuracy. ``sweep.png``: accuracy along one axis; ``sweep.vl.json
 
 from __future__ import annotations
 
-from pflcli.artifacts.kinds._wording import count, percent
+from pflcli.artifacts.kinds import describe_count, describe_percent
 from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.reader import Artifact
 
@@ -22,4 +22,4 @@ def check(artifact: Artifact) -> None:
 def describe(manifest: Manifest) -> list[str]:
     """Return a few facts that distinguish artifacts of this kind, as text."""
     summary = manifest.summary
-    return [count(summary.get("rows"), "row"), percent("best accuracy", summary.get("accuracy"))]
+    return [describe_count(summary.get("rows"), "row"), describe_percent("best accuracy", summary.get("accuracy"))]

@@ -154,7 +154,7 @@ def find_comparison(target: Path, kind: str, training: Settings, weights: str | 
     If a writer was killed after it had moved the comparison aside and before it wrote the new one, the comparison that
     was moved aside is returned.
     """
-    target = [target, *placement.interrupted(target)[0]][-1]
+    target = [target, *placement.find_interrupted(target)[0]][-1]
     if not manifests.is_artifact(target):
         return None
     try:

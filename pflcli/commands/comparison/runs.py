@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pflcli import config, methods
-from pflcli.artifacts import lineage_order
+from pflcli.artifacts.kinds import LINEAGE
 from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import Artifact
 from pflcli.commands.build_datastore import build_datastore
@@ -25,8 +25,6 @@ from pflcli.training.initial_weights import Weights
 
 CHOOSING = "choosing"
 """Subfolder of a seed for the runs without ``refit`` that make the choices; also the prefix of their jobs' names."""
-
-_ORDER = list(lineage_order.KINDS)
 
 Training = Callable[[], tuple[Mapping[str, Any] | None, Mapping[str, Any]]]
 """A function, called when the job begins, that returns the options of the backbone's method and the settings."""
@@ -74,7 +72,7 @@ def shared_jobs(
         "datastore": (datastore, 0.2),
     }
     jobs: list[Job] = []
-    for kind in _ORDER[_ORDER.index(source.kind) + 1 : _ORDER.index(last) + 1]:
+    for kind in LINEAGE[LINEAGE.index(source.kind) + 1 : LINEAGE.index(last) + 1]:
         call, share = calls[kind]
         inputs: tuple[Artifact | Job] = (jobs[-1] if jobs else source,)
         jobs.append(Job(prefix + kind, folder / kind, call, inputs, after, seed, share, is_result=is_result))
@@ -126,7 +124,7 @@ def _runs(
     with ``refit`` take the choices of the jobs ``choices``.
     """
     settings = config.plain(training)
-    last = max((variant.source for variant in variants), key=_ORDER.index, default="partition")
+    last = max((variant.source for variant in variants), key=LINEAGE.index, default="partition")
     after = (tunings[BACKBONE],) if BACKBONE in tunings else ()
     shared = shared_jobs(
         partition,

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from pflcli import config, methods, registry
-from pflcli.artifacts import lineage_order
+from pflcli.artifacts.kinds import LINEAGE
 from pflcli.artifacts.reader import Artifact
 from pflcli.errors import InputError, UsageError, closest
 from pflcli.evaluation.pool import BASE, STACK
@@ -112,8 +112,7 @@ def _variant(name: str, options: Mapping[str, Any], training: Settings) -> Varia
     resolved: Settings = config.build(Settings, changed(config.plain(training), settings), f"the training of {name}")
     changes = {key: value for key, value in config.plain(resolved).items() if value != config.plain(training)[key]}
     trains = method.has_rounds or not method.NEEDS
-    order = list(lineage_order.KINDS)
-    source = max(method.NEEDS, key=order.index, default="partition")
+    source = max(method.NEEDS, key=LINEAGE.index, default="partition")
     if name == BACKBONE and not changes:
         source, trains = "backbone", False
     chooses = resolved.refit and bool(method.choices(cfg))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pflcli import config, methods
-from pflcli.artifacts import lineage_order
+from pflcli.artifacts.kinds import required_kinds
 from pflcli.artifacts.manifest import digest
 from pflcli.commands.comparison.variants import TRAINING
 from pflcli.errors import UsageError, closest
@@ -177,7 +177,7 @@ def _owner(method: str, key: str) -> tuple[type[Any], str]:
     if name != key or (key not in options and key in shared):
         if name not in shared:
             raise UsageError(f"unknown training setting '{name}'", closest(name, shared))
-        if "embeddings" in lineage_order.required_kinds(loaded.NEEDS):
+        if "embeddings" in required_kinds(loaded.NEEDS):
             raise UsageError(
                 f"{method} trains no model, so {name} has no effect",
                 f"tune the method that trains the backbone: pfl tune fedavg PARTITION --search {name}=...",

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from pflcli import config, rng
 from pflcli.artifacts import client_blocks
+from pflcli.artifacts.client_blocks import LazyRows
 from pflcli.artifacts.kinds.partition import Partition
-from pflcli.artifacts.lazy_rows import LazyRows
 from pflcli.data.datasets import Samples
 from pflcli.data.preparation import within_client
 from pflcli.data.preparation.poison import Poison
