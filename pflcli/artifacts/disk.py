@@ -1,14 +1,33 @@
-"""Checks for free disk space, and errors for a full disk."""
+"""Synced writes, checks for free disk space, and errors for a full disk."""
 
 from __future__ import annotations
 
 import errno
+import os
 import shutil
+from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from pflcli.errors import InputError
 from pflcli.foreign import size
+
+
+def write(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
+    """Write a file in pieces, and wait until it is on disk."""
+    with path.open("wb") as file:
+        file.writelines(chunks)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def sync_folder(folder: Path) -> None:
+    """Wait until the names in a folder are on disk."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 def free_bytes(folder: Path) -> int:

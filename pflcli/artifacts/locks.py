@@ -22,7 +22,7 @@ import weakref
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from pflcli.errors import ConflictError
 
@@ -79,6 +79,14 @@ class Lock:
         ended = threading.Event()
         self.release = weakref.finalize(self, _release, entry, ended, os.getpid())
         threading.Thread(target=_renew, args=(entry, ended), name="lease", daemon=True).start()
+
+    def __enter__(self) -> Self:
+        """Return self."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Release the lock."""
+        self.release()
 
     def is_lost(self) -> bool:
         """Whether another process took over the lock, because this one was suspended for longer than the lease."""

@@ -9,7 +9,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -74,14 +74,14 @@ def make(
     build: Build,
     *,
     extends: str = "",
-    ahead: Iterable[str] = (),
-    needs: int = 0,
+    remarks: Iterable[str] = (),
+    needed_bytes: int = 0,
 ) -> Outcome:
     """Make the artifact with this ``spec``, unless it exists.
 
     ``build`` writes the files. ``extends`` describes what ``spec`` adds to the artifact at ``out``; if it is not empty,
-    the new artifact contains the old one and may replace it. ``ahead`` are messages that are shown before building, or
-    in a dry run; they are not evaluated if the artifact is up to date. ``needs`` is an estimate of its size in bytes.
+    the new artifact contains the old one and may replace it. ``remarks`` are messages to show before building, or in a
+    dry run; they are not evaluated if the artifact is up to date. ``needed_bytes`` is an estimate of its size.
     Raises ConflictError if other files or an input are at ``out``, InputError if the disk is too full.
     """
     out = Path(out)
@@ -89,6 +89,7 @@ def make(
     decision, reason = decide(out, spec, force=force)
     if extends and decision is Decision.REPLACE:
         reason = extends
+    outcome = Outcome(out, spec.kind, decision, spec.fingerprint, request=dict(spec.request))
     for leftover in placement.find_leftovers(out):
         execution.reporter.say(
             f"found {leftover}, left behind by a killed run; it will be deleted when {out} is finished"
@@ -98,16 +99,15 @@ def make(
             placement.tidy_after_kill(out)
             _touch(out)
         execution.reporter.say(f"{out} is up to date")
-        summary = open_artifact(out).manifest.summary
-        return Outcome(out, spec.kind, decision, spec.fingerprint, summary, dict(spec.request))
+        return replace(outcome, summary=open_artifact(out).manifest.summary)
     require_outside(out, execution.reads)
     execution.reporter.detail(f"{decision}: {reason}")
-    warning = disk.require_disk(out, needs)
-    for remark in (*ahead, *([warning] if warning else [])):
+    warning = disk.require_disk(out, needed_bytes)
+    for remark in (*remarks, *([warning] if warning else [])):
         execution.reporter.say(remark)
     if execution.dry_run:
         execution.reporter.say(f"would make {spec.kind} {out} ({decision}: {reason})")
-        return Outcome(out, spec.kind, f"dry run: {decision}", spec.fingerprint, {}, dict(spec.request))
+        return replace(outcome, decision=f"dry run: {decision}")
     if decision in (Decision.RESUME, Decision.REPLACE):
         execution.reporter.say(f"{decision}: {reason}")
     with ArtifactWriter(out, spec, force=force, reporter=execution.reporter) as writer:
@@ -122,7 +122,7 @@ def make(
             execution.reporter.say(f"only the last step of making {out} was missing: nothing is recomputed")
             writer.finish(writer.complete)
             summary = writer.complete.summary
-    return Outcome(out, spec.kind, decision, spec.fingerprint, summary, dict(spec.request))
+    return replace(outcome, summary=summary)
 
 
 def _origin(writer: ArtifactWriter, spec: ArtifactSpec, execution: Execution) -> dict[str, Any]:

@@ -13,40 +13,36 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from pflcli.artifacts import locks, placement
+from pflcli.artifacts import disk, locks, placement
 from pflcli.errors import ConflictError
 
 
-def replace(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes) -> None:
     """Write a file, or replace the old one.
 
     Raises OSError if that fails, and keeps the old file; ConflictError if another process writes the file, or if the
     temporary name is a folder.
     """
-    lock, partial = locks.acquire(path), placement.partial_folder(path)
-    try:
+    partial = placement.partial_folder(path)
+    with locks.acquire(path):
         if partial.is_dir():
             raise ConflictError(f"{partial} is a folder, but pfl needs this name to write {path}", "move it away")
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        partial.replace(path)
-    finally:
-        with suppress(OSError):
-            if not partial.is_dir():
+        try:
+            disk.write(partial, [content])
+            partial.replace(path)
+        finally:
+            with suppress(OSError):
                 partial.unlink(missing_ok=True)
-        lock.release()
 
 
 @contextmanager
-def folder(out: Path, names: set[str]) -> Iterator[Path]:
+def fill_folder(out: Path, names: set[str]) -> Iterator[Path]:
     """Yield an empty folder ``OUT.partial`` to fill with files of these ``names``; remove it if it is not moved.
 
     Raises ConflictError if another process writes ``out``, or if the folder has files other than ``names``.
     """
-    lock, partial = locks.acquire(out), placement.partial_folder(out)
-    try:
+    partial = placement.partial_folder(out)
+    with locks.acquire(out):
         if os.path.lexists(partial):
             known = partial.is_dir() and not partial.is_symlink() and {item.name for item in partial.iterdir()} <= names
             if not known:
@@ -57,5 +53,3 @@ def folder(out: Path, names: set[str]) -> Iterator[Path]:
             yield partial
         finally:
             shutil.rmtree(partial, ignore_errors=True)
-    finally:
-        lock.release()

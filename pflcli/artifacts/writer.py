@@ -7,7 +7,6 @@ artifact. If a writer is killed, the same request resumes its work.
 from __future__ import annotations
 
 import hashlib
-import os
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
@@ -43,7 +42,6 @@ class ArtifactWriter:
         self._keep_folder = False
         self.complete: Manifest | None = None
         """The manifest, if a killed writer of this request has written all files; only ``finish`` remains to do."""
-        decide(self.out, spec, force=force)  # raises before anything is created
         try:
             self.out.parent.mkdir(parents=True, exist_ok=True)
             self._lock = locks.acquire(self.out, reporter.say)
@@ -121,7 +119,7 @@ class ArtifactWriter:
                 yield chunk
 
         try:
-            _write(self.folder / name, hashed())
+            disk.write(self.folder / name, hashed())
         except OSError as error:
             needed = sum(map(len, chunks)) if isinstance(chunks, list) else None  # an iterator is used up
             raise disk.write_error(f"cannot write {self.folder / name}", self.folder, error, needed) from None
@@ -198,8 +196,8 @@ class ArtifactWriter:
             made={**circumstances, "seconds": round(time.monotonic() - self._began, 3)},
         )
         try:
-            _write(self.folder / manifests.NAME, [manifest.to_json().encode()])
-            _sync(self.folder)
+            disk.write(self.folder / manifests.NAME, [manifest.to_json().encode()])
+            disk.sync_folder(self.folder)
         except OSError as error:
             raise disk.write_error(f"cannot finish {self.out}", self.folder, error) from None
         self._keep_folder = True
@@ -218,7 +216,7 @@ class ArtifactWriter:
             with suppress(OSError):
                 (self.out / manifests.DRAFT).unlink(missing_ok=True)  # only the new artifact is unfinished
             placement.move(self.folder, self.out)
-            _sync(self.out.parent)
+            disk.sync_folder(self.out.parent)
             placement.tidy(self.out)
         except OSError as error:
             raise InputError(
@@ -227,23 +225,8 @@ class ArtifactWriter:
             ) from None
 
 
-def _write(path: Path, chunks: Iterable[bytes | memoryview]) -> None:
-    with path.open("wb") as file:
-        file.writelines(chunks)
-        file.flush()
-        os.fsync(file.fileno())
-
-
 def _replace(path: Path, temporary: Path, content: bytes) -> None:
     """Replace a file atomically; a killed writer may leave ``temporary``."""
-    _write(temporary, [content])
+    disk.write(temporary, [content])
     temporary.replace(path)
-    _sync(path.parent)
-
-
-def _sync(folder: Path) -> None:
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    disk.sync_folder(path.parent)

@@ -70,7 +70,7 @@ def build_datastore(asked: BuildDatastore) -> Outcome:
         spec,
         execution,
         lambda writer: _build(job, writer, execution),
-        needs=int(4 * _TRAIN * asked.capacity * values) if has_known_size else 0,
+        needed_bytes=int(4 * _TRAIN * asked.capacity * values) if has_known_size else 0,
     )
 
 

@@ -93,7 +93,7 @@ def embed(asked: Embed) -> Outcome:
         )
 
     width = 0 if not len(samples.x) else encoder.embed(samples.x[:1]).nbytes
-    return make(asked.out, spec, execution, build, needs=width * len(samples.x))
+    return make(asked.out, spec, execution, build, needed_bytes=width * len(samples.x))
 
 
 def _load_samples(name: str, source: Artifact | None, asked: Embed) -> tuple[Samples, Any]:

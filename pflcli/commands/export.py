@@ -83,12 +83,12 @@ def export(asked: Export) -> Exported:
     run = reopened_run.reopen(artifact, asked.weights)
     parts = build_standalone_model(run, number, execution, asked.encoder_weights)
     try:
-        with plain_output.folder(path, FILES) as partial:
+        with plain_output.fill_folder(path, FILES) as partial:
             for name, content in _contents(parts).items():
-                _write(partial / name, content)
+                disk.write(partial / name, [content])
             agreement = _agreement(parts, partial)
             model = description.describe(parts, __version__, agreement)
-            _write(partial / NAME, description.encode(model))
+            disk.write(partial / NAME, [description.encode(model)])
             files = {item.name: item.stat().st_size for item in sorted(partial.iterdir())}
             _require_replaceable(path, force=execution.force)
             _move(partial, path)
@@ -174,13 +174,6 @@ def undo_preprocessing(x: NDArray[Any], preprocessing: Preprocessing) -> NDArray
             values, at = np.where(x[..., at : at + 1] > 0.5, np.nan, values), at + 1
         columns.append(values)
     return np.concatenate(columns, axis=-1) if columns else x
-
-
-def _write(path: Path, content: bytes) -> None:
-    with path.open("wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
 
 
 def _move(folder: Path, out: Path) -> None:

@@ -78,7 +78,7 @@ def extract(asked: Extract) -> Outcome:
         summary = {"samples": len(data.y), "dimension": dimension, "clients": len(run.clients)}
         return Built(summary, {"device": hardware.device(execution.device), "threads": run.engine.threads})
 
-    return make(asked.out, draft, execution, build, needs=_estimate_bytes(chosen, backbone))
+    return make(asked.out, draft, execution, build, needed_bytes=_estimate_bytes(chosen, backbone))
 
 
 PIECE = 1 << 14

@@ -92,7 +92,7 @@ def partition(asked: Partition) -> Outcome:
         _report(summary, result, samples, execution)
         return Built(summary, {})
 
-    return make(asked.out, spec, execution, build, needs=len(samples.y) // asked.part[1] * _width(samples))
+    return make(asked.out, spec, execution, build, needed_bytes=len(samples.y) // asked.part[1] * _width(samples))
 
 
 def _code_files(scheme: str, dataset: str, source: Artifact | None) -> list[str]:

@@ -92,7 +92,7 @@ def personalize(asked: Personalize) -> Outcome:
     )
     if partition is not None and definition.has_rounds and LINKS[definition.KIND]:
         remarks = joined(remarks, guarantee.describe_plan(training, partial(partitions.able, partition)))
-    return make(asked.out, spec, execution, partial(_build, job, execution), ahead=remarks)
+    return make(asked.out, spec, execution, partial(_build, job, execution), remarks=remarks)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -45,17 +46,13 @@ def track(asked: Track) -> Tracked:
     _require_folder(out, [artifact.path for artifact in artifacts])
     found = {record.key: record for artifact in artifacts for record in records.read(artifact)}
     out.parent.mkdir(parents=True, exist_ok=True)
-    lock = locks.acquire(out)
     try:
-        writer = open_writer(asked.to, out)
-        try:
+        with locks.acquire(out), closing(open_writer(asked.to, out)) as writer:
             stale = [record for record in found.values() if execution.force or not writer.contains(record)]
             with execution.reporter.progress("track", len(stale)) as advance:
                 for record in stale:
                     writer.write(record)
                     advance(1, record.name)
-        finally:
-            writer.close()
     except PflError:
         raise
     except OSError as error:
@@ -63,8 +60,6 @@ def track(asked: Track) -> Tracked:
     except Exception as error:  # each tool raises its own errors, for example for a damaged store
         reason = (str(error).strip() or type(error).__name__).partition("\n")[0]
         raise InputError(f"{asked.to} cannot write to {out}: {reason[:300]}", "choose another --out") from error
-    finally:
-        lock.release()
     unchanged = len(found) - len(stale)
     same = f", {unchanged} unchanged" if unchanged else ""
     execution.reporter.say(f"{counted(len(stale), 'run')} written for {asked.to}{same}: {writer.hint()}")

@@ -90,7 +90,11 @@ def train_global(asked: TrainGlobal) -> Outcome:
         return Built(summary, {**hardware.facts(run.engine, execution), **weights_file})
 
     return make(
-        asked.out, spec, execution, build, ahead=guarantee.describe_plan(training, partial(partitions.able, partition))
+        asked.out,
+        spec,
+        execution,
+        build,
+        remarks=guarantee.describe_plan(training, partial(partitions.able, partition)),
     )
 
 

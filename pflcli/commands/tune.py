@@ -85,8 +85,8 @@ def tune(asked: Tune) -> Outcome:
     announcement = _announcement(asked.method, point_sampler.count, space, planned)
     build = partial(trial_plan.build, point_sampler, asked.minutes, execution)
     privacy = trial_plan.privacy(base, point_sampler.count)
-    ahead = [announcement, *([guarantee.describe_composition(privacy)] if privacy else [])]
-    outcome = make(out / NAME, spec, execution, build, extends=_describe_extension(out / NAME, spec), ahead=ahead)
+    remarks = [announcement, *([guarantee.describe_composition(privacy)] if privacy else [])]
+    outcome = make(out / NAME, spec, execution, build, extends=_describe_extension(out / NAME, spec), remarks=remarks)
     facts = {"privacy": privacy} if privacy else {}
     return replace(outcome, summary={"plan": planned, **facts}) if execution.dry_run else outcome
 

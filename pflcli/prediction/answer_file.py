@@ -152,6 +152,6 @@ def write(out: Path, content: bytes, *, force: bool) -> None:
     """Write a file atomically; raises whatever ``require_writable`` raises, and InputError if writing fails."""
     require_writable(out, force=force)
     try:
-        plain_output.replace(out, content)
+        plain_output.replace_file(out, content)
     except OSError as error:
         raise disk.write_error(f"cannot write {out}", out.parent, error, len(content)) from None

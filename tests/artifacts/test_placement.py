@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers import FORCE, build, error_text, kill, listing, spec
-from pflcli.artifacts import placement, writer
+from pflcli.artifacts import disk, placement
 from pflcli.artifacts.decision import Decision, decide
 from pflcli.artifacts.make import make
 from pflcli.artifacts.manifest import draft_content
@@ -48,8 +48,8 @@ def other(work):
 
 
 STEPS = [
-    (writer, "_write"),
-    (writer, "_sync"),
+    (disk, "write"),
+    (disk, "sync_folder"),
     (Path, "rename"),
     (placement, "_exchange"),
     (shutil, "rmtree"),

@@ -15,7 +15,7 @@ import pytest
 
 from conftest import NAMES
 from helpers import FORCE, build, error_text, kill, listing, spec
-from pflcli.artifacts import kinds, writer
+from pflcli.artifacts import disk, kinds
 from pflcli.artifacts.decision import Decision, decide
 from pflcli.artifacts.kinds import partition as artifact
 from pflcli.artifacts.make import make
@@ -422,14 +422,14 @@ def test_a_full_disk_at_the_end_costs_no_training(tmp_path, monkeypatch):
 def test_files_first_manifest_last(tmp_path, monkeypatch):
     """What is under the output's name is whole; what is not yet whole has no manifest."""
     order = []
-    write = writer._write
+    write = disk.write
 
     def watched(path, content):
         assert not (tmp_path / "out").exists()
         order.append(path.name)
         write(path, content)
 
-    monkeypatch.setattr(writer, "_write", watched)
+    monkeypatch.setattr(disk, "write", watched)
     make(tmp_path / "out", spec(), Execution(), build)
     assert order == ["draft.tmp", "a.txt", "manifest.json"]
 

@@ -127,7 +127,7 @@ def test_a_write_that_fails_leaves_the_old_page(small, tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("written", [1, 2])
 def test_a_page_can_be_written_after_a_write_that_failed(small, tmp_path, monkeypatch, written):
-    replace, paths = plain_output.replace, []
+    replace, paths = plain_output.replace_file, []
 
     def full(path, content):
         if len(paths) == written:
@@ -136,7 +136,7 @@ def test_a_page_can_be_written_after_a_write_that_failed(small, tmp_path, monkey
         replace(path, content)
 
     with monkeypatch.context() as patched:
-        patched.setattr(plain_output, "replace", full)
+        patched.setattr(plain_output, "replace_file", full)
         with pytest.raises(InputError, match="No space left"):
             report([small.ev], tmp_path / "report.html")
     report([small.ev], tmp_path / "report.html")

@@ -57,10 +57,10 @@ def write(out: Path, page: str, files: Mapping[str, bytes]) -> None:
         for name in sorted(
             files, key=lambda name: name != data.INDEX
         ):  # first the index, which marks the folder as pfl's
-            plain_output.replace(folder / name, files[name])
+            plain_output.replace_file(folder / name, files[name])
         for name in earlier - {*files}:
             (folder / name).unlink(missing_ok=True)
-        plain_output.replace(out, page.encode(errors="replace"))  # names of folders may be invalid UTF-8
+        plain_output.replace_file(out, page.encode(errors="replace"))  # names of folders may be invalid UTF-8
     except OSError as error:
         raise disk.write_error(f"cannot write {out}", out.parent, error, len(page)) from None
 
