@@ -70,7 +70,7 @@ def read(path: Path) -> Run:
     artifact = open_artifact(path, "predictions")
     test = predictions.read(artifact, "test")
     known = None
-    if predictions.has(artifact, "validation"):
+    if predictions.has_split(artifact, "validation"):
         held_out = predictions.read(artifact, "validation")
         known = scores.correct(held_out.parts["p"], held_out.y), held_out.offsets
     ece = 100 * scores.calibration_error(test.parts["p"], test.y)

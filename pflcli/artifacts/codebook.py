@@ -104,10 +104,10 @@ class Codebook:
 
 def write(writer: ArtifactWriter, codebook: Codebook) -> None:
     """Write ``codebook.json``."""
-    writer.write(FILE, (json.dumps(fields(codebook), indent=1, ensure_ascii=False) + "\n").encode())
+    writer.write(FILE, (json.dumps(to_fields(codebook), indent=1, ensure_ascii=False) + "\n").encode())
 
 
-def fields(codebook: Codebook) -> dict[str, Any]:
+def to_fields(codebook: Codebook) -> dict[str, Any]:
     """Return the fields of ``codebook.json``; empty ``scales`` and ``encoder`` are left out, as in older versions."""
     return {key: value for key, value in asdict(codebook).items() if value or key not in ("scales", "encoder")}
 
@@ -277,7 +277,7 @@ def clients_csv(codebook: Codebook, heading: Sequence[str], rows: Sequence[Seque
     """Return ``clients.csv``: a row per client that begins with its number and name."""
     names = codebook.client_names(len(rows))
     numbered = ([client, name, *row] for client, (name, row) in enumerate(zip(names, rows, strict=True)))
-    return csv_file.content(["client", "name", *heading], numbered)
+    return csv_file.encode(["client", "name", *heading], numbered)
 
 
 def floats(values: NDArray[Any] | None) -> tuple[float, ...]:

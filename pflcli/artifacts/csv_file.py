@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 
-def content(heading: Iterable[str], rows: Iterable[Iterable[Any]]) -> bytes:
+def encode(heading: Iterable[str], rows: Iterable[Iterable[Any]]) -> bytes:
     """Return a CSV file with this heading and these rows; None becomes an empty field."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
@@ -18,17 +18,17 @@ def content(heading: Iterable[str], rows: Iterable[Iterable[Any]]) -> bytes:
     return text.getvalue().encode()
 
 
-def rounded(heading: Iterable[str], rows: Iterable[Iterable[Any]]) -> bytes:
+def encode_rounded(heading: Iterable[str], rows: Iterable[Iterable[Any]]) -> bytes:
     """Return a CSV file whose floats have six significant digits; None and nan become empty fields."""
     # There may be millions of rows: call a function only for floats.
-    return content(heading, ([_six_digits(v) if isinstance(v, float) else v for v in row] for row in rows))
+    return encode(heading, ([_six_digits(v) if isinstance(v, float) else v for v in row] for row in rows))
 
 
 def _six_digits(value: float) -> str:
     return "" if math.isnan(value) else f"{value:.6g}"
 
 
-def of_rounds(rows: Sequence[Mapping[str, Any]]) -> bytes:
+def encode_rounds(rows: Sequence[Mapping[str, Any]]) -> bytes:
     """Return a CSV file with a row per round and the columns of the first row; nan becomes an empty field.
 
     Raises KeyError if a row lacks a column, ValueError if it has an additional one.
@@ -37,14 +37,14 @@ def of_rounds(rows: Sequence[Mapping[str, Any]]) -> bytes:
     for row in rows:
         if row.keys() - set(columns):
             raise ValueError(f"a row has the columns {sorted(row)} instead of {columns}")
-    return content(columns, ([_without_nan(row[column]) for column in columns] for row in rows))
+    return encode(columns, ([_without_nan(row[column]) for column in columns] for row in rows))
 
 
 def _without_nan(value: Any) -> Any:
     return "" if isinstance(value, float) and math.isnan(value) else value
 
 
-def without_formulas(file: bytes) -> bytes:
+def escape_formulas(file: bytes) -> bytes:
     """Return a CSV file with an apostrophe before each cell that a spreadsheet would take as a formula.
 
     Such cells begin with =, +, -, @, a tab or a carriage return. Numbers are not changed.

@@ -53,7 +53,7 @@ class Holder(NamedTuple):
     host_name: str
 
     @classmethod
-    def me(cls) -> Holder:
+    def create(cls) -> Holder:
         """Return this process as a holder, with a new token."""
         name, pid = host_name(), os.getpid()
         return cls(str(pid), _start_time(pid) or "", _host(name), secrets.token_hex(8), name)
@@ -106,7 +106,7 @@ def acquire(out: Path, say: Callable[[str], None] | None = None) -> Lock:
     otherwise it takes the holder as alive. Raises ConflictError if a living process has the lock, or if other files are
     at its path; OSError if the lock cannot be created.
     """
-    lock, me = folder(out), Holder.me()
+    lock, me = folder(out), Holder.create()
     for _ in range(_TRIES):
         holder = _holder(out)
         if holder is None:

@@ -18,7 +18,7 @@ def verify(artifact: Artifact) -> None:
         if name == codebook.FILE:
             codebook.read(artifact)
         elif name == backbone.ROUNDS:
-            backbone.rounds(artifact)
+            backbone.read_rounds(artifact)
         elif Path(name).suffix in _PARSERS:  # for other files, the hash is enough
             _PARSERS[Path(name).suffix](artifact, name)
     kinds.load(artifact.kind).check(artifact)

@@ -71,7 +71,7 @@ class Queries:
 
 def find_members(artifact: Artifact, data: Partition) -> NDArray[np.bool_]:
     """Return which samples (n,) of the partition the run learned from."""
-    splits = [client_blocks.SPLITS.index(split) for split in predictions.learned_from(artifact)]
+    splits = [client_blocks.SPLITS.index(split) for split in predictions.learned_splits(artifact)]
     return np.isin(split_numbers(data), splits)
 
 

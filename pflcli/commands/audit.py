@@ -207,7 +207,7 @@ def _write(work: ArtifactWriter, result: _Result, names: Sequence[str], more: di
     }
     work.write(artifact_kind.AUDIT, (json.dumps(content, indent=2) + "\n").encode())
     heading = [name for name in rows[0] if name != "sees"]
-    work.write(artifact_kind.TABLE, csv_file.rounded(heading, [[row[name] for name in heading] for row in rows]))
+    work.write(artifact_kind.TABLE, csv_file.encode_rounded(heading, [[row[name] for name in heading] for row in rows]))
     work.write(artifact_kind.CLIENTS, _client_table(result, names))
     strongest = attacks.find_strongest(result.exposures)
     ranked = strongest.ranked_clients
@@ -237,7 +237,7 @@ def _write_classes(
         for number in range(len(classes))
     ]
     heading = ["client", "name", "class", "samples", "certainty", "recognized_as", "correlation"]
-    work.write(artifact_kind.CLASSES, csv_file.rounded(heading, rows))
+    work.write(artifact_kind.CLASSES, csv_file.encode_rounded(heading, rows))
     pictures = np.stack([item.pictures for item in images])
     chart = attack_charts.draw_classes(pictures, [names[item.client] for item in images], classes)
     work.write("classes.png", vega.render(chart))
@@ -287,4 +287,4 @@ def _client_table(result: _Result, names: Sequence[str]) -> bytes:
             rates = [*_rates(own.rates).values()]
             rows.append([client, names[client], item.attack, own.count, *values, *rates])
     heading = ["client", "name", "attack", "members", "auc", "auc_low", "auc_high", *_rates((None, None))]
-    return csv_file.rounded(heading, rows)
+    return csv_file.encode_rounded(heading, rows)

@@ -331,7 +331,7 @@ class TableOptions:
         metrics = self.metrics or catalogue.DEFAULT
         if metrics != catalogue.DEFAULT or self.positive is not None:
             partition = next(iter(partitions.values()))
-            classes = partition_kind.form(partition).classes
+            classes = partition_kind.read_form(partition).classes
             catalogue.require_classes(metrics, classes)
             catalogue.positive_class(self.positive, codebook.read(partition).class_names(classes))
         for partition in partitions.values() if self.coverage is not None else ():

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pflcli.artifacts import client_blocks, codebook
 from pflcli.artifacts.kinds import embeddings
 from pflcli.artifacts.kinds import partition as partitions
-from pflcli.artifacts.kinds.backbone import tensors
+from pflcli.artifacts.kinds.backbone import read_tensors
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import open_one
@@ -104,13 +104,13 @@ def _embed(
 
 def _estimate_bytes(chosen: Artifact, backbone: Artifact) -> int:
     """Return the bytes of representations and logits in float32; 0 if the backbone is only planned."""
-    head = tensors(backbone).get("head.weight") if backbone.manifest.files else None
+    head = read_tensors(backbone).get("head.weight") if backbone.manifest.files else None
     return 0 if head is None else 4 * sum(head.shape[:2]) * int(chosen.manifest.summary.get("samples", 0))
 
 
 def _require_match(chosen: Artifact, backbone: Artifact, trained_on: Artifact) -> None:
     """Raise InputError unless the model of ``backbone`` accepts the samples of ``chosen``, with the same meaning."""
-    form, needed = partitions.form(chosen), partitions.form(trained_on)
+    form, needed = partitions.read_form(chosen), partitions.read_form(trained_on)
     for feature, actual, expected in (
         ("samples of shape", form.shape, needed.shape),
         ("samples of type", form.dtype, needed.dtype),

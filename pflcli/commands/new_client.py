@@ -144,7 +144,7 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
     arrival = arrivals.read(
         job.source, job.preprocessing, job.book, job.client, number, job.fractions, seed, execution.reporter
     )
-    stored = {split: predictions.read(artifact, split) for split in SPLITS if predictions.has(artifact, split)}
+    stored = {split: predictions.read(artifact, split) for split in SPLITS if predictions.has_split(artifact, split)}
     later = reopened_run.join_later_clients(model.later, _number_samples(arrival, model))
     model = replace(model, later=later)
     try:
@@ -157,9 +157,10 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
     rows = {split: at.run.federation.rows(number, split) - others for split in stored}
     splits = {split: _append_client(part, answers[split], later, rows[split]) for split, part in stored.items()}
     tuned = {
-        name: np.append(values, answers["test"].tuned[name]) for name, values in predictions.tuned(artifact).items()
+        name: np.append(values, answers["test"].tuned[name])
+        for name, values in predictions.read_tuned(artifact).items()
     }
-    unseen = predictions.new(artifact)
+    unseen = predictions.read_new_clients(artifact)
     unseen = np.append(np.zeros(number, np.bool_) if unseen is None else unseen, True)
     predictions.write(writer, predictions.Predictions(splits, tuned, unseen))
     predictions.write_later_clients(writer, later)

@@ -91,7 +91,7 @@ def personalize(asked: Personalize) -> Outcome:
         pair_costs.remarks(asked.method, definition, cfg, training, partition) if partition is not None else ()
     )
     if partition is not None and definition.has_rounds and LINKS[definition.KIND]:
-        remarks = joined(remarks, guarantee.describe_plan(training, partial(partitions.able, partition)))
+        remarks = joined(remarks, guarantee.describe_plan(training, partial(partitions.read_able_clients, partition)))
     return make(asked.out, spec, execution, partial(_build, job, execution), remarks=remarks)
 
 
@@ -201,7 +201,7 @@ def _build(job: _Job, execution: Execution, writer: ArtifactWriter) -> Built:
     costs = [*inputs.values(), *([] if job.earlier_run is None else [job.earlier_run])]
     summary = {
         **_summary(job, run, reported, len(progress.rows), costs),
-        "tuned": predictions.spreads(tuned),
+        "tuned": predictions.summarize_tuned(tuned),
         **_privacy(job, run, progress, backbone, execution),
         **missing,
     }
@@ -250,18 +250,18 @@ def _write_rounds(
     state, rows = progress.reported, progress.rows
     state_files.keep(state, writer)
     if progress.before or rows:
-        writer.write("rounds.csv", csv_file.of_rounds(absences.columns([*progress.before, *rows])))
+        writer.write("rounds.csv", csv_file.encode_rounds(absences.columns([*progress.before, *rows])))
     last = reported.get("reported_round", len(rows))
     records = job.method.RECORDS
     if "graph" in records and (count := len(state["graph"])):
         graphs = (unpack_graph(packed, len(run.clients)) for packed in state["graph"].cpu().numpy())
         matches = summarize_neighbours(graphs, data.cluster, run.federation.participants, last - count + 1)
-        writer.write("neighbours.csv", csv_file.of_rounds(matches))
+        writer.write("neighbours.csv", csv_file.encode_rounds(matches))
     if "attention" in records and len(attention := state["attention"]["first"]):
         first, second = attention.cpu().numpy(), state["attention"]["second"].cpu().numpy()
         numbers = range(last - len(first) + 1, last + 1)
         means = summarize_attention(first, second, numbers, data.cluster)
-        writer.write("attention.csv", csv_file.of_rounds(means))
+        writer.write("attention.csv", csv_file.encode_rounds(means))
 
 
 def _summary(

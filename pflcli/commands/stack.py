@@ -93,7 +93,7 @@ def _build(
         )
     if caution := stack_references.warn_few_samples(held_out.split.offsets):
         execution.reporter.say(f"stack: warning: {caution}")
-    unseen, targets, gated = predictions.new(artifacts[0]), held_out.split, base if gate else None
+    unseen, targets, gated = predictions.read_new_clients(artifacts[0]), held_out.split, base if gate else None
     learned = pool.fit_pool(held_out.logs, targets.y, targets.offsets, base=gated, own=own, unseen=unseen, seed=seed)
     test = _pool_inputs(artifacts, names, "test")
     exponents_by_sample = np.repeat(learned.own, np.diff(test.split.offsets), axis=0)
@@ -128,7 +128,7 @@ def _build(
         **({"own_ridge": learned.pull if np.isfinite(learned.pull) else None} if own else {}),
         "validation_samples": len(targets.y),
         "validation_log_loss": {name: round(value, 6) for name, value in losses.items()},
-        "tuned": predictions.spreads(tuned),
+        "tuned": predictions.summarize_tuned(tuned),
     }
     return Built(summary, {key: value for key, value in costs.items() if key not in _LINKS})
 
@@ -166,7 +166,7 @@ def _check(artifacts: Sequence[Artifact]) -> None:
             "stack the predictions of each seed, and pass the stacks to pfl evaluate",
         )
     for artifact in artifacts:
-        if "validation" in predictions.learned_from(artifact):
+        if "validation" in predictions.learned_splits(artifact):
             raise InputError(
                 f"{artifact.path} was run with --refit, so it has no predictions for validation samples, on which "
                 "exponents are learned",
@@ -220,9 +220,9 @@ def _distinct_names(artifacts: Sequence[Artifact]) -> list[str]:
     methods = [artifact.manifest.request["method"] for artifact in artifacts]
     names = []
     for artifact, method in zip(artifacts, methods, strict=True):
-        settings = predictions.choices(artifact)
+        settings = predictions.list_options(artifact)
         namesakes = [
-            predictions.choices(other) for other, name in zip(artifacts, methods, strict=True) if name == method
+            predictions.list_options(other) for other, name in zip(artifacts, methods, strict=True) if name == method
         ]
         differing = [key for key in settings if any(other.get(key) != settings[key] for other in namesakes)]
         names.append(" ".join([method, *(f"{key}={settings[key]}".replace("/", "|") for key in differing)]))

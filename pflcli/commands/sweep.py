@@ -130,7 +130,7 @@ def sweep(asked: Sweep) -> Outcome:
         new = _unseen_clients(origin)
         rows = _grid_rows(counts, points, new)
         work.write("metrics.json", (json.dumps(_metrics(counts, rows), indent=1) + "\n").encode())
-        work.write("table.csv", csv_file.rounded(rows[0], (row.values() for row in rows)))
+        work.write("table.csv", csv_file.encode_rounded(rows[0], (row.values() for row in rows)))
         work.write("clients.csv", _client_table(counts, points, new, codebook.read(origin)))
         figures.write(work, "sweep", curves.draw_sweep(rows, points.axes, plot))
         return Built(_report_best(rows, execution), {"threads": threads})
@@ -163,7 +163,7 @@ def _report_best(rows: Sequence[Mapping[str, Any]], execution: Execution) -> dic
 def _unseen_clients(origin: Artifact) -> NDArray[np.bool_] | None:
     """Return which clients are unseen by the global model, (m,), or None if the partition has no unseen clients."""
     partition = ancestor(origin, "partition")
-    return None if partition is None else partitions.new(partition)
+    return None if partition is None else partitions.read_new_clients(partition)
 
 
 def _count_correct(
@@ -258,4 +258,4 @@ def _client_table(counts: Counts, points: Grid, new: NDArray[np.bool_] | None, k
 
     heading = ["client", "name", "capacity", "k", "sigma", "n_train", "n_test", "lambda", "accuracy", *beside]
     # A generator, because there may be millions of rows.
-    return csv_file.rounded(heading, rows())
+    return csv_file.encode_rounded(heading, rows())

@@ -80,7 +80,7 @@ def train_global(asked: TrainGlobal) -> Outcome:
             raise UsageError(f"{asked.method} makes no global model", "--method fedavg")
         loop.run_rounds(run, asked.method, definition, loop.Checkpoints(run, progress, writer), execution, shared=True)
         writer.write(WEIGHTS, bytes(save(state_files.flatten(progress.reported["global"]))))
-        writer.write("rounds.csv", csv_file.of_rounds(absences.columns([*progress.before, *progress.rows])))
+        writer.write("rounds.csv", csv_file.encode_rounds(absences.columns([*progress.before, *progress.rows])))
         codebook.write(writer, names := codebook.read(partition))
         missing = absences.summary([*progress.before, *progress.rows], names.client_names(len(run.clients)))
         accuracy = _accuracy(run, progress)
@@ -94,7 +94,7 @@ def train_global(asked: TrainGlobal) -> Outcome:
         spec,
         execution,
         build,
-        remarks=guarantee.describe_plan(training, partial(partitions.able, partition)),
+        remarks=guarantee.describe_plan(training, partial(partitions.read_able_clients, partition)),
     )
 
 

@@ -107,7 +107,7 @@ def _require_defined(metric: str, source: Artifact) -> None:
     """Raise UsageError if the metric is not defined for the number of classes."""
     partition = ancestor(source, "partition")
     if partition is not None:
-        catalogue.require_classes([metric], partitions.form(partition).classes)
+        catalogue.require_classes([metric], partitions.read_form(partition).classes)
 
 
 @dataclass(frozen=True)

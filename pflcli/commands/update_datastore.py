@@ -203,7 +203,7 @@ def _arrivals_between(
 
 def _read_validation(old: Artifact) -> list[Rows]:
     """Return the validation samples of each client that have arrived; before the first update, by the capacity."""
-    arrived = datastore.arrived(old)
+    arrived = datastore.read_arrived(old)
     if arrived is not None:
         return [_rows(arrived, client, "validation") for client in range(len(arrived.offsets) - 1)]
     splits, request = embeddings.read(require_ancestor(old, "embeddings")), old.manifest.request

@@ -38,7 +38,7 @@ def draw_predictions(artifact: Artifact, chosen: Sequence[int] = ()) -> Spec:
     Attention is that of each client's last round, or of the rounds ``chosen``. Raises UsageError if the state has none
     of these, or not that round; InputError if it is damaged or the partition no longer exists.
     """
-    summary, state = artifact.manifest.summary, predictions_kind.state(artifact, _DRAWABLE)
+    summary, state = artifact.manifest.summary, predictions_kind.read_state(artifact, _DRAWABLE)
     method, clients = summary["method"], summary["clients"]
     rounds = summary.get("reported_round", summary["rounds"])
     known = codebook.read(artifact)
@@ -61,7 +61,9 @@ def draw_predictions(artifact: Artifact, chosen: Sequence[int] = ()) -> Spec:
         history = {name.removeprefix("history/"): values for name, values in state.items()}
         return draw_collapse(history, _numbers(rounds, len(history["rho"])), title)
     source = ancestor(artifact, "partition")
-    cluster, able = (None, None) if source is None else (partitions.cluster(source), partitions.able(source))
+    cluster, able = (
+        (None, None) if source is None else (partitions.read_clusters(source), partitions.read_able_clients(source))
+    )
     if "attention/first" in state:
         numbers = _numbers(rounds, len(state["attention/first"]))
         places = _places(artifact, numbers, chosen)
@@ -81,7 +83,7 @@ def attention_csv(artifact: Artifact, chosen: Sequence[int] = ()) -> bytes:
 
     Raises UsageError if there are none, or none of a chosen round.
     """
-    summary, state = artifact.manifest.summary, predictions_kind.state(artifact, _DRAWABLE)
+    summary, state = artifact.manifest.summary, predictions_kind.read_state(artifact, _DRAWABLE)
     if "attention/first" not in state or not len(state["attention/first"]):
         raise UsageError(f"{artifact.path} has no attention: {summary['method']} stores none, or none for these rounds")
     first, second = state["attention/first"], state["attention/second"]
@@ -89,7 +91,7 @@ def attention_csv(artifact: Artifact, chosen: Sequence[int] = ()) -> bytes:
     places = _places(artifact, numbers, chosen)
     names = codebook.read(artifact).client_names(summary["clients"])
     rows = list_weights(first[places], second[places], numbers[places].tolist(), names)
-    return csv_file.content(["round", "client", "layer", "attends_to", "weight"], rows)
+    return csv_file.encode(["round", "client", "layer", "attends_to", "weight"], rows)
 
 
 def _places(artifact: Artifact, numbers: NDArray[np.int64], chosen: Sequence[int]) -> NDArray[np.int64]:

@@ -108,7 +108,7 @@ def check_options(coverage: float | None, split: str = SPLIT) -> None:
 
 def read_calibration(artifact: Artifact) -> SplitPredictions:
     """Read the predictions of validation samples; raises InputError if there are none to calibrate on."""
-    if not predictions.has(artifact, "validation"):
+    if not predictions.has_split(artifact, "validation"):
         raise InputError(
             f"{artifact.path} has no predictions on validation samples, which --coverage calibrates on: they were"
             " trained on (--refit)",
@@ -233,7 +233,9 @@ def _chose_on_validation(item: Scored) -> bool:
     """Return whether values, the reported round or a stack's exponents were chosen on validation samples."""
     request = item.artifact.manifest.request
     return (
-        bool(item.tuned) or request["method"] == "stack" or predictions.choices(item.artifact).get("report") == "best"
+        bool(item.tuned)
+        or request["method"] == "stack"
+        or predictions.list_options(item.artifact).get("report") == "best"
     )
 
 
@@ -252,7 +254,7 @@ def render_table(sets: Mapping[str, Any], labels: Sequence[str]) -> bytes:
         for label in labels
         for rule, entry in sets["methods"][label]["thresholds"].items()
     ]
-    return csv_file.rounded(heading, rows)
+    return csv_file.encode_rounded(heading, rows)
 
 
 def render_client_table(scored: Sequence[Scored]) -> bytes:
@@ -270,4 +272,4 @@ def render_client_table(scored: Sequence[Scored]) -> bytes:
             ]
             counts = [int(sets.n_validation[client]), int(item.n[client])]
             rows.append([item.label, item.seed, client, names[client], *counts, *values])
-    return csv_file.rounded(heading, rows)
+    return csv_file.encode_rounded(heading, rows)

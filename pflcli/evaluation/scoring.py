@@ -151,7 +151,7 @@ def write(
         work.write(coverage.TABLE, coverage.render_table(metrics["sets"], [row["label"] for row in metrics["methods"]]))
         work.write(coverage.CLIENTS, coverage.render_client_table(scored))
     work.write("table.md", (shown + lines).encode())
-    work.write("table.csv", csv_file.rounded(*tables.list_numbers(metrics)))
+    work.write("table.csv", csv_file.encode_rounded(*tables.list_numbers(metrics)))
 
 
 def _group_by_label(scored: Sequence[Scored]) -> dict[str, list[Scored]]:
@@ -165,10 +165,10 @@ def _labels(artifacts: Sequence[Artifact]) -> list[tuple[Artifact, str]]:
     """Label each artifact by its method and the options in which it differs from others of the same method."""
     by_method: dict[str, list[dict[str, Any]]] = {}
     for artifact in artifacts:
-        by_method.setdefault(artifact.manifest.request["method"], []).append(predictions.choices(artifact))
+        by_method.setdefault(artifact.manifest.request["method"], []).append(predictions.list_options(artifact))
     labelled = []
     for artifact in artifacts:
-        method, choices = artifact.manifest.request["method"], predictions.choices(artifact)
+        method, choices = artifact.manifest.request["method"], predictions.list_options(artifact)
         differing = [k for k, v in choices.items() if any(other.get(k) != v for other in by_method[method])]
         labelled.append((artifact, " ".join([method, *(f"{key}={_short(choices[key])}" for key in differing)])))
     # Runs of the same method, options and seed on another partition or backbone get rows of their own.
@@ -203,7 +203,7 @@ def _score(
         metric.name: metric.score_clients(p, y, bounds, positive) for metric in catalogue.client_metrics(metric_names)
     }
     seed = int(artifact.manifest.request["seed"])
-    new = predictions.new(artifact)
+    new = predictions.read_new_clients(artifact)
     return Scored(
         label,
         seed,
@@ -212,7 +212,7 @@ def _score(
         right,
         np.diff(bounds),
         client,
-        predictions.tuned(artifact),
+        predictions.read_tuned(artifact),
         new,
         metric_names,
         positive,
@@ -269,7 +269,7 @@ def _client_table(scored: Sequence[Scored], split: str) -> bytes:
 
     heading = ["method", "seed", "client", *["name"] * has_names, f"n_{split}", *columns]
     heading += [f"baseline_{ranked_by}", "gain", *tuned, *["unseen"] * has_unseen]
-    return csv_file.rounded(heading, rows())
+    return csv_file.encode_rounded(heading, rows())
 
 
 def _float(value: Any) -> float | None:

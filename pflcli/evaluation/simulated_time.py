@@ -84,5 +84,5 @@ def simulate_seconds(artifact: Artifact, link: Link, last: float = math.inf) -> 
         if circumstances.get("device", "cpu") == "cpu"
         else 1
     )
-    rows = backbone.rounds(source)
+    rows = backbone.read_rounds(source)
     return sum(link.simulate_round(row, workers) for row in rows if int(row["round"]) <= last)

@@ -90,7 +90,7 @@ def summarize_method(label: str, items: Sequence[Scored]) -> dict[str, Any]:
         "label": label,
         "method": items[0].artifact.manifest.request["method"],
         "seeds": [item.seed for item in items],
-        "learned_from": sorted({split for item in items for split in predictions.learned_from(item.artifact)}),
+        "learned_from": sorted({split for item in items for split in predictions.learned_splits(item.artifact)}),
         **_privacy(items),
         "metrics": dict(metrics),
     }
@@ -221,7 +221,7 @@ def _add_seen_and_unseen(metrics: _Row, items: Sequence[Scored]) -> None:
 
 def _add_train_accuracy(metrics: _Row, items: Sequence[Scored]) -> None:
     """Add the accuracy on training samples if they were predicted (kNN-Per, Table 3, in parentheses)."""
-    if not all(predictions.has(item.artifact, "train") for item in items):
+    if not all(predictions.has_split(item.artifact, "train") for item in items):
         return
     groups: dict[str, list[float]] = {"": [], "_seen": [], "_unseen": []}
     for item in items:

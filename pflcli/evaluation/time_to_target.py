@@ -80,7 +80,7 @@ def last_accuracies(artifact: Artifact) -> list[float]:
     source = artifact if backbone.ROUNDS in artifact.manifest.files else ancestor(artifact, "backbone")
     if source is None or source.manifest.request["method"] != artifact.manifest.request["method"]:
         return []
-    rows = backbone.rounds(source)
+    rows = backbone.read_rounds(source)
     return [float(row["test_accuracy"]) for row in rows if row.get("test_accuracy")]
 
 
@@ -90,7 +90,7 @@ def read_rounds(artifact: Artifact) -> tuple[str, list[dict[str, str]]]:
     source = artifact if own else ancestor(artifact, "backbone") if artifact.manifest.summary.get("rounds") else None
     if source is None:
         return "", []
-    rows = backbone.rounds(source)
+    rows = backbone.read_rounds(source)
     method = artifact.manifest.request["method"]
     if source.manifest.request["method"] == method and any(row.get("personal_accuracy") for row in rows):
         return "personal_accuracy", rows

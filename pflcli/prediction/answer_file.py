@@ -74,7 +74,7 @@ def encode_csv(predicted: PredictedSamples) -> bytes:
             row["set"] = "|".join(name.replace("\\", "\\\\").replace("|", "\\|") for name in row["set"])
         probabilities = row.pop("p", {})
         rows.append([*row.values(), *probabilities.values()])
-    return csv_file.content(heading, rows)
+    return csv_file.encode(heading, rows)
 
 
 def encode_json_lines(predicted: PredictedSamples) -> bytes:

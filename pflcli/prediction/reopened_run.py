@@ -122,7 +122,7 @@ def reopen(artifact: Artifact, weights: Path | str | None) -> ReopenedRun:
 
 def _read_later_clients(artifact: Artifact, partition: Artifact) -> LaterClients | None:
     """Return the clients that joined after the rounds; raises InputError if they do not fit the partition."""
-    later, form = predictions.later_clients(artifact), partitions.form(partition)
+    later, form = predictions.read_later_clients(artifact), partitions.read_form(partition)
     if later is None:
         return None
     known = int(partition.manifest.summary["clients"])
@@ -191,7 +191,7 @@ def read_preprocessing(
         raise UsageError(
             f"the samples of {artifact.path} are not features from pfl embed", "leave out --encoder-weights"
         )
-    form: Form = partitions.form(partition)
+    form: Form = partitions.read_form(partition)
     return preprocessing.from_codebook(str(artifact.path), book, form, client, resize, encoder)
 
 

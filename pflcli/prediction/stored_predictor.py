@@ -159,7 +159,9 @@ def pool_predictions(
         exponents = load(content)["exponents"].astype(np.float64)
         if exponents.shape != (len(known),) or len(names) != len(known):
             raise ValueError(f"{exponents.shape[0]} exponents for {len(known)} learners")
-    tuned = {} if client is None else {key: float(value[client]) for key, value in predictions.tuned(artifact).items()}
+    tuned = (
+        {} if client is None else {key: float(value[client]) for key, value in predictions.read_tuned(artifact).items()}
+    )
     own = np.asarray([tuned.get(f"exponent {name}", value) for name, value in zip(names, exponents, strict=True)])
     p = pool.predict(pool.log_probabilities(known), own).astype(np.float32)
     base = _find_global(methods, names, known)

@@ -13,7 +13,7 @@ import torch
 
 from pflcli import models, parameters, rng
 from pflcli.artifacts.kinds import datastore, embeddings
-from pflcli.artifacts.kinds.backbone import tensors
+from pflcli.artifacts.kinds.backbone import read_tensors
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.reader import Artifact
 from pflcli.engine import backend
@@ -78,7 +78,7 @@ def build_run(
     net = draw_network(seed)
     backbone = lineage.get("backbone")
     if backbone is not None and "weights" in backbone.manifest.request:
-        parameters.load(net, tensors(backbone, initial.INITIAL, parameters.state(net)))
+        parameters.load(net, read_tensors(backbone, initial.INITIAL, parameters.state(net)))
     elif weights is not None:
         parameters.load(net, initial.apply_weights(weights, settings, parameters.state(net), execution.reporter.say))
     network = net if settings.adapter is None else models.add_adapter(net, settings.adapter, seed)
@@ -139,11 +139,11 @@ def _on_device(params: Mapping[str, torch.Tensor], device: str | torch.device) -
 def _read_lineage(run: Run, lineage: Mapping[str, Artifact | None]) -> None:
     """Read the backbone, the embeddings and the datastore of a lineage into the run, if it has them."""
     if (backbone := lineage.get("backbone")) is not None:
-        run.backbone = _on_device(tensors(backbone, like=run.init), run.federation.x.device)
+        run.backbone = _on_device(read_tensors(backbone, like=run.init), run.federation.x.device)
     if (embedded := lineage.get("embeddings")) is not None:
         run.embeddings = embeddings.read(embedded)
     if (stored := lineage.get("datastore")) is not None:
         assert run.embeddings is not None  # a datastore is built from embeddings
         packed = datastore.read_stores(stored, run.federation.classes, run.embeddings["train"].z.shape[1])
-        run.arrived = datastore.arrived(stored)
+        run.arrived = datastore.read_arrived(stored)
         run.stores = Stores(packed.blob, packed.bytes, packed.y, packed.offsets, packed.train, run.engine.threads)

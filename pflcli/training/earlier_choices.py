@@ -65,7 +65,7 @@ def read(artifact: Artifact | None, names: tuple[str, ...]) -> dict[str, NDArray
     """Return what each client (m,) chose, by name; raises InputError if something is missing."""
     if artifact is None:
         return {}
-    chosen = predictions.tuned(artifact)
+    chosen = predictions.read_tuned(artifact)
     for name in names:
         if name not in chosen:
             raise InputError(f"{artifact.path} does not contain the {name} that its clients chose", "run it again")

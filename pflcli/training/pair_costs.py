@@ -27,7 +27,7 @@ def remarks(name: str, method: Method, cfg: Any, settings: Settings, partition: 
     clients = int(partition.manifest.summary["clients"])
     if clients < MANY or not (method.PAIRS_SENT or method.PAIRS_KEPT):
         return []
-    lines, pair_content, participants = [], method.PAIRS_SENT, len(partitions.able(partition))
+    lines, pair_content, participants = [], method.PAIRS_SENT, len(partitions.read_able_clients(partition))
     if pair_content == "models":
         cohort = max(1, round(settings.participation * participants))
         gigabytes = cohort * participants * run_request.model_bytes(settings, partition) / 1e9
@@ -36,7 +36,7 @@ def remarks(name: str, method: Method, cfg: Any, settings: Settings, partition: 
             f"{gigabytes:,.1f} GB"
         )
     if pair_content == "public samples":
-        form, samples = partitions.form(partition), math.ceil(cfg.public * partition.manifest.summary["train"])
+        form, samples = partitions.read_form(partition), math.ceil(cfg.public * partition.manifest.summary["train"])
         gigabytes = participants * samples * math.prod(form.shape) * np.dtype(form.dtype).itemsize / 1e9
         lines.append(
             f"{name}: {participants:,} clients are sent {samples:,} or more samples each, {gigabytes:,.1f} GB, once"

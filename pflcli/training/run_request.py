@@ -74,7 +74,7 @@ def resolve_settings(
     built = replace(built, aggregator=str(aggregators.load(built.aggregator)))
     if partition is None:
         return built
-    form = partitions.form(partition)
+    form = partitions.read_form(partition)
     shape, tokens = _model_shape(form), form.dtype == "int16"
     if built.model == AUTO:
         built = replace(built, model=models.default(shape, tokens=tokens))
@@ -91,7 +91,7 @@ def resolve_settings(
 
 def model_bytes(training: Settings, partition: Artifact) -> int:
     """Return the bytes of one model with these settings for the samples of a partition."""
-    form = partitions.form(partition)
+    form = partitions.read_form(partition)
     shape, tokens = _model_shape(form), form.dtype == "int16"
     net = models.outline(training.model, shape, form.classes, tokens=tokens, adapter=training.adapter)
     return parameters.size(parameters.state(net))

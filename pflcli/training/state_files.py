@@ -14,7 +14,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from pflcli import parameters
-from pflcli.artifacts import tensors
+from pflcli.artifacts import safetensors_file
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
@@ -109,7 +109,7 @@ def keep(state: State, work: ArtifactWriter) -> None:
         default = [
             (DEFAULT + key, value.dtype, tuple(value.shape), [_bytes(value)]) for key, value in table.default.items()
         ]
-        work.stream(f"{name}.safetensors", tensors.pieces([ids, *table.columns(), *default]))
+        work.stream(f"{name}.safetensors", safetensors_file.pieces([ids, *table.columns(), *default]))
     work.write(STATE, bytes(save(flatten(_without_tables(state)))))
 
 

@@ -10,7 +10,7 @@ import pytest
 
 from pflcli.artifacts import kinds
 from pflcli.artifacts.kinds import dataset, datastore, embeddings, partition, predictions
-from pflcli.artifacts.kinds.backbone import tensors
+from pflcli.artifacts.kinds.backbone import read_tensors
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.evaluate import evaluate
 from pflcli.commands.personalize import personalize
@@ -30,7 +30,7 @@ def test_every_kind_is_whole_and_read(at):
         assert show(at / kind, lineage=True, verify=True)["kind"] == kind
     stored = partition.read(open_artifact(at / "partition"))
     assert stored.sizes.sum() == 80
-    assert set(tensors(open_artifact(at / "backbone"))) >= {"head.weight", "body.1.weight"}
+    assert set(read_tensors(open_artifact(at / "backbone"))) >= {"head.weight", "body.1.weight"}
     own = dataset.read(open_artifact(at / "dataset"))
     assert (own.features, own.classes, own.x.shape, set(own.owner)) == (
         ("height", "age"),

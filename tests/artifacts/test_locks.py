@@ -60,7 +60,7 @@ def ended_pid():
 
 def plant(out, **fields):
     """Put the lock of another holder there; returns its entry."""
-    entry = locks.folder(out) / locks.Holder.me()._replace(**fields).entry
+    entry = locks.folder(out) / locks.Holder.create()._replace(**fields).entry
     entry.parent.mkdir()
     entry.touch()
     return entry
@@ -148,7 +148,7 @@ def test_tidying_waits_for_nobody(tmp_path):
     entry = plant(out, host="elsewhere")
     assert make(out, spec(), Execution(), build).decision == Decision.UP_TO_DATE
     assert entry.exists()
-    entry.rename(entry.with_name(locks.Holder.me()._replace(pid=str(ended_pid())).entry))
+    entry.rename(entry.with_name(locks.Holder.create()._replace(pid=str(ended_pid())).entry))
     assert make(out, spec(), Execution(), build).decision == Decision.UP_TO_DATE
     assert listing(tmp_path) == ["out"]
 
@@ -246,7 +246,7 @@ def test_a_writer_that_was_taken_for_dead_notices(tmp_path, step):
     out = tmp_path / "out"
     work = ArtifactWriter(out, spec())
     (entry,) = locks.folder(out).iterdir()
-    successor = entry.rename(entry.with_name(locks.Holder.me().entry))
+    successor = entry.rename(entry.with_name(locks.Holder.create().entry))
     before = listing(work.folder)
     steps = {
         "file": lambda: work.write("a.txt", b""),

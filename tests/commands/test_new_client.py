@@ -89,10 +89,10 @@ def test_it_is_answered_as_an_unseen_client_of_the_partition(digits, tmp_path, m
     # ``rounds.csv`` says what training has cost.
     for name in {"rounds.csv"} & set(before.manifest.files):
         assert artifact.read(name) == before.read(name)
-    assert predictions.new(artifact).tolist() == predictions.new(expected).tolist()
+    assert predictions.read_new_clients(artifact).tolist() == predictions.read_new_clients(expected).tolist()
     assert codebook.read(artifact).clients[4] == "me"
-    for name, values in predictions.tuned(expected).items():
-        np.testing.assert_allclose(predictions.tuned(artifact)[name][4], values[4])
+    for name, values in predictions.read_tuned(expected).items():
+        np.testing.assert_allclose(predictions.read_tuned(artifact)[name][4], values[4])
 
 
 def test_it_predicts_evaluates_stacks_and_has_a_successor(digits, tmp_path):
@@ -113,7 +113,7 @@ def test_it_predicts_evaluates_stacks_and_has_a_successor(digits, tmp_path):
         answers = predict(tmp_path / name, tmp_path / "q.npy", client="me", execution=ONE)
         for part, values in split.parts.items():
             assert answers.parts[part].tobytes() == values[slice(*split.offsets[4:6])].tobytes(), (name, part)
-    later = predictions.later_clients(open_artifact(tmp_path / "two"))
+    later = predictions.read_later_clients(open_artifact(tmp_path / "two"))
     split = predictions.read(open_artifact(tmp_path / "two"), "test")
     np.save(tmp_path / "q.npy", later.x[slice(*later.offsets[5:7])])
     answers = predict(tmp_path / "two", tmp_path / "q.npy", client="you", execution=ONE)
@@ -150,7 +150,10 @@ def test_a_client_of_a_table_has_a_scale_of_its_own(tmp_path, pfl):
     assert ran.code == 0
     assert json.loads(ran.out)["kind"] == "predictions"
     assert pfl(*line, "--label", "outcome", "--fractions", "0.6,0.2,0.2", "-o", tmp_path / "n").err.count("up to date")
-    book, later = codebook.read(open_artifact(tmp_path / "n")), predictions.later_clients(open_artifact(tmp_path / "n"))
+    book, later = (
+        codebook.read(open_artifact(tmp_path / "n")),
+        predictions.read_later_clients(open_artifact(tmp_path / "n")),
+    )
     assert np.diff(later.offsets).tolist() == [18, 6, 6]
     train = later.x[: later.offsets[1]].astype(np.float64)
     np.testing.assert_allclose(train[:, :2].mean(axis=0), 0, atol=1e-6)

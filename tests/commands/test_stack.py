@@ -94,7 +94,7 @@ def test_answers_are_the_pool_of_what_was_stored(small):
     knn, fedavg, stacked = (open_artifact(path) for path in (small.knn, small.fedavg, small.st))
     b = load_file(small.st / "state.safetensors")["exponents"]
     parts = [predictions.read(fedavg, "test").parts["p"], predictions.read(knn, "test").parts["knn"]]
-    actual, pooled = predictions.read(stacked, "test"), predictions.tuned(stacked)["pooled"]
+    actual, pooled = predictions.read(stacked, "test"), predictions.read_tuned(stacked)["pooled"]
     of_pool = np.repeat(pooled, np.diff(actual.offsets)).astype(bool)
     expected = np.where(of_pool[:, None], pool.predict(pool.log_probabilities(parts), b), parts[0])
     np.testing.assert_allclose(actual.parts["p"], expected, atol=1e-6)
@@ -147,7 +147,7 @@ def test_one_input_alone_is_scaled_in_temperature(predictions_of, tmp_path):
 
 def test_own_exponents_are_stored_by_client(three, tmp_path):
     outcome = stack(three, tmp_path / "s", own=True)
-    tuned = predictions.tuned(open_artifact(outcome.path))
+    tuned = predictions.read_tuned(open_artifact(outcome.path))
     assert {*tuned} == {"pooled", "exponent ditto", "exponent fedavg", "exponent local"}
     assert all(values.shape == (CLIENTS,) for values in tuned.values())
     assert "own_ridge" in outcome.summary
@@ -212,4 +212,4 @@ def test_clients_without_validation_samples_are_pooled(tmp_path):
     stack([tmp_path / "fedavg", tmp_path / "local"], tmp_path / "s")
     stacked = open_artifact(tmp_path / "s")
     none = np.diff(predictions.read(stacked, "validation").offsets) == 0
-    assert predictions.tuned(stacked)["pooled"][none].all()
+    assert predictions.read_tuned(stacked)["pooled"][none].all()

@@ -45,7 +45,7 @@ def chain(small, tmp_path, capacity, k, weight):
     answers = predictions.read(artifact, "test")
     right = scores.correct(answers.parts["p"], answers.y)
     per_client = [right[a:b].mean() if b > a else np.nan for a, b in pairwise(answers.offsets)]
-    return np.asarray(per_client), np.diff(answers.offsets), predictions.tuned(artifact)["lambda"]
+    return np.asarray(per_client), np.diff(answers.offsets), predictions.read_tuned(artifact)["lambda"]
 
 
 @pytest.mark.parametrize("capacity", GRID["capacity"])

@@ -195,7 +195,7 @@ def images(folder):
 
 
 def tuned(path):
-    return predictions.tuned(open_artifact(path))["lambda"]
+    return predictions.read_tuned(open_artifact(path))["lambda"]
 
 
 def test_lambda_is_tuned_on_the_validation_samples_that_have_arrived(shift, tmp_path):
@@ -203,7 +203,7 @@ def test_lambda_is_tuned_on_the_validation_samples_that_have_arrived(shift, tmp_
     update_datastore(shift / "d", shift / "e2", tmp_path / "u", policy="concatenate", first=0, last=0.1)
     personalize("knn-per", tmp_path / "u", tmp_path / "k", options={"k": 3})
     old, new = (embeddings.read(open_artifact(shift / name))["validation"] for name in ("e1", "e2"))
-    weight, arrived = tuned(tmp_path / "k"), datastore.arrived(open_artifact(tmp_path / "u"))
+    weight, arrived = tuned(tmp_path / "k"), datastore.read_arrived(open_artifact(tmp_path / "u"))
     for client, ((_, y, z), _) in enumerate(samples_by_client(tmp_path / "u")):
         rows = []
         for part, share in ((old, 0.5), (new, 0.1)):
@@ -237,7 +237,7 @@ def test_a_store_that_adds_nothing_keeps_its_lambda(shift, tmp_path):
         personalize("knn-per", tmp_path / name, tmp_path / f"k-{name}")
     np.testing.assert_array_equal(tuned(tmp_path / "k-u1"), tuned(tmp_path / "k-u2"))
     personalize("knn-per", shift / "d", tmp_path / "k")  # stores that are no stream tune on all
-    assert len(datastore.arrived(open_artifact(tmp_path / "u2")).y) > 0
+    assert len(datastore.read_arrived(open_artifact(tmp_path / "u2")).y) > 0
 
 
 @pytest.mark.parametrize("policy", ["fifo", "concatenate"])
@@ -249,5 +249,5 @@ def test_validation_samples_come_and_go_as_training_samples_do(shift, tmp_path, 
     come = [
         capacities.count(0.5, n) for n in np.diff(embeddings.read(open_artifact(shift / "e2"))["validation"].offsets)
     ]
-    sizes = np.diff(datastore.arrived(open_artifact(tmp_path / "u")).offsets).tolist()
+    sizes = np.diff(datastore.read_arrived(open_artifact(tmp_path / "u")).offsets).tolist()
     assert sizes == (before if policy == "fifo" else [a + b for a, b in zip(before, come, strict=True)])

@@ -10,7 +10,7 @@ from torch import nn
 from pflcli import models, parameters
 from pflcli.artifacts.kinds import embeddings
 from pflcli.artifacts.kinds import partition as partitions
-from pflcli.artifacts.kinds.backbone import tensors
+from pflcli.artifacts.kinds.backbone import read_tensors
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.extract import extract
 from pflcli.commands.partition import partition
@@ -86,7 +86,7 @@ def test_the_lineage_normalizes_alike(small, tmp_path):
     extract(tmp_path / "b", tmp_path / "e")
     data = partitions.read(open_artifact(small.p))
     net = models.create("mlp", (1, 28, 28), data.classes, 0)
-    net.load_state_dict(tensors(open_artifact(tmp_path / "b")))
+    net.load_state_dict(read_tensors(open_artifact(tmp_path / "b")))
     plain = Federation.from_arrays(data.x, data.y, data.offsets, data.classes)
     rows = torch.from_numpy(np.concatenate([plain.rows(int(client), "test") for client in plain.clients]))
     with torch.no_grad():

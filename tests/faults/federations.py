@@ -130,7 +130,7 @@ def give(world: World, folder: Path, tally: Tally) -> str:
     answers = open_artifact(folder / "out")
     sizes = partition.read(open_artifact(folder / "p")).sizes
     for place, split in enumerate(("train", "validation", "test")):
-        if predictions.has(answers, split):
+        if predictions.has_split(answers, split):
             stored = predictions.read(answers, split)  # refuses what is no distribution
             if [*np.diff(stored.offsets)] != [*sizes[:, place]] or not np.isfinite(stored.parts["p"]).all():
                 tally.fault("silent", f"clients have no or other answers on {split}: {world}")

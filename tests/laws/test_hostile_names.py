@@ -62,8 +62,8 @@ def test_every_name_that_import_accepts_works_everywhere(pfl, tmp_path):
 
 
 def test_no_cell_of_a_report_is_a_formula():
-    table = csv_file.content(["client", "score"], [["=1+1|cmd", -0.5], ["-@x", "-inf"], ["+a", "+1e3"], ["\tb", "@c"]])
-    rows = list(csv.reader(csv_file.without_formulas(table).decode().splitlines()))
+    table = csv_file.encode(["client", "score"], [["=1+1|cmd", -0.5], ["-@x", "-inf"], ["+a", "+1e3"], ["\tb", "@c"]])
+    rows = list(csv.reader(csv_file.escape_formulas(table).decode().splitlines()))
     assert rows[1:] == [["'=1+1|cmd", "-0.5"], ["'-@x", "-inf"], ["'+a", "+1e3"], ["'\tb", "'@c"]]
 
 

@@ -68,7 +68,7 @@ def test_new_clients_never_train_in_a_round_and_are_answered(method, world, tmp_
         personalize(method, source, tmp_path / "m", settings=settings)
     except UnsuitedError:
         pytest.skip("the method does not suit the world")
-    new = set(np.flatnonzero(predictions.new(open_artifact(tmp_path / "m"))).tolist())
+    new = set(np.flatnonzero(predictions.read_new_clients(open_artifact(tmp_path / "m"))).tolist())
     assert len(new) == 2
     assert not trained & new
     answers = predictions.read(open_artifact(tmp_path / "m"), "test")

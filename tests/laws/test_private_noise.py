@@ -148,7 +148,7 @@ def test_the_difference_of_two_released_models_does_not_tell_who_took_part(small
     for lr in (0.1, 0.3):
         settings = {**PRIVATE, "model": "logistic", "rounds": 1, "dp_clip": "1", "batch_size": 1000, "lr": lr}
         train_global(small.p, tmp_path / f"{lr}", settings=settings, execution=ONE)
-        weights = backbone.tensors(open_artifact(tmp_path / f"{lr}"))
+        weights = backbone.read_tensors(open_artifact(tmp_path / f"{lr}"))
         net = models.create("logistic", (1, *data.x.shape[1:]), data.classes, 0)
         start = {name: value.detach().clone() for name, value in net.named_parameters()}
         released.append(torch.cat([(weights[name] - start[name]).flatten() for name in start]).double())

@@ -49,7 +49,7 @@ def test_stores_hold_what_the_backbone_learned_from(small, refit):
 
 def test_it_takes_what_the_earlier_run_chose(small, refit, tmp_path):
     personalize("knn-per", refit.d, tmp_path / "k", choices=small.knn)
-    earlier, now = (predictions.tuned(open_artifact(path)) for path in (small.knn, tmp_path / "k"))
+    earlier, now = (predictions.read_tuned(open_artifact(path)) for path in (small.knn, tmp_path / "k"))
     np.testing.assert_array_equal(earlier["lambda"], now["lambda"])
     with pytest.raises(InputError, match="no predictions on validation"):
         evaluate([tmp_path / "k"], tmp_path / "e", split="validation")
@@ -111,8 +111,8 @@ def test_a_comparison_lets_those_choose_that_choose(small, tmp_path):
         "knn-per",
     ]
     for method in ("knn-per", "fedham"):
-        chose = predictions.tuned(open_artifact(tmp_path / "plain" / "seed-0" / method))
-        now = predictions.tuned(open_artifact(at / method))
+        chose = predictions.read_tuned(open_artifact(tmp_path / "plain" / "seed-0" / method))
+        now = predictions.read_tuned(open_artifact(at / method))
         assert chose.keys() == now.keys() != set()
         if method == "knn-per":
             np.testing.assert_array_equal(chose["lambda"], now["lambda"])

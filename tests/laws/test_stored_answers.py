@@ -57,9 +57,9 @@ def test_stored_test_samples_get_the_stored_answers(method, chain, tmp_path):
     execution = Execution(engine=ENGINES[method], threads=1)
     personalize(method, source, tmp_path / "m", settings={} if source.name == "d" else BRIEF, execution=execution)
     artifact = open_artifact(tmp_path / "m")
-    assert predictions.new(artifact)[[*PAIR]].sum() == 1
+    assert predictions.read_new_clients(artifact)[[*PAIR]].sum() == 1
     model, data = reopened_run.reopen(artifact, None), partitions.read(open_artifact(chain / "p"))
-    expected, tuned = predictions.read(artifact, "test"), predictions.tuned(artifact)
+    expected, tuned = predictions.read(artifact, "test"), predictions.read_tuned(artifact)
     own = data.x[slice(*data.offsets[3 * 17 + 2 : 3 * 17 + 4])]
     at = stored_predictor.prepare_client(model, 17, own, Execution(threads=1))
     assert set(at.clients) == PAIR

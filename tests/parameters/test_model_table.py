@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import load_file
 
 import worlds
-from pflcli.artifacts import tensors
+from pflcli.artifacts import safetensors_file
 from pflcli.artifacts.row_file import RowFile
 from pflcli.errors import InputError
 from pflcli.parameters.model_table import ModelTable
@@ -147,7 +147,7 @@ def test_a_file_that_was_cut_is_refused(tmp_path):
 def test_the_final_file_is_safetensors(tmp_path):
     table = ModelTable(DEFAULT, 9, storage("file", tmp_path))
     table[[7, 2]] = stack(1, 2)
-    (tmp_path / "t.safetensors").write_bytes(b"".join(tensors.pieces(table.columns())))
+    (tmp_path / "t.safetensors").write_bytes(b"".join(safetensors_file.pieces(table.columns())))
     assert worlds.same(load_file(tmp_path / "t.safetensors"), stack(2, 1))
 
 

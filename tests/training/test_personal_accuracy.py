@@ -258,7 +258,7 @@ def grouped(tmp_path_factory):
 
 def test_neighbours_of_every_round_against_the_truth(grouped):
     graphs = load((grouped / "panm" / "state.safetensors").read_bytes())["graph"]
-    cluster = partitions.cluster(open_artifact(grouped / "p")).tolist()
+    cluster = partitions.read_clusters(open_artifact(grouped / "p")).tolist()
     assert cluster == partitions.read(open_artifact(grouped / "p")).cluster.tolist()
     assert len(graphs) == 6
     table = rows(grouped / "panm", "neighbours.csv")

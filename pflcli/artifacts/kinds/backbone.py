@@ -20,7 +20,7 @@ WEIGHTS = "weights.safetensors"
 ROUNDS = "rounds.csv"
 
 
-def rounds(artifact: Artifact) -> list[dict[str, str]]:
+def read_rounds(artifact: Artifact) -> list[dict[str, str]]:
     """Return the rows of ``rounds.csv`` of a backbone or predictions; raises InputError if a value is not a number."""
     rows = artifact.table(ROUNDS)
     with artifact.parsing(ROUNDS):
@@ -31,7 +31,7 @@ def rounds(artifact: Artifact) -> list[dict[str, str]]:
     return rows
 
 
-def tensors(artifact: Artifact, name: str = WEIGHTS, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def read_tensors(artifact: Artifact, name: str = WEIGHTS, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
     """Read named torch tensors from a safetensors file.
 
     Raises InputError if it is damaged, if a number is not finite, or if names, shapes or types differ from those of
@@ -60,7 +60,7 @@ def check(artifact: Artifact) -> None:
     """Read every file; raises InputError if one is damaged or has an invalid value."""
     for name in artifact.manifest.files:
         if name.endswith(".safetensors"):
-            tensors(artifact, name)
+            read_tensors(artifact, name)
 
 
 def describe(manifest: Manifest) -> list[str]:

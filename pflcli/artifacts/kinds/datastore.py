@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from pflcli import rng
 from pflcli.artifacts import client_blocks, codebook
 from pflcli.artifacts.kinds import describe_count, describe_name
-from pflcli.artifacts.kinds.embeddings import FIELDS, StoredEmbeddings, part
+from pflcli.artifacts.kinds.embeddings import FIELDS, StoredEmbeddings, read_split
 from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
@@ -71,12 +71,12 @@ def write_arrived(writer: ArtifactWriter, split: StoredEmbeddings) -> None:
     writer.write_h5("validation.h5", {name: getattr(split, name) for name in FIELDS})
 
 
-def arrived(artifact: Artifact) -> StoredEmbeddings | None:
+def read_arrived(artifact: Artifact) -> StoredEmbeddings | None:
     """Read the validation samples that have arrived; None for stores that were never updated, where all have."""
     if "validation.h5" not in artifact.manifest.files:
         return None
     with artifact.h5("validation.h5") as file:
-        return part(file, f"{artifact.path}/validation.h5")
+        return read_split(file, f"{artifact.path}/validation.h5")
 
 
 def read(artifact: Artifact) -> Packed:
@@ -123,7 +123,7 @@ def check(artifact: Artifact) -> None:
     """Read every file; raises InputError if one is damaged or has an invalid value."""
     has_codebook = codebook.FILE in artifact.manifest.files
     read_stores(artifact, len(codebook.read(artifact).classes) if has_codebook else sys.maxsize)
-    arrived(artifact)
+    read_arrived(artifact)
 
 
 def describe(manifest: Manifest) -> list[str]:

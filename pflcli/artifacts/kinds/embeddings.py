@@ -72,13 +72,15 @@ def write(writer: ArtifactWriter, splits: Mapping[str, SplitPieces], dimension: 
 def read(artifact: Artifact) -> dict[str, StoredEmbeddings]:
     """Read all splits; raises InputError if the file is damaged or inconsistent."""
     with artifact.h5(FILE) as file:
-        splits = {split: part(file[split], f"{artifact.path}/{FILE}, split {split},") for split in client_blocks.SPLITS}
+        splits = {
+            split: read_split(file[split], f"{artifact.path}/{FILE}, split {split},") for split in client_blocks.SPLITS
+        }
     if len({(len(each.offsets), each.z.shape[1], each.logits.shape[1]) for each in splits.values()}) > 1:
         raise InputError(f"{artifact.path}/{FILE} is inconsistent: its splits differ in clients, dimensions or classes")
     return splits
 
 
-def part(group: Any, where: str) -> StoredEmbeddings:
+def read_split(group: Any, where: str) -> StoredEmbeddings:
     """Read one split from its HDF5 group; raises InputError, which begins with ``where``, for invalid values."""
     embedded = StoredEmbeddings(
         **{name: h5_file.map_or_read(group[name]) if name in ("z", "logits") else group[name][...] for name in FIELDS}

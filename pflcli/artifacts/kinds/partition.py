@@ -154,7 +154,7 @@ class Form:
     classes: int
 
 
-def form(artifact: Artifact) -> Form:
+def read_form(artifact: Artifact) -> Form:
     """Return the form of a partition's samples, without reading them."""
     summary = artifact.manifest.summary
     if "type" in summary:
@@ -163,20 +163,20 @@ def form(artifact: Artifact) -> Form:
         return Form(tuple(file["x"].shape[1:]), str(file["x"].dtype), int(file.attrs["classes"]))
 
 
-def able(artifact: Artifact) -> NDArray[np.int64]:
+def read_able_clients(artifact: Artifact) -> NDArray[np.int64]:
     """Read the ids of the clients that can take part in a round: those with training samples that are not new."""
     with artifact.h5("samples.h5") as file:
         train = np.diff(file["offsets"][...])[:: len(client_blocks.SPLITS)] > 0
         return np.flatnonzero(train & ~file["new"][...] if "new" in file else train)
 
 
-def new(artifact: Artifact) -> NDArray[np.bool_] | None:
+def read_new_clients(artifact: Artifact) -> NDArray[np.bool_] | None:
     """Read the mask (m,) of clients excluded from training the global model, or None if it is not recorded."""
     with artifact.h5("samples.h5") as file:
         return file["new"][...] if "new" in file else None
 
 
-def cluster(artifact: Artifact) -> NDArray[np.int64] | None:
+def read_clusters(artifact: Artifact) -> NDArray[np.int64] | None:
     """Read the true cluster of each client, (m,), or None if the partition has none."""
     with artifact.h5("samples.h5") as file:
         return file["cluster"][...] if "cluster" in file else None

@@ -73,7 +73,7 @@ def write_later_clients(writer: ArtifactWriter, later: LaterClients) -> None:
     writer.write_h5(UNSEEN, {name: getattr(later, name) for name in ("x", "y", "sample", "offsets")})
 
 
-def later_clients(artifact: Artifact) -> LaterClients | None:
+def read_later_clients(artifact: Artifact) -> LaterClients | None:
     """Read the clients that joined after the rounds, None if there are none; raises InputError for a damaged file."""
     if UNSEEN not in artifact.manifest.files:
         return None
@@ -138,19 +138,19 @@ def read(artifact: Artifact, split: str) -> SplitPredictions:
     return answers
 
 
-def has(artifact: Artifact, split: str) -> bool:
+def has_split(artifact: Artifact, split: str) -> bool:
     """Return whether there are predictions on a split."""
     with artifact.h5("predictions.h5") as file:
         return split in file
 
 
-def choices(artifact: Artifact) -> dict[str, Any]:
+def list_options(artifact: Artifact) -> dict[str, Any]:
     """Return the training settings and the method's options of predictions, by name."""
     request = artifact.manifest.request
     return {**request["settings"], **request["options"]}
 
 
-def learned_from(artifact: Artifact) -> tuple[str, ...]:
+def learned_splits(artifact: Artifact) -> tuple[str, ...]:
     """Return the splits that the run learned from."""
     request = artifact.manifest.request
     # Before `refit` was a training setting, it was an option of some methods.
@@ -158,7 +158,7 @@ def learned_from(artifact: Artifact) -> tuple[str, ...]:
     return ("train", "validation") if refit else ("train",)
 
 
-def spreads(tuned: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, float]]:
+def summarize_tuned(tuned: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, float]]:
     """Return mean, minimum and maximum over clients of each value in ``tuned``, (m,) each, for the summary."""
     return {
         name: {"mean": float(np.mean(values)), "min": float(np.min(values)), "max": float(np.max(values))}
@@ -166,7 +166,7 @@ def spreads(tuned: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, float]]:
     }
 
 
-def tuned(artifact: Artifact) -> dict[str, NDArray[np.float64]]:
+def read_tuned(artifact: Artifact) -> dict[str, NDArray[np.float64]]:
     """Read the values that were tuned on each client's validation samples, (m,) each."""
     with artifact.h5("predictions.h5") as file:
         values = {name: file["tuned"][name][...] for name in file["tuned"]} if "tuned" in file else {}
@@ -175,7 +175,7 @@ def tuned(artifact: Artifact) -> dict[str, NDArray[np.float64]]:
     return values
 
 
-def new(artifact: Artifact) -> NDArray[np.bool_] | None:
+def read_new_clients(artifact: Artifact) -> NDArray[np.bool_] | None:
     """Read which clients took no part in training the global model, (m,), or None if none are recorded."""
     with artifact.h5("predictions.h5") as file:
         values = file["new"][...] if "new" in file else None
@@ -183,7 +183,7 @@ def new(artifact: Artifact) -> NDArray[np.bool_] | None:
     return values
 
 
-def state(artifact: Artifact, choices: Iterable[tuple[str, ...]]) -> dict[str, NDArray[Any]]:
+def read_state(artifact: Artifact, choices: Iterable[tuple[str, ...]]) -> dict[str, NDArray[Any]]:
     """Read arrays of the method's last state, by name: the first tuple of ``choices`` whose names all exist.
 
     A method declares what it records in its ``RECORDS``. Returns an empty dict if no choice is complete. Raises
@@ -218,11 +218,11 @@ def _check_clients(file: Any, artifact: Artifact, arrays: Mapping[str, NDArray[A
 def check(artifact: Artifact) -> None:
     """Read every file; raises InputError if one is damaged or has an invalid value."""
     for split in client_blocks.SPLITS:
-        if has(artifact, split):
+        if has_split(artifact, split):
             read(artifact, split)
-    tuned(artifact)
-    new(artifact)
-    later_clients(artifact)
+    read_tuned(artifact)
+    read_new_clients(artifact)
+    read_later_clients(artifact)
 
 
 def describe(manifest: Manifest) -> list[str]:

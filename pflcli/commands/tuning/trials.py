@@ -193,7 +193,7 @@ def write(
         [row["trial"], *(as_typed(row["values"][key]) for key in keys), *(row[name] for name in columns)]
         for row in rows
     )
-    work.write("table.csv", csv_file.content(["trial", *keys, *columns], lines))
+    work.write("table.csv", csv_file.encode(["trial", *keys, *columns], lines))
     heading, body = readable(record)
     markdown = [heading, ["---:"] * len(heading), *body]
     work.write("table.md", "".join("| " + " | ".join(line) + " |\n" for line in markdown).encode())

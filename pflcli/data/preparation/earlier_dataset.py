@@ -63,7 +63,7 @@ class Earlier:
     @property
     def digest(self) -> str:
         """Return a hash of everything that new data take over."""
-        facts = codebook.fields(replace(self.book, dataset="", clients=()))
+        facts = codebook.to_fields(replace(self.book, dataset="", clients=()))
         return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
     def hint(self) -> str:

@@ -33,17 +33,17 @@ def build_files(
     content: dict[str, bytes] = {}
     for number, (section, run) in enumerate(zip(sections, runs, strict=True), 1):
         artifact = section.comparison.artifact
-        content[f"{number}-methods.csv"] = csv_file.rounded(*tables.list_numbers(section.comparison.metrics))
+        content[f"{number}-methods.csv"] = csv_file.encode_rounded(*tables.list_numbers(section.comparison.metrics))
         content[f"{number}-clients.csv"] = artifact.read("clients.csv")
         if "sets" in section.comparison.metrics:
             for name in (coverage.TABLE, coverage.CLIENTS):
                 content[f"{number}-{name}"] = artifact.read(name)
         if run.curves:
             rows = [[label, *point] for label, points in run.curves.items() for point in points]
-            content[f"{number}-rounds.csv"] = csv_file.content(["method", "round", "validation_accuracy"], rows)
+            content[f"{number}-rounds.csv"] = csv_file.encode(["method", "round", "validation_accuracy"], rows)
     for number, item in enumerate(shown_audits, 1):
         content |= {f"audit-{number}-{name}": text for name, text in item.files.items()}
-    content = {name: csv_file.without_formulas(text) for name, text in content.items()}  # all files so far are CSV
+    content = {name: csv_file.escape_formulas(text) for name, text in content.items()}  # all files so far are CSV
     index = {
         "generator": f"pfl report {__version__}",
         "files": sorted(content),

@@ -173,7 +173,7 @@ def _read_relation(label: str, run: Artifact, comparison: Comparison) -> Relatio
     clients = int(run.manifest.summary["clients"] or 0)
     if "state.safetensors" not in run.manifest.files:
         return None
-    key, state = next(iter(predictions.state(run, [(key,) for key in _STATES]).items()), ("", np.empty(0)))
+    key, state = next(iter(predictions.read_state(run, [(key,) for key in _STATES]).items()), ("", np.empty(0)))
     if not len(state):
         return None
     if key == "attention/first":
