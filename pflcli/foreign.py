@@ -26,6 +26,12 @@ _ALWAYS_ALLOWED_BYTES = 256 * 10**6
 """Compressed data may declare ``_MAX_RATIO`` times their size in the file, or ``_ALWAYS_ALLOWED_BYTES`` if that is more
 (zeros are compressed by a factor of 1,000)."""
 
+_LOCAL_HEADER_BYTES = 30
+"""Bytes before the name of a member in a ZIP file: APPNOTE.TXT, section 4.3.7."""
+
+_MIN_MAPPED_BYTES = 1 << 24
+"""Minimum bytes of an array of an NPZ file that is mapped."""
+
 
 @contextmanager
 def reading(path: Path, form: str, *fix: str) -> Iterator[None]:
@@ -58,13 +64,13 @@ def require_file(path: Path) -> None:
     except (OSError, ValueError) as error:
         raise InputError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from None
     if not stat.S_ISREG(status.st_mode):
-        raise InputError(f"{path} is {kind(status.st_mode)}, not a file", "copy its content to a file first")
+        raise InputError(f"{path} is {_describe_type(status.st_mode)}, not a file", "copy its content to a file first")
     if status.st_size > free_memory():
         raise InputError(f"{path} has {size(status.st_size)}, more than the free memory ({size(free_memory())})")
 
 
-def kind(mode: int) -> str:
-    """Return the kind of a path that is not a regular file, such as ``a pipe``."""
+def _describe_type(mode: int) -> str:
+    """Return what a path is that is not a regular file, such as ``a pipe``."""
     kinds = {stat.S_ISDIR: "a folder", stat.S_ISFIFO: "a pipe", stat.S_ISSOCK: "a socket"}
     return next((words for test, words in kinds.items() if test(mode)), "a device")
 
@@ -151,31 +157,27 @@ class Npz:
         info = self._zip.getinfo(member)
         source = f"{self.path}: array '{name}'"
         with self._zip.open(info) as file:
-            declared = _declared(source, name, file, info.file_size)
-        if info.compress_type == zipfile.ZIP_STORED and declared >= _MAPPED:
-            images = self._mapped(info)
-            if images is not None:
-                return images
+            declared = _declared_bytes(source, name, file, info.file_size)
+        if info.compress_type == zipfile.ZIP_STORED and declared >= _MIN_MAPPED_BYTES:
+            mapped = self._map_bytes(info)
+            if mapped is not None:
+                return mapped
         require_room(source, declared, info.compress_size)
         from numpy.lib import format as npy
 
         with self._zip.open(info) as file:
             return npy.read_array(file, allow_pickle=False)
 
-    def _mapped(self, info: zipfile.ZipInfo) -> NDArray[Any] | None:
+    def _map_bytes(self, info: zipfile.ZipInfo) -> NDArray[Any] | None:
         """Return an uncompressed array of bytes, such as images, as a read-only memory map; None for other arrays.
 
         The checksum is verified first. Numbers of other types are not mapped, because they are checked and converted in
         memory.
         """
         import numpy as np
-        from numpy.lib import format as npy
 
         with self._zip.open(info) as file:
-            version = npy.read_magic(file)
-            shape, is_fortran, dtype = (npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0)(
-                file
-            )
+            shape, is_fortran, dtype = _read_npy_header(file)
             header = file.tell()
             if dtype != np.uint8 or is_fortran:
                 return None
@@ -183,16 +185,10 @@ class Npz:
                 pass  # at the end, zipfile verifies the checksum
         with self.path.open("rb") as archive:
             archive.seek(info.header_offset)
-            local = archive.read(_LOCAL_HEADER)
+            local = archive.read(_LOCAL_HEADER_BYTES)
         lengths = int.from_bytes(local[26:28], "little") + int.from_bytes(local[28:30], "little")  # its name and extras
-        start = info.header_offset + _LOCAL_HEADER + lengths + header
+        start = info.header_offset + _LOCAL_HEADER_BYTES + lengths + header
         return np.asarray(np.memmap(self.path, np.uint8, "r", start, shape))
-
-
-_LOCAL_HEADER = 30
-"""Bytes before the name of a member in a ZIP file: APPNOTE.TXT, section 4.3.7."""
-_MAPPED = 1 << 24
-"""Minimum bytes of an array of an NPZ file that is mapped."""
 
 
 def read_npy(path: Path) -> NDArray[Any]:
@@ -200,19 +196,15 @@ def read_npy(path: Path) -> NDArray[Any]:
     from numpy.lib import format as npy
 
     with path.open("rb") as file:
-        require_room(str(path), _declared(str(path), "x", file, path.stat().st_size))
+        require_room(str(path), _declared_bytes(str(path), "x", file, path.stat().st_size))
         file.seek(0)
         array: NDArray[Any] = npy.read_array(file, allow_pickle=False)
         return array
 
 
-def _declared(source: str, name: str, file: IO[bytes], stored: int) -> int:
+def _declared_bytes(source: str, name: str, file: IO[bytes], stored: int) -> int:
     """Return the bytes that the array in a ``file`` of ``stored`` bytes declares; raises InputError if it has fewer."""
-    from numpy.lib import format as npy
-
-    version = npy.read_magic(file)
-    read = npy.read_array_header_1_0 if version == (1, 0) else npy.read_array_header_2_0
-    shape, _, dtype = read(file)
+    shape, _, dtype = _read_npy_header(file)
     if dtype.hasobject:
         raise InputError(
             f"{source} contains Python objects, which pfl does not unpickle",
@@ -222,6 +214,15 @@ def _declared(source: str, name: str, file: IO[bytes], stored: int) -> int:
     if min(shape, default=0) < 0 or declared > actual:
         raise InputError(f"{source} declares {size(declared)} but contains {size(actual)}")
     return int(declared)
+
+
+def _read_npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, Any]:
+    """Return the shape of the array in an NPY file, whether its first axis varies fastest, and its dtype."""
+    from numpy.lib import format as npy
+
+    read = npy.read_array_header_1_0 if npy.read_magic(file) == (1, 0) else npy.read_array_header_2_0
+    shape, is_fortran, dtype = read(file)
+    return shape, is_fortran, dtype
 
 
 def read_npz(path: Path, *keys: str) -> list[NDArray[Any]]:

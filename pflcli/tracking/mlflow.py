@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import logging
 import re
 import shlex
@@ -12,13 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pflcli.artifacts import csv_file
 from pflcli.errors import UsageError
 from pflcli.tracking import Record, decode_picture, file_name
 
 _KEY, _CONTENT = "pfl.fingerprint", "pfl.content"
-_BATCH = 100
+_MAX_VALUES_PER_CALL = 100
 """Values per call: MLflow accepts at most 100 parameters, and 1,000 metrics."""
-_LONGEST = 5000
+_MAX_PARAMETER_LENGTH = 5000
 """Characters of a parameter; MLflow accepts 6,000."""
 
 
@@ -84,27 +83,19 @@ class MLflow:
         measured = [(name, value, step) for step, row in record.rounds.items() for name, value in row.items()]
         final = [(f"scores/{name}", value, record.last_round) for name, value in record.scores.items()]
         metrics = [Metric(_key(name), value, now, step) for name, value, step in [*measured, *final]]
-        params = [Param(_key(name), str(value)[:_LONGEST]) for name, value in record.settings.items()]
+        params = [Param(_key(name), str(value)[:_MAX_PARAMETER_LENGTH]) for name, value in record.settings.items()]
         for items, kind in ((metrics, "metrics"), (params, "params")):
-            for first in range(0, len(items), _BATCH):
-                self.client.log_batch(run, **{kind: items[first : first + _BATCH]})
+            for first in range(0, len(items), _MAX_VALUES_PER_CALL):
+                self.client.log_batch(run, **{kind: items[first : first + _MAX_VALUES_PER_CALL]})
         for name, content in record.pictures.items():
             self.client.log_image(run, decode_picture(content), name)
         for name, text in record.texts.items():
             self.client.log_text(run, text, f"{name}.md")
         if record.clients:
-            self.client.log_text(run, _table(record.clients), "clients.csv")
+            scores = ((name, value) for name, values in record.clients.items() for value in values)
+            self.client.log_text(run, csv_file.encode(["metric", "score"], scores).decode(), "clients.csv")
 
 
 def _key(name: str) -> str:
     """Return a name with the signs that MLflow accepts."""
     return re.sub(r"[^\w\-. /:]", "_", name)
-
-
-def _table(columns: dict[str, list[float]]) -> str:
-    """Return the scores of clients as CSV; columns may differ in length."""
-    text = io.StringIO()
-    rows = csv.writer(text, lineterminator="\n")
-    rows.writerow(["metric", "score"])
-    rows.writerows((name, value) for name, values in columns.items() for value in values)
-    return text.getvalue()
