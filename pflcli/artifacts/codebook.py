@@ -8,21 +8,24 @@ inputs are gone. For artifacts from before the codebook, names are read from the
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
+from annotated_types import Ge
 from numpy.typing import NDArray
 
 from pflcli import wording
 from pflcli.artifacts import csv_file
+from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.reader import Artifact, follow
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import GoneError, InputError
 
 FILE = "codebook.json"
+_REQUIRED = ("dataset", "clients", "columns", "mean", "sd", "complete")
+_FORMAT = {"extra": "forbid", "allow_inf_nan": False}
 
 
 @dataclass(frozen=True)
@@ -32,6 +35,7 @@ class Column:
     With ``gaps``, one more 0/1 feature marks missing values.
     """
 
+    __pydantic_config__ = _FORMAT
     name: str
     words: tuple[str, ...] = ()
     gaps: bool = False
@@ -41,6 +45,7 @@ class Column:
 class ClientScale:
     """The mean and standard deviation (d,) of the features of the ``client`` with this name."""
 
+    __pydantic_config__ = _FORMAT
     client: str
     mean: tuple[float, ...]
     sd: tuple[float, ...]
@@ -55,13 +60,14 @@ class Encoder:
     and ``deviation``. ``output`` is the tensor of an ONNX file that contains the features.
     """
 
+    __pydantic_config__ = _FORMAT
     name: str
     weights: str = ""
-    size: int = 0
+    size: Annotated[int, Ge(0)] = 0
     mean: tuple[float, ...] = ()
     deviation: tuple[float, ...] = ()
     output: str = ""
-    shape: tuple[int, ...] = ()
+    shape: tuple[Annotated[int, Ge(0)], ...] = ()
 
     def __str__(self) -> str:
         """Return its name, size and a part of the hash, as messages show it."""
@@ -81,6 +87,7 @@ class Codebook:
     codebook with an incomplete lineage. ``encoder`` is the network that computed the features, None if there is none.
     """
 
+    __pydantic_config__ = _FORMAT
     dataset: str = ""
     clients: tuple[str, ...] = ()
     classes: tuple[str, ...] = ()
@@ -135,51 +142,19 @@ _EMPTY = Codebook(complete=False)
 def _parse(artifact: Artifact) -> Codebook:
     values = artifact.json(FILE)
     with artifact.parsing(FILE):
-        columns = [Column(str(c["name"]), tuple(c["words"]), bool(c["gaps"])) for c in values.pop("columns")]
-        scales = [
-            ClientScale(str(scale["client"]), _finite(scale["mean"]), _finite(scale["sd"]))
-            for scale in values.pop("scales", [])
-        ]
-        encoder = _parse_encoder(values.pop("encoder", None))
-        title, complete = str(values.pop("dataset")), bool(values.pop("complete"))
-        lists = {key: tuple(value) for key, value in values.items()}
-        for key, entries in lists.items():
-            if key in _SCALES:
-                is_valid = all(isinstance(value, int | float) and math.isfinite(value) for value in entries)
-            else:
-                is_valid = all(isinstance(value, str) for value in entries)
-            if not is_valid:
-                raise ValueError(f"{key} has a value of the wrong type")
-        if len(lists["mean"]) != len(lists["sd"]):
-            raise ValueError(f"it has {len(lists['mean'])} means but {len(lists['sd'])} deviations")
-        clients, names = artifact.manifest.summary.get("clients"), len(lists["clients"])
+        missing = [name for name in _REQUIRED if name not in values]
+        if missing:
+            raise ValueError(f"it has no {missing[0]}")
+        codebook: Codebook = manifests.validate(Codebook, values)
+        if len(codebook.mean) != len(codebook.sd):
+            raise ValueError(f"it has {len(codebook.mean)} means but {len(codebook.sd)} deviations")
+        clients, names = artifact.manifest.summary.get("clients"), len(codebook.clients)
         if clients is not None and names not in (0, clients):
             raise ValueError(f"it has {names} names for {clients} clients")
-        return Codebook(
-            dataset=title, columns=tuple(columns), complete=complete, scales=tuple(scales), encoder=encoder, **lists
-        )
-
-
-def _parse_encoder(values: dict[str, Any] | None) -> Encoder | None:
-    """Return the encoder with these fields; raises ValueError, TypeError or KeyError for invalid ones."""
-    if values is None:
-        return None
-    words = {name: values.pop(name) for name in ("name", "weights", "output")}
-    size, shape = values.pop("size"), tuple(values.pop("shape"))
-    mean, deviation = _finite(values.pop("mean")), _finite(values.pop("deviation"))
-    is_valid = all(isinstance(word, str) for word in words.values()) and not values
-    if not is_valid or not all(isinstance(number, int) and number >= 0 for number in (size, *shape)):
-        raise ValueError("encoder has a value of the wrong type")
-    if len(mean) != len(deviation) or not all(deviation):
-        raise ValueError("encoder has no valid normalization")
-    return Encoder(size=size, mean=mean, deviation=deviation, shape=shape, **words)
-
-
-def _finite(values: Sequence[Any]) -> tuple[float, ...]:
-    numbers = tuple(float(value) for value in values)
-    if not all(map(math.isfinite, numbers)):
-        raise ValueError("a scale has a number that is not finite")
-    return numbers
+        encoder = codebook.encoder
+        if encoder is not None and (len(encoder.mean) != len(encoder.deviation) or not all(encoder.deviation)):
+            raise ValueError("encoder has no valid normalization")
+        return codebook
 
 
 def _read_old_dataset(artifact: Artifact) -> Codebook:

@@ -167,10 +167,10 @@ def _parse(path: Path, fields: dict[str, Any]) -> Manifest:
         # Each check relies on the one before.
         if _is_deeper(fields, _DEPTH):
             raise ValueError("nested too deeply")
-        manifest: Manifest = type_adapter(Manifest).validate_python(fields)
+        manifest: Manifest = validate(Manifest, fields)
         _require_types(manifest)
         fingerprint, expected_seal = _fingerprint(manifest, manifest.schema), digest(fields)
-    except ValueError:  # pydantic's error is a ValueError
+    except ValueError:
         raise InputError(f"{path} is damaged: it is not a manifest") from None
     for name, entry in manifest.files.items():
         if not _is_plain_name(name):
@@ -226,9 +226,22 @@ def _is_plain_name(name: str) -> bool:
     return name not in ("", ".", "..", NAME) and not {"/", "\\", "\0"} & {*name}
 
 
+def validate(record: Any, value: Any, *, strict: bool = False) -> Any:
+    """Return a value from JSON as a ``record``, a dataclass or TypedDict.
+
+    Raises ValueError, which names the first wrong field. ``strict`` allows no conversions, such as of lists to tuples.
+    """
+    from pydantic import ValidationError
+
+    try:
+        return _type_adapter(record).validate_python(value, strict=strict)
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None
+
+
 @cache
-def type_adapter(record: Any) -> TypeAdapter[Any]:
-    """Return pydantic's validator of a class of records."""
+def _type_adapter(record: Any) -> TypeAdapter[Any]:
     from pydantic import TypeAdapter
 
     return TypeAdapter(record)

@@ -60,7 +60,7 @@ class Artifact:
             raise self._damage_error(name, "differs from what was written")
         return content
 
-    def mapped(self, name: str) -> NDArray[np.uint8]:
+    def map_file(self, name: str) -> NDArray[np.uint8]:
         """Return a file's bytes (n,) as a read-only memory map, after checking its hash."""
         self.check(name)
         path = self._listed_path(name)
@@ -93,7 +93,7 @@ class Artifact:
         with self.parsing(name):
             value = json.loads(content)
             if record is not None:
-                manifests.type_adapter(record).validate_python(value, strict=True)
+                manifests.validate(record, value, strict=True)
             return value
 
     def table(self, name: str) -> list[dict[str, str]]:
@@ -135,7 +135,7 @@ class Artifact:
 
     def _damage_error(self, name: str, problem: str) -> InputError:
         return InputError(
-            f"{self.path / name} {problem}: truncated, edited or damaged since {_article(self.kind)} was made",
+            f"{self.path / name} {problem}: truncated, edited or damaged since {kinds.add_article(self.kind)} was made",
             self._remedy,
         )
 
@@ -146,42 +146,41 @@ class Artifact:
 
 def open_artifact(path: Path | str | Artifact, *allowed: str) -> Artifact:
     """Open the artifact at ``path``; raises InputError if it is missing, or its kind is not one of ``allowed``."""
-    folder = path.path if isinstance(path, Artifact) else Path(path)
-    if folder.name == manifests.NAME:
-        folder = folder.parent
     if isinstance(path, Artifact):
         artifact = path
     else:
-        message, *fix = _describe_interruption(folder)
-        if fix:
-            raise InputError(message, *fix)
+        folder = Path(path)
+        if folder.name == manifests.NAME:
+            folder = folder.parent
+        interruption = _interruption_error(folder)
+        if interruption is not None:
+            raise interruption
         artifact = Artifact(folder, manifests.read(folder))
     if allowed and artifact.kind not in allowed:
-        expected = " or ".join(_article(kind) for kind in allowed)
+        expected = " or ".join(kinds.add_article(kind) for kind in allowed)
         raise InputError(
-            f"{folder} contains {_article(artifact.kind)}, but this command needs {expected}",
+            f"{artifact.path} contains {kinds.add_article(artifact.kind)}, but this command needs {expected}",
             *(kinds.made_by(kind) for kind in allowed),
         )
     return artifact
 
 
-def _describe_interruption(folder: Path) -> list[str]:
-    """Return message and remedies for a folder that is missing because pfl was killed in its last step.
+def _interruption_error(folder: Path) -> InputError | None:
+    """Return the error, with remedies, for a folder that is missing because pfl was killed in its last step, or None.
 
     If the system cannot exchange two names in one step, ``--force`` moves the old artifact away first.
     """
     old, new = placement.find_interrupted(folder)
     if not old and new is None:
-        return [""]
+        return None
     kind = manifests.read(new or old[-1]).kind
-    where = [f"{item} contains the old {kind}" for item in old] + [f"{new} contains the complete new {kind}"] * (
-        new is not None
-    )
-    lines = [f"{folder} is missing: pfl was killed in the last step of making it; {', '.join(where)}"]
+    where = [f"{item} contains the old {kind}" for item in old]
+    fix = [f"for the old {kind}: mv {shlex.quote(str(item))} {shlex.quote(str(folder))}" for item in old]
     if new is not None:
+        where.append(f"{new} contains the complete new {kind}")
         command = kinds.made_by(kind).replace("DIR", shlex.quote(str(folder)))
-        lines.append(f"repeat the command that makes it ({command}) to put the new {kind} there")
-    return lines + [f"for the old {kind}: mv {shlex.quote(str(item))} {shlex.quote(str(folder))}" for item in old]
+        fix.insert(0, f"repeat the command that makes it ({command}) to put the new {kind} there")
+    return InputError(f"{folder} is missing: pfl was killed in the last step of making it; {', '.join(where)}", *fix)
 
 
 def ancestor(artifact: Artifact, kind: str) -> Artifact | None:
@@ -230,19 +229,15 @@ def follow(artifact: Artifact, reference: Input) -> Artifact:
         if candidate.manifest.fingerprint == reference.fingerprint:
             return candidate
         changed = changed or folder == recorded
-    _, *fix = _describe_interruption(_display_path(recorded))
+    interruption = _interruption_error(_display_path(recorded))
+    fix = [f"make {artifact.path} again, or restore the {reference.kind}"] if interruption is None else interruption.fix
     state = "was replaced by another request" if changed else "no longer exists"
     raise GoneError(
         f"{artifact.path} was made from the {reference.kind} {_display_path(recorded)}, which {state}",
-        *(fix or [f"make {artifact.path} again, or restore the {reference.kind}"]),
+        *fix,
     )
 
 
 def _display_path(path: Path) -> Path:
     """Return a path relative to the working directory if it is inside it, to keep messages short."""
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
-
-
-def _article(kind: str) -> str:
-    plural = {"embeddings", "predictions"}
-    return kind if kind in plural else f"an {kind}" if kind[0] in "aeiou" else f"a {kind}"

@@ -64,6 +64,11 @@ def _constants() -> dict[str, dict[str, Any]]:
     return {file.stem: registry.constants(ast.parse(file.read_text(encoding="utf-8"))) for file in files}
 
 
+def add_article(name: str) -> str:
+    """Return the name of a kind with its article, such as ``an audit``, unless it is a plural."""
+    return name if name in ("embeddings", "predictions") else f"an {name}" if name[0] in "aeiou" else f"a {name}"
+
+
 def required_kinds(needs: tuple[str, ...]) -> set[str]:
     """Return the kinds in ``needs`` and those they are made from: a datastore needs embeddings and a backbone."""
     deepest = max((LINEAGE.index(need) for need in needs), default=0)
@@ -79,8 +84,8 @@ def missing_input_error(method: str, need: str, source: Artifact) -> InputError:
         paths = {before.upper(): str(path), "DIR": str(target)}
         commands.append(" ".join(paths.get(word, word) for word in made_by(kind).split()))
         path = target
-    needed, actual = (kind if kind == "embeddings" else f"a {kind}" for kind in (need, source.kind))
-    return InputError(f"{method} needs {needed}; {source.path} is {actual}", " && ".join(commands))
+    message = f"{method} needs {add_article(need)}; {source.path} is {add_article(source.kind)}"
+    return InputError(message, " && ".join(commands))
 
 
 def describe_count(number: Any, noun: str) -> str:

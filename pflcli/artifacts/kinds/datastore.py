@@ -83,7 +83,7 @@ def read(artifact: Artifact) -> Packed:
     """Read both files; raises InputError if either is damaged or they do not match."""
     with artifact.h5("labels.h5") as file:
         arrays = {name: file[name][...] for name in _FIELDS}
-    packed = Packed(blob=artifact.mapped(INDEXES), **arrays)
+    packed = Packed(blob=artifact.map_file(INDEXES), **arrays)
     client_blocks.check(f"{artifact.path}/labels.h5", packed.offsets, len(packed.y), len(packed.sample))
     client_blocks.check(f"{artifact.path}/{INDEXES}", packed.bytes, len(packed.blob))
     where = f"{artifact.path}/labels.h5"
