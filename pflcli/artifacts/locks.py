@@ -26,18 +26,18 @@ from typing import NamedTuple, Self
 
 from pflcli.errors import ConflictError
 
-LEASE = 60.0
+LEASE_SECONDS = 60.0
 """Seconds without a renewal, by our own clock, after which a holder on another host counts as dead."""
 
-RENEWAL = 10.0
+RENEWAL_SECONDS = 10.0
 """Seconds between renewals: six per lease, so that a slow network does not end it."""
 
 LONGEST_SUFFIX = len(".partial.lock.") + 8
 """Maximum number of bytes that the name of a lock, or of a prepared one, adds to the name of an output."""
 
-_POLL = 0.5  # seconds between checks of another holder's entry
-_TRIES = 500  # of at least 10 ms each, while a lock without a visible holder is released or taken over
-_OCCUPIED = {errno.EEXIST, errno.ENOTEMPTY}
+_POLL_SECONDS = 0.5  # seconds between checks of another holder's entry
+_MAX_TRIES = 500  # of at least 10 ms each, while a lock without a visible holder is released or taken over
+_OCCUPIED_ERRORS = {errno.EEXIST, errno.ENOTEMPTY}
 
 
 class Holder(NamedTuple):
@@ -56,7 +56,7 @@ class Holder(NamedTuple):
     def create(cls) -> Holder:
         """Return this process as a holder, with a new token."""
         name, pid = host_name(), os.getpid()
-        return cls(str(pid), _start_time(pid) or "", _host(name), secrets.token_hex(8), name)
+        return cls(str(pid), _start_time(pid) or "", _hash_host(name), secrets.token_hex(8), name)
 
     @classmethod
     def parse(cls, entry: str) -> Holder | None:
@@ -102,13 +102,13 @@ def acquire(out: Path, say: Callable[[str], None] | None = None) -> Lock:
     """Lock ``out`` at once, or take its lock over from a dead holder.
 
     A holder on this host is dead if its process is. A holder on another host is dead if it does not renew its entry for
-    ``LEASE`` seconds of our clock: clocks are not compared. With ``say``, the function announces this and waits;
+    ``LEASE_SECONDS`` of our clock: clocks are not compared. With ``say``, the function announces this and waits;
     otherwise it takes the holder as alive. Raises ConflictError if a living process has the lock, or if other files are
     at its path; OSError if the lock cannot be created.
     """
     lock, me = folder(out), Holder.create()
-    for _ in range(_TRIES):
-        holder = _holder(out)
+    for _ in range(_MAX_TRIES):
+        holder = _read_holder(out)
         if holder is None:
             _create(lock, me)
         elif _is_dead(lock, holder, say):
@@ -125,7 +125,7 @@ def acquire(out: Path, say: Callable[[str], None] | None = None) -> Lock:
     raise ConflictError(f"{out} is being written by another pfl", "wait for it to end")
 
 
-def _holder(out: Path) -> Holder | None:
+def _read_holder(out: Path) -> Holder | None:
     """Return the holder of the lock on ``out``, or None; raises ConflictError if other files are at its path."""
     lock = folder(out)
     try:  # NFS keeps removed files that are still open under hidden names
@@ -151,15 +151,15 @@ def _create(lock: Path, me: Holder) -> None:
             (prepared / me.entry).touch()
             prepared.rename(lock)
     except OSError as error:
-        if error.errno not in _OCCUPIED:
+        if error.errno not in _OCCUPIED_ERRORS:
             raise
         time.sleep(0.01)  # the next try sees the holder, unless it has released the lock
     finally:
-        _remove(prepared)
+        _remove_entries(prepared)
 
 
 def _is_dead(lock: Path, holder: Holder, say: Callable[[str], None] | None) -> bool:
-    if holder.host == _host(host_name()):
+    if holder.host == _hash_host(host_name()):
         started = _start_time(int(holder.pid))
         return started is None or ("" not in (started, holder.started) and started != holder.started)
     if say is None:
@@ -167,10 +167,10 @@ def _is_dead(lock: Path, holder: Holder, say: Callable[[str], None] | None) -> b
     began, renewed = time.monotonic(), _renewal_time(lock / holder.entry)
     say(
         f"waiting for {lock} of process {holder.pid} on {holder.host_name}: "
-        f"if it is not renewed within {LEASE:.0f} seconds, it is taken over"
+        f"if it is not renewed within {LEASE_SECONDS:.0f} seconds, it is taken over"
     )
-    while time.monotonic() - began < LEASE:
-        time.sleep(_POLL)
+    while time.monotonic() - began < LEASE_SECONDS:
+        time.sleep(_POLL_SECONDS)
         if _renewal_time(lock / holder.entry) != renewed:
             return False
     return True
@@ -189,7 +189,7 @@ def _renewal_time(entry: Path) -> int:
 
 
 def _renew(entry: Path, ended: threading.Event) -> None:
-    while not ended.wait(RENEWAL):
+    while not ended.wait(RENEWAL_SECONDS):
         with suppress(OSError):  # the network may recover, and ``is_lost`` reports a lost lock
             os.utime(entry)
 
@@ -202,7 +202,7 @@ def _release(entry: Path, ended: threading.Event, pid: int) -> None:
             entry.parent.rmdir()
 
 
-def _remove(unused: Path) -> None:
+def _remove_entries(unused: Path) -> None:
     """Remove a folder with entries of locks; keep anything else."""
     with suppress(OSError):
         for item in unused.iterdir():
@@ -216,7 +216,7 @@ def _remove_unused(lock: Path) -> None:
     name = re.compile(re.escape(lock.name) + r"\.[0-9a-f]{8}")
     for item in lock.parent.iterdir():
         if name.fullmatch(item.name):
-            _remove(item)
+            _remove_entries(item)
 
 
 def host_name() -> str:
@@ -224,7 +224,7 @@ def host_name() -> str:
     return socket.gethostname().replace("/", "-")
 
 
-def _host(name: str) -> str:
+def _hash_host(name: str) -> str:
     facts = [name]
     with suppress(OSError):  # Linux has both
         facts += [Path("/proc/sys/kernel/random/boot_id").read_text(), str(Path("/proc/self/ns/pid").readlink())]

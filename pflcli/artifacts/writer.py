@@ -70,7 +70,7 @@ class ArtifactWriter:
         """Raise ConflictError if another process took over the lock, and with it the folder."""
         if self._lock.is_lost():
             raise ConflictError(
-                f"another pfl took over {self.out}: this one was suspended for over {locks.LEASE:.0f} seconds",
+                f"another pfl took over {self.out}: this one was suspended for over {locks.LEASE_SECONDS:.0f} seconds",
                 "wait for the other one to finish, and repeat this command",
             )
 
@@ -142,7 +142,7 @@ class ArtifactWriter:
         with self.h5(name) as file:
             h5_file.fill(file, arrays, attrs)
 
-    def keep(self, name: str, make: Callable[[], bytes]) -> bytes:
+    def read_or_make(self, name: str, make: Callable[[], bytes]) -> bytes:
         """Return the content of a file from the unfinished run or, if it has none, from ``make()``.
 
         The file is part of the artifact, and survives an interruption.
@@ -158,11 +158,11 @@ class ArtifactWriter:
         self._files[name] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
         return content
 
-    def rows(self, number: int, *, empty: bool) -> RowFile:
+    def open_rows(self, number: int, *, empty: bool) -> RowFile:
         """Return the row file of table ``number``, which is stored with the checkpoint and removed with it."""
         return RowFile(self.folder / "checkpoint" / f"table-{number}.rows", number, empty=empty)
 
-    def checkpoint(self, content: bytes) -> None:
+    def write_checkpoint(self, content: bytes) -> None:
         """Replace the checkpoint atomically."""
         self._require_lock()
         folder = self.folder / "checkpoint"
@@ -172,7 +172,7 @@ class ArtifactWriter:
         except OSError as error:
             raise disk.write_error(f"cannot write a checkpoint to {folder}", self.folder, error, len(content)) from None
 
-    def saved(self) -> bytes | None:
+    def read_checkpoint(self) -> bytes | None:
         """Return the last checkpoint of an unfinished run with this request, or None."""
         path = self.folder / _CHECKPOINT
         return path.read_bytes() if path.is_file() else None

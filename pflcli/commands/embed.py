@@ -163,9 +163,9 @@ def _embed(
     """
     width = encoder.embed(x[:1]).shape[1]
     features = np.empty((len(x), width), np.float32)
-    content = writer.saved()
+    content = writer.read_checkpoint()
     hashes = np.empty((0, 32), np.uint8) if content is None else _parse_checkpoint(content, writer)
-    batches = writer.rows(0, empty=content is None)
+    batches = writer.open_rows(0, empty=content is None)
     done = len(hashes) * BATCH
     batches.check(np.arange(len(hashes)), BATCH * width * features.itemsize, hashes)
     for number in range(len(hashes)):
@@ -187,7 +187,7 @@ def _embed(
                 batches.sync()
                 rows = np.arange(first // BATCH + 1)
                 known = batches.hashes(rows, batch.nbytes)
-                writer.checkpoint(safetensors.numpy.save({"hashes": known}))
+                writer.write_checkpoint(safetensors.numpy.save({"hashes": known}))
                 saved = time.monotonic()
     return features
 

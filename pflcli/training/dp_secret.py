@@ -35,7 +35,7 @@ def noise_seed(settings: Settings, spec: ArtifactSpec, partition: Artifact, writ
         samples = sorted((name, facts["sha256"]) for name, facts in partition.manifest.files.items())
         key = json.dumps([settings.dp_seed, spec.fingerprint, samples])
         return int.from_bytes(hashlib.sha256(key.encode()).digest())
-    content = writer.keep(FILE, f"{_TEXT}{secrets.token_hex(32)}\n".encode)
+    content = writer.read_or_make(FILE, f"{_TEXT}{secrets.token_hex(32)}\n".encode)
     match = re.fullmatch(rf"{re.escape(_TEXT)}([0-9a-f]{{64}})\n", content.decode("utf-8", "replace"))
     if match is None:
         raise InputError(f"{writer.folder / FILE} is damaged", f"remove it (rm -r {writer.folder}), and start again")

@@ -68,8 +68,8 @@ def run_rounds(
 
 def resume(run: Run, method: Method, work: ArtifactWriter, execution: Execution) -> Progress:
     """Return the progress of an unfinished run of this request, or that of a new run."""
-    saved = work.saved()
-    run.storage = lambda number: work.rows(number, empty=saved is None)
+    saved = work.read_checkpoint()
+    run.storage = lambda number: work.open_rows(number, empty=saved is None)
     if saved is None:
         try:
             return Progress(*set_up(run, method))
@@ -136,7 +136,7 @@ class Checkpoints:
         tables = state_files.tables(self.progress.state)
         for table in tables.values():
             table.storage.sync()
-        self._work.checkpoint(pack(self._run, self.progress))
+        self._work.write_checkpoint(pack(self._run, self.progress))
         for table in tables.values():
             table.keep()
         self._last, self._kept = time.monotonic(), self._mark()

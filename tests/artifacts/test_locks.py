@@ -31,9 +31,9 @@ from pflcli.artifacts.writer import ArtifactWriter
 name = sys.argv[2]
 if name:
     locks.host_name = lambda: name
-locks.RENEWAL = 0.1
+locks.RENEWAL_SECONDS = 0.1
 work = ArtifactWriter(Path(sys.argv[1]), ArtifactSpec("partition", {"alpha": 0.3}))
-work.checkpoint(b"one")
+work.write_checkpoint(b"one")
 print("writing", flush=True)
 time.sleep(600)
 """
@@ -68,8 +68,8 @@ def plant(out, **fields):
 
 @pytest.fixture
 def short_lease(monkeypatch):
-    monkeypatch.setattr(locks, "LEASE", 0.5)
-    monkeypatch.setattr(locks, "_POLL", 0.05)
+    monkeypatch.setattr(locks, "LEASE_SECONDS", 0.5)
+    monkeypatch.setattr(locks, "_POLL_SECONDS", 0.05)
 
 
 def test_a_writer_that_is_killed_holds_up_nobody(tmp_path):
@@ -80,7 +80,7 @@ def test_a_writer_that_is_killed_holds_up_nobody(tmp_path):
         process.send_signal(signal.SIGKILL)
         os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # it is dead, and its parent has not noticed yet
         saved = []
-        again = make(out, spec(), Execution(), lambda work: (saved.append(work.saved()), build(work))[1])
+        again = make(out, spec(), Execution(), lambda work: (saved.append(work.read_checkpoint()), build(work))[1])
     assert (saved, again.decision) == ([b"one"], Decision.RESUME)
     assert listing(tmp_path) == ["out"]
     assert listing(out) == ["a.txt", "manifest.json"]
@@ -250,7 +250,7 @@ def test_a_writer_that_was_taken_for_dead_notices(tmp_path, step):
     before = listing(work.folder)
     steps = {
         "file": lambda: work.write("a.txt", b""),
-        "checkpoint": lambda: work.checkpoint(b""),
+        "checkpoint": lambda: work.write_checkpoint(b""),
         "commit": lambda: work.commit({}, {}),
         "end": lambda: work.__exit__(None),
     }

@@ -42,7 +42,7 @@ def unwanted(work):
 
 
 def other(work):
-    work.checkpoint(b"state")
+    work.write_checkpoint(b"state")
     work.write("b.txt", b"new")
     return {"n": 2}, {}
 
@@ -277,14 +277,14 @@ def test_a_file_that_is_not_what_the_manifest_says_is_made_again(tmp_path, monke
     assert "out.partial contains all files of the same request" in decide(out, spec(), force=False)[1]
     (tmp_path / "out.partial" / "b.txt").write_bytes(b"not")
     saved = []
-    make(out, spec(), Execution(), lambda work: (saved.append(work.saved()), other(work))[1])
+    make(out, spec(), Execution(), lambda work: (saved.append(work.read_checkpoint()), other(work))[1])
     assert saved == [b"state"]
     open_artifact(out).verify()
 
 
 def test_killed_while_it_discards_what_failed(tmp_path, monkeypatch):
     def failing(work):
-        work.rows(0, empty=True)
+        work.open_rows(0, empty=True)
         for name in "a.txt", "z.txt":
             work.write(name, b"content")
         raise ComputationError("it cannot be computed")
@@ -436,7 +436,7 @@ def test_what_bears_the_name_of_what_was_replaced_and_is_not_pfls_stays(tmp_path
 
 
 def interrupted(work):
-    work.checkpoint(b"one")
+    work.write_checkpoint(b"one")
     raise KeyboardInterrupt
 
 
@@ -449,7 +449,7 @@ def test_the_same_line_with_force_resumes_where_it_stopped(tmp_path, stands):
         make(out, spec(), FORCE, interrupted)
     assert make(out, spec(), Execution(force=True, dry_run=True), unwanted).decision == "dry run: resume"
     saved = []
-    again = make(out, spec(), FORCE, lambda work: (saved.append(work.saved()), build(work))[1])
+    again = make(out, spec(), FORCE, lambda work: (saved.append(work.read_checkpoint()), build(work))[1])
     assert (saved, again.decision) == ([b"one"], Decision.RESUME)
     assert listing(tmp_path) == ["out"]
 
@@ -462,7 +462,7 @@ def test_force_discards_what_another_forced_run_began(tmp_path):
     with pytest.raises(KeyboardInterrupt):
         make(out, spec(alpha=8), FORCE, interrupted)
     with ArtifactWriter(out, spec(alpha=7), force=True) as work:
-        assert work.saved() is None
+        assert work.read_checkpoint() is None
 
 
 def test_a_writer_that_comes_while_names_are_exchanged_waits(tmp_path, monkeypatch):

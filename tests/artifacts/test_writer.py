@@ -145,7 +145,7 @@ def test_what_came_to_stand_there_meanwhile_is_not_touched(tmp_path):
 
     def slow(work):
         a_folder(out)
-        work.checkpoint(b"state")
+        work.write_checkpoint(b"state")
         return build(work)
 
     with pytest.raises(ConflictError, match="not a pfl artifact"):
@@ -230,7 +230,7 @@ def unfinished(out, request, *states):
 
     def failing(work):
         for state in states:
-            work.checkpoint(state)
+            work.write_checkpoint(state)
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
@@ -245,7 +245,7 @@ def test_the_same_request_resumes_from_the_last_checkpoint(tmp_path):
     checkpoints = []
 
     def resumed(work):
-        checkpoints.append(work.saved())
+        checkpoints.append(work.read_checkpoint())
         return build(work)
 
     assert make(out, spec(), Execution(), resumed).decision == Decision.RESUME
@@ -282,7 +282,7 @@ def test_a_checkpoint_outlives_further_failures(tmp_path):
     unfinished(tmp_path / "out", spec(), b"one")
     unfinished(tmp_path / "out", spec())
     with ArtifactWriter(tmp_path / "out", spec()) as work:
-        assert work.saved() == b"one"
+        assert work.read_checkpoint() == b"one"
 
 
 def test_another_request_neither_resumes_nor_discards(tmp_path, tree):
@@ -303,7 +303,7 @@ def test_force_begins_anew(tmp_path, new_spec):
     checkpoints = []
 
     def build_anew(work):
-        checkpoints.append(work.saved())
+        checkpoints.append(work.read_checkpoint())
         return build(work)
 
     assert make(out, new_spec, FORCE, build_anew).decision == Decision.NEW
@@ -329,7 +329,7 @@ def test_a_failed_computation_is_not_resumed(tmp_path):
     """It would fail again at the same place, and stand in the way of a request with a smaller learning rate."""
 
     def diverging(work):
-        work.checkpoint(b"one")
+        work.write_checkpoint(b"one")
         raise ComputationError("client 3 became non-finite")
 
     with pytest.raises(ComputationError):
@@ -339,7 +339,7 @@ def test_a_failed_computation_is_not_resumed(tmp_path):
 
 def test_nothing_is_saved_before_the_first_checkpoint(tmp_path):
     with ArtifactWriter(tmp_path / "out", spec()) as work:
-        assert work.saved() is None
+        assert work.read_checkpoint() is None
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -361,7 +361,7 @@ def test_a_dead_writer_holds_no_lock(tmp_path):
     out = tmp_path / "out"
     work = ArtifactWriter(out, spec())
     work.write("stale.txt", b"")
-    work.checkpoint(b"one")
+    work.write_checkpoint(b"one")
     with pytest.raises(ConflictError, match="another pfl"):
         make(out, spec(), Execution(), build)
     kill(work)
@@ -391,7 +391,7 @@ def test_a_full_disk(tmp_path, monkeypatch, step):
         work.write("a.txt", b"content")
         if step == "checkpoint":
             fill()
-            work.checkpoint(b"state")
+            work.write_checkpoint(b"state")
         if step == "manifest":
             fill()
         return {}, {}
@@ -408,7 +408,7 @@ def test_a_full_disk(tmp_path, monkeypatch, step):
 
 def test_a_full_disk_at_the_end_costs_no_training(tmp_path, monkeypatch):
     def filling(work):
-        work.checkpoint(b"one")
+        work.write_checkpoint(b"one")
         monkeypatch.setattr(os, "fsync", full_disk)
         return {}, {}
 
@@ -416,7 +416,7 @@ def test_a_full_disk_at_the_end_costs_no_training(tmp_path, monkeypatch):
         make(tmp_path / "out", spec(), Execution(), filling)
     monkeypatch.undo()
     with ArtifactWriter(tmp_path / "out", spec()) as work:
-        assert work.saved() == b"one"
+        assert work.read_checkpoint() == b"one"
 
 
 def test_files_first_manifest_last(tmp_path, monkeypatch):
@@ -452,7 +452,7 @@ def fsync(handle):
 os.fsync = fsync
 with ArtifactWriter(Path(sys.argv[1]), ArtifactSpec("partition", {"alpha": 0.3}), force=sys.argv[3] == "force") as work:
     work.write("a.txt", b"content")
-    work.checkpoint(b"state")
+    work.write_checkpoint(b"state")
     work.commit({}, {})
 """
 

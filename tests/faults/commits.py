@@ -29,7 +29,7 @@ CASES: dict[str, tuple[str, tuple[object, ...], str]] = {
     "commit after a checkpoint": ("commit", TRAIN, ""),
     "commit --force over another artifact": ("commit", (*TRAIN, "--force"), "other"),
     "commit --force over a link to one": ("commit", (*TRAIN, "--force"), "link"),
-    "checkpoint": ("checkpoint", TRAIN, ""),
+    "checkpoint": ("write_checkpoint", TRAIN, ""),
 }
 SIGNALS = ("SIGKILL", "SIGTERM", "SIGINT")
 

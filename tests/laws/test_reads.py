@@ -75,7 +75,7 @@ def test_every_path_that_a_command_reads_is_tried():
 
 
 def interrupted(work):
-    work.checkpoint(b"one")
+    work.write_checkpoint(b"one")
     raise KeyboardInterrupt
 
 
