@@ -53,7 +53,7 @@ def open_all(
         found = _sources(folder, result, allowed)
     if method is None and seed is None:
         return found
-    left = [item for item in found if _is_of(item, method, seed)]
+    left = [item for item in found if _matches(item, method, seed)]
     if not left:
         wanted = " and ".join(
             words for words in (method and f"--method {method}", None if seed is None else f"--seed {seed}") if words
@@ -104,7 +104,7 @@ def _sources(folder: Path, result: Path, allowed: Sequence[str]) -> list[Artifac
     return [*found.values()]
 
 
-def _is_of(artifact: Artifact, method: str | None, seed: int | None) -> bool:
+def _matches(artifact: Artifact, method: str | None, seed: int | None) -> bool:
     request = artifact.manifest.request
     has_method = method is None or method in (request.get("method"), artifact.path.name)
     return has_method and (seed is None or request.get("seed") == seed)

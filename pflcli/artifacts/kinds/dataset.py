@@ -32,6 +32,8 @@ SCHEMA = 1
 MADE_BY = "pfl import DATA -o DIR"
 
 FILE = "samples.h5"
+_OPTIONAL = ("split", "group", "coarse")
+"""Arrays (n,) that not every dataset has."""
 
 
 @dataclass(frozen=True)
@@ -60,17 +62,11 @@ def write(writer: ArtifactWriter, dataset: Dataset, codebook: Codebook) -> None:
         arrays["owners"] = np.char.encode(names, "utf-8")
     if dataset.features:
         arrays["features"] = _encoded(dataset.features)
-    if dataset.split is not None:
-        arrays["split"] = dataset.split
-    if dataset.group is not None:
-        arrays["group"] = dataset.group
-    if dataset.coarse is not None:
-        arrays["coarse"] = dataset.coarse
+    arrays |= {name: values for name in _OPTIONAL if (values := getattr(dataset, name)) is not None}
     attributes = {"standardize": dataset.standardize, "fill": dataset.fill}
-    # These attributes are newer, and written only if they are true.
-    attributes |= {
-        name: True for name, value in (("by_client", dataset.by_client), ("ordered", dataset.is_ordered)) if value
-    }
+    newer = {"by_client": dataset.by_client, "ordered": dataset.is_ordered}
+    # Newer attributes are written only if they are true, so that the bytes of other datasets stay the same.
+    attributes |= {name: True for name, value in newer.items() if value}
     writer.write_h5(FILE, arrays, attributes if any(attributes.values()) else None)
     codebooks.write(writer, codebook)
 
@@ -95,10 +91,8 @@ def read(artifact: Artifact) -> Dataset:
             standardize=bool(file.attrs.get("standardize", False)),
             fill=bool(file.attrs.get("fill", False)),
             by_client=bool(file.attrs.get("by_client", False)),
-            split=file["split"][...] if "split" in file else None,
-            group=file["group"][...] if "group" in file else None,
             is_ordered=bool(file.attrs.get("ordered", False)),
-            coarse=file["coarse"][...] if "coarse" in file else None,
+            **{name: file[name][...] for name in _OPTIONAL if name in file},
         )
         where = str(artifact.path / FILE)
         client_blocks.check_labels(where, dataset.y, len(dataset.classes))

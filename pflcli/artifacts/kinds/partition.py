@@ -28,6 +28,8 @@ from pflcli.errors import InputError
 
 SCHEMA = 1
 MADE_BY = "pfl partition DATASET -o DIR"
+
+FILE = "samples.h5"
 _TYPES = (np.uint8, np.int16, np.float32, np.float64)
 """Types of samples: images, tokens, features."""
 _MARKS, _ATTACK = ("cluster", "new", "poisoned"), ("update_factor", "update_noise")
@@ -108,7 +110,7 @@ def write(writer: ArtifactWriter, partition: Partition, codebook: Codebook) -> N
     # An array, not an attribute: HDF5 limits attributes to 64 KiB, about 4,000 names.
     arrays["names"] = np.char.encode(np.asarray(partition.names, dtype=np.str_), "utf-8")
     arrays |= partition._optional
-    writer.write_h5("samples.h5", arrays, {"classes": partition.classes})
+    writer.write_h5(FILE, arrays, {"classes": partition.classes})
     writer.write("clients.csv", _table(partition, codebook))
     codebooks.write(writer, codebook)
 
@@ -125,7 +127,7 @@ def _table(partition: Partition, codebook: Codebook) -> bytes:
 
 def read(artifact: Artifact) -> Partition:
     """Read a partition; raises InputError if its file is damaged or inconsistent."""
-    with artifact.h5("samples.h5") as file:
+    with artifact.h5(FILE) as file:
         partition = Partition(
             x=h5_file.map_or_read(file["x"]),
             y=file["y"][...],
@@ -137,7 +139,7 @@ def read(artifact: Artifact) -> Partition:
             classes=int(file.attrs["classes"]),
             **{name: file[name][...] for name in (*_MARKS, *_ATTACK) if name in file},
         )
-        where = str(artifact.path / "samples.h5")
+        where = str(artifact.path / FILE)
         partition.check(where)
         classes = artifact.manifest.summary.get("classes", partition.classes)
         if partition.classes != classes:
@@ -159,26 +161,26 @@ def read_form(artifact: Artifact) -> Form:
     summary = artifact.manifest.summary
     if "type" in summary:
         return Form(tuple(summary["shape"]), summary["type"], summary["classes"])
-    with artifact.h5("samples.h5") as file:  # an older partition
+    with artifact.h5(FILE) as file:  # an older partition
         return Form(tuple(file["x"].shape[1:]), str(file["x"].dtype), int(file.attrs["classes"]))
 
 
 def read_able_clients(artifact: Artifact) -> NDArray[np.int64]:
     """Read the ids of the clients that can take part in a round: those with training samples that are not new."""
-    with artifact.h5("samples.h5") as file:
+    with artifact.h5(FILE) as file:
         train = np.diff(file["offsets"][...])[:: len(client_blocks.SPLITS)] > 0
         return np.flatnonzero(train & ~file["new"][...] if "new" in file else train)
 
 
 def read_new_clients(artifact: Artifact) -> NDArray[np.bool_] | None:
     """Read the mask (m,) of clients excluded from training the global model, or None if it is not recorded."""
-    with artifact.h5("samples.h5") as file:
+    with artifact.h5(FILE) as file:
         return file["new"][...] if "new" in file else None
 
 
 def read_clusters(artifact: Artifact) -> NDArray[np.int64] | None:
     """Read the true cluster of each client, (m,), or None if the partition has none."""
-    with artifact.h5("samples.h5") as file:
+    with artifact.h5(FILE) as file:
         return file["cluster"][...] if "cluster" in file else None
 
 

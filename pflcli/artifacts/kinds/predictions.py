@@ -32,6 +32,8 @@ from pflcli.errors import InputError
 SCHEMA = 1
 MADE_BY = "pfl personalize METHOD SOURCE -o DIR"
 
+FILE = "predictions.h5"
+UNSEEN = "unseen.h5"
 _STATE = "state.safetensors"
 _FRAME = ("y", "sample", "offsets")
 
@@ -65,9 +67,6 @@ class LaterClients:
     offsets: NDArray[np.int64]
 
 
-UNSEEN = "unseen.h5"
-
-
 def write_later_clients(writer: ArtifactWriter, later: LaterClients) -> None:
     """Write ``unseen.h5``."""
     writer.write_h5(UNSEEN, {name: getattr(later, name) for name in ("x", "y", "sample", "offsets")})
@@ -81,7 +80,7 @@ def read_later_clients(artifact: Artifact) -> LaterClients | None:
         later = LaterClients(**{name: file[name][...] for name in ("x", "y", "sample", "offsets")})
     where = f"{artifact.path}/{UNSEEN}"
     client_blocks.check(where, later.offsets, len(later.x), len(later.y), len(later.sample))
-    with artifact.h5("predictions.h5") as file:
+    with artifact.h5(FILE) as file:
         client_blocks.check_labels(where, later.y, file["test"]["p"].shape[1])
     client_blocks.check_integers(where, sample=later.sample)
     if later.x.dtype.kind == "f":
@@ -103,7 +102,7 @@ def write(writer: ArtifactWriter, predictions: Predictions) -> None:
     if predictions.new is not None:
         arrays["new"] = predictions.new
     # Sort by name: arrays that a resumed run reads from its checkpoint are in another order.
-    writer.write_h5("predictions.h5", dict(sorted(arrays.items())))
+    writer.write_h5(FILE, dict(sorted(arrays.items())))
 
 
 def _are_distributions(p: NDArray[np.float32]) -> bool:
@@ -112,7 +111,7 @@ def _are_distributions(p: NDArray[np.float32]) -> bool:
 
 def read(artifact: Artifact, split: str) -> SplitPredictions:
     """Read one split; raises InputError if the file is damaged or has no predictions on that split."""
-    with artifact.h5("predictions.h5") as file:
+    with artifact.h5(FILE) as file:
         stored = [name for name in client_blocks.SPLITS if name in file]
         if split not in stored:
             method = artifact.manifest.request.get("method", "the method")
@@ -126,7 +125,7 @@ def read(artifact: Artifact, split: str) -> SplitPredictions:
         parts = {name: group[name][...] for name in group if name not in _FRAME}
         answers = SplitPredictions(parts=parts, **frame)
         lengths = (len(answers.y), len(answers.sample), *(len(values) for values in parts.values()))
-    where = f"{artifact.path}/predictions.h5, split {split},"
+    where = f"{artifact.path}/{FILE}, split {split},"
     client_blocks.check(where, answers.offsets, *lengths)
     client_blocks.check_finite(where, **parts)
     client_blocks.check_integers(where, sample=answers.sample)
@@ -140,7 +139,7 @@ def read(artifact: Artifact, split: str) -> SplitPredictions:
 
 def has_split(artifact: Artifact, split: str) -> bool:
     """Return whether there are predictions on a split."""
-    with artifact.h5("predictions.h5") as file:
+    with artifact.h5(FILE) as file:
         return split in file
 
 
@@ -168,16 +167,16 @@ def summarize_tuned(tuned: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, fl
 
 def read_tuned(artifact: Artifact) -> dict[str, NDArray[np.float64]]:
     """Read the values that were tuned on each client's validation samples, (m,) each."""
-    with artifact.h5("predictions.h5") as file:
+    with artifact.h5(FILE) as file:
         values = {name: file["tuned"][name][...] for name in file["tuned"]} if "tuned" in file else {}
         _check_clients(file, artifact, values)
-    client_blocks.check_finite(f"{artifact.path}/predictions.h5", **values)
+    client_blocks.check_finite(f"{artifact.path}/{FILE}", **values)
     return values
 
 
 def read_new_clients(artifact: Artifact) -> NDArray[np.bool_] | None:
     """Read which clients took no part in training the global model, (m,), or None if none are recorded."""
-    with artifact.h5("predictions.h5") as file:
+    with artifact.h5(FILE) as file:
         values = file["new"][...] if "new" in file else None
         _check_clients(file, artifact, {} if values is None else {"new": values})
     return values
@@ -212,7 +211,7 @@ def _check_clients(file: Any, artifact: Artifact, arrays: Mapping[str, NDArray[A
     counts = {len(file[split]["offsets"]) - 1 for split in client_blocks.SPLITS if split in file}
     for name, values in arrays.items():
         if {values.shape} != {(count,) for count in counts}:
-            raise InputError(f"{artifact.path}/predictions.h5 is inconsistent: {name} is not one value per client")
+            raise InputError(f"{artifact.path}/{FILE} is inconsistent: {name} is not one value per client")
 
 
 def check(artifact: Artifact) -> None:
