@@ -13,7 +13,7 @@ from pflcli.errors import InputError, UsageError, closest
 from pflcli.foreign import reading, size
 
 
-def assignments(pairs: Sequence[str], option: str = "--set") -> dict[str, str]:
+def parse_assignments(pairs: Sequence[str], option: str = "--set") -> dict[str, str]:
     """Parse ``key=value`` pairs of an ``option``; raises UsageError for a pair without '=' or a key given twice."""
     values: dict[str, str] = {}
     for pair in pairs:
@@ -53,7 +53,7 @@ def build(cls: type[Any], values: Mapping[str, Any], owner: str) -> Any:
         if key not in fields:
             raise UsageError(f"unknown option '{key}' for {owner}", closest(key, fields))
         typed = value
-        if isinstance(value, str) and typing.get_origin(_bare(hints[key])) is tuple:
+        if isinstance(value, str) and typing.get_origin(_strip_annotation(hints[key])) is tuple:
             typed = [] if value == "none" else [part.strip() for part in value.split(",") if part.strip()]
         elif value == "none" and type(None) in typing.get_args(hints[key]):
             typed = None
@@ -63,7 +63,7 @@ def build(cls: type[Any], values: Mapping[str, Any], owner: str) -> Any:
         except ValidationError as error:
             reason = error.errors()[0]["msg"].removeprefix("Value error, ")
             raise UsageError(f"{key}={value} does not fit {owner}: {reason}") from None
-        largest = _LARGEST_NUMBER.get(type(checked[key]))
+        largest = _MAX_NUMBERS.get(type(checked[key]))
         if largest is not None and abs(checked[key]) > largest:
             raise UsageError(f"{key}={value} does not fit {owner}: the largest number is {largest:,}")
     try:
@@ -92,7 +92,7 @@ def build_each(owners: Mapping[str, type[Any] | None], values: Mapping[str, Any]
     ]
 
 
-def _bare(hint: Any) -> Any:
+def _strip_annotation(hint: Any) -> Any:
     return typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
 
 
@@ -105,15 +105,15 @@ def plain(config: Any) -> dict[str, Any]:
 def read_toml(path: Path) -> dict[str, Any]:
     """Read a TOML file; raises InputError if it is missing, malformed or too large for a configuration."""
     with reading(path, "TOML"):
-        if path.stat().st_size > _LARGEST_FILE:
+        if path.stat().st_size > _MAX_FILE_BYTES:
             raise InputError(
-                f"{path} has {size(path.stat().st_size)}, but a configuration file has at most {size(_LARGEST_FILE)}"
+                f"{path} has {size(path.stat().st_size)}, but a configuration file has at most {size(_MAX_FILE_BYTES)}"
             )
         return tomllib.loads(path.read_text(encoding="utf-8"))
 
 
-_LARGEST_NUMBER = {int: 10**6, float: 1e38}
+_MAX_NUMBERS = {int: 10**6, float: 1e38}
 """The largest useful numbers: a million epochs would never finish, and float32 ends at 3.4e38."""
 
-_LARGEST_FILE = 10**6
+_MAX_FILE_BYTES = 10**6
 """Maximum bytes of a configuration file."""

@@ -104,11 +104,11 @@ def test_no_dataset_shares_an_option_with_a_scheme():
 
 
 def test_assignments():
-    assert config.assignments(["a=1", "b=x=y", "c="]) == {"a": "1", "b": "x=y", "c": ""}
+    assert config.parse_assignments(["a=1", "b=x=y", "c="]) == {"a": "1", "b": "x=y", "c": ""}
     with pytest.raises(UsageError, match="key=value"):
-        config.assignments(["a"])
+        config.parse_assignments(["a"])
     with pytest.raises(UsageError, match="set twice"):
-        config.assignments(["a=1", "a=2"])
+        config.parse_assignments(["a=1", "a=2"])
 
 
 @pytest.mark.parametrize(("group", "name"), [(g, n) for g in registry.GROUPS for n in registry.names(g)])

@@ -27,6 +27,13 @@ FILE = "codebook.json"
 _REQUIRED = ("dataset", "clients", "columns", "mean", "sd", "complete")
 _FORMAT = {"extra": "forbid", "allow_inf_nan": False}
 
+INPUTS = ("classes", "features", "mean", "sd", "median")
+"""Fields that must be the same for samples and their model."""
+_SCALES = ("mean", "sd", "median")
+_TITLES = {"mean": "standardization", "sd": "standardization", "median": "medians for missing values"}
+_MAX_LISTED = 8
+"""Names in a message."""
+
 
 @dataclass(frozen=True)
 class Column:
@@ -132,8 +139,8 @@ def read(artifact: Artifact) -> Codebook:
             inherited = read(follow(artifact, reference))
         except GoneError:
             continue  # an old artifact can be read without its inputs
-        return _with_clients(artifact, inherited) if artifact.kind == "partition" else inherited
-    return _with_clients(artifact, _EMPTY) if artifact.kind == "partition" else _EMPTY
+        return _add_clients(artifact, inherited) if artifact.kind == "partition" else inherited
+    return _add_clients(artifact, _EMPTY) if artifact.kind == "partition" else _EMPTY
 
 
 _EMPTY = Codebook(complete=False)
@@ -159,27 +166,27 @@ def _parse(artifact: Artifact) -> Codebook:
 
 def _read_old_dataset(artifact: Artifact) -> Codebook:
     with artifact.h5("samples.h5") as file:
-        mean, sd = (_numbers(file[name]) if name in file else () for name in ("mean", "sd"))
-        features = _words(file["features"]) if "features" in file else ()
+        mean, sd = (_read_numbers(file[name]) if name in file else () for name in ("mean", "sd"))
+        features = _read_words(file["features"]) if "features" in file else ()
         columns = tuple(Column(name) for name in features)
         source = str(artifact.manifest.made.get("source", ""))
-        return Codebook(source, (), _words(file["classes"]), features, columns, mean, sd)
+        return Codebook(source, (), _read_words(file["classes"]), features, columns, mean, sd)
 
 
-def _with_clients(artifact: Artifact, codebook: Codebook) -> Codebook:
+def _add_clients(artifact: Artifact, codebook: Codebook) -> Codebook:
     """Return the codebook with the client names of an old partition, from its samples file."""
     with artifact.h5("samples.h5") as file:
-        clients = _words(file["names"]) if "names" in file else tuple(map(str, file.attrs["names"]))
+        clients = _read_words(file["names"]) if "names" in file else tuple(map(str, file.attrs["names"]))
     title = str(artifact.manifest.request.get("dataset", ""))
     builtin = title != "imported"
     return replace(codebook, clients=clients, dataset=codebook.dataset or title, complete=codebook.complete or builtin)
 
 
-def _words(array: Any) -> tuple[str, ...]:
+def _read_words(array: Any) -> tuple[str, ...]:
     return tuple(str(word) for word in array.asstr("utf-8")[...])
 
 
-def _numbers(array: Any) -> tuple[float, ...]:
+def _read_numbers(array: Any) -> tuple[float, ...]:
     return tuple(float(number) for number in array[...])
 
 
@@ -200,7 +207,7 @@ def require_same(first: Artifact, second: Artifact, *fields: str, fix: str = "")
         if values != others and (both_complete if field in _SCALES else values and others):
             raise InputError(
                 f"{first.path} and {second.path} differ in their {_TITLES.get(field, field)}: "
-                f"{_difference(field, values, others, book.features or other_book.features)}",
+                f"{_describe_difference(field, values, others, book.features or other_book.features)}",
                 fix,
             )
 
@@ -218,23 +225,15 @@ def _require_same_scales(first: Artifact, second: Artifact, book: Codebook, othe
             )
 
 
-INPUTS = ("classes", "features", "mean", "sd", "median")
-"""Fields that must be the same for samples and their model."""
-_SCALES = ("mean", "sd", "median")
-_TITLES = {"mean": "standardization", "sd": "standardization", "median": "medians for missing values"}
-_MOST_LISTED = 8
-
-
-def _difference(field: str, first: Sequence[Any], second: Sequence[Any], features: Sequence[str]) -> str:
+def _describe_difference(field: str, first: Sequence[Any], second: Sequence[Any], features: Sequence[str]) -> str:
     if field not in _SCALES:
-        if max(len(first), len(second)) > _MOST_LISTED and set(first) != set(second):
+        names, other_names = set(first), set(second)
+        if max(len(first), len(second)) > _MAX_LISTED and names != other_names:
             # Show only the names of long lists that differ.
-            first, second = (
-                [name for name in names if name not in set(others)]
-                for names, others in ((first, second), (second, first))
-            )
-            return f"only the first has {_join(first) or 'nothing'}, only the second {_join(second) or 'nothing'}"
-        return f"{_join(first)} against {_join(second)}"
+            only_first = _join_names([name for name in first if name not in other_names])
+            only_second = _join_names([name for name in second if name not in names])
+            return f"only the first has {only_first or 'nothing'}, only the second {only_second or 'nothing'}"
+        return f"{_join_names(first)} against {_join_names(second)}"
     if not (first and second):
         return "only the second has it" if not first else "only the first has it"
     if len(first) != len(second):
@@ -244,8 +243,8 @@ def _difference(field: str, first: Sequence[Any], second: Sequence[Any], feature
     return f"the {field} of '{name}' is {first[feature]:.6g} against {second[feature]:.6g}"
 
 
-def _join(names: Sequence[str]) -> str:
-    return wording.listed([str(name) for name in names], most=_MOST_LISTED)
+def _join_names(names: Sequence[str]) -> str:
+    return wording.listed([str(name) for name in names], most=_MAX_LISTED)
 
 
 def clients_csv(codebook: Codebook, heading: Sequence[str], rows: Sequence[Sequence[Any]]) -> bytes:

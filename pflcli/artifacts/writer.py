@@ -60,7 +60,7 @@ class ArtifactWriter:
         decision, _ = decide(self.out, self.spec, force=self.force)  # another writer may have finished before the lock
         self.folder.mkdir(exist_ok=True)
         if decision is Decision.RESUME:
-            self.complete = self._complete_manifest()
+            self.complete = self._read_complete_manifest()
             return
         placement.clear(self.folder, {manifests.DRAFT})  # the old draft marks the folder until it is replaced
         draft = manifests.draft_content(self.spec, force=self.force)
@@ -74,7 +74,7 @@ class ArtifactWriter:
                 "wait for the other one to finish, and repeat this command",
             )
 
-    def _complete_manifest(self) -> Manifest | None:
+    def _read_complete_manifest(self) -> Manifest | None:
         """Return the manifest of a partial folder if all files are complete; otherwise remove it."""
         with suppress(InputError):
             manifest = manifests.read(self.folder)

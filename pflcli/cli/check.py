@@ -56,7 +56,7 @@ def command(
     from pflcli.commands.check import check
 
     verdicts = []
-    for verdict in check(file, options=config.assignments(options or []), only=split_words(only), root=root):
+    for verdict in check(file, options=config.parse_assignments(options or []), only=split_words(only), root=root):
         verdicts.append(verdict)
         reasons = {"failed": [verdict.reason, verdict.law.statement, verdict.law.reason]}
         lines = reasons.get(verdict.result, [verdict.reason] if verdict.reason else [])

@@ -93,7 +93,7 @@ class Compare(Options):
     ] = None
     options: Annotated[
         Mapping[str, Mapping[str, Any]] | None,
-        Typed(list[str], lambda typed: config.group_by_owner(config.assignments(typed)), as_pairs),
+        Typed(list[str], lambda typed: config.group_by_owner(config.parse_assignments(typed)), as_pairs),
         typer.Option(
             "--set",
             help="Set an option or a training setting of one method, such as ditto.lam=0.5; repeat it for more.",

@@ -118,7 +118,7 @@ METHOD = Typed(str, text=functools.partial(as_file, "methods"))
 METHODS = Typed(str, split_words, functools.partial(as_files, "methods"))
 PATHS = Typed(list[Path], text=lambda paths: [*map(as_path, paths)])
 WORDS = Typed(str, split_words, as_word)
-ASSIGNMENTS = Typed(list[str], config.assignments, as_pairs)
+ASSIGNMENTS = Typed(list[str], config.parse_assignments, as_pairs)
 FRACTIONS = Typed(str, _parse_fractions, as_word)
 
 Out = Annotated[

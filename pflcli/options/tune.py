@@ -69,7 +69,7 @@ class Tune(Options):
     settings: Mapping[str, Any] | None = None
     search: Annotated[
         Mapping[str, Any] | None,
-        Typed(list[str], lambda typed: config.assignments(typed, "--search"), as_pairs),
+        Typed(list[str], lambda typed: config.parse_assignments(typed, "--search"), as_pairs),
         typer.Option(
             "--search",
             help="Try these values of an option or training setting; repeat it for more. With optuna also a range,"
