@@ -168,19 +168,19 @@ def is_file(word: str) -> bool:
 
     The variant of a method or the option of an upload step may follow: ``./mine.py@strong``, ``./top.py:0.1``.
     """
-    return _file_and_rest(word)[0].endswith(".py")
+    return _split_file(word)[0].endswith(".py")
 
 
 def locate(group: str, word: str) -> tuple[Path | None, str]:
     """Return the user's file that a path or name stands for, None for other names, and what follows it in ``word``."""
     if is_file(word):
-        file, rest = _file_and_rest(word)
+        file, rest = _split_file(word)
         return Path(file), rest
     name = re.split("[@:]", word, maxsplit=1)[0]
     return None if "." in name else used_files().get(f"{group}/{name}"), word.removeprefix(name)
 
 
-def _file_and_rest(word: str) -> tuple[str, str]:
+def _split_file(word: str) -> tuple[str, str]:
     """Split ``./mine.py@strong`` into the file and ``@strong``."""
     match = re.fullmatch(r"(.*?\.py)([@:].*)?", word)
     return (match[1], match[2] or "") if match else (word, "")
@@ -228,7 +228,7 @@ def use(group: str, word: str) -> str:
         return word
     if not is_file(word):
         return word
-    word, rest = _file_and_rest(word)
+    word, rest = _split_file(word)
     file, name = Path(word).absolute(), name_of_file(group, Path(word))
     if not file.is_file():
         raise InputError(f"{word} does not exist")
@@ -359,7 +359,7 @@ def complete(module: ModuleType, origin: str, contract: type[Any]) -> Any:
     known = {*inspect.get_annotations(contract)}
     known |= {key for key in dir(contract) if not key.startswith("_")}
     for key in sorted(known - members.keys()):
-        own = [other for other in _written_in(module) if other not in known and other.isupper() == key.isupper()]
+        own = [other for other in _list_own_names(module) if other not in known and other.isupper() == key.isupper()]
         near = difflib.get_close_matches(key, own, n=1, cutoff=0.75)
         if near:
             raise InputError(f"{origin} has '{near[0]}', which is not used", f"did you mean '{key}'?")
@@ -370,12 +370,12 @@ def complete(module: ModuleType, origin: str, contract: type[Any]) -> Any:
     own_members = {key: members[key] for key in known & members.keys()}
     for key, value in own_members.items():
         if isinstance(value, FunctionType):
-            _same_parameters(value, getattr(contract, key), f"{origin}: {key}")
+            _require_same_parameters(value, getattr(contract, key), f"{origin}: {key}")
     body = {key: staticmethod(value) if callable(value) else value for key, value in own_members.items()}
     return type(contract.__name__, (contract,), body)()
 
 
-def _written_in(module: ModuleType) -> list[str]:
+def _list_own_names(module: ModuleType) -> list[str]:
     """Return the public names that a module defines itself."""
     return [
         name
@@ -384,7 +384,7 @@ def _written_in(module: ModuleType) -> list[str]:
     ]
 
 
-def _same_parameters(written: FunctionType, contract: FunctionType, origin: str) -> None:
+def _require_same_parameters(written: FunctionType, contract: FunctionType, origin: str) -> None:
     """Raise InputError unless a function has the parameters of the contract, with the same names."""
     has, needs = inspect.signature(written).parameters, inspect.signature(contract).parameters
     empty = inspect.Parameter.empty
@@ -400,7 +400,9 @@ def _same_parameters(written: FunctionType, contract: FunctionType, origin: str)
 def card(group: str, name: str) -> Card:
     """Read a file's card without importing it."""
     tree = ast.parse(path(group, name).read_text(encoding="utf-8"))
-    return Card(group, name, ast.get_docstring(tree) or "", constants(tree), tuple(_options_of(tree, "Config")))
+    return Card(
+        group, name, ast.get_docstring(tree) or "", constants(tree), tuple(_read_inherited_options(tree, "Config"))
+    )
 
 
 def constants(tree: ast.Module) -> dict[str, Any]:
@@ -425,10 +427,10 @@ def options(config: type) -> tuple[Option, ...]:
     """Read the fields of an imported dataclass, with their docstrings."""
     (node,) = ast.parse(inspect.getsource(config)).body
     assert isinstance(node, ast.ClassDef)
-    return tuple(_options(node))
+    return tuple(_read_options(node))
 
 
-def _options_of(tree: ast.Module, name: str) -> Iterator[Option]:
+def _read_inherited_options(tree: ast.Module, name: str) -> Iterator[Option]:
     """Yield the fields of a class of a file, then those of its bases, if imported from the package."""
     imported = {
         alias.asname or alias.name: (ROOT.parent.joinpath(*node.module.split(".")).with_suffix(".py"), alias.name)
@@ -438,16 +440,16 @@ def _options_of(tree: ast.Module, name: str) -> Iterator[Option]:
     }
     for node in tree.body:
         if isinstance(node, ast.ClassDef) and node.name == name:
-            yield from _options(node)
+            yield from _read_options(node)
             for base in node.bases:
                 if not isinstance(base, ast.Name) or base.id not in imported:
                     continue
                 file, base_name = imported[base.id]
                 if file.is_file():
-                    yield from _options_of(ast.parse(file.read_text(encoding="utf-8")), base_name)
+                    yield from _read_inherited_options(ast.parse(file.read_text(encoding="utf-8")), base_name)
 
 
-def _options(config: ast.ClassDef) -> list[Option]:
+def _read_options(config: ast.ClassDef) -> list[Option]:
     fields = []
     for node, after in zip(config.body, [*config.body[1:], None], strict=True):
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
@@ -456,31 +458,31 @@ def _options(config: ast.ClassDef) -> list[Option]:
         if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
             doc = " ".join(str(after.value.value).split())
         default = ast.unparse(node.value) if node.value is not None else ""
-        fields.append(Option(node.target.id, _words(node.annotation), default, doc))
+        fields.append(Option(node.target.id, _format_type(node.annotation), default, doc))
     return fields
 
 
-_BOUNDS = {"Gt": ">", "Ge": ">=", "Lt": "<", "Le": "<="}
+_BOUND_SIGNS = {"Gt": ">", "Ge": ">=", "Lt": "<", "Le": "<="}
 
 
-def _words(annotation: ast.expr) -> str:
+def _format_type(annotation: ast.expr) -> str:
     """Return a type as readable text: ``int >= 1`` for ``Annotated[int, Ge(1)]``, ``a | b`` for a Literal."""
     if isinstance(annotation, ast.BinOp):
-        return f"{_words(annotation.left)} | {_words(annotation.right)}"
+        return f"{_format_type(annotation.left)} | {_format_type(annotation.right)}"
     if isinstance(annotation, ast.Constant):
         return "none" if annotation.value is None else str(annotation.value)
     if isinstance(annotation, ast.Subscript) and isinstance(annotation.value, ast.Name):
         items = annotation.slice.elts if isinstance(annotation.slice, ast.Tuple) else [annotation.slice]
         if annotation.value.id == "Literal":
-            return " | ".join(_words(item) for item in items)
+            return " | ".join(_format_type(item) for item in items)
         if annotation.value.id == "tuple":
-            return f"{_words(items[0])}, ..."
+            return f"{_format_type(items[0])}, ..."
         if annotation.value.id == "Annotated":
-            bounds = [_bound(item) for item in items[1:] if isinstance(item, ast.Call)]
-            return " ".join([_words(items[0]), " and ".join(bounds)])
+            bounds = [_format_bound(item) for item in items[1:] if isinstance(item, ast.Call)]
+            return " ".join([_format_type(items[0]), " and ".join(bounds)])
     return ast.unparse(annotation)
 
 
-def _bound(call: ast.Call) -> str:
-    sign = _BOUNDS.get(ast.unparse(call.func), ast.unparse(call.func))
+def _format_bound(call: ast.Call) -> str:
+    sign = _BOUND_SIGNS.get(ast.unparse(call.func), ast.unparse(call.func))
     return f"{sign} {', '.join(ast.unparse(arg) for arg in call.args)}"

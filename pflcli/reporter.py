@@ -40,7 +40,7 @@ class NullReporter:
 
 SILENT = NullReporter()
 
-_PATIENCE = 2.0
+_PATIENCE_SECONDS = 2.0
 """Seconds without a finished step after which progress within the step is shown."""
 
 
@@ -64,7 +64,7 @@ def report_within(
             show(steps, note)
 
         def show_within(note: str) -> None:
-            if time.monotonic() - last_shown > _PATIENCE:
+            if time.monotonic() - last_shown > _PATIENCE_SECONDS:
                 show(0, note)
 
         source.on_progress = show_within

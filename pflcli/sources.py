@@ -39,7 +39,7 @@ def code_hash(group: str, name: str) -> str:
 
 def module_hash(*modules: str) -> str:
     """Return the same hash for modules given by their names below the package, such as ``knn.capacity``."""
-    return _hash([path for module in modules if (path := _file(module)) is not None])
+    return _hash([path for module in modules if (path := _find_file(module)) is not None])
 
 
 def is_shared(module: str) -> bool:
@@ -55,10 +55,10 @@ def _hash(begin: Iterable[Path]) -> str:
             continue
         known.add(path)
         code = path.read_text(encoding="utf-8")
-        content, modules = _read(code)
-        ahead += [file for module in modules if (file := _file(module)) is not None]
+        content, modules = _hash_content(code)
+        ahead += [file for module in modules if (file := _find_file(module)) is not None]
         if not path.is_relative_to(registry.ROOT):
-            ahead += _beside(path, code)
+            ahead += _find_own_modules(path, code)
         contents.add(content)
     # Sorted contents without names: a module may move, and an empty package may be added or removed.
     contents.discard(_EMPTY)
@@ -66,25 +66,27 @@ def _hash(begin: Iterable[Path]) -> str:
 
 
 @functools.cache
-def _read(code: str) -> tuple[str, tuple[str, ...]]:
+def _hash_content(code: str) -> tuple[str, tuple[str, ...]]:
     """Return the hash of a file's content, and the modules that it imports outside ``SHARED``."""
     tree = ast.parse(code)
-    names = (name.removeprefix("pflcli.") for level, name in _imports(tree) if not level and name.startswith("pflcli."))
+    names = (
+        name.removeprefix("pflcli.") for level, name in _list_imports(tree) if not level and name.startswith("pflcli.")
+    )
     imported = tuple(name for name in names if not is_shared(name))
-    return hashlib.sha256(ast.dump(_Strip().visit(tree)).encode()).hexdigest(), imported
+    return hashlib.sha256(ast.dump(_Stripper().visit(tree)).encode()).hexdigest(), imported
 
 
 _EMPTY = hashlib.sha256(ast.dump(ast.parse("")).encode()).hexdigest()
 
 
-def _file(module: str) -> Path | None:
+def _find_file(module: str) -> Path | None:
     """Return the file of a module, or of a package; None if there is none of that name."""
     path = registry.ROOT.joinpath(*module.split("."))
     files = (path.with_suffix(".py"), path / "__init__.py")
     return next((file for file in files if file.is_file()), None)
 
 
-def _beside(path: Path, code: str) -> list[Path]:
+def _find_own_modules(path: Path, code: str) -> list[Path]:
     """Return the modules of a user's own that a file imports: those of its package, and those beside a user's file.
 
     Other packages are not part of the code, although they may lie in the same folder, such as ``site-packages``.
@@ -95,7 +97,7 @@ def _beside(path: Path, code: str) -> list[Path]:
     own_package = path.relative_to(top).parts[0]
     is_beside_file = path.parent in {file.parent for file in registry.used_files().values()}
     files = list[Path]()
-    for level, name in _imports(ast.parse(code)):
+    for level, name in _list_imports(ast.parse(code)):
         parts = [part for part in name.split(".") if part]
         folders = [path.parents[level - 1]] if level else []
         folders += [top] if not level and parts[0] == own_package else []
@@ -105,7 +107,7 @@ def _beside(path: Path, code: str) -> list[Path]:
     return [file for file in files if file.is_file()]
 
 
-def _imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+def _list_imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
     """Yield possible modules and their levels, 0 for absolute ones: ``a`` and ``a.b`` for ``from a import b``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -115,15 +117,15 @@ def _imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield from ((node.level, name) for name in (module, *(f"{module}.{alias.name}" for alias in node.names)))
 
 
-_WORDS = ("GRID", "RECORDS", "SENDS_MORE")
+_UNHASHED_CONSTANTS = ("GRID", "RECORDS", "SENDS_MORE")
 
 
-class _Strip(ast.NodeTransformer):
-    """Removes code that cannot change a result: imports, docstrings, ``_WORDS``, and blocks that are then empty."""
+class _Stripper(ast.NodeTransformer):
+    """Removes code that cannot change a result: imports, docstrings, ``_UNHASHED_CONSTANTS``, and emptied blocks."""
 
     def visit_Assign(self, node: ast.Assign) -> ast.Assign | None:
         """Remove constants that are not part of the mathematics; the request records the value chosen from ``GRID``."""
-        return None if ast.unparse(node.targets[0]) in _WORDS else node
+        return None if ast.unparse(node.targets[0]) in _UNHASHED_CONSTANTS else node
 
     def visit_Import(self, node: ast.Import) -> None:
         """Remove it."""
