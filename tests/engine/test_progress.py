@@ -30,7 +30,7 @@ class Log:
 
 @pytest.mark.parametrize("how", [{"engine": "loop"}, {"engine": "stacked"}, {"jobs": 2}])
 def test_clients_that_are_through_are_counted(how, small, tmp_path, monkeypatch):
-    monkeypatch.setattr(reporter, "_PATIENCE", -1)
+    monkeypatch.setattr(reporter, "_PATIENCE_SECONDS", -1)
     log = Log()
     personalize("local", small.p, tmp_path / "l", settings={"model": "mlp"}, execution=Execution(reporter=log, **how))
     within = [note for steps, note in log.shown if not steps]

@@ -16,7 +16,7 @@ IMAGES = np.random.default_rng(0).integers(0, 256, size=(60, 5, 4), dtype=np.uin
 
 @pytest.fixture(autouse=True)
 def everything_is_large(monkeypatch):
-    monkeypatch.setattr(foreign, "_MAPPED", 100)
+    monkeypatch.setattr(foreign, "_MIN_MAPPED_BYTES", 100)
 
 
 @pytest.mark.parametrize(
