@@ -30,9 +30,9 @@ ALLOWED = {
     "engine": ENGINE,
     "knn": {"errors", "rng", "engine"},
     "federation.privacy": {"errors", "settings"},
-    "federation": ENGINE | {"knn"},
-    "federation.uploads": {"config", "errors", "federation", "parameters", "registry"},
-    "federation.aggregators": {"config", "errors", "federation", "parameters", "registry"},
+    "federation.uploads": {"config", "engine", "errors", "parameters", "registry"},
+    "federation.aggregators": {"config", "errors", "parameters", "registry"},
+    "federation": ENGINE | {"knn", "federation.aggregators", "federation.uploads"},
     "methods": ENGINE | {"federation", "knn"},
     "accelerated": ENGINE | {"methods"},  # nothing imports it: engine/backend.py finds its modules by name
     "evaluation.metrics": {"errors"},
@@ -79,7 +79,7 @@ ALLOWED = {
     "laws": BASE
     | {"config", "data.datasets", "data.schemes", "models", "parameters", "engine", "knn", "federation"}
     | {"federation.aggregators", "federation.uploads", "methods", "training", "prediction"},
-    "templates": {"data.datasets", "data.schemes", "federation", "models", "parameters"},
+    "templates": {"data.datasets", "data.schemes", "federation", "federation.aggregators", "models", "parameters"},
     "options": BASE | {"config", "execution", "artifacts", "training"},  # the last two for types alone
     "commands": BASE
     | {"execution", "config", "sources", "data.datasets", "data.formats", "data.schemes", "data.preparation", "models"}

@@ -26,9 +26,8 @@ from pflcli.evaluation.metrics.attention import summarize_rounds as summarize_at
 from pflcli.evaluation.metrics.neighbourhood import summarize_rounds as summarize_neighbours
 from pflcli.evaluation.metrics.neighbourhood import unpack_graph
 from pflcli.execution import Execution
-from pflcli.federation.channel import LINKS
 from pflcli.federation.privacy import guarantee
-from pflcli.federation.run import Run
+from pflcli.federation.run import LINKS, Run
 from pflcli.methods import Method
 from pflcli.options.declaration import command
 from pflcli.options.personalize import Personalize
@@ -37,7 +36,7 @@ from pflcli.training import absences, dp_secret, hardware, loop, pair_costs, run
 from pflcli.training import earlier_choices as earlier
 from pflcli.training import initial_weights as initial
 from pflcli.training.build_run import build_run
-from pflcli.training.checkpoint import Progress
+from pflcli.training.checkpoint import Checkpoints, Progress
 from pflcli.training.predict import with_labels
 
 
@@ -174,7 +173,7 @@ def _build(job: _Job, execution: Execution, writer: ArtifactWriter) -> Built:
         noise_seed=dp_secret.noise_seed(job.settings, job.spec, partition, writer),
     )
     progress = loop.resume(run, job.method, writer, execution)
-    checkpoints = loop.Checkpoints(run, progress, writer)
+    checkpoints = Checkpoints(run, progress, writer)
     # The backbone stores only the global model: a method with more state must run its rounds again.
     reuses_rounds = job.repeats_backbone and progress.state.keys() == {"global"}
     if reuses_rounds:

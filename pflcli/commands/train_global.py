@@ -21,16 +21,15 @@ from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError
 from pflcli.evaluation import convergence
 from pflcli.execution import Execution
-from pflcli.federation.channel import LINKS
 from pflcli.federation.privacy import guarantee
-from pflcli.federation.run import Run
+from pflcli.federation.run import LINKS, Run
 from pflcli.methods import Method
 from pflcli.options.declaration import command
 from pflcli.options.train_global import TrainGlobal
 from pflcli.training import absences, dp_secret, hardware, loop, run_request, state_files
 from pflcli.training import initial_weights as initial
 from pflcli.training.build_run import build_run
-from pflcli.training.checkpoint import Progress
+from pflcli.training.checkpoint import Checkpoints, Progress
 
 
 @command(TrainGlobal)
@@ -78,7 +77,7 @@ def train_global(asked: TrainGlobal) -> Outcome:
         progress = loop.resume(run, definition, writer, execution)
         if "global" not in progress.state:
             raise UsageError(f"{asked.method} makes no global model", "--method fedavg")
-        loop.run_rounds(run, asked.method, definition, loop.Checkpoints(run, progress, writer), execution, shared=True)
+        loop.run_rounds(run, asked.method, definition, Checkpoints(run, progress, writer), execution, shared=True)
         writer.write(WEIGHTS, bytes(save(state_files.flatten(progress.reported["global"]))))
         writer.write("rounds.csv", csv_file.encode_rounds(absences.columns([*progress.before, *progress.rows])))
         codebook.write(writer, names := codebook.read(partition))

@@ -27,8 +27,8 @@ from pflcli.commands.tuning.space import Point, Space, describe, folder_name, se
 from pflcli.errors import InputError, UsageError
 from pflcli.evaluation.metrics import catalogue
 from pflcli.execution import Execution
-from pflcli.federation.channel import LINKS
 from pflcli.federation.privacy import guarantee
+from pflcli.federation.run import LINKS
 from pflcli.jobs.job import make_unless_there, plan, require_free
 from pflcli.options.declaration import command
 from pflcli.options.tune import Tune

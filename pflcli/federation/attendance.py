@@ -27,7 +27,7 @@ class Diverged(ComputationError):
         )
 
 
-class Unanswered(Exception):
+class AllAbsent(Exception):
     """Raised when no selected client completes the round."""
 
 
@@ -56,19 +56,19 @@ class Attendance:
     """the number of each client's uploads that upload steps have changed"""
 
     @property
-    def answering(self) -> NDArray[np.int64]:
+    def present(self) -> NDArray[np.int64]:
         """Return the selected clients (n,) that complete the round."""
         return np.setdiff1d(self.selected, [*self.dropped.tolist(), *self.diverged])
 
     @property
-    def unanswered(self) -> bool:
+    def all_absent(self) -> bool:
         """Whether clients were selected but none completes the round."""
-        return len(self.selected) > 0 and not len(self.answering)
+        return len(self.selected) > 0 and not len(self.present)
 
     def bytes_to_selected(self, amount: int) -> int:
         """Return the bytes sent to all selected clients, given the ``amount`` sent to those that complete the round.
 
         The other clients receive the average number of bytes. Outside of rounds this is ``amount``.
         """
-        answering = len(self.answering)
-        return amount * len(self.selected) // answering if answering else amount
+        present = len(self.present)
+        return amount * len(self.selected) // present if present else amount

@@ -1,46 +1,55 @@
-"""The interface of a run to its method: options, clients, keyed random numbers, training, and counted links."""
+"""What a method sees of a run: options, clients, keyed random numbers, communication, training and prediction.
+
+``Run`` selects the clients of a round (``cohort``), counts the bytes of each transmission (``download``, ``upload``,
+``average``, ``send``), trains clients (``local_sgd``) and predicts with their models (``predictor``).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import nn
+from torch import Tensor, nn
 from torch.nn import functional
 
 from pflcli import parameters, rng
 from pflcli.engine.engine import Engine, probabilities
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD, is_stacked
-from pflcli.errors import ComputationError, UsageError
-from pflcli.federation.attendance import Attendance
-from pflcli.federation.channel import Aggregator, Channel, UploadStep, WeightedMean
-from pflcli.federation.local_training import LocalTraining
+from pflcli.errors import ComputationError, UnsuitedError, UsageError
+from pflcli.federation import aggregators
+from pflcli.federation.aggregators import Aggregator, Uploads
+from pflcli.federation.attack import Attack
+from pflcli.federation.attendance import AllAbsent, Attendance, Diverged
 from pflcli.federation.predictor import ClientModel, Predictor
 from pflcli.federation.private_mean import PrivateMean
-from pflcli.federation.selection import Selection
+from pflcli.federation.uploads import Draw, Encoding, Step
 from pflcli.knn.embedded import Embedded
 from pflcli.knn.stores import Stores
-from pflcli.parameters import Params, Stacked, TrainedClients
+from pflcli.parameters import Mean, Params, Stacked, TrainedClients, WeightedSum
 from pflcli.parameters.model_table import ModelTable
 from pflcli.parameters.row_storage import InMemoryRows, Storage
 from pflcli.settings import Settings
 
 T = TypeVar("T")
 
-_MODELS = 1000
-"""Number of initial models that is always allowed, even for few clients."""
+LINKS = {"local": (), "posthoc": (), "server": ("up", "down"), "peer": ("peer",)}
+"""The links that a method of each KIND may use."""
+
+_MAX_INITIAL_MODELS = 1000
+"""Maximum number of initial models; with more clients, one per client."""
 
 __all__ = ["Predictor", "Run"]
 
 
 @dataclass
-class Run(Channel, Selection):
+class Run:
     """One run of one method: its options, data and engine, and the bytes sent."""
 
     kind: str
@@ -69,11 +78,13 @@ class Run(Channel, Selection):
     """clients whose training diverged during personalization"""
     sealed: bool = False
     """whether clients are personalizing: communication is then not allowed"""
-    uploads: Sequence[UploadStep] = ()
+    uploads: Sequence[Step] = ()
     """upload steps, in this order"""
-    aggregator: Aggregator = field(default_factory=WeightedMean)
-    """combines uploads: the weighted mean, or another of ``pflcli.federation.aggregators``"""
+    attack: Attack | None = None
+    """the attack of poisoned clients on their updates"""
+    aggregator: Aggregator = field(default_factory=partial(aggregators.load, "mean"))
     left_out: dict[int, list[float]] = field(default_factory=dict)
+    """by client, the share of each of its uploads in this round that the aggregator left out"""
     privacy: PrivateMean | None = None
     """replaces the aggregator in a run with differential privacy"""
     storage: Callable[[int], Storage] = InMemoryRows
@@ -113,6 +124,150 @@ class Run(Channel, Selection):
         """Return the random generator for ``key``, which does not depend on earlier draws."""
         return rng.generator(self.seed, *key)
 
+    def cohort(self, t: int) -> NDArray[np.int64]:
+        """Return the sorted clients that complete round ``t``.
+
+        Clients are drawn uniformly from the participants, the clients with training samples that are not new, and drop
+        out independently. If no client completes the round, all selected clients are returned, and ``local_sgd`` ends
+        the round. With differential privacy each participant is selected independently, and the round takes place even
+        if no client is selected.
+        """
+        participants = self.federation.participants
+        if self.privacy is not None:
+            selected = self.privacy.sample(participants, t)
+        else:
+            count = max(1, round(self.settings.participation * len(participants)))
+            selected = np.sort(self.rng("cohort", t).choice(participants, size=count, replace=False))
+        self.attendance.selected, rate = selected, self.settings.dropout
+        if rate:
+            drops = [self.rng("dropout", t, client).random() < rate for client in selected.tolist()]
+            self.attendance.dropped = selected[drops]
+        present = self.attendance.present
+        return present if len(present) or self.privacy is not None else selected
+
+    def share_of_samples(self, cohort: NDArray[np.int64]) -> float:
+        """Return the cohort's share of the participants' training samples.
+
+        With differential privacy this is the sampling rate, which reveals nothing about the cohort.
+        """
+        if self.privacy is not None:
+            return self.settings.participation
+        sizes = self.federation.sizes("train")
+        return float(sizes[cohort].sum() / sizes[self.federation.participants].sum())
+
+    def send(self, link: str, params: Mapping[str, Tensor], copies: int = 1) -> None:
+        """Count ``copies`` transmissions of ``params`` over ``up``, ``down`` or ``peer``.
+
+        In a round, bytes sent down include those to selected clients that do not complete it. Raises ComputationError
+        if the method's KIND has no such link, or if clients are personalizing; UnsuitedError if there are upload steps,
+        another aggregator than the mean, differential privacy, or an attack: they apply only to ``upload``.
+        """
+        if link != "down" and link in LINKS[self.kind]:
+            self._require_mean()
+            if self.privacy is not None:
+                raise UnsuitedError(
+                    "differential privacy does not cover this method: its clients send more than updates that are "
+                    "averaged",
+                    "leave out --dp-epsilon and --dp-noise",
+                )
+        if link == "up" and self.uploads:
+            steps = " ".join(f"--upload {step}" for step in self.uploads)
+            raise UnsuitedError(
+                f"{steps} does not apply to this method: its server does more with uploads than average them",
+                "leave out --upload",
+            )
+        self._count(link, parameters.size(params) * copies)
+
+    def _require_mean(self) -> None:
+        """Raise UnsuitedError if there is an attack, or another aggregator than the mean."""
+        if not self.aggregator.separable:
+            raise UnsuitedError(
+                f"--aggregator {self.aggregator} does not apply to this method: it does more with uploads than average "
+                "them",
+                "leave out --aggregator",
+            )
+        if self.attack is not None:
+            raise UnsuitedError(
+                "attacks on updates do not apply to this method: it does more with uploads than average them",
+                "pfl partition ... --poison 0.2:flip poisons samples, for any method",
+            )
+
+    def _count(self, link: str, size: int) -> None:
+        if self.sealed or link not in LINKS[self.kind]:
+            when = "while personalizing" if self.sealed else f"as a method of kind {self.kind}"
+            raise ComputationError(f"the method sent over link '{link}' {when}")
+        self.traffic[link] += self.attendance.bytes_to_selected(size) if link == "down" else size
+
+    def download(self, params: Params, clients: NDArray[np.int64]) -> Params:
+        """Send ``params`` to each of the clients (n,), and return them."""
+        self.send("down", params, copies=len(clients))
+        return params
+
+    def upload(
+        self,
+        params: Stacked,
+        downloaded: Params | Stacked,
+        clients: NDArray[np.int64],
+        *,
+        is_averaged: bool = True,
+    ) -> Stacked:
+        """Send the models that ``clients`` (m,) trained to the server, and return those (m, ...) that it receives.
+
+        ``downloaded`` is the model that the clients received, or one per client (m, ...). Only the tensors of
+        ``params`` (m, ...) with names in ``downloaded`` are uploaded. Poisoned clients manipulate their updates; then
+        the upload steps are applied. Methods that do more with uploads than average them set ``is_averaged`` to False;
+        options that cover only a mean then raise UnsuitedError.
+        """
+        if not is_averaged:
+            self._require_mean()
+        if self.privacy is not None and self.privacy.release is None:
+            raise UnsuitedError(
+                "differential privacy does not cover this method: its server computes a mean per cluster",
+                "leave out --dp-epsilon and --dp-noise",
+            )
+        encode = Encoding(downloaded, self.uploads)
+        received = encode.uploaded_tensors(params)
+        if self.attack is not None:
+            received = self.attack.apply(received, encode.start(received), clients, self.attendance.t)
+        count, size = len(next(iter(received.values()))), encode.size(parameters.pick(received, 0))
+        self._count("up", size * count)
+        received = encode(received, lambda place: self._draws(clients, place))
+        if self.uploads:
+            self.attendance.uploads.update(clients.tolist())
+        return received
+
+    def _draws(self, clients: NDArray[np.int64], place: int) -> Draw:
+        """Return the random numbers of the ``place``-th upload step for each of the clients (m,)."""
+        t, counts = self.attendance.t, self.attendance.uploads
+        return lambda i: self.rng("upload", place, t, int(clients[i]), counts[int(clients[i])])
+
+    def averaging(self, downloaded: Params) -> Average:
+        """Return an empty mean for the uploads of clients that received ``downloaded``."""
+        return Average(self, downloaded)
+
+    def average(self, parts: Iterable[TrainedClients], downloaded: Params) -> Params:
+        """Upload the models trained from ``downloaded``, and return their mean, weighted by samples.
+
+        If possible, the workers of an executor add the models up, and only the sum is sent to this process.
+        """
+        mean, encode, before = self.averaging(downloaded), Encoding(downloaded, self.uploads), len(self.losses)
+        # Other aggregators, attacks, differential privacy and random steps need each upload.
+        can_sum = mean.is_plain and self.attack is None and not encode.is_random
+        total = parts.sum_uploads(encode) if can_sum and isinstance(parts, LocalTraining) else None
+        if total is not None:
+            self._count("up", encode.size(downloaded) * (len(self.losses) - before))
+            return total.mean()
+        for part in parts:
+            mean.add(part.params, part.weights, part.clients)
+        return mean.value()
+
+    def aggregated(self, uploads: Uploads, clients: NDArray[np.int64]) -> Params:
+        """Return the aggregate of the ``uploads`` of ``clients`` (n,), and record the shares that were left out."""
+        model = uploads.value()
+        for client, share in zip(clients.tolist(), getattr(uploads, "left_out", ()), strict=False):
+            self.left_out.setdefault(client, []).append(float(share))
+        return model
+
     def initial_model(self) -> Params:
         """Return a copy of the initial model that all clients share."""
         return {name: value.clone() for name, value in self.init.items()}
@@ -120,9 +275,9 @@ class Run(Channel, Selection):
     def initial_models(self, count: int) -> Stacked:
         """Return ``count`` independently drawn initial models, stacked; the first has the common parameters.
 
-        Raises UsageError for more models than the larger of ``_MODELS`` and the number of clients.
+        Raises UsageError for more models than the larger of ``_MAX_INITIAL_MODELS`` and the number of clients.
         """
-        if count > (most := max(len(self.clients), _MODELS)):
+        if count > (most := max(len(self.clients), _MAX_INITIAL_MODELS)):
             raise UsageError(f"{count} models are too many; the maximum is {most}")
         if count > 1 and self.draw_model is None:
             raise ComputationError("this run has only one initial model")
@@ -167,7 +322,7 @@ class Run(Channel, Selection):
         yielded with them.
 
         In a round, raises Diverged with all clients whose uploads become non-finite, unless ``may_diverge``, and
-        Unanswered if no client completes the round. During personalization, clients that diverge get their initial
+        AllAbsent if no client completes the round. During personalization, clients that diverge get their initial
         model back.
         """
         local, key = self._training(t, epochs, lr, training), (name, t)
@@ -228,7 +383,7 @@ class Run(Channel, Selection):
         *,
         epochs: int,
         prefix: str = "",
-        own: Mapping[str, torch.Tensor] | None = None,
+        own: Mapping[str, Tensor] | None = None,
         **training: Any,
     ) -> Stacked:
         """Return the clients' entries of ``table``, stacked (n, ...), and train an entry for each client without one.
@@ -347,3 +502,99 @@ class Run(Channel, Selection):
         else:
             p = self.predictor(clients, models, (split,)).answer(split)["p"]
         return p, self.federation.labels_of(clients, split)
+
+
+@dataclass
+class LocalTraining(Iterable[TrainedClients]):
+    """Trains clients (n,) when it is iterated, once, and yields their models in parts; or trains them for ``total``."""
+
+    run: Run
+    clients: NDArray[np.int64]
+    start: Params | Stacked | ModelTable
+    plan: LocalSGD
+    key: tuple[Any, ...]
+    also_upload: Callable[[TrainedClients], Stacked] | None = None
+    """computes further tensors (m, ...) that each client uploads with its model, such as a mean representation"""
+
+    def sum_uploads(self, encode: Encoding) -> WeightedSum | None:
+        """Train the clients and return the sum of their uploads; None if the executor returns only models.
+
+        Raises Diverged with all clients whose parameters became non-finite, AllAbsent if no client completes the round.
+        """
+        self._require_clients()
+        if self.run.sealed or self.plan.may_diverge or self.also_upload is not None:
+            return None
+        engine = self.run.engine
+        summed = engine.summed(self.clients, self.start, self.plan, self.key, encode)
+        if summed is None:
+            return None
+        if not summed.finite.all():
+            raise Diverged(self.clients[~summed.finite].tolist(), self.key)
+        sizes = engine.federation.sizes(*self.plan.splits)[self.clients].astype(np.float64)
+        self.run.trained.update(self.clients.tolist())
+        self.run.losses += zip(summed.loss.tolist(), sizes.tolist(), strict=True)
+        return summed.total
+
+    def __iter__(self) -> Iterator[TrainedClients]:
+        """Train the clients, and yield their models in parts, with the tensors of ``also_upload``.
+
+        Raises Diverged at the end with all clients whose uploads became non-finite, AllAbsent if no client completes
+        the round.
+        """
+        if self.run.privacy is not None and not len(self.clients):
+            return  # the round releases only noise
+        self._require_clients()
+        run, diverged, first = self.run, list[int](), 0
+        for trained in run.engine.local_sgd(self.clients, self.start, self.plan, self.key, restore=run.sealed):
+            part = trained if self.also_upload is None else self._extend(trained, self.also_upload(trained))
+            if run.sealed:
+                run.unfit.update(part.clients[~part.finite].tolist())
+            elif not self.plan.may_diverge:
+                diverged += part.clients[~part.finite].tolist()
+            run.trained.update(part.clients.tolist())
+            run.losses += self.plan.losses(part, first)
+            first += len(part.clients)
+            if not diverged:  # otherwise continue only to find all clients that the next attempt must leave out
+                yield part
+        if diverged:
+            raise Diverged(diverged, self.key)
+
+    @staticmethod
+    def _extend(part: TrainedClients, more: Stacked) -> TrainedClients:
+        return replace(part, params={**part.params, **more}, finite=part.finite & parameters.finite(more))
+
+    def _require_clients(self) -> None:
+        if self.run.attendance.all_absent and not self.run.sealed:
+            raise AllAbsent
+
+
+class Average:
+    """The server's aggregate of uploads, by default their weighted mean.
+
+    Only parameters with names in ``downloaded`` are uploaded.
+    """
+
+    def __init__(self, run: Run, downloaded: Params) -> None:
+        self._run, self._downloaded = run, downloaded
+        self._uploads = (run.privacy or run.aggregator).begin(downloaded)
+        self._clients: list[NDArray[np.int64]] = []
+
+    def add(self, params: Stacked, weights: NDArray[np.float64], clients: NDArray[np.int64]) -> None:
+        """Upload ``params`` (m, ...) of ``clients`` (m,) and add them with ``weights`` (m,)."""
+        self._uploads.add(self._run.upload(params, self._downloaded, clients), weights)
+        self._clients.append(clients)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is the weighted mean, so that the sum of all uploads is enough."""
+        return isinstance(self._uploads, Mean)
+
+    @property
+    def is_defined(self) -> bool:
+        """Whether there is a mean: it needs an upload, except with differential privacy."""
+        return bool(self._clients) or self._run.privacy is not None
+
+    def value(self) -> Params:
+        """Return the mean; raises ValueError if nothing with a positive weight was added."""
+        clients = np.concatenate(self._clients) if self._clients else np.zeros(0, dtype=np.int64)
+        return self._run.aggregated(self._uploads, clients)

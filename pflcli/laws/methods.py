@@ -16,8 +16,7 @@ from safetensors.torch import load, save
 from pflcli import config, methods, registry
 from pflcli.engine.federation import SPLITS
 from pflcli.errors import ComputationError, UnsuitedError, UsageError
-from pflcli.federation.channel import LINKS
-from pflcli.federation.run import Run
+from pflcli.federation.run import LINKS, Run
 from pflcli.laws import BrokenLawError, NotApplicable, Subject, law, require
 from pflcli.laws import small_federation as small
 from pflcli.methods import Method, State
@@ -496,7 +495,7 @@ def _drop_out(run: Run, client: int, first: int) -> None:
         if t < first:
             return selected
         run.attendance.dropped = run.attendance.selected[run.attendance.selected == client]
-        return run.attendance.answering
+        return run.attendance.present
 
     run.cohort = cohort  # type: ignore[method-assign]
 

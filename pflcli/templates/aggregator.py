@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.federation.channel import Uploads
+from pflcli.federation.aggregators import Uploads
 from pflcli.parameters import Mean, Params, Stacked
 
 

@@ -23,10 +23,9 @@ from pflcli.engine.normalization import normalized
 from pflcli.execution import Execution
 from pflcli.federation import aggregators, uploads
 from pflcli.federation.attack import Attack
-from pflcli.federation.channel import LINKS
 from pflcli.federation.privacy import guarantee
 from pflcli.federation.private_mean import FIRST_CLIP, PrivateMean
-from pflcli.federation.run import Run
+from pflcli.federation.run import LINKS, Run
 from pflcli.knn.stores import Stores
 from pflcli.methods import Method
 from pflcli.settings import Settings

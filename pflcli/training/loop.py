@@ -8,25 +8,21 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.errors import ComputationError, InputError, LostWorkerError, UnsuitedError
+from pflcli.errors import ComputationError, InputError, UnsuitedError
 from pflcli.execution import Execution
-from pflcli.federation.attendance import Attendance, Diverged, Unanswered, client_list
+from pflcli.federation.attendance import AllAbsent, Attendance, Diverged, client_list
 from pflcli.federation.run import Run
 from pflcli.methods import Method
 from pflcli.reporter import report_within
 from pflcli.training import absences, personal_accuracy, state_files
-from pflcli.training.best_round import better
-from pflcli.training.checkpoint import Progress, Row, pack, unpack
+from pflcli.training.checkpoint import Checkpoints, Progress, Row, State, unpack, update_best
 from pflcli.training.predict import client_batches, predict
-
-State = dict[str, Any]
 
 
 def run_rounds(
@@ -54,7 +50,7 @@ def run_rounds(
             with checkpoints.round():
                 progress.state, row = play_round(run, name, method, progress.state, t)
                 if run.settings.report == "best":
-                    progress.best = better(progress.best, progress.state, row, shared=shared)
+                    progress.best = update_best(progress.best, progress.state, row, shared=shared)
                 progress.rows.append(row)
             advance(1, describe_last(progress.rows))
             checkpoints.offer()
@@ -89,70 +85,6 @@ def resume(run: Run, method: Method, work: ArtifactWriter, execution: Execution)
     return progress
 
 
-_CHECKPOINT_COST_FACTOR, _MAX_SECONDS_BETWEEN_CHECKPOINTS = 20, 10.0
-"""A checkpoint is due after this multiple of the time that the last one took, at most after this many seconds."""
-
-
-class Checkpoints:
-    """Saves the progress of a run to disk between rounds and between batches of predictions."""
-
-    def __init__(self, run: Run, progress: Progress, work: ArtifactWriter) -> None:
-        self.progress = progress
-        self._run, self._work = run, work
-        self._cost, self._last, self._kept = 0.0, time.monotonic(), self._mark()
-        self._whole = True
-
-    def _mark(self) -> tuple[int, int]:
-        return len(self.progress.rows), self.progress.answered_clients
-
-    @contextmanager
-    def round(self) -> Iterator[None]:
-        """Run a round as a transaction: if it is interrupted or fails, the state before it is restored."""
-        run, progress, traffic = self._run, self.progress, dict(self._run.traffic)
-        state, best, count = progress.state, progress.best, len(progress.rows)
-        marks = [(table, table.mark()) for table in state_files.tables(state).values()]
-        # If a second interruption stops the rollback, the progress is inconsistent, and no checkpoint is written.
-        self._whole = False
-        try:
-            yield
-        except BaseException:
-            for table, mark in marks:
-                table.undo(mark)
-            progress.state, progress.best, run.traffic = state, best, traffic
-            del progress.rows[count:]
-            self._whole = True
-            raise
-        self._whole = True
-        for _, mark in marks:
-            mark.models.release()
-
-    def offer(self) -> None:
-        """Write a checkpoint if it is due."""
-        if time.monotonic() - self._last >= min(_CHECKPOINT_COST_FACTOR * self._cost, _MAX_SECONDS_BETWEEN_CHECKPOINTS):
-            self._write()
-
-    def _write(self) -> None:
-        began = time.monotonic()
-        tables = state_files.tables(self.progress.state)
-        for table in tables.values():
-            table.storage.sync()
-        self._work.write_checkpoint(pack(self._run, self.progress))
-        for table in tables.values():
-            table.keep()
-        self._last, self._kept = time.monotonic(), self._mark()
-        self._cost = self._last - began
-
-    @contextmanager
-    def on_interruption(self) -> Iterator[None]:
-        """Write a checkpoint if the block or a worker process is interrupted and there is new progress."""
-        try:
-            yield
-        except (KeyboardInterrupt, LostWorkerError):
-            if self._whole and self._kept != self._mark():
-                self._write()
-            raise
-
-
 def set_up(run: Run, method: Method) -> tuple[dict[str, Any], list[Row]]:
     """Return the state before the first round, and row 0 if ``setup`` sent something."""
     began, before, run.attendance = time.monotonic(), dict(run.traffic), Attendance()
@@ -166,48 +98,44 @@ def set_up(run: Run, method: Method) -> tuple[dict[str, Any], list[Row]]:
 def play_round(run: Run, name: str, method: Method, state: Any, t: int) -> tuple[Any, Row]:
     """Run round ``t``, from 0, and return the state after it and its row.
 
-    Raises ComputationError if the method does, or if the training of all clients diverges.
+    If a client's training diverges, the round is rolled back and repeated without it, as if it had dropped out. If no
+    client completes the round, the state stays the same. Raises ComputationError if the method does, or if the training
+    of all clients diverges.
     """
-    began, before = time.monotonic(), dict(run.traffic)
+    began, before, fix = time.monotonic(), dict(run.traffic), tuple[str, ...]()
+    run.attendance = attendance = Attendance(t=t)
     try:
-        state = _play_without_absent(run, method, state, t)
+        while True:
+            if run.privacy is not None:
+                run.privacy.begin_round(t)
+            run.losses.clear()
+            run.trained.clear()
+            run.left_out.clear()
+            try:
+                with state_files.undone_on_failure(state, run):
+                    after: State = method.train_round(run, state, t)
+            except AllAbsent:
+                run.traffic = {**before, "down": run.traffic["down"]}  # clients that drop out still download
+                after = _extend_records(method, state)
+                break
+            except Diverged as error:
+                run.traffic, fix = dict(before), error.fix
+                if attendance.diverged.issuperset(error.clients):
+                    raise
+                attendance.diverged.update(error.clients)
+                is_hopeless = attendance.all_absent
+            else:
+                is_hopeless = bool(attendance.diverged) and not run.trained
+                if run.privacy is not None or not is_hopeless:
+                    break
+            # With differential privacy a round always runs: skipping it would reveal which clients were absent.
+            if is_hopeless and run.privacy is None:
+                clients = client_list(sorted(attendance.diverged))
+                raise ComputationError(f"the parameters of all clients that trained became non-finite: {clients}", *fix)
     except ComputationError as error:
         raise ComputationError(f"{name}, round {t + 1}: {error.message}", *error.fix) from None
-    row = _describe_round(run, method, state, t, before, time.monotonic() - began)
-    return state, row if run.privacy is None else {**row, **run.privacy.end_round()}
-
-
-def _play_without_absent(run: Run, method: Method, state: State, t: int) -> State:
-    """Return the state after a round of the clients that do not drop out; the same state if all drop out.
-
-    If a client's training diverges, the round is rolled back and repeated without it, as if it had dropped out. Raises
-    ComputationError if no client is left that trains.
-    """
-    run.attendance = attendance = Attendance(t=t)
-    before, fix = dict(run.traffic), tuple[str, ...]()
-    # With differential privacy a round always runs: skipping it would reveal which clients were absent.
-    while run.privacy is not None or not (attendance.diverged and attendance.unanswered):
-        if run.privacy is not None:
-            run.privacy.begin_round(t)
-        run.losses.clear()
-        run.trained.clear()
-        run.left_out.clear()
-        try:
-            with state_files.undone_on_failure(state, run):
-                after: State = method.train_round(run, state, t)
-            if run.trained or not attendance.diverged or run.privacy is not None:
-                return after
-            break
-        except Unanswered:
-            run.traffic = {**before, "down": run.traffic["down"]}  # clients that drop out still download
-            return _extend_records(method, state)
-        except Diverged as error:
-            run.traffic, fix = dict(before), error.fix
-            if attendance.diverged.issuperset(error.clients):
-                raise
-            attendance.diverged.update(error.clients)
-    clients = client_list(sorted(attendance.diverged))
-    raise ComputationError(f"the parameters of all clients that trained became non-finite: {clients}", *fix)
+    row = _describe_round(run, method, after, t, before, time.monotonic() - began)
+    return after, row if run.privacy is None else {**row, **run.privacy.end_round()}
 
 
 def _extend_records(method: Method, state: State) -> State:

@@ -10,7 +10,7 @@ import worlds
 from pflcli import parameters
 from pflcli.engine.gradients import cross_entropy_rule
 from pflcli.errors import ComputationError
-from pflcli.federation.attendance import Attendance, Unanswered
+from pflcli.federation.attendance import AllAbsent, Attendance
 
 
 def test_a_run_without_further_models_has_the_common_one():
@@ -21,11 +21,11 @@ def test_a_run_without_further_models_has_the_common_one():
         run.initial_models(2)
 
 
-def test_no_sum_is_computed_in_a_round_that_nobody_answers():
+def test_no_sum_is_computed_in_a_round_that_no_client_completes():
     run = worlds.run()
     run.attendance = Attendance(selected=np.asarray([0, 2]), dropped=np.asarray([0, 2]))
-    with pytest.raises(Unanswered):
-        run.local_sgd([], run.init, t=0).total(lambda models: models)
+    with pytest.raises(AllAbsent):
+        run.local_sgd([], run.init, t=0).sum_uploads(lambda models: models)
 
 
 def test_clients_that_have_trained_are_recorded():

@@ -63,7 +63,7 @@ def silence(monkeypatch):
             if t >= first:
                 selected = run.attendance.selected
                 run.attendance.dropped = selected[selected == client]
-            return run.attendance.answering
+            return run.attendance.present
 
         monkeypatch.setattr(Run, "cohort", drawn)
 

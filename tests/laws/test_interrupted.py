@@ -25,7 +25,7 @@ from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.train_global import train_global
 from pflcli.execution import Execution
-from pflcli.training import loop
+from pflcli.training import checkpoint, loop
 
 METHODS = registry.names("methods")
 PACKAGE = str(Path(pflcli.__file__).parent)
@@ -101,9 +101,9 @@ def check(method, tiny, out, monkeypatch, turns, *, keep_every_round):
     """
     monkeypatch.setattr("pflcli.training.predict.MIN_BATCH", 2)
     if keep_every_round:
-        monkeypatch.setattr(loop, "_MAX_SECONDS_BETWEEN_CHECKPOINTS", 0.0)
+        monkeypatch.setattr(checkpoint, "_MAX_SECONDS_BETWEEN_CHECKPOINTS", 0.0)
     else:
-        monkeypatch.setattr(loop.Checkpoints, "offer", lambda self: None)
+        monkeypatch.setattr(checkpoint.Checkpoints, "offer", lambda self: None)
     needs = registry.card("methods", method).facts["NEEDS"]
     settings = {} if "backbone" in needs else {**FEW, "dropout": 0.4 * (number(method, "dropout") % 4 == 0)}
 

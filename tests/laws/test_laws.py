@@ -9,7 +9,7 @@ import pytest
 import worlds
 from pflcli import registry
 from pflcli.errors import ComputationError
-from pflcli.federation.channel import LINKS
+from pflcli.federation.run import LINKS
 from pflcli.laws import NotApplicable, Subject, list_laws
 
 METHODS = registry.names("methods")

@@ -19,7 +19,7 @@ from pflcli.commands.personalize import personalize
 from pflcli.methods import ditto
 from pflcli.training import personal_accuracy as personal
 from pflcli.training import state_files
-from pflcli.training.best_round import better
+from pflcli.training.checkpoint import update_best
 
 METHODS = [name for name in registry.names("methods") if methods.load(name).has_rounds]
 SETTINGS = {"model": "mlp", "rounds": 6, "participation": 0.5, "eval_every": 1}
@@ -37,7 +37,7 @@ def row(number, personal_accuracy=math.nan, validation_accuracy=math.nan):
 def chosen(*rows, shared=False):
     best = None
     for one in rows:
-        best = better(best, {"global": {"w": torch.tensor(float(one["round"]))}}, one, shared=shared)
+        best = update_best(best, {"global": {"w": torch.tensor(float(one["round"]))}}, one, shared=shared)
     return None if best is None else (best.round, best.column, float(best.state["global"]["w"]))
 
 
@@ -64,7 +64,7 @@ def test_the_state_of_the_best_round_is_kept_as_it_was(method):
     state, best = None, None
     for t in range(4):
         state = worlds.play(method, run, first=t, last=t + 1, state=state)
-        best = better(best, state, row(t + 1, validation_accuracy=(0.1, 0.5, 0.4, 0.2)[t]), shared=False)
+        best = update_best(best, state, row(t + 1, validation_accuracy=(0.1, 0.5, 0.4, 0.2)[t]), shared=False)
     assert best.round == 2
     stopped = worlds.run(method, rounds=4, options=METHOD_OPTIONS.get(method))
     expected = worlds.play(method, stopped, last=2)
@@ -78,10 +78,10 @@ def test_the_state_of_the_best_round_is_kept_as_it_was(method):
 def test_only_a_round_that_is_better_changes_what_is_kept():
     run = worlds.run("ditto")
     state, best = worlds.play("ditto", run, last=1), None
-    best = better(best, state, row(1, 0.5), shared=False)
+    best = update_best(best, state, row(1, 0.5), shared=False)
     assert len(state["personal"]._snapshots) == 1
-    assert better(best, state, row(2, 0.5), shared=False) is best
-    best = better(best, state, row(3, 0.6), shared=False)
+    assert update_best(best, state, row(2, 0.5), shared=False) is best
+    best = update_best(best, state, row(3, 0.6), shared=False)
     assert len(state["personal"]._snapshots) == 1  # the rows of the former best are free again
     assert personal.accuracy(run, ditto, best.state) == personal.accuracy(run, ditto, state)
 
@@ -211,7 +211,7 @@ def test_a_damaged_best_round_is_a_damaged_checkpoint(small, tmp_path, monkeypat
     ran = pfl(*words, "--report", "best")
     assert ran.code == 130
     monkeypatch.setattr(ditto, "train_round", train)
-    monkeypatch.setattr("pflcli.training.best_round.json.loads", lambda _: [1])
+    monkeypatch.setattr("pflcli.training.checkpoint.json.loads", lambda _: [1])
     ran = pfl(*words, "--report", "best")
     assert ran.code == 3
     assert "is damaged" in ran.err

@@ -18,7 +18,7 @@ from pflcli.commands.personalize import personalize
 from pflcli.commands.stack import stack
 from pflcli.commands.train_global import train_global
 from pflcli.execution import Execution
-from pflcli.federation.channel import LINKS
+from pflcli.federation.run import LINKS
 from pflcli.jobs.job import NOT_NEEDED, Call, Job, Plan
 from pflcli.settings import Settings, changed
 from pflcli.training.initial_weights import Weights

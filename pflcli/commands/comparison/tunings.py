@@ -35,7 +35,7 @@ from pflcli.commands.tuning.space import default_grid, grid_size
 from pflcli.commands.tuning.trials import SPLIT
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
 from pflcli.execution import Execution
-from pflcli.federation.channel import LINKS
+from pflcli.federation.run import LINKS
 from pflcli.jobs.job import LATER, Job, Plan
 from pflcli.jobs.run import Results
 from pflcli.settings import Settings, changed

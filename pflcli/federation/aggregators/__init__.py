@@ -1,7 +1,7 @@
 """Aggregators, one file each, and the interface of such a file: ``Aggregation``.
 
 An aggregator is the server's rule that combines the uploads of a round into one model, for every method whose server
-averages uploads. ``federation.channel`` applies it after the upload steps.
+averages uploads. It is applied after the upload steps.
 """
 
 from __future__ import annotations
@@ -11,12 +11,24 @@ from abc import abstractmethod
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+import numpy as np
+from numpy.typing import NDArray
+
 from pflcli import config, registry
 from pflcli.errors import UsageError
-from pflcli.federation.channel import Uploads
-from pflcli.parameters import Params
+from pflcli.parameters import Params, Stacked
 
 registry.search_used_folders("aggregators", __path__)
+
+
+class Uploads(Protocol):
+    """The uploads of one round, which an aggregator combines into one model."""
+
+    def add(self, stacked: Stacked, weights: NDArray[np.float64]) -> None:
+        """Add the uploads (m, ...) of clients with weights (m,), after the upload steps."""
+
+    def value(self) -> Params:
+        """Return the model; raises ValueError if nothing with a positive weight was added."""
 
 
 class Aggregation(Protocol):
@@ -34,7 +46,7 @@ class Aggregation(Protocol):
 
 @dataclass(frozen=True)
 class Aggregator:
-    """An aggregator with its options, as ``federation.channel`` uses it."""
+    """An aggregator with its options, as ``Run.average`` uses it."""
 
     name: str
     file: Aggregation

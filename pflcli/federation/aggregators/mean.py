@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from pflcli.federation.channel import Uploads, WeightedMean
-from pflcli.parameters import Params
+from pflcli.federation.aggregators import Uploads
+from pflcli.parameters import Mean, Params
 
 SEPARABLE = True
 
@@ -21,4 +21,4 @@ class Config:
 
 def begin(downloaded: Params, cfg: Config) -> Uploads:
     """Return an empty mean."""
-    return WeightedMean().begin(downloaded)
+    return Mean()

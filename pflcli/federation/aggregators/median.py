@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pflcli.federation.aggregators import Uploads
 from pflcli.federation.aggregators._collected import Collected, by_coordinate
-from pflcli.federation.channel import Uploads
 from pflcli.parameters import Params, Stacked
 
 

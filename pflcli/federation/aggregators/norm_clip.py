@@ -17,8 +17,8 @@ from annotated_types import Ge
 from numpy.typing import NDArray
 
 from pflcli import parameters
+from pflcli.federation.aggregators import Uploads
 from pflcli.federation.aggregators._collected import Collected
-from pflcli.federation.channel import Uploads
 from pflcli.parameters import Params, Stacked
 
 

@@ -17,8 +17,8 @@ from annotated_types import Ge, Lt
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pflcli.federation.aggregators import Uploads
 from pflcli.federation.aggregators._collected import Collected, by_coordinate
-from pflcli.federation.channel import Uploads
 from pflcli.parameters import Params, Stacked
 
 

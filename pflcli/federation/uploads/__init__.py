@@ -8,19 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
-from pflcli import config, registry
+from pflcli import config, parameters, registry
+from pflcli.engine.local_sgd import is_stacked
 from pflcli.errors import UsageError
 from pflcli.parameters import Params, Stacked
 
 registry.search_used_folders("uploads", __path__)
 
 Draw = Callable[[int], np.random.Generator]
+"""Returns the generator of the i-th upload."""
 
 
 class Upload(Protocol):
@@ -46,7 +48,7 @@ class Upload(Protocol):
 
 @dataclass(frozen=True)
 class Step:
-    """An upload step with its option, as ``federation.channel`` applies it."""
+    """An upload step with its option, as ``Run.upload`` applies it."""
 
     name: str
     file: Upload
@@ -72,6 +74,50 @@ class Step:
     def __str__(self) -> str:
         """Return the value of ``--upload``, with the option."""
         return ":".join([self.name, *(str(value) for value in config.plain(self.cfg).values())])
+
+
+@dataclass(frozen=True)
+class Encoding:
+    """Turns trained models into uploads: selects the tensors that clients received, and applies upload ``steps``."""
+
+    downloaded: Params | Stacked
+    """the model that all clients received, or one per client (m, ...)"""
+    steps: Sequence[Step]
+
+    def __call__(self, params: Stacked, draws: Callable[[int], Draw] | None = None) -> Stacked:
+        """Return the uploads (m, ...) of trained models (m, ...).
+
+        ``draws(i)`` returns the random numbers of the i-th step; it is required if a step is random.
+        """
+        received = self.uploaded_tensors(params)
+        if self.steps:
+            start = self.start(received)
+            for place, step in enumerate(self.steps):
+                received = step.apply(received, start, *([] if draws is None else [draws(place)]))
+        return received
+
+    @property
+    def is_random(self) -> bool:
+        """Whether a step draws random numbers."""
+        return any(step.is_random for step in self.steps)
+
+    def uploaded_tensors(self, params: Stacked | Params) -> Stacked:
+        """Return the tensors that are uploaded."""
+        return {name: value for name, value in params.items() if name in self.downloaded}
+
+    def start(self, received: Stacked) -> Stacked:
+        """Return the models (m, ...) that ``received`` was trained from, on its device."""
+        like = parameters.pick(received, 0)
+        start = {name: value.to(received[name].device) for name, value in self.downloaded.items() if name in received}
+        return start if is_stacked(start, like) else parameters.repeat(start, len(next(iter(received.values()))))
+
+    def size(self, params: Params) -> int:
+        """Return the bytes of one upload of a model with these tensors."""
+        one = self.uploaded_tensors(params)
+        size = parameters.size(one)
+        for step in self.steps:
+            size = step.size(one, size)
+        return size
 
 
 def load(text: str) -> Step:
