@@ -32,8 +32,7 @@ from pflcli.methods import Method
 from pflcli.options.declaration import command
 from pflcli.options.personalize import Personalize
 from pflcli.settings import Settings
-from pflcli.training import absences, dp_secret, hardware, loop, pair_costs, run_request, state_files
-from pflcli.training import earlier_choices as earlier
+from pflcli.training import absences, dp_secret, hardware, loop, run_request, state_files
 from pflcli.training import initial_weights as initial
 from pflcli.training.build_run import build_run
 from pflcli.training.checkpoint import Checkpoints, Progress
@@ -79,18 +78,18 @@ def personalize(asked: Personalize) -> Outcome:
         name: sources.code_hash(*name.split("/", 1))
         for name in (f"methods/{asked.method}", *(run_request.code_files(training) if trains else ()))
     }
-    earlier_run = earlier.source(definition.choices(cfg), request, asked.choices, lineage["partition"])
+    earlier_run = run_request.open_earlier_run(definition.choices(cfg), request, asked.choices, lineage["partition"])
     inputs = [nearest.as_input("source", Path(asked.out))]
     if earlier_run is not None:
         inputs.append(earlier_run.as_input("choices", Path(asked.out)))
     spec = ArtifactSpec("predictions", request, tuple(inputs), code=code)
     job = _Job(asked.method, definition, cfg, training, seed, nearest, lineage, spec, file, earlier_run)
     partition = lineage["partition"]
-    remarks: Iterable[str] = (
-        pair_costs.remarks(asked.method, definition, cfg, training, partition) if partition is not None else ()
-    )
-    if partition is not None and definition.has_rounds and LINKS[definition.KIND]:
-        remarks = joined(remarks, guarantee.describe_plan(training, partial(partitions.read_able_clients, partition)))
+    remarks: Iterable[str] = ()
+    if partition is not None:
+        remarks = run_request.describe_pair_costs(asked.method, definition, cfg, training, partition)
+        if definition.has_rounds and LINKS[definition.KIND]:
+            remarks = joined(remarks, guarantee.describe_plan(training, partial(partitions.read_able_clients, partition)))
     return make(asked.out, spec, execution, partial(_build, job, execution), remarks=remarks)
 
 

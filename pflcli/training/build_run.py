@@ -10,9 +10,10 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pflcli import models, parameters, rng
-from pflcli.artifacts.kinds import datastore, embeddings
+from pflcli.artifacts.kinds import datastore, embeddings, predictions
 from pflcli.artifacts.kinds.backbone import read_tensors
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.reader import Artifact
@@ -20,6 +21,7 @@ from pflcli.engine import backend
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.normalization import normalized
+from pflcli.errors import InputError
 from pflcli.execution import Execution
 from pflcli.federation import aggregators, uploads
 from pflcli.federation.attack import Attack
@@ -29,7 +31,6 @@ from pflcli.federation.run import LINKS, Run
 from pflcli.knn.stores import Stores
 from pflcli.methods import Method
 from pflcli.settings import Settings
-from pflcli.training import earlier_choices as earlier
 from pflcli.training import hardware
 from pflcli.training import initial_weights as initial
 
@@ -113,7 +114,7 @@ def build_run(
         run.attack = Attack(data.update_factor, data.update_noise, seed)
     _read_lineage(run, lineage)
     if earlier_run is not None:
-        run.choices = earlier.read(earlier_run, method.choices(cfg))
+        run.choices = _read_choices(earlier_run, method.choices(cfg))
     return run
 
 
@@ -146,3 +147,12 @@ def _read_lineage(run: Run, lineage: Mapping[str, Artifact | None]) -> None:
         packed = datastore.read_stores(stored, run.federation.classes, run.embeddings["train"].z.shape[1])
         run.arrived = datastore.read_arrived(stored)
         run.stores = Stores(packed.blob, packed.bytes, packed.y, packed.offsets, packed.train, run.engine.threads)
+
+
+def _read_choices(artifact: Artifact, names: tuple[str, ...]) -> dict[str, NDArray[np.float64]]:
+    """Return what each client (m,) chose, by name; raises InputError if something is missing."""
+    chosen = predictions.read_tuned(artifact)
+    for name in names:
+        if name not in chosen:
+            raise InputError(f"{artifact.path} does not contain the {name} that its clients chose", "run it again")
+    return {name: chosen[name] for name in names}

@@ -1,19 +1,29 @@
-"""The request of a run: its training settings, checked against the samples, its seed, and its code."""
+"""Check what a run needs before it starts: training settings that fit the samples, earlier choices, and its costs.
+
+With ``--refit``, a run trains on validation samples and cannot choose on them. Marfoq et al. (2022),
+https://arxiv.org/abs/2111.09360, section 6, tune kNN-Per on validation samples and then train on training and
+validation samples. Every method can do this: a first run without ``--refit`` makes the choices, and a second run takes
+them from it (``--choices``) and trains on all samples.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pflcli import config, methods, models, parameters, registry
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.backbone import WEIGHTS
-from pflcli.artifacts.reader import Artifact
+from pflcli.artifacts.open_by_path import open_one
+from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.engine import normalization
 from pflcli.engine.loop import has_batch_norm
-from pflcli.errors import UnsuitedError, UsageError
+from pflcli.errors import InputError, UnsuitedError, UsageError
 from pflcli.federation import aggregators, uploads
 from pflcli.methods import Method
 from pflcli.settings import AUTO, Settings, changed
@@ -87,14 +97,6 @@ def resolve_settings(
     if built.augment and form.dtype != "uint8":
         raise UsageError("--augment is for images, which these samples are not", "leave it out")
     return built
-
-
-def model_bytes(training: Settings, partition: Artifact) -> int:
-    """Return the bytes of one model with these settings for the samples of a partition."""
-    form = partitions.read_form(partition)
-    shape, tokens = _model_shape(form), form.dtype == "int16"
-    net = models.outline(training.model, shape, form.classes, tokens=tokens, adapter=training.adapter)
-    return parameters.size(parameters.state(net))
 
 
 def _model_shape(form: partitions.Form) -> tuple[int, ...]:
@@ -189,3 +191,88 @@ def reported_round(artifact: Artifact) -> dict[str, Any]:
 def seed_of(seed: int | None, source: Artifact) -> int:
     """Return ``seed``, or the seed of the source if it is None, so that all artifacts of a lineage share a seed."""
     return int(source.manifest.request.get("seed", 0)) if seed is None else seed
+
+
+def open_earlier_run(
+    names: tuple[str, ...],
+    request: Mapping[str, Any],
+    choices: Path | str | Artifact | None,
+    partition: Artifact | None,
+) -> Artifact | None:
+    """Return the predictions from which a run takes its choices, or None if it makes its own or has nothing to choose.
+
+    ``names`` are the options that clients choose on validation samples, ``request`` is the request of the run, and
+    ``choices`` are the predictions that the user gave. Raises UsageError if they are missing or have no effect,
+    InputError if they were made by another request or on another partition.
+    """
+    method = request["method"]
+    if not (request["settings"]["refit"] and names):
+        if choices is not None:
+            reason = "has nothing to choose" if request["settings"]["refit"] else "chooses itself without --refit"
+            raise UsageError(f"--choices has no effect on this run: {method} {reason}")
+        return None
+    if choices is None:
+        raise UsageError(
+            f"{method} chooses {' and '.join(names)} on validation samples, and --refit leaves none to choose on",
+            f"run it without --refit first, then: pfl personalize {method} SOURCE --refit --choices PREDICTIONS",
+        )
+    artifact = open_one(choices, "predictions")
+    earlier = {**artifact.manifest.request, "settings": {**artifact.manifest.request["settings"], "refit": True}}
+    if artifact.manifest.request["settings"].get("refit"):
+        raise InputError(f"{artifact.path} was run with --refit itself and chose nothing", "give a run without --refit")
+    differing = [key for key in ("method", "options", "settings", "seed") if earlier[key] != request[key]]
+    if differing:
+        raise InputError(
+            f"{artifact.path} was run with another {' and another '.join(differing)}: its choices do not fit this run"
+        )
+    before = ancestor(artifact, "partition")
+    if before is None or partition is None or before.manifest.fingerprint != partition.manifest.fingerprint:
+        raise InputError(
+            f"{artifact.path} was made on the partition {before.path if before else '(unknown)'}, not on "
+            f"{partition.path if partition else '(unknown)'}"
+        )
+    return artifact
+
+
+MIN_CLIENTS_FOR_PAIR_COSTS = 1000
+"""Costs that grow with the number of pairs of clients are reported from this number of clients."""
+
+
+def describe_pair_costs(name: str, method: Method, cfg: Any, settings: Settings, partition: Artifact) -> list[str]:
+    """Return one line per cost of a method that grows with the square of the number of clients; none for few clients.
+
+    A method's file declares these costs. ``PAIRS_SENT`` is "models" if each participant of a round may download the
+    models of all clients, or "public samples" if each client downloads the public samples of all clients once.
+    ``PAIRS_KEPT`` is the number of bytes per pair in its largest table.
+    """
+    clients = int(partition.manifest.summary["clients"])
+    if clients < MIN_CLIENTS_FOR_PAIR_COSTS or not (method.PAIRS_SENT or method.PAIRS_KEPT):
+        return []
+    lines, pair_content, participants = [], method.PAIRS_SENT, len(partitions.read_able_clients(partition))
+    if pair_content == "models":
+        cohort = max(1, round(settings.participation * participants))
+        gigabytes = cohort * participants * _model_bytes(settings, partition) / 1e9
+        lines.append(
+            f"{name}: {cohort:,} of {participants:,} clients a round are sent up to {participants:,} models each, "
+            f"{gigabytes:,.1f} GB"
+        )
+    if pair_content == "public samples":
+        form, samples = partitions.read_form(partition), math.ceil(cfg.public * partition.manifest.summary["train"])
+        gigabytes = participants * samples * math.prod(form.shape) * np.dtype(form.dtype).itemsize / 1e9
+        lines.append(
+            f"{name}: {participants:,} clients are sent {samples:,} or more samples each, {gigabytes:,.1f} GB, once"
+        )
+    if pair_bytes := method.PAIRS_KEPT:
+        gigabytes = clients**2 * pair_bytes / 1e9
+        lines.append(
+            f"{name}: a table of all {clients**2:,} pairs of clients may be kept in memory, {gigabytes:,.2f} GB"
+        )
+    return [f"{line}; it grows with the square of the clients" for line in lines]
+
+
+def _model_bytes(settings: Settings, partition: Artifact) -> int:
+    """Return the bytes of one model with these settings for the samples of a partition."""
+    form = partitions.read_form(partition)
+    shape, tokens = _model_shape(form), form.dtype == "int16"
+    net = models.outline(settings.model, shape, form.classes, tokens=tokens, adapter=settings.adapter)
+    return parameters.size(parameters.state(net))

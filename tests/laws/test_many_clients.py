@@ -21,7 +21,7 @@ from pflcli.execution import Execution
 from pflcli.laws.methods import is_quadratic
 from pflcli.laws.small_federation import make_tiny_clients
 from pflcli.reporter import NullReporter
-from pflcli.training import pair_costs, state_files
+from pflcli.training import run_request, state_files
 
 CARDS = registry.cards("methods")
 TRAINED = [card.name for card in CARDS if methods.load(card.name).has_rounds]
@@ -101,13 +101,13 @@ FACTS = (
 
 def test_a_warning_names_what_grows_with_the_square_of_the_clients(many, monkeypatch, tmp_path):
     """In numbers that follow from the request: models a round, bytes, pairs."""
-    monkeypatch.setattr(pair_costs, "MANY", 300)
+    monkeypatch.setattr(run_request, "MIN_CLIENTS_FOR_PAIR_COSTS", 300)
     for method, number in FACTS:
         reporter = Recorder()
         execution = Execution(dry_run=True, reporter=reporter)
         personalize(method, many / "p", tmp_path / method, settings=SETTINGS, execution=execution)
         assert any(number in line for line in reporter.lines), reporter.lines
-    monkeypatch.setattr(pair_costs, "MANY", 301)
+    monkeypatch.setattr(run_request, "MIN_CLIENTS_FOR_PAIR_COSTS", 301)
     reporter = Recorder()
     personalize(
         "panm", many / "p", tmp_path / "panm", settings=SETTINGS, execution=Execution(dry_run=True, reporter=reporter)
@@ -116,7 +116,7 @@ def test_a_warning_names_what_grows_with_the_square_of_the_clients(many, monkeyp
 
 
 def test_a_planned_comparison_names_what_grows_with_the_square_of_the_clients(many, monkeypatch, tmp_path):
-    monkeypatch.setattr(pair_costs, "MANY", 300)
+    monkeypatch.setattr(run_request, "MIN_CLIENTS_FOR_PAIR_COSTS", 300)
     execution = Execution(dry_run=True, reporter=Recorder())
     compare([many / "p"], tmp_path / "c", methods=["fedavg", "panm"], settings=SETTINGS, execution=execution)
     remarks = [line for line in execution.reporter.lines if "square of the clients" in line]

@@ -23,7 +23,7 @@ from pflcli.jobs.job import Job, Plan, plan
 from pflcli.jobs.run import run
 from pflcli.reporter import SILENT, Reporter
 from pflcli.settings import Settings
-from pflcli.training import pair_costs
+from pflcli.training import run_request
 from pflcli.training.initial_weights import Weights
 from pflcli.wording import duration
 
@@ -208,7 +208,7 @@ def _describe_pair_costs(variant: Variant, training: Settings, partition: Artifa
         return []
     method = methods.load(variant.method)
     cfg = config.build(method.Config, variant.options, variant.method)
-    return pair_costs.remarks(variant.name, method, cfg, _variant_settings(training, variant), partition)
+    return run_request.describe_pair_costs(variant.name, method, cfg, _variant_settings(training, variant), partition)
 
 
 def _peak_memory() -> int:
