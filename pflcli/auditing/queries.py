@@ -22,6 +22,7 @@ from pflcli.artifacts.reader import Artifact
 from pflcli.errors import InputError
 from pflcli.evaluation.metrics import membership
 from pflcli.execution import Execution
+from pflcli.federation.privacy.accounting import compose_epsilon
 from pflcli.prediction import embedding
 from pflcli.prediction.reopened_run import ReopenedRun
 from pflcli.prediction.stored_predictor import ClientPrediction, StoredPredictor, pool_predictions
@@ -31,6 +32,8 @@ from pflcli.training.state_files import load_state
 
 DISTANCE = "distance"
 """The part with the distance (n, 1) from each sample to the nearest one in its client's store."""
+VOTE_DELTA = 1e-5
+"""Failure probability of the epsilon of all queries to a client together, if its neighbours vote with noise."""
 _COUNT = len(client_blocks.SPLITS)
 
 
@@ -194,3 +197,20 @@ def read_samples(predictor: StoredPredictor) -> Partition:
 def find_unseen(data: Partition) -> NDArray[np.bool_]:
     """Return which clients (m,) of the partition took no part in the rounds."""
     return np.zeros(len(data.names), np.bool_) if data.new is None else data.new
+
+
+def account_noisy_votes(predictor: StoredPredictor, queries: int) -> dict[str, Any]:
+    """Return the epsilon that ``queries`` to one client spend, for ``audit.json``; empty if votes have no noise."""
+    cfg = None if predictor.run is None else predictor.run.cfg
+    if cfg is None or getattr(cfg, "vote", None) != "noisy":
+        return {}
+    each = float(cfg.vote_epsilon)
+    return {
+        "noisy_votes": {
+            "epsilon_per_query": each,
+            "queries": queries,
+            "epsilon": each * queries,
+            "delta": VOTE_DELTA,
+            "epsilon_at_delta": compose_epsilon(each, queries, VOTE_DELTA),
+        }
+    }

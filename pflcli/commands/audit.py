@@ -17,7 +17,7 @@ from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.auditing import attacks, canary_training, inversion, queries, references, vote_privacy
+from pflcli.auditing import attacks, canary_training, inversion, queries
 from pflcli.auditing.attacks import Exposure
 from pflcli.auditing.inversion import Inversion
 from pflcli.errors import UsageError
@@ -67,7 +67,7 @@ def audit(asked: Audit) -> Outcome:
     artifact = open_one(asked.source, "predictions")
     compared = [open_one(path, "predictions") for path in asked.references]
     predictor = stored_predictor.open_predictor(artifact, asked.weights)
-    reference_predictors = references.open_references(predictor, compared, asked.weights) if compared else []
+    reference_predictors = attacks.open_references(predictor, compared, asked.weights) if compared else []
     seed = int(artifact.manifest.request["seed"]) if asked.seed is None else asked.seed
     spec = ArtifactSpec(
         "audit",
@@ -116,7 +116,7 @@ def _build(
         else:
             execution.reporter.say(line)
     # A client is queried with as many members as non-members.
-    facts |= vote_privacy.account_noisy_votes(predictor, 2 * max(item.count for item in result.exposures[0].clients))
+    facts |= queries.account_noisy_votes(predictor, 2 * max(item.count for item in result.exposures[0].clients))
     if votes := facts.get("noisy_votes"):
         execution.reporter.say(audits.describe_noisy_votes(votes))
     _write(work, result, names, facts)
@@ -161,7 +161,7 @@ def _attack(
     parts, remarks = queries.answer_queries(predictor, sent_queries, execution)
     by_attack = attacks.score_samples(parts, sent_queries.y, disclosed)
     if compared:
-        logits, learned = references.score_with_references(sent_queries, member, compared, disclosed, execution)
+        logits, learned = attacks.score_with_references(sent_queries, member, compared, disclosed, execution)
         by_attack["likelihood-ratio"] = membership.likelihood_ratios(by_attack["confidence"], logits, learned)
     if disclosed is not None and disclosed.is_label:
         del by_attack["confidence"]  # without probabilities it is the attack ``label``

@@ -1,8 +1,9 @@
-"""Computes epsilon from noise and noise from epsilon by the privacy loss distributions of ``dp-accounting``.
+"""Compute epsilon from noise, noise from epsilon, and the epsilon of several private predictions together.
 
 A round releases the sum of clipped updates of a Poisson sample of clients, with Gaussian noise: an amplified Gaussian
-mechanism. Rounds compose (Koskela et al., 2020, https://arxiv.org/abs/1906.03049; Doroshenko et al., 2022,
-https://arxiv.org/abs/2207.04380). Two sets of clients are adjacent if they differ by one additional client.
+mechanism. Its epsilon follows from the privacy loss distributions of ``dp-accounting``. Rounds compose (Koskela et al.,
+2020, https://arxiv.org/abs/1906.03049; Doroshenko et al., 2022, https://arxiv.org/abs/2207.04380). Two sets of clients
+are adjacent if they differ by one additional client.
 """
 
 from __future__ import annotations
@@ -13,21 +14,25 @@ import math
 from importlib.metadata import version
 from typing import Any
 
+import numpy as np
+
 from pflcli.errors import InputError, UsageError
 
 NAME = "dp-accounting PLD"
-_FINE, _COARSE = 1e-4, 1e-2
-"""Widths to which privacy losses are rounded up: the package's default, and one for large losses."""
-_LARGE = 50.0
+_FINE_WIDTH, _COARSE_WIDTH = 1e-4, 1e-2
+"""Privacy losses are rounded up to multiples of these: the package's default, and a coarse width for large losses."""
+_MAX_FINE_EPSILON = 50.0
 """Epsilon by Rényi divergences above which losses are rounded to the coarse width; epsilon is still an upper bound."""
 _DIGITS = 3
 """Decimals of a calibrated noise multiplier, which is rounded up."""
-_CLOSE, _STEPS, _PERCENT = 2e-4, 12, 0.01
+_LOG_TOLERANCE, _MAX_STEPS, _BRACKET_TOLERANCE = 2e-4, 12, 0.01
 """Tolerance of the logarithm of epsilon, maximum number of steps, and relative tolerance of the first bracket."""
 _ORDERS = (*range(2, 33), 48, 64, 128, 256, 512)
 """Rényi orders; the package computes divergences of integer orders without integrals."""
 _MAX_NOISE = 1e5
 """Maximum noise multiplier."""
+_BISECTIONS = 60
+"""Steps that find the epsilon of composed predictions to the precision of a float."""
 
 
 def accountant_version() -> str:
@@ -43,7 +48,7 @@ def compute_epsilon(noise: float, rate: float, rounds: int, delta: float) -> flo
         return 0.0
     if noise == 0:
         return math.inf
-    width = _FINE if _bound_epsilon_by_renyi(noise, rate, rounds, delta) <= _LARGE else _COARSE
+    width = _FINE_WIDTH if _bound_epsilon_by_renyi(noise, rate, rounds, delta) <= _MAX_FINE_EPSILON else _COARSE_WIDTH
     return _compose_rounds(_import_accounting().pld.PLDAccountant(_adjacency(), width), noise, rate, rounds, delta)
 
 
@@ -59,7 +64,7 @@ def find_noise(target: float, rate: float, rounds: int, delta: float) -> float:
     points = [_find_noise_by_renyi(target, *plan)]
     losses = [math.log(compute_epsilon(points[0], *plan) / target)]
     slope = -1.0  # of log epsilon by log noise, for one Gaussian with little noise
-    while abs(losses[-1]) > _CLOSE and len(points) < _STEPS:
+    while abs(losses[-1]) > _LOG_TOLERANCE and len(points) < _MAX_STEPS:
         points.append(points[-1] * math.exp(max(-1.0, min(-losses[-1] / slope, 1.0))))
         losses.append(math.log(compute_epsilon(points[-1], *plan) / target))
         slope = (losses[-1] - losses[-2]) / math.log(points[-1] / points[-2])
@@ -78,7 +83,7 @@ def _find_noise_by_renyi(target: float, rate: float, rounds: int, delta: float) 
         low, high = high, high * 2
         if high > _MAX_NOISE:
             raise UsageError(f"no noise gives epsilon {target:g} at delta {delta:g}", "a larger --dp-epsilon")
-    while high - low > _PERCENT * high:
+    while high - low > _BRACKET_TOLERANCE * high:
         middle = (low + high) / 2
         if _bound_epsilon_by_renyi(middle, rate, rounds, delta) > target:
             low = middle
@@ -114,3 +119,36 @@ def _import_accounting() -> Any:
         raise InputError(
             "differential privacy needs dp-accounting, which is not installed", "pip install 'pflcli[privacy]'"
         ) from None
+
+
+def compose_epsilon(each: float, count: int, delta: float) -> float:
+    """Return the epsilon at ``delta`` of ``count`` predictions together, each with epsilon ``each``.
+
+    It is at most the sum of their epsilons, and less if the bound may fail with a small probability delta: Kairouz et
+    al. (2015), https://arxiv.org/abs/1311.0776, Theorem 3.3, which holds for every mechanism, and is tight for the
+    worst one.
+    """
+    low, high = 0.0, each * count
+    if not count or _compose_delta(low, each, count) <= delta:
+        return 0.0
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if _compose_delta(middle, each, count) > delta else (low, middle)
+    return high
+
+
+def _compose_delta(epsilon: float, each: float, count: int) -> float:
+    """Return the delta of ``count`` predictions at ``epsilon``.
+
+    The worst mechanism releases one bit, which is correct with odds of e^each. Of n such bits, l are wrong with
+    probability C(n, l) e^((n - l) each) / (1 + e^each)^n in one case, and C(n, l) e^(l each) / (1 + e^each)^n in the
+    other.
+    """
+    from scipy.special import gammaln
+
+    wrong = np.arange(count + 1)
+    ways = gammaln(count + 1) - gammaln(wrong + 1) - gammaln(count - wrong + 1) - count * np.logaddexp(0, each)
+    gain = (count - wrong) * each
+    above = gain > epsilon + wrong * each
+    logs, less = (ways + gain)[above], (epsilon + wrong * each - gain)[above]
+    return float((np.exp(logs) * -np.expm1(less)).sum())
