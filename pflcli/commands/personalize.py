@@ -89,7 +89,8 @@ def personalize(asked: Personalize) -> Outcome:
     if partition is not None:
         remarks = run_request.describe_pair_costs(asked.method, definition, cfg, training, partition)
         if definition.has_rounds and LINKS[definition.KIND]:
-            remarks = joined(remarks, guarantee.describe_plan(training, partial(partitions.read_able_clients, partition)))
+            clients = partial(partitions.read_able_clients, partition)
+            remarks = joined(remarks, guarantee.describe_plan(training, clients))
     return make(asked.out, spec, execution, partial(_build, job, execution), remarks=remarks)
 
 

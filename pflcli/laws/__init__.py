@@ -1,6 +1,6 @@
 """Laws: properties of every method, model, scheme, upload step, aggregator and dataset, each tested by a function.
 
-``pfl check`` judges a file by the laws of its group, and the tests of the package do so for the built-in files. Each
+``pfl check`` tests a file by the laws of its group, and the tests of the package do so for the built-in files. Each
 group has a module here. Its laws run on a small federation in memory (``small_federation``) and need no artifact.
 """
 
@@ -28,11 +28,11 @@ class Subject:
 
 
 class BrokenLawError(Exception):
-    """A law does not hold; the message says what was seen."""
+    """Raised if a law does not hold; the message says what was observed."""
 
 
 class NotApplicable(Exception):
-    """A law says nothing about this subject; the message says why."""
+    """Raised if a law does not apply to a subject; the message says why."""
 
 
 @dataclass(frozen=True)

@@ -76,7 +76,7 @@ def equal_uploads_are_their_own_aggregate(subject: Subject) -> None:
 def the_order_of_uploads_does_not_matter(subject: Subject) -> None:
     """The order in which uploads arrive does not change the result, up to rounding.
 
-    Clients answer in any order.
+    Clients finish in any order.
     """
     uploads, start = _models()
     order = np.random.default_rng(0).permutation(_CLIENTS)
@@ -90,7 +90,7 @@ def the_order_of_uploads_does_not_matter(subject: Subject) -> None:
 
 @law("aggregators")
 def uploads_may_arrive_in_parts(subject: Subject) -> None:
-    """Uploads that are added in several parts give the model of those that are added at once.
+    """Adding uploads in several parts gives the same model as adding them at once.
 
     The clients of a round are trained in groups that fit into memory.
     """
@@ -118,7 +118,7 @@ def uploads_of_weight_zero_are_ignored(subject: Subject) -> None:
 def arguments_are_not_changed(subject: Subject) -> None:
     """Aggregating does not change uploads or the downloaded model in place.
 
-    Methods go on using both.
+    Methods use both afterwards.
     """
     uploads, start = _models()
     before = [{name: value.clone() for name, value in model.items()} for model in (uploads, start)]
@@ -130,7 +130,7 @@ def arguments_are_not_changed(subject: Subject) -> None:
 def no_uploads_raise_an_error(subject: Subject) -> None:
     """Without any upload, ``value`` raises ValueError.
 
-    The channel then keeps the model of the round before.
+    The mean of no models is not defined, and no default would be right for every method.
     """
     _, start = _models()
     try:

@@ -33,7 +33,7 @@ def samples_are_valid(subject: Subject) -> None:
 
 @law("datasets")
 def the_description_fits_the_samples(subject: Subject) -> None:
-    """``CLASSES`` and ``NAMES`` are those of the samples, and ``LICENCE`` says something.
+    """``CLASSES`` and ``NAMES`` are those of the samples, and ``LICENCE`` is not empty.
 
     ``pfl list datasets`` shows them without loading the data.
     """
@@ -47,7 +47,7 @@ def the_description_fits_the_samples(subject: Subject) -> None:
 def loading_again_gives_the_same_samples(subject: Subject) -> None:
     """Loading the dataset again gives the same samples in the same order.
 
-    A partition stores rows, and its seed must repeat it.
+    A partition is drawn by row numbers, so a seed repeats it only if the rows are the same.
     """
     first, second = (_load(subject)[1] for _ in range(2))
     same = np.array_equal(first.x, second.x, equal_nan=first.x.dtype.kind == "f") and np.array_equal(first.y, second.y)

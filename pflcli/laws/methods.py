@@ -88,9 +88,9 @@ def predictions_are_probabilities(subject: Subject) -> None:
 
 @law("methods")
 def adapters_replace_the_body(subject: Subject) -> None:
-    """With ``--adapter``, the method runs as it is, in either mode of the engine, and sends no more bytes than without.
+    """With ``--adapter``, the method runs unchanged in both modes of the engine, and sends no more bytes than without.
 
-    Only adapters and the head are then part of a model. A method must not expect layers by their names or shapes.
+    A model then consists of adapters and the head, so a method must not rely on the names or shapes of layers.
     """
     whole, _ = _play(subject)
     for mode in ("loop", "stacked"):
@@ -106,7 +106,8 @@ def adapters_replace_the_body(subject: Subject) -> None:
 def the_same_seed_gives_the_same_bytes(subject: Subject) -> None:
     """The same seed gives the same state and predictions, bit for bit, with any number of threads.
 
-    A result that nobody can repeat cannot be checked. Draw random numbers by ``run.rng``, never by a global generator.
+    Only a result that can be repeated can be checked. Draw random numbers with ``run.rng``, never with a global
+    generator.
     """
     for mode in ("loop", "stacked"):
         (one, first), (three, second) = (_play(subject, seed=3, threads=threads, mode=mode) for threads in (1, 3))
@@ -120,7 +121,7 @@ def the_same_seed_gives_the_same_bytes(subject: Subject) -> None:
 def another_seed_gives_other_predictions(subject: Subject) -> None:
     """Another seed gives other predictions.
 
-    Otherwise the standard deviation over seeds says nothing.
+    Otherwise the standard deviation over seeds is meaningless.
     """
     first, second = (_predict(subject, *_play(subject, seed=seed))["test"] for seed in (0, 1))
     require(not np.array_equal(first, second), "seeds 0 and 1 give the same predictions")
@@ -128,7 +129,7 @@ def another_seed_gives_other_predictions(subject: Subject) -> None:
 
 @law("methods")
 def validation_samples_only_choose(subject: Subject) -> None:
-    """Nothing is trained on validation samples; clients only choose by them, and the method names its choices.
+    """Validation samples are only used to choose options, which the method declares; nothing is trained on them.
 
     Validation accuracy and early stopping mean nothing for a model that was trained on these samples.
     """
@@ -147,7 +148,7 @@ def validation_samples_only_choose(subject: Subject) -> None:
 def refit_trains_on_validation_samples(subject: Subject) -> None:
     """With ``--refit``, validation samples are used exactly like training samples.
 
-    The final model may then use all samples except those for testing.
+    The final model can then use all samples except the test samples.
     """
     chosen = _choices(subject, *_play(subject))
     moved = small.move_validation_to_training(small.make_federation())
@@ -182,11 +183,11 @@ def nothing_is_learned_from_test_samples(subject: Subject) -> None:
 
 @law("methods")
 def clients_use_only_their_own_samples(subject: Subject) -> None:
-    """What a client trains, uploads and predicts depends on its own samples and on what it received, nothing else.
+    """What a client trains, uploads and predicts depends only on its own samples and on what it received.
 
     The law of locality: with the same state, a round and the predictions of a client are the same, bit for bit, if the
-    samples of all others are replaced. In a simulation it is easy to read other clients' samples by mistake; in a real
-    federation it is impossible.
+    samples of all other clients are replaced. In a simulation it is easy to read other clients' samples by mistake; in
+    a real federation it is impossible.
     """
     data, code = small.make_federation(), methods.load(subject.name)
     if "samples" in _facts(subject).get("SENDS_MORE", ""):
@@ -233,10 +234,11 @@ _CLIP = 0.05
 
 @law("methods")
 def differential_privacy_bounds_each_client(subject: Subject) -> None:
-    """With differential privacy, what the server sends next depends on a client by at most two clips of the mean.
+    """With differential privacy, replacing a client's samples changes what the server sends next by at most two clips
+    of the mean.
 
-    Noise is computed from this bound, so a method that lets a client's samples reach the server in another way has no
-    guarantee. Such a method declares ``SENDS_MORE``, and is then refused.
+    The noise is calibrated to this bound. A method in which samples reach the server in another way has no guarantee;
+    it declares ``SENDS_MORE`` and is refused.
     """
     code = _require_rounds(subject)
     if "up" not in LINKS[code.KIND]:
@@ -282,7 +284,7 @@ def _record_downloads(run: Run) -> list[dict[str, torch.Tensor]]:
 def a_resumed_run_gives_the_same_bytes(subject: Subject) -> None:
     """A run that is stopped after a round, stored and resumed ends with the same state and predictions.
 
-    The state must contain all that later rounds read, as tensors. A run of hours then survives a crash.
+    The state must contain everything that later rounds read, as tensors, so that a long run survives a crash.
     """
     run, expected = _play(subject, rounds=4)
     stopped = small.play_rounds(subject.name, _run(subject, rounds=4), last=2)
@@ -307,7 +309,7 @@ def zero_rounds_are_enough_to_predict(subject: Subject) -> None:
 
 @law("methods")
 def the_order_of_clients_does_not_matter(subject: Subject) -> None:
-    """``personalize`` gives a client the same predictions in any order of the clients that it is called with.
+    """``personalize`` gives a client the same predictions whatever the order of the clients.
 
     Clients are personalized in batches that fit into memory.
     """
@@ -343,7 +345,7 @@ def a_client_predicts_the_same_alone(subject: Subject) -> None:
 def only_links_of_its_kind_carry_bytes(subject: Subject) -> None:
     """Only the links of the method's KIND carry bytes, and none while clients personalize.
 
-    The byte columns of tables are counted where models are sent: ``run.download``, ``run.average``, ``run.send``.
+    Bytes are counted where models are sent: ``run.download``, ``run.average``, ``run.send``.
     """
     run, state = _play(subject)
     before = dict(run.traffic)
@@ -389,9 +391,9 @@ def clients_predict_with_the_global_model_unless_declared(subject: Subject) -> N
 
 @law("methods")
 def steps_of_an_epoch_are_an_epoch(subject: Subject) -> None:
-    """For clients of equal size, as many ``--steps`` as an epoch has give the same bytes as ``--epochs``.
+    """For clients of equal size, training for the ``--steps`` of an epoch gives the same bytes as ``--epochs``.
 
-    Methods are compared at equal local work; one that counts its steps itself works more or less than asked for.
+    Methods are compared at equal local work; a method that counts its own steps does more or less of it.
     """
     data = small.make_equal_clients()
     run, expected = _play(subject, data=data, epochs=2)
@@ -408,7 +410,7 @@ def steps_of_an_epoch_are_an_epoch(subject: Subject) -> None:
 def absent_clients_change_no_other_draw(subject: Subject) -> None:
     """With ``--dropout``, the clients that complete the first round train as they do without dropout.
 
-    Random numbers depend on the client and the round, not on who else takes part.
+    Random numbers depend on the client and the round, not on which other clients take part.
     """
     code = _require_rounds(subject)
     trained: list[dict[int, dict[str, torch.Tensor]]] = []
@@ -429,7 +431,7 @@ def absent_clients_change_no_other_draw(subject: Subject) -> None:
 
 @law("methods")
 def a_round_without_uploads_changes_nothing(subject: Subject) -> None:
-    """A round that no client completes leaves the state as it was and sends nothing up.
+    """A round that no client completes leaves the state unchanged and uploads nothing.
 
     In real federations all clients may be offline for a while.
     """
@@ -460,9 +462,9 @@ def _play_recorded(
 
 @law("methods")
 def a_client_that_diverges_is_left_out(subject: Subject) -> None:
-    """If a client's training diverges, the others go on as if it had dropped out, and it is counted.
+    """If a client's training diverges, the others continue as if it had dropped out, and the divergence is recorded.
 
-    One client with damaged samples must not end everyone's run.
+    One client with damaged samples must not end the run of all.
     """
     code = _require_rounds(subject)
     run = _run(subject)
@@ -504,7 +506,7 @@ def _drop_out(run: Run, client: int, first: int) -> None:
 def divergence_is_reported(subject: Subject) -> None:
     """If the training of all clients diverges, the run ends with one error that suggests a smaller ``--lr``.
 
-    Predictions of models that are not finite look like chance, and hide the cause.
+    Predictions of non-finite models look like chance and hide the cause.
     """
     code = _require_rounds(subject)
     try:
@@ -535,7 +537,7 @@ def extreme_options_work_or_are_refused(subject: Subject) -> None:
 def the_grid_has_valid_values(subject: Subject) -> None:
     """``GRID`` names options of the method, with values that they accept.
 
-    ``pfl tune`` tries them when nothing else is asked for.
+    ``pfl tune`` tries them by default.
     """
     code = methods.load(subject.name)
     known = config.plain(code.Config())
@@ -547,9 +549,9 @@ def the_grid_has_valid_values(subject: Subject) -> None:
 
 @law("methods")
 def costs_that_grow_with_pairs_are_declared(subject: Subject) -> None:
-    """What grows with the square of the number of clients is declared by ``PAIRS_SENT`` and ``PAIRS_KEPT``.
+    """Costs that grow with the square of the number of clients are declared by ``PAIRS_SENT`` and ``PAIRS_KEPT``.
 
-    ``pfl`` says beforehand how many bytes 10,000 clients would send and keep.
+    ``pfl`` reports before a run how many bytes 10,000 clients would send and store.
     """
     _require_rounds(subject)
     sent_bytes, kept_bytes = list[int](), list[int]()

@@ -85,7 +85,8 @@ def a_head_follows_a_body(subject: Subject) -> None:
 
 @law("models")
 def initial_weights_depend_on_the_seed_alone(subject: Subject) -> None:
-    """The same seed gives the same initial weights, another seed others, and the global generator does not change.
+    """The same seed gives the same initial weights, another seed gives others, and the global generator does not
+    change.
 
     All clients start from the same weights, and a run can be repeated.
     """
@@ -99,7 +100,8 @@ def initial_weights_depend_on_the_seed_alone(subject: Subject) -> None:
 
 @law("models")
 def samples_are_predicted_one_by_one(subject: Subject) -> None:
-    """In evaluation, the prediction of a sample does not depend on the others in its batch, and repeats itself.
+    """In evaluation mode, the prediction of a sample is repeatable and does not depend on the other samples of its
+    batch.
 
     Batches are as large as memory allows, and differ between machines.
     """
@@ -129,9 +131,9 @@ def every_parameter_is_trained(subject: Subject) -> None:
 
 @law("models")
 def an_adapter_changes_nothing_at_first(subject: Subject) -> None:
-    """With a new adapter, the network computes what it computes without; its parameters are the adapter and the head.
+    """A new adapter does not change the outputs of the network; only the adapter and the head have parameters to train.
 
-    ``--adapter`` begins at the trained network that it freezes.
+    With ``--adapter``, training starts from the pretrained network that it freezes.
     """
     for net, x in _nets(subject):
         try:
@@ -150,9 +152,9 @@ def an_adapter_changes_nothing_at_first(subject: Subject) -> None:
 
 @law("models")
 def a_stack_of_clients_trains_as_a_loop(subject: Subject) -> None:
-    """Clients that train as one batched program end with the models of clients that train one after the other.
+    """Clients that train together as one batched program end with the models of clients that train one after the other.
 
-    ``--engine`` changes the time that a run takes, not its result; the difference is rounding.
+    ``--engine`` changes the duration of a run but not its result, except for rounding.
     """
     for shape, tokens in _shapes(subject):
         data, trained = _federation(shape, tokens), []

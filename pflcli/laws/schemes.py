@@ -34,7 +34,7 @@ def _split(subject: Subject, samples: Samples, clients: int = _CLIENTS, seed: in
 def no_sample_has_two_clients(subject: Subject) -> None:
     """Every client's rows exist, and no row is given to two clients or twice to one.
 
-    A sample that two clients have may train one and test the other.
+    Otherwise a training sample of one client could be a test sample of another.
     """
     samples = _samples()
     rows = np.concatenate([np.asarray(part) for part in _split(subject, samples)])
@@ -45,9 +45,9 @@ def no_sample_has_two_clients(subject: Subject) -> None:
 
 @law("schemes")
 def there_are_as_many_clients_as_asked_for(subject: Subject) -> None:
-    """``split`` returns one array of rows for each of ``--clients``.
+    """``split`` returns one array of rows for each client that ``--clients`` asks for.
 
-    Tables name the number of clients.
+    Tables report this number of clients.
     """
     for clients in (5, _CLIENTS):
         parts = _split(subject, _samples(), clients)
@@ -68,7 +68,7 @@ def the_same_seed_gives_the_same_split(subject: Subject) -> None:
 def impossible_requests_are_refused(subject: Subject) -> None:
     """More clients than samples are refused by a UsageError that says what is possible.
 
-    Users mistype numbers, and read one line about it instead of a traceback.
+    Users who mistype a number get a one-line message instead of a traceback.
     """
     try:
         _split(subject, _samples(), clients=10_000)

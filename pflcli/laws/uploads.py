@@ -41,7 +41,7 @@ def _draw(client: int) -> np.random.Generator:
 def uploads_keep_their_form(subject: Subject) -> None:
     """The server receives tensors with the names, shapes and types that clients send, all finite.
 
-    Other steps and the aggregator follow.
+    Further steps and the aggregator read these tensors.
     """
     trained, downloaded = _models()
     received = _step(subject).apply(trained, downloaded, _draw)
@@ -56,7 +56,7 @@ def uploads_keep_their_form(subject: Subject) -> None:
 def models_are_not_changed_in_place(subject: Subject) -> None:
     """The step does not change its arguments in place.
 
-    Clients go on with the models that they trained.
+    Clients keep using the models that they trained.
     """
     trained, downloaded = _models()
     before = [{name: value.clone() for name, value in stack.items()} for stack in (trained, downloaded)]
@@ -66,7 +66,7 @@ def models_are_not_changed_in_place(subject: Subject) -> None:
 
 @law("uploads")
 def each_upload_stands_alone(subject: Subject) -> None:
-    """What the server receives of a client does not depend on the clients beside it in the stack.
+    """What the server receives from a client does not depend on the other clients in the stack.
 
     In a real federation the step runs on the client.
     """
@@ -86,9 +86,9 @@ def each_upload_stands_alone(subject: Subject) -> None:
 
 @law("uploads")
 def random_steps_are_declared(subject: Subject) -> None:
-    """A step that draws random numbers has ``RANDOM = True``, and draws by ``draw(i)`` alone.
+    """A step that draws random numbers has ``RANDOM = True``, and draws only from ``draw(i)``.
 
-    Then a resumed run draws the same numbers, and other steps are added up by workers.
+    A resumed run then draws the same numbers. Workers add up uploads only if no step is random.
     """
     trained, downloaded = _models()
     step, draws = _step(subject), list[int]()
@@ -106,7 +106,7 @@ def random_steps_are_declared(subject: Subject) -> None:
 def bytes_are_whole_numbers(subject: Subject) -> None:
     """``size`` returns a positive whole number of bytes.
 
-    The byte columns of tables are sums of it.
+    The byte columns of tables are sums of these numbers.
     """
     trained, _ = _models()
     one = pick(trained, 0)
