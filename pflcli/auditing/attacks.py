@@ -190,7 +190,7 @@ def score_with_references(
                 f"{path} cannot be a reference: it learned from the same samples as the audited predictions",
                 "pfl partition DATASET -o DIR, as before but with another --split-seed",
             )
-        parts, _ = queries.answer_queries(reference, sent_queries, execution)
+        parts, _ = queries.predict_queries(reference, sent_queries, execution)
         logits.append(confidence_scores(parts, sent_queries.y, disclosed))
         learned.append(own)
     return np.stack(logits), np.stack(learned)

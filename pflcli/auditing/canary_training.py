@@ -157,8 +157,8 @@ def _build_run(predictor: StoredPredictor, execution: Execution) -> tuple[Run, s
     if backbone is None:
         return model.run(data, model.execution(execution)), model.name, model.method
     request = backbone.manifest.request
-    method = run_request.method_of(backbone)
-    settings = run_request.settings_of(backbone)
+    method = run_request.load_method(backbone)
+    settings = run_request.read_settings(backbone)
     cfg = config.build(method.Config, request["options"], request["method"])
     run = build_run(data, method, cfg, settings, int(request["seed"]), execution, lineage={"backbone": backbone})
     return run, request["method"], method

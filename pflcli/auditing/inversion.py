@@ -71,7 +71,7 @@ def invert_classes(
     if data.x.dtype != np.uint8 or data.x.ndim not in (3, 4):
         return [], ["classes are not inverted: samples are not images"]
     if predictor.run is None:
-        return [], ["classes are not inverted: a stack answers by several methods"]
+        return [], ["classes are not inverted: a stack predicts by several methods"]
     results = []
     for client in clients:
         try:

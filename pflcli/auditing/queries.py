@@ -79,7 +79,7 @@ def find_members(artifact: Artifact, data: Partition) -> NDArray[np.bool_]:
 
 
 def split_numbers(data: Partition) -> NDArray[np.int64]:
-    """Return the split of each sample (n,), an index into ``blocks.SPLITS``."""
+    """Return the split of each sample (n,), an index into ``client_blocks.SPLITS``."""
     return np.repeat(np.tile(np.arange(_COUNT), len(data.names)), data.sizes.ravel())
 
 
@@ -111,7 +111,7 @@ def draw_queries(predictor: StoredPredictor, data: Partition, is_unseen: NDArray
     return select_queries(data, chosen)
 
 
-def answer_queries(
+def predict_queries(
     predictor: StoredPredictor, queries: Queries, execution: Execution
 ) -> tuple[dict[str, NDArray[Any]], list[str]]:
     """Return the parts of the predictions, (n, C) each, and remarks on the clients' models.
@@ -121,7 +121,7 @@ def answer_queries(
     """
     if predictor.run is not None:
         return _predict_with_run(predictor.run, queries, execution)
-    sources = [answer_queries(source, queries, execution) for source in predictor.sources]
+    sources = [predict_queries(source, queries, execution) for source in predictor.sources]
     methods = [source.method for source in predictor.sources]
     by_client: list[Mapping[str, NDArray[Any]]] = []
     for first, last in zip(queries.offsets[:-1], queries.offsets[1:], strict=True):
@@ -147,7 +147,7 @@ def _predict_with_run(
     for clients in client_batches(run):
         predicted = predict(run, model.name, model.method, state, clients, ("test",))
         flags = predicted.flags
-        remarks |= {text: None for kind, text in absences.PERSONAL_MODELS.items() if flags[kind].any()}
+        remarks |= {text: None for kind, text in absences.FAILURES.items() if flags[kind].any()}
         for name, values in (predicted.parts["test"] | _nearest_distances(model, run, clients)).items():
             pieces.setdefault(name, []).append(values)
     run.engine.close()

@@ -158,7 +158,7 @@ def _attack(
     is_unseen = queries.find_unseen(data)
     sent_queries = queries.draw_queries(predictor, data, is_unseen, seed)
     member = queries.find_members(predictor.artifact, data)[sent_queries.rows]
-    parts, remarks = queries.answer_queries(predictor, sent_queries, execution)
+    parts, remarks = queries.predict_queries(predictor, sent_queries, execution)
     by_attack = attacks.score_samples(parts, sent_queries.y, disclosed)
     if compared:
         logits, learned = attacks.score_with_references(sent_queries, member, compared, disclosed, execution)

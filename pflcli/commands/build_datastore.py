@@ -44,7 +44,7 @@ def build_datastore(asked: BuildDatastore) -> Outcome:
     searched = dict(asked.parameters or {})
     if "dimension" in source.manifest.summary:  # it is unknown while the embeddings are only planned
         indexes.check(asked.index, int(source.manifest.summary["dimension"]), searched)
-    seed = run_request.seed_of(asked.seed, source)
+    seed = run_request.choose_seed(asked.seed, source)
     request = {
         "index": asked.index,
         "metric": "squared L2",

@@ -274,7 +274,7 @@ def _partitions_by_seed(sources: Sequence[Path | str | Artifact], seeds: Sequenc
         if not artifact.manifest.summary.get(SPLIT, 1):
             raise InputError(f"{artifact.path} has no {SPLIT} samples to score", "--fractions 0.6,0.2,0.2")
     if len(artifacts) == 1:
-        run_seeds = [run_request.seed_of(None, artifacts[0])] if seeds is None else list(seeds)
+        run_seeds = [run_request.choose_seed(None, artifacts[0])] if seeds is None else list(seeds)
         if len({*run_seeds}) < len(run_seeds) or not run_seeds or min(run_seeds) < 0:
             raise UsageError(
                 f"--seeds {','.join(map(str, run_seeds))} is not a list of different numbers from 0 up",
@@ -288,7 +288,7 @@ def _partitions_by_seed(sources: Sequence[Path | str | Artifact], seeds: Sequenc
         )
     partitions: dict[int, Artifact] = {}
     for artifact in artifacts:
-        seed = run_request.seed_of(None, artifact)
+        seed = run_request.choose_seed(None, artifact)
         codebook.require_same(artifacts[0], artifact, "classes", "features")
         if seed in partitions:
             raise UsageError(

@@ -60,8 +60,8 @@ def extract(asked: Extract) -> Outcome:
     draft = ArtifactSpec("embeddings", {"seed": request["seed"]}, tuple(inputs))
 
     def build(work: ArtifactWriter) -> Built:
-        training = run_request.settings_of(backbone)
-        method = run_request.method_of(backbone)
+        training = run_request.read_settings(backbone)
+        method = run_request.load_method(backbone)
         data = partitions.read(chosen)
         known = partitions.read(trained_on) if chosen is not trained_on and training.normalize == "dataset" else None
         origin = {"backbone": backbone}

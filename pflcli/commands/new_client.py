@@ -164,7 +164,7 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
     unseen = np.append(np.zeros(number, np.bool_) if unseen is None else unseen, True)
     predictions.write(writer, predictions.Predictions(splits, tuned, unseen))
     predictions.write_later_clients(writer, later)
-    state_files.keep(at.state, writer)
+    state_files.write_state(at.state, writer)
     codebook.write(writer, _add_client_name(job.book, artifact, job.client, arrival))
     if backbone.ROUNDS in artifact.manifest.files:
         writer.write(backbone.ROUNDS, artifact.read(backbone.ROUNDS))

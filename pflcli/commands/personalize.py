@@ -36,7 +36,7 @@ from pflcli.training import absences, dp_secret, hardware, loop, run_request, st
 from pflcli.training import initial_weights as initial
 from pflcli.training.build_run import build_run
 from pflcli.training.checkpoint import Checkpoints, Progress
-from pflcli.training.predict import with_labels
+from pflcli.training.predict import label_predictions
 
 
 @command(Personalize)
@@ -57,7 +57,7 @@ def personalize(asked: Personalize) -> Outcome:
     nearest = open_one(asked.source, *LINEAGE)
     lineage = _lineage(asked.method, definition, nearest)
     training = run_request.settings_on_lineage(asked.method, definition, lineage, asked.settings or {}, asked.out)
-    seed = run_request.seed_of(asked.seed, nearest)
+    seed = run_request.choose_seed(asked.seed, nearest)
     request = {
         "method": asked.method,
         "options": config.plain(cfg),
@@ -190,11 +190,11 @@ def _build(job: _Job, execution: Execution, writer: ArtifactWriter) -> Built:
     inputs = {kind: item for kind in LINEAGE if kind in needed and (item := job.lineage[kind]) is not None}
     backbone = inputs.get("backbone") if not progress.rows else None
     reported = progress.facts() if backbone is None else run_request.reported_round(backbone)
-    tuned, flags = _write_predictions(job, run, data, progress.join_answers(), writer)
+    tuned, flags = _write_predictions(job, run, data, progress.join_predictions(), writer)
     _write_rounds(job, run, data, progress, reported, writer)
     clients = codebook.read(job.source).client_names(len(run.clients))
-    missing = absences.summary([*progress.before, *progress.rows], clients) | absences.names_of_flagged(flags, clients)
-    for line in absences.sentences(missing):
+    missing = absences.summarize([*progress.before, *progress.rows], clients) | absences.name_flagged(flags, clients)
+    for line in absences.describe(missing):
         execution.reporter.say(f"{job.name}: {line}")
     # The costs of the run that made the choices count too.
     costs = [*inputs.values(), *([] if job.earlier_run is None else [job.earlier_run])]
@@ -228,10 +228,10 @@ def _write_predictions(
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Write the predictions of all clients; return their choices and their flags of ``absences``, (m,) each."""
     tuned, flags = (
-        {name: values.numpy() for name, values in joined.pop(key, {}).items()} for key in ("tuned", "befell")
+        {name: values.numpy() for name, values in joined.pop(key, {}).items()} for key in ("tuned", "flags")
     )
     absences.require_finite(run, job.name, flags)
-    splits = {split: with_labels(run, data, split, parts) for split, parts in joined.items()}
+    splits = {split: label_predictions(run, data, split, parts) for split, parts in joined.items()}
     predictions.write(writer, predictions.Predictions(splits, tuned, data.new))
     codebook.write(writer, codebook.read(job.source))
     return tuned, flags
@@ -247,9 +247,9 @@ def _write_rounds(
 ) -> None:
     """Write the state, and tables with one row per round: costs and losses, and the ``RECORDS`` of the method."""
     state, rows = progress.reported, progress.rows
-    state_files.keep(state, writer)
+    state_files.write_state(state, writer)
     if progress.before or rows:
-        writer.write("rounds.csv", csv_file.encode_rounds(absences.columns([*progress.before, *rows])))
+        writer.write("rounds.csv", csv_file.encode_rounds(absences.count_clients([*progress.before, *rows])))
     last = reported.get("reported_round", len(rows))
     records = job.method.RECORDS
     if "graph" in records and (count := len(state["graph"])):

@@ -106,7 +106,7 @@ def _build(
         tuned |= {f"exponent {name}": learned.own[:, at].copy() for at, name in enumerate(held_out.names)}
     predictions.write(work, predictions.Predictions(answers, tuned, unseen))
     codebook.write(work, codebook.read(artifacts[0]))
-    state_files.keep({"exponents": torch.from_numpy(learned.exponents)}, work)
+    state_files.write_state({"exponents": torch.from_numpy(learned.exponents)}, work)
     exponents = dict(zip(held_out.names, map(float, learned.exponents), strict=True))
     exponent_list = ", ".join(f"{name} {value:.2f}" for name, value in exponents.items())
     execution.reporter.say(f"stack: exponents {exponent_list}; ridge {learned.ridge:g}")

@@ -109,7 +109,7 @@ def sweep(asked: Sweep) -> Outcome:
             f"{backbone.path} was trained with --refit: no validation samples are left to tune lambda on",
             "sweep the embeddings of a backbone that was trained without --refit",
         )
-    seed = run_request.seed_of(asked.seed, origin)
+    seed = run_request.choose_seed(asked.seed, origin)
     draft = ArtifactSpec(
         "sweep",
         {**config.plain(points), "plot": plot, "seed": seed},

@@ -47,7 +47,7 @@ def train_global(asked: TrainGlobal) -> Outcome:
     cfg = config.build(definition.Config, asked.options or {}, asked.method)
     training = run_request.resolve_settings({}, asked.settings or {}, partition)
     run_request.require_private(asked.method, definition, training)
-    seed = run_request.seed_of(asked.seed, partition)
+    seed = run_request.choose_seed(asked.seed, partition)
     file = initial.read(asked.weights) if asked.weights is not None else None
     initial.require_weights(training, None if file is None else file.digest)
     execution = execution.reading(None if file is None else file.path)
@@ -79,9 +79,9 @@ def train_global(asked: TrainGlobal) -> Outcome:
             raise UsageError(f"{asked.method} makes no global model", "--method fedavg")
         loop.run_rounds(run, asked.method, definition, Checkpoints(run, progress, writer), execution, shared=True)
         writer.write(WEIGHTS, bytes(save(state_files.flatten(progress.reported["global"]))))
-        writer.write("rounds.csv", csv_file.encode_rounds(absences.columns([*progress.before, *progress.rows])))
+        writer.write("rounds.csv", csv_file.encode_rounds(absences.count_clients([*progress.before, *progress.rows])))
         codebook.write(writer, names := codebook.read(partition))
-        missing = absences.summary([*progress.before, *progress.rows], names.client_names(len(run.clients)))
+        missing = absences.summarize([*progress.before, *progress.rows], names.client_names(len(run.clients)))
         accuracy = _accuracy(run, progress)
         _report(asked.method, run, progress, accuracy, missing, execution)
         weights_file = {} if file is None else {"weights": str(file.path)}
@@ -142,7 +142,7 @@ def _report(
     if rise is not None:
         points, last = rise
         execution.reporter.say(convergence.format_warning({method: points}, last, len(rows)))
-    for line in absences.sentences(missing):
+    for line in absences.describe(missing):
         execution.reporter.say(line)
     unknown = "validation samples were trained on" if run.settings.refit else "no validation samples"
     result = unknown if math.isnan(accuracy) else f"validation accuracy {accuracy:.4f}"

@@ -70,7 +70,7 @@ def tune(asked: Tune) -> Outcome:
     (metric,) = catalogue.parse_names([asked.metric])
     _require_defined(metric, source)
     space = search_space(asked.method, asked.search, options, settings, asked.sampler)
-    seed = run_request.seed_of(asked.seed, source)
+    seed = run_request.choose_seed(asked.seed, source)
     initial_weights = initial.read(asked.weights) if isinstance(asked.weights, Path | str) else asked.weights
     execution = execution.reading(None if initial_weights is None else initial_weights.path)
     trial_plan = _Trials(

@@ -73,7 +73,7 @@ def update_datastore(asked: UpdateDatastore) -> Outcome:
         raise UsageError(f"--from {asked.first:g} --to {asked.last:g} are not fractions in order", "--from 0 --to 0.5")
     old, new = open_one(asked.source, "datastore"), open_one(asked.arriving, "embeddings")
     _require_match(old, new)
-    seed = run_request.seed_of(asked.seed, new)
+    seed = run_request.choose_seed(asked.seed, new)
     request = {"index": indexes.EXACT, "policy": asked.policy, "from": asked.first, "to": asked.last, "seed": seed}
     # The embeddings come first: ``ancestor`` would otherwise find those from which the stores were first built.
     inputs = (new.as_input("embeddings", Path(asked.out)), old.as_input("datastore", Path(asked.out)))

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pflcli.errors import ComputationError
 
-_LISTED = 10
+_MAX_LISTED = 10
 """Maximum number of clients that a message lists."""
 
 
@@ -34,7 +34,9 @@ class AllAbsent(Exception):
 def client_list(clients: Iterable[object]) -> str:
     """Return the numbers or names of clients for a message: ``client 3``, or ``clients 3, 5``, at most ten of them."""
     names = [str(client) for client in clients]
-    listed = ", ".join(names[:_LISTED]) + (f" and {len(names) - _LISTED} more" if len(names) > _LISTED else "")
+    listed = ", ".join(names[:_MAX_LISTED]) + (
+        f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    )
     return f"client{'s' * (len(names) != 1)} {listed}"
 
 

@@ -59,10 +59,10 @@ def train_and_average(
     all_senders = np.concatenate(senders)
     sender_clusters = np.asarray([cluster_of[i] for i in all_senders.tolist()])
     for c in np.unique(cluster):
-        for name, value in run.aggregated(means[c], all_senders[sender_clusters == c]).items():
+        for name, value in run.aggregate_uploads(means[c], all_senders[sender_clusters == c]).items():
             updated[name][c] = value
     if common is not None:
-        for name, value in run.aggregated(common, all_senders).items():
+        for name, value in run.aggregate_uploads(common, all_senders).items():
             updated[name][:] = value
     return updated
 

@@ -25,7 +25,7 @@ State = dict[str, Any]
 REMEMBERED = 1000
 """Maximum number of clients for which the graphs of all rounds are stored; with more clients, only the last is."""
 
-_CELLS = 1 << 20
+_MAX_CELLS = 1 << 20
 """Maximum number of cells of a table of client pairs that is computed at a time, which bounds memory."""
 
 
@@ -52,7 +52,7 @@ def record_graph(graph: Tensor, cohort: NDArray[np.int64], neighbours: Sequence[
 
 def at_a_time(clients: int) -> int:
     """Return the number of rows, with a cell for each of ``clients``, that are computed at a time."""
-    return max(1, _CELLS // clients)
+    return max(1, _MAX_CELLS // clients)
 
 
 def _rows(ids: Sequence[NDArray[np.int64]], clients: int) -> NDArray[np.bool_]:
@@ -118,6 +118,6 @@ def draw_ids(rng: np.random.Generator, ids: NDArray[np.int64], count: int) -> ND
 
 
 def predictor(run: Run, state: State, clients: NDArray[np.int64], newcomer_epochs: int) -> Predictor:
-    """Predict with each client's own model; one that never took part trains alone from the common initialisation."""
+    """Predict with each client's own model; a client that never took part trains the initial model alone."""
     models = state["model"]
     return run.predictor(clients, run.adapt(models, clients, models.default, epochs=newcomer_epochs))

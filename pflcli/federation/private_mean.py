@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -35,7 +35,8 @@ from pflcli.parameters import Mean, Params, Stacked
 
 FIRST_CLIP = 0.1
 """C of the first round with adaptive clipping, as in the paper."""
-_RATE, _QUANTILE, _COUNT_SHARE = 0.2, 0.5, 0.05
+_CLIP_RATE, _CLIP_QUANTILE, _COUNT_NOISE_SHARE = 0.2, 0.5, 0.05
+"""Step size and quantile of adaptive clipping, and s_b as a share of the expected cohort."""
 
 Row = dict[str, Any]
 
@@ -56,7 +57,7 @@ class PrivateMean:
     rng: Callable[..., np.random.Generator]
     release: Release | None = None
     """the mean of the round in progress"""
-    _round: int | None = field(default=None)
+    _round: int | None = None
 
     separable = False
 
@@ -68,7 +69,7 @@ class PrivateMean:
     @property
     def count_noise(self) -> float:
         """The standard deviation of the noise on the count of short updates."""
-        return max(_COUNT_SHARE * self.expected, self.noise) if self.adapts and self.noise else 0.0
+        return max(_COUNT_NOISE_SHARE * self.expected, self.noise) if self.adapts and self.noise else 0.0
 
     @property
     def sum_noise(self) -> float:
@@ -119,7 +120,7 @@ class PrivateMean:
             short, draw = row["uploads"] - row["clipped"], self.rng("privacy", "count", t)
             # Each client adds 1/2 or -1/2 instead of 1 or 0, which changes the sum by at most 1/2.
             total = short - row["uploads"] / 2 + self.count_noise * float(draw.normal())
-            self.clip *= math.exp(-_RATE * (total / self.expected + 0.5 - _QUANTILE))
+            self.clip *= math.exp(-_CLIP_RATE * (total / self.expected + 0.5 - _CLIP_QUANTILE))
 
 
 class Release:

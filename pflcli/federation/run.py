@@ -261,7 +261,7 @@ class Run:
             mean.add(part.params, part.weights, part.clients)
         return mean.value()
 
-    def aggregated(self, uploads: Uploads, clients: NDArray[np.int64]) -> Params:
+    def aggregate_uploads(self, uploads: Uploads, clients: NDArray[np.int64]) -> Params:
         """Return the aggregate of the ``uploads`` of ``clients`` (n,), and record the shares that were left out."""
         model = uploads.value()
         for client, share in zip(clients.tolist(), getattr(uploads, "left_out", ()), strict=False):
@@ -597,4 +597,4 @@ class Average:
     def value(self) -> Params:
         """Return the mean; raises ValueError if nothing with a positive weight was added."""
         clients = np.concatenate(self._clients) if self._clients else np.zeros(0, dtype=np.int64)
-        return self._run.aggregated(self._uploads, clients)
+        return self._run.aggregate_uploads(self._uploads, clients)

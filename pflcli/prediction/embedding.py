@@ -44,12 +44,12 @@ def _backbone_run(lineage: Mapping[str, Artifact | None], data: Partition, execu
     assert backbone is not None  # a run with embeddings has a backbone
     assert partition is not None
     request, trained_on = backbone.manifest.request, ancestor(backbone, "partition")
-    plan = run_request.settings_of(backbone)
+    plan = run_request.read_settings(backbone)
     is_other = trained_on is not None and trained_on.manifest.fingerprint != partition.manifest.fingerprint
     known = partitions.read(trained_on) if trained_on is not None and is_other and plan.normalize == "dataset" else None
     # extract has no option for the engine, so the original embeddings were made with this one.
     execution = replace(execution, engine="auto")
-    method, origin = run_request.method_of(backbone), {"backbone": backbone}
+    method, origin = run_request.load_method(backbone), {"backbone": backbone}
     return build_run(data, method, None, plan, request["seed"], execution, lineage=origin, normalized_like=known)
 
 

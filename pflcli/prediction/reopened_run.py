@@ -48,7 +48,7 @@ class ReopenedRun:
     weights: initial.Weights | None
     """initial weights from the user's file"""
     later: LaterClients | None = None
-    """clients that joined after the rounds; they follow those of the partition"""
+    """clients that joined after the rounds; they follow the clients of the partition"""
 
     @property
     def partition(self) -> Artifact:
@@ -90,7 +90,7 @@ def reopen(artifact: Artifact, weights: Path | str | None) -> ReopenedRun:
     """
     request = artifact.manifest.request
     name = str(request["method"])
-    method = run_request.method_of(artifact)
+    method = run_request.load_method(artifact)
     reference = next((item for item in artifact.manifest.inputs if item.role == "source"), None)
     if reference is None:
         raise InputError(f"{artifact.path} does not record the artifact it was made from", "run its method again")
@@ -230,7 +230,7 @@ def append_clients(data: Partition, later: LaterClients, count: int) -> Partitio
 
 
 def join_later_clients(first: LaterClients | None, second: LaterClients) -> LaterClients:
-    """Return the later clients ``first``, if any, followed by those of ``second``."""
+    """Return the later clients ``first``, if any, followed by the later clients ``second``."""
     if first is None:
         return second
     return LaterClients(

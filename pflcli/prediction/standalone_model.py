@@ -30,7 +30,7 @@ class StandaloneModel:
     """The complete model of one client, from raw samples to probabilities.
 
     ``preprocessing`` turns raw samples into samples of the partition. If it takes features from ``pfl embed``, the
-    frozen ``encoder`` computes them from images; None if its weights are not at hand. For images, ``pixels`` are the
+    frozen ``encoder`` computes them from images; None if its weights are missing. For images, ``pixels`` are the
     mean and the standard deviation of each channel, (C,), by which pixels / 255 are normalized; with None they stay in
     [0, 1]. The probabilities of the ``networks`` are summed with the weights ``shares``. With ``neighbours``, the votes
     of a store are mixed in. ``classes`` (C,) are class names. ``x`` (n, ...) are the client's test samples, or its
@@ -60,9 +60,9 @@ def build_standalone_model(
     """
     data, _ = stored_predictor.read_samples(model, client)
     samples = _own_samples(data, client)
-    at = stored_predictor.prepare_client(model, client, samples, execution)
-    at.run.keeps_models = True
-    by_split, own = stored_predictor.predict_client(model, at)
+    prepared = stored_predictor.prepare_client(model, client, samples, execution)
+    prepared.run.keeps_models = True
+    by_split, own = stored_predictor.predict_client(model, prepared)
     predicted = by_split["test"]
     name = reopened_run.client_names(model.artifact)[client]
     if predicted.remarks:
@@ -81,8 +81,8 @@ def build_standalone_model(
         name,
         tuple(book.class_names(data.classes)),
         preprocessing,
-        _pixels(at.run),
-        tuple(_network(at.run, params) for params in own.networks),
+        _pixels(prepared.run),
+        tuple(_network(prepared.run, params) for params in own.networks),
         own.shares,
         own.neighbours,
         samples,
@@ -92,7 +92,7 @@ def build_standalone_model(
 
 
 def _open_encoder(preprocessing: Preprocessing, execution: Execution, *, is_required: bool) -> FrozenEncoder | None:
-    """Return the encoder of the features, None if there is none or its weights are not at hand.
+    """Return the encoder of the features, None if there is none or its weights are missing.
 
     Raises InputError instead if the weights are ``is_required`` and missing.
     """

@@ -106,23 +106,25 @@ def prepare_client(model: ReopenedRun, client: int, x: NDArray[Any] | None, exec
 
 
 def predict_client(
-    model: ReopenedRun, at: PreparedClient, splits: Sequence[str] | None = ("test",)
+    model: ReopenedRun, prepared: PreparedClient, splits: Sequence[str] | None = ("test",)
 ) -> tuple[dict[str, ClientPrediction], ClientModel | None]:
     """Return the client's predictions by split, and its model if it has one; see ``Predictor.model_of``.
 
     ``splits`` is None for all splits that ``personalize`` stores. Raises ComputationError if the method cannot predict.
     """
-    predicted = predict(at.run, model.name, model.method, at.state, at.clients, splits)
-    position = int(np.flatnonzero(at.clients == at.client)[0])
-    remarks = tuple(text for kind, text in absences.PERSONAL_MODELS.items() if predicted.flags[kind][position])
+    predicted = predict(prepared.run, model.name, model.method, prepared.state, prepared.clients, splits)
+    position = int(np.flatnonzero(prepared.clients == prepared.client)[0])
+    remarks = tuple(text for kind, text in absences.FAILURES.items() if predicted.flags[kind][position])
     tuned = {name: float(values[position]) for name, values in predicted.predictor.tuned.items()}
     predictions_by_split = {}
     for split, parts in predicted.parts.items():
-        first, last = client_blocks.offsets(at.run.federation.sizes(split)[at.clients])[position : position + 2]
+        first, last = client_blocks.offsets(prepared.run.federation.sizes(split)[prepared.clients])[
+            position : position + 2
+        ]
         predictions_by_split[split] = ClientPrediction(
             {name: values[first:last] for name, values in parts.items()}, tuned, remarks
         )
-    return predictions_by_split, predicted.predictor.model_of(at.client)
+    return predictions_by_split, predicted.predictor.model_of(prepared.client)
 
 
 def predict_global(model: ReopenedRun, x: NDArray[Any], execution: Execution) -> ClientPrediction:
@@ -140,14 +142,14 @@ def predict_global(model: ReopenedRun, x: NDArray[Any], execution: Execution) ->
     rows = run.federation.rows(0, "test")
     p = probabilities(run.engine.infer(dict(shared), rows)[0])
     lost: NDArray[np.bool_] = np.asarray(~np.isfinite(p).all(axis=1))
-    remarks = (absences.PERSONAL_MODELS["overflowed"],) if lost.any() else ()
+    remarks = (absences.FAILURES["overflowed"],) if lost.any() else ()
     return ClientPrediction({"p": np.where(lost[:, None], np.float32(1 / p.shape[1]), p)}, {}, remarks)
 
 
 def pool_predictions(
     artifact: Artifact, methods: Sequence[str], sources: Sequence[ClientPrediction], client: int | None
 ) -> ClientPrediction:
-    """Return the predictions of a stack from those of its ``sources``, which are of ``methods`` in the same order.
+    """Return the predictions of a stack from the predictions of its ``sources``, made by ``methods`` in this order.
 
     ``client`` is the client's number. An unknown client (None) gets the global model or, if the stack has none, the
     common exponents.

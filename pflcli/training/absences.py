@@ -18,11 +18,11 @@ Row = dict[str, Any]
 
 _KINDS = ("dropped", "diverged", "left_out")
 
-PERSONAL_MODELS = {
+FAILURES = {
     "diverged_personalizing": "training diverged while clients personalized; they predict with their initial model",
     "overflowed": "samples overflow the model; all classes get the same probability",
 }
-"""Messages about failures of clients when they predict, by their keys in a summary."""
+"""Messages about clients that cannot predict as intended, by their keys in a summary."""
 
 
 def describe_round(attendance: Attendance, left_out: Mapping[int, Sequence[float]]) -> Row:
@@ -39,8 +39,8 @@ def describe_round(attendance: Attendance, left_out: Mapping[int, Sequence[float
     }
 
 
-def columns(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows for ``rounds.csv``, with counts in place of clients; a column that is always 0 is omitted."""
+def count_clients(rows: Sequence[Row]) -> list[Row]:
+    """Return the rows for ``rounds.csv``, with counts instead of clients; a column that is always 0 is omitted."""
     numbers = [
         {**row, "diverged": len(row.get("diverged", ())), "left_out": round(sum(row.get("left_out", {}).values()), 6)}
         for row in rows
@@ -49,7 +49,7 @@ def columns(rows: Sequence[Row]) -> list[Row]:
     return [{key: value for key, value in row.items() if key not in _KINDS or key in used} for row in numbers]
 
 
-def summary(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
+def summarize(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
     """Return the absences of all rounds for a summary: how often each client diverged, and how many dropped out.
 
     ``names`` (m,) are the names of the clients.
@@ -66,7 +66,7 @@ def summary(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:
     return {key: value for key, value in facts.items() if value}
 
 
-def sentences(facts: Mapping[str, Any]) -> list[str]:
+def describe(facts: Mapping[str, Any]) -> list[str]:
     """Return the absences of a summary as sentences, one per kind."""
     lines = []
     if "diverged" in facts:
@@ -74,25 +74,25 @@ def sentences(facts: Mapping[str, Any]) -> list[str]:
         lines.append(f"excluded from rounds because their parameters became non-finite: {clients}")
     if "dropped" in facts:
         empty = facts.get("rounds_unanswered", 0)
-        unanswered = f"; {counted(empty, 'round')} had no upload" if empty else ""
-        lines.append(f"clients dropped out {counted(facts['dropped'], 'time')}{unanswered}")
+        no_upload = f"; {counted(empty, 'round')} had no upload" if empty else ""
+        lines.append(f"clients dropped out {counted(facts['dropped'], 'time')}{no_upload}")
     if "left_out" in facts:
         most = sorted(facts["left_out"].items(), key=lambda item: -item[1])
         clients = client_list(f"{name} ({100 * share:.0f} %)" for name, share in most)
         lines.append(f"mean share of their uploads that the aggregator left out: {clients}")
-    lines += [f"{words}: {client_list(facts[key])}" for key, words in PERSONAL_MODELS.items() if key in facts]
+    lines += [f"{words}: {client_list(facts[key])}" for key, words in FAILURES.items() if key in facts]
     return lines
 
 
 def replace_nonfinite(
-    run: Run, clients: NDArray[np.int64], answers: Mapping[str, Mapping[str, NDArray[np.float32]]]
+    run: Run, clients: NDArray[np.int64], by_split: Mapping[str, Mapping[str, NDArray[np.float32]]]
 ) -> tuple[dict[str, dict[str, NDArray[Any]]], dict[str, NDArray[np.bool_]]]:
     """Return predictions by split, with 1 / C in rows that are not finite, and flags (n,) of the affected clients.
 
-    The flags have the keys of ``PERSONAL_MODELS``.
+    The keys of the flags are those of ``FAILURES``.
     """
     overflowed, finite = np.zeros(len(clients), dtype=bool), dict[str, dict[str, NDArray[Any]]]()
-    for split, parts in answers.items():
+    for split, parts in by_split.items():
         owner = np.repeat(np.arange(len(clients)), run.federation.sizes(split)[clients])
         finite[split] = {}
         for name, values in parts.items():
@@ -113,8 +113,8 @@ def require_finite(run: Run, method: str, flags: Mapping[str, NDArray[np.bool_]]
         )
 
 
-def names_of_flagged(flags: Mapping[str, Any], names: Sequence[str]) -> dict[str, list[str]]:
-    """Return the names of the flagged clients by the key of the flag (m,), without keys that flag no client."""
+def name_flagged(flags: Mapping[str, Any], names: Sequence[str]) -> dict[str, list[str]]:
+    """Return the names of the flagged clients by the key of their flags (m,); keys without a client are omitted."""
     return {
         key: [names[client] for client in np.flatnonzero(flag).tolist()] for key, flag in flags.items() if flag.any()
     }

@@ -88,14 +88,14 @@ class Progress:
     """The progress of a run: the method's state, a row per round, the best round, and the predictions of clients.
 
     ``before`` contains the row of ``setup`` if that sent anything. ``best`` is only set if the best round is reported.
-    Each item of ``answers`` is a number of clients and their predictions: parts by split and name, and ``tuned``
+    Each item of ``predictions`` is a number of clients and what they predict: parts by split and name, and ``tuned``
     values.
     """
 
     state: dict[str, Any]
     before: list[Row] = field(default_factory=list)
     rows: list[Row] = field(default_factory=list)
-    answers: list[tuple[int, dict[str, dict[str, Tensor]]]] = field(default_factory=list)
+    predictions: list[tuple[int, dict[str, dict[str, Tensor]]]] = field(default_factory=list)
     best: Best | None = None
 
     @property
@@ -110,13 +110,13 @@ class Progress:
         return {"reported": f"best round by validation: {self.best.round}", "reported_round": self.best.round}
 
     @property
-    def answered_clients(self) -> int:
+    def predicted_clients(self) -> int:
         """The number of clients that have predicted."""
-        return sum(clients for clients, _ in self.answers)
+        return sum(clients for clients, _ in self.predictions)
 
-    def join_answers(self) -> dict[str, dict[str, Tensor]]:
+    def join_predictions(self) -> dict[str, dict[str, Tensor]]:
         """Return the predictions of all clients, concatenated."""
-        pieces = [piece for _, piece in self.answers]
+        pieces = [piece for _, piece in self.predictions]
         return {
             key: {name: torch.cat([piece[key][name] for piece in pieces]) for name in parts}
             for key, parts in (pieces[0].items() if pieces else ())
@@ -130,9 +130,9 @@ def pack(run: Run, progress: Progress) -> bytes:
         "rows": json.dumps(progress.rows),
         "traffic": json.dumps(run.traffic),
         "engine": run.engine.mode,
-        "answered": str(progress.answered_clients),
+        "predicted": str(progress.predicted_clients),
     }
-    state = {"state": progress.state, "answers": progress.join_answers()}
+    state = {"state": progress.state, "predictions": progress.join_predictions()}
     if progress.best is not None:
         facts["best"] = json.dumps([progress.best.round, progress.best.column, progress.best.accuracy])
         state["best"] = progress.best.state
@@ -166,11 +166,11 @@ def unpack(content: bytes, work: ArtifactWriter, run: Run) -> tuple[Progress, di
     flat, known = {name: flat[name] for name in json.loads(facts["names"])}, dict[int, ModelTable]()
     # The tables of the last round come first, because those of the best round are snapshots of them.
     state, best, joined = (
-        state_files.nest(parameters.unprefixed(flat, f"{key}/"), run, known) for key in ("state", "best", "answers")
+        state_files.nest(parameters.unprefixed(flat, f"{key}/"), run, known) for key in ("state", "best", "predictions")
     )
-    answers = [(int(facts["answered"]), joined)] if joined else []
+    predictions = [(int(facts["predicted"]), joined)] if joined else []
     before, rows = json.loads(facts["before"]), json.loads(facts["rows"])
-    progress = Progress(state, before, rows, answers)
+    progress = Progress(state, before, rows, predictions)
     if "best" in facts:
         number, column, accuracy = json.loads(facts["best"])
         progress.best = Best(number, column, accuracy, best)
@@ -191,7 +191,7 @@ class Checkpoints:
         self._whole = True
 
     def _mark(self) -> tuple[int, int]:
-        return len(self.progress.rows), self.progress.answered_clients
+        return len(self.progress.rows), self.progress.predicted_clients
 
     @contextmanager
     def round(self) -> Iterator[None]:

@@ -1,4 +1,4 @@
-"""The device, and the numbers of threads and processes: check what was requested, or detect what the machine has."""
+"""Check the requested device, threads and processes, or choose them by what the machine has."""
 
 from __future__ import annotations
 

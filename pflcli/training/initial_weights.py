@@ -27,8 +27,8 @@ from pflcli.wording import counted
 INITIAL = "initial.safetensors"
 """The file, in a backbone that started from ``--weights``, with these weights, for methods that run on the backbone."""
 
-_SAVE = "torch.save(net.state_dict(), FILE)"
-_LISTED = 3
+_HOW_TO_SAVE = "torch.save(net.state_dict(), FILE)"
+_MAX_LISTED = 3
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ def read(source: Path | str | Weights) -> Weights:
         return source
     path = Path(source)
     if path.suffix not in (".safetensors", ".pt", ".pth"):
-        raise UsageError(f"--weights {path} is neither .safetensors nor .pt or .pth", _SAVE)
+        raise UsageError(f"--weights {path} is neither .safetensors nor .pt or .pth", _HOW_TO_SAVE)
     with reading(path, "weights", "save a state dict as .safetensors"):
         content = _load(path)
         return Weights(path, content, parameters.digest(_check(path, content)))
@@ -66,11 +66,11 @@ def _check(path: Path, content: Any) -> Mapping[str, Tensor]:
     is_dict = isinstance(content, Mapping)
     if not is_dict or not content or not all(isinstance(value, Tensor) for value in content.values()):
         actual = (
-            f"a dict with {_first([str(key) for key in content]) or 'nothing'}"
+            f"a dict with {_join_first([str(key) for key in content]) or 'nothing'}"
             if is_dict
             else f"a {type(content).__name__}"
         )
-        raise InputError(f"{path} contains {actual}, not a state dict", _SAVE)
+        raise InputError(f"{path} contains {actual}, not a state dict", _HOW_TO_SAVE)
     for name, value in content.items():
         if value.layout != torch.strided or value.device.type != "cpu":
             raise InputError(f"{path}: {name} is not a dense tensor but {value.layout} on {value.device.type}")
@@ -98,7 +98,7 @@ def _load(path: Path) -> Any:
     except pickle.UnpicklingError:  # its message explains how to run the code in the file
         raise InputError(
             f"{path} cannot be read as weights: it is damaged, or contains code, which pfl does not run",
-            _SAVE,
+            _HOW_TO_SAVE,
         ) from None
 
 
@@ -127,15 +127,15 @@ def fit(weights: Weights, model: str, init: Params, say: Callable[[str], None]) 
         tensors = {name: value for name, value in tensors.items() if name not in heads} | {n: init[n] for n in heads}
     missing = [name for name in init if name not in tensors and not name.endswith("num_batches_tracked")]
     if missing:
-        raise InputError(f"{file} lacks {len(missing)} of {len(init)} names of {model}: {_first(missing)}")
+        raise InputError(f"{file} lacks {len(missing)} of {len(init)} names of {model}: {_join_first(missing)}")
     wrong = [
-        f"{name} {_shape(tensors[name])} in the file, {_shape(init[name])} in the model"
+        f"{name} {_format_shape(tensors[name])} in the file, {_format_shape(init[name])} in the model"
         for name in init
         if name in tensors and tensors[name].shape != init[name].shape
     ]
     if wrong:
         raise InputError(
-            f"{file} has {counted(len(wrong), 'tensor')} of another shape than {model}: {_first(wrong, '; ')}"
+            f"{file} has {counted(len(wrong), 'tensor')} of another shape than {model}: {_join_first(wrong, '; ')}"
         )
     return {name: tensors[name].to(value) if name in tensors else value for name, value in init.items()}
 
@@ -162,14 +162,14 @@ def _rename(weights: Weights, model: str, init: Params) -> Params:
         renamed |= {f"head.{part}": unknown.pop(f"{alike[0]}.{part}") for part in sorted(head)}
     if unknown:
         raise InputError(
-            f"{weights.path} contains {counted(len(unknown), 'name')} that {model} lacks: {_first([*unknown])}"
+            f"{weights.path} contains {counted(len(unknown), 'name')} that {model} lacks: {_join_first([*unknown])}"
         )
     return renamed
 
 
-def _shape(value: Tensor) -> str:
+def _format_shape(value: Tensor) -> str:
     return "x".join(map(str, value.shape)) or "one number"
 
 
-def _first(words: Sequence[str], separator: str = ", ") -> str:
-    return separator.join(words[:_LISTED]) + (f"{separator}..." if len(words) > _LISTED else "")
+def _join_first(words: Sequence[str], separator: str = ", ") -> str:
+    return separator.join(words[:_MAX_LISTED]) + (f"{separator}..." if len(words) > _MAX_LISTED else "")

@@ -1,7 +1,7 @@
 """The loop over the rounds of a method: set up or resume, play a round, checkpoint.
 
-``train-global`` and ``personalize`` share it. A round is a transaction: an interruption or a failure leaves the state
-as it was after the last complete round.
+``train-global`` and ``personalize`` share it. A round is a transaction: an interruption or a failure restores the
+state after the last complete round.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def resume(run: Run, method: Method, work: ArtifactWriter, execution: Execution)
         # The engine's modes agree only up to rounding: a resumed run keeps its mode, so that it gives the same bytes.
         run.engine.mode = mode
         execution.reporter.say(f"keeping the engine mode {mode}, in which this run began")
-    if progress.answered_clients:
-        execution.reporter.say(f"resuming after {progress.answered_clients} of {len(run.clients)} clients")
+    if progress.predicted_clients:
+        execution.reporter.say(f"resuming after {progress.predicted_clients} of {len(run.clients)} clients")
     else:
         execution.reporter.say(f"resuming after round {len(progress.rows)} of {run.settings.rounds}")
     return progress
@@ -112,7 +112,7 @@ def play_round(run: Run, name: str, method: Method, state: Any, t: int) -> tuple
             run.trained.clear()
             run.left_out.clear()
             try:
-                with state_files.undone_on_failure(state, run):
+                with state_files.undo_on_failure(state, run):
                     after: State = method.train_round(run, state, t)
             except AllAbsent:
                 run.traffic = {**before, "down": run.traffic["down"]}  # clients that drop out still download
@@ -191,20 +191,20 @@ def describe_last(rows: Sequence[Row]) -> str:
 def predict_all(run: Run, name: str, method: Method, checkpoints: Checkpoints, execution: Execution) -> None:
     """Predict for all clients that have not predicted yet, and add the predictions to the progress."""
     progress = checkpoints.progress
-    completed, total = progress.answered_clients, len(run.clients)
+    completed, total = progress.predicted_clients, len(run.clients)
     with (
         report_within(execution.reporter, run.engine, name, total, completed) as advance,
         checkpoints.on_interruption(),
     ):
         for clients in client_batches(run, first=completed):
             predicted = predict(run, name, method, progress.reported, clients)
-            answers: dict[str, Mapping[str, Any]] = {
+            arrays: dict[str, Mapping[str, Any]] = {
                 **predicted.parts,
-                "befell": predicted.flags,
+                "flags": predicted.flags,
                 "tuned": predicted.predictor.tuned,
             }
             # A single append, so that an interruption keeps either all or none of these clients' predictions.
-            progress.answers.append((len(clients), _tensors(answers)))
+            progress.predictions.append((len(clients), _tensors(arrays)))
             advance(len(clients), "")
             checkpoints.offer()
 

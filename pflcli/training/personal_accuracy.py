@@ -24,7 +24,7 @@ from pflcli.parameters.model_table import ModelTable
 from pflcli.training.predict import client_batches
 
 
-def owners(run: Run, method: Method, state: Mapping[str, Any]) -> NDArray[np.int64]:
+def find_owners(run: Run, method: Method, state: Mapping[str, Any]) -> NDArray[np.int64]:
     """Return the seen clients (n,) that have a personal model; all seen clients if they use the global one."""
     models = state.get(method.PERSONAL_MODELS)
     if models is None:
@@ -39,15 +39,15 @@ def measure_personal(run: Run, method: Method, state: dict[str, Any], t: int) ->
     every = settings.personal_every if adapts else settings.eval_every
     if not every or not (adapts or method.PERSONAL_MODELS):
         return {}
-    return {"personal_accuracy": accuracy(run, method, state) if settings.is_due(t, every) else math.nan}
+    return {"personal_accuracy": measure_accuracy(run, method, state) if settings.is_due(t, every) else math.nan}
 
 
 def measure_test(run: Run, method: Method, state: dict[str, Any], t: int) -> dict[str, float]:
     """Return the column ``test_accuracy`` after round ``t`` (from 0); nothing if ``test_last`` is 0.
 
-    It is nan before the last ``test_last`` rounds, over which FedAttn's Table 1 reports the mean. It is the accuracy of
-    the ``owners``' models if the method has personal models, else of the global model. If clients adapt after the
-    rounds, it is that of the adapted models, in rounds in which ``personal_every`` is due. Nothing is chosen by it.
+    It is nan before the last ``test_last`` rounds, over which FedAttn's Table 1 reports the mean. It is measured with
+    the personal models of ``find_owners`` if the method has any, else with the global model. If clients adapt after the
+    rounds, it is measured with the adapted models whenever ``personal_every`` is due. Nothing is chosen by it.
     """
     settings, adapts = run.settings, method.ADAPTS
     if not settings.test_last:
@@ -56,21 +56,21 @@ def measure_test(run: Run, method: Method, state: dict[str, Any], t: int) -> dic
         return {"test_accuracy": math.nan}
     if adapts:
         adapted = settings.personal_every and settings.is_due(t, settings.personal_every)
-        return {"test_accuracy": accuracy(run, method, state, "test") if adapted else math.nan}
-    own = accuracy(run, method, state, "test") if method.PERSONAL_MODELS else math.nan
+        return {"test_accuracy": measure_accuracy(run, method, state, "test") if adapted else math.nan}
+    own = measure_accuracy(run, method, state, "test") if method.PERSONAL_MODELS else math.nan
     # With some options, clients have no personal models, as in FedAttn without attention.
     return {"test_accuracy": run.accuracy(state["global"], "test") if math.isnan(own) and "global" in state else own}
 
 
-def accuracy(run: Run, method: Method, state: dict[str, Any], split: str = "validation") -> float:
-    """Return the accuracy of the ``owners`` on a split, each with its own model, weighted by samples.
+def measure_accuracy(run: Run, method: Method, state: dict[str, Any], split: str = "validation") -> float:
+    """Return the accuracy of the ``find_owners`` on a split, each with its own model, weighted by samples.
 
     It is nan if they have no such samples, or if the method was trained on them.
     """
-    clients = owners(run, method, state)
+    clients = find_owners(run, method, state)
     clients = clients[run.federation.sizes(split)[clients] > 0]
     right: list[NDArray[np.bool_]] = []
-    with run.personalizing(), _measuring(run.engine):
+    with run.personalizing(), _reuse_training_loops(run.engine):
         for chunk in client_batches(run, clients):
             predictor = method.personalize(run, state, chunk)
             if split not in predictor.splits:
@@ -80,7 +80,7 @@ def accuracy(run: Run, method: Method, state: dict[str, Any], split: str = "vali
 
 
 @contextmanager
-def _measuring(engine: Engine) -> Iterator[None]:
+def _reuse_training_loops(engine: Engine) -> Iterator[None]:
     """Predict with the loops that train, for several clients at a time, within the block."""
     engine.measures = True
     try:

@@ -32,7 +32,7 @@ Parts = dict[str, NDArray[np.float32]]
 class Predicted:
     """The predictions of ``clients`` (n,): ``parts`` by split, and flags (n,) of clients whose predictions failed.
 
-    The flags have the keys of ``absences.PERSONAL_MODELS``.
+    The flags have the keys of ``absences.FAILURES``.
     """
 
     clients: NDArray[np.int64]
@@ -60,7 +60,7 @@ def predict(
         except ComputationError as error:
             raise ComputationError(f"{name}: {error.message}", *error.fix) from None
         chosen = predicted_splits(run, predictor) if splits is None else splits
-        parts = {split: with_global(run, predictor.answer(split), clients, split) for split in chosen}
+        parts = {split: add_global(run, predictor.answer(split), clients, split) for split in chosen}
         finite, flags = absences.replace_nonfinite(run, clients, parts)
     return Predicted(clients, predictor, finite, flags)
 
@@ -84,7 +84,7 @@ def predicted_splits(run: Run, predictor: Predictor) -> list[str]:
     return [split for split in predictor.splits if split != "validation" or not run.settings.refit]
 
 
-def with_global(run: Run, parts: Mapping[str, Any], clients: Any, split: str) -> dict[str, Any]:
+def add_global(run: Run, parts: Mapping[str, Any], clients: Any, split: str) -> dict[str, Any]:
     """Add the predictions of the backbone, against which ``evaluate`` can measure gains."""
     if run.backbone is None or "global" in parts:
         return dict(parts)
@@ -93,7 +93,7 @@ def with_global(run: Run, parts: Mapping[str, Any], clients: Any, split: str) ->
     return {**parts, "global": run.predictor(clients, run.backbone).answer(split)["p"]}
 
 
-def with_labels(
+def label_predictions(
     run: Run, data: partitions.Partition, split: str, parts: Mapping[str, torch.Tensor]
 ) -> predictions.SplitPredictions:
     """Return the predictions of all clients on a split, with their labels and sample ids."""

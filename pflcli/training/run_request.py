@@ -31,13 +31,13 @@ from pflcli.settings import AUTO, Settings, changed
 _PRIVACY = ("dp_epsilon", "dp_delta", "dp_noise", "dp_clip", "dp_seed")
 
 
-def method_of(artifact: Artifact) -> Method:
+def load_method(artifact: Artifact) -> Method:
     """Return the method that made an artifact; raises UsageError if the run needs a user's file that is not used."""
     require_files(artifact)
     return methods.load(str(artifact.manifest.request["method"]))
 
 
-def settings_of(artifact: Artifact) -> Settings:
+def read_settings(artifact: Artifact) -> Settings:
     """Return the settings of an artifact's run; raises UsageError if the run needs a user's file that is not used."""
     require_files(artifact)
     return resolve_settings(artifact.manifest.request["settings"], {})
@@ -188,7 +188,7 @@ def reported_round(artifact: Artifact) -> dict[str, Any]:
     return {"reported": "last round", **{key: summary[key] for key in ("reported", "reported_round") if key in summary}}
 
 
-def seed_of(seed: int | None, source: Artifact) -> int:
+def choose_seed(seed: int | None, source: Artifact) -> int:
     """Return ``seed``, or the seed of the source if it is None, so that all artifacts of a lineage share a seed."""
     return int(source.manifest.request.get("seed", 0)) if seed is None else seed
 

@@ -88,8 +88,8 @@ def tables(state: State, prefix: str = "") -> dict[str, ModelTable]:
 
 
 @contextmanager
-def undone_on_failure(state: State, run: Run) -> Iterator[None]:
-    """If the block fails, undo its writes to the state's tables, and forget the tables that it created."""
+def undo_on_failure(state: State, run: Run) -> Iterator[None]:
+    """If the block fails, undo its writes to the tables of the state, and forget the tables that it created."""
     marks, count = [(table, table.mark()) for table in tables(state).values()], run.tables
     try:
         yield
@@ -102,7 +102,7 @@ def undone_on_failure(state: State, run: Run) -> Iterator[None]:
         mark.models.release()
 
 
-def keep(state: State, work: ArtifactWriter) -> None:
+def write_state(state: State, work: ArtifactWriter) -> None:
     """Write a method's final state: ``state.safetensors``, and one file per table, with its default."""
     for name, table in tables(state).items():
         ids = (_IDS, torch.int64, table.written.shape, [table.written.astype("<i8").tobytes()])
@@ -131,9 +131,9 @@ def load_state(artifact: Artifact, run: Run, method: Method) -> dict[str, Any]:
     """Return the state with which the clients of the predictions predicted, for the clients of ``run``.
 
     ``run`` may have fewer clients than the predictions, or additional ones at the end; these get the state that
-    ``setup`` gives to a client before its first round. The default of a table is that of ``setup`` or, if the rounds
-    created the table, that of its file. Names have the order of ``setup``, because files are sorted by name and a sum
-    over layers in another order differs in its last bits. Raises InputError if the files do not fit the method,
+    ``setup`` gives to a client before its first round. The default of a table comes from ``setup`` or, if the
+    rounds created the table, from its file. Names have the order of ``setup``, because files are sorted by name, and a
+    sum over layers in another order differs in its last bits. Raises InputError if the files do not fit the method,
     UnsuitedError if the method rejects the clients.
     """
     count = int(artifact.manifest.summary.get("clients", len(run.clients)))

@@ -52,7 +52,7 @@ def by_attack(folder):
 def answering(monkeypatch, answer):
     """Let clients answer what ``answer`` says of each sample: whether it is a member, its label, and random numbers."""
 
-    def answer_queries(predictor, sent_queries, execution):
+    def predict_queries(predictor, sent_queries, execution):
         draw = np.random.default_rng(0)
         member = queries.find_members(predictor.artifact, sent_queries.data)[sent_queries.rows]
         right = answer(member, draw)
@@ -61,7 +61,7 @@ def answering(monkeypatch, answer):
         p[np.arange(len(right)), sent_queries.y] = right
         return {"p": p.astype(np.float32)}, []
 
-    monkeypatch.setattr(queries, "answer_queries", answer_queries)
+    monkeypatch.setattr(queries, "predict_queries", predict_queries)
 
 
 def test_a_predictor_that_looks_samples_up_is_recognized(splits, tmp_path, monkeypatch):
@@ -87,7 +87,7 @@ def test_samples_that_are_sent_get_the_answers_of_predict(splits):
     predictor = stored_predictor.open_predictor(artifact)
     data = queries.read_samples(predictor)
     sent_queries = queries.select_queries(data, queries.split_numbers(data) == 0)
-    parts, _ = queries.answer_queries(predictor, sent_queries, ONE)
+    parts, _ = queries.predict_queries(predictor, sent_queries, ONE)
     for client in range(4):
         own = slice(*sent_queries.offsets[client : client + 2])
         assert (sent_queries.client[own] == client).all()
@@ -209,7 +209,7 @@ def test_a_stack_is_audited_by_its_own_answers(small, tmp_path):
     predictor = stored_predictor.open_predictor(open_artifact(small.st))
     data = queries.read_samples(predictor)
     sent_queries = queries.select_queries(data, queries.split_numbers(data) == client_blocks.SPLITS.index("test"))
-    parts, _ = queries.answer_queries(predictor, sent_queries, ONE)
+    parts, _ = queries.predict_queries(predictor, sent_queries, ONE)
     expected = predictor.predict(2, data.x[sent_queries.rows[slice(*sent_queries.offsets[2:4])]], ONE).parts["p"]
     np.testing.assert_allclose(parts["p"][slice(*sent_queries.offsets[2:4])], expected, atol=1e-6)
 
@@ -270,7 +270,7 @@ def test_votes_of_a_store_are_inverted_as_they_are_answered(small):
 
 def test_what_cannot_be_inverted_is_left_out_in_words(small, tmp_path):
     audit(small.st, tmp_path / "a", invert=1, execution=ONE)
-    assert any("a stack answers by several" in line for line in audits.read(open_artifact(tmp_path / "a"))["warnings"])
+    assert any("a stack predicts by several" in line for line in audits.read(open_artifact(tmp_path / "a"))["warnings"])
     with pytest.raises(UsageError):
         audit(small.knn, tmp_path / "b", invert=-1)
     data = queries.read_samples(stored_predictor.open_predictor(open_artifact(small.knn)))

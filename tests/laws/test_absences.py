@@ -85,7 +85,7 @@ def test_a_client_that_diverges_is_left_out_and_counted(method, silence):
         assert np.isfinite(parts["p"]).all()
         np.testing.assert_allclose(parts["p"].sum(axis=1), 1, atol=1e-5)
     if method in ("local", "fedavg-plus", "knn-per-plus"):
-        assert absences.names_of_flagged(befell, [*"abcdefg"])["diverged_personalizing"] == ["g"]
+        assert absences.name_flagged(befell, [*"abcdefg"])["diverged_personalizing"] == ["g"]
     silence(BAD, first)
     expected, dropped = play(method, runs[1], lambda t: poison(runs[1], BAD) if t == first else None)
     if method not in TRAINED:
@@ -123,9 +123,9 @@ def test_a_round_without_answers_changes_nothing(method):
     by_split, _ = answers(method, run, state)
     assert np.isfinite(by_split["test"]["p"]).all()
     assert loop.describe_last(rows).startswith("no client uploaded")
-    facts = absences.summary(rows, [*"abcdefg"])
+    facts = absences.summarize(rows, [*"abcdefg"])
     assert facts == {"dropped": 6, "rounds_unanswered": 2}
-    assert absences.sentences(facts) == ["clients dropped out 6 times; 2 rounds had no upload"]
+    assert absences.describe(facts) == ["clients dropped out 6 times; 2 rounds had no upload"]
 
 
 def test_what_a_user_reads(pfl, tmp_path):

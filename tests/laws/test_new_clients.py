@@ -132,7 +132,7 @@ def test_a_client_that_comes_after_the_rounds_is_served_as_one_that_they_left_ou
     beside, without, afterwards = (worlds.run(method, data=of, rounds=2) for of in (data, base, data))
     expected = worlds.answers(method, beside, worlds.play(method, beside), late)
     files = StateFiles(len(base.clients))
-    state_files.keep(worlds.play(method, without), files)
+    state_files.write_state(worlds.play(method, without), files)
     actual = worlds.answers(method, afterwards, load_state(files, afterwards, code), late)
     assert {split: p.tobytes() for split, p in actual.items()} == {split: p.tobytes() for split, p in expected.items()}
 
@@ -142,7 +142,7 @@ def test_a_stored_table_keeps_its_default(method):
     """To the bit, whether ``setup`` or a round made the table."""
     run, files = worlds.run(method, rounds=2), StateFiles(len(worlds.federation().clients))
     state = worlds.play(method, run)
-    state_files.keep(state, files)
+    state_files.write_state(state, files)
     loaded = state_files.tables(load_state(files, worlds.run(method, rounds=2), methods.load(method)))
     for name, table in state_files.tables(state).items():
         assert worlds.same(loaded[name].default, table.default), name

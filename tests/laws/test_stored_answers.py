@@ -73,7 +73,7 @@ def test_stored_test_samples_get_the_stored_answers(method, chain, tmp_path):
             assert rows.tobytes() == answer.parts[part].tobytes(), part
         assert answer.tuned == {name: values[client] for name, values in tuned.items()}
     sent_queries = queries.select_queries(data, queries.split_numbers(data) == 2)
-    parts, _ = queries.answer_queries(StoredPredictor(artifact, model), sent_queries, Execution(threads=1))
+    parts, _ = queries.predict_queries(StoredPredictor(artifact, model), sent_queries, Execution(threads=1))
     np.testing.assert_allclose(parts["p"], expected.parts["p"], rtol=0, atol=1e-5)
     if method in NOT_EXPORTED:
         with pytest.raises(InputError, match="cannot be exported"):

@@ -83,7 +83,7 @@ def test_only_a_round_that_is_better_changes_what_is_kept():
     assert update_best(best, state, row(2, 0.5), shared=False) is best
     best = update_best(best, state, row(3, 0.6), shared=False)
     assert len(state["personal"]._snapshots) == 1  # the rows of the former best are free again
-    assert personal.accuracy(run, ditto, best.state) == personal.accuracy(run, ditto, state)
+    assert personal.measure_accuracy(run, ditto, best.state) == personal.measure_accuracy(run, ditto, state)
 
 
 def rounds(folder):

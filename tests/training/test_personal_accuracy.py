@@ -40,7 +40,7 @@ def rows(folder, name="rounds.csv"):
 
 
 def measured(method, run, state):
-    return personal_accuracy.accuracy(run, methods.load(method), state)
+    return personal_accuracy.measure_accuracy(run, methods.load(method), state)
 
 
 @pytest.mark.parametrize("method", METHODS + ADAPT)
@@ -48,7 +48,7 @@ def test_it_is_what_clients_would_answer_now_and_counts_to_no_round(method):
     run = worlds.run(method, participation=0.5)
     state = worlds.play(method, run)
     p = np.split(worlds.answers(method, run, state)["validation"], np.cumsum(run.federation.sizes("validation"))[:-1])
-    owners = personal_accuracy.owners(run, methods.load(method), state)
+    owners = personal_accuracy.find_owners(run, methods.load(method), state)
     assert len(owners)
     right = [
         p[c].argmax(axis=1) == run.federation.y[run.federation.block(c, "validation")].numpy() for c in owners.tolist()
@@ -109,7 +109,7 @@ def test_clients_that_never_took_part_do_not_count():
     state = worlds.play("gossip", run)
     before = measured("gossip", run, state)
     state["model"].default = {name: torch.full_like(value, torch.nan) for name, value in run.init.items()}
-    assert personal_accuracy.owners(run, methods.load("gossip"), state).tolist() == run.cohort(0).tolist()
+    assert personal_accuracy.find_owners(run, methods.load("gossip"), state).tolist() == run.cohort(0).tolist()
     assert 0 <= before == measured("gossip", run, state)
 
 

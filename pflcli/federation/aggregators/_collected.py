@@ -1,4 +1,4 @@
-"""All uploads of a round, for aggregators that need them at once."""
+"""Store all uploads of a round, for aggregators that need them at once."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from pflcli.parameters import Params, Stacked
 
-_BLOCK = 8 << 20
+_BLOCK_BYTES = 8 << 20
 """Bytes of temporary memory per step, in addition to the stored uploads."""
 
 Combine = Callable[[Stacked, NDArray[np.float64]], tuple[Params, NDArray[np.float64]]]
@@ -50,7 +50,7 @@ class Collected:
         return model
 
 
-def by_coordinate(
+def combine_by_coordinate(
     stacked: Stacked, reduce: Callable[[Tensor], tuple[Tensor, Tensor]]
 ) -> tuple[Params, NDArray[np.float64]]:
     """Combine uploads (n, ...) coordinate by coordinate; return the model, and the share (n,) left out of each upload.
@@ -67,7 +67,7 @@ def by_coordinate(
             model[name] = flat.sort(dim=0).values[(count - 1) // 2].view(value.shape[1:])
             continue
         reduced = flat.new_empty(flat.shape[1])
-        step = max(1, _BLOCK // (8 * count))
+        step = max(1, _BLOCK_BYTES // (8 * count))
         for first in range(0, flat.shape[1], step):
             block = flat[:, first : first + step]
             reduced[first : first + step], bounds = reduce(block.double().sort(dim=0).values)

@@ -1,4 +1,4 @@
-"""The mean of uploads, weighted by the clients' training samples: FedAvg's.
+"""The mean of uploads, weighted by the clients' training samples, as in FedAvg.
 
 McMahan et al. (2017), https://arxiv.org/abs/1602.05629, Algorithm 1. A method may use other weights. Integer buffers,
 such as the number of batches in batch normalization, take the largest value.

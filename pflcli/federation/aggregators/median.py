@@ -1,4 +1,4 @@
-"""The median of uploads, number by number: half of the clients would have to be poisoned to move it at will.
+"""The coordinate-wise median of uploads: an attacker must poison half of the clients to control it.
 
 Yin et al. (2018), https://arxiv.org/abs/1803.01498, Definition 1 and Algorithm 1, option I. All uploads have the same
 weight, since clients report their own numbers of samples. For an even number of uploads it is the mean of the middle
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli.federation.aggregators import Uploads
-from pflcli.federation.aggregators._collected import Collected, by_coordinate
+from pflcli.federation.aggregators._collected import Collected, combine_by_coordinate
 from pflcli.parameters import Params, Stacked
 
 
@@ -30,7 +30,7 @@ def begin(downloaded: Params, cfg: Config) -> Uploads:
 
 
 def _median(stacked: Stacked, weights: NDArray[np.float64]) -> tuple[Params, NDArray[np.float64]]:
-    return by_coordinate(stacked, _middle)
+    return combine_by_coordinate(stacked, _middle)
 
 
 def _middle(numbers: Tensor) -> tuple[Tensor, Tensor]:

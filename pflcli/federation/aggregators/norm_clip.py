@@ -1,4 +1,4 @@
-"""The mean of updates that are clipped by the server: one that is longer than the others is shortened.
+"""The mean of updates that the server clips: an update that is longer than most others is shortened.
 
 Sun et al. (2019), https://arxiv.org/abs/1911.07963, norm thresholding: update * min(1, norm / |update|), with
 the Euclidean norm over everything that is uploaded, and then the mean, weighted by samples. By default the norm is the

@@ -1,4 +1,4 @@
-"""The trimmed mean of uploads: number by number, the largest and the smallest values are left out.
+"""The coordinate-wise trimmed mean of uploads: the largest and the smallest values are left out.
 
 Yin et al. (2018), https://arxiv.org/abs/1803.01498, Definition 2 and Algorithm 1, option II. All uploads have the same
 weight, since clients report their own numbers of samples.
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli.federation.aggregators import Uploads
-from pflcli.federation.aggregators._collected import Collected, by_coordinate
+from pflcli.federation.aggregators._collected import Collected, combine_by_coordinate
 from pflcli.parameters import Params, Stacked
 
 
@@ -37,7 +37,7 @@ def begin(downloaded: Params, cfg: Config) -> Uploads:
 
 def _trimmed_mean(cfg: Config, stacked: Stacked, weights: NDArray[np.float64]) -> tuple[Params, NDArray[np.float64]]:
     trimmed = min(math.ceil(cfg.share * len(weights)), (len(weights) - 1) // 2)
-    return by_coordinate(stacked, partial(_inner_mean, trimmed=trimmed))
+    return combine_by_coordinate(stacked, partial(_inner_mean, trimmed=trimmed))
 
 
 def _inner_mean(numbers: Tensor, trimmed: int) -> tuple[Tensor, Tensor]:

@@ -54,7 +54,7 @@ def describe_composition(total: Mapping[str, Any]) -> str:
         return f"differential privacy: {total['runs']} runs on the same clients, some of them without noise"
     return (
         f"differential privacy: {total['runs']} private runs on the same clients spend together at most epsilon "
-        f"{_number(total['epsilon'])} at delta {total['delta']:g}, if all of their models are released"
+        f"{_format_epsilon(total['epsilon'])} at delta {total['delta']:g}, if all of their models are released"
     )
 
 
@@ -69,7 +69,7 @@ def describe_plan(settings: Settings, participants: Callable[[], Sized]) -> Iter
     noise, epsilon = plan_noise(settings)
     clip = "adaptive" if settings.dp_clip in (None, "adaptive") else settings.dp_clip
     yield (
-        f"differential privacy: epsilon {_number(epsilon)}"
+        f"differential privacy: epsilon {_format_epsilon(epsilon)}"
         + (f" at delta {settings.dp_delta:g}" if settings.dp_delta else "")
         + f" with noise multiplier {noise:g} and clip {clip}, over {settings.rounds} rounds in which each of {clients} "
         f"clients takes part with probability {settings.participation:g}"
@@ -117,13 +117,14 @@ def describe_guarantee(guarantee: Mapping[str, Any]) -> str:
     if guarantee["epsilon"] is None:
         return "no privacy is guaranteed: updates were clipped and clients sampled, but there was no noise"
     return (
-        f"differential privacy at user level: epsilon {_number(guarantee['epsilon'])} at delta {guarantee['delta']:g} "
-        f"for the models that the server sends (noise multiplier {guarantee['noise']:g}, {guarantee['rounds']} rounds, "
+        f"differential privacy at user level: epsilon {_format_epsilon(guarantee['epsilon'])} "
+        f"at delta {guarantee['delta']:g} for the models that the server sends (noise multiplier "
+        f"{guarantee['noise']:g}, {guarantee['rounds']} rounds, "
         "Poisson sampling, one client added or removed); it does not cover clients' own models and predictions, "
         "measurements, or tuning"
         + ("" if guarantee["random_numbers"] != _FROM_SEED else f". WARNING: the noise follows from {_FROM_SEED}")
     )
 
 
-def _number(epsilon: float) -> str:
+def _format_epsilon(epsilon: float) -> str:
     return "infinite" if math.isinf(epsilon) else f"{epsilon:.2f}"

@@ -1,4 +1,4 @@
-"""Clip each client's update to a norm: an update that is longer is shortened, its direction stays.
+"""Clip each client's update to a norm: a longer update is shortened, and its direction stays the same.
 
 McMahan et al. (2018), https://arxiv.org/abs/1710.06963, flat clipping: update * min(1, norm / |update|), with the
 Euclidean norm over everything that is uploaded. It bounds what one client can do to the mean.

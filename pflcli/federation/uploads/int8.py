@@ -13,8 +13,8 @@ import torch
 
 from pflcli.parameters import Params, Stacked
 
-_LEVELS = 127
-_SCALE = 4
+_MAX_LEVEL = 127
+_SCALE_BYTES = 4
 """Bytes of a tensor's scale."""
 
 
@@ -30,7 +30,7 @@ def apply(params: Stacked, downloaded: Stacked, cfg: Config, draw: object = None
         if value.is_floating_point():
             update = value - downloaded[name]
             largest = update.flatten(1).abs().amax(dim=1).view(-1, *[1] * (value.ndim - 1))
-            scale = torch.where(largest > 0, largest / _LEVELS, 1)
+            scale = torch.where(largest > 0, largest / _MAX_LEVEL, 1)
             received[name] = downloaded[name] + torch.round(update / scale) * scale
     return received
 
@@ -38,6 +38,6 @@ def apply(params: Stacked, downloaded: Stacked, cfg: Config, draw: object = None
 def size(params: Params, size: int, cfg: Config) -> int:
     """Return the bytes of one upload: one per number, and the scales."""
     return sum(
-        value.numel() + _SCALE if value.is_floating_point() else value.numel() * value.element_size()
+        value.numel() + _SCALE_BYTES if value.is_floating_point() else value.numel() * value.element_size()
         for value in params.values()
     )

@@ -1,4 +1,4 @@
-"""Add Gaussian noise to each client's update before it is sent, so that nobody receives what the client has learned.
+"""Add Gaussian noise to each client's update before it is sent, so that nobody receives the exact update.
 
 Abadi et al. (2016), https://arxiv.org/abs/1607.00133, add it to gradients, DP-FedAvg to the sum of updates
 (``--dp-epsilon``). Here each client adds its own noise, which also protects the update from the server and from other
