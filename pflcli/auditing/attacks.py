@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import Artifact, follow
 from pflcli.auditing import queries
 from pflcli.auditing.queries import DISTANCE, Queries
@@ -182,7 +183,7 @@ def score_with_references(
     logits, learned = [], []
     for reference in references:
         path = reference.artifact.path
-        data = queries.read_samples(reference)
+        data = partitions.read(reference.partition)
         sent_queries = queries.match_queries(target, data, str(path))
         own = queries.find_members(reference.artifact, data)[sent_queries.rows]
         if np.array_equal(own, member):

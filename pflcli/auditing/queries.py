@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from pflcli import rng
 from pflcli.artifacts import client_blocks
-from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.reader import Artifact
@@ -187,11 +186,6 @@ def match_queries(target: Queries, data: Partition, where: str) -> Queries:
 def _client_numbers(data: Partition) -> NDArray[np.int64]:
     """Return the client of each sample of a partition, (n,)."""
     return np.repeat(np.arange(len(data.names)), data.sizes.sum(axis=1))
-
-
-def read_samples(predictor: StoredPredictor) -> Partition:
-    """Return the samples of the partition, without clients that joined after the rounds."""
-    return partitions.read(predictor.partition)
 
 
 def find_unseen(data: Partition) -> NDArray[np.bool_]:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from pflcli.commands.export import Exported
     from pflcli.commands.track import Tracked
     from pflcli.execution import Execution
-    from pflcli.prediction.answer_file import PredictedSamples
+    from pflcli.prediction.prediction_file import PredictedSamples
 
 
 class ImportCommand(Command):
@@ -101,7 +101,7 @@ def show_predictions(
     result: PredictedSamples, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
 ) -> None:
     """Print predictions, or the path of the file that contains them."""
-    from pflcli.prediction import answer_file
+    from pflcli.prediction import prediction_file
 
     out = asked.get("out")
     if as_json:
@@ -109,7 +109,7 @@ def show_predictions(
     elif out is not None:
         console.lines([str(out)])
     else:
-        console.content(answer_file.FORMS[answer_file.choose_form(None, asked.get("form"))](result))
+        console.content(prediction_file.FORMS[prediction_file.choose_form(None, asked.get("form"))](result))
 
 
 def _facts(predicted: PredictedSamples, out: Path | None) -> dict[str, Any]:

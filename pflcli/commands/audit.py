@@ -13,6 +13,7 @@ import numpy as np
 
 from pflcli.artifacts import codebook, csv_file
 from pflcli.artifacts.kinds import audit as artifact_kind
+from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import open_one
@@ -103,7 +104,7 @@ def _build(
     strongest = attacks.find_strongest(result.exposures)
     pictures_of = [item.client for item, _ in strongest.ranked_clients[:invert]]
     images, remarks = inversion.invert_classes(
-        predictor, queries.read_samples(predictor), pictures_of, execution, disclosed
+        predictor, partitions.read(predictor.partition), pictures_of, execution, disclosed
     )
     result.warnings.extend(remarks)
     names = reopened_run.client_names(predictor.artifact)
@@ -154,7 +155,7 @@ def _attack(
     execution: Execution,
 ) -> _Result:
     """Query all clients with samples, and score the samples by every attack."""
-    data = queries.read_samples(predictor)
+    data = partitions.read(predictor.partition)
     is_unseen = queries.find_unseen(data)
     sent_queries = queries.draw_queries(predictor, data, is_unseen, seed)
     member = queries.find_members(predictor.artifact, data)[sent_queries.rows]

@@ -77,11 +77,10 @@ def export(asked: Export) -> Exported:
             "pfl export the predictions of one of its methods",
         )
     names = reopened_run.client_names(artifact)
-    number = reopened_run.find_client(asked.client, names)
-    if number is None:
+    if asked.client not in names:
         raise unknown(str(artifact.path), "client", asked.client, names)
     run = reopened_run.reopen(artifact, asked.weights)
-    parts = build_standalone_model(run, number, execution, asked.encoder_weights)
+    parts = build_standalone_model(run, names.index(asked.client), execution, asked.encoder_weights)
     try:
         with plain_output.fill_folder(path, FILES) as partial:
             for name, content in _contents(parts).items():

@@ -18,9 +18,9 @@ from pflcli.evaluation.metrics import conformal
 from pflcli.execution import Execution
 from pflcli.options.declaration import command
 from pflcli.options.predict import Predict
-from pflcli.prediction import answer_file, disclosure, reopened_run, stored_predictor
-from pflcli.prediction.answer_file import PredictedSamples
+from pflcli.prediction import disclosure, prediction_file, reopened_run, stored_predictor
 from pflcli.prediction.disclosure import Disclosure
+from pflcli.prediction.prediction_file import PredictedSamples
 from pflcli.prediction.stored_predictor import ClientPrediction, StoredPredictor
 from pflcli.wording import counted
 
@@ -53,18 +53,19 @@ def predict(asked: Predict) -> PredictedSamples:
     if asked.threshold is not None and asked.coverage is None:
         raise UsageError("--threshold needs --coverage", f"--coverage 0.9 --threshold {rule}")
     path = None if asked.out is None else Path(asked.out)
-    form = answer_file.choose_form(path, asked.form)
+    form = prediction_file.choose_form(path, asked.form)
     if asked.layout is not None and asked.layout not in arrays.LAYOUTS:
         raise UsageError(f"unknown --layout '{asked.layout}'", closest(asked.layout, arrays.LAYOUTS))
     if path is not None:
-        answer_file.require_writable(
+        prediction_file.require_writable(
             path, force=execution.force, inputs=[asked.data, *([] if asked.weights is None else [asked.weights])]
         )
     artifact = open_one(asked.source, "predictions", method=asked.method, seed=asked.seed)
     if asked.coverage is not None:
         coverage.read_calibration(artifact)
     predictor = stored_predictor.open_predictor(artifact, asked.weights)
-    number = reopened_run.find_client(asked.client, reopened_run.client_names(artifact))
+    names = reopened_run.client_names(artifact)
+    number = names.index(asked.client) if asked.client in names else None
     partition, book = predictor.partition, codebook.read(artifact)
     preprocessing = reopened_run.read_preprocessing(
         artifact, partition, book, asked.client, execution, asked.encoder_weights
@@ -91,7 +92,7 @@ def predict(asked: Predict) -> PredictedSamples:
     )
     _report(predictor, predicted, answer, execution)
     if path is not None:
-        answer_file.write(path, answer_file.FORMS[form](predicted), force=execution.force)
+        prediction_file.write(path, prediction_file.FORMS[form](predicted), force=execution.force)
     return predicted
 
 

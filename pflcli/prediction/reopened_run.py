@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -198,11 +198,6 @@ def read_preprocessing(
 def client_names(artifact: Artifact) -> list[str]:
     """Return the names of the clients (m,); clients without names are numbered."""
     return codebook.read(artifact).client_names(int(artifact.manifest.summary["clients"]))
-
-
-def find_client(client: str, names: Sequence[str]) -> int | None:
-    """Return the number of the client with this name, None if there is none."""
-    return names.index(client) if client in names else None
 
 
 def append_clients(data: Partition, later: LaterClients, count: int) -> Partition:

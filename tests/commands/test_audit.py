@@ -85,7 +85,7 @@ def test_a_predictor_that_knows_nothing_of_members_is_a_guess(splits, tmp_path, 
 def test_samples_that_are_sent_get_the_answers_of_predict(splits):
     artifact = open_artifact(splits / "local0")
     predictor = stored_predictor.open_predictor(artifact)
-    data = queries.read_samples(predictor)
+    data = partitions.read(predictor.partition)
     sent_queries = queries.select_queries(data, queries.split_numbers(data) == 0)
     parts, _ = queries.predict_queries(predictor, sent_queries, ONE)
     for client in range(4):
@@ -207,7 +207,7 @@ def test_test_samples_that_were_given_are_named_in_a_warning(tmp_path):
 def test_a_stack_is_audited_by_its_own_answers(small, tmp_path):
     audit(small.st, tmp_path / "a", execution=ONE)
     predictor = stored_predictor.open_predictor(open_artifact(small.st))
-    data = queries.read_samples(predictor)
+    data = partitions.read(predictor.partition)
     sent_queries = queries.select_queries(data, queries.split_numbers(data) == client_blocks.SPLITS.index("test"))
     parts, _ = queries.predict_queries(predictor, sent_queries, ONE)
     expected = predictor.predict(2, data.x[sent_queries.rows[slice(*sent_queries.offsets[2:4])]], ONE).parts["p"]
@@ -273,7 +273,7 @@ def test_what_cannot_be_inverted_is_left_out_in_words(small, tmp_path):
     assert any("a stack predicts by several" in line for line in audits.read(open_artifact(tmp_path / "a"))["warnings"])
     with pytest.raises(UsageError):
         audit(small.knn, tmp_path / "b", invert=-1)
-    data = queries.read_samples(stored_predictor.open_predictor(open_artifact(small.knn)))
+    data = partitions.read(stored_predictor.open_predictor(open_artifact(small.knn)).partition)
     model = stored_predictor.open_predictor(open_artifact(small.knn))
     results, remarks = inversion.invert_classes(model, replace(data, x=data.x.astype(np.float32)), [0], ONE)
     assert (results, remarks) == ([], ["classes are not inverted: samples are not images"])

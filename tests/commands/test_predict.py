@@ -26,7 +26,7 @@ from pflcli.commands.predict import predict
 from pflcli.commands.stack import stack
 from pflcli.errors import ConflictError, InputError, PflError, UsageError
 from pflcli.execution import Execution
-from pflcli.prediction import answer_file
+from pflcli.prediction import prediction_file
 
 COLUMNS = ("hospital", "age", "smokes", "pressure", "outcome")
 BRIEF = {"model": "logistic", "rounds": 1}
@@ -244,7 +244,7 @@ def test_stdin_is_a_table(clinic, tmp_path, pfl, monkeypatch):
     ran = pfl("predict", clinic / "m", "-", "--client", "B", "-q", "--threads", 1)
     answers = predict(clinic / "m", tmp_path / "q.csv", client="B", execution=ONE)
     assert (ran.code, ran.err) == (0, "")
-    assert ran.out == answer_file.encode_csv(answers).decode()
+    assert ran.out == prediction_file.encode_csv(answers).decode()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.replace(b"smokes", b"smoked"))))
     ran = pfl("predict", clinic / "m", "-", "--client", "B")
     assert ran.code == 3
@@ -372,6 +372,6 @@ def test_no_more_of_an_answer_leaves_than_is_said(digits, tmp_path):
         if digits_left != 0:
             expected = plain.p if digits_left is None else np.round(plain.p.astype(np.float64), digits_left)
             np.testing.assert_array_equal(answers.p, expected.astype(np.float32))
-    assert answer_file.encode_csv(answers).decode().splitlines()[0] == "sample,class"
-    assert json.loads(answer_file.encode_json_lines(answers).decode().splitlines()[0]).keys() == {"sample", "class"}
-    assert set(np.load(io.BytesIO(answer_file.encode_npz(answers))).files) == {"sample", "class", "classes"}
+    assert prediction_file.encode_csv(answers).decode().splitlines()[0] == "sample,class"
+    assert json.loads(prediction_file.encode_json_lines(answers).decode().splitlines()[0]).keys() == {"sample", "class"}
+    assert set(np.load(io.BytesIO(prediction_file.encode_npz(answers))).files) == {"sample", "class", "classes"}

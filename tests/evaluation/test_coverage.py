@@ -24,7 +24,7 @@ from pflcli.errors import InputError, UsageError
 from pflcli.evaluation import coverage
 from pflcli.evaluation.metrics import conformal
 from pflcli.evaluation.presentation import prediction_sets
-from pflcli.prediction import answer_file
+from pflcli.prediction import prediction_file
 
 
 def split(label_p, y, sizes, classes=3):
@@ -227,11 +227,11 @@ def test_predict_answers_with_the_sets_that_evaluate_scores(small, queries, rule
 def test_answers_with_sets_in_every_form(small, queries, tmp_path):
     name = client_of(small.knn)[0]
     result = predict(small.knn, queries, client=name, coverage=0.8)
-    first = next(csv.DictReader(answer_file.encode_csv(result).decode().splitlines()))
+    first = next(csv.DictReader(prediction_file.encode_csv(result).decode().splitlines()))
     assert list(first)[:5] == ["sample", "class", "set", "set_size", "probability"]
     classes = first["set"].split("|")
     assert (len(classes), first["class"] in classes) == (int(first["set_size"]), True)
-    line = json.loads(answer_file.encode_json_lines(result).splitlines()[0])
+    line = json.loads(prediction_file.encode_json_lines(result).splitlines()[0])
     assert (line["set"], line["set_size"]) == (classes, len(classes))
     predict(small.knn, queries, client=name, coverage=0.8, out=tmp_path / "a.npz")
     arrays = np.load(tmp_path / "a.npz")
@@ -242,8 +242,8 @@ def test_answers_with_sets_in_every_form(small, queries, tmp_path):
 def test_a_separator_in_a_name_is_escaped():
     sets = coverage.PredictionSets(0.9, "own", 0.5, 20, np.asarray([[True, True, False]]))
     labels, p = np.asarray([0]), {"p": np.asarray([[0.5, 0.4, 0.1]], np.float32)}
-    result = answer_file.PredictedSamples("fedavg", "a", True, (0,), ("a|b", "c\\", "d"), labels, p, {}, sets)
-    assert next(csv.DictReader(answer_file.encode_csv(result).decode().splitlines()))["set"] == r"a\|b|c\\"
+    result = prediction_file.PredictedSamples("fedavg", "a", True, (0,), ("a|b", "c\\", "d"), labels, p, {}, sets)
+    assert next(csv.DictReader(prediction_file.encode_csv(result).decode().splitlines()))["set"] == r"a\|b|c\\"
 
 
 def test_a_set_tells_no_more_than_the_answer_beside_it(small, queries):
