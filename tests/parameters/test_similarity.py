@@ -200,7 +200,7 @@ def test_precision_and_recall_by_hand():
 def test_graphs_survive_their_packing(monkeypatch, remembered):
     """Also in blocks of few clients; with more clients than are remembered it is the last round's."""
     monkeypatch.setattr(peers, "REMEMBERED", remembered)
-    monkeypatch.setattr(peers, "_CELLS", 33)
+    monkeypatch.setattr(peers, "_MAX_CELLS", 33)
     draw = np.random.default_rng(0)
     rounds = draw.random((3, 11, 11)) < 0.5
     rounds[2, ::2] = rounds[1, ::2]

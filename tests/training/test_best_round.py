@@ -106,7 +106,7 @@ def test_a_run_reports_what_one_of_so_many_rounds_would(method, small, tmp_path,
     """Accuracies are set so that the fourth of six rounds is best; then only four are run."""
     values = iter([0.1, 0.3, 0.2, 0.8, 0.8, 0.5] * 2)
     if methods.load(method).PERSONAL_MODELS:
-        monkeypatch.setattr(personal, "accuracy", lambda *_: next(values))
+        monkeypatch.setattr(personal, "measure_accuracy", lambda *_: next(values))
     else:
         monkeypatch.setattr("pflcli.federation.run.Run.accuracy", lambda *_: next(values))
     options = METHOD_OPTIONS.get(method)
