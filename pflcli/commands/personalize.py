@@ -22,9 +22,7 @@ from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError
-from pflcli.evaluation.metrics.attention import summarize_rounds as summarize_attention
-from pflcli.evaluation.metrics.neighbourhood import summarize_rounds as summarize_neighbours
-from pflcli.evaluation.metrics.neighbourhood import unpack_graph
+from pflcli.evaluation.metrics.client_relations import summarize_attention, summarize_neighbours, unpack_graph
 from pflcli.execution import Execution
 from pflcli.federation.privacy import guarantee
 from pflcli.federation.run import LINKS, Run

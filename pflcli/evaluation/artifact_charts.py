@@ -17,8 +17,7 @@ from pflcli.errors import UsageError
 from pflcli.evaluation.charts.curves import draw_collapse
 from pflcli.evaluation.charts.matrices import draw_attention, draw_holdings, draw_neighbours
 from pflcli.evaluation.charts.vega import Spec
-from pflcli.evaluation.metrics import neighbourhood
-from pflcli.evaluation.metrics.attention import list_weights
+from pflcli.evaluation.metrics import client_relations
 from pflcli.methods.parts.records import MAX_CLIENTS_WITH_ATTENTION
 
 
@@ -70,11 +69,11 @@ def draw_predictions(artifact: Artifact, chosen: Sequence[int] = ()) -> Spec:
         first, second = state["attention/first"][places], state["attention/second"][places]
         return draw_attention(first, second, numbers[places], title, cluster, names, separate=bool(chosen))
     if "graph" in state:
-        graphs = [neighbourhood.unpack_graph(packed, clients) for packed in state["graph"]]
+        graphs = [client_relations.unpack_graph(packed, clients) for packed in state["graph"]]
     else:  # neighbours are the clients that get the same model
         assigned = state["cluster"]
-        graphs = [neighbourhood.share_cluster(assigned) & (assigned >= 0)]
-    rows = neighbourhood.summarize_rounds(graphs, cluster, able, rounds - len(graphs) + 1)
+        graphs = [client_relations.share_cluster(assigned) & (assigned >= 0)]
+    rows = client_relations.summarize_neighbours(graphs, cluster, able, rounds - len(graphs) + 1)
     return draw_neighbours(graphs[-1], rows, title, cluster, names)
 
 
@@ -90,7 +89,7 @@ def attention_csv(artifact: Artifact, chosen: Sequence[int] = ()) -> bytes:
     numbers = _numbers(summary.get("reported_round", summary["rounds"]), len(first))
     places = _places(artifact, numbers, chosen)
     names = codebook.read(artifact).client_names(summary["clients"])
-    rows = list_weights(first[places], second[places], numbers[places].tolist(), names)
+    rows = client_relations.list_weights(first[places], second[places], numbers[places].tolist(), names)
     return csv_file.encode(["round", "client", "layer", "attends_to", "weight"], rows)
 
 

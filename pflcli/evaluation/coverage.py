@@ -15,7 +15,7 @@ from pflcli.artifacts.kinds.predictions import SplitPredictions
 from pflcli.artifacts.reader import Artifact
 from pflcli.errors import InputError, UsageError
 from pflcli.evaluation.metrics import catalogue, conformal, scores
-from pflcli.evaluation.metrics.metric import Metric, lowest_decile, mean
+from pflcli.evaluation.metrics.catalogue import Metric
 from pflcli.wording import counted
 
 if TYPE_CHECKING:
@@ -85,10 +85,10 @@ _METRICS = {
     metric.name: metric
     for metric in (
         Metric("coverage", "fraction", catalogue.BY_SAMPLES, over=scores.weighted_mean),
-        Metric("coverage_mean", "fraction", catalogue.ALIKE, over=mean),
-        Metric("coverage_bottom_decile", "fraction", catalogue.DECILE, over=lowest_decile),
+        Metric("coverage_mean", "fraction", catalogue.ALIKE, over=scores.mean),
+        Metric("coverage_bottom_decile", "fraction", catalogue.DECILE, over=scores.lowest_decile),
         Metric("set_size", "classes", catalogue.BY_SAMPLES, over=scores.weighted_mean),
-        Metric("set_size_mean", "classes", catalogue.ALIKE, over=mean),
+        Metric("set_size_mean", "classes", catalogue.ALIKE, over=scores.mean),
         Metric("infinite_thresholds", "clients", "seeds"),
     )
 }

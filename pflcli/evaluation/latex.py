@@ -20,8 +20,7 @@ from pflcli.artifacts.kinds import evaluation
 from pflcli.artifacts.reader import Artifact
 from pflcli.evaluation import client_identity
 from pflcli.evaluation.metrics import catalogue, gains, scores
-from pflcli.evaluation.metrics.metric import Metric
-from pflcli.evaluation.metrics.metric import mean as plain_mean
+from pflcli.evaluation.metrics.catalogue import Metric
 from pflcli.evaluation.presentation import prediction_sets, tables
 from pflcli.wording import counted
 
@@ -170,7 +169,7 @@ def find_best_group(artifact: Artifact, metrics: Mapping[str, Any], name: str) -
         if label == best or differences is None:
             continue
         weights = [
-            np.ones(len(pair)) if metric.over is plain_mean else pair[samples].to_numpy(np.float64)
+            np.ones(len(pair)) if metric.over is scores.mean else pair[samples].to_numpy(np.float64)
             for pair in differences
         ]
         identities = [_identify_clients(pair, is_one_partition) for pair in differences]
@@ -184,7 +183,7 @@ def find_best_group(artifact: Artifact, metrics: Mapping[str, Any], name: str) -
 def _is_mean(metric: Metric) -> bool:
     """Return whether a metric is a mean over clients, weighted by samples or not."""
     is_weighted = metric.is_per_client and metric.weighting == catalogue.BY_SAMPLES
-    return is_weighted or (bool(metric.score) and metric.over in (plain_mean, scores.weighted_mean))
+    return is_weighted or (bool(metric.score) and metric.over in (scores.mean, scores.weighted_mean))
 
 
 def _read_clients(artifact: Artifact) -> pd.DataFrame:

@@ -25,7 +25,7 @@ from pflcli.errors import InputError, UsageError
 from pflcli.evaluation.charts import attacks, clients, curves, matrices, vega
 from pflcli.evaluation.charts.matrices import Order
 from pflcli.evaluation.metrics import catalogue
-from pflcli.evaluation.metrics.attention import select_last_round
+from pflcli.evaluation.metrics.client_relations import select_last_round
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CLUSTER = np.asarray([1, 0, 1, 0])

@@ -21,7 +21,7 @@ from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
 from pflcli.engine.federation import SPLITS
 from pflcli.errors import UnsuitedError
-from pflcli.evaluation.metrics import neighbourhood
+from pflcli.evaluation.metrics import client_relations
 from pflcli.federation.run import Run
 from pflcli.laws.small_federation import add_new_clients
 from pflcli.parameters.model_table import ModelTable
@@ -152,16 +152,16 @@ def test_a_stored_table_keeps_its_default(method):
 def test_perfect_neighbours_are_perfect_however_many_clients_are_new():
     """Among ten clients of two groups, of which two are new and one has no samples to train on."""
     cluster, able = np.arange(10) % 2, np.asarray([0, 1, 2, 3, 4, 5, 6])
-    graph = neighbourhood.share_cluster(cluster)
+    graph = client_relations.share_cluster(cluster)
     graph[7:], graph[:, 7:] = False, False
-    (row,) = neighbourhood.summarize_rounds([graph], cluster, able)
+    (row,) = client_relations.summarize_neighbours([graph], cluster, able)
     assert row == {"round": 1, "neighbours": (4 * 3 + 3 * 2) / 7, "precision": 1, "recall": 1}
 
 
 def test_whom_a_client_met_last_stays_its_neighbour_of_gossip():
     """As of neighbours that other methods find: a round that it sits out takes none from it."""
     run = worlds.run("gossip", participation=0.34, rounds=6, options={"k": 1})
-    graph = neighbourhood.unpack_graph(worlds.play("gossip", run)["graph"].numpy(), len(run.clients))
+    graph = client_relations.unpack_graph(worlds.play("gossip", run)["graph"].numpy(), len(run.clients))
     for t in range(1, 6):
         out = np.setdiff1d(run.clients, run.cohort(t))
         np.testing.assert_array_equal(graph[t, out], graph[t - 1, out])

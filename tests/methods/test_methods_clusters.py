@@ -13,7 +13,7 @@ import worlds
 from pflcli import parameters
 from pflcli.engine import model_algebra
 from pflcli.errors import InputError
-from pflcli.evaluation.metrics import neighbourhood
+from pflcli.evaluation.metrics import client_relations
 from pflcli.federation import clusters
 from pflcli.methods import clustered_fl, fedamp
 
@@ -445,5 +445,5 @@ def test_fedamp_weighs_its_own_cluster_more():
     state = worlds.play("fedamp", run)
     products = model_algebra.gram(state["model"], run.clients, run.engine.parameters, 99, run.init)
     xi = fedamp.weights(run.cfg, products, np.ones(12, dtype=bool))
-    same = neighbourhood.share_cluster(data.cluster)
+    same = client_relations.share_cluster(data.cluster)
     assert xi[same].min() > 3 * xi[~same & ~np.eye(12, dtype=bool)].max()

@@ -10,7 +10,7 @@ from torch.nn import functional
 import worlds
 from pflcli import parameters
 from pflcli.errors import UsageError
-from pflcli.evaluation.metrics import neighbourhood
+from pflcli.evaluation.metrics import client_relations
 from pflcli.federation import peers
 from pflcli.methods import panm
 
@@ -19,7 +19,7 @@ ABLE = worlds.ABLE
 
 def graph(run, state):
     """Who has whom, (rounds, m, m)."""
-    return neighbourhood.unpack_graph(state["graph"].numpy(), len(run.clients))
+    return client_relations.unpack_graph(state["graph"].numpy(), len(run.clients))
 
 
 def trained(run, models, clients, t, **options):
@@ -116,7 +116,7 @@ def test_panm_matching_drops_outliers_and_finds_the_others():
     state = worlds.play("panm", run, last=2)
     bags = {i: [(i + 2) % 12, (i + 4) % 12, (i + 1) % 12] for i in range(12)}
     actual = matched(run, state, bags)["bag"].numpy()
-    truth = neighbourhood.share_cluster(run.federation.cluster)
+    truth = client_relations.share_cluster(run.federation.cluster)
     assert (actual == truth).mean() > 0.95
 
 
@@ -223,7 +223,7 @@ def played(options, **settings):
         **{"rounds": 16, "participation": 1.0, "epochs": 3, "batch_size": 10, **settings},
     )
     actual = graph(run, worlds.play("panm", run))
-    return [neighbourhood.precision_recall(neighbours, run.federation.cluster) for neighbours in actual]
+    return [client_relations.precision_recall(neighbours, run.federation.cluster) for neighbours in actual]
 
 
 @pytest.mark.parametrize("sim", ["inverse", "negative", "negative-log"])
@@ -328,7 +328,9 @@ def test_pens_finds_the_clusters():
     run = worlds.run(
         "pens", data=worlds.clustered(), rounds=12, participation=1.0, epochs=3, batch_size=10, options={"n": 6}
     )
-    precision, recall = neighbourhood.precision_recall(graph(run, worlds.play("pens", run))[-1], run.federation.cluster)
+    precision, recall = client_relations.precision_recall(
+        graph(run, worlds.play("pens", run))[-1], run.federation.cluster
+    )
     assert precision > 0.75
     assert recall > 0.9
 

@@ -15,7 +15,7 @@ from pflcli import parameters
 from pflcli.artifacts.row_file import RowFile
 from pflcli.engine import model_algebra
 from pflcli.errors import ComputationError
-from pflcli.evaluation.metrics import neighbourhood
+from pflcli.evaluation.metrics import client_relations
 from pflcli.federation import peers
 from pflcli.parameters import similarity
 from pflcli.parameters.model_table import ModelTable
@@ -187,13 +187,13 @@ def test_precision_and_recall_by_hand():
     table[0, [0, 1, 3]] = True  # itself does not count: precision 1/2, recall 1/2
     table[1, [0, 2]] = True  # 1, 1
     table[3, 0] = True  # 0, 0
-    precision, recall = neighbourhood.precision_recall(table, cluster)
+    precision, recall = client_relations.precision_recall(table, cluster)
     assert precision == pytest.approx((1 / 2 + 1 + 0) / 3)  # the others have no neighbours
     assert recall == pytest.approx((1 / 2 + 1 + 0 + 0 + 0) / 5)  # the last is alone
-    undefined = neighbourhood.precision_recall(np.zeros((2, 2), bool), np.asarray([0, 1]))
+    undefined = client_relations.precision_recall(np.zeros((2, 2), bool), np.asarray([0, 1]))
     assert all(math.isnan(value) for value in undefined)
-    own = neighbourhood.share_cluster(cluster)
-    assert neighbourhood.precision_recall(own, cluster) == (1, 1)
+    own = client_relations.share_cluster(cluster)
+    assert client_relations.precision_recall(own, cluster) == (1, 1)
 
 
 @pytest.mark.parametrize("remembered", [11, 10])
@@ -210,4 +210,4 @@ def test_graphs_survive_their_packing(monkeypatch, remembered):
     expected = rounds if remembered == 11 else rounds[2:]
     assert graph.dtype == torch.uint8
     assert graph.shape == (len(expected), 11, 2)
-    np.testing.assert_array_equal(neighbourhood.unpack_graph(graph.numpy(), 11), expected)
+    np.testing.assert_array_equal(client_relations.unpack_graph(graph.numpy(), 11), expected)

@@ -22,7 +22,7 @@ from pflcli.commands.evaluate import evaluate
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
-from pflcli.evaluation.metrics import neighbourhood
+from pflcli.evaluation.metrics import client_relations
 from pflcli.evaluation.simulated_time import Link
 from pflcli.execution import Execution
 from pflcli.parameters.model_table import ModelTable
@@ -281,7 +281,7 @@ def test_without_true_clusters_neighbours_are_only_counted(small, tmp_path):
 
 
 def test_without_neighbours_there_is_no_precision():
-    (row,) = neighbourhood.summarize_rounds([np.zeros((3, 3), bool)], np.asarray([0, 0, 1]))
+    (row,) = client_relations.summarize_neighbours([np.zeros((3, 3), bool)], np.asarray([0, 0, 1]))
     assert (row["round"], row["neighbours"], row["recall"]) == (1, 0, 0)
     assert math.isnan(row["precision"])
 

@@ -6,7 +6,7 @@ array for each value that was tuned on clients' validation samples; if the parti
 clients that took no part in training the global model. ``state.safetensors``: the method's last state. If the method
 had rounds, ``rounds.csv``, one row per round, and row 0 if it communicated before the first; if clients had neighbours,
 ``neighbours.csv``: their mean number by round, and their precision and recall if the partition has true clusters; if
-clients had attention, ``attention.csv``: means over clients by round (``evaluation/metrics/attention.py``).
+clients had attention, ``attention.csv``: means over clients by round (``evaluation/metrics/client_relations.py``).
 Predictions of ``pfl stack`` have no rounds; their state is an exponent per learner. Those of ``pfl new-client`` have
 ``unseen.h5``, the samples of the clients that joined after the rounds, which are the last clients: ``x`` (n, ...),
 ``y``, ``sample`` (n,), ``offsets`` (3 a + 1,) over the blocks (client, split).

@@ -24,7 +24,7 @@ from pflcli.commands.tuning.samplers import Sampler
 from pflcli.commands.tuning.space import Point, Space, describe
 from pflcli.errors import ComputationError, InputError, UsageError
 from pflcli.evaluation.metrics import catalogue, scores
-from pflcli.evaluation.metrics.metric import Metric
+from pflcli.evaluation.metrics.catalogue import Metric
 from pflcli.execution import Execution
 from pflcli.jobs.job import Job
 from pflcli.jobs.progress import OverallProgress

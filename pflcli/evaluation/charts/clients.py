@@ -11,7 +11,7 @@ import numpy as np
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.charts.vega import GREY, Row, Scores, Spec, channel
 from pflcli.evaluation.metrics import catalogue
-from pflcli.evaluation.metrics.metric import Metric
+from pflcli.evaluation.metrics.catalogue import Metric
 
 MIN_MANY_CLIENTS = 20
 """From this number on, clients are ranked instead of shown by name."""

@@ -14,8 +14,7 @@ from numpy.typing import NDArray
 
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.charts.vega import GREY, LIGHT, Row, Spec, channel
-from pflcli.evaluation.metrics.attention import SLOTS, select_last_round
-from pflcli.evaluation.metrics.neighbourhood import share_cluster
+from pflcli.evaluation.metrics.client_relations import SLOTS, select_last_round, share_cluster
 
 Array = NDArray[np.floating[Any]]
 Graph = NDArray[np.bool_]

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.evaluation.metrics.metric import Metric
+from pflcli.evaluation.metrics.catalogue import Metric
 
 Spec = dict[str, Any]
 Row = dict[str, Any]

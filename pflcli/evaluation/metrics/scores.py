@@ -71,3 +71,33 @@ def weighted_mean(values: Array, weights: Array) -> float:
     """Return the mean of ``values`` (m,) weighted by ``weights`` (m,); nan values are left out."""
     known = ~np.isnan(values) & (weights > 0)
     return float(np.average(values[known], weights=weights[known])) if known.any() else math.nan
+
+
+def mean(values: Array, n: Array) -> float:
+    """Return the mean over clients with a score."""
+    return float(np.nanmean(values))
+
+
+def lowest_decile(values: Array, n: Array) -> float:
+    """Return the (m / 10)-th lowest score."""
+    return bottom_decile(values)
+
+
+def lowest(values: Array, n: Array) -> float:
+    """Return the lowest score."""
+    return float(np.nanmin(values))
+
+
+def highest_decile(values: Array, n: Array) -> float:
+    """Return the (m / 10)-th highest score."""
+    return -bottom_decile(-values)
+
+
+def highest(values: Array, n: Array) -> float:
+    """Return the highest score."""
+    return float(np.nanmax(values))
+
+
+def deviation(values: Array, n: Array) -> float:
+    """Return the standard deviation over clients with a score."""
+    return float(np.nanstd(values))

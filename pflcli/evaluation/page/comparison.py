@@ -19,7 +19,7 @@ from pflcli.errors import InputError
 from pflcli.evaluation import client_identity
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.metrics import catalogue
-from pflcli.evaluation.metrics.metric import Metric
+from pflcli.evaluation.metrics.catalogue import Metric
 
 Scores = NDArray[np.float64]
 

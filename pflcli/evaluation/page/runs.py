@@ -12,8 +12,7 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import Artifact
 from pflcli.evaluation.charts import vega
-from pflcli.evaluation.metrics import neighbourhood
-from pflcli.evaluation.metrics.attention import select_last_round
+from pflcli.evaluation.metrics import client_relations
 from pflcli.evaluation.page.comparison import MAX_DRAWN, Comparison
 from pflcli.evaluation.page.lineage import Lineage
 
@@ -177,11 +176,11 @@ def _read_relation(label: str, run: Artifact, comparison: Comparison) -> Relatio
     if not len(state):
         return None
     if key == "attention/first":
-        weights = np.nan_to_num(select_last_round(state, state.sum(axis=2) > 0))
+        weights = np.nan_to_num(client_relations.select_last_round(state, state.sum(axis=2) > 0))
     elif key == "graph":
-        weights = neighbourhood.unpack_graph(state[-1], clients).astype(np.float64)
+        weights = client_relations.unpack_graph(state[-1], clients).astype(np.float64)
     else:
-        weights = (neighbourhood.share_cluster(state) & (state >= 0)).astype(np.float64)
+        weights = (client_relations.share_cluster(state) & (state >= 0)).astype(np.float64)
     if weights.shape != (clients, clients):
         return None
     place = _by_number(comparison, int(run.manifest.request["seed"]))

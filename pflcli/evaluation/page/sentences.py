@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from pflcli.evaluation.metrics import catalogue
-from pflcli.evaluation.metrics.metric import Metric
+from pflcli.evaluation.metrics.catalogue import Metric
 from pflcli.evaluation.page.comparison import Comparison, metric_value
 from pflcli.evaluation.presentation import conclusion, tables
 from pflcli.wording import counted, listed

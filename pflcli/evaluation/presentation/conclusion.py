@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pflcli.evaluation.metrics import catalogue
-from pflcli.evaluation.metrics.metric import Metric
+from pflcli.evaluation.metrics.catalogue import Metric
 from pflcli.evaluation.presentation import prediction_sets, tables
 from pflcli.wording import as_typed, counted
 

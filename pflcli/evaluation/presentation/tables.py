@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, NamedTuple
 
 from pflcli.evaluation.metrics import catalogue
-from pflcli.evaluation.metrics.metric import Metric
+from pflcli.evaluation.metrics.catalogue import Metric
 
 MARK = "*"
 """Mark of a share of clients that exceeds chance."""

@@ -17,7 +17,7 @@ from pflcli.commands.evaluate import evaluate
 from pflcli.errors import UsageError
 from pflcli.evaluation.charts import clients as pictures
 from pflcli.evaluation.metrics import heterogeneity, scores
-from pflcli.evaluation.metrics.attention import list_weights, summarize_rounds
+from pflcli.evaluation.metrics.client_relations import list_weights, summarize_attention
 
 
 def test_mean_by_client_with_empty_clients_anywhere():
@@ -213,7 +213,7 @@ def test_what_attention_comes_to_by_hand():
     first[0, 1, [0, 2]] = [0.9, 0.1]  # was not sent the fourth
     second = np.zeros((2, 4, 3))
     second[0, :3] = [[0.2, 0.3, 0.5], [0.4, 0.6, 0.0], [0.6, 0.0, 0.4]]  # the third was sent no other's
-    one, empty = summarize_rounds(first, second, [7, 8], np.asarray([0, 0, 1, 1]))
+    one, empty = summarize_attention(first, second, [7, 8], np.asarray([0, 0, 1, 1]))
     assert (one["round"], one["clients"], empty["clients"]) == (7, 3, 0)
     assert [one[name] for name in ("own", "attended", "global")] == pytest.approx([0.4, 0.3, 0.3])
     assert one["largest"] == pytest.approx(0.7)
@@ -224,7 +224,7 @@ def test_what_attention_comes_to_by_hand():
     assert one["own_group_if_even"] == pytest.approx((1 / 3 + 1 / 2) / 2)
     assert math.isnan(empty["own"])
     assert math.isnan(empty["entropy"])
-    assert "own_group" not in summarize_rounds(first, second, [7, 8], None)[0]
+    assert "own_group" not in summarize_attention(first, second, [7, 8], None)[0]
     rows = list_weights(first, second, [7, 8], ["a", "b", "c", "d"])
     assert [7, "b", 1, "c", 0.1] in rows
     assert [7, "c", 2, "global", 0.4] in rows
