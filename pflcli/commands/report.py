@@ -11,8 +11,7 @@ from pflcli.artifacts.open_by_path import open_one
 from pflcli.errors import UsageError
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.page import charts as page_charts
-from pflcli.evaluation.page import data, html, lineage, page_files, runs, sentences
-from pflcli.evaluation.page.audits import Audit
+from pflcli.evaluation.page import html, lineage, page_files, runs, sentences
 from pflcli.evaluation.page.comparison import KINDS, read_comparison
 from pflcli.reporter import SILENT, Reporter
 
@@ -41,7 +40,7 @@ def report(sources: Sequence[Path | str], out: Path | str, *, force: bool = Fals
     if len({*paths}) < len(paths):
         raise UsageError("the same artifact is given twice")
     artifacts = [artifact for artifact in opened if artifact.kind in KINDS]
-    shown_audits = [Audit(artifact) for artifact in opened if artifact.kind == "audit"]
+    shown_audits = [html.Audit(artifact) for artifact in opened if artifact.kind == "audit"]
     if not artifacts:
         raise UsageError(
             "a report needs a comparison or an evaluation, not only audits",
@@ -52,26 +51,17 @@ def report(sources: Sequence[Path | str], out: Path | str, *, force: bool = Fals
         require_outside(artifact.path, [out, page_files.data_folder(out)])
     comparisons = [read_comparison(artifact) for artifact in artifacts]
     lineages = [lineage.trace(artifact) for artifact in artifacts]
-    added = [runs.read(*pair) for pair in zip(comparisons, lineages, strict=True)]
-    charts = [page_charts.draw(*pair) for pair in zip(comparisons, added, strict=True)]
+    behind = [runs.read(*pair) for pair in zip(comparisons, lineages, strict=True)]
+    charts = [page_charts.draw(*pair) for pair in zip(comparisons, behind, strict=True)]
     with reporter.progress("charts", sum(map(len, charts))) as advance:
 
-        def picture(chart: page_charts.Chart) -> str:
+        def render_still(chart: page_charts.Chart) -> str:
             url = page_charts.render_still(chart)
             advance(1, chart.title)
             return url
 
-        sections = [
-            html.Section(
-                comparison,
-                drawn,
-                [picture(chart) for chart in drawn],
-                made_from,
-                lineage.list_commands(made_from),
-                run.remarks,
-            )
-            for comparison, drawn, made_from, run in zip(comparisons, charts, lineages, added, strict=True)
-        ]
+        stills = [[render_still(chart) for chart in drawn] for drawn in charts]
+    sections = [html.Section(*parts) for parts in zip(comparisons, charts, stills, lineages, behind, strict=True)]
     page = html.render_page(sections, shown_audits, vega.bundle_javascript(), page_files.data_folder(out).name)
-    page_files.write(out, page, data.build_files(sections, added, shown_audits))
+    page_files.write(out, page, page_files.build_files(sections, shown_audits))
     return Page(out, page_files.data_folder(out), [sentences.answer(section.comparison)[0] for section in sections])

@@ -1,4 +1,4 @@
-"""Render the page as HTML: the answer, the table and the charts. All text from data is escaped here."""
+"""Render the page as HTML: answers, tables, charts and audits. All text from data is escaped here."""
 
 from __future__ import annotations
 
@@ -6,22 +6,25 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from pflcli import __version__, registry
+from pflcli.artifacts.kinds import audit
+from pflcli.artifacts.reader import Artifact
 from pflcli.errors import PflError
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.metrics import catalogue
-from pflcli.evaluation.page import audits, sentences
-from pflcli.evaluation.page.audits import Audit
+from pflcli.evaluation.page import sentences
 from pflcli.evaluation.page.charts import Chart
 from pflcli.evaluation.page.comparison import Comparison
-from pflcli.evaluation.page.lineage import HEADINGS, Lineage
-from pflcli.evaluation.presentation import prediction_sets, tables
+from pflcli.evaluation.page.lineage import HEADINGS, Lineage, list_commands
+from pflcli.evaluation.page.runs import Runs
+from pflcli.evaluation.presentation import audits, prediction_sets, tables
 from pflcli.wording import counted
 
 GENERATOR = '<meta name="generator" content="pfl report'
@@ -34,8 +37,14 @@ _LEFT_OUT = {
 }
 """Metrics that are not in the page's table, to save width."""
 _STACK = "Stack: the predictions of other methods pooled into one, with exponents learned on validation samples."
-_MAX_OPEN = 12
+_MAX_OPEN_ARTIFACTS = 12
 """The list of artifacts is collapsed if it is longer."""
+_AUDITS_ID, _AUDITS_TITLE = "audits", "What an attacker learns"
+_AUDIT_CAPTION = (
+    "Left, over all clients: the share of training samples that an attack recognizes (true positives) against the "
+    "share of other samples that it mistakes for training samples (false positives); the dashed line is a guess. "
+    "Right: the AUC of each client under the strongest attack, the most exposed first; 0.5 is a guess."
+)
 
 
 @dataclass(frozen=True)
@@ -46,8 +55,7 @@ class Section:
     charts: Sequence[Chart]
     stills: Sequence[str]
     lineage: Lineage
-    commands: Sequence[str]
-    remarks: Sequence[str]
+    runs: Runs
 
     @property
     def dataset(self) -> str:
@@ -60,26 +68,43 @@ class Section:
         return f"{self.dataset} ({self.comparison.title})" if self.lineage.dataset else self.comparison.title
 
 
+@dataclass(frozen=True)
+class Audit:
+    """An audit and its stored results."""
+
+    artifact: Artifact
+
+    @cached_property
+    def results(self) -> Mapping[str, Any]:
+        """The results; raises InputError if the file is damaged."""
+        return audit.read(self.artifact)
+
+    @property
+    def title(self) -> str:
+        """The name of the audit's folder."""
+        return self.artifact.path.resolve().name
+
+
 def render_page(sections: Sequence[Section], shown_audits: Sequence[Audit], javascript: str, data_folder: str) -> str:
     """Return the HTML; ``javascript`` draws the charts, ``data_folder`` has the numbers as CSV and JSON."""
     style, script = ((_FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
-    data = {"dark": vega.dark_colours(), "sections": [_chart_data(section) for section in sections]}
+    data = {"dark": vega.dark_colours(), "sections": [_collect_chart_data(section) for section in sections]}
     several = len(sections) > 1
     titles = [section.title if several else section.dataset for section in sections]
-    body = "".join(_section(section, number, several) for number, section in enumerate(sections))
-    body += audits.render_section(shown_audits)
-    parts = {f"c{number}": title for number, title in enumerate(titles)} | (
-        {audits.ID: audits.TITLE} if shown_audits else {}
-    )
+    body = "".join(_render_section(section, number, several) for number, section in enumerate(sections))
+    body += _render_audits(shown_audits)
+    parts = {f"c{number}": title for number, title in enumerate(titles)}
+    if shown_audits:
+        parts[_AUDITS_ID] = _AUDITS_TITLE
     title = f"Personalization compared: {', '.join(titles)}"
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'{GENERATOR} {escape(__version__)}">\n'
-        f'<meta http-equiv="Content-Security-Policy" content="{_policy(style, javascript, script)}">\n'
+        f'<meta http-equiv="Content-Security-Policy" content="{_build_policy(style, javascript, script)}">\n'
         '<meta name="viewport" content="width=device-width, initial-scale=1">\n<link rel="icon" href="data:,">\n'
         f"<title>{escape(title)}</title>\n<style>{style}</style>\n</head>\n<body>\n"
-        f"<header><h1>{escape(title)}</h1>{_contents(parts)}</header>\n<main>\n{body}</main>\n"
-        f"{_footer(data_folder)}"
+        f"<header><h1>{escape(title)}</h1>{_render_contents(parts)}</header>\n<main>\n{body}</main>\n"
+        f"{_render_footer(data_folder)}"
         f'<script type="application/json" id="data">{embed_json(data)}</script>\n'
         f"<script>{javascript}</script>\n<script>{script}</script>\n</body>\n</html>\n"
     )
@@ -91,32 +116,33 @@ def embed_json(value: Any) -> str:
     return text.replace("<", "\\u003c").replace("\u2028", "\\u2028").replace("\u2029", "\\u2029")
 
 
-def _policy(style: str, *scripts: str) -> str:
+def _build_policy(style: str, *scripts: str) -> str:
     """Return the content security policy: no network access, and no scripts other than these."""
-    hashes = " ".join(_hash(script) for script in scripts)
+    hashes = " ".join(_hash_source(script) for script in scripts)
     return (
-        f"default-src 'none'; script-src {hashes}; style-src {_hash(style)}; img-src data:; "
+        f"default-src 'none'; script-src {hashes}; style-src {_hash_source(style)}; img-src data:; "
         "base-uri 'none'; form-action 'none'"
     )
 
 
-def _hash(text: str) -> str:
+def _hash_source(text: str) -> str:
     return f"'sha256-{base64.b64encode(hashlib.sha256(text.encode()).digest()).decode()}'"
 
 
-def _chart_data(section: Section) -> dict[str, Any]:
+def _collect_chart_data(section: Section) -> dict[str, Any]:
+    """Return what the script needs to draw the charts of a section: specifications and names."""
     comparison = section.comparison
     specs = {chart.key: chart.spec for chart in section.charts}
     baseline = None if comparison.baseline is None else vega.escape_name(comparison.baseline)
     return {"baseline": baseline, "chosen": vega.escape_name(comparison.chosen), "specs": specs}
 
 
-def _key(label: str) -> str:
+def _escape_label(label: str) -> str:
     """Return the label of a method as in its charts, escaped as an attribute."""
     return escape(vega.escape_name(label))
 
 
-def _contents(parts: Mapping[str, str]) -> str:
+def _render_contents(parts: Mapping[str, str]) -> str:
     """Return links to the ``parts`` of the page (titles by id); empty for a single part."""
     if len(parts) < 2:
         return ""
@@ -124,20 +150,22 @@ def _contents(parts: Mapping[str, str]) -> str:
     return f'<nav aria-label="Contents"><ul>{items}</ul></nav>'
 
 
-def _section(section: Section, number: int, several: bool) -> str:
+def _render_section(section: Section, number: int, several: bool) -> str:
     comparison = section.comparison
     mark = "" if several else ' class="unseen"'
     heading = f"<h2{mark}>{escape(section.title)}</h2>"
     lead, *facts = sentences.answer(comparison)
     points = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
-    notes = "".join(f"<li>{_format_note(note)}</li>" for note in [*sentences.small_print(comparison), *section.remarks])
+    notes = "".join(
+        f"<li>{_format_note(note)}</li>" for note in [*sentences.small_print(comparison), *section.runs.remarks]
+    )
     return (
         f'<section class="comparison" id="c{number}">{heading}\n'
-        f'<div class="answer"><p>{escape(lead)}</p><ul>{points}</ul></div>\n{_facts(section)}'
-        f"<h3>All methods</h3>\n{_tools(comparison, number)}{_table(comparison, number)}"
-        f'<ul class="notes">{notes}</ul>\n{_sets(comparison)}'
-        f'<h3>Pictures</h3>\n<div class="pictures">{"".join(_figures(section))}</div>\n'
-        f"{_descriptions(comparison)}{_repeat(section)}{_lineage(section.lineage)}</section>\n"
+        f'<div class="answer"><p>{escape(lead)}</p><ul>{points}</ul></div>\n{_render_facts(section)}'
+        f"<h3>All methods</h3>\n{_render_tools(comparison, number)}{_render_table(comparison, number)}"
+        f'<ul class="notes">{notes}</ul>\n{_render_sets(comparison)}'
+        f'<h3>Pictures</h3>\n<div class="pictures">{"".join(_render_figures(section))}</div>\n'
+        f"{_render_method_descriptions(comparison)}{_render_commands(section)}{_render_lineage(section.lineage)}</section>\n"
     )
 
 
@@ -146,7 +174,7 @@ def _format_note(note: str) -> str:
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(note))
 
 
-def _facts(section: Section) -> str:
+def _render_facts(section: Section) -> str:
     comparison = section.comparison
     tune = comparison.metrics.get("tune")
     budget = f"at most {counted(tune['trials'], 'trial')} per method" if tune else "none"
@@ -174,11 +202,11 @@ def _describe_splits(comparison: Comparison) -> str:
     return f"{' and '.join(names)} samples" if names else "not recorded"
 
 
-def _tools(comparison: Comparison, number: int) -> str:
+def _render_tools(comparison: Comparison, number: int) -> str:
     """Return the legend, whose entries highlight a method, and the list of clients to highlight."""
     chips = "".join(
-        f'<button type="button" class="chip" aria-pressed="false" data-method="{_key(label)}">'
-        f"{_swatch(colour, dash)}{escape(label)}</button>"
+        f'<button type="button" class="chip" aria-pressed="false" data-method="{_escape_label(label)}">'
+        f"{_render_swatch(colour, dash)}{escape(label)}</button>"
         for label, (colour, dash) in vega.method_styles(comparison.methods, comparison.baseline).items()
     )
     clients = comparison.clients
@@ -191,7 +219,7 @@ def _tools(comparison: Comparison, number: int) -> str:
     return f"{group}{chips}{label}{reset}</div>\n"
 
 
-def _swatch(colour: str, dash: Sequence[int]) -> str:
+def _render_swatch(colour: str, dash: Sequence[int]) -> str:
     dashes = f' stroke-dasharray="{" ".join(str(length / 2) for length in dash)}"' if dash else ""
     number = vega.LIGHT.index(colour) if colour in vega.LIGHT else "b"
     return (
@@ -200,8 +228,8 @@ def _swatch(colour: str, dash: Sequence[int]) -> str:
     )
 
 
-def _table(comparison: Comparison, number: int) -> str:
-    table = tables.build({**comparison.metrics, "methods": comparison.rows}, columns=_columns(comparison))
+def _render_table(comparison: Comparison, number: int) -> str:
+    table = tables.build({**comparison.metrics, "methods": comparison.rows}, columns=_select_columns(comparison))
     head = "".join(
         f'<th scope="col" aria-sort="none"><button type="button">{escape(title)}</button></th>'
         for title in table.heading
@@ -211,43 +239,39 @@ def _table(comparison: Comparison, number: int) -> str:
     for row in table.rows:
         label, *cells = row
         mark = ' class="best"' if label == best else ""
-        name = f'<button type="button" data-method="{_key(label)}">{escape(label)}</button>'
+        name = f'<button type="button" data-method="{_escape_label(label)}">{escape(label)}</button>'
         name += " (baseline)" if label == comparison.baseline else ""
-        numbers = "".join(f'<td data-value="{_number(cell)}">{escape(cell)}</td>' for cell in cells)
+        numbers = "".join(f'<td data-value="{_sort_key(cell)}">{escape(cell)}</td>' for cell in cells)
         first = f'<th scope="row" data-value="{escape(label)}">{name}</th>'
-        lines.append(f'<tr{mark} data-method="{_key(label)}">{first}{numbers}</tr>\n')
+        lines.append(f'<tr{mark} data-method="{_escape_label(label)}">{first}{numbers}</tr>\n')
     region = f'<div class="scroll" role="region" aria-label="All methods: {escape(comparison.title)}" tabindex="0">'
     body = f"<thead><tr>{head}</tr></thead>\n<tbody>{''.join(lines)}</tbody>"
     return f'{region}<table class="sortable">{body}</table></div>\n'
 
 
-def _sets(comparison: Comparison) -> str:
+def _render_sets(comparison: Comparison) -> str:
     """Return the table of prediction sets; nothing without ``--coverage``."""
     if "sets" not in comparison.metrics:
         return ""
     table = prediction_sets.table({**comparison.metrics, "methods": comparison.rows})
-    head = "".join(f'<th scope="col">{escape(title)}</th>' for title in table.heading)
-    lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in table.rows)
-    title = escape(prediction_sets.title(comparison.metrics))
-    region = f'<div class="scroll" role="region" aria-label="{title}" tabindex="0">'
-    body = f"<thead><tr>{head}</tr></thead><tbody>{lines}</tbody>"
-    return f'<h3>{title}</h3>\n{region}<table class="plain">{body}</table></div>\n'
+    title = prediction_sets.title(comparison.metrics)
+    return f"<h3>{escape(title)}</h3>\n{_render_plain_table(table.heading, table.rows, title)}\n"
 
 
-def _columns(comparison: Comparison) -> list[str]:
+def _select_columns(comparison: Comparison) -> list[str]:
     """Return the metrics in the page's table; ``N-methods.csv`` has all metrics."""
     ranked_by = tuple(comparison.metrics.get("metric", catalogue.DEFAULT))
     left_out = _LEFT_OUT | {catalogue.part(ranked_by[0], "mean")}
     return [name for name in catalogue.columns("comparison", ranked_by) if name in ranked_by or name not in left_out]
 
 
-def _number(cell: str) -> str:
+def _sort_key(cell: str) -> str:
     """Return the number at the beginning of a cell, the sort key of its row; empty without one."""
     match = re.match(r"[+-]?\d+(\.\d+)?", cell)
     return match[0] if match else ""
 
 
-def _figures(section: Section) -> list[str]:
+def _render_figures(section: Section) -> list[str]:
     figures = []
     for chart, still in zip(section.charts, section.stills, strict=True):
         wide = ' class="wide"' if chart.is_wide else ""
@@ -264,7 +288,7 @@ def _figures(section: Section) -> list[str]:
     return figures
 
 
-def _descriptions(comparison: Comparison) -> str:
+def _render_method_descriptions(comparison: Comparison) -> str:
     """Return the first sentence of each method's documentation."""
     entries = []
     for row in comparison.rows:
@@ -277,30 +301,64 @@ def _descriptions(comparison: Comparison) -> str:
     return f"<h3>What the methods do</h3>\n<dl>{''.join(entries)}</dl>\n" if entries else ""
 
 
-def _repeat(section: Section) -> str:
-    commands = escape("\n".join(section.commands))
+def _render_commands(section: Section) -> str:
+    commands = escape("\n".join(list_commands(section.lineage)))
     return (
         "<h3>Repeat it</h3>\n<p>These commands reproduce the numbers, given the versions below and a processor of "
         f"the same kind.</p>\n<pre><code>{commands}</code></pre>\n"
     )
 
 
-def _lineage(lineage: Lineage) -> str:
-    head = "".join(f'<th scope="col">{escape(title)}</th>' for title in HEADINGS)
-    lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in lineage.rows())
-    table = (
-        '<div class="scroll" role="region" aria-label="Artifacts" tabindex="0"><table class="plain">'
-        f"<thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>"
-    )
+def _render_lineage(lineage: Lineage) -> str:
+    table = _render_plain_table(HEADINGS, lineage.rows(), "Artifacts")
     count = len(lineage.artifacts)
-    is_open = "" if count > _MAX_OPEN else " open"
+    is_open = "" if count > _MAX_OPEN_ARTIFACTS else " open"
     return (
         f"<h3>What it was made from</h3>\n<details{is_open}><summary>{counted(count, 'artifact')}, inputs "
         f"first</summary>{table}</details>\n"
     )
 
 
-def _footer(data_folder: str) -> str:
+def _render_audits(shown_audits: Sequence[Audit]) -> str:
+    """Return the section on audits, each with its answer, table and figure; empty without audits."""
+    if not shown_audits:
+        return ""
+    return (
+        f'<section id="{_AUDITS_ID}"><h2>{_AUDITS_TITLE}</h2>\n{"".join(map(_render_audit, shown_audits))}</section>\n'
+    )
+
+
+def _render_audit(item: Audit) -> str:
+    answer, results = escape(audits.describe_strongest(item.results)), item.results
+    table, title = audits.build_table(results), f"Attacks: {item.title}"
+    notes = "".join(f"<li>{escape(line)}</li>" for line in [*audits.list_facts(results), *results["warnings"]])
+    return (
+        f'<h3>{escape(item.title)}</h3>\n<div class="answer"><p>{answer}</p></div>\n'
+        f"{_render_plain_table(table.heading, table.rows, title)}\n"
+        f'<ul class="notes">{notes}</ul>\n{_render_audit_figure(item)}'
+    )
+
+
+def _render_audit_figure(item: Audit) -> str:
+    url = vega.data_url("image/png", item.artifact.read(audit.PICTURE))
+    words = escape(f"Attacks on {item.results['method']}. {_AUDIT_CAPTION}")
+    return (
+        f'<figure class="wide"><img class="picture" src="{url}" alt="{words}">\n<figcaption>{escape(_AUDIT_CAPTION)}'
+        "</figcaption></figure>\n"
+    )
+
+
+def _render_plain_table(heading: Iterable[str], rows: Iterable[Iterable[str]], label: str) -> str:
+    """Return a table that cannot be sorted, in a region named ``label`` that scrolls sideways."""
+    head = "".join(f'<th scope="col">{escape(title)}</th>' for title in heading)
+    lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
+    return (
+        f'<div class="scroll" role="region" aria-label="{escape(label)}" tabindex="0"><table class="plain">'
+        f"<thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>"
+    )
+
+
+def _render_footer(data_folder: str) -> str:
     return (
         f"<footer><p>Written by pfl {escape(__version__)}. All numbers of this page are in "
         f"{escape(data_folder)}/ as CSV and JSON. The page loads nothing from the network.</p></footer>\n"

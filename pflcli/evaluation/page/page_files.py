@@ -1,17 +1,28 @@
-"""Write a page: first the files in its data folder, then the page, each atomically; other files stay."""
+"""The files of a page: ``report.html``, and ``report_data/`` beside it with all its numbers as CSV and JSON."""
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-from pflcli.artifacts import disk, plain_output
+from pflcli import __version__
+from pflcli.artifacts import csv_file, disk, plain_output
+from pflcli.artifacts.kinds import audit
 from pflcli.errors import ConflictError, InputError, UsageError
-from pflcli.evaluation.page import data, html
+from pflcli.evaluation import coverage
+from pflcli.evaluation.page import html, sentences
+from pflcli.evaluation.page.html import Audit, Section
+from pflcli.evaluation.page.lineage import list_commands
+from pflcli.evaluation.presentation import audits, tables
 
+_INDEX = "report.json"
+_INDEX_MARK = '{\n "generator": "pfl report'
+"""The first characters of every ``report.json``."""
 _MARK_BYTES = 400
 """Number of leading bytes that contain the mark of a page."""
 
@@ -41,7 +52,7 @@ def require_writable(out: Path, *, force: bool) -> None:
         raise ConflictError(
             f"{out} exists, and pfl report did not write it", "--force replaces it, or choose another name for --out"
         )
-    if folder.is_dir() and any(folder.iterdir()) and not _read_beginning(folder / data.INDEX).startswith(data.MARK):
+    if folder.is_dir() and any(folder.iterdir()) and not _read_beginning(folder / _INDEX).startswith(_INDEX_MARK):
         raise ConflictError(
             f"{folder} exists, and pfl report did not write it",
             "--force writes the page's data into it, or choose another name for --out",
@@ -49,14 +60,15 @@ def require_writable(out: Path, *, force: bool) -> None:
 
 
 def write(out: Path, page: str, files: Mapping[str, bytes]) -> None:
-    """Write the page and its data, and remove leftover data of an earlier page; raises InputError on failure."""
+    """Write the data in ``files`` and then the page, each file atomically; raises InputError on failure.
+
+    Data files of an earlier page that are no longer needed are removed; other files in the folder stay.
+    """
     folder = data_folder(out)
     earlier = _list_earlier(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name in sorted(
-            files, key=lambda name: name != data.INDEX
-        ):  # first the index, which marks the folder as pfl's
+        for name in sorted(files, key=lambda name: name != _INDEX):  # the index first: it marks the folder as pfl's
             plain_output.replace_file(folder / name, files[name])
         for name in earlier - {*files}:
             (folder / name).unlink(missing_ok=True)
@@ -67,10 +79,10 @@ def write(out: Path, page: str, files: Mapping[str, bytes]) -> None:
 
 def _list_earlier(folder: Path) -> set[str]:
     """Return the names of the data files of the earlier page."""
-    if not _read_beginning(folder / data.INDEX).startswith(data.MARK):
+    if not _read_beginning(folder / _INDEX).startswith(_INDEX_MARK):
         return set()
     try:
-        names = json.loads((folder / data.INDEX).read_text(encoding="utf-8"))["files"]
+        names = json.loads((folder / _INDEX).read_text(encoding="utf-8"))["files"]
         return {name for name in names if isinstance(name, str) and Path(name).name == name}
     except (OSError, ValueError, KeyError, TypeError):
         return set()
@@ -84,3 +96,68 @@ def _read_beginning(path: Path) -> str:
             return file.read(_MARK_BYTES).decode(errors="replace")
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
+
+
+def build_files(sections: Sequence[Section], shown_audits: Sequence[Audit]) -> dict[str, bytes]:
+    """Return the files by name: ``report.json``, and CSV files of each comparison and audit.
+
+    Comparison N has ``N-methods.csv``, ``N-clients.csv`` and ``N-rounds.csv``; audit N has ``audit-N-table.csv`` and
+    ``audit-N-clients.csv``. With prediction sets, comparison N also has ``N-sets.csv`` and
+    ``N-sets_clients.csv``.
+    """
+    content: dict[str, bytes] = {}
+    for number, section in enumerate(sections, 1):
+        artifact = section.comparison.artifact
+        content[f"{number}-methods.csv"] = csv_file.encode_rounded(*tables.list_numbers(section.comparison.metrics))
+        content[f"{number}-clients.csv"] = artifact.read("clients.csv")
+        if "sets" in section.comparison.metrics:
+            for name in (coverage.TABLE, coverage.CLIENTS):
+                content[f"{number}-{name}"] = artifact.read(name)
+        if section.runs.curves:
+            rows = [[label, *point] for label, points in section.runs.curves.items() for point in points]
+            content[f"{number}-rounds.csv"] = csv_file.encode(["method", "round", "validation_accuracy"], rows)
+    for number, item in enumerate(shown_audits, 1):
+        content |= {f"audit-{number}-{name}": item.artifact.read(name) for name in (audit.TABLE, audit.CLIENTS)}
+    content = {name: csv_file.escape_formulas(text) for name, text in content.items()}  # all files so far are CSV
+    index = {
+        "generator": f"pfl report {__version__}",
+        "files": sorted(content),
+        "comparisons": [_describe_section(section) for section in sections],
+        "audits": [
+            {"title": item.title, "answer": audits.describe_strongest(item.results), **item.results}
+            for item in shown_audits
+        ],
+    }
+    content[_INDEX] = (json.dumps(_replace_infinite(index), indent=1, allow_nan=False) + "\n").encode()
+    return content
+
+
+def _describe_section(section: Section) -> dict[str, Any]:
+    """Return the entry of a comparison in ``report.json``."""
+    comparison, lineage = section.comparison, section.lineage
+    return {
+        "title": comparison.title,
+        "answer": sentences.answer(comparison),
+        "notes": [*sentences.small_print(comparison), *section.runs.remarks],
+        "metrics": dict(comparison.metrics),
+        "commands": list_commands(lineage),
+        "artifacts": [
+            {
+                "path": lineage.name(item),
+                "kind": item.kind,
+                "fingerprint": item.manifest.fingerprint,
+                "request": item.manifest.request,
+                "made": item.manifest.made,
+            }
+            for item in lineage.artifacts
+        ],
+    }
+
+
+def _replace_infinite(value: Any) -> Any:
+    """Return ``value`` with nan and infinity replaced by null, as JSON has neither."""
+    if isinstance(value, dict):
+        return {key: _replace_infinite(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_replace_infinite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
