@@ -32,7 +32,7 @@ from pflcli.commands.comparison.variants import (
     stack_pools,
 )
 from pflcli.errors import ComputationError, InputError, PflError, UsageError, closest
-from pflcli.evaluation import coverage, scoring, simulated_time, stack_references, summary, time_to_target
+from pflcli.evaluation import coverage, round_costs, scoring, stack_references, summary
 from pflcli.evaluation.metrics import catalogue
 from pflcli.execution import Execution
 from pflcli.federation.privacy import guarantee
@@ -89,7 +89,7 @@ def compare(asked: Compare) -> Outcome:
     execution = asked.execution or Execution()
     out = Path(asked.out)
     require_folder(out)
-    time_to_target.require_share(asked.target)
+    round_costs.check_target(asked.target)
     coverage.check_options(asked.coverage)
     table = TableOptions(
         asked.target,
@@ -345,7 +345,7 @@ class TableOptions:
             "baseline": baseline,
             "statistics": summary.STATISTICS,
             **({} if self.target is None else {"target": self.target}),
-            **({} if self.link is None else {"link": str(simulated_time.Link.parse(self.link))}),
+            **({} if self.link is None else {"link": str(round_costs.Link.parse(self.link))}),
             **({} if metrics == catalogue.DEFAULT else {"metric": list(metrics)}),
             **({} if self.positive is None else {"positive": self.positive}),
             **({} if self.coverage is None else {"coverage": self.coverage}),
@@ -427,7 +427,7 @@ def _tabulate(
         if job.is_result:
             failed_seeds.setdefault(job.name, []).append(job.seed)
 
-    link = simulated_time.Link.parse(request["link"]) if "link" in request else None
+    link = round_costs.Link.parse(request["link"]) if "link" in request else None
     metric_names = tuple(request.get("metric", catalogue.DEFAULT))
 
     def build(work: ArtifactWriter) -> Built:

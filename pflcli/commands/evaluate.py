@@ -11,7 +11,7 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import open_all
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError, closest
-from pflcli.evaluation import coverage, scoring, simulated_time, summary, time_to_target
+from pflcli.evaluation import coverage, round_costs, scoring, summary
 from pflcli.evaluation.metrics import catalogue
 from pflcli.execution import Execution
 from pflcli.options.declaration import command
@@ -26,7 +26,7 @@ def evaluate(asked: Evaluate) -> Outcome:
     Gains are measured against ``baseline`` with the same partition and seed or, if that is not among the predictions,
     against the backbone's predictions that are stored beside those of the method. ``target`` is a validation accuracy;
     the table then says how long each method took to reach it (``time_to_target``). ``link``, ``UP:DOWN`` in Mbit/s,
-    adds how long the rounds would take behind such links (``simulated_time``). The first of ``metrics`` ranks the
+    adds how long the rounds would take behind such links (``round_costs``). The first of ``metrics`` ranks the
     methods, and gains, conclusion and picture use it; the others are computed too. ``positive`` names the positive one
     of two classes for sensitivity, specificity and average precision, by default the last class.
     ``coverage`` adds prediction sets that contain the true class with this probability, calibrated on validation
@@ -36,9 +36,9 @@ def evaluate(asked: Evaluate) -> Outcome:
     an invalid target, link or coverage; InputError if there are no validation samples to calibrate on.
     """
     execution = asked.execution or Execution()
-    time_to_target.require_share(asked.target)
+    round_costs.check_target(asked.target)
     metric_names = catalogue.parse_names(catalogue.DEFAULT if asked.metrics is None else asked.metrics)
-    speeds = None if asked.link is None else simulated_time.Link.parse(asked.link)
+    speeds = None if asked.link is None else round_costs.Link.parse(asked.link)
     if asked.split not in client_blocks.SPLITS:
         raise UsageError(f"unknown split '{asked.split}'", closest(asked.split, client_blocks.SPLITS))
     coverage.check_options(asked.coverage, asked.split)

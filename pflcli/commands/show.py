@@ -12,7 +12,7 @@ from pflcli.artifacts.kinds import audit, evaluation
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact, follow
 from pflcli.errors import InputError, UsageError
-from pflcli.evaluation import artifact_charts, figures
+from pflcli.evaluation import figures
 from pflcli.evaluation.charts import vega
 
 
@@ -75,15 +75,10 @@ def plot(path: Path | str, out: Path | str, rounds: Sequence[int] = ()) -> None:
     if form not in vega.FORMATS:
         name = out.with_suffix(".png") if out.name else "FILE.png"
         raise UsageError(f"{out} is not the name of a PNG, SVG or PDF file", f"--plot {name}")
-    artifact = open_one(path, "partition", "predictions", *figures.KINDS)
+    artifact = open_one(path, *figures.KINDS)
     if rounds and artifact.kind != "predictions":
         raise UsageError(f"--plot-rounds needs predictions; {artifact.path} is a {artifact.kind} without rounds")
-    if artifact.kind in figures.KINDS:
-        _write(out, figures.render(artifact, form))
-    elif artifact.kind == "partition":
-        _write(out, vega.render(artifact_charts.draw_partition(artifact), form))
-    else:
-        _write(out, vega.render(artifact_charts.draw_predictions(artifact, rounds), form))
+    _write(out, figures.render(artifact, form, rounds))
 
 
 def attention(path: Path | str, out: Path | str, rounds: Sequence[int] = ()) -> None:
@@ -91,7 +86,7 @@ def attention(path: Path | str, out: Path | str, rounds: Sequence[int] = ()) -> 
 
     Raises UsageError if there is none, InputError if ``path`` is another kind of artifact or ``out`` is not writable.
     """
-    _write(Path(out), artifact_charts.attention_csv(open_one(path, "predictions"), rounds))
+    _write(Path(out), figures.list_attention(open_one(path, "predictions"), rounds))
 
 
 def _write(out: Path, content: bytes) -> None:

@@ -1,9 +1,11 @@
-"""Identify the clients of stored predictions: their names, and which are the same under several seeds."""
+"""The clients of stored predictions: their names, which are the same under several seeds, and their table."""
 
 from __future__ import annotations
 
+import io
 import re
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +13,9 @@ from numpy.typing import NDArray
 from pflcli.artifacts import codebook
 from pflcli.artifacts.reader import Artifact, ancestor, follow
 from pflcli.errors import GoneError, InputError
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 _NUMBERED = re.compile(r"client-\d+")
 """Names that a partition gives to clients without names in the data."""
@@ -20,6 +25,21 @@ def read_names(artifact: Artifact) -> list[str] | None:
     """Return the names (m,) of the clients in the data; None if they are unnamed or unknown."""
     known = list(codebook.read(artifact).clients)
     return None if all(_NUMBERED.fullmatch(name) for name in known) else known
+
+
+def read_client_table(artifact: Artifact) -> pd.DataFrame:
+    """Return ``clients.csv`` of an evaluation or a comparison; raises InputError if it is damaged."""
+    import pandas as pd
+
+    text = artifact.read("clients.csv")
+    with artifact.parsing("clients.csv"):
+        return pd.read_csv(
+            io.BytesIO(text),
+            dtype={"method": str, "name": str},
+            keep_default_na=False,
+            na_values=[""],
+            encoding="utf-8",
+        )
 
 
 def identify_clients(

@@ -10,7 +10,7 @@ import numpy as np
 
 from pflcli.artifacts.reader import Artifact
 from pflcli.errors import GoneError
-from pflcli.evaluation import time_to_target
+from pflcli.evaluation import round_costs
 
 _MIN_RISE = 0.01
 """Smallest rise that is reported: one point."""
@@ -74,7 +74,7 @@ def _mean_curve(artifacts: Sequence[Artifact]) -> tuple[list[int], list[float]] 
     curves = []
     for artifact in artifacts:
         try:
-            column, rows = time_to_target.read_rounds(artifact)
+            column, rows = round_costs.read_rounds(artifact)
         except GoneError:
             return None
         curves.append(select_measured(rows, column))

@@ -7,7 +7,6 @@ Gains over the baseline use the same test (``metrics/gains.py``).
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -156,11 +155,10 @@ def find_best_group(artifact: Artifact, metrics: Mapping[str, Any], name: str) -
     }
     if not _is_mean(metric) or len(values) < 2:
         return set()
-    table = _read_clients(artifact)
+    table = client_identity.read_client_table(artifact)
     if column not in table:
         return set()
-    sign = -1 if metric.lower_is_better else 1
-    best = max(values, key=lambda label: sign * values[label])
+    best = max(values, key=lambda label: metric.sign * values[label])
     samples = f"n_{metrics['split']}"
     is_one_partition = client_identity.is_one_partition(artifact)
     p: dict[str, float] = {}
@@ -184,14 +182,6 @@ def _is_mean(metric: Metric) -> bool:
     """Return whether a metric is a mean over clients, weighted by samples or not."""
     is_weighted = metric.is_per_client and metric.weighting == catalogue.BY_SAMPLES
     return is_weighted or (bool(metric.score) and metric.over in (scores.mean, scores.weighted_mean))
-
-
-def _read_clients(artifact: Artifact) -> pd.DataFrame:
-    """Return ``clients.csv``; raises InputError if it is damaged."""
-    text = artifact.read("clients.csv")
-    with artifact.parsing("clients.csv"):
-        words = {"method": str, "name": str}
-        return pd.read_csv(io.BytesIO(text), dtype=words, keep_default_na=False, na_values=[""], encoding="utf-8")
 
 
 def _pair_differences(

@@ -22,15 +22,14 @@ from pflcli.evaluation import (
     convergence,
     coverage,
     figures,
-    simulated_time,
+    round_costs,
     summary,
-    time_to_target,
 )
 from pflcli.evaluation.charts import clients as client_charts
 from pflcli.evaluation.charts.vega import Spec
 from pflcli.evaluation.metrics import catalogue, scores
 from pflcli.evaluation.presentation import conclusion, prediction_sets, tables
-from pflcli.evaluation.simulated_time import Link
+from pflcli.evaluation.round_costs import Link
 from pflcli.evaluation.summary import Scored
 
 _ONE_VERSUS_REST = {"auroc", "average_precision"}
@@ -78,11 +77,11 @@ def summarize(
     if target is not None:
         table["target"] = target
         for method, items in zip(table["methods"], groups.values(), strict=True):
-            method["metrics"] |= time_to_target.summarize([item.artifact for item in items], target)
+            method["metrics"] |= round_costs.summarize_time_to_target([item.artifact for item in items], target)
     if link is not None:
         table["link"] = str(link)
         for method, items in zip(table["methods"], groups.values(), strict=True):
-            method["metrics"] |= simulated_time.summarize([item.artifact for item in items], link, target)
+            method["metrics"] |= round_costs.summarize_simulated_time([item.artifact for item in items], link, target)
     if scored[0].sets is not None:
         table["sets"] = coverage.summarize_sets(groups)
     summary.correct_p_values(table["methods"], table["baseline"])

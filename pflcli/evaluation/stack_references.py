@@ -77,8 +77,7 @@ def choose_best_by_client(items: Sequence[Scored]) -> NDArray[np.float32]:
 
     All ``items`` must have the same samples.
     """
-    lower = _metric(items[0]).lower_is_better
-    table = np.stack([-item.score if lower else item.score for item in items])
+    table = _metric(items[0]).sign * np.stack([item.score for item in items])
     best = np.where(np.isnan(table), -math.inf, table).argmax(axis=0)
     by_sample = np.repeat(best, items[0].n)
     p = items[0].answers.parts["p"].copy()
@@ -95,7 +94,7 @@ def _validation_score(item: Scored) -> float:
     value = metric.score_run(
         {metric.name: metric.score_clients(p, y, offsets, item.positive)}, np.diff(offsets), p, y, item.positive
     )
-    return -math.inf if math.isnan(value) else -value if metric.lower_is_better else value
+    return metric.rank(value)
 
 
 def _values(item: Scored, p: NDArray[np.float32]) -> dict[str, float]:

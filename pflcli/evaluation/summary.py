@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from pflcli import rng
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import Artifact
-from pflcli.evaluation import client_identity, time_to_target
+from pflcli.evaluation import client_identity, round_costs
 from pflcli.evaluation.coverage import ClientSets
 from pflcli.evaluation.metrics import catalogue, gains, scores
 
@@ -57,8 +57,8 @@ class Scored:
         """The improvement of each client's score over the baseline, (m,), positive if better; nan where unknown."""
         if self.baseline is None:
             return np.full(len(self.n), math.nan)
-        lower = catalogue.METRICS[self.metric_names[0]].lower_is_better
-        return self.baseline - self.score if lower else self.score - self.baseline
+        sign = catalogue.METRICS[self.metric_names[0]].sign
+        return sign * self.score - sign * self.baseline  # in this form, equal scores give 0, not -0
 
     @property
     def samples(self) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -110,8 +110,7 @@ def _privacy(items: Sequence[Scored]) -> dict[str, Any]:
 def rank(row: Mapping[str, Any], metric_names: Sequence[str]) -> float:
     """Return a sort key that is higher for better methods; minus infinity if the metric is undefined."""
     metric = catalogue.METRICS[metric_names[0]]
-    value: float = row["metrics"][metric.name]["value"]
-    return -math.inf if math.isnan(value) else -value if metric.lower_is_better else value
+    return metric.rank(row["metrics"][metric.name]["value"])
 
 
 def correct_p_values(methods: Sequence[dict[str, Any]], baseline: str | None) -> None:
@@ -238,7 +237,7 @@ def _add_train_accuracy(metrics: _Row, items: Sequence[Scored]) -> None:
 
 def _add_last_rounds(metrics: _Row, items: Sequence[Scored]) -> None:
     """Add the mean test accuracy over the last rounds, if it was measured after each of them."""
-    known = [time_to_target.last_accuracies(item.artifact) for item in items]
+    known = [round_costs.last_accuracies(item.artifact) for item in items]
     if all(known):
         count = min(map(len, known))
         metrics.add("last_rounds_accuracy", count, [float(np.mean(each)) for each in known], words=str(count))
@@ -258,7 +257,7 @@ def _add_costs(metrics: _Row, items: Sequence[Scored]) -> None:
     metrics.add("megabytes_per_client", runs, shared)
     if all("model_bytes" in fact.summary for fact in facts):
         moved = [
-            1e6 * megabytes * time_to_target.exchanges_per_byte(item.artifact)
+            1e6 * megabytes * round_costs.exchanges_per_byte(item.artifact)
             for megabytes, item in zip(total, items, strict=True)
         ]
         metrics.add("exchanges", runs, moved)

@@ -143,17 +143,17 @@ def test_other_features_are_refused(pfl, artifacts, tmp_path):
 
 
 def test_pictures_name_clients_and_classes(monkeypatch, artifacts, tmp_path):
-    from pflcli.evaluation import artifact_charts
+    from pflcli.evaluation import figures
 
     drawn = {}
-    monkeypatch.setattr(artifact_charts, "draw_holdings", lambda *args: drawn.update(holdings=args) or b"")
-    monkeypatch.setattr(artifact_charts, "draw_neighbours", lambda *args: drawn.update(neighbours=args) or b"")
-    artifact_charts.draw_partition(open_artifact(artifacts / "p"))
+    monkeypatch.setattr(figures, "draw_holdings", lambda *args: drawn.update(holdings=args) or b"")
+    monkeypatch.setattr(figures, "draw_neighbours", lambda *args: drawn.update(neighbours=args) or b"")
+    figures.draw_partition(open_artifact(artifacts / "p"))
     _, title, _, _, names, classes = drawn["holdings"]
     assert title == "visits.csv, natural, 3 clients"
     assert (sorted(names), classes) == (sorted(CLIENTS), ("no", "yes"))
     personalize("gossip", artifacts / "p", tmp_path / "g", settings={"model": "mlp", "rounds": 1, "lr": 0.01})
-    artifact_charts.draw_predictions(open_artifact(tmp_path / "g"))
+    figures.draw_predictions(open_artifact(tmp_path / "g"))
     assert drawn["neighbours"][2] == "visits.csv: gossip, 3 clients, after 1 round"
     assert sorted(drawn["neighbours"][4]) == sorted(CLIENTS)
 

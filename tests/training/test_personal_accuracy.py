@@ -23,7 +23,7 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
 from pflcli.evaluation.metrics import client_relations
-from pflcli.evaluation.simulated_time import Link
+from pflcli.evaluation.round_costs import Link
 from pflcli.execution import Execution
 from pflcli.parameters.model_table import ModelTable
 from pflcli.training import loop, personal_accuracy

@@ -25,11 +25,6 @@ _MAX_DOTS = 3000
 """Greatest number of dots in all small panels together."""
 
 
-def sign(metric: Metric) -> int:
-    """Return the factor, 1 or -1, by which to multiply scores so that higher is better."""
-    return -1 if metric.lower_is_better else 1
-
-
 def draw_clients(
     names: Sequence[str],
     scores: Mapping[str, Scores],
@@ -47,7 +42,7 @@ def draw_clients(
     means = np.where(known, table, 0).sum(axis=0) / np.maximum(known.sum(axis=0), 1)
     base = scores.get(baseline) if baseline is not None else None
     reference = np.where(known.any(axis=0), means, np.nan) if base is None else base
-    order = np.argsort(np.nan_to_num(sign(metric) * reference, nan=-np.inf), kind="stable")
+    order = np.argsort(np.nan_to_num(metric.sign * reference, nan=-np.inf), kind="stable")
     methods = [name for name in scores if name != baseline]
     spread = np.linspace(0.3, -0.3, len(methods)) if len(methods) > 1 else np.zeros(len(methods))
     dots: list[Row] = [
@@ -176,7 +171,7 @@ def rank_axes(values: Sequence[float], metric: Metric) -> Spec:
 def rank_clients(values: Scores, metric: Metric) -> tuple[Any, Scores]:
     """Return the clients with a score, the worst served first, and the rank of each in percent of the clients."""
     known = np.flatnonzero(~np.isnan(values))
-    known = known[np.argsort(sign(metric) * values[known], kind="stable")]
+    known = known[np.argsort(metric.sign * values[known], kind="stable")]
     return known, 100 * (np.arange(len(known)) + 0.5) / max(len(known), 1)
 
 
@@ -189,7 +184,7 @@ def _gain_panels(scores: Mapping[str, Scores], baseline: str, columns: int, metr
     """Return a panel per method with a dot per client: its gain against its score under the baseline."""
     reference = scores[baseline]
     others = [name for name in scores if name != baseline]
-    factor = (100 if metric.percent else 1) * sign(metric)
+    factor = metric.scale * metric.sign
     gains = {name: factor * (scores[name] - reference) for name in others}
     colours = vega.method_styles([*scores], baseline)
     most = max(_MAX_DOTS // len(others), 1)

@@ -73,6 +73,20 @@ class Metric:
     """whether it is defined for two classes only"""
 
     @property
+    def sign(self) -> int:
+        """The factor, 1 or -1, by which to multiply a score so that higher is better."""
+        return -1 if self.lower_is_better else 1
+
+    @property
+    def scale(self) -> int:
+        """The factor by which tables and charts multiply a score: 100 for percentages."""
+        return 100 if self.percent else 1
+
+    def rank(self, score: float) -> float:
+        """Return a sort key that is higher for a better score; minus infinity for nan."""
+        return -math.inf if math.isnan(score) else self.sign * score
+
+    @property
     def is_per_client(self) -> bool:
         """Whether it is computed per client."""
         return any(formula is not None for formula in (self.per_sample, self.formula, self.binary_formula))

@@ -19,15 +19,13 @@ from pflcli.evaluation.charts import vega
 from pflcli.evaluation.charts.vega import GREY, LIGHT, Row, Spec, channel
 from pflcli.evaluation.page.comparison import Comparison, metric_value
 from pflcli.evaluation.page.runs import Holdings, Relation, Runs
-from pflcli.evaluation.page.sentences import over
+from pflcli.evaluation.presentation import tables
 from pflcli.wording import counted
 
 MAX_NAMED_CLIENTS = 40
 """Up to this number, each client has a row with its name."""
 
-_FEW_CLIENTS = 10
-"""Up to this number of clients the bottom decile is the worst client."""
-_FEW_METHODS = 12
+_MAX_NAMED_METHODS = 12
 """Up to this number of methods, their names stand beside their points."""
 _ROW = 20
 """Height in pixels of a row of a chart with one row per client or class."""
@@ -145,7 +143,7 @@ def _draw_ranked(comparison: Comparison) -> Chart:
         "encoding": {**axes, "color": vega.method_colour(methods, baseline), "tooltip": [_tip("client"), *tips]},
     }
     count = len(clients.names)
-    decile = [{**vega.level_line(10, "x", strokeDash=[3, 3], opacity=0.5)}] * (count > _FEW_CLIENTS)
+    decile = [{**vega.level_line(10, "x", strokeDash=[3, 3], opacity=0.5)}] * (count > tables.MAX_FEW_CLIENTS)
     marked = " The dashed line marks the bottom decile: a tenth of the clients lie left of it." if decile else ""
     thinned = f" Curves go through {vega.QUANTILES + 1} quantiles." if count > vega.QUANTILES else ""
     caption = (
@@ -155,9 +153,14 @@ def _draw_ranked(comparison: Comparison) -> Chart:
     return Chart("ranked", "All clients, ranked", caption, _finish({"layer": [*decile, lines, dot]}))
 
 
+def _title_gain(comparison: Comparison) -> str:
+    """Return the title of an axis of gains."""
+    return f"gain over {comparison.baseline_name}{' (points)' if comparison.metric.percent else ''}"
+
+
 def _draw_cost(comparison: Comparison) -> Chart | None:
     """Return the gain of each method against its communication; None if fewer than two methods have a gain."""
-    scale = 100 if comparison.metric.percent else 1
+    scale = comparison.metric.scale
     rows: list[Row] = []
     for row in comparison.rows:
         gain = row["metrics"].get("gain", {})
@@ -177,11 +180,10 @@ def _draw_cost(comparison: Comparison) -> Chart | None:
         )
     if len(rows) < 2:
         return None
-    unit = " (points)" if comparison.metric.percent else ""
     ends = [0.0, *(row[key] for row in rows for key in ("low", "high"))]
     room = 0.05 * (max(ends) - min(ends)) or 1.0
     scale_y: Spec = {"domain": [float(f"{min(ends) - room:.4g}"), float(f"{max(ends) + room:.4g}")], "nice": False}
-    y: Spec = {"title": f"gain over {over(comparison)}{unit}, 95 % interval", "scale": scale_y}
+    y: Spec = {"title": f"{_title_gain(comparison)}, 95 % interval", "scale": scale_y}
     constant = 10 ** math.floor(math.log10(min((row["MB"] for row in rows if row["MB"] > 0), default=1.0)))
     scale_x, ticks = _logarithmic([row["MB"] for row in rows], constant)
     form = ",.0f" if ticks[1] >= 1 else ",.4~f"
@@ -196,7 +198,7 @@ def _draw_cost(comparison: Comparison) -> Chart | None:
             *(_tip(name, ".4~g") for name in ("MB", "seconds")),
         ],
     }
-    few = len(rows) <= _FEW_METHODS
+    few = len(rows) <= _MAX_NAMED_METHODS
     zero = {**vega.level_line(0, "y", strokeDash=[3, 3], opacity=0.6)}
     zero["encoding"] = {"y": channel("level", **y)}
     names: list[Spec] = [
@@ -232,9 +234,9 @@ def _draw_cost(comparison: Comparison) -> Chart | None:
         ],
     }
     caption = (
-        f"Gain of each method over {over(comparison)} against the data it sends. Upper left is best. Bars are 95 % "
-        "intervals. The horizontal axis is logarithmic, with 0 at its left end; methods that send the same amount are "
-        "drawn side by side." + ("" if few else " Highlight a method to see its name.")
+        f"Gain of each method over {comparison.baseline_name} against the data it sends. Upper left is best. Bars are "
+        "95 % intervals. The horizontal axis is logarithmic, with 0 at its left end; methods that send the same amount "
+        "are drawn side by side." + ("" if few else " Highlight a method to see its name.")
     )
     return Chart("cost", "Gain against bytes", caption, _finish({"layer": [zero, points]}))
 
@@ -287,7 +289,7 @@ def _place_labels(rows: list[Row]) -> list[Row]:
 
 
 def _draw_dumbbell(comparison: Comparison) -> Chart | None:
-    clients, baseline, sign = comparison.clients, comparison.clients.baseline, client_charts.sign(comparison.metric)
+    clients, baseline, sign = comparison.clients, comparison.clients.baseline, comparison.metric.sign
     assert baseline is not None
     rows: list[Row] = []
     for label in comparison.methods:
@@ -311,9 +313,10 @@ def _draw_dumbbell(comparison: Comparison) -> Chart | None:
         return None
     few = len(clients.drawn) <= MAX_NAMED_CLIENTS
     shown = f"{len(clients.drawn)} of {len(clients.names)} clients, evenly spaced in this order" * clients.is_thinned
+    reference = comparison.baseline_name
     caption = (
-        f"One {'row' if few else 'column'} per client, the worst served by {over(comparison)} first. The grey mark is "
-        f"{over(comparison)}; the line leads to the method, blue where it gains and orange where it loses. Highlight "
+        f"One {'row' if few else 'column'} per client, the worst served by {reference} first. The grey mark is "
+        f"{reference}; the line leads to the method, blue where it gains and orange where it loses. Highlight "
         f"another method to see its gains.{f' Shown: {shown}.' if shown else ''}"
     )
     height = _ROW * len(clients.drawn) + 60 if few else _HEIGHT
@@ -327,7 +330,7 @@ def _dumbbell_layers(rows: list[Row], comparison: Comparison, few: bool) -> Spec
     """Return a line per client from the baseline's score to the method's; rows for ``few`` clients, else columns."""
     numbers = [row[key] for row in rows for key in ("score", "baseline")]
     score = {
-        "title": f"{comparison.metric.heading}: {over(comparison)} (grey) and the method",
+        "title": f"{comparison.metric.heading}: {comparison.baseline_name} (grey) and the method",
         "axis": vega.score_axis(comparison.metric),
         "scale": vega.score_scale(numbers, comparison.metric),
     }
@@ -413,18 +416,17 @@ def _draw_learning(comparison: Comparison, runs: Runs) -> Chart:
 
 def _draw_tuned(comparison: Comparison) -> list[Chart]:
     """Return a chart for each option that clients tuned on validation samples, such as lambda."""
-    clients, sign = comparison.clients, client_charts.sign(comparison.metric)
+    clients = comparison.clients
     charts: list[Chart] = []
     for name in dict.fromkeys(name for _, name in clients.tuned):
         rows: list[Row] = []
         for (label, other), values in clients.tuned.items():
             if other == name:
-                rows += _tuned_rows(label, values, clients.drawn, comparison, sign)
+                rows += _tuned_rows(label, values, clients.drawn, comparison)
         if not rows:
             continue
         is_gain = clients.baseline is not None
-        unit = " (points)" if comparison.metric.percent else ""
-        title = f"gain over {over(comparison)}{unit}" if is_gain else comparison.metric.heading
+        title = _title_gain(comparison) if is_gain else comparison.metric.heading
         spec = {
             **vega.data(rows),
             "mark": {"type": "point", "filled": True, "size": 60},
@@ -448,12 +450,10 @@ def _draw_tuned(comparison: Comparison) -> list[Chart]:
     return charts
 
 
-def _tuned_rows(
-    label: str, values: NDArray[np.float64], drawn: NDArray[np.intp], comparison: Comparison, sign: int
-) -> list[Row]:
-    clients, scale = comparison.clients, 100 if comparison.metric.percent else 1
+def _tuned_rows(label: str, values: NDArray[np.float64], drawn: NDArray[np.intp], comparison: Comparison) -> list[Row]:
+    clients, metric = comparison.clients, comparison.metric
     base = clients.baseline
-    outcome = clients.scores[label] if base is None else sign * scale * (clients.scores[label] - base)
+    outcome = clients.scores[label] if base is None else metric.sign * metric.scale * (clients.scores[label] - base)
     return [
         {"method": label, "client": clients.names[client], "value": values[client], "outcome": outcome[client]}
         for client in drawn.tolist()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -20,6 +19,7 @@ from pflcli.evaluation import client_identity
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.metrics.catalogue import Metric
+from pflcli.evaluation.presentation import conclusion
 
 Scores = NDArray[np.float64]
 
@@ -87,11 +87,7 @@ class Comparison:
     @property
     def rows(self) -> list[Mapping[str, Any]]:
         """The rows of the table, best method first."""
-        sign = -1 if self.metric.lower_is_better else 1
-        return sorted(
-            self.metrics["methods"],
-            key=lambda row: -_replace_nan(sign * metric_value(row, self.metric.name), -math.inf),
-        )
+        return sorted(self.metrics["methods"], key=lambda row: -self.metric.rank(metric_value(row, self.metric.name)))
 
     @property
     def methods(self) -> list[str]:
@@ -108,6 +104,11 @@ class Comparison:
         """The reference of gains: a method, ``global`` (the global model), or None."""
         name: str | None = self.metrics["baseline"]
         return name
+
+    @property
+    def baseline_name(self) -> str:
+        """The name of the baseline in a sentence."""
+        return conclusion.name_baseline(str(self.baseline))
 
     @property
     def seeds(self) -> list[int]:
@@ -138,10 +139,6 @@ def metric_value(row: Mapping[str, Any], name: str) -> float:
     return math.nan if number is None else float(number)
 
 
-def _replace_nan(number: float, otherwise: float) -> float:
-    return otherwise if math.isnan(number) else number
-
-
 def _ranking(metrics: Mapping[str, Any]) -> str:
     """Return the metric that ranks methods; raises InputError if this version does not know it."""
     name: str = next(iter(metrics.get("metric", ())), catalogue.DEFAULT[0])
@@ -154,11 +151,9 @@ def read_comparison(artifact: Artifact) -> Comparison:
     """Read a comparison or an evaluation; raises InputError if a file is damaged."""
     metrics = evaluation.read(artifact)
     ranking = _ranking(metrics)
-    text = artifact.read("clients.csv")
+    table = client_identity.read_client_table(artifact)
     with artifact.parsing("clients.csv"):
-        words = {"method": str, "name": str}
-        table = pd.read_csv(io.BytesIO(text), dtype=words, keep_default_na=False, na_values=[""], encoding="utf-8")
-        table = table.astype({column: np.float64 for column in table.columns if column not in words})
+        table = table.astype({column: np.float64 for column in table.columns if column not in ("method", "name")})
         clients = _read_clients(table, metrics, ranking, client_identity.is_one_partition(artifact))
     return Comparison(artifact, metrics, clients)
 

@@ -156,9 +156,8 @@ def _render_section(section: Section, number: int, several: bool) -> str:
     heading = f"<h2{mark}>{escape(section.title)}</h2>"
     lead, *facts = sentences.answer(comparison)
     points = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
-    notes = "".join(
-        f"<li>{_format_note(note)}</li>" for note in [*sentences.small_print(comparison), *section.runs.remarks]
-    )
+    lines = [*sentences.small_print(comparison), *section.runs.remarks]
+    notes = "".join(f"<li>{_format_note(line)}</li>" for line in lines)
     return (
         f'<section class="comparison" id="c{number}">{heading}\n'
         f'<div class="answer"><p>{escape(lead)}</p><ul>{points}</ul></div>\n{_render_facts(section)}'
@@ -185,7 +184,7 @@ def _render_facts(section: Section) -> str:
         ("seeds", ", ".join(map(str, comparison.seeds))),
         ("scored on", f"{comparison.metrics['split']} samples"),
         ("ranked by", comparison.metric.heading),
-        ("baseline", sentences.over(comparison) if comparison.baseline else "none"),
+        ("baseline", comparison.baseline_name if comparison.baseline else "none"),
         ("learned from", _describe_splits(comparison)),
         ("tuning", budget),
     ]

@@ -12,9 +12,6 @@ from pflcli.evaluation.page.comparison import Comparison, metric_value
 from pflcli.evaluation.presentation import conclusion, tables
 from pflcli.wording import counted, listed
 
-_FEW = 10
-"""Up to this number of clients the bottom decile is the worst client."""
-
 
 def answer(comparison: Comparison) -> list[str]:
     """Return the answer, a sentence per fact: gain, worst-served clients, clients better off, cost, harmful methods."""
@@ -39,29 +36,16 @@ def small_print(comparison: Comparison) -> list[str]:
     return lines + [f"{name} failed under seed {', '.join(map(str, seeds))}" for name, seeds in failed.items()]
 
 
-def over(comparison: Comparison) -> str:
-    """Return the name of the baseline in a sentence."""
-    return "the global model" if comparison.baseline == "global" else str(comparison.baseline)
-
-
 def format_difference(number: float, metric: Metric) -> str:
     """Return a difference of scores in points, or in the unit of the metric, without a sign."""
-    if metric.percent:
-        return f"{100 * abs(number):.1f} points"
-    return f"{abs(number):.{metric.digits}f}"
-
-
-def format_score(number: float, metric: Metric) -> str:
-    """Return a score, in percent where the metric is a fraction."""
-    return f"{100 * number:.1f} %" if metric.percent else f"{number:.{metric.digits}f}"
+    return f"{metric.scale * abs(number):.{metric.digits}f}{' points' if metric.percent else ''}"
 
 
 def _interval(gain: Mapping[str, Any], metric: Metric) -> str:
     if not gain.get("interval"):
         return ""
-    scale, digits = (100, 1) if metric.percent else (1, metric.digits)
-    low, high = (scale * bound for bound in gain["interval"])
-    return f" (95 % interval {low:.{digits}f} to {high:.{digits}f})"
+    low, high = (metric.scale * bound for bound in gain["interval"])
+    return f" (95 % interval {low:.{metric.digits}f} to {high:.{metric.digits}f})"
 
 
 def _describe_gain(comparison: Comparison, label: str) -> str:
@@ -74,7 +58,7 @@ def _describe_gain(comparison: Comparison, label: str) -> str:
     if comparison.metrics.get("conclusion", {}).get("best") == label:
         return (
             f"{label} serves {people} {format_difference(gain['value'], metric)} better than "
-            f"{over(comparison)}{measure}{_interval(gain, metric)}."
+            f"{comparison.baseline_name}{measure}{_interval(gain, metric)}."
         )
     compared = comparison.metrics.get("conclusion", {}).get("compared", 1)
     known = {"interval", "p_corrected"} <= gain.keys()  # tables of old versions lack them
@@ -84,7 +68,7 @@ def _describe_gain(comparison: Comparison, label: str) -> str:
     else:
         first = f"{label} is"
     return (
-        f"{first} {format_difference(gain['value'], metric)} {word} than {over(comparison)}{measure}"
+        f"{first} {format_difference(gain['value'], metric)} {word} than {comparison.baseline_name}{measure}"
         f"{_interval(gain, metric)}; {doubt}."
     )
 
@@ -93,32 +77,31 @@ def _describe_best(comparison: Comparison) -> str:
     best, metric = comparison.rows[0], comparison.metric
     number = metric_value(best, metric.name)
     people = counted(tables.count_clients(best), "client")
-    result = "an unknown" if math.isnan(number) else f"{metric.heading} {format_score(number, metric)} for"
+    result = "an unknown" if math.isnan(number) else f"{metric.heading} {conclusion.format_score(number, metric)} for"
     alone = "" if comparison.baseline else "; the gain is unknown because the baseline was not compared"
     return f"{best['label']} has {result} {people}, the best of {counted(len(comparison.rows), 'method')}{alone}."
 
 
 def _describe_worst_served(comparison: Comparison, label: str) -> list[str]:
     row, metric = comparison.row(label), comparison.metric
-    few = tables.count_clients(row) <= _FEW
+    few = tables.count_clients(row) <= tables.MAX_FEW_CLIENTS
     part = "worst" if few else "bottom_decile"
     before, after = row["metrics"]["gain"].get(f"baseline_{part}"), metric_value(row, catalogue.part(metric.name, part))
     if before is None or math.isnan(after):
         return []
     words = "The worst-served client" if few else "The worst-served tenth (bottom decile)"
-    change = (before - after) if metric.lower_is_better else (after - before)
+    change = metric.sign * (after - before)
     verdict = "is served as well" if abs(change) < 5e-4 else f"{'gains' if change > 0 else 'loses'} "
     size = "" if abs(change) < 5e-4 else format_difference(change, metric)
-    return [f"{words} {verdict}{size}: {format_score(after, metric)} instead of {format_score(before, metric)}."]
+    now, reference = (conclusion.format_score(score, metric) for score in (after, before))
+    return [f"{words} {verdict}{size}: {now} instead of {reference}."]
 
 
 def _describe_shares(comparison: Comparison, label: str) -> list[str]:
     metrics = comparison.row(label)["metrics"]
     if not {"better_off", "worse_off"} <= {*metrics}:
         return []
-    count = tables.count_clients(comparison.row(label))
-    if comparison.metric.optional:
-        count = round(metrics["gain"]["n"] / len(comparison.row(label)["seeds"]))
+    count = tables.count_compared_clients(comparison.row(label), comparison.metric)
     better, worse = (metrics[name] for name in ("better_off", "worse_off"))
     line = f"{round(better['value'] * count)} of {counted(count, 'client')} are better off, "
     line += f"{round(worse['value'] * count)} worse off"
@@ -137,9 +120,11 @@ def _describe_cost(comparison: Comparison, label: str) -> list[str]:
     if comparison.baseline in comparison.methods and label != comparison.baseline:
         base = metric_value(comparison.row(str(comparison.baseline)), "megabytes")
         if math.isclose(base, megabytes, rel_tol=0.005):
-            line = f"It needs no additional communication: {_megabytes(megabytes)}, the same as {over(comparison)}"
+            line = (
+                f"It needs no additional communication: {_megabytes(megabytes)}, the same as {comparison.baseline_name}"
+            )
         elif base > 0:
-            line += f", {_short(megabytes / base)} times as much as {over(comparison)}"
+            line += f", {_short(megabytes / base)} times as much as {comparison.baseline_name}"
     seconds = metric_value(row, "seconds")
     if not math.isnan(seconds):
         line += f"; a run took {_short(seconds)} s"
@@ -167,7 +152,7 @@ def _list_harmful(comparison: Comparison) -> list[str]:
         count = tables.count_clients(row)
         harms.append(f"{label} ({round(worse * count)} of {count} worse off)" if not math.isnan(worse) else label)
     local = [row for row in comparison.rows if row.get("method") == "local" and row["label"] not in labels]
-    lines = [f"Shown to be worse than {over(comparison)}: {listed(harms)}."] if harms else []
+    lines = [f"Shown to be worse than {comparison.baseline_name}: {listed(harms)}."] if harms else []
     for row in local:
         worse = metric_value(row, "worse_off")
         if row["label"] != comparison.chosen and not math.isnan(worse):

@@ -13,8 +13,6 @@ from pflcli.wording import as_typed, counted
 
 _ALPHA = 0.05
 """Family-wise error rate: the probability of wrongly calling any method better."""
-_MAX_FEW_CLIENTS = 10
-"""Up to this number of clients the bottom decile is the worst client."""
 
 
 def conclude(methods: Sequence[Mapping[str, Any]], baseline: str | None, metric: str = "accuracy") -> dict[str, Any]:
@@ -36,17 +34,22 @@ def conclude(methods: Sequence[Mapping[str, Any]], baseline: str | None, metric:
     }
     entry = catalogue.METRICS[metric]
     by = "" if metric == "accuracy" else f" by {entry.heading}"
-    over = "the global model" if baseline == "global" else baseline
-    if over is None:
+    if baseline is None:
         result["sentence"] = "no gain is known: the baseline was not compared"
     elif not by_sign[1]:
-        result["sentence"] = _describe_no_better(known, over, by, entry)
+        result["sentence"] = _describe_no_better(known, name_baseline(baseline), by, entry)
     else:
-        sign = -1 if entry.lower_is_better else 1
-        best = max(by_sign[1], key=lambda label: sign * known[label]["metrics"][metric]["value"])
+        best = max(by_sign[1], key=lambda label: entry.sign * known[label]["metrics"][metric]["value"])
         result["best"] = best
-        result["sentence"] = f"best{by}: " + _describe_best(known[best], over, len(known), len(by_sign[1]), entry)
+        result["sentence"] = f"best{by}: " + _describe_best(
+            known[best], name_baseline(baseline), len(known), len(by_sign[1]), entry
+        )
     return result
+
+
+def name_baseline(baseline: str) -> str:
+    """Return the name of a baseline in a sentence."""
+    return "the global model" if baseline == "global" else baseline
 
 
 def _is_shown(method: Mapping[str, Any], sign: int) -> bool:
@@ -55,11 +58,9 @@ def _is_shown(method: Mapping[str, Any], sign: int) -> bool:
 
 
 def _format_gain(gain: Mapping[str, Any], entry: Metric) -> str:
-    if not entry.percent:
-        low, high = gain["interval"]
-        return f"{gain['value']:+.{entry.digits}f} [{low:.{entry.digits}f}, {high:.{entry.digits}f}]"
-    low, high = (100 * bound for bound in gain["interval"])
-    return f"{100 * gain['value']:+.1f} points [{low:.1f}, {high:.1f}]"
+    unit = " points" if entry.percent else ""
+    value, low, high = (entry.scale * number for number in (gain["value"], *gain["interval"]))
+    return f"{value:+.{entry.digits}f}{unit} [{low:.{entry.digits}f}, {high:.{entry.digits}f}]"
 
 
 def _describe_no_better(known: Mapping[str, Mapping[str, Any]], over: str, by: str, entry: Metric) -> str:
@@ -94,11 +95,9 @@ def describe_doubt(gain: Mapping[str, Any], compared: int) -> str:
 
 
 def _describe_best(method: Mapping[str, Any], baseline: str, compared: int, better: int, entry: Metric) -> str:
-    metrics, count = method["metrics"], tables.count_clients(method)
-    if entry.optional:  # clients for which it is undefined do not count
-        count = round(metrics["gain"]["n"] / len(method["seeds"]))
+    metrics, count = method["metrics"], tables.count_compared_clients(method, entry)
     shares = {name: round(metrics[name]["value"] * count) for name in ("better_off", "worse_off")}
-    few = count <= _MAX_FEW_CLIENTS
+    few = count <= tables.MAX_FEW_CLIENTS
     name, words = ("worst", "worst client") if few else ("bottom_decile", "bottom decile")
     before, after = metrics["gain"][f"baseline_{name}"], metrics[catalogue.part(entry.name, name)]["value"]
     change = f"{100 * before:.0f} to {100 * after:.0f} %" if entry.percent else f"{before:.3f} to {after:.3f}"
@@ -174,7 +173,7 @@ def _describe_stacks(metrics: Mapping[str, Any]) -> list[str]:
         ]
         if entry is None or None in records:  # written by a newer version of pfl
             continue
-        stack, single, bound = (_format_value(record["value"], entry) for record in records if record)
+        stack, single, bound = (format_score(record["value"], entry) for record in records if record)
         best = ", ".join(dict.fromkeys(beside["best_by_validation"].values()))
         lines.append(
             f"`{label}` pools {', '.join(beside['pool'])}: {entry.heading} {stack}. The best of these on validation "
@@ -184,10 +183,11 @@ def _describe_stacks(metrics: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def _format_value(value: float | None, entry: Metric) -> str:
-    if value is None or math.isnan(value):
+def format_score(score: float | None, metric: Metric) -> str:
+    """Return a score, in percent where the metric is a fraction; ``-`` if it is unknown."""
+    if score is None or math.isnan(score):
         return "-"
-    return f"{100 * value:.1f} %" if entry.percent else f"{value:.{entry.digits}f}"
+    return f"{metric.scale * score:.{metric.digits}f}{' %' if metric.percent else ''}"
 
 
 def list_notes(metrics: Mapping[str, Any]) -> list[str]:

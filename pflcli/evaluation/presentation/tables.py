@@ -13,8 +13,8 @@ from pflcli.evaluation.metrics.catalogue import Metric
 MARK = "*"
 """Mark of a share of clients that exceeds chance."""
 
-_MAX_FEW_CLIENTS = 10
-"""Up to this number of clients the bottom decile is the worst client, and only one of the two is shown."""
+MAX_FEW_CLIENTS = 10
+"""Up to this number of clients the bottom decile is the worst client: tables show only one of the two."""
 
 KINDS = ("evaluation", "comparison")
 """The kinds of artifacts that have a table."""
@@ -72,7 +72,7 @@ def shown(metrics: Mapping[str, Any], columns: Sequence[str]) -> list[str]:
 
 def _is_decile_worst(metrics: Mapping[str, Any]) -> bool:
     """Return whether clients are so few that the bottom decile is the worst client."""
-    return max(map(count_clients, metrics["methods"])) <= _MAX_FEW_CLIENTS
+    return max(map(count_clients, metrics["methods"])) <= MAX_FEW_CLIENTS
 
 
 def _metric_names(metrics: Mapping[str, Any]) -> tuple[str, ...]:
@@ -92,6 +92,14 @@ def _column_entry(name: str, metric_names: Sequence[str]) -> Metric:
 def count_clients(method: Mapping[str, Any]) -> int:
     """Return the number of clients with samples per seed, from a method's row in the stored metrics."""
     count: int = method["metrics"].get("accuracy", {"n": 0})["n"]
+    return round(count / len(method["seeds"]))
+
+
+def count_compared_clients(method: Mapping[str, Any], metric: Metric) -> int:
+    """Return the number of clients per seed that a gain by this metric counts: those for which it is defined."""
+    if not metric.optional:
+        return count_clients(method)
+    count: int = method["metrics"]["gain"]["n"]
     return round(count / len(method["seeds"]))
 
 
@@ -122,7 +130,7 @@ def list_numbers(metrics: Mapping[str, Any]) -> tuple[list[str], list[list[Any]]
 def _cell(entry: Metric, metric: Mapping[str, Any] | None) -> str:
     if metric is None or metric["value"] is None or math.isnan(metric["value"]):
         return "-"
-    name, digits, scale = entry.name, entry.digits, 100 if entry.percent else 1
+    name, digits, scale = entry.name, entry.digits, entry.scale
     value, spread = metric["value"] * scale, metric.get("std_over_seeds")
     sign = "+" if name == "gain" and value > 0 else ""
     text = f"{sign}{value:.{digits}f}"

@@ -18,7 +18,7 @@ from pflcli.commands.evaluate import evaluate
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
 from pflcli.errors import ConflictError, UsageError
-from pflcli.evaluation import simulated_time, time_to_target
+from pflcli.evaluation import round_costs
 from pflcli.evaluation.presentation import tables
 from pflcli.execution import Execution
 
@@ -53,26 +53,31 @@ def artifact(out, rounds, seed=0, method="m", **more) -> Artifact:
     ],
 )
 def test_by_hand(tmp_path, rounds, target, expected):
-    actual = time_to_target.measure(artifact(tmp_path / "a", rounds), target)
+    actual = round_costs.measure_time_to_target(artifact(tmp_path / "a", rounds), target)
     assert (actual and tuple(actual.values())) == (expected and pytest.approx(expected))
-    assert not actual or list(actual) == list(time_to_target.METRICS)
+    assert not actual or list(actual) == list(round_costs.TARGET_METRICS)
 
 
 def test_a_model_is_one_to_every_client_that_takes_part(tmp_path):
-    actual = time_to_target.measure(artifact(tmp_path / "a", OWN, participants=2), 0.7)
+    actual = round_costs.measure_time_to_target(artifact(tmp_path / "a", OWN, participants=2), 0.7)
     assert actual["exchanges_to_target"] == pytest.approx(2 * 8.125)
 
 
 def test_the_global_accuracy_is_not_that_of_clients_that_adapt_after_the_rounds(tmp_path):
-    assert time_to_target.measure(artifact(tmp_path / "fedbabu", SHARED, method="fedbabu"), 0.81) is None
-    assert time_to_target.measure(artifact(tmp_path / "fedavg", SHARED, method="fedavg"), 0.81)["rounds_to_target"] == 1
-    actual = time_to_target.measure(artifact(tmp_path / "measured", OWN, method="fedbabu"), 0.71)
+    assert round_costs.measure_time_to_target(artifact(tmp_path / "fedbabu", SHARED, method="fedbabu"), 0.81) is None
+    assert (
+        round_costs.measure_time_to_target(artifact(tmp_path / "fedavg", SHARED, method="fedavg"), 0.81)[
+            "rounds_to_target"
+        ]
+        == 1
+    )
+    actual = round_costs.measure_time_to_target(artifact(tmp_path / "measured", OWN, method="fedbabu"), 0.71)
     assert actual["rounds_to_target"] == 3
 
 
 def test_seeds_that_never_reach_it_are_left_out_and_counted(tmp_path):
     runs = [artifact(tmp_path / str(i), text, i) for i, text in enumerate((OWN, LATER, HEAD))]
-    metrics = time_to_target.summarize(runs, 0.7)
+    metrics = round_costs.summarize_time_to_target(runs, 0.7)
     rounds = metrics["rounds_to_target"]
     assert (rounds["value"], rounds["std_over_seeds"], rounds["n"], rounds["of"]) == (
         2.5,
@@ -88,7 +93,7 @@ def test_seeds_that_never_reach_it_are_left_out_and_counted(tmp_path):
     columns, (numbers,) = tables.list_numbers(table)
     row = dict(zip(columns, numbers, strict=True))
     assert (row["rounds_to_target"], row["seeds_to_target"]) == (2.5, 2)
-    never = time_to_target.summarize(runs[:1], 0.99)
+    never = round_costs.summarize_time_to_target(runs[:1], 0.99)
     assert all(math.isnan(metric["value"]) and metric["n"] == 0 for metric in never.values())
     assert tables.build({**table, "methods": [{"label": "m", "seeds": [0], "metrics": never}]})[1][0][2:] == ["-"] * 4
 
@@ -112,12 +117,12 @@ def test_whose_rounds_they_are(runs):
     target = known(runs / "b", "validation_accuracy")[-1][1]
     first = next(number for number, value in known(runs / "b", "validation_accuracy") if value >= target)
     assert not (runs / "fedavg" / "rounds.csv").exists()
-    assert time_to_target.measure(open_artifact(runs / "fedavg"), target)["rounds_to_target"] == first
+    assert round_costs.measure_time_to_target(open_artifact(runs / "fedavg"), target)["rounds_to_target"] == first
     # In the rounds of the backbone nobody was fine-tuned, so nobody knows when that would have reached it.
-    assert time_to_target.measure(open_artifact(runs / "fedavg-plus"), 1e-9) is None
-    assert time_to_target.measure(open_artifact(runs / "local"), 1e-9) is None
+    assert round_costs.measure_time_to_target(open_artifact(runs / "fedavg-plus"), 1e-9) is None
+    assert round_costs.measure_time_to_target(open_artifact(runs / "local"), 1e-9) is None
     own = known(runs / "ditto", "personal_accuracy")
-    assert time_to_target.measure(open_artifact(runs / "ditto"), own[-1][1])["rounds_to_target"] == next(
+    assert round_costs.measure_time_to_target(open_artifact(runs / "ditto"), own[-1][1])["rounds_to_target"] == next(
         number for number, value in own if value >= own[-1][1]
     )
     assert {number for number, _ in own} == {2, 4}
@@ -130,7 +135,7 @@ def test_rounds_of_a_backbone_that_clients_adapt_after_count_where_they_were_mea
     own = known(tmp_path / "b", "personal_accuracy")
     assert [number for number, _ in own] == [2, 4]
     first = next(number for number, value in own if value >= own[-1][1])
-    assert time_to_target.measure(open_artifact(tmp_path / "m"), own[-1][1])["rounds_to_target"] == first
+    assert round_costs.measure_time_to_target(open_artifact(tmp_path / "m"), own[-1][1])["rounds_to_target"] == first
 
 
 def test_evaluate_says_it_when_asked_and_is_the_same_when_not(pfl, runs, tmp_path):
@@ -144,7 +149,7 @@ def test_evaluate_says_it_when_asked_and_is_the_same_when_not(pfl, runs, tmp_pat
     requests = [open_artifact(tmp_path / name).manifest.request for name in ("plain", "linked")]
     assert [request.get("link") for request in requests] == [None, "10:50"]
     assert "link" not in requests[0]
-    assert not {name for method in plain["methods"] for name in method["metrics"]} & set(time_to_target.METRICS)
+    assert not {name for method in plain["methods"] for name in method["metrics"]} & set(round_costs.TARGET_METRICS)
     assert targeted["target"] == 0.01
     fedavg, local = (method["metrics"] for method in targeted["methods"])
     assert (fedavg["rounds_to_target"]["value"], fedavg["rounds_to_target"]["n"]) == (2, 1)
@@ -207,33 +212,33 @@ def test_a_comparison_takes_a_target_up(small, tmp_path):
 
 def test_seconds_behind_links_by_hand(tmp_path):
     """Two clients a round, 1 Mbit/s up and 4 down: 0.5 MB up and 1 MB down each are 4 and 2 seconds."""
-    run, link = artifact(tmp_path / "a", OWN), simulated_time.Link.parse("1:4")
+    run, link = artifact(tmp_path / "a", OWN), round_costs.Link.parse("1:4")
     first = 1.5 / 2 + 4 + 2
     # What peers send, a quarter of a MB each, counts up and down.
     second = 2 / 2 + 4 + 2 + 2 + 0.5
     third = 4 / 2 + 8 * 9e-6 / 2 * 1.25
-    assert simulated_time.simulate_seconds(run, link) == pytest.approx(first + second + third)
-    assert simulated_time.simulate_seconds(run, link, 2) == pytest.approx(first + second)
-    metrics = simulated_time.summarize([run, artifact(tmp_path / "b", LATER, 1)], link, 0.7)
+    assert round_costs.simulate_seconds(run, link) == pytest.approx(first + second + third)
+    assert round_costs.simulate_seconds(run, link, 2) == pytest.approx(first + second)
+    metrics = round_costs.summarize_simulated_time([run, artifact(tmp_path / "b", LATER, 1)], link, 0.7)
     assert metrics["simulated_seconds"]["value"] == pytest.approx(first + second + third)
     to_target = metrics["simulated_seconds_to_target"]
     assert to_target["value"] == pytest.approx((first + second + first + second + third) / 2)
     assert "links of 1:4 Mbit/s" in to_target["weighting"]
-    assert simulated_time.summarize([run], link, 0.99)["simulated_seconds_to_target"]["n"] == 0
-    assert "simulated_seconds_to_target" not in simulated_time.summarize([run], link, None)
+    assert round_costs.summarize_simulated_time([run], link, 0.99)["simulated_seconds_to_target"]["n"] == 0
+    assert "simulated_seconds_to_target" not in round_costs.summarize_simulated_time([run], link, None)
 
 
 def test_workers_of_this_machine_are_no_clients(tmp_path):
     """Four workers train two clients at once: each client took the whole time."""
     row = next(csv.DictReader(OWN.splitlines()))
-    link = simulated_time.Link.parse("1:4")
+    link = round_costs.Link.parse("1:4")
     assert [link.simulate_round(row, n) - 6 for n in (1, 2, 4)] == pytest.approx([0.75, 1.5, 1.5])
 
 
 @pytest.mark.parametrize("text", ["10", "10:0", "-1:5", "a:b", "1:2:3", "inf:1", "nan:1"])
 def test_what_is_no_link(text):
     with pytest.raises(UsageError, match="is not two speeds in Mbit/s"):
-        simulated_time.Link.parse(text)
+        round_costs.Link.parse(text)
 
 
 def test_links_are_simulated_on_request(small, tmp_path, pfl):
