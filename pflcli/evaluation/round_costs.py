@@ -10,10 +10,10 @@ The latter counts only for methods whose clients predict with the global model. 
 rounds reaches a target only if personal models were measured (``personal_every``); a method that personalizes the
 backbone of another method never does. Accuracy is known only every ``eval_every`` rounds.
 
-*Simulated time* (Table 4, section 6.6): the duration of rounds if clients worked in parallel. ``rounds.csv`` records the
-seconds of a whole cohort on the workers of one machine, and all bytes. Every client is assumed to be the mean of its
-cohort: it computes for seconds x workers / clients, and then sends and receives bytes / clients. A round lasts as long
-as this client. Slower clients, or clients that receive more, would take longer, but ``rounds.csv`` does not record
+*Simulated time* (Table 4, section 6.6): the duration of rounds if clients worked in parallel. ``rounds.csv`` records
+the seconds of a whole cohort on the workers of one machine, and all bytes. Every client is assumed to be the mean of
+its cohort: it computes for seconds x workers / clients, and then sends and receives bytes / clients. A round lasts as
+long as this client. Slower clients, or clients that receive more, would take longer, but ``rounds.csv`` does not record
 single clients. Bytes between peers count both up and down. A client is as fast as one core (or the accelerator) of this
 machine. Neither the server's computation nor the adaptation of clients after the rounds is included.
 """
@@ -52,7 +52,7 @@ def summarize_time_to_target(artifacts: Sequence[Artifact], target: float) -> di
 
 
 def measure_time_to_target(artifact: Artifact, target: float) -> dict[str, float] | None:
-    """Return TARGET_METRICS up to and including the round in which the validation accuracy reaches ``target``, None if never.
+    """Return TARGET_METRICS up to and including the round that reaches the ``target`` accuracy; None if no round does.
 
     Raises InputError if a backbone is needed and no longer exists.
     """
