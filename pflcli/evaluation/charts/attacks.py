@@ -48,14 +48,14 @@ def draw_roc(
         "width": 330,
         "height": 330,
         "data": {"values": [{**row, "place": place} for place, row in enumerate(rows)]},
-        "mark": {"type": "line", "strokeWidth": 1.6, "clip": True},
-        "encoding": {
-            "x": channel("false", title="non-members taken for members", scale=scale, axis=axis),
-            "y": channel("true", title="members recognized", scale=scale, axis=axis),
-            "order": channel("place"),
-            "color": {**by_attack, "scale": {"domain": domain, "range": colours}},
-            "strokeDash": {**by_attack, "scale": {"domain": domain, "range": [[5, 4], *[[1, 0]] * len(curves)]}},
-        },
+        **vega.layer(
+            {"type": "line", "strokeWidth": 1.6, "clip": True},
+            x=channel("false", title="non-members taken for members", scale=scale, axis=axis),
+            y=channel("true", title="members recognized", scale=scale, axis=axis),
+            order=channel("place"),
+            color={**by_attack, "scale": {"domain": domain, "range": colours}},
+            strokeDash={**by_attack, "scale": {"domain": domain, "range": [[5, 4], *[[1, 0]] * len(curves)]}},
+        ),
     }
     resolve = {"legend": {"color": "independent", "strokeDash": "independent"}}
     panels = [left, _area_panel(areas, attack, names)]
@@ -97,14 +97,14 @@ def _area_panel(areas: NDArray[np.float64], attack: str, names: Sequence[str]) -
         **vega.data(rows),
         "layer": [
             vega.level_line(0.5, "y", color=GREY, strokeDash=[5, 4]),
-            {
-                "mark": {"type": "rule", "color": LIGHT[0], "opacity": 0.85},
-                "encoding": {"x": x, "y": channel("low", **y), "y2": {"field": "high"}},
-            },
-            {
-                "mark": {"type": "point", "filled": True, "color": LIGHT[0], "size": 26, "opacity": 0.85},
-                "encoding": {"x": x, "y": channel("auc", **y)},
-            },
+            vega.layer(
+                {"type": "rule", "color": LIGHT[0], "opacity": 0.85}, x=x, y=channel("low", **y), y2={"field": "high"}
+            ),
+            vega.layer(
+                {"type": "point", "filled": True, "color": LIGHT[0], "size": 26, "opacity": 0.85},
+                x=x,
+                y=channel("auc", **y),
+            ),
         ],
     }
 
@@ -139,12 +139,12 @@ def draw_classes(pictures: NDArray[np.float64], owners: Sequence[str], names: Se
             ],
             "width": 60 * columns,
             "height": 60 * rows,
-            **vega.data(cells),
-            "mark": {"type": "image", "width": 54, "height": 54, "aspect": True},
-            "encoding": {
-                "x": channel("column", title=None, axis=wide, scale={"domain": [-0.5, columns - 0.5], "nice": False}),
-                "y": channel("row", title=None, axis=high, scale={"domain": [rows - 0.5, -0.5], "nice": False}),
-                "url": {"field": "url"},
-            },
+            **vega.layer(
+                {"type": "image", "width": 54, "height": 54, "aspect": True},
+                cells,
+                x=channel("column", title=None, axis=wide, scale={"domain": [-0.5, columns - 0.5], "nice": False}),
+                y=channel("row", title=None, axis=high, scale={"domain": [rows - 0.5, -0.5], "nice": False}),
+                url={"field": "url"},
+            ),
         }
     )

@@ -26,11 +26,7 @@ _MAX_DOTS = 3000
 
 
 def draw_clients(
-    names: Sequence[str],
-    scores: Mapping[str, Scores],
-    baseline: str | None,
-    title: str,
-    metric: Metric = ACCURACY,
+    names: Sequence[str], scores: Mapping[str, Scores], baseline: str | None, title: str, metric: Metric = ACCURACY
 ) -> Spec:
     """Return a chart with a row per client, a dot per method, and a line from the baseline to each dot.
 
@@ -70,24 +66,24 @@ def draw_clients(
     layers: list[Spec] = []
     if base is not None:
         layers.append(
-            {
-                "mark": {"type": "rule", "opacity": 0.6, "strokeWidth": 1.2},
-                "encoding": {"x": across, "x2": {"field": "base"}, "y": y, "color": colour},
-            }
+            vega.layer(
+                {"type": "rule", "opacity": 0.6, "strokeWidth": 1.2}, x=across, x2={"field": "base"}, y=y, color=colour
+            )
         )
         marks = [{"score": base[client], "from": row - 0.4, "to": row + 0.4} for row, client in enumerate(order)]
         layers.append(
-            {
-                **vega.data(marks),
-                "mark": {"type": "rule", "color": GREY, "strokeWidth": 2.5},
-                "encoding": {"x": across, "y": {**y, "field": "from"}, "y2": {"field": "to"}},
-            }
+            vega.layer(
+                {"type": "rule", "color": GREY, "strokeWidth": 2.5},
+                marks,
+                x=across,
+                y={**y, "field": "from"},
+                y2={"field": "to"},
+            )
         )
     layers.append(
-        {
-            "mark": {"type": "point", "filled": True, "size": 45, "opacity": 1},
-            "encoding": {"x": across, "y": y, "color": colour, "shape": shape},
-        }
+        vega.layer(
+            {"type": "point", "filled": True, "size": 45, "opacity": 1}, x=across, y=y, color=colour, shape=shape
+        )
     )
     labels = [vega.shorten(names[client]) for client in order]
     params = [{"name": "clients", "value": labels}]
@@ -110,11 +106,13 @@ def draw_ranked(scores: Mapping[str, Scores], baseline: str | None, title: str, 
         "height": 300,
         "layer": [
             vega.level_line(10, "x", color="#bbbbbb"),
-            {
-                **vega.data([{"share": 11, "label": "bottom decile"}]),
-                "mark": {"type": "text", "align": "left", "baseline": "top", "color": GREY, "dy": 3},
-                "encoding": {"x": channel("share"), "y": {"value": 0}, "text": {"field": "label"}},
-            },
+            vega.layer(
+                {"type": "text", "align": "left", "baseline": "top", "color": GREY, "dy": 3},
+                [{"share": 11, "label": "bottom decile"}],
+                x=channel("share"),
+                y={"value": 0},
+                text={"field": "label"},
+            ),
             ranked_lines(scores, [*scores], baseline, metric, legend),
         ],
     }
@@ -222,20 +220,18 @@ def _gain_panels(scores: Mapping[str, Scores], baseline: str, columns: int, metr
                 "height": _gain_height(rows),
                 "layer": [
                     vega.level_line(0, "y", color=GREY, strokeDash=[4, 3]),
-                    {
-                        **vega.data(dots),
-                        "mark": {
+                    vega.layer(
+                        {
                             "type": "point",
                             "filled": True,
                             "size": 16 if len(dots) <= 100 else 5,
                             "opacity": 0.6,
                             "color": colours[name][0],
                         },
-                        "encoding": {
-                            "x": channel("base", title=None, axis=x_axis, scale=x_scale),
-                            "y": channel("gain", title=None, axis={"tickCount": 4, **left}, scale=y_scale),
-                        },
-                    },
+                        dots,
+                        x=channel("base", title=None, axis=x_axis, scale=x_scale),
+                        y=channel("gain", title=None, axis={"tickCount": 4, **left}, scale=y_scale),
+                    ),
                 ],
             }
         )

@@ -52,21 +52,21 @@ def draw_collapse(history: Mapping[str, Array], rounds: NDArray[np.int64], title
         axis = {"format": ".2~e"} if place == 1 and is_wide else {}
         line = {
             "data": {"values": rows},
-            "mark": {
-                "type": "line",
-                "color": LIGHT[place],
-                "strokeWidth": 1.8,
-                "point": {"size": 22, "color": LIGHT[place]} if len(rounds) <= 30 else False,
-            },
-            "encoding": {
-                "x": channel(
+            **vega.layer(
+                {
+                    "type": "line",
+                    "color": LIGHT[place],
+                    "strokeWidth": 1.8,
+                    "point": {"size": 22, "color": LIGHT[place]} if len(rounds) <= 30 else False,
+                },
+                x=channel(
                     "round",
                     title="round" if place == 2 else None,
                     scale={"domain": limits, "nice": False},
                     axis={"tickMinStep": 1, "format": "d"},
                 ),
-                "y": channel("value", title=titles[place], scale=scales[place], axis=axis),
-            },
+                y=channel("value", title=titles[place], scale=scales[place], axis=axis),
+            ),
         }
         panels.append({"width": 480, "height": 160, "layer": [line]})
     panels[0]["layer"].append(vega.level_line(1, "y", color=GREY, strokeDash=[5, 4]))
@@ -74,11 +74,12 @@ def draw_collapse(history: Mapping[str, Array], rounds: NDArray[np.int64], title
     if len(lost := rounds[history["rejected"] > 0]):
         panels[2]["title"] = {"text": "\u00d7 uploads rejected", **_REMARK}
         panels[2]["layer"].append(
-            {
-                **vega.data({"round": int(number), "value": 0.0} for number in lost),
-                "mark": {"type": "point", "shape": "M-.5,-.5L.5,.5M.5,-.5L-.5,.5", "color": "black", "size": 40},
-                "encoding": {"x": channel("round"), "y": channel("value")},
-            }
+            vega.layer(
+                {"type": "point", "shape": "M-.5,-.5L.5,.5M.5,-.5L-.5,.5", "color": "black", "size": 40},
+                ({"round": int(number), "value": 0.0} for number in lost),
+                x=channel("round"),
+                y=channel("value"),
+            )
         )
     return vega.figure({"vconcat": panels, "spacing": 16}, title)
 
@@ -136,26 +137,22 @@ def _sweep_panel(
     y = channel("value", title=_PANELS[metric], axis={"format": ".0%"}, scale={"zero": False, "padding": 8})
     x = channel("at", title=along, scale={"type": "log"} if is_wide else {"zero": False, "nice": False, "padding": 10})
     layers: list[Spec] = [
-        {
-            **vega.data({"line": name, "value": row[metric]} for name, row in levels.items()),
-            "mark": {"type": "rule", "strokeDash": [2, 3], "strokeWidth": 1.4},
-            "encoding": {"y": y, "color": colour},
-        }
+        vega.layer(
+            {"type": "rule", "strokeDash": [2, 3], "strokeWidth": 1.4},
+            ({"line": name, "value": row[metric]} for name, row in levels.items()),
+            y=y,
+            color=colour,
+        )
     ] * bool(levels)
-    layers.append(
-        {
-            **vega.data(rows),
-            "mark": {"type": "line", "point": {"size": 26}, "strokeWidth": 1.8},
-            "encoding": {"x": x, "y": y, "color": colour},
-        }
-    )
+    layers.append(vega.layer({"type": "line", "point": {"size": 26}, "strokeWidth": 1.8}, rows, x=x, y=y, color=colour))
     if alone is not None:
         layers.append(
-            {
-                **vega.data([{"line": "global model (dashed)", "value": alone[metric]}]),
-                "mark": {"type": "rule", "strokeDash": [6, 4], "strokeWidth": 1.2},
-                "encoding": {"y": y, "color": colour},
-            }
+            vega.layer(
+                {"type": "rule", "strokeDash": [6, 4], "strokeWidth": 1.2},
+                [{"line": "global model (dashed)", "value": alone[metric]}],
+                y=y,
+                color=colour,
+            )
         )
     return {"width": 380, "height": 300, "layer": layers}
 

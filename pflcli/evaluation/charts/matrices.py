@@ -108,14 +108,14 @@ def _image(colours: NDArray[np.uint8], x: Spec, y: Spec, width: int = _SIDE, hei
     cell = {"x": low, "x2": high, "y": top, "y2": bottom, "url": vega.png_url(pixels)}
     return {
         "data": {"values": [cell]},
-        "mark": {"type": "image", "aspect": False},
-        "encoding": {
-            "x": {"field": "x", **x},
-            "x2": {"field": "x2"},
-            "y": {"field": "y", **y},
-            "y2": {"field": "y2"},
-            "url": {"field": "url"},
-        },
+        **vega.layer(
+            {"type": "image", "aspect": False},
+            x={"field": "x", **x},
+            x2={"field": "x2"},
+            y={"field": "y", **y},
+            y2={"field": "y2"},
+            url={"field": "url"},
+        ),
     }
 
 
@@ -139,8 +139,7 @@ def _colour_bar(stops: Sequence[str], most: float, length: int, **more: Any) -> 
     legend = {"title": None, "gradientLength": length, **more}
     return {
         "data": {"values": [{"value": 0}, {"value": most}]},
-        "mark": {"type": "point", "opacity": 0},
-        "encoding": {"color": channel("value", scale=scale, legend=legend)},
+        **vega.layer({"type": "point", "opacity": 0}, color=channel("value", scale=scale, legend=legend)),
     }
 
 
@@ -228,19 +227,15 @@ def _size_bars(totals: NDArray[np.int64], late: NDArray[np.bool_], x: Spec) -> S
     ]
     scale = {"domain": [*kinds], "range": [LIGHT[0], _NEW]}
     legend = {"orient": "top-right", "title": None, "offset": -18, "direction": "horizontal"} if late.any() else None
-    return {
-        **vega.data(rows),
-        "mark": {"type": "rect"},
-        "encoding": {
-            "x": {"field": "from", **x},
-            "x2": {"field": "to"},
-            "y": channel(
-                "samples", axis={"tickCount": 4}, scale={"domain": [0, 1.05 * max(int(totals.max(initial=1)), 1)]}
-            ),
-            "y2": {"datum": 0},
-            "color": channel("kind", "nominal", scale=scale, legend=legend),
-        },
-    }
+    return vega.layer(
+        {"type": "rect"},
+        rows,
+        x={"field": "from", **x},
+        x2={"field": "to"},
+        y=channel("samples", axis={"tickCount": 4}, scale={"domain": [0, 1.05 * max(int(totals.max(initial=1)), 1)]}),
+        y2={"datum": 0},
+        color=channel("kind", "nominal", scale=scale, legend=legend),
+    )
 
 
 def _bubbles(counts: NDArray[np.int64], late: NDArray[np.bool_], x: Spec, y: Spec, widest: float) -> list[Spec]:
@@ -254,21 +249,21 @@ def _bubbles(counts: NDArray[np.int64], late: NDArray[np.bool_], x: Spec, y: Spe
     size = {"domain": [0, most], "range": [0, area]}
     note = {"label": f"largest bubble: {most} samples"}
     return [
-        {
-            **vega.data(rows),
-            "mark": {"type": "circle", "opacity": 0.75},
-            "encoding": {
-                "x": {"field": "client", **x},
-                "y": {"field": "class", **y},
-                "size": channel("samples", scale=size, legend=None),
-                "color": {"condition": {"test": "datum.late", "value": _NEW}, "value": LIGHT[0]},
-            },
-        },
-        {
-            **vega.data([note]),
-            "mark": {"type": "text", "align": "right", "baseline": "bottom", "dy": -4, "fontSize": 11},
-            "encoding": {"x": {"value": "width"}, "y": {"value": 0}, "text": {"field": "label"}},
-        },
+        vega.layer(
+            {"type": "circle", "opacity": 0.75},
+            rows,
+            x={"field": "client", **x},
+            y={"field": "class", **y},
+            size=channel("samples", scale=size, legend=None),
+            color={"condition": {"test": "datum.late", "value": _NEW}, "value": LIGHT[0]},
+        ),
+        vega.layer(
+            {"type": "text", "align": "right", "baseline": "bottom", "dy": -4, "fontSize": 11},
+            [note],
+            x={"value": "width"},
+            y={"value": 0},
+            text={"field": "label"},
+        ),
     ]
 
 
@@ -361,11 +356,7 @@ def _layer_panels(
 
 
 def _mean_curves(
-    first: Array,
-    second: Array,
-    took: NDArray[np.bool_],
-    rounds: NDArray[np.int64],
-    cluster: NDArray[np.int64] | None,
+    first: Array, second: Array, took: NDArray[np.bool_], rounds: NDArray[np.int64], cluster: NDArray[np.int64] | None
 ) -> Spec:
     """Return curves of the mean attention over the clients of each round."""
     count = took.sum(axis=1)
@@ -407,18 +398,14 @@ def draw_rounds(
     scale = {"domain": [*curves], "range": [*colours]}
     dash = {"domain": [*curves], "range": [[*lengths] for lengths in dashes]}
     limits = {} if domain is None else {"domain": [*domain], "nice": False}
-    return {
-        **vega.data(rows),
-        "mark": {"type": "line", "point": {"size": 22} if len(numbers) <= 30 else False, "strokeWidth": 1.8},
-        "encoding": {
-            "x": channel(
-                "round", axis={"tickMinStep": 1, "format": "d"}, scale={"zero": False, "nice": False, "padding": 8}
-            ),
-            "y": channel("value", title=title, scale=limits, axis={"tickCount": 6}),
-            "color": {**by_curve, "scale": scale},
-            "strokeDash": {**by_curve, "scale": dash},
-        },
-    }
+    return vega.layer(
+        {"type": "line", "point": {"size": 22} if len(numbers) <= 30 else False, "strokeWidth": 1.8},
+        rows,
+        x=channel("round", axis={"tickMinStep": 1, "format": "d"}, scale={"zero": False, "nice": False, "padding": 8}),
+        y=channel("value", title=title, scale=limits, axis={"tickCount": 6}),
+        color={**by_curve, "scale": scale},
+        strokeDash={**by_curve, "scale": dash},
+    )
 
 
 # Neighbours
@@ -486,11 +473,11 @@ def _neighbour_matrix(graph: Graph, order: Order) -> tuple[list[Spec], Spec]:
             "symbolOpacity": 1,
         }
         layers.append(
-            {
-                **vega.data({"kind": word} for word in words),
-                "mark": {"type": "point", "opacity": 0, "filled": True},
-                "encoding": {"color": channel("kind", "nominal", scale=scale, legend=legend)},
-            }
+            vega.layer(
+                {"type": "point", "opacity": 0, "filled": True},
+                ({"kind": word} for word in words),
+                color=channel("kind", "nominal", scale=scale, legend=legend),
+            )
         )
     note = f" (a point: {step} x {step} clients)" * (step > 1)
     panel = {"title": f"neighbours of each client{note}", "width": _SIDE, "height": _SIDE, "layer": layers}
@@ -532,36 +519,30 @@ def _graph_panel(graph: Graph, order: Order) -> Spec:
         "width": _SIDE,
         "height": _SIDE,
         "layer": [
-            {
-                **vega.data(edges),
-                "mark": {"type": "rule", "strokeWidth": 0.9, "opacity": 0.6},
-                "encoding": {
-                    "x": channel("x", **side),
-                    "y": channel("y", **side),
-                    "x2": {"field": "x2"},
-                    "y2": {"field": "y2"},
-                    "color": {"condition": {"test": "datum.across", "value": _ACROSS}, "value": _WITHIN},
-                },
-            },
-            {
-                **vega.data(nodes),
-                "mark": {"type": "point", "filled": True, "opacity": 1, "size": 40 if small else 70},
-                "encoding": {
-                    "x": channel("x", **side),
-                    "y": channel("y", **side),
-                    "color": {**group, "scale": {"domain": domain, "range": colours}},
-                    "shape": {**group, "scale": {"domain": domain, "range": shapes}},
-                },
-            },
-            {
-                **vega.data(nodes),
-                "mark": {"type": "text", "fontSize": 8 if small else 10, "color": "#444444"},
-                "encoding": {
-                    "x": channel("label_x", **side),
-                    "y": channel("label_y", **side),
-                    "text": {"field": "label"},
-                },
-            },
+            vega.layer(
+                {"type": "rule", "strokeWidth": 0.9, "opacity": 0.6},
+                edges,
+                x=channel("x", **side),
+                y=channel("y", **side),
+                x2={"field": "x2"},
+                y2={"field": "y2"},
+                color={"condition": {"test": "datum.across", "value": _ACROSS}, "value": _WITHIN},
+            ),
+            vega.layer(
+                {"type": "point", "filled": True, "opacity": 1, "size": 40 if small else 70},
+                nodes,
+                x=channel("x", **side),
+                y=channel("y", **side),
+                color={**group, "scale": {"domain": domain, "range": colours}},
+                shape={**group, "scale": {"domain": domain, "range": shapes}},
+            ),
+            vega.layer(
+                {"type": "text", "fontSize": 8 if small else 10, "color": "#444444"},
+                nodes,
+                x=channel("label_x", **side),
+                y=channel("label_y", **side),
+                text={"field": "label"},
+            ),
         ],
     }
 

@@ -136,6 +136,14 @@ def data(rows: Iterable[Row]) -> Spec:
     return {"data": {"values": [{key: _round_cell(cell) for key, cell in row.items()} for row in rows]}}
 
 
+def layer(mark: Spec, rows: Iterable[Row] | None = None, /, **encoding: Any) -> Spec:
+    """Return a layer that draws a ``mark`` per row, with an ``encoding`` by channel.
+
+    Without ``rows`` it draws the data of the view that contains it.
+    """
+    return {**({} if rows is None else data(rows)), "mark": mark, "encoding": encoding}
+
+
 def _round_cell(cell: Any) -> Any:
     if not isinstance(cell, float | np.floating):
         return cell.item() if isinstance(cell, np.generic) else cell
@@ -205,7 +213,7 @@ def legend_below(labels: Iterable[str], width: float, **more: Any) -> Spec:
 
 def level_line(value: float, axis: str, **mark: Any) -> Spec:
     """Return a line across a panel at a value on the axis ``x`` or ``y``."""
-    return {**data([{"level": value}]), "mark": {"type": "rule", **mark}, "encoding": {axis: channel("level")}}
+    return layer({"type": "rule", **mark}, [{"level": value}], **{axis: channel("level")})
 
 
 def png_url(pixels: NDArray[np.uint8]) -> str:

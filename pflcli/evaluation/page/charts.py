@@ -112,13 +112,7 @@ def _draw_ranked(comparison: Comparison) -> Chart:
     clients, methods, baseline, metric = comparison.clients, comparison.methods, comparison.baseline, comparison.metric
     tips = [_tip("method"), _tip("share", ".0f"), _tip("score", ".3f")]
     lines = client_charts.ranked_lines(
-        clients.scores,
-        methods,
-        baseline,
-        metric,
-        strokeWidth=_thickness(),
-        opacity=_opacity(),
-        tooltip=tips,
+        clients.scores, methods, baseline, metric, strokeWidth=_thickness(), opacity=_opacity(), tooltip=tips
     )
     axes = {axis: lines["encoding"][axis] for axis in ("x", "y")}
     axes["y"]["title"] = metric.heading
@@ -139,8 +133,12 @@ def _draw_ranked(comparison: Comparison) -> Chart:
     dot = {
         **vega.data(dots),
         "transform": [{"filter": _IS_CLIENT}],
-        "mark": {"type": "point", "filled": True, "size": 70, "opacity": 1},
-        "encoding": {**axes, "color": vega.method_colour(methods, baseline), "tooltip": [_tip("client"), *tips]},
+        **vega.layer(
+            {"type": "point", "filled": True, "size": 70, "opacity": 1},
+            **axes,
+            color=vega.method_colour(methods, baseline),
+            tooltip=[_tip("client"), *tips],
+        ),
     }
     count = len(clients.names)
     decile = [{**vega.level_line(10, "x", strokeDash=[3, 3], opacity=0.5)}] * (count > tables.MAX_FEW_CLIENTS)
@@ -204,32 +202,22 @@ def _draw_cost(comparison: Comparison) -> Chart | None:
     names: list[Spec] = [
         {
             "transform": [{"filter": f"datum.side == '{side}'" if few else f"datum.side == '{side}' && {_IS_METHOD}"}],
-            "mark": {"type": "text", "align": align, "dx": dx, "fontSize": 11},
-            "encoding": {
-                **base,
-                "x": {**base["x"], "field": "edge"},
-                "y": channel("gain", **y),
-                "text": {"field": "method"},
-            },
+            **vega.layer(
+                {"type": "text", "align": align, "dx": dx, "fontSize": 11},
+                **{**base, "x": {**base["x"], "field": "edge"}},
+                y=channel("gain", **y),
+                text={"field": "method"},
+            ),
         }
         for side, align, dx in (("right", "left", 9), ("left", "right", -9))
     ]
     points = {
         **vega.data(_place_labels(_dodge(rows, constant))),
         "layer": [
-            {
-                "mark": {"type": "rule"},
-                "encoding": {
-                    **base,
-                    "y": channel("low", **y),
-                    "y2": {"field": "high"},
-                    "strokeWidth": _thickness(1.5),
-                },
-            },
-            {
-                "mark": {"type": "point", "filled": True, "size": 90},
-                "encoding": {**base, "y": channel("gain", **y)},
-            },
+            vega.layer(
+                {"type": "rule"}, **base, y=channel("low", **y), y2={"field": "high"}, strokeWidth=_thickness(1.5)
+            ),
+            vega.layer({"type": "point", "filled": True, "size": 90}, **base, y=channel("gain", **y)),
             *names,
         ],
     }
@@ -249,12 +237,7 @@ def _logarithmic(numbers: Sequence[float], constant: float) -> tuple[Spec, list[
     width = math.log1p(max(numbers) / constant) or 1.0
     ticks = [factor * 10.0**power for power in range(-6, 10) for factor in (1, 2, 5)]
     domain = [-constant * math.expm1(0.12 * width), constant * math.expm1(1.28 * width)]
-    scale = {
-        "type": "symlog",
-        "constant": constant,
-        "domain": [float(f"{end:.4g}") for end in domain],
-        "nice": False,
-    }
+    scale = {"type": "symlog", "constant": constant, "domain": [float(f"{end:.4g}") for end in domain], "nice": False}
     return scale, [0, *(tick for tick in ticks if constant <= tick <= domain[1])]
 
 
@@ -392,19 +375,17 @@ def _draw_learning(comparison: Comparison, runs: Runs) -> Chart:
         for label, points in runs.curves.items()
         for number, accuracy in points
     ]
-    spec = {
-        **vega.data(rows),
-        "mark": {"type": "line", "point": all(len(points) < 30 for points in runs.curves.values())},
-        "encoding": {
-            "x": channel("round", title="round"),
-            "y": channel("accuracy", title="validation accuracy", axis={"format": ".0%"}, scale={"zero": False}),
-            "color": vega.method_colour(comparison.methods, comparison.baseline),
-            "strokeDash": vega.method_dash(comparison.methods, comparison.baseline),
-            "strokeWidth": _thickness(),
-            "opacity": _opacity(),
-            "tooltip": [_tip("method"), _tip("round", "d"), _tip("accuracy", ".3f")],
-        },
-    }
+    spec = vega.layer(
+        {"type": "line", "point": all(len(points) < 30 for points in runs.curves.values())},
+        rows,
+        x=channel("round", title="round"),
+        y=channel("accuracy", title="validation accuracy", axis={"format": ".0%"}, scale={"zero": False}),
+        color=vega.method_colour(comparison.methods, comparison.baseline),
+        strokeDash=vega.method_dash(comparison.methods, comparison.baseline),
+        strokeWidth=_thickness(),
+        opacity=_opacity(),
+        tooltip=[_tip("method"), _tip("round", "d"), _tip("accuracy", ".3f")],
+    )
     absent = [label for label in comparison.methods if label not in runs.curves]
     without_rounds = f" Without rounds of their own: {', '.join(absent)}." if absent else ""
     caption = (
@@ -427,20 +408,15 @@ def _draw_tuned(comparison: Comparison) -> list[Chart]:
             continue
         is_gain = clients.baseline is not None
         title = _title_gain(comparison) if is_gain else comparison.metric.heading
-        spec = {
-            **vega.data(rows),
-            "mark": {"type": "point", "filled": True, "size": 60},
-            "encoding": {
-                "x": channel("value", title=name),
-                "y": channel("outcome", title=title),
-                "color": vega.method_colour(comparison.methods, comparison.baseline),
-                "opacity": _opacity(f"({_FADED}) && ({_CLIENT_FADED})", 0.12),
-                "tooltip": [
-                    *(_tip("client"), _tip("method")),
-                    *(_tip("value", ".3~g", name), _tip("outcome", ".2f", title)),
-                ],
-            },
-        }
+        spec = vega.layer(
+            {"type": "point", "filled": True, "size": 60},
+            rows,
+            x=channel("value", title=name),
+            y=channel("outcome", title=title),
+            color=vega.method_colour(comparison.methods, comparison.baseline),
+            opacity=_opacity(f"({_FADED}) && ({_CLIENT_FADED})", 0.12),
+            tooltip=[*(_tip("client"), _tip("method")), *(_tip("value", ".3~g", name), _tip("outcome", ".2f", title))],
+        )
         methods = ", ".join(label for label, other in clients.tuned if other == name)
         over_seeds = "; means over seeds" if len(comparison.seeds) > 1 else ""
         caption = (
@@ -473,17 +449,15 @@ def _draw_holdings(holdings: Holdings) -> Chart:
     axis = {"labelLimit": 140, "labels": few, "ticks": few}
     classes = channel("class", "nominal", sort=holdings.classes, title="class")
     clients = channel("client", "nominal", sort=holdings.clients, title=title, axis=axis)
-    spec = {
-        **vega.data(rows),
-        "mark": {"type": "rect"},
-        "encoding": {
-            "x": classes if few else clients,
-            "y": clients if few else classes,
-            "color": channel("samples", scale={"type": "sqrt", "scheme": "viridis"}, title="samples"),
-            "opacity": _opacity(_CLIENT_FADED),
-            "tooltip": [_tip("client"), _tip("class"), _tip("samples", "d")],
-        },
-    }
+    spec = vega.layer(
+        {"type": "rect"},
+        rows,
+        x=classes if few else clients,
+        y=clients if few else classes,
+        color=channel("samples", scale={"type": "sqrt", "scheme": "viridis"}, title="samples"),
+        opacity=_opacity(_CLIENT_FADED),
+        tooltip=[_tip("client"), _tip("class"), _tip("samples", "d")],
+    )
     thinned = len(holdings.clients) < holdings.total
     thinning = f" Shown: {len(holdings.clients)} of {holdings.total} clients." if thinned else ""
     caption = (
@@ -505,17 +479,15 @@ def _draw_relation(relation: Relation, place: int) -> Chart:
     is_graph = bool(np.isin(weights, (0, 1)).all())
     shared = {"sort": names, "axis": axis, "scale": {"domain": names}}
     attention = channel("weight", scale={"scheme": "viridis"}, title="attention")
-    spec = {
-        **vega.data(rows),
-        "mark": {"type": "rect"},
-        "encoding": {
-            "x": channel("other", "nominal", title="other client", **shared),
-            "y": channel("client", "nominal", title="client", **shared),
-            "color": {"value": _GRAPH} if is_graph else attention,
-            "opacity": _opacity(f"{_CLIENT_FADED} || datum.other == client"),
-            "tooltip": [_tip("client"), _tip("other"), _tip("weight", ".3~g")],
-        },
-    }
+    spec = vega.layer(
+        {"type": "rect"},
+        rows,
+        x=channel("other", "nominal", title="other client", **shared),
+        y=channel("client", "nominal", title="client", **shared),
+        color={"value": _GRAPH} if is_graph else attention,
+        opacity=_opacity(f"{_CLIENT_FADED} || datum.other == client"),
+        tooltip=[_tip("client"), _tip("other"), _tip("weight", ".3~g")],
+    )
     words = {
         "attention": "Attention of each client (row) to the others (columns) in its last round",
         "neighbours": "The neighbours (columns) of each client (row) after the last round",
