@@ -53,10 +53,9 @@ def score(
 
     ``level`` is the coverage of prediction sets, which are scored too; None for no sets. They need validation samples.
     """
-    labelled = _labels(artifacts) if labels is None else list(zip(artifacts, labels, strict=True))
-    return _pair_with_baseline(
-        [_score(artifact, label, split, metric_names, positive, level) for artifact, label in labelled], baseline
-    )
+    labelled = _label_artifacts(artifacts) if labels is None else list(zip(artifacts, labels, strict=True))
+    scored = [_score_artifact(artifact, label, split, metric_names, positive, level) for artifact, label in labelled]
+    return _pair_with_baseline(scored, baseline)
 
 
 def summarize(
@@ -99,7 +98,8 @@ def _define_metrics(
 ) -> list[str]:
     """Return sentences that define the ``metrics``, and count the clients for which they are undefined.
 
-    ``methods`` are the rows of the table, ``classes`` the names of all classes; of two, ``positive`` is the positive.
+    ``methods`` are the rows of the table, ``classes`` the names of all classes, and ``positive`` is the index of the
+    positive one of two classes.
     """
     lines = []
     entries = [catalogue.METRICS[name] for name in metrics]
@@ -140,8 +140,8 @@ def write(
     remarks: Sequence[str] = (),
 ) -> None:
     """Write ``metrics.json``, ``clients.csv``, the tables, and a figure named after the ranking metric."""
-    work.write(evaluation.METRICS, (json.dumps(_json(metrics), indent=2) + "\n").encode())
-    work.write("clients.csv", _client_table(scored, metrics["split"]))
+    work.write(evaluation.METRICS, (json.dumps(replace_nonfinite(metrics), indent=2) + "\n").encode())
+    work.write("clients.csv", _render_client_table(scored, metrics["split"]))
     figures.write(work, scored[0].metric_names[0], _draw_clients(scored, metrics))
     lines = "".join(f"\n{line}\n" for line in (*conclusion.list_notes(metrics), *remarks))
     shown = tables.build(metrics, kind).markdown()
@@ -160,7 +160,7 @@ def _group_by_label(scored: Sequence[Scored]) -> dict[str, list[Scored]]:
     return {label: groups[label] for label in dict.fromkeys(item.label for item in scored)}
 
 
-def _labels(artifacts: Sequence[Artifact]) -> list[tuple[Artifact, str]]:
+def _label_artifacts(artifacts: Sequence[Artifact]) -> list[tuple[Artifact, str]]:
     """Label each artifact by its method and the options in which it differs from others of the same method."""
     by_method: dict[str, list[dict[str, Any]]] = {}
     for artifact in artifacts:
@@ -169,18 +169,18 @@ def _labels(artifacts: Sequence[Artifact]) -> list[tuple[Artifact, str]]:
     for artifact in artifacts:
         method, choices = artifact.manifest.request["method"], predictions.list_options(artifact)
         differing = [k for k, v in choices.items() if any(other.get(k) != v for other in by_method[method])]
-        labelled.append((artifact, " ".join([method, *(f"{key}={_short(choices[key])}" for key in differing)])))
+        labelled.append((artifact, " ".join([method, *(f"{key}={_format_option(choices[key])}" for key in differing)])))
     # Runs of the same method, options and seed on another partition or backbone get rows of their own.
     rows = Counter((label, artifact.manifest.request["seed"]) for artifact, label in labelled)
     twice = {label for (label, _), count in rows.items() if count > 1}
     return [(artifact, f"{label} ({artifact.path})" if label in twice else label) for artifact, label in labelled]
 
 
-def _short(value: Any) -> str:
+def _format_option(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _score(
+def _score_artifact(
     artifact: Artifact,
     label: str,
     split: str,
@@ -189,7 +189,7 @@ def _score(
     level: float | None,
 ) -> Scored:
     answers = predictions.read(artifact, split)
-    p, y, bounds = answers.parts["p"], answers.y, answers.offsets
+    p, y, offsets = answers.parts["p"], answers.y, answers.offsets
     if not len(y):
         raise InputError(
             f"{artifact.path} has no {split} samples to score",
@@ -199,23 +199,21 @@ def _score(
     right = scores.correct(p, y)
     positive = catalogue.positive_class(positive_name, codebook.read(artifact).class_names(p.shape[1]))
     client = {
-        metric.name: metric.score_clients(p, y, bounds, positive) for metric in catalogue.client_metrics(metric_names)
+        metric.name: metric.score_clients(p, y, offsets, positive) for metric in catalogue.client_metrics(metric_names)
     }
-    seed = int(artifact.manifest.request["seed"])
-    new = predictions.read_new_clients(artifact)
     return Scored(
-        label,
-        seed,
-        artifact,
-        answers,
-        right,
-        np.diff(bounds),
-        client,
-        predictions.read_tuned(artifact),
-        new,
-        metric_names,
-        positive,
-        None if level is None else coverage.measure_sets(artifact, answers, level),
+        label=label,
+        seed=int(artifact.manifest.request["seed"]),
+        artifact=artifact,
+        answers=answers,
+        right=right,
+        n=np.diff(offsets),
+        client=client,
+        tuned=predictions.read_tuned(artifact),
+        new=predictions.read_new_clients(artifact),
+        metric_names=metric_names,
+        positive=positive,
+        sets=None if level is None else coverage.measure_sets(artifact, answers, level),
     )
 
 
@@ -247,7 +245,7 @@ def _has_baseline(scored: Sequence[Scored]) -> bool:
     return any(item.baseline is not None for item in scored)
 
 
-def _client_table(scored: Sequence[Scored], split: str) -> bytes:
+def _render_client_table(scored: Sequence[Scored], split: str) -> bytes:
     """Return ``clients.csv``: a row for each client of each method and seed."""
     tuned = sorted({name for item in scored for name in item.tuned})
     has_unseen = any(item.new is not None for item in scored)
@@ -264,16 +262,19 @@ def _client_table(scored: Sequence[Scored], split: str) -> bytes:
                 values += [None if item.baseline is None else item.baseline[client], item.gain[client]]
                 values += [item.tuned[key][client] if key in item.tuned else None for key in tuned]
                 unseen = [None if item.new is None else int(item.new[client])] if has_unseen else []
-                yield [item.label, item.seed, client, *name, int(item.n[client]), *map(_float, values), *unseen]
+                yield [
+                    item.label,
+                    item.seed,
+                    client,
+                    *name,
+                    int(item.n[client]),
+                    *(None if value is None else float(value) for value in values),
+                    *unseen,
+                ]
 
     heading = ["method", "seed", "client", *["name"] * has_names, f"n_{split}", *columns]
     heading += [f"baseline_{ranked_by}", "gain", *tuned, *["unseen"] * has_unseen]
     return csv_file.encode_rounded(heading, rows())
-
-
-def _float(value: Any) -> float | None:
-    """Return a NumPy number as a float."""
-    return None if value is None else float(value)
 
 
 def _draw_clients(scored: Sequence[Scored], metrics: Mapping[str, Any]) -> Spec:
@@ -295,12 +296,12 @@ def _draw_clients(scored: Sequence[Scored], metrics: Mapping[str, Any]) -> Spec:
     score = {label: join_seeds({i.seed: i.score for i in items}) for label, items in groups.items()}
     reference = metrics["baseline"] if len({len(values) for values in score.values()}) == 1 else None
     if reference == "global":
-        score = {"global": join_seeds(_baselines(scored)), **score}
+        score = {"global": join_seeds(_collect_baselines(scored)), **score}
     title = f"{heading} by client, {metrics['split']} split{over}"
     return client_charts.draw_ranked(score, reference, title, metric)
 
 
-def _baselines(scored: Sequence[Scored]) -> dict[int, NDArray[np.float64]]:
+def _collect_baselines(scored: Sequence[Scored]) -> dict[int, NDArray[np.float64]]:
     return {item.seed: item.baseline for item in scored if item.baseline is not None}
 
 
@@ -325,14 +326,14 @@ def _mean_by_client(
     names = client_identity.read_names(items[0].artifact) or [
         f"client {client}" for client in range(len(identities[0]))
     ]
-    score = {label: _mean([item.score for item in group]) for label, group in groups.items()}
+    score = {label: _average_seeds([item.score for item in group]) for label, group in groups.items()}
     if baseline == "global":
-        score = {"global": _mean([*_baselines(items).values()]), **score}
+        score = {"global": _average_seeds([*_collect_baselines(items).values()]), **score}
     tested = np.flatnonzero(~np.isnan(np.stack([*score.values()])).all(axis=0))
     return [names[client] for client in tested], {label: values[tested] for label, values in score.items()}
 
 
-def _mean(values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
+def _average_seeds(values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     """Return the mean over seeds (m,), ignoring nan; nan if all values are."""
     table = np.stack(values)
     known = ~np.isnan(table)
@@ -340,10 +341,10 @@ def _mean(values: Sequence[NDArray[np.float64]]) -> NDArray[np.float64]:
     return total
 
 
-def _json(value: Any) -> Any:
-    """Return ``value`` with nan replaced by null, as JSON has no nan."""
+def replace_nonfinite(value: Any) -> Any:
+    """Return ``value`` with nan and infinity replaced by None, because JSON has neither."""
     if isinstance(value, Mapping):
-        return {key: _json(item) for key, item in value.items()}
+        return {key: replace_nonfinite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_json(item) for item in value]
-    return None if isinstance(value, float) and math.isnan(value) else value
+        return [replace_nonfinite(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -39,11 +39,13 @@ def score_references(scored: Sequence[Scored], pools: Mapping[str, Sequence[str]
         if not runs:
             continue
         singles = {seed: max(items, key=_validation_score) for seed, items in runs.items()}
+        alone = [_score_predictions(item, item.answers.parts["p"]) for item in singles.values()]
+        best = [_score_predictions(items[0], choose_best_by_client(items)) for items in runs.values()]
         result[label] = {
             "pool": list(names),
             "best_by_validation": {str(seed): single.label for seed, single in singles.items()},
-            "single": _records([_values(item, item.answers.parts["p"]) for item in singles.values()], scored[0]),
-            "bound": _records([_values(items[0], choose_best_by_client(items)) for items in runs.values()], scored[0]),
+            "single": _record_scores(alone, scored[0]),
+            "bound": _record_scores(best, scored[0]),
         }
     return result
 
@@ -77,7 +79,7 @@ def choose_best_by_client(items: Sequence[Scored]) -> NDArray[np.float32]:
 
     All ``items`` must have the same samples.
     """
-    table = _metric(items[0]).sign * np.stack([item.score for item in items])
+    table = _get_metric(items[0]).sign * np.stack([item.score for item in items])
     best = np.where(np.isnan(table), -math.inf, table).argmax(axis=0)
     by_sample = np.repeat(best, items[0].n)
     p = items[0].answers.parts["p"].copy()
@@ -89,7 +91,7 @@ def choose_best_by_client(items: Sequence[Scored]) -> NDArray[np.float32]:
 
 def _validation_score(item: Scored) -> float:
     """Return the score of a run on validation samples; higher is better."""
-    metric, split = _metric(item), predictions.read(item.artifact, "validation")
+    metric, split = _get_metric(item), predictions.read(item.artifact, "validation")
     p, y, offsets = split.parts["p"], split.y, split.offsets
     value = metric.score_run(
         {metric.name: metric.score_clients(p, y, offsets, item.positive)}, np.diff(offsets), p, y, item.positive
@@ -97,19 +99,19 @@ def _validation_score(item: Scored) -> float:
     return metric.rank(value)
 
 
-def _values(item: Scored, p: NDArray[np.float32]) -> dict[str, float]:
+def _score_predictions(item: Scored, p: NDArray[np.float32]) -> dict[str, float]:
     """Return the ranking metric and its bottom decile for predictions ``p`` (n, C) of the samples of ``item``."""
-    metric, y = _metric(item), item.answers.y
+    metric, y = _get_metric(item), item.answers.y
     decile = catalogue.METRICS[catalogue.part(metric.name, "bottom_decile")]
     by_client = {metric.name: metric.score_clients(p, y, item.answers.offsets, item.positive)}
     return {entry.name: entry.score_run(by_client, item.n, p, y, item.positive) for entry in (metric, decile)}
 
 
-def _records(values: Sequence[Mapping[str, float]], item: Scored) -> dict[str, dict[str, Any]]:
+def _record_scores(values: Sequence[Mapping[str, float]], item: Scored) -> dict[str, dict[str, Any]]:
     clients = int((item.n > 0).sum()) * len(values)
     return {name: catalogue.METRICS[name].record([run[name] for run in values], clients) for name in values[0]}
 
 
-def _metric(item: Scored) -> Metric:
+def _get_metric(item: Scored) -> Metric:
     """Return the metric that methods are ranked by."""
     return catalogue.METRICS[item.metric_names[0]]

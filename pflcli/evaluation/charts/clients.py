@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from pflcli.evaluation.charts import vega
-from pflcli.evaluation.charts.vega import GREY, Row, Scores, Spec, channel
+from pflcli.evaluation.charts.vega import GREY, SHAPES, Row, Scores, Spec, channel
 from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.metrics.catalogue import Metric
 
@@ -17,8 +17,6 @@ MIN_MANY_CLIENTS = 20
 """From this number on, clients are ranked instead of shown by name."""
 ACCURACY = catalogue.METRICS["accuracy"]
 
-_SHAPES = ("circle", "triangle-up", "square", "diamond")
-"""Shapes of the first eight methods, of the second eight, and so on."""
 _PANEL = 440
 """Width in pixels of the panel of lines, and of all small panels together."""
 _MAX_DOTS = 3000
@@ -60,7 +58,7 @@ def draw_clients(
     domain = [*methods, *([baseline] if base is not None else [])]
     legend = vega.legend_below(map(str, domain), _PANEL, symbolOpacity=1, symbolSize=60)
     colour = vega.method_colour([str(name) for name in domain], baseline, legend)
-    shapes = [_SHAPES[place // len(vega.LIGHT) % len(_SHAPES)] for place in range(len(methods))]
+    shapes = [SHAPES[place // len(vega.LIGHT) % len(SHAPES)] for place in range(len(methods))]
     shape = {**colour, "scale": {"domain": domain, "range": [*shapes, "stroke"][: len(domain)]}}
     y = channel("row", title=None, **rows)
     layers: list[Spec] = []

@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.evaluation.charts import vega
-from pflcli.evaluation.charts.vega import GREY, LIGHT, Row, Spec, channel
+from pflcli.evaluation.charts.vega import GREY, LIGHT, SHAPES, Row, Spec, channel
 from pflcli.evaluation.metrics.client_relations import SLOTS, select_last_round, share_cluster
 
 Array = NDArray[np.floating[Any]]
@@ -26,7 +26,6 @@ _NOTHING = "#dddddd"
 _WITHIN, _ACROSS, _NEW = "#888888", "#D55E00", "#C04F00"
 """Colours of neighbours within a group and across groups, and of clients that join later."""
 _GROUPS = tuple(colour for colour in LIGHT if colour != _NEW)
-_SHAPES = ("circle", "triangle-up", "square", "diamond")
 
 _SIDE = 300
 """Pixels of a square panel."""
@@ -509,7 +508,7 @@ def _graph_panel(graph: Graph, order: Order) -> Spec:
     ]
     domain = [f"group {name}" for name in order.names] or ["client"]
     colours = [_GROUPS[place % len(_GROUPS)] for place in range(len(domain))]
-    shapes = [_SHAPES[place // len(_GROUPS) % len(_SHAPES)] for place in range(len(domain))]
+    shapes = [SHAPES[place // len(_GROUPS) % len(SHAPES)] for place in range(len(domain))]
     legend = vega.legend_below(domain[:20], _SIDE, symbolSize=60, symbolOpacity=1) if order.names else None
     group = channel("group", "nominal", legend=legend)
     side = {"scale": {"domain": [-1.25, 1.25], "nice": False}, "axis": None}

@@ -37,6 +37,8 @@ PAPER, NIGHT = "#ffffff", "#15181d"
 """The light and the dark background."""
 DASHES = ((), (6, 3), (2, 2), (8, 2, 2, 2), (12, 4))
 """Dashes of the first eight methods, of the second eight, and so on."""
+SHAPES = ("circle", "triangle-up", "square", "diamond")
+"""Shapes of points: the first for as many groups as there are colours, then the second, and so on."""
 
 QUANTILES = 200
 """A curve over more clients than this goes through quantiles."""

@@ -97,7 +97,7 @@ class Comparison:
     @property
     def metric(self) -> Metric:
         """The metric that ranks methods."""
-        return catalogue.METRICS[_ranking(self.metrics)]
+        return catalogue.METRICS[_find_ranking_metric(self.metrics)]
 
     @property
     def baseline(self) -> str | None:
@@ -139,7 +139,7 @@ def metric_value(row: Mapping[str, Any], name: str) -> float:
     return math.nan if number is None else float(number)
 
 
-def _ranking(metrics: Mapping[str, Any]) -> str:
+def _find_ranking_metric(metrics: Mapping[str, Any]) -> str:
     """Return the metric that ranks methods; raises InputError if this version does not know it."""
     name: str = next(iter(metrics.get("metric", ())), catalogue.DEFAULT[0])
     if name not in catalogue.METRICS:
@@ -150,7 +150,7 @@ def _ranking(metrics: Mapping[str, Any]) -> str:
 def read_comparison(artifact: Artifact) -> Comparison:
     """Read a comparison or an evaluation; raises InputError if a file is damaged."""
     metrics = evaluation.read(artifact)
-    ranking = _ranking(metrics)
+    ranking = _find_ranking_metric(metrics)
     table = client_identity.read_client_table(artifact)
     with artifact.parsing("clients.csv"):
         table = table.astype({column: np.float64 for column in table.columns if column not in ("method", "name")})

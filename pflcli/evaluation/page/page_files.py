@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import os
 import shlex
 from collections.abc import Mapping, Sequence
@@ -19,6 +18,7 @@ from pflcli.evaluation.page import html, sentences
 from pflcli.evaluation.page.html import Audit, Section
 from pflcli.evaluation.page.lineage import list_commands
 from pflcli.evaluation.presentation import audits, tables
+from pflcli.evaluation.scoring import replace_nonfinite
 
 _INDEX = "report.json"
 _INDEX_MARK = '{\n "generator": "pfl report'
@@ -128,7 +128,7 @@ def build_files(sections: Sequence[Section], shown_audits: Sequence[Audit]) -> d
             for item in shown_audits
         ],
     }
-    content[_INDEX] = (json.dumps(_replace_infinite(index), indent=1, allow_nan=False) + "\n").encode()
+    content[_INDEX] = (json.dumps(replace_nonfinite(index), indent=1, allow_nan=False) + "\n").encode()
     return content
 
 
@@ -152,12 +152,3 @@ def _describe_section(section: Section) -> dict[str, Any]:
             for item in lineage.artifacts
         ],
     }
-
-
-def _replace_infinite(value: Any) -> Any:
-    """Return ``value`` with nan and infinity replaced by null, as JSON has neither."""
-    if isinstance(value, dict):
-        return {key: _replace_infinite(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_replace_infinite(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value

@@ -48,25 +48,25 @@ class Relation:
 
 @dataclass(frozen=True)
 class Runs:
-    """The comparison from runs; empty if they no longer exist."""
+    """What a page takes from the runs of a comparison; empty if they no longer exist."""
 
     curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
     """by method, measured rounds and their mean validation accuracy over seeds"""
     holdings: Holdings | None = None
     relations: tuple[Relation, ...] = ()
     remarks: tuple[str, ...] = ()
-    """sentences on missing comparison"""
+    """sentences on artifacts that no longer exist"""
 
 
 def read(comparison: Comparison, lineage: Lineage) -> Runs:
-    """Read the comparison from the runs in the lineage; raises InputError if a file of an existing run is damaged."""
+    """Read what a page shows of the runs in the lineage; raises InputError if a file of an existing run is damaged."""
     labelled = label_runs(comparison, lineage)
     curves: dict[str, dict[int, list[float]]] = {}
     for label, _, run in labelled:
         for number, accuracy in _read_curve(run, lineage):
             curves.setdefault(label, {}).setdefault(number, []).append(accuracy)
     means = {
-        label: _thin([(n, float(np.mean(values))) for n, values in sorted(rounds.items())])
+        label: _thin_curve([(n, float(np.mean(values))) for n, values in sorted(rounds.items())])
         for label, rounds in curves.items()
     }
     first = {label: run for label, seed, run in reversed(labelled)}
@@ -101,13 +101,13 @@ def label_runs(comparison: Comparison, lineage: Lineage) -> list[tuple[str, int,
         if run is None or run.kind != "predictions":
             continue
         seed = int(run.manifest.request["seed"])
-        label = _label(reference.role, str(run.manifest.request["method"]), comparison)
+        label = _find_row(reference.role, str(run.manifest.request["method"]), comparison)
         if label is not None:
             labelled.append((label, seed, run))
     return labelled
 
 
-def _label(role: str, method: str, comparison: Comparison) -> str | None:
+def _find_row(role: str, method: str, comparison: Comparison) -> str | None:
     """Return the row of the table that a run belongs to: recorded by a comparison, else the only row of its method."""
     label = role.rpartition(", seed ")[0]
     if label in comparison.methods:
@@ -140,7 +140,7 @@ def rounds_source(run: Artifact, lineage: Lineage) -> Artifact | None:
     return lineage.nearest(run, "backbone") if run.manifest.request["method"] == "fedavg" else None
 
 
-def _thin(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
+def _thin_curve(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
     places = np.linspace(0, len(points) - 1, min(len(points), _MAX_POINTS)).round().astype(int)
     return [points[place] for place in dict.fromkeys(places.tolist())]
 
@@ -149,7 +149,7 @@ def _read_holdings(artifact: Artifact, comparison: Comparison) -> Holdings:
     """Return the classes of a partition's clients, in the order of the other pictures where they are known there."""
     partition, book = partitions.read(artifact), codebook.read(artifact)
     counts, clients = partition.label_counts, comparison.clients
-    place = _by_number(comparison, comparison.seeds[0])
+    place = _number_clients(comparison, comparison.seeds[0])
     if any(number >= len(counts) for number in place):  # the comparison has clients of another partition
         place = {}
     order = [*place, *(number for number in range(len(counts)) if number not in place)]
@@ -183,7 +183,7 @@ def _read_relation(label: str, run: Artifact, comparison: Comparison) -> Relatio
         weights = (client_relations.share_cluster(state) & (state >= 0)).astype(np.float64)
     if weights.shape != (clients, clients):
         return None
-    place = _by_number(comparison, int(run.manifest.request["seed"]))
+    place = _number_clients(comparison, int(run.manifest.request["seed"]))
     order = [number for number in place if number < clients]
     order += [number for number in range(clients) if number not in place]
     drawn = [order[i] for i in np.linspace(0, clients - 1, min(clients, _MAX_RELATED)).round().astype(int)]
@@ -191,7 +191,7 @@ def _read_relation(label: str, run: Artifact, comparison: Comparison) -> Relatio
     return Relation(label, _STATES[key], names, weights[np.ix_(drawn, drawn)], clients)
 
 
-def _by_number(comparison: Comparison, seed: int) -> dict[int, int]:
+def _number_clients(comparison: Comparison, seed: int) -> dict[int, int]:
     """Return the client by its number under ``seed``, in the order of the charts.
 
     Clients that are the same under every seed have the numbers of the first seed.

@@ -41,7 +41,7 @@ def format_difference(number: float, metric: Metric) -> str:
     return f"{metric.scale * abs(number):.{metric.digits}f}{' points' if metric.percent else ''}"
 
 
-def _interval(gain: Mapping[str, Any], metric: Metric) -> str:
+def _format_interval(gain: Mapping[str, Any], metric: Metric) -> str:
     if not gain.get("interval"):
         return ""
     low, high = (metric.scale * bound for bound in gain["interval"])
@@ -58,7 +58,7 @@ def _describe_gain(comparison: Comparison, label: str) -> str:
     if comparison.metrics.get("conclusion", {}).get("best") == label:
         return (
             f"{label} serves {people} {format_difference(gain['value'], metric)} better than "
-            f"{comparison.baseline_name}{measure}{_interval(gain, metric)}."
+            f"{comparison.baseline_name}{measure}{_format_interval(gain, metric)}."
         )
     compared = comparison.metrics.get("conclusion", {}).get("compared", 1)
     known = {"interval", "p_corrected"} <= gain.keys()  # tables of old versions lack them
@@ -69,7 +69,7 @@ def _describe_gain(comparison: Comparison, label: str) -> str:
         first = f"{label} is"
     return (
         f"{first} {format_difference(gain['value'], metric)} {word} than {comparison.baseline_name}{measure}"
-        f"{_interval(gain, metric)}; {doubt}."
+        f"{_format_interval(gain, metric)}; {doubt}."
     )
 
 
@@ -116,28 +116,27 @@ def _describe_cost(comparison: Comparison, label: str) -> list[str]:
     megabytes = metric_value(row, "megabytes")
     if math.isnan(megabytes):
         return []
-    line = f"{label} sends {_megabytes(megabytes)}"
+    line = f"{label} sends {_format_megabytes(megabytes)}"
     if comparison.baseline in comparison.methods and label != comparison.baseline:
         base = metric_value(comparison.row(str(comparison.baseline)), "megabytes")
         if math.isclose(base, megabytes, rel_tol=0.005):
-            line = (
-                f"It needs no additional communication: {_megabytes(megabytes)}, the same as {comparison.baseline_name}"
-            )
+            same = f"{_format_megabytes(megabytes)}, the same as {comparison.baseline_name}"
+            line = f"It needs no additional communication: {same}"
         elif base > 0:
-            line += f", {_short(megabytes / base)} times as much as {comparison.baseline_name}"
+            line += f", {_format_number(megabytes / base)} times as much as {comparison.baseline_name}"
     seconds = metric_value(row, "seconds")
     if not math.isnan(seconds):
-        line += f"; a run took {_short(seconds)} s"
+        line += f"; a run took {_format_number(seconds)} s"
     return [f"{line}."]
 
 
-def _megabytes(number: float) -> str:
+def _format_megabytes(number: float) -> str:
     if number == 0:
         return "nothing"
-    return f"{_short(number / 1000)} GB" if number >= 1000 else f"{_short(number)} MB"
+    return f"{_format_number(number / 1000)} GB" if number >= 1000 else f"{_format_number(number)} MB"
 
 
-def _short(number: float) -> str:
+def _format_number(number: float) -> str:
     """Return a number with about three digits, without an exponent."""
     return f"{number:,.0f}" if number >= 100 else f"{number:.3g}"
 

@@ -15,9 +15,9 @@ def build_table(results: Mapping[str, Any]) -> Table:
     rows = [
         [
             row["attack"],
-            _area(row),
-            _percent(row["tpr_at_1_percent"]),
-            _percent(row["tpr_at_0_1_percent"]),
+            _format_area(row),
+            _format_percent(row["tpr_at_1_percent"]),
+            _format_percent(row["tpr_at_0_1_percent"]),
             "-" if row["worst_client_auc"] is None else f"{row['worst_client_auc']:.2f}",
             f"{row['above_chance']} of {row['clients']}",
             row["sees"],
@@ -33,7 +33,7 @@ def describe_strongest(results: Mapping[str, Any]) -> str:
     above = f"{row['above_chance']} of {counted(row['clients'], 'client')}"
     return (
         f"{results['method']}: an attacker who sees {row['sees']} recognizes training samples with AUC "
-        f"{_area(row)} (0.5 is chance), and better than chance for {above}."
+        f"{_format_area(row)} (0.5 is chance), and better than chance for {above}."
     )
 
 
@@ -65,9 +65,9 @@ def describe_noisy_votes(votes: Mapping[str, Any]) -> str:
     )
 
 
-def _area(row: Mapping[str, Any]) -> str:
+def _format_area(row: Mapping[str, Any]) -> str:
     return f"{row['auc']:.3f} [{row['auc_low']:.3f}, {row['auc_high']:.3f}]"
 
 
-def _percent(share: float | None) -> str:
+def _format_percent(share: float | None) -> str:
     return "-" if share is None else f"{100 * share:.1f}"

@@ -14,7 +14,8 @@ _MAX_NAMES = 10
 
 def title(metrics: Mapping[str, Any]) -> str:
     """Return the heading of the table."""
-    return f"Prediction sets at coverage {_percent(metrics['sets']['coverage'])} %, calibrated on validation samples"
+    level = _format_percent(metrics["sets"]["coverage"])
+    return f"Prediction sets at coverage {level} %, calibrated on validation samples"
 
 
 def table(metrics: Mapping[str, Any]) -> Table:
@@ -30,9 +31,9 @@ def table(metrics: Mapping[str, Any]) -> Table:
                 [
                     label,
                     rule,
-                    _cell(entry["coverage"], 100, 1),
-                    _cell(entry["coverage_bottom_decile"], 100, 1),
-                    _cell(entry["set_size"], 1, 2),
+                    _format_cell(entry["coverage"], 100, 1),
+                    _format_cell(entry["coverage_bottom_decile"], 100, 1),
+                    _format_cell(entry["set_size"], 1, 2),
                     "-" if full["value"] is None else f"{full['value']:g} of {round(full['n'] / seeds)}",
                 ]
             )
@@ -67,8 +68,8 @@ def _describe_small_clients(sets: Mapping[str, Any]) -> list[str]:
             continue
         where = "" if len(groups) == 1 else f" ({_list_first(runs, 'run')})"
         lines.append(
-            f"own threshold at coverage {_percent(sets['coverage'])} %: {counted(len(names), 'client')} with fewer than"
-            f" {counted(sets['fewest_samples'], 'validation sample')}, whose sets contain all classes"
+            f"own threshold at coverage {_format_percent(sets['coverage'])} %: {counted(len(names), 'client')} with "
+            f"fewer than {counted(sets['fewest_samples'], 'validation sample')}, whose sets contain all classes"
             f"{where}: {_list_first(names, 'client')}"
         )
     return lines
@@ -79,11 +80,11 @@ def _list_first(names: Sequence[str], noun: str) -> str:
     return ", ".join(names[:_MAX_NAMES]) + (f" and {counted(more, f'other {noun}')}" if more > 0 else "")
 
 
-def _percent(share: float) -> str:
+def _format_percent(share: float) -> str:
     return f"{100 * share:.6g}"
 
 
-def _cell(metric: Mapping[str, Any], scale: float, digits: int) -> str:
+def _format_cell(metric: Mapping[str, Any], scale: float, digits: int) -> str:
     if metric["value"] is None:
         return "-"
     spread = metric.get("std_over_seeds")

@@ -50,7 +50,7 @@ def build(metrics: Mapping[str, Any], kind: str = "evaluation", columns: Sequenc
         [
             method["label"],
             str(len(method["seeds"])),
-            *(_cell(entry, method["metrics"].get(name)) for name, entry in entries.items()),
+            *(_format_cell(entry, method["metrics"].get(name)) for name, entry in entries.items()),
         ]
         for method in methods
     ]
@@ -127,7 +127,7 @@ def list_numbers(metrics: Mapping[str, Any]) -> tuple[list[str], list[list[Any]]
     return heading, [[row[name] for name in heading] for row in body]
 
 
-def _cell(entry: Metric, metric: Mapping[str, Any] | None) -> str:
+def _format_cell(entry: Metric, metric: Mapping[str, Any] | None) -> str:
     if metric is None or metric["value"] is None or math.isnan(metric["value"]):
         return "-"
     name, digits, scale = entry.name, entry.digits, entry.scale

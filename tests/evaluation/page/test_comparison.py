@@ -12,7 +12,14 @@ import synthetic
 from pflcli.artifacts.reader import open_artifact
 from pflcli.errors import InputError
 from pflcli.evaluation.page import lineage, runs, sentences
-from pflcli.evaluation.page.comparison import MAX_DRAWN, Clients, Comparison, _ranking, _read_clients, read_comparison
+from pflcli.evaluation.page.comparison import (
+    MAX_DRAWN,
+    Clients,
+    Comparison,
+    _find_ranking_metric,
+    _read_clients,
+    read_comparison,
+)
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 
@@ -75,7 +82,7 @@ def test_old_artifacts_are_shown(at, kind):
 
 def test_a_metric_of_a_newer_pfl_is_named():
     with pytest.raises(InputError, match="newer pfl"):
-        _ranking({"metric": ["fairness"]})
+        _find_ranking_metric({"metric": ["fairness"]})
 
 
 def test_what_runs_add(compared):
@@ -110,14 +117,14 @@ def test_numbers_of_clients_are_those_of_their_seed():
     clients = Clients([*"abcd"], keys, np.ones(4), {}, baseline, lower_is_better=False, tuned={})
     metrics = {"methods": [{"label": "fedavg", "seeds": [0, 1]}]}
     comparison = Comparison(None, metrics, clients)
-    assert list(runs._by_number(comparison, 0).items()) == [(1, 1), (0, 0)]
-    assert list(runs._by_number(comparison, 1).items()) == [(1, 3), (0, 2)]
-    assert runs._by_number(comparison, 7) == runs._by_number(comparison, 0)
+    assert list(runs._number_clients(comparison, 0).items()) == [(1, 1), (0, 0)]
+    assert list(runs._number_clients(comparison, 1).items()) == [(1, 3), (0, 2)]
+    assert runs._number_clients(comparison, 7) == runs._number_clients(comparison, 0)
 
 
 @pytest.mark.parametrize(("number", "text"), [(12345.6, "12,346"), (99.96, "100"), (1.234, "1.23"), (0.0135, "0.0135")])
 def test_numbers_are_short(number, text):
-    assert sentences._short(number) == text
+    assert sentences._format_number(number) == text
 
 
 def test_no_method_is_called_better_that_is_not_shown_to_be(tmp_path):
