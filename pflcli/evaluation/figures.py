@@ -104,7 +104,9 @@ def draw_predictions(artifact: Artifact, chosen: Sequence[int] = ()) -> Spec:
         history = {name.removeprefix("history/"): values for name, values in state.items()}
         return draw_collapse(history, _number_rounds(rounds, len(history["rho"])), title)
     source = ancestor(artifact, "partition")
-    cluster, able = (None, None) if source is None else (partitions.read_clusters(source), partitions.read_able_clients(source))
+    cluster, able = (
+        (None, None) if source is None else (partitions.read_clusters(source), partitions.read_able_clients(source))
+    )
     if "attention/first" in state:
         numbers = _number_rounds(rounds, len(state["attention/first"]))
         places = _find_rounds(artifact, numbers, chosen)
