@@ -22,10 +22,8 @@ from pflcli.evaluation.charts.vega import Spec
 from pflcli.evaluation.metrics import client_relations
 
 _SUFFIX = ".vl.json"
-_KINDS_WITH_FIGURE = ("evaluation", "comparison", "sweep", "audit")
-"""The kinds of artifacts that contain a figure."""
-KINDS = ("partition", "predictions", *_KINDS_WITH_FIGURE)
-"""The kinds of artifacts that have a figure."""
+KINDS = ("partition", "predictions", "evaluation", "comparison", "sweep", "audit")
+"""The kinds of artifacts that can be drawn; all but the first two contain their figure."""
 
 _DRAWN_STATES = (
     ("history/rho", "history/largest", "history/rejected", "history/validation"),
