@@ -108,9 +108,7 @@ PARTS = {
     "program": Part(lambda: absent("graph"), GENERAL, ("cnn",)),
     "operators": Part(lambda: absent("operators"), GENERAL, ("cnn",)),
     "model products": Part(own_products_of_models_absent, ("fedamp", "panm", "fedala", "fedham", "fedattn")),
-    "mixtures": Part(lambda: plain("mixture_gradient"), ("fedham",)),
     "proximal": Part(lambda: plain("proximal_steps"), ("pfedme",), ("cnn",)),
-    "fedham": Part(lambda: absent("fedham", "adam"), ("fedham",)),
     "pfedgp": Part(lambda: absent("pfedgp"), ("pfedgp",)),
 }
 

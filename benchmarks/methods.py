@@ -27,8 +27,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import pflcli
 from pflcli import config, methods, registry
-from pflcli.accelerated.chains import CompiledChainNetwork
-from pflcli.accelerated.program import CompiledNetwork
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.engine import model_algebra
@@ -90,9 +88,6 @@ class Multiplications:
         for name in ("mix", "inner_products"):
             setattr(model_algebra, name, self._counted(getattr(model_algebra, name)))
         model_algebra.mix_few = self._counted_few(model_algebra.mix_few)
-        passes = "mixture_gradient"  # where it multiplies in loops of its own
-        for network in (CompiledChainNetwork, CompiledNetwork):
-            setattr(network, passes, self._counted_gradient(getattr(network, passes)))
         torch.linalg.solve = self._counted_solve(torch.linalg.solve)
         pfedgp.losses_and_gradients = self._counted_trees(pfedgp.losses_and_gradients)
 
@@ -128,13 +123,6 @@ class Multiplications:
                 solved = (prior.sweeps + 1) * support**3 / 6 + (prior.sweeps + 1 + queries) * support**2
                 self.count += prior.chains * int(solved[queries > 0].sum())
             return losses(prior, trees, z, y, sizes, rngs)
-
-        return count
-
-    def _counted_gradient(self, gradient: Any) -> Any:
-        def count(network: Any, share: Any, models: Any, batch: Any) -> Any:
-            self.count += 2 * len(share) * sum(value.numel() for value in models.values())
-            return gradient(network, share, models, batch)
 
         return count
 

@@ -1,10 +1,8 @@
 """Chains of linear layers and ReLU, such as a multilayer perceptron, in compiled loops: passes, and steps of plain SGD.
 
 ``take_steps`` takes all steps of one client after the other, so that its weights stay in the cache of a core, where
-those of a stack would not. ``CompiledChainNetwork`` has the passes for rules of methods, and passes of mixtures of
-models that all clients of a stack share: the mixtures of the first layer, the largest, and gradients by it lie in the
-cache, some rows at a time, and never in memory. What a client computes depends on no other client, and samples of
-weight zero at the end of a batch take no time.
+those of a stack would not. ``CompiledChainNetwork`` has the passes for rules of methods. What a client computes
+depends on no other client, and samples of weight zero at the end of a batch take no time.
 """
 
 from __future__ import annotations
@@ -17,9 +15,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.accelerated.compiler import Array, Arrays, compiled, inlined
+from pflcli.accelerated.compiler import Array, Arrays, compiled
 from pflcli.accelerated.loops import add, cross_entropy, pull, shift_and_rectify, shift_and_rectify_backward
-from pflcli.accelerated.products import flat, product, product_by_rows, streamed_product
+from pflcli.accelerated.products import product, product_by_rows
 from pflcli.engine.gradients import Outputs, StackedBatch
 from pflcli.engine.linear_chain import ChainNetwork, Layer
 from pflcli.parameters import Params, Stacked
@@ -231,116 +229,6 @@ def take_steps(
         )
 
 
-@inlined
-def _mix_rows(shares: Array, models: Array, stride: int, first: int, count: int, out: Array) -> None:
-    """Write the sums of ``count`` columns of ``models`` by ``shares`` (a, m) into the first ones of ``out``."""
-    a, m = shares.shape
-    to = out.reshape(-1), out.shape[1]
-    streamed_product((a, count, m), shares.reshape(-1), (m, 1), models, first, stride, to[0], to[1], 0)
-
-
-@inlined
-def _add_products(gradients: Array, models: Array, stride: int, first: int, count: int, sums: Array) -> None:
-    """Add to ``sums`` (a, m) the products of ``count`` columns of ``models`` and the first ones of ``gradients``."""
-    (a, m), from_gradients, row = sums.shape, gradients.reshape(-1), gradients.shape[1]
-    product_by_rows((a, m, count), from_gradients, 0, row, models, first, stride, sums.reshape(-1), 0, m, 1)
-
-
-@compiled
-def mixture_forward(
-    layers: Array,
-    models: Arrays,
-    strides: Array,
-    shares: Array,
-    n: int,
-    x: Array,
-    weight: Array,
-    mixed: Arrays,
-    values: Array,
-) -> None:
-    """Write the outputs of each layer into ``values`` (L, ...), for ``x`` (a, n, d) as a row; zeros for padding.
-
-    ``models`` are weights and biases of m models, see ``take_steps``, each as a row in which those of a model
-    begin so many numbers behind the one before as ``strides`` says. They are mixed by ``shares`` (a, m) into ``mixed``
-    (a, ...). If that has fewer numbers than the first layer has weights, these take turns there.
-    """
-    for index in range(len(layers)):
-        inputs, outputs = layers[index, 0], layers[index, 1]
-        h, out, w, b = values[index - 1] if index else x, values[index], mixed[2 * index], mixed[2 * index + 1]
-        rows, from_w, stride = w.shape[1] // inputs, w.reshape(-1), strides[2 * index]
-        for first in range(0, outputs, rows):
-            height = min(rows, outputs - first)
-            _mix_rows(shares, models[2 * index], stride, first * inputs, height * inputs, w)
-            for client in range(len(shares)):
-                size, at, to = (counted(weight, client, n), height, inputs), client * n * inputs, client * n * outputs
-                product_by_rows(size, h, at, inputs, from_w, client * w.shape[1], inputs, out, to + first, outputs, 0)
-        _mix_rows(shares, models[2 * index + 1], strides[2 * index + 1], 0, b.shape[1], b)
-        for client in range(len(shares)):
-            own, count = out[client * n * outputs : (client + 1) * n * outputs], counted(weight, client, n)
-            bias = b[client] if b.shape[1] else np.zeros(outputs, x.dtype)
-            shift_and_rectify(own[: count * outputs].reshape(count, outputs), bias, layers[index, 2] == 1)
-            own[count * outputs :] = 0
-
-
-@compiled
-def cross_entropies(logits: Array, y: Array, weight: Array, grads: Array, losses: Array) -> None:
-    """Write the loss of each client's logits (a, n, C), see ``loops.cross_entropy``, and its gradients by them.
-
-    One sample after the other is added: the bits do not depend on how far a batch is padded, and so on the stack.
-    """
-    for client in range(len(losses)):
-        losses[client] = cross_entropy(logits[client], y[client], weight[client], 1.0, grads[client])
-
-
-@compiled
-def mixture_backward(
-    layers: Array,
-    models: Arrays,
-    strides: Array,
-    by_shares: Array,
-    n: int,
-    x: Array,
-    weight: Array,
-    mixed: Arrays,
-    values: Array,
-    logits: Array,
-) -> None:
-    """Add the gradients by the shares, inner products of models with gradients by weights, to ``by_shares`` (a, m).
-
-    ``logits`` (a, n, C) are the gradients by the logits, as a row. The other arguments are those of
-    ``mixture_forward``; gradients by weights take the places of these in ``mixed``.
-    """
-    a = len(by_shares)
-    grads = np.empty((len(layers), a * n * widest(layers)), x.dtype)
-    for i in range(len(logits)):
-        grads[-1, i] = logits[i]
-    for index in range(len(layers) - 1, -1, -1):
-        inputs, outputs = layers[index, 0], layers[index, 1]
-        h, out, grad, w = values[index - 1] if index else x, values[index], grads[index], mixed[2 * index]
-        by_bias, below, from_w = np.empty((a, outputs), x.dtype), grads[index - 1], w.reshape(-1)
-        for client in range(a):
-            count, at, by = counted(weight, client, n), client * n * inputs, client * n * outputs
-            place = slice(by, by + count * outputs)
-            of_samples, by_samples = out[place].reshape(count, outputs), grad[place].reshape(count, outputs)
-            shift_and_rectify_backward(of_samples, layers[index, 2] == 1, by_samples, by_bias[client])
-            if index:
-                size = count, inputs, outputs
-                product(size, grad, by, outputs, 1, from_w, client * w.shape[1], inputs, below, at, inputs, 0)
-        if len(models[2 * index + 1]):
-            _add_products(by_bias, models[2 * index + 1], strides[2 * index + 1], 0, outputs, by_shares)
-        rows = w.shape[1] // inputs
-        for first in range(0, outputs, rows):
-            height = min(rows, outputs - first)
-            for client in range(a):
-                size, at, by = (height, inputs, counted(weight, client, n)), client * n * inputs, client * n * outputs
-                product(size, grad, by + first, 1, outputs, h, at, inputs, from_w, client * w.shape[1], inputs, 0)
-            _add_products(w, models[2 * index], strides[2 * index], first * inputs, height * inputs, by_shares)
-
-
-_ROWS = 24 * 1024
-"""Bytes of a client's mixed weights at a time: those of 30 clients stay in the second cache of a core."""
-
-
 def table(chain: Sequence[Layer], like: Params) -> NDArray[np.int64]:
     """Return a row per layer: the numbers of inputs and outputs, and whether a ReLU follows."""
     return np.asarray([[*reversed(like[layer.weight].shape), layer.relu] for layer in chain], np.int64)
@@ -371,8 +259,6 @@ def are_trained(chain: Sequence[Layer], names: Collection[str]) -> NDArray[np.bo
 
 class CompiledChainNetwork(ChainNetwork):
     """A ``ChainNetwork`` whose passes are compiled loops."""
-
-    compiled = True
 
     def __init__(self, chain: Sequence[Layer], trained: Collection[str]) -> None:
         super().__init__(chain, trained)
@@ -430,26 +316,6 @@ class CompiledChainNetwork(ChainNetwork):
         passed = layers, own, outputs.logits.shape[1], inputs[0].view(-1).numpy(), weights, values.numpy()
         by_outputs = by_logits.reshape(-1).numpy(), self._body, _NONE[0] if z is None else z.reshape(-1).numpy()
         pass_backward(*passed, *by_outputs, trained, self._none, arrays(self._chain, into), adds)
-
-    def mixture_gradient(self, share: Tensor, models: Stacked, batch: StackedBatch) -> tuple[Tensor, Tensor]:
-        """Do as ``StackedNetwork`` says, without mixed weights of the first layer or gradients in memory."""
-        (clients, n), x = batch.x.shape[:2], batch.x.flatten(2).contiguous()
-        layers, shares = self._table(models), share.contiguous().numpy()
-        own = [models[name].flatten(1) if name else None for layer in self._chain for name in layer.names]
-        basis = tuple(_NONE[0] if value is None else flat(value) for value in own)
-        strides = np.asarray([0 if value is None else value.stride(0) for value in own])
-        inputs, outputs = layers[0, :2].tolist()
-        rows = min(outputs, max(1, _ROWS // (4 * inputs)))  # for any number of clients, as sums depend on it
-        sizes = [rows * inputs, *(0 if value is None else value.shape[1] for value in own[1:])]
-        mixed = tuple(np.empty((clients, size), np.float32) for size in sizes)
-        values = np.empty((len(layers), clients * n * int(layers[:, 1].max())), np.float32)
-        passed = n, x.view(-1).numpy(), batch.weight.contiguous().numpy(), mixed, values
-        mixture_forward(layers, basis, strides, shares, *passed)
-        logits = values[-1, : clients * n * int(layers[-1, 1])].reshape(clients, n, -1)
-        losses, by_logits, by_share = np.empty(clients, np.float32), np.empty_like(logits), torch.zeros_like(share)
-        cross_entropies(logits, batch.y.contiguous().numpy(), passed[2], by_logits, losses)
-        mixture_backward(layers, basis, strides, by_share.numpy(), *passed, by_logits.reshape(-1))
-        return torch.from_numpy(losses), by_share
 
     def proximal_steps(
         self, params: Stacked, anchor: Stacked, batch: StackedBatch, *, lam: float, rate: float, count: int = 1

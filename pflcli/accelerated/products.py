@@ -258,19 +258,6 @@ def multiply_by_rows(x: Tensor, weight: Tensor, out: Tensor, new: Callable[..., 
     return [partial(product_by_rows, (m, n, k), a, 0, x.stride(0), b, 0, weight.stride(0), c, 0, out.stride(0), 0)]
 
 
-def add_inner_products(vectors: Tensor, models: Tensor, sums: Tensor) -> None:
-    """Add the inner products of ``vectors`` (a, d) with ``models`` (m, d) to the contiguous ``sums`` (a, m).
-
-    In loops of pfl's own those of a vector depend on no other, to the bit.
-    """
-    if not OWN:
-        sums.addmm_(vectors, models.t())
-        return
-    (a, m), columns = sums.shape, vectors.shape[1]
-    rows = flat(vectors), 0, vectors.stride(0), flat(models), 0, models.stride(0)
-    product_by_rows((a, m, columns), *rows, sums.view(-1).numpy(), 0, m, 1)
-
-
 def flat(value: Tensor) -> Array:
     """Return all numbers from the first to the last of ``value`` in memory, those between its rows among them."""
     if value.is_contiguous():

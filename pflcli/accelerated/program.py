@@ -16,12 +16,11 @@ import torch
 from torch import Tensor, nn
 
 from pflcli import parameters
-from pflcli.accelerated import loops, products
+from pflcli.accelerated import loops
 from pflcli.accelerated.graph import Layer
 from pflcli.accelerated.instructions import FUSED
 from pflcli.accelerated.layers import MobileLayers, PooledLayers
 from pflcli.accelerated.products import Step
-from pflcli.engine import model_algebra
 from pflcli.engine.backend import Move
 from pflcli.engine.gradients import Outputs, StackedBatch, StackedNetwork
 from pflcli.engine.networks import own_names
@@ -204,7 +203,7 @@ class _Pass(MobileLayers, PooledLayers):
 class CompiledNetwork(StackedNetwork):
     """Passes of one model at a time by a compiled program, in training mode and for more than one sample."""
 
-    one_at_a_time = compiled = True
+    one_at_a_time = True
 
     def __init__(self, net: nn.Module, trained: Collection[str], program: Program) -> None:
         self.parameters, self.trained = own_names(net, trained)
@@ -257,22 +256,3 @@ class CompiledNetwork(StackedNetwork):
                     torch._foreach_lerp_([model[n] for n in rest], [centre[n] for n in rest], rate * lam)
                 if rest:
                     torch._foreach_add_([model[name] for name in rest], [grads[name] for name in rest], alpha=-rate)
-
-    def mixture_gradient(self, share: Tensor, models: Stacked, batch: StackedBatch) -> tuple[Tensor, Tensor]:
-        """Do as ``StackedNetwork`` says: the gradients of each mixture take its place in memory.
-
-        With products of pfl's own a client's bits depend on no other.
-        """
-        mixed, losses = model_algebra.mixtures(share, models, independent=True), torch.empty_like(share[:, 0])
-        for row, size in enumerate(batch.sizes):
-            moves = {name: Move(mixed[name][row], 0.0, replaces=True) for name in self._program.linear}
-            own = batch.x[row, :size], batch.y[row, :size], batch.weight[row, :size]
-            with self._program.model(parameters.pick(mixed, row)):
-                losses[row] = self._program.step(*own, moves=moves)
-            for name in self.parameters:
-                if name not in moves:
-                    mixed[name][row] = self._program.grads[name]
-        by_share = torch.zeros_like(share)
-        for name in self.parameters:
-            products.add_inner_products(mixed[name].flatten(1), models[name].flatten(1), by_share)
-        return losses, by_share

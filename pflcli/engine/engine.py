@@ -204,8 +204,7 @@ class Engine:
             groups = list(order[:, None])
         else:
             size, shared = parameters.size(parameters.pick(out, 0)), parameters.size(plan.shared)
-            independent = strategy.is_independent(self._worker_net, plan, self.mode)
-            stack_size = self.stack_size(size, len(clients), shared, independent=independent)
+            stack_size = self.stack_size(size, len(clients), shared)
             width = plan.batch_size if shared <= _STACK_BYTES[self._device] else None  # reading may take longest
             groups = [order[positions] for positions in stacks(sizes[order], stack_size, width)]
         tasks = [Task(self.mode, places, clients[places], plan, self.seed, key) for places in groups]
@@ -252,15 +251,15 @@ class Engine:
             self._explained = chosen
             self.explain(chosen)
 
-    def stack_size(self, size: int, clients: int, shared: int = 0, *, independent: bool = False) -> int:
-        """Return how many clients one stack has, by the bytes of a model and of what clients share alone.
+    def stack_size(self, size: int, clients: int, shared: int = 0) -> int:
+        """Return how many clients one stack has, by the bytes of a model and of the constants that clients share.
 
-        So results stay the same. Each step of a stack reads once what is shared: if that is much, and clients are
-        ``independent`` of their stack, to the bit, each worker gets one.
+        It does not depend on the number of workers, because sums of another stack may differ in their last bits. Each
+        step of a stack reads the shared constants once: if they are large, there are half as many stacks.
         """
         fewest, most = _MIN_STACKS if self._device == "cpu" else 1, _STACK_BYTES[self._device]
         if shared > most:
-            fewest = self.jobs or self.threads if independent else max(1, fewest // 2)
+            fewest = max(1, fewest // 2)
         return max(1, min(max(most, shared) // max(size, 1), -(-clients // fewest)))
 
     def infer(

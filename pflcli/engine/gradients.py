@@ -8,7 +8,7 @@ differentiated automatically. All tensors have a leading axis over the clients o
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 
 from pflcli import parameters
-from pflcli.engine import model_algebra
 from pflcli.parameters import Stacked
 
 
@@ -66,8 +65,6 @@ class StackedNetwork(ABC):
     """those of them that the clients train"""
     one_at_a_time: ClassVar[bool] = False
     """whether the network passes stacks of one model"""
-    compiled: ClassVar[bool] = False
-    """whether its passes are compiled loops"""
 
     @abstractmethod
     def forward(self, params: Stacked, x: Tensor, weight: Tensor | None = None) -> Outputs:
@@ -143,17 +140,6 @@ class StackedNetwork(ABC):
         for name, grad in self.backward(outputs, logits, z).items():
             models[name].sub_(grad)
 
-    def mixture_gradient(self, share: Tensor, models: Stacked, batch: StackedBatch) -> tuple[Tensor, Tensor]:
-        """Return the cross-entropy (a,) of mixtures of ``models`` (m, ...) by ``share`` (a, m), and its gradients.
-
-        The gradient by the share of a model is the inner product of this model with the gradient by the mixture.
-        """
-        losses, by_mixture = self.gradient(model_algebra.mixtures(share, models), batch, self.parameters)
-        by_share = torch.zeros_like(share)
-        for name, value in by_mixture.items():
-            by_share += model_algebra.inner_products(value.flatten(1), models[name].flatten(1))
-        return losses, by_share
-
     def proximal_steps(
         self, params: Stacked, anchor: Stacked, batch: StackedBatch, *, lam: float, rate: float, count: int = 1
     ) -> None:
@@ -170,24 +156,7 @@ class StackedNetwork(ABC):
             torch._foreach_add_(weights, grads, alpha=-rate)
 
 
-@dataclass(frozen=True)
-class OuterProducts:
-    """Gradients (a, r, c) which are, for each client, the outer product of ``left`` (a, r) and ``right`` (a, c)."""
-
-    left: Tensor
-    right: Tensor
-
-
-def dense(gradient: Tensor | OuterProducts) -> Tensor:
-    """Return a gradient as a tensor."""
-    if isinstance(gradient, OuterProducts):
-        return gradient.left[..., None] * gradient.right[..., None, :]
-    return gradient
-
-
-Gradients = Mapping[str, Tensor | OuterProducts]
-
-GradientRule = Callable[[StackedNetwork, Stacked, StackedBatch], tuple[Tensor, Gradients]]
+GradientRule = Callable[[StackedNetwork, Stacked, StackedBatch], tuple[Tensor, Stacked]]
 """Returns losses (a,) and the gradients of all trained tensors (a, ...) but those that ``descend`` moved.
 
 It is defined in a module, so that processes can import it."""
@@ -204,6 +173,6 @@ def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor, scale: Tensor | Non
     return losses, grad.mul_((weight if scale is None else weight * scale[:, None])[..., None])
 
 
-def cross_entropy_rule(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Gradients]:
+def cross_entropy_rule(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
     """Return the cross-entropy (a,) of clients and its gradients: the rule of methods that have no other."""
     return network.gradient(params, batch)

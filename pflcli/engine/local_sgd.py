@@ -120,9 +120,8 @@ class LocalSGD:
     frozen_norm: bool = False
     """whether BatchNorm normalizes by its running statistics and does not change them"""
     lockstep: bool = False
-    """whether clients take each step together, even where their passes go one after the other: for a rule that reads
-    much that clients share, whose only passes are those of ``StackedNetwork.gradient``, and which gives a client the
-    same bits in any stack of a compiled chain"""
+    """whether clients take each step together even if their forward and backward passes run one after the other: for a
+    gradient rule that reads large shared constants and only calls ``StackedNetwork.gradient``"""
     may_diverge: bool = False
     """whether clients that diverge stay in the round; the method must then look for parameters that are not finite"""
     bounds: tuple[float, float] | None = None

@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from pflcli.engine import backend
 from pflcli.parameters import Params, Stacked
-from pflcli.parameters.model_table import ModelTable, rows_apart
+from pflcli.parameters.model_table import ModelTable
 
 _LARGE = 1 << 20
 """Multiplications from which products are worth compiled loops, and to import Numba for them."""
@@ -30,18 +30,11 @@ _BLOCK = 32
 
 def mix(weights: Tensor, models: Tensor, out: Tensor) -> None:
     """Write the sums (r, d) of ``models`` (m, d) by ``weights`` (r, m) into ``out``."""
-    if not _is_large(weights, models):
-        torch.mm(weights, models, out=out)
-        return
-    _mix(weights, models, out)
-
-
-def _mix(weights: Tensor, models: Tensor, out: Tensor) -> None:
-    products = backend.part("products")
+    products = backend.part("products") if _is_large(weights, models) else None
     if products is None:
         torch.mm(weights, models, out=out)
-        return
-    products.multiply(weights, models, out, near=False)()
+    else:
+        products.multiply(weights, models, out, near=False)()
 
 
 def mix_few(weights: Tensor, models: Tensor, out: Tensor) -> None:
@@ -51,23 +44,17 @@ def mix_few(weights: Tensor, models: Tensor, out: Tensor) -> None:
     out.copy_(functional.embedding_bag(senders, models, first, mode="sum", per_sample_weights=values))
 
 
-def mixtures(shares: Tensor, models: Stacked, *, independent: bool = False) -> Stacked:
-    """Return the sums (a, ...) of ``models`` (m, ...) by ``shares`` (a, m); integer buffers are those of the last.
-
-    If ``independent``, no bit of a mixture depends on how many there are, given products of pfl's own, and they lie
-    apart from each other on the CPU: see ``rows_apart``.
-    """
+def mixtures(shares: Tensor, models: Stacked) -> Stacked:
+    """Return the sums (a, ...) of ``models`` (m, ...) by ``shares`` (a, m); integer buffers are those of the last."""
     mixed = {}
     for name, value in models.items():
+        shape = (len(shares), *value.shape[1:])
         if value.is_floating_point():
-            size = len(shares), value[0].numel()
-            out = rows_apart(*size, value.dtype) if independent else value.new_empty(size)
-            (_mix if independent else mix)(
-                shares.to(value.dtype), value.flatten(1) if value.ndim > 1 else value[:, None], out
-            )
-            mixed[name] = out.view(len(shares), *value.shape[1:])
+            out = value.new_empty(len(shares), value[0].numel())
+            mix(shares.to(value.dtype), value.flatten(1) if value.ndim > 1 else value[:, None], out)
+            mixed[name] = out.view(shape)
         else:
-            mixed[name] = value[-1].expand(len(shares), *value.shape[1:]).clone()
+            mixed[name] = value[-1].expand(shape).clone()
     return mixed
 
 

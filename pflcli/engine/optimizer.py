@@ -11,9 +11,7 @@ from types import EllipsisType
 import torch
 from torch import Tensor
 
-from pflcli.engine import backend
 from pflcli.engine.backend import Move
-from pflcli.engine.gradients import OuterProducts, dense
 from pflcli.engine.local_sgd import LocalSGD
 
 _BETAS, _EPS = (0.9, 0.999), 1e-8
@@ -37,18 +35,14 @@ class Update:
         self.is_bare = self.is_plain and not (self._anchor or self._drift)
         """whether, in addition, ``pull`` does nothing"""
 
-    def __call__(
-        self, weights: list[Tensor], gradients: Sequence[Tensor | OuterProducts], rate: float | Tensor
-    ) -> None:
-        """Apply ``gradients``, which may be overwritten; ``rate`` is one number, or (active,) with stacked weights."""
+    def __call__(self, weights: list[Tensor], grads: list[Tensor], rate: float | Tensor) -> None:
+        """Take a step along the gradients ``grads``, which it may overwrite.
+
+        ``rate`` is the learning rate: one number or, for stacked weights, one per client (active,).
+        """
         if not weights:  # none are trained, or all changed where their gradients were computed
             return
         plan = self._plan
-        outer = [gradient for gradient in gradients if isinstance(gradient, OuterProducts)]
-        if len(outer) == len(weights) and self._takes_outer_products(weights):
-            self._outer_adam(weights, outer, rate)
-            return
-        grads = [dense(gradient) for gradient in gradients]
         active = slice(len(rate)) if isinstance(rate, Tensor) else slice(None)
         if plan.clip is not None:
             _clip(grads, plan.clip, stacked=isinstance(rate, Tensor))
@@ -108,29 +102,6 @@ class Update:
             torch._foreach_add_(grads, [w - a for w, a in zip(weights, anchor, strict=True)], alpha=plan.prox[1])
         if self._drift:
             torch._foreach_add_(grads, [drift[active] for drift in self._drift])
-
-    def _takes_outer_products(self, weights: list[Tensor]) -> bool:
-        """Whether a step is Adam and nothing else, so that the compiled loop can take it.
-
-        A client's bits then do not depend on its stack; with PyTorch those of the last client do.
-        """
-        plan = self._plan
-        only_adam = plan.optimizer == "adam" and not (plan.weight_decay or plan.bounds or self._anchor or self._drift)
-        if not only_adam or backend.part("adam") is None:
-            return False
-        return all(w.is_cpu and w.dtype == torch.float32 and w.is_contiguous() for w in weights)
-
-    def _outer_adam(self, weights: list[Tensor], grads: list[OuterProducts], rate: float | Tensor) -> None:
-        """Take a step of Adam along gradients that never lie in memory."""
-        adam = backend.part("adam")
-        assert adam is not None
-        self._steps += 1
-        if self._steps == 1:
-            self._first, self._second = ([torch.empty_like(w) for w in weights] for _ in range(2))
-        rates = torch.as_tensor(rate, dtype=torch.float64).expand(len(weights[0])).contiguous().numpy()
-        for weight, grad, first, second in zip(weights, grads, self._first, self._second, strict=True):
-            tensors = weight, grad.left.contiguous(), grad.right.contiguous(), first, second
-            adam.step(*(tensor.numpy() for tensor in tensors), rates, _BETAS, _EPS, self._steps)
 
     def _adam(self, weights: list[Tensor], grads: list[Tensor], rate: float | Tensor, active: slice) -> None:
         """Take a step of Adam in one pass over the weights, per client where their rates differ."""

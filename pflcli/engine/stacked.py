@@ -21,7 +21,7 @@ from torch.func import grad_and_value, vmap
 from pflcli import parameters
 from pflcli.engine import backend, linear_chain
 from pflcli.engine.federation import Federation
-from pflcli.engine.gradients import Gradients, StackedBatch, StackedNetwork, cross_entropy_rule, dense
+from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy_rule
 from pflcli.engine.local_sgd import LEAST_WEIGHT, Batch, LocalSGD, Model, is_stacked, learnable, widths
 from pflcli.engine.loop import has_batch_norm
 from pflcli.engine.networks import AutogradNetwork, VmappedNetwork
@@ -157,7 +157,7 @@ class _Ruled:
                 self._net.train(size > 1)
                 losses[rows], group = self._gradients(rows, x[rows, :size], y[rows, :size], weight[rows, :size])
                 for name in self._names:
-                    joined[name][rows] = dense(group[name])
+                    joined[name][rows] = group[name]
             grads = joined
         names = [name for name in self._names if name in grads] if self._descends else self._names
         self._update([self._models[n][:active] for n in names], [grads[n] for n in names], rate)
@@ -165,7 +165,7 @@ class _Ruled:
 
     def _gradients(
         self, rows: slice | Tensor, x: Tensor, y: Tensor, weight: Tensor, rate: Tensor | None = None
-    ) -> tuple[Tensor, Gradients]:
+    ) -> tuple[Tensor, Stacked]:
         models = {name: value[rows] for name, value in self._models.items()}
         own = {name: value[rows] for name, value in self._plan.own.items()}
         draws = self._draws[rows] if isinstance(rows, slice) else [self._draws[row] for row in rows.tolist()]

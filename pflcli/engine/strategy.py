@@ -48,22 +48,6 @@ def fastest_mode(net: nn.Module, device: str) -> str:
     return "stacked" if linear_chain.layers(net) is not None else "loop"
 
 
-def compiles_chain(worker_net: WorkerNet, plan: LocalSGD) -> bool:
-    """Whether clients pass through a compiled chain of linear layers."""
-    return _layers(worker_net, plan) is not None and worker_net.compiles_chain
-
-
-def is_independent(worker_net: WorkerNet, plan: LocalSGD, mode: str) -> bool:
-    """Whether a client that takes its steps in lockstep gets the same bits in any stack of ``mode``."""
-    if not plan.lockstep:
-        return False
-    chosen = choose(worker_net, plan, mode, 2)
-    if chosen.program is None:
-        return compiles_chain(worker_net, plan)
-    products = backend.part("products")
-    return products is not None and bool(products.OWN)
-
-
 def choose(worker_net: WorkerNet, plan: LocalSGD, mode: str, clients: int) -> Strategy:
     """Return how one worker trains a number of ``clients`` together on its network."""
     layers, why_alone = _layers(worker_net, plan), _why_alone(worker_net, plan)

@@ -561,7 +561,6 @@ def test_what_clients_share_is_read_in_half_as_many_stacks(monkeypatch):
     data = worlds.federation()
     engine = Engine(network("chain", data), data, seed=0)
     assert engine.stack_size(1 << 20, 30, shared=39 << 20) == 15
-    assert engine.stack_size(1 << 20, 30, shared=39 << 20, independent=True) == 30
     assert engine.stack_size(1 << 10, 30) == 8
 
 

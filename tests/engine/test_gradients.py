@@ -19,9 +19,7 @@ from pflcli.engine import backend, gradients, linear_chain, networks, strategy
 from pflcli.engine import engine as engines
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
-from pflcli.engine.gradients import OuterProducts
 from pflcli.engine.local_sgd import LocalSGD
-from pflcli.engine.optimizer import Update
 from pflcli.engine.worker_net import WorkerNet
 
 MODES = ("loop", "stacked")
@@ -266,108 +264,6 @@ def test_a_network_of_one_model_takes_those_of_a_stack_one_by_one():
         torch.testing.assert_close(grads[name], expected[name], rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("rows", [None, 2])
-def test_gradients_by_the_shares_of_mixtures(bias, rows, monkeypatch):
-    """In every form, whole layers or two rows of the first at a time; bit by bit those of each client alone."""
-    chains = backend.part("chains")
-    if rows and chains:
-        monkeypatch.setattr(chains, "_ROWS", rows * 4 * 12)
-    net = models.Net(nn.Sequential(nn.Flatten(), nn.Linear(12, 7, bias=bias), nn.ReLU()), nn.Linear(7, 3, bias=bias))
-    names = [name for name, _ in net.named_parameters()]
-    draw = torch.Generator().manual_seed(1)
-    basis = {name: torch.randn(5, *value.shape, generator=draw) for name, value in parameters.copy_params(net).items()}
-    shares = torch.rand(2, 5, generator=draw)
-    x, y = torch.rand(2, 4, 3, 2, 2, generator=draw), torch.randint(3, (2, 4), generator=draw)
-    weight = torch.tensor([[0.25] * 4, [0.0, 0.4, 0.6, 0.0]])
-    compiled = set()
-    for network, size in forms("mlp", net, (3, 2, 2), names):
-        for part in [slice(2), slice(1), slice(1, 2)] if size > 1 else [slice(1), slice(1, 2)]:
-            batch = gradients.StackedBatch(x[part], y[part], weight[part], {}, {})
-            with torch.no_grad():
-                losses, by_share = network.mixture_gradient(shares[part], basis, batch)
-            for row, client in enumerate(range(2)[part]):
-                leaf = shares[client].clone().requires_grad_()
-                mixed = {name: torch.tensordot(leaf, value, dims=1) for name, value in basis.items()}
-                each = functional.cross_entropy(functional_call(net, mixed, (x[client],)), y[client], reduction="none")
-                loss = (each * weight[client]).sum()
-                assert losses[row].item() == pytest.approx(loss.item(), rel=1e-5)
-                torch.testing.assert_close(by_share[row], torch.autograd.grad(loss, leaf)[0], rtol=1e-4, atol=1e-5)
-                if network.compiled:
-                    compiled.add((client, *by_share[row].tolist()))
-    assert len(compiled) == (0 if backend.why_off() else 2)
-
-
-@pytest.mark.parametrize("own", [False, True])
-@pytest.mark.compiled
-def test_gradients_by_the_shares_of_mixtures_in_a_program(own, monkeypatch):
-    """Each client's are those by autograd in double precision, and with pfl's own products do not depend on others."""
-    set_own_products(monkeypatch, own)
-    net, shape = cnn()
-    net, draw = net.float(), torch.Generator().manual_seed(1)
-    reference, names = copy.deepcopy(net).double(), [name for name, _ in net.named_parameters()]
-    padded = {
-        name: torch.randn(5, value.numel() + 3, generator=draw) for name, value in parameters.copy_params(net).items()
-    }
-    basis = {name: padded[name][:, :-3].view(5, *value.shape) for name, value in parameters.copy_params(net).items()}
-    shares = torch.rand(3, 5, generator=draw) / 5
-    x, y = torch.rand(3, 4, *shape, generator=draw), torch.randint(3, (3, 4), generator=draw)
-    weight = torch.tensor([[0.25] * 4, [0.0, 0.4, 0.6, 0.0], [1.0, 0.0, 0.0, 0.0]])
-    network = backend.network(net, [], backend.program(net, shape))
-    before = {name: value.clone() for name, value in basis.items()}
-    with torch.no_grad():
-        batches = [
-            gradients.StackedBatch(x[rows], y[rows], weight[rows], {}, {}) for rows in (slice(3), slice(1, 2), slice(2))
-        ]
-        results = [
-            network.mixture_gradient(shares[rows], basis, batch)
-            for rows, batch in zip((slice(3), slice(1, 2), slice(2)), batches, strict=True)
-        ]
-    assert all(torch.equal(value, before[name]) for name, value in basis.items())
-    (losses, by_share), alone, pair = results
-    for client in range(3):
-        leaf = shares[client].double().requires_grad_()
-        mixed = {name: torch.tensordot(leaf, basis[name].double(), dims=1) for name in names}
-        logits = functional_call(reference, mixed, (x[client].double(),))
-        loss = (functional.cross_entropy(logits, y[client], reduction="none") * weight[client]).sum()
-        assert losses[client].item() == pytest.approx(loss.item(), rel=1e-5)
-        expected = torch.autograd.grad(loss, leaf)[0]
-        torch.testing.assert_close(by_share[client].double(), expected, rtol=1e-4, atol=1e-4)
-        assert expected.abs().max() > 1e-3
-    if own:
-        assert torch.equal(alone[1][0], by_share[1])
-        assert torch.equal(pair[1], by_share[:2])
-        assert torch.equal(pair[0], losses[:2])
-
-
-@pytest.mark.compiled
-def test_bits_are_independent_of_a_stack_by_own_products_alone(monkeypatch):
-    plan = LocalSGD(1, 4, [0.1], gradient=gradients.cross_entropy_rule, frozen_norm=True, lockstep=True)
-    for make, compiles in ((cnn, True), (mobile, False)):
-        net, shape = make()
-        worker_net = WorkerNet.compile(net.float(), shape)
-        for own in (False, True):
-            set_own_products(monkeypatch, own)
-            assert strategy.is_independent(worker_net, plan, "loop") == (own and compiles)
-            assert not strategy.is_independent(worker_net, replace(plan, lockstep=False), "loop")
-            assert not strategy.is_independent(worker_net, replace(plan, precision="bfloat16"), "loop")
-            assert not strategy.is_independent(worker_net, plan, "stacked")
-
-
-@pytest.mark.compiled
-def test_padding_changes_no_bit_of_what_mixtures_give():
-    net, shape = mlp()
-    draw = torch.Generator().manual_seed(1)
-    basis = {name: torch.randn(5, *value.shape, generator=draw) for name, value in parameters.copy_params(net).items()}
-    shares, y = torch.rand(30, 5, generator=draw), torch.randint(3, (30, 112), generator=draw)
-    x, weight = torch.rand(30, 112, *shape, generator=draw), torch.rand(30, 112, generator=draw)
-    weight[:, 100:] = 0
-    network = backend.chain_network(linear_chain.layers(net), [*basis])
-    batches = [gradients.StackedBatch(x[:, :n], y[:, :n], weight[:, :n], {}, {}) for n in (100, 112)]
-    results = [network.mixture_gradient(shares, basis, batch) for batch in batches]
-    assert all(torch.equal(*pair) for pair in zip(*results, strict=True))
-
-
 def by_representations(network, params, batch):
     """The gradient of the cross-entropy plus the mean squared representation; learns a number as well."""
     outputs = network.forward(params, batch.x, batch.weight)
@@ -507,46 +403,3 @@ def test_frozen_statistics_keep_a_network_from_its_program_only_if_it_has_any():
             assert chosen.name == name or (count == 1 and chosen.program is None)
         changing = strategy.choose(worker_net, replace(plan, frozen_norm=False), "loop", 2)
         assert changing.name == ("compiled program" if any(net.named_buffers()) else "lockstep")
-
-
-@pytest.mark.parametrize("shape", [(128, 128), (7, 5)])
-def test_adam_along_outer_products_is_adam_along_their_products(shape):
-    """For clients with rates of their own, of which the last one takes two steps only."""
-    draw = torch.Generator().manual_seed(0)
-    start = torch.randn(3, *shape, generator=draw)
-    plan, weights = LocalSGD(1, 4, [0.1], optimizer="adam"), start.clone()
-    update, rates = Update(plan, ["w"], [weights]), torch.tensor([0.1, 0.01, 0.02])
-    expected = [value.clone().requires_grad_() for value in start]
-    optimizers = [torch.optim.Adam([value], lr=float(rate)) for value, rate in zip(expected, rates, strict=True)]
-    for active in (3, 3, 2, 1):
-        left, right = (torch.randn(active, size, generator=draw) for size in shape)
-        update([weights[:active]], [OuterProducts(left, right)], rates[:active])
-        for client in range(active):
-            expected[client].grad = torch.outer(left[client], right[client])
-            optimizers[client].step()
-    torch.testing.assert_close(weights, torch.stack(expected).detach(), rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.compiled
-def test_adam_along_outer_products_moves_a_client_as_if_it_were_alone():
-    """To the bit, also where its numbers are no whole vectors: by PyTorch the last ones of a stack are rounded else."""
-    draw, plan = torch.Generator().manual_seed(0), LocalSGD(1, 4, [0.1], optimizer="adam")
-    weights = torch.randn(3, 7, 5, generator=draw)
-    alone = [value[None].clone() for value in weights]
-    update, *own_updates = (Update(plan, ["w"], [value]) for value in (weights, *alone))
-    for _ in range(50):
-        left, right = (torch.randn(3, size, generator=draw) for size in (7, 5))
-        update([weights], [OuterProducts(left, right)], torch.full((3,), 0.1))
-        for row, (value, own_update) in enumerate(zip(alone, own_updates, strict=True)):
-            own = slice(row, row + 1)
-            own_update([value], [OuterProducts(left[own], right[own])], torch.tensor([0.1]))
-    assert torch.equal(weights, torch.cat(alone))
-
-
-def test_outer_products_also_take_other_steps():
-    plan, (left, right) = LocalSGD(1, 4, [0.1], momentum=0.5), torch.randn(2, 3, 4)
-    weights = torch.zeros(3, 4, 4)
-    update = Update(plan, ["w"], [weights])
-    for _ in range(2):
-        update([weights], [OuterProducts(left, right)], torch.full((3,), 0.1))
-    torch.testing.assert_close(weights, -0.25 * torch.einsum("ai,aj->aij", left, right))

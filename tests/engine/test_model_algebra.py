@@ -69,21 +69,19 @@ def test_means_of_most_models_are_one_product(monkeypatch):
     torch.testing.assert_close(means["a"], models[range(4)]["a"].mean(dim=0).expand(3, -1))
 
 
-@pytest.mark.compiled
+@pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.compiled)])
 @pytest.mark.parametrize("stride", [4096, 4097])
-def test_independent_mixtures_are_the_same_alone_and_far_from_each_other(stride, monkeypatch):
-    set_own_products(monkeypatch, True)
+def test_mixtures_of_tensors_of_any_shape(stride, own, monkeypatch):
+    set_own_products(monkeypatch, own)
+    monkeypatch.setattr(model_algebra, "_LARGE", 0)
     shares = torch.rand(5, 3)
     models = {"w": torch.randn(3, stride)[:, :4095].view(3, 15, 273), "b": torch.randn(3, 2), "one": torch.randn(3)}
     models |= {"none": torch.randn(3, 0), "count": torch.tensor([1, 2, 3])}
-    mixed = model_algebra.mixtures(shares, models, independent=True)
+    mixed = model_algebra.mixtures(shares, models)
     for name in ("w", "b", "one", "none"):
         expected = torch.tensordot(shares.double(), models[name].double(), dims=1)
         torch.testing.assert_close(mixed[name].double(), expected, rtol=1e-5, atol=1e-5)
     assert mixed["count"].tolist() == [3] * 5
-    for row in range(5):
-        alone = model_algebra.mixtures(shares[row : row + 1], models, independent=True)
-        assert all(torch.equal(value[0], mixed[name][row]) for name, value in alone.items())
 
 
 def test_large_rows_lie_at_distances_that_are_no_multiple_of_a_page():

@@ -21,8 +21,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from pflcli import parameters
-from pflcli.engine import backend, model_algebra
-from pflcli.engine.gradients import Gradients, OuterProducts, StackedBatch, StackedNetwork
+from pflcli.engine import model_algebra
+from pflcli.engine.gradients import StackedBatch, StackedNetwork
 from pflcli.engine.local_sgd import Batch, Model
 from pflcli.engine.numerics import intra_op
 from pflcli.methods.parts import sketch
@@ -133,8 +133,7 @@ def mix(share: Tensor, basis: Stacked) -> Params | Stacked:
     }
 
 
-@backend.accelerated("fedham", when=lambda network, params, batch: network.compiled)
-def gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Gradients]:
+def gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
     """Return F(H(x^g, X)) of Eq. 13 plus the divergence from the first attention, and its gradients by HAM (a, ...).
 
     Without lambda, which scales a gradient whose scale Adam does not see.
@@ -149,15 +148,18 @@ def gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> 
         a, b = _attention(queries[0], queries[1], shared["points"], z, own_point, me, shared["slots"])
         share = coefficients(a, b, me)
         penalty = shared["rho"] * divergence(batch.own["prior"], a)
-    losses, by_share = network.mixture_gradient(share.detach(), basis, batch)
+    losses, by_mixture = network.gradient(model_algebra.mixtures(share.detach(), basis), batch, network.parameters)
+    by_share = torch.zeros_like(share)
+    for name, value in by_mixture.items():
+        by_share += model_algebra.inner_products(value.flatten(1), basis[name].flatten(1))
     with torch.enable_grad():
         total = (share * by_share).sum() + penalty.sum()  # clients are independent
     by_queries = torch.autograd.grad(total, queries, allow_unused=True, materialize_grads=True)
-    by_theta: dict[str, OuterProducts] = {}
+    by_theta: Stacked = {}
     for layer, by_query in zip((1, 2), by_queries, strict=True):
         by_middle = _times(params[f"k{layer}"], by_query)
-        by_theta[f"q{layer}"] = OuterProducts(by_middle, own_point)
-        by_theta[f"k{layer}"] = OuterProducts(middle[layer], by_query)
+        by_theta[f"q{layer}"] = by_middle[..., None] * own_point[..., None, :]
+        by_theta[f"k{layer}"] = middle[layer][..., None] * by_query[..., None, :]
     return losses + penalty.detach(), {name: by_theta[name] for name in params}
 
 
