@@ -30,7 +30,7 @@ from pflcli import config, methods, registry
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.engine import model_algebra
-from pflcli.engine.allocator import keep_freed_memory
+from pflcli.engine.process_settings import keep_freed_memory
 from pflcli.errors import PflError
 from pflcli.execution import Execution
 from pflcli.methods import pfedgp
@@ -87,7 +87,7 @@ class Multiplications:
         self.count = 0
         for name in ("mix", "inner_products"):
             setattr(model_algebra, name, self._counted(getattr(model_algebra, name)))
-        model_algebra.mix_few = self._counted_few(model_algebra.mix_few)
+        model_algebra.mix_sparse = self._counted_few(model_algebra.mix_sparse)
         torch.linalg.solve = self._counted_solve(torch.linalg.solve)
         pfedgp.losses_and_gradients = self._counted_trees(pfedgp.losses_and_gradients)
 

@@ -43,7 +43,7 @@ NETWORKS = {"cnn-valid": "CNN", "mlp": "DNN", "logistic": "MLR"}
 """pfl's models by PFLlib's name of the network that they take the place of."""
 LR, BATCH = 0.005, 10
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": str(512 << 20)}
-"""What ``pflcli/engine/allocator.py`` sets for pfl."""
+"""What ``pflcli/engine/process_settings.py`` sets for pfl."""
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from pflcli import foreign
 from pflcli.artifacts import placement
 from pflcli.artifacts.make import make
 from pflcli.artifacts.reader import open_artifact
-from pflcli.engine import allocator
+from pflcli.engine import process_settings
 from pflcli.engine.executors.shared_memory import Arena, attach
 from pflcli.execution import Execution
 
@@ -128,13 +128,13 @@ def test_shared_memory_without_memfd_is_a_file_that_is_removed(tmp_path, monkeyp
 def test_the_allocator_is_left_alone_on_macos_and_without_mallopt(monkeypatch):
     library = Library()
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
-    allocator.keep_freed_memory()  # musl has no mallopt
+    process_settings.keep_freed_memory()  # musl has no mallopt
     library = Library(mallopt=lambda *_: 1)
     monkeypatch.setattr(sys, "platform", "darwin")
-    allocator.keep_freed_memory()
+    process_settings.keep_freed_memory()
     assert library.calls == []
     monkeypatch.setattr(sys, "platform", "linux")
-    allocator.keep_freed_memory()
+    process_settings.keep_freed_memory()
     assert len(library.calls) == 3
 
 
@@ -142,7 +142,7 @@ def test_the_allocator_is_left_alone_on_macos_and_without_mallopt(monkeypatch):
 def test_a_large_block_that_a_thread_freed_is_used_again_without_page_faults():
     code = """
 import ctypes, resource, threading
-from pflcli.engine.allocator import keep_freed_memory
+from pflcli.engine.process_settings import keep_freed_memory
 
 keep_freed_memory()
 library, size = ctypes.CDLL(None), 64 << 20

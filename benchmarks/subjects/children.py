@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.engine import allocator
+from pflcli.engine import process_settings
 from subjects import processes, work
 
 FOLDER = Path(__file__).parents[1]
@@ -51,9 +51,9 @@ def run(python: str, module: str, task: work.Task) -> Outcome:
         "OMP_WAIT_POLICY": "PASSIVE",
     }
     if task.keeps_memory:
-        surroundings["MALLOC_MMAP_MAX_"] = str(allocator.MAPPED_BLOCKS)
-        surroundings["MALLOC_ARENA_MAX"] = str(allocator.ARENAS)
-        surroundings["MALLOC_TRIM_THRESHOLD_"] = str(allocator.TRIM_BYTES)
+        surroundings["MALLOC_MMAP_MAX_"] = str(process_settings.MMAP_MAX)
+        surroundings["MALLOC_ARENA_MAX"] = str(process_settings.ARENA_MAX)
+        surroundings["MALLOC_TRIM_THRESHOLD_"] = str(process_settings.TRIM_THRESHOLD)
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out"
         log = out.with_suffix(".log")

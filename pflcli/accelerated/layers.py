@@ -197,21 +197,21 @@ def multiply_back(
         own = move()
         moved = own or Move(to_weight, 0.0)
         anchor, drift = (none if value is None else flat(value) for value in (moved.anchor, moved.drift))
-        adds = own is not None and not own.replaces
+        adds = own is not None
         inputs = grad.numpy(), x.numpy(), read().numpy(), *arrays
         _linear_backward(*inputs, moved.weight.numpy(), adds, moved.rate, anchor, moved.part, drift)
 
     def by_pytorch() -> None:
         torch.mm(grad, read(), out=to_x)
         own = move()
-        if own and not own.replaces:
+        if own:
             if own.anchor is not None:
                 own.weight.lerp_(own.anchor, own.part)
             if own.drift is not None:
                 own.weight.sub_(own.drift, alpha=own.rate)
             own.weight.addmm_(grad.t(), x, alpha=-own.rate)
         else:
-            torch.mm(grad.t(), x, out=own.weight if own else to_weight)
+            torch.mm(grad.t(), x, out=to_weight)
 
     return by_loops if products.OWN else by_pytorch
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pflcli.artifacts.codebook import Encoder
-from pflcli.engine import numerics
+from pflcli.engine import process_settings
 from pflcli.errors import ComputationError, InputError, UsageError, closest
 
 KINDS = ("torchvision", "timm", "onnx")
@@ -82,7 +82,7 @@ class FrozenEncoder(nn.Module):
     def embed(self, x: NDArray[Any], threads: int = 1) -> NDArray[np.float32]:
         """Return the features (n, d) of images (n, ...); raises ComputationError if one is not finite."""
         pieces = []
-        with torch.inference_mode(), numerics.intra_op(threads):
+        with torch.inference_mode(), process_settings.intra_op(threads):
             for first in range(0, len(x), BATCH):
                 batch = torch.from_numpy(x[first : first + BATCH].copy())
                 pieces.append(self(batch.to(self.mean.device)).cpu().numpy())

@@ -1,7 +1,7 @@
-"""Random changes of training images: mirrored left to right, and shifted by up to an eighth of their side.
+"""Random changes of training images: flips from left to right, and shifts by up to an eighth of their side.
 
 He et al. (2016), https://arxiv.org/abs/1512.03385, Sec. 4.2: images of 32 pixels are padded by 4 pixels on each side, a
-crop of the old size is taken at a random place, and half of the images are mirrored.
+crop of the original size is taken at a random place, and half of the images are flipped.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-_SHARE = 8
-"""An image is padded on each side by its side length divided by this number, rounded down, and at least by 1 pixel."""
+_SIDE_PER_SHIFT = 8
+"""Side length of an image divided by its largest shift, which is rounded down but is at least 1 pixel."""
 
 
 def augment(
     images: Tensor, kinds: tuple[str, ...], draw: np.random.Generator, scale: tuple[Tensor, Tensor] | None = None
 ) -> Tensor:
-    """Return a batch of images (n, C, H, W), each of which is changed at random.
+    """Return a batch of images (n, C, H, W), each changed at random.
 
-    With "flip" among the ``kinds``, an image is mirrored with probability 1/2; with "crop", it is shifted by up to an
+    If "flip" is among the ``kinds``, an image is flipped with probability 1/2; if "crop" is, it is shifted by up to an
     eighth of its sides, and black pixels fill the gap. ``scale`` is the mean and deviation (C, 1, 1) by which the
-    images are normalized, see ``Federation``. Each image takes three numbers of ``draw``, whatever the kinds.
+    images are normalized, see ``Federation``. Each image takes three numbers from ``draw``, whatever the kinds.
     """
     number, channels, height, width = images.shape
     flip, down, right = draw.random((3, number))
-    rows, columns = np.arange(height)[None], np.arange(width)[None]  # of the old image, for each pixel of the new one
+    rows, columns = np.arange(height)[None], np.arange(width)[None]  # of the old image, per pixel of the new one
     if "crop" in kinds:
         rows, columns = rows + _shifts(height, down)[:, None], columns + _shifts(width, right)[:, None]
     if "flip" in kinds:
@@ -41,6 +41,6 @@ def augment(
 
 
 def _shifts(side: int, draws: NDArray[np.float64]) -> NDArray[np.int64]:
-    """Return a shift in pixels for each draw from [0, 1); all shifts are equally likely."""
-    most = max(1, side // _SHARE)
-    return np.floor(draws * (2 * most + 1)).astype(np.int64) - most
+    """Return a shift in pixels for each draw from [0, 1). All shifts are equally likely."""
+    largest = max(1, side // _SIDE_PER_SHIFT)
+    return np.floor(draws * (2 * largest + 1)).astype(np.int64) - largest

@@ -1,8 +1,7 @@
-"""Finds fast forms of computations in ``pflcli.accelerated``; no other module imports that package.
+"""Finds compiled forms of computations in ``pflcli.accelerated``. No other module refers to that package.
 
-Every caller has a reference in PyTorch or NumPy for when ``part`` returns None: when acceleration is off, when Numba
-is not installed, and when the package is deleted. Modules are found by name, so that no import leads from the engine to
-the package, which imports the engine.
+``part`` returns None if acceleration is off, if Numba is not installed, or if the package has been deleted. Its callers
+then compute the same in PyTorch or NumPy. Modules are found by name because the package imports the engine.
 """
 
 from __future__ import annotations
@@ -16,8 +15,6 @@ from dataclasses import dataclass
 from functools import cache, wraps
 from typing import Any, Protocol, TypeVar, cast
 
-import numpy as np
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 SWITCH = "PFL_ACCELERATED"
@@ -30,10 +27,10 @@ _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class Move:
-    """A weight that changes by minus a rate times its gradient, in the product that computes this.
+    """A step of plain SGD on a weight, which the product that computes its gradient takes.
 
-    Before that it moves by ``part`` of the way to the ``anchor``, and by minus the rate times the ``drift``. If the
-    gradient ``replaces`` it, there is no rate.
+    First the weight moves by the fraction ``part`` of the way to the ``anchor``, and by minus the rate times the
+    ``drift``; then by minus the rate times the gradient.
     """
 
     weight: Tensor
@@ -41,15 +38,17 @@ class Move:
     anchor: Tensor | None = None
     part: float = 0.0
     drift: Tensor | None = None
-    replaces: bool = False
 
 
 class Program(Protocol):
     """A network's compiled forward and backward pass."""
 
     grads: dict[str, Tensor]
+    """the gradients of the last batch, by parameter"""
     linear: frozenset[str]
+    """names of the weights of linear layers"""
     infers: bool
+    """whether the forward pass is the same in training and in evaluation"""
 
     def step(
         self,
@@ -59,16 +58,16 @@ class Program(Protocol):
         names: Collection[str] | None = None,
         moves: Mapping[str, Move] | None = None,
     ) -> Tensor:
-        """Return the loss of a batch, and write its gradients or take the ``moves``."""
+        """Return the loss of a batch, and write its gradients into ``grads`` or take the ``moves``."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits and representations."""
 
     def model(self, params: Mapping[str, Tensor]) -> AbstractContextManager[None]:
-        """Use a model's parameters inside the block."""
+        """Compute with a model's parameters inside the block."""
 
     def forget(self) -> None:
-        """Read all weights in the network again."""
+        """Read all weights from the network again."""
 
 
 def why_off() -> str | None:
@@ -80,15 +79,16 @@ def why_off() -> str | None:
     return _missing()
 
 
-def part(name: str) -> Any | None:
-    """Return a module of the accelerated package by its name there, or None if acceleration is off."""
-    return None if why_off() else _module(name)
+def part(name: str) -> Any:
+    """Return the module ``name`` of the accelerated package, or None if acceleration is off."""
+    return None if why_off() else _import(name)
 
 
 def accelerated(name: str, when: Callable[..., bool] = lambda *args: True) -> Callable[[_Function], _Function]:
-    """Let a function be computed by the function of its name in a module of the package, for arguments ``when`` it can.
+    """Replace calls of a function by calls of the function with the same name in the module ``name`` of the package.
 
-    The function is the reference: it runs where acceleration is off.
+    The decorated function still computes calls for whose arguments ``when`` is false, and all calls if acceleration is
+    off.
     """
 
     def decorate(reference: _Function) -> _Function:
@@ -104,47 +104,32 @@ def accelerated(name: str, when: Callable[..., bool] = lambda *args: True) -> Ca
 
 def program(net: nn.Module, in_shape: tuple[int, ...]) -> Program | None:
     """Return the compiled program of a network for samples of ``in_shape``, or None if it has none."""
-    graph = part("graph")  # which does without Numba, as most networks have no program
+    graph = part("graph")  # does not load Numba, because most networks have no program
     layers = graph.read(net, in_shape) if graph and next(net.parameters()).device.type == "cpu" else None
-    compiled: Program | None = _module("program").compile_network(net, layers) if layers else None
+    compiled: Program | None = part("program").compile_network(net, layers) if layers else None
     return compiled
 
 
-def network(net: nn.Module, trained: Collection[str], program: Program) -> Any:
-    """Return the passes of a network by its compiled program, a ``StackedNetwork``."""
-    return _module("program").CompiledNetwork(net, trained, program)
-
-
-def chain_network(chain: Any, trained: Collection[str]) -> Any:
-    """Return the compiled passes of a chain of linear layers, a ``StackedNetwork``."""
-    return _module("chains").CompiledChainNetwork(chain, trained)
-
-
-def train_chain(*task: Any) -> NDArray[np.float64]:
-    """Train clients whose network is a chain of linear layers in compiled loops, see ``accelerated/steps.py``."""
-    losses: NDArray[np.float64] = _module("steps").train(*task)
-    return losses
-
-
 def has_steps(rule: Any) -> bool:
-    """Whether the steps of a gradient rule are compiled."""
+    """Whether a compiled loop takes the steps of a gradient rule."""
     steps = part("steps")
     return steps is not None and steps.registered_name(rule) in steps.STEPS
 
 
-def products_in_words() -> str:
-    """Return what computes matrix products."""
+def describe_products() -> str:
+    """Return for users what computes matrix products."""
     products = part("products")
     return "matrix products by PyTorch" if products is None else str(products.WHY)
 
 
 @cache
-def _module(name: str) -> Any:
+def _import(name: str) -> Any:
     return importlib.import_module(f"{_PACKAGE}.{name}")
 
 
 @cache
 def _missing() -> str | None:
+    """Return which package is missing, or None."""
     for name, reason in ((_PACKAGE, "the package is not installed"), ("numba", "Numba is not installed")):
         try:
             spec = importlib.util.find_spec(name)

@@ -1,13 +1,15 @@
 """The engine trains many clients of one partition, and computes what models predict for them.
 
-Methods say what each client does; the engine decides how. The **loop** mode trains one client after the other on each
-worker, the **stacked** mode trains many as one batched program. Workers are threads of this process, or with ``jobs``
-separate processes. Each computes with one intra-op thread, so neither their kind nor their number changes a result.
+Methods say what each client does; the engine decides how it is computed. In **loop** mode each worker trains one client
+after the other, in **stacked** mode many clients as one batched program. Workers are threads of this process or, with
+``jobs``, separate processes. Each computes with one intra-op thread, so neither their kind nor their number changes a
+result.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,8 +19,7 @@ from torch import Tensor, nn
 
 from pflcli import parameters
 from pflcli.engine import strategy
-from pflcli.engine.allocator import keep_freed_memory
-from pflcli.engine.executors import Executor, Inference, Summed, SummingExecutor, SumRequest, batches
+from pflcli.engine.executors import Executor, Inference, Summed, SummingExecutor, SumRequest, Task, batches
 from pflcli.engine.executors.processes import Processes
 from pflcli.engine.executors.ray_actors import RayActors
 from pflcli.engine.executors.ray_runtime import RayCluster
@@ -26,9 +27,7 @@ from pflcli.engine.executors.threads import BATCH, Threads
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD, is_stacked, stacks
 from pflcli.engine.loop import has_batch_norm
-from pflcli.engine.numerics import intra_op
-from pflcli.engine.sample_counter import Passes, trained_samples
-from pflcli.engine.task import Task
+from pflcli.engine.process_settings import intra_op, keep_freed_memory
 from pflcli.errors import ComputationError, UsageError
 from pflcli.parameters import Params, Stacked, TrainedClients
 from pflcli.parameters.model_table import ModelTable
@@ -38,25 +37,39 @@ MODES = ("auto", *strategy.MODES)
 T = TypeVar("T")
 
 _CHUNK_BYTES = {"cpu": 128 << 20, "cuda": 1 << 30}
-"""Bytes of parameters that one chunk of a cohort may have, by device. This bounds the memory of a round for cohorts of
-any size. It does not depend on free memory: other chunks would change sums in their last bits."""
+"""Most bytes of parameters in one chunk of a cohort, by device. Chunks bound the memory of a round for cohorts of any
+size. They do not depend on free memory, because the last bits of sums depend on them."""
 
-_TASKS, _MOST_BATCHES = 4, 64  # of inference: at least so many tasks per thread, at most so many batches per task
+_MIN_TASKS_PER_THREAD, _MAX_BATCHES_PER_TASK = 4, 64
+"""Bounds of the tasks of one inference."""
 
-_STACK_BYTES, _MIN_STACKS = {"cpu": 4 << 20, "cuda": 256 << 20}, 4
-"""Bytes of parameters that one stack may have: on a CPU it then fits into the cache; on a GPU its activations, many
-times as large, fit into memory. And the least number of stacks on a CPU, so that each of several workers gets some."""
+_STACK_BYTES = {"cpu": 4 << 20, "cuda": 256 << 20}
+"""Most bytes of parameters in one stack, by device. On a CPU they fit into the cache; on a GPU the activations, which
+are many times as large, fit into memory."""
+
+_MIN_STACKS = 4
+"""Least number of stacks of a chunk on a CPU, so that each of several workers gets some."""
 
 
 class ServerDiverged(ComputationError):
     """Training at the server ended with parameters that are not finite."""
 
 
-class Engine:
-    """Trains clients of one federation on one network, and evaluates models on their samples.
+@dataclass
+class Passes:
+    """Numbers of samples that went through a model; a sample counts once for each pass."""
 
-    ``threads`` threads of this process do the work; with ``jobs`` > 0, that many processes train clients instead, or
-    with ``ray`` that many actors of Ray (0: as many as there is room for).
+    trained: float = 0
+    """samples of local steps, each counted ``LocalSGD.passes`` times"""
+    predicted: int = 0
+    """samples that were predicted or embedded, by a forward pass alone"""
+
+
+class Engine:
+    """Trains clients of one federation on one network, and predicts their samples.
+
+    ``threads`` threads of this process do the work. With ``jobs`` > 0, that number of processes trains clients instead;
+    with ``ray``, that number of Ray actors, or as many as there is room for if it is 0.
     """
 
     def __init__(
@@ -79,12 +92,12 @@ class Engine:
         self.mode = strategy.fastest_mode(net, self._device) if mode == "auto" else mode
         threaded = Threads(net, federation, threads)
         with threaded.net() as worker_net:
-            self._worker_net = worker_net[self.mode]  # only read, to choose a strategy
+            self._worker_net = worker_net[self.mode]  # read only to choose a strategy
         self.executor: Executor = threaded
         self.warn: Callable[[str], None] = lambda warning: None
-        """called with what a user should know, such as lost workers"""
+        """called with what a user should know, such as the loss of workers"""
         self.detail: Callable[[str], None] = lambda text: None
-        """called with what a user may want to know: what comes from workers"""
+        """called with what a user may want to know, such as what workers send"""
         self.on_ray = ray is not None
         if ray is not None:
             self.executor = RayActors(net, threaded, jobs, ray, seed, self._warn)
@@ -94,17 +107,17 @@ class Engine:
         self.on_progress: Callable[[str], None] = lambda note: None
         """called with the progress of a chunk"""
         self.explain: Callable[[str], None] = lambda strategy: None
-        """called with how clients are trained, and why, whenever that changes"""
+        """called with how clients train, and why, whenever that changes"""
         self._explained = ""
         self.passes = Passes()
-        """samples that went through models so far"""
+        """numbers of samples that went through models so far"""
         self.measures = False
-        """whether answers of clients' own models are only measured, for which it does not pay to load compiled loops"""
-        self._arrivals: set[str] = set()
+        """whether predictions by the clients' own models use the compiled loops of training, see personal_accuracy"""
+        self._details: set[str] = set()
 
     @property
     def federation(self) -> Federation:
-        """The samples, as the executor holds them in memory."""
+        """The samples, in the memory of the executor."""
         return self.executor.federation
 
     def close(self) -> None:
@@ -122,14 +135,15 @@ class Engine:
     ) -> Iterator[TrainedClients]:
         """Train clients from ``start`` (one model, a stack in their order, or a table) and yield them in chunks.
 
-        ``key`` and the client name the draw of minibatches. With an objective, ``start`` is a stack of the tensors that
-        the objective takes. With ``restore``, clients whose parameters become non-finite get their start back.
+        ``key`` and the client are the key of the draw of minibatches. With an objective, ``start`` is a stack of the
+        tensors that the objective takes. With ``restore``, clients whose parameters become non-finite get their start
+        back.
         """
         ids = np.asarray(clients, dtype=np.int64)
         if not len(ids):
             return
         if isinstance(self.executor, SummingExecutor):
-            self._say_what_comes("the model of each client comes from its worker, as the method needs it")
+            self._detail_once("the model of each client comes from its worker, as the method needs it")
         like = self._model_like(start, plan)
         if plan.trainable and not any(name.startswith(plan.trainable) for name in like):
             raise UsageError(
@@ -139,20 +153,54 @@ class Engine:
         chunk = self.clients_that_fit(parameters.size(like))
         for first in range(0, len(ids), chunk):
             positions = np.arange(first, min(first + chunk, len(ids)))
+            chunk_ids, chunk_plan = ids[positions], plan.for_clients(positions, like)
             if isinstance(start, ModelTable):
-                initial = start[ids[positions]]
+                initial = start[chunk_ids]
             elif is_stacked(start, like):
                 initial = {name: value[first : first + chunk] for name, value in start.items()}
             else:
                 initial = start
-            in_place = isinstance(start, ModelTable) and not restore  # the table has given copies
+            in_place = isinstance(start, ModelTable) and not restore  # a table returns copies
             out = initial if in_place else {n: v.new_empty(len(positions), *v.shape) for n, v in like.items()}
-            trained = self._train_chunk(ids[positions], initial, out, plan.for_clients(positions, like), key)
+            sizes = self.federation.sizes(*plan.splits)[chunk_ids]
+            self.count_training(chunk_plan, sizes)
+            tasks = self._divide(chunk_ids, sizes, like, chunk_plan, key)
+            losses, count = np.empty(len(chunk_ids)), 0
+            with intra_op(1):
+                for task, values in zip(tasks, self.executor.run(tasks, initial, out), strict=True):
+                    losses[task.places] = values
+                    count += len(task.places)
+                    self.on_progress(f"{count} of {len(chunk_ids)} clients trained")
+            finite = parameters.finite(out)
             if restore:
-                for row in np.flatnonzero(~trained.finite):
-                    for name, value in trained.params.items():
+                for row in np.flatnonzero(~finite):
+                    for name, value in out.items():
                         value[row] = initial[name][row] if is_stacked(initial, like) else initial[name]
-            yield trained
+            yield TrainedClients(chunk_ids, out, sizes.astype(np.float64), losses, finite)
+
+    def _divide(
+        self,
+        clients: NDArray[np.int64],
+        sizes: NDArray[np.int64],
+        like: Params,
+        plan: LocalSGD,
+        key: tuple[Any, ...],
+    ) -> list[Task]:
+        """Divide a chunk into tasks: one client each, or stacks of clients that have about as many samples.
+
+        Clients with most samples come first, so that no worker starts with a large task at the end.
+        """
+        order = np.argsort(-sizes, kind="stable")
+        if self.mode == "loop" and not plan.lockstep:
+            groups = list(order[:, None])
+        else:
+            shared = parameters.size(plan.shared)
+            stack_size = self.stack_size(parameters.size(like), len(clients), shared)
+            # If reading shared constants takes longest, clients of different sizes share a stack.
+            batch_size = plan.batch_size if shared <= _STACK_BYTES[self._device] else None
+            groups = [order[positions] for positions in stacks(sizes[order], stack_size, batch_size)]
+        self._explain_once(strategy.choose(self._worker_net, plan, self.mode, max(len(places) for places in groups)))
+        return [Task(self.mode, places, clients[places], plan, self.seed, key) for places in groups]
 
     def summed(
         self,
@@ -162,10 +210,10 @@ class Engine:
         key: tuple[Any, ...],
         encode: Callable[[Stacked], Stacked],
     ) -> Summed | None:
-        """Train clients from one model, and return the sum of what they upload; None if workers do not add up.
+        """Train clients from one model and return the sum of their uploads, or None if workers cannot add them up.
 
-        ``encode``, which must be picklable, makes uploads (m, ...) of models (m, ...). Workers do not add up models of
-        clients that train in stacks by torch.func: there, a client's last bits depend on the others in its stack.
+        ``encode``, which must be picklable, turns models (m, ...) into uploads (m, ...). Workers do not add up models
+        that train in stacks by torch.func, where a client's last bits depend on the other clients of its stack.
         """
         executor = self.executor
         if not isinstance(executor, SummingExecutor) or not len(clients):
@@ -176,13 +224,13 @@ class Engine:
         if own_starts or (chosen.stacked and chosen.layers is None):
             return None
         assert not isinstance(start, ModelTable)
-        self._explain_once(str(chosen))
-        self._say_what_comes("one sum of models comes from all workers")
+        self._explain_once(chosen)
+        self._detail_once("one sum of models comes from all workers")
         self.count_training(plan, self.federation.sizes(*plan.splits)[clients])
         return executor.summed(SumRequest(np.asarray(clients), start, plan, key, self.mode, encode))
 
     def clients_that_fit(self, size: int) -> int:
-        """Return how many clients' models, of ``size`` bytes each, may be in memory at once."""
+        """Return the number of models, of ``size`` bytes each, that may be in memory at the same time."""
         return max(1, _CHUNK_BYTES[self._device] // max(size, 1))
 
     def _model_like(self, start: Params | Stacked | ModelTable, plan: LocalSGD) -> Params:
@@ -193,35 +241,10 @@ class Engine:
             return {name: value[0] for name, value in start.items()}
         return start
 
-    def _train_chunk(
-        self, clients: NDArray[np.int64], start: Params | Stacked, out: Stacked, plan: LocalSGD, key: tuple[Any, ...]
-    ) -> TrainedClients:
-        """Train one chunk into ``out``, clients with most samples first, so that no worker starts a large one last."""
-        sizes = self.federation.sizes(*plan.splits)[clients]
-        self.count_training(plan, sizes)
-        order = np.argsort(-sizes, kind="stable")
-        if self.mode == "loop" and not plan.lockstep:
-            groups = list(order[:, None])
-        else:
-            size, shared = parameters.size(parameters.pick(out, 0)), parameters.size(plan.shared)
-            stack_size = self.stack_size(size, len(clients), shared)
-            width = plan.batch_size if shared <= _STACK_BYTES[self._device] else None  # reading may take longest
-            groups = [order[positions] for positions in stacks(sizes[order], stack_size, width)]
-        tasks = [Task(self.mode, places, clients[places], plan, self.seed, key) for places in groups]
-        widest = max(len(places) for places in groups)
-        self._explain_once(str(strategy.choose(self._worker_net, plan, self.mode, widest)))
-        losses, count = np.empty(len(clients)), 0
-        with intra_op(1):
-            for places, values in zip(groups, self.executor.run(tasks, start, out), strict=True):
-                losses[places] = values
-                count += len(places)
-                self.on_progress(f"{count} of {len(clients)} clients trained")
-        return TrainedClients(clients, out, sizes.astype(np.float64), losses, parameters.finite(out))
-
     def train_at_server(self, rows: NDArray[np.int64], start: Params, plan: LocalSGD, key: tuple[Any, ...]) -> Params:
-        """Train one model from ``start`` on rows of the federation, as a client with these samples would.
+        """Train one model from ``start`` on these rows of the federation, as a client with these samples would.
 
-        ``key`` names the draw of minibatches. Raises ServerDiverged if parameters become non-finite.
+        ``key`` is the key of the draw of minibatches. Raises ServerDiverged if parameters become non-finite.
         """
         out = {name: torch.empty_like(value)[None] for name, value in start.items()}
         self.count_training(plan, np.asarray([len(rows)]))
@@ -236,23 +259,23 @@ class Engine:
 
     def count_training(self, plan: LocalSGD, sizes: NDArray[np.int64]) -> None:
         """Count the passes of clients (m,) that train by ``plan`` on ``sizes`` (m,) samples."""
-        self.passes.trained += plan.passes * int(trained_samples(plan, sizes, join_single=self.joins_single).sum())
+        self.passes.trained += plan.passes * int(plan.trained_samples(sizes, join_single=self.joins_single).sum())
 
-    def _say_what_comes(self, text: str) -> None:
-        if text not in self._arrivals:
-            self._arrivals.add(text)
+    def _detail_once(self, text: str) -> None:
+        if text not in self._details:
+            self._details.add(text)
             self.detail(text)
+
+    def _explain_once(self, chosen: strategy.Strategy) -> None:
+        if str(chosen) != self._explained:
+            self._explained = str(chosen)
+            self.explain(self._explained)
 
     def _warn(self, warning: str) -> None:
         self.warn(warning)
 
-    def _explain_once(self, chosen: str) -> None:
-        if chosen != self._explained:
-            self._explained = chosen
-            self.explain(chosen)
-
     def stack_size(self, size: int, clients: int, shared: int = 0) -> int:
-        """Return how many clients one stack has, by the bytes of a model and of the constants that clients share.
+        """Return the number of clients in one stack, by the bytes of a model and of the constants that clients share.
 
         It does not depend on the number of workers, because sums of another stack may differ in their last bits. Each
         step of a stack reads the shared constants once: if they are large, there are half as many stacks.
@@ -267,7 +290,7 @@ class Engine:
     ) -> tuple[Tensor, Tensor]:
         """Return one model's logits (n, C) on rows and, with ``features``, representations (n, d): ``Inference``."""
         batch = BATCH[self._device]
-        per_task = max(1, min(_MOST_BATCHES, len(rows) // (_TASKS * self.threads * batch)))
+        per_task = max(1, min(_MAX_BATCHES_PER_TASK, len(rows) // (_MIN_TASKS_PER_THREAD * self.threads * batch)))
         tasks = [Inference(part, features=features, compiled=compiled) for part in batches(rows, per_task * batch)]
         self.passes.predicted += len(rows)
         with intra_op(1):

@@ -1,4 +1,4 @@
-"""The clients' samples, in memory or mapped from a file: flat tensors with one block for each client and split."""
+"""The clients' samples, in memory or mapped from a file: flat tensors with one block per client and split."""
 
 from __future__ import annotations
 
@@ -18,13 +18,12 @@ SPLITS = ("train", "validation", "test")
 
 @dataclass(frozen=True)
 class Federation:
-    """All clients' samples; block (client, split) is rows ``offsets[3 c + s]:offsets[3 c + s + 1]``.
+    """All clients' samples. Block (client c, split s) is rows ``offsets[3 c + s]:offsets[3 c + s + 1]``.
 
-    ``x`` (n, ...) uint8 images with channels first, float32 features or int16 tokens; ``y`` (n,) int64; both on the
-    run's device. On a CPU ``x`` may be a read-only map of a partition's file, and images a view with channels first of
-    an array with channels last: ``samples`` and ``inputs`` read rows of it. ``new`` (m,) marks clients that take no
-    part in training a global model, or is None if all do; ``cluster`` (m,) is the true cluster of each client, where it
-    is known.
+    ``x`` (n, ...) are uint8 images with channels first, float32 features or int16 tokens; ``y`` (n,) is int64; both are
+    on the run's device. On a CPU ``x`` may be a read-only map of a partition's file, and images may be a view of an
+    array with channels last; read rows by ``samples`` and ``inputs``. ``new`` (m,) marks clients that do not train a
+    global model; None if all do. ``cluster`` (m,) is the true cluster of each client, if it is known.
     """
 
     x: Tensor
@@ -49,12 +48,12 @@ class Federation:
     ) -> Federation:
         """Convert the arrays of a partition; images (n, H, W) or (n, H, W, C) become (n, C, H, W)."""
         with warnings.catch_warnings():
-            # Samples may be a read-only map of a file; nothing writes to them.
+            # Samples may be a read-only map of a file. Nothing writes to them.
             warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
             tensor = torch.from_numpy(x)
         if tensor.dtype == torch.uint8:
             tensor = tensor.unsqueeze(1) if tensor.ndim == 3 else tensor.permute(0, 3, 1, 2)
-        if device != "cpu":  # there channels of images go first at once; here when they are read
+        if device != "cpu":  # on a CPU, images are made contiguous when they are read
             tensor = tensor.to(device).contiguous()
         return cls(tensor, torch.from_numpy(y).to(device), offsets, classes, new, cluster)
 
@@ -64,7 +63,7 @@ class Federation:
         return np.arange((len(self.offsets) - 1) // len(SPLITS))
 
     def true_clusters(self) -> NDArray[np.int64]:
-        """Return the true cluster of each client (m,), numbered from 0; raises InputError if they are not known."""
+        """Return the true cluster of each client (m,), numbered from 0. Raises InputError if they are not known."""
         if self.cluster is None:
             raise InputError(
                 "the partition does not know the true clusters of its clients", "pfl partition ... --scheme clusters"
@@ -112,10 +111,10 @@ class Federation:
         return labels
 
     def samples(self, rows: slice | Tensor | NDArray[np.int64]) -> Tensor:
-        """Return samples (n, ...) as they are stored, images with channels first."""
+        """Return samples (n, ...) in their stored type, images with channels first."""
         if isinstance(rows, slice):
             return self.x[rows].contiguous()
-        # Whole rows are copied, where an index takes them number by number.
+        # index_select copies whole rows; indexing would copy number by number.
         return self.x.index_select(0, torch.as_tensor(rows, device=self.x.device)).contiguous()
 
     def refitted(self) -> Federation:
@@ -132,15 +131,15 @@ class Federation:
         )
 
     def sizes(self, *splits: str) -> NDArray[np.int64]:
-        """Return how many samples each client has in these splits together, (m,)."""
+        """Return the number of samples of each client (m,) in these splits together."""
         counts = np.diff(self.offsets).reshape(-1, len(SPLITS))
         sizes: NDArray[np.int64] = counts[:, [SPLITS.index(split) for split in splits]].sum(axis=1)
         return sizes
 
     def inputs(self, rows: slice | Tensor) -> Tensor:
-        """Return samples as model inputs: float32; images scaled to [0, 1] and, with ``scale``, normalized by channel.
+        """Return samples as model inputs (n, ...): float32, or int64 for tokens.
 
-        Tokens are int64, as embeddings take them.
+        Images are scaled to [0, 1] and, with ``scale``, normalized by channel.
         """
         x = self.samples(rows)
         if x.dtype == torch.uint8:

@@ -1,8 +1,8 @@
 """Forward and backward passes of a stack of models, for methods that compute the gradients of their clients themselves.
 
-A ``GradientRule`` says what a client's gradients are, in terms of passes of the network: a method with two models or an
-inner loop takes two or more passes per step. The network runs in its fastest form, and nothing but the network is
-differentiated automatically. All tensors have a leading axis over the clients of a stack, which may be one.
+A ``GradientRule`` computes a client's gradients by passes of the network: a method with two models or an inner loop
+takes two or more passes per step. The network runs in its fastest form, and only the network is differentiated
+automatically. All tensors have a leading axis over the clients of a stack, of which there may be one.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from pflcli.parameters import Stacked
 
 @dataclass(frozen=True)
 class StackedBatch:
-    """Minibatches ``x`` (a, n, ...), ``y`` (a, n), ``own`` constants (a, ...), and constants ``shared`` by all clients.
+    """Minibatches ``x`` (a, n, ...), ``y`` (a, n), the clients' ``own`` constants (a, ...), and their ``shared`` ones.
 
     ``weight`` (a, n) adds up to one for each client, unless samples have weights of their own; it is zero for padding.
-    ``draws`` (a,) are the clients' generators, for rules that draw. ``rate`` (a,) are learning rates where ``descend``
-    takes the steps of plain SGD.
+    ``draws`` (a,) are the clients' random generators. ``rate`` (a,) are learning rates if ``StackedNetwork.descend``
+    takes the steps, and None otherwise.
     """
 
     x: Tensor
@@ -39,14 +39,14 @@ class StackedBatch:
 
     @property
     def sizes(self) -> list[int]:
-        """Return how many samples there are in each client's batch up to the last that counts."""
+        """Return the number of samples in each client's minibatch, without padding at the end."""
         padding = (self.weight.flip(1) > 0).byte().argmax(dim=1)
         return [self.weight.shape[1] - count for count in padding.tolist()]
 
 
 @dataclass(frozen=True)
 class Outputs:
-    """Logits (a, n, C) and representations ``z`` (a, n, d) of a forward pass, and what its backward pass needs."""
+    """Logits (a, n, C), representations ``z`` (a, n, d), and a ``trace`` for the backward pass of these outputs."""
 
     logits: Tensor
     z: Tensor
@@ -54,35 +54,35 @@ class Outputs:
 
 
 class StackedNetwork(ABC):
-    """Passes of one network over stacks of models, and what follows from them.
+    """Forward and backward passes of one network over stacks of models.
 
-    Take the backward pass of some outputs before the next forward pass, or never.
+    The backward pass of some outputs must come before the next forward pass.
     """
 
     parameters: Collection[str]
     """the names of the network's parameters, in its order, without buffers"""
     trained: Collection[str]
-    """those of them that the clients train"""
+    """the names of the parameters that the clients train"""
     one_at_a_time: ClassVar[bool] = False
-    """whether the network passes stacks of one model"""
+    """whether forward and backward passes take stacks of one model only"""
 
     @abstractmethod
     def forward(self, params: Stacked, x: Tensor, weight: Tensor | None = None) -> Outputs:
         """Return the outputs of the models ``params`` (a, ...) for ``x`` (a, n, ...), in training mode.
 
-        ``params`` has every parameter and buffer of the network; statistics of BatchNorm are updated in place. Samples
-        of ``weight`` (a, n) zero at the end of a client's batch may be left out: their outputs are then zeros, and
-        gradients by these are taken for zero.
+        ``params`` contains every parameter and buffer of the network; statistics of BatchNorm are updated in place. The
+        network may skip samples with a ``weight`` (a, n) of zero at the end of a minibatch. Their outputs are then
+        zeros, and ``backward`` ignores gradients by them.
         """
 
     @abstractmethod
     def backward(
         self, outputs: Outputs, logits: Tensor | None, z: Tensor | None = None, names: Collection[str] | None = None
     ) -> Stacked:
-        """Return the gradients (a, ...) of parameters, by default the trained ones, for gradients of the outputs.
+        """Return the gradients (a, ...) by the parameters ``names``, by default the trained ones.
 
-        ``logits`` (a, n, C) and ``z`` (a, n, d) are the gradients of the loss by the logits, and by the
-        representations where the loss does not go through the head. ``logits`` may be overwritten.
+        ``logits`` (a, n, C) are the gradients of the loss by the logits, which may be overwritten. ``z`` (a, n, d) are
+        those by the representations, without the part that goes through the head.
         """
 
     def gradient(
@@ -95,7 +95,8 @@ class StackedNetwork(ABC):
     ) -> tuple[Tensor, Stacked]:
         """Return the cross-entropy (a,) of the models ``params`` (a, ...), and its gradients (a, ...).
 
-        The gradients are multiplied by the ``scale`` (a,) of each client. Given ``models`` (a, ...), these ``descend``.
+        The gradients are multiplied by the ``scale`` (a,) of each client. With ``models`` (a, ...), return what
+        ``descend`` returns for them instead.
         """
         if len(batch.x) > 1 and self.one_at_a_time:
             return self._gradient_one_by_one(params, batch, self.trained if names is None else names, scale)
@@ -108,7 +109,7 @@ class StackedNetwork(ABC):
     def _gradient_one_by_one(
         self, params: Stacked, batch: StackedBatch, names: Collection[str], scale: Tensor | None
     ) -> tuple[Tensor, Stacked]:
-        """Do as ``gradient`` with one model at a time, without the padding of each batch."""
+        """Do the same as ``gradient``, one model at a time and without padding."""
         losses, grads = torch.empty_like(batch.weight[:, 0]), {name: torch.empty_like(params[name]) for name in names}
         for index, size in enumerate(batch.sizes):
             row = slice(index, index + 1)
@@ -122,11 +123,11 @@ class StackedNetwork(ABC):
     def descend(
         self, models: Stacked, batch: StackedBatch, outputs: Outputs, logits: Tensor | None, z: Tensor | None = None
     ) -> Stacked:
-        """Return the gradients (a, ...) along which the trained parameters of ``models`` (a, ...) are to descend.
+        """Return the gradients (a, ...) for the trained parameters of ``models`` (a, ...), or take the step.
 
-        Where a step is that of plain SGD, and the network takes it without copies of gradients, it is taken here and
-        nothing is returned. So a rule reads ``models`` before it calls this, and passes them on as it got them.
-        ``logits`` and ``z`` are those of ``backward``.
+        If the batch has learning rates, this subtracts the gradients times the rates from ``models`` in place, and
+        returns no gradients. A gradient rule must therefore read ``models`` before it calls this. ``logits`` and ``z``
+        are those of ``backward``.
         """
         if batch.rate is None:
             return self.backward(outputs, logits, z)
@@ -136,7 +137,7 @@ class StackedNetwork(ABC):
         return {}
 
     def subtract_gradients(self, outputs: Outputs, logits: Tensor | None, z: Tensor | None, models: Stacked) -> None:
-        """Subtract the gradients that ``backward`` returns from the trained parameters of ``models`` (a, ...)."""
+        """Subtract the gradients of ``backward`` from the trained parameters of ``models`` (a, ...)."""
         for name, grad in self.backward(outputs, logits, z).items():
             models[name].sub_(grad)
 
@@ -145,7 +146,7 @@ class StackedNetwork(ABC):
     ) -> None:
         """Take ``count`` steps of gradient descent in place on the loss F(params) + lam / 2 |params - anchor|^2.
 
-        F is the cross-entropy. ``params`` and ``anchor`` are models (a, ...); only trained parameters change.
+        F is the cross-entropy. ``params`` and ``anchor`` are models (a, ...). Only trained parameters change.
         """
         weights, centres = [params[name] for name in self.trained], [anchor[name] for name in self.trained]
         for _ in range(count):
@@ -157,13 +158,13 @@ class StackedNetwork(ABC):
 
 
 GradientRule = Callable[[StackedNetwork, Stacked, StackedBatch], tuple[Tensor, Stacked]]
-"""Returns losses (a,) and the gradients of all trained tensors (a, ...) but those that ``descend`` moved.
+"""Returns losses (a,) and the gradients (a, ...) by all trained tensors except those whose step ``descend`` took.
 
-It is defined in a module, so that processes can import it."""
+It must be defined in a module, so that processes can import it."""
 
 
 def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
-    """Return the losses (a,) of logits (a, n, C), weighted by ``weight`` (a, n), and their gradients by the logits.
+    """Return the losses (a,) of logits (a, n, C) with sample weights ``weight`` (a, n), and their gradients.
 
     The gradients are multiplied by the ``scale`` (a,) of each client.
     """
@@ -174,5 +175,5 @@ def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor, scale: Tensor | Non
 
 
 def cross_entropy_rule(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
-    """Return the cross-entropy (a,) of clients and its gradients: the rule of methods that have no other."""
+    """Return the cross-entropy (a,) of clients and its gradients: the rule of methods without a rule of their own."""
     return network.gradient(params, batch)

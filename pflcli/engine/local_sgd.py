@@ -1,4 +1,4 @@
-"""Local SGD as a plan: the data, loss and options with which each client trains, in every mode of the engine."""
+"""The plan of local training: the samples, loss and options with which each client trains, in every mode."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ class Batch:
 
 
 class Model:
-    """The network as a function of its parameters; it ignores names that it does not have."""
+    """The network as a function of its parameters. It ignores tensors with names that it does not have."""
 
     def __init__(self, net: nn.Module) -> None:
         self._net = net
         self._aliases = parameters.aliases(net)
         self.parameters = frozenset(name for name, _ in net.named_parameters())
-        """names of the parameters that gradients change, without buffers"""
+        """names of the network's parameters, without buffers"""
 
     def __call__(self, params: Params, x: Tensor) -> Tensor:
         """Return the logits (n, C)."""
@@ -73,18 +73,19 @@ class Model:
 
 
 Objective = Callable[[Model, Params, Batch], Tensor]
-"""A client's loss on a batch as a function of its parameters; defined in a module, so that processes can import it."""
+"""A client's loss on a batch as a function of its parameters. It must be defined in a module."""
 
 
 @dataclass(frozen=True)
 class LocalSGD:
-    """How each client trains locally. A client without samples takes no step."""
+    """How each client of a cohort (m,) trains. A client without samples takes no step."""
 
     epochs: int
     """number of local epochs, each in an order of its own"""
     batch_size: int
     lr: NDArray[np.float64]
-    """learning rate of each local epoch (epochs,), or a row per client (m, epochs); with ``steps``, of each step"""
+    """learning rate of each local epoch (epochs,), or of each epoch of each client (m, epochs); with ``steps``, of each
+    step instead of each epoch"""
     momentum: float = 0.0
     weight_decay: float = 0.0
     prox: tuple[Params | Stacked, float] | None = None
@@ -95,18 +96,18 @@ class LocalSGD:
     """splits whose samples a client trains on"""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     clip: float | None = None
-    """largest Euclidean norm of the gradient of the loss, over all trained parameters of a client"""
+    """largest Euclidean norm of the gradient of a client's loss by all trained parameters"""
     augment: tuple[str, ...] = ()
-    """random changes of the images of each minibatch, see ``augmentation``"""
+    """kinds of random changes of the images of each minibatch, see ``augmentation``"""
     precision: Literal["float32", "bfloat16"] = "float32"
     objective: Objective | None = None
     """loss that replaces the cross-entropy; its parameters are all tensors of the start, a stack"""
     gradient: GradientRule | None = None
-    """does the same by gradients instead of a loss, which takes less time"""
+    """function that computes the gradients; it replaces the cross-entropy as ``objective`` does, and is faster"""
     adds_own: bool = False
-    """whether the constants ``own``, one for each trained parameter, are added to the gradients of the cross-entropy"""
+    """whether ``own`` is a drift: a tensor for each trained parameter, which is added to its gradient"""
     passes: float = 1.0
-    """how often a step passes its samples forward and backward"""
+    """number of forward and backward passes of a sample per step, for counting; a forward pass alone is 1/3"""
     sample_weights: Tensor | None = None
     """factors (m, n) of the losses of each client's samples, in their order"""
     own: Stacked = field(default_factory=dict)
@@ -116,35 +117,35 @@ class LocalSGD:
     batches: int | None = None
     """largest number of minibatches per epoch"""
     steps: int | None = None
-    """number of local steps, which replaces ``epochs``: epochs follow each other until so many steps are taken"""
+    """number of local steps, which replaces ``epochs``"""
     frozen_norm: bool = False
     """whether BatchNorm normalizes by its running statistics and does not change them"""
     lockstep: bool = False
     """whether clients take each step together even if their forward and backward passes run one after the other: for a
     gradient rule that reads large shared constants and only calls ``StackedNetwork.gradient``"""
     may_diverge: bool = False
-    """whether clients that diverge stay in the round; the method must then look for parameters that are not finite"""
+    """whether clients with non-finite parameters stay in the round; the method must then check for them"""
     bounds: tuple[float, float] | None = None
-    """limits to which trained parameters are clipped after every step, as in projected gradient descent"""
+    """lower and upper bound to which trained parameters are clipped after every step: projected gradient descent"""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "lr", np.asarray(self.lr, dtype=np.float64))
 
     @property
     def is_plain(self) -> bool:
-        """Whether a step moves weights by anchor and drift, if any, and then by the rate times the gradients."""
+        """Whether a step is that of plain SGD, apart from an anchor and a drift."""
         return self.optimizer == "sgd" and not (self.momentum or self.weight_decay or self.bounds or self.clip)
 
     def rate(self, index: int, number: int) -> float:
-        """Return the learning rate of the client at ``index`` in epoch ``number``, or in that step with ``steps``."""
+        """Return the learning rate of the client at ``index`` in this epoch; with ``steps``, in this step."""
         return float(self.lr[index, number] if self.lr.ndim == 2 else self.lr[number])
 
     def schedule(
         self, index: int, samples: int, draw: np.random.Generator, *, join_single: bool
     ) -> Iterator[tuple[NDArray[np.int64], float]]:
-        """Yield each step of the client at ``index``: its minibatch, of 0 to ``samples`` - 1, and its learning rate.
+        """Yield the steps of the client at ``index``: a minibatch of indices below ``samples``, and a learning rate.
 
-        All orders are drawn before training begins: what a rule draws comes behind them in every mode.
+        Callers exhaust it before training begins, so that a gradient rule draws after it in every mode.
         """
         steps = 0
         for epoch in range(self.epochs) if self.steps is None else itertools.count():
@@ -158,13 +159,13 @@ class LocalSGD:
                 steps += 1
 
     def losses(self, trained: TrainedClients, first: int) -> list[tuple[float, float]]:
-        """Return each client's mean loss, and how much it counts: by the weights of its samples.
+        """Return each client's mean loss and its weight, the sum of the weights of its samples.
 
-        ``trained`` are the clients of this plan from the one at ``first`` on.
+        ``trained`` are the clients of this plan from index ``first`` on.
         """
         loss, weights = trained.loss, trained.weights
         if self.sample_weights is not None:
-            own = self.sample_weights[first : first + len(loss)]  # zero behind a client's samples
+            own = self.sample_weights[first : first + len(loss)]  # padded with zeros
             totals = own.double().sum(dim=1).cpu().numpy()
             loss, weights = loss * weights / np.maximum(totals, np.finfo(np.float64).tiny), totals
         return list(zip(loss.tolist(), weights.tolist(), strict=True))
@@ -174,11 +175,23 @@ class LocalSGD:
         return [self.prox[0][name] for name in names] if self.prox and self.prox[1] else []
 
     def drift(self, names: Sequence[str]) -> list[Tensor]:
-        """Return what is added to the gradients of these parameters, or nothing."""
+        """Return the drift of these parameters, or nothing if there is none."""
         return [self.own[name] for name in names] if self.adds_own else []
 
+    def trained_samples(self, sizes: NDArray[np.int64], *, join_single: bool) -> NDArray[np.int64]:
+        """Return the number of samples in all local steps of clients (m,) that have ``sizes`` (m,) samples."""
+        steps = steps_per_epoch(sizes, self.batch_size, join_single=join_single)
+        per_epoch = sizes
+        if self.batches is not None:
+            per_epoch = np.where(steps <= self.batches, sizes, np.minimum(sizes, self.batches * self.batch_size))
+            steps = np.minimum(steps, self.batches)
+        if self.steps is None:
+            return np.asarray(self.epochs * per_epoch)
+        epochs, rest = np.divmod(self.steps, np.maximum(steps, 1))
+        return np.asarray(np.where(sizes > 0, epochs * per_epoch + np.minimum(rest * self.batch_size, per_epoch), 0))
+
     def for_clients(self, positions: NDArray[np.int64], like: Params) -> LocalSGD:
-        """Return the plan of the clients at ``positions``; ``like`` tells a stacked anchor from one for all."""
+        """Return the plan of the clients at ``positions``. ``like``, one model, shows whether anchors are stacked."""
         plan = self
         if self.lr.ndim == 2:
             plan = replace(plan, lr=self.lr[positions])
@@ -193,7 +206,7 @@ class LocalSGD:
         return plan
 
     def for_client(self, index: int, like: Params) -> LocalSGD:
-        """Return the plan of the client at ``index``, with no axis over clients."""
+        """Return the plan of the client at ``index``, without the axis over clients."""
         plan = self.for_clients(np.asarray([index]), like)
         if plan.own:
             plan = replace(plan, own={name: value[0] for name, value in plan.own.items()})
@@ -211,7 +224,7 @@ def is_stacked(params: Params | Stacked, like: Params) -> bool:
 
 
 def learnable(net: nn.Module, params: Params) -> list[str]:
-    """Return the names in ``params`` that gradients change: floating point, and no buffer under any prefix."""
+    """Return the names of the tensors in ``params`` that can be trained: of floating point, not buffers."""
     buffers = tuple(name for name, _ in net.named_buffers())
     return [n for n, value in params.items() if value.is_floating_point() and not (buffers and n.endswith(buffers))]
 
@@ -219,9 +232,9 @@ def learnable(net: nn.Module, params: Params) -> list[str]:
 def batches(
     order: NDArray[np.int64], size: int, *, join_single: bool, most: int | None = None
 ) -> list[NDArray[np.int64]]:
-    """Cut a permutation into minibatches, the first ``most`` of them.
+    """Cut a permutation into minibatches and return the first ``most``.
 
-    With ``join_single`` a last batch of one sample joins the one before.
+    With ``join_single`` a last minibatch of one sample becomes part of the one before it.
     """
     first = list(range(0, len(order), size))
     if join_single and len(first) > 1 and len(order) - first[-1] == 1:
@@ -230,11 +243,11 @@ def batches(
 
 
 def widths(sizes: NDArray[np.int64], size: int) -> NDArray[np.int64]:
-    """Return to how many samples a stack pads the batches of each client (m,), by its own samples alone.
+    """Return the number of samples to which a stack pads the minibatches of each client (m,) with ``sizes`` samples.
 
-    The width is a power of two, beyond 64 a multiple of an eighth of one, so that clients of about as many samples
-    share a stack. It is at most the ``size`` of a batch, rounded up to a multiple of four: matrix products differ in
-    their last bits if rows are aligned otherwise.
+    The width is a power of two or, above 64, a multiple of an eighth of a power of two, so that clients of similar size
+    share a stack. It is at most the batch size ``size``, rounded up to a multiple of four, because the last bits of
+    matrix products depend on the alignment of rows. It does not depend on other clients.
     """
     power = 2 ** np.ceil(np.log2(np.maximum(sizes, 4))).astype(np.int64)
     step = np.where(power > 64, power // 8, power)
@@ -242,9 +255,9 @@ def widths(sizes: NDArray[np.int64], size: int) -> NDArray[np.int64]:
 
 
 def stacks(sizes: NDArray[np.int64], most: int, batch_size: int | None) -> list[NDArray[np.int64]]:
-    """Cut clients, in the order of their ``sizes`` (m,), into stacks of at most ``most``, as arrays of positions.
+    """Cut clients, in the order of their ``sizes`` (m,), into stacks of at most ``most``; return their positions.
 
-    Given a ``batch_size`` the clients of a stack have batches of one width, so that none is padded for another.
+    With a ``batch_size``, all clients of a stack have the same width of batch, see ``widths``.
     """
     cuts: list[int] = (np.flatnonzero(np.diff(widths(sizes, batch_size))) + 1).tolist() if batch_size else []
     return [
@@ -255,7 +268,7 @@ def stacks(sizes: NDArray[np.int64], most: int, batch_size: int | None) -> list[
 
 
 def steps_per_epoch(sizes: NDArray[np.int64], size: int, *, join_single: bool) -> NDArray[np.int64]:
-    """Return how many minibatches ``batches`` makes of each number of samples (m,)."""
+    """Return the number of minibatches per epoch of clients with ``sizes`` (m,) samples, see ``batches``."""
     full, remainder = np.divmod(sizes, size)
     joined = join_single & (remainder == 1) & (full > 0)
     return np.asarray(full + (remainder > 0) - joined)

@@ -1,8 +1,8 @@
-"""The **loop** mode: one client after the other on the worker's network.
+"""The **loop** mode trains one client after the other on the worker's network.
 
-Parameters are copied in place, minibatches are slices of the epoch's permuted samples, gradients come from
-``torch.autograd.grad`` and updates go through ``torch._foreach_*``, without DataLoader, deepcopy, optimizer objects or
-state dicts. Networks with a compiled program do not need autograd.
+Parameters are copied in place, minibatches are rows of the client's samples, gradients come from
+``torch.autograd.grad``, and updates go through ``torch._foreach_*``. There is no DataLoader, deepcopy, optimizer object
+or state dict. Networks with a compiled program need no autograd.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from pflcli.engine.federation import Federation
 from pflcli.engine.gradients import StackedBatch, StackedNetwork
 from pflcli.engine.local_sgd import Batch, LocalSGD, Model, learnable
 from pflcli.engine.networks import AutogradNetwork
-from pflcli.engine.optimizer import Update
+from pflcli.engine.optimizer import Optimizer
 from pflcli.parameters import Params
 
 
 def has_batch_norm(net: nn.Module) -> bool:
-    """Whether a model normalizes over its batch; not if its statistics are frozen, as under an adapter."""
+    """Whether a model normalizes over its batch. It does not if its statistics are frozen, as under an adapter."""
     norms = [module for module in net.modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)]
     return any(not getattr(norm, "is_frozen", False) for norm in norms)
 
@@ -41,18 +41,18 @@ def train_client(
     program: Program | None = None,
     image_draw: np.random.Generator | None = None,
 ) -> float:
-    """Train one client on ``net`` from ``start`` into ``out`` (may be views); returns its mean loss.
+    """Train one client on ``net`` from ``start`` into ``out``, which may be views, and return its mean loss.
 
-    ``plan`` is that of this client alone: its constants, anchor and learning rates have no axis over clients. Without
-    a compiled ``program`` gradients come from autograd. ``image_draw`` draws the changes of images,
-    if the plan has any.
+    ``plan`` is the plan of this client alone: its constants, anchor and learning rates have no axis over clients.
+    Gradients come from the compiled ``program`` or, without one, from autograd. ``image_draw`` draws the random changes
+    of images, if the plan has any.
     """
     if plan.gradient:
         for name, value in start.items():
             out[name].copy_(value)
         start = out  # trained in place
-    trainer = _Ruled if plan.gradient else _Objective if plan.objective else _Plain
-    client_trainer = trainer(net, start, plan, program, draw)
+    kind = _RuleTrainer if plan.gradient else _ObjectiveTrainer if plan.objective else _NetTrainer
+    trainer = kind(net, start, plan, program, draw)
     rows = torch.from_numpy(data.rows(client, *plan.splits))
     x, y = data.inputs(rows), data.y[rows]
     normalizes = has_batch_norm(net)
@@ -61,20 +61,20 @@ def train_client(
     for order, rate in list(plan.schedule(0, len(rows), draw, join_single=normalizes)):
         batch = torch.from_numpy(order).to(y.device)
         if normalizes and not plan.frozen_norm:
-            # BatchNorm has no variance over one value: a lone sample trains with the running statistics.
+            # BatchNorm has no variance over one value, so a single sample trains with the running statistics.
             net.train(len(batch) > 1)
         weight = None if plan.sample_weights is None else plan.sample_weights[batch] / len(batch)
         inputs = x[batch] if image_draw is None else augment(x[batch], plan.augment, image_draw, data.scale)
-        total += client_trainer.step(inputs, y[batch], weight, rate).detach()
+        total += trainer.step(inputs, y[batch], weight, rate).detach()
         steps += 1
     with torch.no_grad():
-        for name, value in client_trainer.state.items():
+        for name, value in trainer.state.items():
             out[name].copy_(value)
     return float(total) / max(steps, 1)
 
 
-class _Plain:
-    """Trains the worker's network itself by its cross-entropy."""
+class _NetTrainer:
+    """Trains the parameters of the worker's network by its cross-entropy."""
 
     def __init__(
         self, net: nn.Module, start: Params, plan: LocalSGD, program: Program | None, draw: np.random.Generator
@@ -85,38 +85,38 @@ class _Plain:
         trained = {name: value for name, value in net.named_parameters() if name.startswith(plan.trainable)}
         self._names = tuple(trained)
         self._weights: list[Tensor] = [value.requires_grad_() for value in trained.values()]
-        self._update = Update(plan, self._names, self._weights)
-        # Plain SGD needs no gradient of its own: the product that would compute it changes the weights.
-        moving = program.linear if program and self._update.is_plain else frozenset()
-        self._inside = {name: value.detach() for name, value in trained.items() if name in moving}
-        self._outside = {name: value for name, value in trained.items() if name not in moving}
-        outside = list(self._outside), list(self._outside.values())
-        self._update_outside = Update(plan, *outside) if self._inside else self._update  # which has the momentum
+        self._optimizer = Optimizer(plan, self._names, self._weights)
+        # Plain SGD needs no gradient tensor: the product that would compute the gradient changes the weights.
+        in_product = program.linear if program and self._optimizer.is_plain else frozenset()
+        self._moved = {name: value.detach() for name, value in trained.items() if name in in_product}
+        self._rest = {name: value for name, value in trained.items() if name not in in_product}
+        rest = list(self._rest), list(self._rest.values())
+        self._rest_optimizer = Optimizer(plan, *rest) if self._moved else self._optimizer  # keeps the momentum
 
     def step(self, x: Tensor, y: Tensor, weight: Tensor | None, rate: float) -> Tensor:
         """Take one step on ``x`` (n, ...), ``y`` (n,) and return the loss; ``weight`` (n,) replaces the plain mean."""
         if self._program and (self._net.training or self._program.infers):
-            place, inside = self._names.index, self._inside.items()
-            moves = {name: self._update.move(place(name), weight, rate) for name, weight in inside}
+            index, moved = self._names.index, self._moved.items()
+            moves = {name: self._optimizer.move(index(name), weight, rate) for name, weight in moved}
             loss = self._program.step(x, y, weight, self._names, moves)
-            weights: list[Tensor] = [*self._outside.values()]
-            update = self._update_outside
-            grads = [self._program.grads[name] for name in self._outside]
+            weights: list[Tensor] = [*self._rest.values()]
+            optimizer = self._rest_optimizer
+            grads = [self._program.grads[name] for name in self._rest]
         else:
             with torch.autocast(x.device.type, torch.bfloat16, enabled=self._plan.precision == "bfloat16"):
                 if weight is None:
                     loss = functional.cross_entropy(self._net(x), y)
                 else:
                     loss = Batch(x, y, weight).cross_entropy(self._net(x))
-            weights, update = self._weights, self._update
+            weights, optimizer = self._weights, self._optimizer
             grads = list(torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True))
         with torch.no_grad():
-            update(weights, grads, rate)
+            optimizer.step(weights, grads, rate)
         return loss
 
 
-class _Objective:
-    """Trains the tensors of a start by an objective of the method."""
+class _ObjectiveTrainer:
+    """Trains copies of the tensors of a start by the loss of a method."""
 
     def __init__(
         self, net: nn.Module, start: Params, plan: LocalSGD, program: Program | None, draw: np.random.Generator
@@ -126,7 +126,7 @@ class _Objective:
         self.state = {name: value.clone() for name, value in start.items()}
         names = [name for name in learnable(net, self.state) if name.startswith(plan.trainable)]
         self._weights = [self.state[name].requires_grad_() for name in names]
-        self._update = Update(plan, names, self._weights)
+        self._optimizer = Optimizer(plan, names, self._weights)
 
     def step(self, x: Tensor, y: Tensor, weight: Tensor | None, rate: float) -> Tensor:
         """Take one step on ``x`` (n, ...), ``y`` (n,) and return the loss."""
@@ -135,12 +135,12 @@ class _Objective:
             loss = self._objective(self._model, self.state, batch)
         grads = list(torch.autograd.grad(loss, self._weights, allow_unused=True, materialize_grads=True))
         with torch.no_grad():
-            self._update(self._weights, grads, rate)
+            self._optimizer.step(self._weights, grads, rate)
         return loss
 
 
-class _Ruled:
-    """Trains the tensors of a start in place, as a stack of one client, by a gradient rule of the method."""
+class _RuleTrainer:
+    """Trains the tensors of a start in place, as a stack of one client, by the gradient rule of a method."""
 
     def __init__(
         self, net: nn.Module, start: Params, plan: LocalSGD, program: Program | None, draw: np.random.Generator
@@ -151,21 +151,22 @@ class _Ruled:
         self._models = {name: value[None] for name, value in self.state.items()}
         self._own = {name: value[None] for name, value in plan.own.items()}
         self._names = [name for name in learnable(net, self.state) if name.startswith(plan.trainable)]
-        self._update = Update(plan, self._names, [self._models[name] for name in self._names])
-        self._network: StackedNetwork = AutogradNetwork(net, self._names, plan.precision)
-        self._compiled: StackedNetwork = backend.network(net, self._names, program) if program else self._network
-        self._evaluates = self._compiled if program and program.infers else self._network
-        self._descends = self._update.is_bare and program is not None
+        self._optimizer = Optimizer(plan, self._names, [self._models[name] for name in self._names])
+        by_autograd: StackedNetwork = AutogradNetwork(net, self._names, plan.precision)
+        compiled = backend.part("program").CompiledNetwork(net, self._names, program) if program else by_autograd
+        self._training_network: StackedNetwork = compiled
+        self._evaluation_network = compiled if program and program.infers else by_autograd
+        self._subtracts = self._optimizer.is_bare and program is not None
 
     @torch.no_grad()
     def step(self, x: Tensor, y: Tensor, weight: Tensor | None, rate: float) -> Tensor:
         """Take one step on ``x`` (n, ...), ``y`` (n,) and return the loss; ``weight`` (n,) replaces the plain mean."""
         even = x.new_full(y.shape, 1 / len(y), dtype=torch.float32) if weight is None else weight
-        network = self._compiled if self._net.training else self._evaluates
-        descends = self._descends and network is self._compiled
-        rates = x.new_tensor([rate]) if descends else None
+        network = self._training_network if self._net.training else self._evaluation_network
+        subtracts = self._subtracts and network is self._training_network
+        rates = x.new_tensor([rate]) if subtracts else None
         batch = StackedBatch(x[None], y[None], even[None], self._own, self._shared, self._draws, rates)
         losses, grads = self._rule(network, self._models, batch)
-        names = [name for name in self._names if name in grads] if descends else self._names
-        self._update([self._models[name] for name in names], [grads[name] for name in names], rate)
+        names = [name for name in self._names if name in grads] if subtracts else self._names
+        self._optimizer.step([self._models[name] for name in names], [grads[name] for name in names], rate)
         return losses[0]

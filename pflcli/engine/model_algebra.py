@@ -1,7 +1,7 @@
-"""Mixes models and takes their inner products: those of a table in bounded memory, each of its bytes read once.
+"""Weighted means and inner products of models. Those of a table take bounded memory and read each byte once.
 
-Where ``accelerated/products.py`` has products of its own these are three times as fast as PyTorch's for few rows of
-many columns, which is what models are.
+Models are a few rows of many columns. For such matrices the products of ``accelerated/products.py``, where this CPU has
+them, are three times as fast as PyTorch's.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from pflcli.engine import backend
 from pflcli.parameters import Params, Stacked
 from pflcli.parameters.model_table import ModelTable
 
-_LARGE = 1 << 20
-"""Multiplications from which products are worth compiled loops, and to import Numba for them."""
+_MIN_MULTIPLICATIONS = 1 << 20
+"""Least number of multiplications of a product for which compiled loops are used, and Numba is imported."""
 
-_FEW = 0.3
-"""Share of weights that are not zero up to which sums of these models alone take less time than products of all."""
+_MAX_SPARSE_SHARE = 0.3
+"""Largest share of nonzero weights for which sparse sums are faster than a matrix product."""
 
-_BLOCK = 32
-"""Models of which the inner products with those behind them are computed at a time, as the others are the same."""
+_GRAM_ROWS = 32
+"""Number of models in a block of a Gram matrix. Blocks above the diagonal are not computed, because it is symmetric."""
 
 
 def mix(weights: Tensor, models: Tensor, out: Tensor) -> None:
@@ -37,15 +37,15 @@ def mix(weights: Tensor, models: Tensor, out: Tensor) -> None:
         products.multiply(weights, models, out, near=False)()
 
 
-def mix_few(weights: Tensor, models: Tensor, out: Tensor) -> None:
-    """Do as ``mix`` with ``weights`` in coordinate form, reading for each sum only models that have a weight there."""
+def mix_sparse(weights: Tensor, models: Tensor, out: Tensor) -> None:
+    """Do the same as ``mix`` for sparse ``weights`` in coordinate form. Each sum reads only models with a weight."""
     (receivers, senders), values = weights.indices(), weights.values()
     first = torch.searchsorted(receivers, torch.arange(len(weights)))
     out.copy_(functional.embedding_bag(senders, models, first, mode="sum", per_sample_weights=values))
 
 
 def mixtures(shares: Tensor, models: Stacked) -> Stacked:
-    """Return the sums (a, ...) of ``models`` (m, ...) by ``shares`` (a, m); integer buffers are those of the last."""
+    """Return sums (a, ...) of ``models`` (m, ...) weighted by ``shares`` (a, m); integer buffers are the last ones."""
     mixed = {}
     for name, value in models.items():
         shape = (len(shares), *value.shape[1:])
@@ -70,28 +70,28 @@ def inner_products(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _is_large(a: Tensor, b: Tensor) -> bool:
-    """Whether a product of two matrices, the second of m rows of d numbers, is worth compiled loops."""
-    return a.is_cpu and a.dtype == b.dtype == torch.float32 and len(a) * b.numel() >= _LARGE
+    """Whether a product of two matrices, or of one with the transpose of the other, is worth compiled loops."""
+    return a.is_cpu and a.dtype == b.dtype == torch.float32 and len(a) * b.numel() >= _MIN_MULTIPLICATIONS
 
 
-def mixed(models: ModelTable, weights: NDArray[np.float64], chunk: int) -> Iterator[tuple[slice, Stacked]]:
-    """Yield receivers, as a slice of the rows of ``weights`` (r, m), with their means of ``models``, stacked.
+def weighted_means(models: ModelTable, weights: NDArray[np.float64], chunk: int) -> Iterator[tuple[slice, Stacked]]:
+    """Yield slices of the rows of ``weights`` (r, m) with the weighted means of ``models`` for these rows, stacked.
 
-    ``weights[i, j] >= 0`` is the weight of client j's model for receiver i; each row is divided by its sum, which must
-    be positive. As much as ``chunk`` models is read, and ``chunk`` means are computed, at a time, in the models' own
-    precision; integer buffers take the largest value among models with a positive weight.
+    ``weights[i, j] >= 0`` is the weight of client j's model for receiver i. Each row is divided by its sum, which must
+    be positive. Means are computed in the models' own precision. At any time the memory of at most ``chunk`` models is
+    read, and ``chunk`` means are computed. Integer buffers get the largest value of the models with a positive weight.
     """
     for first in range(0, len(weights), chunk):
         rows = slice(first, min(first + chunk, len(weights)))
         senders = np.flatnonzero(weights[rows].any(axis=0))
         shares = torch.from_numpy(weights[rows][:, senders] / weights[rows].sum(axis=1, keepdims=True))
-        few = shares.float().to_sparse() if int((shares > 0).sum()) <= _FEW * shares.numel() else None
+        sparse = shares.float().to_sparse() if int((shares > 0).sum()) <= _MAX_SPARSE_SHARE * shares.numel() else None
         means = {name: value.new_empty((len(shares), *value.shape)) for name, value in models.default.items()}
         for name, columns, piece in models.pieces(senders, models.default, chunk):
             mean = means[name].reshape(len(shares), -1)[:, columns]
             own = shares.to(piece.device)
-            if few is not None and piece.is_cpu and piece.dtype == torch.float32:
-                mix_few(few, piece, mean)
+            if sparse is not None and piece.is_cpu and piece.dtype == torch.float32:
+                mix_sparse(sparse, piece, mean)
             elif piece.is_floating_point():
                 mix(own.to(piece.dtype), piece, mean)
             else:
@@ -99,21 +99,21 @@ def mixed(models: ModelTable, weights: NDArray[np.float64], chunk: int) -> Itera
         yield rows, means
 
 
-def gram(
+def gram_matrix(
     models: ModelTable, ids: NDArray[np.int64], names: Sequence[str], chunk: int, origin: Params | None = None
 ) -> NDArray[np.float64]:
-    """Return all inner products (n, n) of the clients' parameters ``names``, minus those of ``origin``.
+    """Return the Gram matrix (n, n) of the clients' parameters ``names``, from which ``origin`` is subtracted first.
 
-    As much as ``chunk`` models is read at a time. Sums over pieces of the vectors are in float64, those within a piece
-    in the models' own precision. For distances give an ``origin`` that is near the models: they are differences of
-    inner products.
+    At any time the memory of at most ``chunk`` models is read. Sums over pieces of the vectors are in float64, sums
+    within a piece in the models' own precision. To compute distances, which are differences of inner products, give an
+    ``origin`` near the models.
     """
     count = len(ids)
     products = torch.zeros(count, count, dtype=torch.float64, device=models.default[names[0]].device)
     for name, columns, values in models.pieces(ids, names, chunk):
         vectors = values.sub_(origin[name].flatten()[columns]) if origin else values
-        for first in range(0, count, _BLOCK):
-            block = slice(first, first + _BLOCK)
+        for first in range(0, count, _GRAM_ROWS):
+            block = slice(first, first + _GRAM_ROWS)
             products[first:, block] += inner_products(vectors[first:], vectors[block])
     lower = np.tril(products.cpu().numpy())
     return np.asarray(lower + np.tril(lower, -1).T)

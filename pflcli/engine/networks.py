@@ -1,4 +1,4 @@
-"""Forms in which any network passes stacks of models forward and backward: autograd or torch.func."""
+"""Stacked networks that work for any network: by autograd, or by torch.func."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from pflcli.parameters import Stacked
 
 
 def own_names(net: nn.Module, trained: Collection[str]) -> tuple[Collection[str], tuple[str, ...]]:
-    """Return the names of the network's parameters, and those that are trained, both in its order.
+    """Return the names of the network's parameters, and of the trained ones, both in the network's order.
 
-    A set would have another order in each process, and so would sums over its members.
+    The order of a set differs between processes, and so would sums over its members.
     """
     names = dict.fromkeys(name for name, _ in net.named_parameters())
     return names, tuple(name for name in names if name in set(trained))
 
 
-def _single(value: Tensor) -> Tensor:
-    """Return a constant, in single precision if it is in half."""
+def _to_single(value: Tensor) -> Tensor:
+    """Return a detached tensor, in single precision if it is in bfloat16."""
     return value.detach().float() if value.dtype == torch.bfloat16 else value.detach()
 
 
 def _grads(outputs: Sequence[Tensor], by_outputs: Sequence[Tensor | None], weights: list[Tensor]) -> Sequence[Tensor]:
-    """Return the gradients by ``weights`` of a loss with gradients ``by_outputs``, None being zero."""
+    """Return the gradients by ``weights`` of a loss with gradients ``by_outputs``; None is zero."""
     if not weights:
         return []
     with torch.enable_grad():
-        # As one number: with gradients of outputs torch.autograd.grad imports a second of symbolic algebra.
+        # Differentiate one number: given ``grad_outputs``, torch.autograd.grad imports SymPy, which takes a second.
         pairs = zip(outputs, by_outputs, strict=True)
         loss = sum(((output * grad).sum() for output, grad in pairs if grad is not None), torch.zeros(()))
     return torch.autograd.grad(loss, weights, allow_unused=True, materialize_grads=True)
@@ -61,12 +61,12 @@ class AutogradNetwork(StackedNetwork):
             for name, value in self._state.items():
                 if name not in self.parameters and self._net.training:
                     params[name][0].copy_(value)
-        return Outputs(_single(logits)[None], _single(z)[None], (logits, z))
+        return Outputs(_to_single(logits)[None], _to_single(z)[None], (logits, z))
 
     def backward(
         self, outputs: Outputs, logits: Tensor | None, z: Tensor | None = None, names: Collection[str] | None = None
     ) -> Stacked:
-        """Return the gradients (1, ...) of parameters for gradients of the outputs."""
+        """Return the gradients (1, ...) by the parameters ``names``, see ``StackedNetwork``."""
         names = self.trained if names is None else names
         weights, grads = [self._weights[name] for name in names], [None if g is None else g[0] for g in (logits, z)]
         return {name: value[None] for name, value in zip(names, _grads(outputs.trace, grads, weights), strict=True)}
@@ -82,12 +82,12 @@ class VmappedNetwork(StackedNetwork):
 
     def forward(self, params: Stacked, x: Tensor, weight: Tensor | None = None) -> Outputs:
         """Return the outputs of the models ``params`` (a, ...) for ``x`` (a, n, ...), in training mode."""
-        # Copies, as other threads change other rows of the same tensor in place before the backward pass.
+        # Copy, because other threads change other rows of the same tensor in place before the backward pass.
         weights = {name: params[name].detach().clone().requires_grad_() for name in self.parameters}
         buffers = {name: value for name, value in params.items() if name in self._aliases and name not in weights}
         with torch.enable_grad(), torch.autocast(x.device.type, torch.bfloat16, enabled=self._precision == "bfloat16"):
             logits, z = vmap(self._one)(weights, buffers, x)
-        return Outputs(_single(logits), _single(z), (logits, z, weights))
+        return Outputs(_to_single(logits), _to_single(z), (logits, z, weights))
 
     def _one(self, weights: parameters.Params, buffers: parameters.Params, x: Tensor) -> tuple[Tensor, Tensor]:
         z = self._call("body", {**weights, **buffers}, x)
@@ -103,7 +103,7 @@ class VmappedNetwork(StackedNetwork):
     def backward(
         self, outputs: Outputs, logits: Tensor | None, z: Tensor | None = None, names: Collection[str] | None = None
     ) -> Stacked:
-        """Return the gradients (a, ...) of parameters for gradients of the outputs."""
+        """Return the gradients (a, ...) by the parameters ``names``, see ``StackedNetwork``."""
         names = self.trained if names is None else names
         *own, weights = outputs.trace
         leaves = [weights[name] for name in names]

@@ -15,7 +15,7 @@ _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 def check(how: str, channels: int | None) -> None:
-    """Raise UsageError unless samples with so many channels (None: they are no images) can be normalized like this."""
+    """Raise UsageError unless samples with this number of channels can be normalized; None says they are not images."""
     if how != "none" and channels is None:
         raise UsageError(f"--normalize {how} is for images, which these samples are not", "--normalize none")
     if how == "imagenet" and channels not in (1, 3):
@@ -25,16 +25,16 @@ def check(how: str, channels: int | None) -> None:
 
 
 def normalized(data: Federation, how: str, measured_on: Federation | None = None) -> Federation:
-    """Return the federation with its images normalized: ``none``, ``imagenet`` or ``dataset``.
+    """Return the federation with its images normalized ``how``: ``none``, ``imagenet`` or ``dataset``.
 
-    ``dataset`` measures the training samples of the seen clients of ``measured_on``: ``data`` itself by default, or the
-    federation that a network was trained on. Raises UsageError for samples that are no images, and for ``imagenet`` if
-    images have neither one nor three channels.
+    ``dataset`` measures the training samples of the seen clients of ``measured_on``, such as the federation on which a
+    network was trained; by default of ``data``. Raises UsageError for samples that are not images, and for
+    ``imagenet`` if images have neither one nor three channels.
     """
     if how == "none":
         return data
     check(how, data.in_shape[0] if data.x.dtype == torch.uint8 else None)
-    mean, deviation = _imagenet(data.in_shape[0]) if how == "imagenet" else _measured(measured_on or data)
+    mean, deviation = _imagenet(data.in_shape[0]) if how == "imagenet" else _measure(measured_on or data)
     scale = [torch.tensor(values, dtype=torch.float32).view(-1, 1, 1).to(data.x.device) for values in (mean, deviation)]
     return replace(data, scale=(scale[0], scale[1]))
 
@@ -45,7 +45,7 @@ def _imagenet(channels: int) -> tuple[list[float], list[float]]:
     return [float(np.mean(_IMAGENET[0]))], [float(np.mean(_IMAGENET[1]))]
 
 
-def _measured(data: Federation) -> tuple[list[float], list[float]]:
+def _measure(data: Federation) -> tuple[list[float], list[float]]:
     """Return the mean and standard deviation of each channel, in [0, 1]; the deviation of a constant channel is 1."""
     counts = np.zeros((data.in_shape[0], 256))
     for client in data.seen_clients:

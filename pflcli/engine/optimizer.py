@@ -1,6 +1,6 @@
-"""One step of an optimizer, for one model or a stack of them: SGD with momentum, Adam or AdamW.
+"""One step of an optimizer on one model or on a stack of models: SGD with momentum, Adam or AdamW.
 
-Gradients may be clipped, and weight decay, an anchor and a drift added.
+A step may clip gradients, and may add weight decay, the pull of an anchor, and a drift.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ _BETAS, _EPS = (0.9, 0.999), 1e-8
 """Kingma & Ba (2015), https://arxiv.org/abs/1412.6980, Algorithm 1."""
 
 
-class Update:
-    """Takes optimizer steps on weights in place. Momentum starts at zero and is kept between steps.
+class Optimizer:
+    """Takes steps on weights in place. Momentum starts at zero and is kept between steps.
 
-    ``names`` and ``weights`` are those of one model, or of a stack whose first ``active`` rows still train.
+    ``names`` and ``weights`` are those of one model, or of a stack of clients (m, ...) sorted so that the ``active``
+    clients, which still train, come first.
     """
 
     def __init__(self, plan: LocalSGD, names: Sequence[str], weights: Sequence[Tensor]) -> None:
@@ -31,14 +32,14 @@ class Update:
         self._second: list[Tensor] = []
         self._steps = 0
         self.is_plain = plan.is_plain
-        """whether a step is ``pull`` and then minus the rate times the gradients, which a caller may subtract"""
+        """whether a step is ``pull`` and then minus the rate times the gradients, which a caller may subtract itself"""
         self.is_bare = self.is_plain and not (self._anchor or self._drift)
         """whether, in addition, ``pull`` does nothing"""
 
-    def __call__(self, weights: list[Tensor], grads: list[Tensor], rate: float | Tensor) -> None:
-        """Take a step along the gradients ``grads``, which it may overwrite.
+    def step(self, weights: list[Tensor], grads: list[Tensor], rate: float | Tensor) -> None:
+        """Take a step along the gradients ``grads``, which may be overwritten.
 
-        ``rate`` is the learning rate: one number or, for stacked weights, one per client (active,).
+        ``rate`` is the learning rate: one number or, for stacked weights, one per active client (active,).
         """
         if not weights:  # none are trained, or all changed where their gradients were computed
             return
@@ -57,10 +58,10 @@ class Update:
             torch._foreach_add_(momentum, grads)
             grads = momentum
         if plan.optimizer in ("adam", "adamw"):
-            self._adam(weights, grads, rate, active)
+            self._step_adam(weights, grads, rate, active)
         elif isinstance(rate, Tensor):
             for weight, grad in zip(weights, grads, strict=True):
-                weight.addcmul_(grad, _like(rate, grad), value=-1)
+                weight.addcmul_(grad, _expand(rate, grad), value=-1)
         else:
             torch._foreach_add_(weights, grads, alpha=-rate)
         if plan.bounds is not None:
@@ -68,26 +69,26 @@ class Update:
             torch._foreach_clamp_max_(weights, plan.bounds[1])
 
     def pull(self, index: int, weight: Tensor, rate: float | Tensor) -> None:
-        """Move a weight by all of a plain step but the gradient of the loss: towards the anchor, and by the drift.
+        """Take the part of a plain step that is not the gradient of the loss: towards the anchor, and by the drift.
 
-        Each takes one pass over memory, where a sum of gradients would take three.
+        Each takes one pass over memory; adding them to the gradients would take three.
         """
         if self._anchor:
             assert self._plan.prox is not None
             part, anchor = rate * self._plan.prox[1], self._anchor[index]
             weight.lerp_(
                 anchor[: len(weight)] if anchor.ndim == weight.ndim else anchor,
-                _like(part, weight) if isinstance(part, Tensor) else part,
+                _expand(part, weight) if isinstance(part, Tensor) else part,
             )
         if self._drift:
             drift = self._drift[index]
             if isinstance(rate, Tensor):
-                weight.addcmul_(drift[: len(weight)], _like(rate, weight), value=-1)
+                weight.addcmul_(drift[: len(weight)], _expand(rate, weight), value=-1)
             else:
                 weight.add_(drift, alpha=-rate)
 
     def move(self, index: int, weight: Tensor, rate: float) -> Move:
-        """Return a plain step of one model as a move, for the product that computes the gradient."""
+        """Return a plain step of one model as a ``Move``, for the product that computes the gradient."""
         anchor, drift = (values[index].contiguous() if values else None for values in (self._anchor, self._drift))
         return Move(weight, rate, anchor, rate * self._plan.prox[1] if self._plan.prox else 0.0, drift)
 
@@ -103,17 +104,17 @@ class Update:
         if self._drift:
             torch._foreach_add_(grads, [drift[active] for drift in self._drift])
 
-    def _adam(self, weights: list[Tensor], grads: list[Tensor], rate: float | Tensor, active: slice) -> None:
-        """Take a step of Adam in one pass over the weights, per client where their rates differ."""
+    def _step_adam(self, weights: list[Tensor], grads: list[Tensor], rate: float | Tensor, active: slice) -> None:
+        """Take a step of Adam in one pass over the weights, or one pass per client if their rates differ."""
         self._steps += 1
         if self._steps == 1:
             self._first, self._second = ([torch.zeros_like(w) for w in weights] for _ in range(2))
         state = [weights, grads, *([buffer[active] for buffer in buffers] for buffers in (self._first, self._second))]
-        parts = _alike(rate) if isinstance(rate, Tensor) else [(..., rate)]
+        parts = _split_by_rate(rate) if isinstance(rate, Tensor) else [(..., rate)]
         decay = self._plan.weight_decay if self._plan.optimizer == "adamw" else 0.0
         for part, own_rate in parts:
             own_weights, own_grads, first, second = ([tensor[part] for tensor in tensors] for tensors in state)
-            own_grads = [_as_it_lies(grad, weight) for grad, weight in zip(own_grads, own_weights, strict=True)]
+            own_grads = [_match_strides(grad, weight) for grad, weight in zip(own_grads, own_weights, strict=True)]
             if decay:  # Loshchilov & Hutter (2019), https://arxiv.org/abs/1711.05101, Algorithm 2
                 torch._foreach_mul_(own_weights, 1 - own_rate * decay)
             torch._fused_adam_(
@@ -134,34 +135,34 @@ class Update:
 
 
 def _clip(grads: list[Tensor], largest: float, *, stacked: bool) -> None:
-    """Scale the gradients of one model, or of each in a stack, in place to a joint norm of at most ``largest``."""
+    """Scale the gradients of one model, or of each one in a stack, in place to a joint norm of at most ``largest``."""
     if stacked:
         norms = torch.stack([torch.linalg.vector_norm(grad.flatten(1), dim=1) for grad in grads])
         factors = (largest / torch.linalg.vector_norm(norms, dim=0)).clamp(max=1.0)
         for grad in grads:
-            grad.mul_(_like(factors, grad))
+            grad.mul_(_expand(factors, grad))
     else:
         norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads]))
         torch._foreach_mul_(grads, (largest / norm).clamp(max=1.0))
 
 
-def _alike(rate: Tensor) -> list[tuple[slice | EllipsisType, float]]:
-    """Return parts of a stack with one learning rate each, of ``rate`` (active,): all clients, or one by one."""
+def _split_by_rate(rate: Tensor) -> list[tuple[slice | EllipsisType, float]]:
+    """Return parts of a stack and the learning rate of each: all clients if ``rate`` (active,) is constant, or each."""
     rates: list[float] = rate.tolist()
     if len(set(rates)) == 1:
         return [(..., rates[0])]
     return [(slice(index, index + 1), own_rate) for index, own_rate in enumerate(rates)]
 
 
-def _as_it_lies(grad: Tensor, weight: Tensor) -> Tensor:
-    """Return a gradient whose numbers lie in memory in the order of the weight's.
+def _match_strides(grad: Tensor, weight: Tensor) -> Tensor:
+    """Return a gradient with the strides of the weight.
 
-    On a CPU the fused step of Adam reads both in that order, whatever their strides, and gradients by torch.func may be
-    transposed.
+    On a CPU the fused step of Adam ignores strides and reads memory in order, and torch.func may return transposed
+    gradients.
     """
     return grad if grad.stride() == weight.stride() else torch.empty_like(weight).copy_(grad)
 
 
-def _like(values: Tensor, weight: Tensor) -> Tensor:
+def _expand(values: Tensor, weight: Tensor) -> Tensor:
     """Return values (active,) with as many axes as a stacked weight."""
     return values.view(-1, *[1] * (weight.ndim - 1))

@@ -1,6 +1,6 @@
-"""Chooses how clients are trained, from the network, the plan and the device. No other module decides that.
+"""Chooses how a worker trains clients, by the network, the plan and the device. No other module decides that.
 
-``benchmarks/engines.py`` backs the rules.
+The rules follow from measurements with ``benchmarks/engines.py``.
 """
 
 from __future__ import annotations
@@ -14,15 +14,45 @@ from pflcli.engine.backend import Program
 from pflcli.engine.linear_chain import Layer
 from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.loop import has_batch_norm
-from pflcli.engine.worker_net import WorkerNet
 
 MODES = ("loop", "stacked")
 """Modes of the engine: a worker trains one client after the other, or many clients as one batched program."""
 
 
 @dataclass(frozen=True)
+class WorkerNet:
+    """The network of one worker, which loads each client's parameters into it, and its fast forms if it has any."""
+
+    net: nn.Module
+    layers: list[Layer] | None
+    """the layers, if the network is a chain of linear layers"""
+    program: Program | None
+    """the compiled program, if the network has one"""
+
+    @property
+    def is_random(self) -> bool:
+        """Whether the network draws random numbers while it trains, see ``models.Net``."""
+        return bool(getattr(self.net, "is_random", False))
+
+    @property
+    def can_stack(self) -> bool:
+        """Whether torch.func can train stacks of this network: it has no batching rule for recurrent layers."""
+        return not any(isinstance(module, nn.GRU | nn.RNN) for module in self.net.modules())
+
+    @property
+    def compiles_chain(self) -> bool:
+        """Whether the network is a chain of linear layers for which compiled loops are faster than PyTorch."""
+        return self.layers is not None and linear_chain.pays_to_compile(self.net.parameters())
+
+    @classmethod
+    def compile(cls, net: nn.Module, in_shape: tuple[int, ...]) -> WorkerNet:
+        """Compile ``net`` for samples of ``in_shape``. Not thread-safe, because it traces the network."""
+        return cls(net, linear_chain.layers(net), backend.program(net, in_shape))
+
+
+@dataclass(frozen=True)
 class Strategy:
-    """How a worker trains clients and ``why``, with the ``layers`` or the ``program`` that it then uses."""
+    """How a worker trains clients and ``why``, with the ``layers`` or the ``program`` that it uses."""
 
     name: str
     why: str
@@ -30,12 +60,12 @@ class Strategy:
     layers: list[Layer] | None = None
     program: Program | None = None
     in_place: bool = False
-    """whether a compiled loop takes the steps, one client after the other"""
+    """whether a compiled loop takes all steps of a client, one client after the other"""
     lockstep: bool = False
-    """whether clients of a stack pass through the same network, one after the other in each step"""
+    """whether the clients of a stack pass through the same network, one after the other in each step"""
 
     def __str__(self) -> str:
-        """Return the text for users."""
+        """Return the description for users."""
         return f"{self.name}: {self.why}"
 
 
@@ -50,39 +80,39 @@ def fastest_mode(net: nn.Module, device: str) -> str:
 
 def choose(worker_net: WorkerNet, plan: LocalSGD, mode: str, clients: int) -> Strategy:
     """Return how one worker trains a number of ``clients`` together on its network."""
-    layers, why_alone = _layers(worker_net, plan), _why_alone(worker_net, plan)
+    layers, why_alone = _trainable_layers(worker_net, plan), _why_alone(worker_net, plan)
     if layers is not None:
         if not worker_net.compiles_chain:
             return Strategy("linear chain", "linear layers and ReLU alone need no autograd", True, layers=layers)
-        bare = not (plan.prox and plan.prox[1])
-        if plan.is_plain and (plan.gradient is None or (bare and backend.has_steps(plan.gradient))):
-            why = f"one compiled loop takes all steps of a client; {backend.products_in_words()}"
+        has_anchor = bool(plan.prox and plan.prox[1])
+        if plan.is_plain and (plan.gradient is None or (not has_anchor and backend.has_steps(plan.gradient))):
+            why = f"one compiled loop takes all steps of a client; {backend.describe_products()}"
             return Strategy("compiled linear chain", why, True, layers=layers, in_place=True)
-        why = f"linear layers and ReLU alone need no autograd; {backend.products_in_words()}"
+        why = f"linear layers and ReLU alone need no autograd; {backend.describe_products()}"
         return Strategy("linear chain", why, True, layers=layers)
-    # A stack of one client would do the work of the loop at the additional cost of torch.func.
+    # A stack of one client does the work of the loop at the additional cost of torch.func.
     if mode == "stacked" and clients > 1 and worker_net.can_stack and why_alone is None:
         return Strategy("stacks by torch.func", f"in mode {mode} the engine trains many clients at a time", True)
-    program = worker_net.program if _is_plain(plan) else None
+    program = worker_net.program if _uses_gradients(plan) else None
     compiled = program if program is not None and (program.infers or not plan.frozen_norm) else None
     shares_passes = why_alone is None and (plan.frozen_norm or not has_batch_norm(worker_net.net))
     if plan.lockstep and clients > 1 and shares_passes:
         why = "clients take each step together, as it reads much that they share"
         return Strategy("lockstep", why, True, program=compiled, lockstep=True)
     if compiled is not None:
-        why = f"every layer of the network has a compiled form; {backend.products_in_words()}"
+        why = f"every layer of the network has a compiled form; {backend.describe_products()}"
         return Strategy("compiled program", why, False, program=compiled)
-    return Strategy("autograd, one client at a time", why_alone or _no_program(plan, worker_net.net), False)
+    return Strategy("autograd, one client at a time", why_alone or _why_autograd(plan, worker_net.net), False)
 
 
-def _is_plain(plan: LocalSGD) -> bool:
-    """Whether clients train by the cross-entropy, or by a rule for gradients, in float32."""
+def _uses_gradients(plan: LocalSGD) -> bool:
+    """Whether clients train by the cross-entropy or by a gradient rule, in float32."""
     return plan.objective is None and plan.precision == "float32"
 
 
-def _layers(worker_net: WorkerNet, plan: LocalSGD) -> list[Layer] | None:
-    """Return the network's linear layers if clients can train on them without autograd."""
-    return worker_net.layers if _is_plain(plan) and not plan.augment else None
+def _trainable_layers(worker_net: WorkerNet, plan: LocalSGD) -> list[Layer] | None:
+    """Return the network's linear layers if clients can train them without autograd."""
+    return worker_net.layers if _uses_gradients(plan) and not plan.augment else None
 
 
 def _why_alone(worker_net: WorkerNet, plan: LocalSGD) -> str | None:
@@ -92,7 +122,7 @@ def _why_alone(worker_net: WorkerNet, plan: LocalSGD) -> str | None:
     return "images are changed at random" if plan.augment else None
 
 
-def _no_program(plan: LocalSGD, net: nn.Module) -> str:
+def _why_autograd(plan: LocalSGD, net: nn.Module) -> str:
     """Return why neither stacks nor a compiled program can be used."""
     if plan.objective is not None:
         return "the method has a loss of its own"

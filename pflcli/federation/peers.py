@@ -106,7 +106,7 @@ def average(
         weights[np.arange(len(receivers)), receivers] = 1
         if not uniform:
             weights *= run.federation.sizes("train")
-        for rows, models in model_algebra.mixed(
+        for rows, models in model_algebra.weighted_means(
             state["sent"], weights, run.engine.clients_that_fit(parameters.size(run.init))
         ):
             state["model"][receivers[rows]] = models

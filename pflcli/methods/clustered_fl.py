@@ -127,7 +127,7 @@ def _split(
     eps2 = ((0.4 if relative else 1.6) if cfg.eps2 is None else cfg.eps2) * (max(largest, mean) if relative else 1)
     if t < cfg.warmup or len(members) <= 2 or mean >= eps1 or longest <= eps2:
         return no_client, mean
-    cosine = similarity.cosines(model_algebra.gram(update, members, names, room))
+    cosine = similarity.cosines(model_algebra.gram_matrix(update, members, names, room))
     leaving = similarity.bipartition(cosine, cfg.linkage)
     between = cosine[np.ix_(leaving, ~leaving)]
     within = cosine[(leaving[:, None] == leaving) & ~np.eye(len(leaving), dtype=bool)]

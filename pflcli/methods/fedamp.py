@@ -85,7 +85,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     room = run.engine.clients_that_fit(parameters.size(run.init))
     # Distances are the same from any origin, and differences of smaller numbers.
     origin = run.init if run.cfg.form == "attention" or run.cfg.centred else None
-    products = model_algebra.gram(own, ids, run.engine.parameters, room, origin)
+    products = model_algebra.gram_matrix(own, ids, run.engine.parameters, room, origin)
     # A client that has sent nothing yet is known to nobody but itself.
     xi = weights(run.cfg, products, np.isin(ids, own.written))
     table = np.zeros((len(cohort), len(run.clients)))
@@ -93,7 +93,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     run.send("down", run.init, copies=len(cohort))
     pull = run.cfg.lam / (run.cfg.alpha or 1.0)
     snapshot = own.snapshot()  # all means are those of the models before the round
-    for rows, means in model_algebra.mixed(snapshot, table, room):
+    for rows, means in model_algebra.weighted_means(snapshot, table, room):
         ids = cohort[rows]
         initial = own if run.cfg.start == "own" else means
         for part in run.local_sgd(ids, initial, t=t, prox=(means, pull)):

@@ -38,7 +38,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from pflcli import parameters
-from pflcli.engine.numerics import intra_op
+from pflcli.engine.process_settings import intra_op
 from pflcli.federation.attendance import Diverged
 from pflcli.federation.run import Predictor, Run
 from pflcli.methods.parts import bias_attention, records

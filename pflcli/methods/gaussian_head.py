@@ -25,7 +25,7 @@ from annotated_types import Ge, Gt, MinLen
 from numpy.typing import NDArray
 
 from pflcli.engine.engine import probabilities
-from pflcli.engine.numerics import intra_op
+from pflcli.engine.process_settings import intra_op
 from pflcli.federation.run import Predictor, Run
 from pflcli.knn.embedded import Embedded
 from pflcli.methods.parts.class_counts import shrunk_prior, training_counts

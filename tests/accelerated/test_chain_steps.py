@@ -19,7 +19,7 @@ from pflcli.engine import engine as engines
 from pflcli.engine import linear_chain, strategy
 from pflcli.engine.engine import Engine
 from pflcli.engine.local_sgd import LocalSGD
-from pflcli.engine.worker_net import WorkerNet
+from pflcli.engine.strategy import WorkerNet
 from pflcli.methods import feddbe, fedproto, fedrod, pfedme
 
 CHAINS = {

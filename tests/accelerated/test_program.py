@@ -18,7 +18,7 @@ from pflcli.engine.backend import Move
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD
-from pflcli.engine.worker_net import WorkerNet
+from pflcli.engine.strategy import WorkerNet
 
 
 def depthwise(channels, stride=1, **how):
@@ -267,12 +267,13 @@ def test_linear_weights_of_a_model_are_read_and_change_where_they_lie(size, turn
     expected = functional.cross_entropy(other(x), y)
     expected_grads = dict(zip(params, torch.autograd.grad(expected, list(other.parameters())), strict=True))
     start, before = parameters.copy_params(net), compiled.forward(x)[0].clone()
-    moves = {name: Move(params[name], 0.0, replaces=True) for name in compiled.linear if params[name].is_contiguous()}
+    moves = {name: Move(params[name], 1.0) for name in compiled.linear if params[name].is_contiguous()}
+    unmoved = {name: params[name].clone() for name in moves}
     with compiled.model(params):
         loss = compiled.step(x, y, moves=moves)
     torch.testing.assert_close(loss, expected.detach())
     for name, value in expected_grads.items():
-        torch.testing.assert_close(params[name] if name in moves else compiled.grads[name], value)
+        torch.testing.assert_close(unmoved[name] - params[name] if name in moves else compiled.grads[name], value)
     assert len(moves) == (2 if turned else 3)
     for name, value in net.named_parameters():
         assert torch.equal(value, start[name]) == (name in moves)

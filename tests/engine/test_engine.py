@@ -24,13 +24,13 @@ import worlds
 from helpers import set_own_products
 from pflcli import models, parameters, registry, rng
 from pflcli.engine import engine as engines
-from pflcli.engine import linear_chain, numerics, stacked, strategy
+from pflcli.engine import linear_chain, process_settings, stacked, strategy
 from pflcli.engine.engine import Engine
 from pflcli.engine.executors import threads as thread_executor
 from pflcli.engine.executors.threads import Threads
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD, batches, stacks, widths
-from pflcli.engine.worker_net import WorkerNet
+from pflcli.engine.strategy import WorkerNet
 from pflcli.errors import ComputationError, LostWorkerError, UsageError
 from pflcli.parameters.model_table import ModelTable
 from pflcli.parameters.row_storage import InMemoryRows
@@ -577,7 +577,7 @@ def test_a_chain_answers_as_its_network_does_to_the_bit(model):
     )
     for client, (logits, _), z in zip(data.clients, answers, embedded, strict=True):
         x = data.inputs(torch.from_numpy(data.rows(int(client), "test")))
-        with numerics.intra_op(1):
+        with process_settings.intra_op(1):
             assert torch.equal(logits, net(x))
             assert torch.equal(z, net.body(x))
 
@@ -909,9 +909,9 @@ def test_compiled_predictions_of_each_client_are_those_of_its_net(features, most
     """In stacks of two, where no client has more than a few samples; a client without samples predicts none."""
     set_own_products(monkeypatch, True)
     monkeypatch.setattr(linear_chain, "LARGE", 0)
-    monkeypatch.setattr(thread_executor, "_STACK", 2)
+    monkeypatch.setattr(thread_executor, "_MODELS_PER_STACK", 2)
     monkeypatch.setitem(thread_executor.BATCH, "cpu", 1)
-    monkeypatch.setattr(thread_executor, "_FEW", most)
+    monkeypatch.setattr(thread_executor, "_MAX_STACKED_SAMPLES", most)
     data, outputs = worlds.federation(), []
     net = models.create("mlp", data.in_shape, worlds.CLASSES, 0)
     own = parameters.stack(

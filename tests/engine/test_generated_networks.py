@@ -18,10 +18,10 @@ from torch.nn import functional
 
 from pflcli import models, parameters
 from pflcli.engine import backend
+from pflcli.engine.executors import Task, run_task
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD, batches
-from pflcli.engine.task import Task, run_task
-from pflcli.engine.worker_net import WorkerNet
+from pflcli.engine.strategy import WorkerNet
 from pflcli.rng import generator
 
 CLASSES, BATCH, EPOCHS = 3, 4, 2

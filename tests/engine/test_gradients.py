@@ -20,7 +20,7 @@ from pflcli.engine import engine as engines
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD
-from pflcli.engine.worker_net import WorkerNet
+from pflcli.engine.strategy import WorkerNet
 
 MODES = ("loop", "stacked")
 
@@ -57,10 +57,10 @@ def forms(kind, net, shape, trained):
         yield networks.VmappedNetwork(copy.deepcopy(net), trained, "float32"), 2
         yield linear_chain.ChainNetwork(linear_chain.layers(net), trained), 2
         if backend.why_off() is None:
-            yield backend.chain_network(linear_chain.layers(net), trained), 2
+            yield backend.part("chains").CompiledChainNetwork(linear_chain.layers(net), trained), 2
     elif backend.why_off() is None:
         own = copy.deepcopy(net)
-        yield backend.network(own, trained, backend.program(own, shape)), 1
+        yield backend.part("program").CompiledNetwork(own, trained, backend.program(own, shape)), 1
 
 
 @pytest.mark.parametrize("kind", ["mlp", "mobile", "cnn"])

@@ -32,7 +32,7 @@ def test_sums_of_few_models_are_those_in_double_precision_and_read_no_others(r, 
     models[weights.sum(dim=0) == 0] = torch.nan
     expected = weights.double() @ models.double().nan_to_num()
     out = torch.zeros(r, 2 * d)[:, 1 : 1 + d] if is_slice else torch.zeros(r, d)
-    model_algebra.mix_few(weights.to_sparse(), models, out)
+    model_algebra.mix_sparse(weights.to_sparse(), models, out)
     torch.testing.assert_close(out.double(), expected, rtol=1e-5, atol=1e-5)
 
 
@@ -50,9 +50,9 @@ def test_means_of_few_models_are_those_in_double_precision(room, monkeypatch):
         weights[receiver, receiver : 7 * receiver + 1 : 5] = 3.0 + receiver
     weights[3, 39] = 1e-60  # which single precision has no number for
     calls, plain = [], models[range(count)]
-    few = model_algebra.mix_few
-    monkeypatch.setattr(model_algebra, "mix_few", lambda *args: calls.append(few(*args)))
-    for rows, means in model_algebra.mixed(models, weights, room):
+    few = model_algebra.mix_sparse
+    monkeypatch.setattr(model_algebra, "mix_sparse", lambda *args: calls.append(few(*args)))
+    for rows, means in model_algebra.weighted_means(models, weights, room):
         own = torch.from_numpy(weights[rows] / weights[rows].sum(axis=1, keepdims=True))
         for name in ("a", "b"):
             expected = torch.einsum("rm,m...->r...", own, plain[name].double())
@@ -64,8 +64,8 @@ def test_means_of_few_models_are_those_in_double_precision(room, monkeypatch):
 def test_means_of_most_models_are_one_product(monkeypatch):
     models = ModelTable({"a": torch.zeros(30)}, 4, InMemoryRows())
     models[range(4)] = {"a": torch.randn(4, 30)}
-    monkeypatch.delattr(model_algebra, "mix_few")
-    ((_, means),) = model_algebra.mixed(models, np.ones((3, 4)), 9)
+    monkeypatch.delattr(model_algebra, "mix_sparse")
+    ((_, means),) = model_algebra.weighted_means(models, np.ones((3, 4)), 9)
     torch.testing.assert_close(means["a"], models[range(4)]["a"].mean(dim=0).expand(3, -1))
 
 
@@ -73,7 +73,7 @@ def test_means_of_most_models_are_one_product(monkeypatch):
 @pytest.mark.parametrize("stride", [4096, 4097])
 def test_mixtures_of_tensors_of_any_shape(stride, own, monkeypatch):
     set_own_products(monkeypatch, own)
-    monkeypatch.setattr(model_algebra, "_LARGE", 0)
+    monkeypatch.setattr(model_algebra, "_MIN_MULTIPLICATIONS", 0)
     shares = torch.rand(5, 3)
     models = {"w": torch.randn(3, stride)[:, :4095].view(3, 15, 273), "b": torch.randn(3, 2), "one": torch.randn(3)}
     models |= {"none": torch.randn(3, 0), "count": torch.tensor([1, 2, 3])}

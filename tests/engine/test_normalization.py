@@ -20,7 +20,7 @@ from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.normalization import normalized
-from pflcli.engine.numerics import intra_op
+from pflcli.engine.process_settings import intra_op
 from pflcli.errors import UsageError
 
 

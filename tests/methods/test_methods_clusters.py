@@ -227,7 +227,7 @@ def test_clustered_fl_judges_by_the_last_updates_that_it_knows(monkeypatch):
     judged = []
 
     def split(run, members, update, largest, t):
-        judged.append((members.tolist(), model_algebra.gram(update, members, run.engine.parameters, 99)))
+        judged.append((members.tolist(), model_algebra.gram_matrix(update, members, run.engine.parameters, 99)))
         return np.zeros(len(members), bool), 0.0
 
     monkeypatch.setattr(clustered_fl, "_split", split)
@@ -443,7 +443,7 @@ def test_fedamp_weighs_its_own_cluster_more():
     data = worlds.clustered()
     run = worlds.run("fedamp", data=data, rounds=6, participation=1.0, epochs=3, batch_size=10)
     state = worlds.play("fedamp", run)
-    products = model_algebra.gram(state["model"], run.clients, run.engine.parameters, 99, run.init)
+    products = model_algebra.gram_matrix(state["model"], run.clients, run.engine.parameters, 99, run.init)
     xi = fedamp.weights(run.cfg, products, np.ones(12, dtype=bool))
     same = client_relations.share_cluster(data.cluster)
     assert xi[same].min() > 3 * xi[~same & ~np.eye(12, dtype=bool)].max()

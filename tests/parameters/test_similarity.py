@@ -44,7 +44,7 @@ def vector(models, client):
 def test_every_receiver_gets_its_own_mean(room):
     models, weights = table(), np.asarray([[1.0, 0, 3, 0, 0], [0, 0, 0, 0, 2], [1, 1, 1, 1, 1]])
     plain, receivers = models[range(5)], []
-    for rows, means in model_algebra.mixed(models, weights, room):
+    for rows, means in model_algebra.weighted_means(models, weights, room):
         for place, receiver in enumerate(range(rows.start, rows.stop)):
             receivers.append(receiver)
             w = torch.from_numpy(weights[receiver] / weights[receiver].sum())
@@ -58,7 +58,7 @@ def test_every_receiver_gets_its_own_mean(room):
 
 def test_the_mean_of_one_is_itself_to_the_bit():
     models = table()
-    ((_, mean),) = model_algebra.mixed(models, 7.0 * np.eye(5), 9)
+    ((_, mean),) = model_algebra.weighted_means(models, 7.0 * np.eye(5), 9)
     assert worlds.same(mean, models[range(5)])
 
 
@@ -69,7 +69,7 @@ def test_inner_products_by_hand(room):
     shift = np.append(np.full(6, 0.5), -1.0)
     rows = [vector(models, i) - shift for i in ids]
     expected = [[a @ b for b in rows] for a in rows]
-    actual = model_algebra.gram(models, ids, NAMES, room, origin)
+    actual = model_algebra.gram_matrix(models, ids, NAMES, room, origin)
     np.testing.assert_allclose(actual, expected, rtol=1e-6)
     distance = [[((a - b) ** 2).sum() for b in rows] for a in rows]
     np.testing.assert_allclose(similarity.squared_distances(actual), distance, atol=1e-6)
@@ -99,10 +99,10 @@ def test_many_models_are_mixed_and_compared_as_in_double_precision():
     models[range(count)] = {"a": 1 + 0.1 * torch.randn(count, 300, 60), "b": torch.randn(count)}
     rows = np.stack([vector(models, i) for i in range(count)])
     origin = np.append(np.ones(18000), 0)
-    actual = model_algebra.gram(models, np.arange(count), NAMES, 9, models.default)
+    actual = model_algebra.gram_matrix(models, np.arange(count), NAMES, 9, models.default)
     np.testing.assert_allclose(actual, (rows - origin) @ (rows - origin).T, rtol=1e-5, atol=1e-3)
     weights = draw.random((3, count))
-    for part, means in model_algebra.mixed(models, weights, 70):
+    for part, means in model_algebra.weighted_means(models, weights, 70):
         for place, receiver in enumerate(range(part.start, part.stop)):
             expected = weights[receiver] @ rows / weights[receiver].sum()
             np.testing.assert_allclose(

@@ -1,7 +1,7 @@
-"""An executor whose workers are processes: samples and parameters are in shared memory, tasks travel by pipe.
+"""An executor whose workers are processes. Samples and parameters are in shared memory; tasks are sent through pipes.
 
-Run as a module, this is the worker. It gets its end of a pipe from the process that starts it, trains one task at a
-time with one intra-op thread, and ends when that process ends.
+Run as a module, this file is the worker. It inherits its end of a pipe from the process that starts it, trains one task
+at a time with one intra-op thread, and ends when that process ends.
 """
 
 from __future__ import annotations
@@ -24,13 +24,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.engine.allocator import keep_freed_memory
-from pflcli.engine.executors import Inference
+from pflcli.engine.executors import Inference, Task, run_task
 from pflcli.engine.executors.shared_memory import Arena, Layout, attach
 from pflcli.engine.executors.threads import Threads, WorkerNets
 from pflcli.engine.federation import Federation
-from pflcli.engine.task import Task, run_task
-from pflcli.engine.worker_net import WorkerNet
+from pflcli.engine.process_settings import keep_freed_memory
+from pflcli.engine.strategy import WorkerNet
 from pflcli.errors import LostWorkerError, PflError
 from pflcli.parameters import Params, Stacked
 
@@ -43,15 +42,15 @@ _EXIT_SECONDS = 2.0
 class Processes:
     """An executor of ``jobs`` worker processes that share one federation.
 
-    The processes train, longest tasks first. The ``threads`` of this process predict: the trained models are already
-    here, and prediction takes too little time to pay for sending them.
+    The processes train, and start with the longest tasks. The ``threads`` of this process predict, because sending the
+    trained models to the workers would take longer than the predictions.
     """
 
     def __init__(self, threads: Threads, jobs: int) -> None:
         data = threads.federation
         self._samples, self._parameters = Arena(), Arena()
         samples, views = self._samples.fill({"x": data.x, "y": data.y}, {})
-        # This process, too, reads the samples in shared memory, so that they are in memory once.
+        # This process also reads the samples from shared memory, so that they are in memory only once.
         self.federation = threads.federation = replace(data, x=views["x"], y=views["y"])
         self._threads = threads
         self._workers = [_Worker() for _ in range(jobs)]
@@ -105,6 +104,7 @@ class Processes:
 
 
 def _end(workers: Sequence[_Worker], *arenas: Arena) -> None:
+    """End the workers, then release the memory."""
     for worker in workers:
         worker.close()
     for arena in arenas:
@@ -113,7 +113,7 @@ def _end(workers: Sequence[_Worker], *arenas: Arena) -> None:
 
 @dataclass(frozen=True)
 class _Setup:
-    """What a worker needs before its first task; ``federation`` lacks the samples, which ``samples`` locates."""
+    """What a worker needs before its first task. ``federation`` has no samples; they are in memory at ``samples``."""
 
     nets: WorkerNets
     samples: Layout
@@ -121,7 +121,7 @@ class _Setup:
 
 
 class _Worker:
-    """One process and the pipe to it."""
+    """A worker process and the pipe to it."""
 
     def __init__(self) -> None:
         self.pipe, other = connection.Pipe()
@@ -129,7 +129,7 @@ class _Worker:
             [sys.executable, "-P", "-m", "pflcli.engine.executors.processes", str(other.fileno()), str(os.getpid())],
             pass_fds=(other.fileno(),),
             stdin=subprocess.DEVNULL,
-            # The worker imports from the same folders as this process, and its OpenMP threads do not spin.
+            # The worker imports from the same folders as this process, and starts no OpenMP threads.
             env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path)), "OMP_NUM_THREADS": "1"},
         )
         other.close()
@@ -142,17 +142,18 @@ class _Worker:
             raise self._lost() from None
 
     def receive(self) -> tuple[int, NDArray[np.float64]]:
-        """Return the index of a task and its losses; raises what the worker raised."""
+        """Return the index of a task and its losses; raise the error of the worker if it failed."""
         try:
-            answer = pickle.loads(self.pipe.recv_bytes())
+            result = pickle.loads(self.pipe.recv_bytes())
         except (EOFError, OSError):
             raise self._lost() from None
-        if isinstance(answer, BaseException):
-            raise answer
-        index, losses = answer
+        if isinstance(result, BaseException):
+            raise result
+        index, losses = result
         return int(index), np.asarray(losses)
 
     def _lost(self) -> LostWorkerError:
+        """Return an error that says how the process ended."""
         code = self._process.wait()
         why = f"was ended by signal {-code}" if code < 0 else f"ended with exit code {code}"
         return LostWorkerError(
@@ -160,7 +161,7 @@ class _Worker:
         )
 
     def close(self) -> None:
-        """Let the process end and wait for it; kill it if it is still training, as its result is not needed."""
+        """Let the process end and wait for it. Kill it if it is still training, because its result is not needed."""
         self.pipe.close()
         try:
             self._process.wait(timeout=_EXIT_SECONDS)
@@ -170,7 +171,7 @@ class _Worker:
 
 
 def serve(pipe: connection.Connection) -> None:
-    """Train the tasks that arrive through ``pipe`` until it is closed."""
+    """Train the tasks received through ``pipe`` until it is closed."""
     torch.set_num_threads(1)
     keep_freed_memory()
     setup: _Setup = pickle.loads(pipe.recv_bytes())
@@ -187,12 +188,12 @@ def serve(pipe: connection.Connection) -> None:
             continue
         index, task = message
         try:
-            answer: Any = (index, _run_with_views(task, setup.nets[task.mode], data, views))
+            result: Any = (index, _run_with_views(task, setup.nets[task.mode], data, views))
         except PflError as error:
-            answer = error
-        except Exception as error:  # the other process knows the method and the round
-            answer = RuntimeError(f"in a worker process: {type(error).__name__}: {error}")
-        pipe.send_bytes(pickle.dumps(answer))
+            result = error
+        except Exception as error:  # the other process adds the method and the round
+            result = RuntimeError(f"in a worker process: {type(error).__name__}: {error}")
+        pipe.send_bytes(pickle.dumps(result))
 
 
 def _run_with_views(
@@ -210,7 +211,7 @@ def _run_with_views(
 
 
 def _end_with(parent: int) -> None:
-    """End this process at once when the process ``parent`` has ended."""
+    """End this process as soon as the process ``parent`` has ended."""
     while os.getppid() == parent:
         time.sleep(0.5)
     os._exit(1)
@@ -218,5 +219,5 @@ def _end_with(parent: int) -> None:
 
 if __name__ == "__main__":
     threading.Thread(target=_end_with, args=(int(sys.argv[2]),), daemon=True).start()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # an interruption is for the process that holds the checkpoint
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles interruptions: it writes the checkpoint
     serve(connection.Connection(int(sys.argv[1])))

@@ -1,8 +1,8 @@
 """An executor whose workers are Ray actors, on this machine or on many.
 
-The clients' samples lie in Ray's object store, in shards of clients; an actor fetches the shards of the clients that it
-trains. Where only a mean is asked for, actors add models up along the binary tree of ``parameters.Mean``, and one sum
-comes here. When an actor is lost, the others do its work again: it has the same bytes wherever it is done.
+The clients' samples are in Ray's object store, in shards of clients. An actor fetches the shards of the clients that it
+trains. If a method only needs a mean, the actors add models up along the binary tree of ``parameters.Mean``, and this
+process receives one sum. If an actor is lost, the others repeat its work, with the same bytes.
 """
 
 from __future__ import annotations
@@ -18,19 +18,18 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pflcli import parameters
-from pflcli.engine.executors import Inference, Summed, SumRequest
+from pflcli.engine.executors import Inference, Summed, SumRequest, Task
 from pflcli.engine.executors.ray_runtime import RayCluster, connect, require_room
 from pflcli.engine.executors.threads import Threads
 from pflcli.engine.federation import SPLITS
 from pflcli.engine.local_sgd import is_stacked
-from pflcli.engine.task import Task
 from pflcli.errors import LostWorkerError, PflError
 from pflcli.parameters import Params, Stacked, WeightedSum
 
 T = TypeVar("T")
 
-_SHARDS, _UNITS = 4, 8
-"""Shards of samples, and units of clients that one actor trains and sums at a time, per worker."""
+_SHARDS_PER_WORKER, _UNITS_PER_WORKER = 4, 8
+"""Numbers of shards of samples, and of units of clients that one call of an actor trains and adds up."""
 
 _START_SECONDS = 120.0
 """Seconds within which the first actor must have started."""
@@ -38,7 +37,10 @@ _START_SECONDS = 120.0
 
 @dataclass(frozen=True)
 class _Job:
-    """A call of an actor's ``method``, best at the worker ``home``; ``node`` is what it makes."""
+    """A call of an actor's ``method``, preferably by the worker ``home``; ``node`` identifies its result.
+
+    The node of a sum is (level, index) in the tree; the node of trained models is (0, index of the task).
+    """
 
     method: str
     args: tuple[Any, ...]
@@ -61,22 +63,23 @@ class RayActors:
     ) -> None:
         self.federation, self._threads, self._warn = threads.federation, threads, warn
         self.received_bytes = 0
-        """bytes of models and of sums of models that came to this process"""
+        """bytes of models and of sums of models that this process received"""
         data = self.federation
         size = data.x.numel() * data.x.element_size()
         cpus = jobs or torch.get_num_threads()
         self._ray = connect(cluster, cpus, size + cpus * parameters.size(parameters.copy_params(net)))
         places = require_room(self._ray, max(jobs, 1), 1, cluster.gpus_per_worker)
         self._lost_nodes: set[str] = set()
-        self._workers = self._started(net, jobs or places, cluster.gpus_per_worker, seed)
+        self._workers = self._start(net, jobs or places, cluster.gpus_per_worker, seed)
         self.count = len(self._workers)
-        """actors at the beginning"""
+        """number of actors at the beginning"""
 
-    def _started(self, net: nn.Module, count: int, gpus: float, seed: int) -> list[_Worker]:
+    def _start(self, net: nn.Module, count: int, gpus: float, seed: int) -> list[_Worker]:
+        """Put the samples into the object store, start the actors, and wait until they are ready."""
         from pflcli.engine.executors.ray_worker import Samples, Worker
 
         ray, data = self._ray, self.federation
-        per_shard = max(1, -(-len(data.y) // (_SHARDS * count)))
+        per_shard = max(1, -(-len(data.y) // (_SHARDS_PER_WORKER * count)))
         first = np.flatnonzero(
             np.diff(data.offsets[: -1 : len(SPLITS)] // per_shard, prepend=-1)
         )  # client of each shard
@@ -101,7 +104,7 @@ class RayActors:
 
     def run(self, tasks: Sequence[Task], start: Params | Stacked, out: Stacked) -> Iterator[NDArray[np.float64]]:
         """Train the tasks of a chunk into ``out`` (m, ...), complete at the end; yield their losses in order."""
-        if any(task.rows is not None for task in tasks):  # samples of many clients, which the server has
+        if any(task.rows is not None for task in tasks):  # training at the server, on samples of many clients
             yield from self._threads.run(tasks, start, out)
             return
         plan, like = tasks[0].plan, {name: value[0] for name, value in out.items()}
@@ -132,9 +135,9 @@ class RayActors:
                 yielded += 1
 
     def summed(self, request: SumRequest) -> Summed:
-        """Train the clients of a ``Request`` on actors, and return the sum of what they would upload."""
+        """Train the clients of a request on actors and return the sum of their uploads."""
         count = len(request.clients)
-        size = 1 << max(1, count // (_UNITS * len(self._workers))).bit_length() - 1
+        size = 1 << max(1, count // (_UNITS_PER_WORKER * len(self._workers))).bit_length() - 1
         common = self._ray.put(request)
 
         def unit(index: int) -> _Job:
@@ -143,7 +146,7 @@ class RayActors:
                 "summed", ([common], index * size, index * size + len(clients)), (0, index), self._home(clients)
             )
 
-        units = -(-count // size)
+        units = -(-count // size)  # the leaves of the tree
         depth = (units - 1).bit_length()
         queue, answers = [unit(index) for index in range(units)], dict[int, Any]()
         sums: dict[tuple[int, int], tuple[_Worker, Any]] = {}
@@ -152,14 +155,14 @@ class RayActors:
                 level, index = job.node
                 if level == 0 and answer is not None:
                     answers[index] = answer
-                if answer is None:  # a sum that this one needs was lost with its worker
+                if answer is None:  # an input of this sum was lost with its worker
                     queue += [unit(u) for u in _units(job.node, units)]
                 else:
                     sums[job.node] = worker, total
                 for node in [node for node, (maker, _) in sums.items() if maker not in self._workers]:
                     del sums[node]
                     queue += [unit(u) for u in _units(node, units)]
-                self._climb(sums, job.node, units, queue)
+                self._merge_up(sums, job.node, units, queue)
             worker, total = sums.pop((depth, 0))
             total = self._fetch(total)
             if total is not None:
@@ -176,7 +179,7 @@ class RayActors:
         return self._threads.each(work, count)
 
     def close(self) -> None:
-        """End the actors and the threads; the connection to Ray stays until this process ends."""
+        """End the actors and the threads. The connection to Ray stays open until this process ends."""
         self._threads.close()
         if self._ray.is_initialized():
             for worker in self._workers:
@@ -184,28 +187,29 @@ class RayActors:
         self._workers = []
 
     def _home(self, clients: NDArray[np.int64]) -> int:
-        """Return the worker whose share of the samples has those of the first of these clients."""
+        """Return the index of the worker whose share of the samples contains the first of these clients."""
         return int(self.federation.offsets[len(SPLITS) * clients[0]] * self.count // max(len(self.federation.y), 1))
 
-    def _climb(
+    def _merge_up(
         self, sums: dict[tuple[int, int], tuple[_Worker, Any]], node: tuple[int, int], units: int, queue: list[_Job]
     ) -> None:
-        """Queue the merge of a new sum with that beside it, if that is there, at the worker of the left one."""
+        """Queue the merge of a new sum with its sibling, if that is known, by the worker of the left one."""
         while node in sums and (level := node[0]) < (units - 1).bit_length():
-            parent, beside = (level + 1, node[1] // 2), (level, node[1] ^ 1)
-            if beside[1] << level >= units:  # nothing is beside it
+            parent, sibling = (level + 1, node[1] // 2), (level, node[1] ^ 1)
+            if sibling[1] << level >= units:  # there is no sibling
                 sums[parent] = sums.pop(node)
                 node = parent
                 continue
-            if beside in sums:
-                (worker, left), (_, right) = (sums.pop(side) for side in sorted((node, beside)))
+            if sibling in sums:
+                (worker, left), (_, right) = (sums.pop(side) for side in sorted((node, sibling)))
                 queue.insert(0, _Job("merged", (left, right), parent, worker.index))
             return
 
     def _results(self, queue: list[_Job]) -> Iterator[tuple[_Job, _Worker, Any, Any]]:
-        """Yield each job, its worker, its answer and the reference to its tensors, as they finish; jobs may be added.
+        """Run the jobs of ``queue``, to which the caller may add, and yield each one when it has finished.
 
-        The answer is None if an input of the job was lost. Jobs of a lost worker go back to the ``queue``.
+        Yield the job, its worker, its answer, and a reference to its tensors. The answer is None if an input of the job
+        was lost. Jobs of a lost worker return to the queue.
         """
         busy: dict[Any, tuple[_Job, _Worker, Any]] = {}
         errors = self._ray.exceptions
@@ -234,7 +238,7 @@ class RayActors:
                 queue.append(job)
 
     def _fetch(self, ref: Any) -> Any:
-        """Return what a reference stands for, counting its bytes; None if it was lost."""
+        """Return the object of a reference and count its bytes, or return None if it was lost."""
         try:
             value = self._ray.get(ref)
         except self._ray.exceptions.RayError:
@@ -247,7 +251,7 @@ class RayActors:
         return models
 
     def _lose(self, worker: _Worker) -> None:
-        """Go on without a worker; raises LostWorkerError if none is left."""
+        """Continue without a worker. Raises LostWorkerError if none is left."""
         self._workers.remove(worker)
         if not self._workers:
             raise LostWorkerError("the last Ray worker was lost", "run the same command again to resume")

@@ -1,4 +1,4 @@
-"""Starts Ray on this machine, or joins a cluster; quiet, without telemetry, and without files in the user's folders."""
+"""Starts Ray on this machine or joins a cluster: without output, telemetry, or files in the user's folders."""
 
 from __future__ import annotations
 
@@ -17,27 +17,27 @@ from typing import Any
 
 from pflcli.errors import UsageError
 
-_STORE_BYTES = 100 << 20
-"""Least memory of a local object store, in bytes; Ray itself refuses less than 75 MB."""
+_MIN_STORE_BYTES = 100 << 20
+"""Least size of a local object store; Ray itself refuses less than 75 MB."""
 
-_STORE_SHARE = 3
-"""A local object store has room for so many times what is said to be needed."""
+_STORE_FACTOR = 3
+"""Size of a local object store, as a multiple of the bytes that are needed."""
 
 
 @dataclass(frozen=True)
 class RayCluster:
-    """Where Ray runs: an ``address`` as of ``ray start``, or nothing for this machine alone; and GPUs per worker."""
+    """Where Ray runs: at an ``address`` as printed by ``ray start``, or if it is empty on this machine alone."""
 
     address: str = ""
     gpus_per_worker: float = 0.0
 
 
 def connect(cluster: RayCluster, cpus: int, needed: int = 0) -> Any:
-    """Return the package ``ray``, joined to the cluster, or started here with ``cpus`` CPUs.
+    """Return the package ``ray``, connected to the cluster or to a local Ray with ``cpus`` CPUs.
 
-    The object store of a local Ray has room for ``needed`` bytes. A process keeps its connection until it ends; a local
-    Ray with fewer CPUs than are now asked for is started again. Raises UsageError if Ray is not installed, or if no
-    cluster answers.
+    The object store of a local Ray has room for ``needed`` bytes. The connection lasts until the process ends, but a
+    local Ray with fewer CPUs is started again. Raises UsageError if Ray is not installed, or if the cluster cannot be
+    reached.
     """
     configure(cluster)
     try:
@@ -48,7 +48,7 @@ def connect(cluster: RayCluster, cpus: int, needed: int = 0) -> Any:
         if cluster.address or ray.cluster_resources().get("CPU", 0) >= cpus:
             return ray
         disconnect()
-    # Whatever log_to_driver says, a thread of Ray prints lost workers on standard output, where results of pfl go.
+    # Even with log_to_driver=False, a thread of Ray prints lost workers to standard output, which is for results.
     private: Any = importlib.import_module("ray._private.worker")
     private.print_to_stdstream = lambda *args, **values: None
     quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": logging.ERROR}
@@ -61,7 +61,7 @@ def connect(cluster: RayCluster, cpus: int, needed: int = 0) -> Any:
             folder = tempfile.mkdtemp(prefix="pfl-ray-", dir=_short_folder())
             atexit.register(shutil.rmtree, folder, ignore_errors=True)  # after Ray's own, which ends its processes
             atexit.register(ray.shutdown)
-            store = max(_STORE_BYTES, _STORE_SHARE * needed)
+            store = max(_MIN_STORE_BYTES, _STORE_FACTOR * needed)
             ray.init(
                 "local", num_cpus=cpus, include_dashboard=False, object_store_memory=store, _temp_dir=folder, **quiet
             )
@@ -75,12 +75,12 @@ def connect(cluster: RayCluster, cpus: int, needed: int = 0) -> Any:
 
 
 def configure(cluster: RayCluster) -> None:
-    """Set what Ray reads from the environment, before it is imported."""
+    """Set the environment variables that Ray reads when it is imported."""
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    # Report lost workers in words of our own.
+    # pfl reports lost workers itself.
     os.environ.setdefault("RAY_IGNORE_UNHANDLED_ERRORS", "1")
     if not cluster.address and "RAY_AUTH_MODE" not in os.environ and "ray" not in sys.modules:
-        # A token of this process alone; otherwise Ray writes one into the user's home folder, and says so.
+        # A token for this process alone. Otherwise Ray writes one into the user's home folder and prints a message.
         os.environ.update(RAY_AUTH_MODE="token", RAY_AUTH_TOKEN=secrets.token_hex(32))
 
 
@@ -92,14 +92,14 @@ def disconnect() -> None:
 
 
 def _short_folder() -> str | None:
-    """Return a folder for temporary files whose path leaves room for that of a socket, or None for the default."""
+    """Return a folder for temporary files whose path is short enough for a socket, or None for the default."""
     return "/tmp" if len(tempfile.gettempdir()) > 30 and os.access("/tmp", os.W_OK) else None
 
 
 def require_room(ray: Any, count: int, cpus: int, gpus: float) -> int:
-    """Return for how many workers of so many CPUs and GPUs the nodes have room; UsageError if for less than ``count``.
+    """Return for how many workers with this number of CPUs and GPUs the nodes have room.
 
-    Ray itself would wait for ever.
+    Raises UsageError if there is room for fewer than ``count``; Ray itself would wait forever.
     """
     places = 0
     for node in ray.nodes():

@@ -1,4 +1,4 @@
-"""What a Ray actor does: it trains clients on samples that it takes from the object store, and adds models up."""
+"""The Ray actor: it trains clients on samples from the object store, and adds models up."""
 
 from __future__ import annotations
 
@@ -14,17 +14,16 @@ from torch import Tensor, nn
 
 from pflcli import parameters
 from pflcli.engine.engine import Engine
-from pflcli.engine.executors import SumRequest
+from pflcli.engine.executors import SumRequest, Task, run_task
 from pflcli.engine.executors.threads import Threads
 from pflcli.engine.federation import SPLITS, Federation
 from pflcli.engine.local_sgd import LocalSGD
-from pflcli.engine.task import Task, run_task
 from pflcli.parameters import Params, Stacked, WeightedSum
 
 
 @dataclass(frozen=True)
 class Samples:
-    """The federation without its samples; those of clients ``first[i]`` to ``first[i + 1]`` are in ``shards[i]``."""
+    """The federation without samples. Those of clients ``first[i]`` to ``first[i + 1]`` - 1 are in ``shards[i]``."""
 
     federation: Federation
     first: NDArray[np.int64]
@@ -32,13 +31,13 @@ class Samples:
 
 
 class Worker:
-    """One actor, with an engine of its own that has one thread, on a CPU or on a GPU."""
+    """An actor with an engine of its own, which has one thread, on a CPU or on a GPU."""
 
     def __init__(self, net: nn.Module, samples: Samples, seed: int, gpus: float) -> None:
         torch.set_num_threads(1)
         self._device = torch.device("cuda" if gpus else "cpu")
         self._samples = samples
-        self._engine = Engine(net, _moved_federation(samples.federation, self._device), seed=seed, threads=1)
+        self._engine = Engine(net, _move_federation(samples.federation, self._device), seed=seed, threads=1)
         self._arrays: dict[int, tuple[NDArray[Any], NDArray[np.int64]]] = {}
         self._latest: tuple[Any, Any] = (None, None)
 
@@ -52,7 +51,7 @@ class Worker:
 
     def summed(self, request: list[Any], first: int, last: int) -> tuple[Any, Any]:
         """Train clients ``first`` to ``last`` of a request; return their losses and ``finite`` (m,), and the sum."""
-        common: SumRequest = self._fetched(request[0])
+        common: SumRequest = self._fetch(request[0])
         plan = common.plan.for_clients(np.arange(first, last), common.start)
         clients = common.clients[first:last]
         self._take_samples(clients, plan.splits)
@@ -65,46 +64,47 @@ class Worker:
         return (np.concatenate(losses), np.concatenate(finite)), total.total()
 
     def merged(self, left: WeightedSum, right: WeightedSum) -> tuple[Any, WeightedSum]:
-        """Return that this is done, and the sum of two sums."""
+        """Return True and the sum of two sums."""
         return True, left.plus(right)
 
     def trained(self, request: list[Any], task: Task, start: Params | Stacked | None) -> tuple[Any, Any]:
-        """Train the clients of one task; return their losses (m,), and their models (m, ...).
+        """Train the clients of one task; return their losses (m,) and their models (m, ...).
 
-        The request has the ``start`` and the parts of the plan that all tasks share; what is a client's own comes here.
+        The request contains the start and the parts of the plan that all tasks share; ``start`` and the plan of the
+        task contain the rest.
         """
-        common = self._fetched(request[0])
+        common = self._fetch(request[0])
         plan = replace(task.plan, shared=common["shared"])
         if plan.prox:
             plan = replace(plan, prox=(plan.prox[0] or common["anchor"], plan.prox[1]))
         if start is None:
             initial, like = common["start"], common["start"]
         else:
-            initial = _moved(start, self._device)
+            initial = _move(start, self._device)
             like = parameters.pick(initial, 0)
         self._take_samples(task.clients, plan.splits)
         out = {n: torch.empty((len(task.clients), *v.shape), dtype=v.dtype, device=v.device) for n, v in like.items()}
-        task = replace(task, places=np.arange(len(task.clients)), plan=_moved_plan(plan, self._device))
+        task = replace(task, places=np.arange(len(task.clients)), plan=_move_plan(plan, self._device))
         executor = self._engine.executor
         assert isinstance(executor, Threads)
         with executor.net() as nets:
             losses = run_task(task, nets[task.mode], executor.federation, initial, out)
         return losses, {name: value.cpu().numpy() for name, value in out.items()}
 
-    def _fetched(self, ref: Any) -> Any:
-        """Return the common part of a training, which is fetched once."""
+    def _fetch(self, ref: Any) -> Any:
+        """Return what the tasks of a training share, which is fetched only once."""
         if self._latest[0] != ref:
             common = ray.get(ref)
             if isinstance(common, SumRequest):
-                plan = _moved_plan(common.plan, self._device)
-                common = replace(common, start=_moved(common.start, self._device), plan=plan)
+                plan = _move_plan(common.plan, self._device)
+                common = replace(common, start=_move(common.start, self._device), plan=plan)
             else:
-                common = {name: _moved(value, self._device) for name, value in common.items()}
+                common = {name: _move(value, self._device) for name, value in common.items()}
             self._latest = ref, common
         return self._latest[1]
 
     def _take_samples(self, clients: NDArray[np.int64], splits: tuple[str, ...]) -> None:
-        """Let the engine see a federation in which only these clients have samples, and only of these splits."""
+        """Give the engine a federation in which only these clients have samples, and only of these splits."""
         light, executor = self._samples.federation, self._engine.executor
         sizes = np.zeros((len(light.clients), len(SPLITS)), dtype=np.int64)
         x, y = [], []
@@ -122,24 +122,24 @@ class Worker:
                     x.append(own_x[rows])
                     y.append(own_y[rows])
         executor.federation = replace(
-            _moved_federation(light, self._device),
+            _move_federation(light, self._device),
             x=torch.from_numpy(np.concatenate(x)).to(self._device),
             y=torch.from_numpy(np.concatenate(y)).to(self._device),
             offsets=np.concatenate([[0], np.cumsum(sizes)]),
         )
 
 
-def _moved(tensors: Any, device: torch.device) -> dict[str, Tensor]:
+def _move(tensors: Any, device: torch.device) -> dict[str, Tensor]:
     return {name: value.to(device) for name, value in tensors.items()}
 
 
-def _moved_plan(plan: LocalSGD, device: torch.device) -> LocalSGD:
-    prox = (_moved(plan.prox[0], device), plan.prox[1]) if plan.prox else None
+def _move_plan(plan: LocalSGD, device: torch.device) -> LocalSGD:
+    prox = (_move(plan.prox[0], device), plan.prox[1]) if plan.prox else None
     weights = None if plan.sample_weights is None else plan.sample_weights.to(device)
-    own, shared = _moved(plan.own, device), _moved(plan.shared, device)
+    own, shared = _move(plan.own, device), _move(plan.shared, device)
     return replace(plan, own=own, shared=shared, prox=prox, sample_weights=weights)
 
 
-def _moved_federation(light: Federation, device: torch.device) -> Federation:
+def _move_federation(light: Federation, device: torch.device) -> Federation:
     scale = (light.scale[0].to(device), light.scale[1].to(device)) if light.scale else None
     return replace(light, x=light.x.to(device), y=light.y.to(device), scale=scale)

@@ -1,4 +1,8 @@
-"""Shared memory for the tensors of several processes, so that no pipe carries parameters and no disk holds them."""
+"""Shared memory for the tensors of several processes, so that no pipe transfers parameters and no disk stores them.
+
+It is not part of ``processes.py``, which workers run as a script: pickles would then contain a ``Layout`` of another
+module.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +19,15 @@ import torch
 from torch import Tensor
 
 _ALIGN = 64
+"""Bytes to which the first byte of each tensor is aligned."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """Where tensors are: ``fields`` gives name, shape, dtype and first byte of each; other processes open ``path``."""
+    """Where tensors are in shared memory: ``fields`` are their name, shape, dtype and first byte.
+
+    Other processes open the memory by its ``path``.
+    """
 
     path: str
     size: int
@@ -27,14 +35,14 @@ class Layout:
 
 
 class Arena:
-    """Shared memory that each ``fill`` overwrites, and extends if needed."""
+    """Shared memory for the tensors of several processes. Each ``fill`` overwrites it, and extends it if necessary."""
 
     def __init__(self) -> None:
         self._file, self._path = _shared_file()
         self._size = 0
 
     def fill(self, tensors: Mapping[str, Tensor], like: Mapping[str, Tensor]) -> tuple[Layout, dict[str, Tensor]]:
-        """Copy ``tensors`` in, and reserve space for others shaped ``like`` these; return layout and views."""
+        """Copy ``tensors`` in, reserve space for tensors shaped ``like`` others, and return the layout and views."""
         fields, end = [], 0
         for name, value in (*tensors.items(), *like.items()):
             fields.append((name, tuple(value.shape), value.dtype, end))
@@ -48,7 +56,7 @@ class Arena:
         return layout, views
 
     def close(self) -> None:
-        """Release the memory; the system frees it when no tensor uses it any more."""
+        """Release the memory. The system frees it when no tensor uses it any longer."""
         os.close(self._file)
         if not self._path.startswith("/proc/"):
             with suppress(OSError):
@@ -68,9 +76,9 @@ def attach(layout: Layout) -> dict[str, Tensor]:
 
 
 def _shared_file() -> tuple[int, str]:
-    """Return a file in memory, and the path by which a child process opens it.
+    """Return the descriptor of a file in memory, and the path by which a child process opens it.
 
-    Where the system has no such files, as macOS, it is a file in the folder for temporary files.
+    On systems without such files, such as macOS, create it in the folder for temporary files.
     """
     if hasattr(os, "memfd_create"):
         with suppress(OSError):  # a sandbox may forbid it

@@ -1,4 +1,4 @@
-"""An executor whose workers are threads of this process; a single worker is the thread that calls."""
+"""An executor whose workers are threads of this process. A single worker is the calling thread."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import queue
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
@@ -17,11 +18,10 @@ from torch import Tensor, nn
 
 from pflcli import parameters
 from pflcli.engine import backend, linear_chain
-from pflcli.engine.executors import Inference, T, batches
+from pflcli.engine.executors import Inference, T, Task, batches, run_task
 from pflcli.engine.federation import Federation
 from pflcli.engine.linear_chain import Layer
-from pflcli.engine.task import Task, run_task
-from pflcli.engine.worker_net import WorkerNet
+from pflcli.engine.strategy import WorkerNet
 from pflcli.parameters import Params, Stacked
 
 S = TypeVar("S")
@@ -29,25 +29,25 @@ S = TypeVar("S")
 WorkerNets = dict[str, WorkerNet]
 """The networks of one worker by mode: ``loop`` with the fastest form of each layer, ``stacked`` with stock layers."""
 
-_STACK = 8
-"""Models by which compiled loops predict at a time."""
+_MODELS_PER_STACK = 8
+"""Number of models with which one call of compiled loops predicts."""
 
-_FEW = 128
-"""Samples of a client up to which they predict all of these at a time, so that each model is read once."""
+_MAX_STACKED_SAMPLES = 128
+"""Most samples of a client for which compiled loops predict all of them in one call, which reads the model once."""
 
 BATCH = {"cpu": 64, "cuda": 4096}
-"""Samples per batch of inference, by device: on a CPU activations fit into the cache, and threads share the batches."""
+"""Samples per batch of inference, by device. On a CPU activations fit into the cache, and threads share the batches."""
 
 
 class Threads:
-    """An executor of ``count`` threads with networks of their own; a calling thread needs one intra-op thread."""
+    """An executor of ``count`` threads, each with networks of its own. Callers set one intra-op thread."""
 
     def __init__(self, net: nn.Module, federation: Federation, count: int) -> None:
         self.federation = federation
         device = federation.y.device
         self._batch = BATCH[device.type]
         self._shares_net = True
-        """whether threads predict by one network; not if it has memory of its own, or if none is needed"""
+        """whether all threads predict by one network; not by a program, which has memory of its own, nor by a chain"""
         self._nets: queue.SimpleQueue[WorkerNets] = queue.SimpleQueue()
         operators = backend.part("operators") if device.type == "cpu" else None
         for _ in range(count if device.type == "cpu" else 1):
@@ -59,12 +59,12 @@ class Threads:
             self._nets.put(nets)
         self._pool = None
         if (workers := self._nets.qsize()) > 1:
-            # Without the initializer a new thread computes with as many intra-op threads as OpenMP chooses.
+            # Without the initializer, OpenMP chooses the number of intra-op threads of a new thread.
             self._pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
 
     @contextmanager
     def net(self) -> Iterator[WorkerNets]:
-        """Lend the networks of one worker; no other task uses them inside the block."""
+        """Lend the networks of one worker, for the block alone."""
         nets = self._nets.get()
         try:
             yield nets
@@ -75,7 +75,7 @@ class Threads:
         """Train the tasks of a chunk into ``out`` (m, ...), complete at the end; yield their losses in order."""
 
         def losses(task: Task) -> NDArray[np.float64]:
-            with self.net() as nets, torch.enable_grad():  # as a new thread does, whatever the one that calls does
+            with self.net() as nets, torch.enable_grad():  # the calling thread may have disabled gradients
                 return run_task(task, nets[task.mode], self.federation, start, out)
 
         return self._map(losses, tasks)
@@ -84,19 +84,15 @@ class Threads:
         """Return the logits (n, C) and the representations (n, d), or (n, 0) without ``features``, of each task."""
         if self._shares_net and all(task.index is None for task in tasks):
             with self.net() as nets:
-                net = _loaded(nets["loop"].net, models)  # all threads read it
+                net = _load(nets["loop"].net, models)  # all threads read it
                 return list(self._map(lambda task: self._predict(net, task), tasks))
-        small = all(task.compiled and len(task.rows) <= _FEW for task in tasks)
-        if small and [task.index for task in tasks] == list(range(len(tasks))):
+        stacks = all(task.compiled and len(task.rows) <= _MAX_STACKED_SAMPLES for task in tasks)
+        if stacks and [task.index for task in tasks] == list(range(len(tasks))):
             with self.net() as nets:
                 chain = nets["stacked"].layers if nets["stacked"].compiles_chain else None
             if chain is not None:
-                parts = [slice(first, first + _STACK) for first in range(0, len(tasks), _STACK)]
-                stacks = [{name: value[part] for name, value in models.items()} for part in parts]
-                groups = zip([tasks[part] for part in parts], stacks, strict=True)
-                outputs = self._map(lambda group: self._of_stack(chain, *group), groups)
+                outputs = self._map(partial(self._infer_stack, chain, tasks, models), _slices(len(tasks)))
                 return list(itertools.chain.from_iterable(outputs))
-
         return list(self._map(lambda task: self.outputs(task, models), tasks))
 
     def outputs(self, task: Inference, models: Params | Stacked) -> tuple[Tensor, Tensor]:
@@ -104,25 +100,28 @@ class Threads:
         own = models if task.index is None else parameters.pick(models, task.index)
         with self.net() as nets:
             layers = nets["stacked"].layers
-            if layers is not None:  # without copying the model
+            if layers is not None:  # needs no copy of the model
                 fast = task.compiled and nets["stacked"].compiles_chain
                 outputs = linear_chain.compiled_outputs if fast else linear_chain.outputs
-                return self._joined(task, lambda x: outputs(layers, own, x))
+                return self._join(task, lambda x: outputs(layers, own, x))
             program = nets["loop"].program
             if program is None or not program.infers or not len(task.rows):
-                return self._predict(_loaded(nets["loop"].net, own), task)
+                return self._predict(_load(nets["loop"].net, own), task)
             with program.model(own):
-                return self._joined(task, program.forward)
+                return self._join(task, program.forward)
 
-    def _of_stack(self, chain: list[Layer], tasks: Sequence[Inference], models: Stacked) -> list[tuple[Tensor, Tensor]]:
-        """Return the outputs of tasks of a few samples, one for each of ``models`` (t, ...), by compiled loops."""
+    def _infer_stack(
+        self, chain: list[Layer], all_tasks: Sequence[Inference], all_models: Stacked, part: slice
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Return the outputs of some of the tasks (t,), one for each of the models (t, ...), by compiled loops."""
+        tasks, models = all_tasks[part], {name: value[part] for name, value in all_models.items()}
         sizes = [len(task.rows) for task in tasks]
         rows = np.zeros((len(tasks), max(1, *sizes)), np.int64)
         weight = torch.zeros(rows.shape)
         for index, (task, size) in enumerate(zip(tasks, sizes, strict=True)):
             rows[index, :size], weight[index, :size] = task.rows, 1
         x = self.federation.inputs(torch.from_numpy(rows.ravel())).view(*rows.shape, -1)
-        outputs = backend.chain_network(chain, ()).forward(models, x, weight)
+        outputs = backend.part("chains").CompiledChainNetwork(chain, ()).forward(models, x, weight)
         z = outputs.z if any(task.features for task in tasks) else outputs.z[..., :0]
         return [(outputs.logits[index, :size], z[index, :size]) for index, size in enumerate(sizes)]
 
@@ -136,9 +135,9 @@ class Threads:
             self._pool.shutdown()
 
     def _map(self, work: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
-        """Return the results of all items in their order; a single worker is the calling thread.
+        """Return the results of all items in their order. A single worker is the calling thread.
 
-        Handing a task to another thread and waiting for it can take as long as the task.
+        Passing a task to another thread and waiting for it can take as long as the task itself.
         """
         return map(work, items) if self._pool is None else self._pool.map(work, items)
 
@@ -147,14 +146,14 @@ class Threads:
             z = net.body(x)  # type: ignore[operator]
             return net.head(z), z  # type: ignore[operator]
 
-        return self._joined(task, forward)
+        return self._join(task, forward)
 
     @torch.no_grad()
-    def _joined(self, task: Inference, forward: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    def _join(self, task: Inference, forward: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
         """Return the outputs of a task, computed batch by batch.
 
-        They go into memory that is taken at the beginning: kept one by one, they would lie between the blocks that a
-        batch frees, so that the next batch could not take these again.
+        They are written into memory that is allocated at the beginning. Outputs allocated one by one would lie between
+        the blocks that a batch frees, and the next batch could not use these blocks again.
         """
         logits = z = torch.empty(0)
         first = 0
@@ -171,7 +170,11 @@ class Threads:
         return logits, z if task.features else logits[:, :0]
 
 
-def _loaded(net: nn.Module, params: Params) -> nn.Module:
-    """Copy parameters into a worker's network and return it in evaluation mode."""
+def _slices(count: int) -> list[slice]:
+    return [slice(first, first + _MODELS_PER_STACK) for first in range(0, count, _MODELS_PER_STACK)]
+
+
+def _load(net: nn.Module, params: Params) -> nn.Module:
+    """Load parameters into a worker's network and return it in evaluation mode."""
     parameters.load(net, params)
     return net.eval()

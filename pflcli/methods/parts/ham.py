@@ -24,7 +24,7 @@ from pflcli import parameters
 from pflcli.engine import model_algebra
 from pflcli.engine.gradients import StackedBatch, StackedNetwork
 from pflcli.engine.local_sgd import Batch, Model
-from pflcli.engine.numerics import intra_op
+from pflcli.engine.process_settings import intra_op
 from pflcli.methods.parts import sketch
 from pflcli.methods.parts.attention import compute_weights, draw_xavier
 from pflcli.methods.parts.sketch import CountSketch

@@ -9,7 +9,6 @@ import worlds
 from pflcli import methods
 from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.networks import AutogradNetwork
-from pflcli.engine.sample_counter import trained_samples
 
 
 @pytest.mark.parametrize("join_single", [False, True])
@@ -24,7 +23,7 @@ def test_trained_samples_are_those_of_the_minibatches(options, join_single):
     for size in sizes.tolist():
         schedule = plan.schedule(0, size, np.random.default_rng(0), join_single=join_single)
         counted.append(sum(len(batch) for batch, _ in schedule))
-    assert trained_samples(plan, sizes, join_single=join_single).tolist() == counted
+    assert plan.trained_samples(sizes, join_single=join_single).tolist() == counted
 
 
 def test_a_round_of_fedavg_trains_each_sample_of_its_cohort_once_per_epoch():
