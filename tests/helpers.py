@@ -111,4 +111,4 @@ def set_own_products(monkeypatch, own):
     """Set whether pfl computes matrix products itself; without effect where acceleration is off."""
     products = backend.part("products")
     if products is not None:
-        monkeypatch.setattr(products, "OWN", own)
+        monkeypatch.setattr(products, "COMPILED", own)

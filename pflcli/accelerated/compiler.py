@@ -1,15 +1,14 @@
-"""Compiles loops over arrays with Numba and keeps the code on disk. Everything private to Numba is used in this file.
+"""Compiles loops over arrays with Numba and stores the code on disk. Only this file uses private parts of Numba.
 
-Loops are for what takes many calls or passes over memory as operators of PyTorch. Numba compiles a function at its
-first call, for the types of the arguments. A call computes on the calling thread, without Python's lock, in one order:
-the same input gives the same bytes.
+Loops serve computations that would take many calls, or many passes over memory, with operators of PyTorch. Numba
+compiles a function at its first call, for the types of the arguments. A call computes on the calling thread, without
+Python's lock, in a fixed order, so that the same input gives the same bytes.
 
-The code of each function, types of arguments and CPU lies in a file of its own. Numba numbers its files: of two
-processes that compile a function for different types at the same time, one may later read the code of the other. It
-also reads code after a change to another file from which it was compiled, as it looks at the function's own file alone.
-A full disk would end a run.
+The cache has one file for each function, CPU and types of arguments. Numba's own cache has three faults. It numbers its
+files, so that a process may read the code of another one that compiled the same function for other types at the same
+time. It checks changes only in the function's own file, not in the functions that it calls. And a full disk ends a run.
 
-``pyproject.toml`` bounds the versions of Numba: what is private may change with each. Tried with 0.68.1.
+``pyproject.toml`` limits the versions of Numba, whose private parts may change with each one. Tested with 0.68.1.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ import copy
 import gc
 import hashlib
 import importlib
+import io
 import pickle
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -36,14 +36,14 @@ from numba.np.arrayobj import populate_array
 from numpy.typing import NDArray
 
 Array = NDArray[Any]
-"""an array of any type in a compiled loop"""
+"""An array of any type in a compiled loop."""
 
 Arrays = tuple[Array, ...]
 
 codegen: Any = cgutils
 populate: Any = populate_array
 borrowed: Any = impl_ret_borrowed
-"""What ``instructions.py`` writes its functions with."""
+"""Parts of Numba by which ``instructions.py`` generates code."""
 
 _plain: Any = types.unliteral
 _lock: Any = compiler_lock.global_compiler_lock
@@ -63,10 +63,10 @@ _OPTIONS: dict[str, Any] = {
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile at the first call, or read the result of an earlier process if there is a folder for it.
+    """Compile ``function`` at its first call, or load the code that an earlier process has stored.
 
-    Compiled loops call ``function`` where it lies. By itself Numba would compile it again within each of them, and for
-    each constant that they call it with: most of the time that the loops of a network take to compile.
+    Other compiled functions call its code. By default Numba would compile it again within each of its callers, and for
+    each constant argument, which would take most of the time of compiling the loops of a network.
     """
     result: Any = numba.njit(**_OPTIONS)(function)
     with suppress(RuntimeError):
@@ -78,28 +78,28 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
 
     def add(form: Any) -> None:
         add_overload(form)
-        _call_where_it_lies(function, form)
+        _share_code(function, form)
 
-    def compile_sparing(types_of_arguments: Any) -> Any:
-        with _old_objects_spared():
+    def compile_fast(types_of_arguments: Any) -> Any:
+        with _collecting_new_garbage_only():
             return compile_form(types_of_arguments)
 
-    result.get_call_template, result.add_overload, result.compile = get_call_template, add, compile_sparing
+    result.get_call_template, result.add_overload, result.compile = get_call_template, add, compile_fast
     called: Callable[..., Any] = result
     return called
 
 
 def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Compile within each loop that calls it: for a few operations on a number, which loops take as vectors."""
+    """Compile ``function`` within each loop that calls it, which may then apply its operations to vectors."""
     result: Any = numba.njit(**_OPTIONS)(function)
     called: Callable[..., Any] = result
     return called
 
 
 @contextmanager
-def _old_objects_spared() -> Iterator[None]:
-    """Let garbage be collected among new objects alone: all others, looked through again and again, took a seventh."""
-    with _lock:  # in turn, as each thread puts back what it found
+def _collecting_new_garbage_only() -> Iterator[None]:
+    """Collect garbage only among new objects: searching all others repeatedly took a seventh of the time to compile."""
+    with _lock:  # one thread at a time, because each one restores the thresholds
         thresholds = gc.get_threshold()
         gc.set_threshold(*thresholds[:2], 1 << 30)
         try:
@@ -108,30 +108,30 @@ def _old_objects_spared() -> Iterator[None]:
             gc.set_threshold(*thresholds)
 
 
-def _call_where_it_lies(function: Callable[..., Any], form: Any) -> None:
-    """Let loops that are compiled from now on call a compiled form of a function by a name that all processes share."""
+def _share_code(function: Callable[..., Any], form: Any) -> None:
+    """Let functions that are compiled later call this code by a name that is the same in all processes."""
     if not hasattr(form.library, "_reload_init"):
-        return  # an older version of Numba, by which a loop that is read cannot read others
+        return  # an older version of Numba, in which loading a function cannot load the functions that it calls
     context, arguments = form.target_context, form.signature.args
     name = f"{function.__module__}.{function.__name__}{arguments}"
     llvmlite.binding.add_symbol(name, form.library.get_pointer_to_function(form.fndesc.llvm_func_name))
     description = copy.copy(form.fndesc)
     description.mangled_name = name
-    # In place of the function's code, callers are linked with nothing. When they are read, it must be in memory.
-    nothing = context.codegen().create_library(name)
-    nothing._shared_module, nothing._finalized = nothing._final_module, True
-    nothing._reload_init.add(partial(_read, function.__module__, function.__name__, arguments))
+    # Callers are linked with an empty library instead of the code, which must be in memory when they are loaded.
+    empty = context.codegen().create_library(name)
+    empty._shared_module, empty._finalized = empty._final_module, True
+    empty._reload_init.add(partial(_read, function.__module__, function.__name__, arguments))
     context.remove_user_function(form.entry_point)
-    context.insert_user_function(form.entry_point, description, [nothing])
+    context.insert_user_function(form.entry_point, description, [empty])
 
 
 def _read(module: str, name: str, arguments: tuple[Any, ...]) -> None:
-    """Compile a form of a function, or read it from the cache, before a loop that calls it."""
+    """Compile a function for some types, or load it from the cache, before a function that calls it."""
     getattr(importlib.import_module(module), name).compile(arguments)
 
 
 class CodeCache(_function_cache):  # type: ignore[misc]
-    """Numba's cache of one function with files of our own. Raises RuntimeError if no folder for it can be written."""
+    """Numba's cache of one function, with other files. Raises RuntimeError if no folder for them is writable."""
 
     def __init__(self, function: Callable[..., Any]) -> None:
         super().__init__(function)
@@ -139,20 +139,20 @@ class CodeCache(_function_cache):  # type: ignore[misc]
         self._cache_file = _Files(Path(self.cache_path), self._impl.filename_base, sources)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return the code for the types ``sig``, or None if it is to be compiled.
+        """Return the code for the types ``sig``, or None if it must be compiled.
 
-        Numba would register the types and code of all functions of NumPy first, which takes 0.2 s. Its compiler does so
-        by itself. Compiled code refers to no more than what counts references to arrays.
+        Numba's own method first registers all functions of NumPy, which takes 0.2 s. Compiled code only needs the
+        reference counts of arrays, and the compiler registers the functions itself.
         """
         _reference_counts.initialize(target_context)
-        with _blas_unchecked():
+        with _skipping_blas_check():
             code = self._load_overload(sig, target_context)
             if code is None:
                 importlib.import_module("numba.np.arraymath")
         return code
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Write the code for the types ``sig``; without room for it the next process compiles again."""
+        """Write the code for the types ``sig``. If the disk is full, the next process compiles again."""
         try:
             super().save_overload(sig, data)
         except OSError:
@@ -160,8 +160,8 @@ class CodeCache(_function_cache):  # type: ignore[misc]
 
 
 @contextmanager
-def _blas_unchecked() -> Iterator[None]:
-    """Let Numba's array functions be imported without scipy.linalg, which takes 0.15 s and which no loop needs."""
+def _skipping_blas_check() -> Iterator[None]:
+    """Import Numba's array functions without scipy.linalg, which takes 0.15 s to import and which no loop needs."""
     check = linalg.ensure_blas
     linalg.ensure_blas = lambda: None
     try:
@@ -171,25 +171,27 @@ def _blas_unchecked() -> Iterator[None]:
 
 
 class _Files:
-    """The files of a function, which take the place of Numba's ``IndexDataCacheFile``."""
+    """The files of one function: a replacement of Numba's ``IndexDataCacheFile``."""
 
     def __init__(self, folder: Path, name: str, sources: bytes) -> None:
         self._folder, self._name, self._sources = folder, name, sources
 
     def load(self, key: Any) -> Any:
-        """Return the code that was saved under ``key``, or None if it is absent, damaged, or of other sources."""
+        """Return the code saved under ``key``, or None if it is missing, damaged, or compiled from other sources."""
         try:
             content = self._path(key).read_bytes()
         except OSError:
             return None
         if content[:_DIGEST] != hashlib.sha256(content[_DIGEST:]).digest():
             return None
-        origin, code = pickle.loads(content[_DIGEST:])
-        return code if origin == self._origin(key) else None
+        stream = io.BytesIO(content[_DIGEST:])
+        origin = pickle.load(stream)
+        # Code compiled from other sources may refer to functions that no longer exist.
+        return pickle.load(stream) if origin == self._origin(key) else None
 
     def save(self, key: Any, code: Any) -> None:
         """Replace the code under ``key``. Raises OSError."""
-        content = _dumps((self._origin(key), code))
+        content = _dumps(self._origin(key)) + _dumps(code)
         path = self._path(key)
         unfinished = path.with_suffix(f".{uuid4().hex}")
         try:
@@ -202,13 +204,13 @@ class _Files:
         return self._folder / f"{self._name}.{hashlib.sha256(repr(key).encode()).hexdigest()[:16]}.nbc"
 
     def _origin(self, key: Any) -> tuple[str, bytes, str]:
-        """Return what the code follows from: Numba's version, our sources, and types, CPU and bytes of the function."""
+        """Return what determines the code: Numba's version, our sources, and the function's types, CPU and bytecode."""
         return numba.__version__, self._sources, repr(key)
 
 
 @cache
 def _digest(folder: Path) -> bytes:
-    """Return a hash of the sources in a folder: a function is compiled together with those that it calls."""
+    """Return a hash of all sources in a folder, because code also depends on the functions that it calls."""
     total = hashlib.sha256()
     for path in sorted(folder.glob("*.py")):
         total.update(path.read_bytes())

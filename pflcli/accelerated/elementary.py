@@ -1,4 +1,4 @@
-"""Exponentials, logarithms and random numbers of 32 bits, which compiled loops compute as vectors.
+"""Exponentials, logarithms and random numbers of 32 bits that compiled loops compute for vectors.
 
 The functions of the C library take one number at a time. These are polynomials, which LLVM inlines.
 """
@@ -34,7 +34,7 @@ _SHIFT, _NONE = _WIDE(32), _U(0)
 
 @inlined
 def exponential(x: Any) -> Any:
-    """Return e^x, at most 3e-7 of it off, for x between -87 and 88, to which it is clipped; nan of nan."""
+    """Return e^x with a relative error of at most 3e-7. Clip x to [-87, 88]; return NaN for NaN."""
     x = x if math.isnan(x) else min(max(x, _LOWEST), _HIGHEST)
     power = _F(math.floor(x * _PER_LOG2 + _HALF))
     r = x - power * _LOG2_HIGH - power * _LOG2_LOW
@@ -44,7 +44,7 @@ def exponential(x: Any) -> Any:
 
 @inlined
 def minus_log(x: Any) -> Any:
-    """Return -log x for a normal number x > 0, at most 2e-7 off, absolutely or relatively."""
+    """Return -log x of a normal number x > 0 with an absolute or relative error of at most 2e-7."""
     bits = _F(x).view(_I)
     power = _F((bits >> _BITS) - _BIAS)
     m = _I((bits & _MANTISSA) | (_BIAS << _BITS)).view(_F) * _HALF  # from 1/2 to 1
@@ -61,7 +61,7 @@ def minus_log(x: Any) -> Any:
 def fill_bits(key: Array, first: int, bits: Array) -> None:
     """Write random numbers of 32 bits into ``bits`` (4, n) by Philox 4x32-10, Salmon et al. (2011).
 
-    Column j belongs to ``key`` (2,) and the counter ``first`` + j.
+    Column j is the output for ``key`` (2,) and the counter ``first`` + j.
     """
     for j in range(bits.shape[1]):
         counter = _WIDE(first + j)
@@ -76,22 +76,22 @@ def fill_bits(key: Array, first: int, bits: Array) -> None:
 
 @compiled
 def fill_normal(first: Array, second: Array, one: Array, other: Array) -> None:
-    """Write pairs of normal numbers, by Box & Muller (1958), from 32 random bits each in two arrays."""
+    """Write pairs of normal numbers by Box & Muller (1958), each from 32 random bits in both arrays."""
     for i in range(len(first)):
         radius = math.sqrt(_TWO * minus_log((_F(first[i]) + _HALF) * _STEP))
-        # Two bits choose one of four quarters of the circle, the others a place in it, from -pi/4 to pi/4.
+        # Two bits choose a quarter of the circle, the others an angle in it, from -pi/4 to pi/4.
         angle = (_F(second[i] >> _U(2)) - _F(2.0**29)) * _QUARTER
         square = angle * angle
         sine = angle + angle * square * ((_S7 * square + _S5) * square + _S3)
         cosine = _ONE + square * (((_C8 * square + _C6) * square + _C4) * square + _C2)
         cosine = -cosine if second[i] & _U(1) else cosine
-        turned = (second[i] & _U(2)) != _NONE
-        one[i] = radius * (sine if turned else cosine)
-        other[i] = radius * (cosine if turned else sine)
+        is_turned = (second[i] & _U(2)) != _NONE
+        one[i] = radius * (sine if is_turned else cosine)
+        other[i] = radius * (cosine if is_turned else sine)
 
 
 @compiled
 def fill_exponential(bits: Array, out: Array) -> None:
-    """Write exponential numbers of mean 1 from 32 random bits each."""
+    """Write exponential numbers with mean 1, each from 32 random bits."""
     for i in range(len(bits)):
         out[i] = minus_log((_F(bits[i]) + _HALF) * _STEP)

@@ -1,9 +1,9 @@
-"""Reads a MobileNet-like network or a CNN as a list of layers for ``program.py``, or reports that it is neither.
+"""Reads a MobileNet-like network or a CNN as a list of layers for ``program.py``.
 
-Such a network takes images, and ends with a linear layer. A MobileNet-like one consists of a first convolution,
-pointwise and depthwise convolutions without bias, batch normalization, optionally with ReLU or ReLU6, sums with an
-earlier value, and one mean over all pixels; a CNN of convolutions that ReLU and 2x2 max pooling follow, after the first
-one 5x5, and linear layers, optionally with ReLU.
+Such a network takes images and ends with a linear layer. A MobileNet-like network has a first convolution, pointwise
+and depthwise convolutions without bias, batch normalization, optionally with ReLU or ReLU6, sums with an earlier value,
+and one mean over all pixels. A CNN has convolutions, each followed by ReLU and 2x2 max pooling, whose kernels are 5x5
+after the first one, and linear layers, optionally with ReLU.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any, TypeGuard
 
 from torch import fx, nn
 
-_SIDE = 64
-"""Largest height and width of images; on larger ones the stock depthwise convolution is fast enough."""
+_MAX_SIDE = 64
+"""Largest height and width of images. On larger images PyTorch's depthwise convolution is fast enough."""
 
-_POOLED = ("first_pooled", "pooled_conv")
-"""Kinds of layers whose pixels may become one row of numbers."""
+_POOLED_KINDS = ("first_pooled", "pooled_conv")
+"""Kinds of layers whose output may be flattened."""
 
 
 @dataclass(eq=False)
 class Value:
-    """The output (n, height, width, channels) of a layer, and how many layers use it."""
+    """The output (n, height, width, channels) of a layer, and the number of layers that use it."""
 
     height: int
     width: int
@@ -35,28 +35,28 @@ class Value:
 
 @dataclass(eq=False)
 class Layer:
-    """A layer: its kind, the module that has its parameters, its ``inputs`` and its ``output``."""
+    """A layer: its kind, the module with its parameters, its ``inputs`` and its ``output``."""
 
     kind: str
     module: Any
     inputs: list[Value]
     output: Value
     cap: float = 0.0
-    """of a norm or linear layer: its output is clipped to [0, cap], unless cap is 0"""
+    """the output of a norm or of a linear layer is clipped to [0, cap], unless cap is 0"""
 
 
 def read(net: nn.Module, in_shape: tuple[int, ...]) -> list[Layer] | None:
-    """Return the layers of ``net`` for images of ``in_shape`` (C, H, W), in their order, or None."""
+    """Return the layers of ``net`` for images of ``in_shape`` (C, H, W), or None if it is not such a network."""
     modules = dict(net.named_modules())
     if (
         len(in_shape) != 3
-        or max(in_shape[1:]) > _SIDE
+        or max(in_shape[1:]) > _MAX_SIDE
         or not any(is_depthwise(module) or _is_filter(module) for module in modules.values())
     ):
         return None
     try:
         nodes = list(_Tracer().trace(net).nodes)
-    except Exception:  # the forward pass cannot be traced, so it is not such a network
+    except Exception:  # the forward pass cannot be traced
         return None
     channels, height, width = in_shape
     image = Value(height, width, channels)
@@ -71,25 +71,25 @@ def read(net: nn.Module, in_shape: tuple[int, ...]) -> list[Layer] | None:
             if output is None:
                 return None
             if output is inputs[0] or not reading.exists(inputs[0]):
-                # Changed in place, or joined: a layer that uses it under an earlier name is not supported.
+                # The value was changed in place or joined. Layers that use it under an earlier name are not supported.
                 values = {other: value for other, value in values.items() if value is not inputs[0]}
             values[node] = output
         elif node.op == "call_function" and node.target is operator.add and len(inputs) == 2:
             values[node] = reading.sum(inputs)
         elif node.op != "output" or not reading.layers or inputs != [reading.layers[-1].output]:
             return None
-    return reading.layers if reading.sound(net) else None
+    return reading.layers if reading.is_supported(net) else None
 
 
 class _Tracer(fx.Tracer):
-    """Traces no deeper than the layers that ``_Reading`` knows, in any form that ``operators.py`` gives them."""
+    """Treats the layers that ``_Reading`` knows as leaves, in any form of ``operators.py``."""
 
     def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
         return is_plain(m) or isinstance(m, Rectifying) or super().is_leaf_module(m, module_qualified_name)
 
 
 class _Reading:
-    """The layers of a network that were read so far."""
+    """The layers of a network that have been read so far."""
 
     def __init__(self, image: Value) -> None:
         self.layers: list[Layer] = []
@@ -106,7 +106,7 @@ class _Reading:
         return value is self._image or any(layer.output is value for layer in self.layers)
 
     def module(self, module: nn.Module, x: Value) -> Value | None:
-        """Return the output of ``module`` for ``x``, which may be ``x`` clipped; None if it is not supported."""
+        """Return the output of ``module`` for ``x``, or ``x`` itself if it is clipped; None if it is not supported."""
         producer = next((layer for layer in self.layers if layer.output is x), None)
         if is_plain(module):
             kind = _convolution(module, x is self._image)
@@ -123,19 +123,19 @@ class _Reading:
             unfinished.cap = 6.0 if type(module) is nn.ReLU6 else inf
             return x
         if is_halving(module):
-            return self._pooled(producer, x, isinstance(module, Rectifying))
+            return self._join_pool(producer, x, isinstance(module, Rectifying))
         if type(module) is nn.AdaptiveAvgPool2d and module.output_size in (1, (1, 1)) and producer:
             return self._add("pool", None, [x], Value(1, 1, x.channels))
         if type(module) is nn.Linear and (x.height, x.width) == (1, 1) and module.bias is not None and producer:
             return self._add("linear", module, [x], Value(1, 1, module.out_features))
         flat = type(module) is nn.Flatten and (module.start_dim, module.end_dim) == (1, -1)
-        if flat and (x.height, x.width) != (1, 1) and producer and producer.kind in _POOLED:
+        if flat and (x.height, x.width) != (1, 1) and producer and producer.kind in _POOLED_KINDS:
             return self._add("flat", None, [x], Value(1, 1, x.height * x.width * x.channels))
         flat = flat and (x.height, x.width) == (1, 1)
         return x if flat or type(module) is nn.Identity or (type(module) is nn.Dropout and not module.p) else None
 
-    def _pooled(self, producer: Layer | None, x: Value, rectifies: bool) -> Value | None:
-        """Return the output of a convolution, ReLU and 2x2 max pooling as one layer."""
+    def _join_pool(self, producer: Layer | None, x: Value, rectifies: bool) -> Value | None:
+        """Join 2x2 max pooling with the convolution and ReLU before it, and return their output; None if impossible."""
         if producer is None or producer.kind != "filter" or not (producer.cap or rectifies) or x.users:
             return None
         producer.kind = "first_pooled" if producer.inputs[0] is self._image else "pooled_conv"
@@ -146,31 +146,32 @@ class _Reading:
         """Return the sum of two values."""
         return self._add("sum", None, inputs, Value(inputs[0].height, inputs[0].width, inputs[0].channels))
 
-    def sound(self, net: Any) -> bool:
+    def is_supported(self, net: Any) -> bool:
         """Whether a ``Program`` can compute the layers of ``net``."""
         momenta = {layer.module.momentum for layer in self.layers if layer.kind == "norm"}
         kinds = {layer.kind for layer in self.layers}
         in_head = [layer for layer in self.layers if layer.module in set(net.head.modules())]
         one_last = in_head == self.layers[-1:] and self.layers[-1].kind == "linear" and not self.layers[-1].cap
-        # A sum shares the gradient of its output with its inputs, but a linear layer changes that of its output.
+        # A sum shares the gradient of its output with its inputs, but a linear layer overwrites that of its output.
         linear = {layer.output for layer in self.layers if layer.kind == "linear"}
         known = "filter" not in kinds and not any(
             linear & {*layer.inputs} for layer in self.layers if layer.kind == "sum"
         )
-        # A sum is written over its first input, so that must be the output of the layer just before it, which no other
-        # layer uses. In the backward pass that layer copies the gradient that both inputs share before it changes.
+        # A sum overwrites its first input, so this must be the output of the layer just before the sum, and no other
+        # layer may use it. In the backward pass that layer copies the gradient that both inputs share.
         sums = [(before, layer) for before, layer in itertools.pairwise(self.layers) if layer.kind == "sum"]
         for before, layer in sums:
             layer.inputs.sort(key=lambda value: value is not before.output)  # the overwritten input comes first
         overwritten = all(is_overwritable(before) and layer.inputs[0] is before.output for before, layer in sums)
-        # The output of norms and sums may have several users, any other exactly one: without users it has no gradient.
+        # The outputs of norms and sums may have several users, all others must have exactly one: without a user a value
+        # has no gradient.
         several = ("norm", "sum")
         used = all(
             layer.output.users == 1 or (layer.output.users and layer.kind in several) for layer in self.layers[:-1]
         )
         one_first = self._image.users == 1 and self.layers[0].kind in ("first", "first_pooled")
         equal_sizes = all(_size(layer.inputs[0]) == _size(layer.inputs[1]) for _, layer in sums)
-        # A layer that occurs twice, or two with the same weights, would need the sum of two gradients.
+        # Layers that share weights would need the sum of two gradients.
         weights = [id(value) for layer in self.layers if layer.module for value in layer.module.parameters()]
         unshared = len(set(weights)) == len(weights)
         checks = one_first, one_last, known, used, overwritten, equal_sizes, unshared, len(momenta) <= 1
@@ -182,12 +183,12 @@ def _size(value: Value) -> tuple[int, int, int]:
 
 
 def is_overwritable(layer: Layer) -> bool:
-    """Whether the one user of a layer's output may overwrite it, as the layer itself does not need it either."""
+    """Whether the only user of a layer's output may overwrite it, because the layer does not need it either."""
     return layer.kind == "norm" and not layer.cap and layer.output.users == 1
 
 
 class Form(nn.Conv2d):
-    """A convolution with the results of the plain one, computed in another way."""
+    """A convolution with the results of the plain one that is computed in another way."""
 
 
 class Rectifying(nn.MaxPool2d):
@@ -208,7 +209,7 @@ def is_halving(module: nn.Module) -> bool:
 
 
 def is_plain(module: nn.Module) -> TypeGuard[nn.Conv2d]:
-    """Whether a module is a plain convolution in any ``Form``, but of no other subclass."""
+    """Whether a module is a plain convolution, in any ``Form`` but of no other subclass."""
     return type(module) is nn.Conv2d or isinstance(module, Form)
 
 
@@ -242,7 +243,7 @@ def _convolution(module: nn.Conv2d, first: bool) -> str | None:
     if is_pointwise(module) and module.bias is None and not first:
         return "pointwise"
     if _is_filter(module) and (first or module.kernel_size == (5, 5)):
-        return "filter"  # until its pooling is met
+        return "filter"  # until its pooling is read
     return "first" if first and module.bias is None and _is_square(module) else None
 
 
@@ -254,7 +255,7 @@ def _is_square(module: nn.Conv2d) -> bool:
 
 
 def _is_filter(module: nn.Module) -> bool:
-    """Whether a module is a convolution with bias and stride 1 that its ReLU and its pooling could be joined with."""
+    """Whether a module is a convolution with bias and stride 1, which may be joined with ReLU and pooling."""
     return is_plain(module) and _is_square(module) and module.stride == (1, 1) and module.bias is not None
 
 

@@ -1,7 +1,7 @@
 """Vector instructions for compiled loops: sums of rows, tiles of matrix products, and many small systems at once.
 
-The vectors are written out in LLVM's language, and LLVM chooses the instructions of the CPU at hand. By itself it would
-keep neither a tile of a product nor the partial sums of a few lanes in registers.
+The functions generate vector operations in LLVM's language, and LLVM chooses the instructions of this CPU. From scalar
+loops it would keep neither a tile of a product nor the partial sums of a few lanes in registers.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ _intrinsic: Any = intrinsic
 
 _FEATURES: Any = llvmlite.binding.get_host_cpu_features()
 
-FUSED = bool(_FEATURES.get("fma") or _FEATURES.get("neon"))
+HAS_FMA = bool(_FEATURES.get("fma") or _FEATURES.get("neon"))
 """whether the CPU multiplies and adds in one instruction"""
 
-WIDE = bool(_FEATURES.get("avx512f"))
+HAS_AVX512 = bool(_FEATURES.get("avx512f"))
 """whether it has vectors of 64 bytes"""
 
-BYTES = 64 if WIDE else 32 if _FEATURES.get("avx2") else 16
+VECTOR_BYTES = 64 if HAS_AVX512 else 32 if _FEATURES.get("avx2") else 16
 """bytes of a vector"""
 
-PAIR = 2 * BYTES
+PAIR_BYTES = 2 * VECTOR_BYTES
 """bytes in two vectors"""
 
 INT, INDEX = ir.IntType(64), types.int64
@@ -40,12 +40,12 @@ INT, INDEX = ir.IntType(64), types.int64
 
 
 class Vectors:
-    """Instructions on vectors of the numbers of ``arrays``, Numba types, at builder ``bld``."""
+    """Generates operations on vectors of the element type of ``array``, a Numba type, at the builder ``bld``."""
 
     def __init__(self, context: Any, bld: Any, array: Any, lanes: int | None = None) -> None:
         self._context, self._bld = context, bld
         self._element = context.get_value_type(array.dtype)
-        self.lanes = lanes or BYTES // (array.dtype.bitwidth // 8)
+        self.lanes = lanes or VECTOR_BYTES // (array.dtype.bitwidth // 8)
         self._type = ir.VectorType(self._element, self.lanes)
         self._name = f"v{self.lanes}f{array.dtype.bitwidth}"
 
@@ -54,11 +54,11 @@ class Vectors:
         return self._bld.gep(self._context.make_array(array)(self._context, self._bld, value).data, [offset])
 
     def ahead(self, address: Any, numbers: Any) -> Any:
-        """Return the address so many numbers further on."""
+        """Return the address of the number that is ``numbers`` positions further on."""
         return self._bld.gep(address, [INT(numbers) if isinstance(numbers, int) else numbers])
 
     def all(self, number: Any) -> Any:
-        """Return a vector of the same number, which may be a Python number."""
+        """Return a vector that repeats a number, which may be a Python float."""
         if isinstance(number, float):
             return ir.Constant(self._type, [ir.Constant(self._element, number)] * self.lanes)
         return self._spread(number, self._type)
@@ -70,16 +70,16 @@ class Vectors:
         return self._bld.shuffle_vector(first, none, zeros)
 
     def mask(self, first: int, width: Any) -> Any:
-        """Return which numbers of a vector that begins at column ``first`` lie before column ``width``."""
+        """Return a mask of the numbers before column ``width``, for a vector that begins at column ``first``."""
         columns = ir.Constant(ir.VectorType(INT, self.lanes), [INT(first + lane) for lane in range(self.lanes)])
         return self._bld.icmp_signed("<", columns, self._spread(width, columns.type))
 
     def all_or_none(self, bit: Any) -> Any:
-        """Return a mask that is the same everywhere."""
+        """Return a mask that repeats a bit."""
         return self._spread(bit, ir.VectorType(ir.IntType(1), self.lanes))
 
     def load(self, address: Any, mask: Any = None) -> Any:
-        """Return the vector at an address, zero where the ``mask`` is not set."""
+        """Return the vector at an address, with zeros where the ``mask`` is not set."""
         place = self._bld.bitcast(address, self._type.as_pointer())
         if mask is None:
             return self._bld.load(place, align=4)
@@ -87,7 +87,7 @@ class Vectors:
         return self._call(f"llvm.masked.load.{self._name}.p0", self._type, *arguments)
 
     def store(self, vector: Any, address: Any, mask: Any = None) -> None:
-        """Write a vector, where the ``mask`` is set."""
+        """Write a vector to an address, where the ``mask`` is set."""
         place = self._bld.bitcast(address, self._type.as_pointer())
         if mask is None:
             self._bld.store(vector, place, align=4)
@@ -96,27 +96,27 @@ class Vectors:
             self._call(f"llvm.masked.store.{self._name}.p0", ir.VoidType(), *arguments)
 
     def prefetch(self, address: Any) -> None:
-        """Ask for what lies around an address to come into all caches, to be read."""
+        """Prefetch the cache line of an address into all caches, for reading."""
         place, integer = self._bld.bitcast(address, ir.IntType(8).as_pointer()), ir.IntType(32)
         self._call("llvm.prefetch.p0", ir.VoidType(), place, integer(0), integer(3), integer(1))
 
     def fused(self, a: Any, b: Any, c: Any) -> Any:
-        """Return a b + c, rounded once where the CPU can do that: others would call a function for each number."""
-        if not FUSED:
+        """Return a b + c, rounded once if the CPU has such an instruction; others would call a function per number."""
+        if not HAS_FMA:
             return self.sum(self._bld.fmul(a, b), c)
         return self._call(f"llvm.fma.{self._name}", self._type, a, b, c)
 
     def sum(self, a: Any, b: Any) -> Any:
-        """Return a + b, in this order: LLVM would add up several in an order that depends on the code around them."""
-        return self._bld.fadd(a, b, flags=("nsz",))  # Numba gives its flags to those that have none
+        """Return a + b. LLVM does not reorder such sums, as it would depending on the surrounding code."""
+        return self._bld.fadd(a, b, flags=("nsz",))  # Numba adds flags to operations without any
 
     def transposed(self, square: list[Any]) -> list[Any]:
-        """Return the columns of as many vectors as one has numbers."""
+        """Return the columns of a square: as many vectors as each one has numbers."""
         distance = 1
         while distance < self.lanes:
             for i in (i for i in range(self.lanes) if not i & distance):
                 one, other = square[i], square[i + distance]
-                # The numbers of the other vector come behind those of the one.
+                # Indices of the numbers of ``other`` follow those of ``one``.
                 low = [lane + (lane & distance and self.lanes - distance) for lane in range(self.lanes)]
                 high = [lane + (self.lanes if lane & distance else distance) for lane in range(self.lanes)]
                 square[i], square[i + distance] = self._pick(one, other, low), self._pick(one, other, high)
@@ -128,11 +128,11 @@ class Vectors:
         return self._bld.shuffle_vector(one, other, mask)
 
     def pairwise(self, vectors: Sequence[Any]) -> list[Any]:
-        """Return the sums of the numbers of each vector, in their order, as vectors: neighbours are added first.
+        """Return the sum of the numbers of each vector, in order, as vectors. Neighbours are added first.
 
-        There must be a power of two of vectors.
+        The number of vectors must be a power of two.
         """
-        numbers = self.lanes  # which are still to be added up to one
+        numbers = self.lanes  # still to be added up, per vector
         while numbers > 1:
             pairs = zip(vectors[::2], vectors[1::2] or [None], strict=True)
             vectors = [self._neighbours(first, second) for first, second in pairs]
@@ -148,7 +148,7 @@ class Vectors:
         return self.sum(even, odd)
 
     def along(self, count: Any, body: Callable[[Any, Any], None]) -> None:
-        """Write a loop over ``count`` numbers: ``body`` gets the first number of a vector, and a mask for the last."""
+        """Generate a loop over ``count`` numbers. ``body`` gets the first index of a vector, and its mask."""
         vectors = self._bld.sdiv(count, INT(self.lanes))
         with _utils.for_range(self._bld, vectors) as loop:
             body(self._bld.mul(loop.index, INT(self.lanes)), None)
@@ -162,10 +162,10 @@ class Vectors:
 
 
 def combination(matrix: Sequence[Sequence[float]], adds: bool = False) -> Callable[..., None]:
-    """Return a function that writes the rows of a constant matrix times the rows of ``x``, or adds them.
+    """Return a function that writes the product of a constant matrix and the rows of ``x``, or adds it.
 
-    It writes y[y0 + r y_row + j] = sum over k of matrix[r][k] x[x0 + k x_row + j] for j < width. Arrays are contiguous,
-    and everything else counts numbers.
+    It writes y[y0 + r y_row + j] = sum over k of matrix[r][k] x[x0 + k x_row + j] for j < width. Arrays are contiguous;
+    all other arguments are in numbers.
     """
 
     @_intrinsic  # type: ignore[untyped-decorator]
@@ -220,14 +220,14 @@ def _prefetch() -> Callable[..., None]:
 
 
 prefetch = _prefetch()
-"""``prefetch(x, place)`` asks for x[place], and what lies around it, to come into the cache, and does not wait."""
+"""``prefetch(x, place)`` starts to load the cache line of x[place] into the cache, and does not wait for it."""
 
 
 def _as_row() -> Callable[[Any], Any]:
     @_intrinsic  # type: ignore[untyped-decorator]
     def view(typing: Any, x: Any) -> Any:
         if x.layout != "C":
-            return None  # Numba says which arguments have no such function
+            return None  # Numba then reports the unsupported arguments
         row = x.copy(ndim=1)
 
         def generate(context: Any, bld: Any, signature: Any, values: Sequence[Any]) -> Any:
@@ -243,13 +243,13 @@ def _as_row() -> Callable[[Any], Any]:
 
 
 as_row = _as_row()
-"""``as_row(x)`` is a contiguous array as one row: functions that take rows compile once for arrays of all shapes."""
+"""``as_row(x)`` is a contiguous array as one row. Functions that take rows compile once for arrays of all shapes."""
 
 
-MOST = 6 if BYTES == 32 else 14
-"""Rows of the largest tile: one of two vectors per row must fit into 16 or 32 registers."""
+MAX_TILE_ROWS = 6 if VECTOR_BYTES == 32 else 14
+"""Rows of the largest tile: a tile of two vectors per row must fit into 16 or 32 registers."""
 
-DOT_ROWS = (3, 2) if BYTES == 32 else (6, 5, 4)
+DOT_ROWS = (3, 2) if VECTOR_BYTES == 32 else (6, 5, 4)
 """Rows of the tiles of vectors along the inner index."""
 
 DOT_COLUMNS = 4
@@ -278,7 +278,7 @@ def _tile() -> Callable[..., None]:
         def generate(context: Any, bld: Any, signature: Any, values: Sequence[Any]) -> Any:
             after = bld.append_basic_block("after")
             choice = bld.switch(values[0], after)
-            for count in (1, *range(2, MOST + 1, 2)):
+            for count in (1, *range(2, MAX_TILE_ROWS + 1, 2)):
                 choice.add_case(INT(count), block := bld.append_basic_block(f"rows{count}"))
                 bld.position_at_end(block)
                 _generate_tile(count, Vectors(context, bld, c), bld, (a, b, c), values[1:])
@@ -295,19 +295,19 @@ def _tile() -> Callable[..., None]:
 
 tile = _tile()
 """``tile(rows, inner, a, a0, a_row, a_inner, b, b0, b_row, c, c0, c_row, width, more)`` multiplies ``rows`` rows of
-``a``, one or an even number up to ``MOST``, with two vectors of each row of ``b``.
+``a``, one or an even number up to ``MAX_TILE_ROWS``, with two vectors of each row of ``b``.
 
 It writes c[c0 + r c_row + j] = sum over k < inner of a[a0 + r a_row + k a_inner] b[b0 + k b_row + j] for r < rows and
 j < width, where ``width`` is at most two vectors; with ``more`` it adds the sum to what is there. Arrays are
-contiguous, and everything else counts numbers.
+contiguous; all other arguments are in numbers.
 """
 
 
 def _generate_tile(rows: int, vec: Vectors, bld: Any, arrays: Sequence[Any], values: Sequence[Any]) -> None:
-    """Write the instructions of ``tile`` for its arguments."""
+    """Generate ``tile`` for its arguments."""
     a, b, c = arrays
     inner, a0, a_row, a_inner, b0, b_row, c0, c_row, width, more = (values[i] for i in _TILE_INTEGERS)
-    # LLVM would count a pointer per row if it knew the distance, and run out of registers.
+    # Hide the stride from LLVM, which would otherwise keep a pointer per row and run out of registers.
     a_inner = bld.asm(ir.FunctionType(INT, [INT]), "", "=r,0", [a_inner], False)
     from_a, from_b, to_c = vec.at(a, values[1], a0), vec.at(b, values[5], b0), vec.at(c, values[8], c0)
     columns = [first * vec.lanes for first in range(2)]
@@ -334,10 +334,10 @@ def _generate_tile(rows: int, vec: Vectors, bld: Any, arrays: Sequence[Any], val
         for (row, j), total in zip(cells, sums, strict=True):
             vec.store(bld.load(total), vec.ahead(row, columns[j]), used[j])
 
-    if WIDE:
+    if HAS_AVX512:
         write(masks)
         return
-    # Whole vectors apart: without AVX-512 masked stores are slow.
+    # Store whole vectors without a mask: without AVX-512 masked stores are slow.
     with bld.if_else(bld.icmp_signed(">=", width, INT(2 * vec.lanes))) as (full, partial):
         with full:
             write((None, None))
@@ -352,7 +352,7 @@ def dot_tile(height: int) -> Callable[..., None]:
     """Return a function that multiplies up to ``height`` rows of ``a`` with up to ``DOT_COLUMNS`` rows of ``b``.
 
     It writes c[c0 + r c_row + j] = sum over k < inner of a[a0 + r a_row + k] b[b0 + j b_row + k] for r < rows and
-    j < width; with ``more`` it adds the sum to what is there. Arrays are contiguous, and everything else counts
+    j < width; with ``more`` it adds the sum to what is there. Arrays are contiguous; all other arguments are in
     numbers. Fewer rows take as long as all.
     """
 
@@ -397,14 +397,14 @@ def dot_tile(height: int) -> Callable[..., None]:
 
 
 def _rows(vec: Vectors, bld: Any, first: Any, stride: Any, count: int, existing: Any) -> list[Any]:
-    """Return the addresses of ``count`` rows; those that do not exist are the last one that does."""
+    """Return the addresses of ``count`` rows. For rows that do not exist, return the last existing one."""
     last = bld.sub(existing, INT(1))
     places = [bld.select(bld.icmp_signed("<", INT(r), existing), INT(r), last) for r in range(count)]
     return [vec.ahead(first, bld.mul(stride, place)) for place in places]
 
 
 def _generate_dots(vec: Vectors, bld: Any, inner: Any, from_a: list[Any], from_b: list[Any]) -> list[list[Any]]:
-    """Write the instructions that multiply rows, and return per row and column the place of a vector of sums."""
+    """Generate the multiplication of rows, and return the variable of a vector of sums per row and column."""
     sums = [[_utils.alloca_once_value(bld, vec.all(0.0)) for _ in from_b] for _ in from_a]  # which become registers
     for total in (total for row in sums for total in row):
         bld.store(vec.all(0.0), total)
@@ -420,7 +420,7 @@ def _generate_dots(vec: Vectors, bld: Any, inner: Any, from_a: list[Any], from_b
     return sums
 
 
-def _turn() -> Callable[..., None]:
+def _transpose_square() -> Callable[..., None]:
     @_intrinsic  # type: ignore[untyped-decorator]
     def transpose(typing: Any, x: Any, x0: Any, x_row: Any, y: Any, y0: Any, y_row: Any, rows: Any, width: Any) -> Any:
         def generate(context: Any, bld: Any, signature: Any, values: Sequence[Any]) -> Any:
@@ -454,14 +454,16 @@ def _turn() -> Callable[..., None]:
     return function
 
 
-turn = _turn()
-"""``turn(x, x0, x_row, y, y0, y_row, rows, width)`` writes y[y0 + j y_row + i] = x[x0 + i x_row + j] for i < rows and
-j < width, where both are at most one vector. Arrays are contiguous, and everything else counts numbers.
+transpose_square = _transpose_square()
+"""``transpose_square(x, x0, x_row, y, y0, y_row, rows, width)`` writes a transpose.
+
+It writes y[y0 + j y_row + i] = x[x0 + i x_row + j] for i < rows and j < width, where both are at most one vector.
+Arrays are contiguous; all other arguments are in numbers.
 """
 
 
-_ROWS = 4
-"""Rows of numbers that are computed at a time, so that none waits for itself."""
+_ROWS_AT_ONCE = 4
+"""Rows that are computed at the same time, so that no operation waits for the one before."""
 
 
 def _elimination(*, scales: bool) -> Callable[..., None]:
@@ -491,15 +493,15 @@ def _elimination(*, scales: bool) -> Callable[..., None]:
                 place_a, place_c = bld.add(a0, bld.mul(first, a_row)), bld.add(c0, bld.mul(first, c_row))
                 from_a = [vec.at(a, values[1], bld.add(place_a, bld.mul(a_row, INT(r)))) for r in range(together)]
                 to_c = [vec.at(c, values[8], bld.add(place_c, bld.mul(c_row, INT(r)))) for r in range(together)]
-                own = partial(_eliminated, vec, bld, count, from_a, a_step, from_b, b_step, to_c, scales)
+                own = partial(_generate_elimination, vec, bld, count, from_a, a_step, from_b, b_step, to_c, scales)
                 _along_pairs(vec, bld, width, own)
 
-            groups = bld.sdiv(rows, INT(_ROWS))
+            groups = bld.sdiv(rows, INT(_ROWS_AT_ONCE))
             with _utils.for_range(bld, groups) as loop:
-                rows_from(bld.mul(loop.index, INT(_ROWS)), _ROWS)
-            first, after = bld.mul(groups, INT(_ROWS)), bld.append_basic_block("after")
+                rows_from(bld.mul(loop.index, INT(_ROWS_AT_ONCE)), _ROWS_AT_ONCE)
+            first, after = bld.mul(groups, INT(_ROWS_AT_ONCE)), bld.append_basic_block("after")
             choice = bld.switch(bld.sub(rows, first), after)
-            for rest in range(1, _ROWS):
+            for rest in range(1, _ROWS_AT_ONCE):
                 choice.add_case(INT(rest), block := bld.append_basic_block(f"rest{rest}"))
                 bld.position_at_end(block)
                 rows_from(first, rest)
@@ -514,7 +516,7 @@ def _elimination(*, scales: bool) -> Callable[..., None]:
     return function
 
 
-def _eliminated(
+def _generate_elimination(
     vec: Vectors,
     bld: Any,
     count: Any,
@@ -527,7 +529,7 @@ def _eliminated(
     lanes: Sequence[Any],
     masks: Sequence[Any],
 ) -> None:
-    """Write the instructions of ``minus_products`` or ``solve`` for some rows and lanes."""
+    """Generate ``minus_products`` or ``solve`` for some rows and lanes."""
     parts = list(zip(lanes, masks, strict=True))
     cells = [(r, part) for r in range(len(from_a)) for part in range(len(parts))]
     sums = [_utils.alloca_once_value(bld, vec.all(0.0)) for _ in cells]  # which become registers
@@ -549,7 +551,7 @@ def _eliminated(
 
 
 def _along_pairs(vec: Vectors, bld: Any, count: Any, body: Callable[[Any, Any], None]) -> None:
-    """Write a loop over ``count`` numbers; ``body`` gets the first numbers of one or two vectors, and masks."""
+    """Generate a loop over ``count`` numbers. ``body`` gets the first indices of one or two vectors, and masks."""
     pairs = bld.sdiv(count, INT(2 * vec.lanes))
     with _utils.for_range(bld, pairs) as loop:
         first = bld.mul(loop.index, INT(2 * vec.lanes))
@@ -570,11 +572,11 @@ minus_products = _elimination(scales=False)
 from ``rows`` rows of numbers, lane by lane.
 
 From c[c0 + r c_row + j] it subtracts the sum over p < count of a[a0 + r a_row + p a_step + j] b[b0 + p b_step + j], for
-r < rows and j < width. Arrays are contiguous, and everything else counts numbers.
+r < rows and j < width. Arrays are contiguous; all other arguments are in numbers.
 """
 
 solve = _elimination(scales=True)
-"""``solve`` does as ``minus_products``, and then multiplies by the next number of b, b[b0 + count b_step + j]."""
+"""``solve`` does the same as ``minus_products``, then multiplies by the next number of b, b[b0 + count b_step + j]."""
 
 
 def _products() -> Callable[..., None]:

@@ -1,8 +1,8 @@
-"""The layers of a compiled program: functions that compute in memory which is allocated once.
+"""The layers of a compiled program: functions that compute in memory that is allocated once.
 
-Networks like MobileNet have convolutions without bias, batch normalization, sums and one mean over all pixels; CNNs
-have convolutions that ReLU and 2x2 max pooling follow. Both end with linear layers, whose backward pass can take the
-step of plain SGD on their weights as well.
+``MobileLayers`` are those of networks like MobileNet: convolutions without bias, batch normalization, sums and a mean
+over all pixels. ``PooledLayers`` are those of CNNs: convolutions followed by ReLU and 2x2 max pooling, and the linear
+layers of both kinds of networks, whose backward pass can also take the step of plain SGD on their weights.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from torch import Tensor
 from pflcli.accelerated import loops, products, winograd
 from pflcli.accelerated.compiler import Array, compiled
 from pflcli.accelerated.graph import Layer, Value
-from pflcli.accelerated.instructions import MOST, as_row
+from pflcli.accelerated.instructions import MAX_TILE_ROWS, as_row
 from pflcli.accelerated.loops import pull
-from pflcli.accelerated.products import Step, flat, multiply, multiply_by_rows, product, transpose
+from pflcli.accelerated.products import Step, flat_array, multiply, multiply_by_rows, product, transpose
 from pflcli.engine.backend import Move
 
 
-def sequence(steps: list[Step]) -> Step:
-    """Return the function that calls these in their order."""
+def chain_steps(steps: list[Step]) -> Step:
+    """Return a function that calls these functions in their order."""
 
     def step() -> None:
         for part in steps:
@@ -36,16 +36,16 @@ def sequence(steps: list[Step]) -> Step:
 
 
 class Blocks(Protocol):
-    """What batches of all sizes share: gradients of parameters, and blocks of memory."""
+    """What batches of all sizes share: the gradients of parameters, and blocks of memory."""
 
     def grad(self, layer: Layer, name: str) -> Tensor:
         """Return the gradient of a layer's parameter."""
 
     def move(self, layer: Layer) -> Move | None:
-        """Return which weight changes by the gradient of a linear layer's, or None if that is to be written."""
+        """Return the move of a linear layer's weight, or None if its gradient must be written."""
 
-    def elsewhere(self, layer: Layer) -> Tensor | None:
-        """Return the weight of a linear layer if it does not lie in the network."""
+    def external_weight(self, layer: Layer) -> Tensor | None:
+        """Return the weight of a linear layer if it is not the network's own, else None."""
 
     def block(self, index: int, numbers: int) -> Tensor:
         """Return the first ``numbers`` numbers of a block of memory."""
@@ -53,7 +53,7 @@ class Blocks(Protocol):
 
 @dataclass(eq=False)
 class Buffer:
-    """Memory for gradients: the index of its block, its size, and how many values have their gradient in it now."""
+    """Memory for gradients: the index of its block, its size, and the number of values whose gradient it contains."""
 
     block: int
     numbers: int
@@ -61,7 +61,7 @@ class Buffer:
 
 
 class Memory:
-    """The memory for batches of ``n`` samples; the layers of ``program.py`` are functions that use it."""
+    """The memory for batches of ``n`` samples, in which the functions of all layers compute."""
 
     def __init__(self, blocks: Blocks, n: int) -> None:
         self._program, self._n, self._blocks = blocks, n, 0
@@ -97,7 +97,7 @@ class Memory:
         return self._n * value.height * value.width * value.channels
 
     def _target(self, value: Value) -> tuple[Tensor, bool]:
-        """Return the memory for the gradient of a value, and whether it already contains a part of the sum."""
+        """Return the memory for the gradient of a value, and whether it already contains a part of the gradient."""
         if exists := value in self._grad_of:
             return self._view(value, self._grad_of[value]), exists
         fits = [buffer for buffer in self._free if buffer.numbers >= self._numbers(value)]
@@ -118,7 +118,7 @@ class Memory:
             return target, []
         buffer = self._grad_of.pop(value)
         part, _ = self._target(value)
-        self._release(self._grad_of.pop(value))  # free as soon as it is added, which comes before any other use
+        self._release(self._grad_of.pop(value))  # it is added before any other use
         self._grad_of[value] = buffer
         return part, [partial(target.add_, part)]
 
@@ -150,17 +150,17 @@ def _linear_backward(
     part: float,
     drift: Array,
 ) -> None:
-    """Write the gradients by ``x`` (m, k) and ``weight`` (n, k) for ``grad`` (m, n), that of their product.
+    """Write the gradients by ``x`` (m, k) and ``weight`` (n, k), given the gradient ``grad`` (m, n) by their product.
 
-    If it ``adds``, ``to_weight``, which may be the weights themselves, changes by minus the rate times their gradient
-    instead, after a ``pull``. Weights are read, and may change, a few rows at a time, which stay in the cache.
-    ``turned`` (n m) is memory to work in, ``anchor`` and ``drift`` are (n k) or empty.
+    If it ``adds``, ``to_weight``, which may be the weight itself, is pulled and changed by minus the rate times the
+    gradient instead. Weights are read and changed a few rows at a time, which stay in the cache. ``turned`` (n m) is
+    working memory; ``anchor`` and ``drift`` are (n k) or empty.
     """
     (m, k), n = x.shape, len(weight)
     x_row, weight_row, to_x_row, to_weight_row = as_row(x), as_row(weight), as_row(to_x), as_row(to_weight)
     transpose(as_row(grad), 0, n, turned, 0, m, m, n)
-    for first in range(0, n, MOST):
-        rows, at, row = min(MOST, n - first), first * m, first * k
+    for first in range(0, n, MAX_TILE_ROWS):
+        rows, at, row = min(MAX_TILE_ROWS, n - first), first * m, first * k
         end = row + rows * k
         product((m, k, rows), turned, at, 1, m, weight_row, row, k, to_x_row, 0, k, min(first, 1))
         if adds:
@@ -177,26 +177,26 @@ def multiply_back(
     to_x: Tensor,
     to_weight: Tensor,
     move: Callable[[], Move | None],
-    elsewhere: Callable[[], Tensor | None],
+    external_weight: Callable[[], Tensor | None],
     new: Callable[..., Tensor],
 ) -> Step:
-    """Return the function that writes the gradients of ``multiply_by_rows`` for ``grad`` (m, n), that of its output.
+    """Return a function that writes the gradients of ``multiply_by_rows``, given the gradient ``grad`` (m, n).
 
-    If ``move`` returns a move, the gradient by the weight is not written. If ``elsewhere`` returns a weight, that is
-    read. ``new`` allocates memory of a shape.
+    If ``move`` returns a move, the function takes that step instead of writing the gradient by the weight. If
+    ``external_weight`` returns a weight, it replaces ``weight``. ``new`` allocates memory of a shape.
     """
-    turned = new(grad.numel() if products.OWN else 0)
-    none = flat(weight.new_empty(0))
+    turned = new(grad.numel() if products.COMPILED else 0)
+    none = flat_array(weight.new_empty(0))
     arrays = turned.numpy(), to_x.numpy()
 
     def read() -> Tensor:
-        other = elsewhere()
+        other = external_weight()
         return weight if other is None else other
 
     def by_loops() -> None:
         own = move()
         moved = own or Move(to_weight, 0.0)
-        anchor, drift = (none if value is None else flat(value) for value in (moved.anchor, moved.drift))
+        anchor, drift = (none if value is None else flat_array(value) for value in (moved.anchor, moved.drift))
         adds = own is not None
         inputs = grad.numpy(), x.numpy(), read().numpy(), *arrays
         _linear_backward(*inputs, moved.weight.numpy(), adds, moved.rate, anchor, moved.part, drift)
@@ -213,13 +213,14 @@ def multiply_back(
         else:
             torch.mm(grad.t(), x, out=to_weight)
 
-    return by_loops if products.OWN else by_pytorch
+    return by_loops if products.COMPILED else by_pytorch
 
 
 class MobileLayers(Memory):
-    """The forward and backward functions of each kind of layer, which are named after it: _norm and _norm_back.
+    """Methods that return the forward and backward functions of each kind of layer, such as _norm and _norm_back.
 
-    Backward takes the buffer with the gradient of the layer's output, and reuses it for another value or releases it.
+    The backward methods take the buffer with the gradient of the layer's output, and reuse it for another value or
+    release it.
     """
 
     def _first(self, layer: Layer) -> Step:
@@ -230,7 +231,7 @@ class MobileLayers(Memory):
         patches_out = self._patches.view(self._n, out.height, out.width, -1).numpy()
         arguments = (self._images.numpy(), conv.kernel_size[0], conv.stride[0], conv.padding[0], patches_out)
         products = multiply_by_rows(self._patches, flat, self._rows(out), self._new)
-        return sequence([partial(loops.patches, *arguments), *products])
+        return chain_steps([partial(loops.patches, *arguments), *products])
 
     def _first_back(self, layer: Layer, buffer: Buffer) -> list[Step]:
         grad = self._view(layer.output, buffer)
@@ -239,7 +240,7 @@ class MobileLayers(Memory):
     def _pointwise(self, layer: Layer) -> Step:
         (weight,) = self._parameters(layer)
         rows = self._rows(layer.output)
-        return sequence(multiply_by_rows(self._data[layer.inputs[0]], weight.flatten(1), rows, self._new))
+        return chain_steps(multiply_by_rows(self._data[layer.inputs[0]], weight.flatten(1), rows, self._new))
 
     def _pointwise_back(self, layer: Layer, buffer: Buffer) -> list[Step]:
         grad, weight = self._view(layer.output, buffer), self._parameters(layer)[0].flatten(1)
@@ -275,7 +276,7 @@ class MobileLayers(Memory):
     def _norm_back(self, layer: Layer, buffer: Buffer) -> list[Step]:
         x, steps = self._data[layer.inputs[0]], []
         grad = self._view(layer.output, buffer)
-        if buffer.users > 1:  # another value still needs it
+        if buffer.users > 1:  # another value also needs it
             own, _ = self._target(layer.inputs[0])
             steps.append(partial(own.copy_, grad))
             self._release(buffer)
@@ -312,15 +313,15 @@ class MobileLayers(Memory):
         return [partial(torch.div, wide, x.height * x.width, out=to_x.view(wide.shape)), *additions]
 
 
-_TILES = 40
-"""Tiles that share the products of a convolution: more do not fit into the cache."""
+_MAX_TILES = 40
+"""Most tiles that share the products of a convolution: more do not fit into the cache."""
 
-_APART = 16
-"""Numbers between matrices in a row, so that they do not begin a power of two apart."""
+_PADDING = 16
+"""Numbers between matrices in memory, so that their distance is not a power of two."""
 
 
 class PooledLayers(Memory):
-    """The forward and backward functions of each kind of layer, as in ``MobileLayers``."""
+    """Methods that return the forward and backward functions of each kind of layer, as in ``MobileLayers``."""
 
     def _first_pooled(self, layer: Layer) -> Step:
         weight, bias = self._parameters(layer)
@@ -331,14 +332,14 @@ class PooledLayers(Memory):
         self._work[layer] = tuple(value.numpy() for value in work)
         turn = partial(turned.copy_, flat.t())
         inputs = self._images.numpy(), turned.numpy(), bias.numpy(), layer.module.padding[0], (rows, columns)
-        return sequence([turn, partial(loops.first, *inputs, self._work[layer], *self._pooled(layer))])
+        return chain_steps([turn, partial(loops.convolve_first, *inputs, self._work[layer], *self._pooled(layer))])
 
     def _first_pooled_back(self, layer: Layer, buffer: Buffer) -> list[Step]:
         (channels, size), windows, outputs = _sizes(layer)
         to_weight, to_bias = self._grads(layer)
         turned, (grad, codes) = self._new(channels * size * size, outputs), self._to_pooled(layer, buffer)
         inputs = self._images.numpy(), layer.module.padding[0], windows, self._work[layer], grad, codes
-        step = partial(loops.first_backward, *inputs, turned.numpy(), to_bias.numpy())
+        step = partial(loops.convolve_first_backward, *inputs, turned.numpy(), to_bias.numpy())
         return [step, partial(to_weight.flatten(1).copy_, turned.t())]
 
     def _pooled_conv(self, layer: Layer) -> Step:
@@ -347,10 +348,10 @@ class PooledLayers(Memory):
         (channels, _), (rows, columns), outputs = _sizes(layer)
         tiles_across, tiles_down = (columns + 1) // 2, (rows + 1) // 2
         each = tiles_across * tiles_down
-        high, wide, group = 4 * tiles_down + 4, 4 * tiles_across + 4, min(self._n, max(1, _TILES // each))
-        tiles, per_filter = group * each, channels * outputs + _APART
+        high, wide, group = 4 * tiles_down + 4, 4 * tiles_across + 4, min(self._n, max(1, _MAX_TILES // each))
+        tiles, per_filter = group * each, channels * outputs + _PADDING
         lines = max(side * wide * channels, 4 * side * outputs)
-        planes = (points, tiles * channels + _APART), (points, tiles * outputs + _APART)
+        planes = (points, tiles * channels + _PADDING), (points, tiles * outputs + _PADDING)
         shapes = (high, wide, channels), (lines,), *planes, (2, 4, 2, outputs)
         work = tuple(self._new(*shape).numpy() for shape in shapes)
         of_taps = tuple(self._new(*shape).numpy() for shape in ((channels, 25, outputs), (5 * side, outputs)))
@@ -359,7 +360,7 @@ class PooledLayers(Memory):
         prepare = partial(winograd.filters, _taps(weight), *of_taps, filters, turned)
         x, padding = self._pixels(layer.inputs[0], self._data[layer.inputs[0]]), layer.module.padding[0]
         arguments = x, filters, bias, padding, (rows, columns), group, work, *self._pooled(layer)
-        return sequence([prepare, partial(winograd.convolve, *arguments)])
+        return chain_steps([prepare, partial(winograd.convolve, *arguments)])
 
     def _pooled_conv_back(self, layer: Layer, buffer: Buffer) -> list[Step]:
         group, work, of_taps, to_filters, turned = self._work[layer]
@@ -386,33 +387,30 @@ class PooledLayers(Memory):
     def _linear(self, layer: Layer) -> Step:
         x, (weight, bias) = self._data[layer.inputs[0]], self._parameters(layer)
         out = self._rows(layer.output)
-        inside, elsewhere = (
-            multiply_by_rows(x, weight, out, self._new),
-            partial(self._program.elsewhere, layer),
-        )
+        multiplications = multiply_by_rows(x, weight, out, self._new)
 
         def multiply() -> None:
-            other = elsewhere()
-            for step in inside if other is None else multiply_by_rows(x, other, out, x.new_empty):
+            other = self._program.external_weight(layer)
+            for step in multiplications if other is None else multiply_by_rows(x, other, out, x.new_empty):
                 step()
 
-        return sequence([multiply, partial(loops.shift_and_rectify, out.numpy(), bias.numpy(), bool(layer.cap))])
+        return chain_steps([multiply, partial(loops.shift_and_rectify, out.numpy(), bias.numpy(), bool(layer.cap))])
 
     def _linear_back(self, layer: Layer, buffer: Buffer) -> list[Step]:
         x, out, (weight, _) = layer.inputs[0], self._data[layer.output], self._parameters(layer)
         grad, (to_weight, to_bias) = self._view(layer.output, buffer), self._grads(layer)
         to_x, additions = self._target_to_add(x)
         self._release(buffer)
-        move, elsewhere = partial(self._program.move, layer), partial(self._program.elsewhere, layer)
+        move, external_weight = partial(self._program.move, layer), partial(self._program.external_weight, layer)
         rectify = loops.shift_and_rectify_backward
         return [
             partial(rectify, out.numpy(), bool(layer.cap), grad.numpy(), to_bias.numpy()),
-            multiply_back(grad, self._data[x], weight, to_x, to_weight, move, elsewhere, self._new),
+            multiply_back(grad, self._data[x], weight, to_x, to_weight, move, external_weight, self._new),
             *additions,
         ]
 
     def _pooled(self, layer: Layer) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return new memory for the output (n, windows, O) of a layer, and for the places that it comes from."""
+        """Return new memory for the output (n, windows, O) of a layer, and for the ``codes`` of ``rectified_max``."""
         out = self._rows(layer.output)
         shape = (self._n, -1, layer.output.channels)
         codes = self._new_block(-(-out.numel() // out.element_size())).view(torch.uint8)[: out.numel()]
@@ -420,13 +418,13 @@ class PooledLayers(Memory):
         return out.view(shape).numpy(), self._codes[layer]
 
     def _to_pooled(self, layer: Layer, buffer: Buffer) -> tuple[NDArray[Any], NDArray[Any]]:
-        """Return the gradient (n, windows, O) of a layer's output, and the places that this comes from."""
+        """Return the gradient (n, windows, O) of a layer's output, and the ``codes`` of ``rectified_max``."""
         grad = self._view(layer.output, buffer).view(self._n, -1, layer.output.channels)
         return grad.numpy(), self._codes[layer]
 
 
 def _sizes(layer: Layer) -> tuple[tuple[int, int], tuple[int, int], int]:
-    """Return the channels and the kernel size of a convolution, the windows in rows and columns, and the outputs."""
+    """Return channels and kernel size of a convolution, rows and columns of windows, and output channels."""
     conv, out = layer.module, layer.output
     return (conv.in_channels, conv.kernel_size[0]), (out.height, out.width), conv.out_channels
 

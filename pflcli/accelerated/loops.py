@@ -1,8 +1,8 @@
-"""Compiled loops for the layers of networks that are no matrix products.
+"""Compiled loops for the layers of networks that are not matrix products.
 
-Stock kernels take several passes and calls where one loop suffices here; its innermost loop runs along memory and so
-becomes vector instructions. Those of pooled convolutions take one image at a time, whose maps stay in the cache: kept
-is only the largest value of each 2x2 pixels, and its place among them.
+PyTorch's kernels take several calls and passes over memory where one loop suffices. The innermost loops run along
+memory, so that they become vector instructions. Loops of pooled convolutions compute one image at a time, whose maps
+stay in the cache; they only store the largest value of each 2x2 pixels, and which pixel it is.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from pflcli.accelerated.compiler import Array, compiled
 from pflcli.accelerated.instructions import as_row, combination
 from pflcli.accelerated.products import product
 
-_ROWS = 64
-"""Rows per partial sum: the rounding error of 8,192 float32 numbers is then that of about 128."""
+_ROWS_PER_SUM = 64
+"""Rows of a partial sum. The rounding error of a sum of 8,192 float32 numbers is then that of a sum of about 128."""
 
 
 @compiled
@@ -36,7 +36,7 @@ def patches(x: Array, size: int, stride: int, padding: int, out: Array) -> None:
 
 
 @compiled
-def _taps(weight: Array) -> Array:
+def _transpose_taps(weight: Array) -> Array:
     """Return depthwise weights (C, 9) as (9, C)."""
     taps = np.empty((9, len(weight)), weight.dtype)
     for c in range(len(weight)):
@@ -49,7 +49,7 @@ def _taps(weight: Array) -> Array:
 def depthwise(x: Array, weight: Array, stride: int, out: Array) -> None:
     """Write into ``out`` (n, h', w', C) the 3x3 convolution, with padding 1, of ``x`` (n, h, w, C) and (C, 9)."""
     images, height, width, channels = x.shape
-    taps = _taps(weight)
+    taps = _transpose_taps(weight)
     for image in range(images):
         for row in range(out.shape[1]):
             for column in range(out.shape[2]):
@@ -72,7 +72,7 @@ def depthwise(x: Array, weight: Array, stride: int, out: Array) -> None:
 def depthwise_backward(x: Array, weight: Array, grad: Array, stride: int, to_x: Array, to_weight: Array) -> None:
     """Write the gradients of ``depthwise`` into ``to_x`` and ``to_weight``; ``grad`` is that of its output."""
     images, height, width, channels = x.shape
-    taps = _taps(weight)
+    taps = _transpose_taps(weight)
     total, part = np.zeros_like(taps), np.empty_like(taps)
     for image in range(images):
         to_x[image] = 0
@@ -102,14 +102,14 @@ def depthwise_backward(x: Array, weight: Array, grad: Array, stride: int, to_x: 
 
 @compiled
 def add(to: Array, values: Array) -> None:
-    """Add values to the first of others: Numba takes two seconds to compile ``+=``, with all its messages."""
+    """Add ``values`` to the first numbers of ``to``. Numba takes two seconds to compile ``+=`` for arrays."""
     for i in range(len(values)):
         to[i] += values[i]
 
 
 @compiled
 def _products(a: Array, b: Array) -> Array:
-    """Return a b, number by number, see ``add``."""
+    """Return the elementwise product. Numba takes long to compile ``*`` for arrays, see ``add``."""
     result = np.empty_like(a)
     for i in range(len(a)):
         result[i] = a[i] * b[i]
@@ -120,25 +120,25 @@ def _products(a: Array, b: Array) -> Array:
 def normalize(x: Array, weight: Array, bias: Array, eps: float, cap: float, out: Array, stats: Array) -> None:
     """Write into ``out`` (m, C) the rows ``x`` normalized over the batch, scaled, and clipped to [0, cap] if cap > 0.
 
-    Write into ``stats`` (3, C) the mean, 1 / sqrt(variance + eps) and the unbiased variance: Ioffe & Szegedy (2015),
-    https://arxiv.org/abs/1502.03167, Algorithm 1.
+    Write into ``stats`` (3, C) the mean, 1 / sqrt(variance + eps), and the unbiased variance. See Ioffe & Szegedy
+    (2015), https://arxiv.org/abs/1502.03167, Algorithm 1.
     """
     rows, channels = x.shape
     mean, rate, variance = stats[0], stats[1], stats[2]
     part = np.empty_like(mean)
     mean[:] = 0
-    for first in range(0, rows, _ROWS):
+    for first in range(0, rows, _ROWS_PER_SUM):
         part[:] = 0
-        for row in range(first, min(first + _ROWS, rows)):
+        for row in range(first, min(first + _ROWS_PER_SUM, rows)):
             for c in range(channels):
                 part[c] += x[row, c]
         add(mean, part)
     for c in range(channels):
         mean[c] /= rows
     variance[:] = 0
-    for first in range(0, rows, _ROWS):
+    for first in range(0, rows, _ROWS_PER_SUM):
         part[:] = 0
-        for row in range(first, min(first + _ROWS, rows)):
+        for row in range(first, min(first + _ROWS_PER_SUM, rows)):
             for c in range(channels):
                 part[c] += (x[row, c] - mean[c]) ** 2
         add(variance, part)
@@ -149,7 +149,7 @@ def normalize(x: Array, weight: Array, bias: Array, eps: float, cap: float, out:
     lower, upper = x.dtype.type(0), x.dtype.type(cap)
     for row in range(rows):
         for c in range(channels):
-            # From the difference: x scale - mean scale would lose its digits where the variance is small.
+            # Compute the difference first: x scale - mean scale loses digits where the variance is small.
             value = (x[row, c] - mean[c]) * scale[c] + bias[c]
             out[row, c] = min(max(value, lower), upper) if cap > 0 else value
 
@@ -158,7 +158,7 @@ def normalize(x: Array, weight: Array, bias: Array, eps: float, cap: float, out:
 def normalize_backward(
     x: Array, weight: Array, bias: Array, stats: Array, cap: float, grad: Array, to_weight: Array, to_bias: Array
 ) -> None:
-    """Turn ``grad`` (m, C) of the output of ``normalize`` into that of ``x``; write those of scale and shift."""
+    """Turn ``grad`` (m, C), the gradient by the output of ``normalize``, into that by ``x``; write the others."""
     rows, channels = x.shape
     mean, rate = stats[0], stats[1]
     scale = _products(weight, rate)
@@ -166,9 +166,9 @@ def normalize_backward(
     to_weight[:] = 0
     to_bias[:] = 0
     part = np.empty((2, channels), x.dtype)
-    for first in range(0, rows, _ROWS):
+    for first in range(0, rows, _ROWS_PER_SUM):
         part[:] = 0
-        for row in range(first, min(first + _ROWS, rows)):
+        for row in range(first, min(first + _ROWS_PER_SUM, rows)):
             for c in range(channels):
                 offset = x[row, c] - mean[c]
                 value = offset * scale[c] + bias[c]
@@ -192,7 +192,7 @@ def normalize_backward(
 
 @compiled
 def rectified_pool(x: Array, out: Array) -> None:
-    """Write into ``out`` (m, h // 2, w // 2) the largest of 0 and each 2x2 values of ``x`` (m, h, w); NaN stays NaN."""
+    """Write into ``out`` (m, h // 2, w // 2) the maximum of 0 and each 2x2 values of ``x`` (m, h, w); NaN stays NaN."""
     maps, rows, columns = out.shape
     zero = x.dtype.type(0)
     for image in range(maps):
@@ -211,7 +211,7 @@ def rectified_pool(x: Array, out: Array) -> None:
 
 @compiled
 def rectified_pool_backward(x: Array, grad: Array, to_x: Array) -> None:
-    """Write into ``to_x`` the gradient of each output, at the first of its inputs that is the largest."""
+    """Write into ``to_x`` the gradient of each output at the first of its inputs that is the maximum."""
     maps, rows, columns = grad.shape
     zero = x.dtype.type(0)
     to_x[:, 2 * rows :] = 0
@@ -237,9 +237,9 @@ def rectified_pool_backward(x: Array, grad: Array, to_x: Array) -> None:
 
 @compiled
 def cross_entropy(logits: Array, y: Array, weight: Array, scale: float, grad: Array) -> float:
-    """Return the cross-entropy of ``logits`` (n, C), ``y`` (n,) weighted by ``weight``, and write its gradients.
+    """Return the cross-entropy of ``logits`` (n, C), ``y`` (n,) weighted by ``weight`` (n,), and write its gradients.
 
-    These are multiplied by ``scale``. Sums are in double precision.
+    The gradients are multiplied by ``scale``. Sums are in double precision.
     """
     loss = 0.0
     for sample in range(len(logits)):
@@ -259,7 +259,7 @@ def cross_entropy(logits: Array, y: Array, weight: Array, scale: float, grad: Ar
 
 @compiled
 def pull(weights: Array, anchor: Array, part: float, drift: Array, rate: float) -> None:
-    """Move weights by a part of the way to the anchor, and against the drift by the rate, if there are any."""
+    """Move weights by a part of the way to the anchor, and by minus the rate times the drift; both may be empty."""
     part, rate = weights.dtype.type(part), weights.dtype.type(rate)
     for i in range(len(anchor)):
         weights[i] += part * (anchor[i] - weights[i])
@@ -272,9 +272,9 @@ _copy_row = combination([[1]])
 
 @compiled
 def rectified_max(maps: Array, bias: Array, out: Array, codes: Array) -> None:
-    """Write into ``out`` (m, O) the largest of 0 and the ``maps`` (4, m, O) plus the ``bias``; NaN stays NaN.
+    """Write into ``out`` (m, O) the maximum of 0 and of the ``maps`` (4, m, O) plus the ``bias``; NaN stays NaN.
 
-    ``codes`` (m, O) receives which map it is, or 4 for 0.
+    Write into ``codes`` (m, O) the index of the map that is the maximum, or 4 for 0.
     """
     zero = maps.dtype.type(0)
     for i in range(len(out)):
@@ -295,7 +295,7 @@ def rectified_max(maps: Array, bias: Array, out: Array, codes: Array) -> None:
 
 @compiled
 def rectified_max_backward(grad: Array, codes: Array, maps: Array, to_bias: Array) -> None:
-    """Write the gradients by ``maps`` (4, m, O) for those of the output, ``grad`` (m, O); add those by the bias."""
+    """Write the gradients by ``maps`` (4, m, O), given those by the output, ``grad`` (m, O); add those by the bias."""
     zero = maps.dtype.type(0)
     for i in range(len(grad)):
         value, code = grad[i], codes[i]
@@ -309,10 +309,10 @@ def rectified_max_backward(grad: Array, codes: Array, maps: Array, to_bias: Arra
 
 @compiled
 def _patches(x: Array, size: int, padding: int, windows: tuple[int, int], planes: Array, out: Array) -> None:
-    """Write into ``out`` (C size size, 4, windows) what each tap of a convolution meets of an image (C, h, w).
+    """Write into ``out`` (C size size, 4, windows) the pixels of an image (C, h, w) for each tap of a convolution.
 
-    The second axis are the four pixels of a pooling window. ``planes`` (C, h', 2, w') receives the padded image, its
-    even columns apart from its odd ones, so that pixels at the same place of their windows are neighbours.
+    The second axis are the four pixels of a pooling window. The padded image is written into ``planes`` (C, h', 2, w'),
+    with even and odd columns separated, so that pixels at the same position of their windows are neighbours.
     """
     channels, height, width = x.shape
     rows, columns = windows
@@ -332,7 +332,7 @@ def _patches(x: Array, size: int, padding: int, windows: tuple[int, int], planes
 
 
 @compiled
-def first(
+def convolve_first(
     x: Array,
     weight: Array,
     bias: Array,
@@ -354,7 +354,7 @@ def first(
 
 
 @compiled
-def first_backward(
+def convolve_first_backward(
     x: Array,
     padding: int,
     windows: tuple[int, int],
@@ -364,7 +364,7 @@ def first_backward(
     to_weight: Array,
     to_bias: Array,
 ) -> None:
-    """Write the gradients by weight (K, O) and bias of ``first`` for ``grad`` (n, windows, O), that of its output."""
+    """Write the gradients of ``convolve_first`` by weight (K, O) and bias, given ``grad`` (n, windows, O)."""
     planes, patches, maps = work
     size = int(np.sqrt(len(to_weight) // x.shape[1]))
     pixels, outputs = 4 * grad.shape[1], len(to_bias)
@@ -379,7 +379,7 @@ def first_backward(
 
 @compiled
 def flatten(x: Array, out: Array) -> None:
-    """Write pixels (n, h w, C) as rows (n, C h w)."""
+    """Write pixels (n, h w, C) into rows (n, C h w)."""
     images, pixels, channels = x.shape
     for image in range(images):
         for c in range(channels):
@@ -389,7 +389,7 @@ def flatten(x: Array, out: Array) -> None:
 
 @compiled
 def unflatten(grad: Array, to_x: Array) -> None:
-    """Write rows (n, C h w) as pixels (n, h w, C)."""
+    """Write rows (n, C h w) into pixels (n, h w, C)."""
     images, pixels, channels = to_x.shape
     for image in range(images):
         for i in range(pixels):
@@ -399,7 +399,7 @@ def unflatten(grad: Array, to_x: Array) -> None:
 
 @compiled
 def shift_and_rectify(sums: Array, bias: Array, rectify: bool) -> None:
-    """Add the bias to the ``sums`` (n, O), and if wanted let them be no less than 0; NaN stays NaN."""
+    """Add the bias to the ``sums`` (n, O) in place, and apply ReLU if wanted; NaN stays NaN."""
     zero = sums.dtype.type(0)
     for i in range(len(sums)):
         for c in range(len(bias)):
@@ -409,7 +409,7 @@ def shift_and_rectify(sums: Array, bias: Array, rectify: bool) -> None:
 
 @compiled
 def shift_and_rectify_backward(out: Array, rectify: bool, grad: Array, to_bias: Array) -> None:
-    """Turn ``grad`` (n, O) of ``out`` into that of its sums; write that of the bias."""
+    """Turn ``grad`` (n, O), the gradient by ``out``, into that by its sums; write the gradient by the bias."""
     zero = grad.dtype.type(0)
     to_bias[:] = 0
     for i in range(len(grad)):

@@ -1,7 +1,7 @@
 """Exact nearest neighbours in many clients' stores, in one compiled loop.
 
-A few stored vectors at a time meet all queries of a client while they are in the cache, straight from where the store
-lies. Norms come from the same pass. For each query the loop keeps a list of the nearest so far.
+The loop multiplies a few stored vectors at a time, read from the store without a copy, by all queries of a client while
+they are in the cache, and computes norms in the same pass. For each query it keeps a list of the nearest vectors.
 """
 
 from __future__ import annotations
@@ -22,18 +22,19 @@ from pflcli.accelerated.products import product_by_rows
 
 _intrinsic: Any = intrinsic
 
-_STORED, _QUERIES, _LANES = 64, 256, 16
-"""Stored vectors and queries that meet at a time, and numbers in the longest vector."""
+_STORED_PER_BLOCK, _QUERIES_PER_BLOCK, _MAX_LANES = 64, 256, 16
+"""Stored vectors and queries in one product, and numbers in the longest vector register."""
 
 _HALF, _TWO, _INFINITY = np.float32(0.5), np.float32(2), np.float32(np.inf)
 _dot = dot_tile(1)
 
 
 def _list_insertion() -> Any:
-    """Return a function that lets one stored vector into the lists of the nearest of ``width`` queries.
+    """Return a function that inserts a stored vector into the lists of nearest vectors of ``width`` queries.
 
-    Its nearness to query q is product[first + q] - half. Lists are columns: nearness[p width + q] falls with p from 1
-    to k, ``rows`` lies beside it, and nearness[q] is inf. Of equal vectors the first to come stays before the others.
+    The nearness of the vector to query q is product[first + q] - half. The lists are columns: nearness[p width + q]
+    decreases with p from 1 to k, ``rows`` contains the vectors' rows in the same layout, and nearness[q] is inf. Of
+    equal vectors the one that was inserted first comes first.
     """
 
     @_intrinsic  # type: ignore[untyped-decorator]
@@ -50,7 +51,7 @@ def _list_insertion() -> Any:
                 last = bld.add(q, bld.mul(k, width))
                 nearer = bld.fcmp_ordered(">", value, vec.load(vec.at(nearness, nearness_value, last)))
                 is_any_nearer = bld.icmp_unsigned("!=", bld.bitcast(nearer, bits), bits(0))
-                # Soon most vectors are nearer to no query of a block than what its lists have.
+                # Most vectors are not near enough to enter any list.
                 with bld.if_then(is_any_nearer), _utils.for_range(bld, k) as place:
                     offset = bld.sub(last, bld.mul(place.index, width))
                     places = [vec.at(nearness, nearness_value, at) for at in (offset, bld.sub(offset, width))]
@@ -85,25 +86,26 @@ def search(
 ) -> None:
     """Write the *squared* L2 distances (n, k) to the nearest stored vectors of each query, and their rows (n, k).
 
-    The store of client c is ``sizes[c]`` vectors (d,) of float32 from byte ``starts[c]`` of the blob on; its queries
-    are rows bounds[c] to bounds[c + 1] of ``z`` (n, d). What a store has not stays as it was in ``distance`` and
-    ``row``. Distances below the share ``inexact`` of |q|^2 + |x|^2 are computed again, from the difference.
+    The store of client c is ``sizes[c]`` vectors (d,) of float32 from byte ``starts[c]`` of the blob on. Its queries
+    are rows bounds[c] to bounds[c + 1] of ``z`` (n, d). If a store has fewer than k vectors, the rest of ``distance``
+    and ``row`` does not change. Distances less than ``inexact`` times |q|^2 + |x|^2 are computed again, from the
+    difference of the vectors.
     """
     d = z.shape[1]
     queries = z.reshape(-1)
     most_queries, largest_store = 0, 0
-    for client in range(len(sizes)):  # in a loop, which takes a tenth of the time of NumPy's functions to compile
+    for client in range(len(sizes)):  # compiles in a tenth of the time of NumPy's functions
         most_queries = max(most_queries, bounds[client + 1] - bounds[client])
         largest_store = max(largest_store, sizes[client])
-    widest = min(_QUERIES, -(-most_queries // _LANES) * _LANES)
-    product, query_half = np.zeros(_STORED * widest, np.float32), np.empty(widest, np.float32)
+    widest = min(_QUERIES_PER_BLOCK, -(-most_queries // _MAX_LANES) * _MAX_LANES)
+    product, query_half = np.zeros(_STORED_PER_BLOCK * widest, np.float32), np.empty(widest, np.float32)
     nearness = np.empty((distance.shape[1] + 1) * widest, np.float32)
     rows, half = np.empty_like(nearness), np.empty(largest_store, np.float32)
     for client in range(len(sizes)):
         stored = blob[starts[client] : starts[client] + 4 * d * sizes[client]].view(np.float32)
         k = min(distance.shape[1], sizes[client])
-        for first in range(bounds[client], bounds[client + 1], _QUERIES):
-            n = min(_QUERIES, bounds[client + 1] - first)
+        for first in range(bounds[client], bounds[client + 1], _QUERIES_PER_BLOCK):
+            n = min(_QUERIES_PER_BLOCK, bounds[client + 1] - first)
             _half_squares(queries, first, n, d, query_half, 0)
             _find(stored, sizes[client], queries, (first, n, d, k), half, product, nearness, rows)
             _write(stored, queries, (first, n, d, k), half, query_half, nearness, rows, inexact, distance, row)
@@ -111,7 +113,7 @@ def search(
 
 @compiled
 def _half_squares(x: Array, first: int, count: int, d: int, half: Array, to: int) -> None:
-    """Write half the squared norms of ``count`` rows of ``x`` (., d) from ``first`` on to ``half`` from ``to`` on."""
+    """Write half of the squared norms of ``count`` rows of ``x`` (., d), from ``first`` on, into ``half[to:]``."""
     for i in range(count):
         start = (first + i) * d
         _dot(d, x, start, d, x, start, d, half, to + i, 1, 1, 1, 0)
@@ -129,15 +131,15 @@ def _find(
     nearness: Array,
     rows: Array,
 ) -> None:
-    """Fill the lists of the nearest of ``m`` stored vectors, and ``half`` (m,); ``size``: the first query, n, d, k."""
+    """Fill the lists of the nearest of ``m`` stored vectors, and ``half`` (m,). ``size``: first query, n, d, k."""
     first_query, n, d, k = size
-    width = -(-n // _LANES) * _LANES
+    width = -(-n // _MAX_LANES) * _MAX_LANES
     for place in range(k + 1):
         for q in range(width):
-            # Columns beyond the queries take nothing.
+            # Columns beyond the queries accept no vector.
             nearness[place * width + q] = -_INFINITY if place > 0 and q < n else _INFINITY
-    for first in range(0, m, _STORED):
-        count = min(_STORED, m - first)
+    for first in range(0, m, _STORED_PER_BLOCK):
+        count = min(_STORED_PER_BLOCK, m - first)
         _half_squares(stored, first, count, d, half, first)
         product_by_rows((count, n, d), stored, first * d, d, queries, first_query * d, d, product, 0, width, 0)
         for i in range(count):
@@ -157,9 +159,9 @@ def _write(
     distance: NDArray[np.float64],
     row: NDArray[np.int64],
 ) -> None:
-    """Write the distances and rows of lists, nearest first; ties to the first row."""
+    """Write the distances and rows of the lists, nearest first; of equal distances the first row comes first."""
     first, n, d, k = size
-    width = -(-n // _LANES) * _LANES
+    width = -(-n // _MAX_LANES) * _MAX_LANES
     for q in range(n):
         query = first + q
         for p in range(k):

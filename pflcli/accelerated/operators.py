@@ -1,9 +1,9 @@
-"""Replaces layers by forms that are faster for their shape on a CPU, with the same parameters and results.
+"""Replaces layers by forms that are faster on a CPU for their shape, with the same parameters and results.
 
-On small images MobileNet-like networks have maps of 2x2 and 1x1, for which the stock kernels are slow, above all for
-the depthwise weight gradient. In other networks max pooling takes as long as a convolution. ``tuned`` gives such layers
-another form, by a rule over shapes that ``benchmarks/operators.py`` backs, never by timing at run time: the same seed
-gives the same bytes. The code of models does not change.
+On small images MobileNet-like networks have maps of 2x2 and 1x1, for which PyTorch's kernels are slow, most of all for
+the weight gradient of depthwise convolutions. In other networks max pooling takes as long as a convolution. ``tuned``
+chooses the forms by shapes alone, as measured with ``benchmarks/operators.py``, and not by timing at run time, so that
+the same seed gives the same bytes. The code of models does not change.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from torch.autograd.function import once_differentiable
 
 from pflcli.accelerated import graph
 
-_SMALL = 2
-"""Depthwise convolutions of maps up to this height and width are computed tap by tap."""
+_MAX_TAPS_SIDE = 2
+"""Largest height and width of maps whose depthwise convolution is computed tap by tap."""
 
 
 def tuned(net: nn.Module, in_shape: tuple[int, ...]) -> nn.Module:
     """Return a copy of ``net`` whose layers have their fastest form for inputs of ``in_shape`` (C, H, W).
 
-    Convolutions of networks without depthwise ones stay as they are. So do names and shapes of parameters.
+    Names and shapes of parameters do not change, nor do convolutions of networks without depthwise convolutions.
     """
     net = copy.deepcopy(net)
     _join_pools(net, in_shape)
@@ -36,7 +36,7 @@ def tuned(net: nn.Module, in_shape: tuple[int, ...]) -> nn.Module:
     for module, size in _map_sizes(net, in_shape):
         if type(module) is not nn.Conv2d:
             continue
-        if graph.is_depthwise(module) and size <= _SMALL:
+        if graph.is_depthwise(module) and size <= _MAX_TAPS_SIDE:
             _set_form(module, SmallDepthwise)
         elif graph.is_pointwise(module) and size == 1:
             _set_form(module, PixelLinear)
@@ -46,15 +46,15 @@ def tuned(net: nn.Module, in_shape: tuple[int, ...]) -> nn.Module:
 
 
 def _set_form(module: nn.Module, form: type[nn.Module]) -> None:
-    """Let a module compute as ``form`` does, a subclass of its type without attributes of its own.
+    """Change the class of a module to ``form``, a subclass of its type without attributes of its own.
 
-    The object stays: it may occur in several places, and its hooks, names and parameters must not change.
+    The object stays the same, because it may occur in several places and its hooks and parameters must not change.
     """
     module.__class__ = form
 
 
 def _join_pools(net: nn.Module, in_shape: tuple[int, ...]) -> None:
-    """Join each 2x2 max pooling with the ReLU before it, unless other layers use the output of that ReLU."""
+    """Join each 2x2 max pooling with the ReLU before it, unless other layers use the output of the ReLU."""
     if not any(graph.is_halving(module) for module in net.modules()):
         return
     calls = Counter(module for module, _ in _calls(net, in_shape))
@@ -65,7 +65,7 @@ def _join_pools(net: nn.Module, in_shape: tuple[int, ...]) -> None:
         for (name, relu), (_, pool) in itertools.pairwise(layers._modules.items()):
             assert relu is not None
             assert pool is not None
-            # A ReLU that works in place also changes its input, which no other layer may then use.
+            # An in-place ReLU also changes its input, so no other layer may use that.
             unshared = not getattr(relu, "inplace", False) or isinstance(before, (nn.Conv2d, nn.BatchNorm2d))
             if type(relu) is nn.ReLU and graph.is_halving(pool) and unshared and calls[relu] == calls[pool] == 1:
                 setattr(layers, name, nn.Identity())
@@ -74,11 +74,11 @@ def _join_pools(net: nn.Module, in_shape: tuple[int, ...]) -> None:
 
 
 class RectifiedPool(graph.Rectifying):
-    """ReLU and 2x2 max pooling as one."""
+    """ReLU and 2x2 max pooling as one layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the largest positive value, or zero, of each 2x2 pixels (n, C, h // 2, w // 2)."""
-        out: Tensor = super().forward(x.relu()) if x.ndim != 4 or _stock(x) else _Pool.apply(x)  # type: ignore[no-untyped-call]
+        out: Tensor = super().forward(x.relu()) if x.ndim != 4 or _needs_stock_kernel(x) else _Pool.apply(x)  # type: ignore[no-untyped-call]
         return out
 
 
@@ -106,8 +106,8 @@ class _Pool(torch.autograd.Function):
         return to_x
 
 
-def _stock(x: Tensor) -> bool:
-    """Whether a layer must compute in its stock form: for other types and devices, and within torch.func."""
+def _needs_stock_kernel(x: Tensor) -> bool:
+    """Whether a layer must use PyTorch's kernel: for other types and devices, and within torch.func."""
     return (
         x.dtype not in (torch.float32, torch.float64)
         or x.device.type != "cpu"
@@ -116,7 +116,7 @@ def _stock(x: Tensor) -> bool:
 
 
 class ChannelsLast(graph.Form):
-    """The stock kernel on channels-last memory; the layers between such convolutions keep that layout."""
+    """PyTorch's kernel on channels-last memory. The layers between such convolutions keep that layout."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the convolution (n, C, h, w)."""
@@ -134,11 +134,11 @@ class PixelLinear(graph.Form):
 
 
 class SmallDepthwise(graph.Form):
-    """A depthwise 3x3 convolution of a small map, one tap of the kernel after the other."""
+    """A depthwise 3x3 convolution of a small map, computed tap by tap."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the convolution (n, C, h, w), channels-last."""
-        if _stock(x):
+        if _needs_stock_kernel(x):
             return super().forward(x)
         out = _Taps.apply(x.permute(0, 2, 3, 1), self.weight.flatten(1).t(), self.stride[0])  # type: ignore[no-untyped-call]
         return out.permute(0, 3, 1, 2)  # type: ignore[no-any-return]
@@ -188,7 +188,7 @@ def _tap_pixels(
 
 
 def _overlap(shift: int, size: int, out: int, stride: int) -> tuple[slice, slice] | None:
-    """Return the outputs o and the inputs ``stride o + shift`` that exist along one axis, or None if there are none."""
+    """Return the outputs o and inputs ``stride o + shift`` that exist along one axis, or None if there are none."""
     inside = [o for o in range(out) if 0 <= stride * o + shift < size]
     if not inside:
         return None
@@ -197,7 +197,7 @@ def _overlap(shift: int, size: int, out: int, stride: int) -> tuple[slice, slice
 
 
 def _map_sizes(net: nn.Module, in_shape: tuple[int, ...]) -> list[tuple[nn.Module, int]]:
-    """Return every convolution with the larger side of its input map."""
+    """Return every plain convolution with the larger side of its input map."""
     sizes: dict[nn.Module, int] = {}
     for module, shape in _calls(net, in_shape):
         if type(module) is nn.Conv2d:
@@ -206,7 +206,7 @@ def _map_sizes(net: nn.Module, in_shape: tuple[int, ...]) -> list[tuple[nn.Modul
 
 
 def _calls(net: nn.Module, in_shape: tuple[int, ...]) -> list[tuple[nn.Module, tuple[int, ...]]]:
-    """Return every call of a module with the shape of its input, recorded on one sample of zeros."""
+    """Return every call of a module with the shape of its input, as recorded for one sample of zeros."""
     calls: list[tuple[nn.Module, tuple[int, ...]]] = []
     hooks = [
         module.register_forward_hook(lambda module, inputs, _: calls.append((module, tuple(inputs[0].shape))))

@@ -1,8 +1,8 @@
 """pFedGP in compiled loops: Gibbs sampling, the losses of clients by their trees, and the gradients by embeddings.
 
-``methods/parts/gaussian_process.py`` and ``tree_likelihood.py`` are the reference. For a few samples a call to LAPACK
-takes longer than its arithmetic: there chains are lanes of vectors and stand last in every array. For more samples
-factors are computed in blocks, of a few chains at a time.
+``methods/parts/gaussian_process.py`` and ``tree_likelihood.py`` are the reference. For a small number of samples a call
+of LAPACK takes longer than its arithmetic. There chains are lanes of vectors, and the last axis of every array. For
+more samples, factors are computed in blocks, for a few chains at a time.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from pflcli.accelerated.instructions import as_row, minus_products, products, so
 from pflcli.accelerated.products import product, product_by_rows, transpose
 from pflcli.methods.parts.gaussian_process import QUERIES, REST, TERMS, Prior, jittered, quadrature, random_key
 
-FEW, FEW_PREDICTING = 72, 40
-"""Samples up to which Gibbs sampling, and predicting as many more, is faster in lanes of chains than in blocks."""
+MAX_LANE_SAMPLES, MAX_LANE_PREDICTIONS = 72, 40
+"""Largest number of samples for which Gibbs sampling, and the prediction of as many others, is faster in lanes."""
 
-_STEPS = 100
-"""Most steps of k-means, see ``class_tree.py``."""
+_MAX_KMEANS_STEPS = 100
+"""Largest number of steps of k-means, see ``class_tree.py``."""
 
 _HALF, _ONE, _TWO = (np.float32(value) for value in (0.5, 1, 2))
 
 
 @compiled
 def cholesky(b: Array) -> None:
-    """Replace ``b`` (n + m, n, chains), of which the lower half counts, by its factors, with reciprocals as diagonals.
+    """Replace the square of ``b`` (n + m, n, chains) by its Cholesky factors L, whose diagonals are inverted.
 
-    The m rows below the square become L^-1 times each of them.
+    Only the lower half of the square is read. Each of the m rows below the square becomes L^-1 times the row.
     """
     n, chains = b.shape[1:]
     row = n * chains
@@ -46,22 +46,22 @@ def cholesky(b: Array) -> None:
 
 
 @compiled
-def back_substitute_few(b: Array) -> None:
+def back_substitute_lanes(b: Array) -> None:
     """Replace the rows below the square of ``b`` (n + m, n, chains), after ``cholesky``, by L'^-1 times each."""
     n, chains = b.shape[1:]
     row, first = n * chains, n * n * chains
     for i in range(n - 1, -1, -1):
-        # From the last number on, so that what was computed last is added last, and nothing waits for it.
+        # Begin with the last number, so that what was computed last is added last and nothing waits for it.
         known, factors, to = first + row - chains, first - row + i * chains, first + i * chains
         solve(n - 1 - i, b, known, row, -chains, b, factors, -row, b, to, row, len(b) - n, chains)
 
 
 @compiled
-def factored(wide: Array, columns: int, root: Array, targets: Array) -> Array:
+def factor_lanes(wide: Array, columns: int, root: Array, targets: Array) -> Array:
     """Return the factors (n + m, n, chains) of I + W^1/2 K W^1/2 for ``root`` (n, chains), see ``cholesky``.
 
-    Of ``wide`` the first n columns are K. The rows below are W^1/2 times the others, up to ``columns``, and ``targets``
-    (n, chains).
+    The first n columns of ``wide`` are K. The rows below the square are W^1/2 times its other columns, up to
+    ``columns``, and ``targets`` (n, chains).
     """
     n, chains = root.shape
     b, ones, row = np.empty((columns + 1, n, chains), np.float32), np.empty(chains, np.float32), n * chains
@@ -87,7 +87,7 @@ def factored(wide: Array, columns: int, root: Array, targets: Array) -> Array:
 
 @compiled
 def roots_and_targets(labels: Array, omega: Array) -> tuple[Array, Array]:
-    """Return W^1/2 and W^-1/2 kappa (n, chains) of samples with ``labels`` (n,), kappa being their halves."""
+    """Return W^1/2 and W^-1/2 kappa (n, chains) of samples with ``labels`` (n,), where kappa is half of the labels."""
     root, targets = np.empty_like(omega), np.empty_like(omega)
     flat, flat_omega, flat_targets = as_row(root), as_row(omega), as_row(targets)
     for i in range(len(labels)):
@@ -101,34 +101,34 @@ def roots_and_targets(labels: Array, omega: Array) -> tuple[Array, Array]:
 BLOCK = 16
 """Rows of a block."""
 
-_COLUMNS = 4
-"""Columns of an inverse that begin at the same row."""
+_INVERSE_COLUMNS = 4
+"""Columns of an inverse that are computed at the same time."""
 
-_GROUP = 1 << 19
-"""Numbers of the factors that are computed at a time: they stay in the cache."""
+_MAX_GROUP_NUMBERS = 1 << 19
+"""Numbers of the factors that are computed at the same time: they stay in the cache."""
 
 
 @compiled
 def new_factors(n: int, columns: int, chains: int) -> tuple[Array, Array]:
-    """Return memory for U with so many columns, and for inverses, of each chain."""
+    """Return memory for U with this number of columns, and for inverses, of each chain."""
     row = -(-columns // BLOCK) * BLOCK
-    row += BLOCK if row % 256 == 0 else 0  # rows at powers of two lie in the same places of the cache
+    row += BLOCK if row % 256 == 0 else 0  # avoid rows in the same places of the cache
     return np.empty((chains, n, row), np.float32), np.empty((chains, -(-n // BLOCK), BLOCK, BLOCK), np.float32)
 
 
 @compiled
 def group_size(n: int, columns: int, chains: int) -> int:
-    """Return how many chains at a time, of at most 2 MiB together if that is at least four of them."""
-    return max(1, min(chains, max(4, _GROUP // (n * columns))))
+    """Return the number of chains of a group: at least four and, if possible, at most 2 MiB together."""
+    return max(1, min(chains, max(4, _MAX_GROUP_NUMBERS // (n * columns))))
 
 
 @compiled
 def factor(wide: Array, columns: int, root: Array, last: Array, u: Array, inverses: Array, first_chain: int) -> None:
-    """Write factors into ``u`` (group, n, row), for the chains from ``first_chain`` on.
+    """Write the factors of a group of chains, from ``first_chain`` on, into ``u`` (group, n, row).
 
-    Of ``wide`` the first n columns are K. W^1/2 times the others, up to ``columns``, stand to the right of B, then one
-    of ``last`` (n, chains). ``root`` (n, chains) are the diagonals of W^1/2. ``inverses`` (group, blocks, BLOCK,
-    BLOCK) become those of the blocks on the diagonal of U, transposed.
+    The first n columns of ``wide`` are K. To the right of B are W^1/2 times its other columns, up to ``columns``, and
+    one column of ``last`` (n, chains). ``root`` (n, chains) are the diagonals of W^1/2. ``inverses`` (group, blocks,
+    BLOCK, BLOCK) become the transposed inverses of the blocks on the diagonal of U.
     """
     n = len(wide)
     group, row = len(u), u.shape[2]
@@ -160,7 +160,7 @@ def factor(wide: Array, columns: int, root: Array, last: Array, u: Array, invers
 
 @compiled
 def _invert(block: Array, row: int, inverses: Array, to: int, blocks: int, rows: int, group: int) -> None:
-    """Write L^-1 into ``inverses``, from ``to`` on; L L' is the square at the beginning of ``block``."""
+    """Write L^-1 into ``inverses``, from ``to`` on, where L L' is the square at the beginning of ``block``."""
     factors, turned = np.empty((rows, rows, group), np.float32), np.zeros((rows, BLOCK, group), np.float32)
     flat, flat_turned = as_row(factors), as_row(turned)
     step, step_turned = rows * group, BLOCK * group
@@ -168,9 +168,9 @@ def _invert(block: Array, row: int, inverses: Array, to: int, blocks: int, rows:
         transpose(block, j * row, BLOCK * row, flat, j * group, step, group, rows)
     cholesky(factors)
     for i in range(rows):
-        for q in range(0, i, _COLUMNS):
+        for q in range(0, i, _INVERSE_COLUMNS):
             place, of_row, to_row = q * (step_turned + group), i * step + q * group, i * step_turned + q * group
-            known, columns = i - q, min(_COLUMNS, i - q)
+            known, columns = i - q, min(_INVERSE_COLUMNS, i - q)
             solve(
                 known,
                 flat_turned,
@@ -244,19 +244,19 @@ _SQUARES = np.asarray([2 * math.pi**2 * (k + 0.5) ** 2 for k in range(TERMS)], d
 _SPREAD, _OFFSET, _SLOPE = (np.float32(value) for value in REST)
 _FIRST, _LEAST_C, _LEAST_VARIANCE, _MOST_LOGIT = (np.float32(value) for value in (0.25, 0.02, 1e-6, 80))
 
-_BITS = 8
-"""Random numbers of 32 bits per sample, chain and sweep: for two normal and TERMS + 1 exponential ones, one is left."""
+_BITS_PER_DRAW = 8
+"""Random numbers of 32 bits per sample, chain and sweep: two normal and TERMS + 1 exponential ones need all but one."""
 
 
-_NUMBERS = 1024
-"""Numbers whose expectations are computed at a time: they stay in the first cache."""
+_NUMBERS_PER_PASS = 1024
+"""Numbers whose expectations are computed at the same time: they stay in the first cache."""
 
 
 @compiled
 def draw(key: Array, first: int, normals: Array, exponentials: Array) -> None:
-    """Write the random numbers of a sweep, (2, size) and (TERMS + 1, size), those of ``key`` (2,) from ``first`` on."""
+    """Write the random numbers of a sweep, (2, size) and (TERMS + 1, size), of ``key`` (2,) from counter ``first``."""
     size = normals.shape[1]
-    bits = np.empty((_BITS, size), np.uint32)
+    bits = np.empty((_BITS_PER_DRAW, size), np.uint32)
     fill_bits(key, first, bits[:4])
     fill_bits(key, first + size, bits[4:])
     fill_normal(bits[0], bits[1], normals[0], normals[1])
@@ -265,7 +265,7 @@ def draw(key: Array, first: int, normals: Array, exponentials: Array) -> None:
 
 @compiled
 def polya_gamma(f: Array, draws: Array, omega: Array) -> None:
-    """Write draws from PG(1, f) into ``omega``, of as many values as ``f``, see ``gaussian_process.polya_gamma``."""
+    """Write draws from PG(1, f) for each number of ``f`` into ``omega``, see ``gaussian_process.polya_gamma``."""
     for i in range(len(f)):
         size = max(abs(f[i]), _LEAST_C)
         decay = exponential(-size)
@@ -282,10 +282,13 @@ def polya_gamma(f: Array, draws: Array, omega: Array) -> None:
 
 
 @compiled
-def gibbs(wide: Array, labels: Array, key: Array, first: int, chains: int, sweeps: int, few: int) -> tuple[Array, int]:
-    """Return omega (n, chains) of samples whose covariances are the first n columns of ``wide``, with their ``labels``.
+def gibbs(
+    wide: Array, labels: Array, key: Array, first: int, chains: int, sweeps: int, max_lane_samples: int
+) -> tuple[Array, int]:
+    """Return omega (n, chains) after Gibbs sampling, and the next counter of the random numbers.
 
-    And the number after the last that was drawn with ``key``, from ``first`` on. Up to ``few`` samples take lanes.
+    The samples have ``labels``; their covariances are the first n columns of ``wide``. ``key`` and the counter
+    ``first`` determine the draws. Up to ``max_lane_samples`` samples are computed in lanes.
     """
     n, row = wide.shape
     size, lower, covariances = (n, chains, n), as_row(_prior_factor(wide)), as_row(wide)
@@ -295,7 +298,7 @@ def gibbs(wide: Array, labels: Array, key: Array, first: int, chains: int, sweep
     flat, flat_root, flat_normals, flat_omega = as_row(f), as_row(root), as_row(normals), as_row(omega)
     flat_right = as_row(right)
     step = group_size(n, n, chains)
-    u, inverses = new_factors(n, n + 1 if n > few else 0, step)
+    u, inverses = new_factors(n, n + 1 if n > max_lane_samples else 0, step)
     targets = np.empty(n * chains, np.float32)
     for e in range(len(targets)):
         flat_omega[e], targets[e] = _FIRST, _HALF * np.float32(labels[e // chains])
@@ -308,14 +311,14 @@ def gibbs(wide: Array, labels: Array, key: Array, first: int, chains: int, sweep
         for e in range(len(targets)):
             flat_root[e] = math.sqrt(flat_omega[e])
             flat_right[e] = targets[e] / flat_root[e] - flat_root[e] * flat[e] - noise[e]
-        if n > few:
+        if n > max_lane_samples:
             for chain in range(0, chains, step):
                 of_group = min(step, chains - chain)
                 factor(wide, n, root, right, u[:of_group], inverses[:of_group], chain)
                 back_substitute_last(u[:of_group], inverses[:of_group], n, right, chain)
         else:
-            b = factored(wide, n, root, right)
-            back_substitute_few(b)
+            b = factor_lanes(wide, n, root, right)
+            back_substitute_lanes(b)
             flat_right = as_row(b[n])
         products(_ONE, flat_root, 0, flat_right, 0, flat_right, 0, n * chains)
         product(size, covariances, 0, row, 1, flat_right, 0, chains, flat, 0, chains, 1)
@@ -325,7 +328,7 @@ def gibbs(wide: Array, labels: Array, key: Array, first: int, chains: int, sweep
 
 @compiled
 def _prior_factor(wide: Array) -> Array:
-    """Return the lower factor (n, n) of the first n columns, computed in float64, see ``gaussian_process.gibbs``."""
+    """Return the lower Cholesky factor (n, n) of the first n columns, computed in float64."""
     n = len(wide)
     exact, lower = np.zeros((n, n), np.float64), np.zeros((n, n), np.float32)
     for i in range(n):
@@ -341,9 +344,10 @@ def _prior_factor(wide: Array) -> Array:
 
 @compiled
 def expect(mean: Array, variance: Array, sign: Array, at: Array, weight: Array, value: Array) -> None:
-    """Write E[sigmoid(s f)], f ~ N(``mean``, ``variance``), into ``value``; all (q, chains), ``sign`` (q,).
+    """Write E[sigmoid(s f)], f ~ N(``mean``, ``variance``), into ``value``; all are (q, chains), s is ``sign`` (q,).
 
-    Means and variances are replaced by its derivatives by them. ``at`` and ``weight`` are those of a quadrature.
+    Replace means and variances by the derivatives by them. ``at`` and ``weight`` are the nodes and weights of a
+    quadrature.
     """
     queries, chains = mean.shape
     size = queries, chains
@@ -355,13 +359,13 @@ def expect(mean: Array, variance: Array, sign: Array, at: Array, weight: Array, 
             spread[q, c] = math.sqrt(np.float32(2) * max(variance[q, c], _LEAST_VARIANCE))
     flat_mean, flat_spread, flat_value = as_row(mean), as_row(spread), as_row(value)
     flat_by_mean, flat_by_spread = as_row(by_mean), as_row(by_spread)
-    for first in range(0, queries * chains, _NUMBERS):
-        last = first + _NUMBERS
+    for first in range(0, queries * chains, _NUMBERS_PER_PASS):
+        last = first + _NUMBERS_PER_PASS
         center, width, p = flat_mean[first:last], flat_spread[first:last], flat_value[first:last]
         slope, moment = flat_by_mean[first:last], flat_by_spread[first:last]
         for e in range(len(center)):
             p[e] = slope[e] = moment[e] = 0
-        for point in range(len(at)):  # they lie symmetrically about zero, so that s may stay off them
+        for point in range(len(at)):  # they are symmetric about zero, so they need no sign
             place, share = at[point], weight[point]
             for e in range(len(center)):
                 decay = exponential(min(max(-center[e] - width[e] * place, -_MOST_LOGIT), _MOST_LOGIT))
@@ -378,8 +382,8 @@ def expect(mean: Array, variance: Array, sign: Array, at: Array, weight: Array, 
             variance[q, c] = np.float32(0) if is_clamped else by_spread[q, c] / spread[q, c]
 
 
-_ROWS = 32
-"""Rows of a symmetric product that are computed up to the same column."""
+_SYMMETRIC_ROWS = 32
+"""Rows of a symmetric product that are computed from the same column on."""
 
 
 @compiled
@@ -401,27 +405,27 @@ def loss(mean: Array, variance: Array, sign: Array, at: Array, weight: Array) ->
 
 
 @compiled
-def few_samples(wide: Array, labels: Array, omega: Array, scale: float, at: Array, weight: Array) -> float:
-    """Return the loss of the samples that are predicted, and replace ``wide`` by its gradient.
+def loss_in_lanes(wide: Array, labels: Array, omega: Array, scale: float, at: Array, weight: Array) -> float:
+    """Return the loss of the predicted samples, and replace ``wide`` by its gradient.
 
     With M = (K + W^-1)^-1, alpha = M W^-1 kappa and U = M K*, the mean K*' alpha has the gradients alpha and -U alpha',
     the variance -2 U and U U'.
     """
     n = len(omega)
     root, targets = roots_and_targets(labels[:n], omega)
-    b = factored(wide, len(labels), root, targets)
-    mean, variance = _few_moments(b, np.float32(scale))
+    b = factor_lanes(wide, len(labels), root, targets)
+    mean, variance = _moments_in_lanes(b, np.float32(scale))
     result: float = loss(mean, variance, labels[n:], at, weight)
-    back_substitute_few(b)
-    _few_gradient(b, as_row(root), as_row(mean), as_row(variance), wide)
+    back_substitute_lanes(b)
+    _gradient_in_lanes(b, as_row(root), as_row(mean), as_row(variance), wide)
     return result
 
 
 @compiled
-def _few_moments(b: Array, scale: float) -> tuple[Array, Array]:
-    """Return means and variances (m, chains) of f by the factors ``b`` (n + m + 1, n, chains).
+def _moments_in_lanes(b: Array, scale: float) -> tuple[Array, Array]:
+    """Return the means and variances (m, chains) of f, given the factors ``b`` (n + m + 1, n, chains).
 
-    Below its square are R' = (L^-1 W^1/2 K*)', then r = L^-1 W^-1/2 kappa: the mean is R'r, the variance ``scale`` less
+    Below its square are R' = (L^-1 W^1/2 K*)' and r = L^-1 W^-1/2 kappa. The mean is R'r, the variance ``scale`` minus
     the squares of R.
     """
     n, chains = b.shape[1:]
@@ -440,10 +444,11 @@ def _few_moments(b: Array, scale: float) -> tuple[Array, Array]:
 
 
 @compiled
-def _few_gradient(b: Array, root: Array, by_mean: Array, by_variance: Array, wide: Array) -> None:
-    """Write the gradient by ``wide`` for those by means and variances (m chains,), and ``b`` after back substitution.
+def _gradient_in_lanes(b: Array, root: Array, by_mean: Array, by_variance: Array, wide: Array) -> None:
+    """Write the gradient by ``wide``, given those by means and variances (m chains,), after back substitution in ``b``.
 
-    By K it is a product of rows, of a sample each: U', alpha', and minus the derivative by what moves the means.
+    The gradient by K is the product of two matrices with a row per sample. The columns of one are U', alpha', and minus
+    the sum of U times the gradients by the means.
     """
     n, chains = b.shape[1:]
     m, columns = len(b) - n - 1, wide.shape[1]
@@ -469,10 +474,12 @@ def _few_gradient(b: Array, root: Array, by_mean: Array, by_variance: Array, wid
 
 
 @compiled
-def reduced(wide: Array, labels: Array, omega: Array, scale: float, keeps: bool) -> tuple[Array, Array, Array, Array]:
-    """Return factors and inverses of ``gaussian_process_blocks``, and means and variances (m, chains) of f.
+def factor_and_predict(
+    wide: Array, labels: Array, omega: Array, scale: float, keeps: bool
+) -> tuple[Array, Array, Array, Array]:
+    """Return factors and inverses, see ``factor``, and the means and variances (m, chains) of f.
 
-    The factors of all chains if it ``keeps`` them, else of the last few.
+    Return the factors of all chains if it ``keeps`` them, else those of the last group.
     """
     n, chains = omega.shape
     m = wide.shape[1] - n
@@ -490,10 +497,10 @@ def reduced(wide: Array, labels: Array, omega: Array, scale: float, keeps: bool)
 
 @compiled
 def _predict(u: Array, m: int, first_chain: int, scale: float, mean: Array, variance: Array) -> None:
-    """Write means and variances (m, chains) by the factors ``u`` (group, n, row) of chains from ``first_chain`` on.
+    """Write means and variances (m, chains), given the factors ``u`` (group, n, row) of chains from ``first_chain`` on.
 
-    Columns n to n + m are R = U'^-1 W^1/2 K*, then one of r = U'^-1 W^-1/2 kappa: the mean is R'r, the variance
-    ``scale`` less the squares of R.
+    Columns n to n + m are R = U'^-1 W^1/2 K*, and the next one is r = U'^-1 W^-1/2 kappa. The mean is R'r, the variance
+    ``scale`` minus the squares of R.
     """
     n = u.shape[1]
     total, squares = np.empty(m, np.float32), np.empty(m, np.float32)
@@ -512,7 +519,7 @@ def _predict(u: Array, m: int, first_chain: int, scale: float, mean: Array, vari
 
 @compiled
 def gradient(u: Array, inverses: Array, omega: Array, by_mean: Array, by_variance: Array, wide: Array) -> None:
-    """Replace ``wide`` by the gradient of a loss whose gradients ``by_mean`` and ``by_variance`` (m, chains) are."""
+    """Replace ``wide`` by the gradient of a loss, given its gradients ``by_mean`` and ``by_variance`` (m, chains)."""
     n, chains = omega.shape
     m = len(by_mean)
     turned, weighted = np.empty((m + 2, n), np.float32), np.empty((m + 2, n), np.float32)
@@ -524,8 +531,8 @@ def gradient(u: Array, inverses: Array, omega: Array, by_mean: Array, by_varianc
         back_substitute(n, u[c : c + 1], inverses[c : c + 1], n, m + 1)
         transpose(as_row(u[c]), n, u.shape[2], flat_turned, 0, n, n, m + 1)
         _weigh(turned, weighted, by_cross, omega, by_mean, by_variance, c)
-        for first in range(0, n, _ROWS):
-            size, place = (min(_ROWS, n - first), n - first, m + 2), first * row + first
+        for first in range(0, n, _SYMMETRIC_ROWS):
+            size, place = (min(_SYMMETRIC_ROWS, n - first), n - first, m + 2), first * row + first
             product(size, flat_weighted, first, 1, n, flat_turned, first, n, flat, place, row, 1)
     for i in range(n):
         for j in range(i):
@@ -538,10 +545,10 @@ def gradient(u: Array, inverses: Array, omega: Array, by_mean: Array, by_varianc
 def _weigh(
     turned: Array, weighted: Array, by_cross: Array, omega: Array, by_mean: Array, by_variance: Array, chain: int
 ) -> None:
-    """Write the rows whose products with those of ``turned`` (m + 2, n) are the gradient by K of one ``chain``.
+    """Write the rows ``weighted`` whose products with those of ``turned`` (m + 2, n) are the gradient by K of a chain.
 
-    Of ``turned`` the first m rows become U' and the next alpha', the last is written. ``by_mean`` and ``by_variance``
-    (m, chains) are gradients of the loss. Those by K* are added to ``by_cross`` (m, n).
+    The first m rows of ``turned`` become U', the next one alpha', and the last one is written. ``by_mean`` and
+    ``by_variance`` (m, chains) are gradients of the loss. Those by K* are added to ``by_cross`` (m, n).
     """
     m, n = by_cross.shape
     alpha, moved, half = turned[m], turned[m + 1], weighted[m + 1]
@@ -569,8 +576,8 @@ _LEAST_LENGTH = np.float32(1e-12)
 
 
 @compiled
-def halves(y: Array) -> Array:
-    """Return for each sample (n,) 1 if it is a first, third, ... of its class ``y`` (n,), else 0."""
+def mark_support(y: Array) -> Array:
+    """Return 1 for the first, third, ... sample of each class in ``y`` (n,), and 0 for the others, (n,)."""
     classes = 0
     for label in y:
         classes = max(classes, label + 1)
@@ -582,9 +589,10 @@ def halves(y: Array) -> Array:
 
 @compiled
 def _gather(k: Array, node: Array, y: Array, support: Array, jitter: float) -> tuple[Array, Array, Array]:
-    """Return ``wide``, its columns of ``k``, and labels (n + m,) for the samples below a ``node`` (C,) of the tree.
+    """Return ``wide``, its columns in ``k``, and labels (n + m,) of the samples below a ``node`` (C,) of the tree.
 
-    Of samples with classes ``y`` (size,) those in ``support`` (size,) are given. The first n columns are the rows, too.
+    The first n columns are those of the samples in ``support`` (size,), which are also the rows. ``y`` (size,) are the
+    classes of all samples.
     """
     columns, n = np.empty(len(y), np.int64), 0
     for i in range(len(y)):
@@ -610,7 +618,7 @@ def _gather(k: Array, node: Array, y: Array, support: Array, jitter: float) -> t
 
 @compiled
 def _scatter(wide: Array, columns: Array, share: float, k: Array) -> None:
-    """Add a ``share`` of ``wide`` to the rows and columns of ``k`` that ``_gather`` has taken."""
+    """Add ``share`` times ``wide`` to the rows and columns of ``k`` from which ``_gather`` took it."""
     for i in range(len(wide)):
         own, target = wide[i], k[columns[i]]
         for j in range(len(columns)):
@@ -630,15 +638,15 @@ def _tree_loss(
     at: Array,
     weight: Array,
     grad: Array,
-    few: int,
-    few_predicting: int,
+    max_lane_samples: int,
+    max_lane_predictions: int,
 ) -> float:
     """Return the mean over one half of the samples of -log p, summed over the nodes of a ``tree`` (nodes, C).
 
     Samples with classes ``y`` (n,) have the covariances ``k`` (n, n); at each node they are predicted from the other
     half. The gradient by ``k`` is added to ``grad`` (n, n).
     """
-    result, drawn, support = 0.0, 0, halves(y)
+    result, drawn, support = 0.0, 0, mark_support(y)
     predicted = 0
     for conditions in support:
         predicted += 1 - conditions
@@ -647,11 +655,11 @@ def _tree_loss(
         wide, columns, labels = _gather(k, tree[node], y, support, jitter)
         if wide.shape[0] == wide.shape[1]:
             continue  # nothing to predict
-        omega, drawn = gibbs(wide, labels, key, drawn, chains, sweeps, few)
-        if len(wide) <= few_predicting:
-            result += few_samples(wide, labels, omega, scale, at, weight)
+        omega, drawn = gibbs(wide, labels, key, drawn, chains, sweeps, max_lane_samples)
+        if len(wide) <= max_lane_predictions:
+            result += loss_in_lanes(wide, labels, omega, scale, at, weight)
         else:
-            u, inverses, mean, variance = reduced(wide, labels, omega, scale, True)
+            u, inverses, mean, variance = factor_and_predict(wide, labels, omega, scale, True)
             result += loss(mean, variance, labels[len(wide) :], at, weight)
             gradient(u, inverses, omega, mean, variance, wide)
         _scatter(wide, columns, np.float32(share), grad)
@@ -693,9 +701,10 @@ def _covariances(unit: Array, scale: float, length: float) -> Array:
 
 @compiled
 def _by_embeddings(by_k: Array, k: Array, unit: Array, lengths: Array, length: float, by_z: Array) -> None:
-    """Write the gradient by embeddings into the first rows of ``by_z``, for that by covariances, which is replaced.
+    """Write the gradient by embeddings into the first rows of ``by_z``, given ``by_k``, which is overwritten.
 
-    Of the gradient by unit vectors, (B + B') unit and a multiple of each, what is along them does not reach z.
+    The gradient by unit vectors is (B + B') unit plus a multiple of each vector. Only its part orthogonal to the vector
+    changes z.
     """
     (n, d), rate = unit.shape, np.float32(1 / length**2)
     for i in range(n):
@@ -725,15 +734,15 @@ def stack_losses(
     jitter: float,
     at: Array,
     weight: Array,
-    few: int,
-    few_predicting: int,
+    max_lane_samples: int,
+    max_lane_predictions: int,
     by_z: Array,
 ) -> Array:
     """Return clients' losses (a,) by their ``trees`` (a, nodes, C), and write the gradients ``by_z`` (a, n, d).
 
-    Of each client the first ``sizes`` (a,) of embeddings ``z`` (a, n, d) and classes ``y`` (a, n) count. ``keys`` (a,
-    2) of 32 bits each determine the draws. Gibbs sampling takes lanes for up to ``few`` samples, predicting for up to
-    ``few_predicting``; for more both take blocks.
+    The first ``sizes`` (a,) of a client's embeddings ``z`` (a, n, d) and classes ``y`` (a, n) are its samples. ``keys``
+    (a, 2) of 32 bits determine the draws. See ``MAX_LANE_SAMPLES`` for ``max_lane_samples`` and
+    ``max_lane_predictions``.
     """
     losses = np.empty(len(z), np.float32)
     for client in range(len(z)):
@@ -754,8 +763,8 @@ def stack_losses(
             at,
             weight,
             by_k,
-            few,
-            few_predicting,
+            max_lane_samples,
+            max_lane_predictions,
         )
         _by_embeddings(by_k, k, unit, lengths, length, own)
         for i in range(n, len(own)):
@@ -767,12 +776,12 @@ def stack_losses(
 def splits(x: Array, draws: Array) -> Array:
     """Return the tree (n - 1, n) of ``class_tree.build`` over rows ``x`` (n, d), n >= 2.
 
-    ``draws`` (n - 1, restarts, 2) are those of ``split`` at each node.
+    ``draws`` (n - 1, restarts, 2) are the draws of ``split`` at each node.
     """
-    # Loops, as here and below NumPy's functions on whole arrays would take three seconds to compile.
+    # Loops, because NumPy's functions on whole arrays would take three seconds to compile.
     n = len(x)
     tree, place, members = np.zeros((n - 1, n), np.int64), np.zeros(n, np.int64), np.empty(n, np.int64)
-    depth, row = 1, 0  # of a stack of nodes; ``place`` is that of the node which each row waits in
+    depth, row = 1, 0  # depth of a stack of nodes; ``place`` is the position on it of the node of each row
     while depth:
         depth -= 1
         count = 0
@@ -787,17 +796,17 @@ def splits(x: Array, draws: Array) -> Array:
         for i in range(count):
             is_first = part[i] == part[0]
             tree[row, members[i]] = 1 if is_first else -1
-            place[members[i]] = depth + 1 if is_first else depth  # the first branch is taken from the stack first
+            place[members[i]] = depth + 1 if is_first else depth  # the first branch is on top of the stack
         depth, row = depth + 2, row + 1
     return tree
 
 
 @compiled
 def split(x: Array, members: Array, draws: Array) -> Array:
-    """Return to which of two parts, neither empty, k-means assigns each of the rows ``members`` (n,), n >= 2, of ``x``.
+    """Return which of two non-empty parts k-means assigns to each of the rows ``members`` (n,), n >= 2, of ``x``.
 
-    ``draws`` (restarts, 2) are uniform in [0, 1): the first centre of each run, and the second. If all rows are equal,
-    they are cut in the middle.
+    ``draws`` (restarts, 2), uniform in [0, 1), determine the first and the second centre of each run. If all rows are
+    equal, they are divided in the middle.
     """
     n = len(members)
     squared, distance = np.zeros((n, n), np.float64), np.zeros((2, n), np.float64)
@@ -824,7 +833,7 @@ def split(x: Array, members: Array, draws: Array) -> Array:
             passed += squared[first, i]
         for i in range(n):
             part[i] = 1 if squared[second, i] < squared[first, i] else 0
-        for _ in range(_STEPS):
+        for _ in range(_MAX_KMEANS_STEPS):
             _distances(squared, part, distance)
             changes, size = 0, 0
             for i in range(n):
@@ -844,7 +853,7 @@ def split(x: Array, members: Array, draws: Array) -> Array:
 
 @compiled
 def _distances(squared: Array, part: Array, distance: Array) -> None:
-    """Write the squared distances (2, n) of rows from the means of both parts, by those between rows (n, n)."""
+    """Write the squared distances (2, n) of rows from the means of both parts, given those between rows (n, n)."""
     n = len(part)
     for side in range(2):
         size, within = 0, 0.0
@@ -864,7 +873,7 @@ def _distances(squared: Array, part: Array, distance: Array) -> None:
 def losses_and_gradients(
     prior: Prior, trees: Tensor, z: Tensor, y: Tensor, sizes: Sequence[int], rngs: Sequence[np.random.Generator]
 ) -> tuple[Tensor, Tensor]:
-    """Do as the function of this name in ``methods/parts/tree_likelihood.py``."""
+    """Do the same as the function of this name in ``methods/parts/tree_likelihood.py``."""
     embeddings, labels, of_clients = (value.contiguous().numpy() for value in (z.float(), y, trees))
     at, weight = quadrature()
     by_z, keys = torch.empty(z.shape), np.stack([random_key(rng) for rng in rngs])
@@ -881,20 +890,20 @@ def losses_and_gradients(
         prior.jitter,
         at,
         weight,
-        FEW,
-        FEW_PREDICTING,
+        MAX_LANE_SAMPLES,
+        MAX_LANE_PREDICTIONS,
         by_z.numpy(),
     )
     return torch.from_numpy(losses).to(z), by_z.to(z)
 
 
 def probabilities(prior: Prior, z: Tensor, sign: Tensor, queries: Tensor, rng: np.random.Generator) -> Tensor:
-    """Do as the function of this name in ``methods/parts/gaussian_process.py``."""
+    """Do the same as the function of this name in ``methods/parts/gaussian_process.py``."""
     labels, k, p = sign.numpy(), jittered(prior, z), []
-    omega, _ = gibbs(k.numpy(), labels, random_key(rng), 0, prior.chains, prior.sweeps, FEW)
+    omega, _ = gibbs(k.numpy(), labels, random_key(rng), 0, prior.chains, prior.sweeps, MAX_LANE_SAMPLES)
     for part in torch.split(queries, max(QUERIES, 2 * len(z))):  # each part factors the samples' covariances again
         wide = torch.cat([k, prior.kernel(z, part)], dim=1)
-        *_, mean, variance = reduced(wide.numpy(), labels, omega, prior.scale, False)
+        *_, mean, variance = factor_and_predict(wide.numpy(), labels, omega, prior.scale, False)
         value = np.empty_like(mean)
         expect(mean, variance, np.ones(len(part), np.int64), *quadrature(), value)
         p.append(value.mean(axis=1, dtype=np.float64))

@@ -1,7 +1,7 @@
-"""Matrix products on one thread: those of MKL, or of compiled loops where MKL does not use the best instructions.
+"""Matrix products on one thread: by MKL, or by compiled loops on CPUs where MKL does not use the best instructions.
 
-On an AMD EPYC with AVX-512 the loops are 2.4 to 2.7 times as fast as MKL, which keeps to AVX2 there. The choice follows
-from the CPU, never from timing: the same machine gives the same bytes.
+On an AMD EPYC with AVX-512 the loops are 2.4 to 2.7 times as fast as MKL, which only uses AVX2 there. The choice
+depends on the CPU and not on timing, so that the same machine gives the same bytes.
 """
 
 from __future__ import annotations
@@ -16,60 +16,65 @@ from torch import Tensor
 
 from pflcli.accelerated.compiler import Array, compiled, inlined
 from pflcli.accelerated.instructions import (
-    BYTES,
     DOT_COLUMNS,
     DOT_ROWS,
-    MOST,
-    PAIR,
-    WIDE,
+    HAS_AVX512,
+    MAX_TILE_ROWS,
+    PAIR_BYTES,
+    VECTOR_BYTES,
     combination,
     dot_tile,
     prefetch,
     tile,
-    turn,
+    transpose_square,
 )
 
 Step = Callable[[], object]
-"""A part of a pass that computes in memory which it knows."""
+"""A part of a pass: a function that computes in fixed memory."""
 
 _CPU: str = llvmlite.binding.get_host_cpu_name()
-"""What LLVM calls this CPU: ``znver`` and a number is one of AMD's."""
+"""LLVM's name of this CPU; AMD's are ``znver`` and a number."""
 
-OWN = WIDE and _CPU.startswith("znver")
+COMPILED = HAS_AVX512 and _CPU.startswith("znver")
 """Whether matrix products are compiled loops instead of MKL's."""
 
-WHY = (
-    f"matrix products in compiled loops, as MKL does not use AVX-512 on {_CPU}" if OWN else "matrix products by PyTorch"
+DESCRIPTION = (
+    f"matrix products in compiled loops, as MKL does not use AVX-512 on {_CPU}"
+    if COMPILED
+    else "matrix products by PyTorch"
 )
-"""The choice in words, for users."""
+"""The choice, described for users."""
 
-_PANEL, _FAR, _DEEP = 128, 1024, 64
-"""Columns of a panel; the distance of rows in numbers, and the number of rows, from which it pays to copy them."""
+_PANEL_COLUMNS = 128
+"""Columns of ``b`` that ``packed_product`` copies at a time."""
 
-_LINE = 64
-"""bytes that come into the cache together"""
+_MIN_PACKED_STRIDE, _MIN_PACKED_ROWS = 1024, 64
+"""Distance of rows of ``b``, in numbers, and number of rows from which on it pays to copy them."""
 
-_DEPTH = 64
-"""Rows that ``streamed_product`` multiplies at a time."""
+_LINE_BYTES = 64
+"""Bytes of a cache line."""
 
-_PAGE = 4096
-"""Bytes by which rows are apart that have the same places in the first cache."""
+_STREAMED_ROWS = 64
+"""Rows of ``b`` that ``streamed_product`` multiplies at a time."""
+
+_PAGE_BYTES = 4096
+"""Distance of rows that use the same places of the first cache."""
 
 _copy = combination([[1]])
 _HEIGHT0, _HEIGHT1 = DOT_ROWS[:2]
 _dots0, _dots1, _dots2 = (dot_tile(rows) for rows in (_HEIGHT0, _HEIGHT1, DOT_ROWS[-1]))
 
-_DOTS, _LANES = 1024, 16
-"""Numbers of the inner index in a block of ``product_by_rows``, and in the longest vector."""
+_INNER_BLOCK, _MAX_LANES = 1024, 16
+"""Numbers of the inner index in a block of ``product_by_rows``, and numbers in the longest vector."""
 
-_NEAR, _BLOCK = 32 * 1024, 384 * 1024
-"""Bytes that stay in the first cache of a core, and in the second."""
+_L1_BYTES, _L2_BYTES = 32 * 1024, 384 * 1024
+"""Bytes that stay in the first and in the second cache of a core."""
 
 
 @inlined
 def _height(left: int) -> int:
-    """Return the rows of the next tile of those that are left, of about the same size: small ones are slow."""
-    tiles = (left + MOST - 1) // MOST
+    """Return the number of rows of the next tile. Tiles have about the same size, because small ones are slow."""
+    tiles = (left + MAX_TILE_ROWS - 1) // MAX_TILE_ROWS
     rows = ((left + tiles - 1) // tiles + 1) // 2 * 2
     return rows if rows <= left else max(1, left // 2 * 2)
 
@@ -91,11 +96,12 @@ def product(
 ) -> None:
     """Write the product of a matrix (m, k) in ``a`` and one (k, n) in ``b`` into ``c``, or add it if ``more`` is 1.
 
-    ``size`` is m, n and k. The first element of the matrix in ``a`` is a[a0]; its rows are ``a_row`` numbers apart, and
-    its columns ``a_inner``. The rows of the others are ``b_row`` and ``c_row`` numbers apart.
+    ``size`` is m, n and k. The matrix in ``a`` begins at a[a0]; ``a_row`` and ``a_inner`` are the strides of its rows
+    and columns, in numbers. The other matrices begin at b[b0] and c[c0], with contiguous rows and the strides ``b_row``
+    and ``c_row``.
     """
     m, n, k = size
-    step = PAIR // c.itemsize
+    step = PAIR_BYTES // c.itemsize
     for j in range(0, n, step):
         width = min(step, n - j)
         i = 0
@@ -109,15 +115,15 @@ def product(
 
 @compiled
 def transpose(x: Array, x0: int, x_row: int, y: Array, y0: int, y_row: int, rows: int, columns: int) -> None:
-    """Write into ``y``, from y[y0], the transpose of a matrix (rows, columns) that begins at x[x0].
+    """Write the transpose of a matrix (rows, columns) that begins at x[x0] into ``y``, from y[y0] on.
 
-    The rows of the two are ``x_row`` and ``y_row`` numbers apart.
+    ``x_row`` and ``y_row`` are the strides of their rows, in numbers.
     """
-    step = BYTES // x.itemsize
+    step = VECTOR_BYTES // x.itemsize
     for i in range(0, rows, step):
         for j in range(0, columns, step):
             high, wide = min(step, rows - i), min(step, columns - j)
-            turn(x, x0 + i * x_row + j, x_row, y, y0 + j * y_row + i, y_row, high, wide)
+            transpose_square(x, x0 + i * x_row + j, x_row, y, y0 + j * y_row + i, y_row, high, wide)
 
 
 @compiled
@@ -131,21 +137,21 @@ def packed_product(
     c_row: int,
     more: int,
 ) -> None:
-    """Do as ``product`` with matrices that begin at 0, ``_PANEL`` columns of ``b`` after the other.
+    """Do the same as ``product`` with matrices that begin at 0, and copy panels of columns of ``b`` first.
 
-    They are copied to a panel where rows are neighbours. Rows far apart would lie on a page each and, a power of two
-    apart, in the same places of the cache.
+    The rows of a panel are neighbours. Rows with a large stride would be on different pages and, if the stride is a
+    power of two, in the same places of the cache.
     """
     m, n, k = size
-    panel = np.empty(k * _PANEL, b.dtype)
-    for j in range(0, n, _PANEL):
-        width = min(_PANEL, n - j)
+    panel = np.empty(k * _PANEL_COLUMNS, b.dtype)
+    for j in range(0, n, _PANEL_COLUMNS):
+        width = min(_PANEL_COLUMNS, n - j)
         for i in range(k):
-            # Of the next panel, so that its memory is read while this one is multiplied.
-            for place in range(j + _PANEL, min(n, j + 2 * _PANEL), _LINE // b.itemsize):
+            # Prefetch the next panel, so that its memory is read while this one is multiplied.
+            for place in range(j + _PANEL_COLUMNS, min(n, j + 2 * _PANEL_COLUMNS), _LINE_BYTES // b.itemsize):
                 prefetch(b, i * b_row + place)
-            _copy(b, i * b_row + j, 0, panel, i * _PANEL, 0, width)
-        product((m, width, k), a, 0, strides[0], strides[1], panel, 0, _PANEL, c, j, c_row, more)
+            _copy(b, i * b_row + j, 0, panel, i * _PANEL_COLUMNS, 0, width)
+        product((m, width, k), a, 0, strides[0], strides[1], panel, 0, _PANEL_COLUMNS, c, j, c_row, more)
 
 
 @compiled
@@ -160,18 +166,18 @@ def streamed_product(
     c_row: int,
     more: int,
 ) -> None:
-    """Do as ``product`` where ``a`` and ``c`` begin at 0, and ``b`` lies in memory: it is read while others multiply.
+    """Do the same as ``product`` for ``a`` and ``c`` that begin at 0, and prefetch ``b``, which is not in the cache.
 
-    Its rows, and those of ``c``, should not be a multiple of a page apart: they would have the same places in a cache.
+    The strides of ``b`` and ``c`` should not be multiples of a page: rows would have the same places in the cache.
     """
     m, n, k = size
-    step, line = PAIR // b.itemsize, _LINE // b.itemsize
+    step, line = PAIR_BYTES // b.itemsize, _LINE_BYTES // b.itemsize
     for j in range(0, n, step):
-        for first in range(0, k, _DEPTH):
-            depth, i = min(_DEPTH, k - first), 0
-            # Then come further rows of these columns, or the first ones of the next.
+        for first in range(0, k, _STREAMED_ROWS):
+            depth, i = min(_STREAMED_ROWS, k - first), 0
+            # Prefetch the next rows of these columns, or the first rows of the next columns.
             row, column = (first + depth, j) if first + depth < k else (0, j + step)
-            waiting, end = min(_DEPTH, k - row), min(n, column + step)
+            waiting, end = min(_STREAMED_ROWS, k - row), min(n, column + step)
             while i < m:
                 rows, width, adds = _height(m - i), min(step, n - j), 1 if first else more
                 for ahead in range(row + waiting * i // m, row + waiting * (i + rows) // m):
@@ -196,18 +202,20 @@ def product_by_rows(
     c_row: int,
     more: int,
 ) -> None:
-    """Write the product of a matrix (m, k) in ``a`` and a turned one (n, k) in ``b`` into ``c``, or add it if ``more``.
+    """Write the product of (m, k) in ``a`` and the transpose of (n, k) in ``b`` into ``c``, or add it if ``more`` is 1.
 
-    The first element of the matrix in ``a`` is a[a0], and its rows are ``a_row`` numbers apart; so for the others.
-    ``size`` is m, n and k.
+    ``size`` is m, n and k. The matrices begin at a[a0], b[b0] and c[c0]; ``a_row``, ``b_row`` and ``c_row`` are the
+    strides of their rows, in numbers.
     """
     m, n, k = size
-    step = -(-k // -(-k // _DOTS) // _LANES) * _LANES
+    step = -(-k // -(-k // _INNER_BLOCK) // _MAX_LANES) * _MAX_LANES
     for first in range(0, k, step):
         inner = min(step, k - first)
-        # Four rows of b meet all of a if that stays in the first cache; else a few rows of a meet a block of b.
+        # Multiply four rows of b by all of a if that stays in the first cache, else a block of b by a few rows of a.
         bytes_of_row = inner * c.itemsize
-        width = DOT_COLUMNS if m * bytes_of_row <= _NEAR else DOT_COLUMNS * (_BLOCK // (DOT_COLUMNS * bytes_of_row))
+        width = (
+            DOT_COLUMNS if m * bytes_of_row <= _L1_BYTES else DOT_COLUMNS * (_L2_BYTES // (DOT_COLUMNS * bytes_of_row))
+        )
         for block in range(0, n, width):
             i = 0
             for tiles in range(-(-m // _HEIGHT0), 0, -1):
@@ -225,41 +233,40 @@ def product_by_rows(
 
 
 def multiply(a: Tensor, b: Tensor, out: Tensor, adds: bool = False, near: bool = True) -> Step:
-    """Return the function that writes the product of ``a`` (m, k) and ``b`` (k, n) into ``out``, or adds it.
+    """Return a function that writes the product of ``a`` (m, k) and ``b`` (k, n) into ``out``, or adds it.
 
-    The numbers of a row of ``b``, and of ``out``, must be neighbours. ``near`` says that ``b`` lies in the cache.
+    The rows of ``b`` and ``out`` must be contiguous. ``near`` says that ``b`` is in the cache.
     """
-    if not OWN:
+    if not COMPILED:
         return partial(out.addmm_, a, b) if adds else partial(torch.mm, a, b, out=out)
     (m, k), n = a.shape, b.shape[1]
-    from_a, from_b, to = (flat(value) for value in (a, b, out))
-    apart = all(value.stride(0) * value.element_size() % _PAGE for value in (b, out))
-    if not near and apart:
+    from_a, from_b, to = (flat_array(value) for value in (a, b, out))
+    if not near and all(value.stride(0) * value.element_size() % _PAGE_BYTES for value in (b, out)):
         rows = from_b, 0, b.stride(0), to, out.stride(0), int(adds)
         return partial(streamed_product, (m, n, k), from_a, a.stride(), *rows)
-    if b.stride(0) >= _FAR and (k >= _DEEP or not near):
+    if b.stride(0) >= _MIN_PACKED_STRIDE and (k >= _MIN_PACKED_ROWS or not near):
         return partial(packed_product, (m, n, k), from_a, a.stride(), from_b, b.stride(0), to, out.stride(0), int(adds))
     sizes = (m, n, k), from_a, 0, a.stride(0), a.stride(1), from_b, 0, b.stride(0), to, 0, out.stride(0), int(adds)
     return partial(product, *sizes)
 
 
 def multiply_by_rows(x: Tensor, weight: Tensor, out: Tensor, new: Callable[..., Tensor]) -> list[Step]:
-    """Return the functions that write the product of ``x`` (m, k) and a turned ``weight`` (n, k) into ``out`` (m, n).
+    """Return functions that write the product of ``x`` (m, k) and ``weight`` (n, k) transposed into ``out`` (m, n).
 
-    The numbers of each row must be neighbours. ``new`` allocates memory of a shape.
+    All rows must be contiguous. ``new`` allocates memory of a shape.
     """
-    if not OWN:
+    if not COMPILED:
         return [partial(torch.mm, x, weight.t(), out=out)]
     (m, k), n = x.shape, len(weight)
-    if m > k:  # many short rows: adding up their vectors would take longer than turning the weight
+    if m > k:  # many short rows: adding up vectors along them takes longer than transposing the weight
         turned = new(k, n)
         return [partial(turned.copy_, weight.t()), multiply(x, turned, out)]
-    a, b, c = (flat(value) for value in (x, weight, out))
+    a, b, c = (flat_array(value) for value in (x, weight, out))
     return [partial(product_by_rows, (m, n, k), a, 0, x.stride(0), b, 0, weight.stride(0), c, 0, out.stride(0), 0)]
 
 
-def flat(value: Tensor) -> Array:
-    """Return all numbers from the first to the last of ``value`` in memory, those between its rows among them."""
+def flat_array(value: Tensor) -> Array:
+    """Return all numbers in memory from the first to the last of ``value``, including those between its rows."""
     if value.is_contiguous():
         return value.view(-1).numpy()
     extent = 1 + sum((size - 1) * stride for size, stride in zip(value.shape, value.stride(), strict=True))

@@ -1,10 +1,10 @@
 """Trains MobileNet-like networks and CNNs on a CPU by matrix products and compiled loops, without autograd.
 
-On small images such networks consist of small operators, MobileNet of hundreds. Much of a step's time goes into
-starting them, into allocating their memory, and into waiting for Python's lock when clients train in parallel. Here a
-step is one pass over a list of functions, in memory that is allocated once. Pixels are channels-last, so that a
-pointwise convolution is a matrix product. The backward pass needs the input of each layer and nothing else. Networks
-that ``graph.read`` does not support train by autograd.
+On small images the operators of such networks are small; MobileNet has hundreds. Much of a step's time is spent on
+calling them, on allocating their memory, and on waiting for Python's lock when clients train in parallel. Here a step
+is one pass over a list of functions, in memory that is allocated once. Pixels are channels-last, so that a pointwise
+convolution is a matrix product. The backward pass only needs the input of each layer. Networks that ``graph.read`` does
+not support train by autograd.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from pflcli import parameters
 from pflcli.accelerated import loops
 from pflcli.accelerated.graph import Layer
-from pflcli.accelerated.instructions import FUSED
+from pflcli.accelerated.instructions import HAS_FMA
 from pflcli.accelerated.layers import MobileLayers, PooledLayers
 from pflcli.accelerated.products import Step
 from pflcli.engine.backend import Move
@@ -28,46 +28,46 @@ from pflcli.parameters import Stacked
 
 
 def compile_network(net: nn.Module, layers: list[Layer]) -> Program | None:
-    """Return the program of a network of these layers; None if this CPU lacks the instructions that make it fast."""
+    """Return the program of a network of these layers, or None if this CPU lacks the instructions that make it fast."""
     pools = any(layer.kind in ("first_pooled", "pooled_conv") for layer in layers)
-    return None if pools and not FUSED else Program(net, layers)
+    return None if pools and not HAS_FMA else Program(net, layers)
 
 
 class Program:
-    """The loss of one network in training, and its gradients; it reads the network's parameters where they are."""
+    """Computes the loss of one network in training, and its gradients, with the network's own parameters."""
 
     def __init__(self, net: nn.Module, layers: list[Layer]) -> None:
         names = {module: name for name, module in net.named_modules()}
         self.grads = {name: torch.empty_like(value) for name, value in net.named_parameters()}
-        """gradients of the last batch by name of the parameter"""
+        """gradients of the last batch, by parameter"""
         self.dtype = next(net.parameters()).dtype
         self.linear = frozenset(f"{names[layer.module]}.weight" for layer in layers if layer.kind == "linear")
         """names of the weights of linear layers"""
         self.infers = all(layer.kind != "norm" for layer in layers)
-        """whether the forward pass in training is that of evaluation, too"""
+        """whether the forward pass is the same in training and in evaluation"""
         self._layers, self._names = layers, names
         self._moves: Mapping[str, Move] = {}
-        self._state, self._elsewhere = parameters.state(net), dict[str, Tensor]()
+        self._state, self._external = parameters.state(net), dict[str, Tensor]()
         self._depths: dict[tuple[str, ...], int] = {}
         self._blocks: list[Tensor] = []
         self._passes: dict[int, _Pass] = {}
 
     def load(self, params: Mapping[str, Tensor]) -> None:
-        """Take a model, of which linear weights are read where they lie until ``forget``, and all else is copied."""
+        """Load a model. Contiguous weights of linear layers are used in place until ``forget``, the rest is copied."""
         in_place = {name for name in self.linear if params[name].is_contiguous() and params[name].dtype == self.dtype}
         with torch.no_grad():
             for name, value in self._state.items():
                 if name not in in_place:
                     value.copy_(params[name])
-        self._elsewhere = {name: params[name].detach() for name in in_place}
+        self._external = {name: params[name].detach() for name in in_place}
 
     def forget(self) -> None:
-        """Read all weights in the network again."""
-        self._elsewhere = {}
+        """Read all weights from the network again."""
+        self._external = {}
 
     @contextmanager
     def model(self, params: Mapping[str, Tensor]) -> Iterator[None]:
-        """Pass a model inside the block, see ``load``."""
+        """Compute with a model's parameters inside the block, see ``load``."""
         self.load(params)
         try:
             yield
@@ -83,10 +83,10 @@ class Program:
         names: Collection[str] | None = None,
         moves: Mapping[str, Move] | None = None,
     ) -> Tensor:
-        """Return the mean cross-entropy of ``x`` (n, C, H, W), ``y`` (n,); write the gradients.
+        """Return the mean cross-entropy of ``x`` (n, C, H, W), ``y`` (n,), and write the gradients into ``grads``.
 
-        ``weight`` (n,) replaces the plain mean. The running statistics of the network change as in its training mode,
-        which needs n > 1 if there are any. See ``backward`` for ``names`` and ``moves``.
+        ``weight`` (n,) replaces the plain mean. The running statistics of the network change as in training mode; if it
+        has any, n must be greater than 1. See ``backward`` for ``names`` and ``moves``.
         """
         self.forward(x)
         loss, grad = self._passes[len(x)].cross_entropy(y, weight)
@@ -95,7 +95,7 @@ class Program:
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the logits (n, C) and representations (n, d) of ``x`` (n, C, H, W); they are no copies."""
+        """Return the logits (n, C) and representations (n, d) of ``x`` (n, C, H, W); the next batch overwrites them."""
         if len(x) not in self._passes:
             self._passes[len(x)] = _Pass(self, self._layers, len(x))
         return self._passes[len(x)].forward(x)
@@ -109,16 +109,16 @@ class Program:
         names: Collection[str] | None = None,
         moves: Mapping[str, Move] | None = None,
     ) -> None:
-        """Write the gradients of the last ``n`` samples, for gradients by their logits (n, C) and ``z`` (n, d).
+        """Write the gradients of the last ``n`` samples, given the gradients by their logits (n, C) and ``z`` (n, d).
 
-        With ``names`` only those of these parameters are needed. Where ``linear`` weights have ``moves``, contiguous
-        tensors of their shape change by their gradients, which are not written; these may be the weights themselves.
+        With ``names``, gradients by other parameters may be missing. A weight in ``linear`` with a move gets no
+        gradient: instead the contiguous tensor of the move, which may be the weight itself, takes the step.
         """
         self._moves = moves or {}
         self._passes[n].backward(logits, z, len(self._layers) if names is None else self._depth(tuple(names)))
 
     def _depth(self, names: tuple[str, ...]) -> int:
-        """Return how many layers there are from the last to the lowest that has one of these parameters."""
+        """Return the number of layers from the last to the lowest one that has one of these parameters."""
         if names not in self._depths:
             modules = {name.rpartition(".")[0] for name in names}
             own = [i for i, layer in enumerate(self._layers) if self._names.get(layer.module) in modules]
@@ -126,24 +126,24 @@ class Program:
         return self._depths[names]
 
     def move(self, layer: Layer) -> Move | None:
-        """Return which weight changes by the gradient of a linear layer's, or None if that is to be written."""
+        """Return the move of a linear layer's weight, or None if its gradient must be written."""
         return self._moves.get(f"{self._names[layer.module]}.weight")
 
-    def elsewhere(self, layer: Layer) -> Tensor | None:
-        """Return the weight of a linear layer if it does not lie in the network."""
-        return self._elsewhere.get(f"{self._names[layer.module]}.weight")
+    def external_weight(self, layer: Layer) -> Tensor | None:
+        """Return the weight of a linear layer if it is not the network's own, else None."""
+        return self._external.get(f"{self._names[layer.module]}.weight")
 
     def grad(self, layer: Layer, name: str) -> Tensor:
         """Return the gradient of a layer's parameter."""
         return self.grads[f"{self._names[layer.module]}.{name}"]
 
     def block(self, index: int, numbers: int) -> Tensor:
-        """Return the first ``numbers`` numbers of a block of memory; batches of all sizes share the blocks."""
+        """Return the first ``numbers`` numbers of a block of memory. Batches of all sizes share the blocks."""
         if index == len(self._blocks):
             self._blocks.append(torch.empty(numbers, dtype=self.dtype))
         elif len(self._blocks[index]) < numbers:
             self._blocks[index] = torch.empty(numbers, dtype=self.dtype)
-            self._passes.clear()  # they use the block that was too small
+            self._passes.clear()  # they use the old block
         return self._blocks[index][:numbers]
 
 
@@ -154,7 +154,7 @@ class _Pass(MobileLayers, PooledLayers):
         super().__init__(program, n)
         image, head = layers[0].inputs[0], layers[-1]
         self._images = self._rows(image).view(n, image.channels, image.height, image.width)
-        # The functions of each kind of layer are named after it: _norm and _norm_back.
+        # The methods for each kind of layer are named after it, such as _norm and _norm_back.
         self._forward: list[Step] = [getattr(self, f"_{layer.kind}")(layer) for layer in layers]
         self._z, self._logits = (self._data[value] for value in (head.inputs[0], head.output))
         self._to_logits, _ = self._target(head.output)
@@ -187,9 +187,9 @@ class _Pass(MobileLayers, PooledLayers):
         return torch.tensor(loss, dtype=self._logits.dtype), self._to_logits
 
     def backward(self, grad: Tensor, z_grad: Tensor | None, layers: int) -> None:
-        """Leave the gradients of the last ``layers`` layers in the program.
+        """Compute the gradients of the last ``layers`` layers of the program.
 
-        Those by the logits (n, C) and representations (n, d) are ``grad`` and ``z_grad``.
+        ``grad`` (n, C) and ``z_grad`` (n, d) are the gradients by the logits and by the representations.
         """
         if grad is not self._to_logits:
             self._to_logits.copy_(grad)
@@ -242,7 +242,7 @@ class CompiledNetwork(StackedNetwork):
     def proximal_steps(
         self, params: Stacked, anchor: Stacked, batch: StackedBatch, *, lam: float, rate: float, count: int = 1
     ) -> None:
-        """Take steps in place, those of a model one after the other, see ``StackedNetwork``."""
+        """Take the steps in place, all of a model before those of the next one, see ``StackedNetwork``."""
         inside = [name for name in self.trained if name in self._program.linear]
         rest = [name for name in self.trained if name not in inside]
         for row, size in enumerate(batch.sizes):

@@ -1,7 +1,7 @@
-"""Trains chains of linear layers by plain SGD in compiled loops: all steps of a client, one client after the other.
+"""Trains chains of linear layers by plain SGD in compiled loops, which take all steps of one client after the other.
 
-The weights of a small multilayer perceptron stay in the cache of a core, where those of a stack would not. ``STEPS``
-names the rules of methods that have such loops.
+The weights of a small multilayer perceptron stay in the cache of a core; those of a stack would not. ``STEPS`` lists
+the gradient rules of methods that have such loops.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from torch import Tensor
 
 from pflcli import parameters
 from pflcli.accelerated.chains import (
-    are_trained,
-    arrays,
     backward_one,
-    counted,
+    client_row,
+    count_samples,
     forward_one,
-    lowest,
-    of_client,
-    table,
+    layer_arrays,
+    layer_table,
+    lowest_trained_layer,
+    max_outputs,
     take_steps,
-    widest,
+    trained_mask,
 )
 from pflcli.accelerated.compiler import Array, Arrays, compiled
 from pflcli.accelerated.loops import add, cross_entropy, shift_and_rectify
@@ -40,9 +40,9 @@ from pflcli.parameters import Params, Stacked
 
 @dataclass(frozen=True)
 class Chain:
-    """Models of clients whose network is a chain of linear layers, all of whose steps are taken in place.
+    """The models of clients whose network is a chain of linear layers, which the loops train in place.
 
-    For ``layers``, ``parameters`` and ``trained`` see ``take_steps``. ``models`` (m, ...) are all tensors of the
+    See ``take_steps`` for ``layers``, ``parameters`` and ``trained``. ``models`` (m, ...) are all tensors of the
     clients; ``own`` (m, ...) and ``shared`` are constants.
     """
 
@@ -60,9 +60,9 @@ class Chain:
 
 
 class Minibatches(NamedTuple):
-    """Samples ``x`` (t, n, d), ``y`` (t, n) of t steps, each of the client at ``place`` (t,) with a ``rate`` (t,).
+    """The samples ``x`` (t, n, d), ``y`` (t, n) of t steps, each of the client at ``place`` (t,) with a ``rate`` (t,).
 
-    The ``weight`` (t, n) of samples is zero for padding, at the end. Compiled loops take them as a plain tuple.
+    The ``weight`` (t, n) of samples is zero for padding at the end. Compiled loops take a plain tuple of these arrays.
     """
 
     place: NDArray[np.int64]
@@ -72,16 +72,17 @@ class Minibatches(NamedTuple):
     rate: NDArray[np.float32]
 
 
-_BYTES = 2 << 20
-"""Bytes of samples that are read at a time."""
+_SAMPLE_BYTES = 2 << 20
+"""Bytes of samples in one call of a loop."""
 
 
 @dataclass(frozen=True)
 class _Schedule:
-    """The steps of clients, those of a client together: of which client each is, and its minibatch.
+    """All steps of the clients, one client after the other.
 
-    ``place`` (t,) is the client's place, ``rows`` (t, n) are rows of the federation, ``weight`` (t, n) is that of
-    samples and zero for padding at the end, ``rate`` (t,) the learning rate; ``counts`` (m,) says how many each has.
+    ``place`` (t,) is the place of the step's client, ``rows`` (t, n) are rows of the federation, ``weight`` (t, n) are
+    the weights of samples and zero for padding at the end, ``rate`` (t,) is the learning rate. ``counts`` (m,) is the
+    number of steps of each client.
     """
 
     place: NDArray[np.int64]
@@ -103,8 +104,8 @@ def train(
 ) -> NDArray[np.float64]:
     """Train ``clients`` (m,) into ``places`` (m,) of ``out``, and return their mean losses (m,).
 
-    ``draws`` holds each client's generator of minibatches. ``start`` is one model, or has the clients' models at their
-    places, where ``plan`` has what is their own.
+    ``draws`` are the clients' generators of minibatches. ``start`` is one model, or contains the clients' models at
+    ``places``, as ``plan`` contains their constants.
     """
 
     like = {name: value[0] for name, value in out.items()}
@@ -112,15 +113,15 @@ def train(
     for name, value in out.items():
         for place in places.tolist():
             value[place].copy_(start[name][place] if own_start else start[name])
-    layers, own = table(chain, like), arrays(chain, out)
+    layers, own = layer_table(chain, like), layer_arrays(chain, out)
     assert all(value.is_contiguous() for value in out.values())  # so that the arrays share their memory
-    trained = are_trained(chain, [name for name in like if name.startswith(plan.trainable)])
+    trained = trained_mask(chain, [name for name in like if name.startswith(plan.trainable)])
     models = Chain(layers, own, trained, out, plan.own, plan.shared)
     rule = plan.gradient
     take = partial(STEPS[registered_name(rule)], rule) if rule else _descent(chain, plan, like)
     steps = _schedule(data, clients, draws, places, plan)
     losses = np.empty(len(steps.place))
-    at_once = max(1, _BYTES // (4 * steps.rows.shape[1] * int(layers[0, 0])))
+    at_once = max(1, _SAMPLE_BYTES // (4 * steps.rows.shape[1] * int(layers[0, 0])))
     for first in range(0, len(losses), at_once):
         part = slice(first, first + at_once)
         rows = torch.from_numpy(steps.rows[part])
@@ -134,11 +135,11 @@ def train(
 def _descent(
     chain: Sequence[Layer], plan: LocalSGD, like: Params
 ) -> Callable[[Chain, Minibatches], NDArray[np.float64]]:
-    """Return the function that takes steps along the gradients of the cross-entropy."""
+    """Return the function that takes steps along the gradients of the cross-entropy, and returns their losses (t,)."""
 
     anchor, pull = plan.prox or ({}, 0.0)
-    pulls = arrays(chain, anchor, is_stacked(anchor, like)) if pull else arrays(chain, {})
-    drift = arrays(chain, plan.own if plan.adds_own else {})
+    pulls = layer_arrays(chain, anchor, is_stacked(anchor, like)) if pull else layer_arrays(chain, {})
+    drift = layer_arrays(chain, plan.own if plan.adds_own else {})
 
     def steps(models: Chain, batches: Minibatches) -> NDArray[np.float64]:
         losses, own, part = np.empty(len(batches.place)), models.parameters, batches.rate * np.float32(pull)
@@ -155,7 +156,7 @@ def _schedule(
     places: NDArray[np.int64],
     plan: LocalSGD,
 ) -> _Schedule:
-    """Return the steps of clients, in the order of these."""
+    """Return the steps of the clients in their order."""
     batches: list[NDArray[np.int64]] = []
     weights: list[NDArray[np.float32]] = []
     rates: list[float] = []
@@ -170,7 +171,7 @@ def _schedule(
         counts.append(len(batches) - before)
     sizes = np.asarray([len(batch) for batch in batches], np.int64)
     is_sample = np.arange(sizes.max(initial=1)) < sizes[:, None]
-    # Pad with the client's own samples, which are in memory.
+    # Pad with a sample of the client, which is in memory anyway.
     rows = np.repeat(np.asarray([batch[0] for batch in batches], np.int64)[:, None], is_sample.shape[1], axis=1)
     weight = (is_sample / np.maximum(sizes, 1)[:, None]).astype(np.float32)
     if batches:
@@ -180,9 +181,30 @@ def _schedule(
     return _Schedule(np.repeat(places, counts), rows, weight, np.asarray(rates, np.float32), np.asarray(counts))
 
 
-# pFedMe, see ``methods/pfedme.py``. A step goes from w towards theta and back on the same n samples x. Of the first
-# layer, the largest, theta need not be in memory: it is w + a' x, where a (n, O) adds up gradients by the layer's sums,
-# which are x w' + (x x') a. The squared distance of theta from w is the sum of the products of a and (x x') a.
+@compiled
+def _descend(
+    layers: Array,
+    parameters: Arrays,
+    client: int,
+    samples: tuple[Array, int, int],
+    values: Array,
+    grads: Array,
+    above: tuple[int, Array],
+    trained: Array,
+    none: Arrays,
+) -> None:
+    """Add the gradients, which include minus the learning rate, to a client's ``trained`` parameters.
+
+    See ``chains.backward_one`` for the arguments.
+    """
+    last, move = lowest_trained_layer(trained), (none, 0.0, none, 0.0)
+    backward_one(layers, parameters, client, samples, values, grads, above, last, trained, move, parameters, True)
+
+
+# pFedMe, see ``methods/pfedme.py``. A step goes from w to theta by several inner steps on the same n samples x, and
+# then moves w towards theta. Theta of the first layer, the largest, need not be in memory: it is w + a' x, where a (n,
+# O) adds up the gradients by the layer's outputs, which are x w' + (x x') a. The squared distance of theta from w is
+# the sum of the products of a and (x x') a.
 
 
 @compiled
@@ -193,7 +215,7 @@ def _copy(values: Array, to: Array) -> None:
 
 @compiled
 def _first_layer(layers: Array, bias: Array, n: int, sums: Array, gram: Array, a: Array, out: Array) -> None:
-    """Write the outputs of the first layer at theta into ``out``, from its ``sums`` x w' and ``gram`` = x x'."""
+    """Write the outputs of the first layer at theta into ``out``, given ``sums`` = x w' and ``gram`` = x x'."""
     outputs = layers[0, 1]
     _copy(sums[: n * outputs], out)
     product((n, outputs, n), gram, 0, n, 1, a, 0, outputs, out, 0, outputs, 1)
@@ -222,13 +244,13 @@ def _approach(
     values: Array,
     grads: Array,
 ) -> float:
-    """Take ``count`` steps from w to theta, and return the loss there; theta is in memory from the layer ``first`` on.
+    """Take ``count`` steps from w to theta, and return the loss at theta, which is in memory from layer ``first`` on.
 
-    See ``steps`` for what is given, and the module for ``sums``, ``gram`` and ``a`` of the first layer.
+    See ``pfedme_steps`` for the arguments, and the comment above for ``sums``, ``gram`` and ``a`` of the first layer.
     """
     n, outputs, classes = len(y), layers[0, 1], layers[-1, 1]
     logits, by_logits = values[-1, : n * classes].reshape(n, classes), grads[-1, : n * classes].reshape(n, classes)
-    last, keep, loss = 0 if first else lowest(trained), x.dtype.type(1 - lam * rate), 0.0
+    last, keep, loss = 0 if first else lowest_trained_layer(trained), x.dtype.type(1 - lam * rate), 0.0
     for k in range(count + 1):
         if first:
             _first_layer(layers, theta[1][0], n, sums, gram, a, values[0])
@@ -257,12 +279,12 @@ def _approach(
 
 @compiled
 def _move(weights: Array, theta: Array, part: float) -> float:
-    """Move weights by a part of the way to theta, and return the squared length of that."""
+    """Move weights by a part of the way to theta, and return the squared length of the whole way."""
     share, total = weights.dtype.type(part), weights.dtype.type(0)
     for i in range(len(weights)):
-        apart = theta[i] - weights[i]
-        total += apart * apart
-        weights[i] += share * apart
+        difference = theta[i] - weights[i]
+        total += difference * difference
+        weights[i] += share * difference
     return float(total)
 
 
@@ -270,7 +292,7 @@ def _move(weights: Array, theta: Array, part: float) -> float:
 def _move_first_layer(
     layers: Array, w: Array, n: int, x: Array, gram: Array, a: Array, sums: Array, part: float
 ) -> float:
-    """Do as ``_move`` with the weights of the first layer; overwrite ``a`` and ``sums``."""
+    """Do the same as ``_move`` with the weights of the first layer. Overwrite ``a`` and ``sums``."""
     inputs, outputs = layers[0, 0], layers[0, 1]
     product((n, outputs, n), gram, 0, n, 1, a, 0, outputs, sums, 0, outputs, 0)
     share, total = a.dtype.type(part), a.dtype.type(0)
@@ -294,21 +316,21 @@ def pfedme_steps(
     none: Arrays,
     losses: Array,
 ) -> None:
-    """Take t steps, see ``take_steps``: each takes ``count`` at ``inner_rate`` to theta and moves w there.
+    """Take t steps, see ``take_steps``. Each takes ``count`` inner steps to theta and moves w towards it.
 
-    ``theta`` is memory for the weights and biases of one model, ``none`` are empty arrays (1, 0).
+    ``theta`` is memory for the weights and biases of one model. ``none`` are empty arrays (1, 0).
     """
     place, x, y, weight, rate = batches
     most, inputs, outputs = x.shape[1], layers[0, 0], layers[0, 1]
-    width, rank = most * widest(layers), min(most, inputs)
+    width, rank = most * max_outputs(layers), min(most, inputs)
     values, grads = np.empty((len(layers), width), x.dtype), np.empty((len(layers), width), x.dtype)
     sums, a = np.empty(rank * outputs, x.dtype), np.empty(rank * outputs, x.dtype)
     gram, own = np.empty(rank * rank, x.dtype), np.empty_like(trained)
     _copy(trained, own)
     for s in range(len(place)):
-        client, samples, n = place[s], x[s].reshape(-1), counted(weight, s, most)
-        w, part = of_client(parameters[0], client), rate[s] * lam
-        # With many samples, products with x x' take longer than those with the weights of theta.
+        client, samples, n = place[s], x[s].reshape(-1), count_samples(weight, s, most)
+        w, part = client_row(parameters[0], client), rate[s] * lam
+        # With many samples, products with x x' take longer than products with the weights of theta.
         first = 1 if trained[0] and n * (inputs + count * outputs) <= count * inputs * outputs else 0
         own[0] = trained[0] and not first
         if first:
@@ -316,14 +338,14 @@ def pfedme_steps(
             product_by_rows((n, n, inputs), samples, 0, inputs, samples, 0, inputs, gram, 0, n, 0)
             a[: n * outputs] = 0
         for position in range(first, len(parameters)):
-            _copy(of_client(parameters[position], client), theta[position][0])
+            _copy(client_row(parameters[position], client), theta[position][0])
         batch, options, buffers = (samples, y[s, :n], weight[s, :n]), (lam, inner_rate, count), (values, grads)
         losses[s] = _approach(
             layers, parameters, theta, own, client, *batch, *options, none, first, sums, gram, a, *buffers
         )
         far = _move_first_layer(layers, w, n, samples, gram, a, sums, part) if first else 0.0
         for position in range(first, len(parameters)):
-            far += _move(of_client(parameters[position], client), theta[position][0], part)
+            far += _move(client_row(parameters[position], client), theta[position][0], part)
         losses[s] += lam / 2 * far
 
 
@@ -332,9 +354,9 @@ def pfedme_steps(
 def _pull_to_prototypes(
     z: Array, y: Array, weight: Array, means: Array, known: Array, lam: float, rate: float, to_z: Array
 ) -> float:
-    """Return lam times the mean squares of z - means[y] of ``known`` classes; write minus the rate times its gradient.
+    """Return lam times the mean square of z - means[y] over ``known`` classes; write minus the rate times its gradient.
 
-    Samples z (n, d) are weighted by ``weight`` (n,).
+    ``weight`` (n,) are the weights of the representations z (n, d).
     """
     loss = 0.0
     for i in range(len(z)):
@@ -342,9 +364,9 @@ def _pull_to_prototypes(
         share, total = lam * weight[i] * known[y[i]] / len(row), 0.0
         scale = z.dtype.type(-2 * rate * share)
         for j in range(len(row)):
-            apart = row[j] - mean[j]
-            total += apart * apart
-            to_row[j] = scale * apart
+            difference = row[j] - mean[j]
+            total += difference * difference
+            to_row[j] = scale * difference
         loss += share * total
     return loss
 
@@ -362,16 +384,16 @@ def fedproto_steps(
     none: Arrays,
     losses: Array,
 ) -> None:
-    """Take t steps of clients near the prototypes ``means`` (C, d) of ``known`` classes, see ``take_steps``.
+    """Take t steps of clients that stay near the prototypes ``means`` (C, d) of ``known`` classes, see ``take_steps``.
 
     Representations are the inputs of the layer ``body``. ``none`` are empty arrays (1, 0).
     """
     place, x, y, weight, rate = batches
     most, d, classes = x.shape[1], means.shape[1], layers[-1, 1]
-    shape = len(layers), most * widest(layers)
+    shape = len(layers), most * max_outputs(layers)
     values, grads, to_z = np.empty(shape, x.dtype), np.empty(shape, x.dtype), np.empty(most * d, x.dtype)
     for s in range(len(place)):
-        client, samples, n = place[s], x[s].reshape(-1), counted(weight, s, most)
+        client, samples, n = place[s], x[s].reshape(-1), count_samples(weight, s, most)
         forward_one(layers, parameters, client, samples, 0, n, 0, values)
         logits, by_logits = values[-1, : n * classes].reshape(n, classes), grads[-1, : n * classes].reshape(n, classes)
         loss = cross_entropy(logits, y[s], weight[s], -rate[s], by_logits)
@@ -379,20 +401,7 @@ def fedproto_steps(
         losses[s] = loss + _pull_to_prototypes(
             z, y[s], weight[s], means, known, lam, rate[s], to_z[: n * d].reshape(n, d)
         )
-        backward_one(
-            layers,
-            parameters,
-            client,
-            (samples, 0, n),
-            values,
-            grads,
-            (body, to_z),
-            lowest(trained),
-            trained,
-            (none, 0.0, none, 0.0),
-            parameters,
-            True,
-        )
+        _descend(layers, parameters, client, (samples, 0, n), values, grads, (body, to_z), trained, none)
 
 
 # FedRoD, see ``methods/fedrod.py``.
@@ -400,7 +409,7 @@ def fedproto_steps(
 def _personal_step(
     z: Array, logits: Array, y: Array, weight: Array, rate: float, head: Array, bias: Array, sums: Array, grads: Array
 ) -> float:
-    """Take a step of a client's own head on representations z as a row, and return the loss of it and ``logits``."""
+    """Take a step of a client's own head on flattened z, and return the loss of its outputs plus ``logits``."""
     n, classes = logits.shape
     d = len(head) // classes
     personal, by_personal = sums[: n * classes], grads[: n * classes]
@@ -428,63 +437,50 @@ def fedrod_steps(
     none: Arrays,
     losses: Array,
 ) -> None:
-    """Take t steps of clients and their own ``heads`` (m, C d) with ``biases`` (m, C), see ``take_steps``.
+    """Take t steps of clients and of their own ``heads`` (m, C d) with ``biases`` (m, C), see ``take_steps``.
 
-    The generic head is the last layer, to whose outputs its loss adds ``offsets`` (m, C). ``none`` are empty (1, 0).
+    The generic head is the last layer. Its loss adds ``offsets`` (m, C) to its outputs. ``none`` are empty (1, 0).
     """
     place, x, y, weight, rate = batches
     most, body, classes, no_z = x.shape[1], len(layers) - 1, layers[-1, 1], none[0][0]
-    shape = len(layers), most * widest(layers)
+    shape = len(layers), most * max_outputs(layers)
     values, grads = np.empty(shape, x.dtype), np.empty(shape, x.dtype)
     sums, by_sums = np.empty(most * classes, x.dtype), np.empty(most * classes, x.dtype)
     for s in range(len(place)):
-        client, samples, n = place[s], x[s].reshape(-1), counted(weight, s, most)
+        client, samples, n = place[s], x[s].reshape(-1), count_samples(weight, s, most)
         forward_one(layers, parameters, client, samples, 0, n, 0, values)
         z, logits = values[body - 1] if body else samples, values[-1, : n * classes].reshape(n, classes)
-        head, bias, target = of_client(heads, client), of_client(biases, client), (y[s], weight[s], rate[s])
+        head, bias, target = client_row(heads, client), client_row(biases, client), (y[s], weight[s], rate[s])
         personal = _personal_step(z, logits, *target, head, bias, sums, by_sums)
         for i in range(n):
-            add(logits[i], of_client(offsets, client))
+            add(logits[i], client_row(offsets, client))
         losses[s] = personal + cross_entropy(
             logits, y[s], weight[s], -rate[s], grads[-1, : n * classes].reshape(n, classes)
         )
-        backward_one(
-            layers,
-            parameters,
-            client,
-            (samples, 0, n),
-            values,
-            grads,
-            (body, no_z),
-            lowest(trained),
-            trained,
-            (none, 0.0, none, 0.0),
-            parameters,
-            True,
-        )
+        _descend(layers, parameters, client, (samples, 0, n), values, grads, (body, no_z), trained, none)
 
 
-# FedDBE, see ``methods/feddbe.py``. A memory m in front of the head W is a shift W m of its outputs, and adds to the
-# gradient by W that by this shift times m.
+# FedDBE, see ``methods/feddbe.py``. Adding a memory m to the inputs of the head W shifts its outputs by W m. The
+# gradient by W then includes the gradient by this shift times m.
 @compiled
 def _pull_to_consensus(z: Array, weight: Array, consensus: Array, kappa: float, rate: float, to_z: Array) -> float:
     """Return kappa / 2 times the mean square of mean(z) - consensus; write minus the rate times its gradient.
 
-    Samples z (n, d) are weighted by ``weight`` (n,).
+    ``weight`` (n,) are the weights of the representations z (n, d).
     """
-    apart, total, scale = np.zeros_like(consensus), 0.0, z.dtype.type(-rate * kappa / len(consensus))
+    difference, total, scale = np.zeros_like(consensus), 0.0, z.dtype.type(-rate * kappa / len(consensus))
     for i in range(len(z)):
         row, own = z[i], weight[i]
-        for j in range(len(apart)):
-            apart[j] += own * row[j]
-    for j in range(len(apart)):
-        apart[j] -= consensus[j]
-        total += apart[j] * apart[j]
-        apart[j] *= scale
+        for j in range(len(difference)):
+            difference[j] += own * row[j]
+    for j in range(len(difference)):
+        difference[j] -= consensus[j]
+        total += difference[j] * difference[j]
+        difference[j] *= scale
     for i in range(len(z)):
         to_row, own = to_z[i], weight[i]
-        for j in range(len(apart)):
-            to_row[j] = own * apart[j]
+        for j in range(len(difference)):
+            to_row[j] = own * difference[j]
     return kappa / 2 * total / len(consensus)
 
 
@@ -506,13 +502,13 @@ def feddbe_steps(
     """
     place, x, y, weight, rate = batches
     most, body, d, classes = x.shape[1], len(layers) - 1, layers[-1, 0], layers[-1, 1]
-    shape = len(layers), most * widest(layers)
+    shape = len(layers), most * max_outputs(layers)
     values, grads = np.empty(shape, x.dtype), np.empty(shape, x.dtype)
     to_z, step = np.empty(most * d, x.dtype), np.empty(d, x.dtype)
     shift, by_shift = np.empty(classes, x.dtype), np.empty(classes, x.dtype)
     for s in range(len(place)):
-        client, samples, n = place[s], x[s].reshape(-1), counted(weight, s, most)
-        memory, head = of_client(memories, client), of_client(parameters[2 * body], client)
+        client, samples, n = place[s], x[s].reshape(-1), count_samples(weight, s, most)
+        memory, head = client_row(memories, client), client_row(parameters[2 * body], client)
         forward_one(layers, parameters, client, samples, 0, n, 0, values)
         product_by_rows((1, classes, d), memory, 0, d, head, 0, d, shift, 0, classes, 0)
         logits, by_logits = values[-1, : n * classes].reshape(n, classes), grads[-1, : n * classes].reshape(n, classes)
@@ -525,20 +521,7 @@ def feddbe_steps(
         for i in range(n):
             add(by_shift, by_logits[i])
         product((1, d, classes), by_shift, 0, classes, 1, head, 0, d, step, 0, d, 0)
-        backward_one(
-            layers,
-            parameters,
-            client,
-            (samples, 0, n),
-            values,
-            grads,
-            (body, to_z),
-            lowest(trained),
-            trained,
-            (none, 0.0, none, 0.0),
-            parameters,
-            True,
-        )
+        _descend(layers, parameters, client, (samples, 0, n), values, grads, (body, to_z), trained, none)
         if trained[2 * body]:
             product((classes, d, 1), by_shift, 0, 1, 1, memory, 0, d, head, 0, d, 1)
         add(memory, step)
@@ -612,7 +595,7 @@ def _feddbe(rule: Any, chain: Chain, batches: Minibatches) -> NDArray[np.float64
 
 
 STEPS = {"pfedme._Envelope": _pfedme, "fedproto._Rule": _fedproto, "fedrod._Rule": _fedrod, "feddbe._Rule": _feddbe}
-"""Functions that take a rule's steps of plain SGD one after the other, and return their losses (t,)."""
+"""For each gradient rule, the function that takes its steps of plain SGD and returns their losses (t,)."""
 
 
 def registered_name(rule: object) -> str:

@@ -1,9 +1,10 @@
-"""Compiled loops for 5x5 convolutions that ReLU and 2x2 max pooling follow, by Winograd's minimal filtering.
+"""Compiled loops for 5x5 convolutions followed by ReLU and 2x2 max pooling, by Winograd's minimal filtering.
 
 F(4x4, 5x5) of Lavin & Gray (2016), https://arxiv.org/abs/1509.09308, section 4, with the points 0, 1, -1, 2, -2, 1/2,
--1/2 and infinity. Each tile of 4x4 outputs, 2x2 windows of the pooling, takes 64 multiplications instead of 400. With d
-(8, 8) the pixels of a tile, g (5, 5) the weights, and * per element, the outputs (4, 4) are A' [(G g G') * (B' d B)] A.
-In float32 the rounding error of the outputs is 2e-6 of their deviation, 6 times that of the direct sum.
+-1/2 and infinity. A tile of 4x4 outputs, which is 2x2 pooling windows, takes 64 multiplications instead of 400. Given
+the pixels d (8, 8) of a tile and the weights g (5, 5), the outputs (4, 4) are A' [(G g G') * (B' d B)] A, where * is
+the elementwise product. In float32 the rounding error of the outputs is 2e-6 of their standard deviation, 6 times that
+of the direct sum.
 """
 
 from __future__ import annotations
@@ -41,27 +42,27 @@ _copy = combination([[1]])
 _to_tile, _add_tile = combination(_B_TURNED), combination(_B, adds=True)
 _to_weight, _from_weight = combination(_G), combination(_G_TURNED)
 _to_line, _from_line = combination(_A_TURNED), combination(_A)
-# Of the four pixels in a line of a tile, the two that are the left ones of their windows, and the two right ones.
+# Of the four pixels in a line of a tile, the two on the left of their windows, and the two on the right.
 _to_left, _to_right = combination(_A_TURNED[::2]), combination(_A_TURNED[1::2])
 _from_left = combination([row[::2] for row in _A])
 _add_right = combination([row[1::2] for row in _A], adds=True)
 
 
 Windows = tuple[int, int]
-"""How many windows of the pooling an image has, in rows and columns."""
+"""Numbers of rows and columns of pooling windows of an image."""
 
 Work = tuple[Array, Array, Array, Array, Array]
-"""Memory for a group of images: padded pixels (h', w', C) of one, lines (8 w' C) or (32 O), tiles (64, m C) and sums
-(64, m O) of all m tiles, and maps (2, 4, 2, O) of one tile: its rows of windows, the pixels of a window, and the
-windows of a row. Rows of tiles, of sums and of transformed weights may be longer than they need to be: a power of two
-apart they would lie in the same places of the cache."""
+"""Working memory for a group of images: the padded pixels (h', w', C) of one image, lines (8 w' C) or (32 O), tiles
+(64, m C) and sums (64, m O) of all m tiles, and maps (2, 4, 2, O) of one tile, whose axes are rows of windows, pixels
+of a window, and windows of a row. Rows of tiles, sums and transformed weights may be padded, because rows at a distance
+of a power of two would be in the same places of the cache."""
 
 
 @compiled
 def filters(weight: Array, taps: Array, lines: Array, out: Array, turned: Array) -> None:
     """Write the transformed ``weight`` (O, C, 25) into ``out`` (64, C O) and ``turned`` (64, O C).
 
-    ``taps`` (C, 25, O) and ``lines`` (40, O) are memory to work in.
+    ``taps`` (C, 25, O) and ``lines`` (40, O) are working memory.
     """
     outputs, inputs, _ = weight.shape
     plane = out.shape[1]
@@ -78,7 +79,7 @@ def filters(weight: Array, taps: Array, lines: Array, out: Array, turned: Array)
 
 @compiled
 def filters_backward(grad: Array, taps: Array, lines: Array, to_weight: Array) -> None:
-    """Write into ``to_weight`` (O, C, 25) the gradients for ``grad`` (64, C O), that of the transformed weights."""
+    """Write into ``to_weight`` (O, C, 25) the gradients, given ``grad`` (64, C O), those by the transformed weights."""
     outputs, inputs, _ = to_weight.shape
     plane = grad.shape[1]
     for c in range(inputs):
@@ -112,7 +113,7 @@ def _tiles(x: Array, padding: int, windows: Windows, padded: Array, lines: Array
 def _from_tiles(
     tiles: Array, first: int, padding: int, windows: Windows, padded: Array, lines: Array, to_x: Array
 ) -> None:
-    """Write into ``to_x`` (h, w, C) the gradient of an image for that of its transformed tiles (64, m C)."""
+    """Write into ``to_x`` (h, w, C) the gradient by an image, given those by its transformed tiles (64, m C)."""
     height, width, channels = to_x.shape
     wide = padded.shape[1] * channels
     rows, columns = _grid(windows)
@@ -134,7 +135,7 @@ def _from_tiles(
 
 @compiled
 def _grid(windows: Windows) -> Windows:
-    """Return how many tiles cover the windows of an image, in rows and columns."""
+    """Return the numbers of rows and columns of tiles that cover the windows of an image."""
     return (windows[0] + 1) // 2, (windows[1] + 1) // 2
 
 
@@ -142,7 +143,7 @@ def _grid(windows: Windows) -> Windows:
 def _pool(
     sums: Array, first: int, windows: Windows, lines: Array, maps: Array, bias: Array, out: Array, codes: Array
 ) -> None:
-    """Write into ``out`` and ``codes`` (windows, O) what ``rectified_max`` makes of the outputs A' s A of an image."""
+    """Apply ``rectified_max`` to the outputs A' s A of an image; write into ``out`` and ``codes`` (windows, O)."""
     outputs, (rows, columns) = len(bias), _grid(windows)
     plane = sums.shape[1]
     for i in range(rows):
@@ -163,7 +164,7 @@ def _pool(
 def _pool_backward(
     grad: Array, codes: Array, windows: Windows, maps: Array, lines: Array, sums: Array, first: int, to_bias: Array
 ) -> None:
-    """Write into ``sums`` (64, m O) the gradients for those of the windows of an image, ``grad`` (windows, O)."""
+    """Write into ``sums`` (64, m O) the gradients of an image, given those by its windows, ``grad`` (windows, O)."""
     outputs, (rows, columns) = len(to_bias), _grid(windows)
     plane = sums.shape[1]
     for i in range(rows):
@@ -196,7 +197,7 @@ def convolve(
 ) -> None:
     """Write into ``out`` (n, m, O) the pooled convolution of ``x`` (n, h, w, C) with transformed weights (64, C O).
 
-    ``group`` images at a time share the products, one for each of the 64 numbers of a tile.
+    There is one product for each of the 64 numbers of a tile, which ``group`` images share.
     """
     padded, lines, tiles, sums, maps = work
     inputs, outputs, (rows, columns) = x.shape[3], len(bias), _grid(windows)
@@ -228,7 +229,7 @@ def convolve_backward(
     to_weight: Array,
     to_bias: Array,
 ) -> None:
-    """Write the gradients by ``x``, transformed weights (64, C O) and bias for ``grad`` (n, m, O), that of the output.
+    """Write the gradients by ``x``, transformed weights (64, C O) and bias, given ``grad`` (n, m, O) by the output.
 
     ``turned`` are the transformed weights (64, O C).
     """
@@ -247,7 +248,7 @@ def convolve_backward(
             at_x, at_weight, at_sum = k * x_plane, k * w_plane, k * plane
             shape = (inputs, outputs, count)
             product(shape, tile_row, at_x, 1, inputs, sum_row, at_sum, outputs, to_row, at_weight, outputs, more)
-            shape = (count, inputs, outputs)  # the tiles are not needed any more
+            shape = (count, inputs, outputs)  # the tiles are no longer needed
             product(shape, sum_row, at_sum, outputs, 1, weight_row, at_weight, inputs, tile_row, at_x, inputs, 0)
         for i in range(images):
             _from_tiles(tiles, i * each, padding, windows, padded, lines, to_x[first + i])

@@ -119,7 +119,7 @@ def has_steps(rule: Any) -> bool:
 def describe_products() -> str:
     """Return for users what computes matrix products."""
     products = part("products")
-    return "matrix products by PyTorch" if products is None else str(products.WHY)
+    return "matrix products by PyTorch" if products is None else str(products.DESCRIPTION)
 
 
 @cache

@@ -76,7 +76,7 @@ def pays_to_compile(weights: Iterable[Tensor]) -> bool:
     if sum(value.numel() for value in values) < LARGE or any(value.dtype != torch.float32 for value in values):
         return False
     products = backend.part("products")
-    return products is not None and products.OWN and values[0].device.type == "cpu"
+    return products is not None and products.COMPILED and values[0].device.type == "cpu"
 
 
 def outputs(chain: Sequence[Layer], params: Params, x: Tensor) -> tuple[Tensor, Tensor]:

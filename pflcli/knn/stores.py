@@ -147,7 +147,7 @@ class Stores:
         if calls + numbers < _SECONDS_TO_LOAD:
             return False
         products = backend.part("products")
-        return products is not None and (products.OWN or calls - numbers >= _SECONDS_TO_LOAD)
+        return products is not None and (products.COMPILED or calls - numbers >= _SECONDS_TO_LOAD)
 
 
 _SHARES = 16

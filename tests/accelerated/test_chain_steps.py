@@ -13,7 +13,7 @@ from torch.nn import functional
 import worlds
 from pflcli import models
 from pflcli.accelerated import products, steps
-from pflcli.accelerated.chains import are_trained, arrays, table
+from pflcli.accelerated.chains import layer_arrays, layer_table, trained_mask
 from pflcli.accelerated.steps import Chain, Minibatches
 from pflcli.engine import engine as engines
 from pflcli.engine import linear_chain, strategy
@@ -128,7 +128,9 @@ def after_steps(rule, layers, models_, trained, minibatches, own_constants, shar
     """The losses of steps by a rule, and the models that these leave."""
     own = {name: value.clone() for name, value in models_.items()}
     like = {name: value[0] for name, value in own.items()}
-    chain = Chain(table(layers, like), arrays(layers, own), are_trained(layers, trained), own, own_constants, shared)
+    chain = Chain(
+        layer_table(layers, like), layer_arrays(layers, own), trained_mask(layers, trained), own, own_constants, shared
+    )
     losses = steps.STEPS[steps.registered_name(rule)](
         rule, chain, Minibatches(*(value.numpy() for value in minibatches))
     )
@@ -205,7 +207,7 @@ def test_rounds_have_the_same_bytes_with_any_number_of_workers(method, monkeypat
         run.engine.explain = explained.append
         states.append(worlds.play(method, run))
         run.engine.close()
-        assert explained[-1].startswith("compiled linear chain" if products.OWN else "linear chain")
+        assert explained[-1].startswith("compiled linear chain" if products.COMPILED else "linear chain")
     assert worlds.same(*states[:2])
     assert worlds.same(*states[1:])
 
@@ -220,7 +222,7 @@ def test_representations_may_have_two_layers_above_them(monkeypatch):
     plan = LocalSGD(2, 4, np.full(2, 0.1), gradient=fedproto._Rule(), shared=shared)
     start = {name: value.expand(2, *value.shape) for name, value in net.state_dict().items()}
     for own in (False, True):
-        monkeypatch.setattr(products, "OWN", own)
+        monkeypatch.setattr(products, "COMPILED", own)
         monkeypatch.setattr(linear_chain, "LARGE", 0)
         engine, explained = Engine(net, data, seed=0, mode="stacked"), []
         engine.explain = explained.append
@@ -231,7 +233,7 @@ def test_representations_may_have_two_layers_above_them(monkeypatch):
 
 @pytest.mark.parametrize("settings", [{}, {"momentum": 0.9}, {"prox": ({}, 1.0)}, {"precision": "bfloat16"}])
 def test_compiled_loops_take_plain_steps_alone(settings, monkeypatch):
-    monkeypatch.setattr(products, "OWN", True)
+    monkeypatch.setattr(products, "COMPILED", True)
     monkeypatch.setattr(linear_chain, "LARGE", 0)
     net = models.Net(nn.Sequential(nn.Flatten(), nn.Linear(5, 4), nn.ReLU()), nn.Linear(4, 3))
     plan = LocalSGD(1, 4, np.full(1, 0.1), gradient=pfedme._Envelope(LAM, 1, RATE), **settings)

@@ -141,3 +141,15 @@ def test_a_full_disk_takes_time_alone(total, tmp_path, monkeypatch):
     function = total(1)
     assert [function(np.ones(3, kind)) for kind in ("float32", "int64")] == [4, 4]
     assert not [*tmp_path.glob("__pycache__/*.nbc*")]
+
+
+class Unreadable:
+    """An object that raises an error when it is unpickled."""
+
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+def test_code_of_other_sources_is_not_unpickled(tmp_path):
+    compiler._Files(tmp_path, "total", b"old").save("key", Unreadable())
+    assert compiler._Files(tmp_path, "total", b"new").load("key") is None

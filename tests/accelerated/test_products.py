@@ -99,7 +99,7 @@ def test_a_row_of_a_streamed_product_depends_on_no_other():
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("m", [3, 50])
 def test_products_with_a_weight_take_few_and_many_samples(monkeypatch, own, m):
-    monkeypatch.setattr(products, "OWN", own)
+    monkeypatch.setattr(products, "COMPILED", own)
     x, weight, out = torch.randn(m, 40), torch.randn(9, 40), torch.empty(m, 9)
     for step in products.multiply_by_rows(x, weight, out, torch.empty):
         step()
@@ -121,7 +121,7 @@ def test_a_transpose_is_written_between_its_borders(dtype):
 @pytest.mark.parametrize("fused", [True, False])
 def test_a_cpu_that_does_not_multiply_and_add_at_once_calls_no_function_for_it(fused, monkeypatch):
     """Machines that emulate an old CPU lack the instruction; a function per number took 30 times as long."""
-    monkeypatch.setattr(instructions, "FUSED", fused)
+    monkeypatch.setattr(instructions, "HAS_FMA", fused)
     combine = instructions.combination([[1, 3]])
 
     @numba.njit

@@ -112,12 +112,12 @@ NETS = {
 
 @pytest.fixture(params=[False, True], ids=["PyTorch's products", "own products"])
 def own_products(request, monkeypatch):
-    monkeypatch.setattr(products, "OWN", request.param)
+    monkeypatch.setattr(products, "COMPILED", request.param)
 
 
 @pytest.mark.parametrize("case", NETS)
 def test_gradients_and_statistics_are_those_of_autograd(case, own_products):
-    if products.OWN and case in ("mobilenet-v2, grey", "mobilenet-v2, large"):
+    if products.COMPILED and case in ("mobilenet-v2, grey", "mobilenet-v2, large"):
         pytest.skip("the products differ in their sizes alone")
     build, shape = NETS[case]
     draw = torch.Generator().manual_seed(1)

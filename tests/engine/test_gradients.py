@@ -384,7 +384,7 @@ def test_a_network_keeps_no_weight_of_the_models_that_it_passed(mode, monkeypatc
         engine = Engine(copy.deepcopy(net), data, seed=0, mode="loop")
         if before:
             list(engine.local_sgd([0, 1], parameters.stack([start] * 2), ruled, ("sgd", 0)))
-            assert not engine._worker_net.program._elsewhere
+            assert not engine._worker_net.program._external
         parts += engine.local_sgd([0, 1], start, plan, ("sgd", 1))
     for name, value in parts[0].params.items():
         assert torch.equal(value, parts[1].params[name])

@@ -245,7 +245,7 @@ def test_queries_that_are_no_numbers_have_no_neighbours(compiled):
     ],
 )
 def test_loops_are_compiled_where_there_are_many_calls_or_numbers_to_save_on(clients, size, own, pays, monkeypatch):
-    monkeypatch.setattr("pflcli.accelerated.products.OWN", own)
+    monkeypatch.setattr("pflcli.accelerated.products.COMPILED", own)
     blob = np.broadcast_to(np.uint8(0), 4 * clients * size)
     stores = Stores(blob, *[np.zeros(1, np.int64)] * 3, np.ones(clients, np.int64))
     assert stores._is_compiled() is pays

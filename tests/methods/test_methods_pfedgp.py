@@ -225,7 +225,7 @@ def test_two_means_goes_on_until_no_row_moves_even_if_one_row_is_left_alone():
 
 def test_samples_are_halved_and_cut_class_by_class():
     y = np.asarray([2, 0, 2, 2, 0, 1, 0, 0])
-    halves = compiled.halves(y)
+    halves = compiled.mark_support(y)
     np.testing.assert_array_equal(halves, [1, 1, 0, 1, 0, 1, 1, 0])
     y = np.repeat([0, 1, 3], [60, 30, 1])
     rows = class_tree.stratified(y, 16, draw())
@@ -253,7 +253,7 @@ def loss_and_gradients(prior, net, x, y, tree, draws):
     return float(losses[0]), parameters.pick(grads, 0)
 
 
-@pytest.mark.parametrize("few", [compiled.FEW, 0, None])
+@pytest.mark.parametrize("few", [compiled.MAX_LANE_SAMPLES, 0, None])
 def test_the_loss_and_its_gradient_are_those_of_dense_algebra_with_omega_held(few, monkeypatch):
     """Two classes: -log of the mean over chains of E[sigmoid], of every second sample given the others.
 
@@ -265,7 +265,7 @@ def test_the_loss_and_its_gradient_are_those_of_dense_algebra_with_omega_held(fe
     if few is None:
         monkeypatch.setenv(backend.SWITCH, "0")
     else:
-        for name in ("FEW", "FEW_PREDICTING"):
+        for name in ("MAX_LANE_SAMPLES", "MAX_LANE_PREDICTIONS"):
             monkeypatch.setattr(compiled, name, few)
     loss, grads = loss_and_gradients(gp.Prior(chains=2), net, x, y, torch.tensor([[1, -1], [0, 0]]), draw())
     actual = grads["body.weight"]
@@ -282,14 +282,14 @@ def test_the_loss_and_its_gradient_are_those_of_dense_algebra_with_omega_held(fe
 
 def omega_of(prior, unit, y, rng):
     """Omega (chains, n) of the first half of samples of two classes, as the loss of a tree with one node draws it."""
-    first_half = torch.from_numpy(compiled.halves(y.numpy())).bool()
+    first_half = torch.from_numpy(compiled.mark_support(y.numpy())).bool()
     k = prior.kernel(unit[first_half], unit[first_half]) + prior.jitter * torch.eye(int(first_half.sum()))
     return gp.gibbs(k, 1 - 2 * y[first_half], prior.chains, prior.sweeps, draws(rng)).double()
 
 
 def dense_loss(prior, z, y, omega):
     """-log of the mean over chains of E[sigmoid] of the other half, by inverses and a fine grid, in float64."""
-    first_half = torch.from_numpy(compiled.halves(y.numpy())).bool()
+    first_half = torch.from_numpy(compiled.mark_support(y.numpy())).bool()
     z = normalize(z, dim=1)
     apart = torch.cdist(z, z, compute_mode="donot_use_mm_for_euclid_dist").square()
     k = prior.scale * torch.exp(-apart / (2 * prior.length**2))
@@ -365,7 +365,7 @@ def test_few_samples_and_many_take_one_loss():
 
     def result(few):
         with pytest.MonkeyPatch.context() as patch:
-            for name in ("FEW", "FEW_PREDICTING"):
+            for name in ("MAX_LANE_SAMPLES", "MAX_LANE_PREDICTIONS"):
                 patch.setattr(compiled, name, few)
             return tree_likelihood.losses_and_gradients(PRIOR, trees, z, y, [80, 65], [draw(2), draw(3)])
 
@@ -413,10 +413,10 @@ def test_blocks_are_dense_algebra(n, m):
     gradient[:, :n] = (gradient[:, :n] + gradient[:, :n].T) / 2
 
     actual = wide.float().numpy()
-    *factors, mean, variance = compiled.reduced(actual, labels, omega, 8.0, True)
+    *factors, mean, variance = compiled.factor_and_predict(actual, labels, omega, 8.0, True)
     for name, value, expected in zip(("mean", "variance"), (mean, variance), torch.stack(moments, dim=2), strict=True):
         np.testing.assert_allclose(value, expected.detach(), atol=2e-4, err_msg=name)
-    *_, again, _ = compiled.reduced(actual, labels, omega, 8.0, False)
+    *_, again, _ = compiled.factor_and_predict(actual, labels, omega, 8.0, False)
     np.testing.assert_array_equal(again, mean)
     compiled.gradient(*factors, omega, by_mean, by_variance, actual)
     np.testing.assert_allclose(actual, gradient, rtol=1e-3, atol=1e-3)

@@ -85,7 +85,7 @@ class Threads:
         if self._shares_net and all(task.index is None for task in tasks):
             with self.net() as nets:
                 net = _load(nets["loop"].net, models)  # all threads read it
-                return list(self._map(lambda task: self._predict(net, task), tasks))
+                return list(self._map(lambda task: self._infer_by_net(net, task), tasks))
         stacks = all(task.compiled and len(task.rows) <= _MAX_STACKED_SAMPLES for task in tasks)
         if stacks and [task.index for task in tasks] == list(range(len(tasks))):
             with self.net() as nets:
@@ -93,9 +93,9 @@ class Threads:
             if chain is not None:
                 outputs = self._map(partial(self._infer_stack, chain, tasks, models), _slices(len(tasks)))
                 return list(itertools.chain.from_iterable(outputs))
-        return list(self._map(lambda task: self.outputs(task, models), tasks))
+        return list(self._map(lambda task: self._infer_task(task, models), tasks))
 
-    def outputs(self, task: Inference, models: Params | Stacked) -> tuple[Tensor, Tensor]:
+    def _infer_task(self, task: Inference, models: Params | Stacked) -> tuple[Tensor, Tensor]:
         """Return the logits (n, C) and representations (n, d) of one task, computed on the calling thread."""
         own = models if task.index is None else parameters.pick(models, task.index)
         with self.net() as nets:
@@ -103,12 +103,12 @@ class Threads:
             if layers is not None:  # needs no copy of the model
                 fast = task.compiled and nets["stacked"].compiles_chain
                 outputs = linear_chain.compiled_outputs if fast else linear_chain.outputs
-                return self._join(task, lambda x: outputs(layers, own, x))
+                return self._infer_batches(task, lambda x: outputs(layers, own, x))
             program = nets["loop"].program
             if program is None or not program.infers or not len(task.rows):
-                return self._predict(_load(nets["loop"].net, own), task)
+                return self._infer_by_net(_load(nets["loop"].net, own), task)
             with program.model(own):
-                return self._join(task, program.forward)
+                return self._infer_batches(task, program.forward)
 
     def _infer_stack(
         self, chain: list[Layer], all_tasks: Sequence[Inference], all_models: Stacked, part: slice
@@ -141,15 +141,17 @@ class Threads:
         """
         return map(work, items) if self._pool is None else self._pool.map(work, items)
 
-    def _predict(self, net: nn.Module, task: Inference) -> tuple[Tensor, Tensor]:
+    def _infer_by_net(self, net: nn.Module, task: Inference) -> tuple[Tensor, Tensor]:
         def forward(x: Tensor) -> tuple[Tensor, Tensor]:
             z = net.body(x)  # type: ignore[operator]
             return net.head(z), z  # type: ignore[operator]
 
-        return self._join(task, forward)
+        return self._infer_batches(task, forward)
 
     @torch.no_grad()
-    def _join(self, task: Inference, forward: Callable[[Tensor], tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    def _infer_batches(
+        self, task: Inference, forward: Callable[[Tensor], tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
         """Return the outputs of a task, computed batch by batch.
 
         They are written into memory that is allocated at the beginning. Outputs allocated one by one would lie between
