@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli.engine.local_sgd import Batch, Model
-from pflcli.engine.numerics import intra_op
+from pflcli.engine.process_settings import intra_op
 from pflcli.errors import UsageError
 from pflcli.knn.indexes import find_nearest
 from pflcli.methods.parts.attention import compute_weights, draw_xavier
