@@ -22,8 +22,7 @@ ALLOWED = {
     "registry": {"errors"},
     "sources": {"registry"},
     "config": {"errors", "foreign"},
-    "data.formats": {"errors", "foreign", "wording"},
-    "data.datasets": BASE | {"data.formats"},
+    "data.datasets": BASE,
     "data.schemes": BASE | {"data.datasets"},
     "models": BASE,
     "parameters": {"errors"},
@@ -43,6 +42,7 @@ ALLOWED = {
     "evaluation.page": BASE
     | {"artifacts", "evaluation", "evaluation.charts", "evaluation.metrics", "evaluation.presentation"},
     "tracking": BASE | {"artifacts", "evaluation.metrics", "evaluation.page"},
+    "data.formats": {"errors", "foreign", "wording", "artifacts", "data.datasets"},
     "data.preparation": BASE | {"config", "artifacts", "data.datasets", "data.formats", "data.schemes", "knn"},
     "training": BASE
     | {"execution", "config", "artifacts", "engine", "federation", "knn", "methods", "models", "parameters"}

@@ -24,7 +24,6 @@ from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands import import_data
 from pflcli.data import datasets
 from pflcli.data.datasets import Samples
-from pflcli.data.preparation.deal import hash_samples
 from pflcli.encoders import BATCH, Choice, FrozenEncoder
 from pflcli.errors import InputError, UsageError
 from pflcli.execution import Execution
@@ -131,7 +130,7 @@ def _request(
     resize = None if source is None else source.manifest.request.get("resize")
     return {
         "form": "embedded",
-        "sha256": hash_samples(samples),
+        "sha256": samples.sha256(),
         **dict.fromkeys(("client", "label", "features", "delimiter")),
         "missing": "error",
         "standardize": False,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from abc import abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -13,14 +14,11 @@ from numpy.typing import NDArray
 
 from pflcli import registry
 from pflcli.data.datasets._scaling import Scaling
-from pflcli.data.formats import idx
 from pflcli.errors import InputError, PflError, UsageError
-from pflcli.foreign import parsing, read_npz
 
 registry.search_used_folders("datasets", __path__)
 
-_PIECE = 1 << 16
-"""Samples per check."""
+_SAMPLES_PER_CHECK = 1 << 16
 
 
 @dataclass(frozen=True)
@@ -59,6 +57,23 @@ class Samples:
         known = {name: getattr(self, name) for name in beside if getattr(self, name) is not None}
         return replace(self, x=self.x[rows], y=self.y[rows], **{name: values[rows] for name, values in known.items()})
 
+    def sha256(self) -> str:
+        """Return a hash of the data: the same samples in two folders make the same artifact."""
+        digest = hashlib.sha256()
+        for array in (self.x, self.y):
+            digest.update(f"{array.dtype}{array.shape}".encode())
+            digest.update(np.ascontiguousarray(array).data)
+        if self.owner is not None:
+            digest.update("\n".join(self.owner.tolist()).encode())
+        if self.ordered:
+            digest.update(f"ordered, gap {self.gap}".encode())
+        if self.group is not None:
+            digest.update(b"group")
+            digest.update(np.ascontiguousarray(self.group).data)
+        if self.coarse is not None:
+            digest.update(np.ascontiguousarray(self.coarse).data)
+        return digest.hexdigest()
+
     def check(self, name: str) -> None:
         """Raise InputError if arrays differ in length, models do not take ``x``, or a value is invalid.
 
@@ -76,8 +91,8 @@ class Samples:
         if len(self.y) == 0:
             raise InputError(f"{name} has no samples")
         gaps = self.scaling is not None and self.scaling.fill
-        for first in range(0, len(self.x), _PIECE) if np.issubdtype(self.x.dtype, np.floating) else ():
-            piece = self.x[first : first + _PIECE]
+        for first in range(0, len(self.x), _SAMPLES_PER_CHECK) if np.issubdtype(self.x.dtype, np.floating) else ():
+            piece = self.x[first : first + _SAMPLES_PER_CHECK]
             sound = ~np.isinf(piece) if gaps else np.isfinite(piece)
             if not sound.all():
                 row, *place = np.argwhere(~sound)[0].tolist()
@@ -139,41 +154,16 @@ def load(name: str) -> Dataset:
     return dataset
 
 
-def join_parts(parts: Sequence[tuple[NDArray[Any], NDArray[Any]]], names: tuple[str, ...]) -> Samples:
-    """Join the images and labels of the training and the test part into one dataset, and mark the test samples."""
-    x, y = (np.concatenate(arrays) for arrays in zip(*parts, strict=True))
-    is_test = np.repeat([False, True], [len(labels) for _, labels in parts])
-    return Samples(x, y.astype(np.int64), len(names), names=names, is_test=is_test)
+def find_files(root: Path | None, patterns: Sequence[str]) -> list[Path]:
+    """Return the files in ``root``, sorted by name, that match the first of ``patterns`` that matches any."""
+    for pattern in patterns if root is not None else ():
+        paths = sorted(path for path in root.glob(pattern) if path.is_file())
+        if paths:
+            return paths
+    return []
 
 
-def from_idx(folders: Sequence[Path], stems: tuple[str, str], names: tuple[str, ...]) -> Samples | None:
-    """Read the IDX files of the training and the test stem, joined (``formats.idx``); None if no folder has any."""
-    parts = idx.read_parts(folders, stems)
-    return join_parts(parts, names) if parts else None
-
-
-def train_and_test(path: Path, names: tuple[str, ...]) -> Samples:
-    """Read ``x_train, y_train, x_test, y_test`` from an NPZ file, joined in this order."""
-    x_train, y_train, x_test, y_test = read_npz(path, "x_train", "y_train", "x_test", "y_test")
-    if x_train.shape[1:] != x_test.shape[1:]:
-        raise InputError(f"{path}: samples of x_train are {x_train.shape[1:]}, of x_test {x_test.shape[1:]}")
-    with parsing(str(path), "images and labels"):
-        return join_parts([(x_train, y_train), (x_test, y_test)], names)
-
-
-def from_torchvision(cls: str, root: Path | None, names: tuple[str, ...], *, download: bool, **options: Any) -> Samples:
-    """Read a torchvision dataset's training and test part, joined; raises if its files are not in ``root``."""
-    from pflcli.vision import torchvision
-
-    if root is None:
-        raise UsageError(f"--download of {cls} needs a target folder", "--root FOLDER --download")
-    reader = getattr(torchvision().datasets, cls)
-    with parsing(str(root), cls, "--download fetches it"):  # also a failed download, a checksum, a missing folder
-        parts = [reader(str(root), train=train, download=download, **options) for train in (True, False)]
-        return join_parts([(np.asarray(part.data), np.asarray(part.targets)) for part in parts], names)
-
-
-def needs_root(name: str, *files: str, source: str = "") -> PflError:
+def missing_root_error(name: str, *files: str, source: str = "") -> PflError:
     """Return the error for a dataset whose files were not found.
 
     ``source`` explains where to get the files, if pfl cannot download them.

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pflcli.data.datasets import Samples, from_torchvision, needs_root, train_and_test
+from pflcli.data.datasets import Samples, missing_root_error
+from pflcli.data.datasets._image_files import read_npz_parts, read_torchvision
 
 CLASSES = 10
 NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -19,8 +20,8 @@ FILES = ("cifar-10-batches-py", "cifar10_12k.npz")
 
 def load(root: Path | None, *, download: bool = False) -> Samples:
     """Return all images found; the full set is preferred to the subset."""
-    if download or (root is not None and (Path(root) / FILES[0]).is_dir()):
-        return from_torchvision("CIFAR10", root, NAMES, download=download)
-    if root is not None and (Path(root) / FILES[1]).is_file():
-        return train_and_test(Path(root) / FILES[1], NAMES)
-    raise needs_root("cifar10", *FILES)
+    if download or (root is not None and (root / FILES[0]).is_dir()):
+        return read_torchvision("CIFAR10", root, NAMES, download=download)
+    if root is not None and (root / FILES[1]).is_file():
+        return read_npz_parts(root / FILES[1], NAMES)
+    raise missing_root_error("cifar10", *FILES)

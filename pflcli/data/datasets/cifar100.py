@@ -12,7 +12,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pflcli.data.datasets import Samples, from_torchvision, needs_root, train_and_test
+from pflcli.data.datasets import Samples, missing_root_error
+from pflcli.data.datasets._image_files import read_npz_parts, read_torchvision
 
 CLASSES = 100
 NAMES = (
@@ -41,11 +42,11 @@ COARSE = (
 
 def load(root: Path | None, *, download: bool = False) -> Samples:
     """Return all images found, with superclasses; the full set is preferred to the subset."""
-    if download or (root is not None and (Path(root) / FILES[0]).is_dir()):
-        return _with_coarse(from_torchvision("CIFAR100", root, NAMES, download=download))
-    if root is not None and (Path(root) / FILES[1]).is_file():
-        return _with_coarse(train_and_test(Path(root) / FILES[1], NAMES))
-    raise needs_root("cifar100", *FILES)
+    if download or (root is not None and (root / FILES[0]).is_dir()):
+        return _with_coarse(read_torchvision("CIFAR100", root, NAMES, download=download))
+    if root is not None and (root / FILES[1]).is_file():
+        return _with_coarse(read_npz_parts(root / FILES[1], NAMES))
+    raise missing_root_error("cifar100", *FILES)
 
 
 def _with_coarse(samples: Samples) -> Samples:

@@ -13,7 +13,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from pflcli.data.datasets import Samples, from_idx, from_torchvision, needs_root, train_and_test
+from pflcli.data.datasets import Samples, missing_root_error
+from pflcli.data.datasets._image_files import read_idx_parts, read_npz_parts, read_torchvision
 
 CLASSES = 26
 SHAPE = "28x28"
@@ -44,14 +45,14 @@ def load(root: Path | None, *, download: bool = False, cfg: Config | None = None
     stem = f"emnist-{split}"
     samples = None
     if download:
-        samples = from_torchvision("EMNIST", root, NAMES[split], download=True, split=split)
+        samples = read_torchvision("EMNIST", root, NAMES[split], download=True, split=split)
     elif root is not None:
-        raw = Path(root) / "EMNIST" / "raw"
-        folders = [raw, raw / "gzip", Path(root) / "gzip", Path(root)]
-        samples = from_idx(folders, (f"{stem}-train", f"{stem}-test"), NAMES[split])
+        raw = root / "EMNIST" / "raw"
+        folders = [raw, raw / "gzip", root / "gzip", root]
+        samples = read_idx_parts(folders, (f"{stem}-train", f"{stem}-test"), NAMES[split])
     if samples is not None:
         return replace(samples, x=samples.x.transpose(0, 2, 1), y=samples.y - (split == "letters"))
-    if root is not None and split == "letters" and (Path(root) / FILES[3]).is_file():
-        return train_and_test(Path(root) / FILES[3], NAMES[split])
+    if root is not None and split == "letters" and (root / FILES[3]).is_file():
+        return read_npz_parts(root / FILES[3], NAMES[split])
     files = [f"EMNIST/raw/{stem}-train-images-idx3-ubyte", *([FILES[3]] if split == "letters" else [])]
-    raise needs_root(f"emnist (split={split})", *files)
+    raise missing_root_error(f"emnist (split={split})", *files)

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pflcli.data.datasets import Samples, from_idx, from_torchvision, needs_root, train_and_test
+from pflcli.data.datasets import Samples, missing_root_error
+from pflcli.data.datasets._image_files import read_idx_parts, read_npz_parts, read_torchvision
 
 CLASSES = 10
 NAMES = (
@@ -21,10 +22,10 @@ FILES = ("fashion_mnist.npz", "FashionMNIST/raw")
 
 def load(root: Path | None, *, download: bool = False) -> Samples:
     """Return all images; raises UsageError if neither layout is found and ``download`` is off."""
-    if root is not None and (Path(root) / FILES[0]).is_file():
-        return train_and_test(Path(root) / FILES[0], NAMES)
+    if root is not None and (root / FILES[0]).is_file():
+        return read_npz_parts(root / FILES[0], NAMES)
     if download:
-        return from_torchvision("FashionMNIST", root, NAMES, download=True)
-    if root is not None and (samples := from_idx([Path(root) / FILES[1]], ("train", "t10k"), NAMES)) is not None:
+        return read_torchvision("FashionMNIST", root, NAMES, download=True)
+    if root is not None and (samples := read_idx_parts([root / FILES[1]], ("train", "t10k"), NAMES)) is not None:
         return samples
-    raise needs_root("fashion-mnist", *FILES)
+    raise missing_root_error("fashion-mnist", *FILES)

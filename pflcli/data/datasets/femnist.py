@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.data.datasets import Samples, needs_root
-from pflcli.data.formats.leaf import files, users
+from pflcli.data.datasets import Samples, find_files, missing_root_error
+from pflcli.data.datasets._leaf import iterate_users
 from pflcli.errors import InputError
 
 CLASSES = 62
@@ -27,11 +27,13 @@ FILES = ("femnist/data/all_data/*.json", "femnist/all_data*.json", "all_data*.js
 
 def load(root: Path | None, *, download: bool = False) -> Samples:
     """Return the characters of all writers in the files; raises InputError if an image is not 784 values in [0, 1]."""
-    paths = [] if root is None else files(Path(root), FILES)
+    paths = find_files(root, FILES)
     if download or not paths:
-        raise needs_root("femnist", *FILES, source="LEAF's preprocess.sh -s niid --sf 1.0 -k 0 -t sample makes them")
+        raise missing_root_error(
+            "femnist", *FILES, source="LEAF's preprocess.sh -s niid --sf 1.0 -k 0 -t sample makes them"
+        )
     x, y, owner = [], [], []
-    for user, images, labels, where in users(paths):
+    for user, images, labels, where in iterate_users(paths):
         if labels:
             x.append(_pixels(images, where))
             y.append(_labels(labels, where))

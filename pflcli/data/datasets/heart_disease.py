@@ -23,7 +23,7 @@ import numpy as np
 from annotated_types import Ge
 from numpy.typing import NDArray
 
-from pflcli.data.datasets import Samples, needs_root
+from pflcli.data.datasets import Samples, missing_root_error
 from pflcli.data.datasets._scaling import Scaling
 from pflcli.errors import InputError
 
@@ -60,10 +60,12 @@ class Config:
 def load(root: Path | None, *, download: bool = False, cfg: Config | None = None) -> Samples:
     """Return the patients by hospital, with float64 features (n, 13) that the partition standardizes."""
     cfg = cfg or Config()
-    folder = Path(__file__).parent / "hospitals" if root is None else Path(root)
+    folder = Path(__file__).parent / "hospitals" if root is None else root
     paths = {name: folder / f"processed.{word}.data" for name, word in HOSPITALS.items()}
     if download or not all(path.is_file() for path in paths.values()):
-        raise needs_root("another copy of heart-disease", *FILES, source="without --root, the files of pfl are used")
+        raise missing_root_error(
+            "another copy of heart-disease", *FILES, source="without --root, the files of pfl are used"
+        )
     records = {name: _complete(path) for name, path in paths.items()}
     values = np.concatenate(list(records.values()))
     x, features = _features(values)

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pflcli.data.datasets import Samples, from_idx, from_torchvision, needs_root
+from pflcli.data.datasets import Samples, missing_root_error
+from pflcli.data.datasets._image_files import read_idx_parts, read_torchvision
 from pflcli.foreign import read_npz
 
 CLASSES = 10
@@ -24,12 +25,12 @@ FILES = ("MNIST/raw", "train-images-idx3-ubyte*", "mnist_by_writer.npz")
 def load(root: Path | None, *, download: bool = False) -> Samples:
     """Return all digits found, white on black; the full set is preferred to the subset."""
     if download:
-        return from_torchvision("MNIST", root, NAMES, download=True)
+        return read_torchvision("MNIST", root, NAMES, download=True)
     if root is not None:
-        samples = from_idx([Path(root) / "MNIST" / "raw", Path(root)], ("train", "t10k"), NAMES)
+        samples = read_idx_parts([root / "MNIST" / "raw", root], ("train", "t10k"), NAMES)
         if samples is not None:
             return samples
-        if (Path(root) / FILES[2]).is_file():
-            x, y, is_test = read_npz(Path(root) / FILES[2], "x", "y", "mnist_test")
+        if (root / FILES[2]).is_file():
+            x, y, is_test = read_npz(root / FILES[2], "x", "y", "mnist_test")
             return Samples(x, y.astype(np.int64), CLASSES, names=NAMES, is_test=is_test)
-    raise needs_root("mnist", *FILES)
+    raise missing_root_error("mnist", *FILES)

@@ -22,8 +22,8 @@ import numpy as np
 from annotated_types import Ge
 from numpy.typing import NDArray
 
-from pflcli.data.datasets import Samples, needs_root
-from pflcli.data.formats.leaf import files, users
+from pflcli.data.datasets import Samples, find_files, missing_root_error
+from pflcli.data.datasets._leaf import iterate_users
 from pflcli.errors import InputError
 from pflcli.foreign import reading, require_short
 
@@ -57,9 +57,9 @@ class Config:
 def load(root: Path | None, *, download: bool = False, cfg: Config | None = None) -> Samples:
     """Return windows (n, 80) int16 in order of time within a role; raises InputError if no role is long enough."""
     cfg = cfg or Config()
-    paths = [] if root is None else files(Path(root), FILES)
+    paths = find_files(root, FILES)
     if download or not paths:
-        raise needs_root(
+        raise missing_root_error(
             "shakespeare", *FILES, source="LEAF's preprocess.sh -s niid --sf 1.0 -k 0 -t sample makes them"
         )
     x, y, owner = [], [], []
@@ -99,7 +99,7 @@ def _roles(paths: list[Path]) -> _Windows:
 
 
 def _leaf_roles(paths: list[Path]) -> _Windows:
-    for role, texts, following, where in users(paths):
+    for role, texts, following, where in iterate_users(paths):
         if texts:
             if not (_strings(texts, LENGTH) and _strings(following, 1)):
                 raise InputError(

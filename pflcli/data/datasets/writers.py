@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pflcli.data.datasets import Samples, needs_root
+from pflcli.data.datasets import Samples, missing_root_error
 from pflcli.foreign import read_npz
 
 CLASSES = 10
@@ -23,8 +23,8 @@ FILES = ("mnist_by_writer.npz",)
 
 def load(root: Path | None, *, download: bool = False) -> Samples:
     """Return the digits of the embedded writers, or of all writers in ``root``."""
-    path = Path(__file__).parent / "writers.npz" if root is None else Path(root) / FILES[0]
+    path = Path(__file__).parent / "writers.npz" if root is None else root / FILES[0]
     if download or not path.is_file():
-        raise needs_root("the full set of writers", *FILES, source="without --root, 60 writers are used")
+        raise missing_root_error("the full set of writers", *FILES, source="without --root, 60 writers are used")
     x, y, writer = read_npz(path, "x", "y", "writer")
     return Samples(x, y.astype(np.int64), CLASSES, np.asarray([f"w{i:04d}" for i in writer]), names=NAMES)

@@ -64,7 +64,7 @@ class Deal:
         marks = {"keep_test": samples.is_test if keep_test else None, "keep_validation": samples.is_validation}
         return {
             "samples": len(samples.y),
-            "content": hash_samples(samples),
+            "content": samples.sha256(),
             "scheme": self.scheme,
             "options": config.plain(cfg),
             **({} if dataset_cfg is None else {"dataset_options": config.plain(dataset_cfg)}),
@@ -105,24 +105,6 @@ class Deal:
 def _hash_marks(values: NDArray[np.bool_]) -> str:
     """Return a hash of a flag per sample, (n,)."""
     return hashlib.sha256(np.packbits(values).tobytes()).hexdigest()
-
-
-def hash_samples(samples: Samples) -> str:
-    """Return a hash of the data: the same samples in two folders make the same artifact."""
-    digest = hashlib.sha256()
-    for array in (samples.x, samples.y):
-        digest.update(f"{array.dtype}{array.shape}".encode())
-        digest.update(np.ascontiguousarray(array).data)
-    if samples.owner is not None:
-        digest.update("\n".join(samples.owner.tolist()).encode())
-    if samples.ordered:
-        digest.update(f"ordered, gap {samples.gap}".encode())
-    if samples.group is not None:
-        digest.update(b"group")
-        digest.update(np.ascontiguousarray(samples.group).data)
-    if samples.coarse is not None:
-        digest.update(np.ascontiguousarray(samples.coarse).data)
-    return digest.hexdigest()
 
 
 def check_fractions(fractions: tuple[float, float, float]) -> None:

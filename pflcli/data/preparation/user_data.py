@@ -16,6 +16,7 @@ from pflcli.data.formats import (
     Raw,
     Roles,
     arrays,
+    flbench,
     hugging_face,
     images,
     option,
@@ -24,7 +25,6 @@ from pflcli.data.formats import (
     unprintable,
 )
 from pflcli.data.formats.table import Table
-from pflcli.data.preparation import flbench
 from pflcli.errors import InputError, UsageError
 from pflcli.foreign import parsing, require_file
 from pflcli.reporter import Reporter

@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from pflcli.data import datasets
 from pflcli.data.datasets import Samples
 from pflcli.data.formats import Raw, dealt, hash_files, plain_pickle
-from pflcli.data.preparation.deal import hash_samples
 from pflcli.errors import InputError
 from pflcli.foreign import parsing, read_npy, reading, require_file
 
@@ -55,7 +54,7 @@ class Folder:
 
     def sha256(self) -> str:
         """Return a hash of the samples and of the partition."""
-        samples = hash_samples(Samples(self.x, self.y, len(self.classes)))
+        samples = Samples(self.x, self.y, len(self.classes)).sha256()
         files = hash_files(self.root, [self.root / name for name in (_PARTITION, _ARGS)])
         return hashlib.sha256((samples + files).encode()).hexdigest()
 

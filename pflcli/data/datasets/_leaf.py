@@ -15,16 +15,7 @@ from pflcli.errors import InputError
 from pflcli.foreign import reading, require_short
 
 
-def files(root: Path, patterns: tuple[str, ...]) -> list[Path]:
-    """Return the files, sorted by name, that match the first of ``patterns`` that matches any."""
-    for pattern in patterns:
-        paths = sorted(path for path in root.glob(pattern) if path.is_file())
-        if paths:
-            return paths
-    return []
-
-
-def users(paths: list[Path]) -> Iterator[tuple[str, list[Any], list[Any], str]]:
+def iterate_users(paths: list[Path]) -> Iterator[tuple[str, list[Any], list[Any], str]]:
     """Yield each user with its lists ``x`` and ``y``, and the place for error messages.
 
     Raises InputError if a file has another layout, or numbers of samples disagree.
@@ -32,19 +23,19 @@ def users(paths: list[Path]) -> Iterator[tuple[str, list[Any], list[Any], str]]:
     for path in paths:
         with reading(path, "JSON"):
             content = json.loads(path.read_text(encoding="utf-8"))
-        for user, announced in _announced_sizes(path, content):
+        for user, declared in _declared_sizes(path, content):
             require_short(str(path), user)
             data = content["user_data"].get(user)
             if not isinstance(data, dict) or not all(isinstance(data.get(key), list) for key in "xy"):
                 raise InputError(f"{path}: user_data of {user} has no lists x and y")
-            if not len(data["x"]) == len(data["y"]) == announced:
+            if not len(data["x"]) == len(data["y"]) == declared:
                 raise InputError(
-                    f"{path}: {user} has {len(data['x'])} x and {len(data['y'])} y, but num_samples {announced}"
+                    f"{path}: {user} has {len(data['x'])} x and {len(data['y'])} y, but num_samples {declared}"
                 )
             yield user, data["x"], data["y"], f"{path}: {user}"
 
 
-def _announced_sizes(path: Path, content: Any) -> list[tuple[str, int]]:
+def _declared_sizes(path: Path, content: Any) -> list[tuple[str, int]]:
     kinds = {"users": list, "num_samples": list, "user_data": dict}
     for key, kind in kinds.items():
         if not isinstance(content, dict) or not isinstance(content.get(key), kind):
