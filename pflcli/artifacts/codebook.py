@@ -47,6 +47,11 @@ class Column:
     words: tuple[str, ...] = ()
     gaps: bool = False
 
+    @property
+    def features(self) -> list[str]:
+        """The names of its features, without the one that marks missing values."""
+        return [f"{self.name}={word}" for word in self.words] or [self.name]
+
 
 @dataclass(frozen=True)
 class ClientScale:

@@ -18,7 +18,7 @@ from pflcli import __version__
 from pflcli.artifacts import disk, placement, plain_output
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.open_by_path import open_one
-from pflcli.data.formats import unknown
+from pflcli.data.formats import missing_name_error
 from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.errors import ComputationError, ConflictError, InputError
 from pflcli.evaluation.pool import STACK
@@ -78,7 +78,7 @@ def export(asked: Export) -> Exported:
         )
     names = reopened_run.client_names(artifact)
     if asked.client not in names:
-        raise unknown(str(artifact.path), "client", asked.client, names)
+        raise missing_name_error(str(artifact.path), "client", asked.client, names)
     run = reopened_run.reopen(artifact, asked.weights)
     parts = build_standalone_model(run, names.index(asked.client), execution, asked.encoder_weights)
     try:

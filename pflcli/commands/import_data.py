@@ -13,7 +13,7 @@ import numpy as np
 from pflcli import registry
 from pflcli.artifacts import client_blocks, codebook, disk, placement
 from pflcli.artifacts import manifest as manifests
-from pflcli.artifacts.codebook import Codebook, Column, Encoder
+from pflcli.artifacts.codebook import Codebook, Encoder
 from pflcli.artifacts.kinds import dataset as datasets
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
@@ -228,7 +228,7 @@ class Conversion:
             dataset=source.path.name,
             classes=tuple(clean.classes),
             features=clean.features,
-            columns=tuple(Column(column.name, column.words, column.gaps) for column in clean.columns),
+            columns=clean.columns,
             encoder=self.encoder if earlier is None else earlier.book.encoder,
             **scales,
         )

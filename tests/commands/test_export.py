@@ -18,6 +18,7 @@ import torch
 from helpers import error_text, listing
 from pflcli import models, registry
 from pflcli.artifacts import disk
+from pflcli.artifacts.codebook import Column
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.partition import Form
 from pflcli.artifacts.reader import open_artifact
@@ -29,7 +30,6 @@ from pflcli.commands.new_client import new_client
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.predict import predict
-from pflcli.data.formats import Column
 from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.engine.federation import Federation
 from pflcli.errors import ConflictError, InputError, PflError, UsageError

@@ -156,7 +156,9 @@ def load(name: str) -> Dataset:
 
 def find_files(root: Path | None, patterns: Sequence[str]) -> list[Path]:
     """Return the files in ``root``, sorted by name, that match the first of ``patterns`` that matches any."""
-    for pattern in patterns if root is not None else ():
+    if root is None:
+        return []
+    for pattern in patterns:
         paths = sorted(path for path in root.glob(pattern) if path.is_file())
         if paths:
             return paths

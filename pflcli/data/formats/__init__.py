@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli.artifacts.codebook import Column
 from pflcli.errors import InputError, closest
 from pflcli.foreign import require_short
 
@@ -28,20 +29,6 @@ def hash_files(root: Path, paths: Iterable[Path]) -> str:
             content = hashlib.file_digest(file, "sha256").hexdigest()
         digest.update(f"{path.relative_to(root).as_posix()}\n{content}\n".encode())
     return digest.hexdigest()
-
-
-@dataclass(frozen=True)
-class Column:
-    """A column of numbers or of ``words``; with ``gaps``, one more feature marks missing values."""
-
-    name: str
-    words: tuple[str, ...] = ()
-    gaps: bool = False
-
-    @property
-    def features(self) -> list[str]:
-        """The names of its features, without the one that marks missing values."""
-        return [f"{self.name}={word}" for word in self.words] or [self.name]
 
 
 @dataclass(frozen=True)
@@ -110,7 +97,7 @@ class Raw:
             raise InputError(f"{name} has no samples")
 
 
-def text(values: NDArray[Any], where: str) -> NDArray[np.str_]:
+def to_text(values: NDArray[Any], where: str) -> NDArray[np.str_]:
     """Return labels or names (n,) as text: whole floats as integers, NaN and None as empty text.
 
     Raises TypeError for values that are neither text nor numbers, InputError, which names ``where``, for a name that is
@@ -122,7 +109,7 @@ def text(values: NDArray[Any], where: str) -> NDArray[np.str_]:
         values = values.astype(np.float64)
     elif values.dtype.kind not in "SUTO":
         raise TypeError(f"{values.dtype} is neither text nor a number")
-    words = [_word(value) for value in values.tolist()]
+    words = [_to_word(value) for value in values.tolist()]
     require_short(where, max(words, key=len, default=""))
     return np.asarray(words, dtype=np.str_)
 
@@ -141,7 +128,7 @@ def normalize_numbers(words: NDArray[np.str_]) -> NDArray[np.str_]:
     return np.asarray([plain[word] for word in words.tolist()], dtype=np.str_)
 
 
-def ordered(words: Iterable[str]) -> list[str]:
+def sort_words(words: Iterable[str]) -> list[str]:
     """Return the distinct words in order: numbers by value, others alphabetically."""
     unique = sorted(set(words))
     return sorted(unique, key=float) if all(_NUMBER.fullmatch(word) for word in unique) else unique
@@ -155,7 +142,7 @@ def is_number(word: str) -> bool:
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?inf", re.ASCII)
 
 
-def _word(value: Any) -> str:
+def _to_word(value: Any) -> str:
     if isinstance(value, float):
         return str(int(value)) if value.is_integer() else "" if math.isnan(value) else str(value)
     if isinstance(value, bytes):
@@ -164,7 +151,7 @@ def _word(value: Any) -> str:
     return "" if word in ("nan", "NaN") else word
 
 
-def unprintable(path: Path) -> None:
+def require_utf8_name(path: Path) -> None:
     """Raise InputError for a name that is not UTF-8: it could not be stored or shown."""
     try:
         str(path).encode("utf-8")
@@ -172,7 +159,7 @@ def unprintable(path: Path) -> None:
         raise InputError(f"the name of {str(path)!a} is not UTF-8", "rename it") from None
 
 
-def unknown(where: str, noun: str, name: str, known: Sequence[str]) -> InputError:
+def missing_name_error(where: str, noun: str, name: str, known: Sequence[str]) -> InputError:
     """Return the error for a missing column or array, with the nearest name or the first few."""
     near = closest(name, known)
     if not near.startswith("did") and len(known) > 10:

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.data.formats import ABSENT, Raw, Roles, option, text, unknown
+from pflcli.data.formats import ABSENT, Raw, Roles, missing_name_error, option, to_text
 from pflcli.errors import InputError, UsageError
 from pflcli.foreign import Npz, read_npy, require_room, require_short
 
@@ -65,7 +65,7 @@ def _features_alone(
     """Return the samples of the array ``name``, which ``loads`` reads."""
     key = name or ("x" if "x" in loads or len(loads) != 1 else next(iter(loads)))
     if key not in loads:
-        error = unknown(where, "array", key, list(loads))
+        error = missing_name_error(where, "array", key, list(loads))
         error.fix = (*error.fix, "--features NAME selects the array")
         raise error
     x, remark = to_samples(f"{where}: array '{key}'", loads[key](), layout)
@@ -147,7 +147,7 @@ def _raw(
     array_of |= roles.beside
     for role, name in array_of.items():
         if name not in names:
-            error = unknown(where, "array", name, names)
+            error = missing_name_error(where, "array", name, names)
             error.fix = (*error.fix, f"{option(role)} NAME selects the array")
             raise error
         twice = [other for other in array_of if other != role and array_of[other] == name]
@@ -183,7 +183,7 @@ def _class_names(where: str, values: NDArray[Any]) -> tuple[str, ...]:
     """Return the names of classes, empty for an array that is not text. Raises InputError for a duplicate name."""
     if values.ndim != 1 or values.dtype.kind not in "UTSO":
         return ()
-    names = tuple(text(values, f"{where}: array '{_CLASSES}'").tolist())
+    names = tuple(to_text(values, f"{where}: array '{_CLASSES}'").tolist())
     for name, count in Counter(names).items():
         if count > 1 or not name:
             raise InputError(
@@ -201,7 +201,7 @@ def _flat(source: str, values: NDArray[Any], role: str) -> NDArray[np.str_]:
     if values.dtype.kind == "M":
         values = np.where(np.isnat(values), "", np.datetime_as_string(values.astype("datetime64[us]")))
     try:
-        return text(values, source)
+        return to_text(values, source)
     except TypeError as error:
         raise InputError(f"{source}: {error}") from None
 

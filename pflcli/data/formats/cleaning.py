@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.data.formats import Column, Like, Raw, given_split, is_number, is_storable, normalize_numbers, ordered
+from pflcli.artifacts.codebook import Column
+from pflcli.data.formats import Like, Raw, given_split, is_number, is_storable, normalize_numbers, sort_words
 from pflcli.errors import InputError, UsageError
 
 _LARGEST = float(np.finfo(np.float32).max)
@@ -307,7 +308,7 @@ def classes_of(
         words = np.asarray(raw.classes)[numbers]
     classes = list((like.classes if like else ()) or raw.classes)
     if not classes:
-        classes = ordered(words.tolist())
+        classes = sort_words(words.tolist())
         if all(is_number(word) for word in classes) and not all(float(word).is_integer() for word in classes):
             bad = np.asarray([not float(word).is_integer() for word in words.tolist()])
             raise InputError(

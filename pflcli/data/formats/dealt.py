@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.data.formats import Raw, text
+from pflcli.data.formats import Raw, to_text
 from pflcli.errors import InputError
 from pflcli.foreign import require_room
 
@@ -65,7 +65,7 @@ def _labels(block: Block) -> NDArray[np.str_]:
     if block.y.shape != (len(block.x),):
         raise InputError(f"{block.place}: y has shape {block.y.shape}, but x has {len(block.x)} samples")
     try:
-        return text(block.y, f"{block.place}: y")
+        return to_text(block.y, f"{block.place}: y")
     except TypeError as error:
         raise InputError(f"{block.place}: y: {error}") from None
 

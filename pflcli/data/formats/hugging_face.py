@@ -27,12 +27,11 @@ from pflcli.data.formats import (
     hash_files,
     images,
     option,
+    require_utf8_name,
     tables,
-    text,
-    unprintable,
 )
 from pflcli.data.formats.parquet import require_pyarrow, to_series
-from pflcli.data.formats.table import listed_columns
+from pflcli.data.formats.tables import list_columns
 from pflcli.errors import InputError, UsageError
 from pflcli.foreign import parsing, reading, require_file, require_room, require_short
 from pflcli.wording import counted, listed
@@ -80,7 +79,7 @@ def find(root: Path) -> Folder:
             "hf:FOLDER, where FOLDER was written by dataset.save_to_disk(FOLDER), or contains .parquet files",
         )
     for path in (path for part in parts for path in part.paths):
-        unprintable(path)
+        require_utf8_name(path)
         require_file(path)
     return _assign_splits(root, parts)
 
@@ -277,7 +276,7 @@ def _difference(table: Any, first: Any) -> list[str]:
         or name not in first.column_names
         or table.schema.field(name).type != first.schema.field(name).type
     ]
-    return [f"they differ in: {listed_columns(names)}"] if names else []
+    return [f"they differ in: {list_columns(names)}"] if names else []
 
 
 def _features(schema: Any) -> dict[str, Any]:
@@ -354,7 +353,7 @@ def read(
         if name not in used and (column is not None or not flat)
     ]
     if ignored:
-        remarks.append(f"not taken over: {'column' if len(ignored) == 1 else 'columns'} {listed_columns(ignored)}")
+        remarks.append(f"not taken over: {'column' if len(ignored) == 1 else 'columns'} {list_columns(ignored)}")
     if are_dealt:
         remarks.append(
             f"one client per folder or split: {listed(list(dict.fromkeys(part.client for part in folder.parts)), 8)}"
@@ -372,7 +371,7 @@ def _only_label(rows: _Rows) -> str:
         choice = names or [name for name in rows.columns if name]
         raise UsageError(
             f"--label is missing: {rows.name} has {counted(len(names), 'column')} of classes",
-            f"--label COL, one of: {listed_columns(choice)}",
+            f"--label COL, one of: {list_columns(choice)}",
         )
     return names[0]
 
@@ -394,7 +393,7 @@ def _column(rows: _Rows, features: str | Sequence[str] | None) -> str | None:
         found = [field.name for field in schema if test(field.type)]
         if len(found) > 1:
             raise UsageError(
-                f"{rows.name} has {len(found)} columns of {noun}: {listed_columns(found)}", f"--features {found[0]}"
+                f"{rows.name} has {len(found)} columns of {noun}: {list_columns(found)}", f"--features {found[0]}"
             )
         if found:
             return str(found[0])
@@ -405,10 +404,7 @@ def _read_column(rows: _Rows, name: str, roles: Roles, resize: int | None) -> Ra
     """Return the samples of a column of images or arrays."""
     positions = tables.find_positions(rows, roles)
     loaded = rows.load(list(positions.values()), [])
-    words = {
-        role: text(loaded[at].to_numpy(object), f"{rows.name}: column '{rows.columns[at]}'")
-        for role, at in positions.items()
-    }
+    words = tables.read_roles(rows, positions, loaded)
     column = rows.table.column(name)
     remark = ""
     if _is_image(column.type):
@@ -421,13 +417,13 @@ def _read_column(rows: _Rows, name: str, roles: Roles, resize: int | None) -> Ra
         raise InputError(f"{rows.name}: column '{name}' contains {column.type}, neither images nor arrays of numbers")
     return Raw(
         x=x,
-        label=words["label"],
-        owner=words.get("client"),
-        place=lambda row, role, at: (
-            f"{rows.place(row)}, column '{rows.columns[positions[role]] if role in positions else name}'"
+        label=words.pop("label"),
+        owner=words.pop("client", None),
+        place=lambda row, role, at: tables.locate_cell(
+            rows, row, rows.columns[positions[role]] if role in positions else name
         ),
         remarks=(remark,) if remark else (),
-        beside={role: words[role] for role in roles.beside},
+        beside=words,
     )
 
 

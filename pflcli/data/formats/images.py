@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.data.formats import ABSENT, Raw, hash_files, unprintable
+from pflcli.data.formats import ABSENT, Raw, hash_files, require_utf8_name
 from pflcli.errors import InputError
 from pflcli.foreign import parsing, require_file, require_room
 from pflcli.wording import counted
@@ -63,7 +63,7 @@ def _images(root: Path, where: str = "") -> tuple[list[Path], list[Path]]:
         if not path.is_dir() and not any(part.startswith(".") for part in path.relative_to(root).parts)
     ]
     for path in files:
-        unprintable(path)
+        require_utf8_name(path)
     images = [path for path in files if path.suffix.lower() in SUFFIXES]
     for path in images:
         require_file(path)

@@ -13,7 +13,7 @@ from pflcli.artifacts import codebook
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import ancestor
-from pflcli.data.formats import Column, Like, Roles
+from pflcli.data.formats import Like, Roles
 from pflcli.errors import GoneError, InputError
 
 
@@ -28,8 +28,7 @@ class Earlier:
     @property
     def like(self) -> Like:
         """The columns and classes that new data must have."""
-        columns = tuple(Column(column.name, column.words, column.gaps) for column in self.book.columns)
-        return Like(self.name, self.book.classes, columns)
+        return Like(self.name, self.book.classes, self.book.columns)
 
     @property
     def standardize(self) -> str:

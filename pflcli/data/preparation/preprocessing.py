@@ -8,10 +8,10 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.artifacts.codebook import ClientScale, Codebook
+from pflcli.artifacts.codebook import ClientScale, Codebook, Column
 from pflcli.artifacts.kinds.partition import Form
 from pflcli.data.datasets._scaling import Scale
-from pflcli.data.formats import Column, Like, Raw, cleaning
+from pflcli.data.formats import Like, Raw, cleaning
 from pflcli.errors import InputError
 
 
@@ -149,9 +149,7 @@ def from_codebook(
 
 def columns(book: Codebook) -> tuple[Column, ...]:
     """Return the columns that features are read from: those of the user's table, or one per named feature."""
-    if book.columns:
-        return tuple(Column(column.name, column.words, column.gaps) for column in book.columns)
-    return tuple(Column(name) for name in book.features)
+    return book.columns or tuple(Column(name) for name in book.features)
 
 
 def numeric(book: Codebook, width: int) -> NDArray[np.bool_]:

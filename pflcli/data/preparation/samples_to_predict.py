@@ -14,8 +14,8 @@ from typing import Any
 from numpy.typing import NDArray
 
 from pflcli.artifacts import manifest as manifests
-from pflcli.data.formats import Raw, arrays, images, tables, unprintable
-from pflcli.data.formats.table import Table
+from pflcli.data.formats import Raw, arrays, images, require_utf8_name, tables
+from pflcli.data.formats.tables import Table
 from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.errors import InputError, UsageError
 from pflcli.foreign import parsing, require_file
@@ -52,7 +52,7 @@ class SampleFile:
         if str(self.path) == STDIN:
             with _copy_stdin() as path:
                 return self._preprocess(self._read_table(path, preprocessing), preprocessing)
-        unprintable(self.path)
+        require_utf8_name(self.path)
         if self.path.is_dir():
             if manifests.is_artifact(self.path):
                 raise InputError(f"{self.path} is an artifact of pfl, not samples to predict")
@@ -111,7 +111,7 @@ class SampleFile:
             return Parquet(path)
         from pflcli.data.formats.delimited import Delimited
 
-        return Delimited(path, self.delimiter, fewest=1)
+        return Delimited(path, self.delimiter, min_columns=1)
 
     def _preprocess(self, raw: Raw, preprocessing: Preprocessing, names: tuple[str, ...] = ()) -> SamplesToPredict:
         x = preprocessing.standardize(preprocessing.fill_gaps(raw))

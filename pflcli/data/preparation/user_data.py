@@ -21,10 +21,10 @@ from pflcli.data.formats import (
     images,
     option,
     pfllib,
+    require_utf8_name,
     tables,
-    unprintable,
 )
-from pflcli.data.formats.table import Table
+from pflcli.data.formats.tables import Table
 from pflcli.errors import InputError, UsageError
 from pflcli.foreign import parsing, require_file
 from pflcli.reporter import Reporter
@@ -161,14 +161,14 @@ def locate(data: Path | str) -> tuple[str, Path]:
     if colon and prefix in NAMED and not Path(data).exists():
         if not rest:
             raise UsageError(f"{data} names no folder", f"{prefix}:FOLDER")
-        unprintable(Path(rest))
+        require_utf8_name(Path(rest))
         return prefix, Path(rest).expanduser()
     return form(Path(data)), Path(data)
 
 
 def form(path: Path) -> str:
     """Return the form of a file or folder; raises InputError or UsageError if pfl does not read it."""
-    unprintable(path)
+    require_utf8_name(path)
     if path.is_dir():
         if manifests.is_artifact(path):
             raise InputError(f"{path} is an artifact of pfl ({open_artifact(path).kind}), not data to import")
