@@ -198,36 +198,24 @@ class Conversion:
             raw,
             source.path.name,
             missing=self.missing,
-            standardize=bool(self.standardize_by),
+            standardize_by=self.standardize_by,
             like=source.like,
             integers_are_classes=self.integers_are_classes or source.form in ("images", *DEALT),
         )
+        dataset = clean.dataset
         if self.encoder is not None and (
-            clean.x.ndim != 2 or clean.x.dtype.kind != "f" or any(column.words for column in raw.columns)
+            dataset.x.ndim != 2 or dataset.x.dtype.kind != "f" or any(column.words for column in raw.columns)
         ):
             raise InputError(
                 f"{source.path.name} does not contain embeddings, which are numbers (samples, features)",
                 "leave out --embeddings",
             )
-        dataset = datasets.Dataset(
-            clean.x,
-            clean.y,
-            clean.classes,
-            clean.owner,
-            clean.features,
-            standardize=bool(self.standardize_by),
-            fill=self.missing == "median" and clean.x.dtype == np.float64,
-            by_client=self.standardize_by == "client",
-            split=clean.split,
-            group=clean.group,
-            is_ordered=clean.is_ordered,
-        )
         summary = summarize(dataset, clean.dropped)
         scales = {} if earlier is None else {name: getattr(earlier.book, name) for name in _SCALES}
         book = Codebook(
             dataset=source.path.name,
-            classes=tuple(clean.classes),
-            features=clean.features,
+            classes=tuple(dataset.classes),
+            features=dataset.features,
             columns=clean.columns,
             encoder=self.encoder if earlier is None else earlier.book.encoder,
             **scales,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -15,7 +16,7 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts.codebook import Column
 from pflcli.errors import InputError, closest
-from pflcli.foreign import require_short
+from pflcli.foreign import reading, require_short
 
 ABSENT = "none"
 """The value of an option for a column that does not exist, such as the client's if samples have no clients yet."""
@@ -29,6 +30,21 @@ def hash_files(root: Path, paths: Iterable[Path]) -> str:
             content = hashlib.file_digest(file, "sha256").hexdigest()
         digest.update(f"{path.relative_to(root).as_posix()}\n{content}\n".encode())
     return digest.hexdigest()
+
+
+def require_folder(root: Path) -> None:
+    """Raise InputError unless ``root`` is a folder."""
+    if not root.is_dir():
+        raise InputError(f"{root} {'is not a folder' if root.exists() else 'does not exist'}")
+
+
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Read a JSON file; raises InputError if it is damaged or not an object."""
+    with reading(path, "JSON"):
+        content = json.loads(path.read_text(encoding="utf-8"))
+    if not isinstance(content, dict):
+        raise InputError(f"{path} is not a JSON object")
+    return content
 
 
 @dataclass(frozen=True)
@@ -112,11 +128,6 @@ def to_text(values: NDArray[Any], where: str) -> NDArray[np.str_]:
     words = [_to_word(value) for value in values.tolist()]
     require_short(where, max(words, key=len, default=""))
     return np.asarray(words, dtype=np.str_)
-
-
-def is_storable(name: str) -> bool:
-    """Return whether a name can be written to every file: it has no NUL and no unpaired surrogate."""
-    return not any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in name)
 
 
 def normalize_numbers(words: NDArray[np.str_]) -> NDArray[np.str_]:

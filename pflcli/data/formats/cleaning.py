@@ -3,43 +3,34 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts.codebook import Column
-from pflcli.data.formats import Like, Raw, given_split, is_number, is_storable, normalize_numbers, sort_words
+from pflcli.artifacts.kinds.dataset import Dataset
+from pflcli.data.formats import Like, Raw, is_number, normalize_numbers, sort_words
+from pflcli.data.formats.given_splits import parse_splits
 from pflcli.errors import InputError, UsageError
+from pflcli.wording import listed
 
-_LARGEST = float(np.finfo(np.float32).max)
-_MOST_INTEGERS, _FEWEST_SAMPLES = 20, 10
+_MAX_FLOAT32 = float(np.finfo(np.float32).max)
+_MAX_EXACT_INTEGER = 2**24
+"""float32 represents all integers up to this one exactly."""
+_MAX_INTEGER_CLASSES, _MIN_SAMPLES_PER_INTEGER = 20, 10
 """A label with more distinct integers, and with fewer samples of each on average, is taken as a quantity."""
-_EXACT = 2**24
-"""The largest integer up to which float32 represents all integers exactly."""
 
 
 @dataclass(frozen=True)
 class Clean:
-    """Checked samples; see ``artifacts.kinds.dataset`` for shapes. ``x`` has NaN if missing values are filled in later.
+    """Checked samples, the columns of their features, the number of ``dropped`` samples, and remarks for the user."""
 
-    With ``is_ordered``, samples are sorted by time of recording.
-    """
-
-    x: NDArray[Any]
-    y: NDArray[np.int64]
-    owner: NDArray[np.str_] | None
-    classes: list[str]
+    dataset: Dataset
     columns: tuple[Column, ...]
-    features: tuple[str, ...]
     dropped: int
     remarks: tuple[str, ...]
-    split: NDArray[np.int8] | None = None
-    group: NDArray[np.int64] | None = None
-    is_ordered: bool = False
 
 
 def clean(
@@ -47,23 +38,24 @@ def clean(
     name: str,
     *,
     missing: str = "error",
-    standardize: bool = False,
+    standardize_by: str = "",
     like: Like | None = None,
     integers_are_classes: bool = False,
 ) -> Clean:
     """Check ``raw``, called ``name`` in errors, and return it with classes as numbers.
 
-    ``missing``: "error" raises an error for a missing value, "drop" leaves its sample out, "median" keeps NaN to be
-    filled in, with one more feature per column that marks missing values. Features are float32, or float64 if they are
-    filled in or standardized later. Classes and columns are those of ``like``, if given. ``integers_are_classes``: see
-    ``classes_of``. Raises InputError, with the place of the first bad value.
+    ``missing``: "error" raises an error for a missing value, "drop" leaves its sample out, "median" keeps NaN, which
+    the partition fills in, with one more feature per column that marks missing values. ``standardize_by`` is
+    "federation", "client" or empty. Features are float32, or float64 if the partition fills them in or standardizes
+    them. Classes and columns are those of ``like``, if given. ``integers_are_classes``: see ``number_classes``. Raises
+    InputError, with the place of the first bad value.
     """
     raw.require_same_length(name)
     x, owner = raw.x, raw.owner
-    pictures = x.dtype == np.uint8 and x.ndim > 2
-    if pictures and standardize:
+    is_images = x.dtype == np.uint8 and x.ndim > 2
+    if is_images and standardize_by:
         raise UsageError("--standardize does not apply to images: pixels are always scaled to [0, 1]", "leave it out")
-    if not pictures and x.dtype not in (np.float32, np.float64):
+    if not is_images and x.dtype not in (np.float32, np.float64):
         x = x.astype(np.float64)
     _require_storable(raw, name)
     lost = _find_incomplete(raw, x, missing)
@@ -71,94 +63,88 @@ def clean(
     if not len(rows):
         raise InputError(f"{name}: every sample lacks a value", *_column_hints(raw, x, lost))
     if "order" in raw.beside:
-        times = raw.beside["order"][rows]
-        rows = rows[_sort_by_time(times, lambda at: raw.place(int(rows[at]), "order", ()))]
-    bounded(x, raw, set(rows.tolist()) if len(rows) < len(x) else None)
-    y, classes = classes_of(raw, rows, like, integers_are_classes=integers_are_classes)
-    split, group = _split(raw, rows, name), _group(raw, rows)
+        rows = _sort_by_time(raw, rows)
+    require_in_range(x, raw, set(rows.tolist()) if len(rows) < len(x) else None)
+    y, classes = number_classes(raw, rows, like, integers_are_classes=integers_are_classes)
+    split = parse_splits(raw, rows, name) if "split" in raw.beside else None
+    group = None
+    if "group" in raw.beside:
+        group = np.unique(raw.beside["group"][rows], return_inverse=True)[1].astype(np.int64)
     remarks = [*raw.remarks, *_loss_remarks(raw, x, lost)]
     if len(rows) < len(x) or "order" in raw.beside:
         x, owner = x[rows], None if owner is None else owner[rows]
     remarks += [
         f"'{name}' looks like a row number: leave it out of --features?" for name in _find_row_numbers(x, raw.columns)
     ]
-    if not pictures and not standardize:
+    if not is_images and not standardize_by:
         remarks += _scale_remarks(x, raw.columns)
-    columns = raw.columns
-    if missing == "median" and not pictures:
-        x, columns = with_gaps(x, columns, like)
-        remarks += [_gap_remark(columns)] if any(column.gaps for column in columns) else []
+    columns, fill = raw.columns, missing == "median" and not is_images
+    if fill:
+        x, columns = mark_gaps(x, columns, like)
+        gaps = [column.name for column in columns if column.gaps]
+        remarks += [f"pfl partition will fill in, and mark with one more feature: {listed(gaps, 10)}"] if gaps else []
         x = x.astype(np.float64)
-    if not (standardize or missing == "median"):
-        x = x.astype(np.uint8 if pictures else np.float32, copy=False)
+    if not (standardize_by or missing == "median"):
+        x = x.astype(np.uint8 if is_images else np.float32, copy=False)
     features = [
         feature for column in columns for feature in [*column.features, *[f"{column.name} missing"] * column.gaps]
     ]
-    return Clean(
+    dataset = Dataset(
         x,
         y,
-        owner,
         classes,
-        columns,
+        owner,
         tuple(features),
-        int(lost.sum()),
-        tuple(remarks),
-        split,
-        group,
-        "order" in raw.beside,
+        standardize=bool(standardize_by),
+        fill=fill,
+        by_client=standardize_by == "client",
+        split=split,
+        group=group,
+        is_ordered="order" in raw.beside,
     )
+    return Clean(dataset, columns, int(lost.sum()), tuple(remarks))
 
 
 def _require_storable(raw: Raw, name: str) -> None:
-    """Raise InputError for names of clients, classes or columns that cannot be stored: see ``is_storable``."""
+    """Raise InputError for names of clients, classes or columns that cannot be stored."""
     by_role = {"label": raw.label, **({} if raw.owner is None else {"client": raw.owner})}
     for role, names in by_role.items():
-        unusable = [each for each in np.unique(names).tolist() if not is_storable(each)]
+        unusable = [each for each in np.unique(names).tolist() if not _is_storable(each)]
         if unusable:
             row = int(np.flatnonzero(names == unusable[0])[0])
             raise InputError(f"{raw.place(row, role, ())}: the name {unusable[0]!a} cannot be stored", _RENAME)
     for each in [column.name for column in raw.columns] + list(raw.classes or ()):
-        if not is_storable(each):
+        if not _is_storable(each):
             raise InputError(f"{name}: the name {each!a} cannot be stored", _RENAME)
+
+
+def _is_storable(name: str) -> bool:
+    """Return whether a name can be written to every file: it has no NUL and no unpaired surrogate."""
+    return not any(letter == "\0" or "\ud800" <= letter <= "\udfff" for letter in name)
 
 
 _RENAME = "rename it: NUL and unpaired surrogates are not text"
 
 
-def _split(raw: Raw, rows: NDArray[np.int64], name: str) -> NDArray[np.int8] | None:
-    """Return the split of each of ``rows``; None if the file has no splits."""
-    if "split" not in raw.beside:
-        return None
-    owner = None if raw.owner is None else raw.owner[rows]
-    return given_split.parse_splits(
-        raw.beside["split"][rows], owner, lambda at: raw.place(int(rows[at]), "split", ()), name
-    )
+def _sort_by_time(raw: Raw, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return ``rows`` (n,) in the order of their times, numbers or dates (ISO 8601); the sort is stable.
 
-
-def _group(raw: Raw, rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
-    """Return the number of the group of each of ``rows``; None if the file has no groups."""
-    if "group" not in raw.beside:
-        return None
-    return np.unique(raw.beside["group"][rows], return_inverse=True)[1].astype(np.int64)
-
-
-def _sort_by_time(words: NDArray[np.str_], place: Callable[[int], str]) -> NDArray[np.int64]:
-    """Return rows (n,) in the order of ``words`` (n,), numbers or dates (ISO 8601); the sort is stable.
-
-    Dates without a time zone are UTC, and dates are compared to the microsecond. Raises InputError, with the ``place``
-    of the first word that is neither or differs in kind from the others.
+    Dates without a time zone are UTC, and dates are compared to the microsecond. Raises InputError, with the place of
+    the first word that is neither or differs in kind from the others.
     """
+    words = raw.beside["order"][rows]
     different = np.unique(words).tolist()
     are_numbers = all(is_number(word) for word in different)
     time_of: dict[str, float | datetime] = {}
     for word in different:
         time = _parse_number(word) if are_numbers else _parse_date(word)
         if time is None:
+            place = raw.place(int(rows[np.argmax(words == word)]), "order", ())
             problem = f"'{word}' is neither a number nor a date such as 2024-03-31 or 2024-03-31 12:30"
-            raise InputError(f"{place(int(np.argmax(words == word)))}: {problem}", "write all as numbers or as dates")
+            raise InputError(f"{place}: {problem}", "write all as numbers or as dates")
         time_of[word] = time
     rank = {time: number for number, time in enumerate(sorted(set(time_of.values())))}
-    return np.argsort([rank[time_of[word]] for word in words.tolist()], kind="stable").astype(np.int64)
+    return rows[np.argsort([rank[time_of[word]] for word in words.tolist()], kind="stable")]
 
 
 def _parse_number(word: str) -> float | None:
@@ -198,7 +184,7 @@ def _find_incomplete(raw: Raw, x: NDArray[np.float64], missing: str) -> NDArray[
     return lost
 
 
-def _shares(raw: Raw, x: NDArray[np.float64]) -> dict[str, float]:
+def _missing_shares(raw: Raw, x: NDArray[np.float64]) -> dict[str, float]:
     """Return the share of missing values in each column of a table, the largest first."""
     if not raw.columns or x.dtype.kind != "f":
         return {}
@@ -209,7 +195,7 @@ def _shares(raw: Raw, x: NDArray[np.float64]) -> dict[str, float]:
 
 def _column_hints(raw: Raw, x: NDArray[np.float64], lost: NDArray[np.bool_]) -> list[str]:
     """Return hints about columns with many missing values."""
-    worst = [f"{name} {100 * share:.0f} %" for name, share in _shares(raw, x).items() if share >= 0.1][:4]
+    worst = [f"{name} {100 * share:.0f} %" for name, share in _missing_shares(raw, x).items() if share >= 0.1][:4]
     if not worst or lost.mean() < 0.1:
         return []
     return [
@@ -236,7 +222,7 @@ def _loss_remarks(raw: Raw, x: NDArray[np.float64], lost: NDArray[np.bool_]) -> 
     return lines + _column_hints(raw, x, lost)
 
 
-def with_gaps(
+def mark_gaps(
     x: NDArray[np.float64], columns: tuple[Column, ...], like: Like | None
 ) -> tuple[NDArray[np.float64], tuple[Column, ...]]:
     """Return features (n, ..., d + gaps) and columns, with one more feature after each column with missing values.
@@ -261,20 +247,14 @@ def with_gaps(
     return np.concatenate(pieces, axis=-1), tuple(marked)
 
 
-def _gap_remark(columns: tuple[Column, ...]) -> str:
-    names = [column.name for column in columns if column.gaps]
-    listed = ", ".join(names[:10]) + (f", ... ({len(names)} in all)" if len(names) > 10 else "")
-    return f"pfl partition will fill in, and mark with one more feature: {listed}"
-
-
-def bounded(x: NDArray[np.float64], raw: Raw, rows: set[int] | None) -> None:
+def require_in_range(x: NDArray[np.float64], raw: Raw, rows: set[int] | None) -> None:
     """Raise InputError at the first value, among ``rows`` if given, that is too large for float32."""
     if x.dtype.kind != "f":
         return
     with np.errstate(invalid="ignore"):
-        if not (np.nanmax(x, initial=0) > _LARGEST or np.nanmin(x, initial=0) < -_LARGEST):
+        if not (np.nanmax(x, initial=0) > _MAX_FLOAT32 or np.nanmin(x, initial=0) < -_MAX_FLOAT32):
             return
-    for row, *at in np.argwhere(np.abs(x) > _LARGEST).tolist():
+    for row, *at in np.argwhere(np.abs(x) > _MAX_FLOAT32).tolist():
         if rows is None or row in rows:
             value = x[(row, *at)]
             problem = "is not finite" if np.isinf(value) else "is too large for float32"
@@ -283,7 +263,7 @@ def bounded(x: NDArray[np.float64], raw: Raw, rows: set[int] | None) -> None:
             )
 
 
-def classes_of(
+def number_classes(
     raw: Raw, rows: NDArray[np.int64], like: Like | None, *, integers_are_classes: bool = False
 ) -> tuple[NDArray[np.int64], list[str]]:
     """Return labels 0..C-1 (n,) of ``rows`` and the names of classes: of ``like``, else of the file, else in order.
@@ -338,7 +318,7 @@ def _require_few_integers(classes: list[str], samples: int, place: str) -> None:
 
     ``place`` is the place of the first label.
     """
-    if len(classes) <= _MOST_INTEGERS or samples >= _FEWEST_SAMPLES * len(classes):
+    if len(classes) <= _MAX_INTEGER_CLASSES or samples >= _MIN_SAMPLES_PER_INTEGER * len(classes):
         return
     if all(is_number(word) for word in classes):
         raise InputError(
@@ -366,7 +346,7 @@ def _scale_remarks(x: NDArray[np.float64], columns: tuple[Column, ...]) -> list[
     flat = np.nan_to_num(x.reshape(-1, x.shape[-1]), nan=0.0)
     large = np.abs(flat).max(axis=0)
     hints = []
-    for at in np.flatnonzero(large > _EXACT)[:3]:
+    for at in np.flatnonzero(large > _MAX_EXACT_INTEGER)[:3]:
         values = np.unique(flat[:, at])
         if len(np.unique(values.astype(np.float32))) < len(values):
             hints.append(f"'{names[at]}' is rounded to 7 digits (float32): if it is an id, leave it out")

@@ -7,7 +7,6 @@ samples in the dataset, whose training and test part are joined in this order.
 from __future__ import annotations
 
 import hashlib
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ from numpy.typing import NDArray
 
 from pflcli.data import datasets
 from pflcli.data.datasets import Samples
-from pflcli.data.formats import Raw, dealt, hash_files, plain_pickle
+from pflcli.data.formats import Raw, dealt, hash_files, plain_pickle, read_json_object, require_folder
 from pflcli.errors import InputError
-from pflcli.foreign import parsing, read_npy, reading, require_file
+from pflcli.foreign import parsing, read_npy, require_file
 
 _PARTITION, _ARGS = "partition.pkl", "args.json"
 _SPLITS = {"train": "train", "val": "validation", "test": "test"}
@@ -61,17 +60,15 @@ class Folder:
 
 def open_folder(root: Path) -> Folder:
     """Read a dealt folder; raises InputError if a file is missing, damaged or of a dataset that pfl does not read."""
-    if not root.is_dir():
-        raise InputError(f"{root} {'is not a folder' if root.exists() else 'does not exist'}")
+    require_folder(root)
     for file in (_PARTITION, _ARGS):
         if not (root / file).exists():
             raise InputError(
                 f"{root} has no {file}, so FL-bench did not deal it",
                 "flbench:FL-bench/data/NAME, after its generate_data.py",
             )
-    with reading(root / _ARGS, "JSON"):
-        args = json.loads((root / _ARGS).read_text(encoding="utf-8"))
-    name = args.get("dataset") if isinstance(args, dict) else None
+    args = read_json_object(root / _ARGS)
+    name = args.get("dataset")
     if not isinstance(name, str) or name not in (*_KNOWN, *_ARRAYS):
         raise InputError(
             f"{root / _ARGS}: pfl does not read FL-bench's dataset {str(name)[:40]!r}",

@@ -23,17 +23,19 @@ from pflcli.data.formats import (
     Raw,
     Roles,
     arrays,
-    given_split,
     hash_files,
     images,
     option,
+    read_json_object,
+    require_folder,
     require_utf8_name,
     tables,
 )
+from pflcli.data.formats.given_splits import find_split
 from pflcli.data.formats.parquet import require_pyarrow, to_series
 from pflcli.data.formats.tables import list_columns
 from pflcli.errors import InputError, UsageError
-from pflcli.foreign import parsing, reading, require_file, require_room, require_short
+from pflcli.foreign import parsing, require_file, require_room, require_short
 from pflcli.wording import counted, listed
 
 _DICT, _STATE = "dataset_dict.json", "state.json"
@@ -70,8 +72,7 @@ class Folder:
 
 def find(root: Path) -> Folder:
     """Find the files of a dataset; raises InputError if there are none, or if one is missing."""
-    if not root.is_dir():
-        raise InputError(f"{root} {'is not a folder' if root.exists() else 'does not exist'}")
+    require_folder(root)
     parts = _saved_parts(root, "") or _client_parts(root) or _parquet_parts(root)
     if not parts:
         raise InputError(
@@ -90,7 +91,7 @@ def _saved_parts(folder: Path, client: str) -> list[Part]:
         return [Part(client, "", _arrow_files(folder))]
     if not (folder / _DICT).is_file():
         return []
-    splits = _json(folder / _DICT).get("splits")
+    splits = read_json_object(folder / _DICT).get("splits")
     if not isinstance(splits, list) or not splits or not all(_is_file_name(split) for split in splits):
         raise InputError(f"{folder / _DICT} has no list of splits")
     return [Part(client, split, _arrow_files(folder / split)) for split in splits]
@@ -99,17 +100,11 @@ def _saved_parts(folder: Path, client: str) -> list[Part]:
 def _arrow_files(folder: Path) -> tuple[Path, ...]:
     if not (folder / _STATE).is_file():
         raise InputError(f"{folder / _STATE} does not exist", "copy the whole folder, or save the dataset again")
-    entries = _json(folder / _STATE).get("_data_files")
+    entries = read_json_object(folder / _STATE).get("_data_files")
     names = [entry.get("filename") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
     if not names or not all(_is_file_name(name) for name in names):
         raise InputError(f"{folder / _STATE} has no list of data files")
     return tuple(folder / str(name) for name in names)
-
-
-def _json(path: Path) -> dict[str, Any]:
-    with reading(path, "JSON"):
-        content = json.loads(path.read_text(encoding="utf-8"))
-    return content if isinstance(content, dict) else {}
 
 
 def _is_file_name(name: Any) -> bool:
@@ -139,17 +134,17 @@ def _parquet_parts(root: Path) -> list[Part]:
         if any(part.startswith(".") for part in folders):
             continue
         word = re.split(r"[-_.]", path.stem)[0]
-        names = [name for name in (word, *reversed(folders)) if given_split.is_split(name)]
-        client = "/".join(name for name in folders if not given_split.is_split(name) and name != "data")
+        names = [name for name in (word, *reversed(folders)) if find_split(name)]
+        client = "/".join(name for name in folders if not find_split(name) and name != "data")
         groups.setdefault((client, names[0] if names else ""), []).append(path)
     is_dealt = len({client for client, _ in groups}) > 1
     return [Part(client if is_dealt else "", split, tuple(paths)) for (client, split), paths in groups.items()]
 
 
 def _assign_splits(root: Path, parts: Sequence[Part]) -> Folder:
-    """Return the folder, in which splits with other names than those of ``given_split`` are clients or left out."""
+    """Return the folder, in which splits with other names than train, validation and test are clients or left out."""
     named = [part for part in parts if part.split]
-    known = [part for part in named if given_split.is_split(part.split)]
+    known = [part for part in named if find_split(part.split)]
     if not known:
         if len(named) > 1 and not any(part.client for part in parts):  # a DatasetDict with one split per client
             return Folder(root, tuple(replace(part, client=part.split, split="") for part in parts))
@@ -470,7 +465,7 @@ def _given_splits(rows: _Rows, splits: Sequence[str], roles: Roles, remarks: lis
     if roles.beside:
         name = option(next(iter(roles.beside)))
         raise UsageError(f"{name} contradicts the splits of {rows.name}: both define the splits", "--split-column none")
-    words = [given_split.normalize(split) for split in splits]
+    words = [str(find_split(split)) for split in splits]
     if not {"train", "test"} <= set(words):
         remarks.append(f"without splits: {rows.name} has only {', '.join(sorted(set(splits)))}")
         return {}

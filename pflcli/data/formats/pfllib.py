@@ -5,7 +5,6 @@ https://github.com/TsingZ0/PFLlib. Each file has one array ``data``, the pickle 
 
 from __future__ import annotations
 
-import json
 import zipfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,9 +15,9 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from pflcli.data.formats import Raw, dealt, hash_files, plain_pickle
+from pflcli.data.formats import Raw, dealt, hash_files, plain_pickle, read_json_object, require_folder
 from pflcli.errors import InputError
-from pflcli.foreign import parsing, reading, require_file, require_room
+from pflcli.foreign import parsing, require_file, require_room
 from pflcli.wording import counted
 
 _SPLITS = ("train", "test")
@@ -41,8 +40,7 @@ class Folder:
 
 def find(root: Path) -> Folder:
     """Find the files of all clients; raises InputError if one is missing."""
-    if not root.is_dir():
-        raise InputError(f"{root} {'is not a folder' if root.exists() else 'does not exist'}")
+    require_folder(root)
     numbers = {
         split: {int(path.stem) for path in (root / split).glob("*.npz") if path.stem.isdecimal()} for split in _SPLITS
     }
@@ -84,10 +82,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     """Return the content of ``config.json``, empty if there is none; raises InputError for invalid numbers."""
     if not path.exists():
         return {}
-    with reading(path, "JSON"):
-        config = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(config, dict):
-        raise InputError(f"{path} is not a JSON object")
+    config = read_json_object(path)
     for key in ("num_clients", "num_classes"):
         if key in config and not (type(config[key]) is int and 0 < config[key] <= 10**6):
             raise InputError(f"{path}: {key} is {str(config[key])[:30]}, not a positive number")

@@ -13,7 +13,8 @@ from pflcli import rng
 from pflcli.artifacts import client_blocks
 from pflcli.artifacts.codebook import ClientScale, Codebook, floats
 from pflcli.data.datasets._scaling import Scale, rows_of
-from pflcli.data.formats import Like, Raw, cleaning, given_split
+from pflcli.data.formats import Like, Raw, cleaning
+from pflcli.data.formats.given_splits import parse_splits
 from pflcli.data.preparation import within_client
 from pflcli.data.preparation.preprocessing import Preprocessing, numeric
 from pflcli.data.preparation.user_data import UserData
@@ -77,11 +78,11 @@ def _labels(raw: Raw, classes: Sequence[str], name: str) -> NDArray[np.int64]:
     if missing.any():
         row = int(np.argmax(missing))
         raise InputError(f"{raw.place(row, 'label', ())}: no value", "each sample needs a class")
-    y, _ = cleaning.classes_of(raw, np.arange(len(raw.label)), Like(name, tuple(classes), ()))
+    y, _ = cleaning.number_classes(raw, np.arange(len(raw.label)), Like(name, tuple(classes), ()))
     return y
 
 
 def _given_splits(raw: Raw, name: str) -> list[NDArray[np.int64]]:
     """Return the rows of each split that the file names."""
-    split = given_split.parse_splits(raw.beside["split"], None, lambda row: raw.place(row, "split", ()), name)
+    split = parse_splits(raw, np.arange(len(raw.label)), name)
     return [np.flatnonzero(split == number) for number in range(len(client_blocks.SPLITS))]

@@ -74,11 +74,11 @@ class Preprocessing:
         x = x.astype(np.float64)
         if not self.median:
             _require_values(raw, x)
-        cleaning.bounded(x, raw, None)
+        cleaning.require_in_range(x, raw, None)
         if self.median and self.columns:
             width = sum(len(column.features) for column in self.columns)
             if x.shape[-1] == width:
-                x, _ = cleaning.with_gaps(x, raw.columns or self.columns, Like(self.name, (), self.columns))
+                x, _ = cleaning.mark_gaps(x, raw.columns or self.columns, Like(self.name, (), self.columns))
         self._require_form(x.shape[1:], x.dtype)
         return np.where(np.isnan(x), self.median, x) if self.median else x
 
