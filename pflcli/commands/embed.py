@@ -64,7 +64,7 @@ def embed(asked: Embed) -> Outcome:
         "dataset",
         _request(name, source, samples, dataset_options, encoder),
         () if source is None else (source.as_input("dataset", Path(asked.out)),),
-        code={"encoders": sources.module_hash("encoders", "encoders.classifier", "encoders.onnx_file")},
+        code={"encoders": sources.module_hash("encoders")},
     )
 
     def build(writer: ArtifactWriter) -> Built:

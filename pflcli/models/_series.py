@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from torch import nn
 
-_EMBEDDING = 8
+_TOKEN_DIMENSIONS = 8
 """Dimensions of a token's embedding: LEAF (Caldas et al., 2018), https://arxiv.org/abs/1812.01097."""
 
 
-def as_series(in_shape: tuple[int, ...], vocabulary: int) -> tuple[nn.Module, int]:
-    """Return the layer that makes series (n, L, d) of samples, and d: an embedding of tokens (L,), or the identity."""
+def create_first_layer(in_shape: tuple[int, ...], vocabulary: int) -> tuple[nn.Module, int]:
+    """Return the layer and its width d: an embedding of tokens (n, L) as series (n, L, d), or the identity of series."""
     if len(in_shape) == 1:
-        return nn.Embedding(vocabulary, _EMBEDDING), _EMBEDDING
+        return nn.Embedding(vocabulary, _TOKEN_DIMENSIONS), _TOKEN_DIMENSIONS
     return nn.Identity(), in_shape[1]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from torch import Tensor, nn
 
 from pflcli.models import Net
-from pflcli.models._series import as_series
+from pflcli.models._series import create_first_layer
 
 REPRESENTATION = "128"
 TAKES = ("series", "tokens")
@@ -28,7 +28,7 @@ class _Body(nn.Module):
 
     def __init__(self, in_shape: tuple[int, ...], vocabulary: int) -> None:
         super().__init__()
-        self.embedding, width = as_series(in_shape, vocabulary)
+        self.embedding, width = create_first_layer(in_shape, vocabulary)
         self.gru = nn.GRU(width, _UNITS, num_layers=2, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from pflcli.models import Net
-from pflcli.models._series import as_series
+from pflcli.models._series import create_first_layer
 
 REPRESENTATION = "1024"
 TAKES = ("tokens", "series")
@@ -31,7 +31,7 @@ class _Body(nn.Module):
 
     def __init__(self, in_shape: tuple[int, ...], vocabulary: int) -> None:
         super().__init__()
-        self.embedding, width = as_series(in_shape, vocabulary)
+        self.embedding, width = create_first_layer(in_shape, vocabulary)
         self.lstm = nn.LSTM(width, _UNITS, num_layers=2, batch_first=True)
 
     def forward(self, x: Tensor) -> Tensor:

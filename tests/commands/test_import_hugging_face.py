@@ -321,7 +321,7 @@ DAMAGE = {
         lambda folder: [path.write_bytes(bytes(range(256))) for path in (folder / "test").glob("*.arrow")],
         r"test/data-.*arrow cannot be read as Arrow",
     ),
-    "another state": (lambda folder: break_state(folder / "test", "[]"), r"test/state\.json has no list of data files"),
+    "another state": (lambda folder: break_state(folder / "test", "[]"), r"test/state\.json is not a JSON object"),
     "a file outside": (
         lambda folder: break_state(folder / "test", '{"_data_files": [{"filename": "../train/x.arrow"}]}'),
         r"test/state\.json has no list of data files",

@@ -15,8 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pflcli.data.preparation.preprocessing import Preprocessing
-from pflcli.encoders import FrozenEncoder
-from pflcli.encoders.onnx_file import OnnxNetwork
+from pflcli.encoders import FrozenEncoder, OnnxNetwork
 from pflcli.errors import UsageError
 from pflcli.models import Net
 from pflcli.prediction.standalone_model import StandaloneModel

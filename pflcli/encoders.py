@@ -8,6 +8,8 @@ layer, or the output of the ONNX file.
 from __future__ import annotations
 
 import functools
+import hashlib
+import importlib.util
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,25 +19,30 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from pflcli import models, parameters, vision
 from pflcli.artifacts.codebook import Encoder
 from pflcli.engine import process_settings
 from pflcli.errors import ComputationError, InputError, UsageError, closest
+from pflcli.foreign import parsing, require_file
+from pflcli.training import initial_weights
 
 KINDS = ("torchvision", "timm", "onnx")
 NORMALIZE = ("imagenet", "none")
 BATCH = 64
 """Images per pass."""
 
+_IMAGENET_SIZE = 224
+"""The side of the images, in pixels, with which most networks are trained on ImageNet."""
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """Mean and standard deviation of ImageNet's channels, https://docs.pytorch.org/vision/stable/models.html."""
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """A network (n, channels, size, size) -> (n, d) with the hash of its weights, and what these were trained with.
+    """A network (n, channels, size, size) -> (n, d), the hash of its weights, and the images that it was trained on.
 
-    ``size`` is the side of images in pixels, 0 if any will do. ``mean`` and ``deviation`` of the channels are None if
-    they are unknown. ``takes_any_size`` is false if the network accepts no other size.
+    ``size`` is the side of these images in pixels, 0 if any size will do. ``mean`` and ``deviation`` of the channels
+    are None if they are unknown. ``takes_any_size`` is false if the network accepts no other size.
     """
 
     network: nn.Module
@@ -47,9 +54,9 @@ class Loaded:
 
 
 class FrozenEncoder(nn.Module):
-    """Compute features (n, d) of uint8 images (n, H, W) or (n, H, W, channels); ``facts`` are what is recorded of it.
+    """Computes features (n, d) of uint8 images (n, H, W) or (n, H, W, channels), as ``facts`` describe.
 
-    The module is the whole computation, so that it can be exported.
+    The module contains the whole computation, so that it can be exported.
     """
 
     rows: Tensor
@@ -63,8 +70,8 @@ class FrozenEncoder(nn.Module):
         self.network: nn.Module = network.eval().requires_grad_(False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.facts = facts
         height, width = facts.shape[:2]
-        self.register_buffer("rows", _resizing(height, facts.size))
-        self.register_buffer("columns", _resizing(width, facts.size).T)
+        self.register_buffer("rows", _resize_matrix(height, facts.size))
+        self.register_buffer("columns", _resize_matrix(width, facts.size).T)
         self.register_buffer("mean", torch.tensor(facts.mean)[:, None, None])
         self.register_buffer("deviation", torch.tensor(facts.deviation)[:, None, None])
 
@@ -92,7 +99,7 @@ class FrozenEncoder(nn.Module):
         return features
 
 
-def _resizing(source: int, target: int) -> Tensor:
+def _resize_matrix(source: int, target: int) -> Tensor:
     """Return the matrix (target, source) that resizes one axis: bilinear, with antialiasing if it becomes shorter.
 
     A matrix product can be exported to ONNX, where this kind of resizing exists only in newer versions.
@@ -106,7 +113,7 @@ def _resizing(source: int, target: int) -> Tensor:
 
 @dataclass(frozen=True)
 class Choice:
-    """An encoder as a user chooses it: ``word``, such as torchvision:mobilenet_v2, and the options of ``pfl embed``."""
+    """The encoder that a user chose: ``word``, such as torchvision:mobilenet_v2, and the options of ``pfl embed``."""
 
     word: str
     weights: Path | None = None
@@ -116,12 +123,12 @@ class Choice:
 
     @property
     def kind(self) -> str:
-        """The kind, of ``KINDS``."""
+        """The kind, one of ``KINDS``."""
         return self.word.partition(":")[0]
 
     @property
     def member(self) -> str:
-        """The name behind the colon."""
+        """The part after the colon: a name, or the path of an ONNX file."""
         return self.word.partition(":")[2]
 
     @property
@@ -169,14 +176,14 @@ class Choice:
             mean, deviation = loaded.mean, loaded.deviation
         name = f"onnx:{self.file.name}" if self.kind == "onnx" else self.word
         facts = Encoder(name, loaded.weights, size, mean, deviation, self.output or "", shape)
-        return _tried(FrozenEncoder(loaded.network, facts))
+        return _require_images(FrozenEncoder(loaded.network, facts))
 
 
 @dataclass(frozen=True)
 class StoredEncoder:
-    """An encoder on record in a codebook; its weights are read from ``file`` when they are first needed.
+    """An encoder that a codebook describes; its weights are read from ``file`` when they are first needed.
 
-    ``where`` names the artifact in messages. ``file`` is None if it is not on record.
+    ``where`` names the artifact in messages. ``file`` is None if the artifact does not record it.
     """
 
     facts: Encoder
@@ -195,7 +202,7 @@ class StoredEncoder:
         loaded = _load(kind, member, self.file, self.facts.size, self.facts.output or None)
         if loaded.weights != self.facts.weights:
             raise InputError(f"{self.file} contains weights {loaded.weights[:12]}, and not those of {self.facts}", fix)
-        return _tried(FrozenEncoder(loaded.network, self.facts))
+        return _require_images(FrozenEncoder(loaded.network, self.facts))
 
     def embed(self, x: NDArray[np.uint8]) -> NDArray[np.float32]:
         """Return the features (n, d) of images (n, ...); raises InputError for images of another shape."""
@@ -207,17 +214,97 @@ class StoredEncoder:
 
 def _load(kind: str, member: str, file: Path, size: int | None, output: str | None) -> Loaded:
     """Return the network of an encoder, with the weights in a file."""
-    if kind == "onnx":
-        from pflcli.encoders import onnx_file
-
-        return onnx_file.load(file, output)
-    from pflcli.encoders import classifier
-
-    return classifier.load(f"{kind}:{member}", file, size)
+    return _load_onnx(file, output) if kind == "onnx" else _load_classifier(f"{kind}:{member}", file, size)
 
 
-def _tried(encoder: FrozenEncoder) -> FrozenEncoder:
-    """Apply an encoder to one image; raises UsageError if it does not take images of that size."""
+def _load_classifier(word: str, weights: Path, size: int | None) -> Loaded:
+    """Return a classifier of torchvision or timm, such as torchvision:resnet50, without its last linear layer.
+
+    Images of timm's networks have the size and the normalization that timm recommends for the weights of that name.
+    Raises UsageError if the library has no such classifier, InputError if the weights are not those of it.
+    """
+    models.check(word)
+    side, mean, deviation = _IMAGENET_SIZE, None, None
+    kind, _, member = word.partition(":")
+    if kind == "timm":
+        advice = vision.timm().get_pretrained_cfg(member)
+        side, mean, deviation = advice.input_size[1], advice.mean, advice.std
+    side = size or side
+    net = models.create(word, (3, side, side), 2, 0)
+    read = initial_weights.read(weights)
+    fitted = initial_weights.fit(read, word, parameters.state(net), lambda _: None)
+    net.load_state_dict(fitted, strict=False)
+    # Networks with attention may have positions for one size of images; all others take any.
+    return Loaded(net.body, read.digest, side, mean, deviation)
+
+
+class OnnxNetwork(nn.Module):
+    """The computation of one ``output`` of a ``graph`` by onnxruntime."""
+
+    def __init__(self, graph: bytes, session: Any, output: str) -> None:
+        super().__init__()
+        self.graph, self.session, self.output = graph, session, output
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the output for images (n, channels, height, width)."""
+        name = self.session.get_inputs()[0].name
+        return torch.from_numpy(np.asarray(self.session.run([self.output], {name: x.cpu().numpy()})[0], np.float32))
+
+
+def _load_onnx(file: Path, output: str | None) -> Loaded:
+    """Return the network in an ONNX file, which takes float32 images (n, 3, height, width).
+
+    ``output`` is one of its outputs or another tensor of the graph, such as the input of its last layer. Raises
+    UsageError if a package is missing or ``output`` is unknown; InputError for another kind of file.
+    """
+    missing = [name for name in ("onnx", "onnxruntime") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UsageError(
+            f"encoders in ONNX files need {' and '.join(missing)}, which {'is' if len(missing) == 1 else 'are'} not "
+            "installed",
+            "pip install 'pflcli[export]'",
+        )
+    import onnx
+    import onnxruntime
+
+    require_file(file)
+    with parsing(str(file), "ONNX"):
+        content = file.read_bytes()
+        model = onnx.load_from_string(content)
+        outputs = [each.name for each in model.graph.output]
+        if output is None and len(outputs) != 1:
+            raise UsageError(f"{file} has several outputs", f"--output {outputs[0]}")
+        chosen = outputs[0] if output is None else output
+        tensors = [name for node in model.graph.node for name in node.output if name]
+        if chosen not in [*outputs, *tensors]:
+            raise UsageError(f"{file} has no tensor '{chosen}'", closest(chosen, outputs))
+        if chosen not in outputs:
+            model.graph.output.append(onnx.helper.make_empty_tensor_value_info(chosen))
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        graph = model.SerializeToString()
+        session = onnxruntime.InferenceSession(graph, options, providers=["CPUExecutionProvider"])
+    inputs = session.get_inputs()
+    if len(inputs) != 1 or len(inputs[0].shape) != 4 or inputs[0].type != "tensor(float)":
+        raise InputError(f"{file} must have one input, float32 images (n, channels, height, width)")
+    batch, channels, height, width = inputs[0].shape
+    if channels != 3 and not isinstance(channels, str | None):
+        raise InputError(f"{file} takes images with {channels} channels, and encoders need 3")
+    if isinstance(batch, int):
+        raise InputError(f"{file} takes exactly {batch} images at a time", "export it with a dynamic batch size")
+    if isinstance(height, int) and height != width:
+        raise InputError(f"{file} takes images of {height}x{width}, and pfl resizes to squares")
+    is_fixed = isinstance(height, int)
+    return Loaded(
+        OnnxNetwork(graph, session, chosen),
+        hashlib.sha256(content).hexdigest(),
+        height if is_fixed else 0,
+        takes_any_size=not is_fixed,
+    )
+
+
+def _require_images(encoder: FrozenEncoder) -> FrozenEncoder:
+    """Return the encoder, applied to one image; raises UsageError if it does not take images of that size."""
     try:
         encoder.embed(np.zeros((1, *encoder.facts.shape), np.uint8))
     except (RuntimeError, ValueError, AssertionError) as error:
