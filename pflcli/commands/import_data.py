@@ -22,7 +22,7 @@ from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.data.datasets import Samples
 from pflcli.data.formats import ABSENT, Roles, arrays, cleaning
-from pflcli.data.preparation import earlier_dataset, scaling
+from pflcli.data.preparation import earlier_dataset, preprocessing
 from pflcli.data.preparation.earlier_dataset import Earlier
 from pflcli.data.preparation.user_data import DEALT, UserData, locate
 from pflcli.errors import ConflictError, InputError, UsageError, closest
@@ -301,7 +301,7 @@ def load_samples(source: Artifact, root: Path | None, *, download: bool = False)
     if root is not None or download:
         raise UsageError(f"--root and --download have no effect: {source.path} contains its samples", "leave them out")
     stored = datasets.read(source)
-    wish = scaling.pending_scaling(stored, codebook.read(source))
+    wish = preprocessing.pending_scaling(stored, codebook.read(source))
     samples = Samples(
         stored.x,
         stored.y,

@@ -22,7 +22,7 @@ from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands import import_data
 from pflcli.data import datasets, schemes
 from pflcli.data.datasets import Samples
-from pflcli.data.preparation import scaling
+from pflcli.data.preparation import preprocessing
 from pflcli.data.preparation.deal import Deal, part_of
 from pflcli.data.preparation.poison import Poison
 from pflcli.data.schemes import Scheme
@@ -86,7 +86,7 @@ def partition(asked: Partition) -> Outcome:
         result = deal.make_partition(samples if keep_test else replace(samples, is_test=None), splitter, cfg, fractions)
         known = _codebook(result, names, splitter, cfg)
         if samples.scaling is not None:
-            result, known = scaling.apply(result, known, samples.scaling)
+            result, known = preprocessing.scale_partition(result, known, samples.scaling)
         artifact.write(writer, result, known)
         summary = _summary(result, len(part_of(len(samples.y), *asked.part)), asked.seed)
         _report(summary, result, samples, execution)

@@ -9,7 +9,7 @@ _TOKEN_DIMENSIONS = 8
 
 
 def create_first_layer(in_shape: tuple[int, ...], vocabulary: int) -> tuple[nn.Module, int]:
-    """Return the layer and its width d: an embedding of tokens (n, L) as series (n, L, d), or the identity of series."""
+    """Return a layer and its width d: an embedding of tokens (n, L) as series (n, L, d), or the identity for series."""
     if len(in_shape) == 1:
         return nn.Embedding(vocabulary, _TOKEN_DIMENSIONS), _TOKEN_DIMENSIONS
     return nn.Identity(), in_shape[1]

@@ -18,7 +18,6 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.partition import Form, Partition
 from pflcli.artifacts.kinds.predictions import LaterClients
 from pflcli.artifacts.reader import Artifact, ancestor, follow
-from pflcli.data.preparation import preprocessing
 from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.encoders import StoredEncoder
 from pflcli.errors import GoneError, InputError, UsageError
@@ -170,7 +169,7 @@ def read_preprocessing(
     execution: Execution,
     encoder_weights: Path | str | None = None,
 ) -> Preprocessing:
-    """Return the preprocessing of a client's samples; see ``preprocessing.from_codebook``.
+    """Return the preprocessing of a client's samples; see ``Preprocessing.from_codebook``.
 
     If ``pfl embed`` computed the features, samples may also be images. ``encoder_weights`` is then the file with the
     weights of the encoder, by default the one that ``pfl embed`` read. Raises UsageError if it is given, but the
@@ -192,7 +191,7 @@ def read_preprocessing(
             f"the samples of {artifact.path} are not features from pfl embed", "leave out --encoder-weights"
         )
     form: Form = partitions.read_form(partition)
-    return preprocessing.from_codebook(str(artifact.path), book, form, client, resize, encoder)
+    return Preprocessing.from_codebook(str(artifact.path), book, form, client, resize, encoder)
 
 
 def client_names(artifact: Artifact) -> list[str]:

@@ -23,8 +23,7 @@ import numpy as np
 from annotated_types import Ge
 from numpy.typing import NDArray
 
-from pflcli.data.datasets import Samples, missing_root_error
-from pflcli.data.datasets._scaling import Scaling
+from pflcli.data.datasets import Samples, Scaling, missing_root_error
 from pflcli.errors import InputError
 
 CLASSES = 2

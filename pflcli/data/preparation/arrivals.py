@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 from pflcli import rng
 from pflcli.artifacts import client_blocks
 from pflcli.artifacts.codebook import ClientScale, Codebook, floats
-from pflcli.data.datasets._scaling import Scale, rows_of
+from pflcli.data.datasets import Scale
 from pflcli.data.formats import Like, Raw, cleaning
 from pflcli.data.formats.given_splits import parse_splits
 from pflcli.data.preparation import within_client
-from pflcli.data.preparation.preprocessing import Preprocessing, numeric
+from pflcli.data.preparation.preprocessing import Preprocessing, find_numeric_features, rows_of
 from pflcli.data.preparation.user_data import UserData
 from pflcli.errors import InputError
 from pflcli.reporter import Reporter
@@ -60,7 +60,7 @@ def read(
     if book.scales:
         if not len(parts[0]):
             raise InputError(f"client '{client}' has no training samples to standardize its features by")
-        scale = Scale.fit(rows_of(x, parts[0]), numeric(book, x.shape[-1]))
+        scale = Scale.fit(rows_of(x, parts[0]), find_numeric_features(book, x.shape[-1]))
         preprocessing = replace(preprocessing, scale=scale)
     rows = np.concatenate(parts)
     return Arrival(

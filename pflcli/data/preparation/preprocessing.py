@@ -1,18 +1,107 @@
-"""The preprocessing of import and partition, for samples that are read later."""
+"""Missing values and scales of features, computed from a partition's training samples and applied to later samples."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.artifacts.codebook import ClientScale, Codebook, Column
-from pflcli.artifacts.kinds.partition import Form
-from pflcli.data.datasets._scaling import Scale
+from pflcli.artifacts.codebook import ClientScale, Codebook, Column, floats
+from pflcli.artifacts.kinds.dataset import Dataset
+from pflcli.artifacts.kinds.partition import Form, Partition
+from pflcli.data.datasets import Floats, Scale, Scaling
 from pflcli.data.formats import Like, Raw, cleaning
 from pflcli.errors import InputError
+
+
+def pending_scaling(dataset: Dataset, book: Codebook) -> Scaling | None:
+    """Return the preprocessing that an imported dataset still needs; None if it needs none."""
+    if not (dataset.standardize or dataset.fill):
+        return None
+    return Scaling(
+        standardize=dataset.standardize,
+        fill=dataset.fill,
+        numeric=find_numeric_features(book, dataset.x.shape[-1]),
+        scale=Scale(np.asarray(book.mean), np.asarray(book.sd)) if book.mean else None,
+        median=np.asarray(book.median) if book.median else None,
+        by_client=dataset.by_client,
+        scales={own.client: Scale(np.asarray(own.mean), np.asarray(own.sd)) for own in book.scales},
+    )
+
+
+def scale_partition(partition: Partition, book: Codebook, scaling: Scaling) -> tuple[Partition, Codebook]:
+    """Return the partition with missing values filled in and features standardized, and its codebook.
+
+    Medians and scales are computed from the training samples of clients that are not new. With ``by_client``, each
+    client is standardized by its own training samples, new clients too; raises InputError for a client that has samples
+    but none for training.
+    """
+    train_of = [np.arange(*partition.offsets[3 * client : 3 * client + 2]) for client in range(len(partition.names))]
+    known = [rows for client, rows in enumerate(train_of) if partition.new is None or not partition.new[client]]
+    train = np.concatenate([np.empty(0, np.int64), *known])
+    x, median = _fill_gaps(np.asarray(partition.x), train, scaling)
+    book = replace(book, median=floats(median))
+    if not scaling.standardize:
+        return replace(partition, x=x.astype(np.float32)), book
+    if scaling.by_client:
+        x, scales = _standardize_by_client(partition, x, train_of, scaling)
+        book = replace(book, scales=scales)
+    else:
+        scale = scaling.scale or Scale.fit(rows_of(x, train), scaling.numeric)
+        x = scale.standardize(x)
+        book = replace(book, mean=floats(scale.mean), sd=floats(scale.sd))
+    return replace(partition, x=x.astype(np.float32)), book
+
+
+def _standardize_by_client(
+    partition: Partition, x: Floats, train_of: list[NDArray[np.int64]], scaling: Scaling
+) -> tuple[Floats, tuple[ClientScale, ...]]:
+    """Return features (n, ..., d) standardized by each client's own scale, and these scales."""
+    x, scales = x.astype(np.float64), []
+    for client, (name, train) in enumerate(zip(partition.names, train_of, strict=True)):
+        own = slice(*partition.offsets[[3 * client, 3 * client + 3]])
+        if own.start == own.stop:
+            continue
+        scale = scaling.scales.get(name)
+        if scale is None and not len(train):
+            raise InputError(
+                f"client '{name}' has no training samples to standardize its features by",
+                "leave it out, or standardize by all clients' training samples (pfl import --standardize)",
+            )
+        scale = scale or Scale.fit(rows_of(x, train), scaling.numeric)
+        x[own] = scale.standardize(x[own])
+        scales.append(ClientScale(name, floats(scale.mean), floats(scale.sd)))
+    return x, tuple(scales)
+
+
+def _fill_gaps(x: Floats, train: NDArray[np.int64], scaling: Scaling) -> tuple[Floats, Floats | None]:
+    """Return features (n, ..., d) with medians in place of NaN, and the medians (d,) of the ``train`` rows.
+
+    A feature without a training value has the median 0. Without ``fill``, the features are returned unchanged.
+    """
+    if not scaling.fill:
+        return x, scaling.median
+    median = scaling.median
+    if median is None:
+        known = rows_of(x, train)
+        known = np.where(np.isnan(known).all(axis=0), 0.0, known)
+        median = np.where(scaling.numeric, np.nanmedian(known, axis=0), 0.0)
+    return np.where(np.isnan(x), median, x), median
+
+
+def rows_of(x: Floats, rows: NDArray[np.int64]) -> Floats:
+    """Return the values (n, d) of some samples; each step of a series is a row."""
+    return np.asarray(x[rows].reshape(-1, x.shape[-1]), dtype=np.float64)
+
+
+def find_numeric_features(book: Codebook, width: int) -> NDArray[np.bool_]:
+    """Return which of ``width`` features (d,) are numbers instead of 0/1 for a word or a missing value."""
+    flags: list[bool] = []
+    for column in book.columns:
+        flags += [not column.words] * max(1, len(column.words)) + [False] * column.gaps
+    return np.asarray(flags or [True] * width, dtype=np.bool_)
 
 
 class ImageEncoder(Protocol):
@@ -26,10 +115,10 @@ class ImageEncoder(Protocol):
 class Preprocessing:
     """The steps from samples in a file to inputs of a model.
 
-    ``columns`` are those of the user's table, empty for arrays and images. ``median`` (d,) fills in missing values, and
-    is empty if no value may be missing. ``scale`` then standardizes features, if it is not None. ``resize`` is the
-    side of images in pixels. ``name`` is the name of the artifact in messages. If a frozen ``encoder`` computed the
-    features, samples may be images instead.
+    ``columns`` are those of the user's table, or one per named feature; empty for arrays and images. ``median`` (d,)
+    fills in missing values, and is empty if no value may be missing. ``scale`` then standardizes features, if it is not
+    None. ``resize`` is the side of images in pixels. ``name`` is the name of the artifact in messages. If a frozen
+    ``encoder`` computed the features, samples may be images instead.
     """
 
     name: str
@@ -39,6 +128,23 @@ class Preprocessing:
     scale: Scale | None = None
     resize: int | None = None
     encoder: ImageEncoder | None = None
+
+    @classmethod
+    def from_codebook(
+        cls,
+        name: str,
+        book: Codebook,
+        form: Form,
+        client: str | None,
+        resize: int | None = None,
+        encoder: ImageEncoder | None = None,
+    ) -> Preprocessing:
+        """Return the preprocessing of samples of ``client``; None is an unknown client.
+
+        Raises InputError if each client was standardized by its own samples, and this one has no scale.
+        """
+        columns = book.columns or tuple(Column(feature) for feature in book.features)
+        return cls(name, form, columns, book.median, _find_scale(name, book, client), resize, encoder)
 
     @property
     def like(self) -> Like | None:
@@ -73,7 +179,7 @@ class Preprocessing:
             x = self.encoder.embed(x)
         x = x.astype(np.float64)
         if not self.median:
-            _require_values(raw, x)
+            _require_complete(raw, x)
         cleaning.require_in_range(x, raw, None)
         if self.median and self.columns:
             width = sum(len(column.features) for column in self.columns)
@@ -98,14 +204,12 @@ class Preprocessing:
 
     def _require_form(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         """Raise InputError unless samples have the shape and kind that the model takes."""
-        kinds = {"uint8": "images", "int16": "tokens"}
-        expected = kinds.get(self.form.dtype, "features")
+        kind = {"uint8": "images", "int16": "tokens"}.get(self.form.dtype, "features")
+        expected, actual = ("x".join(map(str, sides)) for sides in (self.form.shape, shape))
         if self.is_images != (dtype == np.uint8) or (self.is_tokens and dtype.kind not in "iu"):
-            raise InputError(f"{self.name} takes {expected} {_sides(self.form.shape)}; the samples are {dtype} numbers")
+            raise InputError(f"{self.name} takes {kind} {expected}; the samples are {dtype} numbers")
         if shape != self.form.shape:
-            raise InputError(
-                f"{self.name} takes {expected} of shape {_sides(self.form.shape)}; the samples have {_sides(shape)}"
-            )
+            raise InputError(f"{self.name} takes {kind} of shape {expected}; the samples have {actual}")
 
     def _require_tokens(self, raw: Raw) -> None:
         bad = np.argwhere((raw.x < 0) | (raw.x >= self.form.classes))
@@ -117,7 +221,7 @@ class Preprocessing:
             )
 
 
-def _require_values(raw: Raw, x: NDArray[np.float64]) -> None:
+def _require_complete(raw: Raw, x: NDArray[np.float64]) -> None:
     """Raise InputError at the first missing value."""
     gaps = np.isnan(x)
     if gaps.any():
@@ -128,39 +232,7 @@ def _require_values(raw: Raw, x: NDArray[np.float64]) -> None:
         )
 
 
-def _sides(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape))
-
-
-def from_codebook(
-    name: str,
-    book: Codebook,
-    form: Form,
-    client: str | None,
-    resize: int | None = None,
-    encoder: ImageEncoder | None = None,
-) -> Preprocessing:
-    """Return the preprocessing of samples of ``client``; None is an unknown client.
-
-    Raises InputError if each client was standardized by its own samples, and this one has no scale.
-    """
-    return Preprocessing(name, form, columns(book), book.median, _scale(name, book, client), resize, encoder)
-
-
-def columns(book: Codebook) -> tuple[Column, ...]:
-    """Return the columns that features are read from: those of the user's table, or one per named feature."""
-    return book.columns or tuple(Column(name) for name in book.features)
-
-
-def numeric(book: Codebook, width: int) -> NDArray[np.bool_]:
-    """Return which of ``width`` features (d,) are numbers instead of 0/1 for a word or a missing value."""
-    flags: list[bool] = []
-    for column in book.columns:
-        flags += [not column.words] * max(1, len(column.words)) + [False] * column.gaps
-    return np.asarray(flags or [True] * width, dtype=np.bool_)
-
-
-def _scale(name: str, book: Codebook, client: str | None) -> Scale | None:
+def _find_scale(name: str, book: Codebook, client: str | None) -> Scale | None:
     if book.scales:
         by_client: dict[str, ClientScale] = {scale.client: scale for scale in book.scales}
         if client not in by_client:
