@@ -23,8 +23,8 @@ from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.data.formats import ABSENT, Roles
-from pflcli.data.preparation import arrivals, deal
-from pflcli.data.preparation.arrivals import Arrival
+from pflcli.data.preparation import deal, new_client_samples
+from pflcli.data.preparation.new_client_samples import NewClientSamples
 from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.data.preparation.user_data import UserData, form
 from pflcli.errors import InputError, UnsuitedError, UsageError
@@ -141,11 +141,11 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
     model, artifact, say = job.model, job.model.artifact, execution.reporter.say
     number = len(reopened_run.client_names(artifact))
     seed = int(model.partition.manifest.request.get("seed", 0))
-    arrival = arrivals.read(
+    samples = new_client_samples.read(
         job.source, job.preprocessing, job.book, job.client, number, job.fractions, seed, execution.reporter
     )
     stored = {split: predictions.read(artifact, split) for split in SPLITS if predictions.has_split(artifact, split)}
-    later = reopened_run.join_later_clients(model.later, _number_samples(arrival, model))
+    later = reopened_run.join_later_clients(model.later, _number_samples(samples, model))
     model = replace(model, later=later)
     try:
         at = stored_predictor.prepare_client(model, number, None, execution)
@@ -165,22 +165,22 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
     predictions.write(writer, predictions.Predictions(splits, tuned, unseen))
     predictions.write_later_clients(writer, later)
     state_files.write_state(at.state, writer)
-    codebook.write(writer, _add_client_name(job.book, artifact, job.client, arrival))
+    codebook.write(writer, _add_client_name(job.book, artifact, job.client, samples))
     if backbone.ROUNDS in artifact.manifest.files:
         writer.write(backbone.ROUNDS, artifact.read(backbone.ROUNDS))
-    counts = " / ".join(map(str, np.diff(arrival.offsets)))
-    say(f"{counted(len(arrival.y), 'sample')} of client {job.client}: {counts} (train / validation / test)")
+    counts = " / ".join(map(str, np.diff(samples.offsets)))
+    say(f"{counted(len(samples.y), 'sample')} of client {job.client}: {counts} (train / validation / test)")
     for remark in answers["test"].remarks:
         say(f"WARNING: {remark}")
     return _summarize(artifact, tuned, at)
 
 
-def _number_samples(arrival: Arrival, model: ReopenedRun) -> LaterClients:
+def _number_samples(samples: NewClientSamples, model: ReopenedRun) -> LaterClients:
     """Return the client's samples, numbered after those of all other clients."""
     known = partitions.read(model.partition).sample
     known = known if model.later is None else np.concatenate([known, model.later.sample])
     first = int(known.max(initial=-1)) + 1
-    return LaterClients(arrival.x, arrival.y, first + arrival.rows, arrival.offsets)
+    return LaterClients(samples.x, samples.y, first + samples.rows, samples.offsets)
 
 
 def _append_client(
@@ -195,8 +195,8 @@ def _append_client(
     )
 
 
-def _add_client_name(book: Codebook, artifact: Artifact, client: str, arrival: Arrival) -> Codebook:
-    scales = book.scales if arrival.scale is None else (*book.scales, arrival.scale)
+def _add_client_name(book: Codebook, artifact: Artifact, client: str, samples: NewClientSamples) -> Codebook:
+    scales = book.scales if samples.scale is None else (*book.scales, samples.scale)
     return replace(book, clients=(*reopened_run.client_names(artifact), client), scales=scales)
 
 

@@ -15,7 +15,7 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
-from pflcli.data.preparation import within_client
+from pflcli.data.preparation import client_splits
 from pflcli.errors import InputError, UsageError
 from pflcli.execution import Execution
 
@@ -117,8 +117,8 @@ def test_fractions_are_met_as_closely_as_groups_allow(seed):
     draw = np.random.default_rng(seed)
     group = np.repeat(np.arange(12), draw.integers(1, 9, size=12))
     rows, fractions = draw.permutation(len(group)) + 5, (0.6, 0.2, 0.2)
-    targets = np.asarray([len(piece) for piece in within_client.cut(rows, fractions)])
-    splits = within_client.split_by_group(rows, fractions, group, np.random.default_rng(seed))
+    targets = np.asarray([len(piece) for piece in client_splits.cut(rows, fractions)])
+    splits = client_splits.split_by_group(rows, fractions, group, np.random.default_rng(seed))
     np.testing.assert_array_equal(np.sort(np.concatenate(splits)), np.sort(rows))
     sizes = np.asarray([len(piece) for piece in splits])
     of = dict(zip(rows.tolist(), group.tolist(), strict=True))
@@ -128,7 +128,7 @@ def test_fractions_are_met_as_closely_as_groups_allow(seed):
             moved = sizes.copy()
             moved[[0, target]] += [-size, size]
             assert abs(moved - targets).sum() >= abs(sizes - targets).sum()
-    single = within_client.split_by_group(rows, fractions, rows, np.random.default_rng(seed))
+    single = client_splits.split_by_group(rows, fractions, rows, np.random.default_rng(seed))
     assert [len(piece) for piece in single] == targets.tolist()
 
 
@@ -136,7 +136,7 @@ def test_fractions_are_met_as_closely_as_groups_allow(seed):
 def test_a_client_keeps_one_group_to_train_on(sizes):
     group = np.repeat(np.arange(len(sizes)), sizes)
     for fractions in ((0.6, 0.2, 0.2), (0.01, 0.5, 0.49)):
-        splits = within_client.split_by_group(np.arange(len(group)), fractions, group, np.random.default_rng(0))
+        splits = client_splits.split_by_group(np.arange(len(group)), fractions, group, np.random.default_rng(0))
         assert len(splits[0]) >= 1
 
 

@@ -24,12 +24,15 @@ _FORMATS = ("PNG", "JPEG", "MPO", "GIF", "BMP", "WEBP")
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """The sorted ``paths`` of images in a folder: ``CLIENT/LABEL/image`` or, without ``clients``, ``LABEL/image``."""
+    """The sorted ``paths`` of images: ``CLIENT/LABEL/IMAGE`` or, without ``has_clients``, ``LABEL/IMAGE``.
+
+    ``ignored`` are the other files of the folder.
+    """
 
     root: Path
     paths: list[Path]
-    clients: bool
-    others: list[Path]
+    ignored: list[Path]
+    has_clients: bool
 
     def sha256(self) -> str:
         """Return a hash of all images and their paths."""
@@ -38,25 +41,24 @@ class ImageFolder:
 
 def find(root: Path, client: str | None) -> ImageFolder:
     """Find the images; raises InputError if there is none, or if one is at another depth or not a regular file."""
-    clients = client != ABSENT
-    layout = "CLIENT/LABEL/IMAGE" if clients else "LABEL/IMAGE"
-    images, files = _images(root, f" at {layout}")
-    for path in images:
+    has_clients = client != ABSENT
+    layout = "CLIENT/LABEL/IMAGE" if has_clients else "LABEL/IMAGE"
+    folder = _find_images(root, f" at {layout}", has_clients=has_clients)
+    for path in folder.paths:
         depth = len(path.relative_to(root).parts)
-        if depth != 2 + clients:
+        if depth != 2 + has_clients:
             hint = f"--client {ABSENT} if images are not assigned to clients yet" if depth == 2 else ""
             raise InputError(f"{path} is not at {layout}", hint or f"arrange the images as {layout}")
-    return ImageFolder(root, images, clients, [path for path in files if path not in set(images)])
+    return folder
 
 
-def find_all(root: Path) -> ImageFolder:
+def find_at_any_depth(root: Path) -> ImageFolder:
     """Find the images of a folder at any depth; raises InputError if there is none, or one is not a regular file."""
-    images, files = _images(root)
-    return ImageFolder(root, images, False, [path for path in files if path not in set(images)])
+    return _find_images(root, "", has_clients=False)
 
 
-def _images(root: Path, where: str = "") -> tuple[list[Path], list[Path]]:
-    """Return the images of a folder, sorted, and all its files except hidden ones such as .DS_Store."""
+def _find_images(root: Path, where: str, *, has_clients: bool) -> ImageFolder:
+    """Find the images and other files of a folder, without hidden ones such as .DS_Store."""
     files = [
         path
         for path in sorted(root.rglob("*"))
@@ -70,7 +72,7 @@ def _images(root: Path, where: str = "") -> tuple[list[Path], list[Path]]:
     if not images:
         example = f", but {files[0].relative_to(root)}" if files else ""
         raise InputError(f"{root} has no image{example}", f"images are {', '.join(SUFFIXES)} files{where}")
-    return images, files
+    return ImageFolder(root, images, [path for path in files if path.suffix.lower() not in SUFFIXES], has_clients)
 
 
 def read(folder: ImageFolder, resize: int | None, advance: Callable[[int, str], None]) -> Raw:
@@ -78,11 +80,11 @@ def read(folder: ImageFolder, resize: int | None, advance: Callable[[int, str], 
 
     Raises InputError for a file that is not an image, or that differs in size or colour from the first.
     """
-    ignored = folder.others
+    ignored = folder.ignored
     return Raw(
         x=decode(((str(path), path) for path in folder.paths), len(folder.paths), str(folder.root), resize, advance),
         label=np.asarray([path.parent.name for path in folder.paths]),
-        owner=np.asarray([path.parent.parent.name for path in folder.paths]) if folder.clients else None,
+        owner=np.asarray([path.parent.parent.name for path in folder.paths]) if folder.has_clients else None,
         place=lambda row, role, at: str(folder.paths[row]),
         remarks=(
             f"ignored, not images: {counted(len(ignored), 'file')}, such as {ignored[0].relative_to(folder.root)}",
@@ -104,7 +106,7 @@ def decode(
     first = ""
     for place, source in images:
         with parsing(place, "an image", "repair it or remove it"):
-            image = _pixels(source, place, resize)
+            image = _read_pixels(source, place, resize)
         if not pixels:
             first = place
             require_room(f"{name} ({count} images)", count * image.nbytes)
@@ -125,20 +127,20 @@ def decode(
     return np.stack(pixels)
 
 
-def _pixels(source: Path | bytes, name: str, resize: int | None) -> NDArray[np.uint8]:
+def _read_pixels(source: Path | bytes, name: str, resize: int | None) -> NDArray[np.uint8]:
     from PIL import Image, ImageOps
 
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", Image.DecompressionBombWarning)  # twice as many pixels are an error
         with Image.open(io.BytesIO(source) if isinstance(source, bytes) else source, formats=_FORMATS) as opened:
             # Rotate as a viewer does: cameras store their orientation.
-            image = _plain(ImageOps.exif_transpose(opened), name)
+            image = _convert(ImageOps.exif_transpose(opened), name)
             if resize is not None:
                 image = image.resize((resize, resize), Image.Resampling.BILINEAR)
             return np.array(image, dtype=np.uint8)
 
 
-def _plain(image: Any, name: str) -> Any:
+def _convert(image: Any, name: str) -> Any:
     """Return an image as 8-bit grey or RGB; raises InputError if that would lose information."""
     if image.mode in ("L", "RGB"):
         return image

@@ -14,7 +14,7 @@ from pflcli.artifacts import client_blocks
 from pflcli.artifacts.client_blocks import LazyRows
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.data.datasets import Samples
-from pflcli.data.preparation import within_client
+from pflcli.data.preparation import client_splits
 from pflcli.data.preparation.poison import Poison
 from pflcli.data.schemes import Scheme, redistribute
 from pflcli.errors import UsageError
@@ -98,7 +98,7 @@ class Deal:
         if self.new_clients:
             result = replace(result, new=_draw_new_clients(result.sizes, self.new_clients, self.seed))
         if result.new is not None and self.new_capacity < 1:
-            result = within_client.keep_fraction(result, np.flatnonzero(result.new), self.new_capacity, self.seed)
+            result = client_splits.keep_fraction(result, np.flatnonzero(result.new), self.new_capacity, self.seed)
         return result if self.poison is None else self.poison.apply(result, self.seed)
 
 
@@ -128,19 +128,19 @@ def assemble(
 ) -> Partition:
     """Return the partition with these ``parts``, the rows of each client; published test samples stay test samples."""
     client_rows: list[NDArray[np.int64]] = []
-    in_time = within_client.split_by_time(samples, fractions) if samples.ordered and samples.gap else None
+    in_time = client_splits.split_by_time(samples, fractions) if samples.ordered and samples.gap else None
     for client, part in enumerate(parts):
         draw = rng.generator(seed, "split", client)
         if in_time is not None:
             client_rows += [np.sort(part[in_time[part] == split]) for split in range(len(client_blocks.SPLITS))]
         elif samples.ordered:  # samples do not overlap, so that each client can have its own cuts
-            client_rows += within_client.cut(np.sort(part), fractions)
+            client_rows += client_splits.cut(np.sort(part), fractions)
         elif samples.is_test is not None:
-            client_rows += within_client.keep_test(part, fractions, samples.is_test, samples.is_validation)
+            client_rows += client_splits.keep_test(part, fractions, samples.is_test, samples.is_validation)
         elif samples.group is not None:
-            client_rows += within_client.split_by_group(part, fractions, samples.group[part], draw)
+            client_rows += client_splits.split_by_group(part, fractions, samples.group[part], draw)
         else:
-            client_rows += within_client.cut(draw.permutation(part), fractions)
+            client_rows += client_splits.cut(draw.permutation(part), fractions)
     rows = np.concatenate(client_rows)
     is_single = np.issubdtype(samples.x.dtype, np.floating) and samples.scaling is None
     return Partition(

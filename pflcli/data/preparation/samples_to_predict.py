@@ -77,7 +77,7 @@ class SampleFile:
 
     def _read_images(self, preprocessing: Preprocessing, reporter: Reporter) -> SamplesToPredict:
         self._refuse(delimiter="CSV and TSV", features="NPZ and HDF5", layout="NPZ and HDF5")
-        listing = images.find_all(self.path)
+        listing = images.find_at_any_depth(self.path)
         with reporter.progress("read", len(listing.paths)) as advance:
             raw = images.read(listing, preprocessing.resize, advance)
         names = tuple(path.relative_to(self.path).as_posix() for path in listing.paths)

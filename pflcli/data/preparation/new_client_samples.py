@@ -1,4 +1,4 @@
-"""Reads, preprocesses and splits the labelled samples of a client that joins after the rounds."""
+"""Reads, preprocesses and splits the samples of a client that joins after the rounds."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from pflcli.artifacts.codebook import ClientScale, Codebook, floats
 from pflcli.data.datasets import Scale
 from pflcli.data.formats import Like, Raw, cleaning
 from pflcli.data.formats.given_splits import parse_splits
-from pflcli.data.preparation import within_client
+from pflcli.data.preparation import client_splits
 from pflcli.data.preparation.preprocessing import Preprocessing, find_numeric_features, rows_of
 from pflcli.data.preparation.user_data import UserData
 from pflcli.errors import InputError
@@ -23,11 +23,11 @@ from pflcli.reporter import Reporter
 
 
 @dataclass(frozen=True)
-class Arrival:
+class NewClientSamples:
     """The preprocessed samples ``x`` (n, ...), ``y`` (n,) of a client, sorted by split.
 
-    ``rows`` (n,) are their rows in the file, ``offsets`` (4,) those of the splits. ``scale`` is the client's own scale,
-    None if all clients share one.
+    ``rows`` (n,) are their rows in the file, ``offsets`` (4,) the boundaries of the splits. ``scale`` is the client's
+    own scale, None if all clients share one.
     """
 
     x: NDArray[Any]
@@ -46,16 +46,20 @@ def read(
     fractions: tuple[float, float, float],
     seed: int,
     reporter: Reporter,
-) -> Arrival:
+) -> NewClientSamples:
     """Read the samples of the client with this ``number``; split them by ``fractions`` unless the file has splits.
 
     Raises InputError for an unknown or missing class, and for samples that the model does not take.
     """
     raw = source.read(reporter)
     classes = book.class_names(preprocessing.form.classes)
-    x, y = preprocessing.fill_gaps(raw), _labels(raw, classes, preprocessing.name)
-    order = rng.generator(seed, "split", number).permutation(np.arange(len(y)))
-    parts = _given_splits(raw, source.path.name) if "split" in raw.beside else within_client.cut(order, fractions)
+    x, y = preprocessing.fill_gaps(raw), _read_labels(raw, classes, preprocessing.name)
+    rows = np.arange(len(y))
+    if "split" in raw.beside:
+        split = parse_splits(raw, rows, source.path.name)
+        parts = [np.flatnonzero(split == at) for at in range(len(client_blocks.SPLITS))]
+    else:
+        parts = client_splits.cut(rng.generator(seed, "split", number).permutation(rows), fractions)
     scale = None
     if book.scales:
         if not len(parts[0]):
@@ -63,7 +67,7 @@ def read(
         scale = Scale.fit(rows_of(x, parts[0]), find_numeric_features(book, x.shape[-1]))
         preprocessing = replace(preprocessing, scale=scale)
     rows = np.concatenate(parts)
-    return Arrival(
+    return NewClientSamples(
         preprocessing.standardize(x)[rows],
         y[rows],
         rows,
@@ -72,17 +76,10 @@ def read(
     )
 
 
-def _labels(raw: Raw, classes: Sequence[str], name: str) -> NDArray[np.int64]:
-    """Return the classes (n,) of samples, from their names."""
+def _read_labels(raw: Raw, classes: Sequence[str], name: str) -> NDArray[np.int64]:
+    """Return the classes (n,) of samples, from their names; raises InputError for one that is missing or unknown."""
     missing = raw.label == ""
     if missing.any():
         row = int(np.argmax(missing))
         raise InputError(f"{raw.place(row, 'label', ())}: no value", "each sample needs a class")
-    y, _ = cleaning.number_classes(raw, np.arange(len(raw.label)), Like(name, tuple(classes), ()))
-    return y
-
-
-def _given_splits(raw: Raw, name: str) -> list[NDArray[np.int64]]:
-    """Return the rows of each split that the file names."""
-    split = parse_splits(raw, np.arange(len(raw.label)), name)
-    return [np.flatnonzero(split == number) for number in range(len(client_blocks.SPLITS))]
+    return cleaning.number_classes(raw, np.arange(len(raw.label)), Like(name, tuple(classes), ()))[0]
