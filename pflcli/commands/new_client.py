@@ -26,7 +26,7 @@ from pflcli.data.formats import ABSENT, Roles
 from pflcli.data.preparation import deal, new_client_samples
 from pflcli.data.preparation.new_client_samples import NewClientSamples
 from pflcli.data.preparation.preprocessing import Preprocessing
-from pflcli.data.preparation.user_data import UserData, form
+from pflcli.data.preparation.user_data import UserData, identify_form
 from pflcli.errors import InputError, UnsuitedError, UsageError
 from pflcli.evaluation.pool import STACK
 from pflcli.execution import Execution
@@ -75,7 +75,7 @@ def new_client(asked: NewClient) -> Outcome:
     )
     read = UserData(
         path,
-        form(path),
+        identify_form(path),
         Roles(ABSENT, asked.label, asked.split_column),
         asked.features,
         preparation.resize,

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts import manifest as manifests
 from pflcli.data.formats import Raw, arrays, images, require_utf8_name, tables
-from pflcli.data.formats.tables import Table
+from pflcli.data.formats.delimited import Delimited
+from pflcli.data.formats.parquet import Parquet
 from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.errors import InputError, UsageError
 from pflcli.foreign import parsing, require_file
@@ -51,7 +52,7 @@ class SampleFile:
         """
         if str(self.path) == STDIN:
             with _copy_stdin() as path:
-                return self._preprocess(self._read_table(path, preprocessing), preprocessing)
+                return _preprocess(self._read_table(path, preprocessing), preprocessing)
         require_utf8_name(self.path)
         if self.path.is_dir():
             if manifests.is_artifact(self.path):
@@ -60,14 +61,14 @@ class SampleFile:
         require_file(self.path)
         suffix = self.path.suffix.lower()
         if suffix in _TABLES:
-            return self._preprocess(self._read_table(self.path, preprocessing), preprocessing)
+            return _preprocess(self._read_table(self.path, preprocessing), preprocessing)
         if suffix not in _ARRAYS:
             known = f"{', '.join([*_TABLES, *_ARRAYS])}, a folder of images, or - for CSV from stdin"
             raise UsageError(f"{self.path} has a format that pfl does not read ({known})")
         self._refuse(delimiter="CSV and TSV")
         with parsing(str(self.path), _ARRAYS[suffix], "is it complete?"):
             raw = arrays.read_features(self.path, self.features, self.layout)
-        return self._preprocess(raw, preprocessing)
+        return _preprocess(raw, preprocessing)
 
     def _refuse(self, **options: str) -> None:
         """Raise UsageError if an option is given that applies only to other data."""
@@ -77,11 +78,11 @@ class SampleFile:
 
     def _read_images(self, preprocessing: Preprocessing, reporter: Reporter) -> SamplesToPredict:
         self._refuse(delimiter="CSV and TSV", features="NPZ and HDF5", layout="NPZ and HDF5")
-        listing = images.find_at_any_depth(self.path)
-        with reporter.progress("read", len(listing.paths)) as advance:
-            raw = images.read(listing, preprocessing.resize, advance)
-        names = tuple(path.relative_to(self.path).as_posix() for path in listing.paths)
-        return self._preprocess(raw, preprocessing, names)
+        folder = images.find_at_any_depth(self.path)
+        with reporter.progress("read", len(folder.paths)) as advance:
+            raw = images.read(folder, preprocessing.resize, advance)
+        names = tuple(path.relative_to(self.path).as_posix() for path in folder.paths)
+        return _preprocess(raw, preprocessing, names)
 
     def _read_table(self, path: Path, preprocessing: Preprocessing) -> Raw:
         """Read a table; its columns may be in any order, and others may be among them."""
@@ -93,8 +94,11 @@ class SampleFile:
                 "provide them as .npz or .npy" + (", or as a folder of images" if preprocessing.is_images else ""),
             )
         is_parquet = path.suffix.lower() == ".parquet"
+        if is_parquet:
+            self._refuse(delimiter="CSV and TSV")
         with parsing(str(path.name), "Parquet" if is_parquet else "CSV", "is it complete?"):
-            raw = tables.read_features(self._open_table(path, is_parquet=is_parquet), preprocessing.like)
+            table = Parquet(path) if is_parquet else Delimited(path, self.delimiter, min_columns=1)
+            raw = tables.read_features(table, preprocessing.like)
         width = raw.x.shape[1]
         if preprocessing.like is None and width != shape[0]:
             raise InputError(
@@ -103,19 +107,10 @@ class SampleFile:
             )
         return raw
 
-    def _open_table(self, path: Path, *, is_parquet: bool) -> Table:
-        if is_parquet:
-            from pflcli.data.formats.parquet import Parquet
 
-            self._refuse(delimiter="CSV and TSV")
-            return Parquet(path)
-        from pflcli.data.formats.delimited import Delimited
-
-        return Delimited(path, self.delimiter, min_columns=1)
-
-    def _preprocess(self, raw: Raw, preprocessing: Preprocessing, names: tuple[str, ...] = ()) -> SamplesToPredict:
-        x = preprocessing.standardize(preprocessing.fill_gaps(raw))
-        return SamplesToPredict(x, names or tuple(range(len(x))))
+def _preprocess(raw: Raw, preprocessing: Preprocessing, names: tuple[str, ...] = ()) -> SamplesToPredict:
+    x = preprocessing.standardize(preprocessing.fill_gaps(raw))
+    return SamplesToPredict(x, names or tuple(range(len(x))))
 
 
 @contextmanager

@@ -24,20 +24,34 @@ from pflcli.data.formats import (
     require_utf8_name,
     tables,
 )
-from pflcli.data.formats.tables import Table
+from pflcli.data.formats.delimited import Delimited
+from pflcli.data.formats.parquet import Parquet
 from pflcli.errors import InputError, UsageError
 from pflcli.foreign import parsing, require_file
 from pflcli.reporter import Reporter
 
-_TITLES = {"images": "images", "csv": "CSV", "parquet": "Parquet", "npz": "NPZ", "hdf5": "HDF5"} | {
+_TITLES = {
+    "images": "images",
+    "csv": "CSV",
+    "parquet": "Parquet",
+    "npz": "NPZ",
+    "hdf5": "HDF5",
     "pfllib": "a folder of PFLlib",
     "flbench": "a folder of FL-bench",
     "hf": "a Hugging Face dataset",
 }
+"""The forms of data, with their names in messages."""
 DEALT = ("pfllib", "flbench")
 """The forms whose folders give clients, labels and splits."""
-NAMED = (*DEALT, "hf")
+_PREFIXES = (*DEALT, "hf")
 """The forms that a user names before the folder, as in ``pfllib:FOLDER``."""
+_FORMS_OF_OPTION = {
+    "resize": (("images", "hf"), "folders of images; {} is none"),
+    "delimiter": (("csv",), "CSV and TSV; {} is neither"),
+    "categorical": (("csv", "parquet", "hf"), "tables; {} is none"),
+    "layout": (("npz", "hdf5"), "NPZ and HDF5; {} is neither"),
+}
+"""The forms that an option applies to, and the end of the message for other forms."""
 
 
 @dataclass(frozen=True)
@@ -61,89 +75,71 @@ class UserData:
             raise UsageError(
                 f"{first} and {second} contradict each other: both define the splits", f"leave out {second}"
             )
-        if self.resize is not None and self.form not in ("images", "hf"):
-            raise UsageError(f"--resize is for folders of images; {self.path} is none", "leave it out")
+        for name, (forms, data) in _FORMS_OF_OPTION.items():
+            if getattr(self, name) is not None and self.form not in forms:
+                raise UsageError(f"--{name} is for {data.format(self.path)}", "leave it out")
         if self.resize is not None and not 1 <= self.resize <= 4096:
             raise UsageError(f"--resize {self.resize} is not between 1 and 4096 pixels", "--resize 32")
-        if self.delimiter is not None and self.form != "csv":
-            raise UsageError(f"--delimiter is for CSV and TSV; {self.path} is neither", "leave it out")
-        if self.categorical is not None and self.form not in ("csv", "parquet", "hf"):
-            raise UsageError(f"--categorical is for tables; {self.path} is none", "leave it out")
-        if self.layout is not None and self.form not in ("npz", "hdf5"):
-            raise UsageError(f"--layout is for NPZ and HDF5; {self.path} is neither", "leave it out")
         names = {"client": self.roles.client, "label": self.roles.label, "features": self.features}
-        if self.form in DEALT:
-            for role, value in (names | self.roles.beside).items():
-                if value is not None:
-                    raise UsageError(
-                        f"{option(role)} is for tables and arrays; {self.form}:{self.path} gives clients, labels and"
-                        " splits",
-                        "leave it out",
-                    )
-        if self.form == "images":
-            for role, value in (names | self.roles.beside).items():
-                if value is not None and (role, value) != ("client", ABSENT):
-                    raise UsageError(
-                        f"{option(role)} is for tables and arrays; in a folder of images the folders give it",
-                        "LABEL/IMAGE" if self.roles.client == ABSENT else "CLIENT/LABEL/IMAGE",
-                    )
+        for role, value in (names | self.roles.beside).items():
+            if value is not None and self.form in DEALT:
+                raise UsageError(
+                    f"{option(role)} is for tables and arrays; {self.form}:{self.path} gives clients, labels and splits",
+                    "leave it out",
+                )
+            if value is not None and self.form == "images" and (role, value) != ("client", ABSENT):
+                raise UsageError(
+                    f"{option(role)} is for tables and arrays; in a folder of images the folders give it",
+                    "LABEL/IMAGE" if self.roles.client == ABSENT else "CLIENT/LABEL/IMAGE",
+                )
 
     def sha256(self) -> str:
         """Return a hash of the file, or of all files of a folder that are read."""
-        if self.form == "pfllib":
-            return pfllib.find(self.path).sha256()
-        if self.form == "flbench":
-            return flbench.open_folder(self.path).sha256()
-        if self.form == "hf":
-            return hugging_face.find(self.path).sha256()
-        if self.form == "images":
-            return images.find(self.path, self.roles.client).sha256()
+        match self.form:
+            case "pfllib":
+                return pfllib.find(self.path).sha256()
+            case "flbench":
+                return flbench.open_folder(self.path).sha256()
+            case "hf":
+                return hugging_face.find(self.path).sha256()
+            case "images":
+                return images.find(self.path, self.roles.client).sha256()
         with self.path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def read(self, reporter: Reporter) -> Raw:
         """Read the samples without preprocessing; raises InputError or UsageError if they cannot be read."""
         with parsing(str(self.path), _TITLES[self.form], "is it complete?"):
-            return self._read(reporter)
-
-    def _read(self, reporter: Reporter) -> Raw:
-        if self.form == "pfllib":
-            dealt = pfllib.find(self.path)
-            with reporter.progress("read", len(dealt.clients)) as advance:
-                return pfllib.read(dealt, advance)
-        if self.form == "flbench":
-            return flbench.read(flbench.open_folder(self.path))
-        if self.form == "hf":
+            match self.form:
+                case "csv" | "parquet":
+                    table = Parquet(self.path) if self.form == "parquet" else Delimited(self.path, self.delimiter)
+                    return tables.read(table, self.roles, self.features, self.categorical, self.like)
+                case "npz" | "hdf5":
+                    if not (self.features is None or isinstance(self.features, str)):
+                        raise UsageError("--features of an array file is the name of one array", "--features x")
+                    read = arrays.read_npz if self.form == "npz" else arrays.read_hdf5
+                    return read(self.path, self.roles, self.features, self.layout)
+                case "images":
+                    album = images.find(self.path, self.roles.client)
+                    with reporter.progress("read", len(album.paths)) as advance:
+                        return images.read(album, self.resize, advance)
+                case "pfllib":
+                    dealt = pfllib.find(self.path)
+                    with reporter.progress("read", len(dealt.clients)) as advance:
+                        return pfllib.read(dealt, advance)
+                case "flbench":
+                    return flbench.read(flbench.open_folder(self.path))
             folder = hugging_face.find(self.path)
             with reporter.progress("read", sum(len(part.paths) for part in folder.parts)) as advance:
                 return hugging_face.read(
                     folder, self.roles, self.features, self.categorical, self.like, self.resize, advance
                 )
-        if self.form == "images":
-            album = images.find(self.path, self.roles.client)
-            with reporter.progress("read", len(album.paths)) as advance:
-                return images.read(album, self.resize, advance)
-        if self.form == "csv":
-            from pflcli.data.formats.delimited import Delimited
-
-            return self._table(Delimited(self.path, self.delimiter))
-        if self.form == "parquet":
-            from pflcli.data.formats.parquet import Parquet
-
-            return self._table(Parquet(self.path))
-        if not (self.features is None or isinstance(self.features, str)):
-            raise UsageError("--features of an array file is the name of one array", "--features x")
-        read = arrays.read_npz if self.form == "npz" else arrays.read_hdf5
-        return read(self.path, self.roles, self.features, self.layout)
-
-    def _table(self, table: Table) -> Raw:
-        return tables.read(table, self.roles, self.features, self.categorical, self.like)
 
 
-FORMS = {
+FORM_OF_SUFFIX = {
     ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5",
 }  # fmt: skip
-_REMEDIES = {
+_REMEDY_OF_SUFFIX = {
     ".xlsx": "save the sheet as CSV",
     ".xls": "save the sheet as CSV",
     ".zip": "unzip it first",
@@ -158,15 +154,15 @@ def locate(data: Path | str) -> tuple[str, Path]:
     Raises InputError or UsageError if pfl does not read it.
     """
     prefix, colon, rest = str(data).partition(":")
-    if colon and prefix in NAMED and not Path(data).exists():
+    if colon and prefix in _PREFIXES and not Path(data).exists():
         if not rest:
             raise UsageError(f"{data} names no folder", f"{prefix}:FOLDER")
         require_utf8_name(Path(rest))
         return prefix, Path(rest).expanduser()
-    return form(Path(data)), Path(data)
+    return identify_form(Path(data)), Path(data)
 
 
-def form(path: Path) -> str:
+def identify_form(path: Path) -> str:
     """Return the form of a file or folder; raises InputError or UsageError if pfl does not read it."""
     require_utf8_name(path)
     if path.is_dir():
@@ -175,13 +171,13 @@ def form(path: Path) -> str:
         return "images"
     require_file(path)
     suffix = path.suffix.lower()
-    if suffix not in FORMS:
-        known = f"{', '.join(FORMS)}, or a folder of images"
-        raise UsageError(f"{path} has a format that pfl does not import ({known})", *_remedies(path))
-    return FORMS[suffix]
+    if suffix not in FORM_OF_SUFFIX:
+        known = f"{', '.join(FORM_OF_SUFFIX)}, or a folder of images"
+        raise UsageError(f"{path} has a format that pfl does not import ({known})", *_list_remedies(path))
+    return FORM_OF_SUFFIX[suffix]
 
 
-def _remedies(path: Path) -> list[str]:
+def _list_remedies(path: Path) -> list[str]:
     """Return remedies for a file that cannot be imported directly."""
     cards = registry.cards("datasets")
     readers = [card.name for card in cards for name in card.facts.get("FILES", ()) if fnmatch(path.name, name)]
@@ -190,5 +186,6 @@ def _remedies(path: Path) -> list[str]:
     suffix = path.suffix.lower()
     if suffix == ".gz":
         inner = Path(path.stem).suffix.lower()
-        return ["gunzip it first" if inner in FORMS else "unpack it, and convert its content to CSV, Parquet or NPZ"]
-    return [_REMEDIES[suffix]] if suffix in _REMEDIES else []
+        is_known = inner in FORM_OF_SUFFIX
+        return ["gunzip it first" if is_known else "unpack it, and convert its content to CSV, Parquet or NPZ"]
+    return [_REMEDY_OF_SUFFIX[suffix]] if suffix in _REMEDY_OF_SUFFIX else []
