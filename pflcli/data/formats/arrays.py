@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -19,25 +20,67 @@ from pflcli.data.formats import ABSENT, Raw, Roles, missing_name_error, option, 
 from pflcli.errors import InputError, UsageError
 from pflcli.foreign import Npz, read_npy, require_room, require_short
 
-Arrays = dict[str, NDArray[Any]]
+CHANNELS_FIRST = "channels-first"
+LAYOUTS = (CHANNELS_FIRST, "channels-last")
+_CLASSES = "classes"
+"""The array with the names of classes."""
+_MAX_GROUP_DEPTH = 32
+"""Maximum depth of nested groups: HDF5 opens them recursively."""
 
 
-def read_npz(path: Path, roles: Roles, features: str | None, layout: str | None = None) -> Raw:
-    """Read an NPZ file; raises InputError if an array is missing or unfit, other errors if the file is damaged."""
-    with Npz(path) as file:
-        return _raw(path.name, file.names, file.load, roles, features, layout)
+def read(path: Path, roles: Roles, features: str | None, layout: str | None = None) -> Raw:
+    """Read an NPZ or HDF5 file; in HDF5 ``features`` and the names in ``roles`` may be paths, such as ``train/x``.
 
-
-def read_hdf5(path: Path, roles: Roles, features: str | None, layout: str | None = None) -> Raw:
-    """Read an HDF5 file; ``features`` and the names in ``roles`` may be paths inside it, such as ``train/x``.
-
-    Links are not followed. Raises InputError if an array is missing or unfit, other errors if the file is damaged.
+    Links in HDF5 are not followed. Raises InputError if an array is missing or unfit, other errors if the file is
+    damaged.
     """
-    import h5py
+    where = path.name
+    with _open_arrays(path) as loads:
+        array_of = _choose_arrays(where, list(loads), roles, features)
+        loaded = {role: loads[name]() for role, name in array_of.items()}
+        for role in loaded.keys() - {"features"}:
+            loaded[role] = _to_words(f"{where}: array '{array_of[role]}'", loaded[role], role)
+        x, remark = check_samples(f"{where}: array '{array_of['features']}'", loaded["features"], layout)
+        if roles.client is None and "client" not in array_of:
+            others = sorted(set(loads) - set(array_of.values()) - {_CLASSES})
+            raise UsageError(
+                "--client is missing: name the array with each sample's client",
+                *([f"--client NAME, one of: {', '.join(others[:10])}"] if others else []),
+                f"--client {ABSENT} if samples are not assigned to clients yet",
+            )
+        classes: tuple[str, ...] = ()
+        if _CLASSES in loads and array_of["label"] != _CLASSES:
+            classes = _read_class_names(where, loads[_CLASSES]())
+    return Raw(
+        x=x,
+        label=loaded["label"],
+        owner=loaded.get("client"),
+        place=lambda row, role, at: f"{where}: {array_of[role]}[{', '.join(map(str, (row, *at)))}]",
+        classes=classes,
+        remarks=(remark,) if remark else (),
+        beside={role: loaded[role] for role in roles.beside},
+    )
 
-    with h5py.File(path, "r", locking=False) as file:
-        names = _datasets(path.name, file)
-        return _raw(path.name, names, lambda name: _numpy(path, file[name]), roles, features, layout)
+
+def _choose_arrays(where: str, names: Sequence[str], roles: Roles, features: str | None) -> dict[str, str]:
+    """Return the name of the array for each role, and for the features; without "client" if samples have none.
+
+    Raises InputError for a missing array, UsageError for one that has two roles.
+    """
+    array_of = {"features": features or "x", "label": roles.label or "y"}
+    client = roles.client or next((name for name in ("owner", "client") if name in names), ABSENT)
+    if client != ABSENT:
+        array_of["client"] = client
+    array_of |= roles.beside
+    for role, name in array_of.items():
+        if name not in names:
+            error = missing_name_error(where, "array", name, names)
+            error.fix = (*error.fix, f"{option(role)} NAME selects the array")
+            raise error
+        twice = [other for other in array_of if other != role and array_of[other] == name]
+        if twice and role in roles.beside:
+            raise UsageError(f"array '{name}' cannot be both {option(twice[0])} and {option(role)}")
+    return array_of
 
 
 def read_features(path: Path, name: str | None = None, layout: str | None = None) -> Raw:
@@ -45,30 +88,14 @@ def read_features(path: Path, name: str | None = None, layout: str | None = None
 
     Raises InputError if the array is missing or unfit, other errors if the file is damaged.
     """
-    suffix = path.suffix.lower()
-    if suffix == ".npy":
-        return _features_alone(path.name, {path.stem: lambda: read_npy(path)}, name, layout)
-    if suffix == ".npz":
-        with Npz(path) as npz:
-            return _features_alone(path.name, {key: partial(npz.load, key) for key in npz.names}, name, layout)
-    import h5py
-
-    with h5py.File(path, "r", locking=False) as file:
-        names = _datasets(path.name, file)
-        loads = {key: partial(_numpy, path, file[key]) for key in names}
-        return _features_alone(path.name, loads, name, layout)
-
-
-def _features_alone(
-    where: str, loads: Mapping[str, Callable[[], NDArray[Any]]], name: str | None, layout: str | None
-) -> Raw:
-    """Return the samples of the array ``name``, which ``loads`` reads."""
-    key = name or ("x" if "x" in loads or len(loads) != 1 else next(iter(loads)))
-    if key not in loads:
-        error = missing_name_error(where, "array", key, list(loads))
-        error.fix = (*error.fix, "--features NAME selects the array")
-        raise error
-    x, remark = to_samples(f"{where}: array '{key}'", loads[key](), layout)
+    where = path.name
+    with _open_arrays(path) as loads:
+        key = name or ("x" if "x" in loads or len(loads) != 1 else next(iter(loads)))
+        if key not in loads:
+            error = missing_name_error(where, "array", key, list(loads))
+            error.fix = (*error.fix, "--features NAME selects the array")
+            raise error
+        x, remark = check_samples(f"{where}: array '{key}'", loads[key](), layout)
     return Raw(
         x=x,
         label=np.full(len(x), "", dtype=np.str_),
@@ -78,11 +105,23 @@ def _features_alone(
     )
 
 
-_DEEPEST = 32
-"""Maximum depth of nested groups: HDF5 opens them recursively."""
+@contextmanager
+def _open_arrays(path: Path) -> Iterator[Mapping[str, Callable[[], NDArray[Any]]]]:
+    """Open an NPY, NPZ or HDF5 file; yields the functions that load its arrays, by name."""
+    suffix = path.suffix.lower()
+    if suffix == ".npy":
+        yield {path.stem: partial(read_npy, path)}
+    elif suffix == ".npz":
+        with Npz(path) as npz:
+            yield {name: partial(npz.load, name) for name in npz.names}
+    else:
+        import h5py
+
+        with h5py.File(path, "r", locking=False) as file:
+            yield {name: partial(_load_dataset, path, file[name]) for name in _list_datasets(path.name, file)}
 
 
-def _datasets(where: str, file: Any) -> list[str]:
+def _list_datasets(where: str, file: Any) -> list[str]:
     """Return the names of all datasets; raises InputError for groups that are nested too deeply or in a cycle."""
     import h5py
 
@@ -90,8 +129,8 @@ def _datasets(where: str, file: Any) -> list[str]:
     groups: list[tuple[str, Any]] = [("", file)]
     while groups:
         prefix, group = groups.pop()
-        if prefix.count("/") >= _DEEPEST:
-            raise InputError(f"{where} has groups nested deeper than {_DEEPEST} levels")
+        if prefix.count("/") >= _MAX_GROUP_DEPTH:
+            raise InputError(f"{where} has groups nested deeper than {_MAX_GROUP_DEPTH} levels")
         for name in group:
             if isinstance(group.get(name, getlink=True), h5py.HardLink):
                 item = group[name]
@@ -102,7 +141,8 @@ def _datasets(where: str, file: Any) -> list[str]:
     return sorted(names)
 
 
-def _numpy(path: Path, dataset: Any) -> NDArray[Any]:
+def _load_dataset(path: Path, dataset: Any) -> NDArray[Any]:
+    """Return an array of an HDF5 file; raises InputError if it is stored in other files, ragged, empty or too large."""
     import h5py
 
     source = f"{path.name}: array '{dataset.name.strip('/')}'"
@@ -113,18 +153,18 @@ def _numpy(path: Path, dataset: Any) -> NDArray[Any]:
     piece = math.prod(dataset.chunks or ()) * dataset.dtype.itemsize  # HDF5 keeps one chunk in memory
     require_room(source, max(dataset.nbytes, piece), dataset.id.get_storage_size())
     if h5py.check_string_dtype(dataset.dtype) is not None:
-        return _texts(source, dataset, path.stat().st_size)
+        return _load_texts(source, dataset, path.stat().st_size)
     if dataset.dtype.hasobject:
         raise InputError(f"{source} is ragged or empty", "store rows of equal length")
     return np.asarray(dataset[...])
 
 
-def _texts(source: str, dataset: Any, longest: int) -> NDArray[Any]:
-    """Return texts as objects, read a few at a time: each may be as long as the file, and all may share its bytes."""
+def _load_texts(source: str, dataset: Any, file_size: int) -> NDArray[Any]:
+    """Return texts as objects; few are read at a time, because all may share the same bytes of a damaged file."""
     texts = np.empty(dataset.shape, dtype=object)
     if texts.ndim != 1:
         return texts  # the caller refuses this shape
-    step = max(8, 2**31 // longest)
+    step = max(8, 2**31 // file_size)
     for first in range(0, len(texts), step):
         texts[first : first + step] = dataset.asstr()[first : first + step]
         for word in texts[first : first + step]:
@@ -132,54 +172,7 @@ def _texts(source: str, dataset: Any, longest: int) -> NDArray[Any]:
     return texts
 
 
-def _raw(
-    where: str,
-    names: list[str],
-    load: Callable[[str], NDArray[Any]],
-    roles: Roles,
-    features: str | None,
-    layout: str | None,
-) -> Raw:
-    array_of = {"features": features or "x", "label": roles.label or "y"}
-    owner_arrays = [name for name in ("owner", "client") if name in names]
-    if roles.client not in (None, ABSENT) or (roles.client is None and owner_arrays):
-        array_of["client"] = roles.client or owner_arrays[0]
-    array_of |= roles.beside
-    for role, name in array_of.items():
-        if name not in names:
-            error = missing_name_error(where, "array", name, names)
-            error.fix = (*error.fix, f"{option(role)} NAME selects the array")
-            raise error
-        twice = [other for other in array_of if other != role and array_of[other] == name]
-        if twice and role in roles.beside:
-            raise UsageError(f"array '{name}' cannot be both {option(twice[0])} and {option(role)}")
-    loaded = {role: load(name) for role, name in array_of.items()}
-    for role in loaded.keys() - {"features"}:
-        loaded[role] = _flat(f"{where}: array '{array_of[role]}'", loaded[role], role)
-    x, remark = to_samples(f"{where}: array '{array_of['features']}'", loaded["features"], layout)
-    if roles.client is None and not owner_arrays:
-        others = sorted(set(names) - set(array_of.values()) - {_CLASSES})
-        raise UsageError(
-            "--client is missing: name the array with each sample's client",
-            *([f"--client NAME, one of: {', '.join(others[:10])}"] if others else []),
-            f"--client {ABSENT} if samples are not assigned to clients yet",
-        )
-    return Raw(
-        x=x,
-        label=loaded["label"],
-        owner=loaded.get("client"),
-        place=lambda row, role, at: f"{where}: {array_of[role]}[{', '.join(map(str, (row, *at)))}]",
-        classes=_class_names(where, load(_CLASSES)) if _CLASSES in names and array_of["label"] != _CLASSES else (),
-        remarks=(remark,) if remark else (),
-        beside={role: loaded[role] for role in roles.beside},
-    )
-
-
-_CLASSES = "classes"
-"""The array with the names of classes, in users' files and in those of datasets."""
-
-
-def _class_names(where: str, values: NDArray[Any]) -> tuple[str, ...]:
+def _read_class_names(where: str, values: NDArray[Any]) -> tuple[str, ...]:
     """Return the names of classes, empty for an array that is not text. Raises InputError for a duplicate name."""
     if values.ndim != 1 or values.dtype.kind not in "UTSO":
         return ()
@@ -193,7 +186,8 @@ def _class_names(where: str, values: NDArray[Any]) -> tuple[str, ...]:
     return names
 
 
-def _flat(source: str, values: NDArray[Any], role: str) -> NDArray[np.str_]:
+def _to_words(source: str, values: NDArray[Any], role: str) -> NDArray[np.str_]:
+    """Return the values (n,) of a role as text; raises InputError for another shape or type."""
     if values.ndim != 1:
         hint = "convert one-hot rows by y.argmax(axis=1)" if role == "label" else ""
         hint = "use reshape(-1)" if values.ndim == 2 and values.shape[1] == 1 else hint
@@ -206,11 +200,7 @@ def _flat(source: str, values: NDArray[Any], role: str) -> NDArray[np.str_]:
         raise InputError(f"{source}: {error}") from None
 
 
-FIRST, LAST = "channels-first", "channels-last"
-LAYOUTS = (FIRST, LAST)
-
-
-def to_samples(source: str, x: NDArray[Any], layout: str | None) -> tuple[NDArray[Any], str]:
+def check_samples(source: str, x: NDArray[Any], layout: str | None) -> tuple[NDArray[Any], str]:
     """Return images (n, H, W) or (n, H, W, 3) as uint8, other samples as numbers, and a remark on how series were read.
 
     Raises InputError for an unfit type or shape, UsageError for a ``layout`` of samples without channels.
@@ -224,7 +214,7 @@ def to_samples(source: str, x: NDArray[Any], layout: str | None) -> tuple[NDArra
     if layout is not None and not (x.ndim == 4 if x.dtype == np.uint8 else x.ndim == 3):
         raise UsageError(f"--layout is for series and colour images; {source} has shape {x.shape}", "leave it out")
     if x.ndim == 3 and x.dtype.kind == "f":
-        return _series(x, layout)
+        return _orient_series(x, layout)
     if x.ndim == 2 or x.dtype.kind == "f":
         return x, ""
     if x.dtype != np.uint8:
@@ -233,19 +223,21 @@ def to_samples(source: str, x: NDArray[Any], layout: str | None) -> tuple[NDArra
             f"{source} has shape {x.shape} and type {x.dtype}: images are uint8, series float32",
             "x.astype(np.uint8) if they are images" if fits else "x.astype(np.float32) if they are series",
         )
-    if layout == FIRST:
+    if layout == CHANNELS_FIRST:
         x = x.transpose(0, 2, 3, 1)
     if x.ndim == 4 and x.shape[3] not in (1, 3) and x.shape[1] in (1, 3):
-        raise InputError(f"{source} has shape {x.shape}, channels first; pfl expects them last", f"--layout {FIRST}")
+        raise InputError(
+            f"{source} has shape {x.shape}, channels first; pfl expects them last", f"--layout {CHANNELS_FIRST}"
+        )
     if x.ndim > 4 or (x.ndim == 4 and x.shape[3] not in (1, 3)):
         raise InputError(f"{source} has shape {x.shape}: images are (n, H, W) or (n, H, W, 3)")
     return np.ascontiguousarray(x), ""
 
 
-def _series(x: NDArray[Any], layout: str | None) -> tuple[NDArray[Any], str]:
+def _orient_series(x: NDArray[Any], layout: str | None) -> tuple[NDArray[Any], str]:
     """Return series (n, steps, channels), and a remark on how they were read."""
-    if layout == FIRST:
+    if layout == CHANNELS_FIRST:
         x = np.ascontiguousarray(x.transpose(0, 2, 1))
     steps, channels = x.shape[1:]
-    doubt = f"; --layout {FIRST} if not" if layout is None and steps < channels else ""
+    doubt = f"; --layout {CHANNELS_FIRST} if not" if layout is None and steps < channels else ""
     return x, f"series of {steps} step{'s' * (steps != 1)}, {channels} channel{'s' * (channels != 1)}{doubt}"

@@ -407,7 +407,7 @@ def _read_column(rows: _Rows, name: str, roles: Roles, resize: int | None) -> Ra
     elif _is_array(column.type):
         if resize is not None:
             raise UsageError(f"--resize is for images; '{name}' contains arrays", "leave it out")
-        x, remark = arrays.to_samples(f"{rows.name}: column '{name}'", _stack(rows, name), None)
+        x, remark = arrays.check_samples(f"{rows.name}: column '{name}'", _stack(rows, name), None)
     else:
         raise InputError(f"{rows.name}: column '{name}' contains {column.type}, neither images nor arrays of numbers")
     return Raw(

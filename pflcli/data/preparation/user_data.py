@@ -84,7 +84,8 @@ class UserData:
         for role, value in (names | self.roles.beside).items():
             if value is not None and self.form in DEALT:
                 raise UsageError(
-                    f"{option(role)} is for tables and arrays; {self.form}:{self.path} gives clients, labels and splits",
+                    f"{option(role)} is for tables and arrays; "
+                    f"{self.form}:{self.path} gives clients, labels and splits",
                     "leave it out",
                 )
             if value is not None and self.form == "images" and (role, value) != ("client", ABSENT):
@@ -117,8 +118,7 @@ class UserData:
                 case "npz" | "hdf5":
                     if not (self.features is None or isinstance(self.features, str)):
                         raise UsageError("--features of an array file is the name of one array", "--features x")
-                    read = arrays.read_npz if self.form == "npz" else arrays.read_hdf5
-                    return read(self.path, self.roles, self.features, self.layout)
+                    return arrays.read(self.path, self.roles, self.features, self.layout)
                 case "images":
                     album = images.find(self.path, self.roles.client)
                     with reporter.progress("read", len(album.paths)) as advance:
