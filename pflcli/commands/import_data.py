@@ -177,7 +177,7 @@ class Conversion:
             **({} if source.layout is None else {"layout": source.layout}),
             # Only the splits of a Hugging Face dataset have names of their own, which "none" joins.
             **({"split_column": ABSENT} if source.form == "hf" and source.roles.split == ABSENT else {}),
-            **{"split_column" if role == "split" else role: name for role, name in source.roles.beside.items()},
+            **{"split_column" if role == "split" else role: name for role, name in source.roles.metadata.items()},
             **({} if self.earlier is None else {"like": self.earlier.digest}),
             **({"classes": True} if self.integers_are_classes else {}),
             **({} if self.encoder is None else {"encoder": asdict(self.encoder)}),

@@ -1,4 +1,4 @@
-"""Readers of users' own files: one module per format, each of which returns ``Raw``. ``cleaning`` checks the result."""
+"""Readers of users' own files: one module per format, each of which returns ``RawSamples``, which ``cleaning`` checks."""
 
 from __future__ import annotations
 
@@ -71,8 +71,8 @@ class Roles:
     order: str | None = None
 
     @property
-    def beside(self) -> dict[str, str]:
-        """The names for ``split``, ``group`` and ``order`` that are given."""
+    def metadata(self) -> dict[str, str]:
+        """The columns or arrays of ``split``, ``group`` and ``order`` that the user named."""
         names = {"split": self.split, "group": self.group, "order": self.order}
         return {role: name for role, name in names.items() if name not in (None, ABSENT)}
 
@@ -83,14 +83,14 @@ def option(role: str) -> str:
 
 
 @dataclass(frozen=True)
-class Raw:
+class RawSamples:
     """Samples as read from a file; only their format was checked.
 
     ``x`` (n, ...) are numbers, NaN if missing; ``label`` (n,) and ``owner`` (n,) are text, empty if missing.
     ``place(sample, role, index)`` returns the place of a value in the file, where the role may be "features".
     ``columns`` are those of a table. A column with words has one 0/1 feature per word, all NaN if the word is missing.
-    ``classes`` are the names of the labels, if the file has them. ``remarks`` are shown to the user. ``beside`` has the
-    text (n,) of each further role (``Roles.beside``).
+    ``classes`` are the names of the labels, if the file has them. ``remarks`` are shown to the user. ``metadata`` has
+    the text (n,) of each of the roles split, group and order that the user named.
     """
 
     x: NDArray[Any]
@@ -100,13 +100,13 @@ class Raw:
     columns: tuple[Column, ...] = ()
     classes: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
-    beside: Mapping[str, NDArray[np.str_]] = field(default_factory=dict)
+    metadata: Mapping[str, NDArray[np.str_]] = field(default_factory=dict)
 
     def require_same_length(self, name: str) -> None:
         """Raise InputError unless all arrays have the same length, above 0; ``name`` is the file in the message."""
         lengths = {"features": len(self.x), "labels": len(self.label)}
         lengths |= {} if self.owner is None else {"clients": len(self.owner)}
-        lengths |= {f"values of the {role}": len(words) for role, words in self.beside.items()}
+        lengths |= {f"values of the {role}": len(words) for role, words in self.metadata.items()}
         if len(set(lengths.values())) > 1:
             raise InputError(f"{name}: " + ", ".join(f"{count} {role}" for role, count in lengths.items()))
         if not len(self.label):
@@ -116,15 +116,15 @@ class Raw:
 def to_text(values: NDArray[Any], where: str) -> NDArray[np.str_]:
     """Return labels or names (n,) as text: whole floats as integers, NaN and None as empty text.
 
-    Raises TypeError for values that are neither text nor numbers, InputError, which names ``where``, for a name that is
-    too long.
+    Raises InputError, which names ``where``, for values that are neither text nor numbers, and for a name that is too
+    long.
     """
     if values.dtype.kind in "biu":
         return values.astype(np.str_)
     if values.dtype.kind == "f":
         values = values.astype(np.float64)
     elif values.dtype.kind not in "SUTO":
-        raise TypeError(f"{values.dtype} is neither text nor a number")
+        raise InputError(f"{where}: {values.dtype} is neither text nor a number")
     words = [_to_word(value) for value in values.tolist()]
     require_short(where, max(words, key=len, default=""))
     return np.asarray(words, dtype=np.str_)

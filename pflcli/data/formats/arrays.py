@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.data.formats import ABSENT, Raw, Roles, missing_name_error, option, to_text
+from pflcli.data.formats import ABSENT, RawSamples, Roles, missing_name_error, option, to_text
 from pflcli.errors import InputError, UsageError
 from pflcli.foreign import Npz, read_npy, require_room, require_short
 
@@ -28,7 +28,7 @@ _MAX_GROUP_DEPTH = 32
 """Maximum depth of nested groups: HDF5 opens them recursively."""
 
 
-def read(path: Path, roles: Roles, features: str | None, layout: str | None = None) -> Raw:
+def read(path: Path, roles: Roles, features: str | None, layout: str | None = None) -> RawSamples:
     """Read an NPZ or HDF5 file; in HDF5 ``features`` and the names in ``roles`` may be paths, such as ``train/x``.
 
     Links in HDF5 are not followed. Raises InputError if an array is missing or unfit, other errors if the file is
@@ -51,14 +51,14 @@ def read(path: Path, roles: Roles, features: str | None, layout: str | None = No
         classes: tuple[str, ...] = ()
         if _CLASSES in loads and array_of["label"] != _CLASSES:
             classes = _read_class_names(where, loads[_CLASSES]())
-    return Raw(
+    return RawSamples(
         x=x,
         label=loaded["label"],
         owner=loaded.get("client"),
         place=lambda row, role, at: f"{where}: {array_of[role]}[{', '.join(map(str, (row, *at)))}]",
         classes=classes,
         remarks=(remark,) if remark else (),
-        beside={role: loaded[role] for role in roles.beside},
+        metadata={role: loaded[role] for role in roles.metadata},
     )
 
 
@@ -71,19 +71,19 @@ def _choose_arrays(where: str, names: Sequence[str], roles: Roles, features: str
     client = roles.client or next((name for name in ("owner", "client") if name in names), ABSENT)
     if client != ABSENT:
         array_of["client"] = client
-    array_of |= roles.beside
+    array_of |= roles.metadata
     for role, name in array_of.items():
         if name not in names:
             error = missing_name_error(where, "array", name, names)
             error.fix = (*error.fix, f"{option(role)} NAME selects the array")
             raise error
         twice = [other for other in array_of if other != role and array_of[other] == name]
-        if twice and role in roles.beside:
+        if twice and role in roles.metadata:
             raise UsageError(f"array '{name}' cannot be both {option(twice[0])} and {option(role)}")
     return array_of
 
 
-def read_features(path: Path, name: str | None = None, layout: str | None = None) -> Raw:
+def read_features(path: Path, name: str | None = None, layout: str | None = None) -> RawSamples:
     """Read only the samples of an NPY, NPZ or HDF5 file: the array ``name``, by default ``x`` or the only array.
 
     Raises InputError if the array is missing or unfit, other errors if the file is damaged.
@@ -96,7 +96,7 @@ def read_features(path: Path, name: str | None = None, layout: str | None = None
             error.fix = (*error.fix, "--features NAME selects the array")
             raise error
         x, remark = check_samples(f"{where}: array '{key}'", loads[key](), layout)
-    return Raw(
+    return RawSamples(
         x=x,
         label=np.full(len(x), "", dtype=np.str_),
         owner=None,
@@ -194,10 +194,7 @@ def _to_words(source: str, values: NDArray[Any], role: str) -> NDArray[np.str_]:
         raise InputError(f"{source} has shape {values.shape} instead of one {role} per sample, (n,)", hint)
     if values.dtype.kind == "M":
         values = np.where(np.isnat(values), "", np.datetime_as_string(values.astype("datetime64[us]")))
-    try:
-        return to_text(values, source)
-    except TypeError as error:
-        raise InputError(f"{source}: {error}") from None
+    return to_text(values, source)
 
 
 def check_samples(source: str, x: NDArray[Any], layout: str | None) -> tuple[NDArray[Any], str]:

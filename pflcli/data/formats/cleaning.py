@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts.codebook import Column
 from pflcli.artifacts.kinds.dataset import Dataset
-from pflcli.data.formats import Like, Raw, is_number, normalize_numbers, sort_words
+from pflcli.data.formats import Like, RawSamples, is_number, normalize_numbers, sort_words
 from pflcli.data.formats.given_splits import parse_splits
 from pflcli.errors import InputError, UsageError
 from pflcli.wording import listed
@@ -24,7 +24,7 @@ _MAX_INTEGER_CLASSES, _MIN_SAMPLES_PER_INTEGER = 20, 10
 
 
 @dataclass(frozen=True)
-class Clean:
+class CleanSamples:
     """Checked samples, the columns of their features, the number of ``dropped`` samples, and remarks for the user."""
 
     dataset: Dataset
@@ -34,14 +34,14 @@ class Clean:
 
 
 def clean(
-    raw: Raw,
+    raw: RawSamples,
     name: str,
     *,
     missing: str = "error",
     standardize_by: str = "",
     like: Like | None = None,
     integers_are_classes: bool = False,
-) -> Clean:
+) -> CleanSamples:
     """Check ``raw``, called ``name`` in errors, and return it with classes as numbers.
 
     ``missing``: "error" raises an error for a missing value, "drop" leaves its sample out, "median" keeps NaN, which
@@ -62,16 +62,16 @@ def clean(
     rows = np.flatnonzero(~lost)
     if not len(rows):
         raise InputError(f"{name}: every sample lacks a value", *_column_hints(raw, x, lost))
-    if "order" in raw.beside:
+    if "order" in raw.metadata:
         rows = _sort_by_time(raw, rows)
     require_in_range(x, raw, set(rows.tolist()) if len(rows) < len(x) else None)
     y, classes = number_classes(raw, rows, like, integers_are_classes=integers_are_classes)
-    split = parse_splits(raw, rows, name) if "split" in raw.beside else None
+    split = parse_splits(raw, rows, name) if "split" in raw.metadata else None
     group = None
-    if "group" in raw.beside:
-        group = np.unique(raw.beside["group"][rows], return_inverse=True)[1].astype(np.int64)
+    if "group" in raw.metadata:
+        group = np.unique(raw.metadata["group"][rows], return_inverse=True)[1].astype(np.int64)
     remarks = [*raw.remarks, *_loss_remarks(raw, x, lost)]
-    if len(rows) < len(x) or "order" in raw.beside:
+    if len(rows) < len(x) or "order" in raw.metadata:
         x, owner = x[rows], None if owner is None else owner[rows]
     remarks += [
         f"'{name}' looks like a row number: leave it out of --features?" for name in _find_row_numbers(x, raw.columns)
@@ -100,12 +100,12 @@ def clean(
         by_client=standardize_by == "client",
         split=split,
         group=group,
-        is_ordered="order" in raw.beside,
+        is_ordered="order" in raw.metadata,
     )
-    return Clean(dataset, columns, int(lost.sum()), tuple(remarks))
+    return CleanSamples(dataset, columns, int(lost.sum()), tuple(remarks))
 
 
-def _require_storable(raw: Raw, name: str) -> None:
+def _require_storable(raw: RawSamples, name: str) -> None:
     """Raise InputError for names of clients, classes or columns that cannot be stored."""
     by_role = {"label": raw.label, **({} if raw.owner is None else {"client": raw.owner})}
     for role, names in by_role.items():
@@ -126,13 +126,13 @@ def _is_storable(name: str) -> bool:
 _RENAME = "rename it: NUL and unpaired surrogates are not text"
 
 
-def _sort_by_time(raw: Raw, rows: NDArray[np.int64]) -> NDArray[np.int64]:
+def _sort_by_time(raw: RawSamples, rows: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return ``rows`` (n,) in the order of their times, numbers or dates (ISO 8601); the sort is stable.
 
     Dates without a time zone are UTC, and dates are compared to the microsecond. Raises InputError, with the place of
     the first word that is neither or differs in kind from the others.
     """
-    words = raw.beside["order"][rows]
+    words = raw.metadata["order"][rows]
     different = np.unique(words).tolist()
     are_numbers = all(is_number(word) for word in different)
     time_of: dict[str, float | datetime] = {}
@@ -162,12 +162,12 @@ def _parse_date(word: str) -> datetime | None:
     return date if date.tzinfo else date.replace(tzinfo=UTC)
 
 
-def _find_incomplete(raw: Raw, x: NDArray[np.float64], missing: str) -> NDArray[np.bool_]:
+def _find_incomplete(raw: RawSamples, x: NDArray[np.float64], missing: str) -> NDArray[np.bool_]:
     """Return which samples (n,) are left out as they lack a value; raises InputError at the first if none may be."""
     holes = {
         "client": None if raw.owner is None else raw.owner == "",
         "label": raw.label == "",
-    } | {role: words == "" for role, words in raw.beside.items()}
+    } | {role: words == "" for role, words in raw.metadata.items()}
     if x.dtype.kind == "f" and missing != "median":
         holes["features"] = np.isnan(x.reshape(len(x), -1)).any(axis=1)
     known = {role: hole for role, hole in holes.items() if hole is not None}
@@ -184,7 +184,7 @@ def _find_incomplete(raw: Raw, x: NDArray[np.float64], missing: str) -> NDArray[
     return lost
 
 
-def _missing_shares(raw: Raw, x: NDArray[np.float64]) -> dict[str, float]:
+def _missing_shares(raw: RawSamples, x: NDArray[np.float64]) -> dict[str, float]:
     """Return the share of missing values in each column of a table, the largest first."""
     if not raw.columns or x.dtype.kind != "f":
         return {}
@@ -193,7 +193,7 @@ def _missing_shares(raw: Raw, x: NDArray[np.float64]) -> dict[str, float]:
     return dict(sorted(shares.items(), key=lambda item: -item[1]))
 
 
-def _column_hints(raw: Raw, x: NDArray[np.float64], lost: NDArray[np.bool_]) -> list[str]:
+def _column_hints(raw: RawSamples, x: NDArray[np.float64], lost: NDArray[np.bool_]) -> list[str]:
     """Return hints about columns with many missing values."""
     worst = [f"{name} {100 * share:.0f} %" for name, share in _missing_shares(raw, x).items() if share >= 0.1][:4]
     if not worst or lost.mean() < 0.1:
@@ -204,7 +204,7 @@ def _column_hints(raw: Raw, x: NDArray[np.float64], lost: NDArray[np.bool_]) -> 
     ]
 
 
-def _loss_remarks(raw: Raw, x: NDArray[np.float64], lost: NDArray[np.bool_]) -> list[str]:
+def _loss_remarks(raw: RawSamples, x: NDArray[np.float64], lost: NDArray[np.bool_]) -> list[str]:
     """Return remarks on the samples that are left out: how many, of which clients, and because of which columns."""
     if not lost.any():
         return []
@@ -247,7 +247,7 @@ def mark_gaps(
     return np.concatenate(pieces, axis=-1), tuple(marked)
 
 
-def require_in_range(x: NDArray[np.float64], raw: Raw, rows: set[int] | None) -> None:
+def require_in_range(x: NDArray[np.float64], raw: RawSamples, rows: set[int] | None) -> None:
     """Raise InputError at the first value, among ``rows`` if given, that is too large for float32."""
     if x.dtype.kind != "f":
         return
@@ -264,7 +264,7 @@ def require_in_range(x: NDArray[np.float64], raw: Raw, rows: set[int] | None) ->
 
 
 def number_classes(
-    raw: Raw, rows: NDArray[np.int64], like: Like | None, *, integers_are_classes: bool = False
+    raw: RawSamples, rows: NDArray[np.int64], like: Like | None, *, integers_are_classes: bool = False
 ) -> tuple[NDArray[np.int64], list[str]]:
     """Return labels 0..C-1 (n,) of ``rows`` and the names of classes: of ``like``, else of the file, else in order.
 

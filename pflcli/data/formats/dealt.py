@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.data.formats import Raw, to_text
+from pflcli.data.formats import RawSamples, to_text
 from pflcli.errors import InputError
 from pflcli.foreign import require_room
 
-_NEAR = 0.01
-"""Largest distance of a pixel from an integer from 0 to 255 after it is scaled back, from rounding in float32."""
+_MAX_PIXEL_ERROR = 0.01
+"""Maximum distance of a restored pixel from an integer: float32 rounds."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Block:
     place: str
 
 
-def join(blocks: Sequence[Block], name: str, classes: tuple[str, ...], remarks: Sequence[str] = ()) -> Raw:
+def join(blocks: Sequence[Block], name: str, classes: tuple[str, ...], remarks: Sequence[str] = ()) -> RawSamples:
     """Return the samples of all blocks, in their order; ``name`` is the folder in messages.
 
     Clients are named by their numbers, with leading zeros, so that they keep their order. Raises InputError if there
@@ -39,7 +39,7 @@ def join(blocks: Sequence[Block], name: str, classes: tuple[str, ...], remarks: 
         raise InputError(f"{name} has no training samples")
     if not any(block.split == "test" for block in filled):
         raise InputError(f"{name} has no test samples", "deal it again with a share of test samples")
-    x, remark = to_samples([block.x for block in filled], [block.place for block in filled])
+    x, remark = join_samples([block.x for block in filled], [block.place for block in filled])
     sizes = [len(block.y) for block in filled]
     first = np.cumsum([0, *sizes])
     width = len(str(max(block.client for block in blocks)))
@@ -50,27 +50,24 @@ def join(blocks: Sequence[Block], name: str, classes: tuple[str, ...], remarks: 
         where = filled[number].place
         return f"{where}: {array}[{', '.join(map(str, (row - first[number], *at)))}]" if array else where
 
-    return Raw(
+    return RawSamples(
         x=x,
         label=np.concatenate([_labels(block) for block in filled]),
         owner=np.repeat([f"{block.client:0{width}d}" for block in filled], sizes),
         place=place,
         classes=classes,
         remarks=(*((remark,) if remark else ()), *remarks),
-        beside={"split": np.repeat([block.split for block in filled], sizes)},
+        metadata={"split": np.repeat([block.split for block in filled], sizes)},
     )
 
 
 def _labels(block: Block) -> NDArray[np.str_]:
     if block.y.shape != (len(block.x),):
         raise InputError(f"{block.place}: y has shape {block.y.shape}, but x has {len(block.x)} samples")
-    try:
-        return to_text(block.y, f"{block.place}: y")
-    except TypeError as error:
-        raise InputError(f"{block.place}: y: {error}") from None
+    return to_text(block.y, f"{block.place}: y")
 
 
-def to_samples(blocks: Sequence[NDArray[Any]], places: Sequence[str]) -> tuple[NDArray[Any], str]:
+def join_samples(blocks: Sequence[NDArray[Any]], places: Sequence[str]) -> tuple[NDArray[Any], str]:
     """Return images (n, H, W) or (n, H, W, 3) as uint8, series (n, steps, channels) or features (n, d), and a remark.
 
     ``blocks`` are (n, C, H, W) images or (n, C, 1, steps) series, channels first as in PyTorch; (n, H, W) or
@@ -89,20 +86,20 @@ def to_samples(blocks: Sequence[NDArray[Any]], places: Sequence[str]) -> tuple[N
     if len(shape) == 1 or (len(shape) == 2 and not is_uint8):
         return np.concatenate(blocks), ""
     if len(shape) == 2:
-        return _pixels(blocks, places)
+        return _restore_pixels(blocks, places)
     if len(shape) == 3 and shape[1] == 1 and shape[2] > 1:
         series = np.concatenate([block[:, :, 0].transpose(0, 2, 1) for block in blocks])
         return np.ascontiguousarray(series), f"series of {shape[2]} steps, {shape[0]} channels"
     if len(shape) == 3 and shape[0] in (1, 3):
-        return _pixels([block.transpose(0, 2, 3, 1) for block in blocks], places)
+        return _restore_pixels([block.transpose(0, 2, 3, 1) for block in blocks], places)
     if len(shape) == 3 and shape[2] in (1, 3):
-        return _pixels(blocks, places)
+        return _restore_pixels(blocks, places)
     raise InputError(
         f"{places[0]}: samples have shape {shape}, neither images (C, H, W), series (C, 1, steps) nor features (d,)"
     )
 
 
-def _pixels(blocks: Sequence[NDArray[Any]], places: Sequence[str]) -> tuple[NDArray[np.uint8], str]:
+def _restore_pixels(blocks: Sequence[NDArray[Any]], places: Sequence[str]) -> tuple[NDArray[np.uint8], str]:
     """Return images (n, H, W[, C]) as uint8, and a remark on how they were scaled back.
 
     Raises InputError if the pixels are not those of 8-bit images, as they were, divided by 255, or then normalized with
@@ -110,7 +107,7 @@ def _pixels(blocks: Sequence[NDArray[Any]], places: Sequence[str]) -> tuple[NDAr
     """
     require_room(f"the images of {places[0]} and others", sum(block.size for block in blocks))
     low, high = (float(pick([pick(block) for block in blocks])) for pick in (np.min, np.max))
-    restore, how = _scale_back(low, high)
+    restore, how = _find_scale(low, high)
     images: list[NDArray[np.uint8]] = []
     for block, place in zip(blocks, places, strict=True):
         if block.dtype == np.uint8:
@@ -118,7 +115,7 @@ def _pixels(blocks: Sequence[NDArray[Any]], places: Sequence[str]) -> tuple[NDAr
             continue
         values = restore(block.astype(np.float32))
         rounded = np.rint(values)
-        far = ~((np.abs(values - rounded) <= _NEAR) & (rounded >= 0) & (rounded <= 255))
+        far = ~((np.abs(values - rounded) <= _MAX_PIXEL_ERROR) & (rounded >= 0) & (rounded <= 255))
         if far.any():
             at = tuple(np.argwhere(far)[0].tolist())
             raise InputError(
@@ -132,7 +129,7 @@ def _pixels(blocks: Sequence[NDArray[Any]], places: Sequence[str]) -> tuple[NDAr
     return np.ascontiguousarray(x), f"images {how} were restored to 8 bits; pfl scales pixels to [0, 1]" if how else ""
 
 
-def _scale_back(low: float, high: float) -> tuple[Callable[[NDArray[np.float32]], NDArray[np.float32]], str]:
+def _find_scale(low: float, high: float) -> tuple[Callable[[NDArray[np.float32]], NDArray[np.float32]], str]:
     """Return the function from stored values, from ``low`` to ``high``, to pixels, and how they were scaled."""
     if low < 0:
         return lambda values: values * 127.5 + 127.5, "normalized to [-1, 1]"

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pflcli.data import datasets
 from pflcli.data.datasets import Samples
-from pflcli.data.formats import Raw, dealt, hash_files, plain_pickle, read_json_object, require_folder
+from pflcli.data.formats import RawSamples, dealt, hash_files, plain_pickle, read_json_object, require_folder
 from pflcli.errors import InputError
 from pflcli.foreign import parsing, read_npy, require_file
 
@@ -128,7 +128,7 @@ def _read_client(where: str, client: Any, count: int) -> dict[str, NDArray[np.in
     return indices
 
 
-def read(folder: Folder) -> Raw:
+def read(folder: Folder) -> RawSamples:
     """Return the samples of all clients with their splits; raises InputError if a client has no training samples."""
     without = [number for number, client in enumerate(folder.clients) if not len(client["train"])]
     if without and folder.args.get("split") == "user":

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts.client_blocks import SPLITS
-from pflcli.data.formats import Raw
+from pflcli.data.formats import RawSamples
 from pflcli.errors import InputError
 
 _WORDS = {
@@ -20,13 +20,13 @@ def find_split(word: str) -> str | None:
     return _WORDS.get(word.lower())
 
 
-def parse_splits(raw: Raw, rows: NDArray[np.int64], name: str) -> NDArray[np.int8]:
+def parse_splits(raw: RawSamples, rows: NDArray[np.int64], name: str) -> NDArray[np.int8]:
     """Return the number of the split of each of ``rows``, (n,): 0 train, 1 validation, 2 test.
 
     Raises InputError, with the place of the first unknown word, or with the file's ``name`` if there are no training or
     no test samples, or a client has no training samples.
     """
-    words = raw.beside["split"][rows]
+    words = raw.metadata["split"][rows]
     split_of = {word: find_split(word) for word in np.unique(words).tolist()}
     is_unknown = np.isin(words, [word for word, split in split_of.items() if split is None])
     if is_unknown.any():

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from pflcli.data.formats import (
     ABSENT,
     Like,
-    Raw,
+    RawSamples,
     Roles,
     arrays,
     hash_files,
@@ -38,8 +38,8 @@ from pflcli.errors import InputError, UsageError
 from pflcli.foreign import parsing, require_file, require_room, require_short
 from pflcli.wording import counted, listed
 
-_DICT, _STATE = "dataset_dict.json", "state.json"
-_BATCH = 1024
+_DICT_FILE, _STATE_FILE = "dataset_dict.json", "state.json"
+_ROWS_PER_BATCH = 1024
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ class Folder:
 def find(root: Path) -> Folder:
     """Find the files of a dataset; raises InputError if there are none, or if one is missing."""
     require_folder(root)
-    parts = _saved_parts(root, "") or _client_parts(root) or _parquet_parts(root)
+    parts = _find_saved_parts(root, "") or _find_client_parts(root) or _find_parquet_parts(root)
     if not parts:
         raise InputError(
             f"{root} contains no Hugging Face dataset",
@@ -85,25 +85,25 @@ def find(root: Path) -> Folder:
     return _assign_splits(root, parts)
 
 
-def _saved_parts(folder: Path, client: str) -> list[Part]:
+def _find_saved_parts(folder: Path, client: str) -> list[Part]:
     """Return the parts of one dataset that was saved to disk, without any if there is none in this folder."""
-    if (folder / _STATE).is_file():
-        return [Part(client, "", _arrow_files(folder))]
-    if not (folder / _DICT).is_file():
+    if (folder / _STATE_FILE).is_file():
+        return [Part(client, "", _list_arrow_files(folder))]
+    if not (folder / _DICT_FILE).is_file():
         return []
-    splits = read_json_object(folder / _DICT).get("splits")
+    splits = read_json_object(folder / _DICT_FILE).get("splits")
     if not isinstance(splits, list) or not splits or not all(_is_file_name(split) for split in splits):
-        raise InputError(f"{folder / _DICT} has no list of splits")
-    return [Part(client, split, _arrow_files(folder / split)) for split in splits]
+        raise InputError(f"{folder / _DICT_FILE} has no list of splits")
+    return [Part(client, split, _list_arrow_files(folder / split)) for split in splits]
 
 
-def _arrow_files(folder: Path) -> tuple[Path, ...]:
-    if not (folder / _STATE).is_file():
-        raise InputError(f"{folder / _STATE} does not exist", "copy the whole folder, or save the dataset again")
-    entries = read_json_object(folder / _STATE).get("_data_files")
+def _list_arrow_files(folder: Path) -> tuple[Path, ...]:
+    if not (folder / _STATE_FILE).is_file():
+        raise InputError(f"{folder / _STATE_FILE} does not exist", "copy the whole folder, or save the dataset again")
+    entries = read_json_object(folder / _STATE_FILE).get("_data_files")
     names = [entry.get("filename") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
     if not names or not all(_is_file_name(name) for name in names):
-        raise InputError(f"{folder / _STATE} has no list of data files")
+        raise InputError(f"{folder / _STATE_FILE} has no list of data files")
     return tuple(folder / str(name) for name in names)
 
 
@@ -111,10 +111,10 @@ def _is_file_name(name: Any) -> bool:
     return isinstance(name, str) and name not in ("", ".", "..") and Path(name).name == name
 
 
-def _client_parts(root: Path) -> list[Part]:
+def _find_client_parts(root: Path) -> list[Part]:
     """Return the parts of a folder of saved datasets, one per client; raises InputError if some are none."""
     folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
-    by_folder = {folder: _saved_parts(folder, folder.name) for folder in folders}
+    by_folder = {folder: _find_saved_parts(folder, folder.name) for folder in folders}
     others = [folder for folder, parts in by_folder.items() if not parts]
     if len(others) == len(folders):
         return []
@@ -126,7 +126,7 @@ def _client_parts(root: Path) -> list[Part]:
     return [part for parts in by_folder.values() for part in parts]
 
 
-def _parquet_parts(root: Path) -> list[Part]:
+def _find_parquet_parts(root: Path) -> list[Part]:
     """Return the parts of a folder of Parquet files, such as ``data/train-00000-of-00001.parquet``."""
     groups: dict[tuple[str, str], list[Path]] = {}
     for path in sorted(root.rglob("*.parquet")):
@@ -171,9 +171,11 @@ class _Rows:
         for part, label in zip(folder.parts, self.labels, strict=True):
             for path in part.paths:
                 with parsing(str(path), "Arrow" if path.suffix != ".parquet" else "Parquet", "is it complete?"):
-                    table = _load(path)
+                    table = _load_table(path)
                 if loaded and not table.schema.equals(loaded[0].schema):
-                    raise InputError(f"{label} has other columns than {self.labels[0]}", *_difference(table, loaded[0]))
+                    raise InputError(
+                        f"{label} has other columns than {self.labels[0]}", *_list_differences(table, loaded[0])
+                    )
                 loaded.append(table)
                 advance(1, "")
         counts = iter([len(table) for table in loaded])
@@ -182,7 +184,7 @@ class _Rows:
         self.table = pa.concat_tables(loaded)
         if not len(self.table):
             raise InputError(f"{self.name} has no samples")
-        self.features = _features(loaded[0].schema)
+        self.features = _read_feature_types(loaded[0].schema)
         scalar = [not _is_nested(field.type) for field in self.table.schema]
         self.columns = [name if flat else "" for name, flat in zip(self.table.column_names, scalar, strict=True)]
 
@@ -230,7 +232,7 @@ class _Rows:
         return str(self.table.column(column)[row].as_py())
 
 
-def _load(path: Path) -> Any:
+def _load_table(path: Path) -> Any:
     """Return the Arrow table in a file; raises InputError if it takes more memory than its size allows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
@@ -248,7 +250,7 @@ def _load(path: Path) -> Any:
     if path.suffix == ".parquet":
         with pq.ParquetFile(path) as file:
             schema = file.schema_arrow
-            read(file.iter_batches(batch_size=_BATCH))
+            read(file.iter_batches(batch_size=_ROWS_PER_BATCH))
     else:
         with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
             schema = reader.schema
@@ -262,7 +264,7 @@ def _load(path: Path) -> Any:
     return table
 
 
-def _difference(table: Any, first: Any) -> list[str]:
+def _list_differences(table: Any, first: Any) -> list[str]:
     """Return a hint with the columns that differ in name or type."""
     names = [
         name
@@ -274,7 +276,7 @@ def _difference(table: Any, first: Any) -> list[str]:
     return [f"they differ in: {list_columns(names)}"] if names else []
 
 
-def _features(schema: Any) -> dict[str, Any]:
+def _read_feature_types(schema: Any) -> dict[str, Any]:
     """Return the features of ``datasets`` in the metadata of a schema, empty if there are none."""
     try:
         features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
@@ -316,7 +318,7 @@ def read(
     like: Like | None,
     resize: int | None,
     advance: Callable[[int, str], None],
-) -> Raw:
+) -> RawSamples:
     """Read all samples: a column of images, a column of arrays, or columns of numbers and words as in a table.
 
     The label is by default the only column of classes. Raises UsageError for a role that is missing or contradicts the
@@ -329,8 +331,8 @@ def read(
         raise UsageError(
             f"--client is for one table; in {folder.root} each folder or split is a client", "leave it out"
         )
-    roles = replace(roles, client=ABSENT if are_dealt else roles.client, label=roles.label or _only_label(rows))
-    column = _column(rows, features)
+    roles = replace(roles, client=ABSENT if are_dealt else roles.client, label=roles.label or _find_label_column(rows))
+    column = _find_array_column(rows, features)
     if column is None:
         if resize is not None:
             raise UsageError(f"--resize is for images; {folder.root} has none", "leave it out")
@@ -341,7 +343,7 @@ def read(
         raw = _read_column(rows, column, roles, resize)
     splits = [part.split for part in folder.parts]
     remarks = [*raw.remarks, *([f"not taken over: split {name}" for name in folder.left_out])]
-    used = {column, roles.label, roles.client, *roles.beside.values()}
+    used = {column, roles.label, roles.client, *roles.metadata.values()}
     ignored = [
         name
         for name, flat in zip(rows.table.column_names, rows.columns, strict=True)
@@ -355,11 +357,11 @@ def read(
         )
         raw = replace(raw, owner=rows.repeat([part.client for part in folder.parts]))
     if any(splits) and roles.split is None:
-        raw = replace(raw, beside={**raw.beside, **_given_splits(rows, splits, roles, remarks)})
+        raw = replace(raw, metadata={**raw.metadata, **_repeat_splits(rows, splits, roles, remarks)})
     return replace(raw, classes=rows.class_names(str(roles.label)), remarks=tuple(remarks))
 
 
-def _only_label(rows: _Rows) -> str:
+def _find_label_column(rows: _Rows) -> str:
     """Return the only column of classes; raises UsageError if there is none, or more than one."""
     names = [name for name in rows.columns if name and rows.class_names(name)]
     if len(names) != 1:
@@ -371,7 +373,7 @@ def _only_label(rows: _Rows) -> str:
     return names[0]
 
 
-def _column(rows: _Rows, features: str | Sequence[str] | None) -> str | None:
+def _find_array_column(rows: _Rows, features: str | Sequence[str] | None) -> str | None:
     """Return the column of images or arrays to learn from; None if samples are columns of numbers and words."""
     schema = rows.table.schema
     if features is not None:
@@ -395,7 +397,7 @@ def _column(rows: _Rows, features: str | Sequence[str] | None) -> str | None:
     return None
 
 
-def _read_column(rows: _Rows, name: str, roles: Roles, resize: int | None) -> Raw:
+def _read_column(rows: _Rows, name: str, roles: Roles, resize: int | None) -> RawSamples:
     """Return the samples of a column of images or arrays."""
     positions = tables.find_positions(rows, roles)
     loaded = rows.load(list(positions.values()), [])
@@ -403,14 +405,14 @@ def _read_column(rows: _Rows, name: str, roles: Roles, resize: int | None) -> Ra
     column = rows.table.column(name)
     remark = ""
     if _is_image(column.type):
-        x: NDArray[Any] = images.decode(_contents(rows, name), len(column), rows.name, resize, lambda *step: None)
+        x: NDArray[Any] = images.decode(_iterate_images(rows, name), len(column), rows.name, resize, lambda *step: None)
     elif _is_array(column.type):
         if resize is not None:
             raise UsageError(f"--resize is for images; '{name}' contains arrays", "leave it out")
-        x, remark = arrays.check_samples(f"{rows.name}: column '{name}'", _stack(rows, name), None)
+        x, remark = arrays.check_samples(f"{rows.name}: column '{name}'", _stack_lists(rows, name), None)
     else:
         raise InputError(f"{rows.name}: column '{name}' contains {column.type}, neither images nor arrays of numbers")
-    return Raw(
+    return RawSamples(
         x=x,
         label=words.pop("label"),
         owner=words.pop("client", None),
@@ -418,11 +420,11 @@ def _read_column(rows: _Rows, name: str, roles: Roles, resize: int | None) -> Ra
             rows, row, rows.columns[positions[role]] if role in positions else name
         ),
         remarks=(remark,) if remark else (),
-        beside=words,
+        metadata=words,
     )
 
 
-def _contents(rows: _Rows, name: str) -> Iterator[tuple[str, bytes]]:
+def _iterate_images(rows: _Rows, name: str) -> Iterator[tuple[str, bytes]]:
     """Yield the place and content of each image; raises InputError for one that is missing or in another file."""
     for row, value in enumerate(value for chunk in rows.table.column(name).chunks for value in chunk):
         place = f"{rows.place(row)}, column '{name}'"
@@ -434,7 +436,7 @@ def _contents(rows: _Rows, name: str) -> Iterator[tuple[str, bytes]]:
         yield place, content
 
 
-def _stack(rows: _Rows, name: str) -> NDArray[Any]:
+def _stack_lists(rows: _Rows, name: str) -> NDArray[Any]:
     """Return a column of lists of equal length, nested to any depth, as one array; raises InputError for others."""
     import pyarrow as pa
     import pyarrow.compute as pc
@@ -460,10 +462,10 @@ def _stack(rows: _Rows, name: str) -> NDArray[Any]:
     return array.reshape(shape)
 
 
-def _given_splits(rows: _Rows, splits: Sequence[str], roles: Roles, remarks: list[str]) -> dict[str, NDArray[np.str_]]:
+def _repeat_splits(rows: _Rows, splits: Sequence[str], roles: Roles, remarks: list[str]) -> dict[str, NDArray[np.str_]]:
     """Return the split of each sample, without any if there are not both training and test samples."""
-    if roles.beside:
-        name = option(next(iter(roles.beside)))
+    if roles.metadata:
+        name = option(next(iter(roles.metadata)))
         raise UsageError(f"{name} contradicts the splits of {rows.name}: both define the splits", "--split-column none")
     words = [str(find_split(split)) for split in splits]
     if not {"train", "test"} <= set(words):

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.data.formats import ABSENT, Raw, hash_files, require_utf8_name
+from pflcli.data.formats import ABSENT, RawSamples, hash_files, require_utf8_name
 from pflcli.errors import InputError
 from pflcli.foreign import parsing, require_file, require_room
 from pflcli.wording import counted
@@ -75,13 +75,13 @@ def _find_images(root: Path, where: str, *, has_clients: bool) -> ImageFolder:
     return ImageFolder(root, images, [path for path in files if path.suffix.lower() not in SUFFIXES], has_clients)
 
 
-def read(folder: ImageFolder, resize: int | None, advance: Callable[[int, str], None]) -> Raw:
+def read(folder: ImageFolder, resize: int | None, advance: Callable[[int, str], None]) -> RawSamples:
     """Read images as uint8 (n, H, W), or (n, H, W, 3) in colour, resized to ``resize`` x ``resize`` pixels if given.
 
     Raises InputError for a file that is not an image, or that differs in size or colour from the first.
     """
     ignored = folder.ignored
-    return Raw(
+    return RawSamples(
         x=decode(((str(path), path) for path in folder.paths), len(folder.paths), str(folder.root), resize, advance),
         label=np.asarray([path.parent.name for path in folder.paths]),
         owner=np.asarray([path.parent.parent.name for path in folder.paths]) if folder.has_clients else None,

@@ -9,7 +9,7 @@ from typing import Any
 from pflcli.errors import InputError, UsageError
 from pflcli.foreign import require_room
 
-_BATCH = 8192
+_ROWS_PER_BATCH = 8192
 
 
 def require_pyarrow(form: str) -> None:
@@ -68,7 +68,7 @@ class Parquet:
 
         chunks: list[Any] = []
         loaded_bytes = 0
-        for batch in self._file.iter_batches(columns=[self.columns[at]], batch_size=_BATCH):
+        for batch in self._file.iter_batches(columns=[self.columns[at]], batch_size=_ROWS_PER_BATCH):
             chunks += batch.columns[:1]
             loaded_bytes += batch.nbytes
             # One stored value may be repeated in every row.

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.lib import format as npy
 from numpy.typing import NDArray
 
-from pflcli.data.formats import Raw, dealt, hash_files, plain_pickle, read_json_object, require_folder
+from pflcli.data.formats import RawSamples, dealt, hash_files, plain_pickle, read_json_object, require_folder
 from pflcli.errors import InputError
 from pflcli.foreign import parsing, require_file, require_room
 from pflcli.wording import counted
@@ -89,7 +89,7 @@ def _read_config(path: Path) -> dict[str, Any]:
     return config
 
 
-def read(folder: Folder, advance: Callable[[int, str], None]) -> Raw:
+def read(folder: Folder, advance: Callable[[int, str], None]) -> RawSamples:
     """Read all samples with their clients and splits; raises InputError if a file is damaged or contains objects."""
     blocks: list[dealt.Block] = []
     for number, client in enumerate(folder.clients):

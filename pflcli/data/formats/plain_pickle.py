@@ -21,11 +21,11 @@ from numpy.typing import NDArray
 
 from pflcli.errors import InputError
 
-_DEEPEST = 16
+_MAX_DEPTH = 16
 """Maximum depth of nested containers."""
 
-_CORE = r"numpy\.(core|_core)\."
-_TYPE = re.compile(r"[biuf][1-8]|[SU]\d{1,6}")
+_NUMPY_CORE = r"numpy\.(core|_core)\."
+_TYPE_CODE = re.compile(r"[biuf][1-8]|[SU]\d{1,6}")
 """The types of arrays: numbers and text, without the byte order."""
 
 
@@ -54,7 +54,7 @@ class _Type:
         if self.code in ("O", "O8", "|O"):
             return None
         code = {"?": "b1", "|b1": "b1"}.get(self.code, self.code)
-        if not (isinstance(code, str) and _TYPE.fullmatch(code) and self.order in ("<", ">", "|", "=")):
+        if not (isinstance(code, str) and _TYPE_CODE.fullmatch(code) and self.order in ("<", ">", "|", "=")):
             raise InputError(f"{name} contains an array of type {str(self.code)[:20]!r}, not numbers or text")
         return np.dtype(f"{self.order}{code}")
 
@@ -91,11 +91,11 @@ class _Unpickler(pickle._Unpickler):
 
     def find_class(self, module: str, name: str) -> Callable[..., Any]:
         """Return a function that stands for what NumPy names; raises InputError for any other name."""
-        if re.fullmatch(_CORE + "multiarray", module) and name == "_reconstruct":
+        if re.fullmatch(_NUMPY_CORE + "multiarray", module) and name == "_reconstruct":
             return lambda subtype, shape, code: _Array()
-        if re.fullmatch(_CORE + "multiarray", module) and name == "scalar":
+        if re.fullmatch(_NUMPY_CORE + "multiarray", module) and name == "scalar":
             return lambda kind, data: _Array((), kind, False, data)
-        if re.fullmatch(_CORE + "numeric", module) and name == "_frombuffer":
+        if re.fullmatch(_NUMPY_CORE + "numeric", module) and name == "_frombuffer":
             return lambda data, kind, shape, order: _Array(shape, kind, order == "F", data)
         if module == "numpy" and name == "ndarray":
             return lambda: None  # only an argument of _reconstruct
@@ -119,8 +119,8 @@ def _resolve(value: Any, name: str, done: dict[int, Any], depth: int) -> Any:
     """Return a value in which arrays stand where the pickle described them; ``done`` has the results by identity."""
     if id(value) in done:
         return done[id(value)]
-    if depth > _DEEPEST:
-        raise InputError(f"{name} is nested deeper than {_DEEPEST} levels")
+    if depth > _MAX_DEPTH:
+        raise InputError(f"{name} is nested deeper than {_MAX_DEPTH} levels")
     if isinstance(value, _Array):
         result: Any = _to_array(value, name, done, depth)
     elif isinstance(value, list | tuple):

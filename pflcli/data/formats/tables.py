@@ -16,7 +16,7 @@ from pflcli.artifacts.codebook import Column
 from pflcli.data.formats import (
     ABSENT,
     Like,
-    Raw,
+    RawSamples,
     Roles,
     is_number,
     missing_name_error,
@@ -74,7 +74,7 @@ def read(
     features: str | Sequence[str] | None,
     categorical: str | Sequence[str] | None = None,
     like: Like | None = None,
-) -> Raw:
+) -> RawSamples:
     """Read the samples of a table.
 
     The default ``features`` are all columns of numbers or few words except those of ``roles``; with ``like``, its
@@ -86,7 +86,7 @@ def read(
     return _read(table, positions, _select(table, features, categorical, like, positions))
 
 
-def read_features(table: Table, like: Like | None = None) -> Raw:
+def read_features(table: Table, like: Like | None = None) -> RawSamples:
     """Read only the features of samples: the columns of ``like``, or all columns of numbers.
 
     Raises InputError for a missing column, a cell that is not a number or a word that ``like`` does not have.
@@ -116,7 +116,7 @@ def find_positions(table: Table, roles: Roles) -> dict[str, int]:
     has_clients = roles.client != ABSENT or ABSENT in columns
     client = {"client": _find(table, roles.client)} if has_clients else {}
     positions = {"label": _find(table, roles.label), **client}
-    positions |= {role: _find(table, name) for role, name in roles.beside.items()}
+    positions |= {role: _find(table, name) for role, name in roles.metadata.items()}
     for role, at in positions.items():
         twice = [other for other in positions if other != role and positions[other] == at]
         if twice:
@@ -230,7 +230,7 @@ def split_names(chosen: str | Sequence[str]) -> list[str]:
     return [name.strip() for name in names]
 
 
-def _read(table: Table, positions: Mapping[str, int], selection: _Selection) -> Raw:
+def _read(table: Table, positions: Mapping[str, int], selection: _Selection) -> RawSamples:
     """Read the selected features, and the roles at ``positions``; without a label, labels are empty."""
     names = table.columns
     coded = [at for at in selection.columns if at in selection.words]
@@ -254,7 +254,7 @@ def _read(table: Table, positions: Mapping[str, int], selection: _Selection) -> 
     words = read_roles(table, positions, loaded)
     remarks = [f"left out, not numbers: {list_columns(skipped)}"] if skipped else []
     remarks += [f"one feature per word: {each.name} ({list_columns(each.words)})" for each in columns if each.words]
-    return Raw(
+    return RawSamples(
         x=x,
         label=words.pop("label", np.full(len(x), "", dtype=np.str_)),
         owner=words.pop("client", None),
@@ -263,7 +263,7 @@ def _read(table: Table, positions: Mapping[str, int], selection: _Selection) -> 
         ),
         columns=tuple(columns),
         remarks=tuple(remarks),
-        beside=words,
+        metadata=words,
     )
 
 

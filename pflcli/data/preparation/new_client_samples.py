@@ -13,7 +13,7 @@ from pflcli import rng
 from pflcli.artifacts import client_blocks
 from pflcli.artifacts.codebook import ClientScale, Codebook, floats
 from pflcli.data.datasets import Scale
-from pflcli.data.formats import Like, Raw, cleaning
+from pflcli.data.formats import Like, RawSamples, cleaning
 from pflcli.data.formats.given_splits import parse_splits
 from pflcli.data.preparation import client_splits
 from pflcli.data.preparation.preprocessing import Preprocessing, find_numeric_features, rows_of
@@ -55,7 +55,7 @@ def read(
     classes = book.class_names(preprocessing.form.classes)
     x, y = preprocessing.fill_gaps(raw), _read_labels(raw, classes, preprocessing.name)
     rows = np.arange(len(y))
-    if "split" in raw.beside:
+    if "split" in raw.metadata:
         split = parse_splits(raw, rows, source.path.name)
         parts = [np.flatnonzero(split == at) for at in range(len(client_blocks.SPLITS))]
     else:
@@ -76,7 +76,7 @@ def read(
     )
 
 
-def _read_labels(raw: Raw, classes: Sequence[str], name: str) -> NDArray[np.int64]:
+def _read_labels(raw: RawSamples, classes: Sequence[str], name: str) -> NDArray[np.int64]:
     """Return the classes (n,) of samples, from their names; raises InputError for one that is missing or unknown."""
     missing = raw.label == ""
     if missing.any():

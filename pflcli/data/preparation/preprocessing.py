@@ -12,7 +12,7 @@ from pflcli.artifacts.codebook import ClientScale, Codebook, Column, floats
 from pflcli.artifacts.kinds.dataset import Dataset
 from pflcli.artifacts.kinds.partition import Form, Partition
 from pflcli.data.datasets import Floats, Scale, Scaling
-from pflcli.data.formats import Like, Raw, cleaning
+from pflcli.data.formats import Like, RawSamples, cleaning
 from pflcli.errors import InputError
 
 
@@ -161,7 +161,7 @@ class Preprocessing:
         """Whether samples are series of tokens."""
         return self.form.dtype == "int16"
 
-    def fill_gaps(self, raw: Raw) -> NDArray[Any]:
+    def fill_gaps(self, raw: RawSamples) -> NDArray[Any]:
         """Return the features (n, ...) of ``raw`` in float64, without missing values and not standardized.
 
         Images and tokens are returned unchanged. Raises InputError, with the place, if a value is missing, not finite
@@ -211,7 +211,7 @@ class Preprocessing:
         if shape != self.form.shape:
             raise InputError(f"{self.name} takes {kind} of shape {expected}; the samples have {actual}")
 
-    def _require_tokens(self, raw: Raw) -> None:
+    def _require_tokens(self, raw: RawSamples) -> None:
         bad = np.argwhere((raw.x < 0) | (raw.x >= self.form.classes))
         if len(bad):
             row, *at = bad[0].tolist()
@@ -221,7 +221,7 @@ class Preprocessing:
             )
 
 
-def _require_complete(raw: Raw, x: NDArray[np.float64]) -> None:
+def _require_complete(raw: RawSamples, x: NDArray[np.float64]) -> None:
     """Raise InputError at the first missing value."""
     gaps = np.isnan(x)
     if gaps.any():

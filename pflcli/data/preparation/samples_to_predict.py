@@ -14,7 +14,7 @@ from typing import Any
 from numpy.typing import NDArray
 
 from pflcli.artifacts import manifest as manifests
-from pflcli.data.formats import Raw, arrays, images, require_utf8_name, tables
+from pflcli.data.formats import RawSamples, arrays, images, require_utf8_name, tables
 from pflcli.data.formats.delimited import Delimited
 from pflcli.data.formats.parquet import Parquet
 from pflcli.data.preparation.preprocessing import Preprocessing
@@ -84,7 +84,7 @@ class SampleFile:
         names = tuple(path.relative_to(self.path).as_posix() for path in folder.paths)
         return _preprocess(raw, preprocessing, names)
 
-    def _read_table(self, path: Path, preprocessing: Preprocessing) -> Raw:
+    def _read_table(self, path: Path, preprocessing: Preprocessing) -> RawSamples:
         """Read a table; its columns may be in any order, and others may be among them."""
         self._refuse(features="NPZ and HDF5", layout="NPZ and HDF5")
         shape = preprocessing.form.shape
@@ -108,7 +108,7 @@ class SampleFile:
         return raw
 
 
-def _preprocess(raw: Raw, preprocessing: Preprocessing, names: tuple[str, ...] = ()) -> SamplesToPredict:
+def _preprocess(raw: RawSamples, preprocessing: Preprocessing, names: tuple[str, ...] = ()) -> SamplesToPredict:
     x = preprocessing.standardize(preprocessing.fill_gaps(raw))
     return SamplesToPredict(x, names or tuple(range(len(x))))
 

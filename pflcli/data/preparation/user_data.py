@@ -13,7 +13,7 @@ from pflcli.artifacts.reader import open_artifact
 from pflcli.data.formats import (
     ABSENT,
     Like,
-    Raw,
+    RawSamples,
     Roles,
     arrays,
     flbench,
@@ -70,8 +70,8 @@ class UserData:
 
     def check(self) -> None:
         """Raise UsageError for an option that does not apply to the form, or that contradicts another."""
-        if len(self.roles.beside) > 1:
-            first, second = [option(role) for role in self.roles.beside][:2]
+        if len(self.roles.metadata) > 1:
+            first, second = [option(role) for role in self.roles.metadata][:2]
             raise UsageError(
                 f"{first} and {second} contradict each other: both define the splits", f"leave out {second}"
             )
@@ -81,7 +81,7 @@ class UserData:
         if self.resize is not None and not 1 <= self.resize <= 4096:
             raise UsageError(f"--resize {self.resize} is not between 1 and 4096 pixels", "--resize 32")
         names = {"client": self.roles.client, "label": self.roles.label, "features": self.features}
-        for role, value in (names | self.roles.beside).items():
+        for role, value in (names | self.roles.metadata).items():
             if value is not None and self.form in DEALT:
                 raise UsageError(
                     f"{option(role)} is for tables and arrays; "
@@ -108,7 +108,7 @@ class UserData:
         with self.path.open("rb") as file:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
-    def read(self, reporter: Reporter) -> Raw:
+    def read(self, reporter: Reporter) -> RawSamples:
         """Read the samples without preprocessing; raises InputError or UsageError if they cannot be read."""
         with parsing(str(self.path), _TITLES[self.form], "is it complete?"):
             match self.form:
