@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from pflcli import registry
-from pflcli.artifacts import client_blocks, codebook, disk, placement
+from pflcli.artifacts import client_blocks, disk, placement
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.codebook import Codebook, Encoder
 from pflcli.artifacts.kinds import dataset as datasets
@@ -20,9 +20,9 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.data.datasets import Samples
+from pflcli.data.datasets import Samples, Scaling
 from pflcli.data.formats import ABSENT, Roles, arrays, cleaning
-from pflcli.data.preparation import earlier_dataset, preprocessing
+from pflcli.data.preparation import earlier_dataset
 from pflcli.data.preparation.earlier_dataset import Earlier
 from pflcli.data.preparation.user_data import DEALT, UserData, locate
 from pflcli.errors import ConflictError, InputError, UsageError, closest
@@ -301,7 +301,7 @@ def load_samples(source: Artifact, root: Path | None, *, download: bool = False)
     if root is not None or download:
         raise UsageError(f"--root and --download have no effect: {source.path} contains its samples", "leave them out")
     stored = datasets.read(source)
-    wish = preprocessing.pending_scaling(stored, codebook.read(source))
+    standardize_by = ("client" if stored.by_client else "federation") if stored.standardize else ""
     samples = Samples(
         stored.x,
         stored.y,
@@ -309,7 +309,7 @@ def load_samples(source: Artifact, root: Path | None, *, download: bool = False)
         stored.owner,
         stored.is_ordered,
         coarse=stored.coarse,
-        scaling=wish,
+        scaling=Scaling(standardize_by, stored.fill) if standardize_by or stored.fill else None,
         group=stored.group,
     )
     if stored.split is None:

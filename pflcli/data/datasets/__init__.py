@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -20,47 +20,16 @@ registry.search_used_folders("datasets", __path__)
 _SAMPLES_PER_CHECK = 1 << 16
 
 
-Floats = NDArray[np.float64]
-
-
-@dataclass(frozen=True)
-class Scale:
-    """The ``mean`` and standard deviation ``sd`` (d,) of features; a deviation of 0 marks a constant feature."""
-
-    mean: Floats
-    sd: Floats
-
-    @classmethod
-    def fit(cls, known: Floats, numeric: NDArray[np.bool_]) -> Scale:
-        """Return the scale of values (n, d), n > 0; features not ``numeric`` (d,) get mean 0 and deviation 1."""
-        mean, sd = known.mean(axis=0), known.std(axis=0)
-        # Rounding can leave a constant feature with a deviation that is not 0.
-        constant = (known.max(axis=0) == known.min(axis=0)) | (sd == 0)
-        sd = np.where(constant, 0.0, sd)
-        return cls(np.where(numeric, mean, 0.0), np.where(numeric, sd, 1.0))
-
-    def standardize(self, x: Floats) -> Floats:
-        """Return features (n, ..., d) with mean 0 and deviation 1; constants become 0."""
-        return np.asarray(np.where(self.sd == 0, 0.0, (x - self.mean) / np.where(self.sd == 0, 1.0, self.sd)))
-
-
 @dataclass(frozen=True)
 class Scaling:
-    """The preprocessing that features need once samples are split: medians in place of NaN, then standardization.
+    """What features still need once their samples are split: medians in place of NaN (``fill``), and standardization.
 
-    ``by_client`` standardizes the features of each client by its own training samples. ``numeric`` (d,) marks the
-    features to scale: 0/1 features of words are not scaled, and are 0 if the word is missing. ``scale``, ``scales``
-    (by client name) and ``median`` (d,) are those of earlier data; without them, they are computed from training
-    samples.
+    ``standardize_by`` says whose training samples features are standardized by: "federation", "client", or empty for
+    none.
     """
 
-    standardize: bool
-    fill: bool
-    numeric: NDArray[np.bool_]
-    scale: Scale | None = None
-    median: Floats | None = None
-    by_client: bool = False
-    scales: Mapping[str, Scale] = field(default_factory=dict)
+    standardize_by: str
+    fill: bool = False
 
 
 @dataclass(frozen=True)

@@ -78,7 +78,7 @@ def load(root: Path | None, *, download: bool = False, cfg: Config | None = None
         names=NAMES,
         features=features,
         is_test=np.concatenate([_is_test(disease[owner == name], cfg.split) for name in records]),
-        scaling=_scaling(cfg, len(features)),
+        scaling=None if cfg.standardize == "none" else Scaling(cfg.standardize),
     )
 
 
@@ -111,10 +111,3 @@ def _is_test(disease: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
     stratified = disease if counts.min() >= _ENOUGH else None
     _, test = train_test_split(rows, train_size=_TRAIN, random_state=seed, stratify=stratified)
     return np.isin(rows, test)
-
-
-def _scaling(cfg: Config, width: int) -> Scaling | None:
-    if cfg.standardize == "none":
-        return None
-    all_features = np.ones(width, dtype=np.bool_)
-    return Scaling(standardize=True, fill=False, numeric=all_features, by_client=cfg.standardize == "client")

@@ -1,4 +1,4 @@
-"""Readers of users' own files: one module per format, each of which returns ``RawSamples``, which ``cleaning`` checks."""
+"""Readers of users' files: one module per format, each of which returns ``RawSamples``, which ``cleaning`` checks."""
 
 from __future__ import annotations
 

@@ -12,11 +12,10 @@ from numpy.typing import NDArray
 from pflcli import rng
 from pflcli.artifacts import client_blocks
 from pflcli.artifacts.codebook import ClientScale, Codebook, floats
-from pflcli.data.datasets import Scale
 from pflcli.data.formats import Like, RawSamples, cleaning
 from pflcli.data.formats.given_splits import parse_splits
 from pflcli.data.preparation import client_splits
-from pflcli.data.preparation.preprocessing import Preprocessing, find_numeric_features, rows_of
+from pflcli.data.preparation.preprocessing import Preprocessing, Scale, find_numeric_features, rows_of
 from pflcli.data.preparation.user_data import UserData
 from pflcli.errors import InputError
 from pflcli.reporter import Reporter

@@ -9,86 +9,90 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts.codebook import ClientScale, Codebook, Column, floats
-from pflcli.artifacts.kinds.dataset import Dataset
 from pflcli.artifacts.kinds.partition import Form, Partition
-from pflcli.data.datasets import Floats, Scale, Scaling
+from pflcli.data.datasets import Scaling
 from pflcli.data.formats import Like, RawSamples, cleaning
 from pflcli.errors import InputError
 
+Floats = NDArray[np.float64]
 
-def pending_scaling(dataset: Dataset, book: Codebook) -> Scaling | None:
-    """Return the preprocessing that an imported dataset still needs; None if it needs none."""
-    if not (dataset.standardize or dataset.fill):
-        return None
-    return Scaling(
-        standardize=dataset.standardize,
-        fill=dataset.fill,
-        numeric=find_numeric_features(book, dataset.x.shape[-1]),
-        scale=Scale(np.asarray(book.mean), np.asarray(book.sd)) if book.mean else None,
-        median=np.asarray(book.median) if book.median else None,
-        by_client=dataset.by_client,
-        scales={own.client: Scale(np.asarray(own.mean), np.asarray(own.sd)) for own in book.scales},
-    )
+
+@dataclass(frozen=True)
+class Scale:
+    """The ``mean`` and standard deviation ``sd`` (d,) of features; a deviation of 0 marks a constant feature."""
+
+    mean: Floats
+    sd: Floats
+
+    @classmethod
+    def fit(cls, known: Floats, numeric: NDArray[np.bool_]) -> Scale:
+        """Return the scale of values (n, d), n > 0; features not ``numeric`` (d,) get mean 0 and deviation 1."""
+        mean, sd = known.mean(axis=0), known.std(axis=0)
+        # Rounding can leave a constant feature with a deviation that is not 0.
+        constant = (known.max(axis=0) == known.min(axis=0)) | (sd == 0)
+        sd = np.where(constant, 0.0, sd)
+        return cls(np.where(numeric, mean, 0.0), np.where(numeric, sd, 1.0))
+
+    @classmethod
+    def load(cls, stored: Codebook | ClientScale) -> Scale | None:
+        """Return the scale in a codebook, or that of one client; None if there is none."""
+        return cls(np.asarray(stored.mean), np.asarray(stored.sd)) if stored.mean else None
+
+    def standardize(self, x: Floats) -> Floats:
+        """Return features (n, ..., d) with mean 0 and deviation 1; constants become 0."""
+        return np.asarray(np.where(self.sd == 0, 0.0, (x - self.mean) / np.where(self.sd == 0, 1.0, self.sd)))
 
 
 def scale_partition(partition: Partition, book: Codebook, scaling: Scaling) -> tuple[Partition, Codebook]:
     """Return the partition with missing values filled in and features standardized, and its codebook.
 
-    Medians and scales are computed from the training samples of clients that are not new. With ``by_client``, each
-    client is standardized by its own training samples, new clients too; raises InputError for a client that has samples
-    but none for training.
+    Medians and scales are those in ``book``, if it has them from earlier data. Otherwise they are computed from the
+    training samples of clients that are not new. If each client is standardized by its own training samples, new
+    clients are too; raises InputError for a client that has samples but none for training. Features (d,) that are 0 or
+    1 for a word are not standardized, and are 0 if the word is missing.
     """
     train_of = [np.arange(*partition.offsets[3 * client : 3 * client + 2]) for client in range(len(partition.names))]
     known = [rows for client, rows in enumerate(train_of) if partition.new is None or not partition.new[client]]
     train = np.concatenate([np.empty(0, np.int64), *known])
-    x, median = _fill_gaps(np.asarray(partition.x), train, scaling)
-    book = replace(book, median=floats(median))
-    if not scaling.standardize:
-        return replace(partition, x=x.astype(np.float32)), book
-    if scaling.by_client:
-        x, scales = _standardize_by_client(partition, x, train_of, scaling)
+    x = np.asarray(partition.x)
+    if scaling.fill:
+        median = np.asarray(book.median) if book.median else _compute_medians(rows_of(x, train), book)
+        x, book = np.where(np.isnan(x), median, x), replace(book, median=floats(median))
+    if scaling.standardize_by == "client":
+        x, scales = _standardize_by_client(partition, x, train_of, book)
         book = replace(book, scales=scales)
-    else:
-        scale = scaling.scale or Scale.fit(rows_of(x, train), scaling.numeric)
-        x = scale.standardize(x)
-        book = replace(book, mean=floats(scale.mean), sd=floats(scale.sd))
+    elif scaling.standardize_by:
+        scale = Scale.load(book) or Scale.fit(rows_of(x, train), find_numeric_features(book, x.shape[-1]))
+        x, book = scale.standardize(x), replace(book, mean=floats(scale.mean), sd=floats(scale.sd))
     return replace(partition, x=x.astype(np.float32)), book
 
 
+def _compute_medians(known: Floats, book: Codebook) -> Floats:
+    """Return the medians (d,) of features (n, d): 0 for a feature without a value, or of a word."""
+    known = np.where(np.isnan(known).all(axis=0), 0.0, known)
+    return np.where(find_numeric_features(book, known.shape[-1]), np.nanmedian(known, axis=0), 0.0)
+
+
 def _standardize_by_client(
-    partition: Partition, x: Floats, train_of: list[NDArray[np.int64]], scaling: Scaling
+    partition: Partition, x: Floats, train_of: list[NDArray[np.int64]], book: Codebook
 ) -> tuple[Floats, tuple[ClientScale, ...]]:
     """Return features (n, ..., d) standardized by each client's own scale, and these scales."""
-    x, scales = x.astype(np.float64), []
+    x, scales, numeric = x.astype(np.float64), [], find_numeric_features(book, x.shape[-1])
+    stored = {scale.client: scale for scale in book.scales}
     for client, (name, train) in enumerate(zip(partition.names, train_of, strict=True)):
         own = slice(*partition.offsets[[3 * client, 3 * client + 3]])
         if own.start == own.stop:
             continue
-        scale = scaling.scales.get(name)
+        scale = Scale.load(stored[name]) if name in stored else None
         if scale is None and not len(train):
             raise InputError(
                 f"client '{name}' has no training samples to standardize its features by",
                 "leave it out, or standardize by all clients' training samples (pfl import --standardize)",
             )
-        scale = scale or Scale.fit(rows_of(x, train), scaling.numeric)
+        scale = scale or Scale.fit(rows_of(x, train), numeric)
         x[own] = scale.standardize(x[own])
         scales.append(ClientScale(name, floats(scale.mean), floats(scale.sd)))
     return x, tuple(scales)
-
-
-def _fill_gaps(x: Floats, train: NDArray[np.int64], scaling: Scaling) -> tuple[Floats, Floats | None]:
-    """Return features (n, ..., d) with medians in place of NaN, and the medians (d,) of the ``train`` rows.
-
-    A feature without a training value has the median 0. Without ``fill``, the features are returned unchanged.
-    """
-    if not scaling.fill:
-        return x, scaling.median
-    median = scaling.median
-    if median is None:
-        known = rows_of(x, train)
-        known = np.where(np.isnan(known).all(axis=0), 0.0, known)
-        median = np.where(scaling.numeric, np.nanmedian(known, axis=0), 0.0)
-    return np.where(np.isnan(x), median, x), median
 
 
 def rows_of(x: Floats, rows: NDArray[np.int64]) -> Floats:
@@ -144,7 +148,14 @@ class Preprocessing:
         Raises InputError if each client was standardized by its own samples, and this one has no scale.
         """
         columns = book.columns or tuple(Column(feature) for feature in book.features)
-        return cls(name, form, columns, book.median, _find_scale(name, book, client), resize, encoder)
+        own = next((scale for scale in book.scales if scale.client == client), None)
+        if book.scales and own is None:
+            raise InputError(
+                f"the features of {name} were standardized by each client's own samples, and '{client}' has no scale",
+                f"choose from: {', '.join(scale.client for scale in book.scales[:10])}",
+            )
+        scale = Scale.load(own or book)
+        return cls(name, form, columns, book.median, scale, resize, encoder)
 
     @property
     def like(self) -> Like | None:
@@ -230,15 +241,3 @@ def _require_complete(raw: RawSamples, x: NDArray[np.float64]) -> None:
             f"{raw.place(row, 'features', at)}: no value",
             "fill it in; only pfl import --missing median stores medians for missing values",
         )
-
-
-def _find_scale(name: str, book: Codebook, client: str | None) -> Scale | None:
-    if book.scales:
-        by_client: dict[str, ClientScale] = {scale.client: scale for scale in book.scales}
-        if client not in by_client:
-            raise InputError(
-                f"the features of {name} were standardized by each client's own samples, and '{client}' has no scale",
-                f"choose from: {', '.join(list(by_client)[:10])}",
-            )
-        return Scale(np.asarray(by_client[client].mean), np.asarray(by_client[client].sd))
-    return Scale(np.asarray(book.mean), np.asarray(book.sd)) if book.mean else None

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
-from pflcli.artifacts.codebook import Codebook
+from pflcli.artifacts.codebook import ClientScale, Codebook, Column
 from pflcli.artifacts.kinds.partition import Partition
-from pflcli.data.datasets import Scale, Scaling
+from pflcli.data.datasets import Scaling
 from pflcli.data.preparation.preprocessing import scale_partition
 from pflcli.errors import InputError
 
@@ -26,10 +28,8 @@ def clients(new=None, sizes=SIZES):
     return Partition(x, np.zeros(len(x), np.int64), np.arange(len(x)), offsets, NAMES, 2, new=new)
 
 
-def scaling(**options):
-    return Scaling(
-        **{"standardize": True, "fill": False, "numeric": np.asarray([True, True, False]), "by_client": True, **options}
-    )
+BOOK = Codebook(columns=(Column("first"), Column("second"), Column("word", ("yes",))))
+BY_CLIENT = Scaling("client")
 
 
 def train_rows(partition, client):
@@ -38,7 +38,7 @@ def train_rows(partition, client):
 
 def test_each_client_by_its_own_training_samples():
     data = clients()
-    scaled, book = scale_partition(data, Codebook(), scaling())
+    scaled, book = scale_partition(data, BOOK, BY_CLIENT)
     assert scaled.x.dtype == np.float32
     assert [scale.client for scale in book.scales] == ["a", "b", "c"]
     assert book.mean == book.sd == ()
@@ -56,7 +56,7 @@ def test_no_other_sample_and_no_other_client_matters():
     own = np.zeros(len(data.x), dtype=np.bool_)
     own[train_rows(data, 0)] = True
     other.x[~own] += 100
-    books = [scale_partition(partition, Codebook(), scaling())[1] for partition in (data, other)]
+    books = [scale_partition(partition, BOOK, BY_CLIENT)[1] for partition in (data, other)]
     assert books[0].scales[0] == books[1].scales[0]
     assert books[0].scales[1] != books[1].scales[1]
 
@@ -64,8 +64,8 @@ def test_no_other_sample_and_no_other_client_matters():
 def test_a_new_client_is_scaled_by_its_own_samples_too():
     new = np.asarray([False, True, False, False])
     assert (
-        scale_partition(clients(new), Codebook(), scaling())[1].scales
-        == scale_partition(clients(), Codebook(), scaling())[1].scales
+        scale_partition(clients(new), BOOK, BY_CLIENT)[1].scales
+        == scale_partition(clients(), BOOK, BY_CLIENT)[1].scales
     )
 
 
@@ -73,27 +73,27 @@ def test_medians_are_of_all_training_samples_of_clients_that_are_not_new():
     data = clients(np.asarray([False, False, False, True]))
     data.x[0, 0] = np.nan
     values = np.concatenate([data.x[1:6, 0], data.x[11:15, 0]])
-    _, book = scale_partition(data, Codebook(), scaling(fill=True))
+    _, book = scale_partition(data, BOOK, Scaling("client", fill=True))
     assert book.median[0] == pytest.approx(np.median(values))
     filled = np.concatenate([[np.median(values)], data.x[1:6, 0]])
     assert book.scales[0].mean[0] == pytest.approx(filled.mean())
 
 
 def test_scales_that_are_known_are_taken():
-    known = {"b": Scale(np.asarray([1.0, 2.0, 0.0]), np.asarray([2.0, 4.0, 1.0]))}
+    known = ClientScale("b", (1.0, 2.0, 0.0), (2.0, 4.0, 1.0))
     data = clients()
-    scaled, book = scale_partition(data, Codebook(), scaling(scales=known))
+    scaled, book = scale_partition(data, replace(BOOK, scales=(known,)), BY_CLIENT)
     assert book.scales[1].mean == (1.0, 2.0, 0.0)
     rows = slice(*data.offsets[[3, 6]])
     np.testing.assert_allclose(scaled.x[rows, 1], (data.x[rows, 1] - 2) / 4, rtol=1e-6)
-    assert book.scales[0] == scale_partition(data, Codebook(), scaling())[1].scales[0]
+    assert book.scales[0] == scale_partition(data, BOOK, BY_CLIENT)[1].scales[0]
 
 
 def test_a_client_without_training_samples_is_named():
     data = clients(sizes=((6, 2, 3), (0, 2, 2), (0, 0, 0), (5, 1, 1)))
     with pytest.raises(InputError, match="client 'b' has no training samples to standardize its features by"):
-        scale_partition(data, Codebook(), scaling())
-    scaled, book = scale_partition(data, Codebook(), scaling(by_client=False))
+        scale_partition(data, BOOK, BY_CLIENT)
+    scaled, book = scale_partition(data, BOOK, Scaling("federation"))
     assert len(book.mean) == 3
     assert book.scales == ()
     assert np.isfinite(scaled.x).all()
