@@ -23,7 +23,7 @@ from pflcli.commands import import_data
 from pflcli.data import datasets, schemes
 from pflcli.data.datasets import Samples
 from pflcli.data.preparation import preprocessing
-from pflcli.data.preparation.deal import Deal, part_of
+from pflcli.data.preparation.deal import Deal, select_part
 from pflcli.data.preparation.poison import Poison
 from pflcli.data.schemes import Scheme
 from pflcli.errors import UsageError
@@ -88,7 +88,7 @@ def partition(asked: Partition) -> Outcome:
         if samples.scaling is not None:
             result, known = preprocessing.scale_partition(result, known, samples.scaling)
         artifact.write(writer, result, known)
-        summary = _summary(result, len(part_of(len(samples.y), *asked.part)), asked.seed)
+        summary = _summary(result, len(select_part(len(samples.y), *asked.part)), asked.seed)
         _report(summary, result, samples, execution)
         return Built(summary, {})
 

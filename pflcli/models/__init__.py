@@ -83,7 +83,7 @@ def check(name: str) -> str:
         raise UsageError(
             f"unknown model '{name}'", closest(name, registry.names("models")), torchvision_own, "pfl list models"
         )
-    family_members = _file(family).members()
+    family_members = _load(family).members()
     if colon and not family_members:
         raise UsageError(f"'{name}': {family} is a single model, not a family", f"--model {family}")
     if family_members and not colon:
@@ -136,10 +136,10 @@ def create(name: str, in_shape: tuple[int, ...], classes: int, seed: int, *, tok
     """
     name = check(name)
     kinds = _kinds(in_shape, tokens)
-    if not set(kinds) & set(_takes(name)):
-        fit = [f"--model {other}" for other in registry.names("models") if set(kinds) & set(_takes(other))]
+    if not set(kinds) & set(_accepted_kinds(name)):
+        fit = [f"--model {other}" for other in registry.names("models") if set(kinds) & set(_accepted_kinds(other))]
         actual = f"{kinds[0]} of {_shape(in_shape)}" if kinds else f"samples of {_shape(in_shape)}"
-        raise UsageError(f"model {name} takes {' or '.join(_takes(name))}, not {actual}", " or ".join(fit[:3]))
+        raise UsageError(f"model {name} takes {' or '.join(_accepted_kinds(name))}, not {actual}", " or ".join(fit[:3]))
     with torch.random.fork_rng(devices=[]):
         torch.random.manual_seed(rng.integer(seed, "init", name))
         if _is_class(name):
@@ -148,7 +148,7 @@ def create(name: str, in_shape: tuple[int, ...], classes: int, seed: int, *, tok
             module = registry.import_file("models", name.partition(":")[0])
             return _own_network.build(module, name, in_shape, classes, tokens=bool(tokens))
         member = name.partition(":")[2:] if ":" in name else ()
-        return _file(name).build(in_shape, classes, *member)
+        return _load(name).build(in_shape, classes, *member)
 
 
 def _kinds(in_shape: tuple[int, ...], tokens: bool | None) -> list[str]:
@@ -157,12 +157,12 @@ def _kinds(in_shape: tuple[int, ...], tokens: bool | None) -> list[str]:
     return kinds if tokens is None else [kind for kind in kinds if (kind == "tokens") == tokens]
 
 
-def _file(name: str) -> Model:
+def _load(name: str) -> Model:
     model: Model = registry.load("models", name, Model)
     return model
 
 
-def _takes(name: str) -> tuple[str, ...]:
+def _accepted_kinds(name: str) -> tuple[str, ...]:
     return tuple(registry.card("models", name).facts.get("TAKES", KINDS))
 
 

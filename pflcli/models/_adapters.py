@@ -96,7 +96,7 @@ def add(net: Net, adapter: str, seed: int) -> Net:
         torch.random.manual_seed(rng.integer(seed, "adapter"))
         for place, module in list(net.body.named_modules(remove_duplicate=False)):
             if id(module) not in replaced:
-                frozen = _with_adapter(module, rank)
+                frozen = _replace_layer(module, rank)
                 if frozen is None:
                     continue
                 replaced[id(module)] = frozen
@@ -116,7 +116,7 @@ def add(net: Net, adapter: str, seed: int) -> Net:
     return net
 
 
-def _with_adapter(module: nn.Module, rank: int) -> nn.Module | None:
+def _replace_layer(module: nn.Module, rank: int) -> nn.Module | None:
     """Return what replaces a layer, or None if the layer stays."""
     if isinstance(module, _BatchNorm) and module.running_mean is not None:
         return FrozenBatchNorm(module)

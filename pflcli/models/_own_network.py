@@ -77,7 +77,7 @@ def build(module: ModuleType, name: str, in_shape: tuple[int, ...], classes: int
     class_name = base.partition(":")[2]
     cls = getattr(module, class_name)
     where = f"{module.__file__}: {class_name}"
-    with _named_errors(where):
+    with _report_errors(where):
         network: nn.Module = cls(**{**_describe_data(cls, in_shape, classes), **arguments})
     needed = [
         parameter.name
@@ -90,7 +90,7 @@ def build(module: ModuleType, name: str, in_shape: tuple[int, ...], classes: int
             "def forward(self, x): return the logits (n, C)",
         )
     x = torch.zeros(2, *in_shape, dtype=torch.int64 if tokens else torch.float32)
-    with _named_errors(where), torch.no_grad():
+    with _report_errors(where), torch.no_grad():
         logits, last = _run(network.eval(), x)
     shape = tuple(logits.shape) if isinstance(logits, Tensor) else type(logits).__name__
     if shape != (2, classes):
@@ -157,7 +157,7 @@ def _is_random(net: Net, in_shape: tuple[int, ...], *, tokens: bool, classes: in
 
 
 @contextmanager
-def _named_errors(where: str) -> Iterator[None]:
+def _report_errors(where: str) -> Iterator[None]:
     """Turn any error of a user's class into an InputError that names the file, the line and the class."""
     try:
         yield

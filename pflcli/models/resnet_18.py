@@ -11,27 +11,27 @@ from __future__ import annotations
 from torch import nn
 
 from pflcli.models import Net, image_shape
-from pflcli.models._classifiers import split, take_channels
+from pflcli.models._classifiers import divide, set_input_channels
 from pflcli.vision import torchvision
 
 REPRESENTATION = "512"
 TAKES = ("images",)
 
-_SMALL = 64
+_MIN_SIZE_TO_REDUCE = 64
 """Height or width below which the first convolution keeps the resolution."""
 
 
 def build(in_shape: tuple[int, ...], classes: int) -> Net:
     """Build for images (channels, height, width) of any size from 8x8."""
     channels, height, width = image_shape("resnet-18", in_shape, 8)
-    net = torchvision().models.resnet18(num_classes=classes, norm_layer=_two_groups)
-    if min(height, width) < _SMALL:
+    net = torchvision().models.resnet18(num_classes=classes, norm_layer=_create_group_norm)
+    if min(height, width) < _MIN_SIZE_TO_REDUCE:
         net.conv1 = nn.Conv2d(channels, 64, 3, padding=1, bias=False)
         nn.init.kaiming_normal_(net.conv1.weight, mode="fan_out", nonlinearity="relu")
         net.maxpool = nn.Identity()
-    take_channels(net, channels)
-    return split(net, "resnet-18")
+    set_input_channels(net, channels)
+    return divide(net, "resnet-18")
 
 
-def _two_groups(channels: int) -> nn.GroupNorm:
+def _create_group_norm(channels: int) -> nn.GroupNorm:
     return nn.GroupNorm(2, channels)

@@ -29,15 +29,15 @@ def build(in_shape: tuple[int, ...], classes: int, member: str) -> Net:
 
     def construct(shape: tuple[int, ...], count: int) -> nn.Module:
         classifier: nn.Module = getattr(torchvision().models, member)(
-            weights=None, num_classes=count, **_arguments(member, shape[1], shape[2])
+            weights=None, num_classes=count, **_list_arguments(member, shape[1], shape[2])
         )
-        _classifiers.take_channels(classifier, shape[0])
+        _classifiers.set_input_channels(classifier, shape[0])
         return classifier
 
     return _classifiers.build(f"torchvision:{member}", in_shape, classes, construct)
 
 
-def _arguments(member: str, height: int, width: int) -> dict[str, Any]:
+def _list_arguments(member: str, height: int, width: int) -> dict[str, Any]:
     """Return additional arguments of some networks: no auxiliary classifiers, or the size of images."""
     if member in ("googlenet", "inception_v3"):
         return {"aux_logits": False, "init_weights": True}

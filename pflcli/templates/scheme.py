@@ -13,7 +13,7 @@ import numpy as np
 from annotated_types import Ge
 
 from pflcli.data.datasets import Samples
-from pflcli.data.schemes import Indices, needs_clients
+from pflcli.data.schemes import Indices, require_clients
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Config:
 
 def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Generator) -> list[Indices]:
     """Return each client's rows of ``samples``, without duplicates."""
-    count = needs_clients("TITLE", clients, len(samples.y))
+    count = require_clients("TITLE", clients, len(samples.y))
     shares = np.cumsum(np.linspace(1, cfg.ratio, count))
     ends = np.round(shares / shares[-1] * len(samples.y)).astype(int)[:-1]
     return [np.sort(part) for part in np.split(rng.permutation(len(samples.y)), ends)]

@@ -43,12 +43,12 @@ COARSE = (
 def load(root: Path | None, *, download: bool = False) -> Samples:
     """Return all images found, with superclasses; the full set is preferred to the subset."""
     if download or (root is not None and (root / FILES[0]).is_dir()):
-        return _with_coarse(read_torchvision("CIFAR100", root, NAMES, download=download))
+        return _add_superclasses(read_torchvision("CIFAR100", root, NAMES, download=download))
     if root is not None and (root / FILES[1]).is_file():
-        return _with_coarse(read_npz_parts(root / FILES[1], NAMES))
+        return _add_superclasses(read_npz_parts(root / FILES[1], NAMES))
     raise missing_root_error("cifar100", *FILES)
 
 
-def _with_coarse(samples: Samples) -> Samples:
+def _add_superclasses(samples: Samples) -> Samples:
     samples.check("cifar100")
     return replace(samples, coarse=np.asarray(COARSE, dtype=np.int64)[samples.y])

@@ -35,15 +35,15 @@ def load(root: Path | None, *, download: bool = False) -> Samples:
     x, y, owner = [], [], []
     for user, images, labels, where in iterate_users(paths):
         if labels:
-            x.append(_pixels(images, where))
-            y.append(_labels(labels, where))
+            x.append(_to_pixels(images, where))
+            y.append(_to_labels(labels, where))
             owner += [user] * len(labels)
     if not x:
         raise InputError(f"{paths[0].parent}: no user has a sample")
     return Samples(np.concatenate(x), np.concatenate(y), CLASSES, np.asarray(owner), names=NAMES)
 
 
-def _pixels(images: list[Any], where: str) -> NDArray[np.uint8]:
+def _to_pixels(images: list[Any], where: str) -> NDArray[np.uint8]:
     """Return (n, 28, 28) uint8 of n lists of 784 numbers in [0, 1]."""
     try:
         values = np.asarray(images, dtype=np.float64)
@@ -55,7 +55,7 @@ def _pixels(images: list[Any], where: str) -> NDArray[np.uint8]:
     return np.rint(values * 255).astype(np.uint8).reshape(-1, 28, 28)
 
 
-def _labels(labels: list[Any], where: str) -> NDArray[np.int64]:
+def _to_labels(labels: list[Any], where: str) -> NDArray[np.int64]:
     if not all(type(label) is int and 0 <= label < CLASSES for label in labels):
         raise InputError(f"{where}: y is not a list of whole numbers from 0 to {CLASSES - 1}")
     return np.asarray(labels, dtype=np.int64)

@@ -41,7 +41,7 @@ LEVELS = {"chest pain": 2, "resting ECG": 6}
 """Columns of the files, from 0; columns 10 to 12 are left out, and 13 is the disease."""
 _COLUMNS, _DISEASE = 14, 13
 _TRAIN = 0.66
-_ENOUGH = 3
+_MIN_PATIENTS_PER_CLASS = 3
 """Minimum number of patients per class for a stratified split."""
 
 
@@ -65,9 +65,9 @@ def load(root: Path | None, *, download: bool = False, cfg: Config | None = None
         raise missing_root_error(
             "another copy of heart-disease", *FILES, source="without --root, the files of pfl are used"
         )
-    records = {name: _complete(path) for name, path in paths.items()}
+    records = {name: _read_complete_patients(path) for name, path in paths.items()}
     values = np.concatenate(list(records.values()))
-    x, features = _features(values)
+    x, features = _make_features(values)
     disease = (values[:, _DISEASE] > 0).astype(np.int64)
     owner = np.repeat(list(records), [len(rows) for rows in records.values()])
     return Samples(
@@ -77,12 +77,12 @@ def load(root: Path | None, *, download: bool = False, cfg: Config | None = None
         owner,
         names=NAMES,
         features=features,
-        is_test=np.concatenate([_is_test(disease[owner == name], cfg.split) for name in records]),
+        is_test=np.concatenate([_mark_test_patients(disease[owner == name], cfg.split) for name in records]),
         scaling=None if cfg.standardize == "none" else Scaling(cfg.standardize),
     )
 
 
-def _complete(path: Path) -> NDArray[np.float64]:
+def _read_complete_patients(path: Path) -> NDArray[np.float64]:
     """Return the values (n, 14) of the patients in a file without missing values in the used columns."""
     cells = [line.split(",") for line in path.read_text(encoding="ascii").splitlines() if line]
     for number, row in enumerate(cells, 1):
@@ -94,7 +94,7 @@ def _complete(path: Path) -> NDArray[np.float64]:
     return np.asarray(values[~np.isnan(values[:, used]).any(axis=1)])
 
 
-def _features(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], tuple[str, ...]]:
+def _make_features(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], tuple[str, ...]]:
     """Return the features (n, d) of patients (n, 14), and their names (d,)."""
     columns = {name: values[:, at] for name, at in NUMBERS.items()}
     for name, at in LEVELS.items():
@@ -103,11 +103,11 @@ def _features(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], tuple[s
     return np.column_stack(list(columns.values())), tuple(columns)
 
 
-def _is_test(disease: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
+def _mark_test_patients(disease: NDArray[np.int64], seed: int) -> NDArray[np.bool_]:
     """Return a mask (n,) of a hospital's test patients."""
     from sklearn.model_selection import train_test_split
 
     rows, counts = np.arange(len(disease)), np.bincount(disease, minlength=CLASSES)
-    stratified = disease if counts.min() >= _ENOUGH else None
+    stratified = disease if counts.min() >= _MIN_PATIENTS_PER_CLASS else None
     _, test = train_test_split(rows, train_size=_TRAIN, random_state=seed, stratify=stratified)
     return np.isin(rows, test)

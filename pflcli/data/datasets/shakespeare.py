@@ -63,7 +63,7 @@ def load(root: Path | None, *, download: bool = False, cfg: Config | None = None
             "shakespeare", *FILES, source="LEAF's preprocess.sh -s niid --sf 1.0 -k 0 -t sample makes them"
         )
     x, y, owner = [], [], []
-    for role, windows, following in _roles(paths) if paths[0].suffix == ".gz" else _leaf_roles(paths):
+    for role, windows, following in _read_roles(paths) if paths[0].suffix == ".gz" else _read_leaf_roles(paths):
         if len(following) + LENGTH >= cfg.min_characters:
             x.append(windows[:: cfg.stride])
             y.append(following[:: cfg.stride].astype(np.int64))
@@ -75,44 +75,44 @@ def load(root: Path | None, *, download: bool = False, cfg: Config | None = None
     return Samples(np.concatenate(x), np.concatenate(y), CLASSES, np.asarray(owner), ordered=True, gap=gap, names=NAMES)
 
 
-_UNPACKED = 100
-"""Maximum compression ratio: text has about 3, and never 100."""
+_MAX_COMPRESSION_RATIO = 100
+"""Text has about 3, and never 100."""
 
 _Windows = Iterator[tuple[str, NDArray[np.int16], NDArray[np.int16]]]
 
 
-def _roles(paths: list[Path]) -> _Windows:
+def _read_roles(paths: list[Path]) -> _Windows:
     """Yield each role with all windows (n, 80) of its text and the token (n,) that follows each."""
     for path in paths:
         with reading(path, "gzipped JSON lines with user and lines"), gzip.open(path) as file:
-            most = _UNPACKED * path.stat().st_size
+            most = _MAX_COMPRESSION_RATIO * path.stat().st_size
             content = file.read(most + 1)
             if len(content) > most:
-                raise InputError(f"{path} unpacks to more than {_UNPACKED} times its size: is it damaged?")
+                raise InputError(f"{path} unpacks to more than {_MAX_COMPRESSION_RATIO} times its size: is it damaged?")
             lines = content.decode("utf-8").splitlines()
             roles = [(str(role["user"]), "\n".join(role["lines"])) for role in map(json.loads, lines)]
         for role, text in roles:
             require_short(str(path), role)
             if len(text) > LENGTH:
-                code = tokens(text)
+                code = encode(text)
                 yield role, np.lib.stride_tricks.sliding_window_view(code[:-1], LENGTH), code[LENGTH:]
 
 
-def _leaf_roles(paths: list[Path]) -> _Windows:
+def _read_leaf_roles(paths: list[Path]) -> _Windows:
     for role, texts, following, where in iterate_users(paths):
         if texts:
-            if not (_strings(texts, LENGTH) and _strings(following, 1)):
+            if not (_are_strings(texts, LENGTH) and _are_strings(following, 1)):
                 raise InputError(
                     f"{where}: x is not a list of texts of {LENGTH} characters, or y not the next character of each"
                 )
-            yield role, tokens("".join(texts)).reshape(-1, LENGTH), tokens("".join(following))
+            yield role, encode("".join(texts)).reshape(-1, LENGTH), encode("".join(following))
 
 
-def _strings(items: list[Any], length: int) -> bool:
+def _are_strings(items: list[Any], length: int) -> bool:
     return all(isinstance(item, str) and len(item) == length for item in items)
 
 
-def tokens(text: str) -> NDArray[np.int16]:
+def encode(text: str) -> NDArray[np.int16]:
     """Return each character's token, (len(text),) int16."""
     table = np.full(128, UNKNOWN, dtype=np.int16)
     table[[ord(character) for character in VOCABULARY]] = np.arange(len(VOCABULARY))

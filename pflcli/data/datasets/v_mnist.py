@@ -55,33 +55,31 @@ def load(root: Path | None, *, download: bool = False, cfg: Config | None = None
     digits = mnist.load(root, download=download)
     clothes = fashion_mnist.load(root, download=download)
     try:
-        behind = _grey(_SOURCES[cfg.background].load(root, download=download).x)
+        behind = _to_grey(_SOURCES[cfg.background].load(root, download=download).x)
     except UsageError as error:
+        other = "or --set background=fashion-mnist"
         raise UsageError(
-            f"v-mnist takes backgrounds from {cfg.background}: {error.message}", *error.fix, _OTHER
+            f"v-mnist takes backgrounds from {cfg.background}: {error.message}", *error.fix, other
         ) from None
-    clients = sizes(cfg.balanced, len(digits.y), len(clothes.y))
+    clients = count_samples(cfg.balanced, len(digits.y), len(clothes.y))
     if not clients.all():
         raise InputError(f"v-mnist needs more than {len(digits.y)} digits and {len(clothes.y)} pieces of clothing")
     rows = {
-        "digits": _draw("digits").permutation(len(digits.y)),
-        "clothes": _draw("clothes").permutation(len(clothes.y)),
+        "digits": _generator("digits").permutation(len(digits.y)),
+        "clothes": _generator("clothes").permutation(len(clothes.y)),
     }
     x, y, owner, used = [], [], [], 0
     for variation, counts in zip(VARIATIONS, clients, strict=True):
         source, kind, first = (clothes, "clothes", 0) if variation == "fashion" else (digits, "digits", used)
         chosen = rows[kind][first : first + counts.sum()]
         used += counts.sum()
-        x.append(varied(variation, source.x[chosen], behind))
+        x.append(make_variation(variation, source.x[chosen], behind))
         y.append(source.y[chosen])
         owner += [f"{variation}-{client}" for client in range(CLIENTS) for _ in range(counts[client])]
     return Samples(np.concatenate(x), np.concatenate(y), CLASSES, np.asarray(owner))
 
 
-_OTHER = "or --set background=fashion-mnist"
-
-
-def sizes(balanced: bool, digits: int, clothes: int) -> NDArray[np.int64]:
+def count_samples(balanced: bool, digits: int, clothes: int) -> NDArray[np.int64]:
     """Return the clients' numbers of samples (6, 3): the paper's, or less if there are fewer digits or clothes."""
     total = min(TOTAL[balanced], digits * len(VARIATIONS) // (len(VARIATIONS) - 1), clothes * len(VARIATIONS))
     if balanced:  # exactly one size
@@ -92,18 +90,18 @@ def sizes(balanced: bool, digits: int, clothes: int) -> NDArray[np.int64]:
     return clients
 
 
-def varied(variation: str, x: NDArray[np.uint8], behind: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def make_variation(variation: str, x: NDArray[np.uint8], behind: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return images (n, 28, 28) in one of the variations; ``behind`` (m, H, W) are grey images for backgrounds."""
     if variation.startswith("rotated"):
-        x = rotated(x, _draw(variation, "angle").uniform(0, 2 * np.pi, len(x)))
+        x = rotate(x, _generator(variation, "angle").uniform(0, 2 * np.pi, len(x)))
     if variation == "noise":
-        return over(x, _draw(variation, "noise").integers(0, 256, x.shape, dtype=np.uint8))
+        return overlay(x, _generator(variation, "noise").integers(0, 256, x.shape, dtype=np.uint8))
     if variation.endswith("image"):
-        return over(x, _patches(behind, len(x), _draw(variation, "patch")))
+        return overlay(x, _draw_patches(behind, len(x), _generator(variation, "patch")))
     return x
 
 
-def rotated(x: NDArray[np.uint8], angle: NDArray[np.float64], chunk: int = 2048) -> NDArray[np.uint8]:
+def rotate(x: NDArray[np.uint8], angle: NDArray[np.float64], chunk: int = 2048) -> NDArray[np.uint8]:
     """Return images (n, H, W) rotated counter-clockwise about their centre by ``angle`` (n,) radians.
 
     Interpolation is bilinear; pixels from outside are black.
@@ -127,13 +125,13 @@ def rotated(x: NDArray[np.uint8], angle: NDArray[np.float64], chunk: int = 2048)
     return turned
 
 
-def over(ink: NDArray[np.uint8], behind: NDArray[np.uint8]) -> NDArray[np.uint8]:
+def overlay(ink: NDArray[np.uint8], behind: NDArray[np.uint8]) -> NDArray[np.uint8]:
     """Return white ink (n, H, W) on a background: ink + (1 - ink / 255) background."""
     covered: NDArray[np.uint8] = np.rint(ink + (1 - ink / 255) * behind).astype(np.uint8)
     return covered
 
 
-def _patches(images: NDArray[np.uint8], count: int, draw: np.random.Generator) -> NDArray[np.uint8]:
+def _draw_patches(images: NDArray[np.uint8], count: int, draw: np.random.Generator) -> NDArray[np.uint8]:
     """Return ``count`` random patches (count, 28, 28) of images (m, H, W)."""
     windows = np.lib.stride_tricks.sliding_window_view(images, (SIDE, SIDE), axis=(1, 2))
     image, row, column = (draw.integers(0, size, count) for size in windows.shape[:3])
@@ -141,10 +139,10 @@ def _patches(images: NDArray[np.uint8], count: int, draw: np.random.Generator) -
     return patches
 
 
-def _grey(x: NDArray[Any]) -> NDArray[np.uint8]:
+def _to_grey(x: NDArray[Any]) -> NDArray[np.uint8]:
     """Return grey images (n, H, W); colour images are converted with the luma weights of ITU-R BT.601."""
     return x if x.ndim == 3 else np.rint(x @ np.asarray([0.299, 0.587, 0.114])).astype(np.uint8)
 
 
-def _draw(*key: str) -> np.random.Generator:
+def _generator(*key: str) -> np.random.Generator:
     return rng.generator(SEED, "v-mnist", *key)

@@ -84,7 +84,7 @@ class Deal:
         self, samples: Samples, splitter: Scheme, cfg: Any, fractions: tuple[float, float, float]
     ) -> Partition:
         """Return the partition of ``samples``; published test samples stay test samples."""
-        rows = part_of(len(samples.y), *self.part)
+        rows = select_part(len(samples.y), *self.part)
         chosen = samples if self.part == (1, 1) else samples.take(rows)
         parts = splitter.split(chosen, self.clients, cfg, rng.generator(self.seed, "partition", self.scheme))
         if self.min_samples:
@@ -117,7 +117,7 @@ def check_fractions(fractions: tuple[float, float, float]) -> None:
         )
 
 
-def part_of(n: int, i: int, parts: int) -> NDArray[np.int64]:
+def select_part(n: int, i: int, parts: int) -> NDArray[np.int64]:
     """Return the rows of the ``i``-th (from 1) of ``parts`` parts of ``n`` samples, sorted."""
     order: NDArray[np.int64] = rng.generator(0, "part").permutation(np.arange(n))
     return np.sort(np.array_split(order, parts)[i - 1])
@@ -148,7 +148,7 @@ def assemble(
         y=samples.y[rows],
         sample=rows,
         offsets=client_blocks.offsets([len(piece) for piece in client_rows]),
-        names=_names(samples, parts),
+        names=_name_clients(samples, parts),
         classes=samples.classes,
     )
 
@@ -178,7 +178,7 @@ def _draw_new_clients(sizes: NDArray[np.int64], fraction: float, seed: int) -> N
     return new
 
 
-def _names(samples: Samples, parts: list[NDArray[np.int64]]) -> list[str]:
+def _name_clients(samples: Samples, parts: list[NDArray[np.int64]]) -> list[str]:
     if samples.owner is not None and parts and all(map(len, parts)):
         owners = samples.owner[[part[0] for part in parts]]
         sizes = [len(part) for part in parts]

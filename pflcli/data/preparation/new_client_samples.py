@@ -15,7 +15,7 @@ from pflcli.artifacts.codebook import ClientScale, Codebook, floats
 from pflcli.data.formats import Like, RawSamples, cleaning
 from pflcli.data.formats.given_splits import parse_splits
 from pflcli.data.preparation import client_splits
-from pflcli.data.preparation.preprocessing import Preprocessing, Scale, find_numeric_features, rows_of
+from pflcli.data.preparation.preprocessing import Preprocessing, Scale, find_numeric_features, flatten_rows
 from pflcli.data.preparation.user_data import UserData
 from pflcli.errors import InputError
 from pflcli.reporter import Reporter
@@ -63,7 +63,7 @@ def read(
     if book.scales:
         if not len(parts[0]):
             raise InputError(f"client '{client}' has no training samples to standardize its features by")
-        scale = Scale.fit(rows_of(x, parts[0]), find_numeric_features(book, x.shape[-1]))
+        scale = Scale.fit(flatten_rows(x, parts[0]), find_numeric_features(book, x.shape[-1]))
         preprocessing = replace(preprocessing, scale=scale)
     rows = np.concatenate(parts)
     return NewClientSamples(

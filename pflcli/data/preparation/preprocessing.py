@@ -56,13 +56,13 @@ def scale_partition(partition: Partition, book: Codebook, scaling: Scaling) -> t
     train = np.concatenate([np.empty(0, np.int64), *known])
     x = np.asarray(partition.x)
     if scaling.fill:
-        median = np.asarray(book.median) if book.median else _compute_medians(rows_of(x, train), book)
+        median = np.asarray(book.median) if book.median else _compute_medians(flatten_rows(x, train), book)
         x, book = np.where(np.isnan(x), median, x), replace(book, median=floats(median))
     if scaling.standardize_by == "client":
         x, scales = _standardize_by_client(partition, x, train_of, book)
         book = replace(book, scales=scales)
     elif scaling.standardize_by:
-        scale = Scale.load(book) or Scale.fit(rows_of(x, train), find_numeric_features(book, x.shape[-1]))
+        scale = Scale.load(book) or Scale.fit(flatten_rows(x, train), find_numeric_features(book, x.shape[-1]))
         x, book = scale.standardize(x), replace(book, mean=floats(scale.mean), sd=floats(scale.sd))
     return replace(partition, x=x.astype(np.float32)), book
 
@@ -89,13 +89,13 @@ def _standardize_by_client(
                 f"client '{name}' has no training samples to standardize its features by",
                 "leave it out, or standardize by all clients' training samples (pfl import --standardize)",
             )
-        scale = scale or Scale.fit(rows_of(x, train), numeric)
+        scale = scale or Scale.fit(flatten_rows(x, train), numeric)
         x[own] = scale.standardize(x[own])
         scales.append(ClientScale(name, floats(scale.mean), floats(scale.sd)))
     return x, tuple(scales)
 
 
-def rows_of(x: Floats, rows: NDArray[np.int64]) -> Floats:
+def flatten_rows(x: Floats, rows: NDArray[np.int64]) -> Floats:
     """Return the values (n, d) of some samples; each step of a series is a row."""
     return np.asarray(x[rows].reshape(-1, x.shape[-1]), dtype=np.float64)
 

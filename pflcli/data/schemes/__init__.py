@@ -49,7 +49,7 @@ def load(name: str) -> Scheme:
     return scheme
 
 
-def needs_clients(scheme: str, clients: int | None, samples: int) -> int:
+def require_clients(scheme: str, clients: int | None, samples: int) -> int:
     """Return the number of clients; raises UsageError if it is missing or there are fewer samples."""
     if clients is None:
         raise UsageError(f"scheme {scheme} needs a number of clients", "--clients 100")
@@ -58,7 +58,7 @@ def needs_clients(scheme: str, clients: int | None, samples: int) -> int:
     return clients
 
 
-def shares(alpha: float, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
+def draw_shares(alpha: float, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
     """Return one Dirichlet draw (count,), also if alpha is so extreme that the draw under- or overflows."""
     with np.errstate(all="ignore"):
         drawn: NDArray[np.float64] = rng.dirichlet(np.full(count, min(alpha, 1e12)))

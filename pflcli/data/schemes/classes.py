@@ -14,7 +14,7 @@ from annotated_types import Ge
 from numpy.typing import NDArray
 
 from pflcli.data.datasets import Samples
-from pflcli.data.schemes import Indices, needs_clients
+from pflcli.data.schemes import Indices, require_clients
 from pflcli.errors import UsageError
 
 
@@ -29,7 +29,7 @@ class Config:
 def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Generator) -> list[Indices]:
     """Return ``clients`` parts; classes without a client are left out."""
     y = samples.y
-    count = needs_clients("classes", clients, len(y))
+    count = require_clients("classes", clients, len(y))
     labels = np.unique(y)
     if cfg.n > len(labels):
         raise UsageError(f"n={cfg.n} classes per client are more than the {len(labels)} there are", f"n={len(labels)}")

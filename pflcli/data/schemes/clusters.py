@@ -17,7 +17,7 @@ from annotated_types import Ge, Gt
 from numpy.typing import NDArray
 
 from pflcli.data.datasets import Samples
-from pflcli.data.schemes import Indices, dirichlet, needs_clients
+from pflcli.data.schemes import Indices, dirichlet, require_clients
 from pflcli.errors import UsageError
 
 QUARTER_TURNS = 4
@@ -39,7 +39,7 @@ class Config:
 
 def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Generator) -> list[Indices]:
     """Return ``clients`` parts: dealt iid to all, or within each cluster by Dirichlet(alpha) if that is set."""
-    count = needs_clients("clusters", clients, len(samples.y))
+    count = require_clients("clusters", clients, len(samples.y))
     _check(samples, count, cfg)
     parts: list[Indices] = [np.sort(part) for part in np.array_split(rng.permutation(len(samples.y)), count)]
     if cfg.alpha is None:
@@ -64,9 +64,9 @@ def transform(
 ) -> tuple[NDArray[Any], NDArray[np.int64]]:
     """Return the samples of cluster ``group``; ``rng`` is the same for all clusters and permutes their labels."""
     if cfg.kind != "labels":
-        x = np.rot90(x, _turns(group, cfg.groups), axes=(1, 2))
+        x = np.rot90(x, _count_quarter_turns(group, cfg.groups), axes=(1, 2))
     if permutes_labels(cfg):
-        y = permutations(group + 1, classes, rng)[group][y]
+        y = draw_permutations(group + 1, classes, rng)[group][y]
     return x, y
 
 
@@ -75,7 +75,7 @@ def permutes_labels(cfg: Config) -> bool:
     return cfg.kind != "rotation"
 
 
-def permutations(groups: int, classes: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def draw_permutations(groups: int, classes: int, rng: np.random.Generator) -> NDArray[np.int64]:
     """Return a permutation of the labels for each cluster, (groups, classes): the identity first, all different.
 
     A cluster's permutation does not depend on how many clusters follow it.
@@ -88,7 +88,7 @@ def permutations(groups: int, classes: int, rng: np.random.Generator) -> NDArray
     return np.asarray(chosen, dtype=np.int64)
 
 
-def _turns(group: int, groups: int) -> int:
+def _count_quarter_turns(group: int, groups: int) -> int:
     """Return the quarter turns of a cluster: as far apart as the number of clusters allows."""
     return group * max(QUARTER_TURNS // groups, 1) % QUARTER_TURNS
 
@@ -109,7 +109,7 @@ def _check(samples: Samples, clients: int, cfg: Config) -> None:
             f"groups={cfg.groups} are more than the {orders} permutations of {samples.classes} labels",
             f"--set groups={orders}",
         )
-    turned = {_turns(group, cfg.groups) for group in range(cfg.groups)} if cfg.kind != "labels" else {0}
+    turned = {_count_quarter_turns(group, cfg.groups) for group in range(cfg.groups)} if cfg.kind != "labels" else {0}
     shape = "x".join(map(str, samples.x.shape[1:]))
     if turned != {0} and not (samples.x.dtype == np.uint8 and samples.x.ndim in (3, 4)):
         raise UsageError(

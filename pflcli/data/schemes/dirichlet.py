@@ -14,7 +14,7 @@ from annotated_types import Gt
 from numpy.typing import NDArray
 
 from pflcli.data.datasets import Samples
-from pflcli.data.schemes import Indices, needs_clients, shares
+from pflcli.data.schemes import Indices, draw_shares, require_clients
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ class Config:
 
 def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Generator) -> list[Indices]:
     """Return ``clients`` parts, some possibly empty; each label takes one draw, so it ends for every alpha."""
-    return deal(samples.y, needs_clients("dirichlet", clients, len(samples.y)), cfg.alpha, rng)
+    return deal(samples.y, require_clients("dirichlet", clients, len(samples.y)), cfg.alpha, rng)
 
 
 def deal(y: NDArray[np.int64], count: int, alpha: float, rng: np.random.Generator) -> list[Indices]:
@@ -35,7 +35,7 @@ def deal(y: NDArray[np.int64], count: int, alpha: float, rng: np.random.Generato
     dealt: list[list[Indices]] = [[] for _ in range(count)]
     for label in np.unique(y):
         rows = rng.permutation(np.flatnonzero(y == label))
-        sizes = rng.multinomial(len(rows), shares(alpha, count, rng))
+        sizes = rng.multinomial(len(rows), draw_shares(alpha, count, rng))
         for client, part in enumerate(np.split(rows, np.cumsum(sizes)[:-1])):
             dealt[client].append(part)
     return [np.sort(np.concatenate(parts)) for parts in dealt]

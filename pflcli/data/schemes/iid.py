@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pflcli.data.datasets import Samples
-from pflcli.data.schemes import Indices, needs_clients
+from pflcli.data.schemes import Indices, require_clients
 
 
 @dataclass(frozen=True)
@@ -17,5 +17,5 @@ class Config:
 
 def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Generator) -> list[Indices]:
     """Return ``clients`` parts whose sizes differ by at most one."""
-    count = needs_clients("iid", clients, len(samples.y))
+    count = require_clients("iid", clients, len(samples.y))
     return [np.sort(part) for part in np.array_split(rng.permutation(len(samples.y)), count)]

@@ -16,7 +16,7 @@ from annotated_types import Gt
 from numpy.typing import NDArray
 
 from pflcli.data.datasets import Samples
-from pflcli.data.schemes import Indices, needs_clients
+from pflcli.data.schemes import Indices, require_clients
 from pflcli.errors import UsageError
 
 Pool = dict[int, dict[int, list[int]]]
@@ -39,14 +39,14 @@ def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Gen
         raise UsageError(
             "scheme pachinko needs coarse labels, which this dataset does not have", "--scheme dirichlet --clients 100"
         )
-    count = needs_clients("pachinko", clients, len(samples.y))
+    count = require_clients("pachinko", clients, len(samples.y))
     pool: Pool = {}
     for row in rng.permutation(len(samples.y)).tolist():
         pool.setdefault(int(samples.coarse[row]), {}).setdefault(int(samples.y[row]), []).append(row)
-    return [_client(pool, len(samples.y) // count, cfg, rng) for _ in range(count)]
+    return [_draw_client(pool, len(samples.y) // count, cfg, rng) for _ in range(count)]
 
 
-def _client(pool: Pool, size: int, cfg: Config, rng: np.random.Generator) -> Indices:
+def _draw_client(pool: Pool, size: int, cfg: Config, rng: np.random.Generator) -> Indices:
     """Draw one client's ``size`` rows from the pool, and remove them.
 
     Distributions are drawn over the remaining labels: a Dirichlet draw over all labels, renormalised over some of them,
@@ -74,7 +74,7 @@ class _Choice:
 
     def __init__(self, labels: list[int], concentration: float, rng: np.random.Generator) -> None:
         self._labels = labels
-        self._log_weights = _log_gamma(concentration, len(labels), rng)
+        self._log_weights = _draw_log_gammas(concentration, len(labels), rng)
         self._cumulate()
 
     def _cumulate(self) -> None:
@@ -94,7 +94,7 @@ class _Choice:
         self._cumulate()
 
 
-def _log_gamma(shape: float, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
+def _draw_log_gammas(shape: float, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
     """Return the logarithms of gamma variates (count,): normalised over any of them, they are a Dirichlet draw.
 
     Gamma(a) is Gamma(a + 1) U^(1 / a) in distribution, which in logarithms never underflows to 0 / 0 for small a.

@@ -15,7 +15,7 @@ from annotated_types import Gt, Le
 from numpy.typing import NDArray
 
 from pflcli.data.datasets import Samples
-from pflcli.data.schemes import Indices, needs_clients, shares
+from pflcli.data.schemes import Indices, draw_shares, require_clients
 
 
 @dataclass(frozen=True)
@@ -34,13 +34,13 @@ class Config:
 def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Generator) -> list[Indices]:
     """Return ``clients`` parts, some possibly empty; sizes are rounded shares of all samples and add up to them."""
     total = len(samples.y)
-    count = needs_clients("quantity", clients, total)
-    share = shares(cfg.beta, count, rng) if cfg.sizes == "dirichlet" else _log_normal(cfg.sigma, count, rng)
+    count = require_clients("quantity", clients, total)
+    share = draw_shares(cfg.beta, count, rng) if cfg.sizes == "dirichlet" else _draw_log_normal(cfg.sigma, count, rng)
     cuts = np.rint(np.cumsum(share)[:-1] * total).astype(np.int64)
     return [np.sort(part) for part in np.split(rng.permutation(total), cuts)]
 
 
-def _log_normal(sigma: float, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
+def _draw_log_normal(sigma: float, count: int, rng: np.random.Generator) -> NDArray[np.float64]:
     """Return shares (count,) proportional to exp(N(0, sigma^2)), scaled by the largest first against overflow."""
     exponent = rng.normal(0.0, sigma, count)
     size: NDArray[np.float64] = np.exp(exponent - exponent.max())

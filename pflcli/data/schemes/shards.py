@@ -14,7 +14,7 @@ import numpy as np
 from annotated_types import Ge
 
 from pflcli.data.datasets import Samples
-from pflcli.data.schemes import Indices, needs_clients
+from pflcli.data.schemes import Indices, require_clients
 from pflcli.errors import UsageError
 
 
@@ -29,7 +29,7 @@ class Config:
 def split(samples: Samples, clients: int | None, cfg: Config, rng: np.random.Generator) -> list[Indices]:
     """Return ``clients`` parts of n shards each; shards differ in size by one sample at most."""
     total = len(samples.y)
-    count = needs_clients("shards", clients, total)
+    count = require_clients("shards", clients, total)
     if cfg.n * count > total:
         raise UsageError(
             f"{count} clients with n={cfg.n} shards each need {cfg.n * count} samples, there are {total}",

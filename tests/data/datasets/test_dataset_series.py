@@ -33,7 +33,7 @@ def test_vocabulary_is_leafs():
     assert shakespeare.VOCABULARY.index("z") == 78
     assert shakespeare.VOCABULARY[shakespeare.UNKNOWN] == "}"
     for odd in "}{@é€\U0001f600\x00\t":
-        assert shakespeare.tokens(f"a{odd}b").tolist() == [53, 79, 54]
+        assert shakespeare.encode(f"a{odd}b").tolist() == [53, 79, 54]
 
 
 def words(tokens):

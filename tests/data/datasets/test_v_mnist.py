@@ -16,7 +16,7 @@ DRAW = np.random.default_rng(1)
     ("balanced", "total", "deviation"), [(False, 72_795, 1876), (True, 82_800, 0)], ids=["unbalanced", "balanced"]
 )
 def test_sizes_are_the_papers(balanced, total, deviation):
-    sizes = v_mnist.sizes(balanced, 70_000, 70_000)
+    sizes = v_mnist.count_samples(balanced, 70_000, 70_000)
     assert sizes.shape == (6, 3)
     assert sizes.sum() == total
     assert abs(sizes.mean() - total / 18) < 1e-9
@@ -27,10 +27,10 @@ def test_sizes_are_the_papers(balanced, total, deviation):
 @pytest.mark.parametrize("balanced", [True, False])
 @pytest.mark.parametrize(("digits", "clothes"), [(52_047, 70_000), (70_000, 60), (37, 1000), (18, 4), (0, 9), (14, 3)])
 def test_fewer_digits_make_smaller_clients_of_the_same_proportions(balanced, digits, clothes):
-    sizes = v_mnist.sizes(balanced, digits, clothes)
+    sizes = v_mnist.count_samples(balanced, digits, clothes)
     assert sizes[:5].sum() <= digits
     assert sizes[5].sum() <= clothes
-    full = v_mnist.sizes(balanced, 70_000, 70_000)
+    full = v_mnist.count_samples(balanced, 70_000, 70_000)
     np.testing.assert_allclose(sizes, full * (sizes.sum() / full.sum()), atol=2)
     assert sizes[:5].sum() > digits - 15 or sizes[5].sum() > clothes - 3
     assert not balanced or len(np.unique(sizes)) == 1
@@ -39,7 +39,7 @@ def test_fewer_digits_make_smaller_clients_of_the_same_proportions(balanced, dig
 def test_a_turn_by_right_angles_is_exact():
     """Four quarters are the identity, one quarter is what NumPy calls it, and nothing is out by a pixel."""
     x = DRAW.integers(0, 256, (4, 28, 28), dtype=np.uint8)
-    turned = v_mnist.rotated(x, np.arange(4) * np.pi / 2, chunk=3)
+    turned = v_mnist.rotate(x, np.arange(4) * np.pi / 2, chunk=3)
     for quarters in range(4):
         np.testing.assert_array_equal(turned[quarters], np.rot90(x[quarters], quarters))
 
@@ -48,7 +48,7 @@ def test_a_turn_interpolates_between_pixels():
     """A blurred spot at distance 8 lands at its angle, counter-clockwise, as bright as it was."""
     row, column = np.indices((29, 29))
     spot = 200 * np.exp(-((row - 14) ** 2 + (column - 22) ** 2) / 4)  # to the right of the centre
-    turned = v_mnist.rotated(np.rint(spot[None]).astype(np.uint8), np.asarray([np.pi / 6])).astype(float)[0]
+    turned = v_mnist.rotate(np.rint(spot[None]).astype(np.uint8), np.asarray([np.pi / 6])).astype(float)[0]
     assert turned.sum() == pytest.approx(spot.sum(), rel=0.02)
     assert (turned * column).sum() / turned.sum() == pytest.approx(14 + 8 * np.cos(np.pi / 6), abs=0.1)
     assert (turned * row).sum() / turned.sum() == pytest.approx(14 - 8 * np.sin(np.pi / 6), abs=0.1)
@@ -56,7 +56,7 @@ def test_a_turn_interpolates_between_pixels():
 
 def test_ink_covers_in_proportion():
     ink = np.asarray([[[0, 255, 51]]], np.uint8)
-    np.testing.assert_array_equal(v_mnist.over(ink, np.full((1, 1, 3), 100, np.uint8)), [[[100, 255, 131]]])
+    np.testing.assert_array_equal(v_mnist.overlay(ink, np.full((1, 1, 3), 100, np.uint8)), [[[100, 255, 131]]])
 
 
 @pytest.fixture
@@ -81,7 +81,7 @@ def test_every_digit_stands_once_and_keeps_its_label(few, balanced):
     digits, clothes = mnist.load(few), fashion_mnist.load(few)
     names, counts = np.unique(samples.owner, return_counts=True)
     assert len(names) == 18
-    np.testing.assert_array_equal(np.sort(counts), np.sort(v_mnist.sizes(balanced, 120, 30).ravel()))
+    np.testing.assert_array_equal(np.sort(counts), np.sort(v_mnist.count_samples(balanced, 120, 30).ravel()))
     used = []
     for variation, source in (("plain", digits), ("fashion", clothes)):
         indices = np.flatnonzero(np.char.startswith(samples.owner, variation))
@@ -100,9 +100,9 @@ def test_every_digit_stands_once_and_keeps_its_label(few, balanced):
 
 def test_backgrounds_are_patches_of_the_images(few):
     """Where there is no ink, the background shows: black digits come out as exact patches."""
-    images = v_mnist._grey(cifar10.load(few).x)
+    images = v_mnist._to_grey(cifar10.load(few).x)
     np.testing.assert_array_equal(images, cifar10.load(few).x[..., 0])  # a grey image keeps its values
-    varied = v_mnist.varied("image", np.zeros((20, 28, 28), np.uint8), images)
+    varied = v_mnist.make_variation("image", np.zeros((20, 28, 28), np.uint8), images)
     patches = {image[r : r + 28, c : c + 28].tobytes() for image in images for r in range(5) for c in range(5)}
     assert all(patch.tobytes() in patches for patch in varied)
     assert len({patch.tobytes() for patch in varied}) > 10

@@ -274,12 +274,12 @@ def test_rotations_by_hand(groups, degrees):
 
 
 def test_permutations_are_bijections_and_no_two_the_same():
-    table = clusters.permutations(6, 3, np.random.default_rng(0))  # all that there are
+    table = clusters.draw_permutations(6, 3, np.random.default_rng(0))  # all that there are
     assert table[0].tolist() == [0, 1, 2]
     assert {tuple(sorted(row)) for row in table.tolist()} == {(0, 1, 2)}
     assert len({tuple(row) for row in table.tolist()}) == 6
-    longer = clusters.permutations(5, 10, np.random.default_rng(3))
-    np.testing.assert_array_equal(clusters.permutations(2, 10, np.random.default_rng(3)), longer[:2])
+    longer = clusters.draw_permutations(5, 10, np.random.default_rng(3))
+    np.testing.assert_array_equal(clusters.draw_permutations(2, 10, np.random.default_rng(3)), longer[:2])
 
 
 def test_what_clusters_cannot_be():
