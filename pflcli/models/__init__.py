@@ -45,7 +45,7 @@ class Net(nn.Module):
 
 
 class Model(Protocol):
-    """A file of this folder. ``build`` and ``REPRESENTATION`` are required."""
+    """The interface of a file in this folder; ``build`` and ``REPRESENTATION`` are required."""
 
     REPRESENTATION: str
     """the dimension of the representation, as ``pfl list models`` shows it"""
@@ -131,7 +131,7 @@ def add_adapter(net: Net, adapter: str, seed: int) -> Net:
 def create(name: str, in_shape: tuple[int, ...], classes: int, seed: int, *, tokens: bool | None = None) -> Net:
     """Build a backbone with initial weights drawn from ``seed``; the state of the global generator does not change.
 
-    ``tokens`` says whether samples are tokens; None means unknown. Raises UsageError, with suitable models, for samples
+    ``tokens`` is whether samples are tokens, None if unknown. Raises UsageError, with suitable models, for samples
     of a kind or size that the model does not take.
     """
     name = check(name)

@@ -38,7 +38,7 @@ tokens."""
 def name_class(name: str, module: ModuleType) -> str:
     """Return the full name of a network: ``net:Net(width=32)`` for ``net:(width=32)`` if Net is the only one there.
 
-    Raises InputError if the module has several networks and the name says none of them, or has no such network.
+    Raises InputError if the module has several networks and the name does not choose one, or if it has no such network.
     """
     base, arguments = registry.split_arguments(name)
     family, _, cls = base.partition(":")

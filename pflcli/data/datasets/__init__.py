@@ -22,10 +22,10 @@ _SAMPLES_PER_CHECK = 1 << 16
 
 @dataclass(frozen=True)
 class Scaling:
-    """What features still need once their samples are split: medians in place of NaN (``fill``), and standardization.
+    """The preprocessing that follows the split of the samples: medians in place of NaN (``fill``), standardization.
 
-    ``standardize_by`` says whose training samples features are standardized by: "federation", "client", or empty for
-    none.
+    ``standardize_by`` is "federation" (by the training samples of all clients), "client" (by each client's own), or
+    empty for no standardization.
     """
 
     standardize_by: str
@@ -40,12 +40,12 @@ class Samples:
     int16 tokens (n, length). ``y`` (n,) are labels 0..classes-1. ``owner`` (n,) are the names of natural clients, or
     None.
 
-    ``ordered``: rows (of each owner) are sorted by time, and are split in that order, never at random. ``gap`` rows of
-    an owner are then left out between two splits, so that windows of different splits do not overlap. ``group`` (n,) is
-    the same for samples that belong together, such as one patient's; a client has them in one split. ``coarse`` (n,) is
-    each sample's superclass. ``names`` (classes,) and ``features`` (d,) are the names of classes and features, if they
-    have any. ``is_test`` (n,) and ``is_validation`` (n,) mark the published test and validation sets. ``scaling`` is
-    the scaling that features still need.
+    If ``ordered``, the rows (of each owner) are sorted by time and are split in that order, never at random; ``gap``
+    rows of each owner are left out between two splits, so that windows of different splits do not overlap. ``group``
+    (n,) is the same for samples that belong together, such as one patient's; a client has them in one split.
+    ``coarse`` (n,) is each sample's superclass. ``names`` (classes,) and ``features`` (d,) are the names of classes and
+    features, if they have any. ``is_test`` (n,) and ``is_validation`` (n,) mark the published test and validation sets.
+    ``scaling`` is the scaling that features still need.
     """
 
     x: NDArray[Any]
@@ -64,9 +64,9 @@ class Samples:
 
     def take(self, rows: NDArray[np.int64]) -> Samples:
         """Return some of the samples."""
-        beside = ("owner", "coarse", "is_test", "is_validation", "group")
-        known = {name: getattr(self, name) for name in beside if getattr(self, name) is not None}
-        return replace(self, x=self.x[rows], y=self.y[rows], **{name: values[rows] for name, values in known.items()})
+        names = ("x", "y", "owner", "coarse", "is_test", "is_validation", "group")
+        known = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        return replace(self, **{name: values[rows] for name, values in known.items()})
 
     def sha256(self) -> str:
         """Return a hash of the data: the same samples in two folders make the same artifact."""
@@ -86,9 +86,9 @@ class Samples:
         return digest.hexdigest()
 
     def check(self, name: str) -> None:
-        """Raise InputError if arrays differ in length, models do not take ``x``, or a value is invalid.
+        """Raise InputError if arrays differ in length, if no model takes ``x``, or if a value is invalid.
 
-        Invalid are values that are not finite and labels out of range.
+        A feature is invalid if it is not finite, and a label if it is out of range.
         """
         arrays = (self.x, self.y, self.owner, self.coarse, self.is_test, self.is_validation, self.group)
         lengths = {len(array) for array in arrays if array is not None}
@@ -133,7 +133,7 @@ class Samples:
 
 
 class Dataset(Protocol):
-    """A file of this folder. ``load``, ``CLASSES``, ``SHAPE`` and ``LICENCE`` are required."""
+    """The interface of a file in this folder; ``load``, ``CLASSES``, ``SHAPE`` and ``LICENCE`` are required."""
 
     CLASSES: int
     """number of classes"""

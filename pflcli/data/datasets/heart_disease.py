@@ -1,4 +1,4 @@
-"""Heart disease in 740 patients of four hospitals: 13 features tell whether there is any; each client is a hospital.
+"""Heart disease of 740 patients, predicted from 13 features; each of the four clients is a hospital.
 
 Janosi, Steinbrunn, Pfisterer and Detrano (1989), UCI 45, https://doi.org/10.24432/C52P4X; it is included in pfl.
 Features and split follow FLamby (Ogier du Terrail et al., 2022, https://arxiv.org/abs/2210.04620):

@@ -44,7 +44,7 @@ _ROWS_PER_BATCH = 1024
 
 @dataclass(frozen=True)
 class Part:
-    """The files of one split of one client; ``client`` and ``split`` are empty if the folder does not tell them."""
+    """The files of one split of one client; ``client`` and ``split`` are empty if the folder has none."""
 
     client: str
     split: str
@@ -382,7 +382,8 @@ def _find_array_column(rows: _Rows, features: str | Sequence[str] | None) -> str
             if name in rows.table.column_names and _is_nested(schema.field(name).type):
                 if len(names) > 1:
                     raise UsageError(
-                        f"--features: '{name}' contains images or arrays, and stands alone", f"--features {name}"
+                        f"--features: '{name}' contains images or arrays, and must be the only one",
+                        f"--features {name}",
                     )
                 return name
         return None

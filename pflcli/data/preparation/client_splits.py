@@ -117,11 +117,15 @@ def keep_fraction(partition: Partition, clients: Rows, fraction: float, seed: in
                 order = capacity.arrival_order(seed, split, client, len(rows))
                 rows = rows[capacity.kept_rows(fraction, order)]
             remaining.append(rows)
-    rows = np.concatenate(remaining)
+    return select_rows(partition, np.concatenate(remaining), [len(block) for block in remaining])
+
+
+def select_rows(partition: Partition, rows: Rows, sizes: list[int]) -> Partition:
+    """Return the partition with only these ``rows``, of which ``sizes`` belong to each split of each client."""
     return replace(
         partition,
         x=partition.x[rows],
         y=partition.y[rows],
         sample=partition.sample[rows],
-        offsets=client_blocks.offsets([len(block) for block in remaining]),
+        offsets=client_blocks.offsets(sizes),
     )

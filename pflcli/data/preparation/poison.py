@@ -9,6 +9,7 @@ import numpy as np
 from pflcli import rng
 from pflcli.artifacts import client_blocks
 from pflcli.artifacts.kinds.partition import Partition
+from pflcli.data.preparation.client_splits import select_rows
 from pflcli.errors import UsageError
 
 STRENGTHS = {"none": None, "flip": None, "scale": -10.0, "random": 10.0}
@@ -75,18 +76,10 @@ class Poison:
         is_train = np.repeat(np.arange(sizes.size) % len(client_blocks.SPLITS) == 0, sizes.ravel())
         rows = np.flatnonzero(~holder | is_train)
         sizes[poisoned, 1:] = 0
-        y = partition.y[rows]
+        result = replace(select_rows(partition, rows, sizes.ravel().tolist()), poisoned=poisoned)
         if self.kind == "flip":
-            y = np.where(holder[rows], partition.classes - 1 - y, y)
-        result = replace(
-            partition,
-            x=partition.x[rows],
-            y=y,
-            sample=partition.sample[rows],
-            offsets=client_blocks.offsets(sizes.ravel().tolist()),
-            poisoned=poisoned,
-        )
-        if self.kind in ("none", "flip"):
+            return replace(result, y=np.where(holder[rows], partition.classes - 1 - result.y, result.y))
+        if self.kind == "none":
             return result
         factor, noise = (self.strength, 0.0) if self.kind == "scale" else (0.0, self.strength)
         return replace(

@@ -19,7 +19,7 @@ Indices = NDArray[np.int64]
 
 
 class Scheme(Protocol):
-    """A file of this folder. ``Config`` and ``split`` are required; ``cluster`` requires ``transform``."""
+    """Interface of a file in this folder; ``Config`` and ``split`` are required; ``cluster`` needs ``transform``."""
 
     Config: type[Any]
     """its options: a frozen dataclass with a default for each, and a line of explanation under each"""

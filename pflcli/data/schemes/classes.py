@@ -1,4 +1,4 @@
-"""Each client holds n classes, as in pFedGP's split (Achituve et al., 2021), https://arxiv.org/abs/2106.15482.
+"""Each client has samples of n classes, as in pFedGP's split (Achituve et al., 2021), https://arxiv.org/abs/2106.15482.
 
 Classes are dealt from shuffled decks, so that all have about the same number of clients. A class's samples are divided
 among its clients in proportions drawn uniformly from [0.4, 0.6] and normalised.

@@ -1,4 +1,4 @@
-"""Clients differ in how many samples they hold, not in which: quantity skew.
+"""Clients differ in their numbers of samples, not in the distribution of these: quantity skew.
 
 Shares of the data are a Dirichlet(beta) draw over clients, as in NIID-Bench (Li et al., 2022), section 4.3,
 https://arxiv.org/abs/2102.02079, or proportional to log-normal draws, as in FedDyn (Acar et al., 2021),
