@@ -202,7 +202,7 @@ def test_pachinko_has_the_moments_of_dirichlet_multinomials(alpha, beta):
     counts = []
     for seed in range(1500):
         pool = {c: {c * below + f: list(range(n)) for f in range(below)} for c in range(above)}
-        pachinko._client(pool, n, pachinko.Config(alpha, beta), np.random.default_rng(seed))
+        pachinko._draw_client(pool, n, pachinko.Config(alpha, beta), np.random.default_rng(seed))
         counts.append([[n - len(pool[c].get(c * below + f, ())) for f in range(below)] for c in range(above)])
     counted = np.asarray(counts)
     coarse = counted.sum(axis=2)
