@@ -12,6 +12,8 @@ from annotated_types import Ge, Gt, Le, Lt
 
 AUTO = "auto"
 """The name of a model that is chosen by the shape of the samples."""
+TRAINING = "training."
+"""Prefix that distinguishes a training setting from an option of the method with the same name."""
 
 
 @dataclass(frozen=True)

@@ -48,7 +48,6 @@ ALLOWED = {
     | {"execution", "config", "artifacts", "engine", "federation", "knn", "methods", "models", "parameters"}
     | {"federation.aggregators", "federation.privacy", "federation.uploads"},
     "encoders": BASE | {"artifacts", "engine", "models", "parameters", "training"},
-    "jobs": BASE | {"execution", "artifacts", "engine", "training"},
     "prediction": BASE
     | {
         "execution",
@@ -83,15 +82,27 @@ ALLOWED = {
     "options": BASE | {"config", "execution", "artifacts", "training"},  # the last two for types alone
     "commands": BASE
     | {"execution", "config", "sources", "data.datasets", "data.formats", "data.schemes", "data.preparation", "models"}
-    | {"parameters", "engine", "knn", "methods", "artifacts", "training", "jobs", "options", "prediction", "auditing"}
+    | {"parameters", "engine", "knn", "methods", "artifacts", "training", "options", "prediction", "auditing"}
     | {"laws", "encoders", "federation", "federation.aggregators", "federation.privacy", "federation.uploads"}
     | {"evaluation", "evaluation.charts", "evaluation.metrics", "evaluation.presentation", "evaluation.page"}
     | {"tracking"},
+    "jobs": BASE | {"execution", "artifacts", "engine", "training", "commands"},
+    "tuning": BASE | {"execution", "config", "artifacts", "methods", "evaluation.metrics", "jobs"},
+    "commands.tune": BASE
+    | {"execution", "config", "sources", "artifacts", "options", "training", "methods", "federation"}
+    | {"federation.privacy", "evaluation.metrics", "commands", "jobs", "tuning"},
+    "comparison": BASE
+    | {"execution", "config", "artifacts", "methods", "federation", "training", "evaluation", "evaluation.metrics"}
+    | {"commands", "commands.tune", "jobs", "tuning"},
+    "commands.compare": BASE
+    | {"execution", "config", "artifacts", "options", "methods", "training", "federation.privacy", "evaluation"}
+    | {"evaluation.metrics", "jobs", "comparison"},
+    "commands.demo": {"execution", "artifacts", "options", "commands", "commands.compare"},
     "cli": BASE
-    | {"execution", "config", "commands", "options", "artifacts", "jobs", "prediction"}
+    | {"execution", "config", "commands", "options", "artifacts", "jobs", "tuning", "prediction", "commands.compare"}
     | {"evaluation", "evaluation.presentation"},
     "__main__": {"cli", "errors", "options", "registry"},
-    "__init__": {"commands"},
+    "__init__": {"commands", "commands.tune", "commands.compare", "commands.demo"},
 }
 """What each package or module may import besides itself, from the bottom to the top."""
 FILES = sorted(ROOT.rglob("*.py"))

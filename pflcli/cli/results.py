@@ -65,7 +65,7 @@ def show_trials(
     """Print the trials of a search, or in a dry run the decision for each."""
     from pflcli.artifacts.kinds import tuning
     from pflcli.artifacts.reader import open_artifact
-    from pflcli.commands.tuning import trials
+    from pflcli.tuning import trials
 
     if not quiet:
         if not execution.dry_run:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,12 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.commands.comparison import costs, only, tunings
-from pflcli.commands.comparison.extend import ExistingComparison, find_comparison
-from pflcli.commands.comparison.runs import private_runs, seed_jobs
-from pflcli.commands.comparison.tunings import Tuned
-from pflcli.commands.comparison.variants import (
+from pflcli.comparison import costs, selection, tunings
+from pflcli.comparison.extend import ExistingComparison, find_comparison
+from pflcli.comparison.runs import Comparison
+from pflcli.comparison.tunings import Tuned
+from pflcli.comparison.variants import (
     ALL,
-    BACKBONE,
-    TRAINING,
     Variant,
     announce_stacks,
     require_validation_samples,
@@ -36,12 +34,13 @@ from pflcli.evaluation import coverage, round_costs, scoring, stack_references, 
 from pflcli.evaluation.metrics import catalogue
 from pflcli.execution import Execution
 from pflcli.federation.privacy import guarantee
-from pflcli.jobs.job import LATER, Job, Plan, Planned, list_unfinished, plan, require_free, rows
+from pflcli.jobs.job import LATER, Job, Plan, Planned, list_decisions, list_unfinished, plan, require_free
 from pflcli.jobs.run import Results, run, summarize
+from pflcli.jobs.shared_artifacts import BACKBONE
 from pflcli.options.compare import Compare
 from pflcli.options.declaration import command
 from pflcli.reporter import SILENT
-from pflcli.settings import Settings
+from pflcli.settings import TRAINING, Settings
 from pflcli.training import initial_weights as initial
 from pflcli.training import run_request
 
@@ -86,78 +85,61 @@ def compare(asked: Compare) -> Outcome:
     Raises UsageError for an invalid request; ConflictError before anything is made if an artifact of another request
     exists; IncompleteError, with the comparison of the other runs, if a run fails.
     """
-    execution = asked.execution or Execution()
-    out = Path(asked.out)
+    execution, out = asked.execution or Execution(), Path(asked.out)
     require_folder(out)
-    round_costs.check_target(asked.target)
-    coverage.check_options(asked.coverage)
-    table = TableOptions(
-        asked.target,
-        asked.link,
-        None if asked.metrics is None else catalogue.parse_names(asked.metrics),
-        asked.positive,
-        asked.coverage,
-    )
+    table = TableOptions.read(asked)
     partitions = _partitions_by_seed(asked.sources, asked.seeds)
-    if (
-        asked.tune is not None
-        and asked.positive is not None
-        and catalogue.METRICS[(table.metrics or ("accuracy",))[0]].binary_formula
-    ):
-        raise UsageError(
-            "--positive cannot be combined with --tune, which takes the last class as the positive one",
-            "use another metric, such as --metric auroc, or leave out --positive",
-        )
-    initial_weights = None if asked.weights is None else initial.read(asked.weights)
-    execution = execution.reading(None if initial_weights is None else initial_weights.path)
-    partition = next(iter(partitions.values()))
-    every = ALL in asked.methods
-    tuned, left = Tuned(asked.options or {}, asked.settings or {}), asked.only
-    training = run_request.resolve_settings({}, tuned.settings, partition)
-    initial.require_weights(training, None if initial_weights is None else initial_weights.digest)
+    table.require_tunable(asked.tune)
+    weights = None if asked.weights is None else initial.read(asked.weights)
+    execution = execution.reading(None if weights is None else weights.path)
+    digest = None if weights is None else weights.digest
+    skip_unsuited = ALL in asked.methods
+    tuned, only = Tuned(asked.options or {}, asked.settings or {}), asked.only
+    training = run_request.resolve_settings({}, tuned.settings, partition := next(iter(partitions.values())))
+    initial.require_weights(training, digest)
 
-    # First tune: the requests of all other jobs depend on the chosen options and settings.
+    # Tune first: the requests of all runs depend on the chosen options and settings.
     budget = tunings.budget(asked.tune, out / NAME, partitions, table.metrics, force=execution.force)
     if budget is not None:
         variants = tunings.requested_variants(asked.methods, tuned.options, training, out / NAME)
         table.request(asked.baseline, partitions)  # raises an error for invalid options before anything is made
         if not manifests.is_artifact(out / NAME):
-            _require_compared(asked.baseline, variants)
-        tuner = tunings.Tuner(budget, partition, out, tuned.options, tuned.settings, initial_weights)
-        if asked.only is None:
-            tuned, tuning = _tune(tuner, variants, execution, every=every)
+            _require_baseline(asked.baseline, variants)
+        tuner = tunings.Tuner(budget, partition, out, tuned.options, tuned.settings, weights)
+        tuning = plan(tuner.jobs(variants))
+        if only is None:
+            tuned = tuner.tune(variants, tuning, execution, skip_unsuited=skip_unsuited)
+            if not tuned.is_complete:
+                untuned = Comparison(out, partitions, variants, training, weights)
+                return _preview_tuning(untuned, tuned, tuning, tuner.jobs_by_variant(tuning), execution)
         else:
-            tuned, left = _make_tunings(tuner, variants, asked.only, execution, every=every)
-            if not left:
-                return only.last_made(out, asked.only)
-        if asked.only is None and not tuned.is_complete:
-            execution.reporter.say(tuned.announcement)
-            later = _jobs(partitions, out, variants, training, initial_weights, tuner.jobs_by_variant(tuning))
-            todo = list_unfinished({**tuning, **{job: Planned(job, LATER) for job in later}}, out)
-            plan_rows = tuned.plan(out, variants, list(partitions))
-            return Outcome(out / NAME, NAME, f"dry run: {Decision.NEW}", "", {"plan": plan_rows, "jobs": todo})
+            tuned, only = selection.make_tunings(tuner, variants, only, tuning, execution, skip_unsuited=skip_unsuited)
+            if not only:
+                return selection.last_made(out, asked.only or ())
         training = run_request.resolve_settings({}, tuned.settings, partition)
 
-    # Then collect the variants, also those of an existing comparison, and their jobs.
-    options = tuned.options
-    digest = None if initial_weights is None else initial_weights.digest
+    # Plan the runs of the requested variants, and of those of an existing comparison.
     existing = find_comparison(out / NAME, NAME, training, digest)
     if existing is None:
-        variants = resolve_variants(asked.methods, options, training)
+        variants = resolve_variants(asked.methods, tuned.options, training)
     else:
-        variants = existing.join_variants(asked.methods, options, training, force=execution.force)
+        variants = existing.join_variants(asked.methods, tuned.options, training, force=execution.force)
         partitions, table = existing.partitions(partitions), table.fill_from(existing)
         existing.announce(variants, asked.methods, partitions, execution.reporter)
-    _require_compared(asked.baseline, variants)
+    _require_baseline(asked.baseline, variants)
     table.require_calibration(variants, training)
     require_validation_samples([variant.name for variant in variants], partitions.values())
-    chosen_seeds = partitions if left is None else only.seeds_of(partitions, left)
-    planned = plan(_jobs(chosen_seeds, out, variants, training, initial_weights))
-    if asked.only is not None and left is not None:
-        only.make_only(out, left, planned, execution, skip_unsuited=every)
-        return only.outcome(out, asked.only, left, planned, execution)
+    comparison = Comparison(out, partitions, variants, training, weights)
+    if only is not None:
+        comparison = replace(comparison, partitions=selection.partitions_of(partitions, only))
+        planned = plan(comparison.jobs())
+        selection.make_jobs(out, only, planned, execution, skip_unsuited=skip_unsuited)
+        if execution.dry_run:
+            return selection.preview(out, only, planned)
+        return selection.last_made(out, asked.only or ())
+    planned = plan(comparison.jobs())
 
-    # Then, unless the table is up to date, run the jobs and write it.
+    # Return if the table is up to date; in a dry run, with the plan and its costs.
     request = {
         "methods": {item.name: {"options": dict(item.options), "settings": dict(item.settings)} for item in variants},
         "seeds": sorted(partitions),
@@ -168,31 +150,23 @@ def compare(asked: Compare) -> Outcome:
     }
     if any(item.is_ahead for item in planned.values()):
         announce_stacks(request["methods"], execution.reporter)
-    draft = _draft(request, {job: item.artifact for job, item in planned.items() if job.is_result}, out)
-    extends = "" if existing is None else existing.addition(draft)
-    private = [*private_runs(planned, variants, training), *tuned.private_trials(variants, training)]
-    privacy = guarantee.compose_runs(private)
+    spec = _spec(request, {job: item.artifact for job, item in planned.items() if job.is_result}, out)
+    extends = "" if existing is None else existing.addition(spec)
+    privacy = guarantee.compose_runs([*comparison.private_runs(planned), *tuned.private_trials(variants, training)])
     if privacy:
         execution.reporter.say(guarantee.describe_composition(privacy))
     require_free(planned.values(), execution)
-    preview = make(out / NAME, draft, replace(execution, dry_run=True, reporter=SILENT), _never_built, extends=extends)
+    preview = make(out / NAME, spec, replace(execution, dry_run=True, reporter=SILENT), _never_built, extends=extends)
     if execution.dry_run or preview.decision == Decision.UP_TO_DATE:
-        outcome = make(out / NAME, draft, execution, _never_built, extends=extends)
-        if not execution.dry_run:
-            return outcome
-        estimate = costs.estimate(planned, variants, training, partition, initial_weights, execution)
-        estimate.announce(out, execution.reporter)
-        facts = {
-            "plan": estimate.add_to_rows([*tuned.plan(out, variants, ()), *rows(planned.values())]),
-            "jobs": list_unfinished(planned, out),
-            **({"privacy": privacy} if privacy else {}),
-            **estimate.facts(),
-        }
-        return replace(outcome, summary=facts)
-    typed = _complete_request(asked, variants, tuned, table, partitions)
+        outcome = make(out / NAME, spec, execution, _never_built, extends=extends)
+        summary = _preview(comparison, tuned, planned, privacy, execution) if execution.dry_run else outcome.summary
+        return replace(outcome, summary=summary)
+
+    # Run the jobs, and write the table of their results.
+    typed = _complete_request(asked, comparison, tuned, table)
     execution = replace(execution, command=tuple(typed.words()))
     execution.reporter.say(summarize(planned))
-    results = run(planned, execution, skip_unsuited=every)
+    results = run(planned, execution, skip_unsuited=skip_unsuited)
     if not results.made:
         raise _nothing_to_compare(results)
     if asked.baseline == BACKBONE and all(variant.name != BACKBONE for variant in variants):
@@ -205,34 +179,52 @@ def compare(asked: Compare) -> Outcome:
     return outcome
 
 
-def _complete_request(
-    asked: Compare,
-    variants: Sequence[Variant],
-    tuned: Tuned,
-    table: TableOptions,
-    partitions: Mapping[int, Artifact],
-) -> Compare:
+def _preview_tuning(
+    comparison: Comparison, tuned: Tuned, tuning: Plan, tunings_by_variant: Mapping[str, Job], execution: Execution
+) -> Outcome:
+    """Return the plan of a dry run whose tunings are not made yet, so that the requests of the runs are unknown."""
+    execution.reporter.say(tuned.announcement)
+    runs = {job: Planned(job, LATER) for job in comparison.jobs(tunings_by_variant)}
+    facts = {
+        "plan": tuned.plan(comparison.out, comparison.variants, list(comparison.partitions)),
+        "jobs": list_unfinished({**tuning, **runs}, comparison.out),
+    }
+    return Outcome(comparison.out / NAME, NAME, f"dry run: {Decision.NEW}", "", facts)
+
+
+def _preview(
+    comparison: Comparison, tuned: Tuned, planned: Plan, privacy: Mapping[str, Any], execution: Execution
+) -> dict[str, Any]:
+    """Return the summary of a dry run: the decision for each job, and estimated costs, which are also reported."""
+    estimate = costs.estimate(comparison, planned, execution)
+    estimate.announce(comparison.out, execution.reporter)
+    rows = [*tuned.plan(comparison.out, comparison.variants, ()), *list_decisions(planned.values())]
+    return {
+        "plan": estimate.add_to_rows(rows),
+        "jobs": list_unfinished(planned, comparison.out),
+        **({"privacy": privacy} if privacy else {}),
+        **estimate.facts(),
+    }
+
+
+def _complete_request(asked: Compare, comparison: Comparison, tuned: Tuned, table: TableOptions) -> Compare:
     """Return the options that make the whole comparison at once, including its earlier methods and seeds."""
     by_tuning = {
         name: {key.removeprefix(TRAINING) for key in item.values or ()} for name, item in tuned.choices.items()
     }
-    options = {variant.name: _typed_options(variant) for variant in variants}
+    options = {variant.name: _typed_options(variant) for variant in comparison.variants}
     for name, values in options.items():
         chosen = by_tuning.get(name, set()) | by_tuning.get(BACKBONE, set())
         options[name] = {key: value for key, value in values.items() if key.removeprefix(TRAINING) not in chosen}
     options |= {name: dict(values) for name, values in (asked.options or {}).items()}
-    sources = list(dict.fromkeys(item.path for item in partitions.values()))
+    sources = list(dict.fromkeys(item.path for item in comparison.partitions.values()))
     return replace(
         asked,
         sources=sources,
-        methods=[variant.name for variant in variants],
-        seeds=list(partitions) if len(sources) == 1 else None,
+        methods=[variant.name for variant in comparison.variants],
+        seeds=list(comparison.partitions) if len(sources) == 1 else None,
         options={name: values for name, values in options.items() if values},
-        target=table.target,
-        link=table.link,
-        metrics=table.metrics,
-        positive=table.positive,
-        coverage=table.coverage,
+        **asdict(table),
     )
 
 
@@ -243,26 +235,6 @@ def _typed_options(variant: Variant) -> dict[str, Any]:
     usual = config.plain(methods.load(variant.method).Config())
     values = {key: value for key, value in variant.options.items() if value != usual[key]}
     return values | {f"{TRAINING}{key}" if key in usual else key: value for key, value in variant.settings.items()}
-
-
-def _tune(
-    tuner: tunings.Tuner, variants: Sequence[Variant], execution: Execution, *, every: bool
-) -> tuple[Tuned, Plan]:
-    """Tune the variants; return the chosen values, and the plan of the tunings."""
-    tuning = plan(tuner.jobs(variants))
-    require_free(tuning.values(), execution)
-    results = None if execution.dry_run else run(tuning, execution, skip_unsuited=every)
-    return tuner.collect(variants, tuning, results), tuning
-
-
-def _make_tunings(
-    tuner: tunings.Tuner, variants: Sequence[Variant], paths: Sequence[str], execution: Execution, *, every: bool
-) -> tuple[Tuned, list[str]]:
-    """Make the artifacts at ``paths`` that are tunings; return the chosen values, and the other paths."""
-    left, tuning = only.make_tunings(tuner.out, paths, plan(tuner.jobs(variants)), execution, skip_unsuited=every)
-    if left:
-        only.require_tunings(tuner.out, left, tuner.jobs_by_variant(tuning), tuning, variants)
-    return tuner.collect(variants, tuning), left
 
 
 def _partitions_by_seed(sources: Sequence[Path | str | Artifact], seeds: Sequence[int] | None) -> dict[int, Artifact]:
@@ -309,15 +281,30 @@ class TableOptions:
     positive: str | None
     coverage: float | None
 
+    @classmethod
+    def read(cls, asked: Compare) -> TableOptions:
+        """Return the options that were given; raises UsageError for a target, metric or coverage that is invalid."""
+        round_costs.check_target(asked.target)
+        coverage.check_options(asked.coverage)
+        metrics = None if asked.metrics is None else catalogue.parse_names(asked.metrics)
+        return cls(asked.target, asked.link, metrics, asked.positive, asked.coverage)
+
+    def require_tunable(self, trials: int | None) -> None:
+        """Raise UsageError if tuning, whose positive class is always the last one, would rank by another one."""
+        metric = (self.metrics or catalogue.DEFAULT)[0]
+        if trials is not None and self.positive is not None and catalogue.METRICS[metric].binary_formula:
+            raise UsageError(
+                "--positive cannot be combined with --tune, which takes the last class as the positive one",
+                "use another metric, such as --metric auroc, or leave out --positive",
+            )
+
     def fill_from(self, existing: ExistingComparison) -> TableOptions:
         """Return these options, with None replaced by the value of an ``existing`` comparison."""
         request = existing.artifact.manifest.request
-        target = request.get("target") if self.target is None else self.target
-        metrics = existing.metrics if self.metrics is None else self.metrics
         return TableOptions(
-            target,
+            request.get("target") if self.target is None else self.target,
             self.link or request.get("link"),
-            metrics,
+            self.metrics or existing.metrics,
             self.positive or request.get("positive"),
             self.coverage or request.get("coverage"),
         )
@@ -361,27 +348,11 @@ class TableOptions:
             )
 
 
-def _require_compared(baseline: str, variants: Sequence[Variant]) -> None:
+def _require_baseline(baseline: str, variants: Sequence[Variant]) -> None:
     """Raise UsageError if the baseline is neither among the variants nor the backbone, whose predictions are stored."""
     names = [variant.name for variant in variants]
     if baseline not in (BACKBONE, *names):
         raise UsageError(f"the baseline '{baseline}' is not among the compared methods", closest(baseline, names))
-
-
-def _jobs(
-    partitions: Mapping[int, Artifact],
-    out: Path,
-    variants: Sequence[Variant],
-    training: Settings,
-    weights: initial.Weights | None,
-    tuning: Mapping[str, Job] | None = None,
-) -> list[Job]:
-    """Return the jobs of all seeds."""
-    return [
-        job
-        for seed, partition in partitions.items()
-        for job in seed_jobs(partition, seed, out, variants, training, weights, tuning)
-    ]
 
 
 def _nothing_to_compare(results: Results) -> PflError:
@@ -395,7 +366,7 @@ def _nothing_to_compare(results: Results) -> PflError:
     return ComputationError("all runs failed", *lines)
 
 
-def _draft(request: Mapping[str, Any], predictions: Mapping[Job, Artifact | None], out: Path) -> ArtifactSpec:
+def _spec(request: Mapping[str, Any], predictions: Mapping[Job, Artifact | None], out: Path) -> ArtifactSpec:
     """Return the spec of the comparison of ``predictions``, which does not depend on their order."""
     ordered = sorted(predictions.items(), key=lambda item: (item[0].name, item[0].seed))
     inputs = tuple(item.as_input(f"{job.name}, seed {job.seed}", out / NAME) for job, item in ordered if item)
@@ -417,7 +388,7 @@ def _tabulate(
 ) -> Outcome:
     """Write the comparison of all existing predictions."""
     suitable = {name: value for name, value in request["methods"].items() if name not in results.unsuited}
-    draft = _draft({**request, "methods": suitable}, results.made, out)
+    spec = _spec({**request, "methods": suitable}, results.made, out)
     runs = sorted(results.made.items(), key=lambda item: item[0].seed)
     artifacts, labels = [artifact for _, artifact in runs], [job.name for job, _ in runs]
     compared = {job.name for job in results.made}
@@ -450,6 +421,6 @@ def _tabulate(
         facts = {"methods": len(place), "predictions": len(scores), "best": best, "failed": failed_seeds}
         return Built({**facts, **({"privacy": dict(privacy)} if privacy else {})}, {})
 
-    if extends and manifests.is_artifact(out / NAME) and manifests.read(out / NAME).fingerprint == draft.fingerprint:
+    if extends and manifests.is_artifact(out / NAME) and manifests.read(out / NAME).fingerprint == spec.fingerprint:
         extends = ""  # the added runs failed again, so the comparison is the same as before
-    return make(out / NAME, draft, execution, build, extends=extends)
+    return make(out / NAME, spec, execution, build, extends=extends)

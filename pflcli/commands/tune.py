@@ -18,24 +18,23 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact, ancestor, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.commands.comparison.runs import shared_jobs
-from pflcli.commands.comparison.variants import TRAINING, epochs
 from pflcli.commands.personalize import personalize
-from pflcli.commands.tuning import samplers, trials
-from pflcli.commands.tuning.samplers import Grid, Sampler
-from pflcli.commands.tuning.space import Point, Space, describe, folder_name, search_space
 from pflcli.errors import InputError, UsageError
 from pflcli.evaluation.metrics import catalogue
 from pflcli.execution import Execution
 from pflcli.federation.privacy import guarantee
 from pflcli.federation.run import LINKS
 from pflcli.jobs.job import make_unless_there, plan, require_free
+from pflcli.jobs.shared_artifacts import estimate_epochs, shared_jobs
 from pflcli.options.declaration import command
 from pflcli.options.tune import Tune
 from pflcli.reporter import SILENT
-from pflcli.settings import Settings, changed
+from pflcli.settings import TRAINING, Settings, changed
 from pflcli.training import initial_weights as initial
 from pflcli.training import run_request
+from pflcli.tuning import samplers, trials
+from pflcli.tuning.samplers import Grid, Sampler
+from pflcli.tuning.space import Point, Space, describe, folder_name, search_space
 
 NAME = "tuning"
 """The folder of the artifact inside ``out``; beside it are the trials and the artifacts that they need."""
@@ -161,7 +160,7 @@ class _Trials:
             lambda: (None, self.settings),
             self.weights,
             self.seed,
-            work=epochs(self.training),
+            work=estimate_epochs(self.training),
             is_result=True,
         )
         if not jobs:
@@ -198,7 +197,14 @@ class _Trials:
         """Run all trials, choose the best, and write the files of the tuning."""
         make_trial = partial(self.make_trial, self.make_base(execution))
         done = trials.run(
-            point_sampler, make_trial, self.folder, execution, self.seed, epochs(self.training), minutes, self.metric
+            point_sampler,
+            make_trial,
+            self.folder,
+            execution,
+            self.seed,
+            estimate_epochs(self.training),
+            minutes,
+            self.metric,
         )
         best = trials.best(done, self.metric)
         assert best.score is not None

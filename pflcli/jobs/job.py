@@ -178,7 +178,7 @@ def _path(job: Job, folder: Path) -> str:
     return str(job.out.relative_to(folder))
 
 
-def rows(planned: Iterable[Planned]) -> list[dict[str, Any]]:
+def list_decisions(planned: Iterable[Planned]) -> list[dict[str, Any]]:
     """Return the decision for each job as rows of a table."""
     return [
         {

@@ -19,13 +19,13 @@ from pflcli.artifacts.kinds.evaluation import read
 from pflcli.artifacts.manifest import DRAFT, ArtifactSpec, draft_content
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.compare import IncompleteError, compare
-from pflcli.commands.comparison import runs
-from pflcli.commands.comparison.variants import resolve_variants
 from pflcli.commands.evaluate import evaluate
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.show import show
 from pflcli.commands.train_global import train_global
+from pflcli.comparison import runs
+from pflcli.comparison.variants import resolve_variants
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
 from pflcli.evaluation.page import lineage
 from pflcli.execution import Execution

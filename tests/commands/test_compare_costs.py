@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pflcli.commands.compare import compare
-from pflcli.commands.comparison.costs import Cost, Costs
 from pflcli.commands.partition import partition
+from pflcli.comparison.costs import Cost, Costs
 from pflcli.execution import Execution
 from pflcli.reporter import NullReporter
 from pflcli.wording import duration

@@ -17,11 +17,11 @@ from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.tune import tune
-from pflcli.commands.tuning import samplers
-from pflcli.commands.tuning.space import Axis, search_space
-from pflcli.commands.tuning.trials import readable
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
 from pflcli.execution import Execution
+from pflcli.tuning import samplers
+from pflcli.tuning.space import Axis, search_space
+from pflcli.tuning.trials import readable
 
 FEW = {"model": "logistic", "rounds": 1, "participation": 1.0}
 WORDS = ("--model", "logistic", "--rounds", 1, "--participation", 1.0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from pflcli import config, methods, registry
-from pflcli.commands.tuning.space import search_space
 from pflcli.settings import Settings
+from pflcli.tuning.space import search_space
 
 
 @pytest.mark.parametrize("name", registry.names("methods"))

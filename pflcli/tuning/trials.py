@@ -19,9 +19,6 @@ from pflcli.artifacts.kinds import predictions, tuning
 from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.commands.comparison.variants import BACKBONE, TRAINING
-from pflcli.commands.tuning.samplers import Sampler
-from pflcli.commands.tuning.space import Point, Space, describe
 from pflcli.errors import ComputationError, InputError, UsageError
 from pflcli.evaluation.metrics import catalogue, scores
 from pflcli.evaluation.metrics.catalogue import Metric
@@ -29,6 +26,10 @@ from pflcli.execution import Execution
 from pflcli.jobs.job import Job
 from pflcli.jobs.progress import OverallProgress
 from pflcli.jobs.run import run_job
+from pflcli.jobs.shared_artifacts import BACKBONE
+from pflcli.settings import TRAINING
+from pflcli.tuning.samplers import Sampler
+from pflcli.tuning.space import Point, Space, describe
 from pflcli.wording import as_typed
 
 SPLIT = "validation"

@@ -15,8 +15,8 @@ from typing import Any
 from pflcli import config, methods
 from pflcli.artifacts import disk
 from pflcli.artifacts.reader import Artifact, open_artifact
-from pflcli.commands.comparison.runs import CHOOSING, seed_jobs
-from pflcli.commands.comparison.variants import Variant
+from pflcli.comparison.runs import CHOOSING, Comparison
+from pflcli.comparison.variants import Variant
 from pflcli.execution import Execution
 from pflcli.foreign import size
 from pflcli.jobs.job import Job, Plan, plan
@@ -24,7 +24,6 @@ from pflcli.jobs.run import run
 from pflcli.reporter import SILENT, Reporter
 from pflcli.settings import Settings
 from pflcli.training import run_request
-from pflcli.training.initial_weights import Weights
 from pflcli.wording import duration
 
 _ROUNDS = 2
@@ -111,34 +110,27 @@ class Costs:
         return lines
 
 
-def estimate(
-    planned: Plan,
-    variants: Sequence[Variant],
-    training: Settings,
-    partition: Artifact,
-    weights: Weights | None,
-    execution: Execution,
-) -> Costs:
-    """Estimate the costs of the unfinished jobs of a plan by running two rounds of each on a ``partition``.
+def estimate(comparison: Comparison, planned: Plan, execution: Execution) -> Costs:
+    """Estimate the costs of the unfinished jobs of a plan by running two rounds of each with one seed.
 
     The jobs run as in the comparison, but in a temporary folder. Without a reporter, nothing is estimated.
     """
     costs, ahead = Costs(), [job for job, item in planned.items() if item.is_ahead]
     if not ahead or execution.reporter is SILENT:
         return costs
-    names = {job.name for job in ahead}
+    seed, names = ahead[0].seed, {job.name for job in ahead}
+    partition = comparison.partitions[seed]
     clients = int(partition.manifest.summary["clients"])
-    by_name = {variant.name: variant for variant in variants}
+    by_name = {variant.name: variant for variant in comparison.variants}
     with tempfile.TemporaryDirectory(prefix="pfl-") as folder:
-        short = [replace(item, settings=_shorten(item.settings)) for item in variants]
-        jobs = seed_jobs(
-            partition,
-            ahead[0].seed,
-            Path(folder),
-            short,
-            replace(training, rounds=min(_ROUNDS, training.rounds)),
-            weights,
+        short = replace(
+            comparison,
+            out=Path(folder),
+            partitions={seed: partition},
+            variants=[replace(item, settings=_shorten(item.settings)) for item in comparison.variants],
+            training=replace(comparison.training, rounds=min(_ROUNDS, comparison.training.rounds)),
         )
+        jobs = short.jobs()
         needed = _with_inputs(job for job in jobs if job.name in names)
         trial = plan(job for job in jobs if job in needed)
         own = replace(execution.locally(), dry_run=False, force=False, reporter=_ProgressOnly(execution.reporter))
@@ -150,10 +142,10 @@ def estimate(
             elif job.name in results.unsuited:
                 costs.remarks.append(f"{job.name} will be left out: {results.unsuited[job.name]}")
             elif job.name in names and job not in results.blocked:
-                settings = training if name not in by_name else _variant_settings(training, by_name[name])
+                settings = comparison.settings_of(by_name[name]) if name in by_name else comparison.training
                 costs.by_name[job.name] = _extrapolate(open_artifact(job.out), settings, clients)
     for name in names & by_name.keys():
-        costs.remarks += _describe_pair_costs(by_name[name], training, partition)
+        costs.remarks += _describe_pair_costs(by_name[name], comparison.settings_of(by_name[name]), partition)
     predictions = sum(job.is_result for job in planned)
     table = _TABLE_SECONDS + _TABLE_SECONDS_EACH * predictions
     made = (costs.by_name[job.name] for job in ahead if job.name in costs.by_name)
@@ -169,11 +161,6 @@ def _shorten(settings: Mapping[str, Any]) -> dict[str, Any]:
 def _with_inputs(jobs: Iterable[Job]) -> list[Job]:
     """Return the jobs, each after the jobs that make its inputs."""
     return list(dict.fromkeys(item for job in jobs for item in (*_with_inputs(job.input_jobs), job)))
-
-
-def _variant_settings(training: Settings, variant: Variant) -> Settings:
-    settings: Settings = config.build(Settings, {**config.plain(training), **variant.settings}, variant.name)
-    return settings
 
 
 def _extrapolate(artifact: Artifact, settings: Settings, clients: int) -> Cost:
@@ -202,13 +189,13 @@ def _extrapolate(artifact: Artifact, settings: Settings, clients: int) -> Cost:
     return Cost(seconds * growth, processor * growth, total)
 
 
-def _describe_pair_costs(variant: Variant, training: Settings, partition: Artifact) -> list[str]:
+def _describe_pair_costs(variant: Variant, settings: Settings, partition: Artifact) -> list[str]:
     """Return the costs of a method that grow with the square of the number of clients."""
     if variant.is_stack:
         return []
     method = methods.load(variant.method)
     cfg = config.build(method.Config, variant.options, variant.method)
-    return run_request.describe_pair_costs(variant.name, method, cfg, _variant_settings(training, variant), partition)
+    return run_request.describe_pair_costs(variant.name, method, cfg, settings, partition)
 
 
 def _peak_memory() -> int:

@@ -13,10 +13,9 @@ from typing import Any
 from pflcli import config, methods
 from pflcli.artifacts.kinds import required_kinds
 from pflcli.artifacts.manifest import digest
-from pflcli.commands.comparison.variants import TRAINING
 from pflcli.errors import UsageError, closest
 from pflcli.methods import Method
-from pflcli.settings import Settings, changed
+from pflcli.settings import TRAINING, Settings, changed
 from pflcli.wording import as_typed
 
 Point = dict[str, Any]

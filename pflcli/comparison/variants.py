@@ -13,16 +13,12 @@ from pflcli.artifacts.kinds import LINEAGE
 from pflcli.artifacts.reader import Artifact
 from pflcli.errors import InputError, UsageError, closest
 from pflcli.evaluation.pool import BASE, STACK
+from pflcli.jobs.shared_artifacts import BACKBONE, estimate_epochs
 from pflcli.reporter import Reporter
-from pflcli.settings import Settings, changed
+from pflcli.settings import TRAINING, Settings, changed
 from pflcli.wording import counted
 
 ALL = "all"
-TRAINING = "training."
-"""Prefix that distinguishes a training setting from an option of the method with the same name."""
-
-BACKBONE = "fedavg"
-"""The method that trains the backbone, with its options in the comparison. It also predicts with the backbone."""
 
 
 @dataclass(frozen=True)
@@ -116,12 +112,7 @@ def _variant(name: str, options: Mapping[str, Any], training: Settings) -> Varia
     if name == BACKBONE and not changes:
         source, trains = "backbone", False
     chooses = resolved.refit and bool(method.choices(cfg))
-    return Variant(name, config.plain(cfg), changes, source, epochs(resolved) if trains else 2.0, chooses)
-
-
-def epochs(training: Settings) -> float:
-    """Estimate the work of a run: epochs over all clients' samples, or steps if the settings count steps."""
-    return max(1.0, training.rounds * training.participation * (training.steps or training.epochs))
+    return Variant(name, config.plain(cfg), changes, source, estimate_epochs(resolved) if trains else 2.0, chooses)
 
 
 # Stacks

@@ -11,12 +11,12 @@ from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts import placement
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, ancestor, follow
-from pflcli.commands.comparison.variants import ALL, TRAINING, Variant, resolve_variants
+from pflcli.comparison.variants import ALL, Variant, resolve_variants
 from pflcli.errors import ConflictError, InputError, UsageError
 from pflcli.evaluation import summary
 from pflcli.evaluation.metrics import catalogue
 from pflcli.reporter import Reporter
-from pflcli.settings import Settings
+from pflcli.settings import TRAINING, Settings
 from pflcli.training import run_request
 
 Options = dict[str, Mapping[str, Any]]

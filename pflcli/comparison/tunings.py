@@ -18,29 +18,22 @@ from pflcli.artifacts.kinds import evaluation
 from pflcli.artifacts.kinds import tuning as tunings
 from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import Artifact, open_artifact
-from pflcli.commands.comparison.extend import option_values
-from pflcli.commands.comparison.runs import CHOOSING, shared_jobs
-from pflcli.commands.comparison.variants import (
-    BACKBONE,
-    TRAINING,
-    Variant,
-    epochs,
-    method_name,
-    resolve_variants,
-    split_options,
-)
 from pflcli.commands.tune import NAME as TUNING
 from pflcli.commands.tune import tune
-from pflcli.commands.tuning.space import default_grid, grid_size
-from pflcli.commands.tuning.trials import SPLIT
+from pflcli.comparison.extend import option_values
+from pflcli.comparison.runs import CHOOSING
+from pflcli.comparison.variants import Variant, method_name, resolve_variants, split_options
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
 from pflcli.execution import Execution
 from pflcli.federation.run import LINKS
-from pflcli.jobs.job import LATER, Job, Plan
-from pflcli.jobs.run import Results
-from pflcli.settings import Settings, changed
+from pflcli.jobs.job import LATER, Job, Plan, require_free
+from pflcli.jobs.run import Results, run
+from pflcli.jobs.shared_artifacts import BACKBONE, estimate_epochs, shared_jobs
+from pflcli.settings import TRAINING, Settings, changed
 from pflcli.training import run_request
 from pflcli.training.initial_weights import Weights
+from pflcli.tuning.space import default_grid, grid_size
+from pflcli.tuning.trials import SPLIT
 from pflcli.wording import counted
 
 FOLDER = "tune"
@@ -242,6 +235,12 @@ class Tuner:
         """Return the tuning jobs among ``jobs`` by the name of the variant."""
         return {job.name.removeprefix("tune "): job for job in jobs if is_tuning(str(job.out.relative_to(self.out)))}
 
+    def tune(self, variants: Sequence[Variant], planned: Plan, execution: Execution, *, skip_unsuited: bool) -> Tuned:
+        """Run the ``planned`` jobs of the ``variants``, unless in a dry run, and collect the chosen values."""
+        require_free(planned.values(), execution)
+        results = None if execution.dry_run else run(planned, execution, skip_unsuited=skip_unsuited)
+        return self.collect(variants, planned, results)
+
     def collect(self, variants: Sequence[Variant], planned: Plan, results: Results | None = None) -> Tuned:
         """Collect the chosen options and settings of the comparison from the tunings.
 
@@ -332,7 +331,7 @@ class Tuner:
             self.budget.seed,
             prefix=f"{CHOOSING} " if training.refit else "",
             after=after,
-            work=epochs(training),
+            work=estimate_epochs(training),
         )
 
     def _fixed_settings(self, name: str, settings: Mapping[str, Any]) -> dict[str, Any]:

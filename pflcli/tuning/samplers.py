@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from pflcli import rng
-from pflcli.commands.tuning.space import Axis, Point, Space
 from pflcli.errors import UsageError, closest
+from pflcli.tuning.space import Axis, Point, Space
 
 SAMPLERS = ("grid", "optuna")
 _TRIES = 100

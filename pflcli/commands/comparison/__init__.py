@@ -1,1 +1,0 @@
-"""Parts of ``pfl compare``: variants of methods, their jobs, tunings and costs, and an existing comparison."""

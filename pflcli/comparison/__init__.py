@@ -1,0 +1,1 @@
+"""The parts of ``pfl compare``: variants of methods, their jobs and tunings, an existing comparison, and costs."""
