@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 
 from pflcli.options import completion
-from pflcli.options.declaration import PATH, PATHS, Options, Out, RunWeights, Seed
-
-if TYPE_CHECKING:
-    from pflcli.artifacts.reader import Artifact
+from pflcli.options.declaration import (
+    ArtifactPath,
+    ArtifactPaths,
+    Options,
+    Out,
+    RunWeights,
+    Seed,
+    artifact_argument,
+)
 
 
 @dataclass(frozen=True)
@@ -28,26 +31,16 @@ class Audit(Options):
     NAME: ClassVar[str] = "audit"
     HARDWARE: ClassVar[tuple[str, ...]] = ("device", "threads", "engine")
 
-    source: Annotated[
-        Path | str | Artifact,
-        PATH,
-        typer.Argument(
-            help="Attack the clients of these predictions.",
-            metavar="PREDICTIONS",
-            autocompletion=completion.artifacts("predictions"),
-        ),
-    ]
+    source: Annotated[ArtifactPath, artifact_argument("Attack the clients of these predictions.", "predictions")]
     out: Out
     _: KW_ONLY
     references: Annotated[
-        Sequence[Path | str | Artifact],
-        PATHS,
+        ArtifactPaths,
         typer.Option(
             "--reference",
             help="Also run the likelihood-ratio attack, with these predictions as a reference: of the same method,"
             " trained on another split of the same samples. Give the option at least twice.",
             metavar="PREDICTIONS",
-            show_default=False,
             autocompletion=completion.artifacts("predictions"),
         ),
     ] = ()

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 
 from pflcli.options import completion
-from pflcli.options.declaration import ASSIGNMENTS, PATH, Options, Out, Seed, merge_with_file
-
-if TYPE_CHECKING:
-    from pflcli.artifacts.reader import Artifact
+from pflcli.options.declaration import (
+    ASSIGNMENTS,
+    ArtifactPath,
+    Options,
+    Out,
+    Seed,
+    artifact_argument,
+    merge_with_file,
+)
 
 
 @dataclass(frozen=True)
@@ -27,13 +31,7 @@ class BuildDatastore(Options):
 
     NAME: ClassVar[str] = "build-datastore"
 
-    source: Annotated[
-        Path | str | Artifact,
-        PATH,
-        typer.Argument(
-            help="Index these embeddings.", metavar="EMBEDDINGS", autocompletion=completion.artifacts("embeddings")
-        ),
-    ]
+    source: Annotated[ArtifactPath, artifact_argument("Index these embeddings.", "embeddings")]
     out: Out
     _: KW_ONLY
     index: Annotated[

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -13,12 +12,12 @@ from pflcli import config
 from pflcli.options import completion
 from pflcli.options.declaration import (
     METHODS,
-    PATH,
-    PATHS,
     RAY,
     WORDS,
+    ArtifactPaths,
     Baseline,
     Coverage,
+    FilePath,
     InitialWeights,
     Link,
     Metrics,
@@ -26,14 +25,13 @@ from pflcli.options.declaration import (
     Positive,
     Target,
     Typed,
+    artifacts_argument,
     as_pairs,
     as_word,
     merge_with_file,
+    out_option,
     parse_integers,
 )
-
-if TYPE_CHECKING:
-    from pflcli.artifacts.reader import Artifact
 
 
 @dataclass(frozen=True)
@@ -52,23 +50,13 @@ class Compare(Options):
     TRAINING_DEFAULT: ClassVar[str] = ""
 
     sources: Annotated[
-        Sequence[Path | str | Artifact],
-        PATHS,
-        typer.Argument(
-            help="Compare on this partition, or on several, each with the seed that it was made with.",
-            metavar="PARTITION...",
-            autocompletion=completion.artifacts("partition"),
+        ArtifactPaths,
+        artifacts_argument(
+            "Compare on this partition, or on several, each with the seed that it was made with.", "partition"
         ),
     ]
     out: Annotated[
-        Path | str,
-        PATH,
-        typer.Option(
-            "--out",
-            "-o",
-            help="Write all artifacts to this folder; the table goes to its subfolder comparison/.",
-            metavar="DIR",
-        ),
+        FilePath, out_option("Write all artifacts to this folder; the table goes to its subfolder comparison/.")
     ]
     _: KW_ONLY
     settings: Mapping[str, Any] | None = None

@@ -25,6 +25,7 @@ from pflcli.options import completion
 from pflcli.wording import PathWord
 
 if TYPE_CHECKING:
+    from pflcli.artifacts.reader import Artifact
     from pflcli.training.initial_weights import Weights
 
 P = ParamSpec("P")
@@ -121,9 +122,29 @@ WORDS = Typed(str, split_words, as_word)
 ASSIGNMENTS = Typed(list[str], config.parse_assignments, as_pairs)
 FRACTIONS = Typed(str, _parse_fractions, as_word)
 
-Out = Annotated[
-    "Path | str", PATH, typer.Option("--out", "-o", help="Write the artifact to this folder.", metavar="DIR")
-]
+ArtifactPath = Annotated["Path | str | Artifact", PATH]
+OptionalArtifactPath = Annotated["Path | str | Artifact | None", PATH]
+ArtifactPaths = Annotated["Sequence[Path | str | Artifact]", PATHS]
+FilePath = Annotated["Path | str", PATH]
+OptionalPath = Annotated["Path | str | None", PATH]
+
+
+def artifact_argument(help: str, *kinds: str, metavar: str = "") -> Any:
+    """Return an argument that takes the path of an artifact of one of these kinds; the first is the metavar."""
+    return typer.Argument(help=help, metavar=metavar or kinds[0].upper(), autocompletion=completion.artifacts(*kinds))
+
+
+def artifacts_argument(help: str, *kinds: str) -> Any:
+    """Return an argument that takes the paths of several artifacts of these kinds."""
+    return artifact_argument(help, *kinds, metavar=f"{kinds[0].upper()}...")
+
+
+def out_option(help: str, metavar: str = "DIR", show_default: str | bool = True) -> Any:
+    """Return the option ``--out``."""
+    return typer.Option("--out", "-o", help=help, metavar=metavar, show_default=show_default)
+
+
+Out = Annotated[FilePath, out_option("Write the artifact to this folder.")]
 Seed = Annotated[
     int | None,
     typer.Option(help="Draw all random numbers from this seed.", show_default="that of the source", min=0, metavar="N"),
@@ -171,7 +192,6 @@ Target = Annotated[
         " measured every --eval-every rounds, with personal models if the method has them, otherwise with the global"
         " model.",
         metavar="F",
-        show_default=False,
     ),
 ]
 Link = Annotated[
@@ -181,7 +201,6 @@ Link = Annotated[
         " speed in Mbit/s, such as 10:50. A round takes the mean client's time to compute (on one core of this"
         " machine), receive and send.",
         metavar="UP:DOWN",
-        show_default=False,
     ),
 ]
 Metrics = Annotated[
@@ -212,12 +231,11 @@ Coverage = Annotated[
         " coverage and size on test samples. Thresholds are calibrated on validation samples: the client's own, pooled"
         " over clients, and shrunk between the two.",
         metavar="F",
-        show_default=False,
     ),
 ]
 Label = Annotated[
     str | None,
-    typer.Option(help="Take each sample's class from this column or array.", metavar="COL", show_default=False),
+    typer.Option(help="Take each sample's class from this column or array.", metavar="COL"),
 ]
 SplitColumn = Annotated[
     str | None,
@@ -237,9 +255,8 @@ Layout = Annotated[
     ),
 ]
 Root = Annotated[
-    "Path | str | None",
-    PATH,
-    typer.Option(help="Read the dataset's files from this folder.", metavar="DIR", show_default=False),
+    OptionalPath,
+    typer.Option(help="Read the dataset's files from this folder.", metavar="DIR"),
 ]
 Download = Annotated[bool, typer.Option("--download", help="Download the dataset into --root.")]
 Delimiter = Annotated[
@@ -251,18 +268,15 @@ Delimiter = Annotated[
     ),
 ]
 RunWeights = Annotated[
-    "Path | str | None",
-    PATH,
+    OptionalPath,
     typer.Option(
         help="Read the initial weights of the run from this file; needed if it started from --weights without a"
         " backbone.",
         metavar="FILE",
-        show_default=False,
     ),
 ]
 EncoderWeights = Annotated[
-    "Path | str | None",
-    PATH,
+    OptionalPath,
     typer.Option(
         help="If the model takes features from `pfl embed`, embed images with the weights in this file.",
         metavar="FILE",

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from pflcli.options import completion
-from pflcli.options.declaration import PATH, Download, Options, Out, Root, Set, Typed
+from pflcli.options.declaration import Download, OptionalPath, Options, Out, Root, Set, Typed
 from pflcli.options.partition import dataset_word
 from pflcli.wording import PathWord
 
@@ -51,16 +51,13 @@ class Embed(Options):
             help="Compute features with this network: torchvision:NAME or timm:NAME with the weights of --weights, or"
             " onnx:FILE. Features are the input of the last linear layer, or the output of the ONNX file.",
             metavar="KIND:NAME",
-            show_default=False,
         ),
     ]
     weights: Annotated[
-        Path | str | None,
-        PATH,
+        OptionalPath,
         typer.Option(
             help="Read the weights of a network of torchvision or timm from this file (.safetensors, .pt, .pth).",
             metavar="FILE",
-            show_default=False,
         ),
     ] = None
     size: Annotated[

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 
 from pflcli.options import completion
 from pflcli.options.declaration import (
-    PATHS,
+    ArtifactPaths,
     Baseline,
     ChosenMethod,
     ChosenSeed,
@@ -22,10 +20,8 @@ from pflcli.options.declaration import (
     Out,
     Positive,
     Target,
+    artifacts_argument,
 )
-
-if TYPE_CHECKING:
-    from pflcli.artifacts.reader import Artifact
 
 
 @dataclass(frozen=True)
@@ -40,13 +36,7 @@ class Evaluate(Options):
     NAME: ClassVar[str] = "evaluate"
 
     sources: Annotated[
-        Sequence[Path | str | Artifact],
-        PATHS,
-        typer.Argument(
-            help="Score these predictions, one or more artifacts.",
-            metavar="PREDICTIONS...",
-            autocompletion=completion.artifacts("predictions"),
-        ),
+        ArtifactPaths, artifacts_argument("Score these predictions, one or more artifacts.", "predictions")
     ]
     out: Out
     _: KW_ONLY

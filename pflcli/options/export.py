@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 
 from pflcli.options import completion
-from pflcli.options.declaration import PATH, EncoderWeights, Options, RunWeights
-
-if TYPE_CHECKING:
-    from pflcli.artifacts.reader import Artifact
+from pflcli.options.declaration import (
+    ArtifactPath,
+    EncoderWeights,
+    FilePath,
+    Options,
+    RunWeights,
+    artifact_argument,
+    out_option,
+)
 
 
 @dataclass(frozen=True)
@@ -32,15 +36,9 @@ class Export(Options):
     FORCE_HELP: ClassVar[str] = "Replace a folder that pfl export has written."
 
     source: Annotated[
-        Path | str | Artifact,
-        PATH,
-        typer.Argument(
-            help="Export the model with which a client made these predictions.",
-            metavar="PREDICTIONS",
-            autocompletion=completion.artifacts("predictions"),
-        ),
+        ArtifactPath, artifact_argument("Export the model with which a client made these predictions.", "predictions")
     ]
-    out: Annotated[Path | str, PATH, typer.Option("--out", "-o", help="Write the files to this folder.", metavar="DIR")]
+    out: Annotated[FilePath, out_option("Write the files to this folder.")]
     _: KW_ONLY
     client: Annotated[
         str,

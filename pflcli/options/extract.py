@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 
 from pflcli.options import completion
-from pflcli.options.declaration import PATH, Options, Out
-
-if TYPE_CHECKING:
-    from pflcli.artifacts.reader import Artifact
+from pflcli.options.declaration import ArtifactPath, OptionalArtifactPath, Options, Out, artifact_argument
 
 
 @dataclass(frozen=True)
@@ -27,18 +23,11 @@ class Extract(Options):
     NAME: ClassVar[str] = "extract"
     HARDWARE: ClassVar[tuple[str, ...]] = ("device", "threads")
 
-    source: Annotated[
-        Path | str | Artifact,
-        PATH,
-        typer.Argument(
-            help="Embed with this backbone.", metavar="BACKBONE", autocompletion=completion.artifacts("backbone")
-        ),
-    ]
+    source: Annotated[ArtifactPath, artifact_argument("Embed with this backbone.", "backbone")]
     out: Out
     _: KW_ONLY
     partition: Annotated[
-        Path | str | Artifact | None,
-        PATH,
+        OptionalArtifactPath,
         typer.Option(
             help="Embed the samples of this partition, such as the clients' newer data.",
             metavar="PARTITION",

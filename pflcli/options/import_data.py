@@ -11,7 +11,17 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from pflcli.options import completion
-from pflcli.options.declaration import PATH, Delimiter, Label, Layout, Options, Out, SplitColumn, Typed, as_word
+from pflcli.options.declaration import (
+    Delimiter,
+    Label,
+    Layout,
+    OptionalPath,
+    Options,
+    Out,
+    SplitColumn,
+    Typed,
+    as_word,
+)
 from pflcli.wording import PathWord
 
 
@@ -56,7 +66,6 @@ class ImportData(Options):
         typer.Option(
             help="Take each sample's client from this column or array; 'none' if samples belong to no client yet.",
             metavar="COL",
-            show_default=False,
         ),
     ] = None
     label: Label = None
@@ -126,14 +135,12 @@ class ImportData(Options):
         ),
     ] = None
     like: Annotated[
-        Path | str | None,
-        PATH,
+        OptionalPath,
         typer.Option(
             help="Read new data with the classes, columns and scaling of this dataset, or of its partition, which also"
             " contains means and standard deviations.",
             metavar="ARTIFACT",
             autocompletion=completion.artifacts("dataset", "partition"),
-            show_default=False,
         ),
     ] = None
     layout: Layout = None
@@ -153,8 +160,6 @@ class ImportData(Options):
     ] = False
     encoder_name: Annotated[
         str | None,
-        typer.Option(
-            help="Record this name of the network that computed the embeddings.", metavar="NAME", show_default=False
-        ),
+        typer.Option(help="Record this name of the network that computed the embeddings.", metavar="NAME"),
     ] = None
     delimiter: Delimiter = None

@@ -3,27 +3,24 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 
-from pflcli.options import completion
 from pflcli.options.declaration import (
     FRACTIONS,
-    PATH,
+    ArtifactPath,
     Delimiter,
     EncoderWeights,
+    FilePath,
     Label,
     Layout,
     Options,
     Out,
     RunWeights,
     SplitColumn,
+    artifact_argument,
 )
-
-if TYPE_CHECKING:
-    from pflcli.artifacts.reader import Artifact
 
 
 @dataclass(frozen=True)
@@ -38,18 +35,9 @@ class NewClient(Options):
     NAME: ClassVar[str] = "new-client"
     HARDWARE: ClassVar[tuple[str, ...]] = ("device", "threads", "engine")
 
-    source: Annotated[
-        Path | str | Artifact,
-        PATH,
-        typer.Argument(
-            help="Add the client to these predictions.",
-            metavar="PREDICTIONS",
-            autocompletion=completion.artifacts("predictions"),
-        ),
-    ]
+    source: Annotated[ArtifactPath, artifact_argument("Add the client to these predictions.", "predictions")]
     data: Annotated[
-        Path | str,
-        PATH,
+        FilePath,
         typer.Argument(
             help="Read the client's samples from this .csv, .tsv, .parquet, .npz, .h5 or .hdf5 file, or from this"
             " folder LABEL/IMAGE.",

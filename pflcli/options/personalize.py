@@ -4,16 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import typer
 
 from pflcli.options import completion
-from pflcli.options.declaration import METHOD, PATH, RAY, InitialWeights, Options, Out, Seed, Set
-
-if TYPE_CHECKING:
-    from pflcli.artifacts.reader import Artifact
+from pflcli.options.declaration import (
+    METHOD,
+    RAY,
+    ArtifactPath,
+    InitialWeights,
+    OptionalArtifactPath,
+    Options,
+    Out,
+    Seed,
+    Set,
+    artifact_argument,
+)
 
 
 @dataclass(frozen=True)
@@ -41,12 +48,11 @@ class Personalize(Options):
         ),
     ]
     source: Annotated[
-        Path | str | Artifact,
-        PATH,
-        typer.Argument(
-            help="Run it on this partition, backbone, embeddings or datastore; other inputs are found by lineage.",
+        ArtifactPath,
+        artifact_argument(
+            "Run it on this partition, backbone, embeddings or datastore; other inputs are found by lineage.",
+            *completion.SOURCES,
             metavar="SOURCE",
-            autocompletion=completion.artifacts(*completion.SOURCES),
         ),
     ]
     out: Out
@@ -55,13 +61,11 @@ class Personalize(Options):
     weights: InitialWeights = None
     options: Set = None
     choices: Annotated[
-        Path | str | Artifact | None,
-        PATH,
+        OptionalArtifactPath,
         typer.Option(
             help="With --refit, reuse the choices of these predictions, which the same run made without --refit.",
             metavar="PREDICTIONS",
             autocompletion=completion.artifacts("predictions"),
-            show_default=False,
         ),
     ] = None
     seed: Seed = None

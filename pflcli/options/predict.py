@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 
 from pflcli.options import completion
 from pflcli.options.declaration import (
-    PATH,
+    ArtifactPath,
     ChosenMethod,
     ChosenSeed,
     Delimiter,
     EncoderWeights,
+    FilePath,
     Layout,
+    OptionalPath,
     Options,
     RunWeights,
+    artifact_argument,
+    out_option,
 )
-
-if TYPE_CHECKING:
-    from pflcli.artifacts.reader import Artifact
 
 
 @dataclass(frozen=True)
@@ -38,18 +38,9 @@ class Predict(Options):
     HAS_DRY_RUN: ClassVar[bool] = False
     FORCE_HELP: ClassVar[str] = "Replace the file at --out."
 
-    source: Annotated[
-        Path | str | Artifact,
-        PATH,
-        typer.Argument(
-            help="Predict as a client of these predictions does.",
-            metavar="PREDICTIONS",
-            autocompletion=completion.artifacts("predictions"),
-        ),
-    ]
+    source: Annotated[ArtifactPath, artifact_argument("Predict as a client of these predictions does.", "predictions")]
     data: Annotated[
-        Path | str,
-        PATH,
+        FilePath,
         typer.Argument(
             help="Predict for the samples in this .csv, .tsv, .parquet, .npy, .npz, .h5 or .hdf5 file, in this folder"
             " of images, or in CSV from stdin (-).",
@@ -67,15 +58,8 @@ class Predict(Options):
         ),
     ]
     out: Annotated[
-        Path | str | None,
-        PATH,
-        typer.Option(
-            "--out",
-            "-o",
-            help="Write the predictions to this .csv, .jsonl or .npz file.",
-            metavar="FILE",
-            show_default="print them",
-        ),
+        OptionalPath,
+        out_option("Write the predictions to this .csv, .jsonl or .npz file.", "FILE", show_default="print them"),
     ] = None
     form: Annotated[
         str | None,
@@ -112,7 +96,6 @@ class Predict(Options):
             help="Also return the set of classes that contains the true one with this probability (between 0 and"
             " 1), calibrated on the stored predictions for validation samples.",
             metavar="F",
-            show_default=False,
         ),
     ] = None
     threshold: Annotated[

@@ -2,18 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 
-from pflcli.options import completion
-from pflcli.options.declaration import PATHS, ChosenMethod, ChosenSeed, Options, Out
-
-if TYPE_CHECKING:
-    from pflcli.artifacts.reader import Artifact
+from pflcli.options.declaration import ArtifactPaths, ChosenMethod, ChosenSeed, Options, Out, artifacts_argument
 
 
 @dataclass(frozen=True)
@@ -28,13 +22,7 @@ class Stack(Options):
     NAME: ClassVar[str] = "stack"
 
     sources: Annotated[
-        Sequence[Path | str | Artifact],
-        PATHS,
-        typer.Argument(
-            help="Pool these predictions, of one partition and seed.",
-            metavar="PREDICTIONS...",
-            autocompletion=completion.artifacts("predictions"),
-        ),
+        ArtifactPaths, artifacts_argument("Pool these predictions, of one partition and seed.", "predictions")
     ]
     out: Out
     _: KW_ONLY

@@ -4,16 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 
 from pflcli.options import completion
-from pflcli.options.declaration import PATH, Options, Out, Seed, Typed, as_word
-
-if TYPE_CHECKING:
-    from pflcli.artifacts.reader import Artifact
+from pflcli.options.declaration import ArtifactPath, Options, Out, Seed, Typed, artifact_argument, as_word
 
 
 @dataclass(frozen=True)
@@ -30,13 +26,7 @@ class Sweep(Options):
     NAME: ClassVar[str] = "sweep"
     HARDWARE: ClassVar[tuple[str, ...]] = ("threads",)
 
-    source: Annotated[
-        Path | str | Artifact,
-        PATH,
-        typer.Argument(
-            help="Search in these embeddings.", metavar="EMBEDDINGS", autocompletion=completion.artifacts("embeddings")
-        ),
-    ]
+    source: Annotated[ArtifactPath, artifact_argument("Search in these embeddings.", "embeddings")]
     out: Out
     _: KW_ONLY
     capacity: Annotated[

@@ -10,7 +10,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from pflcli.options import completion
-from pflcli.options.declaration import PATH, PATHS, Options
+from pflcli.options.declaration import PATHS, FilePath, Options, artifacts_argument, out_option
 
 
 @dataclass(frozen=True)
@@ -31,13 +31,15 @@ class Track(Options):
     sources: Annotated[
         Sequence[Path | str],
         PATHS,
-        typer.Argument(
-            help="Write these comparisons and evaluations with all their runs, or these predictions and backbones.",
-            metavar="COMPARISON...",
-            autocompletion=completion.artifacts("comparison", "evaluation", "predictions", "backbone"),
+        artifacts_argument(
+            "Write these comparisons and evaluations with all their runs, or these predictions and backbones.",
+            "comparison",
+            "evaluation",
+            "predictions",
+            "backbone",
         ),
     ]
-    out: Annotated[Path | str, PATH, typer.Option("--out", "-o", help="Write the runs to this folder.", metavar="DIR")]
+    out: Annotated[FilePath, out_option("Write the runs to this folder.")]
     _: KW_ONLY
     to: Annotated[
         str,

@@ -4,16 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import typer
 
 from pflcli.options import completion
-from pflcli.options.declaration import METHOD, PATH, RAY, InitialWeights, Options, Out, Seed, Set
-
-if TYPE_CHECKING:
-    from pflcli.artifacts.reader import Artifact
+from pflcli.options.declaration import (
+    METHOD,
+    RAY,
+    ArtifactPath,
+    InitialWeights,
+    Options,
+    Out,
+    Seed,
+    Set,
+    artifact_argument,
+)
 
 
 @dataclass(frozen=True)
@@ -31,15 +37,7 @@ class TrainGlobal(Options):
     HARDWARE: ClassVar[tuple[str, ...]] = ("device", "threads", "engine", "jobs", *RAY)
     TRAINING_DEFAULT: ClassVar[str] = ""
 
-    source: Annotated[
-        Path | str | Artifact,
-        PATH,
-        typer.Argument(
-            help="Train on the clients of this partition.",
-            metavar="PARTITION",
-            autocompletion=completion.artifacts("partition"),
-        ),
-    ]
+    source: Annotated[ArtifactPath, artifact_argument("Train on the clients of this partition.", "partition")]
     out: Out
     _: KW_ONLY
     settings: Mapping[str, Any] | None = None

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import typer
 
@@ -13,7 +12,8 @@ from pflcli import config
 from pflcli.options import completion
 from pflcli.options.declaration import (
     METHOD,
-    PATH,
+    ArtifactPath,
+    FilePath,
     InitialWeights,
     Options,
     Seed,
@@ -21,10 +21,8 @@ from pflcli.options.declaration import (
     Typed,
     as_pairs,
     merge_with_file,
+    out_option,
 )
-
-if TYPE_CHECKING:
-    from pflcli.artifacts.reader import Artifact
 
 
 @dataclass(frozen=True)
@@ -48,23 +46,13 @@ class Tune(Options):
         typer.Argument(help="Tune this method (`pfl list methods`).", autocompletion=completion.names("methods")),
     ]
     source: Annotated[
-        Path | str | Artifact,
-        PATH,
+        ArtifactPath,
         typer.Argument(
             help="Tune on this partition, or on a backbone or datastore made from it.",
             autocompletion=completion.artifacts(*completion.SOURCES),
         ),
     ]
-    out: Annotated[
-        Path | str,
-        PATH,
-        typer.Option(
-            "--out",
-            "-o",
-            help="Write all artifacts to this folder; the result is its subfolder tuning/.",
-            metavar="DIR",
-        ),
-    ]
+    out: Annotated[FilePath, out_option("Write all artifacts to this folder; the result is its subfolder tuning/.")]
     _: KW_ONLY
     settings: Mapping[str, Any] | None = None
     search: Annotated[

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, ClassVar
+from typing import Annotated, ClassVar
 
 import typer
 
 from pflcli.options import completion
-from pflcli.options.declaration import PATH, Options, Out, Seed
-
-if TYPE_CHECKING:
-    from pflcli.artifacts.reader import Artifact
+from pflcli.options.declaration import ArtifactPath, FilePath, Options, Out, Seed, artifact_argument
 
 
 @dataclass(frozen=True)
@@ -26,24 +22,8 @@ class UpdateDatastore(Options):
 
     NAME: ClassVar[str] = "update-datastore"
 
-    source: Annotated[
-        Path | str | Artifact,
-        PATH,
-        typer.Argument(
-            help="Update this datastore of exact (Flat) indexes.",
-            metavar="DATASTORE",
-            autocompletion=completion.artifacts("datastore"),
-        ),
-    ]
-    arriving: Annotated[
-        Path | str,
-        PATH,
-        typer.Argument(
-            help="Add the training samples of these embeddings.",
-            metavar="EMBEDDINGS",
-            autocompletion=completion.artifacts("embeddings"),
-        ),
-    ]
+    source: Annotated[ArtifactPath, artifact_argument("Update this datastore of exact (Flat) indexes.", "datastore")]
+    arriving: Annotated[FilePath, artifact_argument("Add the training samples of these embeddings.", "embeddings")]
     out: Out
     _: KW_ONLY
     policy: Annotated[
