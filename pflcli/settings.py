@@ -154,14 +154,14 @@ class Settings:
         return float(self.lr * self.gamma ** sum(t >= milestone for milestone in self.milestones))
 
 
-_EITHER = (("steps", "epochs"), ("epochs", "steps"), ("dp_epsilon", "dp_noise"), ("dp_noise", "dp_epsilon"))
+_ALTERNATIVES = (("steps", "epochs"), ("epochs", "steps"), ("dp_epsilon", "dp_noise"), ("dp_noise", "dp_epsilon"))
 """Pairs of settings; setting the first one removes the second."""
 
 
 def changed(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the settings ``base`` with ``changes``; steps replace epochs, and so on as listed in ``_EITHER``."""
+    """Return the settings ``base`` with ``changes``; steps replace epochs, and so on as listed in ``_ALTERNATIVES``."""
     settings = dict(base)
-    for name, other in _EITHER:
+    for name, other in _ALTERNATIVES:
         if name in changes and other not in changes and str(changes[name]) not in ("0", "none"):
             settings.pop(other, None)
     return {**settings, **changes}

@@ -14,8 +14,14 @@ def counted(number: int, noun: str) -> str:
 
 
 def as_typed(value: Any) -> str:
-    """Return the value of an option as a user types it."""
-    return "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+    """Return the value of an option as a user types it, such as ``none``, ``true`` or ``0.1,0.3``."""
+    if value is None:
+        return "none"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ",".join(map(as_typed, value))
+    return str(value)
 
 
 def listed(words: Sequence[str], most: int = 8, separator: str = ", ") -> str:

@@ -60,7 +60,7 @@ def audit(asked: Audit) -> Outcome:
     Raises UsageError for invalid options; InputError for an incomplete lineage, unsuitable references, or clients
     without members or non-members; ComputationError if the method cannot predict.
     """
-    execution = (asked.execution or Execution()).reading(asked.weights)
+    execution = asked.execution.reading(asked.weights)
     if asked.invert < 0:
         raise UsageError(f"--invert {asked.invert} is negative", "--invert 3")
     canary_training.require_count(asked.canaries)

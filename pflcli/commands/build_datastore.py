@@ -38,7 +38,7 @@ def build_datastore(asked: BuildDatastore) -> Outcome:
     on them; if the backbone was trained with ``refit``, they are training samples. Raises UsageError for values out of
     range.
     """
-    execution = asked.execution or Execution()
+    execution = asked.execution
     _check_amounts(asked.capacity, asked.capacity_spread, asked.prototypes)
     source = open_one(asked.source, "embeddings")
     searched = dict(asked.parameters or {})

@@ -85,7 +85,7 @@ def compare(asked: Compare) -> Outcome:
     Raises UsageError for an invalid request; ConflictError before anything is made if an artifact of another request
     exists; IncompleteError, with the comparison of the other runs, if a run fails.
     """
-    execution, out = asked.execution or Execution(), Path(asked.out)
+    execution, out = asked.execution, Path(asked.out)
     require_folder(out)
     table = TableOptions.read(asked)
     partitions = _partitions_by_seed(asked.sources, asked.seeds)

@@ -10,7 +10,6 @@ from pflcli.artifacts.make import Outcome
 from pflcli.commands.compare import compare
 from pflcli.commands.partition import partition
 from pflcli.commands.report import report
-from pflcli.execution import Execution
 from pflcli.options.declaration import command
 from pflcli.options.demo import Demo
 
@@ -27,7 +26,7 @@ def demo(asked: Demo) -> Outcome:
     picture; ``out/report.html`` is the page of ``report``. A dry run returns only the partition if it does not exist.
     Raises ConflictError if ``out`` contains artifacts of another request.
     """
-    out, execution = Path(asked.out), asked.execution or Execution()
+    out, execution = Path(asked.out), asked.execution
     partitioned = partition("writers", out / "partition", execution=execution)
     if execution.dry_run and not partitioned.path.exists():
         return partitioned

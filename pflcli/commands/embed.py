@@ -48,7 +48,7 @@ def embed(asked: Embed) -> Outcome:
     Raises UsageError for contradictory options; InputError for a dataset without images, and for weights that do not
     fit the encoder.
     """
-    execution = (asked.execution or Execution()).reading(asked.root)
+    execution = asked.execution.reading(asked.root)
     name = str(asked.dataset)
     choice = Choice(
         asked.encoder, None if asked.weights is None else Path(asked.weights), asked.size, asked.normalize, asked.output

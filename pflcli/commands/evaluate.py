@@ -13,7 +13,6 @@ from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError, closest
 from pflcli.evaluation import coverage, round_costs, scoring, summary
 from pflcli.evaluation.metrics import catalogue
-from pflcli.execution import Execution
 from pflcli.options.declaration import command
 from pflcli.options.evaluate import Evaluate
 
@@ -35,7 +34,7 @@ def evaluate(asked: Evaluate) -> Outcome:
     Raises UsageError for an unknown split, baseline, metric or class, a metric that is not defined for the classes, and
     an invalid target, link or coverage; InputError if there are no validation samples to calibrate on.
     """
-    execution = asked.execution or Execution()
+    execution = asked.execution
     round_costs.check_target(asked.target)
     metric_names = catalogue.parse_names(catalogue.DEFAULT if asked.metrics is None else asked.metrics)
     speeds = None if asked.link is None else round_costs.Link.parse(asked.link)

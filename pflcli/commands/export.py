@@ -33,11 +33,11 @@ from pflcli.prediction.standalone_model import StandaloneModel, build_standalone
 from pflcli.wording import counted
 
 FILES = {NAME, NETWORK, STORE, INDEX, READER, IMAGES, ENCODER}
-CLOSE = 1e-5
+ROUNDING_ERROR = 1e-5
 """Largest difference of probabilities that is not reported: rounding in float32 rarely causes more."""
-_DRAWN = 8
+DRAWN_IMAGES = 8
 """Images on which the exported encoder is compared."""
-_WRONG = 1e-3
+MAX_DIFFERENCE = 1e-3
 """Difference of probabilities above which the exported network is wrong."""
 
 
@@ -65,7 +65,7 @@ def export(asked: Export) -> Exported:
     networks and a store; ConflictError if ``out`` exists and may not be replaced; ComputationError if the folder
     predicts differently from pfl.
     """
-    execution = asked.execution or Execution()
+    execution = asked.execution
     onnx_network.require_packages()
     artifact, path = open_one(asked.source, "predictions"), Path(asked.out)
     if path.name in ("", ".."):  # such as ".": files are written beside the folder first, under its name
@@ -144,16 +144,16 @@ def _agreement(parts: StandaloneModel, folder: Path) -> Agreement:
     p = reader.predict(folder, of_features, undo_preprocessing(parts.x, parts.preprocessing))
     difference = np.abs(p - parts.p).max(axis=1)
     if parts.encoder is not None:  # the client's images are not stored, so drawn ones take their place
-        x = np.random.default_rng(0).integers(0, 256, (_DRAWN, *parts.encoder.facts.shape), np.uint8)
+        x = np.random.default_rng(0).integers(0, 256, (DRAWN_IMAGES, *parts.encoder.facts.shape), np.uint8)
         p = reader.predict(folder, description.describe(parts, __version__), x)
         expected = reader.predict(folder, of_features, parts.encoder.embed(x).astype(np.float64))
         difference = np.append(difference, np.abs(p - expected).max(axis=1))
-    if difference.max() > _WRONG and parts.neighbours is None:
+    if difference.max() > MAX_DIFFERENCE and parts.neighbours is None:
         raise ComputationError(
             f"the probabilities of the exported network differ from those of pfl by {difference.max():.1g}: "
             "this is a bug in pfl"
         )
-    return Agreement(len(difference), int((difference > CLOSE).sum()), float(difference.max()))
+    return Agreement(len(difference), int((difference > ROUNDING_ERROR).sum()), float(difference.max()))
 
 
 def undo_preprocessing(x: NDArray[Any], preprocessing: Preprocessing) -> NDArray[Any]:
@@ -189,13 +189,13 @@ def _report(
     """Report what was written and how it was checked, and warn that a store contains the client's data."""
     say = execution.reporter.say
     say(f"{parts.method} for client {parts.client}: {size(sum(files.values()))}; python {path / READER} {path} DATA")
-    drawn = "" if parts.encoder is None else f" and {_DRAWN} drawn images"
+    drawn = "" if parts.encoder is None else f" and {DRAWN_IMAGES} drawn images"
     say(
         f"compared with pfl on {counted(len(parts.x), 'sample')} of the client{drawn}: "
         f"probabilities differ by at most {agreement.largest_difference:.1g}"
     )
     if agreement.beyond:
         reason = "rounding" if parts.neighbours is None else "rounding, which exchanges neighbours at the same distance"
-        say(f"WARNING: {agreement.beyond} of them differ by more than {CLOSE:g}, because of {reason}")
+        say(f"WARNING: {agreement.beyond} of them differ by more than {ROUNDING_ERROR:g}, because of {reason}")
     if parts.neighbours is not None:
         say(f"WARNING: {description.describe_privacy(parts)}")

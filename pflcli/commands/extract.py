@@ -19,7 +19,6 @@ from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import InputError
-from pflcli.execution import Execution
 from pflcli.federation.run import Run
 from pflcli.options.declaration import command
 from pflcli.options.extract import Extract
@@ -45,7 +44,7 @@ def extract(asked: Extract) -> Outcome:
     distribution shift. Raises InputError if the shape or type of its samples differs from those of the backbone, or if
     its classes or features have another meaning.
     """
-    execution = asked.execution or Execution()
+    execution = asked.execution
     backbone = open_one(asked.source, "backbone")
     trained_on = require_ancestor(backbone, "partition")
     chosen = trained_on if asked.partition is None else open_one(asked.partition, "partition")
@@ -81,7 +80,7 @@ def extract(asked: Extract) -> Outcome:
     return make(asked.out, draft, execution, build, needed_bytes=_estimate_bytes(chosen, backbone))
 
 
-PIECE = 1 << 14
+SAMPLES_PER_PIECE = 1 << 14
 """Samples that are embedded at a time: a multiple of the engine's batch size."""
 
 
@@ -92,8 +91,8 @@ def _embed(
     rows = run.federation.rows_of(run.clients, split)
 
     def pieces() -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
-        for first in range(0, len(rows), PIECE):
-            piece = rows[first : first + PIECE]
+        for first in range(0, len(rows), SAMPLES_PER_PIECE):
+            piece = rows[first : first + SAMPLES_PER_PIECE]
             logits, z = run.engine.infer(weights, piece, features=True)
             yield z.cpu().numpy(), logits.cpu().numpy()
             advance(len(piece), split)

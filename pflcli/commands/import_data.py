@@ -75,7 +75,7 @@ def import_data(asked: ImportData) -> Outcome:
     Raises UsageError for contradictory options; InputError, with the place, for errors in the data.
     """
     form, path = locate(asked.data)
-    execution = (asked.execution or Execution()).reading(path, asked.like)
+    execution = asked.execution.reading(path, asked.like)
     earlier = None if asked.like is None else earlier_dataset.read_earlier(asked.like)
     standardize_by = "federation" if asked.standardize is True else asked.standardize or ""
     missing = asked.missing
@@ -253,7 +253,7 @@ def summarize(dataset: datasets.Dataset, dropped: int) -> dict[str, Any]:
     return summary
 
 
-_MOST_LISTED = 12
+MAX_LISTED = 12
 
 
 def _report(summary: dict[str, Any], remarks: Sequence[str], execution: Execution) -> None:
@@ -267,9 +267,9 @@ def _report(summary: dict[str, Any], remarks: Sequence[str], execution: Executio
     shape = "x".join(map(str, summary["shape"]))
     kind = "pixels" if summary["type"] == "uint8" else "feature" if shape == "1" else "features"
     say(f"{counted(summary['samples'], 'sample')} of {len(summary['classes'])} classes, {shape} {kind}, {clients}")
-    say(f"classes: {listed([f'{name} {count}' for name, count in summary['classes'].items()], _MOST_LISTED)}")
+    say(f"classes: {listed([f'{name} {count}' for name, count in summary['classes'].items()], MAX_LISTED)}")
     if summary["features"]:
-        say(f"features: {listed(summary['features'], _MOST_LISTED)}")
+        say(f"features: {listed(summary['features'], MAX_LISTED)}")
     for remark in remarks:
         say(remark)
 

@@ -57,7 +57,7 @@ def new_client(asked: NewClient) -> Outcome:
     Raises UsageError for a name that ``source`` already has; InputError for samples that the model cannot take, and for
     methods and runs that cannot add a client.
     """
-    execution = (asked.execution or Execution()).reading(asked.data, asked.weights, asked.encoder_weights)
+    execution = asked.execution.reading(asked.data, asked.weights, asked.encoder_weights)
     artifact = open_one(asked.source, "predictions")
     _check(artifact, asked.client)
     if asked.fractions is not None:

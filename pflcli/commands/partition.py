@@ -54,7 +54,7 @@ def partition(asked: Partition) -> Outcome:
     ``root`` is the folder with the dataset's files. Raises UsageError for invalid options, InputError for damaged
     files.
     """
-    execution, dataset = (asked.execution or Execution()).reading(asked.root), str(asked.dataset)
+    execution, dataset = asked.execution.reading(asked.root), str(asked.dataset)
     deal = Deal(
         asked.scheme,
         asked.clients,

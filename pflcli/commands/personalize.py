@@ -49,7 +49,7 @@ def personalize(asked: Personalize) -> Outcome:
     method needs or ``weights`` do not fit; UsageError if ``choices`` are missing, or if the settings contradict the
     backbone.
     """
-    execution = asked.execution or Execution()
+    execution = asked.execution
     definition = methods.load(asked.method)
     cfg = config.build(definition.Config, asked.options or {}, asked.method)
     nearest = open_one(asked.source, *LINEAGE)

@@ -45,7 +45,7 @@ def predict(asked: Predict) -> PredictedSamples:
     Raises UsageError for invalid options; InputError for samples that the model cannot take, an incomplete lineage, or
     an unknown client without a global model; ConflictError if ``out`` exists and may not be replaced.
     """
-    execution = asked.execution or Execution()
+    execution = asked.execution
     disclosed = disclosure.parse(asked.answers)
     coverage.check_options(asked.coverage)
     rule = "own" if asked.threshold is None else asked.threshold

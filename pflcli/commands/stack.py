@@ -47,7 +47,7 @@ def stack(asked: Stack) -> Outcome:
     Raises UsageError for a repeated input or several seeds; InputError for inputs that learned from validation
     samples, inputs for different samples, and a ``gate`` without a global model.
     """
-    execution = asked.execution or Execution()
+    execution = asked.execution
     artifacts = sorted(
         (
             item

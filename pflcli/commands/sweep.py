@@ -96,7 +96,7 @@ def sweep(asked: Sweep) -> Outcome:
     Raises UsageError for invalid values, and InputError if the backbone was trained on validation samples, on which
     lambda can then not be tuned.
     """
-    execution = asked.execution or Execution()
+    execution = asked.execution
     typed = {field.name: getattr(asked, field.name) for field in fields(Grid)}
     points: Grid = config.build(Grid, {name: value for name, value in typed.items() if value is not None}, "sweep")
     plot = asked.plot or next((axis for axis, values in points.axes.items() if len(values) > 1), "capacity")

@@ -10,7 +10,6 @@ from pflcli.artifacts import disk, locks
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.open_by_path import open_all
 from pflcli.errors import ConflictError, InputError, PflError, UsageError
-from pflcli.execution import Execution
 from pflcli.options.declaration import command
 from pflcli.options.track import Track
 from pflcli.tracking import open_writer, records, require_tool
@@ -38,7 +37,7 @@ def track(asked: Track) -> Tracked:
     Raises UsageError for an unknown tool, and for one that is not installed; InputError for damaged artifacts;
     ConflictError if ``out`` is an artifact, or contains other files in place of a run.
     """
-    execution, out = asked.execution or Execution(), Path(asked.out)
+    execution, out = asked.execution, Path(asked.out)
     require_tool(asked.to)
     artifacts = [item for source in asked.sources for item in open_all(source, *records.KINDS)]
     if not artifacts:

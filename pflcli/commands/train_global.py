@@ -40,7 +40,7 @@ def train_global(asked: TrainGlobal) -> Outcome:
     file with initial parameters. Raises UsageError for a method without a global model, InputError for weights that do
     not fit, ComputationError if training diverges.
     """
-    execution = asked.execution or Execution()
+    execution = asked.execution
     partition = open_one(asked.source, "partition")
     definition = methods.load(asked.method)
     _require_global_model(asked.method, definition)

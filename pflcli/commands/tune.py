@@ -56,16 +56,14 @@ def tune(asked: Tune) -> Outcome:
     Raises UsageError for an invalid search, InputError without validation samples, ConflictError before anything is
     made if an artifact of another request is in the way, ComputationError if all trials fail.
     """
-    execution = asked.execution or Execution()
+    execution = asked.execution
     out, options, settings = Path(asked.out), dict(asked.options or {}), dict(asked.settings or {})
     require_folder(out)
     if asked.minutes is not None and not asked.minutes > 0:
         raise UsageError(f"--minutes {asked.minutes:g} leaves no time for a trial", "--minutes 10")
     source = open_one(asked.source, *LINEAGE)
-    cfg, training = (
-        config.build(methods.load(asked.method).Config, options, asked.method),
-        _training_settings(source, settings),
-    )
+    cfg = config.build(methods.load(asked.method).Config, options, asked.method)
+    training = _training_settings(source, settings)
     (metric,) = catalogue.parse_names([asked.metric])
     _require_defined(metric, source)
     space = search_space(asked.method, asked.search, options, settings, asked.sampler)
@@ -195,7 +193,8 @@ class _Trials:
 
     def build(self, point_sampler: Sampler, minutes: float | None, execution: Execution, work: ArtifactWriter) -> Built:
         """Run all trials, choose the best, and write the files of the tuning."""
-        make_trial = partial(self.make_trial, self.make_base(execution))
+        base = self.make_base(execution)
+        make_trial = partial(self.make_trial, base)
         done = trials.run(
             point_sampler,
             make_trial,
@@ -218,7 +217,7 @@ class _Trials:
             "validation_accuracy": best.accuracy,
             "bottom_decile": best.bottom_decile,
         }
-        if privacy := self.privacy(self.make_base(replace(execution, dry_run=True, reporter=SILENT)), len(done)):
+        if privacy := self.privacy(base, len(done)):
             summary["privacy"] = privacy
         return Built(summary, {"seconds_trials": round(sum(item.seconds for item in done), 3)})
 

@@ -63,7 +63,7 @@ def update_datastore(asked: UpdateDatastore) -> Outcome:
     that lambda is tuned on those that have arrived. ``personalize`` predicts for the test samples of ``arriving``.
     Raises UsageError for values out of range, InputError if the two artifacts do not match.
     """
-    execution = asked.execution or Execution()
+    execution = asked.execution
     if asked.policy not in get_args(Policy):
         raise UsageError(
             f"--policy {asked.policy} is not one of {', '.join(get_args(Policy))}",

@@ -6,8 +6,8 @@ import csv
 import resource
 import sys
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -21,14 +21,14 @@ from pflcli.execution import Execution
 from pflcli.foreign import size
 from pflcli.jobs.job import Job, Plan, plan
 from pflcli.jobs.run import run
-from pflcli.reporter import SILENT, Reporter
+from pflcli.reporter import SILENT, Advance, NullReporter, Reporter
 from pflcli.settings import Settings
 from pflcli.training import run_request
 from pflcli.wording import duration
 
-_ROUNDS = 2
+TRIAL_ROUNDS = 2
 """Rounds that are run. The first one compiles loops and fills caches; only the second one is extrapolated."""
-_TABLE_SECONDS, _TABLE_SECONDS_EACH = 3.0, 0.045
+_TABLE_SECONDS, _PREDICTION_SECONDS = 3.0, 0.045
 """Seconds to make the table and its picture, and in addition for each of its predictions (measured on two cores)."""
 _WHOLE_FILES = ("manifest.json", "codebook.json", "predictions.h5", "weights.safetensors")
 """Files whose size does not depend on the number of rounds."""
@@ -128,7 +128,7 @@ def estimate(comparison: Comparison, planned: Plan, execution: Execution) -> Cos
             out=Path(folder),
             partitions={seed: partition},
             variants=[replace(item, settings=_shorten(item.settings)) for item in comparison.variants],
-            training=replace(comparison.training, rounds=min(_ROUNDS, comparison.training.rounds)),
+            training=replace(comparison.training, rounds=min(TRIAL_ROUNDS, comparison.training.rounds)),
         )
         jobs = short.jobs()
         needed = _with_inputs(job for job in jobs if job.name in names)
@@ -147,7 +147,7 @@ def estimate(comparison: Comparison, planned: Plan, execution: Execution) -> Cos
     for name in names & by_name.keys():
         costs.remarks += _describe_pair_costs(by_name[name], comparison.settings_of(by_name[name]), partition)
     predictions = sum(job.is_result for job in planned)
-    table = _TABLE_SECONDS + _TABLE_SECONDS_EACH * predictions
+    table = _TABLE_SECONDS + _PREDICTION_SECONDS * predictions
     made = (costs.by_name[job.name] for job in ahead if job.name in costs.by_name)
     costs.total = sum(made, Cost(table, table))
     costs.memory = _peak_memory()
@@ -155,7 +155,7 @@ def estimate(comparison: Comparison, planned: Plan, execution: Execution) -> Cos
 
 
 def _shorten(settings: Mapping[str, Any]) -> dict[str, Any]:
-    return {key: min(value, _ROUNDS) if key == "rounds" else value for key, value in settings.items()}
+    return {key: min(value, TRIAL_ROUNDS) if key == "rounds" else value for key, value in settings.items()}
 
 
 def _with_inputs(jobs: Iterable[Job]) -> list[Job]:
@@ -204,19 +204,14 @@ def _peak_memory() -> int:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
-class _ProgressOnly:
+class _ProgressOnly(NullReporter):
     """A reporter that shows progress but no messages."""
 
     def __init__(self, reporter: Reporter) -> None:
         self._reporter = reporter
 
-    def say(self, text: str) -> None:
-        """Ignore the line."""
-
-    def detail(self, text: str) -> None:
-        """Ignore the line."""
-
-    def progress(self, label: str, total: int, completed: int = 0) -> AbstractContextManager[Any]:
+    @contextmanager
+    def progress(self, label: str, total: int, completed: int = 0) -> Iterator[Advance]:
         """Show progress with the label ``estimate``."""
-        shown: AbstractContextManager[Any] = self._reporter.progress("estimate", total, completed)
-        return shown
+        with self._reporter.progress("estimate", total, completed) as advance:
+            yield advance

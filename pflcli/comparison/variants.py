@@ -117,9 +117,9 @@ def _variant(name: str, options: Mapping[str, Any], training: Settings) -> Varia
 
 # Stacks
 
-LARGEST_POOL = 12
+MAX_DEFAULT_POOL = 12
 """If more methods are compared, a stack by default only pools those that need no rounds of their own."""
-_FEWEST = 2
+MIN_POOL = 2
 """The minimum number of methods in a pool."""
 
 
@@ -166,7 +166,7 @@ def _stack_options(
         if member in refitted:
             raise _refit_error(name, member)
     pool = sorted({*cfg.pool} or {*_default_pool(compared)} - refitted)
-    if len(pool) < _FEWEST:
+    if len(pool) < MIN_POOL:
         if refitted:
             raise _refit_error(name, ", ".join(sorted(refitted)))
         available = f"only {pool[0]}" if pool else "none"
@@ -192,7 +192,7 @@ def _default_pool(compared: Mapping[str, Variant]) -> list[str]:
 
     Their only communication is that of the backbone, which counts once.
     """
-    if len(compared) <= LARGEST_POOL:
+    if len(compared) <= MAX_DEFAULT_POOL:
         return [*compared]
     return [
         name

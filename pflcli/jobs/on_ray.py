@@ -6,8 +6,7 @@ All nodes must see the same files. A restarted task resumes from the checkpoint 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
@@ -17,13 +16,13 @@ from pflcli.errors import LostWorkerError, PflError
 from pflcli.execution import Execution
 from pflcli.jobs.job import Job, Planned
 from pflcli.jobs.progress import OverallProgress
-from pflcli.reporter import Advance
+from pflcli.reporter import NullReporter
 from pflcli.training import hardware
 
-_STARTS = 10
+MAX_RESTARTS = 10
 """How often a job is restarted if its node or process is lost."""
 
-_PATIENCE = 30.0
+CANCEL_SECONDS = 30.0
 """Seconds to wait for tasks to write their checkpoints when the comparison is interrupted."""
 
 Attempt = Callable[[Planned, Execution, OverallProgress], PflError | None]
@@ -44,7 +43,7 @@ class RayWorkers:
         jobs = hardware.jobs(execution.jobs)
         self._ray = ray_runtime.connect(cluster, threads * jobs if jobs else max(hardware.threads(0), threads))
         places = ray_runtime.require_room(self._ray, 1, threads, cluster.gpus_per_worker)
-        resources = {"num_cpus": threads, "num_gpus": cluster.gpus_per_worker, "max_retries": _STARTS}
+        resources = {"num_cpus": threads, "num_gpus": cluster.gpus_per_worker, "max_retries": MAX_RESTARTS}
         self._task = self._ray.remote(**resources)(_attempt_alone)
         self._places, self._attempt, self._reporter = jobs or places, attempt, execution.reporter
         self._own = replace(execution.locally(), threads=threads, jobs=0)
@@ -57,7 +56,7 @@ class RayWorkers:
         for reference in self._running:
             self._ray.cancel(reference)  # interrupts the task, which then writes its checkpoint
         if self._running:
-            self._ray.wait(list(self._running), num_returns=len(self._running), timeout=_PATIENCE)
+            self._ray.wait(list(self._running), num_returns=len(self._running), timeout=CANCEL_SECONDS)
 
     def has_room(self) -> bool:
         """Whether another job can be started."""
@@ -78,7 +77,7 @@ class RayWorkers:
             raise raised.cause from None
         except self._ray.exceptions.RayError:
             return job, LostWorkerError(
-                f"its process on Ray was lost {_STARTS + 1} times", "the same command resumes it"
+                f"its process on Ray was lost {MAX_RESTARTS + 1} times", "the same command resumes it"
             )
         for kind, text in notes:
             getattr(self._reporter, kind)(text)
@@ -96,8 +95,8 @@ def _attempt_alone(attempt: Attempt, item: Planned, execution: Execution, folder
     return error, notes.lines
 
 
-class Notes:
-    """A reporter that collects messages, which another process shows."""
+class Notes(NullReporter):
+    """A reporter that collects messages, which another process shows; it shows no progress."""
 
     def __init__(self) -> None:
         self.lines: list[tuple[str, str]] = []
@@ -109,8 +108,3 @@ class Notes:
     def detail(self, text: str) -> None:
         """Keep a line for a user who typed -v."""
         self.lines.append(("detail", text))
-
-    @contextmanager
-    def progress(self, label: str, total: int, completed: int = 0) -> Iterator[Advance]:
-        """Yield a function that does nothing."""
-        yield lambda steps, note: None

@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pflcli.jobs.job import Job
 from pflcli.reporter import Advance, Reporter
 
-_ROUNDS = 0.9
+ROUNDS_SHARE = 0.9
 """Assumed share of the rounds in a method's time; predicting for the clients takes the rest."""
-_EARLY = 0.02
+MIN_MEASURED_SHARE = 0.02
 """Finished share of a job below which its time is not extrapolated from its own pace."""
 
 
@@ -85,7 +85,7 @@ class OverallProgress:
         self.skip(job)
         self._job, self._job_start = job, self._clock()
         self._share = self._resumed = 0.0
-        self._phases = [(0.0, _ROUNDS), (_ROUNDS, 1.0)] if job.has_rounds else [(0.0, 1.0)]
+        self._phases = [(0.0, ROUNDS_SHARE), (ROUNDS_SHARE, 1.0)] if job.has_rounds else [(0.0, 1.0)]
         try:
             yield
             seconds = self._clock() - self._job_start
@@ -127,7 +127,7 @@ class OverallProgress:
         elapsed, job_seconds = self._clock() - self._start, self._clock() - self._job_start
         gained, remaining, running = self._share - self._resumed, 0.0, None
         if self._job is not None:
-            total = job_seconds / gained if gained > _EARLY else self._pace.guess(self._job)
+            total = job_seconds / gained if gained > MIN_MEASURED_SHARE else self._pace.guess(self._job)
             remaining = (1 - self._share) * total
             running = (self._job.work, total)
         remaining += sum(self._pace.guess(job, running) for job in self._pending)

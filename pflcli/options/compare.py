@@ -27,11 +27,11 @@ from pflcli.options.declaration import (
     Typed,
     artifacts_argument,
     as_pairs,
-    as_word,
     merge_with_file,
     out_option,
     parse_integers,
 )
+from pflcli.wording import as_typed
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ class Compare(Options):
     ] = ("all",)
     seeds: Annotated[
         Sequence[int] | None,
-        Typed(str, lambda text: parse_integers(text, "--seeds"), as_word),
+        Typed(str, lambda text: parse_integers(text, "--seeds"), as_typed),
         typer.Option(
             help="Train with each of these seeds, separated by commas (with one partition only).",
             metavar="N,N",

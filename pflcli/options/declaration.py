@@ -22,7 +22,7 @@ from pflcli import config, registry
 from pflcli.errors import UsageError
 from pflcli.execution import Execution
 from pflcli.options import completion
-from pflcli.wording import PathWord
+from pflcli.wording import PathWord, as_typed
 
 if TYPE_CHECKING:
     from pflcli.artifacts.reader import Artifact
@@ -46,17 +46,6 @@ class Typed:
 def split_words(text: str) -> list[str]:
     """Return the words of a text, which are separated by commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
-
-
-def as_word(value: Any) -> str:
-    """Return a value as a user types it."""
-    if value is None:
-        return "none"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, Sequence) and not isinstance(value, str):
-        return ",".join(map(as_word, value))
-    return str(value)
 
 
 def as_path(value: Any) -> str:
@@ -84,7 +73,7 @@ def as_pairs(values: Mapping[str, Any], owner: str = "") -> list[str]:
     typed: list[str] = []
     for key, value in values.items():
         is_table = isinstance(value, Mapping)
-        typed += as_pairs(value, f"{owner}{key}.") if is_table else [f"{owner}{key}={as_word(value)}"]
+        typed += as_pairs(value, f"{owner}{key}.") if is_table else [f"{owner}{key}={as_typed(value)}"]
     return typed
 
 
@@ -118,9 +107,9 @@ PATH = Typed(Path, text=as_path)
 METHOD = Typed(str, text=functools.partial(as_file, "methods"))
 METHODS = Typed(str, split_words, functools.partial(as_files, "methods"))
 PATHS = Typed(list[Path], text=lambda paths: [*map(as_path, paths)])
-WORDS = Typed(str, split_words, as_word)
+WORDS = Typed(str, split_words, as_typed)
 ASSIGNMENTS = Typed(list[str], config.parse_assignments, as_pairs)
-FRACTIONS = Typed(str, _parse_fractions, as_word)
+FRACTIONS = Typed(str, _parse_fractions, as_typed)
 
 ArtifactPath = Annotated["Path | str | Artifact", PATH]
 OptionalArtifactPath = Annotated["Path | str | Artifact | None", PATH]
@@ -301,7 +290,7 @@ class Options:
     FORCE_HELP: ClassVar[str] = ""
     """the help of --force, if it differs from that of ``Execution``"""
 
-    execution: Execution | None = field(default=None, kw_only=True)
+    execution: Execution = field(default=Execution(), kw_only=True)
     """how the artifact is made and where the run computes; it does not change the result"""
 
     def words(self) -> list[str]:
@@ -348,7 +337,7 @@ class Option:
 
     def text(self, value: Any) -> str | list[str]:
         """Return the value as it is typed; a list if it consists of several words."""
-        return as_word(value) if self.typed_as is None else self.typed_as.text(value)
+        return as_typed(value) if self.typed_as is None else self.typed_as.text(value)
 
     def words(self, value: Any) -> list[str]:
         """Return the words that set the option to a value."""
@@ -394,17 +383,17 @@ def _setting_words(settings: Mapping[str, Any]) -> list[str]:
     defaults = Settings()
     for name, value in settings.items():
         flag, default = f"--{name.replace('_', '-')}", getattr(defaults, name, MISSING)
-        if as_word(value) == as_word(default) or (name == "epochs" and settings.get("steps")):
+        if as_typed(value) == as_typed(default) or (name == "epochs" and settings.get("steps")):
             continue
         if isinstance(default, bool):
-            line.append(flag if as_word(value) == "true" else f"--no-{flag.removeprefix('--')}")
+            line.append(flag if as_typed(value) == "true" else f"--no-{flag.removeprefix('--')}")
         elif name == "upload":
             steps = [value] if isinstance(value, str) else value
             line += [word for step in steps for word in (flag, as_file("uploads", step))]
         elif name in _GROUPS_OF_SETTINGS:
             line += [flag, as_file(_GROUPS_OF_SETTINGS[name], value)]
         else:
-            line += [flag, as_word(value)]
+            line += [flag, as_typed(value)]
     return line
 
 
@@ -460,8 +449,7 @@ def command(options: Callable[P, Asked]) -> Callable[[Callable[[Asked], Result]]
         @functools.wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> Result:
             asked = options(*args, **kwargs)
-            execution = asked.execution or Execution()
-            execution = replace(execution, command=tuple(asked.words()))
+            execution = replace(asked.execution, command=tuple(asked.words()))
             return function(replace(asked, execution=execution, **_names_of_files(asked)))
 
         call.__signature__ = inspect.signature(options)  # type: ignore[attr-defined]

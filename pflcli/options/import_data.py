@@ -20,9 +20,8 @@ from pflcli.options.declaration import (
     Out,
     SplitColumn,
     Typed,
-    as_word,
 )
-from pflcli.wording import PathWord
+from pflcli.wording import PathWord, as_typed
 
 
 def _scaling(value: bool | str) -> str:
@@ -78,7 +77,7 @@ class ImportData(Options):
     ] = False
     features: Annotated[
         str | Sequence[str] | None,
-        Typed(str, text=as_word),
+        Typed(str, text=as_typed),
         typer.Option(
             help="Learn from these columns, or from one array.",
             metavar="COL,COL",
@@ -87,7 +86,7 @@ class ImportData(Options):
     ] = None
     categorical: Annotated[
         str | Sequence[str] | None,
-        Typed(str, text=as_word),
+        Typed(str, text=as_typed),
         typer.Option(
             help="One-hot encode these columns of codes or words; 'none' drops columns of words.",
             metavar="COL,COL",

@@ -9,7 +9,8 @@ from typing import Annotated, ClassVar
 import typer
 
 from pflcli.options import completion
-from pflcli.options.declaration import ArtifactPath, Options, Out, Seed, Typed, artifact_argument, as_word
+from pflcli.options.declaration import ArtifactPath, Options, Out, Seed, Typed, artifact_argument
+from pflcli.wording import as_typed
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Sweep(Options):
     _: KW_ONLY
     capacity: Annotated[
         Sequence[float] | str | None,
-        Typed(str, text=as_word),
+        Typed(str, text=as_typed),
         typer.Option(
             help="Try these fractions (0 to 1) of each client's training samples in its store.",
             show_default="0,0.1,...,1",
@@ -40,17 +41,17 @@ class Sweep(Options):
     ] = None
     k: Annotated[
         Sequence[int] | str | None,
-        Typed(str, text=as_word),
+        Typed(str, text=as_typed),
         typer.Option(help="Try these numbers of neighbours.", show_default="1,3,5,7,10,12,14,16", metavar="N,N"),
     ] = None
     sigma: Annotated[
         Sequence[float] | str | None,
-        Typed(str, text=as_word),
+        Typed(str, text=as_typed),
         typer.Option(help="Try these kernel scales.", show_default="1", metavar="F,F"),
     ] = None
     weight: Annotated[
         Sequence[float] | str | None,
-        Typed(str, text=as_word),
+        Typed(str, text=as_typed),
         typer.Option(
             help="Try these values of lambda (0 to 1), the weight of the neighbours, shared by all clients.",
             show_default="0,0.1,...,1",

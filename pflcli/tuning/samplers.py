@@ -9,7 +9,7 @@ from pflcli.errors import UsageError, closest
 from pflcli.tuning.space import Axis, Point, Space
 
 SAMPLERS = ("grid", "optuna")
-_TRIES = 100
+MAX_PROPOSALS = 100
 """How often Optuna is asked for a point that has not been tried yet."""
 
 
@@ -64,8 +64,9 @@ class Grid:
 class Optuna:
     """Optuna's tree of Parzen estimators (Bergstra et al. 2011); the default point comes first.
 
-    A point is tried twice only if Optuna proposes no other one in ``_TRIES`` attempts. Nothing is stored on disk: after
-    an interruption the sampler proposes the same points again and receives the scores of the finished trials.
+    A point is tried twice only if Optuna proposes no other one in ``MAX_PROPOSALS`` attempts. Nothing is stored on
+    disk: after an interruption the sampler proposes the same points again and receives the scores of the finished
+    trials.
     """
 
     def __init__(self, space: Space, trials: int, default: Point, seed: int) -> None:
@@ -89,12 +90,12 @@ class Optuna:
 
     def ask(self) -> Point:
         """Return the next point; it has not been tried yet if Optuna proposes such a point."""
-        for tries in range(1, _TRIES + 1):
+        for tries in range(1, MAX_PROPOSALS + 1):
             trial = self._study.ask(self._axes)
             point = {axis.key: _round(axis, trial.params[axis.key]) for axis in self._space.axes}
             self._current = trial, point
             earlier = [accuracy for other, accuracy in self._scored if other == point]
-            if not earlier or tries == _TRIES:
+            if not earlier or tries == MAX_PROPOSALS:
                 break
             self._report(trial, earlier[0])
         return point

@@ -22,7 +22,7 @@ Point = dict[str, Any]
 """A value for each searched key."""
 
 _RANGE = re.compile(r"(?P<low>[^,]+?)\.\.(?P<high>[^,]+)")
-_LONGEST = 100
+MAX_NAME_LENGTH = 100
 """Maximum characters in the name of a trial's folder; a longer name is replaced by a hash."""
 
 
@@ -160,7 +160,7 @@ def default_grid(method: Method) -> dict[str, tuple[Any, ...]]:
 def folder_name(point: Point) -> str:
     """Return the name of a trial's folder: its values, or a hash of them if they are too long or not a file name."""
     name = ",".join(f"{key}={as_typed(value)}" for key, value in point.items())
-    return name if re.fullmatch(r"[\w.=,+-]+", name) and len(name) <= _LONGEST else digest(point)[:16]
+    return name if re.fullmatch(r"[\w.=,+-]+", name) and len(name) <= MAX_NAME_LENGTH else digest(point)[:16]
 
 
 def describe(point: Mapping[str, Any]) -> str:

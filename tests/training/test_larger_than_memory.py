@@ -30,7 +30,7 @@ from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
 
 execution = Execution(threads=1)
-client_blocks.PIECE_BYTES, extraction.PIECE = 1 << 20, 1 << 12
+client_blocks.PIECE_BYTES, extraction.SAMPLES_PER_PIECE = 1 << 20, 1 << 12
 
 def chain(at):
     clients = partition(str(at / "data"), at / "p", execution=execution).summary["clients"]
