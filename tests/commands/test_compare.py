@@ -24,11 +24,11 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.show import show
 from pflcli.commands.train_global import train_global
-from pflcli.comparison import runs
 from pflcli.comparison.variants import resolve_variants
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
 from pflcli.evaluation.page import lineage
 from pflcli.execution import Execution
+from pflcli.jobs import shared_artifacts
 from pflcli.methods import local
 from pflcli.training import run_request
 
@@ -405,7 +405,7 @@ def test_what_fails_under_one_seed_costs_what_needs_it(new_folder, small, monkey
             raise ComputationError("fedavg, round 2: client 3 became non-finite", "a smaller --lr may help")
         return train_global(source, out, seed=seed, **kwargs)
 
-    monkeypatch.setattr(runs, "train_global", fail)
+    monkeypatch.setattr(shared_artifacts, "train_global", fail)
     with pytest.raises(IncompleteError) as error:
         pair(new_folder, ["fedavg", "knn-per", "local"])
     assert error.value.message.startswith("2 of 6 runs failed")
