@@ -1,6 +1,6 @@
 """pFedGP in compiled loops: Gibbs sampling, the losses of clients by their trees, and the gradients by embeddings.
 
-``methods/parts/gaussian_process.py`` and ``tree_likelihood.py`` are the reference. For a small number of samples a call
+``methods/parts/gaussian_process_tree.py`` is the reference. For a small number of samples a call
 of LAPACK takes longer than its arithmetic. There chains are lanes of vectors, and the last axis of every array. For
 more samples, factors are computed in blocks, for a few chains at a time.
 """
@@ -18,13 +18,21 @@ from pflcli.accelerated.compiler import Array, compiled
 from pflcli.accelerated.elementary import exponential, fill_bits, fill_exponential, fill_normal
 from pflcli.accelerated.instructions import as_row, minus_products, products, solve
 from pflcli.accelerated.products import product, product_by_rows, transpose
-from pflcli.methods.parts.gaussian_process import QUERIES, REST, TERMS, Prior, jittered, quadrature, random_key
+from pflcli.methods.parts.gaussian_process_tree import (
+    QUERIES_AT_A_TIME,
+    TAIL,
+    TERMS,
+    Prior,
+    draw_key,
+    gauss_hermite,
+    training_covariance,
+)
 
 MAX_LANE_SAMPLES, MAX_LANE_PREDICTIONS = 72, 40
 """Largest number of samples for which Gibbs sampling, and the prediction of as many others, is faster in lanes."""
 
 _MAX_KMEANS_STEPS = 100
-"""Largest number of steps of k-means, see ``class_tree.py``."""
+"""Largest number of steps of k-means, see ``gaussian_process_tree.py``."""
 
 _HALF, _ONE, _TWO = (np.float32(value) for value in (0.5, 1, 2))
 
@@ -241,7 +249,7 @@ def back_substitute_last(u: Array, inverses: Array, column: int, x: Array, first
 
 
 _SQUARES = np.asarray([2 * math.pi**2 * (k + 0.5) ** 2 for k in range(TERMS)], dtype=np.float32)
-_SPREAD, _OFFSET, _SLOPE = (np.float32(value) for value in REST)
+_SPREAD, _OFFSET, _SLOPE = (np.float32(value) for value in TAIL)
 _FIRST, _LEAST_C, _LEAST_VARIANCE, _MOST_LOGIT = (np.float32(value) for value in (0.25, 0.02, 1e-6, 80))
 
 _BITS_PER_DRAW = 8
@@ -265,7 +273,7 @@ def draw(key: Array, first: int, normals: Array, exponentials: Array) -> None:
 
 @compiled
 def polya_gamma(f: Array, draws: Array, omega: Array) -> None:
-    """Write draws from PG(1, f) for each number of ``f`` into ``omega``, see ``gaussian_process.polya_gamma``."""
+    """Write draws from PG(1, f) for each number of ``f`` into ``omega``, see ``draw_polya_gamma``."""
     for i in range(len(f)):
         size = max(abs(f[i]), _LEAST_C)
         decay = exponential(-size)
@@ -773,8 +781,8 @@ def stack_losses(
 
 
 @compiled
-def splits(x: Array, draws: Array) -> Array:
-    """Return the tree (n - 1, n) of ``class_tree.build`` over rows ``x`` (n, d), n >= 2.
+def split_classes(x: Array, draws: Array) -> Array:
+    """Return the tree (n - 1, n) of ``build_tree`` over rows ``x`` (n, d), n >= 2.
 
     ``draws`` (n - 1, restarts, 2) are the draws of ``split`` at each node.
     """
@@ -873,10 +881,10 @@ def _distances(squared: Array, part: Array, distance: Array) -> None:
 def losses_and_gradients(
     prior: Prior, trees: Tensor, z: Tensor, y: Tensor, sizes: Sequence[int], rngs: Sequence[np.random.Generator]
 ) -> tuple[Tensor, Tensor]:
-    """Do the same as the function of this name in ``methods/parts/tree_likelihood.py``."""
+    """Do the same as the function of this name in ``methods/parts/gaussian_process_tree.py``."""
     embeddings, labels, of_clients = (value.contiguous().numpy() for value in (z.float(), y, trees))
-    at, weight = quadrature()
-    by_z, keys = torch.empty(z.shape), np.stack([random_key(rng) for rng in rngs])
+    at, weight = gauss_hermite()
+    by_z, keys = torch.empty(z.shape), np.stack([draw_key(rng) for rng in rngs])
     losses = stack_losses(
         embeddings,
         of_clients,
@@ -897,14 +905,15 @@ def losses_and_gradients(
     return torch.from_numpy(losses).to(z), by_z.to(z)
 
 
-def probabilities(prior: Prior, z: Tensor, sign: Tensor, queries: Tensor, rng: np.random.Generator) -> Tensor:
-    """Do the same as the function of this name in ``methods/parts/gaussian_process.py``."""
-    labels, k, p = sign.numpy(), jittered(prior, z), []
-    omega, _ = gibbs(k.numpy(), labels, random_key(rng), 0, prior.chains, prior.sweeps, MAX_LANE_SAMPLES)
-    for part in torch.split(queries, max(QUERIES, 2 * len(z))):  # each part factors the samples' covariances again
+def predict_positive(prior: Prior, z: Tensor, sign: Tensor, queries: Tensor, rng: np.random.Generator) -> Tensor:
+    """Do the same as the function of this name in ``methods/parts/gaussian_process_tree.py``."""
+    labels, k, p = sign.numpy(), training_covariance(prior, z), []
+    omega, _ = gibbs(k.numpy(), labels, draw_key(rng), 0, prior.chains, prior.sweeps, MAX_LANE_SAMPLES)
+    # Each part factors the samples' covariances again.
+    for part in torch.split(queries, max(QUERIES_AT_A_TIME, 2 * len(z))):
         wide = torch.cat([k, prior.kernel(z, part)], dim=1)
         *_, mean, variance = factor_and_predict(wide.numpy(), labels, omega, prior.scale, False)
         value = np.empty_like(mean)
-        expect(mean, variance, np.ones(len(part), np.int64), *quadrature(), value)
+        expect(mean, variance, np.ones(len(part), np.int64), *gauss_hermite(), value)
         p.append(value.mean(axis=1, dtype=np.float64))
     return torch.from_numpy(np.concatenate(p))

@@ -1,16 +1,16 @@
-"""pFedGP: a common embedding network; every client classifies by Gaussian processes over its own samples.
+"""pFedGP: clients share an embedding network, and each classifies by Gaussian processes over its own samples.
 
-Achituve et al. (2021), https://arxiv.org/abs/2106.15482, the full variant (section 4). The classes of a client form a
-binary tree, by k-means on their mean embeddings. Each inner node is a two-class Gaussian process on L2-normalized
-embeddings, whose posterior is drawn by Gibbs sampling with Pólya-Gamma augmentation. In a round, the cohort downloads
-the body, takes a few steps on the predictive likelihood (of one half of each class given the other half), and uploads
-it. The server takes the unweighted mean. The paper trains with `--lr 0.05 --momentum 0.9 --weight-decay 0.001` and
-clips gradients at norm 50, for which `--clip-gradients 50` stands.
+Achituve et al. (2021), https://arxiv.org/abs/2106.15482, the full variant (section 4). A client's classes form a
+binary tree, which k-means on their mean embeddings builds. Each inner node is a two-class Gaussian process on L2-normalized embeddings,
+whose posterior is drawn by Gibbs sampling with Pólya-Gamma augmentation. In a round, the cohort downloads the body,
+takes a few steps on the predictive likelihood (of one half of each class given the other half), and uploads the body.
+The server takes the unweighted mean. The paper trains with `--lr 0.05 --momentum 0.9 --weight-decay 0.001`, and clips
+gradients at norm 50 (`--clip-gradients 50`).
 
-A class of which a client has no sample gets 1 / (n + C), by the rule of succession, where n is the number of its
-samples and C the number of classes; its tree distributes the rest. A client without samples therefore predicts 1 / C
-for each class. A client without two classes, or without two samples of any class, cannot train the body and uploads
-nothing.
+A class of which a client has no sample gets the probability 1 / (n + C), by the rule of succession, where n is the
+client's number of samples and C the number of classes; the tree distributes the rest. A client without samples
+therefore predicts 1 / C for each class. A client with a single class, or without two samples of any class, cannot train
+the body and uploads nothing.
 """
 
 from __future__ import annotations
@@ -29,9 +29,7 @@ from torch.nn.functional import normalize
 from pflcli import parameters
 from pflcli.engine.gradients import StackedBatch, StackedNetwork
 from pflcli.federation.run import Predictor, Run
-from pflcli.methods.parts import class_tree
-from pflcli.methods.parts.gaussian_process import Prior, probabilities
-from pflcli.methods.parts.tree_likelihood import losses_and_gradients
+from pflcli.methods.parts.gaussian_process_tree import Prior, build_tree, losses_and_gradients, predict_classes
 from pflcli.parameters import Params, Stacked
 
 KIND = "server"
@@ -55,7 +53,7 @@ class Config:
     """predict from at most this many training samples per client, a stratified draw if it has more; time grows
     with its cube"""
     scale: Annotated[float, Gt(0)] = 8.0
-    """use this variance of the GP"""
+    """use this variance of the Gaussian process"""
     length: Annotated[float, Gt(0)] = 1.0
     """use this length scale of the RBF kernel, between embeddings of norm 1"""
     chains: Annotated[int, Ge(1)] = 20
@@ -66,7 +64,7 @@ class Config:
     """take this many Gibbs steps per chain"""
 
     def prior(self, chains: int) -> Prior:
-        """Return the GP of an inner node."""
+        """Return the Gaussian process of an inner node, sampled by this many chains."""
         return Prior(scale=self.scale, length=self.length, chains=chains, sweeps=self.sweeps)
 
 
@@ -86,7 +84,7 @@ def train_round(run: Run, state: State, t: int) -> State:
         run.engine.outputs_each(trainable, models, "train", features=True, compiled=True) if len(trainable) else []
     )
     trees = [
-        class_tree.build(_unit(z).cpu().numpy(), labels[client], run.federation.classes, run.rng("tree", t, client))
+        build_tree(_normalize(z).cpu().numpy(), labels[client], run.federation.classes, run.rng("tree", t, client))
         for client, (_, z) in zip(trainable.tolist(), outputs, strict=True)
     ]
     trained = run.local_sgd(
@@ -105,7 +103,7 @@ def train_round(run: Run, state: State, t: int) -> State:
 
 
 def gradients(prior: Prior, network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
-    """Return the losses (a,) of clients by their trees, see ``tree_likelihood``, and their gradients (a, ...)."""
+    """Return the losses (a,) of clients by their trees, and their gradients (a, ...)."""
     outputs = network.forward(params, batch.x, batch.weight)
     sizes = (batch.weight > 0).sum(dim=1).tolist()
     losses, by_z = losses_and_gradients(prior, batch.own["tree"], outputs.z, batch.y, sizes, batch.draws)
@@ -113,46 +111,32 @@ def gradients(prior: Prior, network: StackedNetwork, params: Stacked, batch: Sta
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
-    """Answer with each client's tree over its own samples, embedded by the common body."""
-    splits = run.predicted_splits
-    data, embedded = run.federation, []
+    """Predict with each client's tree over its own samples, embedded by the common body."""
+    data, cfg, splits = run.federation, run.cfg, run.predicted_splits
+    prior, embedded = cfg.prior(cfg.answer_chains), []
     for client in clients:
-        train_rows = data.rows(int(client), "train")
-        query_rows = [data.rows(int(client), split) for split in splits]
-        embedded.append([_embedded(run, state["body"], rows) for rows in (train_rows, *query_rows)])
+        rows_by_split = [data.rows(int(client), split) for split in ("train", *splits)]
+        embedded.append([_embed(run, state["body"], rows) for rows in rows_by_split])
 
-    def answer(index: int) -> list[NDArray[np.float32]]:
+    def predict(index: int) -> list[NDArray[np.float32]]:
         client, (z, *query_z) = int(clients[index]), embedded[index]
-        p = _probabilities(run, z, data.y[data.block(client, "train")], torch.cat(query_z), run.rng("answer", client))
+        y, draw = data.y[data.block(client, "train")], run.rng("answer", client)
+        p = predict_classes(prior, z, y, torch.cat(query_z), data.classes, cfg.capacity, draw)
         return [piece.numpy() for piece in torch.split(p.float().cpu(), [len(part) for part in query_z])]
 
-    pieces_of = run.engine.each(answer, len(clients))
-    predictions = {split: np.concatenate(pieces) for split, *pieces in zip(splits, *pieces_of, strict=True)}
+    pieces_by_client = run.engine.each(predict, len(clients))
+    predictions = {split: np.concatenate(pieces) for split, *pieces in zip(splits, *pieces_by_client, strict=True)}
     return Predictor(lambda split: {"p": predictions[split]}, splits)
 
 
-def _embedded(run: Run, body: Params, rows: NDArray[np.int64]) -> Tensor:
-    """Return normalised embeddings (n, d); rows of one client at a time, whose bits do not depend on its company.
+def _embed(run: Run, body: Params, rows: NDArray[np.int64]) -> Tensor:
+    """Return normalized embeddings (n, d) of one client's rows, computed alone, so that other clients change no bit.
 
-    A sample under which the network overflows has zeros.
+    A sample for which the network overflows gets zeros.
     """
-    return _unit(run.engine.infer({**run.init, **body}, rows, features=True)[1])
+    return _normalize(run.engine.infer({**run.init, **body}, rows, features=True)[1])
 
 
-def _unit(z: Tensor) -> Tensor:
+def _normalize(z: Tensor) -> Tensor:
     z = normalize(z, dim=1)
     return torch.where(z.isfinite().all(dim=1, keepdim=True), z, 0.0)
-
-
-def _probabilities(run: Run, z: Tensor, y: Tensor, queries: Tensor, rng: np.random.Generator) -> Tensor:
-    """Return the probabilities (q, C) of ``queries`` (q, d), given one client's samples ``z`` (n, d), ``y`` (n,)."""
-    classes, labels = run.federation.classes, y.cpu().numpy()
-    tree = torch.from_numpy(class_tree.build(z.cpu().numpy(), labels, classes, rng)).to(y.device)
-    rows = torch.from_numpy(class_tree.stratified(labels, run.cfg.capacity, rng)).to(y.device)
-    prior = run.cfg.prior(run.cfg.answer_chains)
-    positive = queries.new_full((len(queries), len(tree)), 0.5, dtype=torch.float64)
-    for row, node in enumerate(tree if len(queries) else ()):
-        below = rows[node[y[rows]] != 0]
-        if len(below):
-            positive[:, row] = probabilities(prior, z[below], node[y[below]], queries, rng)
-    return class_tree.leaves(tree, positive, torch.bincount(y, minlength=classes))

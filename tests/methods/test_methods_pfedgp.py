@@ -17,8 +17,7 @@ from pflcli.engine.gradients import StackedBatch
 from pflcli.engine.networks import AutogradNetwork
 from pflcli.errors import ComputationError, UsageError
 from pflcli.methods import pfedgp
-from pflcli.methods.parts import class_tree, tree_likelihood
-from pflcli.methods.parts import gaussian_process as gp
+from pflcli.methods.parts import gaussian_process_tree as gp
 
 compiled = pytest.importorskip("pflcli.accelerated.pfedgp", exc_type=ImportError)
 
@@ -38,7 +37,7 @@ def numpy_kernel(a, b):
 
 
 def draws(rng):
-    return gp.Draws(gp.random_key(rng))
+    return gp.Draws(gp.draw_key(rng))
 
 
 def dense(z, sign, omega, points):
@@ -61,7 +60,7 @@ def compiled_polya_gamma(c, g):
     return torch.from_numpy(omega)
 
 
-@pytest.mark.parametrize("form", [gp.polya_gamma, compiled_polya_gamma])
+@pytest.mark.parametrize("form", [gp.draw_polya_gamma, compiled_polya_gamma])
 @pytest.mark.parametrize("c", [0.0, 0.5, 2.0, 6.0, 20.0])
 def test_polya_gamma_draws_have_the_known_moments_and_transform(c, form):
     n = 200_000
@@ -81,7 +80,7 @@ def test_polya_gamma_draws_have_the_known_moments_and_transform(c, form):
 def test_both_forms_of_polya_gamma_draw_the_same():
     c = torch.from_numpy(draw().normal(size=500) * 20).float()
     g = torch.from_numpy(draw(1).standard_exponential((gp.TERMS + 1, 500), dtype=np.float32))
-    expected = gp.polya_gamma(c.double(), g.double())
+    expected = gp.draw_polya_gamma(c.double(), g.double())
     torch.testing.assert_close(compiled_polya_gamma(c, g).double(), expected, rtol=1e-4, atol=1e-6)
 
 
@@ -171,7 +170,7 @@ def test_the_tree_splits_near_classes_last():
     """Classes 1, 2 and 4 lie at 0, 1 and 10, class 6 at 12: {1, 2} | {4, 6}, then single ones."""
     y = np.asarray([1, 1, 2, 4, 6, 6])
     z = np.asarray([-1, 1, 1, 10, 11, 13], dtype=np.float32)[:, None]
-    tree = class_tree.build(z, y, 8, draw())
+    tree = gp.build_tree(z, y, 8, draw())
     assert tree.shape == (7, 8)
     np.testing.assert_array_equal(tree[0], [0, 1, 1, 0, -1, 0, -1, 0])
     np.testing.assert_array_equal(tree[1], [0, 1, -1, 0, 0, 0, 0, 0])
@@ -179,7 +178,7 @@ def test_the_tree_splits_near_classes_last():
     assert not tree[3:].any()
     # Branches: 0.7 to {1, 2}, 0.9 of it to 1; 0.2 of the rest to 4. Six samples, eight classes: 1/14 for those unseen.
     positive = torch.tensor([[0.7, 0.9, 0.2, 0.5, 0.5, 0.5, 0.5]], dtype=torch.float64)
-    p = class_tree.leaves(torch.from_numpy(tree), positive, torch.from_numpy(np.bincount(y, minlength=8)))
+    p = gp.class_probabilities(torch.from_numpy(tree), positive, torch.from_numpy(np.bincount(y, minlength=8)))
     shared = np.asarray([0, 0.7 * 0.9, 0.7 * 0.1, 0, 0.3 * 0.2, 0, 0.3 * 0.8, 0]) * 10 / 14
     np.testing.assert_allclose(p[0], shared + np.asarray([1, 0, 0, 1, 0, 1, 0, 1]) / 14)
     assert float(p.sum()) == pytest.approx(1)
@@ -190,7 +189,7 @@ def test_a_tree_separates_all_classes_whatever_they_look_like(classes):
     for seed in range(5):
         y = np.repeat(np.arange(classes) * 2, 2)
         z = draw(seed).normal(size=(len(y), 3)).astype(np.float32) * (seed > 0)  # first all alike
-        tree = class_tree.build(z, y, 25, draw(seed))
+        tree = gp.build_tree(z, y, 25, draw(seed))
         assert (tree != 0).any(axis=1).sum() == max(classes - 1, 0)
         parts = {tuple(np.unique(y))}
         for node in tree[: max(classes - 1, 0)]:
@@ -201,7 +200,7 @@ def test_a_tree_separates_all_classes_whatever_they_look_like(classes):
             assert right
             assert left[0] < right[0]
         assert all(len(part) <= 1 for part in parts)
-        p = class_tree.leaves(
+        p = gp.class_probabilities(
             torch.from_numpy(tree),
             torch.from_numpy(draw(seed).random((4, 24))),
             torch.from_numpy(np.bincount(y, minlength=25)),
@@ -228,11 +227,11 @@ def test_samples_are_halved_and_cut_class_by_class():
     halves = compiled.mark_support(y)
     np.testing.assert_array_equal(halves, [1, 1, 0, 1, 0, 1, 1, 0])
     y = np.repeat([0, 1, 3], [60, 30, 1])
-    rows = class_tree.stratified(y, 16, draw())
+    rows = gp.draw_stratified(y, 16, draw())
     assert (np.diff(rows) > 0).all()
     np.testing.assert_array_equal(np.bincount(y[rows]), [10, 5, 0, 1])
-    np.testing.assert_array_equal(class_tree.stratified(y, 91, draw()), np.arange(91))
-    assert not np.array_equal(rows, class_tree.stratified(y, 16, draw(1)))
+    np.testing.assert_array_equal(gp.draw_stratified(y, 91, draw()), np.arange(91))
+    assert not np.array_equal(rows, gp.draw_stratified(y, 16, draw(1)))
 
 
 class Tiny(nn.Module):
@@ -284,7 +283,7 @@ def omega_of(prior, unit, y, rng):
     """Omega (chains, n) of the first half of samples of two classes, as the loss of a tree with one node draws it."""
     first_half = torch.from_numpy(compiled.mark_support(y.numpy())).bool()
     k = prior.kernel(unit[first_half], unit[first_half]) + prior.jitter * torch.eye(int(first_half.sum()))
-    return gp.gibbs(k, 1 - 2 * y[first_half], prior.chains, prior.sweeps, draws(rng)).double()
+    return gp.run_gibbs(k, 1 - 2 * y[first_half], prior.chains, prior.sweeps, draws(rng)).double()
 
 
 def dense_loss(prior, z, y, omega):
@@ -314,7 +313,7 @@ def test_losses_of_a_stack_are_those_of_dense_algebra_client_by_client():
     z[0, 5] = 0
     y = torch.from_numpy(draw(7).integers(0, 2, size=(4, 13)))
     trees = torch.tensor([[1, -1]]).expand(4, 1, 2)
-    losses, grads = tree_likelihood.losses_and_gradients(prior, trees, z, y, sizes, [draw(c) for c in range(4)])
+    losses, grads = gp.losses_and_gradients(prior, trees, z, y, sizes, [draw(c) for c in range(4)])
     for client, size in enumerate(sizes[:2]):
         own_y = y[client, :size]
         omega = omega_of(prior, normalize(z[client, :size], dim=1), own_y, draw(client))
@@ -367,7 +366,7 @@ def test_few_samples_and_many_take_one_loss():
         with pytest.MonkeyPatch.context() as patch:
             for name in ("MAX_LANE_SAMPLES", "MAX_LANE_PREDICTIONS"):
                 patch.setattr(compiled, name, few)
-            return tree_likelihood.losses_and_gradients(PRIOR, trees, z, y, [80, 65], [draw(2), draw(3)])
+            return gp.losses_and_gradients(PRIOR, trees, z, y, [80, 65], [draw(2), draw(3)])
 
     for in_lanes, in_blocks in zip(result(100), result(0), strict=True):
         assert float(in_lanes.norm()) > 0.1
@@ -379,9 +378,9 @@ def test_few_samples_and_many_take_one_loss():
 def test_sampling_in_lanes_and_in_blocks_is_that_by_lapack():
     z = normalize(torch.from_numpy(draw(1).normal(size=(70, 5))).float(), dim=1)
     k, sign = PRIOR.kernel(z, z) + 1e-3 * torch.eye(70), torch.where(z[:, 0] > 0, 1, -1)
-    expected = gp.gibbs(k, sign, 20, 5, draws(draw(2))).T.numpy()
+    expected = gp.run_gibbs(k, sign, 20, 5, draws(draw(2))).T.numpy()
     for few in (0, 100):
-        key = gp.random_key(draw(2))
+        key = gp.draw_key(draw(2))
         omega, drawn = compiled.gibbs(k.numpy(), sign.numpy(), key, 0, 20, 5, few)
         np.testing.assert_allclose(omega, expected, rtol=2e-3)
         assert drawn == 5 * 2 * 70 * 20
@@ -426,7 +425,7 @@ def test_answers_are_those_of_the_posterior(monkeypatch):
     """More samples than lanes take, and more queries than one part has; by LAPACK, from the same draws."""
     z = normalize(torch.from_numpy(draw(1).normal(size=(390, 4))).float(), dim=1)
     sign = torch.where(z[:70, 0] > 0, 1, -1)
-    actual = gp.probabilities(gp.Prior(chains=30), z[:70], sign, z[70:], draw(2))
+    actual = gp.predict_positive(gp.Prior(chains=30), z[:70], sign, z[70:], draw(2))
     posterior = gp.Posterior(gp.Prior(chains=30), z[:70], sign, draws(draw(2)))
     expected = posterior.log_probability(z[70:], torch.ones(320)).double().exp()
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-3)
@@ -453,7 +452,7 @@ def test_a_round_by_hand(mode):
         net.load_state_dict(run.init)
         with torch.no_grad():
             z = normalize(net.body(data.x[rows]), dim=1).numpy()
-        tree = class_tree.build(z, data.y[rows].numpy(), worlds.CLASSES, rng.generator(0, "tree", 0, client))
+        tree = gp.build_tree(z, data.y[rows].numpy(), worlds.CLASSES, rng.generator(0, "tree", 0, client))
         optimizer = torch.optim.SGD(net.body.parameters(), lr=0.05, momentum=0.9, weight_decay=0.01)
         steps = rng.generator(0, "sgd", 0, client)
         for order in [rows[steps.permutation(len(rows))] for _ in range(3)]:
@@ -487,7 +486,7 @@ def test_without_rounds_the_answers_are_those_of_gps_on_the_first_embeddings():
     }
     y = data.y[data.block(client, "train")]
     generator = rng.generator(0, "answer", client)
-    tree = class_tree.build(z["train"].numpy(), y.numpy(), 3, generator)
+    tree = gp.build_tree(z["train"].numpy(), y.numpy(), 3, generator)
     positive = []
     for node in torch.from_numpy(tree):
         sign = node[y]
@@ -511,22 +510,22 @@ def test_clients_with_little_answer_by_the_rule_of_succession():
     )
     # Client 4 trains on 8 samples of class 1 among three classes.
     np.testing.assert_allclose(p[4], np.tile([1 / 11, 9 / 11, 1 / 11], (3, 1)), rtol=1e-6)
-    empty = pfedgp._probabilities(
-        run, torch.empty(0, 200), torch.empty(0, dtype=torch.int64), torch.ones(2, 200), draw()
-    )
+    nothing = torch.empty(0, 200), torch.empty(0, dtype=torch.int64)
+    empty = gp.predict_classes(PRIOR, *nothing, torch.ones(2, 200), 3, 1000, draw())
     np.testing.assert_allclose(empty, 1 / 3)
-    one = pfedgp._probabilities(run, torch.ones(1, 200), torch.tensor([2]), torch.ones(2, 200), draw())
+    sample = torch.ones(1, 200), torch.tensor([2])
+    one = gp.predict_classes(PRIOR, *sample, torch.ones(2, 200), 3, 1000, draw())
     np.testing.assert_allclose(one, [[1 / 4, 1 / 4, 2 / 4]] * 2)
 
 
 def test_capacity_bounds_what_is_conditioned_on(monkeypatch):
     sizes = []
 
-    def watched(prior, z, *rest):
+    def watched(prior, z, *rest, predict=gp.predict_positive):
         sizes.append(len(z))
-        return gp.probabilities(prior, z, *rest)
+        return predict(prior, z, *rest)
 
-    monkeypatch.setattr(pfedgp, "probabilities", watched)
+    monkeypatch.setattr(gp, "predict_positive", watched)
     run = worlds.run("pfedgp", options={"capacity": 5})
     worlds.answers("pfedgp", run, {"body": parameters.part(run.init, "body.")})
     assert max(sizes) == 5
@@ -549,16 +548,16 @@ def test_a_model_without_a_body_is_refused():
 def test_trees_and_losses_without_acceleration_are_those_of_compiled_loops(monkeypatch):
     x, starts = draw(5).normal(size=(9, 4)), draw(6).random((8, 10, 2))
     for rows in (x, 0 * x, x[[0] * 5 + [1] * 4]):  # rows that are alike are cut in the middle
-        np.testing.assert_array_equal(class_tree.splits.__wrapped__(rows, starts), compiled.splits(rows, starts))
+        np.testing.assert_array_equal(gp.split_classes.__wrapped__(rows, starts), compiled.split_classes(rows, starts))
     many, starts = draw(9).random((60, 1)), draw(10).random((59, 1, 2))  # it takes several steps from a single start
-    np.testing.assert_array_equal(class_tree.splits.__wrapped__(many, starts), compiled.splits(many, starts))
+    np.testing.assert_array_equal(gp.split_classes.__wrapped__(many, starts), compiled.split_classes(many, starts))
     z = torch.from_numpy(draw(7).normal(size=(2, 14, 3))).float()
     y = torch.from_numpy(draw(8).integers(0, 2, size=(2, 14)))
     trees, sizes = torch.tensor([[1, -1]]).expand(2, 1, 2), [14, 9]
-    expected = tree_likelihood.losses_and_gradients(PRIOR, trees, z, y, sizes, [draw(c) for c in range(2)])
+    expected = gp.losses_and_gradients(PRIOR, trees, z, y, sizes, [draw(c) for c in range(2)])
     with monkeypatch.context() as patch:
         patch.setenv(backend.SWITCH, "0")
-        actual = tree_likelihood.losses_and_gradients(PRIOR, trees, z, y, sizes, [draw(c) for c in range(2)])
+        actual = gp.losses_and_gradients(PRIOR, trees, z, y, sizes, [draw(c) for c in range(2)])
     for own, other in zip(actual, expected, strict=True):
         assert float(other.norm()) > 0.1
         torch.testing.assert_close(own, other, rtol=0.01, atol=1e-3)
