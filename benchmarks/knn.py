@@ -30,7 +30,8 @@ import torch
 
 from pflcli.knn import grid as sweep
 from pflcli.knn.indexes import find_nearest, flat_indexes
-from pflcli.knn.stores import Stores, votes
+from pflcli.knn.stores import Stores
+from pflcli.knn.voting import vote_by_distance
 
 
 def main() -> None:
@@ -145,8 +146,9 @@ class World:
 
     def score(self) -> None:
         """Score seven values of lambda."""
-        p = votes(self.neighbours, self.args.classes, -np.sqrt(self.neighbours.distance))
-        sweep.accuracy(p, self.model, self.truth, self.bounds, np.asarray([0, 0.1, 0.3, 0.5, 0.7, 0.9, 1]))
+        p = vote_by_distance(self.neighbours, self.args.classes, -np.sqrt(self.neighbours.distance))
+        lambdas = np.asarray([0, 0.1, 0.3, 0.5, 0.7, 0.9, 1])
+        sweep.count_correct_by_client(p[None], self.model, self.truth, self.bounds, lambdas)
 
     def grid(self) -> None:
         """Score 101 capacities x 101 values of lambda from one search."""
@@ -159,8 +161,8 @@ class World:
             in_store = place < np.ceil(capacities * len(stored))[:, None]
             bounds = np.asarray([0, len(stored)]), np.asarray([0, len(queries)])
             ranked = sweep.Ranked.rank_clients(stored, y, bounds[0], queries, bounds[1])
-            p = ranked.votes(in_store, [self.args.k], [1.0], self.args.classes)[:, 0, 0]
-            sweep.correct(p, self.model[span], self.truth[span], lambdas)
+            p = ranked.compute_votes(in_store, [self.args.k], [1.0], self.args.classes)[:, 0, 0]
+            sweep.count_correct(p, self.model[span], self.truth[span], lambdas)
 
     def faiss_build(self) -> None:
         """Build one index after the other, a file each."""

@@ -76,7 +76,7 @@ def test_what_is_shared_is_what_a_run_stands_on():
     # The search in stores is kNN-Per's: a run only passes it on.
     shared = {name for name in sources.SHARED if name.startswith(MATHEMATICS)}
     shared -= {"parameters", "federation", "federation.uploads", "federation.aggregators"}
-    assert stands - {f"knn.{name}" for name in ("stores", "indexes", "client_store")} == shared
+    assert stands - {f"knn.{name}" for name in ("stores", "indexes")} == shared
 
 
 def test_every_other_module_counts_for_a_result():

@@ -112,7 +112,7 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
     """Build the stores of all clients and write them."""
     splits = embeddings.read(job.source)
     count = len(splits["train"].offsets) - 1
-    capacity = capacities.spread(job.capacity, job.capacity_spread, count, job.seed)
+    capacity = capacities.draw_capacities(job.capacity, job.capacity_spread, count, job.seed)
     labels: list[NDArray[np.int64]] = []
     samples: list[NDArray[np.int64]] = []
     kinds: list[str] = []

@@ -34,8 +34,8 @@ from pflcli.evaluation.charts import curves
 from pflcli.evaluation.metrics import catalogue, scores
 from pflcli.execution import Execution
 from pflcli.knn import capacity as capacities
-from pflcli.knn.grid import Sample, right, tuned
-from pflcli.knn.stores import spread
+from pflcli.knn.grid import Queries, choose_lambdas, count_correct_on_grid
+from pflcli.knn.stores import call_in_threads
 from pflcli.methods import knn_per
 from pflcli.options.declaration import command
 from pflcli.options.sweep import Sweep
@@ -185,14 +185,14 @@ def _count_correct(
             rows, span = (slice(bounds[name][first], bounds[name][last]) for name in ("train", split))
             samples = splits[split]
             own_bounds = bounds[split][first : last + 1] - span.start
-            queries = Sample(samples.z[span], knn_per.softmax(samples.logits[span]), samples.y[span], own_bounds)
+            queries = Queries(samples.z[span], knn_per.softmax(samples.logits[span]), samples.y[span], own_bounds)
             offsets = bounds["train"][first : last + 1] - rows.start
             grid = (points.k, points.sigma, lambdas)
-            return right(train.z[rows], train.y[rows], offsets, is_stored[:, rows], queries, *grid)
+            return count_correct_on_grid(train.z[rows], train.y[rows], offsets, is_stored[:, rows], queries, *grid)
 
         def work(first: int, last: int) -> None:
             counts = {split: count_right(split, first, last) for split in right_counts}
-            weight[first:last] = tuned(tune, counts["validation"][..., own])
+            weight[first:last] = choose_lambdas(tune, counts["validation"][..., own])
             chosen = np.searchsorted(lambdas, weight[first:last])[..., None]
             for split, count in counts.items():
                 by_lambda = [count[..., shared], np.take_along_axis(count, chosen, axis=-1)]
@@ -200,7 +200,7 @@ def _count_correct(
             with lock:
                 advance(last - first, "")
 
-        spread(work, m, threads)
+        call_in_threads(work, m, threads)
     ends = np.append(np.zeros((len(is_stored), 1), np.int64), is_stored.cumsum(axis=1), axis=1)
     stored = np.diff(ends[:, bounds["train"]], axis=1).T
     n = {split: np.diff(bounds[split]) for split in bounds}
@@ -213,7 +213,7 @@ def _mark_stored(offsets: NDArray[np.int64], points: Grid, seed: int) -> NDArray
     for client, (first, last) in enumerate(pairwise(offsets.tolist())):
         order = first + capacities.arrival_order(seed, "train", client, last - first)
         for place, capacity in enumerate(points.capacity):
-            is_stored[place, order[: capacities.count(capacity, last - first)]] = True
+            is_stored[place, order[: capacities.count_kept_rows(capacity, last - first)]] = True
     return is_stored
 
 

@@ -197,7 +197,7 @@ def _arrivals_between(
     """Return the samples of a client that arrive between two fractions of a split."""
     rows = _rows(splits[split], client, split)
     order = capacities.arrival_order(seed, split, client, len(rows.y))
-    begin, end = (capacities.count(share, len(order)) for share in (first, last))
+    begin, end = (capacities.count_kept_rows(share, len(order)) for share in (first, last))
     return rows[np.sort(order[begin:end])]
 
 
@@ -208,7 +208,9 @@ def _read_validation(old: Artifact) -> list[Rows]:
         return [_rows(arrived, client, "validation") for client in range(len(arrived.offsets) - 1)]
     splits, request = embeddings.read(require_ancestor(old, "embeddings")), old.manifest.request
     count, seed = len(splits["validation"].offsets) - 1, request["seed"]
-    capacity = capacities.spread(request.get("capacity", 1.0), request.get("capacity_spread", 0.0), count, seed)
+    capacity = capacities.draw_capacities(
+        request.get("capacity", 1.0), request.get("capacity_spread", 0.0), count, seed
+    )
     return [
         _arrivals_between(splits, "validation", client, 0.0, float(capacity[client]), seed) for client in range(count)
     ]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.knn.client_store import NeighbourVote
+from pflcli.knn.stores import NeighbourVote
 from pflcli.parameters import Params
 
 

@@ -15,17 +15,17 @@ def arrival_order(seed: int, split: str, client: int, n: int) -> NDArray[np.int6
     return rng.generator(seed, "capacity", split, client).permutation(np.arange(n))
 
 
-def count(capacity: float, n: int) -> int:
+def count_kept_rows(capacity: float, n: int) -> int:
     """Return how many of ``n`` samples a store with this capacity keeps, rounded up."""
     return math.ceil(round(capacity * n, 6))  # 0.07 * 100 is 7.000000000000001
 
 
 def kept_rows(capacity: float, order: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the rows that a store with this capacity keeps, sorted; ``order`` is the order of arrival."""
-    return np.sort(order[: count(capacity, len(order))])
+    return np.sort(order[: count_kept_rows(capacity, len(order))])
 
 
-def spread(capacity: float, difference: float, clients: int, seed: int) -> NDArray[np.float64]:
+def draw_capacities(capacity: float, difference: float, clients: int, seed: int) -> NDArray[np.float64]:
     """Return the capacity of each client, (m,): ``difference`` less for a random half, and more for the others.
 
     Hardware heterogeneity, kNN-Per, appendix B, Figure 9. The random half is the same for every difference.

@@ -1,7 +1,7 @@
 """Evaluates kNN-Per on a grid of numbers of neighbours, kernel scales, capacities and lambdas with one search.
 
 Stores of smaller capacity are subsets of larger ones. The neighbours in a smaller store are therefore those in the
-largest, without the rows that the smaller store does not keep: no index is built and no model is evaluated twice.
+largest, without the rows that the smaller store lacks: no index is built and no model is evaluated twice.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Array = NDArray[np.float64]
 class Ranked:
     """The stored samples of each query's client, nearest first: ``distance``, ``row`` and ``label``, (n, m) each.
 
-    Rows number the stored samples of all clients. Rows of queries to smaller stores are filled up with inf, -1 and -1.
+    ``row`` numbers the stored samples of all clients. For smaller stores, inf, -1 and -1 fill the remaining entries.
     """
 
     distance: Array
@@ -54,8 +54,8 @@ class Ranked:
                 row[slice(*span), : len(own)] = rank + rows[0]
         return cls(distance, row, np.append(y, -1)[row])
 
-    def within(self, mask: NDArray[np.bool_], k: int) -> tuple[Array, NDArray[np.int64]]:
-        """Return distances and labels (n, k) of the nearest rows for which ``mask`` (one entry per row) is true.
+    def select_nearest(self, mask: NDArray[np.bool_], k: int) -> tuple[Array, NDArray[np.int64]]:
+        """Return distances and labels (n, k) of the nearest samples for which ``mask``, one entry per row, is true.
 
         Missing distances are inf, missing labels -1.
         """
@@ -68,14 +68,16 @@ class Ranked:
         distance[exists], label[exists] = self.distance.ravel()[position], self.label.ravel()[position]
         return distance, label
 
-    def votes(self, mask: NDArray[np.bool_], ks: Sequence[int], sigmas: Sequence[float], classes: int) -> Array:
-        """Return p_kNN (c, k, s, n, C) for stores that keep the rows in each ``mask`` (c, .); zeros for empty stores.
+    def compute_votes(self, mask: NDArray[np.bool_], ks: Sequence[int], sigmas: Sequence[float], classes: int) -> Array:
+        """Return p_kNN (c, k, s, n, C) for stores that contain the rows in each ``mask`` (c, .); zeros if empty.
 
-        kNN-Per, Eq. 6, Euclidean kernel, for every number of neighbours ``ks`` and every kernel scale ``sigmas``.
+        kNN-Per, Eq. 6, with the Euclidean kernel, for each number of neighbours ``ks`` and kernel scale ``sigmas``.
         """
         ks = [min(k, max(1, self.row.shape[1])) for k in ks]
         depth = max(ks)
-        distance, label = (np.stack(part) for part in zip(*(self.within(rows, depth) for rows in mask), strict=True))
+        distance, label = (
+            np.stack(part) for part in zip(*(self.select_nearest(rows, depth) for rows in mask), strict=True)
+        )
         nearest_of_all = distance[..., :1]  # (c, n, 1)
         extra = distance - np.where(np.isfinite(nearest_of_all), nearest_of_all, 0)
         p = np.zeros((len(mask), len(ks), len(sigmas), distance.shape[1], classes))
@@ -94,31 +96,31 @@ class Ranked:
         return p
 
 
-def correct(knn: Array, model: Array, y: NDArray[np.int64], lambdas: Array) -> NDArray[np.int64]:
+def count_correct(knn: Array, model: Array, y: NDArray[np.int64], lambdas: Array) -> NDArray[np.int64]:
     """Return the number of correct predictions for each lambda, (c, l).
 
     ``knn`` (c, n, C) and ``model`` (n, C) are probabilities, ``lambdas`` (l,) are sorted. The probability of the true
-    class in (1 - lambda) model + lambda knn exceeds that of another class on one side of one lambda. A sample is
-    therefore correct on an interval of lambdas, and its two ends are enough. Without votes the global model predicts
+    class in (1 - lambda) model + lambda knn exceeds that of another class on one side of a single lambda. Predictions
+    are therefore correct on an interval of lambdas, whose two ends are enough. Without votes the global model predicts
     alone. Of equally probable classes the first is predicted.
     """
-    return correct_by_client(knn, model, y, np.asarray([0, len(y)]), lambdas)[:, 0]
+    return count_correct_by_client(knn, model, y, np.asarray([0, len(y)]), lambdas)[:, 0]
 
 
-def correct_by_client(
+def count_correct_by_client(
     knn: Array, model: Array, y: NDArray[np.int64], bounds: NDArray[np.int64], lambdas: Array
 ) -> NDArray[np.int64]:
-    """Return the number of correct predictions of each client, (c, m, l); see ``correct``.
+    """Return the number of correct predictions of each client, (c, m, l); see ``count_correct``.
 
     Client i has the rows ``bounds[i]:bounds[i + 1]``.
     """
     change = np.zeros((len(knn), len(bounds) - 1, len(lambdas) + 1), dtype=np.int64)
     client = np.repeat(np.arange(len(bounds) - 1), np.diff(bounds))
-    step = max(1, _CACHED // max(len(knn) * model.shape[1], 1))
+    step = max(1, _MAX_PROBABILITIES_PER_STEP // max(len(knn) * model.shape[1], 1))
     for row in range(0, len(y), step):
         span = slice(row, row + step)
         votes, rest = knn[:, span], model[span]
-        first, last = _interval(np.where(votes.sum(axis=2, keepdims=True) > 0, votes, rest), rest, y[span])
+        first, last = _find_correct_interval(np.where(votes.sum(axis=2, keepdims=True) > 0, votes, rest), rest, y[span])
         start, stop = np.searchsorted(lambdas, first, "left"), np.searchsorted(lambdas, last, "right")
         table = np.broadcast_to(np.arange(len(knn))[:, None], start.shape)
         owner = np.broadcast_to(client[span], start.shape)
@@ -128,8 +130,8 @@ def correct_by_client(
     return change.cumsum(axis=2)[..., :-1]
 
 
-def _interval(knn: Array, model: Array, y: NDArray[np.int64]) -> tuple[Array, Array]:
-    """Return the first and last lambda (c, n) at which each sample is correct; the first is larger if there is none."""
+def _find_correct_interval(knn: Array, model: Array, y: NDArray[np.int64]) -> tuple[Array, Array]:
+    """Return the first and last lambda (c, n) at which each prediction is correct; first > last if there is none."""
     label = y[:, None]
     lead = np.take_along_axis(model, label, 1) - model  # (n, C), of the true class, at lambda = 0
     votes = np.take_along_axis(knn, np.broadcast_to(label, (len(knn), *label.shape)), 2) - knn
@@ -145,29 +147,21 @@ def _interval(knn: Array, model: Array, y: NDArray[np.int64]) -> tuple[Array, Ar
     return np.where(never.any(axis=2), np.inf, first), last
 
 
-def accuracy(knn: Array, model: Array, y: NDArray[np.int64], bounds: NDArray[np.int64], lambdas: Array) -> Array:
-    """Return the accuracy of each client for each lambda, (l, m).
+def choose_lambdas(lambdas: Array, correct: NDArray[np.int64]) -> Array:
+    """Return the lambda (...) with the most correct predictions, given their numbers ``correct`` (..., l).
 
-    Client i has the rows ``bounds[i]:bounds[i + 1]`` of ``knn`` and ``model``, (n, C) each.
-    """
-    counts = [correct(knn[None, a:b], model[a:b], y[a:b], lambdas)[0] / max(b - a, 1) for a, b in pairwise(bounds)]
-    return np.where(np.diff(bounds) > 0, np.stack(counts, axis=1), np.nan)
-
-
-def tuned(lambdas: Array, right: NDArray[np.int64]) -> Array:
-    """Return the lambda (...) with the most correct predictions ``right`` (..., l); ties go to the one nearest 1/2.
-
-    Of two equally near lambdas the smaller is returned. Distances to 1/2 are computed in decimals: in binary
-    fractions 0.7 - 0.5 < 0.5 - 0.3. With few validation samples there are many ties. Breaking them by log loss, or
-    towards 0 or 1, gave a lower accuracy and a lower 10th-percentile accuracy on writers outside the built-in data.
+    Ties go to the lambda nearest 1/2, and of two equally near ones to the smaller. Distances to 1/2 are computed in
+    decimals: in binary fractions 0.7 - 0.5 < 0.5 - 0.3. With few validation samples there are many ties. Breaking them
+    by log loss, or towards 0 or 1, gave a lower accuracy and a lower 10th-percentile accuracy on writers outside the
+    built-in data.
     """
     distance = [abs(Decimal(str(value)) - Decimal("0.5")) for value in lambdas.tolist()]
     order = np.asarray(sorted(range(len(lambdas)), key=lambda index: (distance[index], lambdas[index])))
-    return np.asarray(lambdas[order][right[..., order].argmax(axis=-1)])
+    return np.asarray(lambdas[order][correct[..., order].argmax(axis=-1)])
 
 
 @dataclass(frozen=True)
-class Sample:
+class Queries:
     """Samples of clients: ``z`` (n, d), the global model's probabilities ``model`` (n, C), labels ``y`` (n,).
 
     Client i has the rows ``bounds[i]:bounds[i + 1]``.
@@ -179,62 +173,62 @@ class Sample:
     bounds: NDArray[np.int64]
 
 
-def right(
+def count_correct_on_grid(
     stored: NDArray[np.float32],
     y: NDArray[np.int64],
     offsets: NDArray[np.int64],
     mask: NDArray[np.bool_],
-    queries: Sample,
+    queries: Queries,
     ks: Sequence[int],
     sigmas: Sequence[float],
     lambdas: Array,
 ) -> NDArray[np.int64]:
     """Return the number of correct predictions for each client's ``queries``, (m, c, k, s, l).
 
-    ``stored`` (r, d) with labels ``y`` (r,) are the samples of all clients, split at ``offsets`` (m + 1,). Stores keep
-    the rows in ``mask`` (c, r). See ``Ranked`` and ``correct``.
+    ``stored`` (r, d) with labels ``y`` (r,) are the samples of all clients, split at ``offsets`` (m + 1,). The c kinds
+    of stores contain the rows in ``mask`` (c, r). See ``Ranked`` and ``count_correct``.
     """
     shape = (len(mask), len(ks), len(sigmas), len(lambdas))
     total = np.zeros((len(offsets) - 1, *shape), dtype=np.int64)
     cells = len(mask) * len(ks) * len(sigmas) * queries.model.shape[1]
-    for first, last, span in _groups(np.diff(offsets), queries.bounds, cells):
+    for first, last, span in _group_clients(np.diff(offsets), queries.bounds, cells):
         rows = slice(offsets[first], offsets[last])
         bounds = np.clip(queries.bounds[first : last + 1], span.start, span.stop) - span.start
         ranked = Ranked.rank_clients(
             stored[rows], y[rows], offsets[first : last + 1] - rows.start, queries.z[span], bounds
         )
         model = queries.model[span]
-        knn = ranked.votes(mask[:, rows], ks, sigmas, model.shape[1]).reshape(np.prod(shape[:-1]), *model.shape)
-        counts = correct_by_client(knn, model, queries.y[span], bounds, lambdas)
+        knn = ranked.compute_votes(mask[:, rows], ks, sigmas, model.shape[1]).reshape(np.prod(shape[:-1]), *model.shape)
+        counts = count_correct_by_client(knn, model, queries.y[span], bounds, lambdas)
         total[first:last] += counts.swapaxes(0, 1).reshape(last - first, *shape)
     return total
 
 
-def _groups(sizes: NDArray[np.int64], bounds: NDArray[np.int64], cells: int) -> Iterator[tuple[int, int, slice]]:
-    """Yield ranges of clients, ``first`` to ``last``, and a span of their queries that takes at most ``_CELLS``.
+def _group_clients(sizes: NDArray[np.int64], bounds: NDArray[np.int64], cells: int) -> Iterator[tuple[int, int, slice]]:
+    """Yield ranges of clients, ``first`` to ``last``, and a span of their queries, within ``_MAX_CELLS_PER_GROUP``.
 
-    A query takes as many cells as the largest store has samples (``sizes``, (m,)), or ``cells`` if that is more.
+    A query takes one cell per sample of the largest store (``sizes``, (m,)), but at least ``cells``.
     """
     first = 0
     while first < len(sizes):
         last, cost = first, cells
         while last < len(sizes):
             cost = max(cost, int(sizes[last]))
-            if int(bounds[last + 1] - bounds[first]) * cost > _CELLS:
+            if int(bounds[last + 1] - bounds[first]) * cost > _MAX_CELLS_PER_GROUP:
                 break
             last += 1
         if last > first:
             yield first, last, slice(int(bounds[first]), int(bounds[last]))
             first = last
             continue
-        step, stop = max(1, _CELLS // cost), int(bounds[first + 1])
+        step, stop = max(1, _MAX_CELLS_PER_GROUP // cost), int(bounds[first + 1])
         for start in range(int(bounds[first]), stop, step):
             yield first, first + 1, slice(start, min(start + step, stop))
         first += 1
 
 
-_CELLS = 2_000_000
-"""Queries times stored samples, or votes, per group: bounds the memory of a thread to about 100 MB."""
+_MAX_CELLS_PER_GROUP = 2_000_000
+"""Maximum number of queries times stored samples, or of votes, per group: a thread uses at most about 100 MB."""
 
-_CACHED = 100_000
-"""Probabilities per step: they fit into the cache."""
+_MAX_PROBABILITIES_PER_STEP = 100_000
+"""Maximum number of probabilities per step, which fit into the cache."""

@@ -16,17 +16,17 @@ from pflcli.knn.indexes import find_nearest
 _ITERATIONS = 50
 
 
-def prototypes(
+def build_prototypes(
     z: NDArray[np.float32], y: NDArray[np.int64], count: int, rng: np.random.Generator
 ) -> tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]:
-    """Return ``count`` prototypes (p, d) of ``z`` (n, d), their classes (p,), and the row that each copies (p,), or -1.
+    """Return ``count`` prototypes (p, d) of ``z`` (n, d), their classes (p,), and the row (p,) that each copies, or -1.
 
     The number of prototypes per class is proportional to its size, and at least one. A class with as many prototypes as
     samples keeps the samples.
     """
     classes, sizes = np.unique(y, return_counts=True)
     parts: list[tuple[NDArray[np.float32], NDArray[np.int64], NDArray[np.int64]]] = [(z[:0], y[:0], y[:0])]
-    for label, size, share in zip(classes, sizes, shares(sizes, count), strict=True):
+    for label, size, share in zip(classes, sizes, divide_among_classes(sizes, count), strict=True):
         rows = np.flatnonzero(y == label)
         keeps_all = share == size
         centres = z[rows] if keeps_all else k_means(z[rows], int(share), rng)
@@ -35,7 +35,7 @@ def prototypes(
     return centre, label, row
 
 
-def shares(sizes: NDArray[np.int64], count: int) -> NDArray[np.int64]:
+def divide_among_classes(sizes: NDArray[np.int64], count: int) -> NDArray[np.int64]:
     """Divide ``count`` among classes in proportion to ``sizes`` (C,), by Sainte-Laguë's method.
 
     A class gets at least one, and at most its size. Each of the others goes to the class with the largest

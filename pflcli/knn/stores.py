@@ -1,4 +1,7 @@
-"""Nearest neighbours in each client's own store, by FAISS or, for many or large stores, by compiled loops."""
+"""The stores of all clients, and the search for neighbours in each client's own store.
+
+FAISS searches or, for many or large stores, compiled loops do.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ from pflcli.engine import backend
 from pflcli.knn import indexes
 
 _MAX_NEIGHBOURS, _MAX_VECTORS = 64, 1 << 24
-"""Neighbours up to which the compiled search is faster, and vectors per store up to which it can number them."""
+"""Number of neighbours up to which the compiled search is faster, and of vectors in a store that it can number."""
 
 _SECONDS_PER_CLIENT, _SECONDS_PER_NUMBER, _SECONDS_TO_LOAD = 3e-6, 1.5e-9, 0.08
-"""What a compiled search saves, and half the time to load its loops: a run searches at least two splits."""
+"""Time that a compiled search saves, and half the time to load its loops: a run searches at least two splits."""
 
 _INEXACT = 1e-3
 """Share of |q|^2 + |x|^2 below which a distance by a matrix product has fewer than four exact digits."""
@@ -36,11 +39,11 @@ class Neighbours:
 
 @dataclass(frozen=True)
 class Stores:
-    """All clients' stores: the serialised index of client c is ``blob[bytes[c]:bytes[c + 1]]``.
+    """All clients' stores: the serialized index of client c is ``blob[bytes[c]:bytes[c + 1]]``.
 
     The labels of its rows are ``y[offsets[c]:offsets[c + 1]]``. Only the first ``train[c]`` rows are searched: in old
-    datastores validation samples follow them. ``compiled`` says whether compiled loops search exact stores; None: if
-    that is faster.
+    datastores validation samples follow them. ``compiled`` says whether compiled loops search exact stores; with None
+    they do if that is faster.
     """
 
     blob: NDArray[np.uint8]
@@ -58,13 +61,13 @@ class Stores:
         bounds: NDArray[np.int64],
         k: int,
     ) -> Neighbours:
-        """Search each client's store for its own queries: rows ``bounds[i]:bounds[i + 1]`` of ``z`` are the i-th's.
+        """Search each client's store for its own queries: client i has the rows ``bounds[i]:bounds[i + 1]`` of ``z``.
 
-        Only training samples are searched. ``k`` is clamped to the number of them in the largest of these stores.
+        Only training samples are searched. ``k`` is limited to their number in the largest of these stores.
         """
         clients = np.asarray(clients, dtype=np.int64)
-        # The choice depends on the CPU and on all stores, not on which are searched: a client's neighbours have the
-        # same bytes alone and among others.
+        # The choice depends on the CPU and on all stores, not on those searched: a client's neighbours have the same
+        # bytes whichever other clients are searched.
         is_compiled = min(k, self.train.max(initial=0)) <= _MAX_NEIGHBOURS and self._is_compiled()
         k = min(k, max(1, int(self.train[clients].max(initial=1))))
         distance = np.full((len(z), k), np.inf)
@@ -76,7 +79,7 @@ class Stores:
             search = self._search_compiled if is_compiled else self._search_by_faiss
             search(clients[first:last], z[part], own_bounds, distance[part], row[part])
 
-        spread(search_each, len(clients), self.threads)
+        call_in_threads(search_each, len(clients), self.threads)
         exists = row >= 0
         row += np.repeat(self.offsets[clients], np.diff(bounds))[:, None]
         label = np.full_like(row, -1)
@@ -99,11 +102,11 @@ class Stores:
             queries, size = slice(bounds[position], bounds[position + 1]), int(self.train[client])
             if size and queries.stop > queries.start:
                 k = min(distance.shape[1], size)
-                squared, rows = indexes.search(self._index(client), z[queries], k, size)
+                squared, rows = indexes.search(self._serialized_index(client), z[queries], k, size)
                 distance[queries, :k] = np.where(rows >= 0, squared, np.inf)
                 row[queries, :k] = rows
 
-    def _index(self, client: np.int64) -> NDArray[np.uint8]:
+    def _serialized_index(self, client: np.int64) -> NDArray[np.uint8]:
         return self.blob[self.bytes[client] : self.bytes[client + 1]]
 
     def _search_compiled(
@@ -120,7 +123,7 @@ class Stores:
             queries = slice(bounds[position], bounds[position + 1])
             if self.train[client] == 0 or queries.start == queries.stop:
                 continue
-            stored = indexes.flat_vectors(self._index(client))
+            stored = indexes.flat_vectors(self._serialized_index(client))
             if stored is None:
                 alone = np.asarray([0, queries.stop - queries.start])
                 self._search_by_faiss(clients[[position]], z[queries], alone, distance[queries], row[queries])
@@ -135,9 +138,9 @@ class Stores:
         loop.search(blob, starts, sizes, z, bounds, _INEXACT, distance, row)
 
     def _is_compiled(self) -> bool:
-        """Return whether searches of all clients save the time to load the compiled loops, as measured on an AMD EPYC.
+        """Return whether searches of all clients save the time to load the compiled loops, by times of an AMD EPYC.
 
-        Where MKL computes the products, the loops are assumed to lose per number what they save there.
+        If MKL computes the products, we assume that the loops lose per number what they save otherwise.
         """
         if backend.why_off() or self.train.max(initial=0) > _MAX_VECTORS:
             return False
@@ -150,16 +153,56 @@ class Stores:
         return products is not None and (products.COMPILED or calls - numbers >= _SECONDS_TO_LOAD)
 
 
-_SHARES = 16
-"""Parts of the work per thread: large stores are then spread over threads."""
+@dataclass(frozen=True)
+class ClientStore:
+    """A client's stored samples: classes ``y`` (n,), and representations ``z`` (n, d) or a compressed FAISS ``index``.
+
+    The index may have further rows after the first n, which are not searched.
+    """
+
+    y: NDArray[np.int64]
+    z: NDArray[np.float32] | None = None
+    index: NDArray[np.uint8] | None = None
 
 
-def spread(work: Callable[[int, int], None], count: int, threads: int) -> None:
+@dataclass(frozen=True)
+class NeighbourVote:
+    """A client's store and how its samples vote: kNN-Per, Eq. 6 and 7, with the options tuned on validation samples.
+
+    ``k`` neighbours at distance d have weight exp(-d / sigma), or exp(-d^2 / (dimension sigma)) with the ``kernel``
+    scaled-squared. Their vote is mixed with the network's probabilities by lambda (``weight``), which falls by
+    ``decay`` per unit of distance to the nearest neighbour.
+    """
+
+    store: ClientStore
+    k: int
+    weight: float
+    sigma: float
+    decay: float
+    kernel: str
+
+
+def select_client(stores: Stores, client: int) -> ClientStore:
+    """Return the store of one client."""
+    size = int(stores.train[client])
+    raw = stores.blob[stores.bytes[client] : stores.bytes[client + 1]]
+    labels = np.array(stores.y[stores.offsets[client] : stores.offsets[client] + size])
+    vectors = indexes.flat_vectors(raw) if size else np.zeros((0, 1), np.float32)
+    if vectors is None:
+        return ClientStore(labels, index=indexes.first_rows(raw, size))
+    return ClientStore(labels, np.array(vectors[:size]))
+
+
+_CALLS_PER_THREAD = 16
+"""Number of calls per thread, so that large stores are distributed over threads."""
+
+
+def call_in_threads(work: Callable[[int, int], None], count: int, threads: int) -> None:
     """Call ``work(first, last)`` for ranges over 0 to ``count`` - 1 in parallel, each with one PyTorch thread."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
-    # Submitting one call costs as much as the search of a small store, so that a thread takes several at a time.
-    step = max(1, count // (_SHARES * max(1, threads)))
+    # Submitting a call costs as much as searching a small store, so each call covers several.
+    step = max(1, count // (_CALLS_PER_THREAD * max(1, threads)))
 
     def part(first: int) -> None:
         work(first, min(first + step, count))
@@ -169,21 +212,3 @@ def spread(work: Callable[[int, int], None], count: int, threads: int) -> None:
             list(pool.map(part, range(0, count, step)))
     finally:
         torch.set_num_threads(before)
-
-
-def votes(neighbours: Neighbours, classes: int, exponent: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Return p_kNN (n, C): the softmax of ``exponent`` (n, k) over each query's neighbours, summed by label.
-
-    kNN-Per, Eq. 6. The largest exponent is subtracted first, so that distant neighbours do not give 0/0. A query
-    without neighbours gets a row of zeros.
-    """
-    exists = neighbours.label >= 0
-    e = np.where(exists, exponent, -np.inf)
-    largest = e.max(axis=1, keepdims=True, initial=-np.inf)
-    weight = np.where(exists, np.exp(e - np.where(np.isfinite(largest), largest, 0)), 0.0)
-    total = weight.sum(axis=1, keepdims=True)
-    weight = np.divide(weight, total, out=np.zeros_like(weight), where=total > 0)
-    p = np.zeros((len(weight), classes))
-    rows = np.broadcast_to(np.arange(len(weight))[:, None], weight.shape)
-    np.add.at(p, (rows[exists], neighbours.label[exists]), weight[exists])
-    return p

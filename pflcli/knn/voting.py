@@ -1,10 +1,10 @@
-"""Votes of neighbours that hide their distances: class shares, the majority class, or the majority class under noise.
+"""Votes of neighbours: by distance, or hiding it: class shares, the majority class, or the majority class under noise.
 
 The noise is report noisy max (Dwork & Roth 2014, https://doi.org/10.1561/0400000042, section 3.3): Laplace noise is
-added to the votes of each class, and the class with the largest sum is released. Replacing one stored sample exchanges
-at most one of the k nearest, so that one class loses a vote and another gains one, for every k. The votes change by 2
-in L1 norm, and noise of scale 2 / epsilon makes one prediction epsilon-differentially private. This holds for the
-samples of a store, given the representations and the number of samples.
+added to the votes of each class, and the class with the largest sum is released. Replacing one stored sample changes at
+most one of the k nearest, so that one class loses a vote and another gains one, for every k. The votes change by 2 in
+L1 norm, and noise of scale 2 / epsilon makes one prediction epsilon-differentially private. This holds for the samples
+of a store, given the representations and the number of samples.
 """
 
 from __future__ import annotations
@@ -25,7 +25,25 @@ SENSITIVITY = 2.0
 """The L1 norm of the change in votes when one sample is replaced."""
 
 
-def counted(neighbours: Neighbours, classes: int) -> Votes:
+def vote_by_distance(neighbours: Neighbours, classes: int, exponent: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return p_kNN (n, C): the softmax of ``exponent`` (n, k) over each query's neighbours, summed by label.
+
+    kNN-Per, Eq. 6. The largest exponent is subtracted first, so that distant neighbours do not give 0/0. A query
+    without neighbours gets a row of zeros.
+    """
+    exists = neighbours.label >= 0
+    e = np.where(exists, exponent, -np.inf)
+    largest = e.max(axis=1, keepdims=True, initial=-np.inf)
+    weight = np.where(exists, np.exp(e - np.where(np.isfinite(largest), largest, 0)), 0.0)
+    total = weight.sum(axis=1, keepdims=True)
+    weight = np.divide(weight, total, out=np.zeros_like(weight), where=total > 0)
+    p = np.zeros((len(weight), classes))
+    rows = np.broadcast_to(np.arange(len(weight))[:, None], weight.shape)
+    np.add.at(p, (rows[exists], neighbours.label[exists]), weight[exists])
+    return p
+
+
+def count_votes(neighbours: Neighbours, classes: int) -> Votes:
     """Return the number of each query's neighbours in each class, (n, C)."""
     votes, exists = np.zeros((len(neighbours.label), classes)), neighbours.label >= 0
     rows = np.broadcast_to(np.arange(len(votes))[:, None], exists.shape)
@@ -33,13 +51,13 @@ def counted(neighbours: Neighbours, classes: int) -> Votes:
     return votes
 
 
-def shares(votes: Votes) -> Votes:
+def normalize_votes(votes: Votes) -> Votes:
     """Return the share of each class in the votes, (n, C); zeros for a query without votes."""
     total = votes.sum(axis=1, keepdims=True)
     return np.asarray(np.divide(votes, total, out=np.zeros_like(votes), where=total > 0))
 
 
-def most(votes: Votes, noise: Votes | None = None) -> Votes:
+def select_majority(votes: Votes, noise: Votes | None = None) -> Votes:
     """Return 1 for the class with the most votes plus ``noise`` (n, C), the first of equal ones, and 0 for the others.
 
     A query without votes gets a row of zeros.
@@ -48,7 +66,7 @@ def most(votes: Votes, noise: Votes | None = None) -> Votes:
     return np.asarray(np.eye(votes.shape[1])[best] * (votes.sum(axis=1, keepdims=True) > 0))
 
 
-def noise(
+def draw_noise(
     part: Embedded,
     clients: NDArray[np.int64],
     classes: int,
@@ -57,7 +75,7 @@ def noise(
 ) -> Votes:
     """Return the noise (n, C) for the votes on the queries ``part`` of the clients (m,), from the keyed ``draw``.
 
-    The key is the client and the representation: repeating a query gives the same prediction and reveals nothing more.
+    The key is the client and the representation, so that repeating a query reveals nothing more.
     """
     owner = np.repeat(clients, np.diff(part.offsets))
     values = np.zeros((len(part.z), classes))
@@ -67,10 +85,10 @@ def noise(
     return values
 
 
-def holds_samples(stores: Stores, client: int, parts: list[Embedded]) -> bool:
+def contains_only_samples(stores: Stores, client: int, parts: list[Embedded]) -> bool:
     """Return whether each vector in a client's store is the representation of one of its own samples in ``parts``.
 
-    A prototype depends on several samples, and so may a vector in a trained or rounding index.
+    A prototype depends on several samples, and so may a vector in a trained or lossy index.
     """
     if stores.offsets[client] == stores.offsets[client + 1]:
         return True

@@ -1,16 +1,16 @@
-"""kNN-Per: the global model interpolated with a nearest-neighbour model over the client's own embeddings.
+"""kNN-Per: interpolates the global model with a nearest-neighbour model over each client's own embeddings.
 
 Marfoq et al. (2022), https://arxiv.org/abs/2111.09360, Eq. 6 and 7: p = lambda p_kNN + (1 - lambda) softmax(h(x)). Each
 client tunes lambda on its validation samples, with a store of its training samples. With ``--refit``, as in the paper,
-lambda is the choice of an earlier run, and the global model and the stores also use validation samples. Where the
-authors' code differs from the paper (squared distances divided by the dimension, lambda chosen on test samples), the
-paper is followed; ``kernel=scaled-squared`` is the former.
+lambda is the choice of an earlier run, and the global model and the stores also use validation samples. The authors'
+code differs from the paper: it divides squared distances by the dimension (``kernel=scaled-squared``) and chooses
+lambda on test samples. The default follows the paper.
 
 With ``decay``, an extension, lambda falls with the distance d(x) of a sample from its nearest stored sample: lambda(x)
 = lambda max(0, 1 - decay d(x) / s), where s is the median of d over the client's validation samples. This is the form
 of the distance-aware adapter of Dai et al. (2023), https://openreview.net/forum?id=uu1GBD9SlLe.
 
-``vote``, an extension, hides from readers of the predictions how near the stored samples are: see ``knn.voting``, and
+``vote``, an extension, hides neighbour distances from anyone who sees predictions: see ``knn.voting``, and
 docs/privacy.md for the costs.
 """
 
@@ -28,10 +28,9 @@ from pflcli.errors import UnsuitedError
 from pflcli.federation.predictor import ClientModel
 from pflcli.federation.run import Predictor, Run
 from pflcli.knn import voting
-from pflcli.knn.client_store import ClientStore, NeighbourVote, client_store
 from pflcli.knn.embedded import Embedded
-from pflcli.knn.grid import correct_by_client, tuned
-from pflcli.knn.stores import Neighbours, votes
+from pflcli.knn.grid import choose_lambdas, count_correct_by_client
+from pflcli.knn.stores import ClientStore, Neighbours, NeighbourVote, select_client
 from pflcli.parameters import Params
 
 KIND = "posthoc"
@@ -53,28 +52,28 @@ class Config:
     weight: Annotated[float, Ge(0), Le(1)] | None = None
     """use this lambda for every client: 0 is the global model, 1 the neighbours alone; none tunes it per client"""
     grid: tuple[Annotated[float, Ge(0), Le(1)], ...] = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
-    """choose lambda from these values by validation accuracy; ties go to the value nearest 1/2, of two to the
-    smaller"""
+    """choose lambda from these values by validation accuracy; ties go to the value nearest 1/2, and of two equally
+    near ones to the smaller"""
     kernel: Literal["euclidean", "scaled-squared"] = "euclidean"
-    """weigh neighbours by exp(-d / sigma), d being the distance (euclidean, the paper), or by exp(-d^2 /
+    """weigh a neighbour at distance d by exp(-d / sigma) (euclidean, the paper), or by exp(-d^2 /
     (dimension sigma)) (scaled-squared, the authors' code)"""
     sigma: Annotated[float, Gt(0)] | Literal["auto"] = 1.0
-    """divide by this kernel scale; auto is the median distance of a client's validation samples to their nearest
-    stored sample, or of d^2 / dimension if scaled-squared"""
+    """use this kernel scale; auto uses the median distance of a client's validation samples to their nearest stored
+    sample, or the median of d^2 / dimension if scaled-squared"""
     decay: Annotated[float, Ge(0)] | Literal["auto"] = 0.0
     """let lambda fall by this share of itself per median distance of a client's validation samples to their nearest
     stored sample; 0 is the paper; auto lets each client choose among 0, 0.2, 1/3 and 0.5, together with lambda"""
     vote: Literal["distance", "count", "label", "noisy"] = "distance"
-    """let neighbours vote by their distance (distance, the paper) or alike (count), answer the class with most of
-    these votes alone (label), or that under noise (noisy)"""
+    """weigh votes by distance (distance, the paper) or equally (count), or predict only the class with the most equal
+    votes, without noise (label) or with noise (noisy)"""
     vote_epsilon: Annotated[float, Gt(0)] = 1.0
-    """spend this epsilon of differential privacy on each query that noisy votes answer"""
+    """spend this epsilon of differential privacy on each query if vote=noisy"""
 
     def __post_init__(self) -> None:
         if not self.grid:
             raise ValueError("grid is empty; give at least one lambda, such as 0.5")
         if self.vote != "distance" and (self.decay != 0 or self.sigma == "auto"):
-            raise ValueError(f"vote={self.vote} hides distances: leave out decay, and sigma=auto")
+            raise ValueError(f"vote={self.vote} hides distances: leave out decay and sigma=auto")
 
 
 def choices(cfg: Config) -> tuple[str, ...]:
@@ -83,9 +82,9 @@ def choices(cfg: Config) -> tuple[str, ...]:
 
 
 def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) -> Predictor:
-    """Tune lambda on each client's validation samples that have arrived, then answer all samples that are asked.
+    """Tune lambda on each client's validation samples that have arrived, then predict.
 
-    A training sample, if asked, finds itself in the store; the paper does not say that its Table 3 leaves it out.
+    A training sample is its own nearest neighbour; the paper does not say that its Table 3 leaves it out.
     """
     assert run.embeddings is not None
     assert run.stores is not None
@@ -96,11 +95,12 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
     if run.cfg.vote == "noisy":
         _require_samples(run, clients)
     neighbours = {split: run.stores.search(clients, part.z, part.offsets, run.cfg.k) for split, part in parts.items()}
-    predictor, stores, backbone = interpolated(run, clients, parts, neighbours, chosen_split), run.stores, run.backbone
+    predictor = build_predictor(run, clients, parts, neighbours, chosen_split)
+    stores, backbone = run.stores, run.backbone
 
     def model_of(client: int) -> ClientModel | None:
         assert backbone is not None
-        return client_model(run, predictor, clients, client, backbone, client_store(stores, client))
+        return client_model(run, predictor, clients, client, backbone, select_client(stores, client))
 
     return replace(predictor, model_of=model_of)
 
@@ -108,7 +108,7 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
 def client_model(
     run: Run, predictor: Predictor, clients: NDArray[np.int64], client: int, network: Params, store: ClientStore
 ) -> ClientModel | None:
-    """Return the network and the store that a client predicts with; None unless its neighbours vote by distance.
+    """Return the network and the store that a client predicts with; None if votes hide distances.
 
     A client with an empty store predicts with the network alone.
     """
@@ -124,27 +124,29 @@ def client_model(
     return ClientModel((network,), neighbours=vote)
 
 
-def interpolated(
+def build_predictor(
     run: Run,
     clients: NDArray[np.int64],
     parts: Mapping[str, Embedded],
     neighbours: Mapping[str, Neighbours],
     chosen_split: str = "validation",
 ) -> Predictor:
-    """Answer by ``parts``, the clients' embedded samples of each split, and the ``neighbours`` of each sample.
+    """Predict the clients' embedded samples of each split, ``parts``, from the ``neighbours`` of each sample.
 
-    Lambda, sigma and the decay are chosen on ``chosen_split``, as far as the options leave them open.
+    Lambda, sigma and the decay are tuned on ``chosen_split``, unless the options set them.
     """
     distance = {split: _kernel_distance(run.cfg, neighbours[split], part.z.shape[1]) for split, part in parts.items()}
     validation = parts[chosen_split]
     sigma = run.read_choices("sigma", clients)
     if sigma is None:
-        sigma = _sigma(run.cfg, distance[chosen_split][:, 0], validation.offsets)
+        sigma = _kernel_scales(run.cfg, distance[chosen_split][:, 0], validation.offsets)
     knn = {
-        split: _hidden(run, clients, part, neighbours[split])
+        split: _vote_without_distances(run, clients, part, neighbours[split])
         if run.cfg.vote != "distance"
-        else votes(
-            neighbours[split], run.federation.classes, -distance[split] / _each_sample(sigma, part.offsets)[:, None]
+        else voting.vote_by_distance(
+            neighbours[split],
+            run.federation.classes,
+            -distance[split] / _repeat_per_sample(sigma, part.offsets)[:, None],
         )
         for split, part in parts.items()
     }
@@ -157,9 +159,9 @@ def interpolated(
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
         offsets = parts[split].offsets
-        faded = _faded(knn[split], model[split], distance[split][:, 0], _each_sample(decay, offsets))
-        # A client whose store is empty has no votes: the model answers alone.
-        lam = np.where(knn[split].sum(axis=1) > 0, _each_sample(weight, offsets), 0.0)[:, None]
+        faded = _fade(knn[split], model[split], distance[split][:, 0], _repeat_per_sample(decay, offsets))
+        # Without votes, as from an empty store, the model predicts alone.
+        lam = np.where(knn[split].sum(axis=1) > 0, _repeat_per_sample(weight, offsets), 0.0)[:, None]
         p = lam * faded + (1 - lam) * model[split]
         parts_of_p = {"p": p, "knn": knn[split], "global": model[split]}
         return {name: values.astype(np.float32) for name, values in parts_of_p.items()}
@@ -168,29 +170,31 @@ def interpolated(
     return Predictor(answer, run.predicted_splits, tuned={name: choice[name] for name in ("lambda", *choices(run.cfg))})
 
 
-def _hidden(run: Run, clients: NDArray[np.int64], part: Embedded, neighbours: Neighbours) -> NDArray[np.float64]:
-    """Return the votes (n, C) of neighbours that do not depend on their distances, but for which are nearest."""
-    classes, by_class = run.federation.classes, voting.counted(neighbours, run.federation.classes)
+def _vote_without_distances(
+    run: Run, clients: NDArray[np.int64], part: Embedded, neighbours: Neighbours
+) -> NDArray[np.float64]:
+    """Return votes (n, C) of neighbours that depend on which samples are nearest, but not on their distances."""
+    classes, by_class = run.federation.classes, voting.count_votes(neighbours, run.federation.classes)
     if run.cfg.vote == "count":
-        return voting.shares(by_class)
+        return voting.normalize_votes(by_class)
     if run.cfg.vote == "label":
-        return voting.most(by_class)
-    return voting.most(by_class, voting.noise(part, clients, classes, run.cfg.vote_epsilon, run.rng))
+        return voting.select_majority(by_class)
+    return voting.select_majority(by_class, voting.draw_noise(part, clients, classes, run.cfg.vote_epsilon, run.rng))
 
 
 def _require_samples(run: Run, clients: NDArray[np.int64]) -> None:
-    """Raise UnsuitedError if a store has other vectors than those of samples: noise would not be enough for them."""
+    """Raise UnsuitedError if a store contains vectors other than samples, for which the noise is not enough."""
     assert run.embeddings is not None
     assert run.stores is not None
     parts = [run.embeddings["train"], run.embeddings["validation"]]
-    if not all(voting.holds_samples(run.stores, int(client), parts) for client in clients):
+    if not all(voting.contains_only_samples(run.stores, int(client), parts) for client in clients):
         raise UnsuitedError(
             "noisy votes need an exact store of samples: one sample changes several prototypes, or a trained index",
             "pfl build-datastore EMBEDDINGS -o DIR, without --prototypes and with the index Flat",
         )
 
 
-def _each_sample(values: NDArray[np.float64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+def _repeat_per_sample(values: NDArray[np.float64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return a value of each client (m,) for each of its samples, (n,)."""
     return np.repeat(values, np.diff(offsets))
 
@@ -201,12 +205,12 @@ def _median_nearest(nearest: NDArray[np.float64], offsets: NDArray[np.int64]) ->
     return np.asarray([np.median(span[np.isfinite(span)]) if np.isfinite(span).any() else np.nan for span in spans])
 
 
-def _sigma(cfg: Config, nearest: NDArray[np.float64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+def _kernel_scales(cfg: Config, nearest: NDArray[np.float64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return the kernel scale of each client, (m,)."""
     if cfg.sigma != "auto":
         return np.full(len(offsets) - 1, float(cfg.sigma))
     medians = _median_nearest(nearest, offsets)
-    # Identical samples lie at distance 0, which is no scale.
+    # Identical samples have distance 0, which is not a scale.
     return np.where(medians > 0, medians, 1.0)
 
 
@@ -217,12 +221,12 @@ def _kernel_distance(cfg: Config, neighbours: Neighbours, dimension: int) -> NDA
     return np.asarray(neighbours.distance / dimension)
 
 
-def _faded(
+def _fade(
     knn: NDArray[np.float64], model: NDArray[np.float64], nearest: NDArray[np.float64], decay: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return max(0, 1 - decay d) knn + (1 - max(0, 1 - decay d)) model, (n, C), d being ``nearest`` (n,).
+    """Return max(0, 1 - decay d) knn + (1 - max(0, 1 - decay d)) model, (n, C), where d is ``nearest`` (n,).
 
-    This mixed with the model by lambda is ``knn`` mixed with it by lambda max(0, 1 - decay d).
+    Mixing the result with the model by lambda equals mixing ``knn`` with it by lambda max(0, 1 - decay d).
     """
     near = np.maximum(0.0, 1 - decay * np.where(np.isfinite(nearest), nearest, 0.0))[:, None]
     return near * knn + (1 - near) * model
@@ -235,10 +239,10 @@ def _tune(
     part: Embedded,
     nearest: NDArray[np.float64],
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return lambda and the decay of each client, (m,) each: most correct validation answers, see ``knn.grid.tuned``.
+    """Return the lambda and decay of each client, (m,) each, with the most correct predictions: ``choose_lambdas``.
 
     A decay is per unit of distance; ``nearest`` (n,) are the distances to the nearest neighbours. Of equally good
-    decays the smallest is taken. A client without samples, or with a median of 0, has none.
+    decays the smallest is taken. A client without samples, or with a median distance of 0, has none.
     """
     grid = np.unique(cfg.grid) if cfg.weight is None else np.asarray([float(cfg.weight)])
     decays = np.asarray(DECAYS if cfg.decay == "auto" else (cfg.decay,))
@@ -247,13 +251,13 @@ def _tune(
     if decays.any():
         medians = _median_nearest(nearest, part.offsets)
         np.divide(decays[:, None], medians, out=rates, where=medians > 0)
-    faded = [_faded(knn, model, nearest, _each_sample(each, part.offsets)) for each in rates]
-    right = correct_by_client(np.stack(faded), model, part.y, part.offsets, grid)
+    faded = [_fade(knn, model, nearest, _repeat_per_sample(each, part.offsets)) for each in rates]
+    right = count_correct_by_client(np.stack(faded), model, part.y, part.offsets, grid)
     best = right.max(axis=2).argmax(axis=0)
-    return tuned(grid, right[best, clients]), rates[best, clients]
+    return choose_lambdas(grid, right[best, clients]), rates[best, clients]
 
 
 def softmax(logits: NDArray[np.float32]) -> NDArray[np.float64]:
-    """Return a model's probabilities (n, C) of its logits."""
+    """Return probabilities (n, C) for logits."""
     e = np.exp(logits.astype(np.float64) - logits.max(axis=1, keepdims=True))
     return np.asarray(e / e.sum(axis=1, keepdims=True))

@@ -21,10 +21,9 @@ from torch import Tensor
 from pflcli import parameters
 from pflcli.federation.predictor import ClientModel
 from pflcli.federation.run import Predictor, Run
-from pflcli.knn.client_store import ClientStore
 from pflcli.knn.embedded import Embedded
 from pflcli.knn.indexes import flat_indexes
-from pflcli.knn.stores import Stores
+from pflcli.knn.stores import ClientStore, Stores
 from pflcli.methods import fedavg_plus, knn_per
 from pflcli.methods.fedavg_plus import Config as FineTuning
 from pflcli.methods.knn_per import Config as Interpolation
@@ -66,7 +65,7 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
     parts = {split: _embedded(run, clients, split, outputs[split]) for split in splits}
     stores, places = _stores(run, parts["train"]), np.arange(len(clients))
     neighbours = {split: stores.search(places, part.z, part.offsets, run.cfg.k) for split, part in parts.items()}
-    predictor = knn_per.interpolated(run, clients, parts, neighbours)
+    predictor = knn_per.build_predictor(run, clients, parts, neighbours)
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
         answers = predictor.answer(split)

@@ -1,11 +1,11 @@
 """pFedGP: clients share an embedding network, and each classifies by Gaussian processes over its own samples.
 
-Achituve et al. (2021), https://arxiv.org/abs/2106.15482, the full variant (section 4). A client's classes form a
-binary tree, which k-means on their mean embeddings builds. Each inner node is a two-class Gaussian process on L2-normalized embeddings,
-whose posterior is drawn by Gibbs sampling with Pólya-Gamma augmentation. In a round, the cohort downloads the body,
-takes a few steps on the predictive likelihood (of one half of each class given the other half), and uploads the body.
-The server takes the unweighted mean. The paper trains with `--lr 0.05 --momentum 0.9 --weight-decay 0.001`, and clips
-gradients at norm 50 (`--clip-gradients 50`).
+Achituve et al. (2021), https://arxiv.org/abs/2106.15482, the full variant (section 4). A client's classes form a binary
+tree, which k-means on their mean embeddings builds. Each inner node is a two-class Gaussian process on L2-normalized
+embeddings, whose posterior is drawn by Gibbs sampling with Pólya-Gamma augmentation. In a round, the cohort downloads
+the body, takes a few steps on the predictive likelihood (of one half of each class given the other half), and uploads
+the body. The server takes the unweighted mean. The paper trains with `--lr 0.05 --momentum 0.9 --weight-decay 0.001`,
+and clips gradients at norm 50 (`--clip-gradients 50`).
 
 A class of which a client has no sample gets the probability 1 / (n + C), by the rule of succession, where n is the
 client's number of samples and C the number of classes; the tree distributes the rest. A client without samples

@@ -18,7 +18,7 @@ from pflcli.encoders import FrozenEncoder, StoredEncoder
 from pflcli.errors import InputError
 from pflcli.execution import Execution
 from pflcli.federation.run import Run
-from pflcli.knn.client_store import NeighbourVote
+from pflcli.knn.stores import NeighbourVote
 from pflcli.models import Net
 from pflcli.parameters import Params
 from pflcli.prediction import reopened_run, stored_predictor

@@ -244,10 +244,12 @@ def test_a_store_that_adds_nothing_keeps_its_lambda(shift, tmp_path):
 def test_validation_samples_come_and_go_as_training_samples_do(shift, tmp_path, policy):
     update_datastore(shift / "d", shift / "e2", tmp_path / "u", policy=policy, first=0, last=0.5)
     before = [
-        capacities.count(0.5, n) for n in np.diff(embeddings.read(open_artifact(shift / "e1"))["validation"].offsets)
+        capacities.count_kept_rows(0.5, n)
+        for n in np.diff(embeddings.read(open_artifact(shift / "e1"))["validation"].offsets)
     ]
     come = [
-        capacities.count(0.5, n) for n in np.diff(embeddings.read(open_artifact(shift / "e2"))["validation"].offsets)
+        capacities.count_kept_rows(0.5, n)
+        for n in np.diff(embeddings.read(open_artifact(shift / "e2"))["validation"].offsets)
     ]
     sizes = np.diff(datastore.read_arrived(open_artifact(tmp_path / "u")).offsets).tolist()
     assert sizes == (before if policy == "fifo" else [a + b for a, b in zip(before, come, strict=True)])

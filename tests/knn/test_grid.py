@@ -7,7 +7,8 @@ import pytest
 
 from pflcli.knn import grid as sweep
 from pflcli.knn.indexes import flat_indexes
-from pflcli.knn.stores import Stores, votes
+from pflcli.knn.stores import Stores
+from pflcli.knn.voting import vote_by_distance
 
 
 def rank(stored, y, queries):
@@ -39,13 +40,13 @@ def nested(capacities, m):
 def test_votes_within_every_store_are_those_of_one_built_for_it():
     stored, y, queries, *_ = world()
     stores, ks, sigmas = nested([0, 1, 2, 9, 29, 30], 30), [1, 7, 50], [1.0, 0.3]
-    actual = rank(stored, y, queries).votes(stores, ks, sigmas, CLASSES)
+    actual = rank(stored, y, queries).compute_votes(stores, ks, sigmas, CLASSES)
     assert actual.shape == (12, 3, 2, len(queries), CLASSES)
     for c, i, s in np.ndindex(actual.shape[:3]):
         size = int(stores[c].sum())
         store = Stores(*flat_indexes([stored[stores[c]]]), y[stores[c]], np.asarray([0, size]), np.asarray([size]))
         near = store.search([0], queries, np.asarray([0, len(queries)]), ks[i])
-        expected = votes(near, CLASSES, -np.sqrt(near.distance) / sigmas[s])
+        expected = vote_by_distance(near, CLASSES, -np.sqrt(near.distance) / sigmas[s])
         np.testing.assert_allclose(actual[c, i, s], expected, atol=1e-6)
 
 
@@ -60,14 +61,14 @@ def test_equal_samples_rank_in_their_order():
 
 def test_small_scales_do_not_underflow():
     stored, y, queries, *_ = world()
-    actual = rank(stored + 1000, y, queries).votes(nested([30], 30), [10], [1e-4], CLASSES)
+    actual = rank(stored + 1000, y, queries).compute_votes(nested([30], 30), [10], [1e-4], CLASSES)
     np.testing.assert_allclose(actual.sum(axis=-1), 1)
 
 
 def test_ties_of_lambda_go_to_the_one_nearest_one_half():
     grid = np.asarray([0, 0.1, 0.4, 0.6, 1])
     right = np.asarray([[[3, 3, 3, 3, 3], [3, 3, 2, 2, 3]], [[0, 0, 0, 0, 1], [1, 0, 0, 0, 1]]])
-    assert sweep.tuned(grid, right).tolist() == [[0.4, 0.1], [1, 0]]
+    assert sweep.choose_lambdas(grid, right).tolist() == [[0.4, 0.1], [1, 0]]
 
 
 def literal(knn, model, y, lambdas):
@@ -82,7 +83,7 @@ def test_intervals_of_lambda_are_the_answers_at_every_lambda():
     for seed in range(20):
         _, _, _, model, y = world(n=200, seed=seed)
         knn = draw.dirichlet(np.full(CLASSES, 0.2), (3, 200))
-        np.testing.assert_array_equal(sweep.correct(knn, model, y, lambdas), literal(knn, model, y, lambdas))
+        np.testing.assert_array_equal(sweep.count_correct(knn, model, y, lambdas), literal(knn, model, y, lambdas))
 
 
 def test_ties_go_to_the_first_class_as_in_argmax():
@@ -91,36 +92,36 @@ def test_ties_go_to_the_first_class_as_in_argmax():
     model, knn = (draw.integers(0, 3, (2, 300, CLASSES)) / 4 for _ in range(2))
     y, lambdas = draw.integers(0, CLASSES, 300), np.asarray([0, 0.25, 0.5, 0.75, 1])
     knn += (knn.sum(axis=2, keepdims=True) == 0) / 4
-    np.testing.assert_array_equal(sweep.correct(knn, model[0], y, lambdas), literal(knn, model[0], y, lambdas))
+    np.testing.assert_array_equal(sweep.count_correct(knn, model[0], y, lambdas), literal(knn, model[0], y, lambdas))
 
 
 def test_without_votes_the_model_answers():
     _, _, _, model, y = world()
-    correct = sweep.correct(np.zeros((1, len(y), CLASSES)), model, y, np.asarray([0, 0.5, 1]))
+    correct = sweep.count_correct(np.zeros((1, len(y), CLASSES)), model, y, np.asarray([0, 0.5, 1]))
     assert correct.tolist() == [[(model.argmax(axis=1) == y).sum()] * 3]
 
 
-def test_accuracy_by_client():
+def test_correct_predictions_by_client():
     _, _, _, model, y = world()
     knn = np.eye(CLASSES)[y]
-    accuracies = sweep.accuracy(knn, model, y, np.asarray([0, 4, 4, 17]), np.asarray([0, 1.0]))
-    assert accuracies.shape == (2, 3)
-    assert accuracies[1, [0, 2]].tolist() == [1, 1]
-    assert np.isnan(accuracies[:, 1]).all()
+    bounds, lambdas = np.asarray([0, 4, 4, 17]), np.asarray([0, 1.0])
     right = model.argmax(axis=1) == y
-    np.testing.assert_allclose(accuracies[0, [0, 2]], [right[:4].mean(), right[4:].mean()])
+    actual = sweep.count_correct_by_client(knn[None], model, y, bounds, lambdas)
+    assert actual.tolist() == [[[right[:4].sum(), 4], [0, 0], [right[4:].sum(), 13]]]
 
 
 @pytest.mark.parametrize("cells", [1, 400, 10_000_000])
 def test_right_answers_of_many_clients_are_those_of_each(cells, monkeypatch):
-    monkeypatch.setattr(sweep, "_CELLS", cells)
+    monkeypatch.setattr(sweep, "_MAX_CELLS_PER_GROUP", cells)
     sizes, asked_of = [5, 0, 30, 1, 7], [4, 3, 0, 6, 9]
     offsets, bounds = np.cumsum([0, *sizes]), np.cumsum([0, *asked_of])
     stored, y, *_ = world(m=offsets[-1])
     _, _, queries, model, truth = world(n=bounds[-1], seed=1)
     grid = [1, 3, 50], [1.0, 0.3], np.linspace(0, 1, 5)
     mask = nested([0, 2, 20, 43], 43)
-    together = sweep.right(stored, y, offsets, mask, sweep.Sample(queries, model, truth, bounds), *grid)
+    together = sweep.count_correct_on_grid(
+        stored, y, offsets, mask, sweep.Queries(queries, model, truth, bounds), *grid
+    )
     for client, size in enumerate(sizes):
         rows, span = slice(*offsets[client : client + 2]), slice(*bounds[client : client + 2])
         for c, i, s in np.ndindex(together.shape[1:4]):
@@ -129,7 +130,7 @@ def test_right_answers_of_many_clients_are_those_of_each(cells, monkeypatch):
             near = Stores(*flat_indexes([stored[rows][is_stored]]), y[rows][is_stored], store, store[1:]).search(
                 [0], queries[span], np.asarray([0, asked_of[client]]), grid[0][i]
             )
-            votes_of_store = votes(near, CLASSES, -np.sqrt(near.distance) / grid[1][s])
+            votes_of_store = vote_by_distance(near, CLASSES, -np.sqrt(near.distance) / grid[1][s])
             voters = np.where(votes_of_store.sum(axis=1, keepdims=True) > 0, votes_of_store, model[span])
             expected = literal(voters[None], model[span], truth[span], grid[2])[0] if asked_of[client] else 0
             np.testing.assert_array_equal(together[client, c, i, s], expected)

@@ -9,7 +9,7 @@ from pflcli.artifacts.kinds import datastore, embeddings
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.build_datastore import build_datastore
 from pflcli.errors import UsageError
-from pflcli.knn.prototypes import k_means, prototypes, shares
+from pflcli.knn.prototypes import build_prototypes, divide_among_classes, k_means
 
 
 def rng(seed=0):
@@ -18,12 +18,12 @@ def rng(seed=0):
 
 def test_shares_by_hand():
     # One each; then 8/3, 8/5 against 4/3 and 2/3; and so on.
-    assert shares(np.asarray([8, 4, 2]), 3).tolist() == [1, 1, 1]
-    assert shares(np.asarray([8, 4, 2]), 4).tolist() == [2, 1, 1]
-    assert shares(np.asarray([8, 4, 2]), 7).tolist() == [4, 2, 1]
-    assert shares(np.asarray([8, 4, 2]), 1).tolist() == [1, 1, 1]
-    assert shares(np.asarray([8, 1, 2]), 100).tolist() == [8, 1, 2]
-    assert shares(np.zeros(0, int), 3).tolist() == []
+    assert divide_among_classes(np.asarray([8, 4, 2]), 3).tolist() == [1, 1, 1]
+    assert divide_among_classes(np.asarray([8, 4, 2]), 4).tolist() == [2, 1, 1]
+    assert divide_among_classes(np.asarray([8, 4, 2]), 7).tolist() == [4, 2, 1]
+    assert divide_among_classes(np.asarray([8, 4, 2]), 1).tolist() == [1, 1, 1]
+    assert divide_among_classes(np.asarray([8, 1, 2]), 100).tolist() == [8, 1, 2]
+    assert divide_among_classes(np.zeros(0, int), 3).tolist() == []
 
 
 def test_far_groups_are_separated():
@@ -52,12 +52,12 @@ def test_equal_samples_are_no_trouble():
 
 def test_a_class_that_may_keep_all_keeps_its_samples():
     z, y = rng().normal(size=(30, 4)).astype(np.float32), np.asarray([2] * 27 + [0] + [1] * 2)
-    centre, label, row = prototypes(z, y, 6, rng())
+    centre, label, row = build_prototypes(z, y, 6, rng())
     assert label.tolist() == [0, 1, 2, 2, 2, 2]
     assert row.tolist() == [27, -1, -1, -1, -1, -1]
     np.testing.assert_array_equal(centre[0], z[27])
     np.testing.assert_allclose(centre[1], z[28:].mean(axis=0), rtol=1e-6)
-    vectors, label, row = prototypes(z, y, 30, rng())
+    vectors, label, row = build_prototypes(z, y, 30, rng())
     np.testing.assert_array_equal(vectors, z[row])
     np.testing.assert_array_equal(label, y[row])
 

@@ -25,12 +25,12 @@ def neighbours(*labels):
 def test_votes_by_hand():
     """Classes 2, 0, 2, a tie of 1 and 2, and an empty store."""
     near = neighbours([2, 0, 2], [2, 1, -1], [-1, -1, -1])
-    by_class = voting.counted(near, 3)
+    by_class = voting.count_votes(near, 3)
     assert by_class.tolist() == [[1, 0, 2], [0, 1, 1], [0, 0, 0]]
-    np.testing.assert_allclose(voting.shares(by_class), [[1 / 3, 0, 2 / 3], [0, 0.5, 0.5], [0, 0, 0]])
-    assert voting.most(by_class).tolist() == [[0, 0, 1], [0, 1, 0], [0, 0, 0]]  # of a tie the first class
+    np.testing.assert_allclose(voting.normalize_votes(by_class), [[1 / 3, 0, 2 / 3], [0, 0.5, 0.5], [0, 0, 0]])
+    assert voting.select_majority(by_class).tolist() == [[0, 0, 1], [0, 1, 0], [0, 0, 0]]  # of a tie the first class
     noise = np.asarray([[1.5, 0, 0], [0, 0, 0.1], [9, 0, 0]])
-    assert voting.most(by_class, noise).tolist() == [[1, 0, 0], [0, 0, 1], [0, 0, 0]]
+    assert voting.select_majority(by_class, noise).tolist() == [[1, 0, 0], [0, 0, 1], [0, 0, 0]]
 
 
 def test_one_neighbour_votes_alike_however_it_votes():
@@ -62,14 +62,14 @@ def test_little_noise_changes_no_vote_and_much_leaves_a_guess():
 def _counts(k):
     run = worlds.run("knn-per", options={"k": k})
     part = run.embeddings["test"]
-    return voting.counted(run.stores.search(run.clients, part.z, part.offsets, k), worlds.CLASSES)
+    return voting.count_votes(run.stores.search(run.clients, part.z, part.offsets, k), worlds.CLASSES)
 
 
 def test_the_noise_is_laplace_of_twice_the_inverse_epsilon():
     part = Embedded(
         np.arange(4000, dtype=np.float32)[:, None], np.zeros((4000, 2), np.float32), None, np.asarray([0, 4000])
     )
-    values = voting.noise(part, np.asarray([3]), 2, 0.5, lambda *key: rng.generator(0, *key))
+    values = voting.draw_noise(part, np.asarray([3]), 2, 0.5, lambda *key: rng.generator(0, *key))
     assert np.abs(values).mean() == pytest.approx(2 / 0.5, rel=0.05)
     assert np.median(values) == pytest.approx(0, abs=0.2)
 
@@ -85,7 +85,7 @@ def test_one_replaced_sample_moves_one_vote_at_most(k):
             own[trial % 12], labels[trial % 12] = draw.normal(size=2), draw.integers(0, 3)
         stores = Stores(*flat_indexes([own]), labels, np.asarray([0, 12]), np.asarray([12]))
         near = stores.search([0], queries.astype(np.float32), np.asarray([0, 30]), k)
-        votes.append(voting.counted(near, 3))
+        votes.append(voting.count_votes(near, 3))
         most = max(most, np.abs(votes[-1] - votes[0]).sum(axis=1).max())
     assert most == voting.SENSITIVITY
 
@@ -100,7 +100,7 @@ def test_noise_is_refused_where_one_sample_changes_more_than_one_vote():
     with pytest.raises(UnsuitedError, match="exact store of samples"):
         knn_per.personalize(run, {}, run.clients)
     raw, _ = build("SQ8", vectors[0], len(vectors[0]), {})
-    assert not voting.holds_samples(SimpleNamespace(blob=raw, bytes=[0, len(raw)], offsets=[0, 1]), 0, [])
+    assert not voting.contains_only_samples(SimpleNamespace(blob=raw, bytes=[0, len(raw)], offsets=[0, 1]), 0, [])
 
 
 @pytest.mark.parametrize(

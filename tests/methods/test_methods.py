@@ -14,7 +14,8 @@ import worlds
 from pflcli import parameters, rng
 from pflcli.errors import UsageError
 from pflcli.knn.indexes import flat_indexes
-from pflcli.knn.stores import Neighbours, Stores, votes
+from pflcli.knn.stores import Neighbours, Stores
+from pflcli.knn.voting import vote_by_distance
 from pflcli.methods import knn_per
 from pflcli.settings import Settings, changed
 
@@ -273,22 +274,22 @@ def test_lambda_by_hand():
 def test_votes_by_hand():
     neighbours = Neighbours(np.asarray([[1.0, 4.0, 9.0], [4.0, np.inf, np.inf]]), np.asarray([[2, 0, 2], [1, -1, -1]]))
     e = np.exp([-1.0, -2.0, -3.0])
-    p = votes(neighbours, 3, -np.sqrt(neighbours.distance))
+    p = vote_by_distance(neighbours, 3, -np.sqrt(neighbours.distance))
     np.testing.assert_allclose(p[0], [e[1] / e.sum(), 0, (e[0] + e[2]) / e.sum()])
     np.testing.assert_allclose(p[1], [0, 1, 0])
 
 
 def test_votes_of_far_neighbours_do_not_underflow():
     neighbours = Neighbours(np.asarray([[1e8, 1e8 + 1e4]]), np.asarray([[0, 1]]))
-    p = votes(neighbours, 2, -neighbours.distance)
+    p = vote_by_distance(neighbours, 2, -neighbours.distance)
     np.testing.assert_allclose(p, [[1, 0]])
 
 
 def test_votes_without_neighbours_are_zero():
     neighbours = Neighbours(np.full((1, 2), np.inf), np.full((1, 2), -1))
-    assert votes(neighbours, 2, -neighbours.distance).tolist() == [[0, 0]]
+    assert vote_by_distance(neighbours, 2, -neighbours.distance).tolist() == [[0, 0]]
     none = Neighbours(np.zeros((0, 2)), np.zeros((0, 2), int))
-    assert votes(none, 2, -none.distance).shape == (0, 2)
+    assert vote_by_distance(none, 2, -none.distance).shape == (0, 2)
 
 
 def test_search_is_exact_and_clamped():
@@ -325,7 +326,7 @@ def test_auto_sigma_is_of_the_kernel_that_it_scales():
     run = worlds.run("knn-per", options={"sigma": "auto", "kernel": "scaled-squared"})
     part = run.embeddings["validation"]
     neighbours = run.stores.search(run.clients, part.z, part.offsets, 1)
-    sigma = knn_per._sigma(run.cfg, nearest(run, neighbours), part.offsets)
+    sigma = knn_per._kernel_scales(run.cfg, nearest(run, neighbours), part.offsets)
     expected = np.median(neighbours.distance[: part.offsets[1], 0]) / part.z.shape[1]
     assert sigma[0] == pytest.approx(expected)
     assert sigma[1] == 1  # no validation samples
@@ -335,10 +336,10 @@ def test_auto_sigma_is_the_median_nearest_distance():
     run = worlds.run("knn-per", options={"sigma": "auto"})
     part = run.embeddings["validation"]
     neighbours = run.stores.search(run.clients, part.z, part.offsets, 1)
-    sigma = knn_per._sigma(run.cfg, nearest(run, neighbours), part.offsets)
+    sigma = knn_per._kernel_scales(run.cfg, nearest(run, neighbours), part.offsets)
     first = np.sqrt(neighbours.distance[:4, 0])
     assert sigma[0] == pytest.approx(np.median(first))
     assert sigma[1] == 1  # no validation samples
     scaled = copy.deepcopy(neighbours)
     scaled.distance[:] *= 4
-    np.testing.assert_allclose(knn_per._sigma(run.cfg, nearest(run, scaled), part.offsets)[0], 2 * sigma[0])
+    np.testing.assert_allclose(knn_per._kernel_scales(run.cfg, nearest(run, scaled), part.offsets)[0], 2 * sigma[0])

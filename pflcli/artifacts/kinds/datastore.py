@@ -28,7 +28,7 @@ from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import InputError
 from pflcli.knn import capacity as capacities
 from pflcli.knn import indexes
-from pflcli.knn.prototypes import prototypes as class_prototypes
+from pflcli.knn.prototypes import build_prototypes
 
 SCHEMA = 1
 MADE_BY = "pfl build-datastore EMBEDDINGS -o DIR"
@@ -147,7 +147,9 @@ def build_store(
     ``request`` is the request of the datastore.
     """
     seed, index = int(request["seed"]), request.get("index", indexes.EXACT)
-    capacity = capacities.spread(request.get("capacity", 1.0), request.get("capacity_spread", 0.0), client + 1, seed)
+    capacity = capacities.draw_capacities(
+        request.get("capacity", 1.0), request.get("capacity_spread", 0.0), client + 1, seed
+    )
     store = store_samples(train, client, float(capacity[client]), request.get("prototypes"), seed)
     blob, _ = indexes.build(index, store.z, len(store.y), request.get("parameters", {}))
     return blob, store
@@ -165,6 +167,6 @@ def store_samples(
     if prototypes is not None:
         share = min(1.0, prototypes / max(len(y), 1)) if prototypes >= 1 else prototypes
         draw = rng.generator(seed, "prototypes", "train", client)
-        z, y, row = class_prototypes(z, y, capacities.count(share, len(y)), draw)
+        z, y, row = build_prototypes(z, y, capacities.count_kept_rows(share, len(y)), draw)
         sample = np.where(row >= 0, sample[row], NO_SAMPLE)
     return StoredSamples(z, y, sample)
