@@ -207,8 +207,8 @@ def test_a_module_may_move(edited, elsewhere):
     moved.write_text((elsewhere / "methods" / "parts" / "ham.py").read_text())
     edited(
         file_of("methods", "fedham"),
-        lambda text: text.replace("from pflcli.methods.parts import ham\n", "").replace(
-            "KIND =", "from pflcli.methods import _hybrid as ham\nKIND =", 1
+        lambda text: text.replace("from pflcli.methods.parts import ham, records\n", "").replace(
+            "KIND =", "from pflcli.methods import _hybrid as ham\nfrom pflcli.methods.parts import records\nKIND =", 1
         ),
     )
     try:

@@ -19,7 +19,7 @@ State = dict[str, Any]
 """What a method remembers from round to round: tensors, tables of models, and dicts of these, by name."""
 
 LEARNING_RATES = (0.01, 0.03, 0.1, 0.3)
-"""What ``pfl tune`` tries for every method that trains: about half powers of ten, as kNN-Per's grid has (section 5)."""
+"""Learning rates that ``pfl tune`` tries for every method that trains: about half powers of ten, as in kNN-Per."""
 
 
 class Method(Protocol):
@@ -27,14 +27,14 @@ class Method(Protocol):
 
     ``pfl new method FILE`` writes a complete example.
 
-    ``Config``, ``KIND``, ``NEEDS``, ``PAPER``, ``YEAR`` and ``personalize`` must be there. What else a file leaves out
-    is as below.
+    ``Config``, ``KIND``, ``NEEDS``, ``PAPER``, ``YEAR`` and ``personalize`` are required. The rest has the defaults
+    below.
     """
 
     KIND: Literal["local", "posthoc", "server", "peer"]
     """which links may carry bytes: none for local and posthoc, up and down for server, peer for peer"""
     NEEDS: tuple[str, ...]
-    """kinds of artifacts that it stands on: backbone, embeddings, datastore; empty for a partition alone"""
+    """kinds of artifacts that it needs: backbone, embeddings, datastore; empty if it only needs a partition"""
     PAPER: str
     """its name in the paper's own spelling"""
     YEAR: int
@@ -43,9 +43,9 @@ class Method(Protocol):
     """its options: a frozen dataclass with a default for each, and a line of explanation under each"""
 
     PERSONAL_MODELS: str = ""
-    """the key of the state under which clients' own models stand after each round; none if they have none"""
+    """the key of the clients' own models in the state after each round; empty if clients have none"""
     ADAPTS: bool = False
-    """whether clients adapt after the rounds, so that what they would answer earlier takes all of ``personalize``"""
+    """whether clients adapt after the rounds, so that predictions after any round need all of ``personalize``"""
 
     RECORDS: tuple[Literal["graph", "attention", "history", "cluster"], ...] = ()
     """what the state records under these keys, for charts and tables: ``graph`` the packed neighbours of each round,
@@ -53,9 +53,9 @@ class Method(Protocol):
     ``cluster`` the cluster of each client (m,), -1 for none"""
 
     PAIRS_KEPT: float = 0
-    """bytes that it keeps for each pair of clients, for those that grow with the square of the clients"""
+    """bytes of the state per pair of clients, if memory grows with the square of the number of clients"""
     PAIRS_SENT: str = ""
-    """what is sent for each pair of clients; none if what is sent grows with the clients"""
+    """what is sent for each pair of clients; empty if traffic only grows with the number of clients"""
 
     SENDS_MORE: str = ""
     """what clients send besides updates of which the server takes one mean per round, for ``--dp-epsilon`` to refuse"""
@@ -64,19 +64,19 @@ class Method(Protocol):
     """values that ``pfl tune`` tries beside learning rates, by option; those of its paper where it names some"""
 
     def setup(self, run: Run) -> State:
-        """Return the state before the first round; empty where it is left out."""
+        """Return the state before the first round; by default it is empty."""
         return {}
 
     def train_round(self, run: Run, state: State, t: int) -> State:
-        """Return the state after round ``t``, from 0. A method that leaves it out has no rounds."""
+        """Return the state after round ``t``, from 0. A method without this function has no rounds."""
         return state
 
     @abstractmethod
     def personalize(self, run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
-        """Return what the clients (n,) answer. Nothing may be sent."""
+        """Return the predictor of the clients (n,). Communication is no longer allowed."""
 
     def choices(self, cfg: Any) -> tuple[str, ...]:
-        """Return the names of what each client chooses by validation samples under these options."""
+        """Return the names of the values that each client chooses by validation samples under these options."""
         return ()
 
     @property
@@ -86,6 +86,6 @@ class Method(Protocol):
 
 
 def load(name: str) -> Method:
-    """Return the method of this name; raises UsageError with the nearest name, InputError for an unfit file."""
+    """Return the method of this name; raises UsageError with the nearest name, InputError for an invalid file."""
     method: Method = registry.load("methods", name, Method)
     return method

@@ -71,8 +71,8 @@ def train_round(run: Run, state: State, t: int) -> State:
     mean = run.averaging(start)
     for ids in run.client_chunks(cohort, 2 * parameters.size(start)):
         if run.cfg.adaptive:
-            alpha[ids] = _adapted(run, ids, local[ids], start, alpha[ids], t)
-        both = {**parameters.repeat(start, len(ids)), **_prefixed(local[ids])}
+            alpha[ids] = _adapt_alpha(run, ids, local[ids], start, alpha[ids], t)
+        both = {**parameters.repeat(start, len(ids)), **_add_prefix(local[ids])}
         for part in run.local_sgd(ids, both, t=t, gradient=_gradients, passes=2, own={"alpha": alpha[ids]}):
             local[part.clients] = {name: part.params[_LOCAL + name] for name in start}
             mean.add(part.params, part.weights, part.clients)
@@ -85,22 +85,22 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     own = run.adapt(
         local,
         clients,
-        {**start, **_prefixed(start)},
+        {**start, **_add_prefix(start)},
         epochs=run.cfg.newcomer_epochs,
         prefix=_LOCAL,
         gradient=_gradients,
         own={"alpha": alpha[clients]},
     )
-    predictor = run.predictor(clients, _mixed(run.engine.parameters, alpha[clients], own, start))
+    predictor = run.predictor(clients, _mix(run.engine.parameters, alpha[clients], own, start))
     chosen = {"alpha": alpha[clients].double().cpu().numpy()} if run.cfg.adaptive else {}
     return replace(predictor, tuned=chosen)
 
 
-def _prefixed(local: Stacked) -> Stacked:
+def _add_prefix(local: Stacked) -> Stacked:
     return {_LOCAL + name: value for name, value in local.items()}
 
 
-def _mixed(names: Collection[str], alpha: Tensor, local: Stacked, shared: Params | Stacked) -> Stacked:
+def _mix(names: Collection[str], alpha: Tensor, local: Stacked, shared: Params | Stacked) -> Stacked:
     """Return alpha v + (1 - alpha) w of the parameters ``names``, with the buffers of v."""
     share = {n: alpha.view(-1, *[1] * (v.ndim - 1)) for n, v in local.items() if n in names}
     return {n: torch.lerp(shared[n], v, share[n]) if n in share else v for n, v in local.items()}
@@ -110,7 +110,7 @@ def _gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) ->
     """Return F(w) + F(alpha v + (1 - alpha) w), and their gradients; the second term moves v alone."""
     local = parameters.unprefixed(params, _LOCAL)
     shared, alpha = {name: params[name] for name in local}, batch.own["alpha"]
-    mixed = _mixed(network.parameters, alpha, local, shared)
+    mixed = _mix(network.parameters, alpha, local, shared)
     losses, grads = network.gradient(shared, batch, models=shared)
     at_mixture, mixture_grads = network.gradient(mixed, batch, scale=alpha, models=local)
     return losses + at_mixture, {**grads, **{_LOCAL + name: value for name, value in mixture_grads.items()}}
@@ -119,14 +119,14 @@ def _gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) ->
 def _slope(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
     """Return F(alpha v + (1 - alpha) w), and its derivative by alpha."""
     alpha, shared = params["alpha"], parameters.repeat(batch.shared, len(batch.x))
-    losses, grads = network.gradient(_mixed(network.parameters, alpha, batch.own, shared), batch, network.parameters)
+    losses, grads = network.gradient(_mix(network.parameters, alpha, batch.own, shared), batch, network.parameters)
     slope = torch.zeros_like(alpha)
     for name, value in grads.items():
         slope += (value * (batch.own[name] - shared[name])).flatten(1).sum(dim=1)
     return losses, {"alpha": slope}
 
 
-def _adapted(run: Run, ids: NDArray[np.int64], local: Stacked, shared: Params, alpha: Tensor, t: int) -> Tensor:
+def _adapt_alpha(run: Run, ids: NDArray[np.int64], local: Stacked, shared: Params, alpha: Tensor, t: int) -> Tensor:
     """Return alpha (m,) after one step over all training samples of each client."""
     largest, rate = int(run.federation.sizes("train").max()), run.cfg.alpha_lr or run.settings.lr_at(t)
     plan: dict[str, Any] = {"batch_size": largest, "momentum": 0.0, "weight_decay": 0.0}

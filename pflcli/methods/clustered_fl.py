@@ -102,7 +102,7 @@ def train_round(run: Run, state: State, t: int) -> State:
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
-    """Answer with the model of each client's cluster; one that never took part takes that of the lowest loss."""
+    """Predict with the model of each client's cluster; one that never took part takes that of the lowest loss."""
     all_clusters = state["cluster"].cpu().numpy()
     cluster, is_new = all_clusters[clients], all_clusters[clients] < 0
     if is_new.any():

@@ -44,10 +44,10 @@ GRID = {"lam": (None, 0.1, 1.0, 2.0)}
 
 State = dict[str, Any]
 
-_ENOUGH = 4
-"""Validation samples that a client needs to choose lambda (the paper's number)."""
-_OTHERWISE = 1.0
-"""Lambda of a client with fewer (the paper's value)."""
+_MIN_VALIDATION_SAMPLES = 4
+"""Number of validation samples that a client needs to choose lambda (the paper's number)."""
+_DEFAULT_LAMBDA = 1.0
+"""Lambda of a client with fewer validation samples (the paper's value)."""
 
 
 @dataclass(frozen=True)
@@ -75,21 +75,21 @@ def choices(cfg: Config) -> tuple[str, ...]:
 
 
 def setup(run: Run) -> State:
-    """Return the common initial model, for the server and for every client; and lambdas, where clients choose them."""
+    """Return the common initial model, for the server and for every client, and lambdas if clients choose them."""
     state: State = {"global": run.initial_model(), "personal": run.table(run.initial_model())}
     if run.cfg.lam is None:
-        state["lambda"] = torch.full((len(run.clients),), _OTHERWISE, dtype=torch.float64)
+        state["lambda"] = torch.full((len(run.clients),), _DEFAULT_LAMBDA, dtype=torch.float64)
     return state
 
 
 def train_round(run: Run, state: State, t: int) -> State:
-    """Move the cohort's personal models towards the global one, and that as FedAvg does."""
+    """Train the cohort's personal models near the global one, and the global one as FedAvg does."""
     cohort, personal = run.cohort(t), state["personal"]
     start = run.download(state["global"], cohort)
     rate = run.cfg.lr or run.settings.lr_at(t)
     epochs = run.cfg.personal_epochs or None
     lambdas = {"lambda": state["lambda"].clone()} if "lambda" in state else {}
-    for part, lam in _personal_steps(run, cohort, personal, start, t=t, epochs=epochs, lr=rate):
+    for part, lam in _train_personal(run, cohort, personal, start, t=t, epochs=epochs, lr=rate):
         personal[part.clients] = part.params
         if lambdas:
             lambdas["lambda"][part.clients] = torch.from_numpy(lam)
@@ -98,11 +98,11 @@ def train_round(run: Run, state: State, t: int) -> State:
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
-    """Answer with each client's personal model."""
+    """Predict with each client's personal model."""
     start, personal = state["global"], state["personal"]
     rate = run.cfg.lr or run.last_lr
     newcomers, epochs = personal.unwritten(clients), run.cfg.newcomer_epochs
-    parts = list(_personal_steps(run, newcomers, start, start, t="newcomer", epochs=epochs, lr=rate))
+    parts = list(_train_personal(run, newcomers, start, start, t="newcomer", epochs=epochs, lr=rate))
     predictor = run.predictor(clients, personal.replaced(clients, (part for part, _ in parts)))
     if "lambda" not in state:
         return predictor
@@ -112,7 +112,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     return replace(predictor, tuned={"lambda": lambdas[clients]})
 
 
-def _personal_steps(
+def _train_personal(
     run: Run, clients: NDArray[np.int64], initial: Params | ModelTable, anchor: Params, **plan: Any
 ) -> Iterator[tuple[TrainedClients, NDArray[np.float64]]]:
     """Yield the clients' personal models after proximal steps, in parts, with the lambda of each client (n,)."""
@@ -125,7 +125,7 @@ def _personal_steps(
         for part in steps(clients[lambdas == lam], float(lam)):
             yield part, np.full(len(part.clients), lam)
     for ids in run.client_chunks(clients[np.isnan(lambdas)], 2 * parameters.size(anchor)):
-        yield _chosen(run, ids, steps)
+        yield _choose_lambda(run, ids, steps)
 
 
 def _fixed_lambdas(run: Run, clients: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -135,10 +135,10 @@ def _fixed_lambdas(run: Run, clients: NDArray[np.int64]) -> NDArray[np.float64]:
         return np.full(len(clients), run.cfg.lam)
     if earlier is not None:
         return earlier
-    return np.where(run.federation.sizes("validation")[clients] >= _ENOUGH, np.nan, _OTHERWISE)
+    return np.where(run.federation.sizes("validation")[clients] >= _MIN_VALIDATION_SAMPLES, np.nan, _DEFAULT_LAMBDA)
 
 
-def _chosen(
+def _choose_lambda(
     run: Run, ids: NDArray[np.int64], steps: Callable[[NDArray[np.int64], float], Iterable[TrainedClients]]
 ) -> tuple[TrainedClients, NDArray[np.float64]]:
     """Return each client's model with the lowest validation loss over the lambdas of the grid, and that lambda (n,)."""

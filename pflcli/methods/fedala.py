@@ -77,19 +77,19 @@ def train_round(run: Run, state: State, t: int) -> State:
     start = run.download(state["global"], cohort)
     mean = run.averaging(start)
     for ids in run.client_chunks(cohort, 2 * parameters.size(start)):
-        learned = _weights(run, state, ids, t)
+        learned = _learn_weights(run, state, ids, t)
         known = np.setdiff1d(ids, local.unwritten(ids))
         weights[known] = parameters.take(learned, np.searchsorted(ids, known))
-        for part in run.local_sgd(ids, _mixture(state, ids, learned), t=t):
+        for part in run.local_sgd(ids, _mix(state, ids, learned), t=t):
             local[part.clients] = part.params
             mean.add(part.params, part.weights, part.clients)
     return {"global": mean.value(), "local": local, "weights": weights}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
-    """Answer with the mixture of each client's model and the global one."""
+    """Predict with the mixture of each client's model and the global one."""
     local, cfg = state["local"], run.cfg
-    models = _mixture(state, clients, _weights(run, state, clients, "personalize"))
+    models = _mix(state, clients, _learn_weights(run, state, clients, "personalize"))
     position, newcomers = {int(client): row for row, client in enumerate(clients)}, local.unwritten(clients)
     for name, ids, epochs in (
         ("newcomer", newcomers, cfg.newcomer_epochs),
@@ -109,7 +109,7 @@ def _mixed_names(run: Run) -> list[str]:
     return [name for name in run.engine.parameters if name.startswith(layers)]
 
 
-def _weights(run: Run, state: State, ids: NDArray[np.int64], t: int | str) -> Stacked:
+def _learn_weights(run: Run, state: State, ids: NDArray[np.int64], t: int | str) -> Stacked:
     """Return the clients' mixing weights (m, ...) after they have learned from the global model as it is now."""
     cfg, start = run.cfg, state["global"]
     table: ModelTable = state["weights"]
@@ -138,7 +138,7 @@ def _weights(run: Run, state: State, ids: NDArray[np.int64], t: int | str) -> St
     return table.replaced(ids, learned)
 
 
-def _mixture(state: State, ids: NDArray[np.int64], weights: Stacked) -> Stacked:
+def _mix(state: State, ids: NDArray[np.int64], weights: Stacked) -> Stacked:
     """Return the clients' models (m, ...): the global one, with upper layers mixed."""
     start, local = state["global"], state["local"]
     new = torch.from_numpy(np.isin(ids, local.unwritten(ids)))

@@ -86,7 +86,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     # Distances are the same from any origin, and differences of smaller numbers.
     origin = run.init if run.cfg.form == "attention" or run.cfg.centred else None
     products = model_algebra.gram_matrix(own, ids, run.engine.parameters, room, origin)
-    # A client that has sent nothing yet is known to nobody but itself.
+    # No other client gives weight to one that has not uploaded yet.
     xi = weights(run.cfg, products, np.isin(ids, own.written))
     table = np.zeros((len(cohort), len(run.clients)))
     table[:, ids] = xi[np.searchsorted(ids, cohort)]
@@ -110,17 +110,21 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
 
 
 def weights(cfg: Config, products: Array, known: NDArray[np.bool_]) -> Array:
-    """Return xi (n, n), rows that add up to 1, from inner products of the models (n, n).
+    """Return xi (n, n), whose rows sum to 1, from inner products of the models (n, n).
 
-    Nobody but itself gives weight to a client that is not ``known`` (n,).
+    Only the client itself gives weight to a client that is not ``known`` (n,).
     """
     others = known[None, :] & ~np.eye(len(known), dtype=bool)
-    xi = _by_distance(cfg, products, others) if cfg.form == "attention" else _by_cosine(cfg, products, others)
+    xi = (
+        _weigh_by_distance(cfg, products, others)
+        if cfg.form == "attention"
+        else _weigh_by_cosine(cfg, products, others)
+    )
     np.fill_diagonal(xi, np.maximum(1 - xi.sum(axis=1), 0))
     return xi
 
 
-def _by_distance(cfg: Config, products: Array, others: NDArray[np.bool_]) -> Array:
+def _weigh_by_distance(cfg: Config, products: Array, others: NDArray[np.bool_]) -> Array:
     squared = similarity.squared_distances(products)
     distances = squared[others & (squared > 0)]
     sigma = cfg.sigma or (float(np.median(distances)) if len(distances) else 1.0)
@@ -130,7 +134,7 @@ def _by_distance(cfg: Config, products: Array, others: NDArray[np.bool_]) -> Arr
     return np.asarray(xi / np.maximum(xi.sum(axis=1, keepdims=True), 1))
 
 
-def _by_cosine(cfg: Config, products: Array, others: NDArray[np.bool_]) -> Array:
+def _weigh_by_cosine(cfg: Config, products: Array, others: NDArray[np.bool_]) -> Array:
     cosine = np.where(others, similarity.cosines(products), -np.inf)
     share = np.where(
         others, np.exp((cfg.sigma or 10.0) * (cosine - np.max(cosine, axis=1, keepdims=True, initial=-1))), 0

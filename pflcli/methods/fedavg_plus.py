@@ -46,7 +46,7 @@ class Config:
     models: Annotated[int, Ge(1), Le(100)] = 1
     """fine-tune this many models, each on its own part of a client's training samples"""
     pool: Literal["mean", "votes"] = "mean"
-    """answer with the mean of their probabilities, or with the share of models that choose a class"""
+    """predict with the mean of their probabilities, or with the share of models that choose a class"""
 
     def __post_init__(self) -> None:
         if self.steps and self.epochs != type(self).epochs:
@@ -56,15 +56,15 @@ class Config:
 
 
 def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) -> Predictor:
-    """Fine-tune the backbone on each client and answer with the result, or with what several results say together."""
+    """Fine-tune the backbone on each client, and predict with the result or with several pooled results."""
     if run.cfg.models == 1:
-        return run.predictor(clients, fine_tuned(run, clients))
-    predictors = [run.predictor(clients, models) for models in ensemble(run, clients)]
+        return run.predictor(clients, fine_tune(run, clients))
+    predictors = [run.predictor(clients, models) for models in fine_tune_on_parts(run, clients)]
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
         each = [predictor.answer(split)["p"] for predictor in predictors]
         if run.cfg.pool == "votes":
-            # A model that answers nothing finite has no vote; its answer shows that something is wrong.
+            # Predictions that are not finite are no votes; they stay visible in the mean.
             each = [np.where(np.isfinite(p), np.eye(p.shape[1])[p.argmax(axis=1)], p) for p in each]
         return {"p": np.asarray(np.mean(each, axis=0, dtype=np.float64), dtype=np.float32)}
 
@@ -77,11 +77,11 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
     return Predictor(answer, predictors[0].splits, model_of=model_of)
 
 
-def ensemble(run: Run, clients: NDArray[np.int64]) -> Iterator[Iterable[TrainedClients]]:
-    """Return the ``models`` of the clients, each fine-tuned on another part of their training samples.
+def fine_tune_on_parts(run: Run, clients: NDArray[np.int64]) -> Iterator[Iterable[TrainedClients]]:
+    """Fine-tune several models of each client, each on another part of its training samples.
 
-    Gao et al. (2023), FedHAM, https://doi.org/10.1145/3591362, section 7, ensemble learning: what one sample has left
-    in a model is then hidden by others that have not seen it. Parts differ by one sample at most; weights make up for
+    Gao et al. (2023), FedHAM, https://doi.org/10.1145/3591362, section 7, ensemble learning: models without a sample
+    hide its influence on the model that has seen it. The sizes of parts differ by at most one sample; weights make up for
     the samples that a model does not learn from.
     """
     count, sizes = run.cfg.models, run.federation.sizes("train")[clients]
@@ -90,17 +90,17 @@ def ensemble(run: Run, clients: NDArray[np.int64]) -> Iterator[Iterable[TrainedC
         part[row, :size] = run.rng("ensemble", client).permutation(size) % count
     for number in range(count):
         weights = torch.from_numpy((count * (part == number)).astype(np.float32)).to(run.federation.y.device)
-        yield fine_tuned(run, clients, name=f"model {number}", sample_weights=weights)
+        yield fine_tune(run, clients, name=f"model {number}", sample_weights=weights)
 
 
-def fine_tuned(run: Run, clients: NDArray[np.int64], **training: Any) -> Iterable[TrainedClients]:
+def fine_tune(run: Run, clients: NDArray[np.int64], **training: Any) -> Iterable[TrainedClients]:
     """Return the fine-tuned models of the clients, in parts; raises UsageError if ``trainable`` names no parameters.
 
     ``training`` are further options of ``run.local_sgd``.
     """
     assert run.backbone is not None
     trainable = parameters.upper(run.init, run.cfg.upper) if run.cfg.upper else run.cfg.trainable
-    parameters.part(run.init, run.cfg.trainable)  # refuses a misspelt name, which would train nothing
+    parameters.part(run.init, run.cfg.trainable)  # raises for a misspelt name, which would train nothing
     return run.local_sgd(
         clients,
         run.backbone,

@@ -76,14 +76,18 @@ def train_round(run: Run, state: State, t: int) -> State:
         mean.add(trained, part.weights, part.clients)
     averaged = mean.value()
     stacked = parameters.stack([parameters.unprefixed(averaged, f"{k}:") for k in range(count)])
-    return {"components": stacked, "shares": _updated(state["shares"], cohort, q)}
+    return {"components": stacked, "shares": _update_shares(state["shares"], cohort, q)}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
-    """Answer with the components mixed by each client's shares."""
+    """Predict with the components mixed by each client's shares."""
     components = state["components"]
     shares = state["shares"]
-    pi = _updated(shares, clients, _responsibilities(run, clients, components, shares[clients]))[clients].cpu().numpy()
+    pi = (
+        _update_shares(shares, clients, _responsibilities(run, clients, components, shares[clients]))[clients]
+        .cpu()
+        .numpy()
+    )
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
         rows = run.federation.rows_of(clients, split)
@@ -112,10 +116,10 @@ def _responsibilities(run: Run, clients: NDArray[np.int64], components: Stacked,
     ]
     losses = torch.stack([functional.cross_entropy(each, y, reduction="none") for each in logits], dim=1)  # (n, K)
     of_clients = torch.split(losses, [len(each) for each in rows])
-    return [_answering(share, own) for share, own in zip(shares, of_clients, strict=True)]
+    return [_responsibility(share, own) for share, own in zip(shares, of_clients, strict=True)]
 
 
-def _updated(shares: Tensor, clients: NDArray[np.int64], q: list[Tensor]) -> Tensor:
+def _update_shares(shares: Tensor, clients: NDArray[np.int64], q: list[Tensor]) -> Tensor:
     """Return the shares (m, K) of everyone after an M step of some clients: means of ``q``, if there are samples."""
     updated = shares.clone()
     for client, own in zip(clients.tolist(), q, strict=True):
@@ -124,6 +128,6 @@ def _updated(shares: Tensor, clients: NDArray[np.int64], q: list[Tensor]) -> Ten
     return updated
 
 
-def _answering(share: Tensor, losses: Tensor) -> Tensor:
+def _responsibility(share: Tensor, losses: Tensor) -> Tensor:
     """Return q (n, K), proportional to pi_k exp(-loss_k), for losses (n, K)."""
     return torch.softmax(share.clamp_min(torch.finfo(share.dtype).tiny).log() - losses, dim=1)

@@ -1,28 +1,28 @@
 """FedHAM: each client learns by attention which other models to mix with its own and the global model.
 
-Gao et al. (2023), "Configure Your Federation", https://doi.org/10.1145/3591362, Algorithms 1 and 2. The network HAM is
-in ``parts/ham.py``. x_i is the last upload of client i, x^g the global model, and x^a the mean of the others' uploads
-by attention.
+Gao et al. (2023), "Configure Your Federation", https://doi.org/10.1145/3591362, Algorithms 1 and 2. ``parts/ham.py``
+contains the network HAM. x_i is the last upload of client i, x^g the global model, and x^a the mean of the other
+clients' uploads, weighted by attention.
 
 After a warm-up of FedAvg, a client downloads x^g and the last uploads of its cluster. It trains HAM on its samples
 through the hybrid model (Eq. 13), computes the hybrid (Eq. 14), trains it (Eq. 15) and uploads it. HAM never leaves the
 client. Eq. 15 descends Eq. 1, F(x_i) + lambda F(hybrid of x_i), as far as client i can compute it; Eq. 11 and the
-default ``lam=0`` have F(x_i) alone. Clusters are formed from sketches of the uploads, and limit how many models a
-client receives. The paper has every client in every round (``--participation 1``); here the last uploads of clients
-that do not take part are used.
+default ``lam=0`` minimize F(x_i) alone. Clusters are formed from sketches of the uploads, and limit how many models a
+client receives. In the paper every client takes part in every round (``--participation 1``); here the last uploads of
+absent clients are used.
 
 As published (``form=faithful``), HAM learns from the samples on which x_i was just trained. It therefore prefers x_i to
 all other models, and FedHAM becomes Local. The same holds for ``joint``, whose features are differences from x^g and
-can tell models apart. The models of the others were not trained on these samples. By default (``guarded``), HAM is
-therefore trained without x_i; x_i then enters the hybrid with the share that has the lowest validation loss, and layer
+can distinguish models. The other clients' models were not trained on these samples. By default (``guarded``), HAM is
+therefore trained without x_i. Then x_i enters the hybrid with the share that has the lowest validation loss, and layer
 1 is kept near its initial attention. In the paper a client predicts with what it uploads. Because an epoch on few
 samples can undo what the mixture gained, by default validation loss chooses among the upload, the hybrid and the global
 model.
 
-With ``--refit`` a client uses the share and the predicting model that it chose last in the earlier run. ``attention``
-in the state has a row for each round after the warm-up, 0 for clients that did not take part: ``first`` (rounds, m, m),
-and ``second`` (rounds, m, 3) for x_i, x^a and x^g. ``history`` has the validation accuracy of hybrids before they are
-trained, -1 where it was not measured.
+With ``--refit`` a client uses the share and the model for predictions that it chose last in the earlier run.
+``attention`` in the state has an entry for each round after the warm-up, 0 for clients that did not take part:
+``first`` (rounds, m, m), and ``second`` (rounds, m, 3) for x_i, x^a and x^g. ``history`` has the validation accuracy of
+the hybrids before they are trained, -1 where it was not measured.
 """
 
 from __future__ import annotations
@@ -30,7 +30,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Annotated, Any, Literal
 
 import numpy as np
@@ -41,10 +40,10 @@ from torch import Tensor
 
 from pflcli.federation.run import Predictor, Run
 from pflcli.methods.parts import ham, records
-from pflcli.methods.parts.clustering import groups
+from pflcli.methods.parts.clustering import group_clients
+from pflcli.methods.parts.ham import CountSketch
 from pflcli.methods.parts.records import AttentionRecord
-from pflcli.methods.parts.sketch import CountSketch
-from pflcli.parameters import Mean, Stacked, on_cpu
+from pflcli.parameters import Mean, Params, Stacked, on_cpu
 
 KIND = "server"
 NEEDS = ()
@@ -55,8 +54,8 @@ PAPER = "FedHAM"
 YEAR = 2023
 RECORDS = ("attention", "history")
 
-_PATIENCE = 5
-"""Rounds without a lower training loss that end the warm-up, unless its length is given."""
+_MAX_ROUNDS_WITHOUT_GAIN = 5
+"""Number of rounds without a lower training loss that ends the warm-up, unless its length is given."""
 
 _SHARES = (1 / 3, 0.0, 2 / 3, 1.0)
 """Shares of x_i in the hybrid that a client chooses from, if guarded; the first if it has no validation samples."""
@@ -66,16 +65,14 @@ _ON_CPU = ("sketches", "shares", "warmup", "attention", "history")
 
 State = dict[str, Any]
 
-_Start = tuple[NDArray[np.int64], Stacked, dict[str, Any]]
-"""Clients, their initial models, and options of their training (Eq. 15)."""
-
 
 @dataclass(frozen=True)
 class Config:
     """Options of the method."""
 
     form: Literal["guarded", "joint", "faithful"] = "guarded"
-    """train HAM without x_i (guarded), with x_i (joint), or so on raw models from random projections (faithful)"""
+    """train HAM without x_i (guarded), with x_i (joint), or with x_i, raw models and random initial projections
+    (faithful, the paper)"""
     variant: Literal["ham", "aml1", "aml2", "ftl"] = "ham"
     """use HAM, or one of the paper's ablations: aml1 starts from x^a, aml2 from x_i and x^g, ftl from x^g"""
     warmup: Annotated[int, Ge(0)] | None = None
@@ -83,36 +80,39 @@ class Config:
     ham_epochs: Annotated[int, Ge(0)] = 2
     """train HAM for this many local epochs per round; 0 keeps it as initialised"""
     ham_lr: Annotated[float, Gt(0)] = 0.01
-    """train HAM with this learning rate (Adam, reset in each round, so that lambda of Eq. 13 would change nothing)"""
+    """train HAM with this learning rate (Adam, reset in each round, so that lambda of Eq. 13 has no effect)"""
     ham_split: Literal["train", "validation"] = "train"
     """train HAM on these samples; validation samples then get no predictions"""
     lam: Annotated[float, Ge(0)] = 0.0
     """add the hybrid's loss with this weight while x_i is trained (lambda of Eq. 15); 0 trains x_i alone (Eq. 11)"""
     self_share: Annotated[float, Ge(0), Le(1)] | None = None
-    """give x_i this share of the hybrid, if guarded; 1 is training alone; none chooses it by validation loss"""
+    """if guarded, give x_i this share of the hybrid; 1 is training alone; none chooses it by validation loss"""
     rho: Annotated[float, Ge(0)] = 0.5
-    """penalise KL(first attention || attention) of layer 1 with this weight, if guarded"""
+    """if guarded, penalize KL(initial attention || attention) of layer 1 with this weight"""
     temperature: Annotated[float, Gt(0)] = 5.0
     """start layer 1 from softmax(temperature x cosine), unless faithful"""
     sketch: Annotated[int, Ge(2)] = 256
-    """sketch each model to this many numbers; cosines err by about 1 / sqrt of it"""
+    """sketch each model to this many numbers; the error of cosines is about 1 / sqrt of it"""
     clustering: Literal["k-means", "mean-shift", "nearest"] = "k-means"
     """send a client the uploads of its cluster, or its own and the nearest 1/k of the others (by cosine)"""
     k: Annotated[int, Ge(1)] = 1
     """form this many clusters by k-means, or send 1/k of the others if nearest; 1 sends every upload to every client"""
     answer: Literal["final", "hybrid", "best"] | None = None
-    """predict with a client's last upload (final, the paper), with the hybrid that it was trained from, or with the one
-    of both and the global model that has the least validation loss (best); none is best if guarded, else final"""
+    """predict with a client's last upload (final, the paper), with the hybrid that it was trained from, or with
+    whichever of them and the global model has the lowest validation loss (best); none is best if guarded, else
+    final"""
     remember: Annotated[int, Ge(0)] = 100
     """keep the attention of every round for up to this many clients, and of the last round for up to 1,000"""
 
     def __post_init__(self) -> None:
         if self.ham_split == "validation" and choices(self):
-            raise ValueError("ham_split=validation leaves nothing to choose by: give answer=final and self_share=0.33")
+            raise ValueError(
+                "ham_split=validation leaves no samples to choose by: give answer=final and self_share=0.33"
+            )
 
     @property
-    def answers(self) -> str:
-        """Return ``answer`` or what stands for none."""
+    def predicts_with(self) -> str:
+        """Return ``answer``, or the default of the form: final, hybrid or best."""
         return self.answer or ("best" if self.form == "guarded" else "final")
 
     @property
@@ -122,26 +122,28 @@ class Config:
 
     @property
     def slots(self) -> Tensor:
-        """Return what layer 2 chooses among when HAM is trained (3,)."""
-        return ham.allowed(self.variant, guard=self.form == "guarded")
+        """Return a mask (3,) of the models that layer 2 chooses among when HAM is trained."""
+        return ham.allowed_slots(self.variant, guard=self.form == "guarded")
 
     @property
     def candidates(self) -> tuple[str, ...]:
-        """Return the tables of models that may answer, the last one first where several do as well."""
-        tables = {"final": ("models",), "hybrid": ("hybrids",), "best": ("models", "hybrids")}[self.answers]
+        """Return the tables of models that a client may predict with, the last upload first: it wins ties."""
+        tables = {"final": ("models",), "hybrid": ("hybrids",), "best": ("models", "hybrids")}[self.predicts_with]
         return tables if self.variant != "ftl" else ("models",)
 
 
 def choices(cfg: Config) -> tuple[str, ...]:
     """Return what each client chooses by its validation samples."""
-    return ("self_share",) * cfg.chooses_share + ("answer",) * (cfg.answers == "best")
+    return ("self_share",) * cfg.chooses_share + ("answer",) * (cfg.predicts_with == "best")
 
 
 def setup(run: Run) -> State:
     """Return the common initial model and HAM, without uploads, and empty records."""
     cfg, start, m = run.cfg, run.initial_model(), len(run.clients)
-    faithful = cfg.form == "faithful"
-    theta = ham.xavier(cfg.sketch, run.rng("ham")) if faithful else ham.identity(cfg.sketch, cfg.temperature)
+    if cfg.form == "faithful":
+        theta = ham.draw_projections(cfg.sketch, run.rng("ham"))
+    else:
+        theta = ham.initial_projections(cfg.sketch, cfg.temperature)
     return {
         "global": start,
         "models": run.table(run.initial_model()),
@@ -156,38 +158,44 @@ def setup(run: Run) -> State:
 
 
 def train_round(run: Run, state: State, t: int) -> State:
-    """Let a cohort train from the global model in the warm-up, then from hybrids; average what comes back."""
+    """Train a cohort from the global model in the warm-up, then from hybrids; average the uploads."""
     cohort, start, models = run.cohort(t), state["global"], state["models"]
     state = {**state, **on_cpu({name: state[name] for name in _ON_CPU}), "shares": state["shares"].cpu().clone()}
-    warm, sketch, uploaded = _is_warm(run, state, t), _sketch(run), models.written
-    # A client's first upload is trained from the global model: before it there is no x_i.
-    ready = np.isin(cohort, uploaded) & (run.cfg.variant != "ftl" and not warm)
+    is_warm_up, uploaded = _is_warm_up(run, state, t), models.written
+    mean, sketches, losses = Mean(), state["sketches"].clone(), list[float]()
     run.send("down", start, copies=len(cohort))
-    record, is_correct = AttentionRecord(len(run.clients), run.cfg.remember), list[NDArray[np.bool_]]()
-    starts: list[_Start] = [(cohort[~ready], start, {})] if not ready.all() else []
-    mean, sketches, loss = Mean(), state["sketches"].clone(), 0.0
-    hybrids = _hybrids(run, state, t, uploaded, cohort[ready], sketch, record, is_correct)
-    for clients, initial, options in chain(starts, hybrids):
+
+    def train(clients: NDArray[np.int64], initial: Params | Stacked, **options: Any) -> None:
         for part in run.local_sgd(clients, initial, t=t, **options):
             received = run.upload(part.params, start, part.clients, is_averaged=False)
             mean.add(received, part.weights)
             models[part.clients] = received
-            sketches[torch.from_numpy(part.clients)] = sketch(received)
-            loss += float(part.loss @ part.weights)
+            sketches[torch.from_numpy(part.clients)] = _sketch(run)(received)
+            losses.append(float(part.loss @ part.weights))
+
+    # A client's first upload is trained from the global model: before it there is no x_i.
+    mixes = np.isin(cohort, uploaded) & (run.cfg.variant != "ftl" and not is_warm_up)
+    if not mixes.all():
+        train(cohort[~mixes], start)
+    record, is_correct = AttentionRecord(len(run.clients), run.cfg.remember), [np.zeros(0, dtype=bool)]
+    for clients, hybrids, options in _build_hybrids(run, state, t, uploaded, cohort[mixes], record):
+        if (t + 1) % run.settings.eval_every == 0:
+            is_correct.append(run.is_correct(clients, hybrids, "validation"))
+        train(clients, hybrids, **options)  # Eq. 15
     state = {**state, "global": mean.value(), "sketches": sketches}
-    if warm or run.cfg.variant == "ftl":
+    if is_warm_up or run.cfg.variant == "ftl":
         best, stale = state["warmup"]["best"], state["warmup"]["stale"]
-        mean_loss = torch.tensor(loss / run.federation.sizes("train")[cohort].sum())
+        mean_loss = torch.tensor(sum(losses) / run.federation.sizes("train")[cohort].sum())
         stale = torch.where(mean_loss < best, 0, stale + 1)
         return {**state, "warmup": {"best": mean_loss.minimum(best), "stale": stale}}
-    accuracy = records.share_of_correct(np.concatenate([*is_correct, np.zeros(0, dtype=bool)]))
+    accuracy = records.share_of_correct(np.concatenate(is_correct))
     history = records.extend_history(state["history"], {"hybrid": accuracy})
     return {**state, "attention": record.extend(state["attention"]), "history": history}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
-    """Answer with each client's own model; with the global one for clients that never took part."""
-    cfg, best = run.cfg, run.cfg.answers == "best"
+    """Predict with each client's own model; with the global one for clients that never took part."""
+    cfg, best = run.cfg, run.cfg.predicts_with == "best"
     stacked = {name: value.expand(len(clients), *value.shape).clone() for name, value in state["global"].items()}
     earlier, answer = run.read_choices("answer", clients), np.zeros(len(clients))
     least = run.client_losses(clients, stacked, "validation") if best else np.zeros(len(clients))
@@ -205,40 +213,33 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     return replace(predictor, tuned={name: tuned[name] for name in choices(cfg)})
 
 
-def _is_warm(run: Run, state: State, t: int) -> bool:
+def _is_warm_up(run: Run, state: State, t: int) -> bool:
     if run.cfg.warmup is not None:
         return bool(t < run.cfg.warmup)
-    return t < math.ceil(run.settings.rounds / 5) and int(state["warmup"]["stale"]) < _PATIENCE
+    return t < math.ceil(run.settings.rounds / 5) and int(state["warmup"]["stale"]) < _MAX_ROUNDS_WITHOUT_GAIN
 
 
 def _sketch(run: Run) -> CountSketch:
     return run.once("sketch", lambda: CountSketch(run.init, run.engine.parameters, run.cfg.sketch, run.rng("sketch")))
 
 
-def _hybrids(
-    run: Run,
-    state: State,
-    t: int,
-    uploaded: NDArray[np.int64],
-    ready: NDArray[np.int64],
-    sketch: CountSketch,
-    record: AttentionRecord,
-    is_correct: list[NDArray[np.bool_]],
-) -> Iterator[_Start]:
-    """Train HAM of the clients ``ready`` for hybrids, and yield them with their hybrids, group by group.
+def _build_hybrids(
+    run: Run, state: State, t: int, uploaded: NDArray[np.int64], clients: NDArray[np.int64], record: AttentionRecord
+) -> Iterator[tuple[NDArray[np.int64], Stacked, dict[str, Any]]]:
+    """Train the HAM of ``clients`` and yield groups of them with their hybrids (q, ...) and options of local training.
 
     Clients of a group receive the same models. ``uploaded`` are the clients with uploads of earlier rounds.
     """
-    if not len(ready):
+    if not len(clients):
         return
-    cfg, start, device = run.cfg, state["global"], run.federation.y.device
+    cfg, start, device, sketch = run.cfg, state["global"], run.federation.y.device, _sketch(run)
     centre = sketch({name: value[None] for name, value in start.items()})
     offsets = state["sketches"][torch.from_numpy(uploaded)] - centre
     # If groups overlap, all of them receive the uploads of the round before.
     overlap = cfg.clustering == "nearest"
     models = state["models"].snapshot() if overlap else state["models"]
-    ready_positions, draw = np.searchsorted(uploaded, ready), run.rng("clusters", t)
-    for positions, mask in groups(offsets.numpy(), ready_positions, cfg.clustering, cfg.k, draw):
+    positions, draw = np.searchsorted(uploaded, clients), run.rng("clusters", t)
+    for group, mask in group_clients(offsets.numpy(), positions, cfg.clustering, cfg.k, draw):
         peers = uploaded[mask]
         basis = models.followed_by(peers, [start], apart=True)
         # In the network's order, as gradients are sums over layers; a resumed state has its names in another order.
@@ -246,20 +247,18 @@ def _hybrids(
         points = torch.cat([offsets[torch.from_numpy(mask)], torch.zeros_like(centre)])
         points = (points + centre if cfg.form == "faithful" else points).float().to(device)
         # Layer 1 takes a key of every upload for each client.
-        for members in run.client_chunks(ready[positions], points.numel() * points.element_size()):
+        for members in run.client_chunks(clients[group], points.numel() * points.element_size()):
             run.send("down", start, copies=0 if cfg.variant == "aml2" else len(members) * len(peers))
             me = torch.from_numpy(peers == members[:, None]).float().to(device)
             received = ham.ReceivedModels(basis, points, me, cfg.slots.to(device))
-            _train(run, state, t, members, received)
+            _train_ham(run, state, t, members, received)  # Eq. 13
             theta = state["theta"][members]
-            a, b = received.attention(theta)
-            hybrids = received.mixed(a, b)
-            share = _share(run, members, hybrids, received).to(b)
+            a, b = received.attend(theta)
+            hybrids = received.mix(a, b)
+            share = _choose_own_share(run, members, hybrids, received).to(b)
+            hybrids = received.add_own(hybrids, share)  # Eq. 14
             state["shares"][torch.from_numpy(members)] = share[:, 0].double().cpu()
-            record.add(members, peers, a, ham.with_own_share(b, share))
-            hybrids = received.with_own(hybrids, share)
-            if (t + 1) % run.settings.eval_every == 0:
-                is_correct.append(run.is_correct(members, hybrids, "validation"))
+            record.add(members, peers, a, ham.add_own_share(b, share))
             if "hybrids" in state:
                 state["hybrids"][members] = hybrids
             centred = cfg.form != "faithful"
@@ -269,7 +268,7 @@ def _hybrids(
         models.release()
 
 
-def _share(run: Run, members: NDArray[np.int64], hybrids: Stacked, received: ham.ReceivedModels) -> Tensor:
+def _choose_own_share(run: Run, members: NDArray[np.int64], hybrids: Stacked, received: ham.ReceivedModels) -> Tensor:
     """Return the share (q, 1) of each member's own model in its hybrid: that with the least validation loss.
 
     It is 0 if layer 2 chooses x_i itself, as then it is in the ``hybrids`` (q, ...), or if the variant has no x_i.
@@ -282,12 +281,12 @@ def _share(run: Run, members: NDArray[np.int64], hybrids: Stacked, received: ham
     if earlier is not None:
         return torch.from_numpy(earlier)[:, None]
     candidates = torch.tensor(_SHARES)
-    mixed = (received.with_own(hybrids, share.expand(len(members))) for share in candidates)
+    mixed = (received.add_own(hybrids, share.expand(len(members))) for share in candidates)
     losses = [run.client_losses(members, models, "validation") for models in mixed]
     return candidates[np.argmin(losses, axis=0)][:, None]
 
 
-def _train(run: Run, state: State, t: int, members: NDArray[np.int64], received: ham.ReceivedModels) -> None:
+def _train_ham(run: Run, state: State, t: int, members: NDArray[np.int64], received: ham.ReceivedModels) -> None:
     """Train the members' HAM, in place in its table (Eq. 13)."""
     cfg, theta, slots = run.cfg, state["theta"], run.cfg.slots
     if not cfg.ham_epochs or slots.sum() == slots[2]:  # nothing to choose

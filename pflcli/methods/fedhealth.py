@@ -66,34 +66,35 @@ class Config:
 
 
 def setup(run: Run) -> State:
-    """Return the cloud model, trained on what clients gave of their samples.
+    """Return the cloud model, trained on the public samples.
 
-    If it diverges, it is trained again without the clients on whose samples alone it does; ``public`` are the others.
+    If it diverges, it is trained again without the clients whose samples alone make it diverge; ``public`` are the
+    remaining clients.
     """
     clients = run.federation.seen_clients
-    rows = run.once("public", lambda: _public(run, clients))
+    rows = run.once("public", lambda: _draw_public_rows(run, clients))
     public_samples = {"x": run.federation.samples(rows), "y": run.federation.y[rows]}
     run.send("up", public_samples)
     run.send("down", {"x": public_samples["x"]}, copies=len(clients))
     try:
-        return {"global": _cloud(run, rows)}
+        return {"global": _train_cloud_model(run, rows)}
     except ServerDiverged:
-        sound = np.asarray([client for client in clients if _trains(run, client)], dtype=np.int64)
+        sound = np.asarray([client for client in clients if _is_trainable(run, client)], dtype=np.int64)
         if len(sound) in (0, len(clients)):
             raise
     run.attendance.rejected = set(clients.tolist()) - set(sound.tolist())
-    return {"global": _cloud(run, _public(run, sound)), "public": torch.from_numpy(sound)}
+    return {"global": _train_cloud_model(run, _draw_public_rows(run, sound)), "public": torch.from_numpy(sound)}
 
 
-def _cloud(run: Run, rows: NDArray[np.int64]) -> Params:
+def _train_cloud_model(run: Run, rows: NDArray[np.int64]) -> Params:
     """Return the cloud model of these samples."""
     return run.server_sgd(rows, run.initial_model(), t="cloud", epochs=run.cfg.cloud_epochs)
 
 
-def _trains(run: Run, client: int) -> bool:
-    """Whether the cloud model can be trained on what one client gave."""
+def _is_trainable(run: Run, client: int) -> bool:
+    """Return whether the cloud model can be trained on the public samples of one client."""
     try:
-        return bool(_cloud(run, _public(run, np.asarray([client]))))
+        return bool(_train_cloud_model(run, _draw_public_rows(run, np.asarray([client]))))
     except ServerDiverged:
         return False
 
@@ -108,9 +109,9 @@ def train_round(run: Run, state: State, t: int) -> State:
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
     """Fine-tune the upper layers on each client, aligned with the public samples."""
     if "public" in state:
-        rows = run.once("sound", lambda: _public(run, state["public"].cpu().numpy()))
+        rows = run.once("sound", lambda: _draw_public_rows(run, state["public"].cpu().numpy()))
     else:
-        rows = run.once("public", lambda: _public(run, run.federation.seen_clients))
+        rows = run.once("public", lambda: _draw_public_rows(run, run.federation.seen_clients))
     aligned = run.rng("aligned").permutation(len(rows))[: run.cfg.aligned]
     tuned = run.local_sgd(
         clients,
@@ -119,13 +120,13 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
         epochs=run.cfg.epochs,
         lr=run.cfg.lr or run.settings.lr_at(run.settings.rounds - 1),
         trainable=parameters.upper(run.init, run.cfg.upper),
-        gradient=partial(_aligned, weight=run.cfg.weight),
+        gradient=partial(_aligned_gradient, weight=run.cfg.weight),
         shared={"public": run.federation.inputs(torch.from_numpy(rows[aligned]))},
     )
     return run.predictor(clients, tuned)
 
 
-def _public(run: Run, clients: NDArray[np.int64]) -> NDArray[np.int64]:
+def _draw_public_rows(run: Run, clients: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the rows (n,) that these clients give to the public set; each client's draw is its own."""
     drawn = []
     for client in clients:
@@ -135,13 +136,15 @@ def _public(run: Run, clients: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.concatenate(drawn)
 
 
-def _aligned(network: StackedNetwork, params: Stacked, batch: StackedBatch, *, weight: float) -> tuple[Tensor, Stacked]:
+def _aligned_gradient(
+    network: StackedNetwork, params: Stacked, batch: StackedBatch, *, weight: float
+) -> tuple[Tensor, Stacked]:
     """Return the cross-entropy plus ``weight`` times the CORAL loss, and its gradients."""
     public, count = batch.shared["public"], batch.x.shape[1]
     outputs = network.forward(params, torch.cat([batch.x, public.expand(len(batch.x), *public.shape)], dim=1))
     losses, own_grad = cross_entropy(outputs.logits[:, :count], batch.y, batch.weight)
     z, even = outputs.z, torch.full_like(outputs.z[:, count:, 0], 1 / len(public))
-    own, far = _centred(z[:, :count], batch.weight), _centred(z[:, count:], even)
+    own, far = _centre(z[:, :count], batch.weight), _centre(z[:, count:], even)
     own_weighed, far_weighed = batch.weight[..., None] * own, even[..., None] * far
     apart = own_weighed.mT @ own - far_weighed.mT @ far  # (a, d, d), symmetric
     scale = weight / (4 * z.shape[2] ** 2)
@@ -152,6 +155,6 @@ def _aligned(network: StackedNetwork, params: Stacked, batch: StackedBatch, *, w
     return losses, network.backward(outputs, grad, by_z.mul_(4 * scale))
 
 
-def _centred(z: Tensor, weight: Tensor) -> Tensor:
+def _centre(z: Tensor, weight: Tensor) -> Tensor:
     """Return features (a, n, d) minus their means with weights (a, n) that add up to one."""
     return z - (weight[:, None] @ z)

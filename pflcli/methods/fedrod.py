@@ -41,8 +41,8 @@ YEAR = 2022
 State = dict[str, Any]
 
 _OWN = "own:"
-_NONE = 1e-12
-"""Samples that a class counts for of which a client has none."""
+_ABSENT_COUNT = 1e-12
+"""Number of samples for which a class counts if the client has none."""
 
 
 @dataclass(frozen=True)
@@ -69,9 +69,9 @@ def train_round(run: Run, state: State, t: int) -> State:
     start = run.download(state["global"], cohort)
     mean = run.averaging(start)
     for ids in run.client_chunks(cohort, 2 * parameters.size(start)):
-        both = {**parameters.repeat(start, len(ids)), **_prefixed(heads[ids])}
+        both = {**parameters.repeat(start, len(ids)), **_add_prefix(heads[ids])}
         for part in run.local_sgd(ids, both, t=t, gradient=_Rule(), own={"offsets": _offsets(run, ids)}):
-            heads[part.clients] = _own(part.params)
+            heads[part.clients] = _select_own(part.params)
             mean.add(part.params, part.weights, part.clients)
     return {"global": mean.value(), "heads": heads}
 
@@ -82,7 +82,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     own = run.adapt(
         heads,
         clients,
-        {**start, **_prefixed(heads.default)},
+        {**start, **_add_prefix(heads.default)},
         epochs=run.cfg.newcomer_epochs,
         prefix=_OWN,
         gradient=_Rule(),
@@ -94,17 +94,17 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     return run.predictor(clients, {**shared, **{name: shared[name] + value for name, value in own.items()}})
 
 
-def _prefixed(heads: Stacked) -> Stacked:
+def _add_prefix(heads: Stacked) -> Stacked:
     return {_OWN + name: value for name, value in heads.items()}
 
 
-def _own(params: Stacked) -> Stacked:
+def _select_own(params: Stacked) -> Stacked:
     return parameters.unprefixed(params, _OWN)
 
 
 def _offsets(run: Run, clients: NDArray[np.int64]) -> Tensor:
     """Return gamma log n_c of each client and class, (m, C)."""
-    counts = np.maximum(training_counts(run, clients), _NONE)
+    counts = np.maximum(training_counts(run, clients), _ABSENT_COUNT)
     return torch.from_numpy(run.cfg.gamma * np.log(counts)).float().to(run.federation.y.device)
 
 
@@ -113,7 +113,7 @@ class _Rule:
 
     def __call__(self, network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
         """Return the losses, and their gradients."""
-        outputs, own = network.forward(params, batch.x, batch.weight), _own(params)
+        outputs, own = network.forward(params, batch.x, batch.weight), _select_own(params)
         weight, bias = own["head.weight"], own.get("head.bias")
         z = outputs.z[..., : weight.shape[2]]
         personal = outputs.logits + torch.bmm(z, weight.mT)

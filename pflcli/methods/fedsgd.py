@@ -56,5 +56,5 @@ def train_round(run: Run, state: State, t: int) -> State:
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
-    """Answer with the global model for every client."""
+    """Predict with the global model for every client."""
     return run.predictor(clients, state["global"])

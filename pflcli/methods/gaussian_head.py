@@ -42,7 +42,7 @@ GRID = {"kappa": (1.0, 3.0, 10.0, 30.0), "ridge": (0.03, 0.1, 0.3)}
 State = dict[str, Params]
 Array = NDArray[np.float64]
 
-_OTHERWISE = 10.0
+_DEFAULT_TEMPERATURE = 10.0
 """Temperature of a client without validation samples."""
 
 
@@ -69,7 +69,7 @@ def choices(cfg: Config) -> tuple[str, ...]:
 
 
 def setup(run: Run) -> State:
-    """Let clients send frequencies, means and second moments; return those of all."""
+    """Let clients send frequencies, means and second moments; return those of all clients."""
     assert run.embeddings is not None
     able, classes = run.federation.participants, run.federation.classes
     known = run.embeddings["train"].take(able)
@@ -93,17 +93,17 @@ def setup(run: Run) -> State:
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
-    """Answer by each client's Gaussians."""
+    """Predict by the Gaussians of each client."""
     assert run.embeddings is not None
     _, own = shrunk_prior(run, clients, state["shared"]["prior"], run.cfg.kappa)
     parts = {split: run.embeddings[split].take(clients) for split in run.predicted_splits}
     with intra_op(1):
-        whiten, common = _common(run, state)
-        means = _means(run, clients, common)
+        whiten, common = _whiten(run, state)
+        means = _shrink_means(run, clients, common)
         logits = {split: _logits(part, means, np.log(own), whiten) for split, part in parts.items()}
     temperature = run.read_choices("temperature", clients)
     if temperature is None:
-        temperature = _chosen(run, logits["validation"], parts["validation"])
+        temperature = _choose_temperature(run, logits["validation"], parts["validation"])
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
         scale = np.repeat(temperature, np.diff(parts[split].offsets))[:, None]
@@ -114,7 +114,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     )
 
 
-def _common(run: Run, state: State) -> tuple[Array, Array]:
+def _whiten(run: Run, state: State) -> tuple[Array, Array]:
     """Return W (d, d), by which z W has the shared covariance 1, and the class means of all clients (C, d)."""
     shared = {name: value.cpu().double().numpy() for name, value in state["shared"].items()}
     prior, means = shared["prior"], shared["means"]
@@ -125,7 +125,7 @@ def _common(run: Run, state: State) -> tuple[Array, Array]:
     return vectors / np.sqrt(values + run.cfg.ridge * spread), np.where(prior[:, None] > 0, means, prior @ means)
 
 
-def _means(run: Run, clients: NDArray[np.int64], common: Array) -> list[Array]:
+def _shrink_means(run: Run, clients: NDArray[np.int64], common: Array) -> list[Array]:
     """Return each client's class means (C, d), shrunk towards those of all."""
     assert run.embeddings is not None
     known, kappa, client_means = run.embeddings["train"].take(clients), run.cfg.kappa, []
@@ -147,12 +147,14 @@ def _logits(part: Embedded, means: list[Array], priors: Array, whiten: Array) ->
     return np.concatenate(rows)
 
 
-def _chosen(run: Run, logits: Array, part: Embedded) -> Array:
+def _choose_temperature(run: Run, logits: Array, part: Embedded) -> Array:
     """Return the temperature of each client (m,)."""
     if run.cfg.temperature is not None:
         return np.full(len(part.offsets) - 1, float(run.cfg.temperature))
     grid = np.asarray(run.cfg.grid, dtype=np.float64)
     scaled = logits[None] / grid[:, None, None]  # (g, n, C)
     losses = np.logaddexp.reduce(scaled, axis=2) - scaled[:, np.arange(len(part.y)), part.y]  # (g, n)
-    best = [grid[losses[:, a:b].mean(axis=1).argmin()] if b > a else _OTHERWISE for a, b in pairwise(part.offsets)]
+    best = [
+        grid[losses[:, a:b].mean(axis=1).argmin()] if b > a else _DEFAULT_TEMPERATURE for a, b in pairwise(part.offsets)
+    ]
     return np.asarray(best, dtype=np.float64)

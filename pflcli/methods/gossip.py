@@ -22,7 +22,7 @@ from pflcli.federation.run import Predictor, Run
 KIND = "peer"
 NEEDS = ()
 PERSONAL_MODELS = "model"
-PAIRS_KEPT = 0.125  # whom each has met last
+PAIRS_KEPT = 0.125  # the graph of neighbours
 SENDS_MORE = "models to each other"
 PAPER = "Gossip learning"
 YEAR = 2019
@@ -57,5 +57,5 @@ def train_round(run: Run, state: State, t: int) -> State:
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
-    """Answer with each client's own model."""
+    """Predict with each client's own model."""
     return peers.predictor(run, state, clients, run.cfg.newcomer_epochs)

@@ -55,7 +55,7 @@ def setup(run: Run) -> State:
 
 
 def train_round(run: Run, state: State, t: int) -> State:
-    """Send all models to a cohort, of which each trains the best for it; average by model."""
+    """Send all models to a cohort; each client trains the best one for its samples; average by model."""
     cohort, models = run.cohort(t), state["models"]
     own_parameters = {n: v for n, v in run.init.items() if not (run.cfg.shared and n.startswith(run.cfg.shared))}
     run.send("down", own_parameters, copies=run.cfg.k * len(cohort))
@@ -67,6 +67,6 @@ def train_round(run: Run, state: State, t: int) -> State:
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
-    """Answer with the model that suits each client's training samples best; without any, with the most common one."""
+    """Predict with the model that suits each client's training samples best; without any, with the most common one."""
     chosen = clusters.find_best(run, state["models"], clients, state["cluster"].cpu().numpy())
     return run.predictor(clients, clusters.select_models(state["models"], chosen))

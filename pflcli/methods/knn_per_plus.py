@@ -57,13 +57,13 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
     splits = dict.fromkeys(("train", *run.predicted_splits))
     outputs: dict[str, list[tuple[Tensor, Tensor]]] = {split: [] for split in splits}
     networks: dict[int, Params] = {}
-    for part in fedavg_plus.fine_tuned(run, clients):
+    for part in fedavg_plus.fine_tune(run, clients):
         if run.keeps_models:
             networks |= {int(client): parameters.pick(part.params, i) for i, client in enumerate(part.clients)}
         for split in splits:
             outputs[split] += run.engine.outputs_each(part.clients, part.params, split, features=True)
-    parts = {split: _embedded(run, clients, split, outputs[split]) for split in splits}
-    stores, places = _stores(run, parts["train"]), np.arange(len(clients))
+    parts = {split: _embed(run, clients, split, outputs[split]) for split in splits}
+    stores, places = _build_stores(run, parts["train"]), np.arange(len(clients))
     neighbours = {split: stores.search(places, part.z, part.offsets, run.cfg.k) for split, part in parts.items()}
     predictor = knn_per.build_predictor(run, clients, parts, neighbours)
 
@@ -81,7 +81,7 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
     return Predictor(answer, predictor.splits, predictor.tuned, model_of)
 
 
-def _embedded(run: Run, clients: NDArray[np.int64], split: str, outputs: Sequence[tuple[Tensor, Tensor]]) -> Embedded:
+def _embed(run: Run, clients: NDArray[np.int64], split: str, outputs: Sequence[tuple[Tensor, Tensor]]) -> Embedded:
     """Return the clients' samples of a split, of which ``outputs`` are each client's logits and representations."""
     logits, z = (torch.cat(parts).cpu().numpy() for parts in zip(*outputs, strict=True))
     y = [run.federation.y[run.federation.block(int(client), split)].cpu().numpy() for client in clients]
@@ -89,7 +89,7 @@ def _embedded(run: Run, clients: NDArray[np.int64], split: str, outputs: Sequenc
     return Embedded(z, logits, np.concatenate(y), np.concatenate([[0], np.cumsum(sizes)]))
 
 
-def _stores(run: Run, part: Embedded) -> Stores:
+def _build_stores(run: Run, part: Embedded) -> Stores:
     """Return an exact store of each client's embedded samples."""
     blob, offsets = flat_indexes([part.z[first:last] for first, last in pairwise(part.offsets)])
     return Stores(blob, offsets, part.y, part.offsets, np.diff(part.offsets), run.engine.threads)

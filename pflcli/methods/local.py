@@ -40,7 +40,7 @@ class Config:
 
 
 def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) -> Predictor:
-    """Train each client's own model and answer with it."""
+    """Train each client's own model and predict with it."""
     plan, cfg = run.settings, run.cfg
     rounds = plan.rounds * plan.participation
     epochs, steps = cfg.epochs, cfg.steps

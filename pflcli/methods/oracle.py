@@ -41,7 +41,7 @@ def setup(run: Run) -> State:
 
 
 def train_round(run: Run, state: State, t: int) -> State:
-    """Send each of a cohort the model of its cluster, train locally, average within clusters."""
+    """Send each client of a cohort the model of its cluster, train locally, average within clusters."""
     cohort = run.cohort(t)
     run.download(run.init, cohort)
     models = clusters.train_and_average(run, state["models"], cohort, state["cluster"].cpu().numpy()[cohort], t)
@@ -49,5 +49,5 @@ def train_round(run: Run, state: State, t: int) -> State:
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
-    """Answer with the model of each client's cluster."""
+    """Predict with the model of each client's cluster."""
     return run.predictor(clients, clusters.select_models(state["models"], state["cluster"].cpu().numpy()[clients]))

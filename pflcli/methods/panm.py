@@ -36,7 +36,7 @@ from pflcli.parameters import similarity
 KIND = "peer"
 NEEDS = ()
 PERSONAL_MODELS = "model"
-PAIRS_KEPT = 1  # who has whom
+PAIRS_KEPT = 1  # the neighbours
 SENDS_MORE = "models to each other"
 PAPER = "PANM"
 YEAR = 2022
@@ -44,8 +44,8 @@ RECORDS = ("graph",)
 
 Array = NDArray[np.float64]
 
-_XI = 512
-"""Samples at most on which a client tries its peers' models, the same for all of a round."""
+_MAX_TRIED_SAMPLES = 512
+"""Maximum number of samples on which a client tries its peers' models; all models of a round use the same ones."""
 
 
 @dataclass(frozen=True)
@@ -56,10 +56,10 @@ class Config:
     """compare clients by losses (PANMLoss), by gradients (grad, PANMGrad), or by gradients minus their common
     part (grad-centred)"""
     k: Annotated[int, Ge(0)] | None = None
-    """average with this many neighbours; 0 is training alone; none uses 5, or 3 for 20 clients and fewer"""
+    """average with this many neighbours; 0 is training alone; none uses 5, or 3 for up to 20 clients"""
     l: Annotated[int, Ge(0)] = 0  # noqa: E741 (the poster's name)
-    """ask this many others per round, and from round t1 on as many neighbours; 0 uses the larger of k and 5 (10
-    for 40 clients and more)"""
+    """ask this many other clients per round, and from round t1 on as many neighbours; 0 uses the larger of k and 5
+    (10 for 40 clients and more)"""
     alpha: Annotated[float, Ge(0), Le(1)] = 0.5
     """weigh the last update by this, and the change since the initial model by the rest, in the similarity of
     gradients"""
@@ -91,19 +91,19 @@ def setup(run: Run) -> State:
 
 
 def train_round(run: Run, state: State, t: int) -> State:
-    """Train, ask peers, keep the alike ones, and average with k of them."""
+    """Train, ask peers, keep the similar ones, and average with k of them."""
     cohort, bag = run.cohort(t), state["bag"].cpu().numpy().copy()
     reachable = peers.train(run, state, cohort, t)
     if "update" in state:
         for ids in run.client_chunks(cohort, parameters.size(run.init)):
             old, new = state["model"][ids], state["sent"][ids]
             state["update"][ids] = {name: new[name] - old[name] for name in run.engine.parameters}
-    contacts = {int(i): _ids_to_ask(run, bag[i], reachable[reachable != i], int(i), t) for i in cohort}
+    contacts = {int(i): _draw_contacts(run, bag[i], reachable[reachable != i], int(i), t) for i in cohort}
     scores = _similarities(run, state, contacts, t)
     partners = []
     for i, ids in contacts.items():
         if len(ids):
-            bag[i] = _updated(run, bag[i], ids, scores[i], t)
+            bag[i] = _update_neighbours(run, bag[i], ids, scores[i], t)
         neighbours = np.flatnonzero(bag[i])
         takes_all = run.cfg.aggregate == "bag"
         chosen = neighbours if takes_all else peers.draw_ids(run.rng("neighbours", t, i), neighbours, _sizes(run)[0])
@@ -117,50 +117,52 @@ def train_round(run: Run, state: State, t: int) -> State:
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
-    """Answer with each client's own model."""
+    """Predict with each client's own model."""
     return peers.predictor(run, state, clients, run.cfg.newcomer_epochs)
 
 
 def _sizes(run: Run) -> tuple[int, int, int]:
-    """Return k, l and t1, those left open by the numbers of clients and rounds."""
+    """Return k, l and t1; those without a value depend on the numbers of clients and rounds."""
     cfg, clients = run.cfg, len(run.federation.participants)
     k = cfg.k if cfg.k is not None else 3 if clients <= 20 else 5
     return k, cfg.l or max(k, 5 if clients < 40 else 10), cfg.t1 or max(1, min(10, run.settings.rounds // 4))
 
 
-def _matching(run: Run, bag: NDArray[np.bool_], t: int) -> bool:
-    """Whether a client with these neighbours (m,) is past their initialisation; one without any never is."""
+def _is_matching(run: Run, bag: NDArray[np.bool_], t: int) -> bool:
+    """Return whether a client with these neighbours (m,) matches them; without neighbours it never does."""
     return t >= _sizes(run)[2] and bool(bag.any())
 
 
-def _ids_to_ask(run: Run, bag: NDArray[np.bool_], others: NDArray[np.int64], i: int, t: int) -> NDArray[np.int64]:
-    """Return whom a client asks in a round: its neighbours, or l of them when it matches, and l of the others."""
+def _draw_contacts(run: Run, bag: NDArray[np.bool_], others: NDArray[np.int64], i: int, t: int) -> NDArray[np.int64]:
+    """Draw the clients that a client asks: its neighbours, or l of them when it matches, and l others."""
     k, count, t1 = _sizes(run)
-    matching = _matching(run, bag, t)
+    matching = _is_matching(run, bag, t)
     if k == 0 or (matching and (t - t1) % run.cfg.tau):
         return others[:0]
     draw, near, far = run.rng("asked", t, i), others[bag[others]], others[~bag[others]]
     return np.concatenate([peers.draw_ids(draw, near, count) if matching else near, peers.draw_ids(draw, far, count)])
 
 
-def _updated(run: Run, bag: NDArray[np.bool_], contacts: NDArray[np.int64], y: Array, t: int) -> NDArray[np.bool_]:
-    """Return a client's neighbours (m,), given how similar ``y`` (n,) its ``contacts`` are."""
-    updated, order = bag.copy(), contacts[np.argsort(-mixture.finite(y), kind="stable")]
+def _update_neighbours(
+    run: Run, bag: NDArray[np.bool_], contacts: NDArray[np.int64], y: Array, t: int
+) -> NDArray[np.bool_]:
+    """Return a client's neighbours (m,), given the similarities ``y`` (n,) of its ``contacts``."""
+    updated, order = bag.copy(), contacts[np.argsort(-mixture.replace_nonfinite(y), kind="stable")]
     updated[contacts] = False
-    if not _matching(run, bag, t):
+    if not _is_matching(run, bag, t):
         updated[order[: _sizes(run)[0]]] = True
         return updated
-    updated[contacts[mixture.matched(y, bag[contacts], as_printed=run.cfg.em == "poster")]] = True
+    updated[contacts[mixture.match_neighbours(y, bag[contacts], as_printed=run.cfg.em == "poster")]] = True
     if not updated.any() and not run.cfg.allow_isolated:
         updated[order[0]] = True
     return updated
 
 
 def _similarities(run: Run, state: State, contacts: dict[int, NDArray[np.int64]], t: int) -> dict[int, Array]:
-    """Return how similar to each client those are that it asked."""
+    """Return the similarities (n,) of each client to its contacts."""
     if run.cfg.metric != "loss":
         return {i: _cosines(run, state, np.asarray([i, *ids])) for i, ids in contacts.items() if len(ids)}
-    losses = peers.losses(run, state, contacts, _XI, t)
+    losses = peers.losses(run, state, contacts, _MAX_TRIED_SAMPLES, t)
     return {i: _SIMILARITY[run.cfg.sim](values) for i, values in losses.items()}
 
 
@@ -176,5 +178,5 @@ def _cosines(run: Run, state: State, ids: NDArray[np.int64]) -> Array:
     names, centred = run.engine.parameters, run.cfg.metric == "grad-centred"
     last = similarity.vectors(state["update"][ids], names)
     change = similarity.vectors(state["sent"][ids], names, run.init)
-    cosines = [similarity.to_first(rows, centred=centred) for rows in (last, change)]
+    cosines = [similarity.cosines_to_first(rows, centred=centred) for rows in (last, change)]
     return np.asarray(run.cfg.alpha * cosines[0] + (1 - run.cfg.alpha) * cosines[1])

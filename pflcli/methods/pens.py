@@ -24,17 +24,17 @@ from pflcli.federation.run import Predictor, Run
 KIND = "peer"
 NEEDS = ()
 PERSONAL_MODELS = "model"
-PAIRS_KEPT = 0.125  # who has whom
+PAIRS_KEPT = 0.125  # the graph of neighbours
 SENDS_MORE = "models to each other"
 PAPER = "PENS"
 YEAR = 2021
 RECORDS = ("graph",)
 
-_TRIED = 512
-"""Samples at most on which a client tries others' models, the same for all of a round."""
+_MAX_TRIED_SAMPLES = 512
+"""Maximum number of samples on which a client tries others' models; all models of a round use the same ones."""
 
-_NEXT = 1 << 32
-"""From the pairs of one client to those of the next."""
+_PAIR_STRIDE = 1 << 32
+"""Distance between the numbers of the pairs of one client and the next."""
 
 
 @dataclass(frozen=True)
@@ -60,30 +60,30 @@ class Config:
 
 
 def setup(run: Run) -> State:
-    """Return every client's models, and whom it has asked: of each of these ``pairs`` how often it took the other.
+    """Return every client's models, and for ``pairs`` of a client and one that it asked, how often this was ``taken``.
 
-    Client i and the other one, j, are the number i 2^32 + j; ``chance`` is how often i would take j by chance alone.
+    The number i 2^32 + j is the pair of client i with client j; ``chance`` is how often i would take j by chance.
     """
     pairs = {"pairs": torch.int64, "chance": torch.float64, "taken": torch.int32}
     return {**peers.setup(run), **{name: torch.zeros(0, dtype=kind) for name, kind in pairs.items()}}
 
 
 def train_round(run: Run, state: State, t: int) -> State:
-    """Train; ask and count, or turn to neighbours; average."""
+    """Train; ask random clients and count the selected ones, or ask neighbours; average."""
     cohort, cfg = run.cohort(t), run.cfg
     reachable = peers.train(run, state, cohort, t)
     exploring = t < (cfg.t1 or run.settings.rounds // 2)
     contacts, partners = {}, {}
-    for i, neighbours in zip(cohort.tolist(), _neighbours(state, cohort), strict=True):
+    for i, neighbours in zip(cohort.tolist(), _select_neighbours(state, cohort), strict=True):
         if exploring or not len(neighbours):
             contacts[i] = peers.draw_ids(run.rng("asked", t, i), reachable[reachable != i], cfg.n)
         else:
             partners[i] = peers.draw_ids(run.rng("neighbours", t, i), neighbours, cfg.partners)
     pairs, chance, chosen = ([state[name].cpu().numpy()] for name in ("pairs", "chance", "taken"))
-    for i, loss in peers.losses(run, state, contacts, _TRIED, t).items():
+    for i, loss in peers.losses(run, state, contacts, _MAX_TRIED_SAMPLES, t).items():
         best = np.argsort(loss, kind="stable")[: cfg.m]
         partners[i] = contacts[i][best]
-        pairs.append(i * _NEXT + contacts[i])
+        pairs.append(i * _PAIR_STRIDE + contacts[i])
         chance.append(np.full(len(loss), len(best) / max(len(loss), 1)))
         chosen.append(np.isin(np.arange(len(loss)), best))
         run.send("peer", run.init, copies=len(loss) - len(best))
@@ -96,18 +96,18 @@ def train_round(run: Run, state: State, t: int) -> State:
         "chance": torch.from_numpy(sums[0]),
         "taken": torch.from_numpy(sums[1].astype(np.int32)),
     }
-    graph = peers.record_graph(state["graph"], cohort, _neighbours(counts, cohort))
+    graph = peers.record_graph(state["graph"], cohort, _select_neighbours(counts, cohort))
     return {**state, **counts, "graph": graph}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
-    """Answer with each client's own model."""
+    """Predict with each client's own model."""
     return peers.predictor(run, state, clients, run.cfg.newcomer_epochs)
 
 
-def _neighbours(counts: State, clients: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Return the others that each of ``clients`` took more often than by chance."""
+def _select_neighbours(counts: State, clients: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+    """Return the clients that each of ``clients`` selected more often than by chance."""
     pairs, chance, chosen = (counts[name].cpu().numpy() for name in ("pairs", "chance", "taken"))
     often = pairs[chosen > chance + 1e-6]  # sums of fractions are not exact
-    spans = np.searchsorted(often, np.stack([clients, clients + 1], axis=1) * _NEXT)
-    return [often[first:last] % _NEXT for first, last in spans]
+    spans = np.searchsorted(often, np.stack([clients, clients + 1], axis=1) * _PAIR_STRIDE)
+    return [often[first:last] % _PAIR_STRIDE for first, last in spans]

@@ -47,11 +47,11 @@ YEAR = 2024
 State = dict[str, Any]
 
 _WEIGHT, _BIAS = "head.weight", "head.bias"
-_RARE = 1e-4
+_MIN_FREQUENCY = 1e-4
 """Frequency of a class without samples."""
 
-_TOGETHER = 8
-"""Clients that adapt at a time, in one product where each alone would take a call."""
+_CLIENTS_AT_A_TIME = 8
+"""Number of clients that adapt together: one product replaces a call per client."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Config:
 
 
 def setup(run: Run) -> State:
-    """Return the common initial body, and statistics that know nothing."""
+    """Return the common initial body and uninformed statistics."""
     start, device = run.initial_model(), run.federation.y.device
     classes, size = start[_WEIGHT].shape
     means = torch.from_numpy(run.rng("means").random((classes, size))).float().to(device)
@@ -82,7 +82,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     """Train the body of each client of a cohort under its head; average bodies and adapted statistics."""
     cohort, common = run.cohort(t), state["statistics"]
     downloaded = run.download({**state["body"], **common}, cohort)
-    mean, shared = run.averaging(downloaded), _exact(common)
+    mean, shared = run.averaging(downloaded), _to_double(common)
     principal = gaussians.principal_axes(shared)
 
     def adapt(part: TrainedClients) -> Stacked:
@@ -98,11 +98,11 @@ def train_round(run: Run, state: State, t: int) -> State:
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
-    """Answer with the common body and each client's adapted statistics."""
+    """Predict with the common body and each client's adapted statistics."""
     models = {**parameters.repeat(state["body"], len(clients)), **_heads(run, clients, state["statistics"])}
-    shared = _exact(state["statistics"])
+    shared = _to_double(state["statistics"])
     adapted, betas = _adapt_statistics(run, clients, models, shared, gaussians.principal_axes(shared), "personalize")
-    own, priors = _exact(adapted), _log_priors(run, clients)
+    own, priors = _to_double(adapted), _log_priors(run, clients)
     heads = run.engine.each(lambda place: gaussians.linear_head(parameters.pick(own, place)), len(clients))
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
@@ -115,7 +115,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
 
 def _heads(run: Run, clients: NDArray[np.int64], common: Params) -> Stacked:
     """Return the clients' heads by the global statistics and their own frequencies, (m, ...)."""
-    weight, bias = gaussians.linear_head(_exact(common))
+    weight, bias = gaussians.linear_head(_to_double(common))
     heads = {_WEIGHT: weight.expand(len(clients), *weight.shape), _BIAS: bias + _log_priors(run, clients)}
     return {name: value.to(run.init[name]) for name, value in heads.items()}
 
@@ -123,7 +123,7 @@ def _heads(run: Run, clients: NDArray[np.int64], common: Params) -> Stacked:
 def _log_priors(run: Run, clients: NDArray[np.int64]) -> Tensor:
     """Return the logarithms of the clients' class frequencies (m, C)."""
     counts = training_counts(run, clients).astype(np.float64)
-    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1) + _RARE
+    shares = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1) + _MIN_FREQUENCY
     return torch.from_numpy(np.log(shares / shares.sum(axis=1, keepdims=True)))
 
 
@@ -134,7 +134,7 @@ def _features(run: Run, clients: NDArray[np.int64], models: Stacked, split: str,
     return [z[:, :size].cpu() for _, z in outputs]
 
 
-def _exact(statistics: Params) -> Params:
+def _to_double(statistics: Params) -> Params:
     """Return statistics (...) in float64; steps on uploads, such as noise, may have left the covariance asymmetric."""
     exact = {name: value.cpu().double() for name, value in statistics.items()}
     return {**exact, "covariance": (exact["covariance"] + exact["covariance"].mT) / 2}
@@ -157,7 +157,7 @@ def _adapt_statistics(
         embedded = [z.nan_to_num(0.0, 0.0, 0.0) for z in embedded]
     labels = [run.federation.y[run.federation.block(int(client), "train")].cpu() for client in clients]
     priors, order = _log_priors(run, clients), np.argsort([len(y) for y in labels], kind="stable")
-    groups = [order[first : first + _TOGETHER] for first in range(0, len(order), _TOGETHER)]
+    groups = [order[first : first + _CLIENTS_AT_A_TIME] for first in range(0, len(order), _CLIENTS_AT_A_TIME)]
 
     betas = np.full(len(clients), run.cfg.beta or 0.0)
     adapted = {name: torch.empty(len(clients), *value.shape) for name, value in shared.items()}
@@ -167,7 +167,7 @@ def _adapt_statistics(
         samples = [(embedded[place], labels[place]) for place in group]
         if run.cfg.beta is None:
             draws = [run.rng("folds", t, int(client)) for client in clients[group]]
-            folds = [_folds(y.numpy(), draw) for (_, y), draw in zip(samples, draws, strict=True)]
+            folds = [_draw_folds(y.numpy(), draw) for (_, y), draw in zip(samples, draws, strict=True)]
             betas[group] = gaussians.cross_validate(
                 run.cfg.grid, run.cfg.ridge, samples, folds, principal, priors[group]
             )
@@ -177,7 +177,7 @@ def _adapt_statistics(
     return adapted, betas
 
 
-def _folds(y: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
+def _draw_folds(y: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.int64]:
     """Return the half, 0 or 1, of each sample (n,), -1 for a lone sample of its class."""
     fold = np.full(len(y), -1)
     for c in np.unique(y):

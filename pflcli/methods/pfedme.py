@@ -78,7 +78,7 @@ def train_round(run: Run, state: State, t: int) -> State:
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
-    """Answer with the best model of each client near the global one."""
+    """Predict with the best model of each client near the global one."""
     tuned = run.local_sgd(
         clients,
         state["global"],

@@ -46,7 +46,7 @@ class Config:
 
 
 def setup(run: Run) -> State:
-    """Let clients send how frequent their classes are; return the frequencies of all."""
+    """Let clients send the frequencies of their classes; return those of all clients."""
     able = run.federation.participants
     template = {"prior": torch.zeros(run.federation.classes)}
     mean, counts = run.averaging(template), training_counts(run, able)
@@ -58,7 +58,7 @@ def setup(run: Run) -> State:
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
-    """Answer with the global model, corrected by each client's frequencies."""
+    """Predict with the global model, corrected by each client's frequencies."""
     assert run.embeddings is not None
     prior, own = shrunk_prior(run, clients, state["shared"]["prior"], run.cfg.kappa)
     offsets = run.cfg.strength * (np.log(own) - np.log(prior))  # (m, C)

@@ -66,16 +66,16 @@ def train_round(run: Run, state: State, t: int) -> State:
     sizes = run.federation.sizes("train")
     count = _steps(run, sizes)
     # Model and change of the control variate are one upload: an upload step or a bound covers both together.
-    mean = run.averaging({**start, **_changes(controls.default)})
+    mean = run.averaging({**start, **_add_prefix(controls.default)})
     for ids in run.client_chunks(cohort, 3 * parameters.size(start)):
         own_controls = controls[ids]
         drift = {name: value - own_controls[name] for name, value in control.items()}
         (part,) = run.local_sgd(ids, start, t=t, momentum=0.0, own=drift, adds_own=True)
         scale = torch.from_numpy(1 / (count[ids] * run.settings.lr_at(t)))
         # The change of c_i is the mean of the gradients minus c.
-        change = {n: _change(v, start[n], part.params[n], scale, drift[n]) for n, v in control.items()}
+        change = {n: _control_change(v, start[n], part.params[n], scale, drift[n]) for n, v in control.items()}
         controls[ids] = {name: own_controls[name].add_(value) for name, value in change.items()}
-        mean.add({**part.params, **_changes(change)}, part.weights, part.clients)
+        mean.add({**part.params, **_add_prefix(change)}, part.weights, part.clients)
     value, share = mean.value(), run.share_of_samples(cohort)
     model = move_towards(run, start, {name: value[name] for name in start}, run.cfg.server_lr)
     change = parameters.unprefixed(value, _CHANGE)
@@ -83,11 +83,11 @@ def train_round(run: Run, state: State, t: int) -> State:
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
-    """Answer with the global model for every client."""
+    """Predict with the global model for every client."""
     return run.predictor(clients, state["global"])
 
 
-def _changes(values: Stacked | Params) -> dict[str, Tensor]:
+def _add_prefix(values: Stacked | Params) -> dict[str, Tensor]:
     """Return changes of control variates by the names under which they are uploaded."""
     return {_CHANGE + name: value for name, value in values.items()}
 
@@ -100,7 +100,7 @@ def _steps(run: Run, sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     return np.asarray(run.settings.epochs * each)
 
 
-def _change(control: Tensor, start: Tensor, trained: Tensor, scale: Tensor, out: Tensor) -> Tensor:
+def _control_change(control: Tensor, start: Tensor, trained: Tensor, scale: Tensor, out: Tensor) -> Tensor:
     """Return the changes (m, ...) of clients' control variates, by steps from ``start`` to ``trained`` (m, ...).
 
     They are computed in the memory of ``out``.

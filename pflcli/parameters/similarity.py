@@ -26,7 +26,7 @@ def vectors(stacked: Stacked, names: Sequence[str], origin: Params | None = None
     return torch.cat(parts, dim=1)
 
 
-def to_first(rows: Tensor, *, centred: bool = False) -> Array:
+def cosines_to_first(rows: Tensor, *, centred: bool = False) -> Array:
     """Return the cosines of the first row of (n, d) with the other rows, (n - 1,); 0 if a norm is 0.
 
     ``centred`` first subtracts the mean of all rows, which is common to them.

@@ -24,7 +24,9 @@ CLIENT = np.asarray([0])
 def models(run):
     """The models of client 0."""
     with run.personalizing():
-        return [parameters.pick(part.params, 0) for parts in fedavg_plus.ensemble(run, CLIENT) for part in parts]
+        return [
+            parameters.pick(part.params, 0) for parts in fedavg_plus.fine_tune_on_parts(run, CLIENT) for part in parts
+        ]
 
 
 @pytest.mark.parametrize("pool", ["mean", "votes"])

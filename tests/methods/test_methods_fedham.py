@@ -28,7 +28,7 @@ from pflcli.engine.networks import AutogradNetwork
 from pflcli.federation.run import Run, Settings
 from pflcli.methods import fedham
 from pflcli.methods.parts import clustering, ham, records
-from pflcli.methods.parts.sketch import CountSketch
+from pflcli.methods.parts.ham import CountSketch
 from pflcli.training import state_files
 
 ABLE = [0, 1, 2, 3, 4, 6]
@@ -117,7 +117,9 @@ def reference(run, rounds):
     data, cfg, g = run.federation, run.cfg, run.initial_model()
     sketch = CountSketch(g, g, cfg.sketch, run.rng("sketch"))
     first = (
-        ham.xavier(cfg.sketch, run.rng("ham")) if cfg.form == "faithful" else ham.identity(cfg.sketch, cfg.temperature)
+        ham.draw_projections(cfg.sketch, run.rng("ham"))
+        if cfg.form == "faithful"
+        else ham.initial_projections(cfg.sketch, cfg.temperature)
     )
     theta, x, attention = {i: {k: v.clone().requires_grad_() for k, v in first.items()} for i in ABLE}, {}, []
     for t in range(rounds):
@@ -213,8 +215,8 @@ def test_the_gradient_through_the_hybrid_is_exact(slots):
     shared |= {"rho": torch.tensor(0.3).double()}
     shared |= {f"basis.{name}": value for name, value in basis.items()}
     prior = torch.tensor([0.2, 0.0, 0.5, 0.3]).double()
-    a, b = ham.scores(theta, shared["points"], me, shared["slots"])
-    hybrid = ham.mix(ham.coefficients(a, b, me), basis)
+    a, b = ham.attend(theta, shared["points"], me, shared["slots"])
+    hybrid = ham.mix(ham.hybrid_shares(a, b, me), basis)
     positive = prior > 0
     divergence = (prior[positive] * (prior[positive] / a[positive]).log()).sum()
     expected = functional.cross_entropy(functional_call(net, hybrid, x), y) + 0.3 * divergence
@@ -251,13 +253,13 @@ def test_the_gradient_in_a_clients_own_model_is_exact(slots, centred):
     batch = Batch(x, y, None, {**per_client, **{f"theta.{name}": value for name, value in theta.items()}}, shared)
 
     def loss(*weights):
-        return ham.joint(Model(net), dict(zip(own, weights, strict=True)), batch)
+        return ham.joint_loss(Model(net), dict(zip(own, weights, strict=True)), batch)
 
     # With the client's model in its own place the hybrid is that of Eq. 14.
     place = {name: torch.cat([value[:1], own[name][None], value[2:]]) for name, value in basis.items()}
     points = sketch(place) - centred * sketch(basis)[-1:]
-    a, b = ham.scores(theta, points, me, shared["slots"])
-    mixed = ham.mix(ham.coefficients(a, ham.with_own_share(b, 0.2), me), place)
+    a, b = ham.attend(theta, points, me, shared["slots"])
+    mixed = ham.mix(ham.hybrid_shares(a, ham.add_own_share(b, 0.2), me), place)
     both = [functional.cross_entropy(functional_call(net, w, x), y) for w in (own, mixed)]
     torch.testing.assert_close(loss(*own.values()), both[0] + 0.7 * both[1])
     assert torch.autograd.gradcheck(loss, tuple(own.values()))
@@ -278,21 +280,21 @@ def test_the_gradient_is_that_of_two_stages():
 def test_the_first_attention_is_the_softmax_of_cosines():
     points = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
     points[-1] = 0  # x^g is the centre
-    me, theta = torch.eye(5)[2], ham.identity(8, 5.0)
-    a, b = ham.scores(theta, points, me, torch.ones(3))
+    me, theta = torch.eye(5)[2], ham.initial_projections(8, 5.0)
+    a, b = ham.attend(theta, points, me, torch.ones(3))
     cosine = functional.cosine_similarity(points[2], points[[0, 1, 3, 4]])
     torch.testing.assert_close(a[[0, 1, 3, 4]], torch.softmax(5 * cosine, 0))
     assert a[2] == 0
     torch.testing.assert_close(b, torch.full((3,), 1 / 3))
-    _, b = ham.scores(theta, points, me, torch.tensor([0.0, 1.0, 1.0]))
+    _, b = ham.attend(theta, points, me, torch.tensor([0.0, 1.0, 1.0]))
     assert b.tolist() == [0, 0.5, 0.5]
 
 
 def test_a_lone_client_mixes_itself_and_the_global_model():
     points, me = torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.ones(1)
-    a, b = ham.scores(ham.identity(2, 5.0), points, me, torch.ones(3))
+    a, b = ham.attend(ham.initial_projections(2, 5.0), points, me, torch.ones(3))
     assert a.tolist() == [0]
-    torch.testing.assert_close(ham.coefficients(a, b, me), torch.tensor([1 / 3, 2 / 3]))
+    torch.testing.assert_close(ham.hybrid_shares(a, b, me), torch.tensor([1 / 3, 2 / 3]))
 
 
 @pytest.mark.parametrize("slots", [(1, 1, 1), (0, 1, 1), (1, 0, 1)])
@@ -304,7 +306,7 @@ def test_the_second_layers_keys_by_hand(slots):
     for n in (4, 1):
         candidates = torch.cat([points[:n], points[-1:]])
         me = torch.eye(n).double()[n // 2]
-        a, b = ham.scores(theta, candidates, me, slots)
+        a, b = ham.attend(theta, candidates, me, slots)
         mixed = sum(a[j] * candidates[j] for j in range(n)) if n > 1 else candidates[-1]
         query = theta["q2"] @ unit(candidates[n // 2])
         keys = [theta["k2"] @ unit(v) for v in (candidates[n // 2], mixed, candidates[-1])]
@@ -316,14 +318,14 @@ def test_the_second_layers_keys_by_hand(slots):
 
 def test_coefficients_and_mixtures_by_hand():
     a, b, me = torch.tensor([0.25, 0.0, 0.75]), torch.tensor([0.5, 0.4, 0.1]), torch.eye(3)[1]
-    share = ham.coefficients(a, b, me)
+    share = ham.hybrid_shares(a, b, me)
     torch.testing.assert_close(share, torch.tensor([0.1, 0.5, 0.3, 0.1]))
     basis = {"w": torch.tensor([[10.0], [20.0], [30.0], [40.0]]), "n": torch.tensor([1, 2, 3, 4])}
     assert ham.mix(share, basis)["w"].item() == pytest.approx(1 + 10 + 9 + 4)
     both = ham.mix(torch.stack([share, torch.eye(4)[0]]), basis)
     assert both["w"][1].item() == 10
     assert both["n"].tolist() == [4, 4]
-    torch.testing.assert_close(ham.with_own_share(torch.tensor([0.0, 0.75, 0.25]), 0.2), torch.tensor([0.2, 0.6, 0.2]))
+    torch.testing.assert_close(ham.add_own_share(torch.tensor([0.0, 0.75, 0.25]), 0.2), torch.tensor([0.2, 0.6, 0.2]))
 
 
 def test_sketches_are_linear_and_keep_cosines():
@@ -420,39 +422,39 @@ def test_cluster_labels():
     points = points[draw.permutation(15)]
     truth = np.sign(np.round(points.mean(axis=1))).astype(int)
     for how in ("k-means", "mean-shift"):
-        actual = clustering.labels(points, how, 3, np.random.default_rng(1))
+        actual = clustering.cluster(points, how, 3, np.random.default_rng(1))
         assert len({*zip(actual, truth, strict=True)}) == len({*actual}) == 3
         assert actual[0] == 0
         assert (np.diff(np.unique(actual, return_index=True)[1]) > 0).all()
-    assert clustering.labels(points, "k-means", 1, np.random.default_rng(1)).tolist() == [0] * 15
-    assert clustering.labels(points[:2], "k-means", 5, np.random.default_rng(1)).tolist() == [0, 1]
+    assert clustering.cluster(points, "k-means", 1, np.random.default_rng(1)).tolist() == [0] * 15
+    assert clustering.cluster(points[:2], "k-means", 5, np.random.default_rng(1)).tolist() == [0, 1]
     for how in ("k-means", "mean-shift"):
-        equal = clustering.labels(np.zeros((4, 2)), how, 2, np.random.default_rng(1))
+        equal = clustering.cluster(np.zeros((4, 2)), how, 2, np.random.default_rng(1))
         assert equal.tolist() == [0] * 4
-    assert clustering.labels(points[:1], "mean-shift", 1, np.random.default_rng(1)).tolist() == [0]
+    assert clustering.cluster(points[:1], "mean-shift", 1, np.random.default_rng(1)).tolist() == [0]
 
 
 def test_the_nearest_uploads_by_hand():
     points = np.asarray([[1.0, 0.0], [2.0, 0.1], [0.0, 3.0], [0.2, 1.0], [-1.0, 0.0]])
-    received = clustering.nearest(points, 2)  # of four others two, and its own
+    received = clustering.select_nearest(points, 2)  # of four others two, and its own
     assert [np.flatnonzero(row).tolist() for row in received] == [[0, 1, 3], [0, 1, 3], [1, 2, 3], [1, 2, 3], [2, 3, 4]]
-    assert clustering.nearest(points, 3).sum(axis=1).tolist() == [3] * 5  # a third of four, rounded up
-    assert clustering.nearest(points, 9).sum(axis=1).tolist() == [2] * 5
-    assert clustering.nearest(points, 1).all()
-    assert clustering.nearest(points[:1], 2).all()
-    equal = clustering.nearest(np.zeros((3, 2)), 2)
+    assert clustering.select_nearest(points, 3).sum(axis=1).tolist() == [3] * 5  # a third of four, rounded up
+    assert clustering.select_nearest(points, 9).sum(axis=1).tolist() == [2] * 5
+    assert clustering.select_nearest(points, 1).all()
+    assert clustering.select_nearest(points[:1], 2).all()
+    equal = clustering.select_nearest(np.zeros((3, 2)), 2)
     assert [np.flatnonzero(row).tolist() for row in equal] == [[0, 1], [0, 1], [0, 2]]
-    label = clustering.labels(points, "k-means", 2, np.random.default_rng(0))
-    for members, mask in clustering.groups(points, np.arange(5), "k-means", 2, np.random.default_rng(0)):
+    label = clustering.cluster(points, "k-means", 2, np.random.default_rng(0))
+    for members, mask in clustering.group_clients(points, np.arange(5), "k-means", 2, np.random.default_rng(0)):
         np.testing.assert_array_equal(members, np.flatnonzero(mask))
         np.testing.assert_array_equal(mask, label == label[members[0]])
 
 
 def test_those_who_are_sent_the_same_go_together():
     rows = np.asarray([[1, 1, 0], [0, 1, 1], [1, 1, 0]], dtype=bool)
-    together = [(places.tolist(), row.tolist()) for places, row in clustering.equal_rows(rows)]
+    together = [(places.tolist(), row.tolist()) for places, row in clustering.group_equal_rows(rows)]
     assert together == [([0, 2], [True, True, False]), ([1], [False, True, True])]
-    together = clustering.equal_rows(rows[1:])
+    together = clustering.group_equal_rows(rows[1:])
     assert [places.tolist() for places, _ in together] == [[0], [1]]
 
 
@@ -562,13 +564,13 @@ def test_the_faithful_form_collapses_onto_the_client_itself_and_the_default_does
 def test_the_warm_up_ends_when_the_loss_no_longer_falls():
     run = worlds.run("fedham", rounds=100)
     state = fedham.setup(run)
-    assert fedham._is_warm(run, state, 19)
-    assert not fedham._is_warm(run, state, 20)
+    assert fedham._is_warm_up(run, state, 19)
+    assert not fedham._is_warm_up(run, state, 20)
     state["warmup"] = {"best": torch.tensor(1.0), "stale": torch.tensor(5)}
-    assert not fedham._is_warm(run, state, 3)
+    assert not fedham._is_warm_up(run, state, 3)
     fixed = worlds.run("fedham", rounds=100, options={"warmup": 30})
-    assert fedham._is_warm(fixed, state, 29)
-    assert not fedham._is_warm(fixed, state, 30)
+    assert fedham._is_warm_up(fixed, state, 29)
+    assert not fedham._is_warm_up(fixed, state, 30)
     options = {"sketch": 8, "ham_epochs": 0}
     still = worlds.play("fedham", worlds.run("fedham", rounds=40, lr=1e-12, participation=1.0, options=options))
     assert still["attention"]["first"].shape[0] == 34  # of 8 rounds at most it takes 6: one, and five that do not fall
@@ -578,7 +580,7 @@ def test_the_warm_up_lasts_a_fifth_of_the_rounds_at_most_rounded_up():
     for rounds, last in ((6, 1), (5, 0), (4, 0), (1, 0)):
         run = worlds.run("fedham", rounds=rounds)
         state = fedham.setup(run)
-        assert [fedham._is_warm(run, state, t) for t in range(rounds)] == [t <= last for t in range(rounds)]
+        assert [fedham._is_warm_up(run, state, t) for t in range(rounds)] == [t <= last for t in range(rounds)]
 
 
 def test_the_warm_up_watches_the_mean_loss_over_samples():
@@ -626,9 +628,9 @@ def test_the_reach_of_mean_shift_by_hand():
     line = np.asarray([0.0, 1.0, 3.0, 7.0, 15.0, 31.0, 63.0])
     distance = np.abs(line[:, None] - line)
     reach = [np.sort(np.delete(row, i))[1] for i, row in enumerate(distance)]
-    assert clustering._bandwidth(distance) == pytest.approx(np.mean(reach))
-    assert clustering._bandwidth(distance[:2, :2]) == 1.0
-    assert clustering._bandwidth(distance[:1, :1]) == 0.0
+    assert clustering._mean_shift_bandwidth(distance) == pytest.approx(np.mean(reach))
+    assert clustering._mean_shift_bandwidth(distance[:2, :2]) == 1.0
+    assert clustering._mean_shift_bandwidth(distance[:1, :1]) == 0.0
 
 
 def test_attention_is_kept_for_every_round_of_few_clients_only(monkeypatch):
@@ -706,7 +708,7 @@ def test_validation_samples_that_ham_learns_from_choose_nothing():
     for options in ({}, {"self_share": 0.3}, {"answer": "final"}, {"form": "joint", "answer": "best"}):
         with pytest.raises(ValueError, match="give answer=final and self_share="):
             fedham.Config(ham_split="validation", **options)
-    assert fedham.Config(ham_split="validation", form="faithful").answers == "final"
+    assert fedham.Config(ham_split="validation", form="faithful").predicts_with == "final"
 
 
 def test_own_losses_by_hand():

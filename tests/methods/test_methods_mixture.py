@@ -286,7 +286,7 @@ def test_pfedme_answers_with_theta():
 
 def test_the_public_set_is_a_tenth_of_every_clients_training_samples_and_is_paid_for():
     run = worlds.run("fedhealth", options={"public": 0.3}, rounds=0)
-    rows = fedhealth._public(run, run.federation.seen_clients)
+    rows = fedhealth._draw_public_rows(run, run.federation.seen_clients)
     for c in run.clients:
         own_rows = run.federation.rows(int(c), "train")
         assert np.isin(rows, own_rows).sum() == math.ceil(0.3 * len(own_rows))
@@ -295,13 +295,13 @@ def test_the_public_set_is_a_tenth_of_every_clients_training_samples_and_is_paid
     assert run.traffic["up"] == len(rows) * (4 * worlds.FEATURES + 8)
     assert run.traffic["down"] == len(rows) * 4 * worlds.FEATURES * 7
     other = worlds.run("fedhealth", options={"public": 0.3}, rounds=0, seed=1)
-    assert not np.array_equal(rows, fedhealth._public(other, other.federation.seen_clients))
+    assert not np.array_equal(rows, fedhealth._draw_public_rows(other, other.federation.seen_clients))
 
 
 def test_the_cloud_model_is_trained_on_the_public_set(mode):
     run = worlds.run("fedhealth", mode=mode, options={"cloud_epochs": 3}, rounds=0)
     actual = worlds.play("fedhealth", run)["global"]
-    data = run.federation.pooled(fedhealth._public(run, run.federation.seen_clients))
+    data = run.federation.pooled(fedhealth._draw_public_rows(run, run.federation.seen_clients))
     worlds.close(actual, worlds.steps(run.init, data, 0, ("server", "cloud"), epochs=3))
 
 
@@ -317,7 +317,7 @@ def test_fedhealth_transfer_by_hand(mode):
     run = worlds.run("fedhealth", mode=mode, options=options, rounds=1)
     state = worlds.play("fedhealth", run)
     actual = worlds.answers("fedhealth", run, state, np.asarray([0, 6]))["test"]
-    data, public = run.federation, fedhealth._public(run, run.federation.seen_clients)
+    data, public = run.federation, fedhealth._draw_public_rows(run, run.federation.seen_clients)
     public = data.x[public[run.rng("aligned").permutation(len(public))[:3]]]
     expected = []
     for c in (0, 6):

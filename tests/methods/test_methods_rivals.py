@@ -407,7 +407,7 @@ def test_pfedfda_heads_of_the_grid_are_those_of_the_interpolated_statistics(samp
     scatter = draw.normal(size=(90, 40)) * np.linspace(0.01, 3, 40)
     noise = draw.normal(size=(40, 40))
     common = {"means": draw.normal(size=(3, 40)), "covariance": scatter.T @ scatter / 90 + noise - noise.T}
-    exact = pfedfda._exact({name: torch.from_numpy(value) for name, value in common.items()})
+    exact = pfedfda._to_double({name: torch.from_numpy(value) for name, value in common.items()})
     axes, principal = gaussians.principal_axes(exact)
     # Two clients, of which the second has three samples less than the first, and rows of zeros.
     padded, classes = torch.randn(2, samples + 3, 40).double(), torch.zeros(2, samples + 3, 3).double()
@@ -439,7 +439,7 @@ def test_pfedfda_adapts_a_group_as_each_client_alone(sizes):
     exact = {name: torch.from_numpy(value) for name, value in common.items()}
     clients = [(draw.normal(size=(n, 20)), np.arange(n) % (1 if n == 2 else 3)) for n in sizes]
     samples = [(torch.from_numpy(z).float(), torch.from_numpy(y)) for z, y in clients]
-    folds = [pfedfda._folds(y, draw) for _, y in clients]
+    folds = [pfedfda._draw_folds(y, draw) for _, y in clients]
     priors = draw.random((len(sizes), 3)) + 0.1
     betas = gaussians.cross_validate(
         cfg.grid, cfg.ridge, samples, folds, gaussians.principal_axes(exact), torch.from_numpy(np.log(priors))

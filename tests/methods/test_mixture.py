@@ -53,7 +53,7 @@ def test_clean_mixtures_are_separated_as_the_literal_equations_do(seed):
     same = np.concatenate([draw.random(20) < 0.9, draw.random(20) < 0.3])
     y = draw.normal(size=40) + 8 * same
     near = np.arange(40) < 20
-    upper = mixture.matched(y, near)
+    upper = mixture.match_neighbours(y, near)
     assert upper.tolist() == same.tolist() == textbook(y, near).tolist()
 
 
@@ -61,33 +61,33 @@ def test_the_start_that_is_printed_keeps_the_other_cluster():
     draw = np.random.default_rng(0)
     same = np.arange(20) < 10
     y = draw.normal(size=20) + 8 * same
-    assert mixture.matched(y, same).tolist() == same.tolist()
-    assert mixture.matched(y, same, as_printed=True).tolist() == (~same).tolist()
+    assert mixture.match_neighbours(y, same).tolist() == same.tolist()
+    assert mixture.match_neighbours(y, same, as_printed=True).tolist() == (~same).tolist()
 
 
 def test_a_start_in_which_most_are_wrong_is_turned_round_by_the_means():
     """Component 0 has the higher mean after every fit, whatever it began with."""
     y = np.asarray([0.0, 0.1, 0.2, 5.0, 5.1, 5.2, 0.1, 0.15])
     near = np.asarray([True, True, True, False, False, False, True, False])
-    assert mixture.matched(y, near).tolist() == (y > 1).tolist()
+    assert mixture.match_neighbours(y, near).tolist() == (y > 1).tolist()
 
 
 def test_two_exact_values_are_separated():
     """Variances of zero are NaN in the literal equations, and argmax of NaN rejects everybody."""
     y = np.asarray([0.9, 0.9, 0.9, 0.2, 0.2, 0.9, 0.2, 0.2])
-    assert mixture.matched(y, NEAR).tolist() == (y > 0.5).tolist()
+    assert mixture.match_neighbours(y, NEAR).tolist() == (y > 0.5).tolist()
 
 
 @pytest.mark.parametrize("value", [0.0, 1.0, -3e7, 1e8])
 def test_equal_values_are_one_cluster(value):
-    assert mixture.matched(np.full(8, value), NEAR).all()
+    assert mixture.match_neighbours(np.full(8, value), NEAR).all()
 
 
 def test_a_component_of_one_value_has_a_quarter_of_the_variance():
     y = np.asarray([4.0, 0.0, 1.0, 2.0])
     near = np.asarray([True, False, False, False])
     assert mixture.fit(y, near).variance[0] == pytest.approx(y.var() / 4)
-    assert mixture.matched(y, near).tolist() == near.tolist()
+    assert mixture.match_neighbours(y, near).tolist() == near.tolist()
 
 
 def test_a_tight_component_has_a_thousandth_of_the_variance():
@@ -98,7 +98,7 @@ def test_a_tight_component_has_a_thousandth_of_the_variance():
 @pytest.mark.parametrize("near", [[True, False], [True, True, True], [False, False, False, False], [True], []])
 def test_where_em_says_nothing_what_is_near_stays(near):
     y = np.arange(len(near), dtype=float)
-    assert mixture.matched(y, np.asarray(near, dtype=bool)).tolist() == near
+    assert mixture.match_neighbours(y, np.asarray(near, dtype=bool)).tolist() == near
 
 
 def test_very_high_values_do_not_fall_to_a_broad_low_component():
@@ -120,15 +120,15 @@ def test_a_component_that_becomes_empty_leaves_one_cluster():
     y, near = np.asarray([-0.3, 0.3, -1.5, 0.6]), np.asarray([True, False, False, False])
     swallowed = mixture.assign(y, mixture.fit(y, ~near), ~near, clamp=False)
     assert swallowed.all()
-    assert mixture.matched(y, near, as_printed=True).all()
+    assert mixture.match_neighbours(y, near, as_printed=True).all()
 
 
 def test_values_that_are_not_finite():
     y = np.asarray([np.inf, 5.0, 5.1, -np.inf, np.nan, 0.1, 0.0])
-    assert mixture.finite(y).tolist() == [5.1, 5.0, 5.1, 0.0, 0.0, 0.1, 0.0]
+    assert mixture.replace_nonfinite(y).tolist() == [5.1, 5.0, 5.1, 0.0, 0.0, 0.1, 0.0]
     near = np.asarray([True, True, False, False, False, True, False])
-    assert mixture.matched(y, near).tolist() == [True, True, True, False, False, False, False]
-    assert mixture.finite(np.asarray([np.inf, np.nan])).tolist() == [1, 0]
+    assert mixture.match_neighbours(y, near).tolist() == [True, True, True, False, False, False, False]
+    assert mixture.replace_nonfinite(np.asarray([np.inf, np.nan])).tolist() == [1, 0]
 
 
 VALUES = st.floats(-1e6, 1e6) | st.sampled_from([np.inf, -np.inf, np.nan, 0.0, 1.0])
@@ -139,11 +139,11 @@ def test_it_always_ends_with_an_upper_set(data, count):
     """Whatever the values: no NaN, no endless loop, and where EM ran, what is kept lies above what is not."""
     y = data.draw(arrays(np.float64, count, elements=VALUES))
     near = data.draw(arrays(np.bool_, count))
-    upper = mixture.matched(y, near)
+    upper = mixture.match_neighbours(y, near)
     assert upper.shape == (count,)
     if count >= 3 and near.any() and not near.all():
         assert upper.any()
-        values = mixture.finite(y)
+        values = mixture.replace_nonfinite(y)
         if not upper.all():
             assert values[upper].max() > values[~upper].min()
             assert values[upper].mean() >= values[~upper].mean()

@@ -112,16 +112,16 @@ def test_many_models_are_mixed_and_compared_as_in_double_precision():
 
 def test_cosines_with_nothing_are_zero():
     rows = torch.tensor([[1.0, 2.0], [0.0, 0.0], [2.0, 4.0], [-1.0, -2.0]])
-    np.testing.assert_allclose(similarity.to_first(rows), [0, 1, -1], atol=1e-7)
-    np.testing.assert_allclose(similarity.to_first(rows[[1, 0]]), [0])
+    np.testing.assert_allclose(similarity.cosines_to_first(rows), [0, 1, -1], atol=1e-7)
+    np.testing.assert_allclose(similarity.cosines_to_first(rows[[1, 0]]), [0])
     assert similarity.cosines(np.zeros((2, 2))).tolist() == [[0, 0], [0, 0]]
 
 
 def test_centred_cosines_leave_out_what_is_common():
     common = torch.tensor([100.0, 100.0])
     rows = torch.tensor([[1.0, 0.0], [1.0, 0.1], [-1.0, 0.0], [-1.0, -0.1]]) + common
-    assert similarity.to_first(rows).min() > 0.999
-    np.testing.assert_allclose(similarity.to_first(rows, centred=True), [1, -1, -1], atol=0.02)
+    assert similarity.cosines_to_first(rows).min() > 0.999
+    np.testing.assert_allclose(similarity.cosines_to_first(rows, centred=True), [1, -1, -1], atol=0.02)
 
 
 @pytest.mark.parametrize("seed", range(20))

@@ -1,4 +1,4 @@
-"""How many samples clients have of each class, and how frequent that makes the classes."""
+"""Counts the samples that clients have of each class, and estimates the class frequencies."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from torch import Tensor
 
 from pflcli.federation.run import Run
 
-_RARE = 1e-6
-"""Least frequency of a class."""
+_MIN_FREQUENCY = 1e-6
+"""Minimum frequency of a class."""
 
 
 def training_counts(run: Run, clients: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -25,14 +25,14 @@ def training_counts(run: Run, clients: NDArray[np.int64]) -> NDArray[np.int64]:
 def shrunk_prior(
     run: Run, clients: NDArray[np.int64], prior: Tensor, kappa: float
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return class frequencies over all clients (C,), which are ``prior`` without zeros, and each client's (m, C).
+    """Return the class frequencies of all clients (C,), which are ``prior`` without zeros, and of each client (m, C).
 
-    Those of a client are shrunk towards those of all, which count for ``kappa`` samples.
+    The latter are shrunk towards those of all clients, which count for ``kappa`` samples.
     """
-    common = np.maximum(prior.cpu().double().numpy(), _RARE)
+    common = np.maximum(prior.cpu().double().numpy(), _MIN_FREQUENCY)
     common /= common.sum()
     counts = training_counts(run, clients).astype(np.float64)
     # A client without samples, or kappa of zero, leaves nothing to divide by.
-    shrunk = (counts + kappa * common) / np.maximum(counts.sum(axis=1, keepdims=True) + kappa, _RARE)
-    own = np.where(counts.sum(axis=1, keepdims=True) + kappa > 0, np.maximum(shrunk, _RARE), common)
+    shrunk = (counts + kappa * common) / np.maximum(counts.sum(axis=1, keepdims=True) + kappa, _MIN_FREQUENCY)
+    own = np.where(counts.sum(axis=1, keepdims=True) + kappa > 0, np.maximum(shrunk, _MIN_FREQUENCY), common)
     return common, own / own.sum(axis=1, keepdims=True)

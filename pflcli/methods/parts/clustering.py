@@ -1,4 +1,4 @@
-"""Clusters points by k-means, mean-shift or nearest neighbours. No other module imports scikit-learn."""
+"""Groups clients by points: k-means, mean-shift or nearest neighbours. Only this module imports scikit-learn."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ _RESTARTS = 10
 """Number of k-means runs, of which the best is taken."""
 
 _QUANTILE = 0.3
-"""Share of the other points within the bandwidth of mean-shift, on average over points."""
+"""Average share of the other points that are within the bandwidth of mean-shift."""
 
 
-def nearest(points: NDArray[np.float64], k: int) -> NDArray[np.bool_]:
-    """Return whose points (n, d) each client receives, (n, n): its own and 1/k of the others, those of largest cosine.
+def select_nearest(points: NDArray[np.float64], k: int) -> NDArray[np.bool_]:
+    """Return a mask (n, n) of the points (n, d) that each client receives: its own, and 1/k of the others by cosine.
 
-    The number is rounded up; of equal cosines the first count.
+    The number is rounded up; of equal cosines the first are taken.
     """
     length = np.linalg.norm(points, axis=1, keepdims=True)
     unit = np.divide(points, length, out=np.zeros_like(points), where=length > 0)
@@ -29,31 +29,31 @@ def nearest(points: NDArray[np.float64], k: int) -> NDArray[np.bool_]:
     return received
 
 
-def groups(
+def group_clients(
     points: NDArray[np.float64], positions: NDArray[np.int64], how: str, k: int, rng: np.random.Generator
 ) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
     """Group the clients at ``positions`` (q,) among the points (n, d) by the points that they receive.
 
     Returns, for each group, the indices of its members in ``positions`` and a mask (n,) of the points. A client
-    receives the ``nearest`` points, or those of its cluster in ``labels``. Groups are in the order of their first
-    members.
+    receives the points that ``select_nearest`` returns, or those of its ``cluster``. Groups are in the order of their
+    first members.
     """
     if how == "nearest":
-        return equal_rows(nearest(points, k)[positions])
-    label = labels(points, how, k, rng)
+        return group_equal_rows(select_nearest(points, k)[positions])
+    label = cluster(points, how, k, rng)
     return [(np.flatnonzero(label[positions] == c), label == c) for c in dict.fromkeys(label[positions].tolist())]
 
 
-def equal_rows(rows: NDArray[np.bool_]) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
+def group_equal_rows(rows: NDArray[np.bool_]) -> list[tuple[NDArray[np.int64], NDArray[np.bool_]]]:
     """Return the indices and the content (n,) of each distinct row of (q, n), in the order of their first indices."""
     distinct, first, group = np.unique(rows, axis=0, return_index=True, return_inverse=True)
     return [(np.flatnonzero(group.reshape(-1) == index), distinct[index]) for index in np.argsort(first)]
 
 
-def labels(points: NDArray[np.float64], how: str, k: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Return the cluster (n,) of each point (n, d), by ``k-means`` into at most k, or by ``mean-shift``.
+def cluster(points: NDArray[np.float64], how: str, k: int, rng: np.random.Generator) -> NDArray[np.int64]:
+    """Return the cluster (n,) of each point (n, d), by ``k-means`` into at most k clusters, or by ``mean-shift``.
 
-    Clusters are numbered in the order of their first points. Equal points make fewer clusters than k.
+    Clusters are numbered in the order of their first points. There are fewer than k if points are equal.
     """
     if how == "k-means" and k == 1:
         return np.zeros(len(points), dtype=np.int64)
@@ -70,7 +70,7 @@ def labels(points: NDArray[np.float64], how: str, k: int, rng: np.random.Generat
         if how == "k-means":
             draw = int(rng.integers(2**32))
             label = KMeans(min(k, len(points)), n_init=_RESTARTS, random_state=draw).fit_predict(points)
-        elif (width := _bandwidth(pairwise_distances(points))) > 0:
+        elif (width := _mean_shift_bandwidth(pairwise_distances(points))) > 0:
             label = MeanShift(bandwidth=width).fit_predict(points)
         else:  # so many points are equal that the bandwidth is 0
             label = np.unique(points, axis=0, return_inverse=True)[1].reshape(-1)
@@ -78,8 +78,8 @@ def labels(points: NDArray[np.float64], how: str, k: int, rng: np.random.Generat
     return np.asarray(np.argsort(np.argsort(first))[cluster.reshape(-1)], dtype=np.int64)
 
 
-def _bandwidth(distance: NDArray[np.float64]) -> float:
-    """Return the bandwidth for points at pairwise ``distance`` (n, n), without those of points to themselves."""
+def _mean_shift_bandwidth(distance: NDArray[np.float64]) -> float:
+    """Return the bandwidth of mean-shift for points at pairwise ``distance`` (n, n)."""
     if len(distance) < 2:
         return 0.0
     nearest = max(1, round(_QUANTILE * (len(distance) - 1)))

@@ -18,14 +18,14 @@ from torch.nn import functional
 from pflcli.parameters import Params, Stacked
 
 _FLOOR = 1e-4
-"""Share of the mean variance that is added to a covariance before it is inverted."""
+"""Share of the mean variance in a covariance that is inverted."""
 
 Samples = tuple[Tensor, Tensor]
 """A client's features (n, d) and labels (n,)."""
 
 
 def linear_head(statistics: Params) -> tuple[Tensor, Tensor]:
-    """Return weights (..., C, d) and biases (..., C) of the most probable class, without frequencies."""
+    """Return the weights (..., C, d) and biases (..., C) of the linear head, without class frequencies."""
     means, covariance = statistics["means"], statistics["covariance"]
     floor = torch.eye(means.shape[-1]).double() * covariance.diagonal(dim1=-2, dim2=-1).mean(dim=-1)[..., None, None]
     weight = torch.linalg.solve((1 - _FLOOR) * covariance + _FLOOR * floor, means.mT).mT
@@ -33,8 +33,8 @@ def linear_head(statistics: Params) -> tuple[Tensor, Tensor]:
 
 
 def principal_axes(common: Params) -> tuple[Tensor, Params]:
-    """Return the principal axes (d, d) of the global covariance, and the statistics in them: that is diagonal."""
-    # Where statistics are not finite clients diverge, and the run names them; a decomposition would only fail.
+    """Return the principal axes (d, d) of the global covariance, and the statistics in these axes."""
+    # A decomposition would fail on numbers that are not finite. The run then reports the clients that diverge.
     covariance = torch.where(common["covariance"].isfinite(), common["covariance"], 0.0)
     variances, axes = torch.linalg.eigh(covariance)
     return axes, {"means": common["means"] @ axes, "covariance": variances.diag()}

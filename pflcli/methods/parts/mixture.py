@@ -1,12 +1,12 @@
 """Hard EM with two Gaussians, by which PANM decides which similarities are those of neighbours.
 
 Li & Wu (2022), "Towards Effective Clustered Federated Learning: A Peer-to-peer Framework with Adaptive Neighbor
-Matching", Eq. 6 to 9: fit both components to the labels, give every value to the more likely one, until nothing
-changes. The poster calls these steps E and M; they are the M and the (hard) E of the textbooks.
+Matching", Eq. 6 to 9: fit both components to the labels, and assign every value to the more likely one, until nothing
+changes. The poster calls these steps E and M; textbooks call them M and (hard) E.
 
-As printed, neighbours start in component 1 while component 0, whose members are kept, is the one with the higher mean;
-so what is kept is the other cluster. Here neighbours start in component 0, and components are ordered by mean after
-every fit. Nor does the poster say what to do with the fits of few values, which have no variance: see ``matched``.
+As printed, neighbours start in component 1, but the members of component 0, which has the higher mean, become the
+neighbours: the poster keeps the other cluster. Here neighbours start in component 0, and components are ordered by mean
+after every fit. The poster also leaves open how to fit few values, which have no variance: see ``match_neighbours``.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 Labels = NDArray[np.bool_]
 
-_FEWEST = 3
-"""Fewest values to which two Gaussians are fitted."""
+_MIN_VALUES = 3
+"""Minimum number of values to which two Gaussians are fitted."""
 
-_MOST = 50
-"""Most iterations of EM, which usually converges after a few."""
+_MAX_ITERATIONS = 50
+"""Maximum number of iterations of EM, which usually converges after a few."""
 
-_FLOOR = 1e-3
-"""Least variance of a component, as a share of the variance of all values."""
+_MIN_VARIANCE_SHARE = 1e-3
+"""Minimum variance of a component, as a share of the variance of all values."""
 
-_SAME = 1e-12
-"""Largest range of values, relative to their size, at which they count as equal."""
+_EQUAL_RANGE = 1e-12
+"""Largest relative range of values that count as equal."""
 
 
 @dataclass(frozen=True)
@@ -41,26 +41,26 @@ class Mixture:
     share: Array
 
 
-def matched(y: Array, near: Labels, *, as_printed: bool = False) -> Labels:
+def match_neighbours(y: Array, near: Labels, *, as_printed: bool = False) -> Labels:
     """Return which similarities ``y`` (n,) belong to the cluster of the present neighbours, ``near`` (n,).
 
     Neighbours stay as they are if there are fewer than 3 values, or if none or all of them are near. If all values are
     equal, or one component becomes empty, all values are kept as one cluster. ``as_printed`` starts with the labels
     that the poster prints and does not reorder components: a negative control.
     """
-    if len(y) < _FEWEST or near.all() or not near.any():
+    if len(y) < _MIN_VALUES or near.all() or not near.any():
         return near.copy()
-    y = finite(y)
-    if np.ptp(y) <= _SAME * max(1.0, float(np.abs(y).max())):
+    y = replace_nonfinite(y)
+    if np.ptp(y) <= _EQUAL_RANGE * max(1.0, float(np.abs(y).max())):
         return np.ones(len(y), dtype=bool)
     zero = ~near if as_printed else near.copy()
     earlier = set()
-    for _ in range(_MOST):
+    for _ in range(_MAX_ITERATIONS):
         earlier.add(zero.tobytes())
         mixture = fit(y, zero)
         in_order = as_printed or mixture.mean[0] >= mixture.mean[1]
         if not in_order:
-            mixture, zero = _swapped(mixture), ~zero
+            mixture, zero = _swap(mixture), ~zero
         zero = assign(y, mixture, zero, clamp=not as_printed)
         if zero.all() or not zero.any():
             return np.ones(len(y), dtype=bool)
@@ -70,7 +70,7 @@ def matched(y: Array, near: Labels, *, as_printed: bool = False) -> Labels:
     return zero
 
 
-def finite(y: Array) -> Array:
+def replace_nonfinite(y: Array) -> Array:
     """Return ``y`` with +inf as the largest finite value, -inf and nan as the smallest; 1 and 0 if none is finite."""
     finite_values = y[np.isfinite(y)]
     high, low = (finite_values.max(), finite_values.min()) if len(finite_values) else (1.0, 0.0)
@@ -87,7 +87,7 @@ def fit(y: Array, zero: Labels) -> Mixture:
     variance = [part.var() if len(part) > 1 else total / 4 for part in parts]
     return Mixture(
         np.asarray([part.mean() for part in parts]),
-        np.maximum(variance, _FLOOR * total),
+        np.maximum(variance, _MIN_VARIANCE_SHARE * total),
         np.asarray([len(part) / len(y) for part in parts]),
     )
 
@@ -106,5 +106,5 @@ def assign(y: Array, mixture: Mixture, before: Labels, *, clamp: bool = True) ->
     return np.asarray(in_zero, dtype=bool)
 
 
-def _swapped(mixture: Mixture) -> Mixture:
+def _swap(mixture: Mixture) -> Mixture:
     return Mixture(mixture.mean[::-1], mixture.variance[::-1], mixture.share[::-1])

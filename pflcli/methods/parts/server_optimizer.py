@@ -69,25 +69,25 @@ def step(run: Run, state: State, mean: Params) -> State:
         return {"global": move_towards(run, state["global"], mean, rate)}
     model, trained = state["global"], [name for name in mean if name in run.engine.parameters]
     difference = {name: mean[name] - model[name] for name in trained}
-    remembered = state.get("server") or _begin(cfg, difference)
+    remembered = state.get("server") or _initial_moments(cfg, difference)
     beta1 = (0.0 if cfg.server == "adagrad" else 0.9) if cfg.beta1 is None else cfg.beta1
     share = 1.0 if cfg.server == "avgm" else 1 - beta1
     first = {name: beta1 * remembered["first"][name] + share * difference[name] for name in trained}
     if cfg.server == "avgm":
         moved = {name: model[name] + rate * first[name] for name in trained}
         return {"global": {**mean, **moved}, "server": {"first": first}}
-    second = {name: _second(cfg, remembered["second"][name], difference[name] ** 2) for name in trained}
+    second = {name: _update_second(cfg, remembered["second"][name], difference[name] ** 2) for name in trained}
     moved = {name: model[name] + rate * first[name] / (second[name].sqrt() + cfg.tau) for name in trained}
     return {"global": {**mean, **moved}, "server": {"first": first, "second": second}}
 
 
-def _begin(cfg: ServerOptions, like: Params) -> dict[str, Params]:
+def _initial_moments(cfg: ServerOptions, like: Params) -> dict[str, Params]:
     first = {name: torch.zeros_like(value) for name, value in like.items()}
     second = {name: torch.full_like(value, cfg.tau**2) for name, value in like.items()}
     return {"first": first, "second": second}
 
 
-def _second(cfg: ServerOptions, previous: Tensor, squared: Tensor) -> Tensor:
+def _update_second(cfg: ServerOptions, previous: Tensor, squared: Tensor) -> Tensor:
     """Return v after squared differences."""
     if cfg.server == "adagrad":
         return previous + squared
