@@ -80,9 +80,9 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
 def fine_tune_on_parts(run: Run, clients: NDArray[np.int64]) -> Iterator[Iterable[TrainedClients]]:
     """Fine-tune several models of each client, each on another part of its training samples.
 
-    Gao et al. (2023), FedHAM, https://doi.org/10.1145/3591362, section 7, ensemble learning: models without a sample
-    hide its influence on the model that has seen it. The sizes of parts differ by at most one sample; weights make up for
-    the samples that a model does not learn from.
+    Gao et al. (2023), FedHAM, https://doi.org/10.1145/3591362, section 7, ensemble learning: models without a
+    sample hide its influence on the model that has seen it. The sizes of parts differ by at most one sample;
+    weights make up for the samples that a model does not learn from.
     """
     count, sizes = run.cfg.models, run.federation.sizes("train")[clients]
     part = np.full((len(clients), int(sizes.max(initial=0))), -1)
