@@ -62,8 +62,8 @@ class Config:
 def setup(run: Run) -> State:
     """Return every client's models, and for all ``pairs`` of a client and one that it asked the number of selections.
 
-    The pair of client i with client j is the number i 2^32 + j. ``taken`` is how often i selected j, ``chance`` how often
-    it would have done so by chance.
+    The pair of client i with client j is the number i 2^32 + j. ``taken`` is how often i selected j, and ``chance`` how
+    often it would have done so by chance.
     """
     pairs = {"pairs": torch.int64, "chance": torch.float64, "taken": torch.int32}
     return {**peers.setup(run), **{name: torch.zeros(0, dtype=kind) for name, kind in pairs.items()}}
