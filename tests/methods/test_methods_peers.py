@@ -162,7 +162,7 @@ def test_panm_with_everybody_as_neighbour_asks_neighbours_alone():
 
 @pytest.mark.parametrize("isolated", [True, False])
 def test_panm_matching_leaves_the_most_similar_unless_it_may_isolate(monkeypatch, isolated):
-    monkeypatch.setattr(panm.mixture, "matched", lambda y, near, as_printed: np.zeros(len(y), bool))
+    monkeypatch.setattr(panm.mixture, "match_neighbours", lambda y, near, as_printed: np.zeros(len(y), bool))
     options = {"t1": 1, "k": 2, "l": 9, "allow_isolated": isolated}
     run = worlds.run("panm", participation=1.0, options=options)
     state = worlds.play("panm", run, last=1)
