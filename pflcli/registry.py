@@ -8,6 +8,7 @@ folder defines what a file must contain, and the defaults: ``methods.Method``, `
 from __future__ import annotations
 
 import ast
+import atexit
 import difflib
 import functools
 import importlib
@@ -16,9 +17,11 @@ import inspect
 import json
 import os
 import re
+import shutil
 import sys
+import tempfile
 import traceback
-from collections.abc import Iterator, Mapping, MutableSequence
+from collections.abc import Iterable, Iterator, Mapping, MutableSequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from importlib.metadata import EntryPoint, entry_points
@@ -236,10 +239,6 @@ def use(group: str, word: str) -> str:
     if known != file:
         raise UsageError(f"{word} has the same name as {known}", "rename one of them")
     _add_used(f"{group}/{name}", file)
-    module = sys.modules.get(f"pflcli.{package(group)}")
-    if module is not None:
-        search_used_folders(group, module.__path__)
-    importlib.invalidate_caches()
     return name + rest
 
 
@@ -247,6 +246,46 @@ def _add_used(key: str, file: Path) -> None:
     """Add a file to ``used_files``, also for the processes that this one starts."""
     files = {**used_files(), key: file}
     os.environ[USED] = json.dumps({key: str(file) for key, file in files.items()})
+    group = key.partition("/")[0]
+    module = sys.modules.get(f"pflcli.{package(group)}")
+    if module is not None:
+        search_used_folders(group, module.__path__)
+    importlib.invalidate_caches()
+
+
+@dataclass(frozen=True)
+class SentFile:
+    """A user's file on its way to a worker on another machine."""
+
+    key: str
+    """its key in ``used_files``"""
+    root: Path
+    """the folder from which Python imports it, on the machine of the user"""
+    name: str
+    """its path below ``root``"""
+    contents: Mapping[str, bytes]
+    """the file and the modules of the user that it imports, by their paths below ``root``"""
+
+
+def use_sent_files(sent: Iterable[SentFile]) -> None:
+    """Use files that ``sources.read_used_files`` has read in another process.
+
+    A file that this machine has, with the same contents, is used where it is, since messages name its path. Others are
+    written to a temporary folder.
+    """
+    for each in sent:
+        root = each.root
+        if not all(
+            (root / path).is_file() and (root / path).read_bytes() == each.contents[path] for path in each.contents
+        ):
+            root = Path(tempfile.mkdtemp(prefix="pfl-files-"))
+            atexit.register(shutil.rmtree, root, ignore_errors=True)
+            for path, content in each.contents.items():
+                (root / path).parent.mkdir(parents=True, exist_ok=True)
+                (root / path).write_bytes(content)
+        if str(root) not in sys.path:
+            sys.path.append(str(root))
+        _add_used(each.key, root / each.name)
 
 
 def name_of_file(group: str, file: Path) -> str:

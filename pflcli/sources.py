@@ -46,6 +46,30 @@ def is_shared(module: str) -> bool:
     return module in SHARED or module.startswith(_SHARED_WITH_CONTENTS)
 
 
+def read_used_files() -> list[registry.SentFile]:
+    """Read the users' files, and the modules of theirs that they import, for workers on other machines."""
+    sent = []
+    for key, file in registry.used_files().items():
+        root, modules, ahead = _import_root(file), list[Path](), [file]
+        while ahead:
+            path = ahead.pop()
+            if path not in modules and path.is_relative_to(root):
+                packages = [folder / "__init__.py" for folder in path.parents if folder.is_relative_to(root)][:-1]
+                modules.append(path)
+                ahead += [*packages, *_find_own_modules(path, path.read_text(encoding="utf-8"))]
+        contents = {str(path.relative_to(root)): path.read_bytes() for path in modules}
+        sent.append(registry.SentFile(key, root, str(file.relative_to(root)), contents))
+    return sent
+
+
+def _import_root(path: Path) -> Path:
+    """Return the folder from which Python imports a file: the one that contains its outermost package."""
+    top = path.parent
+    while (top / "__init__.py").is_file():
+        top = top.parent
+    return top
+
+
 def _hash(begin: Iterable[Path]) -> str:
     ahead, known, contents = list(begin), set[Path](), set[str]()
     while ahead:
@@ -90,9 +114,7 @@ def _find_own_modules(path: Path, code: str) -> list[Path]:
 
     Other packages are not part of the code, although they may lie in the same folder, such as ``site-packages``.
     """
-    top = path.parent
-    while (top / "__init__.py").is_file():
-        top = top.parent
+    top = _import_root(path)
     own_package = path.relative_to(top).parts[0]
     is_beside_file = path.parent in {file.parent for file in registry.used_files().values()}
     files = list[Path]()

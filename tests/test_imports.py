@@ -26,7 +26,7 @@ ALLOWED = {
     "data.schemes": BASE | {"data.datasets"},
     "models": BASE,
     "parameters": {"errors"},
-    "engine": ENGINE,
+    "engine": ENGINE | {"sources"},
     "knn": {"errors", "rng", "engine"},
     "federation.privacy": {"errors", "settings"},
     "federation.uploads": {"config", "engine", "errors", "parameters", "registry"},
@@ -86,7 +86,7 @@ ALLOWED = {
     | {"laws", "encoders", "federation", "federation.aggregators", "federation.privacy", "federation.uploads"}
     | {"evaluation", "evaluation.charts", "evaluation.metrics", "evaluation.presentation", "evaluation.page"}
     | {"tracking"},
-    "jobs": BASE | {"execution", "artifacts", "engine", "training", "commands"},
+    "jobs": BASE | {"execution", "artifacts", "engine", "sources", "training", "commands"},
     "tuning": BASE | {"execution", "config", "artifacts", "methods", "evaluation.metrics", "jobs"},
     "commands.tune": BASE
     | {"execution", "config", "sources", "artifacts", "options", "training", "methods", "federation"}

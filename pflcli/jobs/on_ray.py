@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
+from pflcli import registry, sources
 from pflcli.engine.executors import ray_runtime
 from pflcli.errors import LostWorkerError, PflError
 from pflcli.execution import Execution
@@ -47,6 +48,7 @@ class RayWorkers:
         self._task = self._ray.remote(**resources)(_attempt_alone)
         self._places, self._attempt, self._reporter = jobs or places, attempt, execution.reporter
         self._own = replace(execution.locally(), threads=threads, jobs=0)
+        self._files = sources.read_used_files()
         self._running: dict[Any, Job] = {}
 
     def __enter__(self) -> Self:
@@ -65,7 +67,7 @@ class RayWorkers:
     def start(self, item: Planned) -> None:
         """Submit a job as a task."""
         alone = replace(self._own, reporter=Notes())
-        self._running[self._task.remote(self._attempt, item, alone, str(Path.cwd()))] = item.job
+        self._running[self._task.remote(self._attempt, item, alone, str(Path.cwd()), self._files)] = item.job
 
     def wait(self) -> tuple[Job, PflError | None]:
         """Wait for a task, show its messages, and return its job and error. An exception of the task is raised."""
@@ -84,8 +86,14 @@ class RayWorkers:
         return job, error
 
 
-def _attempt_alone(attempt: Attempt, item: Planned, execution: Execution, folder: str) -> tuple[PflError | None, Any]:
-    """Run one job in the folder to which its paths are relative; return its error and its messages."""
+def _attempt_alone(
+    attempt: Attempt, item: Planned, execution: Execution, folder: str, files: list[registry.SentFile]
+) -> tuple[PflError | None, Any]:
+    """Run one job, with the users' ``files``, in the folder to which its paths are relative.
+
+    Return its error and its messages.
+    """
+    registry.use_sent_files(files)
     os.chdir(folder)
     notes = execution.reporter
     assert isinstance(notes, Notes)

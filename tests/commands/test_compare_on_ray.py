@@ -27,9 +27,9 @@ class AtOnce:
     def remote(self, **options):
         def submit(function, *args):
             self.started.append(args[1].job.name)
-            attempt, item, execution, folder = args
+            attempt, item, execution, *others = args
             self.executions.append(execution)
-            return lambda: function(attempt, item, pickle.loads(pickle.dumps(execution)), folder)
+            return lambda: function(attempt, item, pickle.loads(pickle.dumps(execution)), *others)
 
         return lambda function: SimpleNamespace(remote=lambda *args: Reference(submit(function, *args)))
 

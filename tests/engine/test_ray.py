@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import itertools
 import os
+import shutil
 import signal
 import sys
 
 import pytest
 
 import worlds
-from pflcli import models, parameters, registry
+from pflcli import models, parameters, registry, sources
 from pflcli.engine.engine import Engine
 from pflcli.engine.executors import ray_runtime
 from pflcli.engine.executors.ray_runtime import RayCluster
@@ -140,3 +141,41 @@ def test_a_node_killed_in_mid_round_changes_no_byte(capfd):
     ray_runtime.disconnect()
     cluster.shutdown()
     assert "Traceback" not in "".join(capfd.readouterr())
+
+
+NETWORK = """from torch import nn
+from user_layers.width import WIDTH
+
+
+class Net(nn.Module):
+    def __init__(self, in_shape, classes):
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(in_shape[0], WIDTH), nn.ReLU())
+        self.head = nn.Linear(WIDTH, classes)
+
+    def forward(self, x):
+        return self.head(self.body(x))
+"""
+
+
+def test_files_of_users_travel_to_workers_that_lack_them(ray, tmp_path, monkeypatch):
+    monkeypatch.setenv(registry.USED, "")
+    file, package = tmp_path / "user_net.py", tmp_path / "user_layers"
+    package.mkdir()
+    (package / "__init__.py").write_text("")
+    (package / "width.py").write_text("WIDTH = 7")
+    file.write_text(NETWORK)
+    name, plain, other = registry.use("models", str(file)), a_run("fedavg"), a_run("fedavg")
+    nets = [models.create(name, plain.federation.in_shape, worlds.CLASSES, 0) for _ in range(2)]
+    plain.engine = Engine(nets[0], plain.federation, seed=0)
+    plain.init = other.init = parameters.copy_params(nets[0])
+    expected = play("fedavg", plain)
+    sent = sources.read_used_files()
+    found = [sorted(each.contents) for each in sent]
+    assert found == [["user_layers/__init__.py", "user_layers/width.py", "user_net.py"]]
+    monkeypatch.setattr(sources, "read_used_files", lambda: sent)
+    file.unlink()
+    shutil.rmtree(package)  # now this machine is like another one
+    other.engine = Engine(nets[1], other.federation, seed=0, jobs=2, ray=RayCluster())
+    assert worlds.same(play("fedavg", other), expected)
+    other.engine.close()

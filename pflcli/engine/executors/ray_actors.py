@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pflcli import parameters
+from pflcli import parameters, sources
 from pflcli.engine.executors import Inference, Summed, SumRequest, Task
 from pflcli.engine.executors.ray_runtime import RayCluster, connect, require_room
 from pflcli.engine.executors.threads import Threads
@@ -91,7 +91,8 @@ class RayActors:
         light = replace(data, x=data.x[:0].cpu(), y=data.y[:0].cpu())
         setup = ray.put(Samples(light, first, shards))
         kind = ray.remote(num_cpus=1, num_gpus=gpus, scheduling_strategy="SPREAD")(Worker)
-        actors = [kind.remote(net, setup, seed, gpus) for _ in range(count)]
+        files, reference = sources.read_used_files(), [ray.put(net)]
+        actors = [kind.remote(files, reference, setup, seed, gpus) for _ in range(count)]
         ready, _ = ray.wait(
             nodes := [actor.node.remote() for actor in actors], num_returns=count, timeout=_START_SECONDS
         )

@@ -10,9 +10,9 @@ import numpy as np
 import ray
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
-from pflcli import parameters
+from pflcli import parameters, registry
 from pflcli.engine.engine import Engine
 from pflcli.engine.executors import SumRequest, Task, run_task
 from pflcli.engine.executors.threads import Threads
@@ -33,11 +33,15 @@ class Samples:
 class Worker:
     """An actor with an engine of its own, which has one thread, on a CPU or on a GPU."""
 
-    def __init__(self, net: nn.Module, samples: Samples, seed: int, gpus: float) -> None:
+    def __init__(
+        self, files: list[registry.SentFile], net: list[Any], samples: Samples, seed: int, gpus: float
+    ) -> None:
+        """Begin with the users' ``files``: the network, given as a reference in a list, may be defined in one."""
+        registry.use_sent_files(files)
         torch.set_num_threads(1)
         self._device = torch.device("cuda" if gpus else "cpu")
         self._samples = samples
-        self._engine = Engine(net, _move_federation(samples.federation, self._device), seed=seed, threads=1)
+        self._engine = Engine(ray.get(net[0]), _move_federation(samples.federation, self._device), seed=seed, threads=1)
         self._arrays: dict[int, tuple[NDArray[Any], NDArray[np.int64]]] = {}
         self._latest: tuple[Any, Any] = (None, None)
 
