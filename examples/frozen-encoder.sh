@@ -5,7 +5,8 @@
 #
 # WEIGHTS is a state dict of torchvision's mobilenet_v2, ROOT the folder with CIFAR-10 and CIFAR-100. Features of images
 # of 96 pixels are computed once; all methods then train linear heads on them. Three partitions among 80 clients, by
-# Dirichlet with alpha 0.3, and with a few classes per client (the paper's datasets v2).
+# Dirichlet with alpha 0.3, and with a few classes per client (the paper's datasets v2): first all clients train, then a
+# fifth of them joins after training. Prints kNN-Per's Tables 2 and 3.
 set -euo pipefail
 
 home=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
@@ -15,20 +16,25 @@ weights=${1:?WEIGHTS: a state dict of mobilenet_v2} root=${2:?ROOT: the folder w
 
 methods=fedavg,local,fedavg-plus,ditto,apfl,clustered-fl,fedprox,pfedme,knn-per,knn-per-plus,gaussian-head,prior
 
-# compare DATA NAME SCHEME...: compare all methods on three partitions of the features
+# compare DATA NAME SCHEME...: compare all methods on three partitions of the features, twice
 compare() {
-  local data=$1 name=$2 partitions=()
+  local data=$1 name=$2 share at partitions
   shift 2
-  for seed in 0 1 2; do
-    pfl partition "$runs/$data/data" --scheme "$@" --clients 80 --seed "$seed" -o "$runs/$name/p$seed" -q
-    partitions+=("$runs/$name/p$seed")
+  for share in 0 0.2; do
+    at=$runs/tables/$name/new-clients-$share partitions=()
+    for seed in 0 1 2; do
+      pfl partition "$runs/$data" --scheme "$@" --clients 80 --new-clients "$share" --seed "$seed" -o "$at/p$seed" -q
+      partitions+=("$at/p$seed")
+    done
+    pfl compare "${partitions[@]}" -o "$at" --methods "$methods" --model logistic --rounds 100 --lr 0.1 --answer-train -q
   done
-  pfl compare "${partitions[@]}" -o "$runs/$name" --methods "$methods" --model logistic --rounds 100 --lr 0.1 -q
 }
 
 for data in cifar10 cifar100; do
-  pfl embed "$data" --root "$root" --encoder torchvision:mobilenet_v2 --weights "$weights" --size 96 -o "$runs/$data/data"
+  pfl embed "$data" --root "$root" --encoder torchvision:mobilenet_v2 --weights "$weights" --size 96 -o "$runs/$data"
   compare "$data" "$data" dirichlet --set alpha=0.3 --min-samples 20
 done
 compare cifar10 cifar10-v2 classes --set n=2 --min-samples 10
 compare cifar100 cifar100-v2 classes --set n=10 --min-samples 10
+
+"$(dirname "$(command -v pfl)")/python" "$home/examples/papers/knn-per/combine.py" "$runs"/tables/*

@@ -15,7 +15,9 @@ from pathlib import Path
 from typing import Any
 
 METHODS = ("local", "fedavg", "fedavg-plus", "clustered-fl", "ditto", "fedrep", "apfl", "pfedgp", "knn-per")
-"""In the order of the paper."""
+"""The methods of the paper, in its order."""
+RIVALS = ("knn-per-plus", "pfedme", "fedper", "prior")
+"""Further methods, in columns of their own if a comparison has them."""
 
 Metrics = Mapping[str, Mapping[str, Any]]
 
@@ -31,15 +33,18 @@ def main() -> None:
 
 def show(number: int, title: str, runs: Mapping[Path, Path], group: str) -> None:
     """Print one table."""
-    print(f"Table {number}, {title}:\n")
-    print(f"| dataset | clients | {' | '.join(f'`{name}`' for name in METHODS)} |")
-    print(f"|---|---:|{'---:|' * len(METHODS)}")
+    tables = {}
     for folder, run in runs.items():
         metrics = json.loads((run / "comparison" / "metrics.json").read_text(encoding="utf-8"))
-        rows = {method["label"]: method for method in metrics["methods"]}
+        tables[folder.name] = {method["label"]: method for method in metrics["methods"]}
+    columns = [*METHODS, *(name for name in RIVALS if any(name in rows for rows in tables.values()))]
+    print(f"Table {number}, {title}:\n")
+    print(f"| dataset | clients | {' | '.join(f'`{name}`' for name in columns)} |")
+    print(f"|---|---:|{'---:|' * len(columns)}")
+    for name, rows in tables.items():
         clients = metric(rows["fedavg"]["metrics"], "accuracy", group)["n"] // len(rows["fedavg"]["seeds"])
-        cells = [cell(rows[name]["metrics"], group) if name in rows else "-" for name in METHODS]
-        print(f"| {folder.name} | {clients} | {' | '.join(cells)} |")
+        cells = [cell(rows[column]["metrics"], group) if column in rows else "-" for column in columns]
+        print(f"| {name} | {clients} | {' | '.join(cells)} |")
     print()
 
 
