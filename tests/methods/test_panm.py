@@ -1,35 +1,16 @@
-"""PANM, PENS and gossip: rounds by hand, neutral settings, the faults of public code, and clusters that are found."""
+"""PANM: rounds worked out by hand, neutral settings, and limits of its options."""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 import torch
-from torch.nn import functional
 
 import worlds
+from by_hand import client_loss, draw_ids, mean_with, train_clients, unpack_graph
 from pflcli import parameters
-from pflcli.errors import UsageError
 from pflcli.evaluation.metrics import client_relations
-from pflcli.federation import peers
 from pflcli.methods import panm
-
-ABLE = worlds.ABLE
-
-
-def graph(run, state):
-    """Who has whom, (rounds, m, m)."""
-    return client_relations.unpack_graph(state["graph"].numpy(), len(run.clients))
-
-
-def trained(run, models, clients, t, **options):
-    """What clients send: the models (a dict by client) after local training."""
-    return {c: worlds.steps(models[c], run.federation, c, ("sgd", t), **options) for c in clients}
-
-
-def loss(model, data, client):
-    rows = data.block(client, "train")
-    return float(functional.cross_entropy(worlds.logits(model, data.inputs(rows)), data.y[rows]))
 
 
 def flat(model, origin):
@@ -40,20 +21,11 @@ def cosine(a, b):
     return float(a @ b / (a.norm() * b.norm()))
 
 
-def weighted(run, models, i, partners):
-    members = [i, *partners]
-    return worlds.mean([models[c] for c in members], run.federation.sizes("train")[members].tolist())
-
-
-def drawn(run, key, among, count):
-    return peers.draw_ids(run.rng(*key), np.asarray(among), count).tolist()
-
-
 def similarities(run, metric, models, before, i, contacts):
     """The poster's Eq. 1 to 4 for client i, by name of the client asked."""
     data, init = run.federation, run.init
     if metric == "loss":
-        return {j: 1 / (loss(models[j], data, i) + 1e-8) for j in contacts}
+        return {j: 1 / (client_loss(models[j], data, i) + 1e-8) for j in contacts}
     vectors = [{c: flat(models[c], origin(c)) for c in (i, *contacts)} for origin in (before.get, lambda c: init)]
     if metric == "grad-centred":
         for rows in vectors:
@@ -70,19 +42,21 @@ def test_panm_initialisation_by_hand(metric):
     options = {"metric": metric, "k": 2, "l": 2, "t1": 2, "alpha": 0.3}
     run = worlds.run("panm", participation=1.0, epochs=2, options=options)
     state = worlds.play("panm", run, last=2)
-    own, bags, contacts = dict.fromkeys(ABLE, run.init), {i: [] for i in ABLE}, 0
+    own, bags, contacts = dict.fromkeys(worlds.ABLE, run.init), {i: [] for i in worlds.ABLE}, 0
     for t in range(2):
-        before, models = own, trained(run, own, ABLE, t, epochs=2)
+        before, models = own, train_clients(run, own, worlds.ABLE, t, epochs=2)
         own = {}
-        for i in ABLE:
-            far = [c for c in ABLE if c != i and c not in bags[i]]
-            candidates = [*bags[i], *drawn(run, ("asked", t, i), far, 2)]
+        for i in worlds.ABLE:
+            far = [c for c in worlds.ABLE if c != i and c not in bags[i]]
+            candidates = [*bags[i], *draw_ids(run, ("asked", t, i), far, 2)]
             s = similarities(run, metric, models, before, i, candidates)
             bags[i] = sorted(sorted(candidates, key=s.get)[-2:])
-            own[i] = weighted(run, models, i, bags[i])
+            own[i] = mean_with(run, models, i, bags[i])
             contacts += len(candidates)
-        assert [np.flatnonzero(row).tolist() for row in graph(run, state)[t][ABLE]] == [bags[i] for i in ABLE]
-    for i in ABLE:
+        assert [np.flatnonzero(row).tolist() for row in unpack_graph(run, state)[t][worlds.ABLE]] == [
+            bags[i] for i in worlds.ABLE
+        ]
+    for i in worlds.ABLE:
         worlds.close(parameters.pick(state["model"][[i]], 0), own[i], atol=1e-5)
     assert run.traffic["peer"] == contacts * parameters.size(run.init) * (1 if metric == "loss" else 2)
 
@@ -102,7 +76,7 @@ def test_panm_matching_keeps_those_that_it_did_not_ask():
     bags = {i: [c for c in range(12) if c != i and c % 2 == i % 2] for i in range(12)}
     actual = matched(run, state, bags)["bag"].numpy()
     for i in range(12):
-        near = drawn(run, ("asked", 5, i), bags[i], 3)
+        near = draw_ids(run, ("asked", 5, i), bags[i], 3)
         unasked = set(bags[i]) - set(near)
         assert len(unasked) == 2
         assert unasked <= set(np.flatnonzero(actual[i]).tolist())
@@ -138,26 +112,26 @@ def test_panm_averages_with_k_or_with_all_neighbours():
     for aggregate in ("neighbours", "bag"):
         run = worlds.run("panm", participation=1.0, options={"t1": 1, "k": 1, "l": 2, "aggregate": aggregate})
         state = worlds.play("panm", run, last=1)
-        bags = {i: [c for c in ABLE if c != i] for i in ABLE}
+        bags = {i: [c for c in worlds.ABLE if c != i] for i in worlds.ABLE}
         state["bag"][:] = False
         for i, bag in bags.items():
             state["bag"][i, bag] = True
-        own = {i: parameters.pick(state["model"][[i]], 0) for i in ABLE}
-        models = trained(run, own, ABLE, 5)
+        own = {i: parameters.pick(state["model"][[i]], 0) for i in worlds.ABLE}
+        models = train_clients(run, own, worlds.ABLE, 5)
         after = panm.train_round(run, state, 5)
-        for i in ABLE:
+        for i in worlds.ABLE:
             bag = np.flatnonzero(after["bag"][i].numpy()).tolist()
-            chosen = drawn(run, ("neighbours", 5, i), bag, 1) if aggregate == "neighbours" else bag
-            worlds.close(parameters.pick(after["model"][[i]], 0), weighted(run, models, i, chosen), atol=1e-5)
+            chosen = draw_ids(run, ("neighbours", 5, i), bag, 1) if aggregate == "neighbours" else bag
+            worlds.close(parameters.pick(after["model"][[i]], 0), mean_with(run, models, i, chosen), atol=1e-5)
 
 
 def test_panm_with_everybody_as_neighbour_asks_neighbours_alone():
     """No others are left to ask: there is no EM, and neighbours stay."""
     run = worlds.run("panm", participation=1.0, options={"t1": 1, "k": 2, "l": 3})
     state = worlds.play("panm", run, last=1)
-    bags = {i: [c for c in ABLE if c != i] for i in ABLE}
+    bags = {i: [c for c in worlds.ABLE if c != i] for i in worlds.ABLE}
     after = matched(run, state, bags)
-    assert all(np.flatnonzero(after["bag"][i].numpy()).tolist() == bags[i] for i in ABLE)
+    assert all(np.flatnonzero(after["bag"][i].numpy()).tolist() == bags[i] for i in worlds.ABLE)
 
 
 @pytest.mark.parametrize("isolated", [True, False])
@@ -166,27 +140,12 @@ def test_panm_matching_leaves_the_most_similar_unless_it_may_isolate(monkeypatch
     options = {"t1": 1, "k": 2, "l": 9, "allow_isolated": isolated}
     run = worlds.run("panm", participation=1.0, options=options)
     state = worlds.play("panm", run, last=1)
-    own = {i: parameters.pick(state["model"][[i]], 0) for i in ABLE}
-    models = trained(run, own, ABLE, 5)
-    after = matched(run, state, {i: [ABLE[place - 1]] for place, i in enumerate(ABLE)})["bag"].numpy()
-    for i in ABLE:
-        nearest = min((c for c in ABLE if c != i), key=lambda c: loss(models[c], run.federation, i))
+    own = {i: parameters.pick(state["model"][[i]], 0) for i in worlds.ABLE}
+    models = train_clients(run, own, worlds.ABLE, 5)
+    after = matched(run, state, {i: [worlds.ABLE[place - 1]] for place, i in enumerate(worlds.ABLE)})["bag"].numpy()
+    for i in worlds.ABLE:
+        nearest = min((c for c in worlds.ABLE if c != i), key=lambda c: client_loss(models[c], run.federation, i))
         assert np.flatnonzero(after[i]).tolist() == ([] if isolated else [nearest])
-
-
-@pytest.mark.parametrize("method", ["panm", "gossip"])
-def test_no_neighbours_is_training_alone(method):
-    """Each client trains on from its own model, round after round, and nothing is sent."""
-    run = worlds.run(method, participation=1.0, options={"k": 0})
-    state = worlds.play(method, run)
-    alone = worlds.run()
-    models = alone.table(alone.initial_model())
-    for t in range(3):
-        for part in alone.local_sgd(ABLE, models, t=t):
-            models[part.clients] = part.params
-    assert worlds.same(state["model"], models)
-    assert run.traffic["peer"] == 0
-    assert not graph(run, state).any()
 
 
 def test_panm_asks_only_who_has_trained_and_they_answer_with_their_last_model():
@@ -196,12 +155,12 @@ def test_panm_asks_only_who_has_trained_and_they_answer_with_their_last_model():
         cohort = run.cohort(t).tolist()
         trained_clients |= set(cohort)
         own = {i: parameters.pick(state["model"][[i]], 0) for i in cohort}
-        models |= trained(run, own, cohort, t)
+        models |= train_clients(run, own, cohort, t)
         state = panm.train_round(run, state, t)
         for i in cohort:
             bag = np.flatnonzero(state["bag"][i].numpy()).tolist()
             assert set(bag) <= trained_clients - {i}
-            worlds.close(parameters.pick(state["model"][[i]], 0), weighted(run, models, i, bag), atol=1e-5)
+            worlds.close(parameters.pick(state["model"][[i]], 0), mean_with(run, models, i, bag), atol=1e-5)
     assert len(trained_clients) > 2
 
 
@@ -222,7 +181,7 @@ def played(options, **settings):
         options=options,
         **{"rounds": 16, "participation": 1.0, "epochs": 3, "batch_size": 10, **settings},
     )
-    actual = graph(run, worlds.play("panm", run))
+    actual = unpack_graph(run, worlds.play("panm", run))
     return [client_relations.precision_recall(neighbours, run.federation.cluster) for neighbours in actual]
 
 
@@ -255,86 +214,3 @@ def test_panm_by_default_leaves_its_sizes_to_the_federation():
     assert panm._sizes(worlds.run("panm", rounds=1))[2] == 1
     many = worlds.run("panm", data=worlds.clustered(2, 20, samples=2), options={"k": 7})
     assert panm._sizes(many)[:2] == (7, 10)
-
-
-def test_gossip_with_everybody_is_fedavg():
-    run = worlds.run("gossip", participation=1.0, options={"k": 6})
-    state, shared = worlds.play("gossip", run), worlds.run("fedavg", participation=1.0)
-    expected = worlds.play("fedavg", shared)["global"]
-    for i in ABLE:
-        worlds.close(parameters.pick(state["model"][[i]], 0), expected)
-    # Whoever has no samples is not asked; each of six receives five models.
-    assert run.traffic["peer"] == 3 * 6 * 5 * parameters.size(run.init)
-
-
-@pytest.mark.parametrize("uniform", [True, False])
-def test_gossip_round_by_hand(uniform):
-    run = worlds.run("gossip", participation=1.0, options={"k": 2, "uniform": uniform})
-    state = worlds.play("gossip", run, last=1)
-    models = trained(run, dict.fromkeys(ABLE, run.init), ABLE, 0)
-    for i in ABLE:
-        partners = drawn(run, ("asked", 0, i), [c for c in ABLE if c != i], 2)
-        plain = worlds.mean([models[c] for c in (i, *partners)], [1] * 3)
-        worlds.close(
-            parameters.pick(state["model"][[i]], 0), plain if uniform else weighted(run, models, i, partners), atol=1e-5
-        )
-        assert np.flatnonzero(graph(run, state)[0][i]).tolist() == partners
-
-
-def test_others_are_drawn_uniformly():
-    run = worlds.run("gossip", participation=1.0, rounds=1, options={"k": 2})
-    met = np.zeros((7, 7))
-    for t in range(300):
-        for i in ABLE:
-            met[i, drawn(run, ("asked", t, i), [c for c in ABLE if c != i], 2)] += 1
-    off = ~np.eye(7, dtype=bool)[ABLE][:, ABLE]
-    np.testing.assert_allclose(met[ABLE][:, ABLE][off] / 300, 2 / 5, atol=0.12)
-
-
-def test_pens_by_hand():
-    """Two rounds of asking and counting; then neighbours taken more often than by chance."""
-    run = worlds.run("pens", participation=1.0, rounds=4, options={"n": 3, "m": 1, "t1": 2, "partners": 1})
-    state = worlds.play("pens", run)
-    own, times_asked, times_selected = dict.fromkeys(ABLE, run.init), np.zeros((7, 7)), np.zeros((7, 7))
-    received = 0
-    for t in range(4):
-        models = trained(run, own, ABLE, t)
-        own, before = {}, times_selected * 3 > times_asked
-        for i in ABLE:
-            if t < 2 or not before[i].any():
-                tried = drawn(run, ("asked", t, i), [c for c in ABLE if c != i], 3)
-                chosen = [min(tried, key=lambda c: loss(models[c], run.federation, i))]
-                times_asked[i, tried] += 1
-                times_selected[i, chosen] += 1
-                received += 3
-            else:
-                chosen = drawn(run, ("neighbours", t, i), np.flatnonzero(before[i]), 1)
-                received += 1
-            own[i] = weighted(run, models, i, chosen)
-        np.testing.assert_array_equal(graph(run, state)[t], times_selected * 3 > times_asked)
-    for i in ABLE:
-        worlds.close(parameters.pick(state["model"][[i]], 0), own[i], atol=2e-5)
-    assert run.traffic["peer"] == received * parameters.size(run.init)
-    assert graph(run, state)[-1][ABLE].any(axis=1).all()
-
-
-def test_pens_that_takes_all_that_it_asks_has_no_neighbours():
-    """Who is always taken is not taken more often than by chance, whatever sums of fractions come to."""
-    run = worlds.run("pens", participation=1.0, rounds=12, options={"n": 2, "m": 2, "t1": 12})
-    assert not graph(run, worlds.play("pens", run)).any()
-
-
-def test_pens_finds_the_clusters():
-    run = worlds.run(
-        "pens", data=worlds.clustered(), rounds=12, participation=1.0, epochs=3, batch_size=10, options={"n": 6}
-    )
-    precision, recall = client_relations.precision_recall(
-        graph(run, worlds.play("pens", run))[-1], run.federation.cluster
-    )
-    assert precision > 0.75
-    assert recall > 0.9
-
-
-def test_pens_cannot_take_more_than_it_asks():
-    with pytest.raises(UsageError, match="m=3 models cannot be taken of the n=2"):
-        worlds.run("pens", options={"n": 2, "m": 3})

@@ -1,0 +1,77 @@
+"""FedDBE: rounds worked out by hand, neutral settings, and limits of its options."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+import worlds
+from by_hand import descend, detach, minibatch_samples, representation, require_grad, use_compiled_loops
+from pflcli import parameters
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_feddbe_rounds_by_hand(compiles, monkeypatch):
+    if compiles:
+        use_compiled_loops(monkeypatch)
+    run = worlds.run("feddbe", options={"kappa": 3.0})
+    data = run.federation
+    sizes = data.sizes("train")
+    state = worlds.play("feddbe", run)
+    trained = [worlds.steps(run.init, data, c, ("consensus", 0)) for c in worlds.ABLE]
+    means = [
+        representation(w, data.inputs(data.block(c, "train"))).mean(dim=0)
+        for c, w in zip(worlds.ABLE, trained, strict=True)
+    ]
+    consensus = worlds.mean([{"mean": value} for value in means], sizes[worlds.ABLE].tolist())["mean"]
+    worlds.close(state["consensus"], {"mean": consensus}, atol=1e-5)
+    shared, memories = run.init, {c: torch.zeros(200) for c in range(7)}
+    for t in range(3):
+        cohort, trained = run.cohort(t).tolist(), []
+        for c in cohort:
+            w, memory = require_grad(shared), memories[c].clone().requires_grad_()
+            for x, y in minibatch_samples(data, c, ("sgd", t)):
+                z = representation(w, x)
+                out = (z + memory) @ w["head.weight"].T + w["head.bias"]
+                loss = functional.cross_entropy(out, y) + 3.0 * (0.5 * (z.mean(dim=0) - consensus) ** 2).mean()
+                descend([*w.values(), memory], loss, 0.1)
+            memories[c] = memory.detach()
+            trained.append(detach(w))
+        shared = worlds.mean(trained, sizes[cohort].tolist())
+    worlds.close(state["global"], shared, atol=1e-5)
+    for c, expected in memories.items():
+        worlds.close(parameters.pick(state["memories"][[c]], 0), {"memory": expected}, atol=1e-5)
+    assert 0 in state["memories"].written
+    actual = worlds.answers("feddbe", run, state, np.asarray([0]))["test"]
+    with torch.no_grad():
+        z = representation(shared, data.inputs(data.block(0, "test"))) + memories[0]
+        expected = torch.softmax(z @ shared["head.weight"].T + shared["head.bias"], 1)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
+def test_feddbe_sends_a_model_and_a_mean_before_the_rounds():
+    run = worlds.run("feddbe", rounds=0)
+    worlds.play("feddbe", run)
+    size = parameters.size(run.init)
+    assert run.traffic == {"up": 6 * 200 * 4, "down": 6 * size, "peer": 0}
+
+
+@pytest.mark.parametrize("compiles", [False, True])
+def test_a_newcomer_of_feddbe_trains_its_memory_alone(compiles, monkeypatch):
+    if compiles:
+        use_compiled_loops(monkeypatch)
+    run = worlds.run("feddbe", options={"newcomer_epochs": 2})
+    state = worlds.play("feddbe", run)
+    data, shared = run.federation, state["global"]
+    new = next(c for c in worlds.ABLE if c not in state["memories"].written and data.sizes("test")[c])
+    memory = torch.zeros(200, requires_grad=True)
+    for x, y in minibatch_samples(data, new, ("sgd", "newcomer"), epochs=2):
+        out = (representation(shared, x) + memory) @ shared["head.weight"].T + shared["head.bias"]
+        descend([memory], functional.cross_entropy(out, y), 0.1)
+    actual = worlds.answers("feddbe", run, state, np.asarray([new]))["test"]
+    with torch.no_grad():
+        out = (representation(shared, data.inputs(data.block(new, "test"))) + memory) @ shared["head.weight"].T
+        expected = torch.softmax(out + shared["head.bias"], 1)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)

@@ -1,0 +1,227 @@
+"""kNN-Per: rounds worked out by hand, neutral settings, and limits of its options."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import pytest
+
+import worlds
+from by_hand import K, answers
+from pflcli.knn.indexes import flat_indexes
+from pflcli.knn.stores import Neighbours, Stores
+from pflcli.knn.voting import vote_by_distance
+from pflcli.methods import knn_per
+
+
+def test_an_empty_store_is_fedavg():
+    run = worlds.run("knn-per", options={"weight": 1.0})
+    lone = run.stores
+    count = len(run.clients)
+    offsets = np.zeros(count + 1, int)
+    empty = np.zeros((0, run.embeddings["test"].z.shape[1]), np.float32)
+    run.stores = Stores(*flat_indexes([empty] * count), lone.y[:0], offsets, offsets[1:])
+    actual = worlds.answers("knn-per", run, {})["test"]
+    expected = worlds.answers("fedavg", run, {"global": run.backbone})["test"]
+    np.testing.assert_allclose(actual, expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("kernel", ["euclidean", "scaled-squared"])
+def test_knn_per_against_a_few_lines(kernel):
+    """p = lambda p_kNN + (1 - lambda) h, neighbours by brute force, exp(-d) taken literally."""
+    k, lam = 3, 0.4
+    run = worlds.run("knn-per", options={"k": k, "weight": lam, "kernel": kernel, "sigma": 2.0})
+    actual = worlds.answers("knn-per", run, {})["test"]
+    parts, expected = run.embeddings, []
+    for client in run.clients:
+        stored = parts["train"].take(np.asarray([client]))
+        z, y = stored.z, stored.y
+        query = parts["test"].take(np.asarray([client]))
+        for x, logits in zip(query.z.astype(float), query.logits.astype(float), strict=True):
+            squared = ((z - x) ** 2).sum(axis=1)
+            near = np.argsort(squared, kind="stable")[:k]
+            d = np.sqrt(squared) / 2 if kernel == "euclidean" else squared / (z.shape[1] * 2)
+            knn = np.bincount(y[near], weights=np.exp(-d[near]), minlength=worlds.CLASSES)
+            h = np.exp(logits) / np.exp(logits).sum()
+            expected.append(lam * knn / knn.sum() + (1 - lam) * h)
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
+def test_lambda_is_tuned_on_validation_samples_alone():
+    run = worlds.run("knn-per", options={"k": 2})
+    chosen = knn_per.personalize(run, {}, run.clients).tuned["lambda"]
+    test = run.embeddings["test"]
+    test.z[:] = 0
+    test.logits[:] = 0
+    np.testing.assert_array_equal(chosen, knn_per.personalize(run, {}, run.clients).tuned["lambda"])
+    assert chosen[[1, 3, 5]].tolist() == [0.5] * 3  # no validation samples: nearest to one half
+
+
+def tune(knn, model, y, **options):
+    from pflcli.knn.embedded import Embedded
+
+    part = Embedded(np.zeros((len(y), 1)), np.log(np.asarray(model)), np.asarray(y), np.asarray([0, len(y)]))
+    weight, _ = knn_per._tune(knn_per.Config(**options), np.asarray(knn), np.asarray(model), part, np.ones(len(y)))
+    return weight[0]
+
+
+def test_lambda_by_hand():
+    right, wrong, hardly = [0.9, 0.1], [0.1, 0.9], [0.6, 0.4]
+    assert tune([right], [right], [0]) == 0.5  # all of the grid is right
+    assert tune([hardly], [wrong], [0]) == 0.9  # .6 lam + .1 (1 - lam) > 1/2 from lam = .8 on
+    assert tune([wrong], [hardly], [0]) == 0.1  # .1 lam + .6 (1 - lam) > 1/2 up to lam = .2
+    assert tune([right, wrong, wrong], [wrong, right, right], [0, 0, 0], grid=(0.0, 1.0)) == 0.0
+    for low, high in ((0.1, 0.9), (0.3, 0.7), (0.0, 1.0), (0.45, 0.55)):  # equally near one half: the smaller
+        assert tune([right], [right], [0], grid=(low, high)) == low
+
+
+def test_votes_by_hand():
+    neighbours = Neighbours(np.asarray([[1.0, 4.0, 9.0], [4.0, np.inf, np.inf]]), np.asarray([[2, 0, 2], [1, -1, -1]]))
+    e = np.exp([-1.0, -2.0, -3.0])
+    p = vote_by_distance(neighbours, 3, -np.sqrt(neighbours.distance))
+    np.testing.assert_allclose(p[0], [e[1] / e.sum(), 0, (e[0] + e[2]) / e.sum()])
+    np.testing.assert_allclose(p[1], [0, 1, 0])
+
+
+def test_votes_of_far_neighbours_do_not_underflow():
+    neighbours = Neighbours(np.asarray([[1e8, 1e8 + 1e4]]), np.asarray([[0, 1]]))
+    p = vote_by_distance(neighbours, 2, -neighbours.distance)
+    np.testing.assert_allclose(p, [[1, 0]])
+
+
+def test_votes_without_neighbours_are_zero():
+    neighbours = Neighbours(np.full((1, 2), np.inf), np.full((1, 2), -1))
+    assert vote_by_distance(neighbours, 2, -neighbours.distance).tolist() == [[0, 0]]
+    none = Neighbours(np.zeros((0, 2)), np.zeros((0, 2), int))
+    assert vote_by_distance(none, 2, -none.distance).shape == (0, 2)
+
+
+def test_search_is_exact_and_clamped():
+    draw = np.random.default_rng(0)
+    sizes = [40, 3, 0, 17]
+    z = [draw.normal(size=(n, 6)).astype(np.float32) for n in sizes]
+    y = [draw.integers(0, 4, n) for n in sizes]
+    stores = Stores(
+        *flat_indexes(z),
+        np.concatenate(y),
+        np.cumsum([0, *sizes]),
+        np.asarray([25, 2, 0, 17]),
+    )
+    queries = draw.normal(size=(8, 6)).astype(np.float32)
+    bounds = np.asarray([0, 2, 4, 6, 8])
+    neighbours = stores.search(np.arange(4), queries, bounds, 5)
+    for client in range(4):
+        for row in range(bounds[client], bounds[client + 1]):
+            squared = ((z[client][: stores.train[client]] - queries[row]) ** 2).sum(axis=1)
+            near = np.argsort(squared)[:5]
+            depth = len(near)
+            np.testing.assert_allclose(neighbours.distance[row, :depth], squared[near], rtol=1e-4)
+            assert neighbours.label[row, :depth].tolist() == y[client][near].tolist()
+            assert (neighbours.label[row, depth:] == -1).all()
+            assert np.isinf(neighbours.distance[row, depth:]).all()
+
+
+def nearest(run, neighbours):
+    return knn_per._kernel_distance(run.cfg, neighbours, run.embeddings["test"].z.shape[1])[:, 0]
+
+
+def test_auto_sigma_is_of_the_kernel_that_it_scales():
+    """By ``scaled-squared`` it is of d^2 / dimension: the median sample's nearest neighbour has the exponent -1."""
+    run = worlds.run("knn-per", options={"sigma": "auto", "kernel": "scaled-squared"})
+    part = run.embeddings["validation"]
+    neighbours = run.stores.search(run.clients, part.z, part.offsets, 1)
+    sigma = knn_per._kernel_scales(run.cfg, nearest(run, neighbours), part.offsets)
+    expected = np.median(neighbours.distance[: part.offsets[1], 0]) / part.z.shape[1]
+    assert sigma[0] == pytest.approx(expected)
+    assert sigma[1] == 1  # no validation samples
+
+
+def test_auto_sigma_is_the_median_nearest_distance():
+    run = worlds.run("knn-per", options={"sigma": "auto"})
+    part = run.embeddings["validation"]
+    neighbours = run.stores.search(run.clients, part.z, part.offsets, 1)
+    sigma = knn_per._kernel_scales(run.cfg, nearest(run, neighbours), part.offsets)
+    first = np.sqrt(neighbours.distance[:4, 0])
+    assert sigma[0] == pytest.approx(np.median(first))
+    assert sigma[1] == 1  # no validation samples
+    scaled = copy.deepcopy(neighbours)
+    scaled.distance[:] *= 4
+    np.testing.assert_allclose(knn_per._kernel_scales(run.cfg, nearest(run, scaled), part.offsets)[0], 2 * sigma[0])
+
+
+LAMBDAS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+
+
+def embedded(part, client):
+    """Representations, logits and labels of one client, in float64."""
+    one = part.take(np.asarray([client]))
+    return one.z.astype(float), one.logits.astype(float), one.y
+
+
+def faded(lam, decay, scale, distance):
+    """lambda(x) = lambda max(0, 1 - decay d(x) / s), (n, 1)."""
+    return (lam * np.clip(1 - decay * distance / scale, 0, None))[:, None]
+
+
+def test_lambda_by_distance_against_a_few_lines():
+    lam, decay, client = 0.8, 0.6, 0
+    run = worlds.run("knn-per", options={"k": K, "weight": lam, "decay": decay})
+    stored, labels = (embedded(run.embeddings["train"], client)[i] for i in (0, 2))
+    scale = np.median(answers(stored, labels, *embedded(run.embeddings["validation"], client)[:2])[0])
+    distance, votes, h = answers(stored, labels, *embedded(run.embeddings["test"], client)[:2])
+    share = faded(lam, decay, scale, distance)
+    assert len(np.unique(share)) > 2  # or nothing falls
+    actual = worlds.answers("knn-per", run, {}, np.asarray([client]))["test"]
+    np.testing.assert_allclose(actual, share * votes + (1 - share) * h, atol=1e-5)
+    assert worlds.tuned("knn-per", run, {})["decay"][[0, 1]] == pytest.approx([decay / scale, 0])  # 1 has no samples
+
+
+def test_lambda_and_decay_are_chosen_together_by_validation_samples():
+    run = worlds.run("knn-per", options={"k": K, "decay": "auto"}, seed=6)
+    chosen = worlds.tuned("knn-per", run, {})
+    falling = 0
+    for client in (0, 2, 4, 6):
+        stored, labels = (embedded(run.embeddings["train"], client)[i] for i in (0, 2))
+        z, logits, y = embedded(run.embeddings["validation"], client)
+        distance, votes, h = answers(stored, labels, z, logits)
+        scale = np.median(distance)
+        counts = {
+            (lam, decay): ((s := faded(lam, decay, scale, distance)) * votes + (1 - s) * h).argmax(axis=1) == y
+            for lam in LAMBDAS
+            for decay in (0, 0.2, 1 / 3, 0.5)
+        }
+        counts = {key: int(right.sum()) for key, right in counts.items()}
+        best = {key for key, count in counts.items() if count == max(counts.values())}
+        smallest = min(decay for _, decay in best)
+        expected = min((lam for lam, decay in best if decay == smallest), key=lambda lam: (abs(10 * lam - 5), lam))
+        assert chosen["decay"][client] == pytest.approx(smallest / scale)
+        assert chosen["lambda"][client] == expected
+        falling += smallest > 0
+    assert falling  # or the choice is not tested
+    assert chosen["lambda"][3] == 0.5
+    assert chosen["decay"][3] == 0  # no validation samples
+
+
+def test_lambda_that_falls_at_once_leaves_the_global_model_and_one_that_never_falls_is_the_paper():
+    plain = worlds.run("knn-per", options={"k": K})
+    expected = worlds.answers("knn-per", plain, {})["test"]
+    slow = worlds.run("knn-per", options={"k": K, "decay": 1e-12})
+    np.testing.assert_allclose(worlds.answers("knn-per", slow, {})["test"], expected, atol=1e-6)
+    fast = worlds.run("knn-per", options={"k": K, "decay": 1e6})
+    actual = worlds.answers("knn-per", fast, {}, np.asarray([0]))["test"]
+    h = worlds.answers("fedavg", fast, {"global": fast.backbone}, np.asarray([0]))["test"]
+    np.testing.assert_allclose(actual, h, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["knn-per", "knn-per-plus"])
+def test_earlier_choices_replace_validation_samples(method):
+    """As with refit: nothing of the answers depends on validation samples once all that they choose is given."""
+    options = {"k": K, "decay": "auto", "sigma": "auto"}
+    run = worlds.run(method, options=options)
+    run.choices = worlds.tuned(method, run, {})
+    assert sorted(run.choices) == ["decay", "lambda", "sigma"]
+    other = worlds.run(method, options=options, data=worlds.spoiled(worlds.federation(), "validation"))
+    other.choices = run.choices
+    first, second = (worlds.answers(method, each, {})["test"] for each in (run, other))
+    assert first.tobytes() == second.tobytes()

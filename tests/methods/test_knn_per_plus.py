@@ -1,0 +1,39 @@
+"""kNN-Per+: rounds worked out by hand, neutral settings, and limits of its options."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+import worlds
+from by_hand import K, answers
+
+
+def test_knn_per_plus_against_a_few_lines():
+    """Plain steps of SGD, then neighbours by brute force among what the fine-tuned network makes of the samples."""
+    lam, client = 0.4, 0
+    run = worlds.run("knn-per-plus", options={"k": K, "weight": lam, "epochs": 2, "lr": 0.05})
+    data = run.federation
+    w = worlds.steps(run.backbone, data, client, ("sgd", "fine-tune"), epochs=2, lr=0.05)
+
+    def outputs(split):
+        x = data.inputs(data.block(client, split))
+        z = torch.relu(x @ w["body.1.weight"].T + w["body.1.bias"])
+        z = torch.relu(z @ w["body.3.weight"].T + w["body.3.bias"])
+        return z.double().numpy(), worlds.logits(w, x).double().numpy()
+
+    labels = data.y[data.block(client, "train")].numpy()
+    _, votes, h = answers(outputs("train")[0], labels, *outputs("test"))
+    actual = worlds.answers("knn-per-plus", run, {}, np.asarray([client]))["test"]
+    np.testing.assert_allclose(actual, lam * votes + (1 - lam) * h, atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("method", "options"), [("knn-per", {"epochs": 0}), ("fedavg-plus", {"weight": 0.0, "epochs": 2})]
+)
+def test_knn_per_plus_is_what_it_consists_of_at_the_limits(method, options):
+    run = worlds.run("knn-per-plus", options=options)
+    own = {key: value for key, value in options.items() if key == "epochs" and method == "fedavg-plus"}
+    expected = worlds.answers(method, worlds.run(method, options=own), {})["test"]
+    np.testing.assert_allclose(worlds.answers("knn-per-plus", run, {})["test"], expected, atol=1e-6)
