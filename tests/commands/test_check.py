@@ -134,7 +134,7 @@ OTHERS = {
     "no-sample-has-two-clients": ("scheme", "np.sort(part) for part", "np.sort(part) // 2 for part"),
     "there-are-as-many-clients-as-asked-for": ("scheme", "np.linspace(1, cfg.ratio, count)", "np.ones(5)"),
     "the-same-seed-gives-the-same-split": ("scheme", "rng.permutation", "np.random.default_rng().permutation"),
-    "impossible-requests-are-refused": ("scheme", 'needs_clients("TITLE", clients, len(samples.y))', "clients"),
+    "impossible-requests-are-refused": ("scheme", 'require_clients("TITLE", clients, len(samples.y))', "clients"),
     "transforms-keep-samples-valid": (
         "scheme",
         "def split(",

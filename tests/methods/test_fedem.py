@@ -108,9 +108,9 @@ def test_shares_find_two_distributions():
 
 
 def test_extreme_losses_leave_no_nan():
-    from pflcli.methods.fedem import _answering
+    from pflcli.methods.fedem import _responsibility
 
-    q = _answering(torch.tensor([0.0, 1.0]), torch.tensor([[0.0, 1e4], [1e5, 1e5]]))
+    q = _responsibility(torch.tensor([0.0, 1.0]), torch.tensor([[0.0, 1e4], [1e5, 1e5]]))
     assert q.isfinite().all()
     torch.testing.assert_close(q, torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
 
