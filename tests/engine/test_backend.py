@@ -25,7 +25,7 @@ import pflcli
 from pathlib import Path
 from pflcli.engine import backend
 print(backend.why_off())
-pflcli.partition("writers", "p", new_clients=0.8, seed=1)
+pflcli.partition("writers", "p", clients=8, seed=1)
 pflcli.train_global("p", "b", settings={"model": "cnn", "rounds": 1}, seed=1)
 pflcli.extract("b", "e")
 pflcli.build_datastore("e", "d")
