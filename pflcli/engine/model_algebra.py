@@ -87,7 +87,7 @@ def weighted_means(models: ModelTable, weights: NDArray[np.float64], chunk: int)
         shares = torch.from_numpy(weights[rows][:, senders] / weights[rows].sum(axis=1, keepdims=True))
         sparse = shares.float().to_sparse() if int((shares > 0).sum()) <= _MAX_SPARSE_SHARE * shares.numel() else None
         means = {name: value.new_empty((len(shares), *value.shape)) for name, value in models.default.items()}
-        for name, columns, piece in models.pieces(senders, models.default, chunk):
+        for name, columns, piece in models.read_columns(senders, models.default, chunk):
             mean = means[name].reshape(len(shares), -1)[:, columns]
             own = shares.to(piece.device)
             if sparse is not None and piece.is_cpu and piece.dtype == torch.float32:
@@ -110,7 +110,7 @@ def gram_matrix(
     """
     count = len(ids)
     products = torch.zeros(count, count, dtype=torch.float64, device=models.default[names[0]].device)
-    for name, columns, values in models.pieces(ids, names, chunk):
+    for name, columns, values in models.read_columns(ids, names, chunk):
         vectors = values.sub_(origin[name].flatten()[columns]) if origin else values
         for first in range(0, count, _GRAM_ROWS):
             block = slice(first, first + _GRAM_ROWS)

@@ -400,7 +400,7 @@ class Run:
             training["own"] = {name: parameters.rows(value, np.flatnonzero(is_new)) for name, value in own.items()}
         parts = self.local_sgd(clients[is_new], start, t="newcomer", epochs=epochs, lr=self.last_lr, **training)
         entries = (replace(part, params=parameters.unprefixed(part.params, prefix)) for part in parts)
-        return table.replaced(clients, entries)
+        return table.overlay(clients, entries)
 
     @contextmanager
     def personalizing(self) -> Iterator[None]:

@@ -103,7 +103,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     rate = run.cfg.lr or run.last_lr
     newcomers, epochs = personal.unwritten(clients), run.cfg.newcomer_epochs
     parts = list(_train_personal(run, newcomers, start, start, t="newcomer", epochs=epochs, lr=rate))
-    predictor = run.predictor(clients, personal.replaced(clients, (part for part, _ in parts)))
+    predictor = run.predictor(clients, personal.overlay(clients, (part for part, _ in parts)))
     if "lambda" not in state:
         return predictor
     lambdas = state["lambda"].cpu().numpy().copy()

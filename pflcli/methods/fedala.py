@@ -135,7 +135,7 @@ def _learn_weights(run: Run, state: State, ids: NDArray[np.int64], t: int | str)
             bounds=(0.0, 1.0),
             frozen_norm=True,
         )
-    return table.replaced(ids, learned)
+    return table.overlay(ids, learned)
 
 
 def _mix(state: State, ids: NDArray[np.int64], weights: Stacked) -> Stacked:

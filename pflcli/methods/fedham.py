@@ -241,7 +241,7 @@ def _build_hybrids(
     positions, draw = np.searchsorted(uploaded, clients), run.rng("clusters", t)
     for group, mask in group_clients(offsets.numpy(), positions, cfg.clustering, cfg.k, draw):
         peers = uploaded[mask]
-        basis = models.followed_by(peers, [start], apart=True)
+        basis = models.stack_with(peers, [start], padded=True)
         # In the network's order, as gradients are sums over layers; a resumed state has its names in another order.
         basis = {name: basis[name] for name in run.init}
         points = torch.cat([offsets[torch.from_numpy(mask)], torch.zeros_like(centre)])

@@ -26,25 +26,27 @@ if TYPE_CHECKING:
     from pflcli.parameters import TrainedClients
 
 
-_PIECE = 1 << 14
+_COLUMNS_PER_PIECE = 1 << 14
 """Columns of a parameter that are read at a time, so that several clients' columns fit into the cache."""
 
-_MULTIPLE, _EXTRA = 8192, 4096 + 128
-"""Bytes: the stride of large rows is a multiple of the first plus the second, see ``rows_apart``."""
+_STRIDE_MULTIPLE, _STRIDE_PADDING = 8192, 4096 + 128
+"""Bytes: the stride of large rows is a multiple of the first plus the second, see ``allocate_padded_rows``."""
 
 
-def _rows(count: int, numbers: int, dtype: torch.dtype) -> Tensor:
+def _allocate_rows(count: int, numbers: int, dtype: torch.dtype) -> Tensor:
     return torch.empty(count, numbers, dtype=dtype)
 
 
-def rows_apart(count: int, numbers: int, dtype: torch.dtype) -> Tensor:
+def allocate_padded_rows(count: int, numbers: int, dtype: torch.dtype) -> Tensor:
     """Return memory for rows (count, numbers), with padding between large rows against cache conflicts.
 
     Rows at a multiple of the page size, as those of layers often are, would map to the same few cache sets.
     """
     size = numbers * dtype.itemsize
-    width = (math.ceil(size / _MULTIPLE) * _MULTIPLE + _EXTRA if size >= _MULTIPLE else size) // dtype.itemsize
-    return torch.empty(count, width, dtype=dtype)[:, :numbers]
+    stride = size
+    if size >= _STRIDE_MULTIPLE:
+        stride = math.ceil(size / _STRIDE_MULTIPLE) * _STRIDE_MULTIPLE + _STRIDE_PADDING
+    return torch.empty(count, stride // dtype.itemsize, dtype=dtype)[:, :numbers]
 
 
 class ModelTable:
@@ -73,11 +75,14 @@ class ModelTable:
 
     def __getitem__(self, clients: Sequence[int] | NDArray[np.int64]) -> Stacked:
         """Return copies of the clients' models, stacked (n, ...)."""
-        return self.followed_by(np.asarray(clients, dtype=np.int64), [])
+        return self.stack_with(np.asarray(clients, dtype=np.int64), [])
 
-    def followed_by(self, clients: NDArray[np.int64], more: Sequence[Params], *, apart: bool = False) -> Stacked:
-        """Return copies of the clients' models followed by ``more``, stacked; ``apart``: in rows of ``rows_apart``."""
-        rows, stacked, new = self._row[clients], {}, rows_apart if apart else _rows
+    def stack_with(self, clients: NDArray[np.int64], more: Sequence[Params], *, padded: bool = False) -> Stacked:
+        """Return copies of the clients' models followed by ``more``, stacked.
+
+        With ``padded``, their memory is that of ``allocate_padded_rows``.
+        """
+        rows, stacked, new = self._row[clients], {}, allocate_padded_rows if padded else _allocate_rows
         for name, like in self.default.items():
             values = new(len(rows) + len(more), like.numel(), like.dtype)
             values[: len(rows)][torch.from_numpy(rows < 0)] = like.cpu().flatten()
@@ -89,7 +94,7 @@ class ModelTable:
             stacked[name] = values.view(len(values), *like.shape).to(like.device)
         return stacked
 
-    def pieces(
+    def read_columns(
         self, clients: NDArray[np.int64], names: Iterable[str], models: int
     ) -> Iterator[tuple[str, slice, Tensor]]:
         """Yield the name of each parameter, a slice of its columns, and these columns of all clients, (n, width).
@@ -99,7 +104,7 @@ class ModelTable:
         rows, bound = self._row[clients], models * self._size // max(len(clients), 1)
         for name in names:
             like, begin = self.default[name].flatten(), self._pieces[name].start
-            item, width = like.element_size(), max(1, min(_PIECE, bound // like.element_size()))
+            item, width = like.element_size(), max(1, min(_COLUMNS_PER_PIECE, bound // like.element_size()))
             for first in range(0, like.numel(), width):
                 columns = slice(first, min(first + width, like.numel()))
                 piece = torch.empty(len(rows), columns.stop - first, dtype=like.dtype)
@@ -113,7 +118,7 @@ class ModelTable:
         """Return the clients that have the default model, in their order."""
         return clients[self._row[clients] < 0]
 
-    def replaced(self, clients: NDArray[np.int64], parts: Iterable[TrainedClients]) -> Stacked:
+    def overlay(self, clients: NDArray[np.int64], parts: Iterable[TrainedClients]) -> Stacked:
         """Return the clients' models, stacked (n, ...), with the trained ``parts`` in place of entries of the table."""
         stacked, position = self[clients], {int(client): n for n, client in enumerate(clients)}
         for part in parts:
@@ -171,7 +176,7 @@ class ModelTable:
         self._row, self._snapshots = mark.models._row.copy(), list(mark.others)
         self._reclaim()
 
-    def remembered(self, packed: Mapping[str, Tensor]) -> Snapshot:
+    def unpack_snapshot(self, packed: Mapping[str, Tensor]) -> Snapshot:
         """Return the snapshot with the content ``packed``, after ``unpack`` of its table."""
         snapshot = Snapshot(self, packed[f"{_MARK}row"].cpu().numpy())
         snapshot._restore(packed)

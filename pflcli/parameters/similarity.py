@@ -43,7 +43,7 @@ def norms(
 ) -> tuple[float, Array]:
     """Return the norm of the mean of the clients' ``vectors``, weighted by ``shares`` (n,), and each norm, (n,)."""
     mean, squares = 0.0, np.zeros(len(ids))
-    for _, _, values in models.pieces(ids, names, chunk):
+    for _, _, values in models.read_columns(ids, names, chunk):
         mean += float((torch.from_numpy(shares).to(values) @ values).double().square().sum())
         squares += torch.linalg.vector_norm(values, dim=1).double().square().cpu().numpy()
     return float(np.sqrt(mean)), np.sqrt(squares)

@@ -67,7 +67,7 @@ def _restore(state: dict[str, Any], run: Run, known: dict[int, ModelTable]) -> d
         elif ModelTable.is_packed(value):
             number, packed = int(value["table:number"]), _restore(value, run, known)
             if number in known:
-                state[key] = known[number].remembered(packed)
+                state[key] = known[number].unpack_snapshot(packed)
             else:
                 state[key] = known[number] = ModelTable.unpack(packed, run.storage(number))
             run.tables = max(run.tables, number + 1)

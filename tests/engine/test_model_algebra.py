@@ -8,7 +8,7 @@ import torch
 
 from helpers import set_own_products
 from pflcli.engine import model_algebra
-from pflcli.parameters.model_table import ModelTable, rows_apart
+from pflcli.parameters.model_table import ModelTable, allocate_padded_rows
 from pflcli.parameters.row_storage import InMemoryRows
 
 
@@ -86,10 +86,10 @@ def test_mixtures_of_tensors_of_any_shape(stride, own, monkeypatch):
 
 def test_large_rows_lie_at_distances_that_are_no_multiple_of_a_page():
     for numbers in (2048, 4096, 16384, 51200, 156800, 1605632):
-        rows = rows_apart(61, numbers, torch.float32)
+        rows = allocate_padded_rows(61, numbers, torch.float32)
         assert rows.shape == (61, numbers)
         starts = [row.data_ptr() % 65536 // 64 for row in rows]
         assert max(starts.count(place) for place in starts) == 1
         assert rows.stride(0) - numbers <= 3104
-    assert rows_apart(2, 2047, torch.float32).is_contiguous()
-    assert rows_apart(3, 0, torch.int64).shape == (3, 0)
+    assert allocate_padded_rows(2, 2047, torch.float32).is_contiguous()
+    assert allocate_padded_rows(3, 0, torch.int64).shape == (3, 0)

@@ -45,7 +45,7 @@ def test_only_clients_without_an_entry_adapt_before_they_predict():
         models = run.adapt(table, clients, start, epochs=2)
         rate = run.settings.lr_at(run.settings.rounds - 1)
         alone = run.local_sgd(np.asarray([6, 3]), start, t="newcomer", epochs=2, lr=rate)
-        expected = table.replaced(clients, alone)
+        expected = table.overlay(clients, alone)
     assert worlds.same(models, expected)
     assert worlds.same(parameters.pick(models, 1), trained)
     assert not worlds.same(parameters.pick(models, 0), start)

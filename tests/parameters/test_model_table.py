@@ -54,8 +54,8 @@ def test_it_is_a_dictionary_of_models(kind, tmp_path):
 def test_models_are_read_with_others_behind_them():
     table = ModelTable(DEFAULT, 5, InMemoryRows())
     table[[1]] = stack(8)
-    for apart in (False, True):
-        models = table.followed_by(np.asarray([4, 1]), [model(9), model(8)], apart=apart)
+    for padded in (False, True):
+        models = table.stack_with(np.asarray([4, 1]), [model(9), model(8)], padded=padded)
         for name, value in models.items():
             assert torch.equal(value, torch.stack([DEFAULT[name], *stack(8, 9, 8)[name]]))
 
@@ -67,14 +67,14 @@ def test_a_number_that_was_expanded_to_one_client_is_stored():
     assert table[np.array([1, 0])]["count"].tolist() == [7, 0]
 
 
-def test_large_models_are_read_apart():
+def test_large_models_are_read_into_padded_rows():
     like, draw = {"w": torch.zeros(64, 64), "b": torch.zeros(64)}, torch.Generator().manual_seed(0)
     table, written = (
         ModelTable(like, 3, InMemoryRows()),
         {n: torch.randn(2, *v.shape, generator=draw) for n, v in like.items()},
     )
     table[[0, 2]] = written
-    models = table.followed_by(np.asarray([0, 1, 2]), [like], apart=True)
+    models = table.stack_with(np.asarray([0, 1, 2]), [like], padded=True)
     assert models["w"].stride() == (2048 * 2 + 1056, 64, 1)
     for name, (first, last) in written.items():
         assert torch.equal(models[name], torch.stack([first, like[name], last, like[name]]))
@@ -186,7 +186,7 @@ def test_newcomers_answer_in_place_of_the_default():
     assert table.unwritten(np.asarray([4, 3, 0])).tolist() == [4, 0]
     parts = [SimpleNamespace(clients=np.asarray([0]), params=stack(8))]
     parts.append(SimpleNamespace(clients=np.asarray([4]), params=stack(9)))
-    actual = table.replaced(np.asarray([4, 3, 0]), parts)
+    actual = table.overlay(np.asarray([4, 3, 0]), parts)
     assert worlds.same(actual, stack(9, 1, 8))
     assert table.written.tolist() == [3]
 
@@ -221,7 +221,7 @@ def test_a_snapshot_stays_as_it_was(kind, tmp_path):
         if seed % 13 == 12:  # killed and resumed
             packed = [one.pack() for one in (table, *(snapshot for snapshot, _ in snapshots))]
             table = ModelTable.unpack(packed[0], rows if kind == "file" else InMemoryRows())
-            snapshots = [(table.remembered(k), copy) for k, (_, copy) in zip(packed[1:], snapshots, strict=True)]
+            snapshots = [(table.unpack_snapshot(k), copy) for k, (_, copy) in zip(packed[1:], snapshots, strict=True)]
         for one, copy in [(table, plain), *snapshots]:
             assert worlds.same(one[range(5)], {n: torch.stack([copy[c][n] for c in range(5)]) for n in DEFAULT})
             assert one.written.tolist() == [c for c in range(5) if copy[c] is not DEFAULT]
@@ -249,7 +249,7 @@ def test_a_checkpoint_knows_the_rows_of_its_snapshots(tmp_path):
     for seed in range(3, 9):
         table[[0, 1]] = stack(seed, seed)
     resumed = ModelTable.unpack(packed[0], storage("file", tmp_path, is_new=False))
-    assert worlds.same(resumed.remembered(packed[1])[[0]], stack(1))
+    assert worlds.same(resumed.unpack_snapshot(packed[1])[[0]], stack(1))
     assert worlds.same(resumed[[0]], stack(2))
 
 

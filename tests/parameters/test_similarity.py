@@ -83,7 +83,7 @@ def test_pieces_of_a_table_are_its_models_and_bounded(room, tmp_path):
     stored = ModelTable(models.default, 6, RowFile(tmp_path / "rows", 0, empty=True))
     stored[range(4)] = models[range(4)]  # client 4 has the default
     stacked, columns = stored[ids], {name: [] for name in models.default}
-    for name, place, piece in stored.pieces(ids, models.default, room):
+    for name, place, piece in stored.read_columns(ids, models.default, room):
         assert piece.numel() * piece.element_size() <= max(room * 40, len(ids) * 8)
         assert place.stop - place.start == piece.shape[1]
         columns[name].append(piece)
