@@ -462,6 +462,7 @@ def cards(group: str) -> list[Card]:
     return [card(group, name) for name in sorted({*names(group), *used})]
 
 
+@functools.cache
 def options(config: type) -> tuple[Option, ...]:
     """Read the fields of an imported dataclass, with their docstrings."""
     (node,) = ast.parse(inspect.getsource(config)).body
