@@ -1,0 +1,46 @@
+"""``pfl check`` refuses each wrong file in ``plugins/wrong``, and passes each right file in ``plugins/right``.
+
+A wrong file is wrong in one believable way; the line ``Breaks: LAW, LAW`` of its docstring names the laws that must
+fail. A line ``Options: KEY=VALUE`` sets options. All files of a kind have the prefix of their kind.
+"""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+from pflcli import config
+from pflcli.commands.check import check
+
+PLUGINS = Path(__file__).parent / "plugins"
+WRONG = sorted((PLUGINS / "wrong").glob("*.py"))
+RIGHT = sorted((PLUGINS / "right").glob("*.py"))
+
+
+def read_line(file: Path, name: str) -> list[str]:
+    """Return the words after ``NAME:`` in the docstring of a file, separated by commas."""
+    docstring = ast.get_docstring(ast.parse(file.read_text(encoding="utf-8"))) or ""
+    found = re.search(rf"^{name}: (.+)$", docstring, re.MULTILINE)
+    return [] if found is None else [word.strip() for word in found[1].split(",")]
+
+
+def failed_laws(file: Path, only: list[str]) -> dict[str, str]:
+    """Return the laws that a file breaks, with the reasons."""
+    options = config.parse_assignments(read_line(file, "Options"))
+    verdicts = check(str(file), options=options, only=only)
+    return {verdict.law.name: verdict.reason for verdict in verdicts if verdict.result == "failed"}
+
+
+@pytest.mark.parametrize("file", WRONG, ids=lambda file: file.stem)
+def test_a_wrong_file_breaks_the_laws_that_it_names(file):
+    named = read_line(file, "Breaks")
+    assert named, "the docstring has no line 'Breaks: LAW'"
+    assert failed_laws(file, only=named).keys() == set(named)
+
+
+@pytest.mark.parametrize("file", RIGHT, ids=lambda file: file.stem)
+def test_a_right_file_passes_every_law(file):
+    assert failed_laws(file, only=[]) == {}
