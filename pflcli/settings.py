@@ -144,6 +144,11 @@ class Settings:
         """Whether a measurement that is due ``every`` N rounds (0: never) is made after round ``t``, from 0."""
         return every > 0 and ((t + 1) % every == 0 or t + 1 == self.rounds) and t >= 0
 
+    @property
+    def is_plain_sgd(self) -> bool:
+        """Whether models are trained by SGD without momentum, weight decay or clipping."""
+        return self.optimizer == "sgd" and not (self.momentum or self.weight_decay or self.clip_gradients)
+
     def lr_at(self, t: int) -> float:
         """Return the learning rate of round ``t``, from 0."""
         if t < self.lr_warmup:

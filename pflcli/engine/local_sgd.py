@@ -97,6 +97,8 @@ class LocalSGD:
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
     clip: float | None = None
     """largest Euclidean norm of the gradient of a client's loss by all trained parameters"""
+    clips_apart: str | None = None
+    """prefix of the names of parameters with a loss of their own, whose gradient has a norm of its own"""
     augment: tuple[str, ...] = ()
     """kinds of random changes of the images of each minibatch, see ``augmentation``"""
     precision: Literal["float32", "bfloat16"] = "float32"

@@ -31,6 +31,9 @@ class Optimizer:
         self._first = [torch.zeros_like(w) for w in weights] if momentum else []
         self._second: list[Tensor] = []
         self._steps = 0
+        is_apart = [plan.clips_apart is not None and name.startswith(plan.clips_apart) for name in names]
+        self._clipped = [[i for i, each in enumerate(is_apart) if each is apart] for apart in (False, True)]
+        """indices of the parameters whose gradients are clipped together"""
         self.is_plain = plan.is_plain
         """whether a step is ``pull`` and then minus the rate times the gradients, which a caller may subtract itself"""
         self.is_bare = self.is_plain and not (self._anchor or self._drift)
@@ -46,7 +49,8 @@ class Optimizer:
         plan = self._plan
         active = slice(len(rate)) if isinstance(rate, Tensor) else slice(None)
         if plan.clip is not None:
-            _clip(grads, plan.clip, stacked=isinstance(rate, Tensor))
+            for indices in filter(None, self._clipped):
+                _clip([grads[index] for index in indices], plan.clip, stacked=isinstance(rate, Tensor))
         if self.is_plain:
             for index, weight in enumerate(weights):
                 self.pull(index, weight, rate)

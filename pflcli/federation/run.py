@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -319,17 +319,47 @@ class Run:
         training settings, or for ``steps`` if either gives them instead. ``lr`` is a rate, a function of the local
         epoch or step, or a rate per client (m,). ``training`` are other options of LocalSGD; the default is the
         training settings. ``also_upload`` computes tensors (m, ...) of a part that are uploaded with its models, and
-        yielded with them.
+        yielded with them. For what is not a model, or not trained as one, see ``descend``.
 
         In a round, raises Diverged with all clients whose uploads become non-finite, unless ``may_diverge``, and
         AllAbsent if no client completes the round. During personalization, clients that diverge get their initial
         model back.
         """
-        local, key = self._training(t, epochs, lr, training), (name, t)
-        if (local.gradient or local.objective) and not isinstance(start, ModelTable):  # which take a stack of models
+        plan = self._training(t, epochs, lr, {**self._model_training, **training})
+        return self._train(clients, start, plan, (name, t), also_upload)
+
+    def descend(
+        self,
+        clients: Sequence[int] | NDArray[np.int64],
+        start: Params | Stacked | ModelTable,
+        *,
+        t: int | str,
+        lr: float,
+        name: str = "sgd",
+        epochs: int | None = None,
+        optimizer: Literal["sgd", "adam"] = "sgd",
+        **training: Any,
+    ) -> LocalTraining:
+        """Train what a method learns by a rule of its own, such as mixing weights, as ``local_sgd`` trains models.
+
+        ``--optimizer``, ``--momentum``, ``--weight-decay`` and ``--clip-gradients`` apply to the training of models, so
+        they do not apply here: steps are those of gradient descent, or of Adam, with the method's own ``lr``.
+        """
+        plan = self._training(t, epochs, lr, {"optimizer": optimizer, **training})
+        return self._train(clients, start, plan, (name, t))
+
+    def _train(
+        self,
+        clients: Sequence[int] | NDArray[np.int64],
+        start: Params | Stacked | ModelTable,
+        plan: LocalSGD,
+        key: tuple[str, int | str],
+        also_upload: Callable[[TrainedClients], Stacked] | None = None,
+    ) -> LocalTraining:
+        if (plan.gradient or plan.objective) and not isinstance(start, ModelTable):  # which take a stack of models
             is_one = any(n in start and start[n].shape == value.shape for n, value in self.init.items())
             start = parameters.repeat(start, len(clients)) if is_one else start
-        return LocalTraining(self, np.asarray(clients), start, local, key, also_upload)
+        return LocalTraining(self, np.asarray(clients), start, plan, key, also_upload)
 
     def server_sgd(
         self,
@@ -343,7 +373,19 @@ class Run:
         **training: Any,
     ) -> Params:
         """Train one model at the server on rows of the federation, with the options of ``local_sgd``."""
-        return self.engine.train_at_server(rows, start, self._training(t, epochs, lr, training), (name, t))
+        plan = self._training(t, epochs, lr, {**self._model_training, **training})
+        return self.engine.train_at_server(rows, start, plan, (name, t))
+
+    @property
+    def _model_training(self) -> dict[str, Any]:
+        """Return the options of LocalSGD by which the settings change the steps of a model."""
+        settings = self.settings
+        return {
+            "optimizer": settings.optimizer,
+            "momentum": settings.momentum,
+            "weight_decay": settings.weight_decay,
+            "clip": settings.clip_gradients,
+        }
 
     def _training(
         self,
@@ -364,11 +406,8 @@ class Run:
             rates = np.repeat(np.asarray(lr, dtype=np.float64)[..., None], count, axis=-1)
         # PyTorch raises for rates beyond float32, which a method may compute; the largest float32 also diverges.
         rates = np.minimum(rates, np.finfo(np.float32).max)
-        local = LocalSGD(epochs, settings.batch_size, rates, settings.momentum, settings.weight_decay)
-        common: dict[str, Any] = {"precision": settings.precision, "augment": settings.augment}
-        if "optimizer" not in training:  # a method that names its optimizer trains something else than the model
-            common |= {"optimizer": settings.optimizer, "clip": settings.clip_gradients}
-        return replace(local, **{**common, **training})
+        plan = LocalSGD(epochs, settings.batch_size, rates, precision=settings.precision, augment=settings.augment)
+        return replace(plan, **training)
 
     @property
     def last_lr(self) -> float:

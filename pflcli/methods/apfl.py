@@ -11,6 +11,8 @@ all its training samples, and clips alpha to [0, 1]. The running statistics of B
 A client predicts with the mixture of its local model and the last global model. Local models start from the common
 initial model. A client that never took part trains a local model from the last global model when it personalizes.
 Predictions use training samples only.
+
+`--clip-gradients` bounds the gradients of the two models separately. No option of the optimizer applies to alpha.
 """
 
 from __future__ import annotations
@@ -73,7 +75,8 @@ def train_round(run: Run, state: State, t: int) -> State:
         if run.cfg.adaptive:
             alpha[ids] = _adapt_alpha(run, ids, local[ids], start, alpha[ids], t)
         both = {**parameters.repeat(start, len(ids)), **_add_prefix(local[ids])}
-        for part in run.local_sgd(ids, both, t=t, gradient=_gradients, passes=2, own={"alpha": alpha[ids]}):
+        plan: dict[str, Any] = {"gradient": _gradients, "passes": 2, "clips_apart": _LOCAL}
+        for part in run.local_sgd(ids, both, t=t, own={"alpha": alpha[ids]}, **plan):
             local[part.clients] = {name: part.params[_LOCAL + name] for name in start}
             mean.add(part.params, part.weights, part.clients)
     return {"global": mean.value(), "local": local, "alpha": alpha}
@@ -89,6 +92,8 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
         epochs=run.cfg.newcomer_epochs,
         prefix=_LOCAL,
         gradient=_gradients,
+        passes=2,
+        clips_apart=_LOCAL,
         own={"alpha": alpha[clients]},
     )
     predictor = run.predictor(clients, _mix(run.engine.parameters, alpha[clients], own, start))
@@ -129,9 +134,6 @@ def _slope(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tup
 def _adapt_alpha(run: Run, ids: NDArray[np.int64], local: Stacked, shared: Params, alpha: Tensor, t: int) -> Tensor:
     """Return alpha (m,) after one step over all training samples of each client."""
     largest, rate = int(run.federation.sizes("train").max()), run.cfg.alpha_lr or run.settings.lr_at(t)
-    plan: dict[str, Any] = {"batch_size": largest, "momentum": 0.0, "weight_decay": 0.0}
-    start = {"alpha": alpha}
-    parts = run.local_sgd(
-        ids, start, t=t, name="alpha", epochs=1, lr=rate, gradient=_slope, own=local, shared=shared, **plan
-    )
+    plan: dict[str, Any] = {"name": "alpha", "epochs": 1, "lr": rate, "batch_size": largest}
+    parts = run.descend(ids, {"alpha": alpha}, t=t, gradient=_slope, own=local, shared=shared, **plan)
     return torch.cat([part.params["alpha"] for part in parts]).clamp(0, 1)

@@ -120,15 +120,13 @@ def _learn_weights(run: Run, state: State, ids: NDArray[np.int64], t: int | str)
         (beginners, cfg.first_epochs),
         (np.setdiff1d(trained_before, beginners), cfg.weight_epochs),
     ):
-        learned += run.local_sgd(
+        learned += run.descend(
             learners,
             table[learners],
             t=t,
             name="weights",
             epochs=epochs,
             lr=cfg.eta,
-            momentum=0.0,
-            weight_decay=0.0,
             gradient=_gradients,
             own=state["local"][learners],
             shared=start,

@@ -291,7 +291,7 @@ def _train_ham(run: Run, state: State, t: int, members: NDArray[np.int64], recei
     cfg, theta, slots = run.cfg, state["theta"], run.cfg.slots
     if not cfg.ham_epochs or slots.sum() == slots[2]:  # nothing to choose
         return
-    for part in run.local_sgd(
+    for part in run.descend(
         members,
         theta,
         t=t,
@@ -299,8 +299,6 @@ def _train_ham(run: Run, state: State, t: int, members: NDArray[np.int64], recei
         epochs=cfg.ham_epochs,
         lr=cfg.ham_lr,
         optimizer="adam",
-        momentum=0.0,
-        weight_decay=0.0,
         splits=(cfg.ham_split,),
         frozen_norm=True,
         **received.ham_plan(theta.default, cfg.rho if cfg.form == "guarded" else 0.0),

@@ -70,7 +70,8 @@ def train_round(run: Run, state: State, t: int) -> State:
     mean = run.averaging(start)
     for ids in run.client_chunks(cohort, 2 * parameters.size(start)):
         both = {**parameters.repeat(start, len(ids)), **_add_prefix(heads[ids])}
-        for part in run.local_sgd(ids, both, t=t, gradient=_Rule(), own={"offsets": _offsets(run, ids)}):
+        plan: dict[str, Any] = {"gradient": _Rule(), "clips_apart": _OWN}
+        for part in run.local_sgd(ids, both, t=t, own={"offsets": _offsets(run, ids)}, **plan):
             heads[part.clients] = _select_own(part.params)
             mean.add(part.params, part.weights, part.clients)
     return {"global": mean.value(), "heads": heads}

@@ -55,6 +55,5 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
         steps=steps or None,
         lr=lambda number: plan.lr_at(number * plan.rounds // count),
         optimizer=run.settings.optimizer if cfg.optimizer == "sgd" else cfg.optimizer,
-        clip=run.settings.clip_gradients,
     )
     return run.predictor(clients, trained)

@@ -63,7 +63,7 @@ def train_round(run: Run, state: State, t: int) -> State:
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
     """Fine-tune the global model on each client and predict with the result."""
-    tuned = run.local_sgd(
+    tuned = run.descend(
         clients,
         state["global"],
         t="fine-tune",

@@ -13,13 +13,17 @@ learns. Unless `lr` is given, it is therefore the learning rate of the round div
 first-order effect as in FedAvg. The paper's lambda = 15 keeps theta within a fifteenth of a gradient of w; the default
 allows larger differences. A step overshoots theta if lr lambda > 1.
 
+`--optimizer`, `--momentum`, `--weight-decay` and `--clip-gradients` apply to the steps of w, whose gradient is lambda
+(w - theta) / s, to first order grad F(w): they mean the same as in FedAvg. If `lr` is given, the gradient is lambda (w -
+theta), that of the envelope. They do not apply to theta, which is always approximated by gradient descent.
+
 A client predicts with theta_i of the last global model, approximated by proximal steps over all its samples for
 `epochs` epochs, whether or not it ever took part.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
@@ -70,8 +74,11 @@ def train_round(run: Run, state: State, t: int) -> State:
     """Descend on each client's envelope, average what comes back."""
     cohort, cfg = run.cohort(t), run.cfg
     start = run.download(state["global"], cohort)
-    envelope = _Envelope(cfg.lam, cfg.inner_steps, cfg.inner_lr)
-    rate = cfg.lr or run.settings.lr_at(t) / _share(cfg)
+    envelope, rate = _Envelope(cfg.lam, cfg.inner_steps, cfg.inner_lr), cfg.lr or run.settings.lr_at(t)
+    if not cfg.lr and run.settings.is_plain_sgd:  # dividing the rate is the same, and compiled loops can take the steps
+        rate /= _share(cfg)
+    elif not cfg.lr:
+        envelope = replace(envelope, share=_share(cfg))
     passes = cfg.inner_steps + 1 / 3  # the last one is forward alone
     trained = run.local_sgd(cohort, repeat(start, len(cohort)), t=t, lr=rate, gradient=envelope, passes=passes)
     return {"global": move_towards(run, start, run.average(trained, start), cfg.beta)}
@@ -79,7 +86,7 @@ def train_round(run: Run, state: State, t: int) -> State:
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
     """Predict with the best model of each client near the global one."""
-    tuned = run.local_sgd(
+    tuned = run.descend(
         clients,
         state["global"],
         t="theta",
@@ -102,9 +109,11 @@ class _Envelope:
     lam: float
     count: int
     rate: float
+    share: float = 1.0
+    """divides the gradient, see ``_share``"""
 
     def __call__(self, network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
-        """Return the losses, and their gradient lam (w - theta)."""
+        """Return the losses, and their gradient lam (w - theta), divided by ``share``."""
         names = list(network.trained)
         anchor = [params[name] for name in names]
         theta = [value.clone() for value in anchor]
@@ -114,5 +123,5 @@ class _Envelope:
         apart = torch._foreach_sub(anchor, theta)
         for value in apart:
             losses = losses + self.lam / 2 * value.square().flatten(1).sum(dim=1)
-        torch._foreach_mul_(apart, self.lam)
+        torch._foreach_mul_(apart, self.lam / self.share)
         return losses, dict(zip(names, apart, strict=True))
