@@ -44,10 +44,34 @@ class Command(TyperCommand):
                 option.show_default = False
 
 
-def _read_defaults(ctx: typer.Context, path: Path | None) -> Path | None:
-    """Read defaults of this command's options from its table in a TOML file; typed options override them."""
-    if path is None:
-        return None
+def _read_defaults(ctx: typer.Context, paths: list[Path] | None) -> list[Path] | None:
+    """Read defaults of this command's options from its table in TOML files; typed options override them.
+
+    Tables are merged key by key, nested ones too; of values for the same key, or for alternatives such as steps and
+    epochs, the last one counts.
+    """
+    table: dict[str, Any] = {}
+    for path in paths or ():
+        table = _merge(table, _read_table(ctx, path))
+    defaults = {
+        name: as_pairs(value) if isinstance(value, Mapping) else _as_typed(value) for name, value in table.items()
+    }
+    ctx.default_map = {**(ctx.default_map or {}), **defaults}
+    return paths
+
+
+def _merge(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of two tables; values of ``later`` replace those of ``earlier``, except in nested tables."""
+    nested = {
+        key: _merge(earlier[key], value)
+        for key, value in later.items()
+        if isinstance(value, Mapping) and isinstance(earlier.get(key), Mapping)
+    }
+    return changed(earlier, {**later, **nested})
+
+
+def _read_table(ctx: typer.Context, path: Path) -> dict[str, Any]:
+    """Return the values in this command's table of a TOML file, by the name of the parameter."""
     tables = config.read_toml(path)
     commands = [*getattr(ctx.find_root().command, "commands", {})]
     for name in tables:
@@ -62,14 +86,13 @@ def _read_defaults(ctx: typer.Context, path: Path | None) -> Path | None:
         for opt in param.opts
         if not re.fullmatch("-.|--config", opt)
     }
-    defaults: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for key, value in table.items():
         option = key.replace("_", "-")
         if option not in known:
             raise UsageError(f"{path}: unknown key '{key}' in [{ctx.info_name}]", closest(key, known))
-        defaults[known[option]] = as_pairs(value) if isinstance(value, Mapping) else _as_typed(value)
-    ctx.default_map = {**(ctx.default_map or {}), **defaults}
-    return path
+        values[known[option]] = value
+    return values
 
 
 def _as_typed(value: Any) -> Any:
@@ -80,10 +103,11 @@ def _as_typed(value: Any) -> Any:
 
 
 Config = Annotated[
-    Path | None,
+    list[Path] | None,
     typer.Option(
         "--config",
-        help="Read defaults of options from this TOML file, from the table named like this command.",
+        help="Read defaults of options from this TOML file, from the table named like this command; repeat it to merge "
+        "files, of which the last that has a key counts.",
         callback=_read_defaults,
         is_eager=True,
         metavar="FILE",
@@ -137,11 +161,11 @@ def command(
 
     def run(**values: Any) -> None:
         context = values.pop("context")
-        as_json, verbose, config_file = (values.pop(name) for name in ("as_json", "verbose", "config_file"))
+        as_json, verbose, config_files = (values.pop(name) for name in ("as_json", "verbose", "config_file"))
         quiet = values.pop("quiet")
         chosen = {item.name: values.pop(item.name) for item in execution_parameters if item.name in values}
         reporter = console.Console(quiet=quiet, verbose=verbose)
-        execution = Execution(**chosen, reporter=reporter).reading(config_file)
+        execution = Execution(**chosen, reporter=reporter).reading(*config_files or ())
         asked: dict[str, Any] = {}
         if settings:
             typed = {item.name: value for item in settings if (value := values.pop(item.name)) is not None}

@@ -11,7 +11,7 @@ from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts import placement
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, ancestor, follow
-from pflcli.comparison.variants import ALL, Variant, resolve_variants
+from pflcli.comparison.variants import ALL, Variant, assign_options, resolve_variants
 from pflcli.errors import ConflictError, InputError, UsageError
 from pflcli.evaluation import summary
 from pflcli.evaluation.metrics import catalogue
@@ -51,6 +51,7 @@ class ExistingComparison:
         A method of this comparison keeps its options unless ``options`` contains it. If its options then differ, the
         requested ones apply with ``force``, and without it ConflictError is raised.
         """
+        options = assign_options(methods, options)
         existing_options: Options = {name: option_values(earlier) for name, earlier in self.methods.items()}
         existing = resolve_variants([*self.methods], existing_options, training)
         requested = resolve_variants(methods, options, training, existing)

@@ -67,10 +67,10 @@ def resolve_variants(
 ) -> list[Variant]:
     """Return a variant for each name in ``methods``, stacks last; ``all`` means every method.
 
-    ``options`` contains, by variant, options of the method and training settings. A stack may also pool ``existing``
-    variants. Raises UsageError for a name that is unknown or occurs twice, or a stack of fewer than two methods.
+    ``options`` contains, by variant, options of the method and training settings. Those of a method that is only
+    compared in variants are the defaults of its variants. A stack may also pool ``existing`` variants. Raises UsageError for a name that is unknown or occurs twice, or a stack of fewer than two methods.
     """
-    names = [name for word in methods for name in (registry.names("methods") if word == ALL else [word])]
+    names, options = _expand(methods), assign_options(methods, options)
     if not names:
         raise UsageError("no methods to compare", "--methods fedavg,local")
     for name in names:
@@ -87,6 +87,25 @@ def resolve_variants(
             raise UsageError(f"options are set for {name}, which is not compared", closest(name, names))
     variants = [_variant(name, options.get(name, {}), training) for name in names if not is_stack(name)]
     return [*variants, *_stacks(names, options, [*existing, *variants], training)]
+
+
+def _expand(methods: Sequence[str]) -> list[str]:
+    """Return the names of methods, with all of them in place of ``all``."""
+    return [name for word in methods for name in (registry.names("methods") if word == ALL else [word])]
+
+
+def assign_options(methods: Sequence[str], options: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
+    """Return the options by variant: those of a method that is only compared in variants are given to each of them.
+
+    A variant's own options override them.
+    """
+    names, assigned = _expand(methods), dict(options)
+    for name, values in options.items():
+        variants = [variant for variant in names if method_name(variant) == name]
+        if variants and name not in names:
+            del assigned[name]
+            assigned |= {variant: changed(values, options.get(variant, {})) for variant in variants}
+    return assigned
 
 
 def split_options(name: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -141,7 +141,7 @@ class Optimizer:
 def _clip(grads: list[Tensor], largest: float, *, stacked: bool) -> None:
     """Scale the gradients of one model, or of each one in a stack, in place to a joint norm of at most ``largest``."""
     if stacked:
-        norms = torch.stack([torch.linalg.vector_norm(grad.flatten(1), dim=1) for grad in grads])
+        norms = torch.stack([torch.linalg.vector_norm(grad.reshape(len(grad), -1), dim=1) for grad in grads])
         factors = (largest / torch.linalg.vector_norm(norms, dim=0)).clamp(max=1.0)
         for grad in grads:
             grad.mul_(_expand(factors, grad))

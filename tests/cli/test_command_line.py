@@ -420,6 +420,25 @@ def test_typed_steps_or_epochs_override_the_other_in_a_file(pfl, small, tmp_path
     assert {"steps": settings.get("steps", 0), "epochs": settings["epochs"]} == expected
 
 
+def test_several_files_are_merged_and_the_last_one_wins(pfl, small, tmp_path):
+    """Nested tables are merged too; steps replace the epochs of an earlier file; what is typed wins over all."""
+    (tmp_path / "1.toml").write_text(
+        "[compare]\nlr = 0.5\nepochs = 3\nset = { knn-per = { k = 3, weight = 0.4 } }\n"
+    )
+    (tmp_path / "2.toml").write_text(
+        "[compare]\nlr = 0.2\nsteps = 7\nset = { knn-per = { k = 5 }, fedavg-plus = { epochs = 2 } }\n"
+    )
+    files = ("--config", tmp_path / "1.toml", "--config", tmp_path / "2.toml")
+    line = ("compare", small.p, "-o", tmp_path / "c", "-n", "--json", "-q", "--methods", "knn-per,fedavg-plus")
+    ran = pfl(*line, *files, "--baseline", "fedavg-plus", "--set", "fedavg-plus.lr=0.3")
+    assert ran.code == 0, ran.err
+    asked = strict(ran.out)["request"]
+    assert (asked["settings"]["lr"], asked["settings"]["epochs"], asked["settings"]["steps"]) == (0.2, 1, 7)
+    options = {name: facts["options"] for name, facts in asked["methods"].items()}
+    assert (options["knn-per"]["k"], options["knn-per"]["weight"]) == (5, 0.4)
+    assert (options["fedavg-plus"]["epochs"], options["fedavg-plus"]["lr"]) == (2, 0.3)
+
+
 def test_a_file_with_steps_and_epochs_is_refused(pfl, small, tmp_path):
     (tmp_path / "pfl.toml").write_text("[train-global]\nepochs = 3\nsteps = 7\n")
     ran = pfl("train-global", small.p, "--config", tmp_path / "pfl.toml", "-o", tmp_path / "b")
