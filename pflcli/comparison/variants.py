@@ -68,7 +68,8 @@ def resolve_variants(
     """Return a variant for each name in ``methods``, stacks last; ``all`` means every method.
 
     ``options`` contains, by variant, options of the method and training settings. Those of a method that is only
-    compared in variants are the defaults of its variants. A stack may also pool ``existing`` variants. Raises UsageError for a name that is unknown or occurs twice, or a stack of fewer than two methods.
+    compared in variants are the defaults of its variants. A stack may also pool ``existing`` variants. Raises
+    UsageError for a name that is unknown or occurs twice, or a stack of fewer than two methods.
     """
     names, options = _expand(methods), assign_options(methods, options)
     if not names:

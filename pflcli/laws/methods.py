@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import typing
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -520,17 +521,28 @@ def divergence_is_reported(subject: Subject) -> None:
 
 @law("methods")
 def extreme_options_work_or_are_refused(subject: Subject) -> None:
-    """With any number as an option, the run works or ends with an error that names the cause.
+    """With any number as an option, and each choice of another, the run works or ends with an error that names the
+    cause.
 
     Tuning tries extreme values, and users mistype numbers.
     """
-    fields = {option.name: option.type for option in registry.card("methods", subject.name).options}
-    numeric = [name for name, kind in fields.items() if "float" in kind]
-    for name in ("lr", *numeric):
-        extreme = replace(subject, options={**subject.options, name: 1e30}) if name in numeric else subject
+    hints = typing.get_type_hints(methods.load(subject.name).Config, include_extras=True)
+    parts = {name: _parts_of_hint(hint) for name, hint in hints.items()}
+    numeric = [name for name, own in parts.items() if float in own]
+    choices = [{name: part} for name, own in parts.items() for part in own if isinstance(part, str)]
+    trials: list[dict[str, Any]] = [{name: value} for name in numeric for value in ("1e30", "1e-30")]
+    trials += [{**choice, name: "1e30"} for choice in choices for name in numeric if name not in choice]
+    for options in ({}, *choices, *trials):
+        extreme = replace(subject, options={**subject.options, **options})
         with suppress(UsageError, ComputationError):
-            run, state = _play(extreme, rounds=1, **({} if name in numeric else {"lr": 1e38}))
-            require("test" in _predict(extreme, run, state), f"no predictions with {name}=1e30")
+            run, state = _play(extreme, rounds=1, **({} if options else {"lr": 1e38}))
+            tried = ", ".join(f"{name}={value}" for name, value in options.items()) or "lr=1e38"
+            require("test" in _predict(extreme, run, state), f"no predictions with {tried}")
+
+
+def _parts_of_hint(hint: Any) -> list[Any]:
+    """Return the types and the words of choices that an annotation consists of."""
+    return [part for arg in typing.get_args(hint) for part in _parts_of_hint(arg)] or [hint]
 
 
 @law("methods")

@@ -11,7 +11,8 @@ round sends as many bytes as FedAvg. Buffers of the upper layers are the global 
 
 A client predicts with the mixture of its local model and the last global model, after another `weight_epochs` on W_i,
 as Algorithm 1 returns it. With `final_epochs` it also trains the mixture. A client that never took part predicts with
-the global model. Predictions use training samples only.
+the global model. Predictions use training samples only. `--optimizer`, `--momentum`, `--weight-decay` and
+`--clip-gradients` apply to models, not to W_i.
 
 Deviations from the paper: W_i is learned on all training samples of the client instead of a random 80 %. The first
 time, it is learned for `first_epochs` instead of until the loss settles; later for `weight_epochs`, 1 as in the paper.

@@ -8,7 +8,8 @@ many steps as in FedAvg. Fewer than four samples serve as both minibatches. Mode
 statistics of BatchNorm are updated twice per step, once by each minibatch.
 
 When it personalizes, a client takes steps with rate alpha from the last global model for `epochs` epochs, whether or
-not it ever took part. The paper takes a single step.
+not it ever took part. The paper takes a single step. `--optimizer`, `--momentum`, `--weight-decay` and
+`--clip-gradients` apply to the steps of w, not to those with rate alpha.
 """
 
 from __future__ import annotations

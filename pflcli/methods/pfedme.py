@@ -14,8 +14,8 @@ first-order effect as in FedAvg. The paper's lambda = 15 keeps theta within a fi
 allows larger differences. A step overshoots theta if lr lambda > 1.
 
 `--optimizer`, `--momentum`, `--weight-decay` and `--clip-gradients` apply to the steps of w, whose gradient is lambda
-(w - theta) / s, to first order grad F(w): they mean the same as in FedAvg. If `lr` is given, the gradient is lambda (w -
-theta), that of the envelope. They do not apply to theta, which is always approximated by gradient descent.
+(w - theta) / s, to first order grad F(w), so that they mean the same as in FedAvg. If `lr` is given, the gradient is
+that of the envelope, lambda (w - theta). They do not apply to theta, which is always approximated by gradient descent.
 
 A client predicts with theta_i of the last global model, approximated by proximal steps over all its samples for
 `epochs` epochs, whether or not it ever took part.

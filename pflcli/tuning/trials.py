@@ -261,8 +261,8 @@ def _toml(
     score = f"{catalogue.METRICS[metric].heading} {best.score:.4f}"
     lines = [
         f"# {space.method}: the best of {count} trials on validation samples, with {score}",
-        "# over clients weighted by their samples. For --config of the commands below; compare also applies the options",
-        f"# to a variant, such as --methods fedavg,{space.method}@tuned.",
+        "# over clients weighted by their samples. For --config of the commands below;",
+        f"# compare also applies the options to a variant, such as --methods fedavg,{space.method}@tuned.",
     ]
     for name, table in tables.items():
         lines += ["", f"[{name}]", *(f"{key.replace('_', '-')} = {_literal(value)}" for key, value in table.items())]

@@ -422,9 +422,7 @@ def test_typed_steps_or_epochs_override_the_other_in_a_file(pfl, small, tmp_path
 
 def test_several_files_are_merged_and_the_last_one_wins(pfl, small, tmp_path):
     """Nested tables are merged too; steps replace the epochs of an earlier file; what is typed wins over all."""
-    (tmp_path / "1.toml").write_text(
-        "[compare]\nlr = 0.5\nepochs = 3\nset = { knn-per = { k = 3, weight = 0.4 } }\n"
-    )
+    (tmp_path / "1.toml").write_text("[compare]\nlr = 0.5\nepochs = 3\nset = { knn-per = { k = 3, weight = 0.4 } }\n")
     (tmp_path / "2.toml").write_text(
         "[compare]\nlr = 0.2\nsteps = 7\nset = { knn-per = { k = 5 }, fedavg-plus = { epochs = 2 } }\n"
     )

@@ -24,7 +24,7 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.show import show
 from pflcli.commands.train_global import train_global
-from pflcli.comparison.variants import resolve_variants
+from pflcli.comparison.variants import assign_options, resolve_variants
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
 from pflcli.evaluation.page import lineage
 from pflcli.execution import Execution
@@ -630,6 +630,14 @@ def test_a_file_sets_options_of_methods(pfl, small, tmp_path):
     assert request["methods"]["local"]["options"]["epochs"] == 2
     assert request["methods"]["local"]["settings"] == {"lr": 0.05}
     assert request["methods"]["fedavg-plus"]["options"]["trainable"] == "head."
+
+
+def test_options_of_a_method_apply_to_its_variants_unless_it_is_compared_itself():
+    options = {"knn-per": {"k": 3, "steps": 7}, "knn-per@b": {"k": 4, "epochs": 2}}
+    assigned = assign_options(["fedavg", "knn-per@a", "knn-per@b"], options)
+    assert assigned == {"knn-per@a": {"k": 3, "steps": 7}, "knn-per@b": {"k": 4, "epochs": 2}}
+    for methods in (["knn-per", "knn-per@b"], ["all", "knn-per@b"]):
+        assert assign_options(methods, options) == options
 
 
 def test_a_training_setting_of_one_method_is_its_own(folder):

@@ -93,7 +93,11 @@ def reference(run, method):
         rates = plan.lr[index] if plan.lr.ndim == 2 else plan.lr
         for number, (epoch, part) in enumerate(steps[: plan.steps] if len(rows) else ()):
             chosen = torch.from_numpy(rows[part])
-            x, y, weight = data.inputs(chosen).double(), data.y[chosen], torch.full((len(part),), 1 / len(part)).double()
+            x, y, weight = (
+                data.inputs(chosen).double(),
+                data.y[chosen],
+                torch.full((len(part),), 1 / len(part)).double(),
+            )
             if plan.sample_weights is not None:
                 weight = weight * plan.sample_weights[index][torch.from_numpy(part)].double()
             if plan.gradient:

@@ -51,8 +51,9 @@ def test_apfl_rounds_by_hand(mode, adaptive, monkeypatch):
     np.testing.assert_allclose(actual, worlds.probabilities(mixed, data, c), atol=1e-4)
 
 
-def test_apfl_leaves_the_global_model_to_fedavg():
-    runs = [worlds.run(name) for name in ("fedavg", "apfl")]
+@pytest.mark.parametrize("settings", [{}, {"clip_gradients": 0.3, "momentum": 0.9, "weight_decay": 0.1}])
+def test_apfl_leaves_the_global_model_to_fedavg(settings):
+    runs = [worlds.run(name, **settings) for name in ("fedavg", "apfl")]
     expected, actual = (worlds.play(*args)["global"] for args in zip(("fedavg", "apfl"), runs, strict=True))
     worlds.close(actual, expected)
     assert runs[0].traffic == runs[1].traffic

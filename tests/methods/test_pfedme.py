@@ -48,6 +48,22 @@ def test_one_inner_step_is_fedavg_whatever_lambda_is(options):
     assert moved == pytest.approx(meant, rel=0.05)
 
 
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"momentum": 0.9, "weight_decay": 0.1, "clip_gradients": 0.3},
+        {"optimizer": "adam", "lr": 0.01},
+        {"optimizer": "adamw", "lr": 0.01, "weight_decay": 0.5, "clip_gradients": 0.3},
+    ],
+    ids=["sgd", "adam", "adamw"],
+)
+def test_one_inner_step_is_fedavg_under_every_optimizer(settings):
+    expected = worlds.play("fedavg", worlds.run("fedavg", **settings))["global"]
+    run = worlds.run("pfedme", options={"inner_steps": 1}, **settings)
+    for name, value in worlds.play("pfedme", run)["global"].items():
+        assert float((value - expected[name]).abs().mean()) < 1e-4, name
+
+
 def test_a_share_of_the_way_that_overshoots_counts_as_all_of_it():
     assert pfedme._share(pfedme.Config(lam=2.0, inner_lr=0.1, inner_steps=2)) == pytest.approx(0.36)
     assert pfedme._share(pfedme.Config(lam=15.0, inner_lr=0.13, inner_steps=4)) == 1

@@ -83,7 +83,8 @@ def step(run: Run, state: State, mean: Params) -> State:
 
 def _initial_moments(cfg: ServerOptions, like: Params) -> dict[str, Params]:
     first = {name: torch.zeros_like(value) for name, value in like.items()}
-    second = {name: torch.full_like(value, cfg.tau**2) for name, value in like.items()}
+    # A square beyond float32 would raise; the largest number also keeps the server where it is.
+    second = {name: torch.full_like(v, min(cfg.tau**2, torch.finfo(v.dtype).max)) for name, v in like.items()}
     return {"first": first, "second": second}
 
 
