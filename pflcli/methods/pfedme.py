@@ -99,7 +99,8 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
 
 def _share(cfg: Config) -> float:
     """Return how much of the way from w to theta the inner steps go, to first order; 1 where they overshoot."""
-    return 1 - (1 - min(cfg.inner_lr * cfg.lam, 1.0)) ** cfg.inner_steps
+    each = min(cfg.inner_lr * cfg.lam, 1.0)
+    return 1 - (1 - each) ** cfg.inner_steps or cfg.inner_steps * each  # the former is 0 for the smallest steps
 
 
 @dataclass(frozen=True)
