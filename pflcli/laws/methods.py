@@ -19,6 +19,7 @@ from pflcli.errors import ComputationError, UnsuitedError, UsageError
 from pflcli.federation.run import LINKS, Run
 from pflcli.laws import BrokenLawError, DoubtfulError, NotApplicable, Subject, law, other_process, require
 from pflcli.laws import small_federation as small
+from pflcli.laws.exchanges import Exchanges
 from pflcli.methods import Method, State
 from pflcli.parameters import TrainedClients
 from pflcli.parameters.model_table import ModelTable
@@ -27,6 +28,9 @@ from pflcli.training.build_run import private_mean
 
 _ROUNDING = 2e-7
 """Largest difference of two probabilities that are the same up to rounding."""
+
+_RENAMED = 1e-4
+"""Largest difference of parameters whose sum has another order, after two rounds."""
 
 _ROUNDS = 4
 """Rounds of a run that is stopped and resumed."""
@@ -249,33 +253,35 @@ def each_sample_is_predicted_on_its_own(subject: Subject) -> None:
     A transductive method learns from unlabelled test samples. Its accuracy depends on how many there are, and does not
     hold for a sample that arrives alone, so tables mark it.
     """
-    is_declared, differences = methods.load(subject.name).TRANSDUCTIVE, dict[str, float]()
-    sizes = (12, 6, 10), (8, 4, 9), (0, 0, 0), (6, 2, 1), (9, 6, 12)  # BatchNorm cannot train on one sample
-    for normalizes, data in (
-        (False, small.make_federation(client_sizes=small.MANY_PREDICTED)),
-        (True, small.make_federation(client_sizes=sizes)),
-    ):
-        network: dict[str, Any] = {"normalizes": True, "batch_size": 64} if normalizes else {}
-        first = _run(subject, data=data, **network)
-        state = small.play_rounds(subject.name, first)
-        given = _choices(subject, first, state)
-        expected = _predict_given(subject, first, state, given)
-        for kept in (0, 1):
-            rows = {split: data.rows_of(data.clients, split) for split in ("validation", "test")}
-            others = np.concatenate([each[np.arange(len(each)) % 3 != kept] for each in rows.values()])
-            run = _run(subject, data=small.replace_inputs(data, others), **network)
-            run.choices = given
-            answers = _predict_given(subject, run, small.play_rounds(subject.name, run), given)
-            for split in rows.keys() & answers.keys():
-                is_kept = np.arange(len(rows[split])) % 3 == kept
-                moved = float(np.abs(answers[split] - expected[split])[is_kept].max(initial=0))
-                differences[split] = max(moved, differences.get(split, 0))
-    worst = max(differences, key=differences.__getitem__)
-    seen = f"probabilities of {worst} samples move by {differences[worst]:.1e} if other samples are replaced"
-    depends = differences[worst] > _ROUNDING
+    is_declared = methods.load(subject.name).TRANSDUCTIVE
+    moved = _move_by_others(subject, small.make_federation(client_sizes=small.MANY_PREDICTED))
+    with suppress(Exception):  # a method for networks without BatchNorm
+        sizes = (12, 6, 10), (8, 4, 9), (0, 0, 0), (6, 2, 1), (9, 6, 12)  # BatchNorm cannot train on one sample
+        data = small.make_federation(client_sizes=sizes)
+        moved = max(moved, _move_by_others(subject, data, normalizes=True, batch_size=64))
+    seen = f"probabilities move by {moved:.1e} if other samples to predict are replaced"
+    depends = moved > _ROUNDING
     require(is_declared or not depends, f"{seen}; the file has no TRANSDUCTIVE = True")
     if is_declared and not depends:
         raise DoubtfulError("the file has TRANSDUCTIVE = True, but no prediction depends on other samples")
+
+
+def _move_by_others(subject: Subject, data: Federation, **network: Any) -> float:
+    """Return how far a probability moves if the inputs of two thirds of the other samples to predict are replaced."""
+    first = _run(subject, data=data, **network)
+    state = small.play_rounds(subject.name, first)
+    given = _choices(subject, first, state)
+    expected, furthest = _predict_given(subject, first, state, given), 0.0
+    rows = {split: data.rows_of(data.clients, split) for split in expected}
+    for kept in (0, 1):
+        is_kept = {split: np.arange(len(each)) % 3 == kept for split, each in rows.items()}
+        others = np.concatenate([each[~is_kept[split]] for split, each in rows.items()])
+        run = _run(subject, data=small.replace_inputs(data, others), **network)
+        run.choices = given
+        answers = _predict_given(subject, run, small.play_rounds(subject.name, run), given)
+        moves = [np.abs(answers[split] - expected[split])[is_kept[split]].max(initial=0) for split in rows]
+        furthest = max(furthest, *map(float, moves))
+    return furthest
 
 
 def _predict_given(
@@ -414,11 +420,12 @@ def another_process_gives_the_same_bytes(subject: Subject) -> None:
         stored[last] = save(state_files.flatten(state))
     assert state is not None
     expected = _predict(subject, run, state)
-    for last, content in {None: b"", **stored}.items():
-        if last == 0 and len(stored) > 1:
+    starts: list[tuple[int | None, bytes]] = [(None, b"")]
+    for first, content in starts + list(stored.items()):
+        if first == 0 and len(stored) > 1:
             continue  # a run that begins there has the same rounds
-        resumed, answers = other_process.call(_resume, subject, last, content)
-        where = "begun" if last is None else f"resumed after round {last} of {_ROUNDS}" if last else "resumed"
+        resumed, answers = other_process.call(_resume, subject, first, content)
+        where = "begun" if first is None else f"resumed after round {first} of {_ROUNDS}"
         same = small.are_equal(state, state_files.nest(load(resumed), _run(subject)))
         require(same, f"the state of a run that is {where} in another process differs")
         require(not _differing(answers, expected), f"predictions of a run that is {where} in another process differ")
@@ -474,7 +481,7 @@ def a_client_predicts_the_same_alone(subject: Subject) -> None:
         difference = float(np.abs(alone - together[ends[client] : ends[client + 1]]).max(initial=0))
         require(
             difference <= _ROUNDING,
-            f"client {client} predicts otherwise alone: probabilities differ by {difference:.1e}"
+            f"client {client} predicts otherwise alone: probabilities differ by {difference:.1e}",
         )
 
 
@@ -493,6 +500,93 @@ def only_links_of_its_kind_carry_bytes(subject: Subject) -> None:
     require(used <= set(LINKS[kind]), f"a method of kind {kind} sent over {', '.join(sorted(used))}")
     if methods.load(subject.name).has_rounds and kind == "server":
         require(used == {"up", "down"}, f"bytes were sent {' and '.join(sorted(used)) or 'nowhere'}, not up and down")
+
+
+@law("methods")
+def bytes_are_counted_once_for_each_client(subject: Subject) -> None:
+    """Bytes are counted once for each client that sends or receives them.
+
+    Costs are compared in bytes. A method that counts a model once for all clients of a round seems to cost a tenth. The
+    law compares what is counted with what clients train from and upload, and rounds of two and of six clients.
+    """
+    code = methods.load(subject.name)
+    if not LINKS[code.KIND]:
+        raise NotApplicable("clients send and receive nothing")
+    run = _run(subject)
+    exchanges = Exchanges(run)
+    state = code.setup(run)
+    for t in range(run.settings.rounds if code.has_rounds else 0):
+        exchanges.begin_round()
+        state = code.train_round(run, state, t)
+        exchanges.end_round()
+        faults = exchanges.faults + ([] if "SENDS_MORE" in _facts(subject) else exchanges.excess)
+        require(not faults, f"round {t + 1}: {next(iter(faults), '')}")
+        seen = f"by round {t + 1} clients trained from {exchanges.needed} bytes that they did not have"
+        require(exchanges.needed <= exchanges.sent, f"{seen}; {exchanges.sent} bytes were sent beside run.download")
+        if exchanges.averaged_up and "SENDS_MORE" not in _facts(subject):
+            more = exchanges.raw_up
+            require(not more, f"round {t + 1} uploads {more} bytes besides averaged uploads; there is no SENDS_MORE")
+    few, many = (_count_bytes(subject, share) for share in (1 / 6, 1 / 2))
+    for link in LINKS[code.KIND]:
+        seen = f"{few[link]} bytes go {link} in rounds of two clients, {many[link]} in rounds of six"
+        require(many[link] >= 2 * few[link], seen)
+
+
+def _count_bytes(subject: Subject, participation: float) -> dict[str, int]:
+    """Return the bytes that two rounds of twelve clients send over each link; without rounds, the setup."""
+    code, share = methods.load(subject.name), participation if methods.load(subject.name).has_rounds else 1
+    data = small.make_tiny_clients(12 if code.has_rounds else round(12 * participation))
+    run = _run(subject, data=data, participation=share, rounds=2, epochs=1)
+    state = code.setup(run)
+    before = dict(run.traffic) if code.has_rounds else dict.fromkeys(run.traffic, 0)
+    small.play_rounds(subject.name, run, state=state)
+    return {link: sent - before[link] for link, sent in run.traffic.items()}
+
+
+@law("methods")
+def uploads_have_the_weights_of_their_own_clients(subject: Subject) -> None:
+    """The server weights each upload by its own client: renaming the clients does not change what the server computes.
+
+    Uploads arrive in parts, in which places are not client ids. Weights that change places give a wrong mean without
+    any error. A warning says that weights are neither equal nor numbers of samples.
+    """
+    code = methods.load(subject.name)
+    if "up" not in LINKS[code.KIND]:
+        raise NotApplicable("clients send nothing to a server")
+    data, order = small.make_repetitive_clients(), np.asarray([3, 6, 0, 5, 1, 2, 4])
+    states, followed = [], []
+    for samples in (data, small.reorder_clients(data, order)):
+        # One minibatch of equal samples: no draw changes what a client trains.
+        run = _run(subject, data=samples, participation=1.0, batch_size=64, rounds=2, epochs=1)
+        followed.append(Exchanges(run))
+        states.append(state_files.flatten(small.drop_records(code, small.play_rounds(subject.name, run))))
+    sizes = data.sizes("train").astype(np.float64)
+    for clients, weights in followed[0].weights:
+        swapped = np.allclose(np.sort(weights / weights.sum()), np.sort(sizes[clients] / sizes[clients].sum()))
+        own = np.allclose(weights / weights.sum(), sizes[clients] / sizes[clients].sum())
+        require(own or not swapped, f"clients with {_list(sizes[clients])} samples have weights {_list(weights)}")
+    # A method that draws may draw other clients after they are renamed.
+    if not set(followed[0].draws) - {"cohort", "dropout", "upload"}:
+        for name, value in states[0].items():
+            other = states[1].get(name, value)
+            if value.shape != other.shape or value.shape[:1] == sizes.shape or not value.is_floating_point():
+                continue
+            moved = float((value - other).abs().max()) if value.numel() else 0.0
+            require(moved <= _RENAMED, f"renaming the clients moves {name} of the state by {moved:.1e}")
+    for clients, weights in followed[0].weights:
+        if len(clients) > 3 and (weights > 0).all() and _grow_otherwise(weights, sizes[clients]):
+            seen = f"clients with {_list(sizes[clients])} samples have weights {_list(weights)}"
+            raise DoubtfulError(f"{seen}, which are neither equal nor numbers of samples")
+
+
+def _grow_otherwise(weights: NDArray[np.float64], sizes: NDArray[np.float64]) -> bool:
+    """Return whether weights are a power of sizes, but neither equal nor proportional to them."""
+    (power, _), (residual, *_), *_ = np.polyfit(np.log(sizes), np.log(weights), 1, full=True)
+    return bool(residual < 1e-6 and min(abs(power), abs(power - 1)) > 0.01)
+
+
+def _list(numbers: NDArray[np.float64]) -> str:
+    return ", ".join(f"{number:.4g}" for number in numbers)
 
 
 @law("methods")

@@ -17,6 +17,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import connection
+from pathlib import Path
 from types import ModuleType
 from typing import Any, ParamSpec, TypeVar, cast
 
@@ -105,7 +106,7 @@ class _Server:
 
     def call(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
         pickled_call = pickle.dumps((function, args, kwargs))
-        request = _Request(dict(os.environ), os.getcwd(), list(sys.path), torch.get_num_threads(), pickled_call)
+        request = _Request(dict(os.environ), str(Path.cwd()), list(sys.path), torch.get_num_threads(), pickled_call)
         try:
             self._pipe.send_bytes(pickle.dumps(request))
             succeeds, result = pickle.loads(self._pipe.recv_bytes())
@@ -148,6 +149,5 @@ def _serve(pipe: connection.Connection) -> None:
 
 
 if __name__ == "__main__":
-    from pflcli.laws import other_process  # the requests are pickled under this name
-
-    other_process._serve(connection.Connection(int(sys.argv[1])))
+    # Requests are pickled under the name of the module, which is another one than ``__main__``.
+    importlib.import_module("pflcli.laws.other_process")._serve(connection.Connection(int(sys.argv[1])))

@@ -65,6 +65,25 @@ def make_equal_clients() -> Federation:
     return replace(data, x=data.x[: offsets[-1]], y=data.y[: offsets[-1]], offsets=offsets, cluster=CLUSTER[:5])
 
 
+def make_repetitive_clients() -> Federation:
+    """Return seven clients with very different numbers of samples; all samples of a client are the same."""
+    data = make_federation(client_sizes=[(count, 2, 2) for count in (2, 34, 5, 8, 13, 21, 3)])
+    for client in data.clients:
+        rows = data.rows(int(client), *SPLITS)
+        data.x[rows], data.y[rows] = data.x[rows[0]].clone(), data.y[rows[0]].clone()
+    return data
+
+
+def reorder_clients(data: Federation, order: NDArray[np.int64]) -> Federation:
+    """Return the federation in which client i is client ``order[i]`` of ``data``."""
+    rows = np.concatenate([data.rows(int(client), *SPLITS) for client in order])
+    sizes = np.diff(data.offsets).reshape(-1, len(SPLITS))[order]
+    cluster = None if data.cluster is None else data.cluster[order]
+    return replace(
+        data, x=data.x[rows], y=data.y[rows], offsets=np.concatenate([[0], np.cumsum(sizes)]), cluster=cluster
+    )
+
+
 def add_new_clients(base: Federation, sizes: tuple[tuple[int, ...], ...]) -> Federation:
     """Return the same clients, followed by new ones with ``sizes`` samples of their own."""
     draw = np.random.default_rng(7)
@@ -146,7 +165,7 @@ def make_run(
     engine = Engine(net, data, seed=seed, threads=threads, mode=mode)
     code = methods.load(method) if method else None
     cfg = config.build(code.Config, options or {}, str(method)) if code else None
-    run = Run(code.KIND if code else "server", cfg, plan, seed, data, engine, parameters.copy_params(net))
+    run = Run(code.KIND if code else "server", cfg, plan, seed, data, engine, parameters.copy_params(net), network=net)
     run.draw_model = lambda number: parameters.copy_params(draw_model(seed + 100 * number))
     run.backbone = parameters.copy_params(draw_model(seed + 1))
     run.embeddings = embed_samples(run)
@@ -223,6 +242,15 @@ def are_equal(a: object, b: object) -> bool:
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return torch.equal(a, b)
     return bool(a == b)
+
+
+def drop_records(code: methods.Method, state: State) -> State:
+    """Return a state without its tables, and without what its method records."""
+    return {
+        name: drop_records(code, value) if isinstance(value, dict) else value
+        for name, value in state.items()
+        if not isinstance(value, ModelTable) and name not in code.RECORDS
+    }
 
 
 def drop_measurements(state: State) -> State:

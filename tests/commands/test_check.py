@@ -54,6 +54,23 @@ BROKEN = {
     "validation-samples-only-choose": ("t=t)  # trains", 't=t, splits=("train", "validation"))  # trains'),
     "refit-trains-on-validation-samples": ("epochs=run.cfg.epochs,", "epochs=run.cfg.epochs + run.settings.refit,"),
     "nothing-is-learned-from-test-samples": ("t=t)  # trains", 't=t, splits=("train", "test"))  # trains'),
+    "labels-of-predicted-samples-change-no-prediction": ('t="tune",', 't="tune", splits=("train", "test"),'),
+    "each-sample-is-predicted-on-its-own": (
+        "return " + TUNED,
+        f"made = {TUNED}\n\n    def answer(split):\n        p = made.answer(split)['p']\n"
+        "        p = p / p.mean(axis=0)\n        return {'p': p / p.sum(axis=1, keepdims=True)}\n\n"
+        "    return type(made)(answer)",
+    ),
+    "another-process-gives-the-same-bytes": ('t="tune",', 't=f"tune {hash(str(clients))}",'),
+    "bytes-are-counted-once-for-each-client": (
+        'run.download(state["global"], cohort)',
+        'run.download(state["global"], cohort[:1])',
+    ),
+    "uploads-have-the-weights-of-their-own-clients": (
+        AVERAGE,
+        "mean = run.averaging(downloaded)\n    for part in trained:\n"
+        "        mean.add(part.params, part.weights[::-1].copy(), part.clients)\n    return {'global': mean.value()}",
+    ),
     "clients-use-only-their-own-samples": (
         "    downloaded = run.download",
         "    state = {'global': {n: v + 1e-3 * run.federation.x.mean() for n, v in state['global'].items()}}\n"
@@ -171,6 +188,12 @@ OTHERS = {
     ),
     "uploads-may-arrive-in-parts": ("aggregator", "self._mean.add(", "self._mean = Mean()\n        self._mean.add("),
     "uploads-of-weight-zero-are-ignored": ("aggregator", "(weights > 0)", "(weights > -1)"),
+    "a-round-gives-the-same-bytes-whatever-came-before": (
+        "aggregator",
+        "self._mean.add(",
+        "stacked = {n: v * (1 + 1e-3 * (hash(n) % 100)) for n, v in stacked.items()}\n        self._mean.add(",
+    ),
+    "an-upload-has-its-own-weight": ("aggregator", "(weights > 0).astype(np.float64)", "weights[::-1].copy()"),
     "arguments-are-not-changed": ("aggregator", "self._mean.add(", "stacked['bias'].add_(1)\n        self._mean.add("),
     "no-uploads-raise-an-error": (
         "aggregator",
