@@ -31,6 +31,10 @@ def check(
     unknown = [name for name in only if name not in known]
     if unknown:
         raise UsageError(f"there is no law '{unknown[0]}' of {subject.group}", closest(unknown[0], known))
+    if subject.group in ("methods", "aggregators"):
+        from pflcli.laws import other_process  # imports PyTorch
+
+        other_process.start()
     return (laws.judge(law, subject) for name, law in known.items() if not only or name in only)
 
 

@@ -29,7 +29,8 @@ def options(group: str, name: str) -> dict[str, Any]:
     """Return the card of one name, with its options; raises UsageError for an unknown name."""
     card = registry.card(group, name)
     fields = [{"option": o.name, "type": o.type, "default": o.default, "meaning": o.help} for o in card.options]
-    return {**_entry(card, None), "doc": card.doc, "options": fields}
+    more = {"transductive": True} if card.facts.get("TRANSDUCTIVE") else {}
+    return {**_entry(card, None), **more, "doc": card.doc, "options": fields}
 
 
 def _entry(card: registry.Card, root: Path | None) -> dict[str, Any]:

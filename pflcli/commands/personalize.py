@@ -200,6 +200,7 @@ def _build(job: _Job, execution: Execution, writer: ArtifactWriter) -> Built:
         **_summary(job, run, reported, len(progress.rows), costs),
         "tuned": predictions.summarize_tuned(tuned),
         **_privacy(job, run, progress, backbone, execution),
+        **({"transductive": True} if job.method.TRANSDUCTIVE else {}),
         **missing,
     }
     return Built(summary, _circumstances(job, run, costs, execution))

@@ -92,6 +92,7 @@ def summarize_method(label: str, items: Sequence[Scored]) -> dict[str, Any]:
         "seeds": [item.seed for item in items],
         "learned_from": sorted({split for item in items for split in predictions.learned_splits(item.artifact)}),
         **_privacy(items),
+        **({"transductive": True} if any(predictions.is_transductive(item.artifact) for item in items) else {}),
         "metrics": dict(metrics),
     }
 

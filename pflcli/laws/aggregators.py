@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from pflcli.federation import aggregators
-from pflcli.laws import BrokenLawError, Subject, law, require
+from pflcli.laws import BrokenLawError, DoubtfulError, Subject, law, other_process, require
 from pflcli.laws import small_federation as small
 from pflcli.parameters import Params, Stacked, pick, repeat
 
@@ -15,9 +15,9 @@ _CLIENTS = 9
 _WEIGHTS = np.asarray([3.0, 1.0, 5.0, 2.0, 8.0, 4.0, 1.0, 6.0, 2.0])
 
 
-def _models() -> tuple[Stacked, Params]:
+def _models(seed: int = 0) -> tuple[Stacked, Params]:
     """Return the uploads of nine clients (9, ...), and the model that they received."""
-    draw = torch.Generator().manual_seed(0)
+    draw = torch.Generator().manual_seed(seed)
     start: Params = {"weight": torch.randn(6, 5, generator=draw), "bias": torch.randn(6, generator=draw)}
     uploads = {
         name: value + 0.1 * torch.randn(value.shape, generator=draw) for name, value in repeat(start, _CLIENTS).items()
@@ -112,6 +112,56 @@ def uploads_of_weight_zero_are_ignored(subject: Subject) -> None:
     expected = _combine(subject, start, (uploads, _WEIGHTS))
     model = _combine(subject, start, (wrong, np.append(_WEIGHTS, 0.0)))
     _require_close(model, expected, "an upload of weight 0 changes the model")
+
+
+def _combine_parts(subject: Subject, seed: int = 0) -> Params:
+    """Return the model of uploads that arrive in two parts."""
+    uploads, start = _models(seed)
+    first, second = np.arange(4), np.arange(4, _CLIENTS)
+    return _combine(subject, start, *((_rows(uploads, rows), _WEIGHTS[rows]) for rows in (first, second)))
+
+
+@law("aggregators")
+def a_round_gives_the_same_bytes_whatever_came_before(subject: Subject) -> None:
+    """The same uploads give the same model, bit for bit, after other rounds and in another process.
+
+    A run that is killed continues in a new process, where module variables have their first values and Python orders
+    sets of strings in another way. What a server remembers belongs into the state of a method.
+    """
+    expected = _combine_parts(subject)
+    _combine_parts(subject, seed=1)
+    require(small.are_equal(expected, _combine_parts(subject)), "the same uploads give another model after other ones")
+    elsewhere = other_process.call(_combine_parts, subject)
+    require(small.are_equal(expected, elsewhere), "the same uploads give another model in another process")
+
+
+@law("aggregators")
+def an_upload_has_its_own_weight(subject: Subject) -> None:
+    """The influence of an upload on the model does not decrease with its own weight.
+
+    Weights are numbers of samples. Weights that change places give a wrong mean without any error. A warning says that
+    influence is neither equal nor proportional to weights.
+    """
+    uploads, start = _models()
+    same = repeat(pick(uploads, 0), _CLIENTS)
+    before = _combine(subject, start, (same, _WEIGHTS))
+    influences = []
+    for client in range(_CLIENTS):
+        moved = {name: value.clone() for name, value in same.items()}
+        for value in moved.values():
+            value[client] += 1e-2
+        after = _combine(subject, start, (moved, _WEIGHTS))
+        influences.append(float(np.mean([float((after[name] - before[name]).mean()) for name in before])))
+    influence = np.asarray(influences)
+    if (influence < 1e-6).any():
+        return  # such as the median, which one upload does not move
+    order = np.argsort(_WEIGHTS, kind="stable")
+    falls = np.diff(influence[order]) < -0.05 * influence.max()
+    seen = f"uploads of weights {_WEIGHTS.tolist()} have influences {np.round(influence / influence.sum(), 3).tolist()}"
+    require(not falls.any(), seen)
+    power = np.polyfit(np.log(_WEIGHTS), np.log(influence), 1)[0]
+    if min(abs(power), abs(power - 1)) > 0.1:
+        raise DoubtfulError(f"{seen}, which are neither equal nor proportional")
 
 
 @law("aggregators")

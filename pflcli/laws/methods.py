@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import copy
 import typing
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -15,16 +15,26 @@ from numpy.typing import NDArray
 from safetensors.torch import load, save
 
 from pflcli import config, methods, registry
-from pflcli.engine.federation import SPLITS
+from pflcli.engine.federation import SPLITS, Federation
 from pflcli.errors import ComputationError, UnsuitedError, UsageError
 from pflcli.federation.run import LINKS, Run
-from pflcli.laws import BrokenLawError, NotApplicable, Subject, law, require
+from pflcli.laws import BrokenLawError, DoubtfulError, NotApplicable, Subject, law, other_process, require
 from pflcli.laws import small_federation as small
+from pflcli.laws.exchanges import Exchanges
 from pflcli.methods import Method, State
 from pflcli.parameters import TrainedClients
 from pflcli.parameters.model_table import ModelTable
 from pflcli.training import absences, loop, state_files
 from pflcli.training.build_run import private_mean
+
+_ROUNDING = 2e-7
+"""Largest difference of two probabilities that are the same up to rounding."""
+
+_RENAMED = 1e-4
+"""Largest difference of parameters whose sum has another order, after two rounds."""
+
+_ROUNDS = 4
+"""Rounds of a run that is stopped and resumed."""
 
 _DIVERGING = 6
 """The client whose training diverges: it is drawn for the first and the last of three rounds."""
@@ -48,9 +58,12 @@ def _predict(
 
 def _choices(subject: Subject, run: Run, state: State) -> dict[str, NDArray[np.float64]]:
     """Return what clients chose on validation samples; empty if the method has nothing to choose."""
-    if not methods.load(subject.name).choices(run.cfg):
-        return {}
-    return small.choose(subject.name, run, state)
+    return small.choose(subject.name, run, state) if _choice_names(subject) else {}
+
+
+def _choice_names(subject: Subject) -> tuple[str, ...]:
+    """Return the names of what clients choose on validation samples."""
+    return methods.load(subject.name).choices(_run(subject).cfg)
 
 
 def _require_rounds(subject: Subject) -> Method:
@@ -182,6 +195,103 @@ def nothing_is_learned_from_test_samples(subject: Subject) -> None:
         require(small.are_equal(expected, state), f"the state depends on {what}")
 
 
+@dataclass(frozen=True)
+class _Answers:
+    """The predictions of a run, and what its clients chose."""
+
+    splits: dict[str, NDArray[np.float32]]
+    chosen: dict[str, NDArray[np.float64]]
+
+
+def _answer(subject: Subject, data: Federation, choices: Mapping[str, NDArray[np.float64]]) -> _Answers:
+    """Return what a run on ``data`` predicts and chooses, with these ``choices`` of an earlier run."""
+    run = _run(subject, data=data)
+    run.choices = choices
+    state = small.play_rounds(subject.name, run)
+    with run.personalizing():
+        predictor = small.personalize(subject.name, run, state)
+        answers = {split: predictor.answer(split)["p"] for split in predictor.splits}
+        return _Answers(answers, {name: np.asarray(values) for name, values in predictor.tuned.items()})
+
+
+def _differing(a: Mapping[str, NDArray[Any]], b: Mapping[str, NDArray[Any]]) -> list[str]:
+    """Return the names of arrays that are not the same, bit for bit."""
+    return [name for name in sorted(a.keys() | b.keys()) if a[name].tobytes() != b[name].tobytes()]
+
+
+@law("methods")
+def labels_of_predicted_samples_change_no_prediction(subject: Subject) -> None:
+    """Predictions do not depend on the labels of the samples that are predicted, except by declared choices.
+
+    The labels of test samples are unknown where a model is used; a method that reads them is judged by what it read.
+    Clients may choose options by the labels of validation samples, which the method declares by ``choices``.
+    """
+    data, has_choices = small.make_federation(client_sizes=small.MANY_PREDICTED), bool(_choice_names(subject))
+    # Other processes, since a module variable could remember the first labels.
+    expected = other_process.call(_answer, subject, data, {})
+    for index in (np.argmin, np.argmax):  # labels by which all predictions are wrong, or right
+        other = data
+        for split in ("test",) if has_choices else expected.splits:
+            other = small.replace_labels(other, split, index(expected.splits[split], axis=1))
+        _require_same(expected, other_process.call(_answer, subject, other, {}))
+    if has_choices:  # once choices are given, nothing needs the labels of validation samples
+        other = small.replace_samples(data, "validation", inputs=False)
+        given = [other_process.call(_answer, subject, each, expected.chosen) for each in (data, other)]
+        _require_same(*given)
+
+
+def _require_same(expected: _Answers, answers: _Answers) -> None:
+    changed = _differing(expected.splits, answers.splits)
+    require(not changed, f"predictions of {' and '.join(changed)} samples depend on labels of samples to predict")
+    chosen = _differing(expected.chosen, answers.chosen)
+    require(not chosen, f"what clients choose depends on labels of test samples: {', '.join(chosen)}")
+
+
+@law("methods")
+def each_sample_is_predicted_on_its_own(subject: Subject) -> None:
+    """A prediction does not depend on other samples that are predicted, unless the file has ``TRANSDUCTIVE = True``.
+
+    A transductive method learns from unlabelled test samples. Its accuracy depends on how many there are, and does not
+    hold for a sample that arrives alone, so tables mark it.
+    """
+    is_declared = methods.load(subject.name).TRANSDUCTIVE
+    moved = _move_by_others(subject, small.make_federation(client_sizes=small.MANY_PREDICTED))
+    with suppress(Exception):  # a method for networks without BatchNorm
+        sizes = (12, 6, 10), (8, 4, 9), (0, 0, 0), (6, 2, 1), (9, 6, 12)  # BatchNorm cannot train on one sample
+        data = small.make_federation(client_sizes=sizes)
+        moved = max(moved, _move_by_others(subject, data, normalizes=True, batch_size=64))
+    seen = f"probabilities move by {moved:.1e} if other samples to predict are replaced"
+    depends = moved > _ROUNDING
+    require(is_declared or not depends, f"{seen}; the file has no TRANSDUCTIVE = True")
+    if is_declared and not depends:
+        raise DoubtfulError("the file has TRANSDUCTIVE = True, but no prediction depends on other samples")
+
+
+def _move_by_others(subject: Subject, data: Federation, **network: Any) -> float:
+    """Return how far a probability moves if the inputs of two thirds of the other samples to predict are replaced."""
+    first = _run(subject, data=data, **network)
+    state = small.play_rounds(subject.name, first)
+    given = _choices(subject, first, state)
+    expected, furthest = _predict_given(subject, first, state, given), 0.0
+    rows = {split: data.rows_of(data.clients, split) for split in expected}
+    for kept in (0, 1):
+        is_kept = {split: np.arange(len(each)) % 3 == kept for split, each in rows.items()}
+        others = np.concatenate([each[~is_kept[split]] for split, each in rows.items()])
+        run = _run(subject, data=small.replace_inputs(data, others), **network)
+        run.choices = given
+        answers = _predict_given(subject, run, small.play_rounds(subject.name, run), given)
+        moves = [np.abs(answers[split] - expected[split])[is_kept[split]].max(initial=0) for split in rows]
+        furthest = max(furthest, *map(float, moves))
+    return furthest
+
+
+def _predict_given(
+    subject: Subject, run: Run, state: State, choices: Mapping[str, NDArray[np.float64]]
+) -> dict[str, NDArray[np.float32]]:
+    run.choices = choices
+    return _predict(subject, run, state)
+
+
 @law("methods")
 def clients_use_only_their_own_samples(subject: Subject) -> None:
     """What a client trains, uploads and predicts depends only on its own samples and on what it received.
@@ -298,6 +408,39 @@ def a_resumed_run_gives_the_same_bytes(subject: Subject) -> None:
 
 
 @law("methods")
+def another_process_gives_the_same_bytes(subject: Subject) -> None:
+    """A run gives the same state and predictions in another process, also if it is stopped here and resumed there.
+
+    A run that is killed continues in a new process, where module variables have their first values and Python orders
+    sets of strings in another way. So do ``pfl predict`` and ``pfl export``, which read the final state.
+    """
+    run, state = _run(subject, rounds=_ROUNDS), None
+    stored: dict[int, bytes] = {}
+    for last in (0, _ROUNDS // 2, _ROUNDS) if methods.load(subject.name).has_rounds else (0,):
+        state = small.play_rounds(subject.name, run, max(stored, default=0), last, state)
+        stored[last] = save(state_files.flatten(state))
+    assert state is not None
+    expected = _predict(subject, run, state)
+    starts: list[tuple[int | None, bytes]] = [(None, b"")]
+    for first, content in starts + list(stored.items()):
+        if first == 0 and len(stored) > 1:
+            continue  # a run that begins there has the same rounds
+        resumed, answers = other_process.call(_resume, subject, first, content)
+        where = "begun" if first is None else f"resumed after round {first} of {_ROUNDS}"
+        same = small.are_equal(state, state_files.nest(load(resumed), _run(subject)))
+        require(same, f"the state of a run that is {where} in another process differs")
+        require(not _differing(answers, expected), f"predictions of a run that is {where} in another process differ")
+
+
+def _resume(subject: Subject, first: int | None, stored: bytes) -> tuple[bytes, dict[str, NDArray[np.float32]]]:
+    """Return the state and the predictions of a run that is resumed after ``first`` rounds, or begun."""
+    run = _run(subject, rounds=_ROUNDS)
+    state = None if first is None else state_files.nest(load(stored), run)
+    state = small.play_rounds(subject.name, run, first or 0, state=state)
+    return save(state_files.flatten(state)), _predict(subject, run, state)
+
+
+@law("methods")
 def zero_rounds_are_enough_to_predict(subject: Subject) -> None:
     """With zero rounds, the state can be stored and clients predict.
 
@@ -338,7 +481,8 @@ def a_client_predicts_the_same_alone(subject: Subject) -> None:
         alone = _predict(subject, run, state, np.asarray([client]))["test"]
         difference = float(np.abs(alone - together[ends[client] : ends[client + 1]]).max(initial=0))
         require(
-            difference <= 2e-7, f"client {client} predicts otherwise alone: probabilities differ by {difference:.1e}"
+            difference <= _ROUNDING,
+            f"client {client} predicts otherwise alone: probabilities differ by {difference:.1e}",
         )
 
 
@@ -357,6 +501,93 @@ def only_links_of_its_kind_carry_bytes(subject: Subject) -> None:
     require(used <= set(LINKS[kind]), f"a method of kind {kind} sent over {', '.join(sorted(used))}")
     if methods.load(subject.name).has_rounds and kind == "server":
         require(used == {"up", "down"}, f"bytes were sent {' and '.join(sorted(used)) or 'nowhere'}, not up and down")
+
+
+@law("methods")
+def bytes_are_counted_once_for_each_client(subject: Subject) -> None:
+    """Bytes are counted once for each client that sends or receives them.
+
+    Costs are compared in bytes. A method that counts a model once for all clients of a round seems to cost a tenth. The
+    law compares what is counted with what clients train from and upload, and rounds of two and of six clients.
+    """
+    code = methods.load(subject.name)
+    if not LINKS[code.KIND]:
+        raise NotApplicable("clients send and receive nothing")
+    run = _run(subject)
+    exchanges = Exchanges(run)
+    state = code.setup(run)
+    for t in range(run.settings.rounds if code.has_rounds else 0):
+        exchanges.begin_round()
+        state = code.train_round(run, state, t)
+        exchanges.end_round()
+        faults = exchanges.faults + ([] if "SENDS_MORE" in _facts(subject) else exchanges.excess)
+        require(not faults, f"round {t + 1}: {next(iter(faults), '')}")
+        seen = f"by round {t + 1} clients trained from {exchanges.needed} bytes that they did not have"
+        require(exchanges.needed <= exchanges.sent, f"{seen}; {exchanges.sent} bytes were sent beside run.download")
+        if exchanges.averaged_up and "SENDS_MORE" not in _facts(subject):
+            more = exchanges.raw_up
+            require(not more, f"round {t + 1} uploads {more} bytes besides averaged uploads; there is no SENDS_MORE")
+    few, many = (_count_bytes(subject, share) for share in (1 / 6, 1 / 2))
+    for link in LINKS[code.KIND]:
+        seen = f"{few[link]} bytes go {link} in rounds of two clients, {many[link]} in rounds of six"
+        require(many[link] >= 2 * few[link], seen)
+
+
+def _count_bytes(subject: Subject, participation: float) -> dict[str, int]:
+    """Return the bytes that two rounds of twelve clients send over each link; without rounds, the setup."""
+    code, share = methods.load(subject.name), participation if methods.load(subject.name).has_rounds else 1
+    data = small.make_tiny_clients(12 if code.has_rounds else round(12 * participation))
+    run = _run(subject, data=data, participation=share, rounds=2, epochs=1)
+    state = code.setup(run)
+    before = dict(run.traffic) if code.has_rounds else dict.fromkeys(run.traffic, 0)
+    small.play_rounds(subject.name, run, state=state)
+    return {link: sent - before[link] for link, sent in run.traffic.items()}
+
+
+@law("methods")
+def uploads_have_the_weights_of_their_own_clients(subject: Subject) -> None:
+    """The server weights each upload by its own client: renaming the clients does not change what the server computes.
+
+    Uploads arrive in parts, in which places are not client ids. Weights that change places give a wrong mean without
+    any error. A warning says that weights are neither equal nor numbers of samples.
+    """
+    code = methods.load(subject.name)
+    if "up" not in LINKS[code.KIND]:
+        raise NotApplicable("clients send nothing to a server")
+    data, order = small.make_repetitive_clients(), np.asarray([3, 6, 0, 5, 1, 2, 4])
+    states, followed = [], []
+    for samples in (data, small.reorder_clients(data, order)):
+        # One minibatch of equal samples: no draw changes what a client trains.
+        run = _run(subject, data=samples, participation=1.0, batch_size=64, rounds=2, epochs=1)
+        followed.append(Exchanges(run))
+        states.append(state_files.flatten(small.drop_records(code, small.play_rounds(subject.name, run))))
+    sizes = data.sizes("train").astype(np.float64)
+    for clients, weights in followed[0].weights:
+        swapped = np.allclose(np.sort(weights / weights.sum()), np.sort(sizes[clients] / sizes[clients].sum()))
+        own = np.allclose(weights / weights.sum(), sizes[clients] / sizes[clients].sum())
+        require(own or not swapped, f"clients with {_list(sizes[clients])} samples have weights {_list(weights)}")
+    # A method that draws may draw other clients after they are renamed.
+    if not set(followed[0].draws) - {"cohort", "dropout", "upload"}:
+        for name, value in states[0].items():
+            other = states[1].get(name, value)
+            if value.shape != other.shape or value.shape[:1] == sizes.shape or not value.is_floating_point():
+                continue
+            moved = float((value - other).abs().max()) if value.numel() else 0.0
+            require(moved <= _RENAMED, f"renaming the clients moves {name} of the state by {moved:.1e}")
+    for clients, weights in followed[0].weights:
+        if len(clients) > 3 and (weights > 0).all() and _grow_otherwise(weights, sizes[clients]):
+            seen = f"clients with {_list(sizes[clients])} samples have weights {_list(weights)}"
+            raise DoubtfulError(f"{seen}, which are neither equal nor numbers of samples")
+
+
+def _grow_otherwise(weights: NDArray[np.float64], sizes: NDArray[np.float64]) -> bool:
+    """Return whether weights are a power of sizes, but neither equal nor proportional to them."""
+    (power, _), (residual, *_), *_ = np.polyfit(np.log(sizes), np.log(weights), 1, full=True)
+    return bool(residual < 1e-6 and min(abs(power), abs(power - 1)) > 0.01)
+
+
+def _list(numbers: NDArray[np.float64]) -> str:
+    return ", ".join(f"{number:.4g}" for number in numbers)
 
 
 @law("methods")

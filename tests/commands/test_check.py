@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pflcli import registry
+from pflcli import laws, registry
 from pflcli.commands.check import check
 from pflcli.commands.new import new
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
@@ -54,6 +54,23 @@ BROKEN = {
     "validation-samples-only-choose": ("t=t)  # trains", 't=t, splits=("train", "validation"))  # trains'),
     "refit-trains-on-validation-samples": ("epochs=run.cfg.epochs,", "epochs=run.cfg.epochs + run.settings.refit,"),
     "nothing-is-learned-from-test-samples": ("t=t)  # trains", 't=t, splits=("train", "test"))  # trains'),
+    "labels-of-predicted-samples-change-no-prediction": ('t="tune",', 't="tune", splits=("train", "test"),'),
+    "each-sample-is-predicted-on-its-own": (
+        "return " + TUNED,
+        f"made = {TUNED}\n\n    def answer(split):\n        p = made.answer(split)['p']\n"
+        "        p = p / p.mean(axis=0)\n        return {'p': p / p.sum(axis=1, keepdims=True)}\n\n"
+        "    return type(made)(answer)",
+    ),
+    "another-process-gives-the-same-bytes": ('t="tune",', 't=f"tune {hash(str(clients))}",'),
+    "bytes-are-counted-once-for-each-client": (
+        'run.download(state["global"], cohort)',
+        'run.download(state["global"], cohort[:1])',
+    ),
+    "uploads-have-the-weights-of-their-own-clients": (
+        AVERAGE,
+        "mean = run.averaging(downloaded)\n    for part in trained:\n"
+        "        mean.add(part.params, part.weights[::-1].copy(), part.clients)\n    return {'global': mean.value()}",
+    ),
     "clients-use-only-their-own-samples": (
         "    downloaded = run.download",
         "    state = {'global': {n: v + 1e-3 * run.federation.x.mean() for n, v in state['global'].items()}}\n"
@@ -171,6 +188,12 @@ OTHERS = {
     ),
     "uploads-may-arrive-in-parts": ("aggregator", "self._mean.add(", "self._mean = Mean()\n        self._mean.add("),
     "uploads-of-weight-zero-are-ignored": ("aggregator", "(weights > 0)", "(weights > -1)"),
+    "a-round-gives-the-same-bytes-whatever-came-before": (
+        "aggregator",
+        "self._mean.add(",
+        "stacked = {n: v * (1 + 1e-3 * (hash(n) % 100)) for n, v in stacked.items()}\n        self._mean.add(",
+    ),
+    "an-upload-has-its-own-weight": ("aggregator", "(weights > 0).astype(np.float64)", "weights[::-1].copy()"),
     "arguments-are-not-changed": ("aggregator", "self._mean.add(", "stacked['bias'].add_(1)\n        self._mean.add("),
     "no-uploads-raise-an-error": (
         "aggregator",
@@ -236,6 +259,21 @@ def test_the_command_prints_a_line_for_each_law(folder, pfl):
     assert ran.out.startswith("failed          no-sample-has-two-clients\n")
     assert "rows are given twice" in ran.out
     assert "./other.py breaks 1 of 5 laws" in ran.err
+
+
+def test_a_doubt_is_a_warning_and_no_failure(folder, pfl, monkeypatch):
+    def methods_are_young(subject):
+        """A method is from this decade.
+
+        Older ones are tested better.
+        """
+        raise laws.DoubtfulError("it is from 2017")
+
+    monkeypatch.setattr(laws, "list_laws", lambda group: [laws.Law(group, methods_are_young)])
+    ran = pfl("check", "fedavg")
+    assert (ran.code, ran.err) == (0, "0 laws passed, none failed, 1 warning\n")
+    assert ran.out.splitlines()[:2] == ["warning         methods-are-young", "                it is from 2017"]
+    assert "warning" not in pfl("check", "fedavg", "--quiet").out
 
 
 def test_a_law_that_says_nothing_about_a_file_is_not_applicable():

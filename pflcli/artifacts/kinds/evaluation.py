@@ -56,6 +56,7 @@ class _Row(TypedDict):
     method: NotRequired[str]
     learned_from: NotRequired[list[str]]
     privacy: NotRequired[_Privacy]
+    transductive: NotRequired[bool]
     metrics: dict[str, _Metric]
 
 

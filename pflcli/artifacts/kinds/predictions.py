@@ -157,6 +157,11 @@ def learned_splits(artifact: Artifact) -> tuple[str, ...]:
     return ("train", "validation") if refit else ("train",)
 
 
+def is_transductive(artifact: Artifact) -> bool:
+    """Return whether predictions, or those that a stack pools, depend on other test samples of a client."""
+    return bool(artifact.manifest.summary.get("transductive", False))
+
+
 def summarize_tuned(tuned: Mapping[str, NDArray[Any]]) -> dict[str, dict[str, float]]:
     """Return mean, minimum and maximum over clients of each value in ``tuned``, (m,) each, for the summary."""
     return {

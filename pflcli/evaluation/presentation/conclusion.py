@@ -127,6 +127,19 @@ def _describe_splits(methods: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
+def _describe_transductive(methods: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence on the methods that learn from unlabelled test samples; empty without any."""
+    labels = [method["label"] for method in methods if method.get("transductive")]
+    if not labels:
+        return []
+    one = len(labels) == 1
+    return [
+        f"transductive: {', '.join(labels)} {'predicts' if one else 'predict'} a test sample with the help of the "
+        f"client's other test samples, without their labels; {'its' if one else 'their'} scores do not hold for a "
+        "sample that arrives alone"
+    ]
+
+
 def _describe_privacy(methods: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a sentence per guarantee of differential privacy; empty without any."""
     labels: dict[tuple[float, float], list[str]] = {}
@@ -195,7 +208,12 @@ def list_notes(metrics: Mapping[str, Any]) -> list[str]:
     lines = [metrics["conclusion"]["sentence"]] if "conclusion" in metrics else []
     rows = metrics["methods"]
     lines += [*metrics.get("definitions", ()), *_describe_stacks(metrics), *_describe_tuning(metrics)]
-    lines += [*_describe_splits(rows), *_describe_privacy(rows), *prediction_sets.notes(metrics)]
+    lines += [
+        *_describe_splits(rows),
+        *_describe_transductive(rows),
+        *_describe_privacy(rows),
+        *prediction_sets.notes(metrics),
+    ]
     marks = [m for m in rows if any(m["metrics"].get(n, {}).get("exceeds_chance") for n in ("better_off", "worse_off"))]
     if marks:
         lines.append(f"{tables.MARK} more clients than expected by chance (in brackets: the share expected by chance)")

@@ -1,0 +1,45 @@
+"""Decays its step by the calls so far, which a default argument counts.
+
+Breaks: another-process-gives-the-same-bytes
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli.federation.run import Predictor, Run
+
+KIND = "server"
+NEEDS = ()
+PAPER = "default_argument"
+YEAR = 2026
+ADAPTS = True
+
+
+@dataclass(frozen=True)
+class Config:
+    """No options."""
+
+
+def setup(run: Run) -> dict[str, Any]:
+    return {"global": run.initial_model()}
+
+
+def train_round(run: Run, state: dict[str, Any], t: int) -> dict[str, Any]:
+    cohort = run.cohort(t)
+    start = run.download(state["global"], cohort)
+    return {"global": run.average(run.local_sgd(cohort, start, t=t, lr=0.1 / (1 + _count(t))), start)}
+
+
+def personalize(run: Run, state: dict[str, Any], clients: NDArray[np.int64]) -> Predictor:
+    return run.predictor(clients, run.local_sgd(clients, state["global"], t="tune", epochs=1))
+
+
+def _count(t: int, calls: dict[int, int] = {}) -> int:  # noqa: B006  the bug
+    """Return the number of rounds so far."""
+    calls[t] = 1
+    return sum(number <= t for number in calls)

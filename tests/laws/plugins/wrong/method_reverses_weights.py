@@ -1,0 +1,42 @@
+"""Weights of a part are reversed by a sort that was not undone.
+
+Breaks: uploads-have-the-weights-of-their-own-clients
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli.federation.run import Predictor, Run
+
+KIND = "server"
+NEEDS = ()
+PAPER = "reverses_weights"
+YEAR = 2026
+ADAPTS = True
+
+
+@dataclass(frozen=True)
+class Config:
+    """No options."""
+
+
+def setup(run: Run) -> dict[str, Any]:
+    return {"global": run.initial_model()}
+
+
+def train_round(run: Run, state: dict[str, Any], t: int) -> dict[str, Any]:
+    cohort = run.cohort(t)
+    start = run.download(state["global"], cohort)
+    mean = run.averaging(start)
+    for part in run.local_sgd(cohort, start, t=t):
+        mean.add(part.params, part.weights[::-1].copy(), part.clients)
+    return {"global": mean.value()}
+
+
+def personalize(run: Run, state: dict[str, Any], clients: NDArray[np.int64]) -> Predictor:
+    return run.predictor(clients, run.local_sgd(clients, state["global"], t="tune", epochs=1))
