@@ -38,7 +38,7 @@ from pflcli.jobs.job import LATER, Job, Plan, Planned, list_decisions, list_unfi
 from pflcli.jobs.run import Results, run, summarize
 from pflcli.jobs.shared_artifacts import BACKBONE
 from pflcli.options.compare import Compare
-from pflcli.options.declaration import command
+from pflcli.options.function import command
 from pflcli.reporter import SILENT
 from pflcli.settings import TRAINING, Settings
 from pflcli.training import initial_weights as initial

@@ -29,7 +29,7 @@ from pflcli.data.schemes import Scheme
 from pflcli.errors import UsageError
 from pflcli.evaluation.metrics import heterogeneity
 from pflcli.execution import Execution
-from pflcli.options.declaration import command
+from pflcli.options.function import command
 from pflcli.options.partition import Partition
 from pflcli.wording import counted
 
