@@ -229,6 +229,11 @@ def _report(summary: dict[str, Any], result: artifact.Partition, samples: Sample
         execution.reporter.say(
             f"without samples: {counted(len(summary['empty']), 'client')}, {first_ids} (--min-samples 10 fills them)"
         )
+    untested = summary["without_test"] - len(summary["empty"]) - summary.get("poisoned", 0)
+    if untested > 0:
+        execution.reporter.say(
+            f"without test samples: {counted(untested, 'client')} with too few samples, which no metric will count"
+        )
     if summary["unused"]:
         execution.reporter.say(f"assigned to no client: {counted(summary['unused'], 'sample')}")
     _report_split(result, samples, execution)
