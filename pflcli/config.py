@@ -11,6 +11,7 @@ from typing import Any
 
 from pflcli.errors import InputError, UsageError, closest
 from pflcli.foreign import reading, size
+from pflcli.wording import as_typed
 
 
 def parse_assignments(pairs: Sequence[str], option: str = "--set") -> dict[str, str]:
@@ -55,6 +56,10 @@ def build(cls: type[Any], values: Mapping[str, Any], owner: str) -> Any:
         typed = value
         if isinstance(value, str) and typing.get_origin(_strip_annotation(hints[key])) is tuple:
             typed = [] if value == "none" else [part.strip() for part in value.split(",") if part.strip()]
+        elif isinstance(value, int | float) and typing.get_origin(_strip_annotation(hints[key])) is tuple:
+            typed = [value]
+        elif isinstance(value, int | float) and _strip_annotation(hints[key]) in (str, str | None):
+            typed = as_typed(value)
         elif value == "none" and type(None) in typing.get_args(hints[key]):
             typed = None
         try:

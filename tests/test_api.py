@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import inspect
+import re
 
 import numpy as np
 import pytest
 
 import pflcli
 from helpers import ROOT
-from pflcli import evaluate, import_data, partition, sweep
+from pflcli import compare, evaluate, import_data, partition, registry, sweep
 from pflcli.errors import UsageError
+from pflcli.options.declaration import Options, declared_options
+from pflcli.settings import Settings
 
 
 def test_every_command_that_writes_is_a_function_of_the_package():
@@ -46,3 +50,90 @@ def test_a_partition_takes_its_dataset_as_a_path(tmp_path):
     np.savez(tmp_path / "a.npz", x=x, y=np.arange(20) % 2, owner=np.arange(20) % 4 // 2)
     dataset = import_data(tmp_path / "a.npz", tmp_path / "data", client="owner").path
     assert partition(dataset, tmp_path / "p").summary["clients"] == 2
+
+
+SMALL = {"model": "logistic", "rounds": 1}
+EQUAL_CALLS = {
+    "lists": lambda p, out: compare([p.path], out, methods=["fedavg", "local"], seeds=[3], settings=SMALL),
+    "text": lambda p, out: compare(str(p.path), out, methods="fedavg,local", seeds="3", **SMALL),
+    "numbers": lambda p, out: compare(p, out, methods=("fedavg", "local"), seeds=3, rounds="1", model="logistic"),
+    "both": lambda p, out: compare([p], out, methods="fedavg,local", seeds=3, settings={"rounds": 1}, model="logistic"),
+}
+
+
+@pytest.fixture(scope="module")
+def compared(tmp_path_factory):
+    """A partition of six clients, and a comparison on it."""
+    folder = tmp_path_factory.mktemp("api")
+    outcome = partition("writers", folder / "p", clients=6)
+    return outcome, compare(outcome, folder / "c", methods="fedavg,local", seeds=3, **SMALL)
+
+
+@pytest.mark.parametrize("form", EQUAL_CALLS)
+def test_values_are_accepted_as_python_objects_and_as_on_the_command_line(compared, form):
+    partitioned, comparison = compared
+    again = EQUAL_CALLS[form](partitioned, comparison.path.parent)
+    assert (again.decision, again.fingerprint) == ("up to date", comparison.fingerprint)
+
+
+@pytest.mark.parametrize("options", ["fedavg.lr=0.2", ["fedavg.lr=0.2"], {"fedavg": {"lr": 0.2}}], ids=str)
+def test_options_are_a_mapping_or_assignments(compared, options):
+    partitioned, comparison = compared
+    out = comparison.path.parent.with_name("options")
+    planned = compare(partitioned, out, methods="fedavg", options=options, dry_run=True, **SMALL)
+    assert planned.request["methods"]["fedavg"]["settings"] == {"lr": 0.2}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"round": 3}, "compare() has no argument 'round'"),
+        ({"settings": {"rounds": 1}, "rounds": 2}, "compare(): rounds is given twice: 2 and, in settings, 1"),
+        ({"options": 3}, "options=3 is not a mapping"),
+        ({"coverage": "high"}, "coverage='high' is not a number"),
+        ({"seeds": "a"}, "--seeds a is not a list of integers"),
+    ],
+    ids=str,
+)
+def test_a_wrong_argument_is_an_error_that_names_it(compared, arguments, message):
+    partitioned, _ = compared
+    with pytest.raises(UsageError) as caught:
+        compare(partitioned, "c", **arguments)
+    assert message in caught.value.message
+
+
+def test_a_missing_argument_is_an_error_that_names_it_and_a_type_error():
+    with pytest.raises(TypeError, match="missing a required argument: 'out'"):
+        compare("p")
+
+
+def test_a_misspelt_argument_gets_the_nearest_one():
+    with pytest.raises(UsageError) as caught:
+        compare("p", "c", round=3)
+    assert caught.value.fix == ("did you mean 'rounds'?",)
+
+
+FUNCTIONS = {
+    name: cls
+    for name in pflcli.__all__
+    for cls in vars(importlib.import_module(f"pflcli.commands.{name}")).values()
+    if isinstance(cls, type) and issubclass(cls, Options) and cls.NAME.replace("-", "_") in (name, "import")
+}
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_help_lists_every_keyword_with_a_type_and_a_sentence(name):
+    function, cls = getattr(pflcli, name), FUNCTIONS[name]
+    documented = dict(re.findall(r"^(\w+) : .+\n    (.+)", inspect.getdoc(function), re.MULTILINE))
+    assert {*documented} == {*inspect.signature(function).parameters}
+    assert all(len(sentence.split()) > 2 for sentence in documented.values())
+    text = f"{inspect.signature(function)} {inspect.getdoc(function)}"
+    assert not re.search(r"Annotated|typer|Typed\(|\\\[", text)
+    for option in declared_options(cls):
+        assert option.name in documented
+    if "settings" in documented:
+        assert {option.name for option in registry.options(Settings)} <= {*documented}
+
+
+def test_a_function_exists_for_every_class_of_options():
+    assert {*FUNCTIONS} == {*pflcli.__all__} - {"check", "report"}

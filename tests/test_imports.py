@@ -21,7 +21,7 @@ ALLOWED = {
     "vision": {"errors"},
     "registry": {"errors"},
     "sources": {"registry"},
-    "config": {"errors", "foreign"},
+    "config": {"errors", "foreign", "wording"},
     "data.datasets": BASE,
     "data.schemes": BASE | {"data.datasets"},
     "models": BASE,

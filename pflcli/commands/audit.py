@@ -30,7 +30,7 @@ from pflcli.evaluation.metrics.membership import Area, Mask, Rate
 from pflcli.evaluation.presentation import audits
 from pflcli.execution import Execution
 from pflcli.options.audit import Audit
-from pflcli.options.declaration import command
+from pflcli.options.function import command
 from pflcli.prediction import disclosure, reopened_run, stored_predictor
 from pflcli.prediction.disclosure import Disclosure
 from pflcli.prediction.stored_predictor import StoredPredictor

@@ -22,7 +22,7 @@ from pflcli.execution import Execution
 from pflcli.knn import capacity as capacities
 from pflcli.knn import indexes
 from pflcli.options.build_datastore import BuildDatastore
-from pflcli.options.declaration import command
+from pflcli.options.function import command
 from pflcli.training import run_request
 
 

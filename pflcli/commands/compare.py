@@ -38,14 +38,18 @@ from pflcli.jobs.job import LATER, Job, Plan, Planned, list_decisions, list_unfi
 from pflcli.jobs.run import Results, run, summarize
 from pflcli.jobs.shared_artifacts import BACKBONE
 from pflcli.options.compare import Compare
-from pflcli.options.declaration import command
+from pflcli.options.function import command
 from pflcli.reporter import SILENT
 from pflcli.settings import TRAINING, Settings
 from pflcli.training import initial_weights as initial
 from pflcli.training import run_request
+from pflcli.wording import counted
 
 SPLIT = "test"
 """The samples that are scored."""
+
+_MIN_FOR_ALL_SPLITS = 3
+"""Number of samples of which a client has one for training, one for validation and one for test."""
 
 NAME = "comparison"
 """The folder of the artifact inside ``out``; beside it are the folders ``seed-N``."""
@@ -244,7 +248,14 @@ def _partitions_by_seed(sources: Sequence[Path | str | Artifact], seeds: Sequenc
         raise UsageError("no partition to compare on", "pfl compare PARTITION -o DIR")
     for artifact in artifacts:
         if not artifact.manifest.summary.get(SPLIT, 1):
-            raise InputError(f"{artifact.path} has no {SPLIT} samples to score", "--fractions 0.6,0.2,0.2")
+            largest = artifact.manifest.summary.get("largest", _MIN_FOR_ALL_SPLITS)
+            raise InputError(
+                f"{artifact.path} has no {SPLIT} samples to score",
+                "--fractions 0.6,0.2,0.2"
+                if largest >= _MIN_FOR_ALL_SPLITS
+                else f"no client has more than {counted(largest, 'sample')}, too few for three splits: is the client"
+                " the right column?",
+            )
     if len(artifacts) == 1:
         run_seeds = [run_request.choose_seed(None, artifacts[0])] if seeds is None else list(seeds)
         if len({*run_seeds}) < len(run_seeds) or not run_seeds or min(run_seeds) < 0:

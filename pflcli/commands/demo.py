@@ -10,8 +10,8 @@ from pflcli.artifacts.make import Outcome
 from pflcli.commands.compare import compare
 from pflcli.commands.partition import partition
 from pflcli.commands.report import report
-from pflcli.options.declaration import command
 from pflcli.options.demo import Demo
+from pflcli.options.function import command
 
 METHODS = ("fedavg", "local", "fedavg-plus", "knn-per")
 SETTINGS: Mapping[str, Any] = {"model": "mlp", "rounds": 100, "participation": 0.2, "batch_size": 10, "lr": 0.1}

@@ -27,8 +27,8 @@ from pflcli.data.datasets import Samples
 from pflcli.encoders import BATCH, Choice, FrozenEncoder
 from pflcli.errors import InputError, UsageError
 from pflcli.execution import Execution
-from pflcli.options.declaration import command
 from pflcli.options.embed import Embed
+from pflcli.options.function import command
 from pflcli.training import hardware
 
 CHECKPOINT_SECONDS = 5.0

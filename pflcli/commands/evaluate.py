@@ -13,8 +13,8 @@ from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError, closest
 from pflcli.evaluation import coverage, round_costs, scoring, summary
 from pflcli.evaluation.metrics import catalogue
-from pflcli.options.declaration import command
 from pflcli.options.evaluate import Evaluate
+from pflcli.options.function import command
 
 
 @command(Evaluate)

@@ -24,8 +24,8 @@ from pflcli.errors import ComputationError, ConflictError, InputError
 from pflcli.evaluation.pool import STACK
 from pflcli.execution import Execution
 from pflcli.foreign import size
-from pflcli.options.declaration import command
 from pflcli.options.export import Export
+from pflcli.options.function import command
 from pflcli.prediction import reopened_run
 from pflcli.prediction.exporting import description, onnx_network
 from pflcli.prediction.exporting.description import ENCODER, IMAGES, INDEX, NAME, NETWORK, READER, STORE, Agreement

@@ -20,8 +20,8 @@ from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import InputError
 from pflcli.federation.run import Run
-from pflcli.options.declaration import command
 from pflcli.options.extract import Extract
+from pflcli.options.function import command
 from pflcli.parameters import Params
 from pflcli.reporter import Advance
 from pflcli.training import hardware, run_request

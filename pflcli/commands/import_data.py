@@ -27,7 +27,7 @@ from pflcli.data.preparation.earlier_dataset import Earlier
 from pflcli.data.preparation.user_data import DEALT, UserData, locate
 from pflcli.errors import ConflictError, InputError, UsageError, closest
 from pflcli.execution import Execution
-from pflcli.options.declaration import command
+from pflcli.options.function import command
 from pflcli.options.import_data import ImportData
 from pflcli.wording import counted, listed
 

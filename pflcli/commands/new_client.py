@@ -31,7 +31,7 @@ from pflcli.errors import InputError, UnsuitedError, UsageError
 from pflcli.evaluation.pool import STACK
 from pflcli.execution import Execution
 from pflcli.foreign import require_short
-from pflcli.options.declaration import command
+from pflcli.options.function import command
 from pflcli.options.new_client import NewClient
 from pflcli.prediction import reopened_run, stored_predictor
 from pflcli.prediction.reopened_run import ReopenedRun

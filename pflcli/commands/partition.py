@@ -29,7 +29,7 @@ from pflcli.data.schemes import Scheme
 from pflcli.errors import UsageError
 from pflcli.evaluation.metrics import heterogeneity
 from pflcli.execution import Execution
-from pflcli.options.declaration import command
+from pflcli.options.function import command
 from pflcli.options.partition import Partition
 from pflcli.wording import counted
 
@@ -228,6 +228,11 @@ def _report(summary: dict[str, Any], result: artifact.Partition, samples: Sample
         first_ids = ", ".join(map(str, summary["empty"][:10])) + (", ..." if len(summary["empty"]) > 10 else "")
         execution.reporter.say(
             f"without samples: {counted(len(summary['empty']), 'client')}, {first_ids} (--min-samples 10 fills them)"
+        )
+    untested = summary["without_test"] - len(summary["empty"]) - summary.get("poisoned", 0)
+    if untested > 0:
+        execution.reporter.say(
+            f"without test samples: {counted(untested, 'client')} with too few samples, which no metric will count"
         )
     if summary["unused"]:
         execution.reporter.say(f"assigned to no client: {counted(summary['unused'], 'sample')}")

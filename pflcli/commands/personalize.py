@@ -27,7 +27,7 @@ from pflcli.execution import Execution
 from pflcli.federation.privacy import guarantee
 from pflcli.federation.run import LINKS, Run
 from pflcli.methods import Method
-from pflcli.options.declaration import command
+from pflcli.options.function import command
 from pflcli.options.personalize import Personalize
 from pflcli.settings import Settings
 from pflcli.training import absences, dp_secret, hardware, loop, run_request, state_files

@@ -16,7 +16,7 @@ from pflcli.errors import UsageError, closest
 from pflcli.evaluation import coverage
 from pflcli.evaluation.metrics import conformal
 from pflcli.execution import Execution
-from pflcli.options.declaration import command
+from pflcli.options.function import command
 from pflcli.options.predict import Predict
 from pflcli.prediction import disclosure, prediction_file, reopened_run, stored_predictor
 from pflcli.prediction.disclosure import Disclosure

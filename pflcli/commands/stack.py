@@ -25,7 +25,7 @@ from pflcli.errors import GoneError, InputError, UsageError
 from pflcli.evaluation import pool, stack_references
 from pflcli.evaluation.pool import BASE, GLOBAL, STACK, VOTES
 from pflcli.execution import Execution
-from pflcli.options.declaration import command
+from pflcli.options.function import command
 from pflcli.options.stack import Stack
 from pflcli.training import state_files
 

@@ -37,7 +37,7 @@ from pflcli.knn import capacity as capacities
 from pflcli.knn.grid import Queries, choose_lambdas, count_correct_on_grid
 from pflcli.knn.stores import call_in_threads
 from pflcli.methods import knn_per
-from pflcli.options.declaration import command
+from pflcli.options.function import command
 from pflcli.options.sweep import Sweep
 from pflcli.training import hardware, run_request
 

@@ -10,7 +10,7 @@ from pflcli.artifacts import disk, locks
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.open_by_path import open_all
 from pflcli.errors import ConflictError, InputError, PflError, UsageError
-from pflcli.options.declaration import command
+from pflcli.options.function import command
 from pflcli.options.track import Track
 from pflcli.tracking import open_writer, records, require_tool
 from pflcli.wording import counted

@@ -24,7 +24,7 @@ from pflcli.execution import Execution
 from pflcli.federation.privacy import guarantee
 from pflcli.federation.run import LINKS, Run
 from pflcli.methods import Method
-from pflcli.options.declaration import command
+from pflcli.options.function import command
 from pflcli.options.train_global import TrainGlobal
 from pflcli.training import absences, dp_secret, hardware, loop, run_request, state_files
 from pflcli.training import initial_weights as initial

@@ -26,7 +26,7 @@ from pflcli.federation.privacy import guarantee
 from pflcli.federation.run import LINKS
 from pflcli.jobs.job import make_unless_there, plan, require_free
 from pflcli.jobs.shared_artifacts import estimate_epochs, shared_jobs
-from pflcli.options.declaration import command
+from pflcli.options.function import command
 from pflcli.options.tune import Tune
 from pflcli.reporter import SILENT
 from pflcli.settings import TRAINING, Settings, changed

@@ -24,7 +24,7 @@ from pflcli.errors import InputError, UsageError, closest
 from pflcli.execution import Execution
 from pflcli.knn import capacity as capacities
 from pflcli.knn import indexes
-from pflcli.options.declaration import command
+from pflcli.options.function import command
 from pflcli.options.update_datastore import UpdateDatastore
 from pflcli.training import run_request
 

@@ -12,15 +12,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli import registry
 from pflcli.artifacts import codebook, csv_file
 from pflcli.artifacts.kinds import evaluation, predictions
-from pflcli.artifacts.reader import Artifact
+from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.errors import InputError, UsageError, closest
+from pflcli.errors import GoneError, InputError, UsageError, closest
 from pflcli.evaluation import (
     client_identity,
     convergence,
     coverage,
+    failed_training,
     figures,
     round_costs,
     summary,
@@ -31,8 +33,13 @@ from pflcli.evaluation.metrics import catalogue, scores
 from pflcli.evaluation.presentation import conclusion, prediction_sets, tables
 from pflcli.evaluation.round_costs import Link
 from pflcli.evaluation.summary import Scored
+from pflcli.wording import counted, listed
 
 _ONE_VERSUS_REST = {"auroc", "average_precision"}
+_ROUNDING = 1e-6
+"""Largest difference between probabilities that are computed in another order."""
+_MAX_NAMED = 5
+"""Most clients that a note names."""
 
 
 def score(
@@ -86,10 +93,15 @@ def summarize(
     summary.correct_p_values(table["methods"], table["baseline"])
     table["conclusion"] = conclusion.conclude(table["methods"], table["baseline"], metric_names[0])
     remarks = _define_metrics(table["methods"], metric_names, _class_names(scored[0]), scored[0].positive)
+    remarks += [*_describe_repetitions(groups, table["baseline"]), *_describe_untested(scored, split)]
     table |= {"definitions": remarks} if remarks else {}
-    table["warnings"] = convergence.find_warnings(
-        {label: [i.artifact for i in items] for label, items in groups.items()}
-    )
+    if all(_lacks_validation(item.artifact) for item in scored):
+        table["without_validation"] = True
+    artifacts = {label: [item.artifact for item in items] for label, items in groups.items()}
+    table["warnings"] = [
+        *failed_training.find_warnings(groups),
+        *convergence.find_warnings(artifacts),
+    ]
     return table
 
 
@@ -120,6 +132,41 @@ def _define_metrics(
                 " are left out"
             )
     return lines
+
+
+def _describe_repetitions(groups: Mapping[str, Sequence[Scored]], baseline: str | None) -> list[str]:
+    """Return a sentence for each method whose predictions are those of the baseline, with the reason if it has one."""
+    lines = []
+    for label, items in groups.items():
+        if all(item.repeats_baseline for item in items):
+            method = items[0].artifact.manifest.request["method"]
+            known = registry.exists("methods", method)
+            why = registry.card("methods", method).facts.get("NO_EFFECT", "") if known else ""
+            reason = f", as it must if {why}" if why else ""
+            lines.append(f"`{label}` has the same predictions as {baseline}{reason}")
+    return lines
+
+
+def _describe_untested(scored: Sequence[Scored], split: str) -> list[str]:
+    """Return a sentence that counts and names the clients without samples to score; empty if there are none."""
+    untested = {item.seed: np.flatnonzero(item.n == 0) for item in scored}
+    seed, missing = max(untested.items(), key=lambda pair: len(pair[1]))
+    if not len(missing):
+        return []
+    first = next(item for item in scored if item.seed == seed)
+    names = client_identity.read_names(first.artifact)
+    words = [names[client] if names is not None else f"client {client}" for client in missing.tolist()]
+    of = f"{len(missing)} of {counted(len(first.n), 'client')}"
+    return [f"{of} have no {split} samples and are not counted: {listed(words, _MAX_NAMED)}"]
+
+
+def _lacks_validation(artifact: Artifact) -> bool:
+    """Return whether the partition of a run is known and has no validation samples."""
+    try:
+        partition = ancestor(artifact, "partition")
+    except GoneError:
+        return False
+    return partition is not None and not partition.manifest.summary.get("validation", 1)
 
 
 def _class_names(item: Scored) -> list[str]:
@@ -227,7 +274,10 @@ def _pair_with_baseline(scored: list[Scored], baseline: str) -> list[Scored]:
     for item in scored:
         twins = [base for base in bases if base.seed == item.seed and _same_samples(base, item)]
         if twins:
-            paired.append(replace(item, baseline_right=twins[0].right, baseline=twins[0].score))
+            repeats = twins[0] is not item and _are_equal(item.answers.parts["p"], twins[0].answers.parts["p"])
+            paired.append(
+                replace(item, baseline_right=twins[0].right, baseline=twins[0].score, repeats_baseline=repeats)
+            )
         elif "global" in item.answers.parts:
             p, y, offsets = item.answers.parts["global"], item.answers.y, item.answers.offsets
             score = catalogue.METRICS[item.metric_names[0]].score_clients(p, y, offsets, item.positive)
@@ -235,6 +285,11 @@ def _pair_with_baseline(scored: list[Scored], baseline: str) -> list[Scored]:
         else:
             paired.append(item)
     return paired
+
+
+def _are_equal(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
+    """Return whether two arrays of probabilities (n, C) are equal up to rounding."""
+    return a.shape == b.shape and float(np.abs(a - b).max(initial=0)) < _ROUNDING
 
 
 def _same_samples(a: Scored, b: Scored) -> bool:

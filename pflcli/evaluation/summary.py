@@ -20,8 +20,9 @@ from pflcli.evaluation.metrics import catalogue, gains, scores
 
 Array = NDArray[Any]
 
-STATISTICS = 2
-"""Version of the statistics in a row, part of each request for a table; version 1 had bootstrap intervals."""
+STATISTICS = 3
+"""Version of the statistics in a row, part of each request for a table: version 1 had bootstrap intervals, version 2
+did not count methods that tie with the baseline on every client."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,8 @@ class Scored:
     baseline_right: NDArray[np.bool_] | None = None
     baseline: NDArray[np.float64] | None = None
     """the baseline's score of each client, (m,)"""
+    repeats_baseline: bool = False
+    """whether another method's predictions are those of the baseline, up to rounding"""
 
     @property
     def score(self) -> NDArray[np.float64]:
@@ -178,6 +181,8 @@ def _add_gain(metrics: _Row, label: str, items: Sequence[Scored]) -> None:
                 "degrees_of_freedom": estimate.freedom,
                 "p": estimate.p,
             }
+    elif not all(item.right is item.baseline_right for item in items):  # a tie is a comparison with a gain of 0
+        beside |= {"interval": [0.0, 0.0], "standard_error": 0.0, "p": 1.0}
     means = [scores.weighted_mean(g, w) for g, w in zip(gain, weight, strict=True)]
     metrics.add("gain", count, means, **beside)
     repeated = all(all(map(np.array_equal, items[0].samples, item.samples)) for item in items)

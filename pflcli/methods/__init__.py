@@ -63,6 +63,9 @@ class Method(Protocol):
     SENDS_MORE: str = ""
     """what clients send besides updates of which the server takes one mean per round, for ``--dp-epsilon`` to refuse"""
 
+    NO_EFFECT: str = ""
+    """the condition under which it is FedAvg, which a table gives as the reason for equal predictions"""
+
     GRID: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
     """values that ``pfl tune`` tries beside learning rates, by option; those of its paper where it names some"""
 

@@ -25,6 +25,7 @@ from pflcli.parameters import Params
 KIND = "server"
 NEEDS = ()
 PERSONAL_MODELS = "norms"
+NO_EFFECT = "the model has no batch normalization"
 PAPER = "FedBN"
 YEAR = 2021
 

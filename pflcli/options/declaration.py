@@ -2,19 +2,18 @@
 
 A field has the type that Python callers pass, its default, and, in ``Annotated``, what Typer needs: help, flags,
 metavar and completion. ``Typed`` describes how a value is typed if it is not a number, a word or a boolean. The
-terminal's options (``cli/from_options.py``), the Python signature (``command``) and the command line that an artifact
-records (``Options.words``) are derived from the class.
+terminal's options (``cli/from_options.py``), the Python function (``options/function.py``) and the command line that an
+artifact records (``Options.words``) are derived from the class.
 """
 
 from __future__ import annotations
 
 import functools
-import inspect
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields, replace
+from dataclasses import MISSING, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
@@ -27,10 +26,6 @@ from pflcli.wording import PathWord, as_typed
 if TYPE_CHECKING:
     from pflcli.artifacts.reader import Artifact
     from pflcli.training.initial_weights import Weights
-
-P = ParamSpec("P")
-Asked = TypeVar("Asked", bound="Options")
-Result = TypeVar("Result")
 
 
 @dataclass(frozen=True)
@@ -321,6 +316,10 @@ class Option:
     """Typer's option or argument"""
     typed_as: Typed | None
     is_required: bool = False
+    is_positional: bool = False
+    """whether the Python function takes it without its name"""
+    is_list: bool = False
+    """whether Python callers pass a sequence of values"""
 
     @property
     def is_argument(self) -> bool:
@@ -369,7 +368,14 @@ def declared_options(cls: type[Options]) -> tuple[Option, ...]:
         info = next(extra for extra in extras if isinstance(extra, typer.models.ParameterInfo))
         options.append(
             Option(
-                each.name, default, kind if typed_as is None else typed_as.kind, info, typed_as, each.default is MISSING
+                each.name,
+                default,
+                kind if typed_as is None else typed_as.kind,
+                info,
+                typed_as,
+                is_required=each.default is MISSING,
+                is_positional=not each.kw_only,
+                is_list=Sequence in (typing.get_origin(part) for part in (kind, *typing.get_args(kind))),
             )
         )
     return tuple(options)
@@ -416,7 +422,7 @@ def _use_files(values: Mapping[str, Any], groups: Mapping[str, str]) -> dict[str
     return used
 
 
-def _names_of_files(asked: Options) -> dict[str, Any]:
+def names_of_files(asked: Options) -> dict[str, Any]:
     """Return the options that may name users' files, with the names of the files in place of their paths."""
     named, settings = _use_files(vars(asked), _GROUPS), getattr(asked, "settings", None)
     if settings:
@@ -437,22 +443,3 @@ def _add_arguments(settings: Mapping[str, Any], arguments: Mapping[str, Any]) ->
         key, value = next(iter(arguments.items()))
         raise UsageError(f"--set model.{key}={value} needs a model that is a class of yours", "--model ./net.py:Net")
     return {**settings, "model": registry.add_arguments(str(model), arguments)}
-
-
-def command(options: Callable[P, Asked]) -> Callable[[Callable[[Asked], Result]], Callable[P, Result]]:
-    """Return a decorator that gives a function the signature of ``options``; the function receives them as one object.
-
-    The command line is stored in their ``execution``, and the artifact records it.
-    """
-
-    def decorate(function: Callable[[Asked], Result]) -> Callable[P, Result]:
-        @functools.wraps(function)
-        def call(*args: P.args, **kwargs: P.kwargs) -> Result:
-            asked = options(*args, **kwargs)
-            execution = replace(asked.execution, command=tuple(asked.words()))
-            return function(replace(asked, execution=execution, **_names_of_files(asked)))
-
-        call.__signature__ = inspect.signature(options)  # type: ignore[attr-defined]
-        return call
-
-    return decorate

@@ -108,6 +108,7 @@ class _Metrics(TypedDict):
     link: NotRequired[str]
     metric: NotRequired[list[str]]
     definitions: NotRequired[list[str]]
+    without_validation: NotRequired[bool]
     conclusion: NotRequired[_Conclusion]
     stacks: NotRequired[dict[str, _Stack]]
     sets: NotRequired[_Sets]

@@ -107,16 +107,27 @@ def _describe_best(method: Mapping[str, Any], baseline: str, compared: int, bett
         f"{words} {change}",
     ]
     if compared > 1:
-        parts.append(f"{better} of {compared} methods shown to be better; the best of several looks a little too good")
+        parts.append(
+            f"{better} of {compared} methods shown to be better; it was chosen among {compared}, so expect slightly "
+            "less on new data"
+        )
     return "; ".join(parts)
 
 
-def _describe_splits(methods: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence on the samples that the methods learned from; empty for older rows."""
+def _describe_splits(methods: Sequence[Mapping[str, Any]], *, validated: bool) -> list[str]:
+    """Return a sentence on the samples that the methods learned from; empty for older rows.
+
+    ``validated`` says whether there are validation samples.
+    """
     splits = {method["label"]: method["learned_from"] for method in methods if "learned_from" in method}
     more = [label for label, names in splits.items() if "validation" in names]
     if not splits:
         return []
+    if not more and not validated:
+        return [
+            "methods learned from training samples; there are no validation samples, so no option or round was chosen "
+            "for any client: the defaults were used"
+        ]
     if not more:
         return ["methods learned from training samples; validation samples were used only to select rounds and options"]
     if len(more) == len(splits):
@@ -209,7 +220,7 @@ def list_notes(metrics: Mapping[str, Any]) -> list[str]:
     rows = metrics["methods"]
     lines += [*metrics.get("definitions", ()), *_describe_stacks(metrics), *_describe_tuning(metrics)]
     lines += [
-        *_describe_splits(rows),
+        *_describe_splits(rows, validated=not metrics.get("without_validation")),
         *_describe_transductive(rows),
         *_describe_privacy(rows),
         *prediction_sets.notes(metrics),

@@ -57,7 +57,8 @@ def test_the_best_of_those_that_are_shown_to_be_better():
     actual = conclusion(methods, "fedavg")
     assert actual["sentence"] == (
         "best: knn-per, +6.3 points [1.9, 11.5] over fedavg; 5 of 6 clients better off, 1 worse; "
-        "worst client 83 to 93 %; 2 of 4 methods shown to be better; the best of several looks a little too good"
+        "worst client 83 to 93 %; 2 of 4 methods shown to be better; it was chosen among 4, so expect slightly less on "
+        "new data"
     )
     assert (actual["best"], actual["better"], actual["worse"]) == ("knn-per", ["knn-per", "ditto"], ["bad"])
     assert (actual["correction"], actual["compared"]) == ("Holm", 4)

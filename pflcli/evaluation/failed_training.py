@@ -1,0 +1,58 @@
+"""Warn of runs that did not learn: they predict one class for all samples, or their loss grew instead of falling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from pflcli.artifacts import codebook
+from pflcli.errors import GoneError
+from pflcli.evaluation import round_costs
+from pflcli.evaluation.metrics import scores
+from pflcli.evaluation.summary import Scored
+
+_LARGE_LOSS = 10.0
+"""A training loss above this many times that of equal probabilities, log C, means that training diverged."""
+
+
+def find_warnings(groups: Mapping[str, Sequence[Scored]]) -> list[str]:
+    """Return a warning for each method of which a run did not learn; ``groups`` has a run per seed.
+
+    A run did not learn if it predicts one class for all samples although they have several, if its training loss in the
+    last round is far above that of equal probabilities, or if its log-loss is above it and its accuracy is not above
+    that of the most frequent class.
+    """
+    lines = []
+    for label, items in groups.items():
+        reasons = {reason: item.seed for item in reversed(items) if (reason := _describe_failure(item))}
+        for reason, seed in reasons.items():
+            under = f" under seed {seed}" if len(items) > 1 else ""
+            lines.append(f"`{label}` {reason}{under}: a smaller --lr or more --rounds may help")
+    return lines
+
+
+def _describe_failure(item: Scored) -> str:
+    """Return what shows that the training of a run failed, as a clause without subject; empty if nothing does."""
+    p, y = item.answers.parts["p"], item.answers.y
+    predicted, present = np.unique(p.argmax(axis=1)), np.bincount(y, minlength=p.shape[1])
+    if (present > 0).sum() > 1 and len(predicted) == 1:
+        name = codebook.read(item.artifact).class_names(p.shape[1])[int(predicted[0])]
+        return f"predicts class {name} for all {len(y)} samples"
+    uniform, losses = math.log(p.shape[1]), _read_losses(item)
+    if losses and losses[-1] > _LARGE_LOSS * uniform:
+        return f"ended with a training loss of {losses[-1]:.2g}, where equal probabilities have {uniform:.2g}"
+    log_loss = float(scores.log_loss(p, y).mean())
+    if log_loss > uniform and item.right.mean() <= present.max() / len(y) and (present > 0).sum() > 1:
+        return f"is not more accurate than the most frequent class, and its log-loss is {log_loss:.2g}"
+    return ""
+
+
+def _read_losses(item: Scored) -> list[float]:
+    """Return the training loss of each round; empty if the run has no rounds or its file is gone."""
+    try:
+        _, rows = round_costs.read_rounds(item.artifact)
+    except GoneError:
+        return []
+    return [float(row["loss"]) for row in rows if row.get("loss") not in ("", None)]

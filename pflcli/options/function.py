@@ -1,0 +1,227 @@
+"""The Python function of a command: its signature, its documentation, and the values that it accepts.
+
+``command`` makes the function from the class that declares the command's options. Values may be given as on the command
+line (``methods="fedavg,local"``), as Python objects (``["fedavg", "local"]``) or, where several are possible, alone.
+Training settings and fields of ``Execution`` are keywords like all others.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import re
+import textwrap
+import types
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, ParamSpec, Protocol, TypeVar, overload
+
+from pflcli import registry
+from pflcli.errors import UsageError, closest
+from pflcli.execution import Execution
+from pflcli.options.declaration import Option, Options, declared_options, names_of_files
+from pflcli.reporter import SILENT
+from pflcli.settings import Settings
+
+P = ParamSpec("P")
+Asked = TypeVar("Asked", bound=Options)
+Result_co = TypeVar("Result_co", covariant=True)
+
+
+class ArgumentError(UsageError, TypeError):
+    """An argument of a command's function is unknown, missing or given twice; a TypeError too, as Python raises."""
+
+
+class Function(Protocol[P, Result_co]):
+    """A command's function, which also accepts values as on the command line, and settings as keywords."""
+
+    @overload
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> Result_co: ...
+    @overload
+    def __call__(self, *args: Any, **kwargs: Any) -> Result_co: ...
+
+
+def command(options: Callable[P, Asked]) -> Callable[[Callable[[Asked], Result_co]], Function[P, Result_co]]:
+    """Return a decorator that gives a function the keywords of ``options``; the function receives them as one object.
+
+    The command line is stored in their ``execution``, and the artifact records it.
+    """
+    cls = typing.cast(type[Options], options)
+
+    def decorate(function: Callable[[Asked], Result_co]) -> Function[P, Result_co]:
+        keywords = _list_keywords(cls)
+        signature = inspect.Signature(
+            [keyword.parameter for keyword in keywords], return_annotation=function.__annotations__["return"]
+        )
+
+        @functools.wraps(function)
+        def call(*args: Any, **kwargs: Any) -> Result_co:
+            asked = _read_arguments(cls, function.__name__, signature, args, kwargs)
+            execution = replace(asked.execution, command=tuple(asked.words()))
+            return function(replace(typing.cast(Any, asked), execution=execution, **names_of_files(asked)))
+
+        call.__signature__ = signature  # type: ignore[attr-defined]
+        call.__doc__ = f"{inspect.getdoc(function)}\n\n{_describe_keywords(keywords, _names_by_flag(cls))}"
+        return typing.cast(Function[P, Result_co], call)
+
+    return decorate
+
+
+class _Type(str):
+    """The type of a keyword as text, which ``help`` prints without quotes."""
+
+    __repr__ = str.__str__
+
+
+@dataclass(frozen=True)
+class _Keyword:
+    """A parameter of a command's function, with its help and the heading under which it is listed."""
+
+    parameter: inspect.Parameter
+    help: str
+    heading: str
+    default: str = ""
+    """what the default means, if its value does not say it"""
+
+
+def _list_keywords(cls: type[Options]) -> list[_Keyword]:
+    """Return the parameters of a command's function: its own options, training settings, and fields of Execution."""
+    own = [_own_keyword(option, hint) for option, hint in _options_with_types(cls)]
+    training, execution = list[_Keyword](), list[_Keyword]()
+    if any(option.name == "settings" for option in declared_options(cls)):
+        own.append(
+            _keyword(
+                "settings", "Mapping[str, Any] | None", None, "All training settings as one mapping.", "Parameters"
+            )
+        )
+        for setting in registry.options(Settings):
+            default = None if cls.TRAINING_DEFAULT else getattr(Settings(), setting.name)
+            keyword = _keyword(setting.name, setting.type, default, setting.help, "Training settings")
+            training.append(replace(keyword, default=cls.TRAINING_DEFAULT))
+    described = {option.name: option for option in registry.options(Execution)}
+    for name in [name for name in described if name in _execution_names(cls)]:
+        field = described[name]
+        help = (cls.FORCE_HELP if name == "force" else "") or field.help
+        if name == "reporter":
+            execution.append(_keyword(name, "Reporter | None", None, help, "Execution"))
+        else:
+            execution.append(_keyword(name, field.type, getattr(Execution(), name), help, "Execution"))
+    execution.append(_keyword("execution", "Execution | None", None, "All of these as one object.", "Execution"))
+    return [*own, *training, *execution]
+
+
+def _execution_names(cls: type[Options]) -> tuple[str, ...]:
+    """Return the fields of ``Execution`` that are keywords of the function."""
+    return (*cls.HARDWARE, "force", *(["dry_run"] if cls.HAS_DRY_RUN else []), "reporter")
+
+
+def _options_with_types(cls: type[Options]) -> Iterator[tuple[Option, str]]:
+    """Yield the options of a command, except for the training settings, each with its Python type as text."""
+    heavy = {name: type(name, (), {}) for name in ("Artifact", "Weights")}
+    names = {**heavy, "Path": Path, "Mapping": Mapping, "Sequence": Sequence, "Any": Any}
+    hints = typing.get_type_hints(cls, localns=names)
+    for option in declared_options(cls):
+        if option.name != "settings":
+            yield option, re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", inspect.formatannotation(hints[option.name]))
+
+
+def _own_keyword(option: Option, type_text: str) -> _Keyword:
+    kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if option.is_positional else inspect.Parameter.KEYWORD_ONLY
+    shown = getattr(option.info, "show_default", True)
+    default = inspect.Parameter.empty if option.is_required else option.default
+    parameter = inspect.Parameter(option.name, kind, default=default, annotation=_Type(type_text))
+    return _Keyword(parameter, option.info.help or "", "Parameters", shown if isinstance(shown, str) else "")
+
+
+def _keyword(name: str, type_text: str, default: Any, help: str, heading: str) -> _Keyword:
+    type_text = re.sub("(.+), \\.\\.\\.", r"Sequence[\1]", type_text).replace("| none", "| None")
+    parameter = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=_Type(type_text))
+    return _Keyword(parameter, help, heading)
+
+
+def _names_by_flag(cls: type[Options]) -> dict[str, str]:
+    """Return the keywords of the options whose flag has another name, such as ``--set``."""
+    return {option.flag: option.name for option in declared_options(cls) if option.name != "settings"}
+
+
+def _describe_keywords(keywords: Sequence[_Keyword], names: Mapping[str, str]) -> str:
+    """Return the sections of the docstring that list all keywords, with their types, defaults and help.
+
+    Flags in the help become keywords; ``names`` are those that differ from their flag.
+    """
+
+    def name_keyword(flag: re.Match[str]) -> str:
+        return names.get(flag[0], flag[0].removeprefix("--").replace("-", "_"))
+
+    sections: dict[str, list[str]] = {}
+    for keyword in keywords:
+        parameter, default = keyword.parameter, ""
+        if parameter.default is not inspect.Parameter.empty:
+            default = f", default {keyword.default or repr(parameter.default)}"
+        help = re.sub(r"(?<![\w`-])--[a-z][a-z-]*", name_keyword, keyword.help)
+        lines = sections.setdefault(keyword.heading, [])
+        lines.append(f"{parameter.name} : {parameter.annotation}{default}")
+        lines += textwrap.wrap(
+            " ".join(help.replace("\\[", "[").split()), 112, initial_indent=" " * 4, subsequent_indent=" " * 4
+        )
+    return "\n\n".join("\n".join([heading, "-" * len(heading), *lines]) for heading, lines in sections.items())
+
+
+def _read_arguments(
+    cls: type[Options], name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> Options:
+    """Return the options of a call; raises ArgumentError for unknown, missing or contradicting arguments."""
+    unknown = [key for key in kwargs if key not in signature.parameters]
+    if unknown:
+        raise ArgumentError(f"{name}() has no argument '{unknown[0]}'", closest(unknown[0], signature.parameters))
+    try:
+        given = dict(signature.bind(*args, **kwargs).arguments)
+    except TypeError as error:
+        required = [key for key, each in signature.parameters.items() if each.default is inspect.Parameter.empty]
+        raise ArgumentError(f"{name}(): {error}", f"{name}({', '.join(required)}, ...)") from None
+    fields_of_execution = {key: given.pop(key) for key in _execution_names(cls) if key in given}
+    if fields_of_execution.get("reporter", SILENT) is None:
+        del fields_of_execution["reporter"]
+    execution = replace(given.pop("execution", None) or Execution(), **fields_of_execution)
+    own = {option.name: option for option in declared_options(cls)}
+    if "settings" in own:
+        settings = dict(given.pop("settings", None) or {})
+        training = {key: given.pop(key) for key in [*given] if key not in own}
+        if cls.TRAINING_DEFAULT:
+            training = {key: value for key, value in training.items() if value is not None}
+        for key, value in training.items():
+            if key in settings and settings[key] != value:
+                raise ArgumentError(f"{name}(): {key} is given twice: {value!r} and, in settings, {settings[key]!r}")
+        given["settings"] = {**settings, **training} or None
+    values = {key: value if key == "settings" else _read_value(own[key], value) for key, value in given.items()}
+    return cls(**values, execution=execution)
+
+
+def _read_value(option: Option, value: Any) -> Any:
+    """Return the value of an option: text is read as on the command line, and a single value may stand for a list.
+
+    Raises ArgumentError for values of another type.
+    """
+    from pflcli.artifacts.make import Outcome
+
+    typed = option.typed_as
+    several = isinstance(value, list | tuple)
+    values = [each.path if isinstance(each, Outcome) else each for each in (value if several else [value])]
+    if typed is not None and all(isinstance(each, str) for each in values):
+        if typed.kind is str and not several:
+            return typed.parse(values[0])
+        if typed.kind == list[str]:
+            return typed.parse(values)
+    if typed is not None and typed.kind == list[str] and not isinstance(value, Mapping | types.NoneType):
+        raise ArgumentError(f"{option.name}={value!r} is not a mapping", f"{option.name}={{'KEY': VALUE}}")
+    if option.is_list:
+        return value if value is None else values
+    number = next((kind for kind in (int, float) if kind in (option.kind, *typing.get_args(option.kind))), None)
+    if isinstance(value, str) and number is not None:
+        try:
+            return number(value)
+        except ValueError:
+            raise ArgumentError(f"{option.name}={value!r} is not a number") from None
+    return value if several else values[0]

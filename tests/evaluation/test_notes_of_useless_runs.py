@@ -1,0 +1,101 @@
+"""Notes below a table: methods that tie, runs that did not learn, clients without test samples, no validation."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from pflcli import compare, import_data, partition
+from pflcli.errors import InputError
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A folder with a dataset of eight owners of 25 samples, and three of one sample each."""
+    folder = tmp_path_factory.mktemp("notes")
+    draw = np.random.default_rng(0)
+    x = draw.normal(size=(203, 4)).astype(np.float32)
+    owner = np.asarray([f"owner {number}" for number in np.repeat(range(8), 25)] + ["alone A", "alone B", "alone C"])
+    np.savez(folder / "samples.npz", x=x, y=(x[:, 0] > 0).astype(int), owner=owner)
+    import_data(folder / "samples.npz", folder / "data", client="owner")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def dealt(folder):
+    return partition(folder / "data", folder / "p").path
+
+
+def read_metrics(outcome):
+    return json.loads((outcome.path / "metrics.json").read_text())
+
+
+def test_a_method_that_ties_counts_as_compared_and_its_reason_is_given(folder, dealt):
+    metrics = read_metrics(compare(dealt, folder / "ties", methods="fedavg,fedbn,local", rounds=3, model="mlp"))
+    assert metrics["conclusion"]["compared"] == 2
+    gain = {row["label"]: row["metrics"]["gain"] for row in metrics["methods"]}
+    assert (gain["fedbn"]["value"], gain["fedbn"]["interval"], gain["fedbn"]["p_corrected"]) == (0.0, [0.0, 0.0], 1.0)
+    assert "interval" not in gain["fedavg"]
+    assert (
+        "`fedbn` has the same predictions as fedavg, as it must if the model has no batch normalization"
+        in (metrics["definitions"])
+    )
+    assert not any("`local` has the same" in line for line in metrics["definitions"])
+
+
+def test_a_baseline_with_ties_alone_was_compared(folder, dealt):
+    metrics = read_metrics(compare(dealt, folder / "tie", methods="fedavg,fedbn", rounds=3, model="mlp"))
+    assert "no method was compared" not in metrics["conclusion"]["sentence"]
+    assert metrics["conclusion"]["sentence"].startswith("no method scores better than fedavg; fedbn has the same score")
+
+
+def test_runs_that_blew_up_are_named_with_what_shows_it(folder, dealt):
+    outcome = compare(dealt, folder / "blown", methods="fedavg,local", rounds=5, model="mlp", lr=50)
+    warnings = read_metrics(outcome)["warnings"]
+    assert any(line.startswith("`fedavg` ") and "a smaller --lr" in line for line in warnings)
+
+
+def test_runs_that_learned_are_not_warned_of(folder, dealt):
+    warnings = read_metrics(compare(dealt, folder / "fine", methods="fedavg,local", rounds=8, model="mlp"))["warnings"]
+    assert not any("a smaller --lr" in line for line in warnings)
+
+
+def test_clients_without_test_samples_are_counted_and_named_below_the_table(folder, dealt):
+    outcome = compare(dealt, folder / "fine", methods="fedavg,local", rounds=8, model="mlp")
+    line = "3 of 11 clients have no test samples and are not counted: alone A, alone B, alone C"
+    assert line in (outcome.path / "table.md").read_text()
+
+
+def test_partition_says_how_many_clients_have_no_test_samples(folder, tmp_path):
+    said = []
+
+    class Listener:
+        def say(self, text):
+            said.append(text)
+
+        def detail(self, text):
+            pass
+
+    partition(folder / "data", tmp_path / "p", reporter=Listener())
+    assert "without test samples: 3 clients with too few samples, which no metric will count" in said
+
+
+def test_without_validation_samples_the_notes_say_that_defaults_were_used(folder, tmp_path):
+    outcome = partition(folder / "data", tmp_path / "p", fractions="0.75,0,0.25")
+    text = (compare(outcome, tmp_path / "c", methods="fedavg,knn-per", rounds=2).path / "table.md").read_text()
+    assert "there are no validation samples, so no option or round was chosen for any client" in text
+    assert "validation samples were used only to select" not in text
+
+
+def test_a_partition_of_clients_with_one_sample_each_names_the_cause(folder, tmp_path):
+    content = dict(np.load(folder / "samples.npz"))
+    np.savez(tmp_path / "ids.npz", **{**content, "owner": np.arange(len(content["y"])).astype(str)})
+    import_data(tmp_path / "ids.npz", tmp_path / "data", client="owner")
+    partition(tmp_path / "data", tmp_path / "p")
+    with pytest.raises(InputError) as caught:
+        compare(tmp_path / "p", tmp_path / "c", methods="fedavg,local")
+    assert caught.value.fix == (
+        "no client has more than 1 sample, too few for three splits: is the client the right column?",
+    )
