@@ -83,9 +83,9 @@ def personalize(asked: Personalize) -> Outcome:
     spec = ArtifactSpec("predictions", request, tuple(inputs), code=code)
     job = _Job(asked.method, definition, cfg, training, seed, nearest, lineage, spec, file, earlier_run)
     partition = lineage["partition"]
-    remarks: Iterable[str] = ()
+    remarks: Iterable[str] = run_request.describe_seed(asked.method, definition, cfg, training)
     if partition is not None:
-        remarks = run_request.describe_pair_costs(asked.method, definition, cfg, training, partition)
+        remarks = joined(remarks, run_request.describe_pair_costs(asked.method, definition, cfg, training, partition))
         if definition.has_rounds and LINKS[definition.KIND]:
             clients = partial(partitions.read_able_clients, partition)
             remarks = joined(remarks, guarantee.describe_plan(training, clients))
@@ -168,7 +168,7 @@ def _build(job: _Job, execution: Execution, writer: ArtifactWriter) -> Built:
         lineage=job.lineage,
         weights=job.weights,
         earlier_run=job.earlier_run,
-        noise_seed=dp_secret.noise_seed(job.settings, job.spec, partition, writer),
+        private_rng=dp_secret.noise_draws(job.settings, job.spec, partition, writer),
     )
     progress = loop.resume(run, job.method, writer, execution)
     checkpoints = Checkpoints(run, progress, writer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -68,9 +69,9 @@ def train_global(asked: TrainGlobal) -> Outcome:
     )
 
     def build(writer: ArtifactWriter) -> Built:
-        noise_seed = dp_secret.noise_seed(training, spec, partition, writer)
+        draws = dp_secret.noise_draws(training, spec, partition, writer)
         data = partitions.read(partition)
-        run = build_run(data, definition, cfg, training, seed, execution, weights=file, noise_seed=noise_seed)
+        run = build_run(data, definition, cfg, training, seed, execution, weights=file, private_rng=draws)
         if file is not None:
             assert run.whole_network is not None
             writer.write(initial.INITIAL, bytes(save(parameters.copy_params(run.whole_network))))
@@ -93,7 +94,10 @@ def train_global(asked: TrainGlobal) -> Outcome:
         spec,
         execution,
         build,
-        remarks=guarantee.describe_plan(training, partial(partitions.read_able_clients, partition)),
+        remarks=chain(
+            run_request.describe_seed(asked.method, definition, cfg, training),
+            guarantee.describe_plan(training, partial(partitions.read_able_clients, partition)),
+        ),
     )
 
 

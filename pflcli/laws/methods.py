@@ -249,7 +249,7 @@ def differential_privacy_bounds_each_client(subject: Subject) -> None:
     sent: list[list[dict[str, torch.Tensor]]] = []
     for samples in (data, small.replace_samples(data, *SPLITS, clients=np.asarray([_DIVERGING]))):
         run = _run(subject, data=samples, participation=1.0, dp_noise=0.0, dp_clip=str(_CLIP))
-        run.privacy = privacy = private_mean(run, 0)
+        run.privacy = privacy = private_mean(run)
         state, _ = loop.set_up(run, code)
         try:
             state, _ = loop.play_round(run, subject.name, code, state, 0)

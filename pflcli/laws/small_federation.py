@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pflcli import config, methods, models, parameters
+from pflcli import config, methods, models, parameters, rng
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import SPLITS, Federation
 from pflcli.federation.predictor import Predictor
@@ -102,12 +103,13 @@ def make_run(
     mode: str = "auto",
     options: Mapping[str, Any] | None = None,
     data: Federation | None = None,
+    secret: int = 0,
     **settings: object,
 ) -> Run:
     """Return a run of ``method`` with all that it may need: a backbone, embeddings and stores.
 
     The backbone differs from the initial model. ``settings`` change the training settings: three rounds in which half
-    of the clients train an MLP on minibatches of four.
+    of the clients train an MLP on minibatches of four. ``secret`` is the seed of noise that protects clients.
     """
     data = make_federation() if data is None else data
     plan = config.build(Settings, {"model": "mlp", "rounds": 3, "participation": 0.5, "batch_size": 4, **settings}, "")
@@ -122,6 +124,7 @@ def make_run(
     code = methods.load(method) if method else None
     cfg = config.build(code.Config, options or {}, str(method)) if code else None
     run = Run(code.KIND if code else "server", cfg, plan, seed, data, engine, parameters.copy_params(net))
+    run.private_rng = partial(rng.generator, secret)
     run.draw_model = lambda number: parameters.copy_params(draw_model(seed + 100 * number))
     run.backbone = parameters.copy_params(draw_model(seed + 1))
     run.embeddings = embed_samples(run)
