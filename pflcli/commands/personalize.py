@@ -26,6 +26,7 @@ from pflcli.evaluation.metrics.client_relations import summarize_attention, summ
 from pflcli.execution import Execution
 from pflcli.federation.privacy import guarantee
 from pflcli.federation.run import LINKS, Run
+from pflcli.laws import private_rounds
 from pflcli.methods import Method
 from pflcli.options.declaration import command
 from pflcli.options.personalize import Personalize
@@ -55,6 +56,7 @@ def personalize(asked: Personalize) -> Outcome:
     nearest = open_one(asked.source, *LINEAGE)
     lineage = _lineage(asked.method, definition, nearest)
     training = run_request.settings_on_lineage(asked.method, definition, lineage, asked.settings or {}, asked.out)
+    private_rounds.require_checked(asked.method, definition, cfg, training)
     seed = run_request.choose_seed(asked.seed, nearest)
     request = {
         "method": asked.method,

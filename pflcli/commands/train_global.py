@@ -24,6 +24,7 @@ from pflcli.evaluation import convergence
 from pflcli.execution import Execution
 from pflcli.federation.privacy import guarantee
 from pflcli.federation.run import LINKS, Run
+from pflcli.laws import private_rounds
 from pflcli.methods import Method
 from pflcli.options.declaration import command
 from pflcli.options.train_global import TrainGlobal
@@ -48,6 +49,7 @@ def train_global(asked: TrainGlobal) -> Outcome:
     cfg = config.build(definition.Config, asked.options or {}, asked.method)
     training = run_request.resolve_settings({}, asked.settings or {}, partition)
     run_request.require_private(asked.method, definition, training)
+    private_rounds.require_checked(asked.method, definition, cfg, training)
     seed = run_request.choose_seed(asked.seed, partition)
     file = initial.read(asked.weights) if asked.weights is not None else None
     initial.require_weights(training, None if file is None else file.digest)

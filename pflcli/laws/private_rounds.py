@@ -7,6 +7,8 @@ updates of others nor anything that the server sends. What a server computes fro
 
 from __future__ import annotations
 
+import functools
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -15,13 +17,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pflcli import methods
+from pflcli import config, methods, registry
 from pflcli.engine.federation import SPLITS, Federation
+from pflcli.errors import UsageError
 from pflcli.federation import uploads
 from pflcli.federation.private_mean import PrivateMean, Release
-from pflcli.laws import require
+from pflcli.federation.run import LINKS
+from pflcli.laws import Law, Subject, judge, require
 from pflcli.laws import small_federation as small
+from pflcli.methods import Method
 from pflcli.parameters import Params, Stacked, pick
+from pflcli.settings import Settings
 from pflcli.training import loop
 from pflcli.training.build_run import private_mean
 
@@ -88,6 +94,39 @@ class _RecordedRelease(Release):
         record.mean = super().value()
         mean = given[len(self._mechanism.rounds) - 1].mean if given else record.mean
         return {name: value.clone() for name, value in mean.items()}
+
+
+def require_checked(name: str, method: Method, cfg: Any, settings: Settings) -> None:
+    """Raise UsageError if an epsilon would be stated for a user's code that breaks ``require_bounded``.
+
+    Code is checked if it is a file of the user or comes from an installed package: the method or an upload step. The
+    tests of the package check its own. ``cfg`` are the options of the method.
+    """
+    if not settings.dp or not method.has_rounds or "up" not in LINKS[method.KIND]:
+        return
+    steps = [("uploads", step.partition(":")[0]) for step in settings.upload]
+    foreign = [each for each in (("methods", name), *steps) if registry.is_foreign(*each)]
+    if not foreign:
+        return
+    code = tuple(registry.path(*each).read_bytes() for each in foreign)
+    reason = _find_fault(name, json.dumps(config.plain(cfg)), tuple(settings.upload), code)
+    if reason:
+        files = [registry.used_files().get("/".join(each), each[1]) for each in foreign]
+        raise UsageError(
+            f"no epsilon can be stated for {name}, which breaks the law of differential privacy: {reason}",
+            *(f"pfl check {file}" for file in files),
+            "leave out --dp-epsilon and --dp-noise",
+        )
+
+
+@functools.cache
+def _find_fault(name: str, options: str, upload: tuple[str, ...], code: tuple[bytes, ...]) -> str:
+    """Return why a method breaks ``require_bounded`` with these options, as JSON; empty if it does not.
+
+    ``code`` is the content of the files that are checked.
+    """
+    law = Law("methods", lambda subject: require_bounded(subject.name, subject.options, upload))
+    return judge(law, Subject("methods", name, json.loads(options))).reason
 
 
 def require_bounded(method: str, options: Mapping[str, Any], upload: Sequence[str] = ()) -> None:
