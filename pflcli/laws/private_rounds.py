@@ -19,11 +19,11 @@ from numpy.typing import NDArray
 
 from pflcli import config, methods, registry
 from pflcli.engine.federation import SPLITS, Federation
-from pflcli.errors import UsageError
+from pflcli.errors import UnsuitedError, UsageError
 from pflcli.federation import uploads
 from pflcli.federation.private_mean import PrivateMean, Release
 from pflcli.federation.run import LINKS
-from pflcli.laws import Law, Subject, judge, require
+from pflcli.laws import BrokenLawError, Law, Subject, judge, require
 from pflcli.laws import small_federation as small
 from pflcli.methods import Method
 from pflcli.parameters import Params, Stacked, pick
@@ -199,7 +199,11 @@ def _play(
 
     run.send, run.upload = record, note_clients  # type: ignore[method-assign]
     code = methods.load(method)
-    state, _ = loop.set_up(run, code)
+    try:
+        state, _ = loop.set_up(run, code)
+    except UnsuitedError as error:
+        message = f"the file has no SENDS_MORE, and its setup is refused with differential privacy: {error.message}"
+        raise BrokenLawError(message) from None
     for t in range(_ROUNDS):
         state, _ = loop.play_round(run, method, code, state, t)
     if isinstance(state.get("global"), dict):
