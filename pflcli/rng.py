@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import secrets
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 
 import numpy as np
 
@@ -27,6 +29,11 @@ def generator(seed: int, *key: str | int) -> np.random.Generator:
     """Return the NumPy generator for ``seed`` and the purpose ``key``."""
     words = np.frombuffer(_digest(seed, key)[:16], dtype="<u8")
     return np.random.Generator(np.random.Philox(key=words))
+
+
+def secret_generators() -> Callable[..., np.random.Generator]:
+    """Return ``generator`` with a new 256-bit secret of the operating system as its seed."""
+    return partial(generator, secrets.randbits(256))
 
 
 def integer(seed: int, *key: str | int) -> int:

@@ -47,7 +47,8 @@ class Settings:
     dp_clip: str | None = None
     """clip each client's update to this L2 norm before noise is added; adaptive, the default, follows the median"""
     dp_seed: int | None = None
-    """draw noise and cohorts from this seed instead of a secret of the run, to repeat it; never release such a run"""
+    """draw noise that protects clients from this seed instead of a secret of the run, to repeat the run; never release
+    such a run"""
     epochs: Annotated[int, Ge(1)] = 1
     """train each selected client for this many local epochs per round"""
     steps: Annotated[int, Ge(0)] = 0
@@ -104,8 +105,8 @@ class Settings:
     def _check_dp(self) -> None:
         if self.dp_epsilon is not None and self.dp_noise is not None:
             raise ValueError("give dp_epsilon or dp_noise, not both: each determines the other")
-        if not self.dp and any(value is not None for value in (self.dp_clip, self.dp_delta, self.dp_seed)):
-            raise ValueError("dp_clip, dp_delta and dp_seed have no effect without dp_epsilon or dp_noise")
+        if not self.dp and any(value is not None for value in (self.dp_clip, self.dp_delta)):
+            raise ValueError("dp_clip and dp_delta have no effect without dp_epsilon or dp_noise")
         if self.dp_delta is None and (self.dp_epsilon or self.dp_noise):
             raise ValueError("differential privacy also needs dp_delta, such as 1e-5")
         if self.dp and self.aggregator != "mean":

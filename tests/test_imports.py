@@ -89,7 +89,7 @@ ALLOWED = {
     "jobs": BASE | {"execution", "artifacts", "engine", "sources", "training", "commands"},
     "tuning": BASE | {"execution", "config", "artifacts", "methods", "evaluation.metrics", "jobs"},
     "commands.tune": BASE
-    | {"execution", "config", "sources", "artifacts", "options", "training", "methods", "federation"}
+    | {"execution", "config", "sources", "artifacts", "options", "training", "methods", "federation", "laws"}
     | {"federation.privacy", "evaluation.metrics", "commands", "jobs", "tuning"},
     "comparison": BASE
     | {"execution", "config", "artifacts", "methods", "federation", "training", "evaluation", "evaluation.metrics"}

@@ -22,6 +22,7 @@ from pflcli.errors import InputError
 from pflcli.evaluation.metrics import membership
 from pflcli.execution import Execution
 from pflcli.federation.privacy.accounting import compose_epsilon
+from pflcli.federation.privacy.guarantee import describe_random_numbers
 from pflcli.prediction import embedding
 from pflcli.prediction.reopened_run import ReopenedRun
 from pflcli.prediction.stored_predictor import ClientPrediction, StoredPredictor, pool_predictions
@@ -195,10 +196,10 @@ def find_unseen(data: Partition) -> NDArray[np.bool_]:
 
 def account_noisy_votes(predictor: StoredPredictor, queries: int) -> dict[str, Any]:
     """Return the epsilon that ``queries`` to one client spend, for ``audit.json``; empty if votes have no noise."""
-    cfg = None if predictor.run is None else predictor.run.cfg
-    if cfg is None or getattr(cfg, "vote", None) != "noisy":
+    model = predictor.run
+    if model is None or getattr(model.cfg, "vote", None) != "noisy":
         return {}
-    each = float(cfg.vote_epsilon)
+    each = float(model.cfg.vote_epsilon)
     return {
         "noisy_votes": {
             "epsilon_per_query": each,
@@ -206,5 +207,6 @@ def account_noisy_votes(predictor: StoredPredictor, queries: int) -> dict[str, A
             "epsilon": each * queries,
             "delta": VOTE_DELTA,
             "epsilon_at_delta": compose_epsilon(each, queries, VOTE_DELTA),
+            "random_numbers": describe_random_numbers(model.settings),
         }
     }

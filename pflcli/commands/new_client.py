@@ -36,7 +36,7 @@ from pflcli.options.new_client import NewClient
 from pflcli.prediction import reopened_run, stored_predictor
 from pflcli.prediction.reopened_run import ReopenedRun
 from pflcli.prediction.stored_predictor import ClientPrediction, PreparedClient
-from pflcli.training import state_files
+from pflcli.training import dp_secret, state_files
 from pflcli.wording import counted
 
 FRACTIONS = (0.6, 0.2, 0.2)
@@ -153,6 +153,8 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
         raise InputError(f"{model.name} cannot add a client after the rounds: {error.message}") from None
     answers, _ = stored_predictor.predict_client(model, at, None)
     at.run.engine.close()
+    if dp_secret.FILE in artifact.manifest.files and at.run.privacy is None:  # that of rounds is not needed any more
+        writer.write(dp_secret.FILE, artifact.read(dp_secret.FILE))
     others = len(at.run.federation.y) - len(later.y)
     rows = {split: at.run.federation.rows(number, split) - others for split in stored}
     splits = {split: _append_client(part, answers[split], later, rows[split]) for split, part in stored.items()}

@@ -26,6 +26,7 @@ from pflcli.evaluation.metrics.client_relations import summarize_attention, summ
 from pflcli.execution import Execution
 from pflcli.federation.privacy import guarantee
 from pflcli.federation.run import LINKS, Run
+from pflcli.laws import private_rounds
 from pflcli.methods import Method
 from pflcli.options.function import command
 from pflcli.options.personalize import Personalize
@@ -55,6 +56,7 @@ def personalize(asked: Personalize) -> Outcome:
     nearest = open_one(asked.source, *LINEAGE)
     lineage = _lineage(asked.method, definition, nearest)
     training = run_request.settings_on_lineage(asked.method, definition, lineage, asked.settings or {}, asked.out)
+    private_rounds.require_checked(asked.method, definition, cfg, training)
     seed = run_request.choose_seed(asked.seed, nearest)
     request = {
         "method": asked.method,
@@ -83,9 +85,9 @@ def personalize(asked: Personalize) -> Outcome:
     spec = ArtifactSpec("predictions", request, tuple(inputs), code=code)
     job = _Job(asked.method, definition, cfg, training, seed, nearest, lineage, spec, file, earlier_run)
     partition = lineage["partition"]
-    remarks: Iterable[str] = ()
+    remarks: Iterable[str] = run_request.describe_seed(asked.method, definition, cfg, training)
     if partition is not None:
-        remarks = run_request.describe_pair_costs(asked.method, definition, cfg, training, partition)
+        remarks = joined(remarks, run_request.describe_pair_costs(asked.method, definition, cfg, training, partition))
         if definition.has_rounds and LINKS[definition.KIND]:
             clients = partial(partitions.read_able_clients, partition)
             remarks = joined(remarks, guarantee.describe_plan(training, clients))
@@ -168,7 +170,7 @@ def _build(job: _Job, execution: Execution, writer: ArtifactWriter) -> Built:
         lineage=job.lineage,
         weights=job.weights,
         earlier_run=job.earlier_run,
-        noise_seed=dp_secret.noise_seed(job.settings, job.spec, partition, writer),
+        private_rng=dp_secret.noise_draws(job.settings, job.spec, partition, writer),
     )
     progress = loop.resume(run, job.method, writer, execution)
     checkpoints = Checkpoints(run, progress, writer)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from pflcli.evaluation import convergence
 from pflcli.execution import Execution
 from pflcli.federation.privacy import guarantee
 from pflcli.federation.run import LINKS, Run
+from pflcli.laws import private_rounds
 from pflcli.methods import Method
 from pflcli.options.function import command
 from pflcli.options.train_global import TrainGlobal
@@ -47,6 +49,7 @@ def train_global(asked: TrainGlobal) -> Outcome:
     cfg = config.build(definition.Config, asked.options or {}, asked.method)
     training = run_request.resolve_settings({}, asked.settings or {}, partition)
     run_request.require_private(asked.method, definition, training)
+    private_rounds.require_checked(asked.method, definition, cfg, training)
     seed = run_request.choose_seed(asked.seed, partition)
     file = initial.read(asked.weights) if asked.weights is not None else None
     initial.require_weights(training, None if file is None else file.digest)
@@ -68,9 +71,9 @@ def train_global(asked: TrainGlobal) -> Outcome:
     )
 
     def build(writer: ArtifactWriter) -> Built:
-        noise_seed = dp_secret.noise_seed(training, spec, partition, writer)
+        draws = dp_secret.noise_draws(training, spec, partition, writer)
         data = partitions.read(partition)
-        run = build_run(data, definition, cfg, training, seed, execution, weights=file, noise_seed=noise_seed)
+        run = build_run(data, definition, cfg, training, seed, execution, weights=file, private_rng=draws)
         if file is not None:
             assert run.whole_network is not None
             writer.write(initial.INITIAL, bytes(save(parameters.copy_params(run.whole_network))))
@@ -93,7 +96,10 @@ def train_global(asked: TrainGlobal) -> Outcome:
         spec,
         execution,
         build,
-        remarks=guarantee.describe_plan(training, partial(partitions.read_able_clients, partition)),
+        remarks=chain(
+            run_request.describe_seed(asked.method, definition, cfg, training),
+            guarantee.describe_plan(training, partial(partitions.read_able_clients, partition)),
+        ),
     )
 
 

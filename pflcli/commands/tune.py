@@ -26,6 +26,7 @@ from pflcli.federation.privacy import guarantee
 from pflcli.federation.run import LINKS
 from pflcli.jobs.job import make_unless_there, plan, require_free
 from pflcli.jobs.shared_artifacts import estimate_epochs, shared_jobs
+from pflcli.laws import private_rounds
 from pflcli.options.function import command
 from pflcli.options.tune import Tune
 from pflcli.reporter import SILENT
@@ -64,6 +65,7 @@ def tune(asked: Tune) -> Outcome:
     source = open_one(asked.source, *LINEAGE)
     cfg = config.build(methods.load(asked.method).Config, options, asked.method)
     training = _training_settings(source, settings)
+    private_rounds.require_checked(asked.method, methods.load(asked.method), cfg, training)
     (metric,) = catalogue.parse_names([asked.metric])
     _require_defined(metric, source)
     space = search_space(asked.method, asked.search, options, settings, asked.sampler)

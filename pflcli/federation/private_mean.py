@@ -147,7 +147,9 @@ class Release:
     def norms(self, stacked: Stacked) -> NDArray[np.float64]:
         """Return the L2 norms (m,) of the updates over all tensors."""
         parts = [
-            torch.linalg.vector_norm((value - self._downloaded[name]).flatten(1), dim=1, dtype=torch.float64)
+            torch.linalg.vector_norm(
+                (value - self._downloaded[name]).unsqueeze(-1).flatten(1), dim=1, dtype=torch.float64
+            )
             for name, value in stacked.items()
         ]
         return np.asarray(torch.linalg.vector_norm(torch.stack(parts), dim=0).cpu().numpy())

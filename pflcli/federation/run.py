@@ -85,6 +85,8 @@ class Run:
     aggregator: Aggregator = field(default_factory=partial(aggregators.load, "mean"))
     left_out: dict[int, list[float]] = field(default_factory=dict)
     """by client, the share of each of its uploads in this round that the aggregator left out"""
+    private_rng: Callable[..., np.random.Generator] = field(default_factory=rng.secret_generators)
+    """returns the generator for a key, as ``rng`` does, but from a secret of the run: for noise that protects people"""
     privacy: PrivateMean | None = None
     """replaces the aggregator in a run with differential privacy"""
     storage: Callable[[int], Storage] = InMemoryRows
@@ -121,7 +123,10 @@ class Run:
         return (*(("train",) if self.settings.answer_train else ()), "validation", "test")
 
     def rng(self, *key: str | int) -> np.random.Generator:
-        """Return the random generator for ``key``, which does not depend on earlier draws."""
+        """Return the random generator for ``key``, which does not depend on earlier draws.
+
+        Anyone who knows the seed can repeat its numbers. Noise that protects a client is drawn from ``private_rng``.
+        """
         return rng.generator(self.seed, *key)
 
     def cohort(self, t: int) -> NDArray[np.int64]:
@@ -239,7 +244,8 @@ class Run:
     def _draws(self, clients: NDArray[np.int64], place: int) -> Draw:
         """Return the random numbers of the ``place``-th upload step for each of the clients (m,)."""
         t, counts = self.attendance.t, self.attendance.uploads
-        return lambda i: self.rng("upload", place, t, int(clients[i]), counts[int(clients[i])])
+        draw = self.private_rng if self.uploads[place].is_private else self.rng
+        return lambda i: draw("upload", place, t, int(clients[i]), counts[int(clients[i])])
 
     def averaging(self, downloaded: Params) -> Average:
         """Return an empty mean for the uploads of clients that received ``downloaded``."""

@@ -5,6 +5,7 @@ FAISS searches or, for many or large stores, compiled loops do.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -53,6 +54,12 @@ class Stores:
     train: NDArray[np.int64]
     threads: int = 1
     compiled: bool | None = None
+
+    def digest(self, client: int) -> str:
+        """Return a hash of a client's store: of its index and its labels."""
+        index = self.blob[self.bytes[client] : self.bytes[client + 1]]
+        labels = self.y[self.offsets[client] : self.offsets[client + 1]].astype("<i8")
+        return hashlib.blake2b(index.tobytes() + labels.tobytes(), digest_size=16).hexdigest()
 
     def search(
         self,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -71,17 +72,22 @@ def draw_noise(
     clients: NDArray[np.int64],
     classes: int,
     epsilon: float,
+    stores: Stores,
     draw: Callable[..., np.random.Generator],
 ) -> Votes:
     """Return the noise (n, C) for the votes on the queries ``part`` of the clients (m,), from the keyed ``draw``.
 
-    The key is the client and the representation, so that repeating a query reveals nothing more.
+    The seed of ``draw`` must be a secret: anyone who can compute the noise can subtract it. The key is the client, its
+    store and the representation. Repeating a query therefore repeats the noise and reveals nothing more, while the
+    answers of two stores have independent noise, so that their difference does not tell whether votes changed.
     """
-    owner = np.repeat(clients, np.diff(part.offsets))
     values = np.zeros((len(part.z), classes))
-    for row, (client, z) in enumerate(zip(owner.tolist(), part.z, strict=True)):
-        query = hashlib.blake2b(np.ascontiguousarray(z, "<f4").tobytes(), digest_size=16).hexdigest()
-        values[row] = draw("vote noise", client, query).laplace(scale=SENSITIVITY / epsilon, size=classes)
+    for client, (first, last) in zip(clients.tolist(), pairwise(part.offsets.tolist()), strict=True):
+        store = stores.digest(client)
+        for row in range(first, last):
+            query = hashlib.blake2b(np.ascontiguousarray(part.z[row], "<f4").tobytes(), digest_size=16).hexdigest()
+            generator = draw("vote noise", client, store, query)
+            values[row] = generator.laplace(scale=SENSITIVITY / epsilon, size=classes)
     return values
 
 

@@ -18,14 +18,22 @@ from pflcli import config, methods, registry
 from pflcli.engine.federation import SPLITS, Federation
 from pflcli.errors import ComputationError, UnsuitedError, UsageError
 from pflcli.federation.run import LINKS, Run
-from pflcli.laws import BrokenLawError, DoubtfulError, NotApplicable, Subject, law, other_process, require
+from pflcli.laws import (
+    BrokenLawError,
+    DoubtfulError,
+    NotApplicable,
+    Subject,
+    law,
+    other_process,
+    private_rounds,
+    require,
+)
 from pflcli.laws import small_federation as small
 from pflcli.laws.exchanges import Exchanges
 from pflcli.methods import Method, State
 from pflcli.parameters import TrainedClients
 from pflcli.parameters.model_table import ModelTable
 from pflcli.training import absences, loop, state_files
-from pflcli.training.build_run import private_mean
 
 _ROUNDING = 2e-7
 """Largest difference of two probabilities that are the same up to rounding."""
@@ -339,56 +347,23 @@ def _record_training(run: Run, client: int) -> list[dict[str, torch.Tensor]]:
     return recorded
 
 
-_CLIP = 0.05
-"""Norm to which the law of differential privacy clips updates; an epoch on a client changes a model by more."""
-
-
 @law("methods")
 def differential_privacy_bounds_each_client(subject: Subject) -> None:
-    """With differential privacy, replacing a client's samples changes what the server sends next by at most two clips
-    of the mean.
+    """With differential privacy, a client changes the noisy mean of a round by its one clipped update, and nothing else
+    that the server sends.
 
-    The noise is calibrated to this bound. A method in which samples reach the server in another way has no guarantee;
-    it declares ``SENDS_MORE`` and is refused.
+    The noise is calibrated to one update per client. If samples reach the server in another way, an epsilon would be
+    stated that does not hold; such a method declares ``SENDS_MORE`` and is refused.
     """
     code = _require_rounds(subject)
     if "up" not in LINKS[code.KIND]:
         raise NotApplicable("clients send nothing to a server")
     if "SENDS_MORE" in _facts(subject):
         raise NotApplicable("SENDS_MORE declares that clients send more than updates")
-    data = small.make_federation()
-    sent: list[list[dict[str, torch.Tensor]]] = []
-    for samples in (data, small.replace_samples(data, *SPLITS, clients=np.asarray([_DIVERGING]))):
-        run = _run(subject, data=samples, participation=1.0, dp_noise=0.0, dp_clip=str(_CLIP))
-        run.privacy = privacy = private_mean(run, 0)
-        state, _ = loop.set_up(run, code)
-        try:
-            state, _ = loop.play_round(run, subject.name, code, state, 0)
-        except UnsuitedError as error:
-            raise NotApplicable(error.message) from None
-        sent.append(_record_downloads(run))
-        loop.play_round(run, subject.name, code, state, 1)
-    bound = 2 * _CLIP / privacy.expected
-    require(len(sent[0]) == len(sent[1]), "how often the server sends something depends on a client's samples")
-    for first, second in zip(*sent, strict=True):
-        squares = [float((first[name].double() - second[name].double()).square().sum()) for name in first]
-        distance = sum(squares) ** 0.5
-        seen = f"other samples of one client move what the server sends by {distance:.2g}; the bound is {bound:.2g}"
-        require(distance <= 1.001 * bound, seen)
-
-
-def _record_downloads(run: Run) -> list[dict[str, torch.Tensor]]:
-    """Return a list that gets a copy of what the server sends, each time that it sends something."""
-    sent: list[dict[str, torch.Tensor]] = []
-    send = run.send
-
-    def record(link: str, params: Any, copies: int = 1) -> None:
-        if link == "down":
-            sent.append({name: value.clone() for name, value in params.items()})
-        send(link, params, copies)
-
-    run.send = record  # type: ignore[method-assign]
-    return sent
+    try:
+        private_rounds.require_bounded(subject.name, subject.options)
+    except UnsuitedError as error:
+        raise NotApplicable(error.message) from None
 
 
 @law("methods")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from pflcli import config, methods, models, parameters
+from pflcli import config, methods, models, parameters, rng
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import SPLITS, Federation
 from pflcli.federation.predictor import Predictor
@@ -144,12 +145,14 @@ def make_run(
     options: Mapping[str, Any] | None = None,
     data: Federation | None = None,
     normalizes: bool = False,
+    secret: int = 0,
     **settings: object,
 ) -> Run:
     """Return a run of ``method`` with all that it may need: a backbone, embeddings and stores.
 
     The backbone differs from the initial model. ``settings`` change the training settings: three rounds in which half
     of the clients train an MLP on minibatches of four. With ``normalizes``, it is a smaller network with BatchNorm.
+    ``secret`` is the seed of noise that protects clients.
     """
     data = make_federation() if data is None else data
     plan = config.build(Settings, {"model": "mlp", "rounds": 3, "participation": 0.5, "batch_size": 4, **settings}, "")
@@ -166,6 +169,7 @@ def make_run(
     code = methods.load(method) if method else None
     cfg = config.build(code.Config, options or {}, str(method)) if code else None
     run = Run(code.KIND if code else "server", cfg, plan, seed, data, engine, parameters.copy_params(net), network=net)
+    run.private_rng = partial(rng.generator, secret)
     run.draw_model = lambda number: parameters.copy_params(draw_model(seed + 100 * number))
     run.backbone = parameters.copy_params(draw_model(seed + 1))
     run.embeddings = embed_samples(run)

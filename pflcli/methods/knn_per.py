@@ -179,7 +179,9 @@ def _vote_without_distances(
         return voting.normalize_votes(by_class)
     if run.cfg.vote == "label":
         return voting.select_majority(by_class)
-    return voting.select_majority(by_class, voting.draw_noise(part, clients, classes, run.cfg.vote_epsilon, run.rng))
+    assert run.stores is not None  # which ``_require_samples`` has checked
+    noise = voting.draw_noise(part, clients, classes, run.cfg.vote_epsilon, run.stores, run.private_rng)
+    return voting.select_majority(by_class, noise)
 
 
 def _require_samples(run: Run, clients: NDArray[np.int64]) -> None:

@@ -25,7 +25,7 @@ from pflcli.execution import Execution
 from pflcli.federation.run import Run
 from pflcli.methods import Method
 from pflcli.settings import Settings
-from pflcli.training import hardware, run_request
+from pflcli.training import dp_secret, hardware, run_request
 from pflcli.training import initial_weights as initial
 from pflcli.training.build_run import build_run
 
@@ -46,6 +46,8 @@ class ReopenedRun:
     """the predictions whose tuned options were reused (``--refit``)"""
     weights: initial.Weights | None
     """initial weights from the user's file"""
+    first_fingerprint: str
+    """the fingerprint of the predictions before clients were added to them"""
     later: LaterClients | None = None
     """clients that joined after the rounds; they follow the clients of the partition"""
 
@@ -68,6 +70,7 @@ class ReopenedRun:
             lineage=self.lineage,
             weights=self.weights,
             earlier_run=self.earlier_run,
+            private_rng=dp_secret.stored_draws(self.artifact, self.settings, self.first_fingerprint, self.partition),
         )
 
     def execution(self, execution: Execution) -> Execution:
@@ -115,8 +118,16 @@ def reopen(artifact: Artifact, weights: Path | str | None) -> ReopenedRun:
         lineage,
         None if choices is None else follow(artifact, choices),
         _read_weights(artifact, lineage["backbone"], weights),
+        _find_first(artifact).manifest.fingerprint,
         _read_later_clients(artifact, lineage["partition"]),
     )
+
+
+def _find_first(artifact: Artifact) -> Artifact:
+    """Return the predictions to which ``pfl new-client`` has added clients one after the other."""
+    while "later_clients" in artifact.manifest.request:
+        artifact = follow(artifact, next(item for item in artifact.manifest.inputs if item.role == "source"))
+    return artifact
 
 
 def _read_later_clients(artifact: Artifact, partition: Artifact) -> LaterClients | None:

@@ -2,6 +2,9 @@
 
 Replace this text by what the step does, and by its source. ``--upload FILE:0.1`` applies it. ``pfl check FILE`` tests
 the laws that every upload step satisfies.
+
+A step that draws random numbers has ``RANDOM = True``, and ``draw(i)`` is the generator of the i-th upload. Its numbers
+come from a secret of the run or, with ``RANDOM = "seed"``, from ``--seed``: for numbers that protect nobody.
 """
 
 from __future__ import annotations

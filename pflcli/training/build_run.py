@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import secrets
-from collections.abc import Mapping
-from functools import partial
+from collections.abc import Callable, Mapping
 from types import MappingProxyType
 from typing import Any
 
@@ -47,15 +45,15 @@ def build_run(
     weights: initial.Weights | None = None,
     earlier_run: Artifact | None = None,
     normalized_like: Partition | None = None,
-    noise_seed: int | None = None,
+    private_rng: Callable[..., np.random.Generator] | None = None,
 ) -> Run:
     """Return a run on the samples ``data``, ready for ``loop.run_rounds`` or ``predict.predict``.
 
     ``lineage`` contains artifacts by kind; its backbone, embeddings and datastore are read into the run. Models start
     from the initial weights of the backbone, or from the file ``weights``; without either, at random. With ``refit``,
     choices are those of the predictions ``earlier_run``. Images are normalized like those of the partition
-    ``normalized_like``, by default like those of ``data``. With differential privacy, noise and cohorts are drawn from
-    ``noise_seed`` (see ``dp_secret``), by default a new secret.
+    ``normalized_like``, by default like those of ``data``. Noise that protects clients is drawn from ``private_rng``
+    (see ``dp_secret``), by default from a new secret.
     """
     device = hardware.device(execution.device)
     threads, jobs = hardware.threads(execution.threads), hardware.jobs(execution.jobs)
@@ -107,9 +105,10 @@ def build_run(
         draw_model=draw_parameters,
         uploads=tuple(uploads.load(step) for step in settings.upload),
         aggregator=aggregators.load(settings.aggregator),
+        private_rng=rng.secret_generators() if private_rng is None else private_rng,
     )
     if settings.dp and LINKS[method.KIND]:
-        run.privacy = private_mean(run, secrets.randbits(256) if noise_seed is None else noise_seed)
+        run.privacy = private_mean(run)
     if data.update_factor is not None and data.update_noise is not None:
         run.attack = Attack(data.update_factor, data.update_noise, seed)
     _read_lineage(run, lineage)
@@ -118,12 +117,11 @@ def build_run(
     return run
 
 
-def private_mean(run: Run, noise_seed: int) -> PrivateMean:
+def private_mean(run: Run) -> PrivateMean:
     """Return the differentially private mean of a run with the noise and clip of its settings."""
     noise, _ = guarantee.plan_noise(settings := run.settings)
     clip, clients = settings.first_clip, len(run.federation.participants)
-    draws = partial(rng.generator, noise_seed)
-    return PrivateMean(noise, clip or FIRST_CLIP, clip is None, settings.participation, clients, draws)
+    return PrivateMean(noise, clip or FIRST_CLIP, clip is None, settings.participation, clients, run.private_rng)
 
 
 def _federation(data: Partition, device: str) -> Federation:

@@ -1,8 +1,9 @@
-"""The seed of the noise of a run with differential privacy: a secret of that run, or derived from ``--dp-seed``.
+"""The random numbers of noise that protects clients: from a secret of the run, or from ``--dp-seed``.
 
 Composition of guarantees assumes that the noise of two runs is independent. Anything that two runs can share, such as
-``--seed``, must therefore not determine the noise. A run draws a secret from the operating system when it starts. The
-secret is stored with the unfinished run, so that a resumed run gives the same bytes, and then in the artifact.
+``--seed``, must therefore not determine the noise. A run draws a secret from the operating system when it first needs
+noise. The secret is stored with the unfinished run, so that a resumed run gives the same bytes, and then in the
+artifact, so that repeating a query to noisy votes repeats the answer.
 """
 
 from __future__ import annotations
@@ -11,7 +12,13 @@ import hashlib
 import json
 import re
 import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
 
+import numpy as np
+
+from pflcli import rng
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
@@ -23,20 +30,75 @@ FILE = "dp_secret.txt"
 _TEXT = "The noise of this run can be computed from this secret and subtracted. Never release this file.\n"
 
 
-def noise_seed(settings: Settings, spec: ArtifactSpec, partition: Artifact, writer: ArtifactWriter) -> int | None:
-    """Return the seed of noise and cohorts of the run that ``writer`` writes, None without differential privacy.
+@dataclass
+class NoiseDraws:
+    """Returns the generator for a key, as ``rng.generator`` does; ``read_seed`` is called for the first one."""
+
+    read_seed: Callable[[], int]
+
+    @cached_property
+    def seed(self) -> int:
+        """The seed of all noise of the run."""
+        return self.read_seed()
+
+    def __call__(self, *key: str | int) -> np.random.Generator:
+        """Return the generator for ``key``."""
+        return rng.generator(self.seed, *key)
+
+
+def noise_draws(settings: Settings, spec: ArtifactSpec, partition: Artifact, writer: ArtifactWriter) -> NoiseDraws:
+    """Return the draws of noise of the run that ``writer`` writes; raises InputError if its secret is damaged.
 
     With ``dp_seed``, the seed also depends on the request and on the samples of the ``partition``, so that two runs
-    with different options or data have independent noise even then. Raises InputError if the file is damaged.
+    with different options or data have independent noise even then.
     """
-    if not settings.dp:
-        return None
     if settings.dp_seed is not None:
-        samples = sorted((name, facts["sha256"]) for name, facts in partition.manifest.files.items())
-        key = json.dumps([settings.dp_seed, spec.fingerprint, samples])
-        return int.from_bytes(hashlib.sha256(key.encode()).digest())
-    content = writer.read_or_make(FILE, f"{_TEXT}{secrets.token_hex(32)}\n".encode)
+        seed = _derive_seed(settings.dp_seed, spec.fingerprint, partition)
+        return NoiseDraws(lambda: seed)
+
+    def read_or_make() -> int:
+        content = writer.read_or_make(FILE, f"{_TEXT}{secrets.token_hex(32)}\n".encode)
+        secret = _parse(content)
+        if secret is None:
+            raise InputError(
+                f"{writer.folder / FILE} is damaged", f"remove it (rm -r {writer.folder}), and start again"
+            )
+        return secret
+
+    draws = NoiseDraws(read_or_make)
+    if (writer.folder / FILE).is_file():  # of the interrupted run, whose artifact it is part of
+        _ = draws.seed
+    return draws
+
+
+def stored_draws(artifact: Artifact, settings: Settings, fingerprint: str, partition: Artifact) -> NoiseDraws:
+    """Return the draws of noise of the run that made predictions, so that the same query gets the same noise.
+
+    ``fingerprint`` is that of the predictions before clients were added. Drawing raises InputError if the artifact has
+    no secret or a damaged one.
+    """
+
+    def read() -> int:
+        if settings.dp_seed is not None:
+            return _derive_seed(settings.dp_seed, fingerprint, partition)
+        secret = _parse(artifact.read(FILE)) if FILE in artifact.manifest.files else None
+        if secret is None:
+            raise InputError(
+                f"{artifact.path} does not contain the secret of its noise ({FILE}): the same query would get other "
+                "noise than before, which a mean over answers removes",
+                "run its method again",
+            )
+        return secret
+
+    return NoiseDraws(read)
+
+
+def _derive_seed(dp_seed: int, fingerprint: str, partition: Artifact) -> int:
+    samples = sorted((name, facts["sha256"]) for name, facts in partition.manifest.files.items())
+    return int.from_bytes(hashlib.sha256(json.dumps([dp_seed, fingerprint, samples]).encode()).digest())
+
+
+def _parse(content: bytes) -> int | None:
+    """Return the secret in the content of ``FILE``, None if it is damaged."""
     match = re.fullmatch(rf"{re.escape(_TEXT)}([0-9a-f]{{64}})\n", content.decode("utf-8", "replace"))
-    if match is None:
-        raise InputError(f"{writer.folder / FILE} is damaged", f"remove it (rm -r {writer.folder}), and start again")
-    return int(match[1], 16)
+    return None if match is None else int(match[1], 16)

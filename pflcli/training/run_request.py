@@ -9,7 +9,7 @@ them from it (``--choices``) and trains on all samples.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,8 @@ from pflcli.engine import normalization
 from pflcli.engine.loop import has_batch_norm
 from pflcli.errors import InputError, UnsuitedError, UsageError
 from pflcli.federation import aggregators, uploads
+from pflcli.federation.privacy import guarantee
+from pflcli.federation.run import LINKS
 from pflcli.methods import Method
 from pflcli.settings import AUTO, Settings, changed
 
@@ -65,6 +67,17 @@ def require_private(name: str, method: Method, settings: Settings) -> None:
             f"differential privacy does not cover {name}: its clients send {method.SENDS_MORE}",
             "leave out --dp-epsilon and --dp-noise, or use a method that only averages updates, such as fedavg",
         )
+
+
+def describe_seed(name: str, method: Method, cfg: Any, settings: Settings) -> Iterator[str]:
+    """Yield a message on ``dp_seed`` in a run without differential privacy: a warning, or that it has no effect."""
+    if settings.dp_seed is None or settings.dp:  # the guarantee of differential privacy has its own warning
+        return
+    uploads_noise = bool(LINKS[method.KIND]) and any(uploads.load(step).is_private for step in settings.upload)
+    if uploads_noise or getattr(cfg, "vote", None) == "noisy" or registry.is_foreign("methods", name):
+        yield guarantee.WARNING_OF_SEED
+    else:
+        yield f"--dp-seed {settings.dp_seed} has no effect: {name} draws no noise that protects clients"
 
 
 def resolve_settings(
@@ -140,7 +153,9 @@ def settings_on_lineage(
             f"{backbone.path} was trained on images with --normalize {normalize}, not {resolved.normalize}",
             f"pfl train-global PARTITION --normalize {resolved.normalize} -o DIR, then {name} on DIR",
         )
-    private = [name for name in _PRIVACY if getattr(resolved, name) != base.get(name)]
+    # Without differential privacy of the backbone, dp_seed is for noise that the method itself draws.
+    own = {"dp_seed"} if not resolved.dp else set()
+    private = [name for name in _PRIVACY if name not in own and getattr(resolved, name) != base.get(name)]
     if method.NEEDS and private:
         raise UsageError(
             f"{name} uses the models of {backbone.path}, which were trained with another --{private[0]}".replace(

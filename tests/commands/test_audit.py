@@ -331,4 +331,15 @@ def test_the_epsilon_of_noisy_votes_is_stated(small, tmp_path):
     assert votes["queries"] == 2 * most
     assert votes["epsilon"] == pytest.approx(0.2 * most)
     assert votes["epsilon_at_delta"] <= votes["epsilon"]
+    assert votes["random_numbers"].startswith("a secret of this run")
     assert "noisy_votes" not in audits.read(open_artifact(small.au))
+
+
+def test_an_audit_says_that_noisy_votes_from_a_seed_have_no_guarantee(small, tmp_path, pfl):
+    options, settings = {"vote": "noisy", "vote_epsilon": 0.1}, {"dp_seed": 4}
+    personalize("knn-per", small.d, tmp_path / "m", options=options, settings=settings, execution=ONE)
+    ran = pfl("audit", tmp_path / "m", "-o", tmp_path / "a", "--threads", 1)
+    assert (ran.code, "WARNING: the noise follows from dp_seed" in ran.err) == (0, True), ran.err
+    assert json.loads((tmp_path / "a" / "audit.json").read_text())["noisy_votes"]["random_numbers"].startswith(
+        "dp_seed"
+    )

@@ -196,3 +196,11 @@ def test_peers_have_no_server_that_aggregates(method):
 def test_an_aggregator_that_cannot_be_is_refused(text, words):
     with pytest.raises(UsageError, match=words):
         aggregators.load(text)
+
+
+@pytest.mark.parametrize("name", ["median", "trimmed-mean", "krum", "norm-clip"])
+def test_an_aggregator_takes_a_parameter_that_is_a_single_number(name):
+    start = {"w": torch.zeros(3), "scale": torch.zeros(())}
+    taken = aggregators.load(name).begin(start)
+    taken.add({"w": torch.ones(5, 3), "scale": torch.ones(5)}, np.ones(5))
+    assert {key: value.shape for key, value in taken.value().items()} == {"w": (3,), "scale": ()}

@@ -148,6 +148,32 @@ def test_the_noise_of_count_and_sum_together_is_that_of_the_multiplier():
         assert privacy.sum_noise <= 1.2 * noise
 
 
+@pytest.mark.parametrize("clients", [20, 400])
+def test_noise_on_the_count_and_on_the_mean_has_the_stated_standard_deviation(clients):
+    """With 400 clients a twentieth of the cohort is above the multiplier of 2; with 20 it is below."""
+    noise, count_noise = 2.0, max(2.0, 0.05 * clients)
+    sum_noise = (noise**-2 - (2 * count_noise) ** -2) ** -0.5
+    private_mean, counts, released = PrivateMean(noise, 1.0, True, 1.0, clients, partial(rng.generator, 0)), [], []
+    for t in range(2000):  # in each round half of all updates are short, so that the clip changes by the noise alone
+        private_mean.resume(t, {"clip": 0.3, "uploads": clients, "clipped": clients // 2})
+        counts.append(-math.log(private_mean.clip / 0.3) / 0.2 * clients)
+        private_mean.clip = 0.3
+        private_mean.begin_round(t)
+        released.append(float(private_mean.begin({"w": torch.zeros(1)}).value()["w"]) * clients / 0.3)
+    for values, deviation in ((counts, count_noise), (released, sum_noise)):
+        assert stats.kstest(np.asarray(values) / deviation, "norm").pvalue > 1e-3
+
+
+def test_a_network_with_a_single_number_as_a_parameter_is_clipped_with_it():
+    run, start = private("fedavg", clip=1.0), {"w": torch.zeros(2), "scale": torch.zeros(())}
+    run.privacy.begin_round(0)
+    mean = run.averaging(start)
+    trained = {"w": torch.tensor([[3.0, 0.0]]), "scale": torch.tensor([4.0])}
+    mean.add(trained, np.ones(1), np.arange(1))
+    torch.testing.assert_close(mean.value()["w"], torch.tensor([0.6, 0.0]) / PARTICIPANTS)
+    torch.testing.assert_close(mean.value()["scale"], torch.tensor(0.8 / PARTICIPANTS))
+
+
 def test_a_resumed_run_draws_the_same_noise_and_has_the_same_clip():
     uninterrupted = private("fedavg", noise=0.5, adapts=True, rate=0.6)
     state, rows = played("fedavg", uninterrupted, 4)

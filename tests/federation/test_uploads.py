@@ -117,6 +117,54 @@ def test_from_the_command_line(pfl, small, tmp_path):
         personalize("fedamp", small.p, tmp_path / "amp", settings={"model": "mlp", "rounds": 1, "upload": ["int8"]})
 
 
+@pytest.mark.parametrize("step", ["clip:1.0", "int8", "noise:0.1"])
+def test_a_step_takes_a_parameter_that_is_a_single_number(step):
+    start = {"w": torch.zeros(2, 3), "scale": torch.zeros(2)}
+    trained = {name: value + 1 for name, value in start.items()}
+    received = uploads.load(step).apply(trained, start, np.random.default_rng)
+    assert {name: value.shape for name, value in received.items()} == {"w": (2, 3), "scale": (2,)}
+    if step == "clip:1.0":
+        torch.testing.assert_close(received["scale"], torch.full((2,), 0.5))
+
+
+STEP = """
+from dataclasses import dataclass
+{declared}
+
+@dataclass(frozen=True)
+class Config:
+    pass
+
+
+def apply(params, downloaded, cfg, draw):
+    return {{name: value + draw(0).random() for name, value in params.items()}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("declared", "depends_on"),
+    [("RANDOM = True", "secret"), ('RANDOM = "seed"', "seed"), ("", None), ("RANDOM = 2", None)],
+)
+def test_a_step_draws_from_the_secret_of_the_run_unless_it_declares_otherwise(declared, depends_on, tmp_path):
+    file = tmp_path / f"step_{len(declared)}.py"
+    file.write_text(STEP.format(declared=declared))
+    name = registry.use("uploads", str(file))
+    clients, start = np.asarray([0]), {"w": torch.zeros(1)}
+    if depends_on is None:
+        with pytest.raises(InputError, match=r"RANDOM|declare"):
+            _draw(name, clients, start)
+        return
+    first = _draw(name, clients, start)
+    assert (_draw(name, clients, start, secret=1) != first) == (depends_on == "secret")
+    assert (_draw(name, clients, start, seed=1) != first) == (depends_on == "seed")
+
+
+def _draw(name, clients, start, **case):
+    run = worlds.run("fedavg", **case)
+    run.uploads = (uploads.load(name),)
+    return float(run.upload({"w": torch.zeros(1, 1)}, start, clients)["w"])
+
+
 def test_noise_is_of_the_deviation_and_each_upload_has_its_own():
     start = {"w": torch.zeros(2, 20_000), "count": torch.zeros(2, dtype=torch.int64)}
     generators = [np.random.default_rng(seed) for seed in (0, 1)]

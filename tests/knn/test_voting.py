@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -66,12 +67,39 @@ def _counts(k):
 
 
 def test_the_noise_is_laplace_of_twice_the_inverse_epsilon():
-    part = Embedded(
-        np.arange(4000, dtype=np.float32)[:, None], np.zeros((4000, 2), np.float32), None, np.asarray([0, 4000])
-    )
-    values = voting.draw_noise(part, np.asarray([3]), 2, 0.5, lambda *key: rng.generator(0, *key))
+    values = _noise([_store([0, 1])], 0, np.arange(4000))
     assert np.abs(values).mean() == pytest.approx(2 / 0.5, rel=0.05)
     assert np.median(values) == pytest.approx(0, abs=0.2)
+
+
+def _store(labels):
+    """Two samples of one feature with these labels."""
+    return np.asarray([[0.0], [1.0]], np.float32), np.asarray(labels)
+
+
+def _noise(stores, client, queries, secret=0):
+    """The noise at epsilon 0.5 on the votes of two classes for queries to one of the clients with these stores."""
+    blob = flat_indexes([z for z, _ in stores])
+    counts = 2 * np.arange(len(stores) + 1)
+    held = Stores(*blob, np.concatenate([y for _, y in stores]), counts, np.full(len(stores), 2))
+    z = np.asarray(queries, np.float32)[:, None]
+    part = Embedded(z, np.zeros((len(z), 2), np.float32), None, np.asarray([0, len(z)]))
+    return voting.draw_noise(part, np.asarray([client]), 2, 0.5, held, partial(rng.generator, secret))
+
+
+def test_noise_repeats_for_the_same_query_and_is_independent_for_another_client_store_or_secret():
+    """Answers to a query that differ between two stores would otherwise tell for certain that its votes differ."""
+    stores, queries = [_store([0, 1]), _store([0, 1])], np.arange(2000)
+    first = _noise(stores, 0, queries)
+    np.testing.assert_array_equal(_noise(stores, 0, queries[::-1])[::-1], first)
+    relabelled, moved = [_store([1, 1]), stores[1]], [(stores[0][0] + 1, stores[0][1]), stores[1]]
+    for other in (
+        _noise(stores, 1, queries),
+        _noise(relabelled, 0, queries),
+        _noise(moved, 0, queries),
+        _noise(stores, 0, queries, secret=1),
+    ):
+        assert abs(np.corrcoef(first.ravel(), other.ravel())[0, 1]) < 0.1
 
 
 @pytest.mark.parametrize("k", [1, 4])

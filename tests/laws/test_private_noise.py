@@ -1,31 +1,40 @@
-"""Noise of differential privacy: independent between any two runs that may both be released, repeated by a resume.
+"""Noise that protects clients: independent between any two runs that may both be released, repeated by a resume.
 
 If two runs shared noise, their difference would have none, and composition of their guarantees would not hold.
 """
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import itertools
+import shutil
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
+from safetensors.numpy import load_file
 from torch.nn import functional
 
+import worlds
 from pflcli import methods, models, registry
 from pflcli.artifacts import client_blocks
-from pflcli.artifacts.kinds import backbone
+from pflcli.artifacts.kinds import backbone, predictions
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
+from pflcli.commands.new_client import new_client
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
+from pflcli.errors import InputError
 from pflcli.execution import Execution
+from pflcli.federation import uploads
 from pflcli.federation.private_mean import PrivateMean, Release
+from pflcli.prediction import stored_predictor
 from pflcli.settings import Settings
-from pflcli.training import dp_secret
+from pflcli.training import dp_secret, loop
+from pflcli.training.build_run import private_mean
 
 pytest.importorskip("dp_accounting")
 
@@ -64,6 +73,74 @@ def recorded(monkeypatch):
         return np.concatenate(record["noise"]), record["cohorts"]
 
     return of
+
+
+PROTECTS, OTHER = "protects clients", "protects nobody"
+PURPOSES = {
+    ("knn/voting.py", "laplace"): PROTECTS,
+    ("federation/private_mean.py", "normal"): PROTECTS,
+    ("federation/uploads/noise.py", "standard_normal"): PROTECTS,
+    ("federation/attack.py", "standard_normal"): OTHER,  # of poisoned clients
+    ("auditing/canary_training.py", "standard_normal"): OTHER,  # directions of canaries, whose models are not released
+    ("auditing/inversion.py", "standard_normal"): OTHER,  # directions in which an attacker searches
+    ("data/schemes/quantity.py", "normal"): OTHER,  # sizes of clients
+    ("methods/parts/bias_attention.py", "normal"): OTHER,  # initial weights
+    ("models/_classifiers.py", "randn"): OTHER,  # initial weights
+    ("templates/dataset.py", "normal"): OTHER,  # samples
+}
+"""What the draws of continuous noise in the package are for, by file and function."""
+NOISE = {"normal", "standard_normal", "laplace", "gumbel", "exponential", "logistic", "randn", "normal_", "randn_like"}
+
+
+def test_every_draw_of_noise_has_a_purpose():
+    """A new draw must be listed; noise that protects clients comes from ``Run.private_rng``, as tests below require."""
+    found = set()
+    for file in registry.ROOT.rglob("*.py"):
+        name, code = file.relative_to(registry.ROOT).as_posix(), file.read_text()
+        for node in ast.walk(ast.parse(code)) if any(f"{draw}(" in code for draw in NOISE) else ():
+            if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in NOISE:
+                found.add((name, node.func.attr))
+    found = {each for each in found if not each[0].startswith(("laws/", "accelerated/"))}
+    assert found == PURPOSES.keys()
+
+
+def draw_votes(**case):
+    run = worlds.run("knn-per", options={"vote": "noisy", "vote_epsilon": 0.1, "weight": 1.0}, **case)
+    return worlds.answers("knn-per", run, {})["test"]
+
+
+def draw_uploads(**case):
+    run = worlds.run("fedavg", **case)
+    run.uploads = (uploads.load("noise:1.0"),)
+    start = {"w": torch.zeros(50)}
+    return run.upload({"w": torch.zeros(1, 50)}, start, np.asarray([0]))["w"].numpy()
+
+
+def draw_mean(**case):
+    run = worlds.run("fedavg", dp_noise=1.0, dp_delta=1e-3, **case)
+    mean = private_mean(run)
+    mean.begin_round(0)
+    return mean.begin({"w": torch.zeros(50)}).value()["w"].numpy()
+
+
+def draw_cohorts(**case):
+    mean = private_mean(worlds.run("fedavg", dp_noise=1.0, dp_delta=1e-3, **case))
+    return np.concatenate([mean.sample(np.arange(50), t) for t in range(3)])
+
+
+def draw_counts(**case):
+    mean = private_mean(worlds.run("fedavg", dp_noise=1.0, dp_delta=1e-3, **case))
+    mean.resume(0, {"clip": 1.0, "uploads": 4, "clipped": 2})
+    return np.asarray([mean.clip])
+
+
+@pytest.mark.parametrize("draw", [draw_votes, draw_uploads, draw_mean, draw_cohorts, draw_counts])
+def test_noise_that_protects_clients_depends_on_the_secret_and_not_on_the_seed(draw):
+    first = draw(secret=1)
+    assert np.array_equal(draw(secret=1), first)
+    assert not np.array_equal(draw(secret=2), first)
+    if draw is not draw_votes:  # whose neighbours depend on the backbone, which depends on the seed
+        assert np.array_equal(draw(secret=1, seed=5), first)
 
 
 def correlation(one, other):
@@ -134,7 +211,7 @@ def test_with_a_seed_other_samples_under_the_same_request_have_other_noise(small
     files = {name: {**facts, "sha256": "0" * 64} for name, facts in partition.manifest.files.items()}
     other = dataclasses.replace(partition, manifest=dataclasses.replace(partition.manifest, files=files))
     spec = ArtifactSpec("backbone", {}, ())
-    seeds = {dp_secret.noise_seed(settings, spec, source, None) for source in (partition, partition, other)}
+    seeds = {dp_secret.noise_draws(settings, spec, source, None).seed for source in (partition, partition, other)}
     assert len(seeds) == 2
 
 
@@ -168,3 +245,125 @@ def clipped_update(net, data, client, lr):
     gradient = torch.cat([each.flatten() for each in torch.autograd.grad(loss, list(net.parameters()))]).double()
     update = -lr * gradient
     return update / max(1.0, float(update.norm()))
+
+
+UPLOADS = {"model": "logistic", "rounds": 1, "participation": 1.0, "upload": ["noise:0.1"]}
+
+
+@pytest.mark.parametrize("method", ["fedavg", "fedham"])
+def test_noise_on_uploads_differs_between_runs_of_one_seed(method, small, tmp_path):
+    """The difference of two models with the same noise would have none."""
+    plain, *noisy = (
+        run_state(method, small.p, tmp_path / name, {**UPLOADS, **changes})
+        for name, changes in {
+            "plain": {"upload": []},
+            "once": {},
+            "again": {},
+            "seeded": {"dp_seed": 1},
+            "seeded again": {"dp_seed": 1},
+        }.items()
+    )
+    once, again, seeded, repeated = (model - plain for model in noisy)
+    np.testing.assert_array_equal(seeded, repeated)
+    if method == "fedavg":  # models of fedham depend on the noise by more than a sum
+        require_independent([once, again, seeded])
+    else:
+        assert not np.array_equal(once, again)
+    assert (tmp_path / "once" / dp_secret.FILE).exists()
+    assert not (tmp_path / "seeded" / dp_secret.FILE).exists()
+
+
+def run_state(method, source, out, settings):
+    """All numbers of the state after a run."""
+    personalize(method, source, out, settings=settings, execution=ONE)
+    tensors = load_file(out / "state.safetensors")
+    return np.concatenate([tensors[name].ravel() for name in sorted(tensors) if tensors[name].dtype == np.float32])
+
+
+def test_noise_on_uploads_is_the_same_after_a_resume(small, tmp_path, monkeypatch):
+    settings, play = {**UPLOADS, "rounds": 2}, loop.play_round
+
+    def interrupted(run, name, method, state, t):
+        if t == 1:
+            raise KeyboardInterrupt
+        return play(run, name, method, state, t)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "play_round", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            personalize("fedavg", small.p, tmp_path / "run", settings=settings, execution=ONE)
+    shutil.copytree(tmp_path / "run.partial", tmp_path / "copy.partial")
+    first, copied = (run_state("fedavg", small.p, tmp_path / name, settings) for name in ("run", "copy"))
+    np.testing.assert_array_equal(first, copied)  # the same noise was released twice, not two with a difference
+    assert not np.array_equal(first, run_state("fedavg", small.p, tmp_path / "again", settings))
+
+
+VOTES = {"vote": "noisy", "vote_epsilon": 0.2, "weight": 1.0}
+
+
+def votes(artifact, split="test"):
+    return predictions.read(open_artifact(artifact), split).parts["p"]
+
+
+def test_noisy_votes_differ_between_runs_of_one_seed_and_repeat_within_one(small, tmp_path):
+    for name, settings in {"once": {}, "again": {}, "seeded": {"dp_seed": 1}, "repeated": {"dp_seed": 1}}.items():
+        personalize("knn-per", small.d, tmp_path / name, options=VOTES, settings=settings, execution=ONE)
+    once, again, seeded, repeated = (votes(tmp_path / name) for name in ("once", "again", "seeded", "repeated"))
+    assert not np.array_equal(once, again)
+    assert not np.array_equal(once, seeded)
+    np.testing.assert_array_equal(seeded, repeated)
+    for name, stored in {"once": once, "seeded": seeded}.items():  # asked again, each query gets its first answer
+        predictor = stored_predictor.open_predictor(open_artifact(tmp_path / name))
+        data = partitions.read(predictor.partition)
+        own = slice(*data.offsets[2:4])
+        for _ in range(2):
+            answer = predictor.predict(0, np.asarray(data.x[own]), ONE)
+            np.testing.assert_array_equal(answer.parts["p"], stored[: own.stop - own.start])
+
+
+def test_a_client_that_is_added_changes_no_noisy_answer_of_others(small, tmp_path):
+    data = partitions.read(open_artifact(small.p))
+    own = slice(*data.offsets[0:4:3])
+    np.savez(tmp_path / "new.npz", x=data.x[own], y=data.y[own])
+    for name, settings in {"secret": {}, "seeded": {"dp_seed": 1}}.items():
+        personalize("knn-per", small.d, tmp_path / name, options=VOTES, settings=settings, execution=ONE)
+        new_client(tmp_path / name, tmp_path / "new.npz", tmp_path / f"{name} later", client="late", execution=ONE)
+        before, after = votes(tmp_path / name), votes(tmp_path / f"{name} later")
+        np.testing.assert_array_equal(after[: len(before)], before)
+        predictor = stored_predictor.open_predictor(open_artifact(tmp_path / f"{name} later"))
+        rows = slice(*data.offsets[2:4])
+        answer = predictor.predict(0, np.asarray(data.x[rows]), ONE)
+        np.testing.assert_array_equal(answer.parts["p"], before[: rows.stop - rows.start])
+
+
+def test_noisy_votes_without_their_secret_are_refused(small, tmp_path):
+    """With fresh noise, the mean over answers to one query would have less and less of it."""
+    personalize("knn-per", small.d, tmp_path / "m", options=VOTES, execution=ONE)
+    artifact = open_artifact(tmp_path / "m")
+    files = {name: facts for name, facts in artifact.manifest.files.items() if name != dp_secret.FILE}
+    without = dataclasses.replace(artifact, manifest=dataclasses.replace(artifact.manifest, files=files))
+    predictor = stored_predictor.open_predictor(without)
+    with pytest.raises(InputError, match="secret of its noise"):
+        predictor.predict(0, np.asarray(partitions.read(predictor.partition).x[:1]), ONE)
+
+
+def test_the_secret_is_in_no_other_file(small, tmp_path, pfl):
+    personalize("knn-per", small.d, tmp_path / "m", options=VOTES, execution=ONE)
+    personalize("fedavg", small.p, tmp_path / "u", settings=UPLOADS, execution=ONE)
+    secrets = [(tmp_path / name / dp_secret.FILE).read_text().split()[-1] for name in ("m", "u")]
+    assert pfl("evaluate", tmp_path / "m", "-o", tmp_path / "e").code == 0
+    assert pfl("report", tmp_path / "e", "-o", tmp_path / "page.html").code == 0
+    assert pfl("stack", tmp_path / "m", tmp_path / "u", "-o", tmp_path / "s").code == 0
+    for file in tmp_path.rglob("*"):
+        if file.is_file() and file.name != dp_secret.FILE:
+            assert not any(secret.encode() in file.read_bytes() for secret in secrets), file
+
+
+def test_a_seed_without_noise_is_said_to_have_no_effect(small, tmp_path, pfl):
+    line = ("--model", "logistic", "--rounds", 1, "--dp-seed", 3, "--threads", 1)
+    for name, upload, words in (
+        ("a", (), "has no effect"),
+        ("b", ("--upload", "noise:0.1"), "WARNING: the noise follows"),
+    ):
+        ran = pfl("personalize", "fedavg", small.p, "-o", tmp_path / name, *line, *upload)
+        assert (ran.code, words in ran.err) == (0, True), ran.err

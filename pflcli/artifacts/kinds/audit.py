@@ -56,6 +56,7 @@ class _NoisyVotes(TypedDict):
     epsilon: float
     epsilon_at_delta: float
     delta: float
+    random_numbers: NotRequired[str]
 
 
 class _Audit(TypedDict):

@@ -59,9 +59,12 @@ def describe_canaries(results: Mapping[str, Any]) -> str:
 
 def describe_noisy_votes(votes: Mapping[str, Any]) -> str:
     """Return a sentence on the epsilon that the queries of an audit spend."""
+    origin = str(votes.get("random_numbers", ""))
+    warning = f". WARNING: the noise follows from {origin}" if origin.startswith("dp_seed") else ""
     return (
         f"votes with noise spend epsilon {votes['epsilon_per_query']:g} per query: {votes['queries']} queries to one "
         f"client spend {votes['epsilon']:g} together, or {votes['epsilon_at_delta']:.3g} at delta {votes['delta']:g}"
+        f"{warning}"
     )
 
 

@@ -52,7 +52,7 @@ def _multi_krum(cfg: Config, stacked: Stacked, weights: NDArray[np.float64]) -> 
 
 def squared_distances(stacked: Stacked) -> NDArray[np.float64]:
     """Return the squared Euclidean distances (n, n) of uploads (n, ...) over all floating-point tensors."""
-    flat = [value.flatten(1) for value in stacked.values() if value.is_floating_point()]
+    flat = [value.unsqueeze(-1).flatten(1) for value in stacked.values() if value.is_floating_point()]
     n = len(next(iter(stacked.values())))
     total = torch.zeros(n, n, dtype=torch.float64)
     for row in range(n):  # subtract first: inner products lose the digits of small distances

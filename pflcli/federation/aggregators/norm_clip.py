@@ -40,7 +40,9 @@ def _clipped_mean(
 ) -> tuple[Params, NDArray[np.float64]]:
     floating = [name for name, value in stacked.items() if value.is_floating_point()]
     norms_by_tensor = [
-        torch.linalg.vector_norm((stacked[name] - downloaded[name]).flatten(1), dim=1, dtype=torch.float64)
+        torch.linalg.vector_norm(
+            (stacked[name] - downloaded[name]).unsqueeze(-1).flatten(1), dim=1, dtype=torch.float64
+        )
         for name in floating
     ]
     norms = torch.linalg.vector_norm(torch.stack(norms_by_tensor), dim=0).cpu().numpy()  # (n,)

@@ -18,6 +18,13 @@ NOT_COVERED = (
 """What epsilon does not cover."""
 _FROM_SECRET = "a secret of this run, drawn from the operating system; the file that holds it must not be released"
 _FROM_SEED = "dp_seed: anyone who knows the seed can subtract the noise, so this run must not be released"
+WARNING_OF_SEED = f"WARNING: the noise follows from {_FROM_SEED}"
+"""What is said of a run whose noise is drawn from ``dp_seed``."""
+
+
+def describe_random_numbers(settings: Settings) -> str:
+    """Return where the noise of a run comes from."""
+    return _FROM_SECRET if settings.dp_seed is None else _FROM_SEED
 
 
 def plan_noise(settings: Settings) -> tuple[float, float]:
@@ -96,7 +103,7 @@ def record_guarantee(settings: Settings, clients: int, rows: Sequence[Mapping[st
         "delta": settings.dp_delta,
         "accountant": accounting.NAME if noise else None,
         "accountant_version": accounting.accountant_version() if noise else None,
-        "random_numbers": _FROM_SECRET if settings.dp_seed is None else _FROM_SEED,
+        "random_numbers": describe_random_numbers(settings),
         "not_covered": list(NOT_COVERED),
     }
 
@@ -121,8 +128,7 @@ def describe_guarantee(guarantee: Mapping[str, Any]) -> str:
         f"at delta {guarantee['delta']:g} for the models that the server sends (noise multiplier "
         f"{guarantee['noise']:g}, {guarantee['rounds']} rounds, "
         "Poisson sampling, one client added or removed); it does not cover clients' own models and predictions, "
-        "measurements, or tuning"
-        + ("" if guarantee["random_numbers"] != _FROM_SEED else f". WARNING: the noise follows from {_FROM_SEED}")
+        "measurements, or tuning" + (f". {WARNING_OF_SEED}" if guarantee["random_numbers"] == _FROM_SEED else "")
     )
 
 

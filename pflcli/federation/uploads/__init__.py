@@ -10,13 +10,13 @@ import dataclasses
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 
 from pflcli import config, parameters, registry
 from pflcli.engine.local_sgd import is_stacked
-from pflcli.errors import UsageError
+from pflcli.errors import InputError, UsageError
 from pflcli.parameters import Params, Stacked
 
 registry.search_used_folders("uploads", __path__)
@@ -31,14 +31,15 @@ class Upload(Protocol):
     Config: type[Any]
     """its options: a frozen dataclass with a default for each, and a line of explanation under each"""
 
-    RANDOM: bool = False
-    """whether ``apply`` draws random numbers"""
+    RANDOM: bool | Literal["seed"] = False
+    """whether ``apply`` draws random numbers; they come from a secret of the run, so that nobody can compute the noise
+    and subtract it, or from ``--seed`` if this is "seed": for numbers that protect nobody, such as those of rounding"""
 
     @abstractmethod
     def apply(self, params: Stacked, downloaded: Stacked, cfg: Any, draw: Draw) -> Stacked:
         """Return the uploads (m, ...) that the server receives of models ``params`` trained from ``downloaded`` ones.
 
-        ``draw(i)`` is the generator of the i-th upload.
+        ``draw(i)`` is the generator of the i-th upload, for a file with ``RANDOM``.
         """
 
     def size(self, params: Params, size: int, cfg: Any) -> int:
@@ -57,11 +58,25 @@ class Step:
     @property
     def is_random(self) -> bool:
         """Whether the step draws random numbers."""
-        return getattr(self.file, "RANDOM", False)
+        return bool(self.file.RANDOM)
 
-    def apply(self, params: Stacked, downloaded: Stacked, draw: Draw = np.random.default_rng) -> Stacked:
-        """Return what the server receives (m, ...); ``draw(i)`` is the generator of the i-th upload."""
-        return self.file.apply(params, downloaded, self.cfg, draw)
+    @property
+    def is_private(self) -> bool:
+        """Whether the random numbers of the step are to be secret."""
+        return self.is_random and self.file.RANDOM != "seed"
+
+    def apply(self, params: Stacked, downloaded: Stacked, draw: Draw | None = None) -> Stacked:
+        """Return what the server receives (m, ...); ``draw(i)`` is the generator of the i-th upload.
+
+        Raises InputError if the step draws a random number, but its file has no ``RANDOM``.
+        """
+        return self.file.apply(params, downloaded, self.cfg, draw if draw and self.is_random else self._refuse_draw)
+
+    def _refuse_draw(self, position: int) -> np.random.Generator:
+        raise InputError(
+            f"the upload step {self.name} calls draw(i), and its file does not declare it",
+            'RANDOM = True in the file, or RANDOM = "seed" if the numbers protect nobody',
+        )
 
     def size(self, params: Params, size: int) -> int:
         """Return the bytes of one upload after this step."""
@@ -124,6 +139,8 @@ def load(text: str) -> Step:
     """Return the step for a ``text`` such as ``clip:1.0`` or ``int8``; raises UsageError if it is not valid."""
     name, colon, value = text.partition(":")
     file: Upload = registry.load("uploads", name, Upload)
+    if file.RANDOM not in (False, True, "seed"):
+        raise InputError(f"{registry.path('uploads', name)}: RANDOM is {file.RANDOM!r}", 'RANDOM = True, or "seed"')
     options = [field.name for field in dataclasses.fields(file.Config)]
     if colon and not options:
         raise UsageError(f"--upload {text}: {name} has no option", f"--upload {name}")

@@ -26,7 +26,7 @@ class Config:
 def apply(params: Stacked, downloaded: Stacked, cfg: Config, draw: object = None) -> Stacked:
     """Return the uploads (m, ...) with updates of norm at most ``cfg.norm``; shorter updates do not change at all."""
     update = {name: value - downloaded[name] for name, value in params.items() if value.is_floating_point()}
-    norms = [torch.linalg.vector_norm(value.flatten(1).double(), dim=1) for value in update.values()]
+    norms = [torch.linalg.vector_norm(value.unsqueeze(-1).flatten(1).double(), dim=1) for value in update.values()]
     norm = torch.linalg.vector_norm(torch.stack(norms), dim=0)  # (m,)
     clipped = dict(params)
     for name, value in update.items():

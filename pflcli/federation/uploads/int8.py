@@ -29,7 +29,7 @@ def apply(params: Stacked, downloaded: Stacked, cfg: Config, draw: object = None
     for name, value in params.items():
         if value.is_floating_point():
             update = value - downloaded[name]
-            largest = update.flatten(1).abs().amax(dim=1).view(-1, *[1] * (value.ndim - 1))
+            largest = update.unsqueeze(-1).flatten(1).abs().amax(dim=1).view(-1, *[1] * (value.ndim - 1))
             scale = torch.where(largest > 0, largest / _MAX_LEVEL, 1)
             received[name] = downloaded[name] + torch.round(update / scale) * scale
     return received

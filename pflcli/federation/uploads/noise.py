@@ -2,8 +2,8 @@
 
 Abadi et al. (2016), https://arxiv.org/abs/1607.00133, add it to gradients, DP-FedAvg to the sum of updates
 (``--dp-epsilon``). Here each client adds its own noise, which also protects the update from the server and from other
-clients, and costs more accuracy. ``--upload clip:C --upload noise:S`` bounds an update and hides it. No epsilon is
-computed.
+clients, and costs more accuracy. It comes from a secret of the run, not from ``--seed``. ``--upload clip:C --upload
+noise:S`` bounds an update and hides it. No epsilon is computed.
 """
 
 from __future__ import annotations

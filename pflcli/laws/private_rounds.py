@@ -1,0 +1,222 @@
+"""Whether rounds with differential privacy reveal a client only by its one clipped update in each noisy mean.
+
+The noise hides one update of each client per round. Two runs on data that differ in one client are compared. The second
+run releases the means of the first, so that the two may differ only in the updates of this client: in neither the
+updates of others nor anything that the server sends. What a server computes from the means alone is thereby allowed.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pflcli import config, methods, registry
+from pflcli.engine.federation import SPLITS, Federation
+from pflcli.errors import UnsuitedError, UsageError
+from pflcli.federation import uploads
+from pflcli.federation.private_mean import PrivateMean, Release
+from pflcli.federation.run import LINKS
+from pflcli.laws import BrokenLawError, Law, Subject, judge, require
+from pflcli.laws import small_federation as small
+from pflcli.methods import Method
+from pflcli.parameters import Params, Stacked, pick
+from pflcli.settings import Settings
+from pflcli.training import loop
+from pflcli.training.build_run import private_mean
+
+_CLIENT = 6
+"""The client by which the data of two runs differ."""
+_ROUNDS = 4
+"""Rounds of each run: what a state keeps may be sent rounds later."""
+_ROUNDING = 1e-5
+"""Largest distance of two models that count as equal, as a share of 1 + their norm."""
+
+
+@dataclass
+class _Round:
+    """What a server sent and released in one round, and the uploads of which it took the mean, by client."""
+
+    sent: list[Params] = field(default_factory=list)
+    uploads: dict[int, Params] = field(default_factory=dict)
+    mean: Params = field(default_factory=dict)
+
+
+class _RecordedMean(PrivateMean):
+    """A private mean that records its rounds; it releases the means of ``given`` rounds, if there are any."""
+
+    def __init__(self, mean: PrivateMean, given: Sequence[_Round], absent: Sequence[int]) -> None:
+        super().__init__(mean.noise, mean.clip, mean.adapts, mean.rate, mean.clients, mean.rng)
+        self.given, self.absent = given, absent
+        self.rounds = [_Round()]  # the first one is the setup
+        self.uploading: NDArray[np.int64] = np.zeros(0, np.int64)
+        """the clients whose uploads are added next"""
+
+    def sample(self, participants: NDArray[np.int64], t: int) -> NDArray[np.int64]:
+        """Return all participants but the ``absent`` ones."""
+        return np.setdiff1d(participants, self.absent)
+
+    def begin_round(self, t: int) -> None:
+        """Begin a round and its record."""
+        super().begin_round(t)
+        self.rounds[t + 1 :] = [_Round()]  # a round that is repeated without a client is recorded once
+
+    def begin(self, downloaded: Params) -> Release:
+        """Return the recorded mean of this round."""
+        super().begin(downloaded)
+        self.release = _RecordedRelease(self, downloaded, len(self.rounds) - 2)
+        return self.release
+
+
+class _RecordedRelease(Release):
+    """The mean of a round of which each upload is recorded."""
+
+    _mechanism: _RecordedMean
+
+    def add(self, stacked: Stacked, weights: NDArray[np.float64]) -> None:
+        """Record the uploads (m, ...) with a positive weight, and add them; require one of each client."""
+        uploads = self._mechanism.rounds[-1].uploads
+        for place in np.flatnonzero(np.asarray(weights) > 0).tolist():
+            client = int(self._mechanism.uploading[place])
+            require(client not in uploads, f"the mean of a round has two uploads of client {client}")
+            uploads[client] = pick(stacked, place)
+        super().add(stacked, weights)
+
+    def value(self) -> Params:
+        """Return the mean of the round or, if it is given, that of the other run."""
+        record, given = self._mechanism.rounds[-1], self._mechanism.given
+        record.mean = super().value()
+        mean = given[len(self._mechanism.rounds) - 1].mean if given else record.mean
+        return {name: value.clone() for name, value in mean.items()}
+
+
+def require_checked(name: str, method: Method, cfg: Any, settings: Settings) -> None:
+    """Raise UsageError if an epsilon would be stated for a user's code that breaks ``require_bounded``.
+
+    Code is checked if it is a file of the user or comes from an installed package: the method or an upload step. The
+    tests of the package check its own. ``cfg`` are the options of the method.
+    """
+    if not settings.dp or not method.has_rounds or "up" not in LINKS[method.KIND]:
+        return
+    steps = [("uploads", step.partition(":")[0]) for step in settings.upload]
+    foreign = [each for each in (("methods", name), *steps) if registry.is_foreign(*each)]
+    if not foreign:
+        return
+    code = tuple(registry.path(*each).read_bytes() for each in foreign)
+    reason = _find_fault(name, json.dumps(config.plain(cfg)), tuple(settings.upload), code)
+    if reason:
+        files = [registry.used_files().get("/".join(each), each[1]) for each in foreign]
+        raise UsageError(
+            f"no epsilon can be stated for {name}, which breaks the law of differential privacy: {reason}",
+            *(f"pfl check {file}" for file in files),
+            "leave out --dp-epsilon and --dp-noise",
+        )
+
+
+@functools.cache
+def _find_fault(name: str, options: str, upload: tuple[str, ...], code: tuple[bytes, ...]) -> str:
+    """Return why a method breaks ``require_bounded`` with these options, as JSON; empty if it does not.
+
+    ``code`` is the content of the files that are checked.
+    """
+    law = Law("methods", lambda subject: require_bounded(subject.name, subject.options, upload))
+    return judge(law, Subject("methods", name, json.loads(options))).reason
+
+
+def require_bounded(method: str, options: Mapping[str, Any], upload: Sequence[str] = ()) -> None:
+    """Raise BrokenLawError if rounds of a method reveal more of a client than one clipped update in each mean.
+
+    ``upload`` are the upload steps. Raises UnsuitedError if differential privacy does not cover the method.
+    """
+    data = small.make_federation()
+    first = _play(method, options, upload, data)
+    others = {
+        "with other samples of one client": _play(method, options, upload, _change_client(data), given=first),
+        "without one client": _play(method, options, upload, data, given=first, absent=[_CLIENT]),
+    }
+    for what, rounds in others.items():
+        for t, (expected, seen) in enumerate(zip(first, rounds, strict=True)):
+            when = f"in round {t}" if t else "before the first round"
+            _require_same_sends(expected.sent, seen.sent, f"{what}, the server sends something else {when}")
+            for client in sorted({*expected.uploads, *seen.uploads} - {_CLIENT}):
+                same = _are_close(expected.uploads.get(client, {}), seen.uploads.get(client, {}))
+                require(same, f"{what}, client {client} uploads something else {when}")
+
+
+def _require_same_sends(expected: Sequence[Params], sent: Sequence[Params], otherwise: str) -> None:
+    """Require that everything that a server sent is among what it sent in the other run."""
+    for params in sent:
+        is_known = any(_are_close(params, other) for other in expected)
+        require(is_known, f"{otherwise}, although the mean is the same: it sends more than follows from the mean")
+
+
+def _change_client(data: Federation) -> Federation:
+    """Return the federation in which one client has other samples, of which fewer are for training."""
+    place = len(SPLITS) * _CLIENT
+    offsets = data.offsets.copy()
+    offsets[place + 1] -= 2
+    return replace(small.replace_samples(data, *SPLITS, clients=np.asarray([_CLIENT])), offsets=offsets)
+
+
+def _play(
+    method: str,
+    options: Mapping[str, Any],
+    upload: Sequence[str],
+    data: Federation,
+    *,
+    given: Sequence[_Round] = (),
+    absent: Sequence[int] = (),
+) -> list[_Round]:
+    """Return the setup and the rounds of a run, the last of which also sends the final global model."""
+    run = small.make_run(
+        method,
+        options=options,
+        data=data,
+        mode="stacked",  # so that upload steps see several clients at once
+        rounds=_ROUNDS,
+        participation=1.0,
+        dp_noise=0.0,
+        dp_clip="0.05",
+    )
+    run.uploads = [uploads.load(step) for step in upload]
+    run.privacy = mean = _RecordedMean(private_mean(run), given, absent)
+    send, receive = run.send, run.upload
+
+    def record(link: str, params: Mapping[str, torch.Tensor], copies: int = 1) -> None:
+        if link == "down":
+            mean.rounds[-1].sent.append({name: value.clone() for name, value in params.items()})
+        send(link, params, copies)
+
+    def note_clients(params: Stacked, downloaded: Any, clients: NDArray[np.int64], **kwargs: Any) -> Stacked:
+        mean.uploading = clients
+        return receive(params, downloaded, clients, **kwargs)
+
+    run.send, run.upload = record, note_clients  # type: ignore[method-assign]
+    code = methods.load(method)
+    try:
+        state, _ = loop.set_up(run, code)
+    except UnsuitedError as error:
+        message = f"the file has no SENDS_MORE, and its setup is refused with differential privacy: {error.message}"
+        raise BrokenLawError(message) from None
+    for t in range(_ROUNDS):
+        state, _ = loop.play_round(run, method, code, state, t)
+    if isinstance(state.get("global"), dict):
+        mean.rounds[-1].sent.append(state["global"])
+    return mean.rounds
+
+
+def _are_close(one: Mapping[str, torch.Tensor], other: Mapping[str, torch.Tensor]) -> bool:
+    """Return whether two models are equal up to rounding."""
+    if {name: value.shape for name, value in one.items()} != {name: value.shape for name, value in other.items()}:
+        return False
+    distance, norm = 0.0, 0.0
+    for name, value in one.items():
+        distance += float((value.double() - other[name].double()).square().sum())
+        norm += float(value.double().square().sum())
+    return bool(distance**0.5 <= _ROUNDING * (1 + norm**0.5))

@@ -1,0 +1,89 @@
+"""No command states an epsilon for code of the user that breaks the law of differential privacy."""
+
+from __future__ import annotations
+
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+
+from pflcli import registry
+from pflcli.artifacts.reader import open_artifact
+
+pytest.importorskip("dp_accounting")
+
+PLUGINS = Path(__file__).parent / "plugins"
+WRONG, RIGHT = (PLUGINS / folder for folder in ("wrong", "right"))
+LEAKY, CORRECT = WRONG / "method_private_feddyn_raw_sum.py", RIGHT / "method_private_feddyn.py"
+PRIVATE = ("--dp-noise", 2, "--dp-delta", "1e-3", "--rounds", 1, "--model", "mlp", "--threads", 1)
+MIXING = '''"""Every client uploads the mean update of all clients that train at the same time."""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Config:
+    """No options."""
+
+
+def apply(params, downloaded, cfg, draw):
+    return {name: value.mean(dim=0, keepdim=True).expand_as(value).clone() for name, value in params.items()}
+'''
+COMMANDS = {
+    "personalize": ("personalize", "METHOD", "SOURCE"),
+    "train-global": ("train-global", "SOURCE", "--method", "METHOD"),
+    "compare": ("compare", "SOURCE", "--methods", "fedavg,METHOD"),
+    "tune": ("tune", "METHOD", "SOURCE", "--search", "lr=0.1,0.2"),
+}
+
+
+def typed(command, method, source, out):
+    words = [word.replace("METHOD", str(method)).replace("SOURCE", str(source)) for word in COMMANDS[command]]
+    return [*words, "-o", out, *PRIVATE]
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_leaky_method_is_refused_before_its_first_private_round(command, small, tmp_path, pfl):
+    refused = pfl(*typed(command, LEAKY, small.p, tmp_path / "out"))
+    assert refused.code == 2, refused.err
+    assert "no epsilon can be stated for method-private-feddyn-raw-sum" in refused.err
+    assert f"pfl check {LEAKY}" in refused.err
+    assert "differential privacy: epsilon" not in refused.err.replace("personalize fedavg", "")
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_leaky_method_runs_without_privacy_and_a_correct_one_with_it(small, tmp_path, pfl):
+    plain = pfl("personalize", LEAKY, small.p, "-o", tmp_path / "plain", *PRIVATE[4:], "-q")
+    assert plain.code == 0, plain.err
+    private = pfl(*typed("personalize", CORRECT, small.p, tmp_path / "private"), "-q")
+    assert private.code == 0, private.err
+    assert open_artifact(tmp_path / "private").manifest.summary["privacy"]["epsilon"] > 0
+
+
+def test_a_leaky_method_of_an_installed_package_is_refused(small, tmp_path, pfl, monkeypatch):
+    point = EntryPoint("leaky", LEAKY.stem, "pflcli.methods")
+    installed = registry._installed
+    monkeypatch.syspath_prepend(str(LEAKY.parent))
+    monkeypatch.setattr(
+        registry, "_installed", lambda group: {"leaky": point} if group == "methods" else installed(group)
+    )
+    refused = pfl(*typed("personalize", "leaky", small.p, tmp_path / "out"))
+    assert (refused.code, "no epsilon can be stated for leaky" in refused.err) == (2, True), refused.err
+
+
+def test_an_upload_step_that_mixes_clients_is_refused(small, tmp_path, pfl):
+    file = tmp_path / "mixing.py"
+    file.write_text(MIXING)
+    refused = pfl(*typed("personalize", "fedavg", small.p, tmp_path / "out"), "--upload", file)
+    assert refused.code == 2, refused.err
+    assert "uploads something else" in refused.err
+    assert f"pfl check {file}" in refused.err
+
+
+def test_a_method_that_cannot_be_checked_is_refused(small, tmp_path, pfl):
+    file = tmp_path / "needs_images.py"
+    broken = CORRECT.read_text().replace("    cohort, dual", "    assert run.federation.x.ndim == 4\n    cohort, dual")
+    file.write_text(broken)
+    refused = pfl(*typed("personalize", file, small.p, tmp_path / "out"))
+    assert refused.code == 2, refused.err
+    assert "line" in refused.err
