@@ -47,7 +47,8 @@ def command(
 ) -> None:
     """Check a file by the laws of its kind: one line for each law, and what was seen where it does not hold.
 
-    The laws of methods run on seven small clients in memory, in seconds. The exit code is 5 if a law does not hold.
+    The laws of methods run on seven small clients in memory, in seconds. The exit code is 5 if a law does not hold. A
+    warning says that the file does something unusual; it does not change the exit code.
 
     Examples:
         pfl check ./my_method.py --set lam=0.5
@@ -58,8 +59,9 @@ def command(
     verdicts = []
     for verdict in check(file, options=config.parse_assignments(options or []), only=split_words(only), root=root):
         verdicts.append(verdict)
-        reasons = {"failed": [verdict.reason, verdict.law.statement, verdict.law.reason]}
-        lines = reasons.get(verdict.result, [verdict.reason] if verdict.reason else [])
+        lines = [verdict.reason] if verdict.reason else []
+        if verdict.result in ("failed", "warning"):
+            lines += [verdict.law.statement, verdict.law.reason]
         if not as_json and not (quiet and verdict.result != "failed"):
             console.lines([f"{verdict.result:<14}  {verdict.law.name}", *(f"{'':<16}{line}" for line in lines)])
     if as_json:
@@ -80,4 +82,6 @@ def command(
         raise ComputationError(f"{file} breaks {len(broken)} of {len(verdicts)} laws: {', '.join(broken)}")
     if not quiet and not as_json:
         passed = sum(verdict.result == "passed" for verdict in verdicts)
-        console.Console().say(f"{counted(passed, 'law')} passed, none failed")
+        warnings = sum(verdict.result == "warning" for verdict in verdicts)
+        more = f", {counted(warnings, 'warning')}" if warnings else ""
+        console.Console().say(f"{counted(passed, 'law')} passed, none failed{more}")

@@ -31,6 +31,10 @@ class BrokenLawError(Exception):
     """Raised if a law does not hold; the message says what was observed."""
 
 
+class DoubtfulError(Exception):
+    """Raised if a subject deviates from what is usual without being wrong; the message says what was observed."""
+
+
 class NotApplicable(Exception):
     """Raised if a law does not apply to a subject; the message says why."""
 
@@ -39,8 +43,8 @@ class NotApplicable(Exception):
 class Law:
     """A property of every file of a group.
 
-    ``test(subject)`` raises BrokenLawError if it does not hold. The docstring of ``test`` begins with the property;
-    its second paragraph says why it matters.
+    ``test(subject)`` raises BrokenLawError if it does not hold, DoubtfulError for a warning. The docstring of ``test``
+    begins with the property; its second paragraph says why it matters.
     """
 
     group: str
@@ -71,7 +75,7 @@ class Verdict:
     """The result of judging a subject by a law, with the reason unless it passed."""
 
     law: Law
-    result: Literal["passed", "failed", "not applicable"]
+    result: Literal["passed", "warning", "failed", "not applicable"]
     reason: str
     seconds: float
 
@@ -105,13 +109,15 @@ def judge(law: Law, subject: Subject) -> Verdict:
     """Judge a subject by a law. Any error in the subject breaks the law; the reason then names its file and line."""
     began = time.monotonic()
 
-    def verdict(result: Literal["passed", "failed", "not applicable"], reason: str = "") -> Verdict:
+    def verdict(result: Literal["passed", "warning", "failed", "not applicable"], reason: str = "") -> Verdict:
         return Verdict(law, result, " ".join(reason.split()), time.monotonic() - began)
 
     try:
         law.test(subject)
     except NotApplicable as reason:
         return verdict("not applicable", str(reason))
+    except DoubtfulError as doubt:
+        return verdict("warning", str(doubt))
     except BrokenLawError as broken:
         return verdict("failed", str(broken))
     except PflError as error:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from pflcli import registry
+from pflcli import laws, registry
 from pflcli.commands.check import check
 from pflcli.commands.new import new
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
@@ -236,6 +236,21 @@ def test_the_command_prints_a_line_for_each_law(folder, pfl):
     assert ran.out.startswith("failed          no-sample-has-two-clients\n")
     assert "rows are given twice" in ran.out
     assert "./other.py breaks 1 of 5 laws" in ran.err
+
+
+def test_a_doubt_is_a_warning_and_no_failure(folder, pfl, monkeypatch):
+    def methods_are_young(subject):
+        """A method is from this decade.
+
+        Older ones are tested better.
+        """
+        raise laws.DoubtfulError("it is from 2017")
+
+    monkeypatch.setattr(laws, "list_laws", lambda group: [laws.Law(group, methods_are_young)])
+    ran = pfl("check", "fedavg")
+    assert (ran.code, ran.err) == (0, "0 laws passed, none failed, 1 warning\n")
+    assert ran.out.splitlines()[:2] == ["warning         methods-are-young", "                it is from 2017"]
+    assert "warning" not in pfl("check", "fedavg", "--quiet").out
 
 
 def test_a_law_that_says_nothing_about_a_file_is_not_applicable():
