@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pflcli import registry
+from pflcli import registry, rng
 from pflcli.errors import InputError, PflError, UsageError, closest
 from pflcli.models import Net
 
@@ -99,7 +99,7 @@ def build(module: ModuleType, name: str, in_shape: tuple[int, ...], classes: int
             "take the number of classes as the argument 'classes'",
         )
     net = _divide(network, getattr(cls, "HEAD", last), x)
-    net.is_random = _is_random(net, in_shape, tokens=tokens, classes=classes)
+    try_out(net, where, in_shape, classes, tokens=tokens)
     return net.train()
 
 
@@ -144,16 +144,18 @@ def _divide(network: nn.Module, head: str, x: Tensor) -> Net:
     return divided if z.ndim == 2 and torch.equal(logits, expected) else whole
 
 
-def _is_random(net: Net, in_shape: tuple[int, ...], *, tokens: bool, classes: int) -> bool:
-    """Return whether the network draws random numbers while it trains, as dropout does."""
-    net, draw = copy.deepcopy(net).train(), torch.Generator().manual_seed(0)
+def try_out(net: Net, where: str, in_shape: tuple[int, ...], classes: int, *, tokens: bool) -> None:
+    """Set ``net.is_random`` by passes in training mode: True if they draw random numbers, as dropout does, else None.
+
+    Raises InputError, with the line of the user's file, if they fail.
+    """
+    draw = torch.Generator().manual_seed(0)
     x = torch.randint(classes, (4, *in_shape), generator=draw) if tokens else torch.rand(4, *in_shape, generator=draw)
-    outputs = []
-    for seed in (0, 1):
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.random.manual_seed(seed)
-            outputs.append(copy.deepcopy(net)(x))
-    return not torch.equal(*outputs)
+    with rng.kept_globals(), rng.watched_globals() as has_drawn, _report_errors(where), torch.no_grad():
+        tried = copy.deepcopy(net).train()
+        for _ in range(2):
+            tried(x)
+        net.is_random = True if has_drawn() else None
 
 
 @contextmanager
