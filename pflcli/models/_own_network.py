@@ -21,6 +21,7 @@ from pflcli import registry, rng
 from pflcli.errors import InputError, PflError, UsageError, closest
 from pflcli.models import Net
 
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 ARGUMENTS: dict[tuple[str, ...], Callable[[tuple[int, ...], int], Any]] = {
     ("classes", "num_classes", "n_classes"): lambda shape, classes: classes,
     ("in_shape", "input_shape"): lambda shape, classes: shape,
@@ -59,6 +60,12 @@ def name_class(name: str, module: ModuleType) -> str:
     wrong = sorted(set() if takes_any else set(arguments) - set(accepted))
     if wrong:
         raise UsageError(f"{chosen} has no argument '{wrong[0]}'", closest(wrong[0], _own_arguments(given)))
+    described = {name for names in ARGUMENTS for name in names}
+    for parameter in accepted.values():
+        is_given = parameter.name in described or parameter.name in arguments
+        if not is_given and parameter.default is parameter.empty and parameter.kind not in _VARIADIC:
+            set_it = f"--set model.{parameter.name}=8, or --set {parameter.name}=8 in pfl check"
+            raise UsageError(f"{chosen} needs a value for '{parameter.name}', which has no default", set_it)
     return registry.join_arguments(f"{family}:{chosen}", arguments)
 
 
