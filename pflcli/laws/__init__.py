@@ -133,9 +133,14 @@ def judge(law: Law, subject: Subject) -> Verdict:
         return verdict("warning", str(doubt))
     except BrokenLawError as broken:
         return verdict("failed", str(broken))
-    except PflError as error:
-        return verdict("failed", error.message)
     except Exception as error:
-        place = registry.place_of_failure(error)
-        return verdict("failed", f"{f'{place}: ' if place else ''}{type(error).__name__}: {error}")
+        return verdict("failed", describe_error(error))
     return verdict("passed")
+
+
+def describe_error(error: Exception) -> str:
+    """Return the reason of a verdict for an error in a subject, with the file and line where it was raised."""
+    if isinstance(error, PflError):
+        return error.message
+    place = registry.place_of_failure(error)
+    return f"{f'{place}: ' if place else ''}{type(error).__name__}: {error}"

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,16 +14,22 @@ from numpy.typing import NDArray
 from safetensors.torch import load, save
 
 from pflcli import config, methods, registry
-from pflcli.engine.federation import SPLITS
+from pflcli.engine.federation import SPLITS, Federation
 from pflcli.errors import ComputationError, UnsuitedError, UsageError
 from pflcli.federation.run import LINKS, Run
-from pflcli.laws import BrokenLawError, NotApplicable, Subject, law, require
+from pflcli.laws import BrokenLawError, DoubtfulError, NotApplicable, Subject, law, other_process, require
 from pflcli.laws import small_federation as small
 from pflcli.methods import Method, State
 from pflcli.parameters import TrainedClients
 from pflcli.parameters.model_table import ModelTable
 from pflcli.training import absences, loop, state_files
 from pflcli.training.build_run import private_mean
+
+_ROUNDING = 2e-7
+"""Largest difference of two probabilities that are the same up to rounding."""
+
+_ROUNDS = 4
+"""Rounds of a run that is stopped and resumed."""
 
 _DIVERGING = 6
 """The client whose training diverges: it is drawn for the first and the last of three rounds."""
@@ -47,9 +53,12 @@ def _predict(
 
 def _choices(subject: Subject, run: Run, state: State) -> dict[str, NDArray[np.float64]]:
     """Return what clients chose on validation samples; empty if the method has nothing to choose."""
-    if not methods.load(subject.name).choices(run.cfg):
-        return {}
-    return small.choose(subject.name, run, state)
+    return small.choose(subject.name, run, state) if _choice_names(subject) else {}
+
+
+def _choice_names(subject: Subject) -> tuple[str, ...]:
+    """Return the names of what clients choose on validation samples."""
+    return methods.load(subject.name).choices(_run(subject).cfg)
 
 
 def _require_rounds(subject: Subject) -> Method:
@@ -181,6 +190,101 @@ def nothing_is_learned_from_test_samples(subject: Subject) -> None:
         require(small.are_equal(expected, state), f"the state depends on {what}")
 
 
+@dataclass(frozen=True)
+class _Answers:
+    """The predictions of a run, and what its clients chose."""
+
+    splits: dict[str, NDArray[np.float32]]
+    chosen: dict[str, NDArray[np.float64]]
+
+
+def _answer(subject: Subject, data: Federation, choices: Mapping[str, NDArray[np.float64]]) -> _Answers:
+    """Return what a run on ``data`` predicts and chooses, with these ``choices`` of an earlier run."""
+    run = _run(subject, data=data)
+    run.choices = choices
+    state = small.play_rounds(subject.name, run)
+    with run.personalizing():
+        predictor = small.personalize(subject.name, run, state)
+        answers = {split: predictor.answer(split)["p"] for split in predictor.splits}
+        return _Answers(answers, {name: np.asarray(values) for name, values in predictor.tuned.items()})
+
+
+def _differing(a: Mapping[str, NDArray[Any]], b: Mapping[str, NDArray[Any]]) -> list[str]:
+    """Return the names of arrays that are not the same, bit for bit."""
+    return [name for name in sorted(a.keys() | b.keys()) if a[name].tobytes() != b[name].tobytes()]
+
+
+@law("methods")
+def labels_of_predicted_samples_change_no_prediction(subject: Subject) -> None:
+    """Predictions do not depend on the labels of the samples that are predicted, except by declared choices.
+
+    The labels of test samples are unknown where a model is used; a method that reads them is judged by what it read.
+    Clients may choose options by the labels of validation samples, which the method declares by ``choices``.
+    """
+    data, has_choices = small.make_federation(client_sizes=small.MANY_PREDICTED), bool(_choice_names(subject))
+    # Other processes, since a module variable could remember the first labels.
+    expected = other_process.call(_answer, subject, data, {})
+    for index in (np.argmin, np.argmax):  # labels by which all predictions are wrong, or right
+        other = data
+        for split in ("test",) if has_choices else expected.splits:
+            other = small.replace_labels(other, split, index(expected.splits[split], axis=1))
+        _require_same(expected, other_process.call(_answer, subject, other, {}))
+    if has_choices:  # once choices are given, nothing needs the labels of validation samples
+        other = small.replace_samples(data, "validation", inputs=False)
+        given = [other_process.call(_answer, subject, each, expected.chosen) for each in (data, other)]
+        _require_same(*given)
+
+
+def _require_same(expected: _Answers, answers: _Answers) -> None:
+    changed = _differing(expected.splits, answers.splits)
+    require(not changed, f"predictions of {' and '.join(changed)} samples depend on labels of samples to predict")
+    chosen = _differing(expected.chosen, answers.chosen)
+    require(not chosen, f"what clients choose depends on labels of test samples: {', '.join(chosen)}")
+
+
+@law("methods")
+def each_sample_is_predicted_on_its_own(subject: Subject) -> None:
+    """A prediction does not depend on other samples that are predicted, unless the file has ``TRANSDUCTIVE = True``.
+
+    A transductive method learns from unlabelled test samples. Its accuracy depends on how many there are, and does not
+    hold for a sample that arrives alone, so tables mark it.
+    """
+    is_declared, differences = methods.load(subject.name).TRANSDUCTIVE, dict[str, float]()
+    sizes = (12, 6, 10), (8, 4, 9), (0, 0, 0), (6, 2, 1), (9, 6, 12)  # BatchNorm cannot train on one sample
+    for normalizes, data in (
+        (False, small.make_federation(client_sizes=small.MANY_PREDICTED)),
+        (True, small.make_federation(client_sizes=sizes)),
+    ):
+        network: dict[str, Any] = {"normalizes": True, "batch_size": 64} if normalizes else {}
+        first = _run(subject, data=data, **network)
+        state = small.play_rounds(subject.name, first)
+        given = _choices(subject, first, state)
+        expected = _predict_given(subject, first, state, given)
+        for kept in (0, 1):
+            rows = {split: data.rows_of(data.clients, split) for split in ("validation", "test")}
+            others = np.concatenate([each[np.arange(len(each)) % 3 != kept] for each in rows.values()])
+            run = _run(subject, data=small.replace_inputs(data, others), **network)
+            run.choices = given
+            answers = _predict_given(subject, run, small.play_rounds(subject.name, run), given)
+            for split in rows.keys() & answers.keys():
+                is_kept = np.arange(len(rows[split])) % 3 == kept
+                moved = float(np.abs(answers[split] - expected[split])[is_kept].max(initial=0))
+                differences[split] = max(moved, differences.get(split, 0))
+    worst = max(differences, key=differences.__getitem__)
+    seen = f"probabilities of {worst} samples move by {differences[worst]:.1e} if other samples are replaced"
+    depends = differences[worst] > _ROUNDING
+    require(is_declared or not depends, f"{seen}; the file has no TRANSDUCTIVE = True")
+    if is_declared and not depends:
+        raise DoubtfulError("the file has TRANSDUCTIVE = True, but no prediction depends on other samples")
+
+
+def _predict_given(
+    subject: Subject, run: Run, state: State, choices: Mapping[str, NDArray[np.float64]]
+) -> dict[str, NDArray[np.float32]]:
+    run.choices = choices
+    return _predict(subject, run, state)
+
+
 @law("methods")
 def clients_use_only_their_own_samples(subject: Subject) -> None:
     """What a client trains, uploads and predicts depends only on its own samples and on what it received.
@@ -297,6 +401,38 @@ def a_resumed_run_gives_the_same_bytes(subject: Subject) -> None:
 
 
 @law("methods")
+def another_process_gives_the_same_bytes(subject: Subject) -> None:
+    """A run gives the same state and predictions in another process, also if it is stopped here and resumed there.
+
+    A run that is killed continues in a new process, where module variables have their first values and Python orders
+    sets of strings in another way. So do ``pfl predict`` and ``pfl export``, which read the final state.
+    """
+    run, state = _run(subject, rounds=_ROUNDS), None
+    stored: dict[int, bytes] = {}
+    for last in (0, _ROUNDS // 2, _ROUNDS) if methods.load(subject.name).has_rounds else (0,):
+        state = small.play_rounds(subject.name, run, max(stored, default=0), last, state)
+        stored[last] = save(state_files.flatten(state))
+    assert state is not None
+    expected = _predict(subject, run, state)
+    for last, content in {None: b"", **stored}.items():
+        if last == 0 and len(stored) > 1:
+            continue  # a run that begins there has the same rounds
+        resumed, answers = other_process.call(_resume, subject, last, content)
+        where = "begun" if last is None else f"resumed after round {last} of {_ROUNDS}" if last else "resumed"
+        same = small.are_equal(state, state_files.nest(load(resumed), _run(subject)))
+        require(same, f"the state of a run that is {where} in another process differs")
+        require(not _differing(answers, expected), f"predictions of a run that is {where} in another process differ")
+
+
+def _resume(subject: Subject, first: int | None, stored: bytes) -> tuple[bytes, dict[str, NDArray[np.float32]]]:
+    """Return the state and the predictions of a run that is resumed after ``first`` rounds, or begun."""
+    run = _run(subject, rounds=_ROUNDS)
+    state = None if first is None else state_files.nest(load(stored), run)
+    state = small.play_rounds(subject.name, run, first or 0, state=state)
+    return save(state_files.flatten(state)), _predict(subject, run, state)
+
+
+@law("methods")
 def zero_rounds_are_enough_to_predict(subject: Subject) -> None:
     """With zero rounds, the state can be stored and clients predict.
 
@@ -337,7 +473,8 @@ def a_client_predicts_the_same_alone(subject: Subject) -> None:
         alone = _predict(subject, run, state, np.asarray([client]))["test"]
         difference = float(np.abs(alone - together[ends[client] : ends[client + 1]]).max(initial=0))
         require(
-            difference <= 2e-7, f"client {client} predicts otherwise alone: probabilities differ by {difference:.1e}"
+            difference <= _ROUNDING,
+            f"client {client} predicts otherwise alone: probabilities differ by {difference:.1e}"
         )
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import nn
 
 from pflcli import config, methods, models, parameters
 from pflcli.engine.engine import Engine
@@ -25,6 +26,8 @@ from pflcli.settings import Settings
 SIZES = ((12, 4, 5), (1, 0, 0), (7, 3, 0), (6, 0, 4), (8, 3, 3), (0, 0, 0), (9, 3, 4))
 """Training, validation and test samples of each client. In this order: ordinary, with one sample, without test samples,
 without validation samples, of one class, empty, ordinary."""
+MANY_PREDICTED = ((12, 10, 16), (1, 0, 0), (7, 9, 12), (6, 0, 12), (8, 8, 14), (0, 0, 0), (9, 8, 16))
+"""The same training samples, with more samples to predict."""
 ONE_CLASS = 4
 """The client with samples of a single class."""
 PARTICIPANTS = [0, 1, 2, 3, 4, 6]
@@ -34,16 +37,17 @@ CLASSES = 3
 FEATURES = 5
 
 
-def make_federation(seed: int = 0) -> Federation:
+def make_federation(seed: int = 0, client_sizes: Sequence[Sequence[int]] = SIZES) -> Federation:
     """Return clients with three noisy classes; each client's features are shifted by an offset of its own."""
     draw = np.random.default_rng(seed)
-    sizes = np.asarray(SIZES)
+    sizes = np.asarray(client_sizes)
     offsets = np.concatenate([[0], np.cumsum(sizes.ravel())])
     client = np.repeat(np.arange(len(sizes)), sizes.sum(axis=1))
     y = draw.integers(0, CLASSES, offsets[-1])
     y[client == ONE_CLASS] = 1
     x = draw.normal(size=(len(y), FEATURES)) + 2.0 * np.eye(FEATURES)[y] + 0.3 * client[:, None]
-    return Federation.from_arrays(x.astype(np.float32), y, offsets, CLASSES, cluster=CLUSTER)
+    cluster = np.resize(CLUSTER, len(sizes))
+    return Federation.from_arrays(x.astype(np.float32), y, offsets, CLASSES, cluster=cluster)
 
 
 def make_tiny_clients(clients: int, samples: int = 2, features: int = FEATURES) -> Federation:
@@ -79,13 +83,31 @@ def add_new_clients(base: Federation, sizes: tuple[tuple[int, ...], ...]) -> Fed
     )
 
 
-def replace_samples(data: Federation, *splits: str, clients: NDArray[np.int64] | None = None) -> Federation:
-    """Return the federation with other features and labels in these splits of ``clients`` (default: all)."""
+def replace_samples(
+    data: Federation, *splits: str, clients: NDArray[np.int64] | None = None, inputs: bool = True
+) -> Federation:
+    """Return the federation with other ``inputs`` and labels in these splits of ``clients`` (default: all)."""
     x, y = data.x.clone(), data.y.clone()
     for client in data.clients if clients is None else clients:
         rows = data.rows(int(client), *splits)
-        x[rows], y[rows] = 3 - 2 * x[rows], (y[rows] + 1) % data.classes
+        y[rows] = (y[rows] + 1) % data.classes
+        if inputs:
+            x[rows] = 3 - 2 * x[rows]
     return replace(data, x=x, y=y)
+
+
+def replace_labels(data: Federation, split: str, labels: NDArray[np.int64]) -> Federation:
+    """Return the federation with other labels (n,) of a split, in the order of all clients."""
+    y = data.y.clone()
+    y[torch.from_numpy(data.rows_of(data.clients, split))] = torch.from_numpy(labels)
+    return replace(data, y=y)
+
+
+def replace_inputs(data: Federation, rows: NDArray[np.int64]) -> Federation:
+    """Return the federation with other features, but the same labels, in these rows."""
+    x = data.x.clone()
+    x[rows] = 5 - 2 * x[rows]
+    return replace(data, x=x)
 
 
 def move_validation_to_training(data: Federation) -> Federation:
@@ -102,18 +124,21 @@ def make_run(
     mode: str = "auto",
     options: Mapping[str, Any] | None = None,
     data: Federation | None = None,
+    normalizes: bool = False,
     **settings: object,
 ) -> Run:
     """Return a run of ``method`` with all that it may need: a backbone, embeddings and stores.
 
     The backbone differs from the initial model. ``settings`` change the training settings: three rounds in which half
-    of the clients train an MLP on minibatches of four.
+    of the clients train an MLP on minibatches of four. With ``normalizes``, it is a smaller network with BatchNorm.
     """
     data = make_federation() if data is None else data
     plan = config.build(Settings, {"model": "mlp", "rounds": 3, "participation": 0.5, "batch_size": 4, **settings}, "")
     data = data.refitted() if plan.refit else data
 
     def draw_model(model_seed: int) -> models.Net:
+        if normalizes:
+            return draw_normalizing_network(model_seed)
         net = models.create("mlp", data.in_shape, CLASSES, model_seed)
         return net if plan.adapter is None else models.add_adapter(net, plan.adapter, model_seed)
 
@@ -127,6 +152,14 @@ def make_run(
     run.embeddings = embed_samples(run)
     run.stores = build_stores(run)
     return run
+
+
+def draw_normalizing_network(seed: int) -> models.Net:
+    """Return a network with BatchNorm, whose minibatches must have two samples or more."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        layers = nn.Sequential(nn.Flatten(), nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU())
+        return models.Net(layers, nn.Linear(8, CLASSES))
 
 
 def embed_samples(run: Run) -> dict[str, Embedded]:

@@ -47,6 +47,9 @@ class Method(Protocol):
     ADAPTS: bool = False
     """whether clients adapt after the rounds, so that predictions after any round need all of ``personalize``"""
 
+    TRANSDUCTIVE: bool = False
+    """whether a prediction depends on other samples, without their labels, that the client predicts"""
+
     RECORDS: tuple[Literal["graph", "attention", "history", "cluster"], ...] = ()
     """what the state records under these keys, for charts and tables: ``graph`` the packed neighbours of each round,
     ``attention`` the weights ``first`` (r, m, m) and ``second`` (r, m, layers), ``history`` numbers (r,) by name,
