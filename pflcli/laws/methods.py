@@ -474,7 +474,7 @@ def a_client_predicts_the_same_alone(subject: Subject) -> None:
         difference = float(np.abs(alone - together[ends[client] : ends[client + 1]]).max(initial=0))
         require(
             difference <= _ROUNDING,
-            f"client {client} predicts otherwise alone: probabilities differ by {difference:.1e}"
+            f"client {client} predicts otherwise alone: probabilities differ by {difference:.1e}",
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import itertools
 import math
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD
 from pflcli.errors import ComputationError, InputError, PflError, UsageError
-from pflcli.laws import BrokenLawError, DoubtfulError, NotApplicable, Shape, Subject, law, require
+from pflcli.laws import BrokenLawError, DoubtfulError, NotApplicable, Shape, Subject, law, other_process, require
 from pflcli.laws import small_federation as small
 from pflcli.models import Net
 from pflcli.parameters import Stacked
@@ -115,6 +116,26 @@ def initial_weights_depend_on_the_seed_alone(subject: Subject) -> None:
         require(small.are_equal(first, second), "the same seed gives other weights")
         require(not small.are_equal(first, third), "seeds 0 and 1 give the same weights")
     require(torch.equal(state, torch.random.get_rng_state()), "building the network changed the global generator")
+
+
+@law("models")
+def another_process_builds_the_same_network(subject: Subject) -> None:
+    """Another process, in which Python orders sets and hashes words otherwise, builds the same network.
+
+    Workers and resumed runs are other processes.
+    """
+    same = digest_networks(subject) == other_process.call(digest_networks, subject)
+    require(same, "another process draws other weights: is something in the order of a set, or of hashes?")
+
+
+def digest_networks(subject: Subject) -> str:
+    """Return a hash of the initial weights."""
+    digest = hashlib.sha256()
+    for net, _ in _nets(subject):
+        for name, value in sorted(parameters.copy_params(net).items()):
+            digest.update(name.encode())
+            digest.update(value.numpy().tobytes())
+    return digest.hexdigest()
 
 
 @law("models")

@@ -143,12 +143,17 @@ def _divide(network: nn.Module, head: str, x: Tensor) -> Net:
         setattr(body.get_submodule(outer), last, nn.Identity())
         divided = Net(body, layer)
         x = x if x.dtype == torch.int64 else torch.rand(x.shape, generator=torch.Generator().manual_seed(0))
+        # With the layer reversed and enlarged, too: a function that follows it may change nothing of small logits.
+        far, far_divided = copy.deepcopy(network), copy.deepcopy(divided)
         with torch.no_grad():
-            z, logits, expected = body(x), divided(x), network(x)
+            for value in (*far.get_submodule(head).parameters(), *far_divided.head.parameters()):
+                value.mul_(-1000)
+            z = body(x)
+            same = torch.equal(divided(x), network(x)) and torch.equal(far_divided(x), far(x))
     except Exception:  # a network that needs the layer elsewhere too
         return whole
     # A layer that the body uses too, or whose output is changed afterwards, is no head.
-    return divided if z.ndim == 2 and torch.equal(logits, expected) else whole
+    return divided if z.ndim == 2 and same else whole
 
 
 def try_out(net: Net, where: str, in_shape: tuple[int, ...], classes: int, *, tokens: bool) -> None:

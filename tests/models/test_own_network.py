@@ -111,6 +111,14 @@ def test_a_class_may_name_its_head(net):
     assert not [*create(net(code, "other"), (12, 2)).head.parameters()]  # which does not compute the logits
 
 
+@pytest.mark.parametrize("after", ["relu()", "clamp(-50, 50)", "softmax(dim=1)"])
+def test_a_function_after_the_last_layer_is_never_lost(net, after):
+    code = SERIES.replace("dim=2))", f"dim=2)).{after}")
+    word = registry.use("models", net(code))
+    for seed in range(20):  # for some initial weights, the logits of a few samples are all positive
+        assert not [*models.create(word, (12, 2), 3, seed).head.parameters()]
+
+
 def test_a_network_without_a_head_is_refused_by_methods_that_need_one_alone(net, pfl, small):
     word = net(CNN.replace("* self.scale)))", "* self.scale))).log_softmax(dim=1)"))
     assert not [*create(word, (1, 28, 28), 10).head.parameters()]

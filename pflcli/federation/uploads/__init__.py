@@ -33,6 +33,8 @@ class Upload(Protocol):
 
     RANDOM: bool = False
     """whether ``apply`` draws random numbers"""
+    BIASED: bool = False
+    """whether updates arrive changed on average, as those that are clipped"""
 
     @abstractmethod
     def apply(self, params: Stacked, downloaded: Stacked, cfg: Any, draw: Draw) -> Stacked:
@@ -58,6 +60,11 @@ class Step:
     def is_random(self) -> bool:
         """Whether the step draws random numbers."""
         return getattr(self.file, "RANDOM", False)
+
+    @property
+    def is_biased(self) -> bool:
+        """Whether updates arrive changed on average, as the file declares."""
+        return getattr(self.file, "BIASED", False)
 
     def apply(self, params: Stacked, downloaded: Stacked, draw: Draw = np.random.default_rng) -> Stacked:
         """Return what the server receives (m, ...); ``draw(i)`` is the generator of the i-th upload."""
