@@ -31,7 +31,9 @@ def samples_are_valid(subject: Subject) -> None:
 
     ``pfl partition`` refuses anything else.
     """
-    _load(subject)[1].check(subject.name)
+    samples = _load(subject)[1]
+    samples.check(subject.name)
+    require(np.issubdtype(samples.y.dtype, np.integer), f"labels are {samples.y.dtype} instead of integers")
 
 
 @law("datasets")

@@ -143,7 +143,7 @@ def splitting_does_not_change_samples(subject: Subject) -> None:
 
 @law("schemes")
 def odd_samples_are_split_or_refused(subject: Subject) -> None:
-    """Samples that lack a class, owners or superclasses, and features, are split or refused by a UsageError.
+    """Samples that lack a class, and features without owners or superclasses, are split or refused by a UsageError.
 
     Users bring data of all kinds, and get a message of one line instead of a traceback.
     """

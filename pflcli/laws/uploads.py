@@ -155,6 +155,8 @@ def random_steps_are_declared(subject: Subject) -> None:
     first, second = (step.apply(trained, downloaded, draw) for _ in range(2))
     require(small.are_equal(first, second), "the same generators give other uploads")
     require(step.is_random or not draws, "the step calls draw(i); the file has no RANDOM = True")
+    foreign = sorted(set(draws) - set(range(4)))
+    require(not foreign, f"the step draws from generators {foreign} for a stack of the clients 0 to 3")
 
 
 @law("uploads")

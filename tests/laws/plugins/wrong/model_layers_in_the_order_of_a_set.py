@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 TAKES = ("features",)
-NAMES = ("query", "key", "value", "gate", "left", "right")
+NAMES = ("query", "key", "value", "gate", "left", "right", "up", "down", "near", "far")
 
 
 class Net(nn.Module):
@@ -17,7 +17,7 @@ class Net(nn.Module):
         super().__init__()
         for name in set(NAMES):
             setattr(self, name, nn.Linear(in_features, 16))
-        self.out = nn.Linear(96, classes)
+        self.out = nn.Linear(16 * len(NAMES), classes)
 
     def forward(self, x):
         return self.out(torch.cat([getattr(self, name)(x).relu() for name in NAMES], dim=1))
