@@ -171,20 +171,20 @@ def is_file(word: str) -> bool:
 
     The variant of a method or the option of an upload step may follow: ``./mine.py@strong``, ``./top.py:0.1``.
     """
-    return _split_file(word)[0].endswith(".py")
+    return split_file(word)[0].endswith(".py")
 
 
 def locate(group: str, word: str) -> tuple[Path | None, str]:
     """Return the user's file that a path or name stands for, None for other names, and what follows it in ``word``."""
     if is_file(word):
-        file, rest = _split_file(word)
+        file, rest = split_file(word)
         return Path(file), rest
     name = re.split("[@:]", word, maxsplit=1)[0]
     return None if "." in name else used_files().get(f"{group}/{name}"), word.removeprefix(name)
 
 
-def _split_file(word: str) -> tuple[str, str]:
-    """Split ``./mine.py@strong`` into the file and ``@strong``."""
+def split_file(word: str) -> tuple[str, str]:
+    """Split ``./mine.py@strong`` into the file and ``@strong``, and ``./net.py:Net`` into the file and ``:Net``."""
     match = re.fullmatch(r"(.*?\.py)([@:].*)?", word)
     return (match[1], match[2] or "") if match else (word, "")
 
@@ -231,7 +231,7 @@ def use(group: str, word: str) -> str:
         return word
     if not is_file(word):
         return word
-    word, rest = _split_file(word)
+    word, rest = split_file(word)
     file, name = Path(word).absolute(), name_of_file(group, Path(word))
     if not file.is_file():
         raise InputError(f"{word} does not exist")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
 import secrets
 import threading
 from collections.abc import Callable, Iterator
@@ -41,17 +42,75 @@ def integer(seed: int, *key: str | int) -> int:
     return int.from_bytes(_digest(seed, key)[:8], "little") >> 1
 
 
-_TORCH_GENERATOR = threading.Lock()
+class _Turns:
+    """Who may use the global generators, which all threads share: one block that seeds them, or any that watch them."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.watching = 0
+
+
+_TURNS = _Turns()
 
 
 @contextmanager
-def seeded_torch(seed: int, *key: str | int) -> Iterator[None]:
-    """Seed PyTorch's global generator by ``seed`` and ``key`` inside the block, and restore it afterwards.
+def seeded_globals(seed: int, *key: str | int) -> Iterator[None]:
+    """Seed the global generators of PyTorch, NumPy and Python by ``seed`` and ``key``, and restore them afterwards.
 
-    Layers such as dropout take no other generator. All threads share it, so one block runs at a time.
+    Layers such as dropout take no other generator. All threads share them, so one block runs at a time.
     """
+    with _TURNS.changed:
+        _TURNS.changed.wait_for(lambda: not _TURNS.watching)
+        with kept_globals():
+            _seed_globals(integer(seed, *key))
+            yield
+
+
+@contextmanager
+def watched_globals() -> Iterator[Callable[[], bool]]:
+    """Yield a function that returns whether anything was drawn from a global generator since the block began.
+
+    Several threads may watch at the same time; what one of them draws, the others see, too.
+    """
+    with _TURNS.changed:
+        _TURNS.watching += 1
+    try:
+        before = _read_globals()
+        yield lambda: _read_globals() != before
+    finally:
+        with _TURNS.changed:
+            _TURNS.watching -= 1
+            _TURNS.changed.notify_all()
+
+
+@contextmanager
+def kept_globals() -> Iterator[None]:
+    """Restore the global generators of PyTorch, NumPy and Python after the block."""
     import torch
 
-    with _TORCH_GENERATOR, torch.random.fork_rng():
-        torch.random.manual_seed(integer(seed, *key))
-        yield
+    kept, numpy_kept = random.getstate(), np.random.get_state()  # noqa: NPY002 (code of users draws from it)
+    with torch.random.fork_rng():
+        try:
+            yield
+        finally:
+            random.setstate(kept)
+            np.random.set_state(numpy_kept)  # noqa: NPY002
+
+
+def _seed_globals(number: int) -> None:
+    import torch
+
+    torch.random.manual_seed(number)
+    np.random.seed(number % 2**32)  # noqa: NPY002
+    random.seed(number)
+
+
+def _read_globals() -> tuple[object, ...]:
+    """Return the state of the global generators, to be compared."""
+    import torch
+
+    states = [torch.random.get_rng_state()]
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        states += torch.cuda.get_rng_state_all()
+    _, words, position, *_ = np.random.get_state(legacy=True)  # noqa: NPY002
+    return random.getstate(), np.asarray(words).tobytes(), position, *(bytes(state.numpy()) for state in states)

@@ -42,6 +42,14 @@ def command(
         Path | None,
         typer.Option(help="Read the files of a dataset from this folder.", metavar="DIR", show_default=False),
     ] = None,
+    like: Annotated[
+        Path | None,
+        typer.Option(
+            help="Check a model with samples of the shape, and the number of classes, of this partition.",
+            metavar="PARTITION",
+            show_default=False,
+        ),
+    ] = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
@@ -52,15 +60,20 @@ def command(
 
     Examples:
         pfl check ./my_method.py --set lam=0.5
+        pfl check ./net.py:Net --like runs/p
         pfl check ditto --json
     """
     from pflcli.commands.check import check
 
-    verdicts = []
-    for verdict in check(file, options=config.parse_assignments(options or []), only=split_words(only), root=root):
+    verdicts, first_laws = [], dict[str, str]()
+    assigned = config.parse_assignments(options or [])
+    for verdict in check(file, options=assigned, only=split_words(only), root=root, like=like):
         verdicts.append(verdict)
+        first = first_laws.setdefault(verdict.reason, verdict.law.name)
         lines = [verdict.reason] if verdict.reason else []
-        if verdict.result in ("failed", "warning"):
+        if verdict.reason and first != verdict.law.name:
+            lines = [f"for the same reason as {first}"]
+        elif verdict.result in ("failed", "warning"):
             lines += [verdict.law.statement, verdict.law.reason]
         if not as_json and not (quiet and verdict.result != "failed"):
             console.lines([f"{verdict.result:<14}  {verdict.law.name}", *(f"{'':<16}{line}" for line in lines)])

@@ -7,9 +7,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from pflcli import laws, registry
+from pflcli import laws, models, registry
+from pflcli.artifacts.kinds import partition
+from pflcli.artifacts.reader import open_artifact
 from pflcli.errors import UsageError, closest
-from pflcli.laws import Subject, Verdict
+from pflcli.laws import Shape, Subject, Verdict
 
 
 def check(
@@ -18,15 +20,21 @@ def check(
     options: Mapping[str, Any] | None = None,
     only: Collection[str] = (),
     root: Path | str | None = None,
+    like: Path | str | None = None,
 ) -> Iterator[Verdict]:
     """Judge a file by the laws of its kind, and yield one verdict for each law.
 
     ``word`` is the path of a Python file, or the name of a built-in method, model, dataset, scheme, upload step or
-    aggregator; ``schemes/clusters`` is the name of a scheme. ``options`` are those of the file. ``only`` names the
-    laws, by default all. ``root`` is the folder with the files of a dataset. Raises UsageError for unknown names,
-    InputError for an invalid file.
+    aggregator; ``schemes/clusters`` is the name of a scheme, and ``./net.py:Net`` a network in a file of several.
+    ``options`` are those of the file. ``only`` names the laws, by default all. ``root`` is the folder with the files of
+    a dataset. With the partition ``like``, a model is judged by samples of its shape and number of classes. Raises
+    UsageError for unknown names, InputError for an invalid file.
     """
     subject = replace(_subject(word, options or {}), root=None if root is None else Path(root))
+    if like is not None:
+        if subject.group != "models":
+            raise UsageError(f"--like is for models; {word} is a {registry.GROUPS[subject.group]}", "leave it out")
+        subject = replace(subject, like=_read_shape(like))
     known = {law.name: law for law in laws.list_laws(subject.group)}
     unknown = [name for name in only if name not in known]
     if unknown:
@@ -38,10 +46,16 @@ def check(
     return (laws.judge(law, subject) for name, law in known.items() if not only or name in only)
 
 
+def _read_shape(like: Path | str) -> Shape:
+    """Return the shape of a partition's samples as networks take it."""
+    form = partition.read_form(open_artifact(like, "partition"))
+    return Shape(form.input_shape, form.dtype == "int16", form.classes)
+
+
 def _subject(word: str, options: Mapping[str, Any]) -> Subject:
     """Return what a word stands for: a file, a name, or a group and a name."""
     if registry.is_file(word):
-        group = registry.group_of(Path(word))
+        group = registry.group_of(Path(registry.split_file(word)[0]))
         subject = Subject(group, registry.use(group, word), options)
     elif "." in word.partition(":")[0]:
         subject = Subject("models", registry.use("models", word), options)
@@ -60,4 +74,6 @@ def _subject(word: str, options: Mapping[str, Any]) -> Subject:
                 f"there is no '{word}'", closest(word, names), "a file of your own: pfl check ./my_method.py"
             )
     registry.card(subject.group, subject.name)  # raises an error for an unknown name
+    if subject.group == "models":
+        models.check(registry.add_arguments(subject.name, options) if options else subject.name)
     return subject

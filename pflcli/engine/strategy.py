@@ -30,9 +30,10 @@ class WorkerNet:
     """the compiled program, if the network has one"""
 
     @property
-    def is_random(self) -> bool:
-        """Whether the network draws random numbers while it trains, see ``models.Net``."""
-        return bool(getattr(self.net, "is_random", False))
+    def is_random(self) -> bool | None:
+        """Whether the network draws random numbers while it trains, None if it may: see ``models.Net``."""
+        is_random: bool | None = getattr(self.net, "is_random", False)
+        return is_random
 
     @property
     def can_stack(self) -> bool:

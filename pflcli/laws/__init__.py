@@ -18,13 +18,26 @@ from pflcli.errors import PflError
 
 
 @dataclass(frozen=True)
+class Shape:
+    """The shape of a sample as a network takes it, whether samples are ``tokens``, and the number of ``classes``."""
+
+    sizes: tuple[int, ...]
+    tokens: bool
+    classes: int
+
+
+@dataclass(frozen=True)
 class Subject:
-    """What is judged: a file of the registry with its options and, for datasets, the folder ``root`` of its files."""
+    """What is judged: a file of the registry with its options.
+
+    ``root`` is the folder of a dataset's files, and ``like`` the only shape of samples for which a model is judged.
+    """
 
     group: str
     name: str
     options: Mapping[str, Any] = field(default_factory=dict)
     root: Path | None = None
+    like: Shape | None = None
 
 
 class BrokenLawError(Exception):

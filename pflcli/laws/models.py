@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 import copy
+import hashlib
 import math
 from collections.abc import Iterator
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from pflcli import models, parameters, registry
+from pflcli import models, parameters, registry, rng
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD
-from pflcli.errors import InputError, UsageError
-from pflcli.laws import NotApplicable, Subject, law, require
+from pflcli.errors import ComputationError, InputError, PflError, UsageError
+from pflcli.laws import BrokenLawError, DoubtfulError, NotApplicable, Shape, Subject, law, other_process, require
 from pflcli.laws import small_federation as small
 from pflcli.models import Net
 from pflcli.parameters import Stacked
@@ -25,27 +27,39 @@ from pflcli.prediction.exporting import onnx_network
 _CLASSES = 3
 _TOKENS = 30
 """Classes of networks that predict the next token, and so the number of tokens."""
-_SHAPES = (
-    ((small.FEATURES,), False), ((12, 4), False), ((20,), True),
-    ((1, 28, 28), False), ((3, 32, 32), False), ((3, 64, 64), False), ((3, 96, 96), False), ((3, 224, 224), False),
-)  # fmt: skip
-"""Shapes of samples, and whether they are tokens: features, series, tokens, and images from small to large."""
+_SIZES: dict[str, tuple[tuple[int, ...], ...]] = {
+    "features": ((small.FEATURES,), (64,)),
+    "series": ((12, 4), (64, 4), (256, 4)),
+    "tokens": ((20,), (80,)),
+    "images": ((1, 28, 28), (3, 32, 32), (3, 64, 64), (3, 96, 96), (3, 224, 224)),
+}
+"""Shapes of samples by kind, from small to large: a network is judged by the first of each kind that it takes."""
+_MAX_PASSES = 30
+"""Passes in which each parameter has a gradient once, although a network leaves out some of its layers at random."""
 
 
-def _shapes(subject: Subject) -> Iterator[tuple[tuple[int, ...], bool]]:
-    """Yield shapes that the model takes: the first one of each kind of samples."""
-    kinds = set()
-    for shape, tokens in _SHAPES:
-        kind = (len(shape), tokens)
-        try:
-            if kind not in kinds:
-                models.outline(_name(subject), shape, _classes(tokens), tokens=tokens)
-                kinds.add(kind)
-                yield shape, tokens
-        except (UsageError, InputError) as error:
-            refused = error
+def _shapes(subject: Subject) -> Iterator[Shape]:
+    """Yield the shapes for which the model is judged: that of ``subject.like``, or the first one of each kind."""
+    if subject.like is not None:
+        yield subject.like
+        return
+    accepted = registry.card("models", subject.name).facts.get("TAKES", tuple(models.KINDS))
+    kinds, refused = set(), dict[str, PflError]()
+    for kind, sizes in _SIZES.items():
+        for size in sizes if kind in accepted else ():
+            shape = Shape(size, kind == "tokens", _TOKENS if kind == "tokens" else _CLASSES)
+            try:
+                if kind not in kinds:
+                    models.outline(_name(subject), size, shape.classes, tokens=shape.tokens)
+                    kinds.add(kind)
+                    yield shape
+            except (UsageError, InputError) as error:
+                refused[f"{kind} of {'x'.join(map(str, size))}"] = error
     if not kinds:
-        raise refused
+        last = {key.partition(" ")[0]: key for key in refused}.values()
+        reasons = "; ".join(f"{key}: {refused[key].message}" for key in last)
+        tried = f"it takes none of the shapes that were tried, such as {reasons}"
+        raise InputError(f"{tried} (--like PARTITION tries the shape of your samples)")
 
 
 def _name(subject: Subject) -> str:
@@ -53,16 +67,21 @@ def _name(subject: Subject) -> str:
     return registry.add_arguments(subject.name, subject.options) if subject.options else subject.name
 
 
-def _classes(tokens: bool) -> int:
-    return _TOKENS if tokens else _CLASSES
+def _draw_inputs(shape: Shape, count: int = 6, seed: int = 1) -> Tensor:
+    """Return samples (count, ...) as a network takes them."""
+    draw = torch.Generator().manual_seed(seed)
+    size = (count, *shape.sizes)
+    return torch.randint(shape.classes, size, generator=draw) if shape.tokens else torch.rand(*size, generator=draw)
 
 
 def _nets(subject: Subject, seed: int = 0) -> Iterator[tuple[Net, Tensor]]:
     """Yield the network for each kind of samples that it takes, with six samples."""
-    for shape, tokens in _shapes(subject):
-        draw = torch.Generator().manual_seed(1)
-        x = torch.randint(_TOKENS, (6, *shape), generator=draw) if tokens else torch.rand(6, *shape, generator=draw)
-        yield models.create(_name(subject), shape, _classes(tokens), seed, tokens=tokens), x
+    for shape in _shapes(subject):
+        yield _create(subject, shape, seed), _draw_inputs(shape)
+
+
+def _create(subject: Subject, shape: Shape, seed: int = 0) -> Net:
+    return models.create(_name(subject), shape.sizes, shape.classes, seed, tokens=shape.tokens)
 
 
 @law("models")
@@ -71,15 +90,15 @@ def a_head_follows_a_body(subject: Subject) -> None:
 
     Methods that personalize the head, embeddings and kNN-Per rely on these two parts.
     """
-    for net, x in _nets(subject):
+    for shape in _shapes(subject):
+        net, x = _create(subject, shape).eval(), _draw_inputs(shape)
         if not [*net.head.parameters()]:
             raise NotApplicable("the network does not end in a linear layer: methods that need a head refuse it")
-        net.eval()
         with torch.no_grad():
             z, logits = net.features(x), net(x)
             require(z.ndim == 2, f"representations are {tuple(z.shape)} instead of (n, d)")
-            shape = (len(x), _classes(not x.is_floating_point()))
-            require(tuple(logits.shape) == shape, f"logits are {tuple(logits.shape)} instead of {shape}")
+            expected = (len(x), shape.classes)
+            require(tuple(logits.shape) == expected, f"logits are {tuple(logits.shape)} instead of {expected}")
             require(torch.equal(net.head(z), logits), "the head of the representations gives other logits")
 
 
@@ -99,6 +118,26 @@ def initial_weights_depend_on_the_seed_alone(subject: Subject) -> None:
 
 
 @law("models")
+def another_process_builds_the_same_network(subject: Subject) -> None:
+    """Another process, in which Python orders sets and hashes words otherwise, builds the same network.
+
+    Workers and resumed runs are other processes.
+    """
+    same = digest_networks(subject) == other_process.call(digest_networks, subject)
+    require(same, "another process draws other weights: is something in the order of a set, or of hashes?")
+
+
+def digest_networks(subject: Subject) -> str:
+    """Return a hash of the initial weights."""
+    digest = hashlib.sha256()
+    for net, _ in _nets(subject):
+        for name, value in sorted(parameters.copy_params(net).items()):
+            digest.update(name.encode())
+            digest.update(value.numpy().tobytes())
+    return digest.hexdigest()
+
+
+@law("models")
 def samples_are_predicted_one_by_one(subject: Subject) -> None:
     """In evaluation mode, the prediction of a sample is repeatable and does not depend on the other samples of its
     batch.
@@ -115,6 +154,60 @@ def samples_are_predicted_one_by_one(subject: Subject) -> None:
 
 
 @law("models")
+def the_network_returns_logits(subject: Subject) -> None:
+    """The network returns logits, which can be any numbers: no softmax, sigmoid or ReLU follows the last layer.
+
+    The cross-entropy applies a softmax itself. After a second one, its gradients are small, and the network learns
+    little.
+    """
+    for shape in _shapes(subject):
+        logits, draw = [], torch.Generator().manual_seed(0)
+        for seed in range(2):
+            net, x = _create(subject, shape, seed).eval(), _draw_inputs(shape, 12, seed)
+            with torch.no_grad():
+                for value in net.parameters():  # some begin with zeros
+                    value.add_(0.1 * torch.randn(value.shape, generator=draw))
+                logits.append(net(x))
+                for value in net.parameters():
+                    value.mul_(10)  # what follows a linear layer then saturates
+                logits.append(net(x))
+        values = torch.cat(logits)
+        values = values[torch.isfinite(values).all(dim=1)]
+        sums = values.sum(dim=1)
+        is_positive, is_negative = bool((values >= 0).all()), bool((values <= 0).all())
+        if is_positive and bool(torch.allclose(sums, sums[:1].expand_as(sums), rtol=1e-3)):
+            raise BrokenLawError("the outputs of each sample add up to the same: return logits, without the softmax")
+        require(not is_positive, "no output is ever negative: return logits, without a function after the last layer")
+        is_log_softmax = float(values.logsumexp(dim=1).abs().max()) < 1e-3  # of which the loss is the same
+        require(
+            not is_negative or is_log_softmax,
+            "no output is ever positive: return logits, without a function after the last layer",
+        )
+        largest = float(values.abs().max())
+        require(
+            largest > 1 + 1e-6, f"outputs are never outside of [-1, 1]: {largest:.3f} is the largest, for any weights"
+        )
+        constant = torch.nonzero((values == values[:1]).all(dim=0)).flatten().tolist()
+        require(not constant, f"the output of class {constant} is the same for all samples and weights")
+
+
+@law("models")
+def random_numbers_are_seeded(subject: Subject) -> None:
+    """The training of a client depends on the seed, the client and its samples alone, also where the network draws
+    random numbers, as dropout does.
+
+    A run can be repeated and resumed. ``pfl`` seeds the global generators of PyTorch, NumPy and Python for each client;
+    a generator of the network's own, and counts in its attributes, go on from client to client.
+    """
+    for shape in _shapes(subject):
+        net, data = _create(subject, shape), _federation(shape)
+        clients = data.clients[:3]
+        forwards, backwards = (_train(net, data, order) for order in (clients, clients[::-1].copy()))
+        same = all(torch.equal(value, backwards[name].flip(0)) for name, value in forwards.items())
+        require(same, "training the same clients again, in another order, gives other parameters")
+
+
+@law("models")
 def every_parameter_is_trained(subject: Subject) -> None:
     """The gradient of the loss exists and is finite for every parameter.
 
@@ -123,9 +216,15 @@ def every_parameter_is_trained(subject: Subject) -> None:
     for net, x in _nets(subject):
         net.train()
         y = torch.arange(len(x)) % _CLASSES
-        functional.cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
+        missing = [name for name, _ in net.named_parameters()]
+        with rng.seeded_globals(0, "law"):
+            for _ in range(_MAX_PASSES if missing else 0):
+                functional.cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
+                missing = [name for name, value in net.named_parameters() if value.grad is None]
+                if not missing:
+                    break
+        require(not missing, f"{', '.join(missing[:3])} has no gradient")
         for name, value in net.named_parameters():
-            require(value.grad is not None, f"{name} has no gradient")
             require(bool(torch.isfinite(torch.as_tensor(value.grad)).all()), f"the gradient of {name} is not finite")
 
 
@@ -156,18 +255,27 @@ def a_stack_of_clients_trains_as_a_loop(subject: Subject) -> None:
 
     ``--engine`` changes the duration of a run but not its result, except for rounding.
     """
-    for shape, tokens in _shapes(subject):
-        data, trained = _federation(shape, tokens), []
-        for mode in ("loop", "stacked"):
-            net = models.create(_name(subject), shape, data.classes, 0, tokens=tokens)
-            engine, start = Engine(net, data, seed=0, threads=1, mode=mode), parameters.copy_params(net)
-            plan = LocalSGD(1, 4, np.full(1, 0.01), 0.0, 0.0)
-            parts = [part.params for part in engine.local_sgd(data.clients, start, plan, ("law",))]
-            trained.append({name: torch.cat([part[name] for part in parts]) for name in start})
-            engine.close()
-        loop, stack = trained
-        moved, apart = (_distance(loop, other) for other in (parameters.repeat(start, len(data.clients)), stack))
+    for shape in _shapes(subject):
+        data, net = _federation(shape), _create(subject, shape)
+        loop = _train(net, data, data.clients, "loop")
+        try:
+            stack = _train(net, data, data.clients, "stacked")
+        except UsageError as error:
+            raise DoubtfulError(f"{error.message}; it is trained with {error.fix[0]} only") from None
+        start = parameters.repeat(parameters.copy_params(net), len(data.clients))
+        moved, apart = (_distance(loop, other) for other in (start, stack))
         require(apart <= 0.02 * moved, f"in a stack, parameters end {100 * apart / moved:.1f} % of their way elsewhere")
+
+
+def _train(net: Net, data: Federation, clients: NDArray[np.int64], mode: str = "loop") -> Stacked:
+    """Return the models (m, ...) of clients that train for an epoch."""
+    engine, start = Engine(net, data, seed=0, threads=1, mode=mode), parameters.copy_params(net)
+    plan = LocalSGD(1, 4, np.full(1, 0.01), 0.0, 0.0)
+    try:
+        parts = [part.params for part in engine.local_sgd(clients, start, plan, ("law",))]
+    finally:
+        engine.close()
+    return {name: torch.cat([part[name] for part in parts]) for name in start}
 
 
 def _distance(a: Stacked, b: Stacked) -> float:
@@ -175,13 +283,13 @@ def _distance(a: Stacked, b: Stacked) -> float:
     return math.sqrt(sum(float((a[name].double() - b[name].double()).square().sum()) for name in a))
 
 
-def _federation(shape: tuple[int, ...], tokens: bool) -> Federation:
+def _federation(shape: Shape) -> Federation:
     """Return clients with four training samples of a shape and one of each other split, enough for stacks of two."""
     draw = np.random.default_rng(0)
     offsets = np.concatenate([[0], np.cumsum(np.tile((4, 1, 1), 8))])
-    size = (int(offsets[-1]), *shape)
-    x = draw.integers(0, _TOKENS, size).astype(np.int16) if tokens else draw.random(size).astype(np.float32)
-    return Federation.from_arrays(x, draw.integers(0, _CLASSES, len(x)), offsets, _classes(tokens))
+    size = (int(offsets[-1]), *shape.sizes)
+    x = draw.integers(0, shape.classes, size).astype(np.int16) if shape.tokens else draw.random(size).astype(np.float32)
+    return Federation.from_arrays(x, draw.integers(0, min(_CLASSES, shape.classes), len(x)), offsets, shape.classes)
 
 
 @law("models")
@@ -198,7 +306,10 @@ def onnx_predicts_the_same(subject: Subject) -> None:
 
     for net, x in _nets(subject):
         net.eval()
-        graph = onnx_network.trace(copy.deepcopy(net), x[:2], ["p"])
+        try:
+            graph = onnx_network.trace(copy.deepcopy(net), x[:2], ["p"])
+        except ComputationError as error:
+            raise DoubtfulError(f"{error.message}; pfl export refuses it, everything else works") from None
         session = onnxruntime.InferenceSession(graph, providers=["CPUExecutionProvider"])
         with torch.no_grad():
             expected = net(x).numpy()

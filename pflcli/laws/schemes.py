@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from typing import Any
 
 import numpy as np
@@ -10,17 +11,17 @@ from pflcli import config
 from pflcli.data import schemes
 from pflcli.data.datasets import Samples
 from pflcli.errors import UsageError
-from pflcli.laws import BrokenLawError, Subject, law, require
+from pflcli.laws import BrokenLawError, DoubtfulError, NotApplicable, Subject, law, other_process, require
 
 _CLIENTS = 8
 
 
-def _samples() -> Samples:
-    """Return 600 small images of ten classes, by ten owners, with superclasses."""
+def _samples(count: int = 600) -> Samples:
+    """Return small images of ten classes, by ten owners, with superclasses."""
     draw = np.random.default_rng(0)
-    y = draw.integers(0, 10, 600)
-    x = draw.integers(0, 256, (600, 4, 4)).astype(np.uint8)
-    owner = np.asarray([f"owner {number}" for number in draw.integers(0, 10, 600)])
+    y = draw.integers(0, 10, count)
+    x = draw.integers(0, 256, (count, 4, 4)).astype(np.uint8)
+    owner = np.asarray([f"owner {number}" for number in draw.integers(0, 10, count)])
     return Samples(x, y, 10, owner, coarse=y // 2)
 
 
@@ -30,6 +31,14 @@ def _split(subject: Subject, samples: Samples, clients: int = _CLIENTS, seed: in
     return code.split(samples, clients, cfg, np.random.default_rng(seed))
 
 
+def _require_valid(parts: list[Any], samples: Samples) -> None:
+    """Require rows that exist, each of them at most once."""
+    rows = np.concatenate([np.asarray(part) for part in parts])
+    require(np.issubdtype(rows.dtype, np.integer), f"rows are {rows.dtype} instead of integers")
+    require(bool((rows >= 0).all() and (rows < len(samples.y)).all()), "a row is outside of the samples")
+    require(len(np.unique(rows)) == len(rows), f"{len(rows) - len(np.unique(rows))} rows are given twice")
+
+
 @law("schemes")
 def no_sample_has_two_clients(subject: Subject) -> None:
     """Every client's rows exist, and no row is given to two clients or twice to one.
@@ -37,10 +46,37 @@ def no_sample_has_two_clients(subject: Subject) -> None:
     Otherwise a training sample of one client could be a test sample of another.
     """
     samples = _samples()
-    rows = np.concatenate([np.asarray(part) for part in _split(subject, samples)])
-    require(np.issubdtype(rows.dtype, np.integer), f"rows are {rows.dtype} instead of integers")
-    require(bool((rows >= 0).all() and (rows < len(samples.y)).all()), "a row is outside of the samples")
-    require(len(np.unique(rows)) == len(rows), f"{len(rows) - len(np.unique(rows))} rows are given twice")
+    _require_valid(_split(subject, samples), samples)
+
+
+@law("schemes")
+def every_sample_has_a_client(subject: Subject) -> None:
+    """Every sample is given to a client, unless the file has ``LEAVES_OUT = True``.
+
+    Samples that are lost without a word make a dataset smaller than tables say.
+    """
+    if schemes.load(subject.name).LEAVES_OUT:
+        raise NotApplicable("the file has LEAVES_OUT = True")
+    for count, clients in ((600, _CLIENTS), (601, _CLIENTS), (607, 5)):
+        given = sum(len(part) for part in _split(subject, _samples(count), clients))
+        require(given >= count, f"{count - given} of {count} samples are given to none of {clients} clients")
+
+
+@law("schemes")
+def no_client_has_everything(subject: Subject) -> None:
+    """The samples are divided: no client has all of them. (A warning if a client has more than nine of ten.)
+
+    With one client that has samples, nothing is federated.
+    """
+    shares, largest = [], []
+    for seed in range(3):
+        sizes = np.asarray([len(part) for part in _split(subject, _samples(), seed=seed)])
+        shares.append(sizes.max() / max(sizes.sum(), 1))
+        largest.append(int(sizes.argmax()))
+    everything = min(shares) == 1
+    require(not (everything and len(set(largest)) == 1), f"client {largest[0]} has all samples, for any seed")
+    if min(shares) > 0.9:
+        raise DoubtfulError(f"one of {_CLIENTS} clients has {100 * min(shares):.0f} % of the samples, for any seed")
 
 
 @law("schemes")
@@ -62,6 +98,65 @@ def the_same_seed_gives_the_same_split(subject: Subject) -> None:
     """
     first, second = (_split(subject, _samples()) for _ in range(2))
     require(all(map(np.array_equal, first, second)), "the same seed gives other rows")
+
+
+@law("schemes")
+def another_seed_gives_another_split(subject: Subject) -> None:
+    """Another generator gives other rows, unless the file has ``RANDOM = False``; then it gives the same ones.
+
+    Several seeds show how much a result depends on the split. If the seed has no effect, their interval is too narrow.
+    """
+    first, second = (_split(subject, _samples(), seed=seed) for seed in (0, 1))
+    same = all(map(np.array_equal, first, second))
+    is_random = schemes.load(subject.name).RANDOM
+    require(
+        same != is_random, "seeds 0 and 1 give the same rows" if same else "RANDOM = False, but the seed has an effect"
+    )
+
+
+@law("schemes")
+def another_process_gives_the_same_split(subject: Subject) -> None:
+    """Another process, in which Python orders sets and hashes words otherwise, gives the same rows.
+
+    A partition can be repeated from its seed on another day and on another machine.
+    """
+    same = other_process.call(digest_split, subject) == digest_split(subject)
+    require(same, "another process gives other rows: is something in the order of a set, or of hashes?")
+
+
+def digest_split(subject: Subject) -> str:
+    """Return a hash of each client's rows."""
+    parts = [np.asarray(part, dtype=np.int64).tobytes() for part in _split(subject, _samples())]
+    return hashlib.sha256(b"|".join(parts)).hexdigest()
+
+
+@law("schemes")
+def splitting_does_not_change_samples(subject: Subject) -> None:
+    """``split`` does not change the samples in place.
+
+    The samples that are written would no longer be those of the dataset.
+    """
+    samples, untouched = _samples(), _samples()
+    _split(subject, samples)
+    require(samples.sha256() == untouched.sha256(), "split changes the samples that it is given")
+
+
+@law("schemes")
+def odd_samples_are_split_or_refused(subject: Subject) -> None:
+    """Samples that lack a class, and features without owners or superclasses, are split or refused by a UsageError.
+
+    Users bring data of all kinds, and get a message of one line instead of a traceback.
+    """
+    whole = _samples()
+    without_class = whole.take(np.flatnonzero(whole.y != 3))
+    features = Samples(whole.x.reshape(600, 16).astype(np.float32), whole.y, 10)
+    for samples in (without_class, features):
+        try:
+            parts = _split(subject, samples)
+        except UsageError:
+            continue
+        _require_valid(parts, samples)
+        require(len(parts) == _CLIENTS, f"{len(parts)} parts for {_CLIENTS} clients")
 
 
 @law("schemes")

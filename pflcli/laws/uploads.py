@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
+import math
+from dataclasses import dataclass
+
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from pflcli.federation import uploads
 from pflcli.federation.uploads import Step
-from pflcli.laws import Subject, law, require
+from pflcli.laws import DoubtfulError, NotApplicable, Subject, law, other_process, require
 from pflcli.laws import small_federation as small
 from pflcli.parameters import Params, Stacked, pick, repeat
 
@@ -33,8 +38,58 @@ def _models() -> tuple[Stacked, Stacked]:
     return trained, downloaded
 
 
-def _draw(client: int) -> np.random.Generator:
-    return np.random.default_rng([1, client])
+_CLIENTS = 64
+"""Clients whose updates are compared with what arrives of them."""
+_SIGNIFICANT = 6.0
+"""Standard errors beyond which a mean differs from zero."""
+_MAX_BITS = 24.0
+"""Bits of a float32 number without its exponent."""
+
+
+def _draw(client: int, seed: int = 1) -> np.random.Generator:
+    return np.random.default_rng([seed, client])
+
+
+def _updates() -> tuple[Stacked, Stacked]:
+    """Return many trained models (64, ...), whose updates are normally distributed, and the model they began with."""
+    draw = torch.Generator().manual_seed(0)
+    start: Params = {
+        "weight": torch.randn(40, 25, generator=draw),
+        "bias": torch.randn(40, generator=draw),
+        "count": torch.tensor(7),
+    }
+    downloaded = repeat(start, _CLIENTS)
+    trained = {
+        name: value + torch.randn(value.shape, generator=draw) if value.is_floating_point() else value
+        for name, value in downloaded.items()
+    }
+    return trained, downloaded
+
+
+@dataclass(frozen=True)
+class _Arrival:
+    """The updates of one tensor (64, n) as they are ``sent``, and as they ``arrive``."""
+
+    name: str
+    sent: NDArray[np.float64]
+    received: NDArray[np.float64]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether updates arrive as they are, up to rounding."""
+        return np.allclose(self.sent, self.received, rtol=1e-4, atol=1e-5)
+
+
+def _deliver(step: Step) -> list[_Arrival]:
+    """Return what the step makes of normally distributed updates."""
+    trained, downloaded = _updates()
+    received = step.apply(trained, downloaded, _draw)
+
+    def update(models: Stacked, name: str) -> NDArray[np.float64]:
+        return (models[name].double() - downloaded[name].double()).flatten(1).numpy()
+
+    names = [name for name, value in trained.items() if value.is_floating_point()]
+    return [_Arrival(name, update(trained, name), update(received, name)) for name in names]
 
 
 @law("uploads")
@@ -100,6 +155,119 @@ def random_steps_are_declared(subject: Subject) -> None:
     first, second = (step.apply(trained, downloaded, draw) for _ in range(2))
     require(small.are_equal(first, second), "the same generators give other uploads")
     require(step.is_random or not draws, "the step calls draw(i); the file has no RANDOM = True")
+    foreign = sorted(set(draws) - set(range(4)))
+    require(not foreign, f"the step draws from generators {foreign} for a stack of the clients 0 to 3")
+
+
+@law("uploads")
+def another_seed_gives_other_uploads(subject: Subject) -> None:
+    """A random step draws other numbers from other generators, and other numbers for each client.
+
+    Noise that all clients share does not average out, and noise that every round repeats can be subtracted.
+    """
+    step = _step(subject)
+    if not step.is_random:
+        raise NotApplicable("the step is not random")
+    trained, downloaded = _models()
+    trained = repeat(pick(trained, 0), 4)
+    one, other = (step.apply(trained, downloaded, lambda i, seed=seed: _draw(i, seed)) for seed in (1, 2))  # type: ignore[misc]
+    if small.are_equal(one, trained) and small.are_equal(other, trained):
+        raise NotApplicable("the step changes nothing")
+    require(not small.are_equal(one, other), "other generators give the same uploads")
+    for client in range(1, 4):
+        same = small.are_equal(pick(one, 0), pick(one, client))
+        require(not same, f"clients 0 and {client}, with the same model, have the same upload: draw(i) is client i's")
+
+
+@law("uploads")
+def another_process_gives_the_same_uploads(subject: Subject) -> None:
+    """Another process, in which Python orders sets and hashes words otherwise, gives the same uploads.
+
+    Workers and resumed runs are other processes.
+    """
+    same = other_process.call(digest_uploads, subject) == digest_uploads(subject)
+    require(same, "another process gives other uploads: is something in the order of a set, or of hashes?")
+
+
+def digest_uploads(subject: Subject) -> str:
+    """Return a hash of what the server receives of models with many tensors."""
+    trained, downloaded = ({f"layer{place}.weight": model["weight"] for place in range(8)} for model in _models())
+    received = _step(subject).apply(trained, downloaded, _draw)
+    return hashlib.sha256(b"".join(received[name].numpy().tobytes() for name in sorted(received))).hexdigest()
+
+
+@law("uploads")
+def noise_is_on_every_tensor(subject: Subject) -> None:
+    """A random step changes every tensor of the update at random (a warning).
+
+    Noise that should hide an update hides nothing of a tensor that is sent as it is.
+    """
+    step = _step(subject)
+    if not step.is_random:
+        raise NotApplicable("the step is not random")
+    trained, downloaded = _updates()
+    one, other = (step.apply(trained, downloaded, lambda i, seed=seed: _draw(i, seed)) for seed in (1, 2))  # type: ignore[misc]
+    fixed = [name for name, value in one.items() if torch.equal(value, other[name]) and value.is_floating_point()]
+    if 0 < len(fixed) < sum(value.is_floating_point() for value in one.values()):
+        raise DoubtfulError(f"there is no randomness in {', '.join(fixed)}")
+
+
+@law("uploads")
+def no_change_is_sent_as_no_change(subject: Subject) -> None:
+    """A client whose training changes nothing uploads what it received, up to the noise or rounding of the step.
+
+    A step that clips or sparsifies the model instead of its update pulls the global model towards zero.
+    """
+    _, downloaded = _updates()
+    received = _step(subject).apply(dict(downloaded), downloaded, _draw)
+    for name, value in downloaded.items():
+        if value.is_floating_point():
+            difference = (received[name] - value).double().mean(dim=0)  # noise of 64 clients is an eighth of one's
+            share = float(difference.norm() / value[0].double().norm())
+            require(share < 0.1 or _step(subject).is_random, f"{name} arrives changed by {100 * share:.0f} %")
+
+
+@law("uploads")
+def updates_arrive_unbiased_or_it_is_declared(subject: Subject) -> None:
+    """On average, the update that arrives is the one that was sent, unless the file has ``BIASED = True`` (a warning).
+
+    Errors of an unbiased step average out over clients; those of a biased one, such as rounding downwards, add up.
+    """
+    step = _step(subject)
+    if step.is_biased:
+        raise NotApplicable("the file has BIASED = True")
+    for each in _deliver(step):
+        error = each.received - each.sent
+        spread = float(error.std()) / math.sqrt(error.size)
+        drift = float(error.mean())
+        if abs(drift) > max(_SIGNIFICANT * spread, 1e-5):
+            raise DoubtfulError(
+                f"{each.name} arrives {abs(drift):.1e} too {'large' if drift > 0 else 'small'} on average"
+            )
+        slope = float((error * each.sent).mean() / np.square(each.sent).mean())
+        if abs(slope) > max(_SIGNIFICANT * spread, 2e-3):
+            raise DoubtfulError(f"{each.name} arrives {100 * abs(slope):.1f} % {'longer' if slope > 0 else 'shorter'}")
+
+
+@law("uploads")
+def tensors_are_shortened_together(subject: Subject) -> None:
+    """A step that shortens updates multiplies all tensors of one update by the same factor (a warning).
+
+    The norm of an update is that of all its tensors together: clipping each of them leaves a longer update, which
+    points elsewhere.
+    """
+    step = _step(subject)
+    arrivals = _deliver(step)
+    factors = np.asarray([(each.received * each.sent).sum(1) / np.square(each.sent).sum(1) for each in arrivals])
+    aligned = [
+        np.abs(each.received - factor[:, None] * each.sent).max() < 1e-4
+        for each, factor in zip(arrivals, factors, strict=True)
+    ]
+    if not all(aligned) or step.is_random:
+        raise NotApplicable("the step changes the direction of tensors")
+    if (np.ptp(factors, axis=0) > 1e-3).any():
+        listed = ", ".join(f"{each.name} by {factor[0]:.3f}" for each, factor in zip(arrivals, factors, strict=True))
+        raise DoubtfulError(f"tensors of one update are multiplied by different factors: {listed}")
 
 
 @law("uploads")
@@ -112,3 +280,24 @@ def bytes_are_whole_numbers(subject: Subject) -> None:
     one = pick(trained, 0)
     size = _step(subject).size(one, sum(value.numel() * value.element_size() for value in one.values()))
     require(isinstance(size, int) and size > 0, f"size returns {size!r}")
+
+
+@law("uploads")
+def size_has_room_for_what_arrives(subject: Subject) -> None:
+    """``size`` has at least the bytes that an update needs to arrive as exactly as it does, whatever the encoding.
+
+    By Shannon's rate-distortion theorem, n normally distributed numbers that arrive with correlation r need
+    n / 2 log2(1 / (1 - r^2)) bits. A smaller size makes a method look cheaper than it can be.
+    """
+    step, (trained, _) = _step(subject), _updates()
+    one = pick(trained, 0)
+    before = sum(value.numel() * value.element_size() for value in one.values())
+    size, bits = step.size(one, before), 0.0
+    for each in _deliver(step):
+        power = np.square(each.sent).mean() * np.square(each.received).mean()
+        unexplained = 1 - float(np.square((each.sent * each.received).mean()) / power) if power else 1.0
+        bits += each.sent.shape[1] * min(_MAX_BITS, 0.5 * math.log2(1 / max(unexplained, 2 ** (-2 * _MAX_BITS))))
+    needed = math.floor(0.9 * bits / 8)
+    require(size >= needed, f"size returns {size} bytes of {before}; what arrives needs {needed} bytes at least")
+    if size > before:
+        raise DoubtfulError(f"size returns {size} bytes, more than the {before} of the model")

@@ -25,8 +25,8 @@ KINDS = {"images": 3, "series": 2, "features": 1, "tokens": 1}
 class Net(nn.Module):
     """A classifier in two parts: ``body`` computes the representation (n, d), ``head`` the logits (n, C)."""
 
-    is_random = False
-    """whether it draws random numbers while it trains"""
+    is_random: bool | None = False
+    """whether it draws random numbers while it trains; None if a network of a user has not been seen to, but may"""
 
     def __init__(self, body: nn.Module, head: nn.Module) -> None:
         super().__init__()
@@ -112,8 +112,8 @@ def default(in_shape: tuple[int, ...], *, tokens: bool) -> str:
 @functools.cache
 def outline(name: str, in_shape: tuple[int, ...], classes: int, *, tokens: bool, adapter: str | None = None) -> Net:
     """Return the model without memory for its weights; raises UsageError if it takes no such samples or adapter."""
-    # The code of a user's class need not run on the meta device.
-    with torch.device("cpu" if _is_class(name) else "meta"):
+    # The code of a user need not run on the meta device.
+    with torch.device("cpu" if registry.is_foreign("models", name.partition(":")[0]) else "meta"):
         net = create(name, in_shape, classes, 0, tokens=tokens)
         return net if adapter is None else add_adapter(net, adapter, 0)
 
@@ -140,15 +140,20 @@ def create(name: str, in_shape: tuple[int, ...], classes: int, seed: int, *, tok
         fit = [f"--model {other}" for other in registry.names("models") if set(kinds) & set(_accepted_kinds(other))]
         actual = f"{kinds[0]} of {_shape(in_shape)}" if kinds else f"samples of {_shape(in_shape)}"
         raise UsageError(f"model {name} takes {' or '.join(_accepted_kinds(name))}, not {actual}", " or ".join(fit[:3]))
+    family, colon, member = name.partition(":")
     with torch.random.fork_rng(devices=[]):
         torch.random.manual_seed(rng.integer(seed, "init", name))
         if _is_class(name):
             from pflcli.models import _own_network
 
-            module = registry.import_file("models", name.partition(":")[0])
+            module = registry.import_file("models", family)
             return _own_network.build(module, name, in_shape, classes, tokens=bool(tokens))
-        member = name.partition(":")[2:] if ":" in name else ()
-        return _load(name).build(in_shape, classes, *member)
+        net = _load(name).build(in_shape, classes, *([member] if colon else []))
+        if registry.is_foreign("models", family):
+            from pflcli.models import _own_network
+
+            _own_network.try_out(net, str(registry.path("models", family)), in_shape, classes, tokens=bool(tokens))
+        return net
 
 
 def _kinds(in_shape: tuple[int, ...], tokens: bool | None) -> list[str]:

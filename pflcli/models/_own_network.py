@@ -17,10 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pflcli import registry
+from pflcli import registry, rng
 from pflcli.errors import InputError, PflError, UsageError, closest
 from pflcli.models import Net
 
+_VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 ARGUMENTS: dict[tuple[str, ...], Callable[[tuple[int, ...], int], Any]] = {
     ("classes", "num_classes", "n_classes"): lambda shape, classes: classes,
     ("in_shape", "input_shape"): lambda shape, classes: shape,
@@ -59,6 +60,12 @@ def name_class(name: str, module: ModuleType) -> str:
     wrong = sorted(set() if takes_any else set(arguments) - set(accepted))
     if wrong:
         raise UsageError(f"{chosen} has no argument '{wrong[0]}'", closest(wrong[0], _own_arguments(given)))
+    described = {name for names in ARGUMENTS for name in names}
+    for parameter in accepted.values():
+        is_given = parameter.name in described or parameter.name in arguments
+        if not is_given and parameter.default is parameter.empty and parameter.kind not in _VARIADIC:
+            set_it = f"--set model.{parameter.name}=8, or --set {parameter.name}=8 in pfl check"
+            raise UsageError(f"{chosen} needs a value for '{parameter.name}', which has no default", set_it)
     return registry.join_arguments(f"{family}:{chosen}", arguments)
 
 
@@ -99,7 +106,7 @@ def build(module: ModuleType, name: str, in_shape: tuple[int, ...], classes: int
             "take the number of classes as the argument 'classes'",
         )
     net = _divide(network, getattr(cls, "HEAD", last), x)
-    net.is_random = _is_random(net, in_shape, tokens=tokens, classes=classes)
+    try_out(net, where, in_shape, classes, tokens=tokens)
     return net.train()
 
 
@@ -136,24 +143,31 @@ def _divide(network: nn.Module, head: str, x: Tensor) -> Net:
         setattr(body.get_submodule(outer), last, nn.Identity())
         divided = Net(body, layer)
         x = x if x.dtype == torch.int64 else torch.rand(x.shape, generator=torch.Generator().manual_seed(0))
+        # With the layer reversed and enlarged, too: a function that follows it may change nothing of small logits.
+        far, far_divided = copy.deepcopy(network), copy.deepcopy(divided)
         with torch.no_grad():
-            z, logits, expected = body(x), divided(x), network(x)
+            for value in (*far.get_submodule(head).parameters(), *far_divided.head.parameters()):
+                value.mul_(-1000)
+            z = body(x)
+            same = torch.equal(divided(x), network(x)) and torch.equal(far_divided(x), far(x))
     except Exception:  # a network that needs the layer elsewhere too
         return whole
     # A layer that the body uses too, or whose output is changed afterwards, is no head.
-    return divided if z.ndim == 2 and torch.equal(logits, expected) else whole
+    return divided if z.ndim == 2 and same else whole
 
 
-def _is_random(net: Net, in_shape: tuple[int, ...], *, tokens: bool, classes: int) -> bool:
-    """Return whether the network draws random numbers while it trains, as dropout does."""
-    net, draw = copy.deepcopy(net).train(), torch.Generator().manual_seed(0)
+def try_out(net: Net, where: str, in_shape: tuple[int, ...], classes: int, *, tokens: bool) -> None:
+    """Set ``net.is_random`` by passes in training mode: True if they draw random numbers, as dropout does, else None.
+
+    Raises InputError, with the line of the user's file, if they fail.
+    """
+    draw = torch.Generator().manual_seed(0)
     x = torch.randint(classes, (4, *in_shape), generator=draw) if tokens else torch.rand(4, *in_shape, generator=draw)
-    outputs = []
-    for seed in (0, 1):
-        with torch.random.fork_rng(devices=[]), torch.no_grad():
-            torch.random.manual_seed(seed)
-            outputs.append(copy.deepcopy(net)(x))
-    return not torch.equal(*outputs)
+    with rng.kept_globals(), rng.watched_globals() as has_drawn, _report_errors(where), torch.no_grad():
+        tried = copy.deepcopy(net).train()
+        for _ in range(2):
+            tried(x)
+        net.is_random = True if has_drawn() else None
 
 
 @contextmanager

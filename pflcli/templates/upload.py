@@ -17,6 +17,9 @@ from annotated_types import Gt, Le
 
 from pflcli.parameters import Params, Stacked
 
+BIASED = True
+"""Updates arrive changed on average: small changes are lost. A step that draws by ``draw(i)`` has ``RANDOM = True``."""
+
 
 @dataclass(frozen=True)
 class Config:

@@ -98,7 +98,7 @@ def resolve_settings(
     if partition is None:
         return built
     form = partitions.read_form(partition)
-    shape, tokens = _model_shape(form), form.dtype == "int16"
+    shape, tokens = form.input_shape, form.dtype == "int16"
     if built.model == AUTO:
         built = replace(built, model=models.default(shape, tokens=tokens))
     net = models.outline(built.model, shape, form.classes, tokens=tokens, adapter=built.adapter)
@@ -110,13 +110,6 @@ def resolve_settings(
     if built.augment and form.dtype != "uint8":
         raise UsageError("--augment is for images, which these samples are not", "leave it out")
     return built
-
-
-def _model_shape(form: partitions.Form) -> tuple[int, ...]:
-    """Return the shape of a sample as a model's input: images have channels first."""
-    if form.dtype != "uint8":
-        return form.shape
-    return (1, *form.shape) if len(form.shape) == 2 else (form.shape[2], *form.shape[:2])
 
 
 def settings_on_lineage(
@@ -288,6 +281,6 @@ def describe_pair_costs(name: str, method: Method, cfg: Any, settings: Settings,
 def _model_bytes(settings: Settings, partition: Artifact) -> int:
     """Return the bytes of one model with these settings for the samples of a partition."""
     form = partitions.read_form(partition)
-    shape, tokens = _model_shape(form), form.dtype == "int16"
+    shape, tokens = form.input_shape, form.dtype == "int16"
     net = models.outline(settings.model, shape, form.classes, tokens=tokens, adapter=settings.adapter)
     return parameters.size(parameters.state(net))

@@ -1,7 +1,8 @@
 """``pfl check`` refuses each wrong file in ``plugins/wrong``, and passes each right file in ``plugins/right``.
 
 A wrong file is wrong in one believable way; the line ``Breaks: LAW, LAW`` of its docstring names the laws that must
-fail. A line ``Options: KEY=VALUE`` sets options. All files of a kind have the prefix of their kind.
+fail, and ``Warns: LAW`` those that must warn. A line ``Options: KEY=VALUE`` sets options. All files of a kind have the
+prefix of their kind.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import ast
 import re
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -27,20 +29,24 @@ def read_line(file: Path, name: str) -> list[str]:
     return [] if found is None else [word.strip() for word in found[1].split(",")]
 
 
-def failed_laws(file: Path, only: list[str]) -> dict[str, str]:
-    """Return the laws that a file breaks, with the reasons."""
+def judge(file: Path, only: list[str]) -> dict[str, dict[str, str]]:
+    """Return the reasons of the laws that a file breaks, and of those that warn, by name."""
     options = config.parse_assignments(read_line(file, "Options"))
-    verdicts = check(str(file), options=options, only=only)
-    return {verdict.law.name: verdict.reason for verdict in verdicts if verdict.result == "failed"}
+    verdicts = [*check(str(file), options=options, only=only)]
+    return {
+        result: {verdict.law.name: verdict.reason for verdict in verdicts if verdict.result == result}
+        for result in ("failed", "warning")
+    }
 
 
 @pytest.mark.parametrize("file", WRONG, ids=lambda file: file.stem)
 def test_a_wrong_file_breaks_the_laws_that_it_names(file):
-    named = read_line(file, "Breaks")
-    assert named, "the docstring has no line 'Breaks: LAW'"
-    assert failed_laws(file, only=named).keys() == set(named)
+    broken, doubtful = read_line(file, "Breaks"), read_line(file, "Warns")
+    assert broken + doubtful, "the docstring has no line 'Breaks: LAW' or 'Warns: LAW'"
+    judged = judge(file, only=[*broken, *doubtful])
+    assert (judged["failed"].keys(), judged["warning"].keys()) == (set(broken), set(doubtful))
 
 
 @pytest.mark.parametrize("file", RIGHT, ids=lambda file: file.stem)
 def test_a_right_file_passes_every_law(file):
-    assert failed_laws(file, only=[]) == {}
+    assert judge(file, only=[]) == {"failed": {}, "warning": {name: mock.ANY for name in read_line(file, "Warns")}}

@@ -5,15 +5,20 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import random
 import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
 
-from pflcli import models, registry
+from pflcli import models, parameters, registry
 from pflcli.artifacts.reader import open_artifact
+from pflcli.engine.engine import Engine
+from pflcli.engine.local_sgd import LocalSGD
 from pflcli.errors import InputError, UsageError
+from pflcli.laws.small_federation import are_equal, make_tiny_clients
 
 CNN = """
 import torch
@@ -91,7 +96,7 @@ def test_the_last_linear_layer_is_the_head(net, code, shape, tokens, head, is_ra
     classes = 30 if tokens else 3
     whole = create(net(code), shape, classes, tokens=tokens).eval()
     assert (whole.head.in_features, whole.head.out_features) == head
-    assert whole.is_random == is_random
+    assert bool(whole.is_random) == is_random
     x = torch.randint(30, (5, *shape)) if tokens else torch.rand(5, *shape)
     with torch.no_grad():
         assert torch.equal(whole.head(whole.features(x)), whole(x))
@@ -104,6 +109,14 @@ def test_a_class_may_name_its_head(net):
     assert create(net(code), (12, 2)).head.in_features == 6
     code = SERIES.replace("class Net(nn.Module):", 'class Net(nn.Module):\n    HEAD = "conv"')
     assert not [*create(net(code, "other"), (12, 2)).head.parameters()]  # which does not compute the logits
+
+
+@pytest.mark.parametrize("after", ["relu()", "clamp(-50, 50)", "softmax(dim=1)"])
+def test_a_function_after_the_last_layer_is_never_lost(net, after):
+    code = SERIES.replace("dim=2))", f"dim=2)).{after}")
+    word = registry.use("models", net(code))
+    for seed in range(20):  # for some initial weights, the logits of a few samples are all positive
+        assert not [*models.create(word, (12, 2), 3, seed).head.parameters()]
 
 
 def test_a_network_without_a_head_is_refused_by_methods_that_need_one_alone(net, pfl, small):
@@ -131,6 +144,59 @@ def test_dropout_draws_by_key(net, pfl, small):
     assert len(contents) == 1
     assert pfl(*words, "-o", "none", "--set", "model.width=5").code == 0
     assert open_artifact("one").manifest.request["settings"]["model"] == "net:Net(p=0.5)"
+
+
+DRAWS = {
+    "a function build": """
+from torch import nn
+
+from pflcli.models import Net
+
+REPRESENTATION = "4"
+
+
+def build(in_shape, classes):
+    return Net(nn.Sequential(nn.Flatten(), nn.Linear(784, 4), nn.Dropout(0.3)), nn.Linear(4, classes))
+""",
+    "rare draws": """
+        if self.training and torch.rand(()) < 0.02:
+            x = torch.zeros_like(x)
+""",
+    "draws by NumPy": """
+        if self.training:
+            x = x * (1 + 0.1 * np.random.normal())
+""",
+    "draws by Python": """
+        if self.training:
+            x = x * (1 + 0.1 * random.random())
+""",
+    "draws for some batches": """
+        if self.training and len(x) == 3:
+            x = nn.functional.dropout(x, 0.3)
+""",
+}
+"""Ways to draw random numbers. The last one is not seen before training."""
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_random_networks_train_by_key_however_they_draw(net, draw):
+    code = DRAWS[draw]
+    if draw != "a function build":
+        forward = "    def forward(self, x):\n"
+        code = f"import random\n\nimport numpy as np\n{CNN}".replace(forward, forward + code)
+    whole, data = create(net(code), (1, 28, 28)), make_tiny_clients(6, samples=7, features=784)
+    data = replace(data, x=data.x.view(-1, 1, 28, 28))
+    plan, start = LocalSGD(2, 4, np.full(2, 0.1), 0.0, 0.0), parameters.copy_params(whole)
+    trained = []
+    for number, (threads, mode) in enumerate([(1, "loop"), (3, "loop"), (1, "stacked")]):
+        torch.manual_seed(number)
+        random.seed(number)
+        engine = Engine(whole, data, seed=0, threads=threads, mode=mode)
+        parts = [part.params for part in engine.local_sgd(data.clients, start, plan, ("test",))]
+        trained.append({name: torch.cat([part[name] for part in parts]) for name in start})
+        engine.close()
+    assert are_equal(trained[0], trained[1])
+    assert are_equal(trained[0], trained[2])
 
 
 def test_the_model_of_an_artifact_is_needed_again(net, pfl, small, tmp_path):

@@ -155,6 +155,13 @@ class Form:
     dtype: str
     classes: int
 
+    @property
+    def input_shape(self) -> tuple[int, ...]:
+        """The shape of a sample as a model's input: images have channels first."""
+        if self.dtype != "uint8":
+            return self.shape
+        return (1, *self.shape) if len(self.shape) == 2 else (self.shape[2], *self.shape[:2])
+
 
 def read_form(artifact: Artifact) -> Form:
     """Return the form of a partition's samples, without reading them."""

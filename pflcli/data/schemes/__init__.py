@@ -24,6 +24,11 @@ class Scheme(Protocol):
     Config: type[Any]
     """its options: a frozen dataclass with a default for each, and a line of explanation under each"""
 
+    RANDOM: bool = True
+    """whether ``split`` draws from ``rng``; otherwise the samples and the options alone decide"""
+    LEAVES_OUT: bool = False
+    """whether some samples may be given to no client"""
+
     @abstractmethod
     def split(self, samples: Samples, clients: int | None, cfg: Any, rng: np.random.Generator) -> list[Indices]:
         """Return each client's rows of ``samples``, without duplicates; raises UsageError for impossible options."""

@@ -17,6 +17,8 @@ from pflcli.data.datasets import Samples
 from pflcli.data.schemes import Indices, require_clients
 from pflcli.errors import UsageError
 
+LEAVES_OUT = True
+
 
 @dataclass(frozen=True)
 class Config:

@@ -13,6 +13,8 @@ from pflcli.data.datasets import Samples
 from pflcli.data.schemes import Indices
 from pflcli.errors import UsageError
 
+LEAVES_OUT = True
+
 
 @dataclass(frozen=True)
 class Config:

@@ -19,6 +19,8 @@ from pflcli.data.datasets import Samples
 from pflcli.data.schemes import Indices, require_clients
 from pflcli.errors import UsageError
 
+LEAVES_OUT = True
+
 Pool = dict[int, dict[int, list[int]]]
 """The rows without a client, by coarse and fine label, in random order; no entry is empty."""
 

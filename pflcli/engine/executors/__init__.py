@@ -6,17 +6,19 @@ import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from pflcli import parameters, rng
 from pflcli.engine import backend, loop, stacked, strategy
+from pflcli.engine.backend import Program
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD, is_stacked
-from pflcli.engine.strategy import WorkerNet
+from pflcli.engine.strategy import Strategy, WorkerNet
 from pflcli.errors import UsageError
 from pflcli.parameters import Params, Stacked, WeightedSum
 
@@ -48,45 +50,104 @@ def run_task(
     The engine forms the same tasks on every machine, so a request always gives the same bytes.
     """
     data = data if task.rows is None else data.pooled(task.rows)
-    like = {name: value[0] for name, value in out.items()}
-    draws = [rng.generator(task.seed, *task.key, int(client)) for client in task.clients]
     chosen = strategy.choose(worker_net, task.plan, task.mode, len(task.clients))
     if chosen.in_place:
         steps = backend.part("steps")
+        draws = _create_draws(task)
         losses = steps.train(chosen.layers, data, task.clients, draws, task.places, start, out, task.plan)
         return np.asarray(losses)
     try:
         if chosen.stacked:
-            net, plan = worker_net.net, task.plan
-            try:
-                return stacked.train_stack(net, data, task.clients, draws, task.places, start, out, plan, chosen)
-            except RuntimeError as error:  # torch.func raises no other kind
-                if not re.search("vmap|atching rule", str(error)):
-                    raise
-                reason = str(error).partition(". ")[0]
-                raise UsageError(f"this network cannot be trained in stacks: {reason}", "--engine loop") from None
-        losses, has_own_start = np.empty(len(task.clients)), is_stacked(start, like)
-        for index, (place, client) in enumerate(zip(task.places.tolist(), task.clients, strict=True)):
-            own_start = parameters.pick(start, place) if has_own_start else start
-            own_out, plan = parameters.pick(out, place), task.plan.for_client(place, like)
-            key = (*task.key, int(client))
-            image_draw = rng.generator(task.seed, "augment", *key) if plan.augment else None
-            with rng.seeded_torch(task.seed, "network", *key) if worker_net.is_random else nullcontext():
-                losses[index] = loop.train_client(
-                    worker_net.net,
-                    data,
-                    int(client),
-                    own_start,
-                    own_out,
-                    plan,
-                    draws[index],
-                    chosen.program,
-                    image_draw,
-                )
-        return losses
+            losses = _train_stack(task, worker_net, chosen, data, start, out)
+            if losses is not None:
+                return losses
+        return _train_one_by_one(task, worker_net, chosen.program, data, start, out)
     finally:
         if worker_net.program is not None:
             worker_net.program.forget()  # the weights of these clients
+
+
+def _create_draws(task: Task) -> list[np.random.Generator]:
+    """Return the clients' generators of minibatches."""
+    return [rng.generator(task.seed, *task.key, int(client)) for client in task.clients]
+
+
+def _train_stack(
+    task: Task,
+    worker_net: WorkerNet,
+    chosen: Strategy,
+    data: Federation,
+    start: Params | Stacked,
+    out: Stacked,
+) -> NDArray[np.float64] | None:
+    """Train the task's clients together; return None, with ``start`` unchanged, if the network drew random numbers.
+
+    Only a network of which it is not known whether it draws can do so: its clients then train one after the other.
+    """
+    may_draw, rows = worker_net.is_random is None, task.places
+    has_own_start = is_stacked(start, {name: value[0] for name, value in out.items()})
+    # ``out`` may be ``start``.
+    kept = {name: value[rows] for name, value in start.items()} if may_draw and has_own_start else {}
+    with rng.watched_globals() if may_draw else nullcontext(lambda: False) as has_drawn:
+        try:
+            draws = _create_draws(task)
+            net, plan = worker_net.net, task.plan
+            losses = stacked.train_stack(net, data, task.clients, draws, task.places, start, out, plan, chosen)
+        except RuntimeError as error:  # torch.func raises no other kind
+            if may_draw and re.search("vmap: .*random", str(error)):
+                return None
+            if not re.search("vmap|atching rule", str(error)):
+                raise
+            reason = str(error).partition(". ")[0]
+            raise UsageError(f"this network cannot be trained in stacks: {reason}", "--engine loop") from None
+        if not has_drawn():
+            return losses
+    parameters.write_rows(start, rows, kept)
+    return None
+
+
+def _train_one_by_one(
+    task: Task,
+    worker_net: WorkerNet,
+    program: Program | None,
+    data: Federation,
+    start: Params | Stacked,
+    out: Stacked,
+) -> NDArray[np.float64]:
+    """Train the task's clients one after the other; random numbers of the network are drawn by client and key."""
+    like = {name: value[0] for name, value in out.items()}
+    losses, has_own_start = np.empty(len(task.clients)), is_stacked(start, like)
+    for index, (place, client) in enumerate(zip(task.places.tolist(), task.clients, strict=True)):
+        own_start = parameters.pick(start, place) if has_own_start else start
+        own_out, plan = parameters.pick(out, place), task.plan.for_client(place, like)
+        train = partial(_train_client, task, int(client), worker_net.net, program, data, plan, own_out)
+        if worker_net.is_random is None:
+            kept = {name: value.clone() for name, value in own_start.items()}  # ``own_out`` may be ``own_start``
+            with rng.watched_globals() as has_drawn:
+                losses[index] = train(own_start)
+                if not has_drawn():
+                    continue
+            own_start = kept
+        key = (*task.key, int(client))
+        with nullcontext() if worker_net.is_random is False else rng.seeded_globals(task.seed, "network", *key):
+            losses[index] = train(own_start)
+    return losses
+
+
+def _train_client(
+    task: Task,
+    client: int,
+    net: nn.Module,
+    program: Program | None,
+    data: Federation,
+    plan: LocalSGD,
+    out: Params,
+    start: Params,
+) -> float:
+    """Train a client of the task from ``start`` into ``out``, and return its mean loss."""
+    draw = rng.generator(task.seed, *task.key, client)
+    image_draw = rng.generator(task.seed, "augment", *task.key, client) if plan.augment else None
+    return loop.train_client(net, data, client, start, out, plan, draw, program, image_draw)
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,8 @@ class Upload(Protocol):
     RANDOM: bool | Literal["seed"] = False
     """whether ``apply`` draws random numbers; they come from a secret of the run, so that nobody can compute the noise
     and subtract it, or from ``--seed`` if this is "seed": for numbers that protect nobody, such as those of rounding"""
+    BIASED: bool = False
+    """whether updates arrive changed on average, as those that are clipped"""
 
     @abstractmethod
     def apply(self, params: Stacked, downloaded: Stacked, cfg: Any, draw: Draw) -> Stacked:
@@ -59,6 +61,11 @@ class Step:
     def is_random(self) -> bool:
         """Whether the step draws random numbers."""
         return bool(self.file.RANDOM)
+
+    @property
+    def is_biased(self) -> bool:
+        """Whether updates arrive changed on average, as the file declares."""
+        return bool(self.file.BIASED)
 
     @property
     def is_private(self) -> bool:

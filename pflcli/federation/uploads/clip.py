@@ -14,6 +14,8 @@ from annotated_types import Gt
 
 from pflcli.parameters import Stacked
 
+BIASED = True
+
 
 @dataclass(frozen=True)
 class Config:

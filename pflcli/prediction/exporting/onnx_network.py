@@ -5,8 +5,10 @@ from __future__ import annotations
 import copy
 import importlib.util
 import io
+import re
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -16,7 +18,7 @@ from torch import Tensor, nn
 
 from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.encoders import FrozenEncoder, OnnxNetwork
-from pflcli.errors import UsageError
+from pflcli.errors import ComputationError, UsageError
 from pflcli.models import Net
 from pflcli.prediction.standalone_model import StandaloneModel
 
@@ -70,22 +72,39 @@ def trace(graph: nn.Module, sample: Tensor, outputs: Sequence[str]) -> bytes:
     """Return a module as an ONNX graph with input ``x``, like ``sample`` (2, ...), and the named outputs.
 
     It is exported with TorchScript, which needs ``onnx`` only; PyTorch's newer exporter also needs onnxscript and takes
-    seconds.
+    seconds. Raises ComputationError if ONNX has no operator for a part of the module.
     """
     content: Any = io.BytesIO()
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the exporter is deprecated; the number of samples varies
-        torch.onnx.export(
-            graph,
-            (sample,),
-            content,
-            dynamo=False,
-            opset_version=_OPSET,
-            input_names=["x"],
-            output_names=list(outputs),
-            dynamic_axes={name: {0: "n"} for name in ("x", *outputs)},
-        )
+    try:
+        with warnings.catch_warnings(), _silent_exporter():
+            warnings.simplefilter("ignore")  # the exporter is deprecated; the number of samples varies
+            torch.onnx.export(
+                graph,
+                (sample,),
+                content,
+                dynamo=False,
+                opset_version=_OPSET,
+                input_names=["x"],
+                output_names=list(outputs),
+                dynamic_axes={name: {0: "n"} for name in ("x", *outputs)},
+            )
+    except RuntimeError as error:  # the base class of the exporter's errors
+        reason = re.split(r"\n|\[Caused by|\. Please feel free|, try exporting", str(error).strip())[0].strip()
+        raise ComputationError(
+            f"the network cannot be written as ONNX: {reason}", "pfl predict needs no ONNX graph"
+        ) from None
     return bytes(content.getvalue())
+
+
+@contextmanager
+def _silent_exporter() -> Iterator[None]:
+    """Keep the exporter from printing its graph beside an error: PyTorch's own switch for that has no effect."""
+    printing = torch._C._jit_onnx_log
+    torch._C._jit_onnx_log = lambda *args: None
+    try:
+        yield
+    finally:
+        torch._C._jit_onnx_log = printing
 
 
 _DTYPES = {"uint8": torch.uint8, "int16": torch.int64, "float32": torch.float64}

@@ -1,0 +1,18 @@
+"""The last layer begins with zeros."""
+
+from __future__ import annotations
+
+from torch import nn
+
+TAKES = ("features",)
+
+
+class Net(nn.Module):
+    def __init__(self, classes, in_features):
+        super().__init__()
+        self.a, self.b = nn.Linear(in_features, 16), nn.Linear(16, classes)
+        nn.init.zeros_(self.b.weight)
+        nn.init.zeros_(self.b.bias)
+
+    def forward(self, x):
+        return self.b(self.a(x.flatten(1)).relu())

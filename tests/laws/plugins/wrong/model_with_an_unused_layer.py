@@ -1,0 +1,20 @@
+"""A layer is left over from an earlier version.
+
+Breaks: every-parameter-is-trained
+"""
+
+from __future__ import annotations
+
+from torch import nn
+
+TAKES = ("features",)
+
+
+class Net(nn.Module):
+    def __init__(self, classes, in_features):
+        super().__init__()
+        self.a, self.b = nn.Linear(in_features, 16), nn.Linear(16, classes)
+        self.old = nn.Linear(16, 16)
+
+    def forward(self, x):
+        return self.b(self.a(x.flatten(1)).relu())

@@ -1,0 +1,24 @@
+"""A power law that is far too steep.
+
+Warns: no-client-has-everything
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pflcli.data.schemes import require_clients
+
+
+@dataclass(frozen=True)
+class Config:
+    """No options."""
+
+
+def split(samples, clients, cfg, rng):
+    count = require_clients("mine", clients, len(samples.y))
+    shares = np.exp(-3.0 * np.arange(count))
+    ends = np.round(np.cumsum(shares / shares.sum())[:-1] * len(samples.y)).astype(int)
+    return [np.sort(part) for part in np.split(rng.permutation(len(samples.y)), ends)]

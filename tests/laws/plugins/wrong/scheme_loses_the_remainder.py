@@ -1,0 +1,24 @@
+"""Equal parts; what is left over is given to nobody.
+
+Breaks: every-sample-has-a-client
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from pflcli.data.schemes import require_clients
+
+
+@dataclass(frozen=True)
+class Config:
+    """No options."""
+
+
+def split(samples, clients, cfg, rng):
+    count = require_clients("mine", clients, len(samples.y))
+    size = len(samples.y) // count
+    order = rng.permutation(len(samples.y))
+    return [np.sort(order[c * size : (c + 1) * size]) for c in range(count)]

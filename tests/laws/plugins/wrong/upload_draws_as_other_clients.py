@@ -1,0 +1,33 @@
+"""The generator depends on the tensor, and is that of another client.
+
+Breaks: random-steps-are-declared
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+RANDOM = True
+
+
+@dataclass(frozen=True)
+class Config:
+    """No options."""
+
+
+def apply(params, downloaded, cfg, draw):
+    received = dict(params)
+    for name, value in params.items():
+        if value.is_floating_point():
+            n = [
+                draw(i + len(name)).standard_normal(tuple(value.shape[1:]), dtype=np.float32) for i in range(len(value))
+            ]
+            received[name] = value + 0.1 * torch.from_numpy(np.stack(n))
+    return received
+
+
+def size(params, size, cfg):
+    return size
