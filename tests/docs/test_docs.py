@@ -213,3 +213,21 @@ def test_every_place_on_the_map_exists():
             ROOT / "tests" / real,
         ]
         assert any(spot.exists() for spot in spots), f"docs/architecture.md: {name} does not exist"
+
+
+def read_tables(page, command):
+    """Return the table that ``docs/fill.py`` puts behind a command: its rows by method, each a cell by heading."""
+    body = re.search(rf"<!-- table: {re.escape(command)}.*? -->\n(.*?)<!-- end -->", page, flags=re.S)[1]
+    heading, _, *rows = ([cell.strip() for cell in line.strip("| ").split(" | ")] for line in body.splitlines())
+    return {row[0].strip("`"): dict(zip(heading, row, strict=True)) for row in rows}
+
+
+def test_readme_shows_the_same_results_as_the_page_of_results():
+    command = "python examples/table.py runs/examples/all-methods/"
+    shown = read_tables(README, f"{command}writers,runs/examples/all-methods/fashion-mnist ")
+    assert len(shown) == 11
+    for name in ("writers", "fashion-mnist"):
+        rows = read_tables(PAGES["docs/results.md"], f"{command}{name} ")
+        for method, cells in shown.items():
+            for heading in ("accuracy %", "bottom decile %", "gain %"):
+                assert cells[f"{name}: {heading}"] == rows[method][heading], f"{name}, {method}, {heading}"
