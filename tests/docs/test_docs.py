@@ -213,3 +213,37 @@ def test_every_place_on_the_map_exists():
             ROOT / "tests" / real,
         ]
         assert any(spot.exists() for spot in spots), f"docs/architecture.md: {name} does not exist"
+
+
+def read_tables(page, command):
+    """Return the table that ``docs/fill.py`` puts behind a command: its rows by method, each a cell by heading."""
+    body = re.search(rf"<!-- table: {re.escape(command)}.*? -->\n(.*?)<!-- end -->", page, flags=re.S)[1]
+    heading, _, *rows = ([cell.strip() for cell in line.strip("| ").split(" | ")] for line in body.splitlines())
+    return {row[0].strip("`"): dict(zip(heading, row, strict=True)) for row in rows}
+
+
+def test_readme_shows_the_same_results_as_the_page_of_results():
+    command = "python examples/table.py runs/examples/all-methods/"
+    shown = read_tables(README, f"{command}writers,runs/examples/all-methods/fashion-mnist ")
+    assert len(shown) == 11
+    for name in ("writers", "fashion-mnist"):
+        rows = read_tables(PAGES["docs/results.md"], f"{command}{name} ")
+        for method, cells in shown.items():
+            for heading in ("accuracy %", "bottom decile %", "gain %"):
+                assert cells[f"{name}: {heading}"] == rows[method][heading], f"{name}, {method}, {heading}"
+
+
+CLAIMS = re.findall(r"^\| (?!claim|---)(.*?) \|$", PAGES["docs/claims.md"], flags=re.M)
+
+
+@pytest.mark.parametrize("row", CLAIMS, ids=[row.split(" | ")[0][:40] for row in CLAIMS])
+def test_every_verdict_names_its_evidence(row):
+    claim, _, verdict, evidence = row.split(" | ")
+    assert re.match(r"(\*\*)?(confirmed|in part|not confirmed|not run|not testable)\b", verdict), claim
+    recipes = re.findall(r"`((?:[\w-]+/)?[\w-]+\.sh)", evidence)
+    for name in recipes:
+        assert any((ROOT / "examples" / folder / name).exists() for folder in ("", "papers")), name
+    if not verdict.startswith("not testable"):
+        assert recipes or "`pfl " in evidence, f"{claim}: names no command"
+    if not verdict.startswith(("not testable", "not run")):
+        assert re.search(r"\b(one seed|\d+ seeds|a seed|seeds? \d)", evidence), f"{claim}: names no seeds"

@@ -77,6 +77,15 @@ RECIPES = [
 # What a recipe itself decides about a partition, beside the table.
 FREE = {"--new-clients", "--new-capacity", "--seed", "--root", "-o", "-q", "--download"}
 VARIED = {"alpha", "stations", "kind", "groups"}
+# Options that define a control or a part of a method (their values are no choice), or that an argument gives.
+DEFINING = {"ham_epochs", "fedattn@k1.k", "panm@cni.t1", "panm@hnm.t1", "ifca.k"}
+# The setting of an option, where its name differs.
+SETTING_OF = {
+    **dict.fromkeys(("fedham@k3.k", "fedham@k5.k", "fedham@k10.k"), "clusters"),
+    **dict.fromkeys(("fedham.k", "fedham@faithful.k"), "fedham-k"),
+    "fedham@nearest.k": "nearest",
+    "warmup": "figure-5-warmup",
+}
 TRAINING = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(Settings)} - {"--test-last"}
 
 
@@ -145,7 +154,7 @@ def typed(table):
 @pytest.mark.parametrize("size", ["paper", "small"])
 @pytest.mark.parametrize(("recipe", "name"), RECIPES, ids=[recipe for recipe, _ in RECIPES])
 def test_a_recipe_runs_what_the_table_says(recorded, recipe, name, size):
-    table = experiments()[0]
+    table, settings = experiments()
     lines = recorded(recipe, *(["--paper"] if size == "paper" else []))
     listed, listed_own = typed(table[name][size]["partition"])
     if "shift" in recipe:
@@ -158,6 +167,15 @@ def test_a_recipe_runs_what_the_table_says(recorded, recipe, name, size):
         assert {k: v for k, v in own.items() if k not in VARIED} == {
             k: v for k, v in listed_own.items() if k not in fixed
         }
+    numbers = settings._flat(table[name][size])
+    if "ablations" in recipe:
+        numbers |= settings._flat(table["panm.ablations"][size])
+    for line in (line for line in lines if line[0] in ("compare", "personalize")):
+        for key, value in parsed(line)[1].items():
+            option = key.rpartition(".")[2]
+            if re.fullmatch(r"[\d.e-]+", value) and not {key, option} & DEFINING:
+                number = numbers[SETTING_OF.get(key, option.replace("_", "-"))]
+                assert value in map(str, number if isinstance(number, list) else [number]), key
     training, _ = typed(table[name][size]["training"])
     trained = [line for line in lines if line[0] in ("compare", "train-global")]
     assert trained

@@ -3,8 +3,9 @@
 #
 #   bash examples/papers/fedattn/collapse.sh writers [--root FOLDER]       emnist, femnist
 #
-# faithful: as printed. mu: with pulls towards global and neighbouring biases. stages: FedAvg first. These are the
-# report's remedies. Controls: no attention (FedAvg), private biases (k = 1), random neighbours, weights not trained.
+# faithful: as printed, with the first learning rate of the attention (server-lr); lr-RATE: with the smaller ones, as the
+# report gives none. mu: with pulls towards global and neighbouring biases. stages: FedAvg first. These are the report's
+# remedies. Controls: no attention (FedAvg), private biases (k = 1), random neighbours, weights not trained.
 set -euo pipefail
 . "$(dirname "$0")/../setup.sh"
 
@@ -15,6 +16,9 @@ setting who "$name" partition
 setting cohort "$name" clients-a-round
 setting warmup "$name" warmup
 setting last "$name" last
+setting rates "$name" server-lr
+setting mu_g "$name" mu-g
+setting mu_n "$name" mu-n
 partitions=()
 for seed in "${seeds[@]}"; do
   partitions+=("$runs/partition-$seed")
@@ -25,11 +29,18 @@ clients=$(($(wc -l < "${partitions[0]}/clients.csv") - 1))
 setting how "$name" training "participation=$(awk -v c="$cohort" -v n="$clients" 'BEGIN { print (c < n ? c / n : 1) }')"
 methods=fedavg,fedattn,fedattn@none,fedattn@k1,fedattn@random,fedattn@frozen
 methods+=,fedattn@faithful,fedattn@mu,fedattn@stages
+printed=()
+for label in faithful mu stages; do
+  printed+=(--set "fedattn@$label.form=faithful" --set "fedattn@$label.server_lr=${rates[0]}")
+done
+for rate in "${rates[@]:1}"; do
+  methods+=,fedattn@lr-${rate/./_}
+  printed+=(--set "fedattn@lr-${rate/./_}.form=faithful" --set "fedattn@lr-${rate/./_}.server_lr=$rate")
+done
 pfl compare "${partitions[@]}" -o "$runs" "${how[@]}" "${weights[@]+"${weights[@]}"}" --test-last "$last" --methods "$methods" \
   --set fedattn@none.attention=none --set fedattn@k1.k=1 --set fedattn@random.neighbours=random \
-  --set fedattn@frozen.attention=frozen --set fedattn@faithful.form=faithful --set fedattn@faithful.server_lr=0.003 \
-  --set fedattn@mu.form=faithful --set fedattn@mu.server_lr=0.003 --set fedattn@mu.mu_g=0.1 --set fedattn@mu.mu_n=0.1 \
-  --set fedattn@stages.form=faithful --set fedattn@stages.server_lr=0.003 --set "fedattn@stages.warmup=$warmup"
+  --set fedattn@frozen.attention=frozen "${printed[@]}" --set "fedattn@mu.mu_g=$mu_g" --set "fedattn@mu.mu_n=$mu_n" \
+  --set "fedattn@stages.warmup=$warmup"
 echo "method,test accuracy over the last $last rounds"
 "$python" - "$runs/comparison/metrics.json" << 'PYTHON'
 import json, sys

@@ -9,6 +9,7 @@ set -euo pipefail
 
 runs=$(runs)
 setting how stations training
+setting upper stations upper
 echo "stations,method,accuracy at Tiantan (mean over seeds)"
 joined=Tiantan
 for others in "" ,Dongsi,Wanshouxigong,Guanyuan ,Aotizhongxin,Gucheng,Shunyi ,Changping,Huairou; do
@@ -22,7 +23,7 @@ for others in "" ,Dongsi,Wanshouxigong,Guanyuan ,Aotizhongxin,Gucheng,Shunyi ,Ch
     pfl partition air-quality "${who[@]}" "${root[@]+"${root[@]}"}" --seed "$seed" -o "$at/partition-$seed" -q
   done
   pfl compare "${partitions[@]}" -o "$at" "${how[@]}" "${weights[@]+"${weights[@]}"}" \
-    --methods fedavg,local,fedper,fedavg-plus@ftl,fedamp,fedavg-plus,knn-per,fedham --set fedavg-plus@ftl.upper=1 -q
+    --methods fedavg,local,fedper,fedavg-plus@ftl,fedamp,fedavg-plus,knn-per,fedham --set "fedavg-plus@ftl.upper=$upper" -q
   # Clients are numbered by their stations' names.
   tiantan=$(awk -F, '$2 == "Tiantan" { print $1 }' "${partitions[0]}/clients.csv")
   awk -F, -v n="$stations" -v c="$tiantan" '

@@ -18,7 +18,8 @@ partition
 methods=local,fedavg,fedavg-plus,knn-per,ifca,fedham,fedham@faithful,fedattn,fedattn@faithful
 methods+=,gossip,pens,oracle,panm,panm@grad,panm@grad-centred,panm@printed
 # FedHAM sends every client the models of its cluster: with many clients, all would be too many.
-(($(wc -l < "${partitions[0]}/clients.csv") < 64)) || hams=(--set "fedham.k=10" --set "fedham@faithful.k=10")
+setting k clusters fedham-k
+(($(wc -l < "${partitions[0]}/clients.csv") < 64)) || hams=(--set "fedham.k=$k" --set "fedham@faithful.k=$k")
 pfl compare "${partitions[@]}" -o "$runs" "${how[@]}" "${weights[@]+"${weights[@]}"}" --methods "$methods" \
   --set "ifca.k=$groups" --set panm@grad.metric=grad --set panm@grad-centred.metric=grad-centred \
   --set panm@printed.em=poster --set fedham@faithful.form=faithful --set fedattn@faithful.form=faithful \
