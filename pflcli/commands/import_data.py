@@ -22,6 +22,7 @@ from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.data.datasets import Samples, Scaling
 from pflcli.data.formats import ABSENT, Roles, arrays, cleaning
+from pflcli.data.formats.images import Decoding
 from pflcli.data.preparation import earlier_dataset
 from pflcli.data.preparation.earlier_dataset import Earlier
 from pflcli.data.preparation.user_data import DEALT, UserData, locate
@@ -50,7 +51,8 @@ def import_data(asked: ImportData) -> Outcome:
     encoded; "none" drops columns of words. ``classes`` declares that the integers of the label are classes even if
     there are many with few samples each. NPZ and HDF5 files contain arrays ``x``, ``y``, ``owner`` and optionally
     ``classes`` (names), or the arrays named by these options; ``layout`` is the position of channels in series and
-    images. Images are read from folders ``CLIENT/LABEL/``; ``resize`` is their side length in pixels.
+    images. Images are read from folders ``CLIENT/LABEL/``; ``resize`` is their side length in pixels, ``convert`` makes
+    them "grey" or "rgb", and ``frame`` is the frame that is read of animated images and of those with several pages.
     "pfllib:FOLDER" and "flbench:FOLDER" are folders dealt by these libraries: each client keeps its training and test
     samples. "hf:FOLDER" is a Hugging Face dataset on disk, or one such dataset per client: its splits are kept, unless
     ``split_column`` is "none", and ``label`` is by default its only column of classes.
@@ -87,7 +89,7 @@ def import_data(asked: ImportData) -> Outcome:
     if asked.embeddings and earlier is not None:
         raise UsageError("--embeddings has no effect with --like, which gives the encoder", "leave out --embeddings")
     encoder = Encoder(asked.encoder_name or UNNAMED) if asked.embeddings else None
-    options = dict(resize=asked.resize, delimiter=asked.delimiter, layout=asked.layout)
+    options = {name: getattr(asked, name) for name in (*vars(Decoding()), "delimiter", "layout")}
     columns = {"features": _columns(asked.features), "categorical": _columns(asked.categorical)}
     source = _open_source(
         form,
@@ -117,7 +119,8 @@ def _open_source(
     if earlier is not None:
         roles = earlier.roles(roles)
         options = {name: earlier.option(name, value) for name, value in options.items()} | {"like": earlier.like}
-    source = UserData(path, form, roles, **options, **columns)
+    decoding = Decoding(**{name: options.pop(name) for name in vars(Decoding())})
+    source = UserData(path, form, roles, decoding=decoding, **options, **columns)
     source.check()
     return source
 
@@ -170,10 +173,11 @@ class Conversion:
             "features": source.features if isinstance(source.features, str | None) else list(source.features),
             "missing": self.missing,
             "standardize": STANDARDIZE.get(self.standardize_by, False),
-            "resize": source.resize,
+            "resize": source.decoding.resize,
             "delimiter": source.delimiter,
             # Unused options are omitted, so that older requests, made before these options existed, still match.
             **({"categorical": source.categorical or "words"} if source.form in ("csv", "parquet", "hf") else {}),
+            **{name: value for name, value in source.decoding.options().items() if name != "resize"},
             **({} if source.layout is None else {"layout": source.layout}),
             # Only the splits of a Hugging Face dataset have names of their own, which "none" joins.
             **({"split_column": ABSENT} if source.form == "hf" and source.roles.split == ABSENT else {}),

@@ -78,7 +78,7 @@ def new_client(asked: NewClient) -> Outcome:
         identify_form(path),
         Roles(ABSENT, asked.label, asked.split_column),
         asked.features,
-        preparation.resize,
+        preparation.decoding,
         asked.delimiter,
         layout=asked.layout,
         like=preparation.like,

@@ -149,6 +149,24 @@ class ImportData(Options):
             help="Resize images to this side length in pixels.", metavar="N", show_default="size of the files"
         ),
     ] = None
+    convert: Annotated[
+        str | None,
+        typer.Option(
+            help="Make all images grey or rgb. Pixels of 16 bits are divided by 257, and transparent images are laid on"
+            " white.",
+            metavar="NAME",
+            autocompletion=completion.words("grey", "rgb"),
+            show_default="as in the files, which must be alike",
+        ),
+    ] = None
+    frame: Annotated[
+        int | None,
+        typer.Option(
+            help="Read this frame, counted from 1, of animated images and of images with several pages.",
+            metavar="N",
+            show_default="such images are refused",
+        ),
+    ] = None
     embeddings: Annotated[
         bool,
         typer.Option(

@@ -696,7 +696,7 @@ BAD_IMAGES = {
     "a bomb": ("bob/dog/x.png", bomb(), "bob/dog/x.png cannot be read as an image"),
     "another size": ("bob/dog/x.png", encoded(GREY[:3]), "x.png has 4x3 pixels", "ann/cat/1.png 4x5", "--resize 32"),
     "another colour": ("bob/dog/x.png", encoded(np.stack([GREY] * 3, axis=2)), "x.png is in colour", "1.png grey"),
-    "16 bits": ("bob/dog/x.png", encoded(GREY.astype(np.uint16) * 999), "x.png has mode I;16"),
+    "16 bits": ("bob/dog/x.png", encoded(GREY.astype(np.uint16) * 999), "x.png has 16 bits", "--convert grey"),
     "transparency": ("bob/dog/x.png", encoded(np.stack([GREY] * 4, axis=2)), "x.png has transparent pixels"),
     "no label": ("bob/x.png", encoded(GREY), "bob/x.png is not at CLIENT/LABEL/IMAGE", "--client none"),
     "too deep": ("bob/dog/old/x.png", encoded(GREY), "old/x.png is not at CLIENT/LABEL/IMAGE"),

@@ -80,7 +80,7 @@ class SampleFile:
         self._refuse(delimiter="CSV and TSV", features="NPZ and HDF5", layout="NPZ and HDF5")
         folder = images.find_at_any_depth(self.path)
         with reporter.progress("read", len(folder.paths)) as advance:
-            raw = images.read(folder, preprocessing.resize, advance)
+            raw = images.read(folder, preprocessing.decoding, advance)
         names = tuple(path.relative_to(self.path).as_posix() for path in folder.paths)
         return _preprocess(raw, preprocessing, names)
 

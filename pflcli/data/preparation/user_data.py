@@ -25,6 +25,7 @@ from pflcli.data.formats import (
     tables,
 )
 from pflcli.data.formats.delimited import Delimited
+from pflcli.data.formats.images import Decoding
 from pflcli.data.formats.parquet import Parquet
 from pflcli.errors import InputError, UsageError
 from pflcli.foreign import parsing, require_file
@@ -47,6 +48,8 @@ _PREFIXES = (*DEALT, "hf")
 """The forms that a user names before the folder, as in ``pfllib:FOLDER``."""
 _FORMS_OF_OPTION = {
     "resize": (("images", "hf"), "folders of images; {} is none"),
+    "convert": (("images", "hf"), "folders of images; {} is none"),
+    "frame": (("images", "hf"), "folders of images; {} is none"),
     "delimiter": (("csv",), "CSV and TSV; {} is neither"),
     "categorical": (("csv", "parquet", "hf"), "tables; {} is none"),
     "layout": (("npz", "hdf5"), "NPZ and HDF5; {} is neither"),
@@ -62,7 +65,7 @@ class UserData:
     form: str
     roles: Roles
     features: str | tuple[str, ...] | None
-    resize: int | None
+    decoding: Decoding
     delimiter: str | None
     categorical: str | tuple[str, ...] | None = None
     layout: str | None = None
@@ -76,10 +79,9 @@ class UserData:
                 f"{first} and {second} contradict each other: both define the splits", f"leave out {second}"
             )
         for name, (forms, data) in _FORMS_OF_OPTION.items():
-            if getattr(self, name) is not None and self.form not in forms:
+            if {**vars(self), **vars(self.decoding)}[name] is not None and self.form not in forms:
                 raise UsageError(f"--{name} is for {data.format(self.path)}", "leave it out")
-        if self.resize is not None and not 1 <= self.resize <= 4096:
-            raise UsageError(f"--resize {self.resize} is not between 1 and 4096 pixels", "--resize 32")
+        self.decoding.check()
         names = {"client": self.roles.client, "label": self.roles.label, "features": self.features}
         for role, value in (names | self.roles.metadata).items():
             if value is not None and self.form in DEALT:
@@ -122,7 +124,7 @@ class UserData:
                 case "images":
                     album = images.find(self.path, self.roles.client)
                     with reporter.progress("read", len(album.paths)) as advance:
-                        return images.read(album, self.resize, advance)
+                        return images.read(album, self.decoding, advance)
                 case "pfllib":
                     dealt = pfllib.find(self.path)
                     with reporter.progress("read", len(dealt.clients)) as advance:
@@ -132,7 +134,7 @@ class UserData:
             folder = hugging_face.find(self.path)
             with reporter.progress("read", sum(len(part.paths) for part in folder.parts)) as advance:
                 return hugging_face.read(
-                    folder, self.roles, self.features, self.categorical, self.like, self.resize, advance
+                    folder, self.roles, self.features, self.categorical, self.like, self.decoding, advance
                 )
 
 
