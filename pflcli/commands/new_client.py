@@ -81,6 +81,7 @@ def new_client(asked: NewClient) -> Outcome:
         preparation.decoding,
         asked.delimiter,
         layout=asked.layout,
+        samples=preparation.array_kind if identify_form(path) in ("npz", "hdf5") else None,
         like=preparation.like,
     )
     read.check()

@@ -143,6 +143,16 @@ class ImportData(Options):
         ),
     ] = None
     layout: Layout = None
+    samples: Annotated[
+        str | None,
+        typer.Option(
+            help="Read arrays as images (pixels from 0 to 255, 0 to 1 or -1 to 1, stored with 8 bits), as series, or as"
+            " numbers that stay as they are.",
+            metavar="KIND",
+            show_default="as type, shape and values tell",
+            autocompletion=completion.words("images", "series", "numbers"),
+        ),
+    ] = None
     resize: Annotated[
         int | None,
         typer.Option(

@@ -347,6 +347,7 @@ def read(
     categorical: str | Sequence[str] | None,
     like: Like | None,
     decoding: Decoding,
+    samples: str | None,
     advance: Callable[[int, str], None],
 ) -> RawSamples:
     """Read all samples: a column of images, a column of arrays, or columns of numbers and words as in a table.
@@ -365,11 +366,13 @@ def read(
     column = _find_array_column(rows, features)
     if column is None:
         _refuse_decoding(decoding, f"{folder.root} has none")
+        if samples is not None:
+            raise UsageError(f"--samples is for arrays; {folder.root} has none", "leave it out")
         raw = tables.read(rows, roles, features, categorical, like)
     else:
         if categorical is not None:
             raise UsageError(f"--categorical is for columns of numbers or words, not for '{column}'", "leave it out")
-        raw = _read_column(rows, column, roles, decoding)
+        raw = _read_column(rows, column, roles, decoding, samples)
     splits = [part.split for part in folder.parts]
     remarks = [*raw.remarks, *([f"not taken over: split {name}" for name in folder.left_out])]
     used = {column, roles.label, roles.client, *roles.metadata.values()}
@@ -427,7 +430,7 @@ def _find_array_column(rows: _Rows, features: str | Sequence[str] | None) -> str
     return None
 
 
-def _read_column(rows: _Rows, name: str, roles: Roles, decoding: Decoding) -> RawSamples:
+def _read_column(rows: _Rows, name: str, roles: Roles, decoding: Decoding, samples: str | None) -> RawSamples:
     """Return the samples of a column of images or arrays."""
     positions = tables.find_positions(rows, roles)
     loaded = rows.load(list(positions.values()), [])
@@ -440,7 +443,14 @@ def _read_column(rows: _Rows, name: str, roles: Roles, decoding: Decoding) -> Ra
         )
     elif _is_array(column.type):
         _refuse_decoding(decoding, f"'{name}' contains arrays")
-        x, remark = arrays.check_samples(f"{rows.name}: column '{name}'", _stack_lists(rows, name), None)
+        x = _stack_lists(rows, name)
+        if samples is None and x.ndim == 2 and x.dtype.kind in "iu" and x.max(initial=0) > 1:
+            raise UsageError(
+                f"{rows.name}: column '{name}' contains lists of {x.shape[1]} integers: are they tokens of text?",
+                "--samples numbers if they are not",
+                "pfl does not import tokens: compute embeddings of the text first (pfl import --embeddings)",
+            )
+        x, remark = arrays.check_samples(f"{rows.name}: column '{name}'", x, None, samples)
     else:
         raise InputError(f"{rows.name}: column '{name}' contains {column.type}, neither images nor arrays of numbers")
     return RawSamples(

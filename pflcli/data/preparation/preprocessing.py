@@ -173,6 +173,13 @@ class Preprocessing:
         """Whether samples are series of tokens."""
         return self.form.dtype == "int16"
 
+    @property
+    def array_kind(self) -> str | None:
+        """How arrays are to be read, as by ``--samples``; None if they may be images for an encoder."""
+        if self.encoder is not None:
+            return None
+        return "images" if self.is_images else "series" if len(self.form.shape) == 2 else "numbers"
+
     def fill_gaps(self, raw: RawSamples) -> NDArray[Any]:
         """Return the features (n, ...) of ``raw`` in float64, without missing values and not standardized.
 

@@ -67,7 +67,7 @@ class SampleFile:
             raise UsageError(f"{self.path} has a format that pfl does not read ({known})")
         self._refuse(delimiter="CSV and TSV")
         with parsing(str(self.path), _ARRAYS[suffix], "is it complete?"):
-            raw = arrays.read_features(self.path, self.features, self.layout)
+            raw = arrays.read_features(self.path, self.features, self.layout, preprocessing.array_kind)
         return _preprocess(raw, preprocessing)
 
     def _refuse(self, **options: str) -> None:

@@ -25,6 +25,7 @@ from pflcli.data.formats import (
     tables,
 )
 from pflcli.data.formats.delimited import Delimited
+from pflcli.data.formats.given_splits import require_separate
 from pflcli.data.formats.images import Decoding
 from pflcli.data.formats.parquet import Parquet
 from pflcli.errors import InputError, UsageError
@@ -53,6 +54,7 @@ _FORMS_OF_OPTION = {
     "delimiter": (("csv",), "CSV and TSV; {} is neither"),
     "categorical": (("csv", "parquet", "hf"), "tables; {} is none"),
     "layout": (("npz", "hdf5"), "NPZ and HDF5; {} is neither"),
+    "samples": (("npz", "hdf5", "hf"), "arrays; {} has none"),
 }
 """The forms that an option applies to, and the end of the message for other forms."""
 
@@ -69,6 +71,7 @@ class UserData:
     delimiter: str | None
     categorical: str | tuple[str, ...] | None = None
     layout: str | None = None
+    samples: str | None = None
     like: Like | None = None
 
     def check(self) -> None:
@@ -111,7 +114,13 @@ class UserData:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
     def read(self, reporter: Reporter) -> RawSamples:
-        """Read the samples without preprocessing; raises InputError or UsageError if they cannot be read."""
+        """Read the samples without preprocessing; raises InputError or UsageError if they cannot be read.
+
+        Raises InputError too if the splits of the file share most samples; see ``given_splits.require_separate``.
+        """
+        return require_separate(self._read(reporter), self.path.name)
+
+    def _read(self, reporter: Reporter) -> RawSamples:
         with parsing(str(self.path), _TITLES[self.form], "is it complete?"):
             match self.form:
                 case "csv" | "parquet":
@@ -120,7 +129,7 @@ class UserData:
                 case "npz" | "hdf5":
                     if not (self.features is None or isinstance(self.features, str)):
                         raise UsageError("--features of an array file is the name of one array", "--features x")
-                    return arrays.read(self.path, self.roles, self.features, self.layout)
+                    return arrays.read(self.path, self.roles, self.features, self.layout, self.samples)
                 case "images":
                     album = images.find(self.path, self.roles.client)
                     with reporter.progress("read", len(album.paths)) as advance:
@@ -134,7 +143,7 @@ class UserData:
             folder = hugging_face.find(self.path)
             with reporter.progress("read", sum(len(part.paths) for part in folder.parts)) as advance:
                 return hugging_face.read(
-                    folder, self.roles, self.features, self.categorical, self.like, self.decoding, advance
+                    folder, self.roles, self.features, self.categorical, self.like, self.decoding, self.samples, advance
                 )
 
 
