@@ -34,7 +34,7 @@ from pflcli.wording import counted, listed
 
 MISSING = ("error", "drop", "median")
 UNNAMED = "an encoder without a name"
-WITH_SPLITS = ("hf", "npz", "hdf5")
+WITH_SPLITS = ("hf", "npz", "hdf5", "leaf", "tff")
 """The forms that may have splits of their own, which ``split_column="none"`` joins."""
 STANDARDIZE = {
     "federation": "by training samples",
@@ -57,8 +57,9 @@ def import_data(asked: ImportData) -> Outcome:
     Images are read from folders ``CLIENT/LABEL/``; ``resize`` is their side length in pixels, ``convert`` makes them
     "grey" or "rgb", and ``frame`` is the frame that is read of animated images and of those with several pages.
     "pfllib:FOLDER" and "flbench:FOLDER" are folders dealt by these libraries: each client keeps its training and test
-    samples. "hf:FOLDER" is a Hugging Face dataset on disk, or one such dataset per client: its splits are kept, unless
-    ``split_column`` is "none", and ``label`` is by default its only column of classes.
+    samples, as do the users of "leaf:FOLDER" (JSON in LEAF's layout) and the clients of "tff:FILE" (HDF5 of TensorFlow
+    Federated). "hf:FOLDER" is a Hugging Face dataset on disk, or one such dataset per client. The splits of these three
+    are kept, unless ``split_column`` is "none". The ``label`` of "hf:FOLDER" is by default its only column of classes.
 
     ``missing`` is "error", "drop" (drop samples with missing values) or "median" (fill in medians and add a feature
     that marks missing values). ``standardize`` scales every feature to mean 0 and standard deviation 1: over all

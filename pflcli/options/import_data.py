@@ -53,8 +53,8 @@ class ImportData(Options):
         Typed(Path, text=_as_source),
         typer.Argument(
             help="Read this .csv, .tsv, .parquet, .npz, .h5 or .hdf5 file, or this folder CLIENT/LABEL/IMAGE;"
-            " pfllib:FOLDER or flbench:FOLDER reads what PFLlib or FL-bench has dealt to clients, hf:FOLDER a Hugging"
-            " Face dataset on disk.",
+            " pfllib:FOLDER, flbench:FOLDER, leaf:FOLDER or tff:FILE reads what PFLlib, FL-bench, LEAF or TensorFlow"
+            " Federated has dealt to clients, hf:FOLDER a Hugging Face dataset on disk.",
             metavar="DATA",
         ),
     ]

@@ -144,7 +144,8 @@ def _choose_arrays(where: str, names: Sequence[str], roles: Roles, features: str
     for role, name in array_of.items():
         if name not in names:
             error = missing_name_error(where, "array", name, names)
-            error.fix = (*error.fix, f"{option(role)} NAME selects the array")
+            is_tff = all(each.startswith("examples/") for each in names)
+            error.fix = (*error.fix, "tff:FILE reads it" if is_tff else f"{option(role)} NAME selects the array")
             raise error
         twice = [other for other in array_of if other != role and array_of[other] == name]
         if twice and role in roles.metadata:
@@ -189,7 +190,7 @@ def _open_arrays(path: Path) -> Iterator[Mapping[str, Callable[[], NDArray[Any]]
         import h5py
 
         with h5py.File(path, "r", locking=False) as file:
-            yield {name: partial(_load_dataset, path, file[name]) for name in _list_datasets(path.name, file)}
+            yield {name: partial(load_dataset, path, file[name]) for name in _list_datasets(path.name, file)}
 
 
 def _list_datasets(where: str, file: Any) -> list[str]:
@@ -212,7 +213,7 @@ def _list_datasets(where: str, file: Any) -> list[str]:
     return sorted(names)
 
 
-def _load_dataset(path: Path, dataset: Any) -> NDArray[Any]:
+def load_dataset(path: Path, dataset: Any) -> NDArray[Any]:
     """Return an array of an HDF5 file; raises InputError if it is stored in other files, ragged, empty or too large."""
     import h5py
 

@@ -89,6 +89,11 @@ def find_at_any_depth(root: Path) -> ImageFolder:
     return _find_images(root, "", has_clients=False)
 
 
+def has_image(root: Path) -> bool:
+    """Return whether a folder has a file with the name of an image."""
+    return any(path.suffix.lower() in _suffixes() for path in root.rglob("*"))
+
+
 def _find_images(root: Path, layout: str, *, has_clients: bool) -> ImageFolder:
     """Find the images and other files of a folder, without hidden ones such as .DS_Store."""
     depth = 1 + has_clients
