@@ -40,6 +40,7 @@ SPELLINGS = {
     "0 to 1": lambda x: (x / 255).astype(np.float32),
     "0 to 1 in 64 bits": lambda x: x / 255,
     "0 to 255": lambda x: x.astype(np.float32),
+    "nearly whole": lambda x: x + np.float32(0.004) * (x < 255),
     "-1 to 1": lambda x: (x / 127.5 - 1).astype(np.float32),
     "integers": lambda x: x.astype(np.int64),
 }
@@ -71,6 +72,12 @@ def test_import_asks_when_samples_can_be_images_or_series(spelling, take):
     assert [line.partition(" for")[0] for line in error.value.fix] == ["--samples images", "--samples series"]
     series = take(x, samples="series").x
     np.testing.assert_array_equal(series, x.astype(np.float32))
+
+
+def test_import_asks_when_rectangles_have_the_values_of_pixels(take):
+    for x in (GREY[:, :9] / 255, GREY[:, :9].astype(np.float32)):
+        with pytest.raises(UsageError, match="its samples are images or series"):
+            take(x)
 
 
 @pytest.mark.parametrize(

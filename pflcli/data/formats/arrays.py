@@ -312,9 +312,8 @@ def _find_kind(source: str, x: NDArray[Any]) -> str:
     if x.ndim not in (3, 4):
         return "numbers"
     low, high = (float(pick(x, initial=0)) for pick in (np.min, np.max))  # NaN is in no range
-    is_whole = x.dtype.kind != "f" or bool(low >= 0 and high <= 255 and (np.rint(x) == x).all())
-    is_unit = low >= -1 and high <= 1 and x.dtype.kind == "f"
-    are_pixels = is_unit or (is_whole and low >= 0 and high <= 255)
+    is_byte, is_unit = low >= 0 and high <= 255, low >= -1 and high <= 1
+    are_pixels = is_byte or (is_unit and x.dtype.kind == "f")
     if x.ndim == 4 and (are_pixels or x.dtype.kind == "f"):
         return "images" if are_pixels else "numbers"
     if x.ndim == 4:
@@ -324,8 +323,9 @@ def _find_kind(source: str, x: NDArray[Any]) -> str:
             "--samples numbers keeps them as they are",
         )
     steps, channels = x.shape[1:]
-    is_large = min(steps, channels) >= _MIN_SIDE and (low >= 0 or steps == channels)
-    if x.dtype.kind == "f" and not (are_pixels and is_large):
+    # Series of any length may be positive; only images have as many rows as columns, whole pixels, or all from 0 to 1.
+    has_form = steps == channels or (low >= 0 and (high <= 1 or bool((np.rint(x) == x).all())))
+    if x.dtype.kind == "f" and not (are_pixels and min(steps, channels) >= _MIN_SIDE and has_form):
         return "series"
     raise UsageError(
         f"{source} has shape {x.shape}, type {x.dtype} and values from {low:g} to {high:g}: its samples are images or "
