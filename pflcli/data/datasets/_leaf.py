@@ -37,7 +37,7 @@ def iterate_users(paths: list[Path]) -> Iterator[tuple[str, list[Any], list[Any]
 
 def require_all_splits(paths: list[Path]) -> None:
     """Raise InputError if the files are those of LEAF's training or test samples alone."""
-    folder = paths[0].parent
+    folder = paths[0].parent.absolute()  # "." has no name
     other = folder.with_name({"train": "test", "test": "train"}.get(folder.name, folder.name))
     if other != folder and any(other.glob("*.json")):
         raise InputError(
