@@ -127,14 +127,15 @@ def _request(
     name: str, source: Artifact | None, samples: Samples, dataset_options: Any, encoder: FrozenEncoder
 ) -> dict[str, Any]:
     """Return the request of the dataset: the images and the encoder."""
-    resize = None if source is None else source.manifest.request.get("resize")
+    earlier = {} if source is None else source.manifest.request
     return {
         "form": "embedded",
         "sha256": samples.sha256(),
         **dict.fromkeys(("client", "label", "features", "delimiter")),
         "missing": "error",
         "standardize": False,
-        "resize": resize,
+        "resize": earlier.get("resize"),
+        **{name: earlier[name] for name in ("convert", "frame") if name in earlier},
         "dataset": name if source is None else "imported",
         **({} if dataset_options is None else {"dataset_options": config.plain(dataset_options)}),
         **({} if samples.is_test is None else {"keep_test": True}),

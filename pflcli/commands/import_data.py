@@ -22,6 +22,7 @@ from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.data.datasets import Samples, Scaling
 from pflcli.data.formats import ABSENT, Roles, arrays, cleaning
+from pflcli.data.formats.images import Decoding
 from pflcli.data.preparation import earlier_dataset
 from pflcli.data.preparation.earlier_dataset import Earlier
 from pflcli.data.preparation.user_data import DEALT, UserData, locate
@@ -33,6 +34,8 @@ from pflcli.wording import counted, listed
 
 MISSING = ("error", "drop", "median")
 UNNAMED = "an encoder without a name"
+WITH_SPLITS = ("hf", "npz", "hdf5", "leaf", "tff")
+"""The forms that may have splits of their own, which ``split_column="none"`` joins."""
 STANDARDIZE = {
     "federation": "by training samples",
     "client": "by each client's own training samples",
@@ -50,10 +53,13 @@ def import_data(asked: ImportData) -> Outcome:
     encoded; "none" drops columns of words. ``classes`` declares that the integers of the label are classes even if
     there are many with few samples each. NPZ and HDF5 files contain arrays ``x``, ``y``, ``owner`` and optionally
     ``classes`` (names), or the arrays named by these options; ``layout`` is the position of channels in series and
-    images. Images are read from folders ``CLIENT/LABEL/``; ``resize`` is their side length in pixels.
+    images, and ``samples`` says whether arrays are "images", "series" or "numbers" where their values do not tell.
+    Images are read from folders ``CLIENT/LABEL/``; ``resize`` is their side length in pixels, ``convert`` makes them
+    "grey" or "rgb", and ``frame`` is the frame that is read of animated images and of those with several pages.
     "pfllib:FOLDER" and "flbench:FOLDER" are folders dealt by these libraries: each client keeps its training and test
-    samples. "hf:FOLDER" is a Hugging Face dataset on disk, or one such dataset per client: its splits are kept, unless
-    ``split_column`` is "none", and ``label`` is by default its only column of classes.
+    samples, as do the users of "leaf:FOLDER" (JSON in LEAF's layout) and the clients of "tff:FILE" (HDF5 of TensorFlow
+    Federated). "hf:FOLDER" is a Hugging Face dataset on disk, or one such dataset per client. The splits of these three
+    are kept, unless ``split_column`` is "none". The ``label`` of "hf:FOLDER" is by default its only column of classes.
 
     ``missing`` is "error", "drop" (drop samples with missing values) or "median" (fill in medians and add a feature
     that marks missing values). ``standardize`` scales every feature to mean 0 and standard deviation 1: over all
@@ -80,6 +86,8 @@ def import_data(asked: ImportData) -> Outcome:
     standardize_by = "federation" if asked.standardize is True else asked.standardize or ""
     missing = asked.missing
     _check_choices(missing, asked.layout, standardize_by, earlier)
+    if asked.samples is not None and asked.samples not in arrays.SAMPLES:
+        raise UsageError(f"unknown --samples '{asked.samples}'", closest(asked.samples, arrays.SAMPLES))
     if asked.classes and earlier is not None:
         raise UsageError("--classes has no effect with --like, which gives the classes", "leave out --classes")
     if asked.encoder_name is not None and not asked.embeddings:
@@ -87,7 +95,7 @@ def import_data(asked: ImportData) -> Outcome:
     if asked.embeddings and earlier is not None:
         raise UsageError("--embeddings has no effect with --like, which gives the encoder", "leave out --embeddings")
     encoder = Encoder(asked.encoder_name or UNNAMED) if asked.embeddings else None
-    options = dict(resize=asked.resize, delimiter=asked.delimiter, layout=asked.layout)
+    options = {name: getattr(asked, name) for name in (*vars(Decoding()), "delimiter", "layout", "samples")}
     columns = {"features": _columns(asked.features), "categorical": _columns(asked.categorical)}
     source = _open_source(
         form,
@@ -117,7 +125,8 @@ def _open_source(
     if earlier is not None:
         roles = earlier.roles(roles)
         options = {name: earlier.option(name, value) for name, value in options.items()} | {"like": earlier.like}
-    source = UserData(path, form, roles, **options, **columns)
+    decoding = Decoding(**{name: options.pop(name) for name in vars(Decoding())})
+    source = UserData(path, form, roles, decoding=decoding, **options, **columns)
     source.check()
     return source
 
@@ -170,13 +179,15 @@ class Conversion:
             "features": source.features if isinstance(source.features, str | None) else list(source.features),
             "missing": self.missing,
             "standardize": STANDARDIZE.get(self.standardize_by, False),
-            "resize": source.resize,
+            "resize": source.decoding.resize,
             "delimiter": source.delimiter,
             # Unused options are omitted, so that older requests, made before these options existed, still match.
             **({"categorical": source.categorical or "words"} if source.form in ("csv", "parquet", "hf") else {}),
+            **{name: value for name, value in source.decoding.options().items() if name != "resize"},
             **({} if source.layout is None else {"layout": source.layout}),
-            # Only the splits of a Hugging Face dataset have names of their own, which "none" joins.
-            **({"split_column": ABSENT} if source.form == "hf" and source.roles.split == ABSENT else {}),
+            **({} if source.samples is None else {"samples": source.samples}),
+            # Only these forms can have splits without --split-column, which "none" joins.
+            **({"split_column": ABSENT} if source.form in WITH_SPLITS and source.roles.split == ABSENT else {}),
             **{"split_column" if role == "split" else role: name for role, name in source.roles.metadata.items()},
             **({} if self.earlier is None else {"like": self.earlier.digest}),
             **({"classes": True} if self.integers_are_classes else {}),

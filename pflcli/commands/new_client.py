@@ -78,9 +78,10 @@ def new_client(asked: NewClient) -> Outcome:
         identify_form(path),
         Roles(ABSENT, asked.label, asked.split_column),
         asked.features,
-        preparation.resize,
+        preparation.decoding,
         asked.delimiter,
         layout=asked.layout,
+        samples=preparation.array_kind if identify_form(path) in ("npz", "hdf5") else None,
         like=preparation.like,
     )
     read.check()

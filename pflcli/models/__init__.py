@@ -178,6 +178,9 @@ def _shape(in_shape: tuple[int, ...]) -> str:
 def image_shape(name: str, in_shape: tuple[int, ...], smallest: int) -> tuple[int, int, int]:
     """Return (channels, height, width); raises UsageError if the samples are not images of at least that size."""
     if len(in_shape) != 3 or min(in_shape[1:]) < smallest:
-        required = f"images of at least {smallest}x{smallest}"
-        raise UsageError(f"model {name} takes {required}, not {_shape(in_shape)}", "--model mlp")
+        required = f"images of at least {smallest}x{smallest} pixels"
+        actual = (
+            f"{_shape(in_shape[1:])} pixels with {in_shape[0]} channels" if len(in_shape) == 3 else _shape(in_shape)
+        )
+        raise UsageError(f"model {name} takes {required}, not {actual}", "--model mlp")
     return in_shape

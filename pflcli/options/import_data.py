@@ -53,8 +53,8 @@ class ImportData(Options):
         Typed(Path, text=_as_source),
         typer.Argument(
             help="Read this .csv, .tsv, .parquet, .npz, .h5 or .hdf5 file, or this folder CLIENT/LABEL/IMAGE;"
-            " pfllib:FOLDER or flbench:FOLDER reads what PFLlib or FL-bench has dealt to clients, hf:FOLDER a Hugging"
-            " Face dataset on disk.",
+            " pfllib:FOLDER, flbench:FOLDER, leaf:FOLDER or tff:FILE reads what PFLlib, FL-bench, LEAF or TensorFlow"
+            " Federated has dealt to clients, hf:FOLDER a Hugging Face dataset on disk.",
             metavar="DATA",
         ),
     ]
@@ -143,10 +143,38 @@ class ImportData(Options):
         ),
     ] = None
     layout: Layout = None
+    samples: Annotated[
+        str | None,
+        typer.Option(
+            help="Read arrays as images (pixels from 0 to 255, 0 to 1 or -1 to 1, stored with 8 bits), as series, or as"
+            " numbers that stay as they are.",
+            metavar="KIND",
+            show_default="as type, shape and values tell",
+            autocompletion=completion.words("images", "series", "numbers"),
+        ),
+    ] = None
     resize: Annotated[
         int | None,
         typer.Option(
             help="Resize images to this side length in pixels.", metavar="N", show_default="size of the files"
+        ),
+    ] = None
+    convert: Annotated[
+        str | None,
+        typer.Option(
+            help="Make all images grey or rgb. Pixels of 16 bits are divided by 257, and transparent images are laid on"
+            " white.",
+            metavar="NAME",
+            autocompletion=completion.words("grey", "rgb"),
+            show_default="as in the files, which must be alike",
+        ),
+    ] = None
+    frame: Annotated[
+        int | None,
+        typer.Option(
+            help="Read this frame, counted from 1, of animated images and of images with several pages.",
+            metavar="N",
+            show_default="such images are refused",
         ),
     ] = None
     embeddings: Annotated[

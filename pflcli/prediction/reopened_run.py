@@ -18,6 +18,7 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.partition import Form, Partition
 from pflcli.artifacts.kinds.predictions import LaterClients
 from pflcli.artifacts.reader import Artifact, ancestor, follow
+from pflcli.data.formats.images import Decoding
 from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.encoders import StoredEncoder
 from pflcli.errors import GoneError, InputError, UsageError
@@ -190,7 +191,8 @@ def read_preprocessing(
         dataset = ancestor(partition, "dataset")
     except GoneError:
         dataset = None
-    resize = None if dataset is None else dataset.manifest.request.get("resize")
+    request = {} if dataset is None else dataset.manifest.request
+    decoding = Decoding(*(request.get(name) for name in ("resize", "convert", "frame")))
     encoder = None
     if book.encoder is not None and book.encoder.weights:
         recorded = None if dataset is None else dataset.manifest.made.get("weights")
@@ -202,7 +204,7 @@ def read_preprocessing(
             f"the samples of {artifact.path} are not features from pfl embed", "leave out --encoder-weights"
         )
     form: Form = partitions.read_form(partition)
-    return Preprocessing.from_codebook(str(artifact.path), book, form, client, resize, encoder)
+    return Preprocessing.from_codebook(str(artifact.path), book, form, client, decoding, encoder)
 
 
 def client_names(artifact: Artifact) -> list[str]:

@@ -426,6 +426,22 @@ FLBENCH = {
     "an index too large": ({"train": [0, 30], "test": [1]}, {}, r"client 0: train index 30 is not below 30"),
     "a negative index": ({"train": [0, -1], "test": [1]}, {}, r"client 0: train index -1 is not below 30"),
     "a fraction": ({"train": [0.5], "test": [1]}, {}, r"client 0: its train indices are not whole numbers"),
+    "a test sample that is trained on": (
+        {"train": [0, 1, 7], "test": [7]},
+        {},
+        "sample 7 is in client 0, train and in client 0, test",
+    ),
+    "a training sample of another client": (
+        {"train": [0, 5], "test": [1]},
+        {},
+        "sample 5 is in client 0, train and in client 1, test",
+    ),
+    "a sample for validation": (
+        {"train": [0, 9], "val": [9], "test": [1]},
+        {},
+        "sample 9 is in client 0, train and in client 0, validation",
+    ),
+    "a sample twice": ({"train": [0, 0], "test": [1]}, {}, "sample 0 is in client 0, train and in client 0, train"),
     "a list alone": ([0, 1], {}, "client 0 has no train and test indices"),
     "clients apart": ({"train": [], "test": [1]}, {"split": "user"}, "dealt with --split user"),
     "another dataset": ({"train": [0], "test": [1]}, {"dataset": "svhn"}, "does not read FL-bench's dataset 'svhn'"),

@@ -281,7 +281,7 @@ def test_what_a_model_cannot_take_is_named(clinic, tmp_path, pfl, case):
 def test_what_is_no_image_of_the_model_is_named(digits, tmp_path):
     writer, x = own_digits(digits)
     np.save(tmp_path / "small.npy", x[:, :5])
-    np.save(tmp_path / "floats.npy", x.astype(np.float32))
+    np.save(tmp_path / "floats.npy", x.astype(np.float32) * 2)
     np.save(tmp_path / "objects.npy", np.asarray([{}], dtype=object), allow_pickle=True)
     np.savez(tmp_path / "two.npz", a=x, b=x)
     (tmp_path / "cut.npy").write_bytes((tmp_path / "small.npy").read_bytes()[:200])
@@ -289,7 +289,7 @@ def test_what_is_no_image_of_the_model_is_named(digits, tmp_path):
     (tmp_path / "q.txt").write_text("1")
     cases = {
         "small.npy": "takes images of shape 28x28; the samples have 5x28",
-        "floats.npy": "the samples are",
+        "floats.npy": "which are no pixels",
         "objects.npy": "does not unpickle",
         "two.npz": "--features NAME",
         "cut.npy": "declares",

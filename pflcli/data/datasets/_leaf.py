@@ -35,6 +35,18 @@ def iterate_users(paths: list[Path]) -> Iterator[tuple[str, list[Any], list[Any]
             yield user, data["x"], data["y"], f"{path}: {user}"
 
 
+def require_all_splits(paths: list[Path]) -> None:
+    """Raise InputError if the files are those of LEAF's training or test samples alone."""
+    folder = paths[0].parent.absolute()  # "." has no name
+    other = folder.with_name({"train": "test", "test": "train"}.get(folder.name, folder.name))
+    if other != folder and any(other.glob("*.json")):
+        raise InputError(
+            f"{folder} has only a part of the samples: {other} has others",
+            f"pfl import leaf:{folder.parent} -o DIR reads both, and keeps these splits",
+            "--root with the folder of all_data*.json",
+        )
+
+
 def _declared_sizes(path: Path, content: Any) -> list[tuple[str, int]]:
     kinds = {"users": list, "num_samples": list, "user_data": dict}
     for key, kind in kinds.items():

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.data.datasets import Samples, find_files, missing_root_error
-from pflcli.data.datasets._leaf import iterate_users
+from pflcli.data.datasets._leaf import iterate_users, require_all_splits
 from pflcli.errors import InputError
 
 CLASSES = 62
@@ -32,6 +32,7 @@ def load(root: Path | None, *, download: bool = False) -> Samples:
         raise missing_root_error(
             "femnist", *FILES, source="LEAF's preprocess.sh -s niid --sf 1.0 -k 0 -t sample makes them"
         )
+    require_all_splits(paths)
     x, y, owner = [], [], []
     for user, images, labels, where in iterate_users(paths):
         if labels:

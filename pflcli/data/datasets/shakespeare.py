@@ -23,7 +23,7 @@ from annotated_types import Ge
 from numpy.typing import NDArray
 
 from pflcli.data.datasets import Samples, find_files, missing_root_error
-from pflcli.data.datasets._leaf import iterate_users
+from pflcli.data.datasets._leaf import iterate_users, require_all_splits
 from pflcli.errors import InputError
 from pflcli.foreign import reading, require_short
 
@@ -62,6 +62,7 @@ def load(root: Path | None, *, download: bool = False, cfg: Config | None = None
         raise missing_root_error(
             "shakespeare", *FILES, source="LEAF's preprocess.sh -s niid --sf 1.0 -k 0 -t sample makes them"
         )
+    require_all_splits(paths)
     x, y, owner = [], [], []
     for role, windows, following in _read_roles(paths) if paths[0].suffix == ".gz" else _read_leaf_roles(paths):
         if len(following) + LENGTH >= cfg.min_characters:

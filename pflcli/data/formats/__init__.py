@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts.codebook import Column
 from pflcli.errors import InputError, closest
-from pflcli.foreign import reading, require_short
+from pflcli.foreign import reading, require_room, require_short
 
 ABSENT = "none"
 """The value of an option for a column that does not exist, such as the client's if samples have no clients yet."""
@@ -125,8 +125,13 @@ def to_text(values: NDArray[Any], where: str) -> NDArray[np.str_]:
         values = values.astype(np.float64)
     elif values.dtype.kind not in "SUTO":
         raise InputError(f"{where}: {values.dtype} is neither text nor a number")
-    words = [_to_word(value) for value in values.tolist()]
-    require_short(where, max(words, key=len, default=""))
+    try:
+        words = [_to_word(value) for value in values.tolist()]
+    except UnicodeDecodeError as error:
+        raise not_utf8_error(where, error.object) from None
+    longest = max(words, key=len, default="")
+    require_short(where, longest)
+    require_room(where, 4 * len(longest) * len(words))  # each word takes the space of the longest
     return np.asarray(words, dtype=np.str_)
 
 
@@ -168,6 +173,14 @@ def require_utf8_name(path: Path) -> None:
         str(path).encode("utf-8")
     except UnicodeEncodeError:
         raise InputError(f"the name of {str(path)!a} is not UTF-8", "rename it") from None
+
+
+def not_utf8_error(where: str, word: bytes) -> InputError:
+    """Return the error for bytes that are not text in UTF-8."""
+    return InputError(
+        f"{where} contains {word[:40]!r}, which is not UTF-8",
+        "write it as UTF-8: word.decode('latin-1') if it is Latin-1",
+    )
 
 
 def missing_name_error(where: str, noun: str, name: str, known: Sequence[str]) -> InputError:

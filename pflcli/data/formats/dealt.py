@@ -13,7 +13,7 @@ from pflcli.data.formats import RawSamples, to_text
 from pflcli.errors import InputError
 from pflcli.foreign import require_room
 
-_MAX_PIXEL_ERROR = 0.01
+MAX_PIXEL_ERROR = 0.01
 """Maximum distance of a restored pixel from an integer: float32 rounds."""
 
 
@@ -107,7 +107,7 @@ def _restore_pixels(blocks: Sequence[NDArray[Any]], places: Sequence[str]) -> tu
     """
     require_room(f"the images of {places[0]} and others", sum(block.size for block in blocks))
     low, high = (float(pick([pick(block) for block in blocks])) for pick in (np.min, np.max))
-    restore, how = _find_scale(low, high)
+    restore, how = find_scale(low, high)
     images: list[NDArray[np.uint8]] = []
     for block, place in zip(blocks, places, strict=True):
         if block.dtype == np.uint8:
@@ -115,7 +115,7 @@ def _restore_pixels(blocks: Sequence[NDArray[Any]], places: Sequence[str]) -> tu
             continue
         values = restore(block.astype(np.float32))
         rounded = np.rint(values)
-        far = ~((np.abs(values - rounded) <= _MAX_PIXEL_ERROR) & (rounded >= 0) & (rounded <= 255))
+        far = ~((np.abs(values - rounded) <= MAX_PIXEL_ERROR) & (rounded >= 0) & (rounded <= 255))
         if far.any():
             at = tuple(np.argwhere(far)[0].tolist())
             raise InputError(
@@ -129,7 +129,7 @@ def _restore_pixels(blocks: Sequence[NDArray[Any]], places: Sequence[str]) -> tu
     return np.ascontiguousarray(x), f"images {how} were restored to 8 bits; pfl scales pixels to [0, 1]" if how else ""
 
 
-def _find_scale(low: float, high: float) -> tuple[Callable[[NDArray[np.float32]], NDArray[np.float32]], str]:
+def find_scale(low: float, high: float) -> tuple[Callable[[NDArray[np.float32]], NDArray[np.float32]], str]:
     """Return the function from stored values, from ``low`` to ``high``, to pixels, and how they were scaled."""
     if low < 0:
         return lambda values: values * 127.5 + 127.5, "normalized to [-1, 1]"

@@ -7,6 +7,7 @@ samples in the dataset, whose training and test part are joined in this order.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -100,14 +101,33 @@ def _read_samples(root: Path, name: str, args: dict[str, Any]) -> tuple[NDArray[
 
 
 def _read_partition(path: Path, count: int) -> list[dict[str, NDArray[np.int64]]]:
-    """Return the indices of each client's splits; raises InputError for one that is not below ``count``."""
+    """Return the indices of each client's splits; raises InputError for one that is not below ``count``, or twice."""
     require_file(path)
     with parsing(str(path), "a pickle", "is it complete?"):
         partition = plain_pickle.load(path.read_bytes(), str(path))
     clients = partition.get("data_indices") if isinstance(partition, dict) else None
     if not isinstance(clients, list) or not clients:
         raise InputError(f"{path} has no list data_indices, so FL-bench did not write it")
-    return [_read_client(f"{path}: client {number}", client, count) for number, client in enumerate(clients)]
+    dealt = [_read_client(f"{path}: client {number}", client, count) for number, client in enumerate(clients)]
+    _require_one_place(path, dealt)
+    return dealt
+
+
+def _require_one_place(path: Path, clients: Sequence[dict[str, NDArray[np.int64]]]) -> None:
+    """Raise InputError if a sample is in two splits, at two clients, or twice in one split."""
+    parts = [
+        (f"client {number}, {split}", rows) for number, client in enumerate(clients) for split, rows in client.items()
+    ]
+    rows = np.concatenate([rows for _, rows in parts])
+    part = np.repeat(np.arange(len(parts)), [len(rows) for _, rows in parts])
+    order = np.argsort(rows, kind="stable")
+    twice = np.flatnonzero(np.diff(rows[order]) == 0)
+    if len(twice):
+        first, second = (parts[part[order[at]]][0] for at in (twice[0], twice[0] + 1))
+        raise InputError(
+            f"{path}: {len(twice)} indices are repeated: sample {rows[order[twice[0]]]} is in {first} and in {second}",
+            "deal it again with FL-bench's generate_data.py, so that each sample is in one place",
+        )
 
 
 def _read_client(where: str, client: Any, count: int) -> dict[str, NDArray[np.int64]]:

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
+from collections.abc import Iterator
+from dataclasses import replace
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -49,3 +53,51 @@ def parse_splits(raw: RawSamples, rows: NDArray[np.int64], name: str) -> NDArray
                 "give each client one, or leave such clients out",
             )
     return splits
+
+
+_MAX_LEAK = 0.5
+"""Maximum share of samples for validation and test that are also training samples."""
+
+
+def require_separate(raw: RawSamples, name: str) -> RawSamples:
+    """Return ``raw`` with a warning if given splits share samples, that is, if features and label are the same.
+
+    Few such samples may be different ones with equal values. Raises InputError, with two places, if more than half of
+    the samples for validation and test are also training samples, unless training samples are as often the same.
+    """
+    if "split" not in raw.metadata or len({len(raw.x), len(raw.label), len(raw.metadata["split"])}) > 1:
+        return raw
+    splits = np.asarray([find_split(word) for word in raw.metadata["split"].tolist()], dtype=np.object_)
+    digests = list(_hash_samples(raw))
+    trained: dict[bytes, int] = {}
+    twins = 0
+    owners: dict[bytes, set[str]] = {}
+    for row in np.flatnonzero(splits == "train").tolist():
+        twins += trained.setdefault(digests[row], row) != row
+        if raw.owner is not None:
+            owners.setdefault(digests[row], set()).add(str(raw.owner[row]))
+    judged = np.flatnonzero((splits == "validation") | (splits == "test")).tolist()
+    leaks = [row for row in judged if digests[row] in trained]
+    remarks = []
+    if leaks:
+        first, second = (raw.place(row, "features", (0,)) for row in (leaks[0], trained[digests[leaks[0]]]))
+        message = (
+            f"{len(leaks)} of {len(judged)} samples for validation and test are also training samples, such as "
+            f"{first} and {second}"
+        )
+        share = len(leaks) / len(judged)
+        if share > _MAX_LEAK and twins / max(1, (splits == "train").sum()) < share / 2:
+            raise InputError(f"{name}: {message}", "split the samples again, each into one split")
+        remarks.append(f"WARNING: {message}")
+    shared = sum(len(names) > 1 for names in owners.values())
+    if shared > twins / 2 and shared > len(owners) / 100:
+        remarks.append(f"WARNING: {shared} of {len(owners)} training samples are those of several clients")
+    return replace(raw, remarks=(*raw.remarks, *remarks))
+
+
+def _hash_samples(raw: RawSamples) -> Iterator[bytes]:
+    """Yield a hash of the features and the label of each sample."""
+    for row, label in enumerate(raw.label.tolist()):
+        digest = hashlib.blake2b(np.ascontiguousarray(raw.x[row]).tobytes(), digest_size=16)
+        digest.update(label.encode("utf-8", "surrogatepass"))
+        yield digest.digest()

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import re
+import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,14 +33,14 @@ from pflcli.data.formats import (
     tables,
 )
 from pflcli.data.formats.given_splits import find_split
-from pflcli.data.formats.parquet import require_pyarrow, to_series
+from pflcli.data.formats.images import Decoding
+from pflcli.data.formats.parquet import count_bytes, iterate_batches, require_pyarrow, to_series
 from pflcli.data.formats.tables import list_columns
 from pflcli.errors import InputError, UsageError
 from pflcli.foreign import parsing, require_file, require_room, require_short
 from pflcli.wording import counted, listed
 
 _DICT_FILE, _STATE_FILE = "dataset_dict.json", "state.json"
-_ROWS_PER_BATCH = 1024
 
 
 @dataclass(frozen=True)
@@ -244,24 +245,53 @@ def _load_table(path: Path) -> Any:
         for batch in reader:
             batch.validate(full=True)  # before anything else reads it: offsets may point anywhere
             batches.append(batch)
-            loaded += batch.nbytes
+            loaded += sum(map(count_bytes, batch.columns))
             require_room(str(path), loaded, path.stat().st_size)
 
     if path.suffix == ".parquet":
         with pq.ParquetFile(path) as file:
             schema = file.schema_arrow
-            read(file.iter_batches(batch_size=_ROWS_PER_BATCH))
+            read(iterate_batches(file, path))
     else:
+        _require_uncompressed(path)
         with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
             schema = reader.schema
             read(reader)
     table = pa.Table.from_batches(batches, schema)
     # With `datasets` imported, arrays have its extension types.
     for at, field in enumerate(table.schema):
-        if isinstance(field.type, pa.ExtensionType):
+        if isinstance(field.type, pa.BaseExtensionType):
             column = pa.chunked_array([chunk.storage for chunk in table.column(at).chunks], field.type.storage_type)
             table = table.set_column(at, pa.field(field.name, field.type.storage_type), column)
     return table
+
+
+def _require_uncompressed(path: Path) -> None:
+    """Raise InputError for an Arrow stream with compressed batches, whose size is known only after unpacking.
+
+    The metadata of each message is a FlatBuffer (https://flatbuffers.dev/internals/), of the schema in Arrow's
+    ``format/Message.fbs``. ``datasets`` writes uncompressed streams.
+    """
+    import pyarrow as pa
+
+    def find_field(table: int, number: int) -> int:
+        """Return the position of a table's field in ``content``, 0 if it is absent."""
+        vtable = table - struct.unpack_from("<i", content, table)[0]
+        size, at = struct.unpack_from("<H", content, vtable)[0], 4 + 2 * number
+        offset = struct.unpack_from("<H", content, vtable + at)[0] if at < size else 0
+        return table + offset if offset else 0
+
+    def follow(at: int) -> int:
+        return at + int(struct.unpack_from("<I", content, at)[0])
+
+    with pa.memory_map(str(path)) as source:
+        for message in pa.ipc.MessageReader.open_stream(source):
+            content = message.metadata.to_pybytes()
+            header = follow(find_field(follow(0), 2))
+            if message.type == "dictionary":
+                header = follow(find_field(header, 1))  # the batch inside
+            if message.type in ("dictionary", "record batch") and find_field(header, 3):
+                raise InputError(f"{path} is compressed", "save the dataset with save_to_disk, which does not compress")
 
 
 def _list_differences(table: Any, first: Any) -> list[str]:
@@ -316,7 +346,8 @@ def read(
     features: str | Sequence[str] | None,
     categorical: str | Sequence[str] | None,
     like: Like | None,
-    resize: int | None,
+    decoding: Decoding,
+    samples: str | None,
     advance: Callable[[int, str], None],
 ) -> RawSamples:
     """Read all samples: a column of images, a column of arrays, or columns of numbers and words as in a table.
@@ -334,13 +365,14 @@ def read(
     roles = replace(roles, client=ABSENT if are_dealt else roles.client, label=roles.label or _find_label_column(rows))
     column = _find_array_column(rows, features)
     if column is None:
-        if resize is not None:
-            raise UsageError(f"--resize is for images; {folder.root} has none", "leave it out")
+        _refuse_decoding(decoding, f"{folder.root} has none")
+        if samples is not None:
+            raise UsageError(f"--samples is for arrays; {folder.root} has none", "leave it out")
         raw = tables.read(rows, roles, features, categorical, like)
     else:
         if categorical is not None:
             raise UsageError(f"--categorical is for columns of numbers or words, not for '{column}'", "leave it out")
-        raw = _read_column(rows, column, roles, resize)
+        raw = _read_column(rows, column, roles, decoding, samples)
     splits = [part.split for part in folder.parts]
     remarks = [*raw.remarks, *([f"not taken over: split {name}" for name in folder.left_out])]
     used = {column, roles.label, roles.client, *roles.metadata.values()}
@@ -398,7 +430,7 @@ def _find_array_column(rows: _Rows, features: str | Sequence[str] | None) -> str
     return None
 
 
-def _read_column(rows: _Rows, name: str, roles: Roles, resize: int | None) -> RawSamples:
+def _read_column(rows: _Rows, name: str, roles: Roles, decoding: Decoding, samples: str | None) -> RawSamples:
     """Return the samples of a column of images or arrays."""
     positions = tables.find_positions(rows, roles)
     loaded = rows.load(list(positions.values()), [])
@@ -406,11 +438,19 @@ def _read_column(rows: _Rows, name: str, roles: Roles, resize: int | None) -> Ra
     column = rows.table.column(name)
     remark = ""
     if _is_image(column.type):
-        x: NDArray[Any] = images.decode(_iterate_images(rows, name), len(column), rows.name, resize, lambda *step: None)
+        x: NDArray[Any] = images.decode(
+            _iterate_images(rows, name), len(column), rows.name, decoding, lambda *step: None
+        )
     elif _is_array(column.type):
-        if resize is not None:
-            raise UsageError(f"--resize is for images; '{name}' contains arrays", "leave it out")
-        x, remark = arrays.check_samples(f"{rows.name}: column '{name}'", _stack_lists(rows, name), None)
+        _refuse_decoding(decoding, f"'{name}' contains arrays")
+        x = _stack_lists(rows, name)
+        if samples is None and x.ndim == 2 and x.dtype.kind in "iu" and x.max(initial=0) > 1:
+            raise UsageError(
+                f"{rows.name}: column '{name}' contains lists of {x.shape[1]} integers: are they tokens of text?",
+                "--samples numbers if they are not",
+                "pfl does not import tokens: compute embeddings of the text first (pfl import --embeddings)",
+            )
+        x, remark = arrays.check_samples(f"{rows.name}: column '{name}'", x, None, samples)
     else:
         raise InputError(f"{rows.name}: column '{name}' contains {column.type}, neither images nor arrays of numbers")
     return RawSamples(
@@ -423,6 +463,12 @@ def _read_column(rows: _Rows, name: str, roles: Roles, resize: int | None) -> Ra
         remarks=(remark,) if remark else (),
         metadata=words,
     )
+
+
+def _refuse_decoding(decoding: Decoding, what: str) -> None:
+    """Raise UsageError if an option for images is given; ``what`` says why it has no effect."""
+    for name in decoding.options():
+        raise UsageError(f"--{name} is for images; {what}", "leave it out")
 
 
 def _iterate_images(rows: _Rows, name: str) -> Iterator[tuple[str, bytes]]:

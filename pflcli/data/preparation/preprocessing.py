@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -12,6 +12,7 @@ from pflcli.artifacts.codebook import ClientScale, Codebook, Column, floats
 from pflcli.artifacts.kinds.partition import Form, Partition
 from pflcli.data.datasets import Scaling
 from pflcli.data.formats import Like, RawSamples, cleaning
+from pflcli.data.formats.images import Decoding
 from pflcli.errors import InputError
 
 Floats = NDArray[np.float64]
@@ -121,8 +122,8 @@ class Preprocessing:
 
     ``columns`` are those of the user's table, or one per named feature; empty for arrays and images. ``median`` (d,)
     fills in missing values, and is empty if no value may be missing. ``scale`` then standardizes features, if it is not
-    None. ``resize`` is the side of images in pixels. ``name`` is the name of the artifact in messages. If a frozen
-    ``encoder`` computed the features, samples may be images instead.
+    None. ``decoding`` are the options for pixels of images. ``name`` is the name of the artifact in messages. If a
+    frozen ``encoder`` computed the features, samples may be images instead.
     """
 
     name: str
@@ -130,7 +131,7 @@ class Preprocessing:
     columns: tuple[Column, ...] = ()
     median: tuple[float, ...] = ()
     scale: Scale | None = None
-    resize: int | None = None
+    decoding: Decoding = field(default_factory=Decoding)
     encoder: ImageEncoder | None = None
 
     @classmethod
@@ -140,7 +141,7 @@ class Preprocessing:
         book: Codebook,
         form: Form,
         client: str | None,
-        resize: int | None = None,
+        decoding: Decoding | None = None,
         encoder: ImageEncoder | None = None,
     ) -> Preprocessing:
         """Return the preprocessing of samples of ``client``; None is an unknown client.
@@ -155,7 +156,7 @@ class Preprocessing:
                 f"choose from: {', '.join(scale.client for scale in book.scales[:10])}",
             )
         scale = Scale.load(own or book)
-        return cls(name, form, columns, book.median, scale, resize, encoder)
+        return cls(name, form, columns, book.median, scale, decoding or Decoding(), encoder)
 
     @property
     def like(self) -> Like | None:
@@ -171,6 +172,13 @@ class Preprocessing:
     def is_tokens(self) -> bool:
         """Whether samples are series of tokens."""
         return self.form.dtype == "int16"
+
+    @property
+    def array_kind(self) -> str | None:
+        """How arrays are to be read, as by ``--samples``; None if they may be images for an encoder."""
+        if self.encoder is not None:
+            return None
+        return "images" if self.is_images else "series" if len(self.form.shape) == 2 else "numbers"
 
     def fill_gaps(self, raw: RawSamples) -> NDArray[Any]:
         """Return the features (n, ...) of ``raw`` in float64, without missing values and not standardized.

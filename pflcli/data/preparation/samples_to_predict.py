@@ -67,7 +67,7 @@ class SampleFile:
             raise UsageError(f"{self.path} has a format that pfl does not read ({known})")
         self._refuse(delimiter="CSV and TSV")
         with parsing(str(self.path), _ARRAYS[suffix], "is it complete?"):
-            raw = arrays.read_features(self.path, self.features, self.layout)
+            raw = arrays.read_features(self.path, self.features, self.layout, preprocessing.array_kind)
         return _preprocess(raw, preprocessing)
 
     def _refuse(self, **options: str) -> None:
@@ -80,7 +80,7 @@ class SampleFile:
         self._refuse(delimiter="CSV and TSV", features="NPZ and HDF5", layout="NPZ and HDF5")
         folder = images.find_at_any_depth(self.path)
         with reporter.progress("read", len(folder.paths)) as advance:
-            raw = images.read(folder, preprocessing.resize, advance)
+            raw = images.read(folder, preprocessing.decoding, advance)
         names = tuple(path.relative_to(self.path).as_posix() for path in folder.paths)
         return _preprocess(raw, preprocessing, names)
 

@@ -49,7 +49,7 @@ def describe(model: StandaloneModel, version: str, agreement: Agreement | None =
             "dtype": onnx_network.input_dtype(prepared) if model.encoder is None else "uint8",
             "shape": list(shape),
             "layout": "channels-last" if is_images and len(shape) == 3 else None,
-            "resize": prepared.resize,
+            "resize": prepared.decoding.resize,
         },
         **({} if model.encoder is None else {"encoder": describe_encoder(model.encoder)}),
         "columns": [

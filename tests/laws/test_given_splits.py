@@ -1,0 +1,162 @@
+"""Splits that a file defines: a training sample that is also a test sample is refused or reported, in every form."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import h5py
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from pflcli.commands.import_data import import_data
+from pflcli.data.formats import RawSamples
+from pflcli.data.formats.given_splits import require_separate
+from pflcli.errors import InputError
+
+COUNT = 12
+DRAW = np.random.default_rng(0)
+X = DRAW.normal(size=(4, COUNT, 3)).astype(np.float32)
+Y = np.arange(COUNT) % 2
+"""Training and test samples of two clients: ``X[0]`` and ``X[1]`` of the first, ``X[2]`` and ``X[3]`` of the second."""
+PLACES = [("a", "train"), ("a", "test"), ("b", "train"), ("b", "test")]
+
+
+def frame(x):
+    rows = [
+        {"who": client, "use": split, "class": Y[at], **{f"f{i}": value for i, value in enumerate(values)}}
+        for (client, split), part in zip(PLACES, x, strict=True)
+        for at, values in enumerate(part)
+    ]
+    return pd.DataFrame(rows)
+
+
+TABLE = {"client": "who", "label": "class", "split_column": "use"}
+
+
+def write_csv(root, x):
+    frame(x).to_csv(root / "d.csv", index=False)
+    return root / "d.csv", TABLE
+
+
+def write_parquet(root, x):
+    frame(x).to_parquet(root / "d.parquet", index=False)
+    return root / "d.parquet", TABLE
+
+
+def write_arrays(root, x):
+    owner, use = (np.repeat([place[at] for place in PLACES], COUNT) for at in (0, 1))
+    np.savez(root / "d.npz", x=np.concatenate(x), y=np.tile(Y, 4), owner=owner, use=use)
+    return root / "d.npz", {"split_column": "use"}
+
+
+def write_hdf5(root, x):
+    with h5py.File(root / "d.h5", "w") as file:
+        file["x"], file["y"] = np.concatenate(x), np.tile(Y, 4)
+        for at, name in enumerate(("owner", "use")):
+            file[name] = [place[at] for place in PLACES for _ in range(COUNT)]
+    return root / "d.h5", {"split_column": "use"}
+
+
+def write_keras(root, x):
+    arrays = {"x_train": np.concatenate([x[0], x[2]]), "x_test": np.concatenate([x[1], x[3]])}
+    np.savez(root / "d.npz", **arrays, y_train=np.tile(Y, 2), y_test=np.tile(Y, 2))
+    return root / "d.npz", {"client": "none"}
+
+
+def write_pfllib(root, x):
+    for at, part in enumerate(x):
+        path = root / "dealt" / PLACES[at][1] / f"{at // 2}.npz"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("wb") as file:
+            np.savez_compressed(file, data={"x": part, "y": Y})
+    return f"pfllib:{root / 'dealt'}", {}
+
+
+def write_flbench(root, x):
+    folder = root / "dealt"
+    folder.mkdir()
+    flat, first = np.unique(np.concatenate(x), axis=0, return_inverse=True)
+    rows = np.reshape(first, (4, COUNT))
+    y = np.zeros(len(flat), int)
+    y[rows] = Y
+    np.save(folder / "data.npy", flat)
+    np.save(folder / "targets.npy", y)
+    clients = [{"train": rows[at], "val": [], "test": rows[at + 1]} for at in (0, 2)]
+    (folder / "partition.pkl").write_bytes(pickle.dumps({"data_indices": clients}))
+    (folder / "args.json").write_text(json.dumps({"dataset": "synthetic", "split": "sample"}))
+    return f"flbench:{folder}", {}
+
+
+def write_hub(root, x):
+    for (client, split), part in zip(PLACES, x, strict=True):
+        path = root / "hub" / client / f"{split}.parquet"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        pq.write_table(pa.table({"class": Y, **{f"f{i}": part[:, i] for i in range(3)}}), path)
+    return f"hf:{root / 'hub'}", {"label": "class"}
+
+
+FORMS = (write_csv, write_parquet, write_arrays, write_hdf5, write_keras, write_pfllib, write_flbench, write_hub)
+OVERLAPS = {
+    "a test set is the training set": (1, 0, slice(None)),
+    "a test set is part of the training set of another client": (1, 2, slice(0, COUNT)),
+}
+
+
+@pytest.mark.parametrize("write", FORMS, ids=lambda write: write.__name__.removeprefix("write_"))
+@pytest.mark.parametrize("case", OVERLAPS)
+def test_import_refuses_splits_when_they_share_samples(write, case, tmp_path):
+    source, options = write(tmp_path, X)
+    import_data(source, tmp_path / "good", **options)
+    target, origin, rows = OVERLAPS[case]
+    x = X.copy()
+    x[target, rows] = x[origin, rows]
+    x[3, :4] = x[2, :4]
+    (tmp_path / "bad").mkdir()
+    source, options = write(tmp_path / "bad", x)
+    with pytest.raises(InputError, match=r"are also training samples|indices are repeated"):
+        import_data(source, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+
+
+def raw(x, splits, owner=None):
+    return RawSamples(
+        x=np.asarray(x),
+        label=np.asarray(["a"] * len(x)),
+        owner=owner,
+        place=lambda row, role, at: f"row {row}",
+        metadata={"split": np.asarray(splits)},
+    )
+
+
+def test_splits_that_share_a_few_samples_are_reported():
+    x = np.vstack([np.arange(10.0)] * 2).T
+    x[9] = x[0]
+    (remark,) = require_separate(raw(x, ["train"] * 6 + ["val"] * 2 + ["test"] * 2), "d").remarks
+    assert remark == (
+        "WARNING: 1 of 4 samples for validation and test are also training samples, such as row 9 and row 0"
+    )
+
+
+def test_features_of_few_values_are_reported_and_not_refused():
+    x = np.asarray([[0.0], [1.0]] * 20)
+    (remark,) = require_separate(raw(x, ["train"] * 30 + ["test"] * 10), "d").remarks
+    assert remark.startswith("WARNING: 10 of 10 samples")
+
+
+def test_clients_that_share_training_samples_are_reported():
+    x = np.vstack([np.arange(10.0), np.arange(10.0)]).T
+    owner = np.repeat(["a", "b"], 5)
+    assert require_separate(raw(x, ["train"] * 10, owner), "d").remarks == ()
+    x[5:] = x[:5]
+    (remark,) = require_separate(raw(x, ["train"] * 10, owner), "d").remarks
+    assert remark == "WARNING: 5 of 5 training samples are those of several clients"
+
+
+def test_the_same_features_with_another_label_are_another_sample():
+    samples = raw(np.ones((4, 2)), ["train", "train", "test", "test"])
+    samples.label[2:] = "b"
+    assert require_separate(samples, "d").remarks == ()
