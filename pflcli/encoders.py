@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import hashlib
 import importlib.util
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,8 @@ NORMALIZE = ("imagenet", "none")
 BATCH = 64
 """Images per pass."""
 
+_MAX_ONNX_BYTES = 2**31 - 1
+"""Maximum size of an ONNX model with its external data: that of a message of Protocol Buffers."""
 _IMAGENET_SIZE = 224
 """The side of the images, in pixels, with which most networks are trained on ImageNet."""
 _IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -254,8 +257,9 @@ class OnnxNetwork(nn.Module):
 def _load_onnx(file: Path, output: str | None) -> Loaded:
     """Return the network in an ONNX file, which takes float32 images (n, 3, height, width).
 
-    ``output`` is one of its outputs or another tensor of the graph, such as the input of its last layer. Raises
-    UsageError if a package is missing or ``output`` is unknown; InputError for another kind of file.
+    ``output`` is one of its outputs or another tensor of the graph, such as the input of its last layer. The hash of
+    the weights covers the file and the files with its external data. Raises UsageError if a package is missing or
+    ``output`` is unknown; InputError for another kind of file, or as ``_read_external_data``.
     """
     missing = [name for name in ("onnx", "onnxruntime") if importlib.util.find_spec(name) is None]
     if missing:
@@ -271,6 +275,7 @@ def _load_onnx(file: Path, output: str | None) -> Loaded:
     with parsing(str(file), "ONNX"):
         content = file.read_bytes()
         model = onnx.load_from_string(content)
+        digests = _read_external_data(model, file)
         outputs = [each.name for each in model.graph.output]
         if output is None and len(outputs) != 1:
             raise UsageError(f"{file} has several outputs", f"--output {outputs[0]}")
@@ -297,10 +302,55 @@ def _load_onnx(file: Path, output: str | None) -> Loaded:
     is_fixed = isinstance(height, int)
     return Loaded(
         OnnxNetwork(graph, session, chosen),
-        hashlib.sha256(content).hexdigest(),
+        hashlib.sha256(content + b"".join(digests)).hexdigest(),
         height if is_fixed else 0,
         takes_any_size=not is_fixed,
     )
+
+
+def _read_external_data(model: Any, file: Path) -> list[bytes]:
+    """Copy tensors from other files into the ONNX ``model`` of ``file``; return the SHA-256 of each of these files.
+
+    onnxruntime then opens no file itself, so that it computes with the weights that were hashed, in any working
+    directory, and an exported model is complete. Raises InputError for data that are missing, too short or too large,
+    or that are not in the folder of ``file``.
+    """
+    contents: dict[str, bytes] = {}
+    folder, total = file.parent.resolve(), model.ByteSize()
+    for tensor in _find_tensors(model):
+        if tensor.data_location != tensor.EXTERNAL:
+            continue
+        facts = {entry.key: entry.value for entry in tensor.external_data}
+        location = facts.get("location", "")
+        path, what = file.parent / location, f"{file} reads the tensor '{tensor.name}' from {location!r}"
+        if not path.resolve().is_relative_to(folder):
+            raise InputError(f"{what}, which is outside its folder", "save it again, with its data in the same folder")
+        if location not in contents:
+            require_file(path)
+            contents[location] = path.read_bytes()
+        stored = len(contents[location])
+        first = int(facts.get("offset", 0))
+        length = int(facts.get("length", stored - first))
+        if first < 0 or length < 0 or first + length > stored:
+            raise InputError(f"{what}, bytes {first} to {first + length}, but {path} has {stored} bytes")
+        total += length
+        if total > _MAX_ONNX_BYTES:
+            raise InputError(f"{file} and its external data have {total} bytes; the maximum is {_MAX_ONNX_BYTES}")
+        tensor.raw_data = contents[location][first : first + length]
+        tensor.data_location = tensor.DEFAULT
+        del tensor.external_data[:]
+    return [hashlib.sha256(contents[location]).digest() for location in sorted(contents)]
+
+
+def _find_tensors(message: Any) -> Iterator[Any]:
+    """Yield all tensors of an ONNX message: weights and constants, also those in inner graphs and functions."""
+    if message.DESCRIPTOR.name == "TensorProto":
+        yield message
+        return
+    for field, value in message.ListFields():
+        if field.message_type is not None:
+            for item in [value] if hasattr(value, "ListFields") else value:
+                yield from _find_tensors(item)
 
 
 def _require_images(encoder: FrozenEncoder) -> FrozenEncoder:

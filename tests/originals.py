@@ -41,6 +41,49 @@ def write_images(root):
     return net.eval(), x, y
 
 
+def write_network_with_external_data(path):
+    """Write the encoder of ``write_network`` with its tensors in other files of the folder; return their paths.
+
+    They are a weight, a bias that starts at byte 8 of a file in a folder inside, and a constant in both branches of an
+    inner graph.
+    """
+    import onnx
+    from onnx import helper, numpy_helper
+
+    write_network(path)
+    model = onnx.load(path)
+
+    def branch(name):
+        constant = numpy_helper.from_array(np.full(4, 0.5, np.float32), name)
+        node = helper.make_node("Constant", [], [f"{name}.out"], value=constant)
+        out = helper.make_tensor_value_info(f"{name}.out", onnx.TensorProto.FLOAT, [4])
+        return helper.make_graph([node], name, [], [out])
+
+    last = model.graph.node[-1]
+    last.output[0] = "flat"
+    is_true = numpy_helper.from_array(np.asarray(True), "is_true")
+    model.graph.node.extend(
+        [
+            helper.make_node("Constant", [], ["is_true"], value=is_true),
+            helper.make_node("If", ["is_true"], ["added"], then_branch=branch("then"), else_branch=branch("else")),
+            helper.make_node("Add", ["flat", "added"], ["features"]),
+        ]
+    )
+    weight, bias = sorted(model.graph.initializer, key=lambda tensor: -len(tensor.raw_data))
+    branches = [attribute.g.node[0].attribute[0].t for attribute in model.graph.node[-2].attribute]
+    files = [path.parent / "weight.data", path.parent / "inside" / "bias.data", path.parent / "constant.data"]
+    files[1].parent.mkdir()
+    contents = [weight.raw_data, bytes(8) + bias.raw_data, branches[0].raw_data]
+    for file, content, tensors in zip(files, contents, ([weight], [bias], branches), strict=True):
+        file.write_bytes(content)
+        for tensor in tensors:
+            first = 8 if tensor is bias else None
+            onnx.external_data_helper.set_external_data(tensor, str(file.relative_to(path.parent)), offset=first)
+            tensor.ClearField("raw_data")
+    path.write_bytes(model.SerializeToString())
+    return files
+
+
 def write_idx(folder, train, test, x=X, y=Y, *, zipped=False):
     """Write the four files of nine images, six for training, with the stems ``train`` and ``test``."""
     for stem, rows in ((train, slice(0, 6)), (test, slice(6, 9))):

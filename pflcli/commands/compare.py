@@ -177,7 +177,7 @@ def compare(asked: Compare) -> Outcome:
         execution.reporter.say(
             f"gains are measured against {BACKBONE}, which is not in the table; --methods {BACKBONE},... adds it"
         )
-    outcome = _tabulate(request, tuned, results, out, extends, privacy, execution)
+    outcome = _tabulate(request, comparison, tuned, results, extends, privacy, execution)
     if results.failed:
         raise IncompleteError(outcome, *results.report())
     return outcome
@@ -390,14 +390,15 @@ def _never_built(work: ArtifactWriter) -> Built:
 
 def _tabulate(
     request: Mapping[str, Any],
+    comparison: Comparison,
     tuned: Tuned,
     results: Results,
-    out: Path,
     extends: str,
     privacy: Mapping[str, Any],
     execution: Execution,
 ) -> Outcome:
     """Write the comparison of all existing predictions."""
+    out = comparison.out
     suitable = {name: value for name, value in request["methods"].items() if name not in results.unsuited}
     spec = _spec({**request, "methods": suitable}, results.made, out)
     runs = sorted(results.made.items(), key=lambda item: item[0].seed)
@@ -416,7 +417,10 @@ def _tabulate(
         scores = scoring.score(
             artifacts, SPLIT, baseline, labels, metric_names, request.get("positive"), request.get("coverage")
         )
-        metrics = {**scoring.summarize(scores, SPLIT, baseline, request.get("target"), link), "failed": failed_seeds}
+        record = tuned.record(out / NAME, labels)
+        tried = tunings.count_models(record, comparison.variants)
+        table = scoring.summarize(scores, SPLIT, baseline, request.get("target"), link, tried)
+        metrics = {**table, "failed": failed_seeds}
         pooled = stack_pools(suitable)
         if beside := stack_references.score_references(scores, pooled):
             metrics |= {
@@ -425,7 +429,7 @@ def _tabulate(
             }
         metrics["methods"].sort(key=lambda method: -summary.rank(method, metric_names))
         place = {method["label"]: number for number, method in enumerate(metrics["methods"])}
-        metrics |= tuned.record(out / NAME, [*place])
+        metrics |= record
         remarks = [f"`{name}` failed under seed {', '.join(map(str, seeds))}." for name, seeds in failed_seeds.items()]
         scoring.write(work, sorted(scores, key=lambda item: place[item.label]), metrics, NAME, remarks)
         best = metrics["methods"][0]["label"]

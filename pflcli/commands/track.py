@@ -12,7 +12,7 @@ from pflcli.artifacts.open_by_path import open_all
 from pflcli.errors import ConflictError, InputError, PflError, UsageError
 from pflcli.options.function import command
 from pflcli.options.track import Track
-from pflcli.tracking import open_writer, records, require_tool
+from pflcli.tracking import open_writer, raising_errors_of_threads, records, require_tool
 from pflcli.wording import counted
 
 
@@ -46,7 +46,7 @@ def track(asked: Track) -> Tracked:
     found = {record.key: record for artifact in artifacts for record in records.read(artifact)}
     out.parent.mkdir(parents=True, exist_ok=True)
     try:
-        with locks.acquire(out), closing(open_writer(asked.to, out)) as writer:
+        with locks.acquire(out), raising_errors_of_threads(), closing(open_writer(asked.to, out)) as writer:
             stale = [record for record in found.values() if execution.force or not writer.contains(record)]
             with execution.reporter.progress("track", len(stale)) as advance:
                 for record in stale:

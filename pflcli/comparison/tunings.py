@@ -95,6 +95,21 @@ def requested_variants(
     return resolve_variants(methods, options, training, existing)
 
 
+def count_models(record: Mapping[str, Any], variants: Sequence[Variant]) -> dict[str, int]:
+    """Return the number of models from which each variant was chosen, from the choices in ``metrics.json``.
+
+    A method on the backbone also depends on the settings that were chosen for it.
+    """
+    chosen = record.get("tune", {}).get("methods", {})
+    trials = {name: facts["trials"] for name, facts in chosen.items() if facts["values"]}
+    return {
+        variant.name: trials.get(variant.name, 1)
+        * (1 if variant.name == BACKBONE or variant.source == "partition" else trials.get(BACKBONE, 1))
+        for variant in variants
+        if not variant.is_stack
+    }
+
+
 def _request(table: Path) -> Mapping[str, Any]:
     """Return the request of an existing comparison, or an empty one."""
     try:

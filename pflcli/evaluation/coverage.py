@@ -182,15 +182,18 @@ def calibrate_client_sets(
     return PredictionSets(level, rule, threshold, n_validation, conformal.build_sets(disclose(p), threshold, labels))
 
 
-def summarize_sets(groups: Mapping[str, Sequence[Scored]]) -> dict[str, Any]:
-    """Return ``sets`` of ``metrics.json``: the results of all rules over all seeds, by the label of the method."""
+def summarize_sets(groups: Mapping[str, Sequence[Scored]], tried: Mapping[str, int]) -> dict[str, Any]:
+    """Return ``sets`` of ``metrics.json``: the results of all rules over all seeds, by the label of the method.
+
+    ``tried`` is the number of models from which ``--tune`` chose by validation samples, by label.
+    """
     level = _require_sets(next(iter(groups.values()))[0]).level
     return {
         "coverage": level,
         "score": "1 - p(label)",
         "fewest_samples": conformal.fewest_samples(level),
         "pseudo_count": conformal.pseudo_count(level),
-        "methods": {label: _summarize_method(items, level) for label, items in groups.items()},
+        "methods": {label: _summarize_method(items, level, tried.get(label, 1)) for label, items in groups.items()},
     }
 
 
@@ -199,17 +202,30 @@ def _require_sets(item: Scored) -> ClientSets:
     return item.sets
 
 
-def _summarize_method(items: Sequence[Scored], level: float) -> dict[str, Any]:
+def _summarize_method(items: Sequence[Scored], level: float, tried: int) -> dict[str, Any]:
     fewest = conformal.fewest_samples(level)
     few = {item.seed: np.flatnonzero((_require_sets(item).n_validation < fewest) & (item.n > 0)) for item in items}
-    chooses = any(_chose_on_validation(item) for item in items)
+    chooses = tried > 1 or any(_chose_on_validation(item) for item in items)
+    tuning = {"models_tried": tried, "least_coverage": _bound_coverage(items, level, tried)} if tried > 1 else {}
     return {
         "too_few_samples": {
             str(item.seed): [_client_names(item)[client] for client in few[item.seed]] for item in items
         },
         **({"chose_on_validation": True} if chooses else {}),
+        **tuning,
         "thresholds": {rule: _summarize_rule(items, rule) for rule in conformal.RULES},
     }
+
+
+def _bound_coverage(items: Sequence[Scored], level: float, tried: int) -> dict[str, float]:
+    """Return lower bounds of the mean coverage over test samples, by threshold rule; shrunk thresholds have none."""
+    own, pooled = [], []
+    for item in items:
+        counts = _require_sets(item).n_validation
+        bounds = {int(n): conformal.least_coverage(level, int(n), tried) for n in np.unique(counts)}
+        own.append(scores.weighted_mean(np.asarray([bounds[int(n)] for n in counts]), item.n))
+        pooled.append(conformal.least_coverage(level, int(counts.sum()), tried))
+    return {"own": float(np.mean(own)), "pooled": float(np.mean(pooled))}
 
 
 def _summarize_rule(items: Sequence[Scored], rule: str) -> dict[str, Any]:

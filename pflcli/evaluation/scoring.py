@@ -66,11 +66,17 @@ def score(
 
 
 def summarize(
-    scored: Sequence[Scored], split: str, baseline: str, target: float | None = None, link: Link | None = None
+    scored: Sequence[Scored],
+    split: str,
+    baseline: str,
+    target: float | None = None,
+    link: Link | None = None,
+    tried: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
     """Return the content of ``metrics.json``: a row per method, over its seeds, and the conclusion.
 
     With a ``target`` accuracy, rows have the time to reach it; with a ``link``, the simulated time of the rounds.
+    ``tried`` is the number of models from which ``--tune`` chose, by label.
     """
     groups, metric_names = _group_by_label(scored), scored[0].metric_names
     table: dict[str, Any] = {
@@ -89,7 +95,7 @@ def summarize(
         for method, items in zip(table["methods"], groups.values(), strict=True):
             method["metrics"] |= round_costs.summarize_simulated_time([item.artifact for item in items], link, target)
     if scored[0].sets is not None:
-        table["sets"] = coverage.summarize_sets(groups)
+        table["sets"] = coverage.summarize_sets(groups, tried or {})
     summary.correct_p_values(table["methods"], table["baseline"])
     table["conclusion"] = conclusion.conclude(table["methods"], table["baseline"], metric_names[0])
     remarks = _define_metrics(table["methods"], metric_names, _class_names(scored[0]), scored[0].positive)

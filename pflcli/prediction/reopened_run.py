@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import os
+import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -149,18 +151,31 @@ def _read_later_clients(artifact: Artifact, partition: Artifact) -> LaterClients
 
 
 def _read_weights(artifact: Artifact, backbone: Artifact | None, file: Path | str | None) -> initial.Weights | None:
-    """Return the initial weights of a run without a backbone; raises UsageError for a missing or wrong file."""
+    """Return the initial weights in a file, None if there is no file; raises UsageError if it is missing or wrong."""
     digest = artifact.manifest.request.get("weights")
-    if file is None:
-        if digest is not None and backbone is None:
-            raise UsageError(
-                f"{artifact.path} was trained from the weights in a file", "--weights FILE, with that file"
-            )
-        return None
-    weights = initial.read(file)
-    if weights.digest != digest:
-        raise UsageError(f"{artifact.path} was not trained from {weights.path}", "leave out --weights")
-    return weights
+    weights = None if file is None else initial.read(file)
+    if weights is not None and weights.digest != digest:
+        problem = f"was not trained from {weights.path}"
+    elif weights is None and digest is not None and backbone is None:
+        problem = "was trained from the weights in a file"
+    else:
+        return weights
+    # A backbone contains the weights that it started from.
+    is_needed = digest is not None and backbone is None
+    raise UsageError(
+        f"{artifact.path} {problem}", _name_weights(artifact, file) if is_needed else "leave out --weights"
+    )
+
+
+def _name_weights(artifact: Artifact, wrong: Path | str | None) -> str:
+    """Return the option with the file in the command of the predictions, if it is there and not the ``wrong`` one."""
+    words = shlex.split(str(artifact.manifest.made.get("command", "")))
+    for option, word in itertools.pairwise(words):
+        # The command is recorded for the parent folder of the artifact.
+        file = Path(os.path.normpath(artifact.path.parent / word))
+        if option == "--weights" and file.is_file() and (wrong is None or not file.samefile(wrong)):
+            return f"--weights {shlex.quote(str(file))}"
+    return "--weights FILE, with the weights that it was trained from"
 
 
 def find_changed_code(artifact: Artifact) -> list[str]:

@@ -22,7 +22,7 @@ from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.reader import Artifact, follow
 from pflcli.engine.engine import probabilities
-from pflcli.errors import InputError
+from pflcli.errors import InputError, UsageError
 from pflcli.evaluation import pool
 from pflcli.evaluation.pool import BASE, GLOBAL, STACK
 from pflcli.execution import Execution
@@ -220,10 +220,15 @@ class StoredPredictor:
 
 
 def open_predictor(artifact: Artifact, weights: Path | str | None = None) -> StoredPredictor:
-    """Open stored predictions with the runs that made them; raises whatever ``reopened_run.reopen`` raises."""
+    """Open stored predictions with the runs that made them; raises whatever ``reopened_run.reopen`` raises.
+
+    For a stack, ``weights`` is the file of all its runs that started from a file.
+    """
     if artifact.manifest.request["method"] != STACK:
         return StoredPredictor(artifact, reopened_run.reopen(artifact, weights))
     sources = [follow(artifact, reference) for reference in artifact.manifest.inputs if reference.role == "pooled"]
+    if weights is not None and not any("weights" in source.manifest.request for source in sources):
+        raise UsageError(f"{artifact.path} was not trained from {weights}", "leave out --weights")
     began = [weights if "weights" in source.manifest.request else None for source in sources]
     return StoredPredictor(
         artifact, None, tuple(open_predictor(source, file) for source, file in zip(sources, began, strict=True))

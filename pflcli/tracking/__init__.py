@@ -6,8 +6,13 @@ import hashlib
 import importlib
 import io
 import json
+import logging
 import os
 import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -23,6 +28,9 @@ _PACKAGES = {
 TOOLS = tuple(_PACKAGES)
 _OFFLINE = {"MLFLOW_DISABLE_TELEMETRY": "true", "WANDB_ERROR_REPORTING": "false"}
 """Settings without which these packages report their use and their errors to their makers."""
+
+_MAX_SECONDS_OF_THREADS = 2.0
+"""Seconds to wait for threads of a tool that has finished."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +106,31 @@ def open_writer(tool: str, out: Path) -> Writer:
     """Return the writer of a tool for the folder ``out``."""
     writer: Writer = importlib.import_module(f"pflcli.tracking.{tool}").open_writer(out)
     return writer
+
+
+@contextmanager
+def raising_errors_of_threads() -> Iterator[None]:
+    """Raise an error in a thread of a tool here, and let neither Python nor logging print it while the block runs.
+
+    Tools write in threads of their own. Python prints the traceback of an error there, also if the tool raises it again
+    for its caller.
+    """
+    failures: list[BaseException] = []
+    known, hook, prints = set(threading.enumerate()), threading.excepthook, logging.raiseExceptions
+    threading.excepthook = lambda args: failures.append(args.exc_value or args.exc_type())
+    logging.raiseExceptions = False  # handlers of tools print the traceback of a log file that cannot be written
+    try:
+        try:
+            yield
+        finally:
+            # A thread ends a little later than its error is known.
+            end = time.monotonic() + _MAX_SECONDS_OF_THREADS
+            for thread in set(threading.enumerate()) - known:
+                thread.join(max(0.0, end - time.monotonic()))
+        if failures:
+            raise failures[0]
+    finally:
+        threading.excepthook, logging.raiseExceptions = hook, prints
 
 
 def file_name(name: str) -> str:

@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 from types import SimpleNamespace
 
 import numpy as np
+import onnx
 import onnxruntime
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from helpers import error_text, listing
-from originals import write_images, write_network
-from pflcli import embed, import_data, partition, train_global
+from originals import write_images, write_network, write_network_with_external_data
+from pflcli import embed, encoders, import_data, partition, train_global
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import dataset as datasets
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands import embed as command
 from pflcli.data.datasets import cifar100
-from pflcli.encoders import FrozenEncoder
+from pflcli.encoders import Choice, FrozenEncoder
 from pflcli.errors import ConflictError, InputError, UsageError
 from pflcli.execution import Execution
 from pflcli.vision import torchvision
@@ -262,3 +266,131 @@ def test_a_wrong_onnx_file_is_refused(at, tmp_path, content, options, message):
         (tmp_path / "net.onnx").write_bytes(content)
     with pytest.raises((InputError, UsageError), match=message):
         embed(at.images, tmp_path / "data", encoder=f"onnx:{tmp_path / 'net.onnx'}", **options)
+
+
+def scale_floats(file):
+    """Multiply the numbers in a file of an encoder by 3."""
+    if file.suffix == ".pt":
+        torch.save({name: 3 * value for name, value in torch.load(file).items()}, file)
+    elif file.suffix == ".safetensors":
+        save_file({name: 3 * value for name, value in load_file(file).items()}, file)
+    elif file.suffix == ".onnx":
+        model = onnx.load(file, load_external_data=False)
+        for tensor in model.graph.initializer:
+            if tensor.data_location != tensor.EXTERNAL:
+                tensor.raw_data = (3 * onnx.numpy_helper.to_array(tensor)).tobytes()
+        model.graph.node[0].name += "again"  # a model without weights of its own changes, too
+        file.write_bytes(model.SerializeToString())
+    else:
+        file.write_bytes((3 * np.frombuffer(file.read_bytes(), np.float32)).tobytes())
+
+
+@pytest.mark.parametrize("form", [".pt", ".safetensors", ".onnx", "external"])
+def test_the_hash_of_an_encoder_changes_with_every_file_that_it_reads(at, tmp_path, form, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (folder := tmp_path / "encoder").mkdir()
+    file = folder / ("net.onnx" if form == "external" else f"net{form}")
+    if form == "external":
+        write_network_with_external_data(file)
+    elif form == ".onnx":
+        write_network(file)
+    elif form == ".pt":
+        torch.save(at.net.state_dict(), file)
+    else:
+        save_file(at.net.state_dict(), file)
+    choice = Choice(f"onnx:{file}", None, SIZE) if file.suffix == ".onnx" else Choice(NAME, file, SIZE)
+    first = choice.open(at.x.shape[1:])
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    assert len(files) == (4 if form == "external" else 1)
+    hashes = {first.facts.weights}
+    for changed in files:
+        content = changed.read_bytes()
+        scale_floats(changed)
+        other = choice.open(at.x.shape[1:])
+        hashes.add(other.facts.weights)
+        if not (form == "external" and changed == file):
+            assert not np.allclose(other.embed(at.x[:4]), first.embed(at.x[:4])), changed
+        changed.write_bytes(content)
+    assert len(hashes) == 1 + len(files)
+    assert choice.open(at.x.shape[1:]).facts.weights == first.facts.weights
+    for missing in files:
+        moved = missing.rename(tmp_path / "elsewhere")
+        with pytest.raises(InputError, match=re.escape(str(missing))):
+            choice.open(at.x.shape[1:])
+        moved.rename(missing)
+
+
+def test_external_data_are_read_beside_the_model(at, tmp_path, monkeypatch):
+    """A single file and one with external data compute the same, from any working directory."""
+    (tmp_path / "two").mkdir()
+    write_network_with_external_data(tmp_path / "two" / "net.onnx")
+    whole = onnx.load(tmp_path / "two" / "net.onnx")
+    constants = whole.graph.node[-2].attribute
+    for attribute in constants:  # the helper of onnx does not look into inner graphs of old versions
+        assert attribute.g.node[0].attribute[0].t.raw_data
+    onnx.save(whole, tmp_path / "one.onnx")
+    features = []
+    for place, name in (("", "one.onnx"), ("", "two/net.onnx"), ("two", "net.onnx"), ("two/inside", "../net.onnx")):
+        monkeypatch.chdir(tmp_path / place)
+        features.append(Choice(f"onnx:{name}", None, SIZE).open(at.x.shape[1:]).embed(at.x[:4]))
+    assert all(np.array_equal(value, features[0]) for value in features)
+
+
+@pytest.mark.parametrize(
+    ("location", "more", "message"),
+    [
+        ("../secret.bin", {}, "outside its folder"),
+        ("inside/../../secret.bin", {}, "outside its folder"),
+        ("{folder}/secret.bin", {}, "outside its folder"),
+        ("link.bin", {}, "outside its folder"),
+        ("inside", {}, "is a folder"),
+        ("", {}, "is a folder"),
+        ("pipe", {}, "is a pipe"),
+        ("*/_ORT_MEM_ADDR_/*", {"offset": 4096}, "does not exist"),
+        ("nothing.data", {}, "nothing.data does not exist"),
+        ("a\0b", {}, "net.onnx"),
+        ("short.data", {}, "net.onnx"),
+        ("short.data", {"length": 432}, "short.data has 100 bytes"),
+        ("short.data", {"offset": 101}, "short.data has 100 bytes"),
+        ("weight.data", {"offset": -4}, "weight.data has 432 bytes"),
+        ("weight.data", {"length": -4}, "weight.data has 432 bytes"),
+        ("weight.data", {"offset": "x"}, "cannot be read as ONNX"),
+        ("weight.data", {"length": 10**30}, "weight.data has 432 bytes"),
+    ],
+)
+def test_external_data_that_cannot_be_read_are_one_error(at, tmp_path, location, more, message, pfl):
+    (folder := tmp_path / "encoder").mkdir()
+    write_network_with_external_data(folder / "net.onnx")
+    (tmp_path / "secret.bin").write_bytes((folder / "weight.data").read_bytes())
+    (folder / "short.data").write_bytes(bytes(100))
+    (folder / "link.bin").symlink_to(tmp_path / "secret.bin")
+    os.mkfifo(folder / "pipe")
+    model = onnx.load(folder / "net.onnx", load_external_data=False)
+    weight = max(model.graph.initializer, key=lambda tensor: np.prod(tensor.dims))
+    del weight.external_data[:]
+    for key, value in {"location": location.format(folder=tmp_path), **more}.items():
+        weight.external_data.add(key=key, value=str(value))
+    (folder / "net.onnx").write_bytes(model.SerializeToString())
+    ran = pfl("embed", at.images, "--encoder", f"onnx:{folder / 'net.onnx'}", "--size", SIZE, "-o", tmp_path / "data")
+    assert (ran.code, message in ran.err, ran.err.count("pfl: ")) == (3, True, 1), ran.err
+    assert not (tmp_path / "data").exists()
+
+
+def test_other_external_data_are_another_request(at, tmp_path, pfl):
+    (folder := tmp_path / "encoder").mkdir()
+    write_network_with_external_data(folder / "net.onnx")
+    line = ("embed", at.images, "--encoder", f"onnx:{folder / 'net.onnx'}", "--size", SIZE, "-o", tmp_path / "data")
+    assert pfl(*line).code == 0
+    ran = pfl(*line)
+    assert (ran.code, "up to date" in ran.err) == (0, True)
+    scale_floats(folder / "weight.data")
+    ran = pfl(*line)
+    assert (ran.code, "encoder" in ran.err) == (4, True)
+
+
+def test_a_model_that_reads_one_file_too_often_is_refused(at, tmp_path, monkeypatch):
+    monkeypatch.setattr(encoders, "_MAX_ONNX_BYTES", 1000)
+    files = write_network_with_external_data(tmp_path / "net.onnx")
+    assert sum(file.stat().st_size for file in files) < 1000
+    with pytest.raises(InputError, match="the maximum is 1000"):
+        Choice(f"onnx:{tmp_path / 'net.onnx'}", None, SIZE).open(at.x.shape[1:])

@@ -4,8 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
+import logging
+import resource
 import shutil
 import sys
+import threading
+import time
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -298,3 +303,42 @@ def test_wandb_has_every_run_once(compared, tmp_path):
         assert all(f"scores/{name}".encode() in content for name in record.scores)
         assert (b"rounds/loss" in content) == bool(record.rounds)
         assert len(list(folder.rglob("*.png"))) == len(record.pictures)
+
+
+@contextmanager
+def largest_file(size):
+    """Let no file of this process become larger than so many bytes, as a quota does."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+@pytest.mark.parametrize(
+    ("tool", "size"), [("tensorboard", 1), ("tensorboard", 1000), ("tensorboard", 8000), ("mlflow", 1000), ("wandb", 1)]
+)
+def test_a_full_disk_is_one_error_with_every_tool(compared, tmp_path, pfl, tool, size):
+    pytest.importorskip(tool, reason=f"{tool} is not installed")
+    line = ("track", compared, "--to", tool, "-o", tmp_path / "out")
+    with largest_file(size):
+        ran = pfl(*line)
+    assert (ran.code, ran.err.count("pfl: "), "Traceback" in ran.err) == (3, 1, False), ran.err
+    assert str(tmp_path / "out") in ran.err
+    if tool == "tensorboard":
+        assert (pfl(*line).code, track([compared], tmp_path / "out", to=tool).written) == (0, 0)
+
+
+def test_an_error_in_a_thread_of_a_tool_is_raised_and_not_printed(capsys):
+    def fail():
+        time.sleep(0.05)
+        raise OSError("no room")
+
+    hook, prints = threading.excepthook, logging.raiseExceptions
+    with pytest.raises(OSError, match="no room"), tracking.raising_errors_of_threads():
+        threading.Thread(target=fail).start()
+    with pytest.raises(ZeroDivisionError), tracking.raising_errors_of_threads():
+        print(threading.Thread(target=fail).start() or 1 / 0)
+    assert (threading.excepthook, logging.raiseExceptions) == (hook, prints)
+    assert capsys.readouterr().err == ""

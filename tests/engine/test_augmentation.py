@@ -62,6 +62,29 @@ def test_each_image_is_mirrored_and_shifted_on_a_black_ground(scale):
     assert {form for *_, form in seen} == {"plain", "mirrored"}
 
 
+def test_half_of_the_images_are_mirrored_and_all_shifts_are_equally_likely():
+    images = torch.zeros(8000, 1, 16, 16)
+    images[:, 0, 8, 5] = 1  # one bright pixel says what happened to its image
+    bright = augment(images, ("flip", "crop"), np.random.default_rng(0))[:, 0].flatten(1).argmax(dim=1)
+    row, column = (bright // 16).numpy(), (bright % 16).numpy()
+    is_mirrored = column > 7  # 5 +- 2, or 10 +- 2
+    assert abs(is_mirrored.mean() - 0.5) < 4 * 0.5 / np.sqrt(8000)
+    shifts = np.stack([row - 8, np.where(is_mirrored, 10 - column, column - 5)])
+    for axis in shifts:
+        shares = np.bincount(axis + 2, minlength=5) / 8000
+        assert np.abs(shares - 0.2).max() < 4 * np.sqrt(0.2 * 0.8 / 8000)
+    assert abs(np.corrcoef([*shifts, is_mirrored]) - np.eye(3)).max() < 4 / np.sqrt(8000)
+
+
+@pytest.mark.parametrize(("side", "largest"), [(7, 1), (8, 1), (15, 1), (16, 2), (32, 4)])
+def test_the_largest_shift_is_an_eighth_of_the_side(side, largest):
+    images = torch.zeros(500, 1, side, side)
+    images[:, 0, side // 2, side // 2] = 1
+    bright = augment(images, ("crop",), np.random.default_rng(0))[:, 0].flatten(1).argmax(dim=1)
+    assert set((bright // side - side // 2).tolist()) == set(range(-largest, largest + 1))
+    assert set((bright % side - side // 2).tolist()) == set(range(-largest, largest + 1))
+
+
 def test_each_kind_does_nothing_else():
     data = federation()
     images = data.inputs(slice(0, 16))

@@ -13,6 +13,7 @@ import pytest
 
 from pflcli.artifacts import codebook
 from pflcli.artifacts.codebook import Codebook
+from pflcli.artifacts.kinds import evaluation as evaluations
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.kinds.predictions import Predictions, SplitPredictions
 from pflcli.artifacts.manifest import ArtifactSpec
@@ -49,6 +50,15 @@ def store(folder, method, validation, test, *, seed=0, tuned=None, settings=None
 def rows(path):
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
+
+
+def read_choices(folder):
+    """The methods that metrics.json says to have chosen on the samples that calibrate; table.md names the same ones."""
+    sets = json.loads((folder / "metrics.json").read_text())["sets"]["methods"]
+    chosen = {label for label, facts in sets.items() if facts.get("chose_on_validation")}
+    named = re.findall(r"^(.*) also chose on the validation samples", (folder / "table.md").read_text(), re.MULTILINE)
+    assert {label for line in named for label in re.split(", | and ", line)} == chosen
+    return chosen
 
 
 def by_hand(folder, method="fedavg", **kwargs):
@@ -138,9 +148,38 @@ def test_clients_without_test_samples_do_not_count(tmp_path):
 )
 def test_a_method_that_chose_on_the_same_samples_is_named(tmp_path, method, kwargs):
     evaluate([by_hand(tmp_path / "a", method, **kwargs)], tmp_path / "e", coverage=0.75)
-    assert f"{method} also chose on the validation samples" in (tmp_path / "e" / "table.md").read_text()
+    assert read_choices(tmp_path / "e") == {method}
     evaluate([by_hand(tmp_path / "b", "local")], tmp_path / "f", coverage=0.75)
-    assert "also chose" not in (tmp_path / "f" / "table.md").read_text()
+    assert read_choices(tmp_path / "f") == set()
+
+
+def test_tuned_methods_are_named_with_the_coverage_that_remains(small, tmp_path, pfl):
+    line = ("compare", small.p, "-o", tmp_path / "c", "--methods", "fedavg,local,prior", "--rounds", 1)
+    assert pfl(*line, "--model", "logistic", "--tune", 2, "--coverage", 0.8).code == 0
+    folder = tmp_path / "c" / "comparison"
+    metrics = evaluations.read(open_artifact(folder))
+    sets, trials = metrics["sets"]["methods"], {k: v["trials"] for k, v in metrics["tune"]["methods"].items()}
+    tried = {label: facts.get("models_tried", 1) for label, facts in sets.items()}
+    # Methods on the backbone also depend on the settings that were chosen for fedavg.
+    expected = {label: trials.get(label, 1) * (trials["fedavg"] if label == "prior" else 1) for label in sets}
+    expected = {label: max(1, number) for label, number in expected.items()}
+    assert tried == expected
+    assert tried["fedavg"] == tried["local"] == 2
+    assert read_choices(folder) == {label for label, number in tried.items() if number > 1}
+    text = (folder / "table.md").read_text()
+    validation = predictions.read(open_artifact(tmp_path / "c" / "seed-0" / "local"), "validation")
+    test = predictions.read(open_artifact(tmp_path / "c" / "seed-0" / "local"), "test")
+    for label, number in tried.items():
+        bounds = [conformal.least_coverage(0.8, n, number) for n in np.diff(validation.offsets).tolist()]
+        least = sets[label].get("least_coverage", {})
+        assert (label, bool(least)) == (label, number > 1)
+        if least:
+            assert least["own"] == pytest.approx(np.average(bounds, weights=np.diff(test.offsets)))
+            assert least["pooled"] == conformal.least_coverage(0.8, len(validation.y), number)
+            assert f"{label}: chosen from {number} models" in text
+            assert f"at least {100 * least['own']:.1f} % with own thresholds" in text
+    assert pfl("report", folder, "-o", tmp_path / "page.html").code == 0
+    assert "also chose on the validation samples" in (tmp_path / "page.html").read_text()
 
 
 def test_without_coverage_nothing_is_different(tmp_path):

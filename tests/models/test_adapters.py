@@ -117,6 +117,49 @@ def test_layers_with_a_forward_pass_of_their_own_are_frozen_as_they_are():
     assert set(parameters.state(net)) == {"body.1.down", "body.1.up", "head.weight", "head.bias"}
 
 
+@pytest.mark.parametrize(
+    ("layer", "is_adapted"),
+    [
+        (nn.Linear(8, 6), True),
+        (nn.Conv2d(8, 6, 1), True),
+        (nn.Conv2d(8, 6, 1, stride=2, bias=False), True),
+        (nn.Conv2d(8, 6, 1, padding=1), True),
+        (nn.Conv2d(8, 6, (1, 1), padding=(0, 2)), True),
+        (nn.Conv2d(8, 6, 3), False),
+        (nn.Conv2d(8, 6, (1, 3)), False),
+        (nn.Conv2d(8, 6, 1, groups=2), False),
+        (nn.Conv2d(8, 8, 1, groups=8), False),
+        (nn.Conv2d(8, 6, 1, padding=1, padding_mode="reflect"), False),
+        (nn.Conv2d(8, 6, 1, padding=1, padding_mode="circular"), False),
+        (nn.Conv1d(8, 6, 1), False),
+        (nn.ConvTranspose2d(8, 6, 1), False),
+    ],
+)
+def test_an_adapted_layer_computes_what_it_computed_and_learns(layer, is_adapted):
+    """Beside a layer that always gets an adapter, so that networks without one are not refused."""
+    shape = {nn.Linear: (8,), nn.Conv1d: (8, 5)}.get(type(layer), (8, 5, 5))
+    x = draw(4, *shape)
+    body = nn.Sequential(layer, nn.Flatten(), nn.Linear(layer(x).flatten(1).shape[1], 4), nn.ReLU())
+    plain = models.Net(body, nn.Linear(4, 2))
+    net = models.add_adapter(plain, "lora:2", 0)
+    assert torch.allclose(net(x), plain(x), atol=1e-6)
+    names = set(parameters.state(net))
+    assert ("body.0.up" in names) == is_adapted
+    assert not any(name.startswith("body.0.") for name in names) or is_adapted
+    with torch.no_grad():
+        for name, value in net.named_parameters():
+            if name.endswith("up"):
+                value += draw(*value.shape)
+    if is_adapted:  # the layer is one with the weight W + B A
+        low, other = net.body[0], copy.deepcopy(plain)
+        with torch.no_grad():
+            other.body[0].weight += (low.up.flatten(1) @ low.down.flatten(1)).view_as(other.body[0].weight)
+            other.body[2].weight += net.body[2].up @ net.body[2].down
+        assert torch.allclose(low.weight, other.body[0].weight, atol=1e-6)
+        assert torch.allclose(net(x), other(x), atol=1e-4)
+        assert not torch.allclose(net(x), plain(x), atol=1e-2)
+
+
 def test_layers_that_occur_twice_stay_one():
     layer = nn.Linear(4, 4)
     net = models.add_adapter(models.Net(nn.Sequential(layer, nn.ReLU(), layer), nn.Linear(4, 2)), "lora:1", 0)

@@ -87,6 +87,8 @@ class _Stack(TypedDict):
 class _MethodSets(TypedDict):
     too_few_samples: dict[str, list[str]]
     chose_on_validation: NotRequired[bool]
+    models_tried: NotRequired[int]
+    least_coverage: NotRequired[dict[str, float]]
     thresholds: dict[str, dict[str, _Metric]]
 
 

@@ -30,6 +30,9 @@ Floats = NDArray[np.float64]
 RULES = ("own", "pooled", "shrunk")
 """Names of the threshold rules."""
 
+_STEPS = 10_000
+"""Number of points of an integral over coverages from 0 to 1."""
+
 
 def require_level(coverage: float) -> None:
     """Raise UsageError unless ``coverage`` is between 0 and 1, both excluded."""
@@ -56,6 +59,23 @@ def pseudo_count(coverage: float) -> int:
     (1 - α / 2) quantile of the other clients' scores.
     """
     return math.ceil(2 / (1 - _to_fraction(coverage)))
+
+
+def least_coverage(coverage: float, n: int, tried: int) -> float:
+    """Return a lower bound of the mean coverage if one of ``tried`` models was chosen on the n samples that calibrate.
+
+    The coverage of a fixed model, given the samples, is distributed as Beta(k, n + 1 - k) or above, with
+    k = ⌈(n + 1)(1 - α)⌉ (Vovk, 2012, https://arxiv.org/abs/1209.2673, Prop. 2a). By the union bound over the models, it
+    holds for any rule of choice: the mean is at least the integral of max(0, 1 - tried F(x)), where F is the
+    distribution function. With one model, it is k / (n + 1).
+    """
+    from scipy.special import betainc
+
+    rank = math.ceil((n + 1) * _to_fraction(coverage))
+    if rank > n:
+        return 1.0
+    middle = (np.arange(_STEPS) + 0.5) / _STEPS
+    return float(np.maximum(0.0, 1.0 - tried * betainc(rank, n + 1 - rank, middle)).mean())
 
 
 def score_labels(p: Array, y: Array) -> Floats:

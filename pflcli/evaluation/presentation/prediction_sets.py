@@ -45,14 +45,21 @@ def notes(metrics: Mapping[str, Any]) -> list[str]:
     if "sets" not in metrics:
         return []
     sets = metrics["sets"]
-    chosen = [label for label, method in sets["methods"].items() if method.get("chose_on_validation")]
-    chosen = [*sets["methods"]] if "tune" in metrics else chosen
+    chosen = {label: method for label, method in sets["methods"].items() if method.get("chose_on_validation")}
     lines = _describe_small_clients(sets)
     if chosen:
         lines.append(
-            f"{listed(chosen)} also chose on the validation samples that calibrate prediction sets, so coverage on test"
-            " samples can be slightly below the level"
+            f"{listed([*chosen])} also chose on the validation samples that calibrate prediction sets, so the level is"
+            " not guaranteed: coverage on test samples can be points below it, the more so the more models were tried"
+            " and the fewer samples calibrate (docs/measurement.md)"
         )
+        lines += [
+            f"{label}: chosen from {counted(method['models_tried'], 'model')}, its mean coverage is at least "
+            f"{100 * method['least_coverage']['own']:.1f} % with own thresholds and "
+            f"{100 * method['least_coverage']['pooled']:.1f} % with the pooled one"
+            for label, method in chosen.items()
+            if "models_tried" in method
+        ]
     return lines
 
 

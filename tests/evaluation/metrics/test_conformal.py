@@ -209,3 +209,22 @@ def test_shrunk_thresholds_lose_no_more_than_the_weight_of_the_other_clients():
     share = conformal.pseudo_count(0.8) / (60 + conformal.pseudo_count(0.8) + 1)
     assert_coverage(shrunk, 0.8 - share, 0.8 + 1 / 71)
     assert shrunk.mean() > pooled.mean() + 0.1
+
+
+@pytest.mark.parametrize(("n", "tried"), [(20, 1), (20, 5), (20, 20), (100, 20)])
+def test_the_coverage_that_remains_after_a_choice_is_above_its_bound(n, tried):
+    """Of independent models, take the one whose sets cover least: no rule of choice can do worse."""
+    rng = np.random.default_rng(0)
+    rank = math.ceil((n + 1) * 0.9 - 1e-9)
+    coverage = np.sort(rng.random((4000, tried, n)), axis=2)[:, :, rank - 1].min(axis=1)  # scores are uniform
+    error = coverage.std() / math.sqrt(len(coverage))
+    bound = conformal.least_coverage(0.9, n, tried)
+    assert bound <= coverage.mean() + 4 * error
+    assert bound > coverage.mean() - 0.025  # the union bound loses little
+    if tried == 1:
+        assert bound == pytest.approx(rank / (n + 1), abs=1e-4)
+
+
+def test_an_infinite_threshold_covers_whatever_was_chosen():
+    assert conformal.least_coverage(0.9, 8, 100) == 1
+    assert conformal.least_coverage(0.9, 9, 100) < 0.9

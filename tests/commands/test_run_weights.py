@@ -1,0 +1,118 @@
+"""``--weights`` of the commands that open a run again: each of them says the same about a missing or a wrong file."""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from dataclasses import fields
+from types import SimpleNamespace
+
+import h5py
+import numpy as np
+import pytest
+from safetensors.torch import load_file, save_file
+
+import pflcli
+from pflcli import cli
+from pflcli.__main__ import main
+from pflcli.artifacts import codebook
+from pflcli.artifacts.reader import open_artifact
+from pflcli.execution import Execution
+from pflcli.options.declaration import Options
+
+LINES = {
+    "predict": "predict {run} {d}/x.npy --client {client}",
+    "export": "export {run} -o {out} --client {client}",
+    "new-client": "new-client {run} {d}/new.npz -o {out} --client zoe",
+    "audit": "audit {run} -o {out}",
+}
+"""A line for each command that has the option."""
+
+
+@pytest.fixture(scope="module")
+def at(small, tmp_path_factory):
+    """Runs that started from the weights in a file, with and without a backbone, and at random; and stacks of runs."""
+    d = tmp_path_factory.mktemp("weights")
+    pflcli.train_global(small.p, d / "g", settings={"model": "mlp", "rounds": 1}, execution=Execution(threads=1))
+    state = load_file(d / "g" / "weights.safetensors")
+    save_file(state, d / "w.safetensors")
+    save_file({name: 2 * value for name, value in state.items()}, d / "other.safetensors")
+    new = ("--model", "mlp", "--rounds", 1, "--threads", 1)
+    weights = ("--weights", d / "w.safetensors")
+    for line in (
+        ("personalize", "ditto", small.p, "-o", d / "alone", "--adapter", "lora:2", *new, *weights),
+        ("train-global", small.p, "-o", d / "b", *new, *weights),
+        ("personalize", "fedavg-plus", d / "b", "-o", d / "backbone", "--threads", 1),
+        ("personalize", "ditto", small.p, "-o", d / "random", *new),
+        ("personalize", "local", small.p, "-o", d / "local", *new),
+        ("stack", d / "alone", d / "random", "-o", d / "stack", "--no-gate"),
+        ("stack", d / "local", d / "random", "-o", d / "random-stack", "--no-gate"),
+    ):
+        with pytest.raises(SystemExit) as end:
+            main([str(word) for word in line])
+        assert not end.value.code, line
+    with h5py.File(small.p / "samples.h5") as file:
+        np.save(d / "x.npy", file["x"][:3])
+        np.savez(d / "new.npz", x=file["x"][:30], y=file["y"][:30])
+    client = codebook.read(open_artifact(small.p)).clients[0]
+    return SimpleNamespace(d=d, client=client, w=d / "w.safetensors", other=d / "other.safetensors")
+
+
+def line_of(at, command, run, out):
+    return LINES[command].format(run=at.d / run, d=at.d, client=at.client, out=out / "out").split()
+
+
+def test_every_command_that_reads_initial_weights_again_is_here():
+    assert cli.app
+    known = [(options.NAME, fields(options)) for options in Options.__subclasses__()]
+    having = {name for name, options in known if any(each.type == "RunWeights" for each in options)}
+    assert having == set(LINES)
+
+
+@pytest.mark.parametrize("run", ["alone", "stack"])
+@pytest.mark.parametrize("command", LINES)
+def test_the_hint_names_the_weights_if_a_run_needs_them(at, tmp_path, pfl, command, run):
+    if run == "stack" and command in ("export", "new-client"):
+        pytest.skip("the command refuses stacks")
+    line = line_of(at, command, run, tmp_path)
+    for wrong in ([], ["--weights", at.other]):
+        ran = pfl(*line, *wrong)
+        assert ran.code == 2
+        assert str(at.d / "alone") in ran.err
+        assert "leave out" not in ran.err
+        (hint,) = [part.strip() for part in ran.err.splitlines() if part.strip().startswith("--weights")]
+        assert hint == f"--weights {at.w}"
+        assert not (tmp_path / "out").exists()
+    assert pfl(*line, *shlex.split(hint)).code == 0
+
+
+@pytest.mark.parametrize("run", ["backbone", "random", "random-stack"])
+@pytest.mark.parametrize("command", LINES)
+def test_the_hint_leaves_out_weights_that_a_run_does_not_need(at, tmp_path, pfl, command, run):
+    if run == "random-stack" and command in ("export", "new-client"):
+        pytest.skip("the command refuses stacks")
+    line = line_of(at, command, run, tmp_path)
+    for given in (at.other, at.w):
+        ran = pfl(*line, "--weights", given)
+        if (run, given) == ("backbone", at.w):  # the backbone started from them
+            assert ran.code == 0
+            shutil.rmtree(tmp_path / "out", ignore_errors=True)
+            continue
+        assert (ran.code, "leave out --weights" in ran.err, "--weights FILE" in ran.err) == (2, True, False)
+        assert not (tmp_path / "out").exists()
+    assert pfl(*line).code == 0
+
+
+@pytest.mark.parametrize("command", LINES)
+def test_the_hint_names_no_file_that_is_gone_or_has_other_weights(at, tmp_path, pfl, command):
+    line = line_of(at, command, "alone", tmp_path)
+    at.w.rename(at.d / "moved.safetensors")
+    try:
+        for wrong in ([], ["--weights", at.other]):
+            ran = pfl(*line, *wrong)
+            assert (ran.code, "--weights FILE, with the weights" in ran.err) == (2, True)
+        shutil.copyfile(at.other, at.w)
+        ran = pfl(*line, "--weights", at.w)
+        assert (ran.code, "--weights FILE, with the weights" in ran.err) == (2, True)
+    finally:
+        (at.d / "moved.safetensors").replace(at.w)
