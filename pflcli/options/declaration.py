@@ -48,6 +48,11 @@ def split_words(text: str) -> list[str]:
     return [word.strip() for word in text.split(",") if word.strip()]
 
 
+def split_items(text: str) -> list[str]:
+    """Return the items of a text, which are separated by commas and may be empty; a comma alone is one item."""
+    return [","] if text == "," else [item.strip() for item in text.split(",")]
+
+
 def as_path(value: Any) -> str:
     """Return the path of a file, an artifact or ``Weights`` as a user types it."""
     return PathWord(getattr(value, "path", value))
@@ -94,6 +99,14 @@ def _parse_fractions(text: str) -> tuple[float, float, float]:
     return train, validation, test
 
 
+def _parse_map(text: str) -> dict[str, str]:
+    """Return the pairs in ``1=ill,2=ill``; raises UsageError for anything else."""
+    pairs = [pair.partition("=") for pair in split_words(text)]
+    if not pairs or not all(old and sign and new for old, sign, new in pairs):
+        raise UsageError(f"--label-map {text} does not have the form OLD=NEW,OLD=NEW", "--label-map 1=ill,2=ill")
+    return {old.strip(): new.strip() for old, _, new in pairs}
+
+
 def merge_with_file(ctx: typer.Context, param: typer.CallbackParam, value: list[str] | None) -> list[str] | None:
     """Add the ``key=value`` pairs of the configuration file to the typed ones, which override them."""
     from_file = (ctx.default_map or {}).get(str(param.name))
@@ -108,6 +121,7 @@ METHOD = Typed(str, text=functools.partial(as_file, "methods"))
 METHODS = Typed(str, split_words, functools.partial(as_files, "methods"))
 PATHS = Typed(list[Path], text=lambda paths: [*map(as_path, paths)])
 WORDS = Typed(str, split_words, as_typed)
+ITEMS = Typed(str, split_items, as_typed)
 ASSIGNMENTS = Typed(list[str], config.parse_assignments, as_pairs)
 FRACTIONS = Typed(str, _parse_fractions, as_typed)
 
@@ -224,7 +238,10 @@ Coverage = Annotated[
 ]
 Label = Annotated[
     str | None,
-    typer.Option(help="Take each sample's class from this column or array.", metavar="COL"),
+    typer.Option(
+        help="Take each sample's class from this column or array, or make two classes by a condition such as 'COL>0'.",
+        metavar="COL",
+    ),
 ]
 SplitColumn = Annotated[
     str | None,
@@ -251,9 +268,83 @@ Download = Annotated[bool, typer.Option("--download", help="Download the dataset
 Delimiter = Annotated[
     str | None,
     typer.Option(
-        help="Split columns at this character, such as ';' or tab.",
+        help="Split columns at this character, such as ';' or tab, or at whitespace.",
         metavar="CHAR",
-        show_default="comma, or tab for .tsv",
+        show_default="comma, or tab for .tsv and .tab",
+    ),
+]
+Decimal = Annotated[
+    str | None,
+    typer.Option(help="Read numbers with this decimal mark, such as a comma.", metavar="CHAR", show_default="."),
+]
+Thousands = Annotated[
+    str | None,
+    typer.Option(
+        help="Read numbers with this mark between thousands: a character, or space for every kind of space.",
+        metavar="CHAR",
+        show_default="none",
+    ),
+]
+Strip = Annotated[
+    str | Sequence[str] | None,
+    ITEMS,
+    typer.Option(help="Remove these marks before or after numbers, such as % or kg.", metavar="TEXT,TEXT"),
+]
+Na = Annotated[
+    str | Sequence[str] | None,
+    ITEMS,
+    typer.Option(
+        help="Treat these words or numbers as missing values too, also in the label; '' treats only empty cells as"
+        " missing.",
+        metavar="WORD,WORD",
+        show_default="empty cells, NA, N/A, n/a, NaN, nan, NULL, null, None, ? and -",
+    ),
+]
+Header = Annotated[
+    bool | None,
+    typer.Option(
+        "--header/--no-header",
+        help="Say whether the first line has the names of columns. Without them, columns are called 0, 1, ...",
+        show_default="--header, or --no-header with --names",
+    ),
+]
+Names = Annotated[
+    str | Sequence[str] | None,
+    WORDS,
+    typer.Option(help="Call the columns by these names.", metavar="NAME,NAME", show_default="the first line"),
+]
+SkipRows = Annotated[
+    int | None,
+    typer.Option(help="Skip this many lines at the beginning of the file.", metavar="N", show_default="0"),
+]
+Comment = Annotated[
+    str | None,
+    typer.Option(help="Skip what follows this text in a line, such as '#'.", metavar="TEXT"),
+]
+Sheet = Annotated[
+    str | None, typer.Option(help="Read this sheet of an Excel file.", metavar="NAME", show_default="the only one")
+]
+DateFormat = Annotated[
+    str | None,
+    typer.Option(
+        help="Read the dates of --order in this form, such as '%d/%m/%Y' (the codes of Python's strptime).",
+        metavar="FORM",
+        show_default="2024-03-31 or 2024-03-31 12:30",
+    ),
+]
+FoldCase = Annotated[
+    bool | None,
+    typer.Option(
+        "--fold-case/--no-fold-case",
+        help="Treat classes, words and clients that differ only by case or spaces as the same, or as different.",
+        show_default="an error if there are any",
+    ),
+]
+LabelMap = Annotated[
+    Mapping[str, str] | None,
+    Typed(str, _parse_map, lambda names: ",".join(f"{old}={new}" for old, new in names.items())),
+    typer.Option(
+        help="Give classes other names; several may get the same one, such as 1=ill,2=ill.", metavar="OLD=NEW,OLD=NEW"
     ),
 ]
 RunWeights = Annotated[

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pflcli.data.formats.tables import MISSING
+from pflcli.data.formats.cells import MISSING
 from pflcli.encoders import FrozenEncoder
 from pflcli.prediction.exporting import onnx_network
 from pflcli.prediction.standalone_model import StandaloneModel
