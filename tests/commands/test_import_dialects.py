@@ -410,7 +410,7 @@ def test_the_last_line_that_is_a_footer_is_named(take):
 
 HEADERLESS = {
     "numbers": lambda row: f"{50 + row % 20}.0,1.0,{row % 2}.0,{140 + row % 9}.0,{row % 3}",
-    "words and numbers": lambda row: f"{39 + row % 9}, State-gov, {77516 + row}, {['BA', 'MA'][row % 2]}, <=50K",
+    "words and numbers": lambda row: f"{39 + row % 9}, State-gov, {77516 + row}, {['BA', 'MA'][row % 2]}",
     "words": lambda row: f"{'pe'[row % 2]},x,{'sy'[row % 2]},n,{'tf'[row % 2]}",
     "readings of a phone": lambda row: f"{33 + row % 2},{'Walking'},{49105962326000 + row},-0.{row + 10},12.68;",
 }
@@ -628,3 +628,62 @@ def test_later_data_are_read_as_the_first_were(tmp_path):
     np.save(tmp_path / "x.npy", np.zeros((2, 4)))
     with pytest.raises(UsageError, match="--decimal is for tables"):
         predict(tmp_path / "german" / "m", tmp_path / "x.npy", client="s1", decimal=",")
+
+
+def test_a_failed_import_leaves_no_folder(pfl, tmp_path):
+    (tmp_path / "t.csv").write_text(PLAIN.replace("s1,b,2,1", "s1,b,two,1"))
+    (tmp_path / "kept").mkdir()
+    for out in ("runs/d", "runs/deep/d", "kept/d"):
+        assert pfl("import", tmp_path / "t.csv", "--client", "site", "--label", "y", "-o", tmp_path / out).code == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "t.csv"]
+
+
+def test_a_name_in_use_is_not_proposed_for_a_missing_column(take, tmp_path):
+    names = "site,y,Acc X mean,Acc Y mean,Acc Z mean"
+    rows = "".join(f"s{row % 2},{row % 2},{row}.5,{row * row},{row % 7}\n" for row in range(20))
+    take(f"{names}\n{rows}")
+    (tmp_path / "later.csv").write_text(f"{names.replace('Acc Y mean', 'Acc Y')}\n{rows}")
+    with pytest.raises(InputError) as error:
+        import_data(tmp_path / "later.csv", tmp_path / "l", like=tmp_path / "out")
+    assert "did you mean 'Acc Y'?" in error_text(error)
+    assert "Acc Z" not in error_text(error)
+
+
+def test_unknown_words_are_refused_or_missing_and_unknown_clients_refused(pfl, tmp_path):
+    rows = [f"s{row % 3},{'yn'[row % 2]},{row % 9},{['low', 'high'][row % 2]}" for row in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["site,y,a,phone", *rows]) + "\n")
+    holes = [row.replace("high", "") if at % 5 == 1 else row for at, row in enumerate(rows)]
+    (tmp_path / "holes.csv").write_text("\n".join(["site,y,a,phone", *holes]) + "\n")
+    (tmp_path / "new.csv").write_text("a,phone\n1,low\n2,Pixel 9\n")
+    (tmp_path / "gap.csv").write_text("a,phone\n1,low\n2,\n")
+    one = Execution(threads=1)
+    for kind, missing in (("t", None), ("holes", "median")):
+        at = tmp_path / kind
+        import_data(tmp_path / f"{kind}.csv", at / "d", missing=missing, **ROLES)
+        partition(str(at / "d"), at / "p")
+        personalize("fedavg", at / "p", at / "m", settings={"model": "logistic", "rounds": 2}, execution=one)
+        ran = pfl("predict", at / "m", tmp_path / "new.csv", "--client", "s1", "--threads", 1)
+        assert (ran.code, "'Pixel 9' is not among the words" in ran.err) == (3, True)
+        assert "--unknown-words missing" in ran.err
+        line = (
+            "predict",
+            at / "m",
+            tmp_path / "new.csv",
+            "--client",
+            "s1",
+            "--threads",
+            1,
+            "--unknown-words",
+            "missing",
+        )
+        ran = pfl(*line)
+        assert (ran.code, "1 cell of 'phone' with words that training lacks: 'Pixel 9'" in ran.err) == (0, True)
+    missing = predict(tmp_path / "holes" / "m", tmp_path / "gap.csv", client="s1", execution=one)
+    unknown = predict(
+        tmp_path / "holes" / "m", tmp_path / "new.csv", client="s1", unknown_words="missing", execution=one
+    )
+    assert unknown.p.tobytes() == missing.p.tobytes()
+    ran = pfl("predict", tmp_path / "t" / "m", tmp_path / "gap.csv", "--client", "S-1")
+    assert (ran.code, "has no client 'S-1'" in ran.err, "--client none" in ran.err) == (3, True, True)
+    ran = pfl("predict", tmp_path / "t" / "m", tmp_path / "new.csv", "--client", "s1", "--unknown-words", "mising")
+    assert (ran.code, "did you mean 'missing'?" in ran.err) == (2, True)

@@ -285,7 +285,7 @@ def test_what_is_no_image_of_the_model_is_named(digits, tmp_path):
     np.savez(tmp_path / "two.npz", a=x, b=x)
     (tmp_path / "cut.npy").write_bytes((tmp_path / "small.npy").read_bytes()[:200])
     table(tmp_path / "q.csv", [[1, 2]], ["a", "b"])
-    (tmp_path / "q.txt").write_text("1")
+    (tmp_path / "q.md").write_text("1")
     cases = {
         "small.npy": "takes images of shape 28x28; the samples have 5x28",
         "floats.npy": "the samples are",

@@ -43,10 +43,10 @@ _MAX_DISTINCT = 100
 """Distinct cells by which an option is judged."""
 
 
-def list_missing(dialect: Dialect) -> frozenset[str]:
+def list_missing(dialect: Dialect) -> tuple[str, ...]:
     """Return the spellings of missing values: the usual ones and those of ``--na``, or only the latter with ''."""
     words = dialect.na or ()
-    return frozenset((*words, "")) if "" in words else frozenset((*MISSING, *words))
+    return words if "" in words else (*MISSING, *words)
 
 
 def _numeric_missing(dialect: Dialect) -> list[float]:
@@ -93,7 +93,7 @@ def _parse_words(column: Any, dialect: Dialect) -> tuple[NDArray[np.float64], ND
     import pandas as pd
 
     codes, distinct = pd.factorize(column.astype(object).where(column.notna(), "").map(str), use_na_sentinel=False)
-    missing = list_missing(dialect)
+    missing = {*list_missing(dialect)}
     words = ["" if word.strip() in missing else word for word in distinct]
     numbers = [plain(word, dialect) if word else "nan" for word in words]
     truths = {"true": "1", "false": "0"}

@@ -214,7 +214,7 @@ class Delimited:
         wavelengths, are names.
         """
         names = [cell.strip() for cell in first]
-        missing = list_missing(self._dialect) | frozenset(MISSING)
+        missing = {*MISSING, *list_missing(self._dialect)}
         numbers = [float(name) for name in names if is_number(name)]
         is_increasing = all(low < high for low, high in itertools.pairwise(numbers))
         is_counting = is_increasing and numbers and numbers[-1] - numbers[0] == len(numbers) - 1

@@ -510,7 +510,7 @@ def _require_no_sentinels(table: Table, columns: Sequence[Column], values: Seque
 def _normalize_words(column: Any, where: str, dialect: Dialect, known: Sequence[str] = ()) -> NDArray[np.str_]:
     """Return the words (n,) of a column, empty if missing, in the spelling of the ``known`` ones."""
     words = to_text(column.to_numpy(object), where)
-    words = normalize_numbers(np.where(np.isin(words, list(list_missing(dialect))), "", words))
+    words = normalize_numbers(np.where(np.isin(words, list_missing(dialect)), "", words))
     return spellings.fold(words, known) if dialect.fold_case else words
 
 
@@ -555,6 +555,7 @@ def _encode_words(table: Table, words: NDArray[np.str_], column: Column, like: L
             f"{like.name if like else 'that column'}: {list_columns(column.words)}",
             "use one of these; a new word requires new training",
             *_suggest_word(str(words[row]), column.words),
+            *(["pfl predict --unknown-words missing treats it as a missing value"] if like else []),
         )
     hot: NDArray[np.float64] = (words[:, None] == np.asarray(column.words)).astype(np.float64)
     hot[words == ""] = np.nan
