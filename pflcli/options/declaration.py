@@ -344,7 +344,7 @@ LabelMap = Annotated[
     Mapping[str, str] | None,
     Typed(str, _parse_map, lambda names: ",".join(f"{old}={new}" for old, new in names.items())),
     typer.Option(
-        help="Give classes other names; several may get the same one, such as 1=ill,2=ill.", metavar="OLD=NEW,OLD=NEW"
+        help="Give classes other names; several may get the same one, such as 1=ill,2=ill.", metavar="OLD=NEW"
     ),
 ]
 RunWeights = Annotated[
@@ -433,7 +433,7 @@ class Option:
     def words(self, value: Any) -> list[str]:
         """Return the words that set the option to a value."""
         yes, _, no = self.flag.partition("/")
-        if isinstance(value, bool) and self.kind is bool:
+        if isinstance(value, bool) and bool in (self.kind, *typing.get_args(self.kind)):
             return [yes if value else no or f"--no-{self.name.replace('_', '-')}"]
         text = self.text(value)
         return [word for each in (text if isinstance(text, list) else [text]) for word in (yes, each)]

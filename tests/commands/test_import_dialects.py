@@ -32,6 +32,7 @@ from pflcli.options.declaration import split_items
 
 AGAIN = Execution(force=True)
 ROLES = {"client": "site", "label": "y"}
+COLUMNS = ("--client", "site", "--label", "y")
 
 
 @pytest.fixture
@@ -92,6 +93,9 @@ MARKS = {
     "Arabic digits": lambda x: f"{x}".translate({48 + digit: 0x660 + digit for digit in range(10)}),
     "an exponent with a comma": lambda x: f"{x:.9e}".replace(".", ","),
     "a plus": lambda x: f"{x:+}",
+    "a unit of words": lambda x: f"{x} mg / dl",
+    "about, in words": lambda x: f"ca. {x}",
+    "an invisible character": lambda x: f"\u200b{x}",
     "two numbers": lambda x: f"{x}/{x}",
 }
 
@@ -687,3 +691,36 @@ def test_unknown_words_are_refused_or_missing_and_unknown_clients_refused(pfl, t
     assert (ran.code, "has no client 'S-1'" in ran.err, "--client none" in ran.err) == (3, True, True)
     ran = pfl("predict", tmp_path / "t" / "m", tmp_path / "new.csv", "--client", "s1", "--unknown-words", "mising")
     assert (ran.code, "did you mean 'missing'?" in ran.err) == (2, True)
+
+
+def test_a_client_without_any_value_of_a_column_is_named(pfl, tmp_path):
+    rows = "".join(f"s{row % 3},{row % 2},{row}.5,{'' if row % 3 == 1 else row % 5}\n" for row in range(30))
+    (tmp_path / "t.csv").write_text("site,y,a,m\n" + rows)
+    line = (
+        "import",
+        tmp_path / "t.csv",
+        "--client",
+        "site",
+        "--label",
+        "y",
+        "--missing",
+        "median",
+        "-o",
+        tmp_path / "d",
+    )
+    assert "WARNING: without any value of 'm': s1\n" in pfl(*line).err
+
+
+def test_the_recorded_command_has_the_options_as_they_are_typed(tmp_path):
+    files = [tmp_path / "a.csv", tmp_path / "b.csv"]
+    for path in files:
+        path.write_text("".join(f"{row % 3};{row},5 kg\n" for row in range(20)))
+    import_data(
+        files, tmp_path / "d", label="0>0", header=False, delimiter=";", decimal=",", strip="kg", na=["", "-9"],
+        fold_case=False, label_map={"0>0": "ill"}, execution=Execution(),
+    )  # fmt: skip
+    line = shlex.split(open_artifact(tmp_path / "d").manifest.made["command"])
+    assert line[:4] == ["pfl", "import", "./a.csv", "./b.csv"]
+    assert {"--no-header", "--no-fold-case"} <= {*line}
+    values = {option: line[line.index(option) + 1] for option in ("--label", "--na", "--strip", "--label-map")}
+    assert values == {"--label": "0>0", "--na": ",-9", "--strip": "kg", "--label-map": "0>0=ill"}

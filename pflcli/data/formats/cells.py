@@ -15,20 +15,21 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts.codebook import Dialect
 from pflcli.data.formats import is_number
+from pflcli.data.formats.spellings import INVISIBLE
 
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "?", "-")
 """The spellings of a missing number or word. In labels and clients, only empty cells, NaN and ``--na`` are missing."""
 SPACE = "space"
 """The value of ``--thousands`` for every kind of space, such as the no-break space."""
 _SPACES = " \u00a0\u2007\u2009\u202f"
-_MINUS = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d", "-"))
+_MINUS = str.maketrans(dict.fromkeys("\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d", "-") | INVISIBLE)
 """A dash before a digit can only be a minus: hyphens, figure and en dash, minus sign, small and full-width hyphen."""
 _THOUSANDS = ("", ",", ".", "'", "\u2019", SPACE, "_")
 _DECORATED = re.compile(r"(\D*?)\s*([+-]?[.,]?\d(?:.*\d)?[.,]?)\s*(\D*)", re.DOTALL)
 """A prefix, all from the first to the last digit, and a suffix."""
-_CURRENCIES = "EUR|USD|GBP|CHF|JPY|CNY|RMB|INR|NOK|SEK|DKK|PLN|CZK|BRL|Rs|kr|US|CA|AU|HK|NZ|R|C|A|S|Fr"
+_CURRENCIES = "EUR|USD|GBP|CHF|JPY|CNY|RMB|INR|NOK|SEK|DKK|PLN|CZK|BRL|Rs|kr|US|CA|AU|HK|NZ|R|C|A|S|Fr|ca|approx"
 _MEASURE = re.compile(
-    rf"(?:[^\w\s]{{0,3}}|(?:{_CURRENCIES})[.$]?)\s*[+-]?[.,]?\d[\d.,'\u2019_/\s-]*(?:e[+-]?\d+)?\s*[^\d\s]{{0,12}}"
+    rf"(?:[^\w\s]{{0,3}}|(?:{_CURRENCIES})[.$]?)\s*[+-]?[.,]?\d[\d.,'\u2019_/\s-]*(?:e[+-]?\d+)?\s*\D{{0,16}}"
 )
 """A number with symbols or a currency before it, and a unit after it; or several numbers, such as 120/80."""
 _DATE = re.compile(
@@ -56,7 +57,7 @@ def _numeric_missing(dialect: Dialect) -> list[float]:
 
 def plain(word: str, dialect: Dialect) -> str | None:
     """Return a number in the spelling of Python; None for a word that is not a number in this ``dialect``."""
-    word = word.strip()
+    word = word.translate(INVISIBLE).strip()
     for mark in dialect.strip or ():
         word = word.removeprefix(mark).removesuffix(mark).strip()
     word = word.translate(_MINUS)

@@ -107,6 +107,7 @@ def clean(
     ]
     if not is_images and not standardize_by:
         remarks += _scale_remarks(x, raw.columns)
+    remarks += _gap_remarks(x, raw.columns, owner)
     columns, fill = raw.columns, missing == "median" and not is_images
     if fill:
         x, columns = mark_gaps(x, columns, like)
@@ -307,6 +308,21 @@ def _loss_remarks(raw: RawSamples, x: NDArray[np.float64], lost: NDArray[np.bool
             more = f", ... ({len(losses)} clients in all)" if len(losses) > 8 else ""
             lines.append(f"WARNING: clients lose most of their samples: {', '.join(losses[:8])}{more}")
     return lines + _column_hints(raw, x, lost)
+
+
+def _gap_remarks(x: NDArray[np.float64], columns: tuple[Column, ...], owner: NDArray[np.str_] | None) -> list[str]:
+    """Return a remark on each column of which a client has no value at all, at most four."""
+    if owner is None or not columns:
+        return []
+    names, number = np.unique(owner, return_inverse=True)
+    remarks, at = [], 0
+    for column in columns:
+        known = np.bincount(number, weights=~np.isnan(x[:, at]), minlength=len(names))
+        lacking = names[known == 0].tolist()
+        if lacking and len(lacking) < len(names):
+            remarks.append(f"WARNING: without any value of '{column.name}': {listed(lacking, 8)}")
+        at += len(column.features)
+    return remarks[:4]
 
 
 def mark_gaps(

@@ -9,10 +9,13 @@ from numpy.typing import NDArray
 
 from pflcli.errors import InputError
 
+INVISIBLE = dict.fromkeys(map(ord, "\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\u00ad"))
+"""Characters without a width, which copied text may contain; a table for ``str.translate`` that removes them."""
+
 
 def fold_key(word: str) -> str:
-    """Return what words have in common that differ only by case or spaces."""
-    return " ".join(word.casefold().split())
+    """Return what words have in common that differ only by case, spaces or invisible characters."""
+    return " ".join(word.translate(INVISIBLE).casefold().split())
 
 
 def fold(words: NDArray[np.str_], known: Sequence[str] = ()) -> NDArray[np.str_]:
