@@ -724,3 +724,12 @@ def test_the_recorded_command_has_the_options_as_they_are_typed(tmp_path):
     assert {"--no-header", "--no-fold-case"} <= {*line}
     values = {option: line[line.index(option) + 1] for option in ("--label", "--na", "--strip", "--label-map")}
     assert values == {"--label": "0>0", "--na": ",-9", "--strip": "kg", "--label-map": "0>0=ill"}
+
+
+def test_words_that_usually_mark_missing_values_are_words_with_an_empty_na(take):
+    table = text(lambda row: ["None", "Apnea", "NA"][row % 3], ",")
+    with pytest.raises(InputError) as error:
+        take(table, categorical="m")
+    assert all(word in error_text(error) for word in ("as 'None' marks a missing one", "--na ''"))
+    assert take(table, na="").features == ("a", "m=Apnea", "m=NA", "m=None")
+    assert take(table, na=["", "NA"], missing="drop").features == ("a", "m=Apnea", "m=None")
