@@ -89,6 +89,37 @@ class Encoder:
 
 
 @dataclass(frozen=True)
+class Dialect:
+    """How the user's tables are written: the options of ``pfl import`` with these names, None if not given.
+
+    An empty value is given: there is no such mark in this table, although there was in an earlier one.
+    """
+
+    __pydantic_config__ = _FORMAT
+    delimiter: str | None = None
+    decimal: str | None = None
+    thousands: str | None = None
+    strip: tuple[str, ...] | None = None
+    na: tuple[str, ...] | None = None
+    header: bool | None = None
+    names: tuple[str, ...] | None = None
+    skip_rows: Annotated[int, Ge(0)] | None = None
+    comment: str | None = None
+    sheet: str | None = None
+    date_format: str | None = None
+    fold_case: bool | None = None
+    label_map: tuple[tuple[str, str], ...] | None = None
+
+    def given(self) -> dict[str, Any]:
+        """Return the options that were given, by name."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+
+NO_DIALECT = Dialect()
+"""The dialect of tables that need no option."""
+
+
+@dataclass(frozen=True)
 class Codebook:
     """The names of ``clients`` (m,), ``classes`` (C,) and ``features`` (d,); empty if there are none.
 
@@ -97,6 +128,7 @@ class Codebook:
     missing values not filled in. A ``sd`` of 0 marks a constant. If each client was standardized by its own samples,
     ``scales`` has the numbers, and ``mean`` and ``sd`` are empty. ``complete`` is false for an artifact from before the
     codebook with an incomplete lineage. ``encoder`` is the network that computed the features, None if there is none.
+    ``dialect`` is how the user's tables are written, None if no option was needed to read them.
     """
 
     __pydantic_config__ = _FORMAT
@@ -111,6 +143,7 @@ class Codebook:
     complete: bool = True
     scales: tuple[ClientScale, ...] = ()
     encoder: Encoder | None = None
+    dialect: Dialect | None = None
 
     def client_names(self, count: int) -> list[str]:
         """Return the names of ``count`` clients, or their numbers if the names are unknown."""
@@ -127,8 +160,11 @@ def write(writer: ArtifactWriter, codebook: Codebook) -> None:
 
 
 def to_fields(codebook: Codebook) -> dict[str, Any]:
-    """Return the fields of ``codebook.json``; empty ``scales`` and ``encoder`` are left out, as in older versions."""
-    return {key: value for key, value in asdict(codebook).items() if value or key not in ("scales", "encoder")}
+    """Return the fields of ``codebook.json``; those that older versions lack are left out if they are empty."""
+    fields = asdict(codebook)
+    if codebook.dialect is not None:
+        fields["dialect"] = codebook.dialect.given()
+    return {key: value for key, value in fields.items() if value or key not in ("scales", "encoder", "dialect")}
 
 
 def read(artifact: Artifact) -> Codebook:

@@ -42,6 +42,7 @@ class ArtifactWriter:
         self._keep_folder = False
         self.complete: Manifest | None = None
         """The manifest, if a killed writer of this request has written all files; only ``finish`` remains to do."""
+        self._new_parents = [folder for folder in self.out.parents if not folder.exists()]
         try:
             self.out.parent.mkdir(parents=True, exist_ok=True)
             self._lock = locks.acquire(self.out, reporter.say)
@@ -92,7 +93,8 @@ class ArtifactWriter:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         """Release the lock; remove a partial folder unless it has a checkpoint or the complete artifact.
 
-        After a ComputationError the folder is always removed: the computation would fail again in the same way.
+        After a ComputationError the folder is always removed: the computation would fail again in the same way. Folders
+        above it that this writer made are removed after a failure if they are empty.
         """
         failed = kind is not None and issubclass(kind, ComputationError)
         try:
@@ -101,6 +103,10 @@ class ArtifactWriter:
                 placement.discard(self.folder)
         finally:
             self._lock.release()
+            if kind is not None:
+                with suppress(OSError):  # a folder that is not empty stays
+                    for folder in self._new_parents:
+                        folder.rmdir()
 
     def write(self, name: str, content: bytes) -> None:
         """Write one file of the artifact; raises InputError if that fails."""

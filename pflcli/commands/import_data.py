@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +25,7 @@ from pflcli.data.formats import ABSENT, Roles, arrays, cleaning
 from pflcli.data.formats.images import Decoding
 from pflcli.data.preparation import earlier_dataset
 from pflcli.data.preparation.earlier_dataset import Earlier
-from pflcli.data.preparation.user_data import DEALT, UserData, locate
+from pflcli.data.preparation.user_data import DEALT, TABLES, UserData, choose_dialect, locate, require_applicable
 from pflcli.errors import ConflictError, InputError, UsageError, closest
 from pflcli.execution import Execution
 from pflcli.options.function import command
@@ -47,19 +47,10 @@ STANDARDIZE = {
 def import_data(asked: ImportData) -> Outcome:
     """Import samples from a table, an array file or a folder, as a dataset for ``partition``.
 
-    A table (CSV, TSV, Parquet) needs the names of its ``client`` and ``label`` columns; ``client="none"`` if samples
-    belong to no client yet. ``features`` are columns, as a sequence or separated by commas; by default all other
-    columns that contain numbers or few different words. Columns of words and ``categorical`` columns are one-hot
-    encoded; "none" drops columns of words. ``classes`` declares that the integers of the label are classes even if
-    there are many with few samples each. NPZ and HDF5 files contain arrays ``x``, ``y``, ``owner`` and optionally
-    ``classes`` (names), or the arrays named by these options; ``layout`` is the position of channels in series and
-    images, and ``samples`` says whether arrays are "images", "series" or "numbers" where their values do not tell.
-    Images are read from folders ``CLIENT/LABEL/``; ``resize`` is their side length in pixels, ``convert`` makes them
-    "grey" or "rgb", and ``frame`` is the frame that is read of animated images and of those with several pages.
-    "pfllib:FOLDER" and "flbench:FOLDER" are folders dealt by these libraries: each client keeps its training and test
-    samples, as do the users of "leaf:FOLDER" (JSON in LEAF's layout) and the clients of "tff:FILE" (HDF5 of TensorFlow
-    Federated). "hf:FOLDER" is a Hugging Face dataset on disk, or one such dataset per client. The splits of these three
-    are kept, unless ``split_column`` is "none". The ``label`` of "hf:FOLDER" is by default its only column of classes.
+    An error about a cell, a file or an image proposes the option that reads it. Tables need the names of their
+    ``client`` and ``label`` columns. Several tables with the same columns, as a sequence or in a folder, have one
+    client per file unless ``client`` is given. "pfllib:FOLDER", "flbench:FOLDER", "leaf:FOLDER" and "tff:FILE" give clients,
+    labels and splits, and "hf:FOLDER" gives splits; those of the last three are kept unless ``split_column`` is "none".
 
     ``missing`` is "error", "drop" (drop samples with missing values) or "median" (fill in medians and add a feature
     that marks missing values). ``standardize`` scales every feature to mean 0 and standard deviation 1: over all
@@ -80,8 +71,8 @@ def import_data(asked: ImportData) -> Outcome:
 
     Raises UsageError for contradictory options; InputError, with the place, for errors in the data.
     """
-    form, path = locate(asked.data)
-    execution = asked.execution.reading(path, asked.like)
+    form, path, files = locate(asked.data)
+    execution = asked.execution.reading(*(files or (path,)), asked.like)
     earlier = None if asked.like is None else earlier_dataset.read_earlier(asked.like)
     standardize_by = "federation" if asked.standardize is True else asked.standardize or ""
     missing = asked.missing
@@ -95,20 +86,37 @@ def import_data(asked: ImportData) -> Outcome:
     if asked.embeddings and earlier is not None:
         raise UsageError("--embeddings has no effect with --like, which gives the encoder", "leave out --embeddings")
     encoder = Encoder(asked.encoder_name or UNNAMED) if asked.embeddings else None
-    options = {name: getattr(asked, name) for name in (*vars(Decoding()), "delimiter", "layout", "samples")}
-    columns = {"features": _columns(asked.features), "categorical": _columns(asked.categorical)}
-    source = _open_source(
-        form,
+    roles = Roles(asked.client, asked.label, asked.split_column, asked.group, asked.order)
+    options = {name: getattr(asked, name) for name in (*vars(Decoding()), "layout", "samples")}
+    typed, dialect = choose_dialect(asked, None if earlier is None else earlier.book.dialect)
+    if earlier is not None:
+        roles = earlier.roles(roles)
+        options = {name: earlier.option(name, value) for name, value in options.items()}
+        dialect = dialect if dialect.delimiter else replace(dialect, delimiter=earlier.option("delimiter", None))
+    decoding = Decoding(**{name: options.pop(name) for name in vars(Decoding())})
+    source = UserData(
         path,
-        Roles(asked.client, asked.label, asked.split_column, asked.group, asked.order),
-        options,
-        columns,
-        earlier,
+        form,
+        roles,
+        _columns(asked.features),
+        decoding,
+        dialect,
+        _columns(asked.categorical),
+        **options,
+        like=None if earlier is None else earlier.like,
+        leave_out=_columns(asked.leave_out),
+        files=files,
     )
+    source.check(typed)
+    if asked.drop_duplicates:
+        require_applicable(form, path, {"drop_duplicates": True})
     if earlier is not None:
         missing, standardize_by = missing or earlier.missing, earlier.standardize
-    _require_outside(path, Path(asked.out))
-    conversion = Conversion(source, missing or "error", standardize_by, earlier, asked.classes, encoder)
+    if not files or isinstance(asked.data, Path | str):
+        _require_outside(path, Path(asked.out))
+    conversion = Conversion(
+        source, missing or "error", standardize_by, earlier, asked.classes, encoder, asked.drop_duplicates
+    )
     build = partial(conversion.build, execution=execution)
     outcome = make(asked.out, ArtifactSpec("dataset", conversion.request()), execution, build)
     if not outcome.decision.startswith("dry run"):
@@ -116,19 +124,6 @@ def import_data(asked: ImportData) -> Outcome:
     dataset, _, summary = conversion.read_dataset(execution)
     disk.require_disk(outcome.path, dataset.x.nbytes)
     return replace(outcome, summary=summary)
-
-
-def _open_source(
-    form: str, path: Path, roles: Roles, options: dict[str, Any], columns: Mapping[str, Any], earlier: Earlier | None
-) -> UserData:
-    """Return the data to read, with the roles and options of ``earlier`` unless they are given."""
-    if earlier is not None:
-        roles = earlier.roles(roles)
-        options = {name: earlier.option(name, value) for name, value in options.items()} | {"like": earlier.like}
-    decoding = Decoding(**{name: options.pop(name) for name in vars(Decoding())})
-    source = UserData(path, form, roles, decoding=decoding, **options, **columns)
-    source.check()
-    return source
 
 
 def _require_outside(path: Path, out: Path) -> None:
@@ -157,8 +152,8 @@ def _check_choices(missing: str | None, layout: str | None, standardize_by: str,
 class Conversion:
     """The conversion of a source to a dataset, with the options ``missing`` and ``standardize`` of ``import_data``.
 
-    With ``integers_are_classes``, a label with many distinct integers is accepted. ``encoder`` computed the features,
-    if it is not None.
+    With ``integers_are_classes``, every distinct label is a class. ``encoder`` computed the features, if it is not
+    None. With ``drop_duplicates``, equal rows are kept once.
     """
 
     source: UserData
@@ -167,6 +162,7 @@ class Conversion:
     earlier: Earlier | None
     integers_are_classes: bool = False
     encoder: Encoder | None = None
+    drop_duplicates: bool = False
 
     def request(self) -> dict[str, Any]:
         """Return the request of the dataset: the hash of the source and all options."""
@@ -180,10 +176,13 @@ class Conversion:
             "missing": self.missing,
             "standardize": STANDARDIZE.get(self.standardize_by, False),
             "resize": source.decoding.resize,
-            "delimiter": source.delimiter,
+            "delimiter": source.dialect.delimiter,
             # Unused options are omitted, so that older requests, made before these options existed, still match.
-            **({"categorical": source.categorical or "words"} if source.form in ("csv", "parquet", "hf") else {}),
+            **({"categorical": source.categorical or "words"} if source.form in (*TABLES, "hf") else {}),
+            **({} if source.leave_out is None else {"leave_out": source.leave_out}),
             **{name: value for name, value in source.decoding.options().items() if name != "resize"},
+            **{name: value for name, value in source.dialect.given().items() if name != "delimiter"},
+            **({"drop_duplicates": True} if self.drop_duplicates else {}),
             **({} if source.layout is None else {"layout": source.layout}),
             **({} if source.samples is None else {"samples": source.samples}),
             # Only these forms can have splits without --split-column, which "none" joins.
@@ -212,6 +211,7 @@ class Conversion:
             standardize_by=self.standardize_by,
             like=source.like,
             integers_are_classes=self.integers_are_classes or source.form in ("images", *DEALT),
+            drop_duplicates=self.drop_duplicates,
         )
         dataset = clean.dataset
         if self.encoder is not None and (
@@ -229,6 +229,7 @@ class Conversion:
             features=dataset.features,
             columns=clean.columns,
             encoder=self.encoder if earlier is None else earlier.book.encoder,
+            dialect=source.dialect if source.dialect.given() else None,
             **scales,
         )
         later = self.standardize_by and not (book.mean or book.scales)

@@ -26,7 +26,7 @@ from pflcli.data.formats import ABSENT, Roles
 from pflcli.data.preparation import deal, new_client_samples
 from pflcli.data.preparation.new_client_samples import NewClientSamples
 from pflcli.data.preparation.preprocessing import Preprocessing
-from pflcli.data.preparation.user_data import UserData, identify_form
+from pflcli.data.preparation.user_data import UserData, choose_dialect, identify_form
 from pflcli.errors import InputError, UnsuitedError, UsageError
 from pflcli.evaluation.pool import STACK
 from pflcli.execution import Execution
@@ -73,18 +73,19 @@ def new_client(asked: NewClient) -> Outcome:
     preparation = reopened_run.read_preprocessing(
         artifact, partition, replace(book, scales=()), None, execution, asked.encoder_weights
     )
+    typed, dialect = choose_dialect(asked, book.dialect)
     read = UserData(
         path,
         identify_form(path),
         Roles(ABSENT, asked.label, asked.split_column),
         asked.features,
         preparation.decoding,
-        asked.delimiter,
+        dialect,
         layout=asked.layout,
         samples=preparation.array_kind if identify_form(path) in ("npz", "hdf5") else None,
         like=preparation.like,
     )
-    read.check()
+    read.check(typed)
     shares = asked.fractions or _fractions(partition)
     chosen = {"client": asked.client, "form": read.form, "sha256": read.sha256(), "fractions": list(shares)}
     options = {
@@ -93,7 +94,7 @@ def new_client(asked: NewClient) -> Outcome:
         "split_column": asked.split_column,
         "layout": asked.layout,
     }
-    chosen |= {name: value for name, value in {**options, "delimiter": asked.delimiter}.items() if value is not None}
+    chosen |= {name: value for name, value in options.items() if value is not None} | typed.given()
     request = dict(artifact.manifest.request)
     request["later_clients"] = [*request.get("later_clients", []), chosen]
     code = {

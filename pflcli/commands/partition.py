@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -47,19 +47,19 @@ def partition(asked: Partition) -> Outcome:
     With ``keep_test``, clients' test samples are exactly the dataset's published ones. An imported dataset with a
     split column keeps its test samples, and its validation samples if there are any.
 
-    ``new_clients`` is the fraction of clients that join after the global model is trained (kNN-Per, Table 3), drawn
-    uniformly; they keep ``new_capacity`` of their training and validation samples (Figures 1 and 10). ``part`` (i, n)
-    is the i-th of n random parts of the samples; the parts do not depend on the seed and are disjoint. With
-    ``split_seed``, only the splits are drawn from that seed. ``poison`` is described in ``preparation.poison``.
-    ``root`` is the folder with the dataset's files. Raises UsageError for invalid options, InputError for damaged
-    files.
+    ``new_clients`` are the names of the clients that join after the global model is trained (kNN-Per, Table 3), or the
+    fraction of such clients, drawn uniformly; they keep ``new_capacity`` of their training and validation samples
+    (Figures 1 and 10). ``part`` (i, n) is the i-th of n random parts of the samples; the parts do not depend on the
+    seed and are disjoint. With ``split_seed``, only the splits are drawn from that seed. ``poison`` is described in
+    ``preparation.poison``. ``root`` is the folder with the dataset's files. Raises UsageError for invalid options,
+    InputError for damaged files.
     """
     execution, dataset = asked.execution.reading(asked.root), str(asked.dataset)
     deal = Deal(
         asked.scheme,
         asked.clients,
         asked.min_samples,
-        asked.new_clients,
+        _new_clients(asked.new_clients),
         asked.new_capacity,
         asked.part,
         asked.seed,
@@ -93,6 +93,13 @@ def partition(asked: Partition) -> Outcome:
         return Built(summary, {})
 
     return make(asked.out, spec, execution, build, needed_bytes=len(samples.y) // asked.part[1] * _width(samples))
+
+
+def _new_clients(chosen: float | str | Sequence[str]) -> float | tuple[str, ...]:
+    """Return the fraction of new clients, or their names."""
+    if isinstance(chosen, float | int):
+        return chosen
+    return (chosen,) if isinstance(chosen, str) else tuple(chosen)
 
 
 def _code_files(scheme: str, dataset: str, source: Artifact | None) -> list[str]:

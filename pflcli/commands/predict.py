@@ -10,8 +10,9 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts import codebook
 from pflcli.artifacts.open_by_path import open_one
-from pflcli.data.formats import arrays
+from pflcli.data.formats import ABSENT, arrays, missing_name_error
 from pflcli.data.preparation.samples_to_predict import SampleFile
+from pflcli.data.preparation.user_data import choose_dialect
 from pflcli.errors import UsageError, closest
 from pflcli.evaluation import coverage
 from pflcli.evaluation.metrics import conformal
@@ -29,13 +30,17 @@ from pflcli.wording import counted
 def predict(asked: Predict) -> PredictedSamples:
     """Predict for the samples in ``data`` with the model of one client of the predictions ``source``.
 
-    ``data`` is a table (CSV, TSV, Parquet), an array file (NPY, NPZ, HDF5), a folder of images, or ``-`` for CSV from
-    stdin; ``features``, ``layout`` and ``delimiter`` say how it is read. Samples are preprocessed like those of the
-    partition: columns by name, words as features, medians for missing values, the client's scale. For stored test
-    samples the predictions equal the stored ones, bit for bit with the same device and engine. For an unknown client
-    the global model is used. A model of features from ``embed`` also takes images; ``encoder_weights`` is the file with
-    the weights of the encoder, by default the one that ``embed`` read. With ``out`` (.csv, .jsonl or .npz) the
-    predictions are written to that file; ``form`` is the format in which they are printed otherwise. ``weights`` is the
+    ``data`` is a table (of any form that ``import_data`` reads), an array file (NPY, NPZ, HDF5), a folder of images, or
+    ``-`` for CSV from stdin; ``features`` and ``layout`` say how arrays are read. Tables are read as at the import,
+    unless an option such as ``decimal`` says that this one is written differently. Samples are preprocessed like those
+    of the partition: columns by name, words as features, medians for missing values, the client's scale.
+    ``unknown_words`` is "error" or "missing": what to do with a word that a column did not have in training. For stored
+    test samples the predictions equal the stored ones, bit for bit with the same device and engine. With ``client``
+    "none", the global model is used.
+
+    A model of features from ``embed`` also takes images; ``encoder_weights`` is the file with the weights of the
+    encoder, by default the one that ``embed`` read. With ``out`` (.csv, .jsonl or .npz) the predictions are written to
+    that file; ``form`` is the format in which they are printed otherwise. ``weights`` is the
     file of initial weights of a run without a backbone. ``method`` and ``seed`` choose among the predictions in a
     folder of ``compare``. ``answers`` limits what a prediction reveals: ``full`` probabilities, ``rounded:1`` or the
     ``label``; without it, the components of the probabilities are included. With ``coverage``, each prediction has a
@@ -43,7 +48,7 @@ def predict(asked: Predict) -> PredictedSamples:
     pooled over clients, or shrunk between the two.
 
     Raises UsageError for invalid options; InputError for samples that the model cannot take, an incomplete lineage, or
-    an unknown client without a global model; ConflictError if ``out`` exists and may not be replaced.
+    ``client`` "none" without a global model; ConflictError if ``out`` exists and may not be replaced.
     """
     execution = asked.execution
     disclosed = disclosure.parse(asked.answers)
@@ -56,6 +61,10 @@ def predict(asked: Predict) -> PredictedSamples:
     form = prediction_file.choose_form(path, asked.form)
     if asked.layout is not None and asked.layout not in arrays.LAYOUTS:
         raise UsageError(f"unknown --layout '{asked.layout}'", closest(asked.layout, arrays.LAYOUTS))
+    if asked.unknown_words not in ("error", "missing"):
+        raise UsageError(
+            f"unknown --unknown-words '{asked.unknown_words}'", closest(asked.unknown_words, ("error", "missing"))
+        )
     if path is not None:
         prediction_file.require_writable(
             path, force=execution.force, inputs=[asked.data, *([] if asked.weights is None else [asked.weights])]
@@ -66,13 +75,18 @@ def predict(asked: Predict) -> PredictedSamples:
     predictor = stored_predictor.open_predictor(artifact, asked.weights)
     names = reopened_run.client_names(artifact)
     number = names.index(asked.client) if asked.client in names else None
+    if number is None and asked.client != ABSENT:
+        error = missing_name_error(str(artifact.path), "client", asked.client, names)
+        error.fix = (*error.fix, f"--client {ABSENT} predicts with the global model")
+        raise error
     partition, book = predictor.partition, codebook.read(artifact)
     preprocessing = reopened_run.read_preprocessing(
         artifact, partition, book, asked.client, execution, asked.encoder_weights
     )
-    queries = SampleFile(Path(asked.data), asked.features, asked.layout, asked.delimiter).read(
-        preprocessing, execution.reporter
-    )
+    typed, dialect = choose_dialect(asked, book.dialect)
+    queries = SampleFile(
+        Path(asked.data), asked.features, asked.layout, dialect, typed, asked.unknown_words == "missing"
+    ).read(preprocessing, execution.reporter)
     answer = predictor.predict(number, queries.x, execution)
     p = answer.parts["p"]
     labels = np.asarray(p.argmax(axis=1), dtype=np.int64)
@@ -116,10 +130,7 @@ def _report(
             f"{predicted.client}"
         )
     else:
-        say(
-            f"WARNING: {path} has no client '{predicted.client}': "
-            f"{counted(len(predicted.samples), 'sample')}, predicted by the global model"
-        )
+        say(f"{counted(len(predicted.samples), 'sample')}, predicted by the global model of {path}")
     for name in predictor.find_changed_code():
         say(f"WARNING: {name} has changed since {path} was made: predictions may differ from it")
     remarks = answer.remarks if predicted.sets is None else (*answer.remarks, predicted.sets.remark)

@@ -9,6 +9,7 @@ artifact records (``Options.words``) are derived from the class.
 from __future__ import annotations
 
 import functools
+import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
@@ -41,6 +42,11 @@ class Typed:
 def split_words(text: str) -> list[str]:
     """Return the words of a text, which are separated by commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
+
+
+def split_items(text: str) -> list[str]:
+    """Return the items of a text, which are separated by commas and may be empty; a comma alone is one item."""
+    return [","] if text == "," else [item.strip() for item in text.split(",")]
 
 
 def as_path(value: Any) -> str:
@@ -89,6 +95,14 @@ def _parse_fractions(text: str) -> tuple[float, float, float]:
     return train, validation, test
 
 
+def _parse_map(text: str) -> dict[str, str]:
+    """Return the pairs in ``1=ill,2=ill``; raises UsageError for anything else."""
+    pairs = [pair.partition("=") for pair in split_words(text)]
+    if not pairs or not all(old and sign and new for old, sign, new in pairs):
+        raise UsageError(f"--label-map {text} does not have the form OLD=NEW,OLD=NEW", "--label-map 1=ill,2=ill")
+    return {old.strip(): new.strip() for old, _, new in pairs}
+
+
 def merge_with_file(ctx: typer.Context, param: typer.CallbackParam, value: list[str] | None) -> list[str] | None:
     """Add the ``key=value`` pairs of the configuration file to the typed ones, which override them."""
     from_file = (ctx.default_map or {}).get(str(param.name))
@@ -103,6 +117,7 @@ METHOD = Typed(str, text=functools.partial(as_file, "methods"))
 METHODS = Typed(str, split_words, functools.partial(as_files, "methods"))
 PATHS = Typed(list[Path], text=lambda paths: [*map(as_path, paths)])
 WORDS = Typed(str, split_words, as_typed)
+ITEMS = Typed(str, split_items, as_typed)
 ASSIGNMENTS = Typed(list[str], config.parse_assignments, as_pairs)
 FRACTIONS = Typed(str, _parse_fractions, as_typed)
 
@@ -219,7 +234,10 @@ Coverage = Annotated[
 ]
 Label = Annotated[
     str | None,
-    typer.Option(help="Take each sample's class from this column or array.", metavar="COL"),
+    typer.Option(
+        help="Take each sample's class from this column or array, or make two classes by a condition such as 'COL>0'.",
+        metavar="COL",
+    ),
 ]
 SplitColumn = Annotated[
     str | None,
@@ -246,9 +264,83 @@ Download = Annotated[bool, typer.Option("--download", help="Download the dataset
 Delimiter = Annotated[
     str | None,
     typer.Option(
-        help="Split columns at this character, such as ';' or tab.",
+        help="Split columns at this character, such as ';' or tab, or at whitespace.",
         metavar="CHAR",
-        show_default="comma, or tab for .tsv",
+        show_default="comma, or tab for .tsv and .tab",
+    ),
+]
+Decimal = Annotated[
+    str | None,
+    typer.Option(help="Read numbers with this decimal mark, such as a comma.", metavar="CHAR", show_default="."),
+]
+Thousands = Annotated[
+    str | None,
+    typer.Option(
+        help="Read numbers with this mark between thousands: a character, or space for every kind of space.",
+        metavar="CHAR",
+        show_default="none",
+    ),
+]
+Strip = Annotated[
+    str | Sequence[str] | None,
+    ITEMS,
+    typer.Option(help="Remove these marks before or after numbers, such as % or kg.", metavar="TEXT,TEXT"),
+]
+Na = Annotated[
+    str | Sequence[str] | None,
+    ITEMS,
+    typer.Option(
+        help="Treat these words or numbers as missing values too, also in the label; '' treats only empty cells as"
+        " missing.",
+        metavar="WORD,WORD",
+        show_default="empty cells, NA, N/A, n/a, NaN, nan, NULL, null, None, ? and -",
+    ),
+]
+Header = Annotated[
+    bool | None,
+    typer.Option(
+        "--header/--no-header",
+        help="Say whether the first line has the names of columns. Without them, columns are called 0, 1, ...",
+        show_default="--header, or --no-header with --names",
+    ),
+]
+Names = Annotated[
+    str | Sequence[str] | None,
+    WORDS,
+    typer.Option(help="Call the columns by these names.", metavar="NAME,NAME", show_default="the first line"),
+]
+SkipRows = Annotated[
+    int | None,
+    typer.Option(help="Skip this many lines at the beginning of the file.", metavar="N", show_default="0"),
+]
+Comment = Annotated[
+    str | None,
+    typer.Option(help="Skip what follows this text in a line, such as '#'.", metavar="TEXT"),
+]
+Sheet = Annotated[
+    str | None, typer.Option(help="Read this sheet of an Excel file.", metavar="NAME", show_default="the only one")
+]
+DateFormat = Annotated[
+    str | None,
+    typer.Option(
+        help="Read the dates of --order in this form, such as '%d/%m/%Y' (the codes of Python's strptime).",
+        metavar="FORM",
+        show_default="2024-03-31 or 2024-03-31 12:30",
+    ),
+]
+FoldCase = Annotated[
+    bool | None,
+    typer.Option(
+        "--fold-case/--no-fold-case",
+        help="Treat classes, words and clients that differ only by case or spaces as the same, or as different.",
+        show_default="an error if there are any",
+    ),
+]
+LabelMap = Annotated[
+    Mapping[str, str] | None,
+    Typed(str, _parse_map, lambda names: ",".join(f"{old}={new}" for old, new in names.items())),
+    typer.Option(
+        help="Give classes other names; several may get the same one, such as 1=ill,2=ill.", metavar="OLD=NEW"
     ),
 ]
 RunWeights = Annotated[
@@ -341,7 +433,7 @@ class Option:
     def words(self, value: Any) -> list[str]:
         """Return the words that set the option to a value."""
         yes, _, no = self.flag.partition("/")
-        if isinstance(value, bool) and self.kind is bool:
+        if isinstance(value, bool) and bool in (self.kind, *typing.get_args(self.kind)):
             return [yes if value else no or f"--no-{self.name.replace('_', '-')}"]
         text = self.text(value)
         return [word for each in (text if isinstance(text, list) else [text]) for word in (yes, each)]
@@ -349,6 +441,13 @@ class Option:
 
 _HEAVY = ("Artifact", "Weights")
 """Types that are not imported to parse a command line, because their modules import NumPy or PyTorch."""
+
+
+def _is_list(kind: Any) -> bool:
+    """Return whether a type is a sequence, possibly optional; a sequence that may be a single value is not."""
+    is_union = typing.get_origin(kind) in (types.UnionType, typing.Union)
+    parts = typing.get_args(kind) if is_union else (kind,)
+    return {typing.get_origin(part) for part in parts if part is not types.NoneType} == {Sequence}
 
 
 def declared_options(cls: type[Options]) -> tuple[Option, ...]:
@@ -375,7 +474,7 @@ def declared_options(cls: type[Options]) -> tuple[Option, ...]:
                 typed_as,
                 is_required=each.default is MISSING,
                 is_positional=not each.kw_only,
-                is_list=Sequence in (typing.get_origin(part) for part in (kind, *typing.get_args(kind))),
+                is_list=_is_list(kind),
             )
         )
     return tuple(options)

@@ -12,13 +12,25 @@ import typer
 
 from pflcli.options import completion
 from pflcli.options.declaration import (
+    Comment,
+    DateFormat,
+    Decimal,
     Delimiter,
+    FoldCase,
+    Header,
     Label,
+    LabelMap,
     Layout,
+    Na,
+    Names,
     OptionalPath,
     Options,
     Out,
+    Sheet,
+    SkipRows,
     SplitColumn,
+    Strip,
+    Thousands,
     Typed,
 )
 from pflcli.wording import PathWord, as_typed
@@ -37,6 +49,15 @@ def _as_source(value: Any) -> str:
     return PathWord.of_parts(form.group(), Path(str(value)[form.end() :]))
 
 
+def _parse_sources(paths: list[Path]) -> Path | list[Path]:
+    return paths[0] if len(paths) == 1 else paths
+
+
+def _as_sources(value: Any) -> str | list[str]:
+    """Return ``data`` as a user types it: one word per file."""
+    return _as_source(value) if isinstance(value, Path | str) else [_as_source(each) for each in value]
+
+
 @dataclass(frozen=True)
 class ImportData(Options):
     """Check your own data and convert them for `pfl partition`.
@@ -49,13 +70,15 @@ class ImportData(Options):
     NAME: ClassVar[str] = "import"
 
     data: Annotated[
-        Path | str,
-        Typed(Path, text=_as_source),
+        Path | str | Sequence[Path | str],
+        Typed(list[Path], _parse_sources, _as_sources),
         typer.Argument(
-            help="Read this .csv, .tsv, .parquet, .npz, .h5 or .hdf5 file, or this folder CLIENT/LABEL/IMAGE;"
-            " pfllib:FOLDER, flbench:FOLDER, leaf:FOLDER or tff:FILE reads what PFLlib, FL-bench, LEAF or TensorFlow"
-            " Federated has dealt to clients, hf:FOLDER a Hugging Face dataset on disk.",
-            metavar="DATA",
+            help="Read this table (.csv, .tsv, .txt, .csv.gz, .xlsx, .parquet, .feather, .dta, .sav or .jsonl), this"
+            " .npz, .h5 or .hdf5 file, or this folder CLIENT/LABEL/IMAGE. Several tables, or a folder of tables, have a"
+            " file per client unless --client is given. pfllib:FOLDER, flbench:FOLDER, leaf:FOLDER or tff:FILE reads"
+            " what PFLlib, FL-bench, LEAF or TensorFlow Federated has dealt to clients, hf:FOLDER a Hugging Face"
+            " dataset on disk.",
+            metavar="DATA...",
         ),
     ]
     out: Out
@@ -68,11 +91,13 @@ class ImportData(Options):
         ),
     ] = None
     label: Label = None
+    label_map: LabelMap = None
     classes: Annotated[
         bool,
         typer.Option(
             "--classes",
-            help="Treat every distinct integer of the label as a class, even if there are many with few samples each.",
+            help="Treat every distinct value of the label as a class, even if there are many with few samples each, or"
+            " they are dates or words such as NA.",
         ),
     ] = False
     features: Annotated[
@@ -82,6 +107,14 @@ class ImportData(Options):
             help="Learn from these columns, or from one array.",
             metavar="COL,COL",
             show_default="all other columns, or x",
+        ),
+    ] = None
+    leave_out: Annotated[
+        str | Sequence[str] | None,
+        Typed(str, text=as_typed),
+        typer.Option(
+            help="Learn from all columns but these; 'none' declares that all columns of numbers are features.",
+            metavar="COL,COL",
         ),
     ] = None
     categorical: Annotated[
@@ -190,3 +223,21 @@ class ImportData(Options):
         typer.Option(help="Record this name of the network that computed the embeddings.", metavar="NAME"),
     ] = None
     delimiter: Delimiter = None
+    decimal: Decimal = None
+    thousands: Thousands = None
+    strip: Strip = None
+    na: Na = None
+    header: Header = None
+    names: Names = None
+    skip_rows: SkipRows = None
+    comment: Comment = None
+    sheet: Sheet = None
+    date_format: DateFormat = None
+    fold_case: FoldCase = None
+    drop_duplicates: Annotated[
+        bool,
+        typer.Option(
+            "--drop-duplicates",
+            help="Keep only the first of several rows of a table that are equal in features, label and client.",
+        ),
+    ] = False

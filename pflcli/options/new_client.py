@@ -10,15 +10,26 @@ import typer
 from pflcli.options.declaration import (
     FRACTIONS,
     ArtifactPath,
+    Comment,
+    Decimal,
     Delimiter,
     EncoderWeights,
     FilePath,
+    FoldCase,
+    Header,
     Label,
+    LabelMap,
     Layout,
+    Na,
+    Names,
     Options,
     Out,
     RunWeights,
+    Sheet,
+    SkipRows,
     SplitColumn,
+    Strip,
+    Thousands,
     artifact_argument,
 )
 
@@ -39,8 +50,8 @@ class NewClient(Options):
     data: Annotated[
         FilePath,
         typer.Argument(
-            help="Read the client's samples from this .csv, .tsv, .parquet, .npz, .h5 or .hdf5 file, or from this"
-            " folder LABEL/IMAGE.",
+            help="Read the client's samples from this table (.csv, .tsv, .txt, .csv.gz, .xlsx, .parquet, .feather,"
+            " .dta, .sav or .jsonl), from this .npz, .h5 or .hdf5 file, or from this folder LABEL/IMAGE.",
             metavar="DATA",
         ),
     ]
@@ -63,5 +74,16 @@ class NewClient(Options):
     ] = None
     layout: Layout = None
     delimiter: Delimiter = None
+    decimal: Decimal = None
+    thousands: Thousands = None
+    strip: Strip = None
+    na: Na = None
+    header: Header = None
+    names: Names = None
+    skip_rows: SkipRows = None
+    comment: Comment = None
+    sheet: Sheet = None
+    fold_case: FoldCase = None
+    label_map: LabelMap = None
     weights: RunWeights = None
     encoder_weights: EncoderWeights = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import KW_ONLY, dataclass
 from functools import partial
 from pathlib import Path
@@ -11,7 +12,19 @@ import typer
 
 from pflcli.errors import UsageError
 from pflcli.options import completion
-from pflcli.options.declaration import FRACTIONS, Download, Options, Out, Root, Set, Typed, as_file, as_path
+from pflcli.options.declaration import (
+    FRACTIONS,
+    Download,
+    Options,
+    Out,
+    Root,
+    Set,
+    Typed,
+    as_file,
+    as_path,
+    split_words,
+)
+from pflcli.wording import as_typed
 
 
 def dataset_word(value: str | Path) -> str:
@@ -26,6 +39,15 @@ def _parse_part(text: str) -> tuple[int, int]:
     except ValueError:
         raise UsageError(f"--part {text} does not have the form I/N", "--part 1/2") from None
     return number, parts
+
+
+def _parse_new_clients(text: str) -> float | list[str]:
+    """Return the fraction in ``0.2``, or the names in ``A,B``; a whole number above 1 is a name."""
+    try:
+        number = float(text)
+    except ValueError:
+        return split_words(text)
+    return [text.strip()] if number.is_integer() and number > 1 else number
 
 
 @dataclass(frozen=True)
@@ -80,9 +102,12 @@ class Partition(Options):
         ),
     ] = False
     new_clients: Annotated[
-        float,
+        float | str | Sequence[str],
+        Typed(str, _parse_new_clients, as_typed),
         typer.Option(
-            help="Keep this fraction (0 to 1) of the clients out of all rounds; they join after training.", metavar="F"
+            help="Keep this fraction (0 to 1) of the clients, or the clients with these names, out of all rounds; they"
+            " join after training.",
+            metavar="F|NAME,NAME",
         ),
     ] = 0.0
     new_capacity: Annotated[

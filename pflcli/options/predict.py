@@ -12,13 +12,22 @@ from pflcli.options.declaration import (
     ArtifactPath,
     ChosenMethod,
     ChosenSeed,
+    Comment,
+    Decimal,
     Delimiter,
     EncoderWeights,
     FilePath,
+    Header,
     Layout,
+    Na,
+    Names,
     OptionalPath,
     Options,
     RunWeights,
+    Sheet,
+    SkipRows,
+    Strip,
+    Thousands,
     artifact_argument,
     out_option,
 )
@@ -42,8 +51,9 @@ class Predict(Options):
     data: Annotated[
         FilePath,
         typer.Argument(
-            help="Predict for the samples in this .csv, .tsv, .parquet, .npy, .npz, .h5 or .hdf5 file, in this folder"
-            " of images, or in CSV from stdin (-).",
+            help="Predict for the samples in this table (.csv, .tsv, .txt, .csv.gz, .xlsx, .parquet, .feather, .dta,"
+            " .sav or .jsonl), in this .npy, .npz, .h5 or .hdf5 file, in this folder of images, or in CSV from stdin"
+            " (-).",
             metavar="DATA",
         ),
     ]
@@ -51,8 +61,7 @@ class Predict(Options):
     client: Annotated[
         str,
         typer.Option(
-            help="Use the model of the client with this name. For a name that PREDICTIONS lacks, the global model is"
-            " used.",
+            help="Use the model of the client with this name; 'none' uses the global model.",
             metavar="NAME",
             autocompletion=completion.clients,
         ),
@@ -79,6 +88,24 @@ class Predict(Options):
     ] = None
     layout: Layout = None
     delimiter: Delimiter = None
+    decimal: Decimal = None
+    thousands: Thousands = None
+    strip: Strip = None
+    na: Na = None
+    header: Header = None
+    names: Names = None
+    skip_rows: SkipRows = None
+    comment: Comment = None
+    sheet: Sheet = None
+    unknown_words: Annotated[
+        str,
+        typer.Option(
+            help="Refuse words that a column of words did not have in training (error), or treat them as missing values"
+            " (missing).",
+            metavar="NAME",
+            autocompletion=completion.words("error", "missing"),
+        ),
+    ] = "error"
     weights: RunWeights = None
     encoder_weights: EncoderWeights = None
     answers: Annotated[

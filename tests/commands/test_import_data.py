@@ -190,7 +190,7 @@ BAD = {
     "a long delimiter": (PLAIN, {"delimiter": "::"}, "--delimiter '::' is not one character"),
     "a size": (PLAIN, {"resize": 32}, "--resize is for folders of images"),
     "a name twice": ("who,class,a,a\nx,1,2,3\n", {}, "two columns are called 'a'"),
-    "no names": ("1,0,2.5\n2,1,3.5\n", {}, "no column 'who'", "are the column names missing?"),
+    "no names": ("1,0,2.5\n2,1,3.5\n", {}, "are the column names missing?", "--no-header", "--header"),
     "a slip": (PLAIN.replace("0.1", "0.l"), {}, "table.csv, line 3 (the header is line 1), column 'a': '0.l' is not a"),
     "a slip after lines in a cell": (
         'who,class,a\n"x\ny\n",0,1\n\nz,1,oops\nz,1,2\n',
@@ -200,9 +200,9 @@ BAD = {
     "words asked for": ("who,class,a\nx,0,red\ny,1,4\n", {"features": "a"}, "line 2", "'red' is not a number"),
     "a date": ("who,class,a\nx,0,2020-01-31\ny,1,2020-02-01\n", {"features": "a"}, "'2020-01-31'", "a date", "days"),
     "a time": ("who,class,a\nx,0,12:30\ny,1,13:00\n", {"features": "a"}, "'12:30'", "a time"),
-    "thousands": (PLAIN.replace("3e2", '"1,200"'), {}, "line 3", "'1,200'", "without a comma"),
-    "a decimal comma": ("who;class;a\nx;0;3,5\ny;1;4\n", {"delimiter": ";"}, "line 2", "'3,5'", "write 3.5"),
-    "percent": (PLAIN.replace("3e2", "12 %"), {}, "'12 %'", "without %"),
+    "thousands": (PLAIN.replace("3e2", '"1,200"'), {}, "line 3", "'1,200'", "--thousands , reads", "--decimal , reads"),
+    "a decimal comma": ("who;class;a\nx;0;3,5\ny;1;4\n", {"delimiter": ";"}, "line 2", "'3,5'", "--decimal , reads"),
+    "percent": (PLAIN.replace("3e2", "12 %"), {}, "'12 %'", "--strip % reads '12 %' as 12"),
     "a long cell": (PLAIN.replace("3e2", "x" * 90), {}, "x" * 37 + "...' is not a number"),
     "nothing but words": ("who,class,a\nx,0,red\ny,1,blue\n", {}, "no column of numbers besides client and label"),
     "an empty cell": (PLAIN.replace("0.1", ""), {}, "line 3", "column 'a': no value", "1 of 3", "--missing drop"),
@@ -595,8 +595,9 @@ def test_declared_classes_and_words_may_be_many(tmp_path, take, write_file):
     refused(
         npz(tmp_path / "d.npz", x=x, y=y, owner=np.arange(60) % 3), ["30 distinct integers in 60"], tmp_path / "new"
     )
-    words = "who,class,a\n" + "".join(f"c{row % 2},w{row % 30},{row}.5\n" for row in range(60))
-    assert len(take(write_file(words), **COLUMNS).classes) == 30
+    words = write_file("who,class,a\n" + "".join(f"c{row % 2},w{row % 30},{row}.5\n" for row in range(60)))
+    refused(words, ["30 distinct words in 60", "--classes"], tmp_path / "new", **COLUMNS)
+    assert len(take(words, **COLUMNS, classes=True).classes) == 30
     for number in range(22):
         image(tmp_path / "album" / "ann" / str(number) / "1.png", GREY)
     assert len(take(tmp_path / "album").classes) == 22
@@ -742,13 +743,12 @@ def test_one_class_of_images(tmp_path):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("sheet.xlsx", "save the sheet as CSV"),
-        ("table.csv.gz", "gunzip it first"),
+        ("sheet.xls", "save the sheet as .xlsx or CSV"),
+        ("table.parquet.gz", "unpack it first"),
         ("x.npy", "np.savez"),
-        ("table.txt", "rename it to .csv or .tsv"),
         (
             "model.pkl",
-            "does not import (.csv, .tsv, .parquet, .npz, .h5, .hdf5, or a folder of images)",
+            "does not import (.csv, .tsv, .tab, .txt, .dat, .data, .parquet",
         ),
     ],
 )
@@ -761,8 +761,8 @@ def test_what_is_not_there(tmp_path, small):
     refused(small.p, ["p is an artifact of pfl (partition)"], tmp_path)
     (tmp_path / "empty").mkdir()
     refused(tmp_path / "empty", ["empty has no image", "CLIENT/LABEL/IMAGE"], tmp_path)
-    (tmp_path / "empty" / "table.csv").write_text(PLAIN)
-    refused(tmp_path / "empty", ["empty has no image, but table.csv"], tmp_path)
+    (tmp_path / "empty" / "notes.md").write_text("nothing")
+    refused(tmp_path / "empty", ["empty has no image, but notes.md"], tmp_path)
 
 
 # The command's manners

@@ -75,7 +75,7 @@ def test_no_other_sample_moves_what_is_trained_on(own):
     others = np.setdiff1d(np.arange(len(stored.y)), train)
     for row in stored.sample[others].tolist():
         cells = lines[row + 1].split(",")
-        lines[row + 1] = ",".join([*cells[:2], "999", "?", *cells[4:]])
+        lines[row + 1] = ",".join([*cells[:2], "777", "?", *cells[4:]])
     (own / "changed.csv").write_text("\n".join(lines) + "\n")
     import_data(own / "changed.csv", own / "d2", **COLUMNS, missing="median", standardize=True, categorical="cp,sex")
     partition(str(own / "d2"), own / "p2", new_clients=0.34)
@@ -251,8 +251,8 @@ def test_gaps_of_series_are_filled_channel_by_channel(tmp_path):
 
 def test_a_packed_file_says_what_to_do(tmp_path):
     for name, word in (
-        ("a.csv.gz", "gunzip it first"),
-        ("a.jsonl.gz", "to CSV"),
+        ("a.npz.gz", "unpack it first"),
+        ("a.pkl.gz", "to CSV"),
         ("shakespeare_roles.jsonl.gz", "pfl partition shakespeare"),
     ):
         (tmp_path / name).write_bytes(b"")

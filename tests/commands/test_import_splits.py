@@ -159,7 +159,8 @@ WAYS = {
 def test_how_it_is_typed(pfl, tmp_path, case):
     typed, expected = WAYS[case]
     table(tmp_path / "a.csv")
-    pfl("import", tmp_path / "a.csv", "--client", "hospital", "--label", "ill", "-o", tmp_path / "d", *typed)
+    columns = ("--client", "hospital", "--label", "ill", "--split-column", "use")
+    pfl("import", tmp_path / "a.csv", *columns, "-o", tmp_path / "d", *typed)
     assert open_artifact(tmp_path / "d").manifest.request["standardize"] == expected
 
 
@@ -175,7 +176,9 @@ def test_data_may_stand_behind_it(pfl, tmp_path):
 @pytest.mark.parametrize(("value", "expected"), [("true", "by training samples"), ("false", False)])
 def test_a_file_may_still_say_true(pfl, tmp_path, value, expected):
     table(tmp_path / "a.csv")
-    (tmp_path / "pfl.toml").write_text(f"[import]\nstandardize = {value}\nclient = 'hospital'\nlabel = 'ill'\n")
+    (tmp_path / "pfl.toml").write_text(
+        f"[import]\nstandardize = {value}\nclient = 'hospital'\nlabel = 'ill'\nleave-out = 'use'\n"
+    )
     pfl("import", tmp_path / "a.csv", "--config", tmp_path / "pfl.toml", "-o", tmp_path / "d")
     assert open_artifact(tmp_path / "d").manifest.request["standardize"] == expected
 

@@ -107,6 +107,21 @@ def test_new_clients_are_kept(tmp_path):
     np.testing.assert_array_equal(without_new.sample, read(tmp_path / "0").sample)
 
 
+def test_new_clients_are_chosen_by_name(pfl, tmp_path):
+    partition("writers", tmp_path / "all")
+    names = read(tmp_path / "all").names
+    chosen = [names[7], names[2]]
+    assert pfl("partition", "writers", "-o", tmp_path / "p", "--new-clients", ",".join(chosen)).code == 0
+    stored = read(tmp_path / "p")
+    assert [name for name, new in zip(stored.names, stored.new, strict=True) if new] == [names[2], names[7]]
+    partition("writers", tmp_path / "one", new_clients=names[7])
+    assert read(tmp_path / "one").new.sum() == 1
+    ran = pfl("partition", "writers", "-o", tmp_path / "q", "--new-clients", "nobody")
+    assert (ran.code, "no client 'nobody'" in ran.err) == (2, True)
+    ran = pfl("partition", "writers", "-o", tmp_path / "q", "--new-clients", ",".join(names))
+    assert (ran.code, "no training samples" in ran.err) == (2, True)
+
+
 def test_what_is_known_of_each_client_has_one_value_each(small):
     stored = read(small.p)
     with pytest.raises(InputError, match=r"6 clients, new of shape \(5,\)"):

@@ -163,17 +163,16 @@ def test_a_client_that_is_not_known_gets_the_global_model(digits, tmp_path, pfl)
     _, x = own_digits(digits)
     np.save(tmp_path / "q.npy", x)
     split = predictions.read(open_artifact(digits / "fedavg"), "test")
-    ran = pfl("predict", digits / "fedavg", tmp_path / "q.npy", "--client", "w9", "--json", "--threads", 1)
+    ran = pfl("predict", digits / "fedavg", tmp_path / "q.npy", "--client", "none", "--json", "--threads", 1)
     facts = json.loads(ran.out)
     assert ran.code == 0
-    assert "WARNING" in ran.err
-    assert "no client 'w9'" in ran.err
+    assert "predicted by the global model" in ran.err
     assert facts["known"] is False
     own = split.parts["p"][slice(*split.offsets[1:3])]
     probabilities = [[row["p"][name] for name in facts["classes"]] for row in facts["answers"]]
     np.testing.assert_allclose(probabilities, own, atol=2e-7)
     with pytest.raises(InputError) as error:
-        predict(digits / "local", tmp_path / "q.npy", client="w9", execution=ONE)
+        predict(digits / "local", tmp_path / "q.npy", client="none", execution=ONE)
     assert "local has no global model" in error_text(error)
 
 
@@ -182,10 +181,10 @@ def test_a_client_without_a_scale_is_refused(clinic, tmp_path):
     path = table(tmp_path / "q.csv", rows)
     if codebook.read(open_artifact(clinic / "m")).scales:
         with pytest.raises(InputError) as error:
-            predict(clinic / "m", path, client="Z", execution=ONE)
+            predict(clinic / "m", path, client="none", execution=ONE)
         assert "has no scale" in error_text(error)
     else:
-        assert not predict(clinic / "m", path, client="Z", execution=ONE).is_known
+        assert not predict(clinic / "m", path, client="none", execution=ONE).is_known
 
 
 def test_answers_in_every_form(clinic, tmp_path, pfl):
@@ -286,7 +285,7 @@ def test_what_is_no_image_of_the_model_is_named(digits, tmp_path):
     np.savez(tmp_path / "two.npz", a=x, b=x)
     (tmp_path / "cut.npy").write_bytes((tmp_path / "small.npy").read_bytes()[:200])
     table(tmp_path / "q.csv", [[1, 2]], ["a", "b"])
-    (tmp_path / "q.txt").write_text("1")
+    (tmp_path / "q.md").write_text("1")
     cases = {
         "small.npy": "takes images of shape 28x28; the samples have 5x28",
         "floats.npy": "which are no pixels",
@@ -294,7 +293,7 @@ def test_what_is_no_image_of_the_model_is_named(digits, tmp_path):
         "two.npz": "--features NAME",
         "cut.npy": "declares",
         "q.csv": "takes samples of shape",
-        "q.txt": "a format that pfl does not read",
+        "q.md": "a format that pfl does not import",
         "p": "is an artifact of pfl",
         "nowhere.npy": "does not exist",
     }

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.artifacts.codebook import Column
+from pflcli.artifacts.codebook import NO_DIALECT, Column, Dialect
 from pflcli.errors import InputError, closest
 from pflcli.foreign import reading, require_room, require_short
 
@@ -90,7 +90,8 @@ class RawSamples:
     ``place(sample, role, index)`` returns the place of a value in the file, where the role may be "features".
     ``columns`` are those of a table. A column with words has one 0/1 feature per word, all NaN if the word is missing.
     ``classes`` are the names of the labels, if the file has them. ``remarks`` are shown to the user. ``metadata`` has
-    the text (n,) of each of the roles split, group and order that the user named.
+    the text (n,) of each of the roles split, group and order that the user named. ``dialect`` is how words are
+    read. ``cell`` takes the arguments of ``place`` and returns the text of a cell; it is None for arrays and images.
     """
 
     x: NDArray[Any]
@@ -101,6 +102,8 @@ class RawSamples:
     classes: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
     metadata: Mapping[str, NDArray[np.str_]] = field(default_factory=dict)
+    dialect: Dialect = NO_DIALECT
+    cell: Callable[[int, str, Sequence[int]], str] | None = None
 
     def require_same_length(self, name: str) -> None:
         """Raise InputError unless all arrays have the same length, above 0; ``name`` is the file in the message."""
@@ -136,11 +139,13 @@ def to_text(values: NDArray[Any], where: str) -> NDArray[np.str_]:
 
 
 def normalize_numbers(words: NDArray[np.str_]) -> NDArray[np.str_]:
-    """Return words (n,); if all are whole numbers, as integers: 1.0 and 01 become 1."""
-    values = [word for word in np.unique(words).tolist() if word]
-    if not values or not all(_NUMBER.fullmatch(word) and float(word).is_integer() for word in values):
+    """Return words (n,); if all are whole numbers, as integers: 1.0 and 01 become 1, and U+2212 a minus."""
+    values = {word: word.replace("\u2212", "-") for word in np.unique(words).tolist() if word}
+    if not values or not all(_NUMBER.fullmatch(word) and float(word).is_integer() for word in values.values()):
         return words
-    plain = {word: str(int(word) if word.lstrip("+-").isdigit() else int(float(word))) for word in values} | {"": ""}
+    plain = {
+        written: str(int(word) if word.lstrip("+-").isdigit() else int(float(word))) for written, word in values.items()
+    } | {"": ""}
     return np.asarray([plain[word] for word in words.tolist()], dtype=np.str_)
 
 

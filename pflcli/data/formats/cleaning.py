@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
+import shlex
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -11,14 +14,23 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts.codebook import Column
 from pflcli.artifacts.kinds.dataset import Dataset
-from pflcli.data.formats import Like, RawSamples, is_number, normalize_numbers, sort_words
+from pflcli.data.formats import Like, RawSamples, is_number, normalize_numbers, sort_words, spellings
+from pflcli.data.formats.cells import MISSING, is_date, plain
 from pflcli.data.formats.given_splits import parse_splits
+from pflcli.data.formats.labels import map_classes
 from pflcli.errors import InputError, UsageError
-from pflcli.wording import listed
+from pflcli.wording import counted, listed
 
+_ABSENT_LABELS = ("na", "n/a", "nan", "null", "unknown", "missing", "?", "-", ".", "#n/a", "not available")
+"""Labels, in lower case, that may stand for a missing one."""
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 _MAX_EXACT_INTEGER = 2**24
 """float32 represents all integers up to this one exactly."""
+_DATE_FORMATS = (
+    "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y.%m.%d", "%Y%m%d", "%d %b %Y",
+    "%d %B %Y", "%b %d, %Y", "%B %d, %Y", "%d-%b-%Y", "%d/%m/%y", "%m/%d/%y", "%d.%m.%y",
+)  # fmt: skip
+"""Dates as people write them, for the error that proposes one."""
 _MAX_INTEGER_CLASSES, _MIN_SAMPLES_PER_INTEGER = 20, 10
 """A label with more distinct integers, and with fewer samples of each on average, is taken as a quantity."""
 
@@ -41,14 +53,16 @@ def clean(
     standardize_by: str = "",
     like: Like | None = None,
     integers_are_classes: bool = False,
+    drop_duplicates: bool = False,
 ) -> CleanSamples:
     """Check ``raw``, called ``name`` in errors, and return it with classes as numbers.
 
     ``missing``: "error" raises an error for a missing value, "drop" leaves its sample out, "median" keeps NaN, which
     the partition fills in, with one more feature per column that marks missing values. ``standardize_by`` is
     "federation", "client" or empty. Features are float32, or float64 if the partition fills them in or standardizes
-    them. Classes and columns are those of ``like``, if given. ``integers_are_classes``: see ``number_classes``. Raises
-    InputError, with the place of the first bad value.
+    them. Classes and columns are those of ``like``, if given. ``integers_are_classes``: see ``number_classes``. With
+    ``drop_duplicates``, only the first of several equal samples is kept. Raises InputError, with the place of the first
+    bad value.
     """
     raw.require_same_length(name)
     x, owner = raw.x, raw.owner
@@ -58,7 +72,11 @@ def clean(
     if not is_images and x.dtype not in (np.float32, np.float64):
         x = x.astype(np.float64)
     _require_storable(raw, name)
-    lost = _find_incomplete(raw, x, missing)
+    remarks = list(raw.remarks)
+    if owner is not None:
+        owner = _check_clients(raw, owner, name, remarks)
+        raw = replace(raw, owner=owner)
+    lost = incomplete = _find_incomplete(raw, x, missing)
     rows = np.flatnonzero(~lost)
     if not len(rows):
         raise InputError(f"{name}: every sample lacks a value", *_column_hints(raw, x, lost))
@@ -66,11 +84,22 @@ def clean(
         rows = _sort_by_time(raw, rows)
     require_in_range(x, raw, set(rows.tolist()) if len(rows) < len(x) else None)
     y, classes = number_classes(raw, rows, like, integers_are_classes=integers_are_classes)
+    duplicates = _find_duplicates(x, raw, rows)
+    if drop_duplicates:
+        rows, y, lost = rows[~duplicates], y[~duplicates], lost.copy()
+        lost[np.setdiff1d(np.arange(len(lost)), rows)] = True
     split = parse_splits(raw, rows, name) if "split" in raw.metadata else None
     group = None
     if "group" in raw.metadata:
         group = np.unique(raw.metadata["group"][rows], return_inverse=True)[1].astype(np.int64)
-    remarks = [*raw.remarks, *_loss_remarks(raw, x, lost)]
+    remarks += _loss_remarks(raw, x, incomplete)
+    if duplicates.any():
+        copies = f"{counted(int(duplicates.sum()), 'sample')} with the features, label and client of an earlier one"
+        remarks.append(
+            f"left out: {copies}"
+            if drop_duplicates
+            else f"WARNING: {copies}; copies of training samples may be test samples: --drop-duplicates keeps the first"
+        )
     if len(rows) < len(x) or "order" in raw.metadata:
         x, owner = x[rows], None if owner is None else owner[rows]
     remarks += [
@@ -78,6 +107,7 @@ def clean(
     ]
     if not is_images and not standardize_by:
         remarks += _scale_remarks(x, raw.columns)
+    remarks += _gap_remarks(x, raw.columns, owner)
     columns, fill = raw.columns, missing == "median" and not is_images
     if fill:
         x, columns = mark_gaps(x, columns, like)
@@ -105,6 +135,43 @@ def clean(
     return CleanSamples(dataset, columns, int(lost.sum()), tuple(remarks))
 
 
+def _check_clients(raw: RawSamples, owner: NDArray[np.str_], name: str, remarks: list[str]) -> NDArray[np.str_]:
+    """Return the client of each sample (n,), one spelling each if the user wants it.
+
+    Raises InputError for clients that differ only by case or spaces. Remarks on clients that are the same number.
+    """
+    if raw.dialect.fold_case:
+        owner = spellings.fold(owner)
+    elif raw.dialect.fold_case is None:
+        spellings.require_distinct(owner, name, "client")
+    same: dict[float, list[str]] = {}
+    for word in np.unique(owner).tolist():
+        if is_number(word):
+            same.setdefault(float(word), []).append(word)
+    for words in same.values():
+        if len(words) > 1:
+            remarks.append(
+                f"WARNING: {' and '.join(map(repr, words))} are {len(words)} clients but the same number: if they are"
+                " one client, write it in one way"
+            )
+    return owner
+
+
+def _find_duplicates(x: NDArray[np.float64], raw: RawSamples, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
+    """Return which of ``rows`` (n,) of a table equal an earlier one in features, label and client."""
+    duplicates = np.zeros(len(rows), dtype=np.bool_)
+    if not raw.columns:
+        return duplicates
+    seen: set[bytes] = set()
+    for at, row in enumerate(rows.tolist()):
+        owner = "" if raw.owner is None else raw.owner[row]
+        words = f"{raw.label[row]}\0{owner}".encode("utf-8", "surrogatepass")
+        digest = hashlib.blake2b(np.ascontiguousarray(x[row] + 0.0).tobytes() + words, digest_size=16).digest()
+        duplicates[at] = digest in seen
+        seen.add(digest)
+    return duplicates
+
+
 def _require_storable(raw: RawSamples, name: str) -> None:
     """Raise InputError for names of clients, classes or columns that cannot be stored."""
     by_role = {"label": raw.label, **({} if raw.owner is None else {"client": raw.owner})}
@@ -127,21 +194,29 @@ _RENAME = "rename it: NUL and unpaired surrogates are not text"
 
 
 def _sort_by_time(raw: RawSamples, rows: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return ``rows`` (n,) in the order of their times, numbers or dates (ISO 8601); the sort is stable.
+    """Return ``rows`` (n,) in the order of their times, numbers or dates (ISO 8601, or ``--date-format``).
 
-    Dates without a time zone are UTC, and dates are compared to the microsecond. Raises InputError, with the place of
-    the first word that is neither or differs in kind from the others.
+    The sort is stable. Dates without a time zone are UTC, and dates are compared to the microsecond. Raises InputError,
+    with the place of the first word that is neither or differs in kind from the others.
     """
     words = raw.metadata["order"][rows]
     different = np.unique(words).tolist()
-    are_numbers = all(is_number(word) for word in different)
+    form = raw.dialect.date_format
+    number_of = {word: plain(word, raw.dialect) for word in different}
+    are_numbers = form is None and None not in number_of.values()
     time_of: dict[str, float | datetime] = {}
     for word in different:
-        time = _parse_number(word) if are_numbers else _parse_date(word)
+        time = _parse_number(str(number_of[word])) if are_numbers else _parse_date(word, form)
         if time is None:
             place = raw.place(int(rows[np.argmax(words == word)]), "order", ())
+            if form is not None:
+                raise InputError(
+                    f"{place}: '{word}' is not a date of --date-format '{form}'", *_suggest_formats(different)
+                )
             problem = f"'{word}' is neither a number nor a date such as 2024-03-31 or 2024-03-31 12:30"
-            raise InputError(f"{place}: {problem}", "write all as numbers or as dates")
+            raise InputError(
+                f"{place}: {problem}", *(_suggest_formats(different) or ["write all as numbers or as dates"])
+            )
         time_of[word] = time
     rank = {time: number for number, time in enumerate(sorted(set(time_of.values())))}
     return rows[np.argsort([rank[time_of[word]] for word in words.tolist()], kind="stable")]
@@ -154,12 +229,20 @@ def _parse_number(word: str) -> float | None:
     return None if word.endswith("inf") else float(word)
 
 
-def _parse_date(word: str) -> datetime | None:
+def _parse_date(word: str, form: str | None) -> datetime | None:
     try:
-        date = datetime.fromisoformat(word)
+        date = datetime.fromisoformat(word) if form is None else datetime.strptime(word, form)
     except ValueError:
         return None
     return date if date.tzinfo else date.replace(tzinfo=UTC)
+
+
+def _suggest_formats(words: Sequence[str]) -> list[str]:
+    """Return the options that read all ``words`` as dates; two if day and month cannot be told apart."""
+    times = ("", " %H:%M", " %H:%M:%S", "T%H:%M:%S", " %I:%M %p")
+    forms = [date + time for date in _DATE_FORMATS for time in times] + ["%H:%M", "%H:%M:%S"]
+    fitting = [form for form in forms if all(_parse_date(word, form) for word in words if word)]
+    return [f"--date-format {shlex.quote(form)} reads '{words[-1]}'" for form in fitting[:2]]
 
 
 def _find_incomplete(raw: RawSamples, x: NDArray[np.float64], missing: str) -> NDArray[np.bool_]:
@@ -178,8 +261,13 @@ def _find_incomplete(raw: RawSamples, x: NDArray[np.float64], missing: str) -> N
         at = np.argwhere(np.isnan(x[row]))[0].tolist() if role == "features" else []
         count = f"{lost.sum()} of {len(lost)} samples lack a value"
         ways = "--missing median fills it in" if role == "features" else "fill it in"
+        word = "" if raw.cell is None else raw.cell(row, role, at).strip()
+        is_word = word in MISSING and word != "" and raw.dialect.na is None
         raise InputError(
-            f"{raw.place(row, role, at)}: no value", f"{count}; {ways}, or --missing drop leaves the samples out"
+            f"{raw.place(row, role, at)}: no value" + (f", as '{word}' marks a missing one" if is_word else ""),
+            f"{count}; {ways}, or --missing drop leaves the samples out",
+            *([f"if '{word}' is a word like others: --na ''"] if is_word else []),
+            *(["if the last line is a footer, such as a sum: delete it"] if row == len(lost) - 1 > 1 else []),
         )
     return lost
 
@@ -220,6 +308,21 @@ def _loss_remarks(raw: RawSamples, x: NDArray[np.float64], lost: NDArray[np.bool
             more = f", ... ({len(losses)} clients in all)" if len(losses) > 8 else ""
             lines.append(f"WARNING: clients lose most of their samples: {', '.join(losses[:8])}{more}")
     return lines + _column_hints(raw, x, lost)
+
+
+def _gap_remarks(x: NDArray[np.float64], columns: tuple[Column, ...], owner: NDArray[np.str_] | None) -> list[str]:
+    """Return a remark on each column of which a client has no value at all, at most four."""
+    if owner is None or not columns:
+        return []
+    names, number = np.unique(owner, return_inverse=True)
+    remarks, at = [], 0
+    for column in columns:
+        known = np.bincount(number, weights=~np.isnan(x[:, at]), minlength=len(names))
+        lacking = names[known == 0].tolist()
+        if lacking and len(lacking) < len(names):
+            remarks.append(f"WARNING: without any value of '{column.name}': {listed(lacking, 8)}")
+        at += len(column.features)
+    return remarks[:4]
 
 
 def mark_gaps(
@@ -269,8 +372,9 @@ def number_classes(
     """Return labels 0..C-1 (n,) of ``rows`` and the names of classes: of ``like``, else of the file, else in order.
 
     1 and 1.0 are the same class. Raises InputError for fractions, for an unknown class, and for a single class unless
-    ``like`` has the classes. Raises it also for more than 20 distinct integers with fewer than 10 samples each on
-    average, which look like a quantity, unless ``integers_are_classes``, or ``like`` or the file has the classes.
+    ``like`` has the classes. Raises it also for labels that do not look like classes, unless ``integers_are_classes``,
+    or ``like`` or the file has the classes: more than 20 with fewer than 10 samples each on average, dates, and
+    spellings of missing values.
     """
     words = normalize_numbers(raw.label[rows])
 
@@ -286,23 +390,34 @@ def number_classes(
                 f"0 to {len(raw.classes) - 1}"
             )
         words = np.asarray(raw.classes)[numbers]
-    classes = list((like.classes if like else ()) or raw.classes)
+    named = list((like.classes if like else ()) or raw.classes)
+    if raw.dialect.fold_case:
+        words = spellings.fold(words, named)
+    if raw.dialect.label_map:
+        names = dict(raw.dialect.label_map)
+        words = map_classes(words, names, named if like is None else [*names])
+        named = named if like else list(dict.fromkeys(names.get(name, name) for name in named))
+    classes = named
     if not classes:
+        if raw.dialect.fold_case is None:
+            spellings.require_distinct(words, place(np.ones(len(words), np.bool_)), "class")
         classes = sort_words(words.tolist())
         if all(is_number(word) for word in classes) and not all(float(word).is_integer() for word in classes):
             bad = np.asarray([not float(word).is_integer() for word in words.tolist()])
             raise InputError(
                 f"{place(bad)}: {words[np.argmax(bad)]} is a quantity, and pfl learns classes",
-                "bin it into classes first, such as low and high",
+                "bin it into classes first, such as low and high, or use a condition: --label 'COL>0'",
             )
         if not integers_are_classes:
-            _require_few_integers(classes, len(words), place(np.ones(len(words), np.bool_)))
+            _require_classes(classes, words, place)
     bad = ~np.isin(words, classes)
     if bad.any():
+        keys = {spellings.fold_key(name) for name in classes}
         raise InputError(
             f"{place(bad)}: '{words[np.argmax(bad)]}' is not among the classes of {like.name if like else 'the file'}: "
             f"{', '.join(classes[:10])}",
             "use one of these; a new class requires new training",
+            *(["--fold-case reads it"] if spellings.fold_key(str(words[np.argmax(bad)])) in keys else []),
         )
     if not (like and like.classes) and len(np.unique(words)) == 1:
         raise InputError(
@@ -313,20 +428,39 @@ def number_classes(
     return np.asarray([order[word] for word in words.tolist()], dtype=np.int64), classes
 
 
-def _require_few_integers(classes: list[str], samples: int, place: str) -> None:
-    """Raise InputError if the label looks like a quantity: many distinct integers with few samples each.
+def _require_classes(classes: list[str], words: NDArray[np.str_], place: Callable[[NDArray[np.bool_]], str]) -> None:
+    """Raise InputError if ``classes``, the distinct labels of ``words`` (n,), look like something else.
 
-    ``place`` is the place of the first label.
+    ``place`` returns the place of the first label of a mask (n,).
     """
-    if len(classes) <= _MAX_INTEGER_CLASSES or samples >= _MIN_SAMPLES_PER_INTEGER * len(classes):
-        return
-    if all(is_number(word) for word in classes):
+    insist = "if each is a class: --classes"
+    absent = [word for word in classes if word in MISSING or word.lower() in _ABSENT_LABELS]
+    if absent and len(classes) - len(absent) > 1:
+        bad = np.isin(words, absent)
+        typed = shlex.quote(",".join(absent))
         raise InputError(
-            f"{place}: the label has {len(classes)} distinct integers in {samples} samples, which looks like a "
-            "quantity, and pfl learns classes",
-            "bin it into classes first, such as low and high",
-            "if each integer is a class: --classes",
+            f"{place(bad)}: '{words[np.argmax(bad)]}' may mean that the label is missing "
+            f"({bad.sum()} of {len(words)} samples)",
+            f"if it does: --na {typed} --missing drop",
+            insist,
         )
+    if all(map(is_date, classes)):
+        raise InputError(
+            f"{place(np.ones(len(words), np.bool_))}: '{words[0]}' is a date, and pfl learns classes",
+            "choose another --label",
+            insist,
+        )
+    if len(classes) <= _MAX_INTEGER_CLASSES or len(words) >= _MIN_SAMPLES_PER_INTEGER * len(classes):
+        return
+    are_numbers = all(is_number(word) for word in classes)
+    kind, what = ("integers", "a quantity") if are_numbers else ("words", "an id or text")
+    start = place(np.ones(len(words), np.bool_))
+    raise InputError(
+        f"{start}: the label has {len(classes)} distinct {kind} in {len(words)} samples, which looks like {what}, and"
+        " pfl learns classes",
+        "bin it into classes first, such as low and high" if are_numbers else "choose another --label",
+        "if each integer is a class: --classes" if are_numbers else insist,
+    )
 
 
 def _find_row_numbers(x: NDArray[np.float64], columns: tuple[Column, ...]) -> list[str]:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli.artifacts.codebook import NO_DIALECT, Dialect
 from pflcli.data.formats import (
     ABSENT,
     Like,
@@ -232,6 +233,10 @@ class _Rows:
         """Return the text of a cell."""
         return str(self.table.column(column)[row].as_py())
 
+    def explain_missing(self, column: str) -> list[str]:
+        """Return no option: the names of columns are part of the format."""
+        return []
+
 
 def _load_table(path: Path) -> Any:
     """Return the Arrow table in a file; raises InputError if it takes more memory than its size allows."""
@@ -349,6 +354,8 @@ def read(
     decoding: Decoding,
     samples: str | None,
     advance: Callable[[int, str], None],
+    dialect: Dialect | None = None,
+    leave_out: str | Sequence[str] | None = None,
 ) -> RawSamples:
     """Read all samples: a column of images, a column of arrays, or columns of numbers and words as in a table.
 
@@ -368,11 +375,13 @@ def read(
         _refuse_decoding(decoding, f"{folder.root} has none")
         if samples is not None:
             raise UsageError(f"--samples is for arrays; {folder.root} has none", "leave it out")
-        raw = tables.read(rows, roles, features, categorical, like)
+        raw = tables.read(rows, roles, features, categorical, like, dialect, leave_out)
     else:
         if categorical is not None:
             raise UsageError(f"--categorical is for columns of numbers or words, not for '{column}'", "leave it out")
-        raw = _read_column(rows, column, roles, decoding, samples)
+        if leave_out is not None:
+            raise UsageError(f"--leave-out is for columns of numbers or words; '{column}' is read", "leave it out")
+        raw = replace(_read_column(rows, column, roles, decoding, samples), dialect=dialect or NO_DIALECT)
     splits = [part.split for part in folder.parts]
     remarks = [*raw.remarks, *([f"not taken over: split {name}" for name in folder.left_out])]
     used = {column, roles.label, roles.client, *roles.metadata.values()}
@@ -390,7 +399,7 @@ def read(
         raw = replace(raw, owner=rows.repeat([part.client for part in folder.parts]))
     if any(splits) and roles.split is None:
         raw = replace(raw, metadata={**raw.metadata, **_repeat_splits(rows, splits, roles, remarks)})
-    return replace(raw, classes=rows.class_names(str(roles.label)), remarks=tuple(remarks))
+    return replace(raw, classes=raw.classes or rows.class_names(str(roles.label)), remarks=tuple(remarks))
 
 
 def _find_label_column(rows: _Rows) -> str:

@@ -188,3 +188,7 @@ class Parquet:
     def cell(self, row: int, column: int) -> str:
         """Return the text of a cell."""
         return str(self._column(column)[row].as_py())
+
+    def explain_missing(self, column: str) -> list[str]:
+        """Return no option: the names of columns are part of the format."""
+        return []

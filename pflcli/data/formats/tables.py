@@ -3,48 +3,61 @@
 from __future__ import annotations
 
 import csv
-import re
+import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.artifacts.codebook import Column
+from pflcli.artifacts.codebook import NO_DIALECT, Column, Dialect
 from pflcli.data.formats import (
     ABSENT,
     Like,
     RawSamples,
     Roles,
-    is_number,
     missing_name_error,
     normalize_numbers,
     option,
     sort_words,
+    spellings,
     to_text,
 )
+from pflcli.data.formats.cells import (
+    Reading,
+    explain,
+    find_readings,
+    is_date,
+    is_ledger_negative,
+    is_measure,
+    list_missing,
+    parse_numbers,
+    plain,
+)
+from pflcli.data.formats.labels import parse_condition
 from pflcli.errors import InputError, UsageError, closest
 from pflcli.foreign import NAME_LENGTH
-from pflcli.wording import listed
+from pflcli.wording import counted, listed
 
-MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "?", "-")
-"""The spellings of a missing number. In labels and clients, only an empty cell and NaN are missing."""
 _MAX_WORDS = 200
 """Maximum number of distinct words in a categorical column."""
 _MAX_DETECTED_WORDS = 20
 """Maximum number of distinct words in a column that becomes categorical by itself."""
 _MIN_ROWS_PER_WORD = 5
 """Minimum number of rows per distinct word in a column that becomes categorical by itself."""
-_HINTS = {
-    r"\d{1,4}[-/.]\d{1,2}[-/.]\d{1,4}.*": "a date: make it a number, such as days since a day you choose",
-    r"\d{1,2}:\d{2}.*": "a time: make it a number, such as minutes since midnight",
-    r"-?\d{1,3}(,\d{3})+(\.\d*)?": "write thousands without a comma",
-    r"-?\d+,\d+": "write 3.5, not 3,5",
-    r"-?[\d.]+ ?%": "write it without %",
-}
-"""Hints for a cell that is not a number, by its pattern."""
+_MIN_NUMBER_SHARE = 0.2
+"""Share of numbers at which a column is meant to be a feature, so that its other cells are errors."""
+_MISSING_MARKS = (
+    "#n/a", "#na", "#null!", "#div/0!", "#value!", "#ref!", "#num!", ".", "..", "*", "--", "---", "na", "n.a.", "n.d.",
+    "nd", "nil", "none", "null", "missing", "unknown", "not available", "\u2013", "\u2014", "\\n",
+)  # fmt: skip
+"""Words, in lower case, that often stand for a missing value."""
+_MIN_TIMES = {"seconds": 6e8, "milliseconds": 6e11, "microseconds": 6e14, "nanoseconds": 6e17}
+"""Units of time stamps, with their number from 1970 to 1989; five times that is in 2065."""
+_SENTINELS = tuple(float(sign * (10**digits - 1)) for digits in range(2, 8) for sign in (-1, 1))
+"""Numbers that often stand for a missing value: 99, -99, 999 and so on."""
 
 
 class Table(Protocol):
@@ -67,6 +80,9 @@ class Table(Protocol):
     def cell(self, row: int, column: int) -> str:
         """Return the text of a cell."""
 
+    def explain_missing(self, column: str) -> list[str]:
+        """Return the options that may find a missing column."""
+
 
 def read(
     table: Table,
@@ -74,25 +90,39 @@ def read(
     features: str | Sequence[str] | None,
     categorical: str | Sequence[str] | None = None,
     like: Like | None = None,
+    dialect: Dialect | None = None,
+    leave_out: str | Sequence[str] | None = None,
 ) -> RawSamples:
     """Read the samples of a table.
 
-    The default ``features`` are all columns of numbers or few words except those of ``roles``; with ``like``, its
-    columns. A column of words becomes one feature per word, and so does a column of numbers in ``categorical``, whose
-    value "none" leaves columns of words out. Raises UsageError for columns that contradict one another, InputError for
-    a missing column, a cell that is not a number or a word that ``like`` does not have.
+    The default ``features`` are all columns of numbers or few words except those of ``roles`` and ``leave_out``; with
+    ``like``, its columns. ``dialect`` is how cells are written. A column of words becomes one feature per word, and so
+    does a column of numbers in ``categorical``, whose value "none" leaves columns of words out. Raises UsageError for
+    columns that contradict one another, InputError for a missing column, a cell that is not a number or a word that
+    ``like`` does not have.
     """
-    positions = find_positions(table, roles)
-    return _read(table, positions, _select(table, features, categorical, like, positions))
+    label, condition = parse_condition(roles.label, table.columns)
+    positions = find_positions(table, replace(roles, label=label))
+    selection = _select(table, features, categorical, like, positions, leave_out)
+    raw = _read(table, positions, replace(selection, dialect=dialect or NO_DIALECT))
+    return raw if condition is None else condition.apply(raw)
 
 
-def read_features(table: Table, like: Like | None = None) -> RawSamples:
+def read_features(
+    table: Table, like: Like | None = None, dialect: Dialect | None = None, *, new_words_are_missing: bool = False
+) -> RawSamples:
     """Read only the features of samples: the columns of ``like``, or all columns of numbers.
 
-    Raises InputError for a missing column, a cell that is not a number or a word that ``like`` does not have.
+    Raises InputError for a missing column, a cell that is not a number, or a word that ``like`` does not have, unless
+    ``new_words_are_missing``.
     """
     _require_distinct(table)
-    return _read(table, {}, _select(table, None, None, like or Like("the model", (), ()), {}))
+    selection = _select(table, None, None, like or Like("the model", (), ()), {})
+    return _read(
+        table,
+        {},
+        replace(selection, dialect=dialect or NO_DIALECT, new_words_are_missing=new_words_are_missing, asks=False),
+    )
 
 
 def find_positions(table: Table, roles: Roles) -> dict[str, int]:
@@ -134,10 +164,8 @@ def _require_distinct(table: Table) -> None:
 def _find(table: Table, column: str) -> int:
     """Return the position of a column; raises InputError if the table has none of this name."""
     if column not in table.columns:
-        names = [name for name in table.columns if name]
-        error = missing_name_error(table.name, "column", column, names)
-        if all(map(is_number, names)):
-            error.fix = (*error.fix, "its first line has numbers: are the column names missing?")
+        error = missing_name_error(table.name, "column", column, [name for name in table.columns if name])
+        error.fix = (*error.fix, *table.explain_missing(column))
         raise error
     return table.columns.index(column)
 
@@ -149,6 +177,8 @@ class _Selection:
     With ``is_default``, these are all columns without a role, and those with neither numbers nor few words are skipped.
     ``words`` has the categorical columns, each with its known words, or none if they are those in the file. With
     ``detects_words``, other columns of few words become categorical too. ``like`` is the data that new data must match.
+    Cells are written in ``dialect``. A word that ``like`` lacks is an error, unless ``new_words_are_missing``. With
+    ``asks``, time stamps and numbers that may mark missing values are errors that ask which they are.
     """
 
     columns: Sequence[int]
@@ -156,6 +186,9 @@ class _Selection:
     is_default: bool
     detects_words: bool
     like: Like | None
+    asks: bool = False
+    dialect: Dialect = NO_DIALECT
+    new_words_are_missing: bool = False
 
 
 def _select(
@@ -164,10 +197,11 @@ def _select(
     categorical: str | Sequence[str] | None,
     like: Like | None,
     positions: Mapping[str, int],
+    leave_out: str | Sequence[str] | None = None,
 ) -> _Selection:
     """Select the columns that are features; ``positions`` are those of the roles."""
     if like is not None and like.columns:
-        for name, value in (("features", features), ("categorical", categorical)):
+        for name, value in (("features", features), ("categorical", categorical), ("leave-out", leave_out)):
             if value is not None:
                 raise UsageError(
                     f"--{name} contradicts --like {like.name}, whose columns are read", f"leave out --{name}"
@@ -181,13 +215,22 @@ def _select(
     outside = [table.columns[at] for at in coded if selected is not None and at not in selected]
     if outside:
         raise UsageError(f"column '{outside[0]}' is in --categorical but not in --features", "name it in both")
-    others = [at for at, column in enumerate(table.columns) if column and at not in positions.values()]
+    excluded: list[int] = []
+    if leave_out is not None and selected is not None:
+        raise UsageError("--leave-out contradicts --features, which lists all features", "leave out --leave-out")
+    if leave_out is not None and leave_out != ABSENT:
+        excluded = _find_named_columns(table, "leave-out", leave_out, positions)
+        both = [table.columns[at] for at in coded if at in excluded]
+        if both:
+            raise UsageError(f"column '{both[0]}' is in --categorical and in --leave-out", "name it in one of them")
+    others = [at for at, column in enumerate(table.columns) if column and at not in (*positions.values(), *excluded)]
     return _Selection(
         columns=others if selected is None else selected,
         words=dict.fromkeys(coded, ()),
         is_default=selected is None,
         detects_words=categorical != ABSENT and like is None,
         like=like,
+        asks=selected is None and leave_out is None,
     )
 
 
@@ -195,10 +238,12 @@ def _find_known_columns(table: Table, like: Like, positions: Mapping[str, int]) 
     """Return the words of the columns of ``like`` by position; raises an error for one that is missing or a role."""
     for column in like.columns:
         if column.name not in table.columns:
-            near = closest(column.name, [name for name in table.columns if name])
+            used = {*(other.name for other in like.columns), *(table.columns[at] for at in positions.values())}
+            near = closest(column.name, [name for name in table.columns if name and name not in used])
             raise InputError(
                 f"{table.name} has no column '{column.name}'",
                 *([near] if near.startswith("did") else []),
+                *table.explain_missing(column.name),
                 f"all columns of {like.name} are needed",
             )
     known = {_find(table, column.name): column.words for column in like.columns}
@@ -232,122 +277,260 @@ def split_names(chosen: str | Sequence[str]) -> list[str]:
 
 def _read(table: Table, positions: Mapping[str, int], selection: _Selection) -> RawSamples:
     """Read the selected features, and the roles at ``positions``; without a label, labels are empty."""
-    names = table.columns
+    names, dialect = table.columns, selection.dialect
     coded = [at for at in selection.columns if at in selection.words]
     others = [at for at in selection.columns if at not in selection.words]
     loaded = table.load([*positions.values(), *coded], others)
     columns: list[Column] = []
-    places: list[str] = []  # the name of the column of each feature
+    of_feature: list[int] = []  # the position of the column of each feature
     values: list[NDArray[np.float64]] = []
     skipped: list[str] = []
+    dates: list[str] = []
+    doubts: list[_Doubt] = []
+    remarks: list[str] = []
     for at in selection.columns:
-        column, numbers = _read_column(table, at, loaded.pop(at), selection)
-        if column is None:
+        series = loaded.pop(at)
+        column, numbers = _read_column(table, at, series, selection, remarks)
+        if isinstance(column, _Doubt):
+            doubts.append(column)
+        elif column is None:
             skipped.append(names[at])
-            continue
-        columns.append(column)
-        places += [names[at]] * len(column.features)
-        values.append(numbers)
+            dates += [names[at]] * _has_dates(series)
+        else:
+            columns.append(column)
+            of_feature += [at] * len(column.features)
+            values.append(numbers)
+    if doubts:
+        raise _not_numbers_error(table, doubts, selection)
     if not columns:
-        raise InputError(f"{table.name} has no column of numbers besides client and label")
+        left_out = [f"left out, not numbers: {list_columns(skipped)}"] if skipped else []
+        raise InputError(
+            f"{table.name} has no column of numbers besides client and label",
+            *left_out,
+            *([f"--categorical {shlex.quote(','.join(skipped[:3]))} makes features of words"] if skipped else []),
+        )
+    if selection.asks:
+        _require_no_times(table, columns, values)
+    if selection.asks and dialect.na is None:
+        _require_no_sentinels(table, columns, values)
     x = np.concatenate(values, axis=1)
-    words = read_roles(table, positions, loaded)
-    remarks = [f"left out, not numbers: {list_columns(skipped)}"] if skipped else []
+    words = read_roles(table, positions, loaded, dialect)
+    remarks += [f"left out, not numbers: {list_columns(skipped)}"] if skipped else []
+    if dates and "order" not in positions:
+        remarks.append(
+            f"'{dates[0]}' has dates: --order {shlex.quote(dates[0])} trains on earlier and tests on later samples,"
+            " which may change every result"
+        )
     remarks += [f"one feature per word: {each.name} ({list_columns(each.words)})" for each in columns if each.words]
     return RawSamples(
         x=x,
         label=words.pop("label", np.full(len(x), "", dtype=np.str_)),
         owner=words.pop("client", None),
         place=lambda row, role, at: locate_cell(
-            table, row, names[positions[role]] if role in positions else places[at[0]]
+            table, row, names[positions[role] if role in positions else of_feature[at[0]]]
         ),
         columns=tuple(columns),
         remarks=tuple(remarks),
         metadata=words,
+        dialect=dialect,
+        cell=lambda row, role, at: table.cell(row, positions[role] if role in positions else of_feature[at[0]]),
     )
 
 
-def read_roles(table: Table, positions: Mapping[str, int], loaded: Mapping[int, Any]) -> dict[str, NDArray[np.str_]]:
-    """Return the text (n,) of each role, from the loaded columns."""
-    return {
+def read_roles(
+    table: Table, positions: Mapping[str, int], loaded: Mapping[int, Any], dialect: Dialect | None = None
+) -> dict[str, NDArray[np.str_]]:
+    """Return the text (n,) of each role, from the loaded columns; missing values of ``--na`` are empty."""
+    missing = () if dialect is None or dialect.na is None else dialect.na
+    words = {
         role: to_text(loaded[at].to_numpy(object), f"{table.name}: column '{table.columns[at]}'")
         for role, at in positions.items()
     }
+    return {role: np.where(np.isin(each, missing), "", each) for role, each in words.items()} if missing else words
+
+
+@dataclass(frozen=True)
+class _Doubt:
+    """A column ``at`` with cells that are not numbers, such as that of ``row``; ``words`` are distinct such cells."""
+
+    at: int
+    row: int
+    words: tuple[str, ...]
+    readings: tuple[Reading, ...]
+    absent: tuple[str, ...]
+    """words that may mark missing values"""
 
 
 def _read_column(
-    table: Table, at: int, series: Any, selection: _Selection
-) -> tuple[Column | None, NDArray[np.float64]]:
-    """Return a column and its features (n, d); None in place of the column if it is to be skipped.
+    table: Table, at: int, series: Any, selection: _Selection, remarks: list[str]
+) -> tuple[Column | _Doubt | None, NDArray[np.float64]]:
+    """Return a column and its features (n, d), or why it has none: a doubt, or None if it is to be skipped.
 
-    Raises InputError for a cell that is not a number, or a word that is not known.
+    Raises InputError for a word that is not known. Adds to ``remarks`` which words are taken as missing.
     """
-    name, like = table.columns[at], selection.like
+    name, like, dialect = table.columns[at], selection.like, selection.dialect
+    where = f"{table.name}: column '{name}'"
     words = None
     if at in selection.words:
-        words = _normalize_words(series, f"{table.name}: column '{name}'")
+        words = _normalize_words(series, where, dialect, selection.words[at])
     elif selection.detects_words:
-        words = _detect_words(series, f"{table.name}: column '{name}'")
+        words = _detect_words(series, where, dialect)
     if words is not None:
+        if dialect.fold_case is None and like is None:
+            spellings.require_distinct(words, where, "word")
         column = Column(name, selection.words.get(at) or _list_words(table, name, words))
-        return column, _encode_words(table, words, column, like)
-    numbers, is_strange = _parse_numbers(series)
-    known = np.count_nonzero(~np.isnan(numbers)) + is_strange.sum()
-    # A column of mostly numbers is meant to be a feature: report a typo in it instead of skipping the column.
-    if selection.is_default and (not known or is_strange.sum() > known / 2):
+        if not selection.new_words_are_missing:
+            return column, _encode_words(table, words, column, like)
+        is_new = (words != "") & ~np.isin(words, column.words)
+        hot = _encode_words(table, np.where(is_new, "", words), column, like)
+        if is_new.any():
+            new = listed([f"'{word}'" for word in np.unique(words[is_new]).tolist()], most=4)
+            remarks.append(f"{counted(int(is_new.sum()), 'cell')} of '{name}' with words that training lacks: {new}")
+        # If training marked no missing value of this column, a new word has none of its features, as in scikit-learn.
+        if not any(known.gaps for known in (like.columns if like else ()) if known.name == name):
+            hot[is_new] = 0
+        return column, hot
+    numbers, is_strange = parse_numbers(series, dialect)
+    if not is_strange.any() and not (selection.is_default and np.isnan(numbers).all()):
+        return Column(name), numbers[:, None]
+    strange = list(dict.fromkeys(series[is_strange].astype(str).str.strip().tolist())) if is_strange.any() else []
+    readings = find_readings(strange, dialect) if any(map(is_measure, strange)) else []
+    if selection.is_default and not _is_meant(numbers, series, is_strange, strange, dialect):
         return None, numbers
-    if is_strange.any():
-        raise _not_a_number_error(table, int(np.argmax(is_strange)), at, like)
-    return Column(name), numbers[:, None]
+    row = int(np.argmax(is_strange))
+    return _Doubt(at, row, tuple(strange), tuple(readings), _list_absent(series[is_strange], dialect)), numbers
 
 
-def _parse_numbers(column: Any) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
-    """Return the numbers (n,) of a column, NaN if missing, and a mask (n,) of cells that are not numbers."""
-    import pandas as pd
+def _is_meant(
+    numbers: NDArray[np.float64], series: Any, is_strange: NDArray[np.bool_], strange: Sequence[str], dialect: Dialect
+) -> bool:
+    """Return whether a column is meant to be a feature: many cells are numbers, or numbers with marks around them."""
+    found = int(np.count_nonzero(~np.isnan(numbers)))
+    known = found + int(is_strange.sum())
+    if not known:
+        return False
+    if found >= _MIN_NUMBER_SHARE * known:
+        return True
+    measures = {word for word in strange if is_measure(word) or plain(word, dialect)}
+    return 2 * (found + int(series[is_strange].astype(str).str.strip().isin(measures).sum())) >= known
 
-    if column.dtype.kind in "biuf":
-        return column.to_numpy(np.float64), np.zeros(len(column), dtype=np.bool_)
-    if column.dtype.kind in "mMc":
-        return np.full(len(column), np.nan), column.notna().to_numpy(np.bool_)
-    numbers = pd.to_numeric(column, errors="coerce").to_numpy(np.float64, na_value=np.nan)
-    # pandas keeps the spellings of missing values in a column with integers beyond 64 bits.
-    is_empty = (column.isna() | column.astype(str).str.strip().isin(MISSING)).to_numpy(np.bool_)
-    return numbers, np.isnan(numbers) & ~is_empty
+
+def _list_absent(cells: Any, dialect: Dialect) -> tuple[str, ...]:
+    """Return the words, at most three, that may mark missing values: known spellings, and words that occur often."""
+    counts = Counter(word.strip() for word in cells.astype(str) if not is_measure(word) and not is_date(word))
+    if len(counts) > 3:
+        counts = Counter({word: count for word, count in counts.items() if word.lower() in _MISSING_MARKS})
+    return tuple(word for word, count in counts.items() if word.lower() in _MISSING_MARKS or count > 1)[:3]
 
 
-def _not_a_number_error(table: Table, row: int, column: int, like: Like | None) -> InputError:
-    cell = table.cell(row, column)
+def _has_dates(series: Any) -> bool:
+    """Return whether the values of a column are dates."""
+    if series.dtype.kind == "M":
+        return True
+    known = series.dropna().astype(str).str.strip()
+    return bool(len(known)) and all(map(is_date, known.unique()[:200].tolist()))
+
+
+def _not_numbers_error(table: Table, doubts: Sequence[_Doubt], selection: _Selection) -> InputError:
+    """Return the error for columns with cells that are not numbers: the options that read them, or leave them out."""
+    first, like = doubts[0], selection.like
+    cell = table.cell(first.row, first.at)
     line = " ".join(cell.split())
     excerpt = line if len(line) <= 40 else line[:37] + "..."
-    problem = f"{locate_cell(table, row, table.columns[column])}: '{excerpt}' is not a number"
-    hints = [hint for pattern, hint in _HINTS.items() if re.fullmatch(pattern, cell.strip())]
+    problem = f"{locate_cell(table, first.row, table.columns[first.at])}: '{excerpt}' is not a number"
+    if len(doubts) > 1:
+        problem += f", and so in {list_columns([table.columns[doubt.at] for doubt in doubts[1:]])}"
+    by_option: dict[str, list[tuple[str, Reading]]] = {}
+    for doubt in doubts:
+        for reading in doubt.readings:
+            by_option.setdefault(reading.option, []).append((table.columns[doubt.at], reading))
+    fixes = []
+    for option_typed, found in by_option.items():
+        others = f" ({list_columns([name for name, _ in found])})" if len(doubts) > 1 else ""
+        fixes.append(f"{option_typed} reads '{found[0][1].cell}' as {found[0][1].number}{others}")
+    absent = list(dict.fromkeys(word for doubt in doubts for word in doubt.absent))
+    if absent:
+        words = ",".join(dict.fromkeys((*(selection.dialect.na or ()), *absent)))
+        fixes.append(f"--na {shlex.quote(words)} if {'it marks' if len(absent) == 1 else 'they mark'} missing values")
+    if not first.readings and explain(cell):
+        fixes.append(explain(cell))
     if like:
-        return InputError(problem, *(hints or ["correct it"]), f"{like.name} has numbers in this column")
-    return InputError(
-        problem,
-        *(hints or ["correct it, or use --categorical with this column for one 0/1 feature per word"]),
-        "or list --features without this column",
-    )
+        return InputError(problem, *(fixes or ["correct it"]), f"{like.name} has numbers in this column")
+    names = shlex.quote(",".join(table.columns[doubt.at] for doubt in doubts))
+    if not fixes:
+        fixes.append("correct it, or use --categorical with this column for one 0/1 feature per word")
+    elif len(first.words) <= _MAX_DETECTED_WORDS and all("--strip" in each.option for each in first.readings):
+        fixes.append(f"--categorical {names} makes one 0/1 feature per word")
+    fixes.append(f"--leave-out {names}" if selection.is_default else "or list --features without this column")
+    return InputError(problem, *fixes)
 
 
-def _normalize_words(column: Any, where: str) -> NDArray[np.str_]:
-    """Return the words (n,) of a column, empty if missing."""
+def _require_no_times(table: Table, columns: Sequence[Column], values: Sequence[NDArray[np.float64]]) -> None:
+    """Raise InputError if a column of numbers has time stamps, which grow without limit: later ones are all new."""
+    for column, numbers in zip(columns, values, strict=True):
+        known = numbers[~np.isnan(numbers)]
+        if (
+            column.words
+            or len(known) < 2
+            or (known != np.floor(known)).any()
+            or len(np.unique(known)) < 0.5 * len(known)
+        ):
+            continue
+        low, high = float(known.min()), float(known.max())
+        unit = next((unit for unit, first in _MIN_TIMES.items() if first <= low and high <= 5 * first), "")
+        if not unit and low >= 19000101 and high <= 21001231 and np.isin(known // 100 % 100, range(1, 13)).all():
+            unit = "days, as in 20260331" if np.isin(known % 100, range(1, 32)).all() else ""
+        if unit:
+            name = shlex.quote(column.name)
+            raise InputError(
+                f"{table.name}: column '{column.name}' looks like a time stamp ({known[0]:.0f}, {unit})",
+                f"if it is: --order {name} trains on earlier and tests on later samples; --leave-out {name} ignores it",
+                f"if it is a measurement: --leave-out {ABSENT}",
+            )
+
+
+def _require_no_sentinels(table: Table, columns: Sequence[Column], values: Sequence[NDArray[np.float64]]) -> None:
+    """Raise InputError if a number such as -999 occurs several times, far from all others in its column."""
+    for column, numbers in zip(columns, values, strict=True):
+        known = numbers[~np.isnan(numbers)]
+        if column.words or len(known) < 3:
+            continue
+        for mark in {float(known.min()), float(known.max())} & {*_SENTINELS}:
+            others = known[known != mark]
+            distance = np.abs(others - mark).min(initial=np.inf)
+            if len(known) - len(others) > 1 and len(np.unique(others)) > 2 and distance > others.max() - others.min():
+                raise InputError(
+                    f"{table.name}: column '{column.name}' has {mark:g} in {len(known) - len(others)} samples, far from"
+                    f" its other values, {others.min():g} to {others.max():g}",
+                    f"if it marks missing values: --na {mark:g}",
+                    "if it is a measurement: --na NA (only the usual words are missing)",
+                )
+
+
+def _normalize_words(column: Any, where: str, dialect: Dialect, known: Sequence[str] = ()) -> NDArray[np.str_]:
+    """Return the words (n,) of a column, empty if missing, in the spelling of the ``known`` ones."""
     words = to_text(column.to_numpy(object), where)
-    return normalize_numbers(np.where(np.isin(words, MISSING), "", words))
+    words = normalize_numbers(np.where(np.isin(words, list_missing(dialect)), "", words))
+    return spellings.fold(words, known) if dialect.fold_case else words
 
 
-def _detect_words(column: Any, where: str) -> NDArray[np.str_] | None:
+def _detect_words(column: Any, where: str, dialect: Dialect) -> NDArray[np.str_] | None:
     """Return the words of a column with few distinct words, each of them frequent; None for other columns."""
     if column.dtype.kind in "biufmMc":
         return None
     if not all(isinstance(cell, str) and len(cell) <= NAME_LENGTH for cell in column.dropna()):
         return None
-    words = _normalize_words(column, where)
-    different = {word for word in np.unique(words).tolist() if word}
-    if any(is_number(word) or any(re.fullmatch(pattern, word) for pattern in _HINTS) for word in different):
-        return None
+    words = _normalize_words(column, where, dialect)
+    different = [word for word in np.unique(words).tolist() if word]
     most = min(_MAX_DETECTED_WORDS, len(words) // _MIN_ROWS_PER_WORD)
-    return words if 2 <= len(different) <= most else None
+    if not 2 <= len(different) <= most or any(plain(word, dialect) or is_date(word) for word in different):
+        return None
+    if {word.lower() for word in different} <= {"true", "false"}:
+        return None
+    if any(map(is_ledger_negative, different)):
+        return None
+    readings = find_readings(different, dialect) if any(map(is_measure, different)) else []
+    return None if readings and 2 * readings[0].read > len(different) else words
 
 
 def _list_words(table: Table, name: str, words: NDArray[np.str_]) -> tuple[str, ...]:
@@ -371,10 +554,18 @@ def _encode_words(table: Table, words: NDArray[np.str_], column: Column, like: L
             f"{locate_cell(table, row, column.name)}: '{words[row]}' is not among the words of "
             f"{like.name if like else 'that column'}: {list_columns(column.words)}",
             "use one of these; a new word requires new training",
+            *_suggest_word(str(words[row]), column.words),
+            *(["pfl predict --unknown-words missing treats it as a missing value"] if like else []),
         )
     hot: NDArray[np.float64] = (words[:, None] == np.asarray(column.words)).astype(np.float64)
     hot[words == ""] = np.nan
     return hot
+
+
+def _suggest_word(word: str, known: Sequence[str]) -> list[str]:
+    """Return the option for a word that differs from a known one only by case or spaces."""
+    same = next((each for each in known if spellings.fold_key(each) == spellings.fold_key(word)), None)
+    return [] if same is None else [f"--fold-case reads it as '{same}'"]
 
 
 def locate_cell(table: Table, row: int, column: str) -> str:

@@ -17,7 +17,8 @@ from pflcli.data.datasets import Samples
 from pflcli.data.preparation import client_splits
 from pflcli.data.preparation.poison import Poison
 from pflcli.data.schemes import Scheme, redistribute
-from pflcli.errors import UsageError
+from pflcli.errors import UsageError, closest
+from pflcli.wording import as_typed
 
 
 @dataclass(frozen=True)
@@ -27,7 +28,8 @@ class Deal:
     scheme: str
     clients: int | None
     min_samples: int
-    new_clients: float
+    new_clients: float | tuple[str, ...]
+    """the fraction of clients that join late, or their names"""
     new_capacity: float
     part: tuple[int, int]
     seed: int
@@ -41,7 +43,7 @@ class Deal:
             raise UsageError(f"--clients {self.clients} is not a positive number", "--clients 100")
         if self.min_samples < 0:
             raise UsageError(f"--min-samples {self.min_samples} is negative", "--min-samples 10")
-        if not 0 <= self.new_clients < 1:
+        if not isinstance(self.new_clients, tuple) and not 0 <= self.new_clients < 1:
             raise UsageError(
                 f"--new-clients {self.new_clients:g} is not a fraction from 0 to below 1", "--new-clients 0.2"
             )
@@ -72,7 +74,7 @@ class Deal:
             "min_samples": self.min_samples,
             "fractions": list(fractions),
             **{name: _hash_marks(values) for name, values in marks.items() if values is not None},
-            "new_clients": self.new_clients,
+            "new_clients": list(self.new_clients) if isinstance(self.new_clients, tuple) else self.new_clients,
             **({} if self.new_capacity == 1 else {"new_capacity": self.new_capacity}),
             **({} if self.part == (1, 1) else {"part": list(self.part)}),
             "seed": self.seed,
@@ -96,7 +98,7 @@ class Deal:
         if cluster is not None:
             result = _transform_clusters(result, cluster, splitter, cfg, self.seed)
         if self.new_clients:
-            result = replace(result, new=_draw_new_clients(result.sizes, self.new_clients, self.seed))
+            result = replace(result, new=_choose_new_clients(result, self.new_clients, self.seed))
         if result.new is not None and self.new_capacity < 1:
             result = client_splits.keep_fraction(result, np.flatnonzero(result.new), self.new_capacity, self.seed)
         return result if self.poison is None else self.poison.apply(result, self.seed)
@@ -166,13 +168,27 @@ def _transform_clusters(
     return replace(result, x=x, y=y, cluster=cluster)
 
 
-def _draw_new_clients(sizes: NDArray[np.int64], fraction: float, seed: int) -> NDArray[np.bool_]:
-    """Draw the clients that join late, (m,); raises UsageError if no other client has training samples."""
-    new = np.zeros(len(sizes), dtype=np.bool_)
-    new[rng.generator(seed, "new").permutation(len(sizes))[: max(1, round(fraction * len(sizes)))]] = True
+def _choose_new_clients(partition: Partition, chosen: float | tuple[str, ...], seed: int) -> NDArray[np.bool_]:
+    """Return the clients (m,) that join late: those with the ``chosen`` names, or this fraction, drawn.
+
+    Raises UsageError for an unknown name, and if no other client has training samples.
+    """
+    sizes, new = partition.sizes, np.zeros(len(partition.names), dtype=np.bool_)
+    if isinstance(chosen, tuple):
+        for name in chosen:
+            if name not in partition.names:
+                near = closest(name, partition.names) if len(partition.names) <= 20 else ""
+                raise UsageError(
+                    f"--new-clients: there is no client '{name}'",
+                    near,
+                    "--new-clients NAME,NAME, or a fraction such as 0.2",
+                )
+        new = np.isin(partition.names, chosen)
+    else:
+        new[rng.generator(seed, "new").permutation(len(new))[: max(1, round(chosen * len(new)))]] = True
     if not sizes[~new, 0].any():
         raise UsageError(
-            f"--new-clients {fraction:g} of {len(sizes)} clients leaves no training samples for the global model",
+            f"--new-clients {as_typed(chosen)} of {len(new)} clients leaves no training samples for the global model",
             "--new-clients 0.2",
         )
     return new

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.artifacts.codebook import ClientScale, Codebook, Column, floats
+from pflcli.artifacts.codebook import NO_DIALECT, ClientScale, Codebook, Column, Dialect, floats
 from pflcli.artifacts.kinds.partition import Form, Partition
 from pflcli.data.datasets import Scaling
 from pflcli.data.formats import Like, RawSamples, cleaning
@@ -123,7 +123,7 @@ class Preprocessing:
     ``columns`` are those of the user's table, or one per named feature; empty for arrays and images. ``median`` (d,)
     fills in missing values, and is empty if no value may be missing. ``scale`` then standardizes features, if it is not
     None. ``decoding`` are the options for pixels of images. ``name`` is the name of the artifact in messages. If a
-    frozen ``encoder`` computed the features, samples may be images instead.
+    frozen ``encoder`` computed the features, samples may be images instead. ``dialect`` is how tables are written.
     """
 
     name: str
@@ -133,6 +133,7 @@ class Preprocessing:
     scale: Scale | None = None
     decoding: Decoding = field(default_factory=Decoding)
     encoder: ImageEncoder | None = None
+    dialect: Dialect = NO_DIALECT
 
     @classmethod
     def from_codebook(
@@ -156,7 +157,8 @@ class Preprocessing:
                 f"choose from: {', '.join(scale.client for scale in book.scales[:10])}",
             )
         scale = Scale.load(own or book)
-        return cls(name, form, columns, book.median, scale, decoding or Decoding(), encoder)
+        dialect = book.dialect or NO_DIALECT
+        return cls(name, form, columns, book.median, scale, decoding or Decoding(), encoder, dialect)
 
     @property
     def like(self) -> Like | None:

@@ -14,16 +14,15 @@ from typing import Any
 from numpy.typing import NDArray
 
 from pflcli.artifacts import manifest as manifests
+from pflcli.artifacts.codebook import NO_DIALECT, Dialect
 from pflcli.data.formats import RawSamples, arrays, images, require_utf8_name, tables
-from pflcli.data.formats.delimited import Delimited
-from pflcli.data.formats.parquet import Parquet
 from pflcli.data.preparation.preprocessing import Preprocessing
+from pflcli.data.preparation.user_data import identify_form, open_table, require_applicable
 from pflcli.errors import InputError, UsageError
 from pflcli.foreign import parsing, require_file
 from pflcli.reporter import Reporter
 
 STDIN = "-"
-_TABLES = (".csv", ".tsv", ".parquet")
 _ARRAYS = {".npy": "NPY", ".npz": "NPZ", ".h5": "HDF5", ".hdf5": "HDF5"}
 
 
@@ -37,12 +36,18 @@ class SamplesToPredict:
 
 @dataclass(frozen=True)
 class SampleFile:
-    """A file of samples (``-`` is stdin) with the array and layout of array files, and the delimiter of CSV."""
+    """A file of samples (``-`` is stdin) with the array and layout of array files, and the ``dialect`` of tables.
+
+    ``typed`` is the part of the dialect that the user gave for this file. With ``new_words_are_missing``, a word that
+    training lacks is a missing value.
+    """
 
     path: Path
     features: str | None = None
     layout: str | None = None
-    delimiter: str | None = None
+    dialect: Dialect = NO_DIALECT
+    typed: Dialect = NO_DIALECT
+    new_words_are_missing: bool = False
 
     def read(self, preprocessing: Preprocessing, reporter: Reporter) -> SamplesToPredict:
         """Read and preprocess all samples.
@@ -52,7 +57,7 @@ class SampleFile:
         """
         if str(self.path) == STDIN:
             with _copy_stdin() as path:
-                return _preprocess(self._read_table(path, preprocessing), preprocessing)
+                return _preprocess(self._read_table(path, "csv", preprocessing, reporter), preprocessing)
         require_utf8_name(self.path)
         if self.path.is_dir():
             if manifests.is_artifact(self.path):
@@ -60,12 +65,10 @@ class SampleFile:
             return self._read_images(preprocessing, reporter)
         require_file(self.path)
         suffix = self.path.suffix.lower()
-        if suffix in _TABLES:
-            return _preprocess(self._read_table(self.path, preprocessing), preprocessing)
         if suffix not in _ARRAYS:
-            known = f"{', '.join([*_TABLES, *_ARRAYS])}, a folder of images, or - for CSV from stdin"
-            raise UsageError(f"{self.path} has a format that pfl does not read ({known})")
-        self._refuse(delimiter="CSV and TSV")
+            form = identify_form(self.path)
+            return _preprocess(self._read_table(self.path, form, preprocessing, reporter), preprocessing)
+        require_applicable(_ARRAYS[suffix].lower(), self.path, self.typed.given())
         with parsing(str(self.path), _ARRAYS[suffix], "is it complete?"):
             raw = arrays.read_features(self.path, self.features, self.layout, preprocessing.array_kind)
         return _preprocess(raw, preprocessing)
@@ -77,28 +80,33 @@ class SampleFile:
                 raise UsageError(f"--{option} is for {purpose}; {self.path} is neither", "leave it out")
 
     def _read_images(self, preprocessing: Preprocessing, reporter: Reporter) -> SamplesToPredict:
-        self._refuse(delimiter="CSV and TSV", features="NPZ and HDF5", layout="NPZ and HDF5")
+        self._refuse(features="NPZ and HDF5", layout="NPZ and HDF5")
+        require_applicable("images", self.path, self.typed.given())
         folder = images.find_at_any_depth(self.path)
         with reporter.progress("read", len(folder.paths)) as advance:
             raw = images.read(folder, preprocessing.decoding, advance)
         names = tuple(path.relative_to(self.path).as_posix() for path in folder.paths)
         return _preprocess(raw, preprocessing, names)
 
-    def _read_table(self, path: Path, preprocessing: Preprocessing) -> RawSamples:
+    def _read_table(self, path: Path, form: str, preprocessing: Preprocessing, reporter: Reporter) -> RawSamples:
         """Read a table; its columns may be in any order, and others may be among them."""
         self._refuse(features="NPZ and HDF5", layout="NPZ and HDF5")
+        require_applicable(form, self.path, self.typed.given())
         shape = preprocessing.form.shape
         if len(shape) != 1 or preprocessing.is_tokens:
             raise InputError(
                 f"{preprocessing.name} takes samples of shape {'x'.join(map(str, shape))}; a table has none",
                 "provide them as .npz or .npy" + (", or as a folder of images" if preprocessing.is_images else ""),
             )
-        is_parquet = path.suffix.lower() == ".parquet"
-        if is_parquet:
-            self._refuse(delimiter="CSV and TSV")
-        with parsing(str(path.name), "Parquet" if is_parquet else "CSV", "is it complete?"):
-            table = Parquet(path) if is_parquet else Delimited(path, self.delimiter, min_columns=1)
-            raw = tables.read_features(table, preprocessing.like)
+        with parsing(str(path.name), "CSV" if form == "csv" else form.capitalize(), "is it complete?"):
+            table = open_table(path, form, self.dialect, min_columns=1)
+            raw = tables.read_features(
+                table, preprocessing.like, self.dialect, new_words_are_missing=self.new_words_are_missing
+            )
+        if self.new_words_are_missing:
+            for remark in raw.remarks:
+                if "training lacks" in remark:
+                    reporter.say(f"WARNING: {remark}, treated as missing")
         width = raw.x.shape[1]
         if preprocessing.like is None and width != shape[0]:
             raise InputError(

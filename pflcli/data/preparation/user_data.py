@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+import os
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatch
 from pathlib import Path
+from typing import Any
 
 from pflcli import registry
 from pflcli.artifacts import manifest as manifests
+from pflcli.artifacts.codebook import NO_DIALECT, Dialect
 from pflcli.artifacts.reader import open_artifact
 from pflcli.data.formats import (
     ABSENT,
@@ -17,6 +22,7 @@ from pflcli.data.formats import (
     Roles,
     arrays,
     flbench,
+    frames,
     hugging_face,
     images,
     leaf,
@@ -26,18 +32,27 @@ from pflcli.data.formats import (
     tables,
     tff,
 )
-from pflcli.data.formats.delimited import Delimited
+from pflcli.data.formats.cells import SPACE
+from pflcli.data.formats.client_files import ClientFiles, name_clients
+from pflcli.data.formats.delimited import COMPRESSED, Delimited, content_suffix
 from pflcli.data.formats.given_splits import require_separate
 from pflcli.data.formats.images import Decoding
 from pflcli.data.formats.parquet import Parquet
 from pflcli.errors import InputError, UsageError
 from pflcli.foreign import parsing, require_file
 from pflcli.reporter import Reporter
+from pflcli.wording import listed
 
 _TITLES = {
     "images": "images",
     "csv": "CSV",
     "parquet": "Parquet",
+    "excel": "Excel",
+    "stata": "Stata",
+    "spss": "SPSS",
+    "feather": "Feather",
+    "json": "JSON",
+    "tables": "tables",
     "npz": "NPZ",
     "hdf5": "HDF5",
     "pfllib": "a folder of PFLlib",
@@ -53,16 +68,30 @@ _JOINABLE = ("leaf", "tff")
 """The dealt forms whose splits ``--split-column none`` joins."""
 _PREFIXES = (*DEALT, "hf")
 """The forms that a user names before the folder, as in ``pfllib:FOLDER``."""
+TABLES = ("csv", "parquet", "excel", "stata", "spss", "feather", "json", "tables")
+"""The forms that are tables; "tables" are several files, one per client or the parts of one."""
+_CELLS = ((*TABLES, "hf"), "tables; {} is none")
+_SHEETS = (("csv", "excel", "tables"), "CSV, other text and Excel; {} is none")
+_LABELS = ((*TABLES, "hf", "npz", "hdf5"), "tables and arrays; {} is neither")
 _FORMS_OF_OPTION = {
     "resize": (("images", "hf"), "folders of images; {} is none"),
-    "convert": (("images", "hf"), "folders of images; {} is none"),
-    "frame": (("images", "hf"), "folders of images; {} is none"),
-    "delimiter": (("csv",), "CSV and TSV; {} is neither"),
-    "categorical": (("csv", "parquet", "hf"), "tables; {} is none"),
+    **dict.fromkeys(("convert", "frame"), (("images", "hf"), "folders of images; {} is none")),
+    **dict.fromkeys(("delimiter", "comment"), (("csv", "tables"), "CSV and TSV; {} is neither")),
+    **dict.fromkeys(("skip_rows", "header", "names"), _SHEETS),
+    "sheet": (("excel", "tables"), "Excel; {} is none"),
+    **dict.fromkeys(("decimal", "thousands", "strip", "na", "categorical", "leave_out", "drop_duplicates"), _CELLS),
+    **dict.fromkeys(("date_format", "fold_case", "label_map"), _LABELS),
     "layout": (("npz", "hdf5"), "NPZ and HDF5; {} is neither"),
     "samples": (("npz", "hdf5", "hf", "leaf"), "arrays; {} has none"),
 }
 """The forms that an option applies to, and the end of the message for other forms."""
+
+
+def require_applicable(form: str, where: object, given: Mapping[str, Any]) -> None:
+    """Raise UsageError for an option ``given`` that does not apply to data of this form."""
+    for name, (forms, data) in _FORMS_OF_OPTION.items():
+        if given.get(name) not in (None, ()) and form not in forms:
+            raise UsageError(f"--{name.replace('_', '-')} is for {data.format(where)}", "leave it out")
 
 
 @dataclass(frozen=True)
@@ -74,22 +103,27 @@ class UserData:
     roles: Roles
     features: str | tuple[str, ...] | None
     decoding: Decoding
-    delimiter: str | None
+    dialect: Dialect = NO_DIALECT
     categorical: str | tuple[str, ...] | None = None
     layout: str | None = None
     samples: str | None = None
     like: Like | None = None
+    leave_out: str | tuple[str, ...] | None = None
+    files: tuple[Path, ...] = ()
+    """the files of the form "tables", whose folder is ``path``"""
 
-    def check(self) -> None:
-        """Raise UsageError for an option that does not apply to the form, or that contradicts another."""
+    def check(self, typed: Dialect) -> None:
+        """Raise UsageError for an option that does not apply to the form, or that contradicts another.
+
+        ``typed`` is the part of ``dialect`` that was not taken over from earlier data.
+        """
         if len(self.roles.metadata) > 1:
             first, second = [option(role) for role in self.roles.metadata][:2]
             raise UsageError(
                 f"{first} and {second} contradict each other: both define the splits", f"leave out {second}"
             )
-        for name, (forms, data) in _FORMS_OF_OPTION.items():
-            if {**vars(self), **vars(self.decoding)}[name] is not None and self.form not in forms:
-                raise UsageError(f"--{name} is for {data.format(self.path)}", "leave it out")
+        own = {name: getattr(self, name) for name in ("categorical", "layout", "samples", "leave_out")}
+        require_applicable(self.form, self.path, typed.given() | own | vars(self.decoding))
         self.decoding.check()
         names = {"client": self.roles.client, "label": self.roles.label, "features": self.features}
         if self.roles.split == ABSENT and self.form in DEALT and self.form not in _JOINABLE:
@@ -122,8 +156,10 @@ class UserData:
                 return hugging_face.find(self.path).sha256()
             case "images":
                 return images.find(self.path, self.roles.client).sha256()
-        with self.path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+            case "tables":
+                names = name_clients(self.files) if self.roles.client is None else []
+                return hashlib.sha256("\n".join([*names, *map(_hash_file, self.files)]).encode()).hexdigest()
+        return _hash_file(self.path)
 
     def read(self, reporter: Reporter) -> RawSamples:
         """Read the samples without preprocessing; raises InputError or UsageError if they cannot be read.
@@ -135,13 +171,14 @@ class UserData:
     def _read(self, reporter: Reporter) -> RawSamples:
         with parsing(str(self.path), _TITLES[self.form], "is it complete?"):
             match self.form:
-                case "csv" | "parquet":
-                    table = Parquet(self.path) if self.form == "parquet" else Delimited(self.path, self.delimiter)
-                    return tables.read(table, self.roles, self.features, self.categorical, self.like)
+                case "tables":
+                    return self._read_files()
+                case form if form in TABLES:
+                    return self._read_table(open_table(self.path, form, self.dialect), self.roles)
                 case "npz" | "hdf5":
                     if not (self.features is None or isinstance(self.features, str)):
                         raise UsageError("--features of an array file is the name of one array", "--features x")
-                    return arrays.read(self.path, self.roles, self.features, self.layout, self.samples)
+                    return arrays.read(self.path, self.roles, self.features, self.layout, self.samples, self.dialect)
                 case "images":
                     album = images.find(self.path, self.roles.client)
                     with reporter.progress("read", len(album.paths)) as advance:
@@ -163,34 +200,144 @@ class UserData:
             folder = hugging_face.find(self.path)
             with reporter.progress("read", sum(len(part.paths) for part in folder.parts)) as advance:
                 return hugging_face.read(
-                    folder, self.roles, self.features, self.categorical, self.like, self.decoding, self.samples, advance
+                    folder,
+                    self.roles,
+                    self.features,
+                    self.categorical,
+                    self.like,
+                    self.decoding,
+                    self.samples,
+                    advance,
+                    self.dialect,
+                    self.leave_out,
                 )
+
+    def _read_table(self, table: tables.Table, roles: Roles) -> RawSamples:
+        return tables.read(table, roles, self.features, self.categorical, self.like, self.dialect, self.leave_out)
+
+    def _read_files(self) -> RawSamples:
+        """Read several tables; without ``--client``, each file's name is its client."""
+        parts = []
+        for path in self.files:
+            form = identify_form(path)
+            with parsing(str(path), _TITLES[form], "is it complete?"):
+                parts.append(open_table(path, form, self.dialect))
+        joined = ClientFiles(self.files, parts, self.path.name)
+        if self.roles.client is not None:
+            return self._read_table(joined, self.roles)
+        raw = self._read_table(joined, replace(self.roles, client=ABSENT))
+        return replace(raw, owner=joined.owner)
+
+
+def _hash_file(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def open_table(path: Path, form: str, dialect: Dialect, min_columns: int = 2) -> tables.Table:
+    """Open a table of this form; raises InputError or UsageError if it cannot be read."""
+    if form == "csv":
+        return Delimited(path, dialect, min_columns)
+    return Parquet(path) if form == "parquet" else frames.read(path, form, dialect)
+
+
+def choose_dialect(asked: Any, earlier: Dialect | None = None) -> tuple[Dialect, Dialect]:
+    """Return the dialect that the options of ``asked`` give, and the same with those of ``earlier`` data for others.
+
+    The word "none" is given where an earlier table has a mark that this one lacks.
+    Raises UsageError for a value that no table can have.
+    """
+    given: dict[str, Any] = {}
+    for each in fields(Dialect):
+        value = getattr(asked, each.name, None)
+        if value is None:
+            continue
+        if each.name == "label_map":
+            value = tuple((str(old), str(new)) for old, new in dict(value).items())
+        elif each.name in ("strip", "na", "names"):
+            value = (value,) if isinstance(value, str) else tuple(map(str, value))
+            value = () if each.name == "strip" and value == (ABSENT,) else value
+        elif each.name in ("thousands", "comment") and value == ABSENT:
+            value = ""
+        given[each.name] = value
+    typed = Dialect(**given)
+    both = typed if earlier is None else replace(earlier, **typed.given())
+    if typed.header and typed.names is None:
+        both = replace(both, names=None)
+    for name in ("decimal", "thousands"):
+        value = getattr(typed, name)
+        if value and value != SPACE and (len(value) != 1 or value.isalnum()):
+            raise UsageError(f"--{name} '{value}' is not one character", "--decimal , or --thousands .")
+    if both.thousands == (both.decimal or "."):
+        raise UsageError(f"'{both.thousands}' cannot separate both decimals and thousands", "--decimal , --thousands .")
+    if (typed.skip_rows or 0) < 0:
+        raise UsageError(f"--skip-rows {typed.skip_rows} is negative", "--skip-rows 1")
+    return typed, both
 
 
 FORM_OF_SUFFIX = {
-    ".csv": "csv", ".tsv": "csv", ".parquet": "parquet", ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5",
+    ".csv": "csv", ".tsv": "csv", ".tab": "csv", ".txt": "csv", ".dat": "csv", ".data": "csv", ".parquet": "parquet",
+    **frames.FORM_OF_SUFFIX, ".npz": "npz", ".h5": "hdf5", ".hdf5": "hdf5",
 }  # fmt: skip
 _REMEDY_OF_SUFFIX = {
-    ".xlsx": "save the sheet as CSV",
-    ".xls": "save the sheet as CSV",
-    ".zip": "unzip it first",
+    ".xls": "save the sheet as .xlsx or CSV",
+    ".ods": "save the sheet as .xlsx or CSV",
     ".npy": "np.savez('data.npz', x=x, y=y, owner=owner)",
-    ".txt": "rename it to .csv or .tsv, and give --delimiter if it is neither comma nor tab",
+    ".arff": "pandas.DataFrame(scipy.io.arff.loadarff(FILE)[0]).to_csv('table.csv', index=False)",
+    ".sas7bdat": "pandas.read_sas(FILE, encoding='utf-8').to_csv('table.csv', index=False)",
+    ".rds": "write.csv(readRDS(FILE), 'table.csv', row.names = FALSE) in R",
+    ".mat": "np.savez('data.npz', x=x, y=y, owner=owner), with scipy.io.loadmat",
 }
 
 
-def locate(data: Path | str) -> tuple[str, Path]:
-    """Return the form and the path of ``data``, which may begin with the name of a form, as in ``pfllib:FOLDER``.
+def locate(data: Path | str | Sequence[Path | str]) -> tuple[str, Path, tuple[Path, ...]]:
+    """Return the form, the path and the files of ``data``, which may begin with a form, as in ``pfllib:FOLDER``.
 
-    Raises InputError or UsageError if pfl does not read it.
+    Several tables, or a folder of tables, have the form "tables", and their common folder is the path. Raises
+    InputError or UsageError if pfl does not read it.
     """
+    if not isinstance(data, Path | str):
+        if len(data) != 1:
+            return _locate_files([Path(each) for each in data])
+        data = data[0]
     prefix, colon, rest = str(data).partition(":")
     if colon and prefix in _PREFIXES and not Path(data).exists():
         if not rest:
             raise UsageError(f"{data} names no folder", f"{prefix}:FOLDER")
         require_utf8_name(Path(rest))
-        return prefix, Path(rest).expanduser()
-    return identify_form(Path(data)), Path(data)
+        return prefix, Path(rest).expanduser(), ()
+    files = _list_tables(Path(data))
+    return ("tables", Path(data), files) if files else (identify_form(Path(data)), Path(data), ())
+
+
+def _locate_files(paths: Sequence[Path]) -> tuple[str, Path, tuple[Path, ...]]:
+    """Return "tables", the common folder and the files; raises UsageError unless each of several files is a table."""
+    if not paths:
+        raise UsageError("there is no data to import", "pfl import FILE ...")
+    for path in paths:
+        if identify_form(path) not in TABLES:
+            raise UsageError(f"{path} is not a table, and several files can only be tables", "import it alone")
+    if len({path.resolve() for path in paths}) < len(paths):
+        raise UsageError("the same file is given twice", "name each file once")
+    return "tables", Path(os.path.commonpath([path.absolute().parent for path in paths])), tuple(paths)
+
+
+def _list_tables(folder: Path) -> tuple[Path, ...]:
+    """Return the tables in a folder without folders; raises UsageError for tables beside other files."""
+    if not folder.is_dir() or manifests.is_artifact(folder):
+        return ()
+    entries = sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    known = [path for path in entries if path.is_file() and FORM_OF_SUFFIX.get(content_suffix(path)) in TABLES]
+    if not known or any(path.is_dir() for path in entries):
+        return ()
+    for path in known:
+        require_utf8_name(path)
+    if len(known) < len(entries) or len({content_suffix(path) for path in known}) > 1:
+        raise UsageError(
+            f"{folder} contains files of several kinds: {listed([path.name for path in entries], 4)}",
+            f"name the tables: pfl import {shlex.quote(str(folder))}/*{content_suffix(known[0])} ...",
+        )
+    return tuple(known)
 
 
 def identify_form(path: Path) -> str:
@@ -209,11 +356,13 @@ def identify_form(path: Path) -> str:
             f"pfl import leaf:{path} -o DIR",
             f"if it is FEMNIST or Shakespeare: pfl partition femnist --root {path.parent} -o DIR, or shakespeare",
         )
-    suffix = path.suffix.lower()
-    if suffix not in FORM_OF_SUFFIX:
-        known = f"{', '.join(FORM_OF_SUFFIX)}, or a folder of images"
+    suffix = content_suffix(path)
+    is_compressed = path.suffix.lower() in COMPRESSED
+    form = FORM_OF_SUFFIX.get(suffix, "csv" if path.suffix.lower() == ".zip" and not suffix else "")
+    if not form or (is_compressed and form != "csv"):
+        known = f"{', '.join(FORM_OF_SUFFIX)}, compressed text such as .csv.gz, or a folder of images"
         raise UsageError(f"{path} has a format that pfl does not import ({known})", *_list_remedies(path))
-    return FORM_OF_SUFFIX[suffix]
+    return form
 
 
 def _refuse_known_folder(path: Path) -> None:
@@ -258,8 +407,7 @@ def _list_remedies(path: Path) -> list[str]:
     if readers:
         return [f"it belongs to the dataset {readers[0]}: pfl partition {readers[0]} --root {path.parent} -o DIR"]
     suffix = path.suffix.lower()
-    if suffix == ".gz":
-        inner = Path(path.stem).suffix.lower()
-        is_known = inner in FORM_OF_SUFFIX
-        return ["gunzip it first" if is_known else "unpack it, and convert its content to CSV, Parquet or NPZ"]
+    if suffix in COMPRESSED:
+        is_known = content_suffix(path) in FORM_OF_SUFFIX
+        return ["unpack it first" if is_known else "unpack it, and convert its content to CSV, Parquet or NPZ"]
     return [_REMEDY_OF_SUFFIX[suffix]] if suffix in _REMEDY_OF_SUFFIX else []

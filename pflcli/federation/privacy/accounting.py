@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from pflcli.errors import InputError, UsageError
+from pflcli.errors import UsageError
 
 NAME = "dp-accounting PLD"
 _FINE_WIDTH, _COARSE_WIDTH = 1e-4, 1e-2
@@ -36,7 +36,7 @@ _BISECTIONS = 60
 
 
 def accountant_version() -> str:
-    """Return the version of dp-accounting; raises InputError if it is not installed."""
+    """Return the version of dp-accounting; raises UsageError if it is not installed."""
     _import_accounting()
     return version("dp-accounting")
 
@@ -110,13 +110,13 @@ def _adjacency() -> Any:
 
 
 def _import_accounting() -> Any:
-    """Return dp-accounting; raises InputError if it is not installed."""
+    """Return dp-accounting; raises UsageError if it is not installed."""
     try:
         for name in ("pld", "rdp"):
             importlib.import_module(f"dp_accounting.{name}")
         return importlib.import_module("dp_accounting")
     except ImportError:
-        raise InputError(
+        raise UsageError(
             "differential privacy needs dp-accounting, which is not installed", "pip install 'pflcli[privacy]'"
         ) from None
 

@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pflcli.data.formats.tables import MISSING
+from pflcli.data.formats.cells import list_missing
 from pflcli.encoders import FrozenEncoder
 from pflcli.prediction.exporting import onnx_network
 from pflcli.prediction.standalone_model import StandaloneModel
@@ -55,7 +55,7 @@ def describe(model: StandaloneModel, version: str, agreement: Agreement | None =
         "columns": [
             {"name": column.name, "words": list(column.words), "gaps": column.gaps} for column in prepared.columns
         ],
-        "missing": list(MISSING),
+        "missing": list(list_missing(prepared.dialect)),
         "median": list(prepared.median),
         "mean": [] if prepared.scale is None else prepared.scale.mean.tolist(),
         "sd": [] if prepared.scale is None else prepared.scale.sd.tolist(),

@@ -9,7 +9,7 @@ import dp_accounting
 import pytest
 from dp_accounting import pld
 
-from pflcli.errors import InputError, UsageError
+from pflcli.errors import UsageError
 from pflcli.federation.privacy import accounting
 
 PLANS = [
@@ -68,7 +68,7 @@ def test_what_cannot_be_is_said(monkeypatch):
     with pytest.raises(UsageError, match="no noise"):
         accounting.find_noise(1e-9, 1.0, 1000, 1e-12)
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
-    with pytest.raises(InputError, match="needs dp-accounting") as error:
+    with pytest.raises(UsageError, match="needs dp-accounting") as error:
         accounting._import_accounting()
     assert "pip install 'pflcli[privacy]'" in "".join(error.value.fix)
 

@@ -1,0 +1,169 @@
+"""Tables that are read as a whole: Excel, Stata, SPSS, Feather and JSON, by pandas and the packages that it needs."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import zipfile
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pflcli.artifacts.codebook import Dialect
+from pflcli.data.formats.parquet import require_pyarrow
+from pflcli.errors import InputError, UsageError, closest
+from pflcli.foreign import require_room
+
+EXTRAS = {"excel": ("openpyxl", "excel"), "spss": ("pyreadstat", "spss")}
+"""The package that a form needs, and the extra of pfl that installs it."""
+FORM_OF_SUFFIX = {
+    ".xlsx": "excel", ".xlsm": "excel", ".dta": "stata", ".sav": "spss", ".zsav": "spss", ".por": "spss",
+    ".feather": "feather", ".jsonl": "json", ".ndjson": "json", ".json": "json",
+}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Frame:
+    """A table in memory: the ``series`` of its ``columns`` by position, and ``number``, the place of a row."""
+
+    name: str
+    columns: list[str]
+    series: list[Any]
+    number: Callable[[int], str]
+
+    def load(self, texts: Sequence[int], others: Sequence[int]) -> dict[int, Any]:
+        """Return columns as pandas Series by position; see ``tables.Table``."""
+        return {at: self.series[at] for at in (*texts, *others)}
+
+    def place(self, row: int) -> str:
+        """Return the place of a row in the file."""
+        return f"{self.name}, {self.number(row)}"
+
+    def cell(self, row: int, column: int) -> str:
+        """Return the text of a cell."""
+        return str(self.series[column].iloc[row])
+
+    def explain_missing(self, column: str) -> list[str]:
+        """Return no option: the names of columns are part of the format."""
+        return []
+
+
+def read(path: Path, form: str, dialect: Dialect) -> Frame:
+    """Read the table in ``path``; raises UsageError if a package is missing, its own errors for a damaged file."""
+    if form in EXTRAS:
+        package, extra = EXTRAS[form]
+        try:
+            __import__(package)
+        except ImportError:
+            raise UsageError(
+                f"reading {path.name} needs {package}, which is not installed", f"pip install 'pflcli[{extra}]'"
+            ) from None
+    match form:
+        case "excel":
+            return _read_sheet(path, dialect)
+        case "json":
+            return _read_json(path)
+        case "feather":
+            return _read_feather(path)
+    import pandas as pd
+
+    frame: Any = pd.read_stata(path, preserve_dtypes=False) if form == "stata" else pd.read_spss(path)
+    return _number_rows(path, [str(name) for name in frame.columns], [frame[name] for name in frame.columns])
+
+
+def _number_rows(path: Path, columns: list[str], series: Sequence[Any]) -> Frame:
+    """Return a table whose rows are counted from 1; categories become their names."""
+    count = len(series[0]) if series else 0
+    if not count:
+        raise InputError(f"{path.name} has no samples")
+    plain = [each.astype(object) if str(each.dtype) in ("category", "str", "string") else each for each in series]
+    return Frame(path.name, columns, plain, lambda row: f"row {row + 1} (of 1 to {count})")
+
+
+def _read_sheet(path: Path, dialect: Dialect) -> Frame:
+    """Read a sheet of an Excel file: ``--sheet``, or the only one; the first row that is not empty has the names."""
+    import pandas as pd
+
+    with zipfile.ZipFile(path) as archive:
+        require_room(path.name, sum(info.file_size for info in archive.infolist()), path.stat().st_size)
+    with pd.ExcelFile(path) as book:
+        names = [str(name) for name in book.sheet_names]
+        if dialect.sheet is not None and dialect.sheet not in names:
+            raise InputError(f"{path.name} has no sheet '{dialect.sheet}'", closest(dialect.sheet, names))
+        cells = {
+            name: pd.read_excel(book, sheet_name=name, header=None, dtype=object, keep_default_na=False, na_values=[""])
+            for name in names
+            if dialect.sheet in (None, name)
+        }
+    filled = {name: each for name, each in cells.items() if each.notna().to_numpy().any()}
+    if len(filled) != 1:
+        options = [f"--sheet '{name}'" for name in filled][:3]
+        raise InputError(f"{path.name} has {len(filled)} sheets with cells: {', '.join(filled)}", *options)
+    sheet, frame = next(iter(filled.items()))
+    rows = np.flatnonzero(frame.notna().any(axis=1).to_numpy())
+    rows = rows[rows >= (dialect.skip_rows or 0)]
+    columns = [str(at) for at in range(frame.shape[1])]
+    has_header = not dialect.names if dialect.header is None else dialect.header
+    if has_header and len(rows):
+        first = frame.iloc[int(rows[0])]
+        columns, rows = ["" if pd.isna(cell) else str(cell).strip() for cell in first], rows[1:]
+    if dialect.names:
+        if len(dialect.names) != frame.shape[1]:
+            raise UsageError(f"--names has {len(dialect.names)} names; {path.name} has {frame.shape[1]} columns")
+        columns = list(dialect.names)
+    if not len(rows):
+        raise InputError(f"{path.name} has no samples")
+    series = [frame[at].iloc[rows].reset_index(drop=True) for at in frame.columns]
+    return Frame(path.name, columns, series, lambda row: f"sheet '{sheet}', row {rows[row] + 1}")
+
+
+def _read_json(path: Path) -> Frame:
+    """Read one JSON object per line, or a list of objects; raises InputError, with the line, for anything else."""
+    import pandas as pd
+
+    text = path.read_text(encoding="utf-8-sig")
+    records: list[tuple[str, Any]] = []
+    if text.lstrip().startswith("["):
+        records = [(f"record {at}", record) for at, record in enumerate(json.loads(text), 1)]
+    else:
+        for number, line in enumerate(text.splitlines(), 1):
+            if not line.strip():
+                continue
+            try:
+                records.append((f"line {number}", json.loads(line)))
+            except ValueError as error:
+                raise InputError(f"{path.name}, line {number}: {error}", "write one JSON object per line") from None
+    bad = next((place for place, record in records if not isinstance(record, dict)), None)
+    if bad is not None:
+        raise InputError(f"{path.name}, {bad} is not a JSON object", 'write {"column": value, ...}')
+    if not records:
+        raise InputError(f"{path.name} has no samples")
+    columns = list(dict.fromkeys(itertools.chain.from_iterable(record for _, record in records)))
+    series = [pd.Series([record.get(name) for _, record in records], dtype=object) for name in columns]
+    return Frame(path.name, [name.strip() for name in columns], series, lambda row: records[row][0])
+
+
+def _read_feather(path: Path) -> Frame:
+    """Read a Feather file (Arrow IPC) batch by batch; raises InputError for more than its size allows."""
+    require_pyarrow("Feather")
+    import pyarrow as pa
+
+    from pflcli.data.formats.parquet import to_series
+
+    batches, loaded = [], 0
+    with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
+        for at in range(reader.num_record_batches):
+            batch = reader.get_batch(at)
+            batch.validate(full=True)  # before anything else reads it: offsets may point anywhere
+            loaded += batch.nbytes
+            require_room(path.name, loaded, path.stat().st_size)
+            batches.append(batch)
+        table = pa.Table.from_batches(batches, reader.schema)
+    columns = ["" if name.startswith("__index_level_") else name for name in table.column_names]
+    series = [
+        to_series(table.column(at), f"{path.name}: column '{name}'", as_text=False) for at, name in enumerate(columns)
+    ]
+    return _number_rows(path, columns, series)

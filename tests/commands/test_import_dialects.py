@@ -1,0 +1,735 @@
+"""How tables are written: no spelling of a number loses a column, and every form of file gives the same samples."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import json
+import lzma
+import shlex
+import zipfile
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from helpers import error_text
+from pflcli.artifacts import codebook
+from pflcli.artifacts.kinds import dataset as datasets
+from pflcli.artifacts.kinds import predictions
+from pflcli.artifacts.reader import open_artifact
+from pflcli.commands.import_data import import_data
+from pflcli.commands.new_client import new_client
+from pflcli.commands.partition import partition
+from pflcli.commands.personalize import personalize
+from pflcli.commands.predict import predict
+from pflcli.data.formats import Roles
+from pflcli.data.preparation.user_data import UserData, choose_dialect
+from pflcli.errors import InputError, PflError, UsageError
+from pflcli.execution import Execution
+from pflcli.options.declaration import split_items
+
+AGAIN = Execution(force=True)
+ROLES = {"client": "site", "label": "y"}
+COLUMNS = ("--client", "site", "--label", "y")
+
+
+@pytest.fixture
+def take(tmp_path):
+    """Import a text and return the dataset."""
+
+    def run(text, name="t.csv", **options):
+        path = tmp_path / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        import_data(path, tmp_path / "out", execution=AGAIN, **{**ROLES, **options})
+        return datasets.read(open_artifact(tmp_path / "out"))
+
+    return run
+
+
+def text(column, delimiter=";", count=60, label=lambda row: "ab"[row % 2]):
+    """A table with a column of numbers, and one more, whose cells a function of the row gives."""
+    rows = [[f"s{row % 3}", label(row), f"{row + 1}", str(column(row))] for row in range(count)]
+    return "\n".join(delimiter.join(row) for row in [["site", "y", "a", "m"], *rows]) + "\n"
+
+
+NUMBERS = {
+    "many": lambda row: 1000 + row * 37.25,
+    "few": lambda row: 1000.5 + row % 4,
+    "whole": lambda row: 1000 + row * 1037,
+    "below zero": lambda row: -1.5 - row % 40,
+}
+MARKS = {
+    "a decimal comma": lambda x: f"{x}".replace(".", ","),
+    "thousands by commas": lambda x: f"{x:,}",
+    "thousands by points": lambda x: f"{x:,}".translate(str.maketrans(",.", ".,")),
+    "thousands by spaces": lambda x: f"{x:,}".replace(",", " "),
+    "thousands by no-break spaces": lambda x: f"{x:,}".replace(",", "\u00a0"),
+    "thousands by narrow spaces": lambda x: f"{x:,}".replace(",", "\u202f"),
+    "thousands by apostrophes": lambda x: f"{x:,}".replace(",", "'"),
+    "thousands by typographic apostrophes": lambda x: f"{x:,}".replace(",", "\u2019"),
+    "thousands by underscores": lambda x: f"{x:,}".replace(",", "_"),
+    "spaces around": lambda x: f"\u00a0{x} ",
+    "percent": lambda x: f"{x} %",
+    "percent without a space": lambda x: f"{x}%",
+    "euros before": lambda x: f"\u20ac {x}",
+    "euros behind, with a comma": lambda x: f"{x} \u20ac".replace(".", ","),
+    "dollars": lambda x: f"${x:,}",
+    "a currency's name": lambda x: f"CHF {x}",
+    "a unit": lambda x: f"{x} kg",
+    "a unit without a space": lambda x: f"{x}mmHg",
+    "a degree": lambda x: f"{x}\u00b0",
+    "less than": lambda x: f"<{x}",
+    "about": lambda x: f"~{x}",
+    "a star": lambda x: f"{x}*",
+    "an apostrophe of Excel": lambda x: f"'{x}",
+    "brackets": lambda x: f"[{x}]",
+    "a minus at the end": lambda x: f"{abs(x)}-",
+    "an accountant's brackets": lambda x: f"({abs(x)})",
+    "a minus sign": lambda x: f"{x}".replace("-", "\u2212"),
+    "an en dash": lambda x: f"{x}".replace("-", "\u2013"),
+    "full-width digits": lambda x: f"{x}".translate({48 + digit: 0xFF10 + digit for digit in range(10)}),
+    "Arabic digits": lambda x: f"{x}".translate({48 + digit: 0x660 + digit for digit in range(10)}),
+    "an exponent with a comma": lambda x: f"{x:.9e}".replace(".", ","),
+    "a plus": lambda x: f"{x:+}",
+    "a unit of words": lambda x: f"{x} mg / dl",
+    "about, in words": lambda x: f"ca. {x}",
+    "an invisible character": lambda x: f"\u200b{x}",
+    "two numbers": lambda x: f"{x}/{x}",
+}
+
+
+NO_OPTION = ("a minus at the end", "an accountant's brackets", "two numbers")
+"""Marks that no option removes, because that would change the numbers."""
+
+
+def read_table(path, **options):
+    """Read a table as ``import_data`` does, without making a dataset."""
+    asked = SimpleNamespace(**{"delimiter": ";", **options})
+    return UserData(path, "csv", Roles("site", "y"), None, None, choose_dialect(asked)[1]).read(Execution().reporter)
+
+
+def follow_proposals(path, options, depth=3):
+    """Yield the samples that each chain of proposed options reads; an error without a proposal yields nothing."""
+    try:
+        yield read_table(path, **options)
+    except InputError as error:
+        for fix in error.fix:
+            words = shlex.split(fix.partition(" reads ")[0]) if " reads " in fix and depth else []
+            typed = {word.removeprefix("--"): value for word, value in zip(words[::2], words[1::2], strict=True)}
+            if words:
+                more = {name: split_items(value) if name == "strip" else value for name, value in typed.items()}
+                yield from follow_proposals(path, options | more, depth - 1)
+
+
+@pytest.mark.parametrize("share", [1, 2])
+@pytest.mark.parametrize("mark", MARKS)
+def test_no_mark_drops_a_column_and_a_proposed_option_reads_it(tmp_path, mark, share):
+    """A law: a table that is read has all of its columns of numbers; a proposed option reads the same numbers."""
+    path = tmp_path / "t.csv"
+    for name, number in NUMBERS.items():
+        path.write_text(text(number))
+        plain = read_table(path)
+        path.write_text(text(lambda row: MARKS[mark](number(row)) if row % share == 0 else number(row)))  # noqa: B023
+        read = list(follow_proposals(path, {}))
+        assert all([column.name for column in each.columns] == ["a", "m"] for each in read), name
+        if mark in NO_OPTION:
+            assert not read or (mark, name) == ("two numbers", "few"), name  # as words they are features too
+            continue
+        assert not any(column.words for each in read for column in each.columns), name
+        # 1.037 is a number as it stands.
+        is_ambiguous = (mark, name) == ("thousands by points", "whole")
+        assert is_ambiguous or any(each.x.tobytes() == plain.x.tobytes() for each in read), name
+
+
+def test_a_decimal_point_is_read_beside_a_decimal_comma_unless_it_may_separate_thousands(take):
+    rows = [f"s{row % 3};{'ab'[row % 2]};{row},5;{row}.25" for row in range(30)]
+    dataset = take("site;y;a;m\n" + "\n".join(rows) + "\n", delimiter=";", decimal=",")
+    assert dataset.x[:2].tolist() == [[0.5, 0.25], [1.5, 1.25]]
+    with pytest.raises(InputError) as error:
+        take("site;y;a;m\n" + "\n".join([*rows, "s1;a;1,5;1.250"]) + "\n", delimiter=";", decimal=",")
+    assert "'1.250' is not a number" in error.value.message
+
+
+def test_columns_with_different_marks_are_named_in_one_error(take):
+    rows = "".join(f"s{row % 3};{'ab'[row % 2]};{row},5;{90 + row} %\n" for row in range(30))
+    with pytest.raises(InputError) as error:
+        take("site;y;temp;sat\n" + rows, delimiter=";")
+    facts = error_text(error)
+    assert all(word in facts for word in ("--decimal ,", "(temp)", "--strip %", "(sat)", "--leave-out temp,sat"))
+    dataset = take("site;y;temp;sat\n" + rows, delimiter=";", leave_out="temp", strip="%")
+    assert dataset.features == ("sat",)
+
+
+SILENT = {
+    "ids": lambda row: f"P{row:03d}",
+    "text": lambda row: f"the patient came for the {row}th time",
+    "dates": lambda row: f"2024-01-{row % 28 + 1:02d}",
+    "German dates": lambda row: f"{row % 28 + 1:02d}.01.2024",
+    "one word": lambda row: "same",
+    "nothing": lambda row: "",
+}
+
+
+@pytest.mark.parametrize("case", SILENT)
+def test_columns_without_numbers_are_left_out_and_named(pfl, tmp_path, case):
+    (tmp_path / "t.csv").write_text(text(SILENT[case], ","))
+    ran = pfl("import", tmp_path / "t.csv", "--client", "site", "--label", "y", "-o", tmp_path / "d")
+    assert (ran.code, "left out, not numbers: m\n" in ran.err) == (0, True)
+    assert ("--order m" in ran.err) == ("dates" in case)
+
+
+ASKED = {
+    # name: (column m, words of the error, options that answer it in one way, features, in another, features)
+    "words in two cases": (
+        lambda row: ["Yes", "yes", "No", "no "][row % 4], ["'No' and 'no'", "--fold-case", "--no-fold-case"],
+        {"fold_case": True}, ["m=No", "m=Yes"], {"fold_case": False}, ["m=No", "m=Yes", "m=no", "m=yes"],
+    ),
+    "a number for nothing": (
+        lambda row: -999 if row % 9 == 0 else 100 + row, ["-999 in 7 samples", "--na -999", "--na NA"],
+        {"na": "-999", "missing": "drop"}, ["m"], {"na": "NA"}, ["m"],
+    ),
+    "time stamps in milliseconds": (
+        lambda row: 1700000000000 + 1000 * row, ["time stamp", "--order m", "--leave-out m", "--leave-out none"],
+        {"order": "m"}, [], {"leave_out": "none"}, ["m"],
+    ),
+    "time stamps in seconds": (
+        lambda row: 1700000000 + 60 * row, ["time stamp", "--order m"],
+        {"leave_out": "m"}, [], {"features": "a,m"}, ["m"],
+    ),
+    "days as numbers": (
+        lambda row: 20240101 + row % 28 + 100 * (row // 28), ["time stamp", "--order m"],
+        {"leave_out": "m"}, [], {"features": "a,m"}, ["m"],
+    ),
+    "a word among numbers": (
+        lambda row: row if row % 3 else f"note {row}", ["'note 0' is not a number", "--leave-out m"],
+        {"leave_out": "m"}, [], {"categorical": "m"}, None,
+    ),
+    "a spelling of nothing": (
+        lambda row: row if row % 5 else "#N/A", ["'#N/A' is not a number", "--na '#N/A'"],
+        {"na": "#N/A", "missing": "drop"}, ["m"], {"leave_out": "m"}, [],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", ASKED)
+def test_a_doubtful_column_is_a_question_with_its_answers(take, case):
+    column, words, first, features, second, others = ASKED[case]
+    with pytest.raises(InputError) as error:
+        take(text(column, ","))
+    assert all(word in error_text(error) for word in words)
+    assert take(text(column, ","), **first).features == ("a", *features)
+    read = take(text(column, ","), **second)
+    assert others is None or read.features == ("a", *others)
+
+
+def test_a_number_for_nothing_is_missing_in_every_spelling(take):
+    dataset = take(text(lambda row: "-999.0" if row % 2 else row, ","), na="-999", missing="median")
+    assert np.isnan(dataset.x[:, 1]).tolist() == [bool(row % 2) for row in range(60)]
+
+
+def test_ordinary_numbers_are_not_questioned(take):
+    for column in (
+        lambda row: 99 if row % 7 == 0 else row,  # a usual value
+        lambda row: 1700000000 if row % 2 else 0,
+        lambda row: 2020 + row % 5,
+        lambda row: row * 1e9,
+        lambda row: ["1st", "2nd", "3rd", "4th"][row % 4],
+        lambda row: f"[{row % 5 * 10}-{row % 5 * 10 + 10})",
+        lambda row: ["True", "0", "1", "FALSE"][row % 4],
+    ):
+        assert len(take(text(column, ",")).features) > 1
+
+
+LABELS = {
+    # name: (labels, words of the error, an answer, its classes, another, its classes)
+    "two cases": (
+        ["Ill", "ill", "Ill", "WELL", "well "], ["'Ill' and 'ill'", "--fold-case"],
+        {"fold_case": True}, ["Ill", "WELL"], {"fold_case": False}, ["Ill", "WELL", "ill", "well"],
+    ),
+    "a question mark": (
+        ["a", "b", "?"], ["'?' may mean", "(20 of 60 samples)", "--na '?' --missing drop", "--classes"],
+        {"na": "?", "missing": "drop"}, ["a", "b"], {"classes": True}, ["?", "a", "b"],
+    ),
+    "unknown": (
+        ["a", "b", "Unknown", "NA"], ["--na NA,Unknown", "--classes"],
+        {"na": ["NA", "Unknown"], "missing": "drop"}, ["a", "b"], {"classes": True}, ["NA", "Unknown", "a", "b"],
+    ),
+    "dates": (
+        ["2024-01-01", "2024-02-01"], ["is a date", "--classes"],
+        {"classes": True}, ["2024-01-01", "2024-02-01"], {"label": "a>30"}, ["a<=30", "a>30"],
+    ),
+    "ids": (
+        [f"w{row}" for row in range(30)], ["30 distinct words in 60 samples", "--classes"],
+        {"classes": True}, sorted(f"w{row}" for row in range(30)), {"label": "a<=9"}, ["a>9", "a<=9"],
+    ),
+    "quantities": (
+        [row / 8 for row in range(60)], ["is a quantity", "--label 'COL>0'"],
+        {"label": "y>0.5"}, ["y<=0.5", "y>0.5"], {"label": "y=0.5"}, ["y!=0.5", "y==0.5"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", LABELS)
+def test_a_doubtful_label_is_a_question_with_its_answers(take, case):
+    labels, words, first, classes, second, others = LABELS[case]
+    table = text(lambda row: row % 7, ",", label=lambda row: str(labels[row % len(labels)]))
+    with pytest.raises(InputError) as error:
+        take(table)
+    assert all(word in error_text(error) for word in words)
+    assert take(table, **first).classes == classes
+    assert take(table, **second).classes == others
+
+
+def test_several_classes_become_two(take, tmp_path):
+    table = text(lambda row: row % 7, ",", label=lambda row: str(row % 5))
+    plain = take(table).y
+    two = take(table, label_map={"0": "well", **{str(number): "ill" for number in range(1, 5)}})
+    assert (two.classes, two.y.tolist()) == (["ill", "well"], (plain == 0).astype(int).tolist())
+    more = take(table, label="y>0")
+    assert (more.classes, more.y.tolist()) == (["y<=0", "y>0"], (plain > 0).astype(int).tolist())
+    np.savez(tmp_path / "a.npz", x=np.arange(20.0).reshape(10, 2), y=np.arange(10) % 5, owner=np.arange(10) % 2)
+    import_data(tmp_path / "a.npz", tmp_path / "a", label="y>0")
+    assert datasets.read(open_artifact(tmp_path / "a")).y.tolist() == [int(number % 5 > 0) for number in range(10)]
+    with pytest.raises(UsageError, match="no label is '9'"):
+        take(table, label_map={"9": "ill"})
+    with pytest.raises(InputError, match="'b' is not a number, as y>0 needs"):
+        take(table.replace("s2,2,", "s2,b,"), label="y>0")
+
+
+def test_clients_that_differ_by_case_are_a_question_and_equal_numbers_a_warning(take, pfl, tmp_path):
+    table = "site,y,a\n" + "".join(f"{['A', 'a ', 'B'][row % 3]},{row % 2},{row}.5\n" for row in range(30))
+    with pytest.raises(InputError, match="'A' and 'a' differ only by case or spaces"):
+        take(table)
+    assert set(take(table, fold_case=True).owner.tolist()) == {"A", "B"}
+    assert set(take(table, fold_case=False).owner.tolist()) == {"A", "a", "B"}
+    (tmp_path / "n.csv").write_text(
+        "site,y,a\n" + "".join(f"{['1', '1.0', '01', '2'][row % 4]},{row % 2},{row}.5\n" for row in range(40))
+    )
+    ran = pfl("import", tmp_path / "n.csv", "--client", "site", "--label", "y", "-o", tmp_path / "n")
+    assert (ran.code, "'01' and '1' and '1.0' are 3 clients but the same number" in ran.err) == (0, True)
+
+
+def test_duplicate_rows_are_counted_and_dropped_on_request(pfl, tmp_path):
+    rows = [f"s{row % 3},{row % 2},{row}.5,{'' if row == 3 else row}\n" for row in range(30)]
+    (tmp_path / "t.csv").write_text("site,y,a,m\n" + "".join(rows + rows[:8]))
+    line = ("import", tmp_path / "t.csv", "--client", "site", "--label", "y", "--missing", "median", "-o")
+    ran = pfl(*line, tmp_path / "d")
+    assert (ran.code, "WARNING: 8 samples with the features, label and client" in ran.err) == (0, True)
+    assert "--drop-duplicates" in ran.err
+    assert pfl(*line, tmp_path / "e", "--drop-duplicates").code == 0
+    artifact = open_artifact(tmp_path / "e")
+    assert (artifact.manifest.summary["samples"], artifact.manifest.summary["dropped"]) == (30, 8)
+    other_client = [row.replace("s0", "s9") for row in rows if row.startswith("s0")]
+    (tmp_path / "t.csv").write_text("site,y,a,m\n" + "".join(rows + other_client))
+    assert "earlier one" not in pfl(*line, tmp_path / "f").err
+
+
+FORMS = {
+    "31/12/2023 and others": (lambda row: f"{row % 28 + 1:02d}/{row % 3 + 1:02d}/2024", ["%d/%m/%Y"]),
+    "either": (lambda row: f"{row % 12 + 1:02d}/{row % 12 + 1:02d}/2024", ["%d/%m/%Y", "%m/%d/%Y"]),
+    "points": (lambda row: f"{row % 28 + 1:02d}.{row % 3 + 1:02d}.2024 12:{row:02d}", ["%d.%m.%Y %H:%M"]),
+    "times": (lambda row: f"{row % 24:02d}:30", ["%H:%M"]),
+    "names": (lambda row: f"{row % 28 + 1:02d} Mar 2024", ["%d %b %Y"]),
+}
+
+
+@pytest.mark.parametrize("case", FORMS)
+def test_dates_in_another_form_are_read_by_the_proposed_option(take, case):
+    column, forms = FORMS[case]
+    with pytest.raises(InputError) as error:
+        take(text(column, ","), order="m")
+    assert [form for form in forms if form in error_text(error)] == forms
+    dataset = take(text(column, ","), order="m", date_format=forms[0])
+    times = pd.to_datetime([column(row) for row in range(60)], format=forms[0])
+    order = np.argsort(times.to_numpy(), kind="stable")
+    assert dataset.x[:, 0].tolist() == (order + 1.0).tolist()
+    with pytest.raises(InputError, match="is not a date of --date-format"):
+        take(text(column, ","), order="m", date_format="%Y")
+
+
+# Text
+
+
+PLAIN = text(lambda row: row % 7, ",")
+LAYOUTS = {
+    # name: (text, options that it needs, words of the error without them)
+    "a title": ("A report of 2024\n" + PLAIN, {"skip_rows": 1}, ["--skip-rows 1"]),
+    "two titles": ("A report\n\nof 2024\n" + PLAIN, {"skip_rows": 3}, ["--skip-rows 3"]),
+    "a title in a row": ("A report,,,\n" + PLAIN, {"skip_rows": 1}, ["line 2 has it: --skip-rows 1"]),
+    "a title above semicolons": (
+        "A report\n" + PLAIN.replace(",", ";"), {"skip_rows": 1, "delimiter": ";"}, ["--delimiter ';' --skip-rows 1"],
+    ),
+    "comments": ("# by me\n# 2024, now\n" + PLAIN + "# end\n", {"comment": "#"}, ["--comment '#'"]),
+    "spaces": (PLAIN.replace(",", "   "), {"delimiter": "whitespace"}, ["--delimiter whitespace"]),
+    "spaces and tabs": (
+        " " + PLAIN.replace(",", " \t ").replace("\n", " \n "), {"delimiter": "whitespace"}, ["--delimiter whitespace"],
+    ),
+    "semicolons": (PLAIN.replace(",", ";"), {"delimiter": ";"}, ["--delimiter ';'"]),
+    "no header": (
+        PLAIN.partition("\n")[2], {"names": ["site", "y", "a", "m"]}, ["names missing", "--no-header", "--names"],
+    ),
+    "lines of Windows": (("title\n" + PLAIN).replace("\n", "\r\n"), {"skip_rows": 1}, ["--skip-rows 1"]),
+    "lines of old": (("title\n" + PLAIN).replace("\n", "\r"), {"skip_rows": 1}, ["--skip-rows 1"]),
+    "a line of Excel": ("sep=;\n" + PLAIN.replace(",", ";"), {}, None),
+    "a line of Excel after a byte order mark": ("\ufeffsep=|\r\n" + PLAIN.replace(",", "|"), {}, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".txt", ".dat", ".data"])
+@pytest.mark.parametrize("case", LAYOUTS)
+def test_text_is_read_by_the_proposed_option(take, case, suffix):
+    table, options, words = LAYOUTS[case]
+    if words is not None:
+        with pytest.raises(PflError) as error:
+            take(table, "u" + suffix)
+        assert all(word in error_text(error) for word in words)
+    dataset = take(table, "t" + suffix, **options)
+    expected = take(PLAIN, "p.csv")
+    assert (dataset.x.tobytes(), dataset.features, dataset.classes) == (
+        expected.x.tobytes(), expected.features, expected.classes,
+    )  # fmt: skip
+
+
+def test_errors_name_the_line_of_the_file_when_lines_are_skipped(take):
+    table = "title\n# note\n" + PLAIN.replace("s1,b,2,1", "s1,b,two,1")
+    with pytest.raises(InputError, match=r"t.csv, line 5, column 'a': 'two' is not a number"):
+        take(table, skip_rows=1, comment="#")
+
+
+def test_a_comment_mark_in_quotes_is_kept(take):
+    table = 'site,y,a\n"s#1",a,1 # one\n"s#1",b,2\n"s\n#2",a,3\n'
+    assert take(table, comment="#").owner.tolist() == ["s#1", "s#1", "s\n#2"]
+
+
+def test_the_last_line_that_is_a_footer_is_named(take):
+    with pytest.raises(InputError) as error:
+        take(PLAIN + "Sum,60\n")
+    assert "line 62, the last line, has only 2 cells of 4" in error_text(error)
+    with pytest.raises(InputError) as error:
+        take(PLAIN + "Sum,,,\n")
+    assert "footer" in error_text(error)
+
+
+HEADERLESS = {
+    "numbers": lambda row: f"{50 + row % 20}.0,1.0,{row % 2}.0,{140 + row % 9}.0,{row % 3}",
+    "words and numbers": lambda row: f"{39 + row % 9}, State-gov, {77516 + row}, {['BA', 'MA'][row % 2]}",
+    "words": lambda row: f"{'pe'[row % 2]},x,{'sy'[row % 2]},n,{'tf'[row % 2]}",
+    "readings of a phone": lambda row: f"{33 + row % 2},{'Walking'},{49105962326000 + row},-0.{row + 10},12.68;",
+}
+HEADERS = ("label,0,1,2,3", "site,2019,2020,2021,y", "y,400.5,401,401.5,402,403.5,404,405,406.5", "x,1,y,z,u")
+
+
+@pytest.mark.parametrize("case", HEADERLESS)
+def test_a_missing_header_is_noticed_and_names_are_not_questioned(take, case):
+    table = "".join(HEADERLESS[case](row) + "\n" for row in range(40))
+    with pytest.raises(InputError, match="are the column names missing"):
+        take(table, client="none", label="0")
+    dataset = take(table, client="none", label="0", header=False, strip=";", leave_out="none", classes=True)
+    assert len(dataset.y) == 40
+    for header in HEADERS:
+        width = header.count(",") + 1
+        rows = "".join(",".join(str(row % (2 + at)) for at in range(width)) + "\n" for row in range(20))
+        assert len(take(f"{header}\n{rows}", client="none", label=header.partition(",")[0]).y) == 20
+
+
+COMPRESSED = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
+
+
+def test_one_table_gives_the_same_samples_in_every_form(take, tmp_path):
+    """A law over all forms: the bytes of samples, and classes, clients and features."""
+    draw = np.random.default_rng(0)
+    frame = pd.DataFrame({
+        "site": [f"s{row % 3}" for row in range(60)],
+        "y": ["no", "yes"] * 30,
+        "a": draw.normal(size=60) * 10.0 ** draw.integers(-9, 9, 60),
+        "m": draw.integers(-5, 5, 60),
+        "w": [["low", "high", "none"][row % 3] for row in range(60)],
+        "t": [row % 2 == 0 for row in range(60)],
+    })  # fmt: skip
+    frame.loc[7, "a"] = np.nan
+    written = frame.to_csv(index=False)
+    paths = {}
+
+    def write(name, save):
+        save(tmp_path / name)
+        paths[name] = tmp_path / name
+
+    write("t.csv", lambda path: path.write_text(written))
+    write("t.tab", lambda path: frame.to_csv(path, index=False, sep="\t"))
+    for suffix, compress in COMPRESSED.items():
+        write(f"t.csv{suffix}", lambda path: path.write_bytes(compress(written.encode())))  # noqa: B023
+    with zipfile.ZipFile(tmp_path / "t.zip", "w") as archive:
+        archive.writestr("t.csv", written)
+    paths["t.zip"] = tmp_path / "t.zip"
+    write("t.parquet", frame.to_parquet)
+    write("t.feather", frame.to_feather)
+    write("t.dta", lambda path: frame.assign(t=frame["t"].astype(int)).to_stata(path, write_index=False))
+    write("t.jsonl", lambda path: frame.to_json(path, orient="records", lines=True, double_precision=15))
+    write("t.json", lambda path: path.write_text(json.dumps(frame.replace({np.nan: None}).to_dict("records"))))
+    records = frame.replace({np.nan: None}).to_dict("records")
+    write("t.jsonl", lambda path: path.write_text("".join(json.dumps(record) + "\n" for record in records)))
+    read = {}
+    for name, path in paths.items():
+        import_data(path, tmp_path / "out", execution=AGAIN, missing="median", standardize=True, **ROLES)
+        dataset = datasets.read(open_artifact(tmp_path / "out"))
+        read[name] = (dataset.x.tobytes(), dataset.y.tobytes(), dataset.features, dataset.owner.tolist())
+    assert dataset.x.dtype == np.float64
+    assert len(set(map(str, read.values()))) == 1, [name for name in read if read[name] != read["t.csv"]]
+
+
+def test_excel_and_spss_give_the_same_samples(take, tmp_path):
+    pytest.importorskip("openpyxl")
+    frame = pd.DataFrame({
+        "site": [f"s{row % 3}" for row in range(40)],
+        "y": ["no", "yes"] * 20,
+        "a": [row * 0.1 for row in range(40)],
+        "m": [row % 7 for row in range(40)],
+    })  # fmt: skip
+    expected = take(frame.to_csv(index=False))
+    frame.to_excel(tmp_path / "t.xlsx", index=False, sheet_name="visits")
+    import_data(tmp_path / "t.xlsx", tmp_path / "x", **ROLES)
+    assert datasets.read(open_artifact(tmp_path / "x")).x.tobytes() == expected.x.tobytes()
+    with pd.ExcelWriter(tmp_path / "two.xlsx") as book:
+        frame.astype({"a": object}).replace({"a": {0.0: "0,l"}}).to_excel(
+            book, index=False, sheet_name="visits", startrow=2
+        )
+        frame.to_excel(book, index=False, sheet_name="others")
+    with pytest.raises(InputError, match="2 sheets"):
+        import_data(tmp_path / "two.xlsx", tmp_path / "y", **ROLES)
+    with pytest.raises(InputError, match="sheet 'visits', row 4, column 'a': '0,l' is not a number"):
+        import_data(tmp_path / "two.xlsx", tmp_path / "y", sheet="visits", **ROLES)
+    pyreadstat = pytest.importorskip("pyreadstat")
+    pyreadstat.write_sav(frame, str(tmp_path / "t.sav"))
+    import_data(tmp_path / "t.sav", tmp_path / "s", **ROLES)
+    assert datasets.read(open_artifact(tmp_path / "s")).x.tobytes() == expected.x.tobytes()
+
+
+@pytest.mark.parametrize(("suffix", "package"), [("xlsx", "openpyxl"), ("sav", "pyreadstat"), ("feather", "pyarrow")])
+def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch, suffix, package):
+    monkeypatch.setitem(__import__("sys").modules, package, None)
+    (tmp_path / f"t.{suffix}").write_bytes(b"-")
+    with pytest.raises(UsageError) as error:
+        import_data(tmp_path / f"t.{suffix}", tmp_path / "d", **ROLES)
+    assert package in error.value.message
+    assert "pip install 'pflcli[" in error.value.fix[0]
+
+
+def test_lines_of_json_are_named(take):
+    lines = [json.dumps({"site": f"s{row % 2}", "y": row % 2, "a": row}) for row in range(20)]
+    with pytest.raises(InputError, match="line 4: "):
+        take("\n".join([*lines[:3], "{", *lines[3:]]), "t.jsonl")
+    with pytest.raises(InputError, match="line 5, column 'a': 'x' is not a number"):
+        take("\n".join([*lines[:3], "", lines[3].replace("3}", '"x"}'), *lines[4:]]), "t.jsonl")
+    with pytest.raises(InputError, match="line 1 is not a JSON object"):
+        take("[1]\n".replace("[", '{"a": [').replace("]", "]}").replace('{"a": [1]}', "7"), "t.jsonl")
+
+
+def test_compressed_text_is_checked(take, monkeypatch):
+    packed = gzip.compress(PLAIN.encode())
+    with pytest.raises(InputError, match="cannot be read as CSV"):
+        take(packed[:-20], "t.csv.gz")
+    with pytest.raises(InputError, match=r"line 3 .*'two' is not a number"):
+        take(gzip.compress(PLAIN.replace("s1,b,2,1", "s1,b,two,1").encode()), "t.csv.gz")
+    monkeypatch.setattr("pflcli.foreign._ALWAYS_ALLOWED_BYTES", 1000)
+    with pytest.raises(InputError, match=r"b.csv.gz declares .* 500 times"):
+        take(gzip.compress(b"site,y,a\n" + b"0,1,1\n" * 200_000, 9), "b.csv.gz")
+
+
+# Several files
+
+
+def write_files(folder, rows=20, extra=""):
+    folder.mkdir()
+    for number, name in enumerate(("north", "south", "west")):
+        columns = ["a", "m", "y"] if number else ["y", "m", "a"]
+        cells = {"y": "ab", "a": [f"{number}.5", "7"], "m": ["low", "high"]}
+        lines = [",".join(str(cells[each][row % 2]) for each in columns) for row in range(rows)]
+        (folder / f"{name}.csv").write_text("\n".join([",".join(columns), *lines]) + "\n")
+    return [folder / f"{name}.csv" for name in ("north", "south", "west")]
+
+
+def test_one_file_per_client_equals_one_table_with_their_names(pfl, tmp_path):
+    files = write_files(tmp_path / "sites")
+    frames = [pd.read_csv(path).assign(site=path.stem)[["site", "y", "m", "a"]] for path in files]
+    pd.concat(frames).to_csv(tmp_path / "all.csv", index=False)
+    assert pfl("import", *files, "--label", "y", "-o", tmp_path / "d").code == 0
+    assert pfl("import", tmp_path / "sites", "--label", "y", "-o", tmp_path / "e").code == 0
+    assert pfl("import", tmp_path / "all.csv", "--client", "site", "--label", "y", "-o", tmp_path / "f").code == 0
+    first, second, third = (datasets.read(open_artifact(tmp_path / name)) for name in "def")
+    for dataset in (first, second):
+        assert dataset.owner.tolist() == third.owner.tolist()
+        assert (dataset.x.tobytes(), dataset.features) == (third.x.tobytes(), third.features)
+    assert pfl("import", tmp_path / "sites", "--label", "y", "-o", tmp_path / "e").out.strip()
+    files[0].rename(tmp_path / "sites" / "east.csv")
+    ran = pfl("import", tmp_path / "sites", "--label", "y", "-o", tmp_path / "e")
+    assert ran.code == 4
+
+
+def test_files_with_other_columns_or_bad_cells_are_named(tmp_path):
+    files = write_files(tmp_path / "sites")
+    files[1].write_text(files[1].read_text().replace("7", "seven"))
+    with pytest.raises(InputError, match=r"south.csv, line 3 .*column 'a': 'seven' is not a number"):
+        import_data(files, tmp_path / "d", label="y")
+    files[1].write_text(files[1].read_text().replace("a,m,y", "age,m,y"))
+    with pytest.raises(InputError) as error:
+        import_data(files, tmp_path / "d", label="y")
+    assert all(word in error_text(error) for word in ("only north.csv has a", "only south.csv has age"))
+    (tmp_path / "sites" / "notes.md").write_text("")
+    with pytest.raises(UsageError, match="several kinds"):
+        import_data(tmp_path / "sites", tmp_path / "d", label="y")
+    with pytest.raises(UsageError, match="twice"):
+        import_data([files[0], files[0]], tmp_path / "d", label="y")
+
+
+# Later data
+
+
+def test_later_data_are_read_as_the_first_were(tmp_path):
+    """A law over the commands that read tables: --like, predict and new-client read a German table like a plain one."""
+    rows = [[f"s{row % 3}", "yn"[row % 2], f"{row * 1.25 + 1000:.2f}", str(row % 5), "NN" if row % 7 else "high"]
+            for row in range(60)]  # fmt: skip
+    rows = [[*row[:4], row[4] if row[4] == "high" else "low"] for row in rows]
+    names = ["site", "y", "a", "m", "w"]
+
+    def write(name, german, some):
+        lines = [names, *some]
+        if german:
+            lines = [[cell.replace(".", ",") for cell in line] for line in lines]
+            lines = [[*line[:2], line[2] and (line[2] if at == 0 else f"{line[2][0]}.{line[2][1:]} kg"), *line[3:]]
+                     for at, line in enumerate(lines)]  # fmt: skip
+        text = "\n".join((";" if german else ",").join(line) for line in lines) + "\n"
+        (tmp_path / name).write_text(("# Klinik\n" if german else "") + text)
+        return tmp_path / name
+
+    german = {"delimiter": ";", "decimal": ",", "thousands": ".", "strip": "kg", "comment": "#"}
+    answers, clients, like = [], [], []
+    for kind, options in (("plain", {}), ("german", german)):
+        folder = tmp_path / kind
+        source = write(f"{kind}.csv", bool(options), rows)
+        later = write(f"{kind}-later.csv", bool(options), rows[:10])
+        import_data(source, folder / "d", standardize=True, **ROLES, **options)
+        partition(str(folder / "d"), folder / "p")
+        one = Execution(threads=1)
+        personalize("fedavg", folder / "p", folder / "m", settings={"model": "logistic", "rounds": 1}, execution=one)
+        answers.append(predict(folder / "m", later, client="s1", execution=one).p.tobytes())
+        new_client(folder / "m", later, folder / "n", client="me", label="y", execution=one)
+        clients.append(predictions.read(open_artifact(folder / "n"), "test").parts["p"].tobytes())
+        import_data(later, folder / "l", like=folder / "p")
+        like.append(datasets.read(open_artifact(folder / "l")).x.tobytes())
+        assert (codebook.read(open_artifact(folder / "m")).dialect is not None) == bool(options)
+    assert answers[0] == answers[1]
+    assert clients[0] == clients[1]
+    assert like[0] == like[1]
+    # A later file that is written differently says so.
+    plain = tmp_path / "plain-later.csv"
+    other = predict(
+        tmp_path / "german" / "m", plain, client="s1", delimiter=",", decimal=".", thousands="none", strip="none",
+        execution=Execution(threads=1),
+    )  # fmt: skip
+    assert other.p.tobytes() == answers[0]
+    np.save(tmp_path / "x.npy", np.zeros((2, 4)))
+    with pytest.raises(UsageError, match="--decimal is for tables"):
+        predict(tmp_path / "german" / "m", tmp_path / "x.npy", client="s1", decimal=",")
+
+
+def test_a_failed_import_leaves_no_folder(pfl, tmp_path):
+    (tmp_path / "t.csv").write_text(PLAIN.replace("s1,b,2,1", "s1,b,two,1"))
+    (tmp_path / "kept").mkdir()
+    for out in ("runs/d", "runs/deep/d", "kept/d"):
+        assert pfl("import", tmp_path / "t.csv", "--client", "site", "--label", "y", "-o", tmp_path / out).code == 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "t.csv"]
+
+
+def test_a_name_in_use_is_not_proposed_for_a_missing_column(take, tmp_path):
+    names = "site,y,Acc X mean,Acc Y mean,Acc Z mean"
+    rows = "".join(f"s{row % 2},{row % 2},{row}.5,{row * row},{row % 7}\n" for row in range(20))
+    take(f"{names}\n{rows}")
+    (tmp_path / "later.csv").write_text(f"{names.replace('Acc Y mean', 'Acc Y')}\n{rows}")
+    with pytest.raises(InputError) as error:
+        import_data(tmp_path / "later.csv", tmp_path / "l", like=tmp_path / "out")
+    assert "did you mean 'Acc Y'?" in error_text(error)
+    assert "Acc Z" not in error_text(error)
+
+
+def test_unknown_words_are_refused_or_missing_and_unknown_clients_refused(pfl, tmp_path):
+    rows = [f"s{row % 3},{'yn'[row % 2]},{row % 9},{['low', 'high'][row % 2]}" for row in range(60)]
+    (tmp_path / "t.csv").write_text("\n".join(["site,y,a,phone", *rows]) + "\n")
+    holes = [row.replace("high", "") if at % 5 == 1 else row for at, row in enumerate(rows)]
+    (tmp_path / "holes.csv").write_text("\n".join(["site,y,a,phone", *holes]) + "\n")
+    (tmp_path / "new.csv").write_text("a,phone\n1,low\n2,Pixel 9\n")
+    (tmp_path / "gap.csv").write_text("a,phone\n1,low\n2,\n")
+    one = Execution(threads=1)
+    for kind, missing in (("t", None), ("holes", "median")):
+        at = tmp_path / kind
+        import_data(tmp_path / f"{kind}.csv", at / "d", missing=missing, **ROLES)
+        partition(str(at / "d"), at / "p")
+        personalize("fedavg", at / "p", at / "m", settings={"model": "logistic", "rounds": 2}, execution=one)
+        ran = pfl("predict", at / "m", tmp_path / "new.csv", "--client", "s1", "--threads", 1)
+        assert (ran.code, "'Pixel 9' is not among the words" in ran.err) == (3, True)
+        assert "--unknown-words missing" in ran.err
+        line = (
+            "predict",
+            at / "m",
+            tmp_path / "new.csv",
+            "--client",
+            "s1",
+            "--threads",
+            1,
+            "--unknown-words",
+            "missing",
+        )
+        ran = pfl(*line)
+        assert (ran.code, "1 cell of 'phone' with words that training lacks: 'Pixel 9'" in ran.err) == (0, True)
+    missing = predict(tmp_path / "holes" / "m", tmp_path / "gap.csv", client="s1", execution=one)
+    unknown = predict(
+        tmp_path / "holes" / "m", tmp_path / "new.csv", client="s1", unknown_words="missing", execution=one
+    )
+    assert unknown.p.tobytes() == missing.p.tobytes()
+    ran = pfl("predict", tmp_path / "t" / "m", tmp_path / "gap.csv", "--client", "S-1")
+    assert (ran.code, "has no client 'S-1'" in ran.err, "--client none" in ran.err) == (3, True, True)
+    ran = pfl("predict", tmp_path / "t" / "m", tmp_path / "new.csv", "--client", "s1", "--unknown-words", "mising")
+    assert (ran.code, "did you mean 'missing'?" in ran.err) == (2, True)
+
+
+def test_a_client_without_any_value_of_a_column_is_named(pfl, tmp_path):
+    rows = "".join(f"s{row % 3},{row % 2},{row}.5,{'' if row % 3 == 1 else row % 5}\n" for row in range(30))
+    (tmp_path / "t.csv").write_text("site,y,a,m\n" + rows)
+    line = (
+        "import",
+        tmp_path / "t.csv",
+        "--client",
+        "site",
+        "--label",
+        "y",
+        "--missing",
+        "median",
+        "-o",
+        tmp_path / "d",
+    )
+    assert "WARNING: without any value of 'm': s1\n" in pfl(*line).err
+
+
+def test_the_recorded_command_has_the_options_as_they_are_typed(tmp_path):
+    files = [tmp_path / "a.csv", tmp_path / "b.csv"]
+    for path in files:
+        path.write_text("".join(f"{row % 3};{row},5 kg\n" for row in range(20)))
+    import_data(
+        files, tmp_path / "d", label="0>0", header=False, delimiter=";", decimal=",", strip="kg", na=["", "-9"],
+        fold_case=False, label_map={"0>0": "ill"}, execution=Execution(),
+    )  # fmt: skip
+    line = shlex.split(open_artifact(tmp_path / "d").manifest.made["command"])
+    assert line[:4] == ["pfl", "import", "./a.csv", "./b.csv"]
+    assert {"--no-header", "--no-fold-case"} <= {*line}
+    values = {option: line[line.index(option) + 1] for option in ("--label", "--na", "--strip", "--label-map")}
+    assert values == {"--label": "0>0", "--na": ",-9", "--strip": "kg", "--label-map": "0>0=ill"}
+
+
+def test_words_that_usually_mark_missing_values_are_words_with_an_empty_na(take):
+    table = text(lambda row: ["None", "Apnea", "NA"][row % 3], ",")
+    with pytest.raises(InputError) as error:
+        take(table, categorical="m")
+    assert all(word in error_text(error) for word in ("as 'None' marks a missing one", "--na ''"))
+    assert take(table, na="").features == ("a", "m=Apnea", "m=NA", "m=None")
+    assert take(table, na=["", "NA"], missing="drop").features == ("a", "m=Apnea", "m=None")
