@@ -22,7 +22,7 @@ from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands.evaluate import evaluate
 from pflcli.commands.predict import predict
 from pflcli.errors import InputError, UsageError
-from pflcli.evaluation import coverage
+from pflcli.evaluation import coverage, scoring
 from pflcli.evaluation.metrics import conformal
 from pflcli.evaluation.presentation import prediction_sets
 from pflcli.prediction import prediction_file
@@ -151,6 +151,17 @@ def test_a_method_that_chose_on_the_same_samples_is_named(tmp_path, method, kwar
     assert read_choices(tmp_path / "e") == {method}
     evaluate([by_hand(tmp_path / "b", "local")], tmp_path / "f", coverage=0.75)
     assert read_choices(tmp_path / "f") == set()
+
+
+def test_the_coverage_that_remains_counts_clients_by_their_test_samples(tmp_path):
+    scored = scoring.score([open_artifact(by_hand(tmp_path / "a"))], "test", "fedavg", level=0.75)
+    facts = scoring.summarize(scored, "test", "fedavg", tried={"fedavg": 5})["sets"]["methods"]["fedavg"]
+    bound = conformal.least_coverage(0.75, 3, 5)
+    assert bound < 0.5
+    # The second client's sets contain all classes.
+    assert facts["least_coverage"]["own"] == pytest.approx((3 * bound + 1) / 4)
+    assert facts["least_coverage"]["pooled"] == conformal.least_coverage(0.75, 5, 5)
+    assert (facts["chose_on_validation"], facts["models_tried"]) == (True, 5)
 
 
 def test_tuned_methods_are_named_with_the_coverage_that_remains(small, tmp_path, pfl):
