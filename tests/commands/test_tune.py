@@ -7,6 +7,7 @@ import shutil
 import sys
 import tomllib
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from pflcli.commands.tune import tune
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
 from pflcli.execution import Execution
 from pflcli.tuning import samplers
+from pflcli.tuning import trials as tuning_trials
 from pflcli.tuning.space import Axis, search_space
 from pflcli.tuning.trials import readable
 
@@ -217,6 +219,22 @@ def test_no_trial_begins_when_the_time_is_spent(writers, finished, unchosen):
     assert searched(writers, unchosen, minutes=1e-6).decision == "up to date"
     searched(writers, unchosen, minutes=60)
     assert rows(unchosen) == rows(finished)
+
+
+@pytest.mark.parametrize(
+    ("minutes", "score", "count"), [(None, 0.5, 4), (2.0, 0.5, 3), (1.0, 0.5, 2), (0.8, 0.5, 1), (1.0, None, 4)]
+)
+def test_the_minutes_of_a_search_include_all_trials(minutes, score, count, monkeypatch, tmp_path):
+    """A trial takes 50 seconds. Without a score there is nothing to stop with."""
+    monkeypatch.setattr(tuning_trials, "run_job", lambda job, call, progress: None)
+    monkeypatch.setattr(
+        tuning_trials,
+        "_score",
+        lambda number, point, path, metric: tuning_trials.Trial(number, point, path, 50.0, score),
+    )
+    sampler = SimpleNamespace(count=4, ask=lambda: {"lr": 0.1}, tell=lambda accuracy: None)
+    made = tuning_trials.run(sampler, None, lambda point: tmp_path, Execution(), 0, 1.0, minutes, "accuracy")
+    assert [trial.number for trial in made] == [*range(1, count + 1)]
 
 
 def test_a_dry_run_says_how_many_trials_there_would_be(writers, folder, tmp_path, pfl):
