@@ -369,6 +369,20 @@ def test_optuna_takes_the_range_that_a_grid_spans():
     assert Axis("lam", (3.0,)).as_range() == Axis("lam", (3.0,))
 
 
+@pytest.mark.parametrize(
+    ("bounds", "value", "expected"),
+    [
+        ((0.001, 1.0), 0.0123456, 0.01235),
+        ((0.0123456, 1.0), 0.0123456, 0.01235),
+        ((0.01234321, 1.0), 0.01234321, 0.01234321),
+        ((0.001, 0.0123456), 0.0123455, 0.0123456),
+        ((10_000, 90_000), 12_345, 12_345),
+    ],
+)
+def test_numbers_from_optuna_have_four_digits_and_stay_in_their_range(bounds, value, expected):
+    assert samplers._round(Axis("lr", (), bounds), value) == expected
+
+
 def test_a_search_by_optuna_resumes_where_it_was_interrupted(neighbours, tmp_path):
     datastore = neighbours / "datastore"
     line = {"search": {"k": "1..16"}, "sampler": "optuna", "trials": 4}
