@@ -299,6 +299,8 @@ def test_the_best_is_that_of_the_metric(writers, unchosen, capsys, pfl):
         p = np.take_along_axis(held_out.parts["p"], held_out.y[:, None], axis=1).astype(float)
         losses[row["trial"]] = -np.log(np.maximum(p, 1e-12)).mean()  # clients by samples: the mean over samples
         assert row["validation_log_loss"] == pytest.approx(losses[row["trial"]], abs=1e-6)
+        right = held_out.parts["p"].argmax(axis=1) == held_out.y
+        assert row["validation_accuracy"] == pytest.approx(right.mean(), abs=1e-6)
         for name in ("validation_log_loss", "validation_accuracy", "bottom_decile"):
             assert row[name] == round(row[name], 6)
     result = search_result(unchosen)

@@ -31,6 +31,7 @@ def scored(p, y):
         ([CLASS_0, CLASS_1], [0, 1], [0.5, 6.0], ""),
         ([WRONG, CLASS_1, CLASS_0], [0, 1, 1], [], "is not more accurate than the most frequent class"),
         ([WRONG, CLASS_1, CLASS_0, CLASS_1], [0, 1, 1, 1], [], "is not more accurate than the most frequent class"),
+        ([WRONG, CLASS_0, CLASS_0, CLASS_1], [0, 0, 1, 1], [], "is not more accurate than the most frequent class"),
         ([WRONG, CLASS_0, UNSURE, CLASS_1, CLASS_1], [0, 0, 0, 1, 1], [], ""),
         ([WRONG, CLASS_1, CLASS_0, CLASS_1], [0, 1, 0, 1], [], ""),
         ([CLASS_0, CLASS_1, UNSURE], [0, 1, 1], [], ""),
