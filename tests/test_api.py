@@ -11,7 +11,7 @@ import pytest
 
 import pflcli
 from helpers import ROOT
-from pflcli import compare, evaluate, import_data, partition, registry, sweep
+from pflcli import compare, evaluate, import_data, partition, personalize, registry, sweep
 from pflcli.errors import UsageError
 from pflcli.options.declaration import Options, declared_options
 from pflcli.settings import Settings
@@ -74,6 +74,16 @@ def test_values_are_accepted_as_python_objects_and_as_on_the_command_line(compar
     partitioned, comparison = compared
     again = EQUAL_CALLS[form](partitioned, comparison.path.parent)
     assert (again.decision, again.fingerprint) == ("up to date", comparison.fingerprint)
+
+
+def test_a_training_setting_of_none_is_that_of_the_backbone_or_the_default(compared):
+    partitioned, comparison = compared
+    out = comparison.path.parent.with_name("none")
+    requests = [
+        personalize("fedavg", partitioned, out, dry_run=True, **SMALL, **given).request
+        for given in ({}, {"lr": None, "batch_size": None})
+    ]
+    assert requests[0] == requests[1]
 
 
 @pytest.mark.parametrize("options", ["fedavg.lr=0.2", ["fedavg.lr=0.2"], {"fedavg": {"lr": 0.2}}], ids=str)

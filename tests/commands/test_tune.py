@@ -7,6 +7,7 @@ import shutil
 import sys
 import tomllib
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from pflcli.commands.tune import tune
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
 from pflcli.execution import Execution
 from pflcli.tuning import samplers
+from pflcli.tuning import trials as tuning_trials
 from pflcli.tuning.space import Axis, search_space
 from pflcli.tuning.trials import readable
 
@@ -219,6 +221,22 @@ def test_no_trial_begins_when_the_time_is_spent(writers, finished, unchosen):
     assert rows(unchosen) == rows(finished)
 
 
+@pytest.mark.parametrize(
+    ("minutes", "score", "count"), [(None, 0.5, 4), (2.0, 0.5, 3), (1.0, 0.5, 2), (0.8, 0.5, 1), (1.0, None, 4)]
+)
+def test_the_minutes_of_a_search_include_all_trials(minutes, score, count, monkeypatch, tmp_path):
+    """A trial takes 50 seconds. Without a score there is nothing to stop with."""
+    monkeypatch.setattr(tuning_trials, "run_job", lambda job, call, progress: None)
+    monkeypatch.setattr(
+        tuning_trials,
+        "_score",
+        lambda number, point, path, metric: tuning_trials.Trial(number, point, path, 50.0, score),
+    )
+    sampler = SimpleNamespace(count=4, ask=lambda: {"lr": 0.1}, tell=lambda accuracy: None)
+    made = tuning_trials.run(sampler, None, lambda point: tmp_path, Execution(), 0, 1.0, minutes, "accuracy")
+    assert [trial.number for trial in made] == [*range(1, count + 1)]
+
+
 def test_a_dry_run_says_how_many_trials_there_would_be(writers, folder, tmp_path, pfl):
     line = ("--search", "training.lr=0.1,1.0,1e30", "--set", "lam=0.1", *WORDS, "-n")
     ran = pfl("tune", "ditto", writers, "-o", tmp_path / "t2", *line, "--trials", 2)
@@ -281,6 +299,8 @@ def test_the_best_is_that_of_the_metric(writers, unchosen, capsys, pfl):
         p = np.take_along_axis(held_out.parts["p"], held_out.y[:, None], axis=1).astype(float)
         losses[row["trial"]] = -np.log(np.maximum(p, 1e-12)).mean()  # clients by samples: the mean over samples
         assert row["validation_log_loss"] == pytest.approx(losses[row["trial"]], abs=1e-6)
+        right = held_out.parts["p"].argmax(axis=1) == held_out.y
+        assert row["validation_accuracy"] == pytest.approx(right.mean(), abs=1e-6)
         for name in ("validation_log_loss", "validation_accuracy", "bottom_decile"):
             assert row[name] == round(row[name], 6)
     result = search_result(unchosen)
@@ -349,6 +369,20 @@ def test_optuna_takes_the_range_that_a_grid_spans():
     assert axes["k"].is_whole
     assert Axis("lam", (3.0, 0.5)).as_range() == Axis("lam", (), (0.5, 3.0))
     assert Axis("lam", (3.0,)).as_range() == Axis("lam", (3.0,))
+
+
+@pytest.mark.parametrize(
+    ("bounds", "value", "expected"),
+    [
+        ((0.001, 1.0), 0.0123456, 0.01235),
+        ((0.0123456, 1.0), 0.0123456, 0.01235),
+        ((0.01234321, 1.0), 0.01234321, 0.01234321),
+        ((0.001, 0.0123456), 0.0123455, 0.0123456),
+        ((10_000, 90_000), 12_345, 12_345),
+    ],
+)
+def test_numbers_from_optuna_have_four_digits_and_stay_in_their_range(bounds, value, expected):
+    assert samplers._round(Axis("lr", (), bounds), value) == expected
 
 
 def test_a_search_by_optuna_resumes_where_it_was_interrupted(neighbours, tmp_path):

@@ -53,6 +53,22 @@ def test_stacks_train_as_loops(model, optimizer, clip):
     worlds.close(trained[1], trained[0], atol=2e-5)
 
 
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_clients_of_a_stack_train_at_their_own_learning_rates(optimizer):
+    """Clients have numbers of steps of their own, so that in one step of a stack they are in different epochs."""
+    rates = {
+        "of each epoch": lambda epoch: 0.03 / (epoch + 1) ** 2,
+        "of each client": 0.01 * np.arange(1, len(worlds.run().clients) + 1),
+    }
+    for rate in rates.values():
+        trained = []
+        for mode in ("loop", "stacked"):
+            run = worlds.run(mode=mode, optimizer=optimizer, weight_decay=0.1)
+            (part,) = run.local_sgd(run.clients, run.init, t=0, epochs=3, lr=rate)
+            trained.append(part.params)
+        worlds.close(trained[1], trained[0], atol=2e-5)
+
+
 def with_images(run, mode):
     """The run with images of 28 x 28 and a network that is no chain of linear layers."""
     from pflcli.engine.engine import Engine

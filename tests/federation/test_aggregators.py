@@ -109,7 +109,7 @@ def in_numpy(name, flat, start, weights, options):
 
 SETTINGS = [
     *(("median", ()), ("trimmed-mean", (0.25,)), ("trimmed-mean", (0.0,)), ("trimmed-mean", (0.49,))),
-    *(("krum", (0.25, 0)), ("krum", (0.25, 1)), ("norm-clip", (0.0,)), ("norm-clip", (2.5,))),
+    *(("krum", (0.25, 0)), ("krum", (0.25, 1)), ("krum", (0.0, 2)), ("norm-clip", (0.0,)), ("norm-clip", (2.5,))),
 ]
 
 

@@ -28,6 +28,24 @@ def test_no_sum_is_computed_in_a_round_that_no_client_completes():
         run.local_sgd([], run.init, t=0).sum_uploads(lambda models: models)
 
 
+@pytest.mark.parametrize(("participation", "count"), [(0.01, 1), (0.4, 2), (0.6, 4), (1.0, 6)])
+def test_a_cohort_is_the_nearest_number_of_participants_without_repetition(participation, count):
+    run = worlds.run(participation=participation)
+    cohorts = [run.cohort(t) for t in range(20)]
+    assert {len(np.intersect1d(cohort, run.federation.participants)) for cohort in cohorts} == {count}
+    assert len({tuple(cohort) for cohort in cohorts}) > 1 or count == len(run.federation.participants)
+
+
+def test_each_selected_client_drops_out_independently_in_each_round():
+    run, rounds = worlds.run(participation=1.0, dropout=0.5), 100
+    present = np.asarray([np.isin(run.federation.participants, run.cohort(t)) for t in range(rounds)])
+    present = present[present.any(axis=1) & ~present.all(axis=1)]  # all are returned if none completes the round
+    assert ((present.mean(axis=0) > 0.3) & (present.mean(axis=0) < 0.7)).all()
+    correlations = np.corrcoef(present.T)[np.triu_indices(present.shape[1], 1)]
+    assert np.abs(correlations).max() < 0.5
+    assert (present[1:] != present[:-1]).any(axis=1).mean() > 0.5
+
+
 def test_clients_that_have_trained_are_recorded():
     run = worlds.run()
     for part in run.local_sgd([6, 0, 3], run.init, t=0):

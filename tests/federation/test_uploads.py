@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import worlds
-from pflcli import methods, registry
+from pflcli import methods, registry, rng
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.personalize import personalize
 from pflcli.errors import InputError, UnsuitedError, UsageError
@@ -163,6 +163,22 @@ def _draw(name, clients, start, **case):
     run = worlds.run("fedavg", **case)
     run.uploads = (uploads.load(name),)
     return float(run.upload({"w": torch.zeros(1, 1)}, start, clients)["w"])
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_of_two_steps_each_draws_from_its_own_source(order, tmp_path):
+    (tmp_path / "step_by_seed.py").write_text(STEP.format(declared='RANDOM = "seed"'))
+    steps = uploads.load(registry.use("uploads", str(tmp_path / "step_by_seed.py"))), uploads.load("noise:0.5")
+    run, start = worlds.run("fedavg"), {"w": torch.zeros(1)}
+    run.uploads = [steps[place] for place in order]
+    drawn = {"seed": [], "secret": []}
+    run.rng = lambda *key: drawn["seed"].append(key) or rng.generator(0, *key)
+    run.private_rng = lambda *key: drawn["secret"].append(key) or rng.generator(1, *key)
+    run.upload({"w": torch.zeros(1, 1)}, start, np.asarray([0]))
+    assert {source: {key[1] for key in keys} for source, keys in drawn.items()} == {
+        "seed": {order.index(0)},
+        "secret": {order.index(1)},
+    }
 
 
 def test_noise_is_of_the_deviation_and_each_upload_has_its_own():

@@ -10,8 +10,8 @@ import pytest
 import torch  # noqa: F401  (before FAISS)
 
 import worlds
-from pflcli.knn.indexes import build, find_nearest, flat_indexes, flat_vectors
-from pflcli.knn.stores import Stores
+from pflcli.knn.indexes import build, find_nearest, flat_indexes, flat_vectors, search
+from pflcli.knn.stores import Stores, select_client
 
 
 def points(n, d=7, seed=0):
@@ -220,6 +220,24 @@ def test_the_compiled_search_leaves_compressed_stores_to_faiss(threads):
     np.testing.assert_array_equal(results[0].label, results[1].label)
     np.testing.assert_allclose(results[0].distance, results[1].distance, rtol=1e-5)
     assert (results[0].label >= 0).sum() == 10 * (7 + 5 + 7)
+
+
+@pytest.mark.parametrize("kind", ["Flat", "SQ8", "HNSW8"])
+def test_the_store_of_one_client_has_only_the_rows_that_are_searched(kind):
+    """The vectors behind them are validation samples, in old datastores."""
+    train, sizes, z = [6, 0, 9], [9, 4, 9], points(22, 8)
+    offsets = np.cumsum([0, *sizes])
+    raws = [build(kind, own, n, {})[0] for own, n in zip(np.split(z, offsets[1:-1]), train, strict=True)]
+    ends = np.cumsum([0, *map(len, raws)])
+    stores = Stores(np.concatenate(raws), ends, np.arange(22), offsets, np.asarray(train))
+    for client, (first, count) in enumerate(zip(offsets, train, strict=False)):
+        store = select_client(stores, client)
+        assert store.y.tolist() == [*range(first, first + count)]
+        if store.z is None:
+            found = search(store.index, z, 1, count)[1]
+            assert set(found[first : first + count, 0]) == {*range(count)}
+        else:
+            assert store.z.tolist() == z[first : first + count].tolist()
 
 
 @pytest.mark.parametrize("compiled", [False, True])

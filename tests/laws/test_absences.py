@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -126,6 +127,30 @@ def test_a_round_without_answers_changes_nothing(method):
     facts = absences.summarize(rows, [*"abcdefg"])
     assert facts == {"dropped": 6, "rounds_unanswered": 2}
     assert absences.describe(facts) == ["clients dropped out 6 times; 2 rounds had no upload"]
+
+
+@pytest.mark.parametrize("method", [name for name in TRAINED if methods.load(name).RECORDS])
+def test_a_round_without_answers_after_others_repeats_neighbours_and_measures_nothing(method):
+    run, code = worlds.run(method, rounds=4, options={"fedham": {"warmup": 1}}.get(method)), methods.load(method)
+    before = worlds.play(method, run, last=3)
+    records = {name: before[name] for name in code.RECORDS}
+    run.settings = replace(run.settings, dropout=1 - 1e-9)
+    state, row = loop.play_round(run, method, code, before, 3)
+    assert row["dropped"] == 3
+    if "cluster" in records:
+        assert worlds.same(state["cluster"], records["cluster"])
+    if "graph" in records:
+        assert len(state["graph"]) == len(records["graph"]) + 1
+        assert worlds.same(state["graph"][:-1], records["graph"])
+        assert worlds.same(state["graph"][-1], records["graph"][-1])
+    for name, value in (("attention", 0.0), ("history", float("nan"))):
+        for key, rounds in records.get(name, {}).items():
+            extended = state[name][key]
+            assert len(extended) == len(rounds) + (len(rounds) > 0)
+            np.testing.assert_array_equal(extended[: len(rounds)], rounds)
+            np.testing.assert_array_equal(extended[len(rounds) :], np.full_like(extended[len(rounds) :], value))
+    if "attention" in records:
+        assert all(len(rounds) for rounds in records["attention"].values())
 
 
 def test_what_a_user_reads(pfl, tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 import re
 import shlex
@@ -10,11 +11,13 @@ import signal
 import time
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import torch
 
+import worlds
 from helpers import rows, same
 from pflcli import parameters
 from pflcli.artifacts.reader import open_artifact
@@ -22,6 +25,7 @@ from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
 from pflcli.errors import ConflictError, InputError, LostWorkerError
 from pflcli.execution import Execution
+from pflcli.training import checkpoint
 
 ROUNDS = 250
 """Enough that a run does not end between its first checkpoint and the signal; the tests notice if it does."""
@@ -180,6 +184,20 @@ def test_the_digest_of_values_that_are_one_in_memory(count):
     values = torch.ones((), dtype=torch.int64).expand(count)
     assert parameters.digest({"pairs": values}) == parameters.digest({"pairs": torch.ones(count, dtype=torch.int64)})
     assert parameters.digest({"pairs": torch.from_numpy(np.broadcast_to(np.int64(1), count).copy())})
+
+
+def test_a_checkpoint_keeps_the_order_of_names(tmp_path):
+    """A sum over tensors in another order differs in its last bits, as the norm of an update that is clipped."""
+    run = worlds.run("fedavg")
+    state = {"global": run.initial_model(), "control": {"head.weight": torch.ones(2), "body.0": torch.ones(1)}}
+    best = checkpoint.Best(1, "personal_accuracy", 0.5, copy.deepcopy(state))
+    content = checkpoint.pack(run, checkpoint.Progress(state, best=best))
+    (tmp_path / "checkpoint").mkdir()
+    (tmp_path / "checkpoint" / "state.safetensors").write_bytes(content)
+    progress, _, _ = checkpoint.unpack(content, SimpleNamespace(folder=tmp_path), run)
+    for kept in (progress.state, progress.best.state):
+        assert worlds.same(kept, state)
+        assert {key: [*names] for key, names in kept.items()} == {key: [*names] for key, names in state.items()}
 
 
 def test_a_worker_process_that_is_ended_from_outside_costs_no_rounds(small, tmp_path):

@@ -1,4 +1,4 @@
-"""Clients personalize at the learning rate of the last round, whatever the schedule."""
+"""A round trains at its own learning rate, and clients personalize at that of the last round, for every schedule."""
 
 from __future__ import annotations
 
@@ -9,9 +9,13 @@ import pytest
 import worlds
 from pflcli import methods, registry
 from pflcli.laws import small_federation as small
+from pflcli.training import loop
 
 METHODS = [name for name in registry.names("methods") if methods.load(name).KIND != "local"]
 """All but methods whose whole training is personalization: it goes through the schedule."""
+
+OPTIONS = {"apfl": {"adaptive": True}}
+"""Options by which a method also learns something else than models at the rate of a round."""
 
 SCHEDULES = {
     "milestones": {"milestones": "1", "gamma": 0.2},
@@ -31,3 +35,16 @@ def test_clients_personalize_at_the_last_learning_rate(method, schedule):
     first, second = (worlds.answers(method, run, copy.deepcopy(state)) for run in (scheduled, constant))
     assert scheduled.last_lr != scheduled.settings.lr
     assert worlds.same({k: v.tobytes() for k, v in first.items()}, {k: v.tobytes() for k, v in second.items()})
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if methods.load(name).has_rounds])
+def test_a_round_trains_at_its_own_learning_rate(method):
+    """From the same state, a round has the result of one of a run whose rate is constant: that of the round."""
+    code, scheduled = methods.load(method), worlds.run(method, options=OPTIONS.get(method), **SCHEDULES["cosine"])
+    rate = scheduled.settings.lr_at(1)
+    constant = worlds.run(method, options=OPTIONS.get(method), lr=rate)
+    state, _ = loop.set_up(scheduled, code)
+    state, _ = loop.play_round(scheduled, method, code, state, 0)
+    first, second = (loop.play_round(run, method, code, copy.deepcopy(state), 1)[0] for run in (scheduled, constant))
+    assert rate != scheduled.settings.lr
+    assert worlds.same(first, second)

@@ -112,11 +112,11 @@ def test_ditto_chooses_lambda_by_hand(mode):
 
 def test_ditto_of_a_newcomer_chooses_lambda_too():
     run = chooser(rounds=1)
-    state = worlds.play("ditto", run)
-    new = np.setdiff1d(run.clients, run.cohort(0))
+    new, state = run.clients, {**worlds.play("ditto", run), "personal": run.table(run.initial_model())}
     run.cfg = ditto.Config(grid=run.cfg.grid, newcomer_epochs=3)
     predictor = ditto.personalize(run, state, new)
     expected = [choice(state["global"], run.federation, c, ("personal", "newcomer"), state["global"]) for c in new]
+    assert len({lam for _, lam in expected}) > 1
     p = np.concatenate([worlds.probabilities(m, run.federation, c) for (m, _), c in zip(expected, new, strict=True)])
     np.testing.assert_allclose(predictor.answer("test")["p"], p, atol=1e-6)
     np.testing.assert_array_equal(predictor.tuned["lambda"], [lam for _, lam in expected])
