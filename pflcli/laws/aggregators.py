@@ -47,17 +47,22 @@ def _require_close(actual: Params, expected: Params, otherwise: str) -> None:
 
 @law("aggregators")
 def the_model_has_the_form_of_uploads(subject: Subject) -> None:
-    """The model has the names, shapes and types of an upload, and is finite.
+    """The model has the names, shapes and types of an upload, and is finite, for one upload as for many.
 
-    It is sent to clients in the next round.
+    It is sent to clients in the next round. Networks have parameters that are single numbers, and integers, which batch
+    normalization counts; and most clients of a round may drop out.
     """
     uploads, start = _models()
-    model = _combine(subject, start, (uploads, _WEIGHTS))
-    require(model.keys() == start.keys(), f"names change to {', '.join(model)}")
-    for name, value in model.items():
-        require(value.shape == start[name].shape, f"{name} is {tuple(value.shape)}")
-        require(value.dtype == start[name].dtype, f"{name} is {value.dtype}")
-        require(bool(torch.isfinite(value).all()), f"{name} is not finite")
+    start |= {"scale": torch.tensor(1.0), "count": torch.tensor(7)}
+    uploads |= {"scale": torch.linspace(0.9, 1.1, _CLIENTS), "count": torch.arange(_CLIENTS) + 7}
+    for count in (_CLIENTS, 3, 2, 1):
+        model = _combine(subject, start, (_rows(uploads, np.arange(count)), _WEIGHTS[:count]))
+        require(model.keys() == start.keys(), f"names change to {', '.join(model)}")
+        for name, value in model.items():
+            seen = f"{name} of the model of {count} uploads is"
+            require(value.shape == start[name].shape, f"{seen} {tuple(value.shape)}")
+            require(value.dtype == start[name].dtype, f"{seen} {value.dtype}")
+            require(bool(torch.isfinite(value).all()), f"{seen} not finite")
 
 
 @law("aggregators")

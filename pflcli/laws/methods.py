@@ -350,7 +350,7 @@ def _record_training(run: Run, client: int) -> list[dict[str, torch.Tensor]]:
 @law("methods")
 def differential_privacy_bounds_each_client(subject: Subject) -> None:
     """With differential privacy, a client changes the noisy mean of a round by its one clipped update, and nothing else
-    that the server sends.
+    that the server sends or by which other clients predict.
 
     The noise is calibrated to one update per client. If samples reach the server in another way, an epsilon would be
     stated that does not hold; such a method declares ``SENDS_MORE`` and is refused.

@@ -2,7 +2,8 @@
 
 The noise hides one update of each client per round. Two runs on data that differ in one client are compared. The second
 run releases the means of the first, so that the two may differ only in the updates of this client: in neither the
-updates of others nor anything that the server sends. What a server computes from the means alone is thereby allowed.
+updates and the predictions of others nor anything that the server sends. What a server computes from the means alone is
+thereby allowed.
 """
 
 from __future__ import annotations
@@ -33,10 +34,12 @@ from pflcli.training.build_run import private_mean
 
 _CLIENT = 6
 """The client by which the data of two runs differ."""
-_ROUNDS = 4
-"""Rounds of each run: what a state keeps may be sent rounds later."""
+_ROUNDS = 12
+"""Rounds of each run: what a state keeps may be sent rounds later, such as every fifth or tenth round."""
 _ROUNDING = 1e-5
 """Largest distance of two models that count as equal, as a share of 1 + their norm."""
+_ROUNDING_OF_P = 1e-4
+"""Largest difference of two probabilities that count as equal."""
 
 
 @dataclass
@@ -46,6 +49,8 @@ class _Round:
     sent: list[Params] = field(default_factory=list)
     uploads: dict[int, Params] = field(default_factory=dict)
     mean: Params = field(default_factory=dict)
+    predictions: dict[str, NDArray[np.float32]] = field(default_factory=dict)
+    """after the last round, the predictions (n, C) of the other clients, by split"""
 
 
 class _RecordedMean(PrivateMean):
@@ -147,6 +152,12 @@ def require_bounded(method: str, options: Mapping[str, Any], upload: Sequence[st
             for client in sorted({*expected.uploads, *seen.uploads} - {_CLIENT}):
                 same = _are_close(expected.uploads.get(client, {}), seen.uploads.get(client, {}))
                 require(same, f"{what}, client {client} uploads something else {when}")
+        for split, p in first[-1].predictions.items():
+            moved = float(np.abs(p - rounds[-1].predictions[split]).max(initial=0))
+            require(
+                moved <= _ROUNDING_OF_P,
+                f"{what}, others predict otherwise with the same means: probabilities differ by {moved:.1e}",
+            )
 
 
 def _require_same_sends(expected: Sequence[Params], sent: Sequence[Params], otherwise: str) -> None:
@@ -208,6 +219,8 @@ def _play(
         state, _ = loop.play_round(run, method, code, state, t)
     if isinstance(state.get("global"), dict):
         mean.rounds[-1].sent.append(state["global"])
+    others = run.clients[run.clients != _CLIENT]
+    mean.rounds[-1].predictions = small.predict(method, run, state, others)
     return mean.rounds
 
 

@@ -34,7 +34,7 @@ def apply(params: Stacked, downloaded: Stacked, cfg: Config, draw: object = None
     received = dict(params)
     for name, value in params.items():
         if value.is_floating_point():
-            change = (value - downloaded[name]).flatten(1)
+            change = (value - downloaded[name]).unsqueeze(-1).flatten(1)  # also of parameters that are single numbers
             count = max(1, round(cfg.share * change.shape[1]))
             largest = change.abs().topk(count, dim=1).indices
             kept = torch.zeros_like(change).scatter(1, largest, change.gather(1, largest))

@@ -27,13 +27,14 @@ class Collection:
     def add(self, stacked: Stacked, weights: NDArray[np.float64]) -> None:
         """Add uploads (m, ...) with weights (m,)."""
         squares = sum(
-            (value - self._downloaded[name]).flatten(1).double().square().sum(dim=1) for name, value in stacked.items()
+            (value - self._downloaded[name]).unsqueeze(-1).flatten(1).double().square().sum(dim=1)
+            for name, value in stacked.items()
         )
         factors = (1 / torch.as_tensor(squares).sqrt().clamp(min=1)).float()
         clipped = {}
         for name, value in stacked.items():
             start = self._downloaded[name]
-            clipped[name] = start + (value - start) * factors.view(-1, *[1] * start.ndim)
+            clipped[name] = (start + (value - start) * factors.view(-1, *[1] * start.ndim)).to(value.dtype)
         self._mean.add(clipped, weights)
 
     def value(self) -> Params:
