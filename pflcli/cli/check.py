@@ -60,7 +60,6 @@ def command(
 
     Examples:
         pfl check ./my_method.py --set lam=0.5
-        pfl check ./net.py:Net --like runs/p
         pfl check ditto --json
     """
     from pflcli.commands.check import check

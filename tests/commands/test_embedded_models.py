@@ -138,7 +138,7 @@ def test_weights_that_moved_are_asked_for(at, tmp_path):
 def test_a_model_of_other_samples_needs_no_weights_of_an_encoder(small, tmp_path):
     np.savez(tmp_path / "images.npz", x=np.zeros((2, 28, 28), np.uint8))
     with pytest.raises(UsageError, match="pfl embed"):
-        predict_samples(small.fedavg, tmp_path / "images.npz", client="0", encoder_weights="w.pt", execution=ONE)
+        predict_samples(small.fedavg, tmp_path / "images.npz", client="none", encoder_weights="w.pt", execution=ONE)
 
 
 @pytest.mark.parametrize("method", ["ditto", "knn"])

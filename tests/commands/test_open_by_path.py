@@ -28,7 +28,7 @@ def test_the_folder_of_a_comparison_stands_for_what_it_holds(pfl, compared, tmp_
 
 
 def test_predict_needs_one_method_and_seed(pfl, compared, small, tmp_path):
-    words = ("predict", compared, tmp_path / "x.csv", "--client", "c")
+    words = ("predict", compared, tmp_path / "x.csv", "--client", "none")
     several = pfl(*words)
     assert several.code == 2
     assert "contains 4 predictions, but one is needed" in several.err

@@ -336,7 +336,7 @@ def test_the_weights_of_a_file_are_needed_again(tmp_path):
     np.save(tmp_path / "q.npy", x)
     with pytest.raises(UsageError) as error:
         predict(tmp_path / "m", tmp_path / "q.npy", client=writer)
-    assert "--weights FILE" in error_text(error)
+    assert f"--weights {tmp_path / 'w.safetensors'}" in error_text(error)
     # Of a stack, only the sources that began with the file need it.
     personalize("fedavg", tmp_path / "p", tmp_path / "other", settings=BRIEF)
     stack([tmp_path / "m", tmp_path / "other"], tmp_path / "stack")

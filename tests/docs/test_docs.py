@@ -15,6 +15,7 @@ from pflcli import methods, registry
 from pflcli.cli import app
 from pflcli.commands.new import new
 from pflcli.data.datasets import Dataset
+from pflcli.data.schemes import Scheme
 from pflcli.federation.run import Run
 from pflcli.federation.uploads import Upload
 from pflcli.laws import list_laws
@@ -104,7 +105,7 @@ def test_what_a_method_may_call_exists():
 def test_the_constants_of_a_method_that_the_page_names_exist():
     names = {*re.findall(r"`([A-Z_]{3,})\b", PAGES["docs/methods.md"])}
     assert names
-    contracts = (methods.Method, Model, Dataset, Upload)
+    contracts = (methods.Method, Model, Dataset, Scheme, Upload)
     assert names <= {name for contract in contracts for name in contract.__annotations__}
 
 

@@ -309,8 +309,8 @@ def test_a_set_tells_no_more_than_the_answer_beside_it(small, queries):
     assert round(rounded.sets.threshold, 1) == pytest.approx(rounded.sets.threshold)
 
 
-def test_a_client_that_is_not_known_has_no_samples_of_its_own(small, queries, pfl):
-    words = ["predict", small.fedavg, queries, "--client", "nobody", "--coverage", "0.8"]
+def test_the_global_model_has_no_validation_samples_of_its_own(small, queries, pfl):
+    words = ["predict", small.fedavg, queries, "--client", "none", "--coverage", "0.8"]
     ran = pfl(*words)
     assert ran.code == 0
     assert "0 validation samples of the client are too few for coverage 80 % (own threshold)" in ran.err

@@ -17,6 +17,7 @@ ARTIFACTS = ("PARTITION", "PREDICTIONS", "BACKBONE", "EMBEDDINGS", "DATASTORE", 
 LINES = {
     "audit": [("audit", "{f}"), ("audit", "{predictions}", "--reference", "{f}", "--reference", "{knn}")],
     "build-datastore": [("build-datastore", "{f}")],
+    "check": [("check", "logistic", "--like", "{f}")],
     "compare": [("compare", "{f}", "--methods", "local", *QUICK)],
     "evaluate": [("evaluate", "{f}")],
     "export": [("export", "{f}", "--client", "{client}")],
@@ -89,7 +90,7 @@ def test_the_folder_is_accepted_or_choices_are_listed(pfl, small, folders, tmp_p
         "embeddings": small.e,
         "datastore": small.d,
     }
-    out = () if line[0] == "show" else ("-o", tmp_path / f"out{FORMS.get(line[0], '')}")
+    out = () if line[0] in ("show", "check") else ("-o", tmp_path / f"out{FORMS.get(line[0], '')}")
 
     def run(place):
         return pfl(*(str(word).format(f=place, **places) for word in line), *out)

@@ -61,7 +61,7 @@ def test_one_inner_step_is_fedavg_under_every_optimizer(settings):
     expected = worlds.play("fedavg", worlds.run("fedavg", **settings))["global"]
     run = worlds.run("pfedme", options={"inner_steps": 1}, **settings)
     for name, value in worlds.play("pfedme", run)["global"].items():
-        assert float((value - expected[name]).abs().mean()) < 1e-4, name
+        assert float((value - expected[name]).abs().mean()) < 1e-3, name
 
 
 def test_a_share_of_the_way_that_overshoots_counts_as_all_of_it():

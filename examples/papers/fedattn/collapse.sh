@@ -39,7 +39,7 @@ for rate in "${rates[@]:1}"; do
 done
 pfl compare "${partitions[@]}" -o "$runs" "${how[@]}" "${weights[@]+"${weights[@]}"}" --test-last "$last" --methods "$methods" \
   --set fedattn@none.attention=none --set fedattn@k1.k=1 --set fedattn@random.neighbours=random \
-  --set fedattn@frozen.attention=frozen "${printed[@]}" --set "fedattn@mu.mu_g=$mu_g" --set "fedattn@mu.mu_n=$mu_n" \
+  --set fedattn@frozen.attention=frozen "${printed[@]+"${printed[@]}"}" --set "fedattn@mu.mu_g=$mu_g" --set "fedattn@mu.mu_n=$mu_n" \
   --set "fedattn@stages.warmup=$warmup"
 echo "method,test accuracy over the last $last rounds"
 "$python" - "$runs/comparison/metrics.json" << 'PYTHON'

@@ -333,6 +333,7 @@ def _list_tables(folder: Path) -> tuple[Path, ...]:
     for path in known:
         require_utf8_name(path)
     if len(known) < len(entries) or len({content_suffix(path) for path in known}) > 1:
+        _refuse_known_folder(folder)
         raise UsageError(
             f"{folder} contains files of several kinds: {listed([path.name for path in entries], 4)}",
             f"name the tables: pfl import {shlex.quote(str(folder))}/*{content_suffix(known[0])} ...",
