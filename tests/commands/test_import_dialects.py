@@ -733,3 +733,10 @@ def test_words_that_usually_mark_missing_values_are_words_with_an_empty_na(take)
     assert all(word in error_text(error) for word in ("as 'None' marks a missing one", "--na ''"))
     assert take(table, na="").features == ("a", "m=Apnea", "m=NA", "m=None")
     assert take(table, na=["", "NA"], missing="drop").features == ("a", "m=Apnea", "m=None")
+
+
+def test_import_proposes_the_delimiter_when_decimal_commas_divide_the_lines(tmp_path):
+    (tmp_path / "t.csv").write_text("site;y;temp\nA;1;36,5\nA;0;37,1\nB;1;38,2\nB;0;36,9\n")
+    with pytest.raises(InputError) as caught:
+        import_data(tmp_path / "t.csv", tmp_path / "d", client="site", label="y")
+    assert caught.value.fix == ("--delimiter ';'",)

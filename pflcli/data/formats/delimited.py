@@ -136,8 +136,13 @@ class Delimited:
 
     def _check_single_column(self, min_columns: int) -> None:
         """Raise InputError if the first lines are titles or contain another delimiter, or if one column is too few."""
-        numbered = [(line, len(cells)) for line, cells in itertools.islice(self._lines(), _MAX_EXAMINED)]
-        titles = self._find_titles(numbered, 1)
+        first_lines = list(itertools.islice(self._lines(), _MAX_EXAMINED))
+        numbered = [(line, len(cells)) for line, cells in first_lines]
+        # Decimal commas divide lines that another character separates: then that one occurs equally often in each.
+        texts = [self.delimiter.join(cells) for _, cells in first_lines if cells]
+        counts = {mark: {text.count(mark) for text in texts} for mark in ";\t|" if mark != self.delimiter}
+        is_separated = any(len(found) == 1 and found != {0} for found in counts.values())
+        titles = [] if is_separated else self._find_titles(numbered, 1)
         if titles:
             raise InputError(
                 f"{self.name}, line {numbered[0][0]} has a single cell, '{self.columns[0][:40]}', and others have more",
