@@ -140,8 +140,8 @@ class Delimited:
         numbered = [(line, len(cells)) for line, cells in first_lines]
         # Decimal commas divide lines that another character separates: then that one occurs equally often in each.
         texts = [self.delimiter.join(cells) for _, cells in first_lines if cells]
-        counts = {mark: {text.count(mark) for text in texts} for mark in ";\t|" if mark != self.delimiter}
-        is_separated = any(len(found) == 1 and found != {0} for found in counts.values())
+        by_mark = [{text.count(mark) for text in texts} for mark in ";\t|" if mark != self.delimiter]
+        is_separated = any(len(counts) == 1 and counts != {0} for counts in by_mark)
         titles = [] if is_separated else self._find_titles(numbered, 1)
         if titles:
             raise InputError(
