@@ -25,6 +25,8 @@ _MAX_RATIO = 500
 _ALWAYS_ALLOWED_BYTES = 256 * 10**6
 """Compressed data may declare ``_MAX_RATIO`` times their size in the file, or ``_ALWAYS_ALLOWED_BYTES`` if that is more
 (zeros are compressed by a factor of 1,000)."""
+_JSON_RATIO = 8
+"""Bytes of Python objects for each byte of JSON: 5 to 6 for short numbers, and the text itself."""
 
 _LOCAL_HEADER_BYTES = 30
 """Bytes before the name of a member in a ZIP file: APPNOTE.TXT, section 4.3.7."""
@@ -90,6 +92,12 @@ def require_room(name: str, declared: int, stored: int | None = None) -> None:
     free = free_memory()
     if declared > free // 2:
         raise InputError(f"{name} declares {size(declared)}, more than half of the free memory ({size(free)})")
+
+
+def read_json_text(path: Path) -> str:
+    """Return the text of a JSON file; raises InputError if its objects could take more than half of the free memory."""
+    require_room(f"{path}, as objects of JSON,", _JSON_RATIO * path.stat().st_size)
+    return path.read_text(encoding="utf-8-sig")
 
 
 def require_short(where: str, name: str) -> None:

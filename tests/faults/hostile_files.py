@@ -24,6 +24,7 @@ from pathlib import Path
 
 import h5py
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
@@ -134,6 +135,52 @@ def stations() -> bytes:
     names = "PM2.5,PM10,SO2,NO2,CO,O3,TEMP,PRES,DEWP,RAIN,WSPM"
     rows = [f"2013,3,{1 + hour // 24},{hour % 24},{','.join('1' * 11)},N,A" for hour in range(300)]
     return "\n".join([f"year,month,day,hour,{names},wd,station", *rows]).encode()
+
+
+def good_tff(h5: h5py.File) -> None:
+    for name in ("ann", "bob"):
+        client = h5.create_group(f"examples/{name}")
+        client["pixels"], client["label"] = np.full((6, 28, 28), 0.5, np.float32), np.arange(6) % 2
+
+
+def tff_with(name: str, fill: Callable[[h5py.Group], object]) -> bytes:
+    def write(h5: h5py.File) -> None:
+        good_tff(h5)
+        del h5[f"examples/ann/{name}"]
+        fill(h5["examples/ann"])
+
+    return hdf5(write)
+
+
+def feather(**columns: object) -> bytes:
+    table = pa.table(columns)
+
+    def write(file: io.BytesIO) -> None:
+        with pa.ipc.new_file(file, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
+            writer.write_table(table)
+
+    return packed(write)
+
+
+def frame() -> pd.DataFrame:
+    return pd.read_csv(io.BytesIO(CSV))
+
+
+def excel(cells: list[list[object]]) -> bytes:
+    return packed(lambda file: pd.DataFrame(cells).to_excel(file, header=False, index=False))
+
+
+def excel_bomb() -> bytes:
+    """Return a sheet of 420 MB, most of it empty rows."""
+    plain = io.BytesIO(excel([["who", "class", "a"], ["ann", "yes", 1]]))
+    target = io.BytesIO()
+    with zipfile.ZipFile(plain) as source, zipfile.ZipFile(target, "w", zipfile.ZIP_DEFLATED) as written:
+        for name in source.namelist():
+            content = source.read(name)
+            if name.endswith("sheet1.xml"):
+                content = content.replace(b"</sheetData>", b"<row/>" * 60_000_000 + b"</sheetData>")
+            written.writestr(name, content)
+    return target.getvalue()
 
 
 def torch_file(value: object) -> bytes:
@@ -332,6 +379,128 @@ READERS = [
             "a terapixel": lambda: parquet(
                 who=["a", "b"], **{"class": [0, 1]}, a=[{"bytes": png_of(10**6, 10**6), "path": "0.png"}] * 2
             ),
+        },
+    ),
+    Reader(
+        "feather",
+        "t.feather",
+        lambda: feather(who=["ann", "bob"] * 6, **{"class": ["yes", "no", "no"] * 4}, a=list(range(12))),
+        ("import", "t.feather", "--client", "who", "--label", "class"),
+        {
+            "a value in every row": lambda: feather(
+                who=pa.array(["n" * 10**5] * 10**5).dictionary_encode(), **{"class": [0, 1] * 50_000}, a=[1.0] * 10**5
+            ),
+            "a bomb": lambda: feather(who=["n"] * 10**8, **{"class": pa.nulls(10**8)}),
+            "missing values without end": lambda: feather(
+                who=pa.nulls(3 * 10**8), **{"class": pa.nulls(3 * 10**8)}, a=pa.nulls(3 * 10**8)
+            ),
+            "a run in every row": lambda: feather(
+                who=["a"] * 10, **{"class": [0, 1] * 5},
+                a=pa.RunEndEncodedArray.from_arrays(pa.array([10], pa.int32()), pa.array([1.0])),
+            ),
+            "lists": lambda: feather(who=["a", "b"], **{"class": [0, 1]}, a=[[1, 2], [3]]),
+            "no rows": lambda: feather(who=pa.array([], pa.string()), **{"class": pa.array([], pa.int64())}),
+            "a stream and not a file": lambda: arrow(who=["a", "b"]),
+        },
+    ),
+    Reader(
+        "JSON lines",
+        "t.jsonl",
+        lambda: frame().to_json(orient="records", lines=True).encode(),
+        ("import", "t.jsonl", "--client", "who", "--label", "class"),
+        {
+            "100,000 levels": lambda: DEEP,
+            "100,000 levels within": lambda: b'{"who": "ann", "class": "no", "a": ' + DEEP + b"}",
+            "a name of 1 MB": lambda: json.dumps({"who": "n" * 10**6, "class": "no", "a": 1, "b": 2}).encode(),
+            "a number of 1 MB": lambda: b'{"who": "ann", "class": "no", "a": ' + b"9" * 10**6 + b"}",
+            "a record without end": lambda: json.dumps({f"c{at}": 1 for at in range(10**5)}).encode(),
+            "a column of its own for each row": lambda: b"\n".join(b'{"c%d": 1}' % at for at in range(20_000)),
+            "lists of objects": lambda: b'[[{"who": 1}]]',
+        },
+    ),
+    Reader(
+        "excel",
+        "t.xlsx",
+        lambda: excel([list(frame().columns), *frame().to_numpy().tolist()]),
+        ("import", "t.xlsx", "--client", "who", "--label", "class"),
+        {
+            "a bomb": excel_bomb,
+            "a member that lies": lambda: member(b"<worksheet/>" * 10, "xl/worksheets/sheet1.xml", declared=2**32 - 2),
+            "no cells": lambda: excel([[]]),
+            "a cell of 30,000 characters": lambda: excel([["who", "class", "a"], ["n" * 30_000, "yes", 1]] * 2),
+        },
+    ),
+    Reader(
+        "stata",
+        "t.dta",
+        lambda: packed(lambda file: frame().rename(columns={"class": "kind"}).to_stata(file, write_index=False)),
+        ("import", "t.dta", "--client", "who", "--label", "kind"),
+        {},
+    ),
+    Reader(
+        "csv.gz",
+        "t.csv.gz",
+        lambda: gzip.compress(CSV),
+        ("import", "t.csv.gz", "--client", "who", "--label", "class"),
+        {
+            "a bomb": lambda: gzip.compress(b"who,class,a\n" + b"ann,yes,1\n" * 4 * 10**7),
+            "zeros without end": lambda: gzip.compress(bytes(3 * 10**8)),
+            "a line without end": lambda: gzip.compress(b"who,class,a\n" + b"," * (20 * 2**20)),
+            "no end": lambda: gzip.compress(CSV * 300)[:-20],
+        },
+    ),
+    Reader(
+        "LEAF",
+        "dealt/train/a.json",
+        lambda: leaf([[0.5, 1.5]] * 6, [1, 2, 3, 1, 2, 3]),
+        ("import", "leaf:dealt", "--split-column", "none"),
+        {
+            "100,000 levels": lambda: DEEP,
+            "100,000 levels within": lambda: leaf([1], [1]).replace(b'"x": [1]', b'"x": ' + DEEP),
+            "a user of 1 MB": lambda: leaf([[0.5, 1.5]] * 6, [1, 2, 3, 1, 2, 3], user="n" * 10**6),
+            "a number of 1 MB": lambda: leaf([1], [1]).replace(b"[1]", b"[" + b"9" * 10**6 + b"]"),
+            "lists of two lengths": lambda: leaf([[1, 2], [3]], [0, 1]),
+            "objects": lambda: leaf([{"a": 1}] * 2, [0, 1]),
+            "infinite": lambda: leaf([[float("inf")]] * 2, [0, 1]),
+            "labels out of range": lambda: leaf([[0.5]] * 2, [10**30, 1]),
+            "lists as labels": lambda: leaf([[0.5]] * 2, [[0], [1]]),
+            "a million users": lambda: json.dumps(
+                {"users": [f"u{at}" for at in range(10**6)], "num_samples": [0] * 10**6, "user_data": {}}
+            ).encode(),
+        },
+    ),
+    Reader(
+        "TensorFlow Federated",
+        "t_train.h5",
+        lambda: hdf5(good_tff),
+        ("import", "tff:t_train.h5"),
+        {
+            "terabytes declared": lambda: tff_with(
+                "pixels", lambda at: at.create_dataset("pixels", (10**9, 28, 28), "f4", chunks=(100, 28, 28))
+            ),
+            "a bomb": lambda: tff_with(
+                "pixels",
+                lambda at: at.create_dataset(
+                    "pixels", (10**6, 28, 28), "u1", chunks=(10**4, 28, 28), compression="gzip"
+                ),
+            ),
+            "a large piece": lambda: tff_with(
+                "pixels",
+                lambda at: at.create_dataset(
+                    "pixels", (6, 28, 28), "f4", chunks=(3 * 10**5, 28, 28), maxshape=(None, 28, 28)
+                ),
+            ),
+            "deep groups": lambda: hdf5(h5_deep),
+            "a ring of groups": lambda: hdf5(lambda h5: h5.create_group("examples").__setitem__("back", h5["/"])),
+            "a link to another file": lambda: tff_with(
+                "pixels", lambda at: at.__setitem__("pixels", h5py.ExternalLink("/dev/zero", "x"))
+            ),
+            "rows in another file": lambda: tff_with(
+                "pixels", lambda at: at.create_dataset("pixels", (6, 28, 28), "f4", external=[("/dev/zero", 0, 18816)])
+            ),
+            "ragged": lambda: tff_with("pixels", lambda at: at.create_dataset("pixels", (6,), h5py.vlen_dtype("f4"))),
+            "text": lambda: tff_with("pixels", lambda at: at.create_dataset("snippets", data=["To be"] * 6)),
+            "empty": lambda: tff_with("label", lambda at: at.create_dataset("label", data=h5py.Empty("f4"))),
         },
     ),
     Reader(
@@ -585,6 +754,10 @@ def lay(case: Case, folder: Path) -> list[str]:
         for name in ("train/1.npz", "test/0.npz", "test/1.npz"):
             (folder / "dealt" / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / "dealt" / name).write_bytes(dealt())
+    if case.reader.name == "LEAF":
+        other = folder / "dealt" / "test" / "a.json"
+        other.parent.mkdir(parents=True, exist_ok=True)
+        other.write_bytes(leaf([[0.5, 1.5]] * 2, [1, 2]))
     if case.reader.name == "Arrow":
         (path.parent / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
     if case.reader.name.startswith("idx"):

@@ -41,6 +41,11 @@ def write_arrow(path, columns, compression=None):
     (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": "data.arrow"}]}))
 
 
+def write_feather(path, columns):
+    with pa.ipc.new_file(path, pa.table(columns).schema) as writer:
+        writer.write_table(pa.table(columns))
+
+
 def write_npz(path, **arrays):
     np.savez_compressed(path, **arrays)
 
@@ -114,6 +119,9 @@ BOMBS = {
         "arrow", TABLE, lambda: {"who": pa.StructArray.from_arrays([pa.nulls(2**30)], ["a"]), "class": pa.nulls(2**30)},
     ),
     "Arrow, compressed": ("compressed", TABLE, lambda: {"who": pa.array(np.zeros(10**7, np.int8))}),
+    "Feather, nulls": ("feather", TABLE, lambda: {name: pa.nulls(2**31 - 1) for name in ("who", "class")}),
+    "Feather, a dictionary": ("feather", TABLE, lambda: {"who": dictionary(WORD, HALF), **LABELS, "a": pa.nulls(HALF)}),
+    "Feather, a run of a long word": ("feather", TABLE, lambda: {"who": repeat(WORD, HALF), **LABELS}),
     "NPZ": ("npz", {}, lambda: {"x": np.zeros((ROWS, 25), np.int8), "y": np.arange(2), "owner": np.arange(2)}),
     "HDF5": ("h5", {"client": "none"}, lambda: {"shape": (ROWS, 25)}),
     "HDF5, one name for all": ("h5", {}, lambda: {"owner": write_same_name}),
@@ -124,6 +132,7 @@ WRITERS = {
     "hub": write_hub,
     "arrow": write_arrow,
     "compressed": lambda path, columns: write_arrow(path, columns, "zstd"),
+    "feather": write_feather,
     "npz": lambda path, columns: write_npz(path, **columns),
     "h5": lambda path, columns: write_hdf5(path, **columns),
     "png": lambda path, columns: write_png(path, **columns),

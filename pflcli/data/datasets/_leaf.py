@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pflcli.errors import InputError
-from pflcli.foreign import reading, require_short
+from pflcli.foreign import read_json_text, reading, require_short
 
 
 def iterate_users(paths: list[Path]) -> Iterator[tuple[str, list[Any], list[Any], str]]:
@@ -22,7 +22,7 @@ def iterate_users(paths: list[Path]) -> Iterator[tuple[str, list[Any], list[Any]
     """
     for path in paths:
         with reading(path, "JSON"):
-            content = json.loads(path.read_text(encoding="utf-8"))
+            content = json.loads(read_json_text(path))
         for user, declared in _declared_sizes(path, content):
             require_short(str(path), user)
             data = content["user_data"].get(user)

@@ -65,6 +65,8 @@ class Delimited:
                 f"--delimiter ';', --delimiter tab or --delimiter {WHITESPACE}",
             )
         self._newlines: str | tuple[str, ...] = ()
+        if path.suffix.lower() in COMPRESSED:
+            self._require_room()
         self._declared = self._require_text()
         tabs = content_suffix(path) in (".tsv", ".tab")
         self.delimiter = character or self._declared or ("\t" if tabs else ",")
@@ -90,6 +92,14 @@ class Delimited:
     def _header_count(self) -> int:
         """The number of records that are names of columns."""
         return int(self._has_header)
+
+    def _require_room(self) -> None:
+        """Raise InputError as soon as compressed content is larger than memory, or its size in the file, allows."""
+        total, stored = 0, self.path.stat().st_size
+        with self._open_bytes() as file:
+            while piece := file.read(1 << 20):
+                total += len(piece)
+                require_room(self.name, total, stored)
 
     def _require_text(self) -> str:
         """Return the delimiter in a first line such as ``sep=;``, which Excel reads; raises InputError for no text."""
@@ -280,14 +290,10 @@ class Delimited:
     def _read_lines(self, file: TextIO) -> Iterator[str]:
         """Yield the lines of a file, those that are skipped as blank lines.
 
-        Raises InputError for a line that is too long or has a zero byte, and for compressed text that is too large.
+        Raises InputError for a line that is too long or has a zero byte.
         """
-        comment, is_quoted, total = self._dialect.comment, False, 0
-        is_compressed = self.path.suffix.lower() in COMPRESSED
+        comment, is_quoted = self._dialect.comment, False
         for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE_LENGTH), ""), 1):
-            total += len(line)
-            if is_compressed and number % 1024 == 0:
-                require_room(self.name, total, self.path.stat().st_size)
             if len(line) == _MAX_LINE_LENGTH:
                 raise InputError(
                     f"{self._place_line(number)} has more than {_MAX_LINE_LENGTH} characters", "is it a table?"

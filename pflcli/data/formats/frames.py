@@ -15,7 +15,7 @@ import numpy as np
 from pflcli.artifacts.codebook import Dialect
 from pflcli.data.formats.parquet import require_pyarrow
 from pflcli.errors import InputError, UsageError, closest
-from pflcli.foreign import require_room
+from pflcli.foreign import read_json_text, require_room
 
 EXTRAS = {"excel": ("openpyxl", "excel"), "spss": ("pyreadstat", "spss")}
 """The package that a form needs, and the extra of pfl that installs it."""
@@ -124,7 +124,7 @@ def _read_json(path: Path) -> Frame:
     """Read one JSON object per line, or a list of objects; raises InputError, with the line, for anything else."""
     import pandas as pd
 
-    text = path.read_text(encoding="utf-8-sig")
+    text = read_json_text(path)
     records: list[tuple[str, Any]] = []
     if text.lstrip().startswith("["):
         records = [(f"record {at}", record) for at, record in enumerate(json.loads(text), 1)]
@@ -142,6 +142,9 @@ def _read_json(path: Path) -> Frame:
     if not records:
         raise InputError(f"{path.name} has no samples")
     columns = list(dict.fromkeys(itertools.chain.from_iterable(record for _, record in records)))
+    require_room(
+        f"{path.name} ({len(records)} rows, {len(columns)} columns)", 8 * len(records) * len(columns), len(text)
+    )
     series = [pd.Series([record.get(name) for _, record in records], dtype=object) for name in columns]
     return Frame(path.name, [name.strip() for name in columns], series, lambda row: records[row][0])
 
@@ -151,14 +154,14 @@ def _read_feather(path: Path) -> Frame:
     require_pyarrow("Feather")
     import pyarrow as pa
 
-    from pflcli.data.formats.parquet import to_series
+    from pflcli.data.formats.parquet import count_bytes, to_series
 
     batches, loaded = [], 0
     with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
         for at in range(reader.num_record_batches):
             batch = reader.get_batch(at)
             batch.validate(full=True)  # before anything else reads it: offsets may point anywhere
-            loaded += batch.nbytes
+            loaded += sum(count_bytes(column) for column in batch.columns)
             require_room(path.name, loaded, path.stat().st_size)
             batches.append(batch)
         table = pa.Table.from_batches(batches, reader.schema)
