@@ -75,8 +75,8 @@ def watched_globals() -> Iterator[Callable[[], bool]]:
     with _TURNS.changed:
         _TURNS.watching += 1
     try:
-        before = _read_globals()
-        yield lambda: _read_globals() != before
+        before = read_globals()
+        yield lambda: read_globals() != before
     finally:
         with _TURNS.changed:
             _TURNS.watching -= 1
@@ -105,7 +105,7 @@ def _seed_globals(number: int) -> None:
     random.seed(number)
 
 
-def _read_globals() -> tuple[object, ...]:
+def read_globals() -> tuple[object, ...]:
     """Return the state of the global generators, to be compared."""
     import torch
 

@@ -56,7 +56,7 @@ def personalize(asked: Personalize) -> Outcome:
     nearest = open_one(asked.source, *LINEAGE)
     lineage = _lineage(asked.method, definition, nearest)
     training = run_request.settings_on_lineage(asked.method, definition, lineage, asked.settings or {}, asked.out)
-    private_rounds.require_checked(asked.method, definition, cfg, training)
+    private_rounds.require_checked(asked.method, definition, cfg, training, nearest)
     seed = run_request.choose_seed(asked.seed, nearest)
     request = {
         "method": asked.method,

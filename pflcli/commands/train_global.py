@@ -49,7 +49,7 @@ def train_global(asked: TrainGlobal) -> Outcome:
     cfg = config.build(definition.Config, asked.options or {}, asked.method)
     training = run_request.resolve_settings({}, asked.settings or {}, partition)
     run_request.require_private(asked.method, definition, training)
-    private_rounds.require_checked(asked.method, definition, cfg, training)
+    private_rounds.require_checked(asked.method, definition, cfg, training, partition)
     seed = run_request.choose_seed(asked.seed, partition)
     file = initial.read(asked.weights) if asked.weights is not None else None
     initial.require_weights(training, None if file is None else file.digest)

@@ -65,7 +65,7 @@ def tune(asked: Tune) -> Outcome:
     source = open_one(asked.source, *LINEAGE)
     cfg = config.build(methods.load(asked.method).Config, options, asked.method)
     training = _training_settings(source, settings)
-    private_rounds.require_checked(asked.method, methods.load(asked.method), cfg, training)
+    private_rounds.require_checked(asked.method, methods.load(asked.method), cfg, training, source)
     (metric,) = catalogue.parse_names([asked.metric])
     _require_defined(metric, source)
     space = search_space(asked.method, asked.search, options, settings, asked.sampler)

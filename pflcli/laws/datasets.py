@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pflcli import config
+from pflcli import config, rng
 from pflcli.data import datasets
 from pflcli.data.datasets import Dataset, Samples
 from pflcli.errors import PflError
@@ -50,11 +50,13 @@ def the_description_fits_the_samples(subject: Subject) -> None:
 
 @law("datasets")
 def loading_again_gives_the_same_samples(subject: Subject) -> None:
-    """Loading the dataset again gives the same samples in the same order.
+    """Loading the dataset again gives the same samples in the same order, and changes no global generator.
 
     A partition is drawn by row numbers, so a seed repeats it only if the rows are the same.
     """
+    before = rng.read_globals()
     first, second = (_load(subject)[1] for _ in range(2))
+    require(before == rng.read_globals(), "loading changes a global generator: draw with numpy.random.default_rng(0)")
     same = np.array_equal(first.x, second.x, equal_nan=first.x.dtype.kind == "f") and np.array_equal(first.y, second.y)
     require(same, "loading again gives other samples")
 

@@ -40,6 +40,10 @@ class Exchanges:
         """the number of generators that the method asked for, by the first word of the key"""
         self._common = {digest(value) for value in run.init.values()}
         self._known: dict[int, set[str]] = {client: set() for client in run.clients.tolist()}
+        self._shapes: dict[int, set[tuple[int, ...]]] = {client: set() for client in run.clients.tolist()}
+        self._trained: dict[int, set[str]] = {client: set() for client in run.clients.tolist()}
+        self._sent: dict[int, set[str]] = {client: set() for client in run.clients.tolist()}
+        self._sent_by_some: set[str] = set()
         self._is_inside = False
         self._follow_sends()
         self._follow_training()
@@ -49,6 +53,7 @@ class Exchanges:
         """Begin a round: the same content may be sent again."""
         self._received: Counter[int] = Counter()
         self._unknown: dict[int, dict[str, int]] = {}
+        self._unexplained: dict[int, dict[str, int]] = {}
         self._downloads: set[tuple[int, str]] = set()
         self._uploads: set[tuple[int, str]] = set()
         self._raw_down: list[tuple[set[str], int]] = []
@@ -61,12 +66,19 @@ class Exchanges:
         for client, unknown in self._unknown.items():
             if sum(unknown.values()) > self._received[client]:
                 self.needed += sum(unknown.values())
+            else:
+                self.needed += sum(self._unexplained[client].values())
         selected = len(self.run.attendance.selected)
         for content, copies in self._raw_down:
             if content and content <= self._downloaded:
                 self.faults.append("what run.download sends is counted again by run.send")
             elif content and content <= self._starts - self._common and copies > selected:
                 self.excess.append(f"a model is sent {copies} times to the {selected} clients of a round")
+
+    def has_sent(self, client: int, value: Tensor) -> bool:
+        """Return whether a client has sent a tensor that it trained; others were computed by the server."""
+        content = digest(value)
+        return content not in self._trained[client] or content in self._sent[client] | self._sent_by_some
 
     def _follow_sends(self) -> None:
         run = self.run
@@ -75,6 +87,9 @@ class Exchanges:
 
         def followed_send(link: str, params: Mapping[str, Tensor], copies: int = 1) -> None:
             if not self._is_inside:
+                if link != "down":
+                    self._sent_by_some |= {digest(value) for value in params.values()}
+                    self._sent_by_some |= {digest(row) for value in params.values() if value.ndim for row in value}
                 if link == "up":
                     self.raw_up += parameters.size(params) * copies
                 else:
@@ -94,6 +109,7 @@ class Exchanges:
                     self.faults.append(f"the same is sent twice to client {client} in a round")
                 self._downloads.add((client, whole))
                 self._known[client] |= digests
+                self._shapes[client] |= {tuple(value.shape) for value in params.values()}
                 self._received[client] += parameters.size(params)
             return received
 
@@ -105,6 +121,7 @@ class Exchanges:
             self.averaged_up += run.traffic["up"] - before
             sent = {name: value for name, value in params.items() if name in downloaded}
             for place, client in enumerate(np.asarray(clients).tolist()):
+                self._sent[client] |= {digest(value[place]) for value in sent.values()}
                 whole = digest_model(parameters.pick(sent, place))
                 if (client, whole) in self._uploads:
                     self.faults.append(f"client {client} uploads the same twice in a round")
@@ -145,7 +162,10 @@ class Exchanges:
                 self._note_starts(ids, models)
             for part in train(clients, start, *args, **kwargs):
                 for place, client in enumerate(part.clients.tolist()):
-                    self._known[client] |= {digest(value[place]) for value in part.params.values()}
+                    trained = {digest(value[place]) for value in part.params.values()}
+                    self._known[client] |= trained
+                    self._trained[client] |= trained - {CONSTANT}
+                    self._shapes[client] |= {tuple(value.shape[1:]) for value in part.params.values()}
                 yield part
 
         engine.local_sgd = followed  # type: ignore[method-assign]
@@ -153,12 +173,19 @@ class Exchanges:
     def _note_starts(self, clients: NDArray[np.int64], models: Params | Stacked) -> None:
         """Note which tensors of the models from which clients train they do not know."""
         is_one = any(models[name].shape == value.shape for name, value in self.run.init.items() if name in models)
+        rows = [models] * len(clients) if is_one else [parameters.pick(models, at) for at in range(len(clients))]
+        # A tensor with which several clients begin comes from the server. What each computes of the model that it has
+        # received mostly has the shape of a tensor of that model.
+        holders = Counter(content for row in rows for content in {digest(value) for value in row.values()})
         for place, client in enumerate(clients.tolist()):
-            model = models if is_one else parameters.pick(models, place)
+            model = rows[place]
             digests = {digest(value): parameters.size({"": value}) for value in model.values()}
             self._starts |= digests.keys()
             new = digests.keys() - self._known[client] - self._common - {CONSTANT}
             self._unknown.setdefault(client, {}).update({each: digests[each] for each in new})
+            strange = {digest(value) for value in model.values() if tuple(value.shape) not in self._shapes[client]}
+            strange = {content for content in strange if holders[content] > 1}
+            self._unexplained.setdefault(client, {}).update({each: digests[each] for each in new & strange})
             self._known[client] |= new
 
 

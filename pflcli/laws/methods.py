@@ -38,11 +38,17 @@ from pflcli.training import absences, loop, state_files
 _ROUNDING = 2e-7
 """Largest difference of two probabilities that are the same up to rounding."""
 
+_OTHER_BATCHES = 1e-5
+"""Largest difference of two probabilities that were computed in batches of other sizes."""
+
 _RENAMED = 1e-4
 """Largest difference of parameters whose sum has another order, after two rounds."""
 
 _ROUNDS = 4
 """Rounds of a run that is stopped and resumed."""
+
+_LATER = 8
+"""Rounds of runs in which a method may begin late to read what it must not."""
 
 _DIVERGING = 6
 """The client whose training diverges: it is drawn for the first and the last of three rounds."""
@@ -155,12 +161,12 @@ def validation_samples_only_choose(subject: Subject) -> None:
 
     Validation accuracy and early stopping mean nothing for a model that was trained on these samples.
     """
-    run, first = _play(subject)
-    run.choices = chosen = _choices(subject, run, first)
-    runs = [run, _run(subject, data=small.replace_samples(small.make_federation(), "validation"))]
+    data = small.make_federation()
+    chosen = _choices(subject, *_play(subject, rounds=_LATER))
+    runs = [_run(subject, data=each, rounds=_LATER) for each in (data, small.replace_samples(data, "validation"))]
     for each in runs:
         each.choices = chosen
-    states = [first, small.play_rounds(subject.name, runs[1])]
+    states = [small.play_rounds(subject.name, run) for run in runs]
     require(_are_equal(*states), "the state depends on validation samples, although all choices are given")
     a, b = (_predict(subject, run, state)["test"] for run, state in zip(runs, states, strict=True))
     require(a.tobytes() == b.tobytes(), "predictions depend on validation samples, although all choices are given")
@@ -194,12 +200,12 @@ def nothing_is_learned_from_test_samples(subject: Subject) -> None:
     """
     data = small.add_new_clients(small.make_federation(), ((11, 3, 4), *((3, 1, 2),) * 15))
     new = data.clients[data.clients >= len(small.SIZES)]
-    _, expected = _play(subject, data=data, rounds=4)
+    _, expected = _play(subject, data=data, rounds=_LATER)
     for other, what in (
         (small.replace_samples(data, "test"), "test samples"),
         (small.replace_samples(data, *SPLITS, clients=new), "samples of new clients"),
     ):
-        _, state = _play(subject, data=other, rounds=4)
+        _, state = _play(subject, data=other, rounds=_LATER)
         require(small.are_equal(expected, state), f"the state depends on {what}")
 
 
@@ -257,7 +263,8 @@ def _require_same(expected: _Answers, answers: _Answers) -> None:
 
 @law("methods")
 def each_sample_is_predicted_on_its_own(subject: Subject) -> None:
-    """A prediction does not depend on other samples that are predicted, unless the file has ``TRANSDUCTIVE = True``.
+    """A prediction does not depend on other samples that are predicted, nor on their number, unless the file has
+    ``TRANSDUCTIVE = True``.
 
     A transductive method learns from unlabelled test samples. Its accuracy depends on how many there are, and does not
     hold for a sample that arrives alone, so tables mark it.
@@ -265,39 +272,47 @@ def each_sample_is_predicted_on_its_own(subject: Subject) -> None:
     is_declared = methods.load(subject.name).TRANSDUCTIVE
     moved = _move_by_others(subject, small.make_federation(client_sizes=small.MANY_PREDICTED))
     with suppress(Exception):  # a method for networks without BatchNorm
-        sizes = (12, 6, 10), (8, 4, 9), (0, 0, 0), (6, 2, 1), (9, 6, 12)  # BatchNorm cannot train on one sample
+        sizes = (12, 6, 10), (8, 4, 9), (0, 4, 8), (6, 2, 1), (9, 6, 12)  # BatchNorm cannot train on one sample
         data = small.make_federation(client_sizes=sizes)
         moved = max(moved, _move_by_others(subject, data, normalizes=True, batch_size=64))
-    seen = f"probabilities move by {moved:.1e} if other samples to predict are replaced"
-    depends = moved > _ROUNDING
+    seen = f"probabilities move by {moved:.1e} if other samples to predict are replaced or removed"
+    depends = moved > _OTHER_BATCHES
     require(is_declared or not depends, f"{seen}; the file has no TRANSDUCTIVE = True")
     if is_declared and not depends:
         raise DoubtfulError("the file has TRANSDUCTIVE = True, but no prediction depends on other samples")
 
 
 def _move_by_others(subject: Subject, data: Federation, **network: Any) -> float:
-    """Return how far a probability moves if the inputs of two thirds of the other samples to predict are replaced."""
-    first = _run(subject, data=data, **network)
-    state = small.play_rounds(subject.name, first)
-    given = _choices(subject, first, state)
-    expected, furthest = _predict_given(subject, first, state, given), 0.0
+    """Return how far a probability moves if two thirds of the other samples to predict get other inputs.
+
+    Then those for testing are removed. Fewer validation samples would change choices.
+    """
+    given: Mapping[str, NDArray[np.float64]] = {}
+    if _choice_names(subject):
+        first = _run(subject, data=data, **network)
+        given = _choices(subject, first, small.play_rounds(subject.name, first))
+
+    def answer(samples: Federation) -> dict[str, NDArray[np.float32]]:
+        run = _run(subject, data=samples, **network)
+        run.choices = given
+        return _predict(subject, run, small.play_rounds(subject.name, run))
+
+    expected, furthest = answer(data), 0.0
     rows = {split: data.rows_of(data.clients, split) for split in expected}
     for kept in (0, 1):
         is_kept = {split: np.arange(len(each)) % 3 == kept for split, each in rows.items()}
         others = np.concatenate([each[~is_kept[split]] for split, each in rows.items()])
-        run = _run(subject, data=small.replace_inputs(data, others), **network)
-        run.choices = given
-        answers = _predict_given(subject, run, small.play_rounds(subject.name, run), given)
-        moves = [np.abs(answers[split] - expected[split])[is_kept[split]].max(initial=0) for split in rows]
-        furthest = max(furthest, *map(float, moves))
+        fewer = {**{split: np.ones(len(each), bool) for split, each in rows.items()}, "test": is_kept["test"]}
+        for changed, compared in (
+            (small.replace_inputs(data, others), is_kept),
+            (small.remove_samples(data, rows["test"][~is_kept["test"]]), fewer),
+        ):
+            answers = answer(changed)
+            for split, p in expected.items():
+                same_rows = compared[split] if len(answers[split]) == len(p) else slice(None)
+                moves = np.abs(answers[split][same_rows] - p[compared[split]])
+                furthest = max(furthest, float(moves.max(initial=0)))
     return furthest
-
-
-def _predict_given(
-    subject: Subject, run: Run, state: State, choices: Mapping[str, NDArray[np.float64]]
-) -> dict[str, NDArray[np.float32]]:
-    run.choices = choices
-    return _predict(subject, run, state)
 
 
 @law("methods")
@@ -308,16 +323,21 @@ def clients_use_only_their_own_samples(subject: Subject) -> None:
     samples of all other clients are replaced. In a simulation it is easy to read other clients' samples by mistake; in
     a real federation it is impossible.
     """
-    data, code = small.make_federation(), methods.load(subject.name)
     if "samples" in _facts(subject).get("SENDS_MORE", ""):
         raise NotApplicable("SENDS_MORE declares that clients send samples")
-    _, state = _play(subject, data=data, participation=1.0, mode="loop")
+    _require_locality(subject)
+
+
+def _require_locality(subject: Subject) -> None:
+    """Require that what clients train and predict is the same if the samples of all others are replaced."""
+    data, code = small.make_federation(), methods.load(subject.name)
+    _, state = _play(subject, data=data, participation=1.0, mode="loop", rounds=2)
     for client in (0, _DIVERGING):
         others = np.setdiff1d(data.clients, [client])
         replaced = small.replace_samples(data, *SPLITS, clients=others)
         seen: list[tuple[Any, Any]] = []
         for samples in (data, replaced):
-            run = _run(subject, data=samples, participation=1.0, mode="loop")
+            run = _run(subject, data=samples, participation=1.0, mode="loop", rounds=2)
             trained = _record_training(run, client)
             if code.has_rounds:
                 code.train_round(run, copy.deepcopy(state), run.settings.rounds)
@@ -345,6 +365,58 @@ def _record_training(run: Run, client: int) -> list[dict[str, torch.Tensor]]:
 
     run.engine.local_sgd = watched  # type: ignore[method-assign]
     return recorded
+
+
+@law("methods")
+def every_choice_uses_samples_alike(subject: Subject) -> None:
+    """With every choice of every option too, nothing is learned from test samples, their labels change no prediction,
+    clients use only their own samples, and differential privacy bounds each client.
+
+    An option that is off by default, such as a calibration, is on when it is compared.
+    """
+    choices = _list_choices(subject)
+    if not choices:
+        raise NotApplicable("no option has choices")
+    data = small.make_federation()
+    for choice in choices:
+        chosen, with_ = replace(subject, options={**subject.options, **choice}), _format_options(choice)
+        try:
+            run, expected = _play(chosen, rounds=2)
+        except (UsageError, ComputationError, UnsuitedError):
+            continue  # a choice that goes with other options
+        _, state = _play(chosen, data=small.replace_samples(data, "test"), rounds=2)
+        require(small.are_equal(expected, state), f"with {with_}, the state depends on test samples")
+        before = _predict(chosen, run, expected)["test"]
+        labels = replace(data, y=small.replace_samples(data, "test", inputs=False).y)
+        same = np.array_equal(before, _predict(chosen, _run(chosen, data=labels, rounds=2), expected)["test"])
+        require(same, f"with {with_}, predictions depend on labels of test samples")
+        sent = _facts(subject).get("SENDS_MORE", "")
+        try:
+            if "samples" not in sent:
+                _require_locality(chosen)
+            if methods.load(subject.name).has_rounds and "up" in LINKS[methods.load(subject.name).KIND] and not sent:
+                private_rounds.require_bounded(chosen.name, chosen.options)
+        except UnsuitedError:
+            continue
+        except BrokenLawError as broken:
+            raise BrokenLawError(f"with {with_}, {broken}") from None
+
+
+def _list_choices(subject: Subject) -> list[dict[str, str]]:
+    """Return every value of an option that has a few, words or truth values, other than the one that is judged."""
+    code = methods.load(subject.name)
+    given = config.plain(config.build(code.Config, dict(subject.options), subject.name))
+    hints = typing.get_type_hints(code.Config, include_extras=True)
+    choices = []
+    for name, hint in hints.items():
+        parts = _parts_of_hint(hint)
+        values = [part for part in parts if isinstance(part, str)] + [True, False] * (bool in parts)
+        choices += [{name: str(value).lower()} for value in values if value != given[name]]
+    return choices
+
+
+def _format_options(options: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name}={value}" for name, value in options.items())
 
 
 @law("methods")
@@ -444,6 +516,28 @@ def the_order_of_clients_does_not_matter(subject: Subject) -> None:
 
 
 @law("methods")
+def clients_are_trained_in_any_number_at_once(subject: Subject) -> None:
+    """The state is the same, up to rounding, if the clients of a round are trained two at a time.
+
+    Clients are trained in parts that fit into memory. What belongs to a client, such as its noise, must depend on its
+    id and not on its place in a part.
+    """
+    _require_rounds(subject)
+    _, expected = _play(subject, participation=1.0)
+    run = _run(subject, participation=1.0)
+    run.engine.clients_that_fit = lambda size: 2  # type: ignore[method-assign]
+    state = small.play_rounds(subject.name, run)
+    first, second = (state_files.flatten(small.drop_measurements(each)) for each in (expected, state))
+    for name, value in first.items():
+        other = second.get(name)
+        require(other is not None and other.shape == value.shape, f"{name} of the state has another shape")
+        if other is None or not value.is_floating_point():
+            continue
+        moved = float((value - other).abs().nan_to_num(0, 0, 0).max()) if value.numel() else 0.0
+        require(moved <= _RENAMED, f"training the clients two at a time moves {name} of the state by {moved:.1e}")
+
+
+@law("methods")
 def a_client_predicts_the_same_alone(subject: Subject) -> None:
     """``personalize`` gives a client the same predictions alone and together with others, up to rounding.
 
@@ -502,10 +596,29 @@ def bytes_are_counted_once_for_each_client(subject: Subject) -> None:
         if exchanges.averaged_up and "SENDS_MORE" not in _facts(subject):
             more = exchanges.raw_up
             require(not more, f"round {t + 1} uploads {more} bytes besides averaged uploads; there is no SENDS_MORE")
+    _require_no_unsent_models(subject, run, state, exchanges)
     few, many = (_count_bytes(subject, share) for share in (1 / 6, 1 / 2))
     for link in LINKS[code.KIND]:
         seen = f"{few[link]} bytes go {link} in rounds of two clients, {many[link]} in rounds of six"
         require(many[link] >= 2 * few[link], seen)
+
+
+def _require_no_unsent_models(subject: Subject, run: Run, state: State, exchanges: Exchanges) -> None:
+    """Require that no client predicts by what another one keeps in a table of the state and has never sent."""
+    for key, table in state.items():
+        kept = table.written if isinstance(table, ModelTable) else ()
+        for client in [int(each) for each in kept if len(kept)][:2]:
+            row = table[[client]]
+            secret = [name for name, value in row.items() if not exchanges.has_sent(client, value[0])]
+            if not secret or not all(row[name].is_floating_point() for name in secret):
+                continue
+            others = run.clients[run.clients != client]
+            expected = _predict(subject, run, copy.deepcopy(state), others)
+            changed = copy.deepcopy(state)
+            changed[key][[client]] = {name: value + 1 if name in secret else value for name, value in row.items()}
+            moved = _differing(expected, _predict(subject, run, changed, others))
+            seen = f"others predict by {', '.join(secret[:2])} in '{key}' of client {client}"
+            require(not moved, f"{seen}, which it has never sent")
 
 
 def _count_bytes(subject: Subject, participation: float) -> dict[str, int]:
@@ -742,7 +855,7 @@ def extreme_options_work_or_are_refused(subject: Subject) -> None:
         extreme = replace(subject, options={**subject.options, **options})
         with suppress(UsageError, ComputationError):
             run, state = _play(extreme, rounds=1, **({} if options else {"lr": 1e38}))
-            tried = ", ".join(f"{name}={value}" for name, value in options.items()) or "lr=1e38"
+            tried = _format_options(options) or "lr=1e38"
             require("test" in _predict(extreme, run, state), f"no predictions with {tried}")
 
 

@@ -161,7 +161,7 @@ def the_network_returns_logits(subject: Subject) -> None:
     little.
     """
     for shape in _shapes(subject):
-        logits, draw = [], torch.Generator().manual_seed(0)
+        logits, draw = list[Tensor](), torch.Generator().manual_seed(0)
         for seed in range(2):
             net, x = _create(subject, shape, seed).eval(), _draw_inputs(shape, 12, seed)
             with torch.no_grad():
@@ -171,6 +171,8 @@ def the_network_returns_logits(subject: Subject) -> None:
                 for value in net.parameters():
                     value.mul_(10)  # what follows a linear layer then saturates
                 logits.append(net(x))
+        ignored = all(torch.equal(each, each[:1].expand_as(each)) for each in logits)
+        require(not ignored, "all samples have the same outputs: they do not depend on the input")
         values = torch.cat(logits)
         values = values[torch.isfinite(values).all(dim=1)]
         sums = values.sum(dim=1)
@@ -209,21 +211,32 @@ def random_numbers_are_seeded(subject: Subject) -> None:
 
 @law("models")
 def every_parameter_is_trained(subject: Subject) -> None:
-    """The gradient of the loss exists and is finite for every parameter.
+    """The gradient of the loss exists, is finite and is not always zero for every parameter.
 
-    A parameter without a gradient costs bytes in every round and learns nothing.
+    A parameter without a gradient costs bytes in every round and learns nothing. What should stay as it is drawn, such
+    as random features, is a buffer: ``register_buffer``.
     """
-    for net, x in _nets(subject):
-        net.train()
-        y = torch.arange(len(x)) % _CLASSES
-        missing = [name for name, _ in net.named_parameters()]
+    for shape in _shapes(subject):
+        net = _create(subject, shape).train()
+        frozen = [name for name, value in net.named_parameters() if not value.requires_grad]
+        require(not frozen, f"{', '.join(frozen[:3])} has requires_grad=False: make it a buffer (register_buffer)")
+        missing, still = ([name for name, _ in net.named_parameters()] for _ in range(2))
+        draw = torch.Generator().manual_seed(0)
         with rng.seeded_globals(0, "law"):
-            for _ in range(_MAX_PASSES if missing else 0):
+            for number in range(_MAX_PASSES if missing else 0):
+                x = _draw_inputs(shape, seed=number + 1)
+                y = torch.arange(len(x)) % _CLASSES
                 functional.cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
                 missing = [name for name, value in net.named_parameters() if value.grad is None]
-                if not missing:
+                still = [name for name, value in net.named_parameters() if value.grad is None or not value.grad.any()]
+                if not still:
                     break
+                if not missing:  # some gradients are zero where a layer begins with zeros
+                    with torch.no_grad():
+                        for value in net.parameters():
+                            value.add_(0.1 * torch.randn(value.shape, generator=draw))
         require(not missing, f"{', '.join(missing[:3])} has no gradient")
+        require(not still, f"the gradient of {', '.join(still[:3])} is zero for all samples: it never learns")
         for name, value in net.named_parameters():
             require(bool(torch.isfinite(torch.as_tensor(value.grad)).all()), f"the gradient of {name} is not finite")
 

@@ -19,12 +19,14 @@ import torch
 from numpy.typing import NDArray
 
 from pflcli import config, methods, registry
+from pflcli.artifacts.kinds.partition import read_form
+from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.engine.federation import SPLITS, Federation
 from pflcli.errors import UnsuitedError, UsageError
 from pflcli.federation import uploads
 from pflcli.federation.private_mean import PrivateMean, Release
 from pflcli.federation.run import LINKS
-from pflcli.laws import BrokenLawError, Law, Subject, judge, require
+from pflcli.laws import BrokenLawError, Law, Shape, Subject, judge, list_laws, require
 from pflcli.laws import small_federation as small
 from pflcli.methods import Method
 from pflcli.parameters import Params, Stacked, pick
@@ -32,6 +34,8 @@ from pflcli.settings import Settings
 from pflcli.training import loop
 from pflcli.training.build_run import private_mean
 
+_LAWS_OF_NETWORKS = ("random-numbers-are-seeded", "samples-are-predicted-one-by-one")
+"""The laws by which what a network computes depends on the client alone."""
 _CLIENT = 6
 """The client by which the data of two runs differ."""
 _ROUNDS = 12
@@ -101,20 +105,25 @@ class _RecordedRelease(Release):
         return {name: value.clone() for name, value in mean.items()}
 
 
-def require_checked(name: str, method: Method, cfg: Any, settings: Settings) -> None:
+def require_checked(name: str, method: Method, cfg: Any, settings: Settings, source: Artifact) -> None:
     """Raise UsageError if an epsilon would be stated for a user's code that breaks ``require_bounded``.
 
-    Code is checked if it is a file of the user or comes from an installed package: the method or an upload step. The
-    tests of the package check its own. ``cfg`` are the options of the method.
+    Code is checked if it is a file of the user or comes from an installed package: the method, an upload step, or the
+    network, which must not carry anything from client to client. The tests of the package check its own. ``cfg`` are
+    the options of the method; ``source`` is the partition of the clients, or descends from it.
     """
     if not settings.dp or not method.has_rounds or "up" not in LINKS[method.KIND]:
         return
     steps = [("uploads", step.partition(":")[0]) for step in settings.upload]
     foreign = [each for each in (("methods", name), *steps) if registry.is_foreign(*each)]
-    if not foreign:
-        return
-    code = tuple(registry.path(*each).read_bytes() for each in foreign)
-    reason = _find_fault(name, json.dumps(config.plain(cfg)), tuple(settings.upload), code)
+    options, code = json.dumps(config.plain(cfg)), tuple(registry.path(*each).read_bytes() for each in foreign)
+    reason = _find_fault(name, options, tuple(settings.upload), code) if foreign else ""
+    partition, model = ancestor(source, "partition"), ("models", settings.model.partition(":")[0])
+    if not reason and partition is not None and registry.is_foreign(*model):
+        form = read_form(partition)
+        shape = Shape(form.input_shape, form.dtype == "int16", form.classes)
+        reason = _find_fault_of_network(settings.model, shape, registry.path(*model).read_bytes())
+        foreign, name = [model], settings.model
     if reason:
         files = [registry.used_files().get("/".join(each), each[1]) for each in foreign]
         raise UsageError(
@@ -132,6 +141,14 @@ def _find_fault(name: str, options: str, upload: tuple[str, ...], code: tuple[by
     """
     law = Law("methods", lambda subject: require_bounded(subject.name, subject.options, upload))
     return judge(law, Subject("methods", name, json.loads(options))).reason
+
+
+@functools.cache
+def _find_fault_of_network(name: str, shape: Shape, code: bytes) -> str:
+    """Return why what a network computes depends on more than a client's samples; empty if it does not."""
+    laws = {law.name: law for law in list_laws("models")}
+    verdicts = [judge(laws[each], Subject("models", name, like=shape)) for each in _LAWS_OF_NETWORKS]
+    return next((verdict.reason for verdict in verdicts if verdict.result == "failed"), "")
 
 
 def require_bounded(method: str, options: Mapping[str, Any], upload: Sequence[str] = ()) -> None:

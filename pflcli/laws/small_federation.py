@@ -27,8 +27,8 @@ from pflcli.settings import Settings
 SIZES = ((12, 4, 5), (1, 0, 0), (7, 3, 0), (6, 0, 4), (8, 3, 3), (0, 0, 0), (9, 3, 4))
 """Training, validation and test samples of each client. In this order: ordinary, with one sample, without test samples,
 without validation samples, of one class, empty, ordinary."""
-MANY_PREDICTED = ((12, 10, 16), (1, 0, 0), (7, 9, 12), (6, 0, 12), (8, 8, 14), (0, 0, 0), (9, 8, 16))
-"""The same training samples, with more samples to predict."""
+MANY_PREDICTED = ((12, 10, 16), (1, 0, 7), (7, 9, 12), (6, 0, 12), (8, 8, 14), (0, 9, 12), (9, 8, 16))
+"""The same training samples, with more samples to predict, also at the client without training samples."""
 ONE_CLASS = 4
 """The client with samples of a single class."""
 PARTICIPANTS = [0, 1, 2, 3, 4, 6]
@@ -128,6 +128,14 @@ def replace_inputs(data: Federation, rows: NDArray[np.int64]) -> Federation:
     x = data.x.clone()
     x[rows] = 5 - 2 * x[rows]
     return replace(data, x=x)
+
+
+def remove_samples(data: Federation, rows: NDArray[np.int64]) -> Federation:
+    """Return the federation without these rows."""
+    is_left = np.ones(len(data.y), bool)
+    is_left[rows] = False
+    before = np.concatenate([[0], np.cumsum(is_left)])
+    return replace(data, x=data.x[is_left], y=data.y[is_left], offsets=before[data.offsets])
 
 
 def move_validation_to_training(data: Federation) -> Federation:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import math
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pflcli import config
+from pflcli.errors import UsageError
 from pflcli.federation import uploads
 from pflcli.federation.uploads import Step
-from pflcli.laws import DoubtfulError, NotApplicable, Subject, law, other_process, require
+from pflcli.laws import DoubtfulError, NotApplicable, Subject, describe_error, law, other_process, require
 from pflcli.laws import small_federation as small
 from pflcli.parameters import Params, Stacked, pick, repeat
 
@@ -105,6 +108,30 @@ def uploads_keep_their_form(subject: Subject) -> None:
         like = trained[name]
         require(value.shape == like.shape and value.dtype == like.dtype, f"{name} changes its shape or type")
         require(bool(torch.isfinite(value.double()).all()), f"{name} is not finite")
+
+
+@law("uploads")
+def single_numbers_and_counts_arrive(subject: Subject) -> None:
+    """Parameters that are single numbers, and integers, arrive too, with the same types (a warning otherwise).
+
+    Networks with a learned temperature have the former, and batch normalization counts batches in the latter.
+    """
+    trained, downloaded = _models()
+    trained |= {"temperature": torch.linspace(0.9, 1.1, 4), "seen": torch.arange(4) + 7}
+    downloaded |= {"temperature": torch.ones(4), "seen": torch.full((4,), 7)}
+    try:
+        received = _step(subject).apply(trained, downloaded, _draw)
+        size = _step(subject).size(pick(trained, 0), 200)
+    except Exception as error:
+        raise DoubtfulError(describe_error(error)) from None
+    for name in ("temperature", "seen"):
+        kept = received.get(name, torch.zeros(0))
+        if kept.shape != (4,) or kept.dtype != trained[name].dtype or not torch.isfinite(kept.double()).all():
+            raise DoubtfulError(
+                f"{name}, a single number for each client, arrives as {tuple(kept.shape)}, {kept.dtype}"
+            )
+    if size <= 0:
+        raise DoubtfulError(f"the size of a model with single numbers is {size}")
 
 
 @law("uploads")
@@ -278,7 +305,7 @@ def bytes_are_whole_numbers(subject: Subject) -> None:
     """
     trained, _ = _models()
     one = pick(trained, 0)
-    size = _step(subject).size(one, sum(value.numel() * value.element_size() for value in one.values()))
+    size = _step(subject).size(one, _count_bytes(one))
     require(isinstance(size, int) and size > 0, f"size returns {size!r}")
 
 
@@ -289,15 +316,42 @@ def size_has_room_for_what_arrives(subject: Subject) -> None:
     By Shannon's rate-distortion theorem, n normally distributed numbers that arrive with correlation r need
     n / 2 log2(1 / (1 - r^2)) bits. A smaller size makes a method look cheaper than it can be.
     """
-    step, (trained, _) = _step(subject), _updates()
+    for step in _steps(subject):
+        _require_room(step)
+
+
+def _require_room(step: Step) -> None:
+    """Require that ``size`` has room for what arrives, and grows with the number of tensors."""
+    trained, _ = _updates()
     one = pick(trained, 0)
-    before = sum(value.numel() * value.element_size() for value in one.values())
+    before = _count_bytes(one)
     size, bits = step.size(one, before), 0.0
     for each in _deliver(step):
         power = np.square(each.sent).mean() * np.square(each.received).mean()
         unexplained = 1 - float(np.square((each.sent * each.received).mean()) / power) if power else 1.0
         bits += each.sent.shape[1] * min(_MAX_BITS, 0.5 * math.log2(1 / max(unexplained, 2 ** (-2 * _MAX_BITS))))
     needed = math.floor(0.9 * bits / 8)
-    require(size >= needed, f"size returns {size} bytes of {before}; what arrives needs {needed} bytes at least")
+    require(
+        size >= needed, f"{step}: size returns {size} bytes of {before}; what arrives needs {needed} bytes at least"
+    )
+    twice = {f"{name}{copy}": value for name, value in one.items() for copy in (1, 2)}
+    larger = step.size(twice, 2 * before)
+    require(larger >= 1.5 * size, f"{step}: size returns {size} bytes for a model, and {larger} for two in one upload")
     if size > before:
         raise DoubtfulError(f"size returns {size} bytes, more than the {before} of the model")
+
+
+def _count_bytes(params: Params) -> int:
+    return sum(value.numel() * value.element_size() for value in params.values())
+
+
+def _steps(subject: Subject) -> list[Step]:
+    """Return the step with its option as it is, and with a tenth and ten times the number that it has."""
+    step = _step(subject)
+    steps, plain = [step], config.plain(step.cfg)
+    for value in plain.values():
+        if not isinstance(value, bool) and isinstance(value, (int, float)):
+            for other in (value / 10, 10 * value):
+                with suppress(UsageError):
+                    steps.append(uploads.load(f"{step.name}:{other:.6g}"))
+    return steps

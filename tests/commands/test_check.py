@@ -93,6 +93,16 @@ BROKEN = {
         "    state = {'global': {n: v + 0.01 * run.count for n, v in state['global'].items()}}\n",
     ),
     "zero-rounds-are-enough-to-predict": ('state["global"]\n    tuned', 'state["trained"]\n    tuned'),
+    "every-choice-uses-samples-alike": (
+        '    epochs: Annotated[int, Ge(0)] = 1\n',
+        '    calibrated: bool = False\n    """read test samples"""\n    epochs: Annotated[int, Ge(0)] = 1\n',
+    ),
+    "clients-are-trained-in-any-number-at-once": (
+        AVERAGE,
+        "mean = run.averaging(downloaded)\n    for part in trained:\n"
+        "        mean.add({n: v * len(v) for n, v in part.params.items()}, part.weights, part.clients)\n"
+        "    return {'global': mean.value()}",
+    ),
     "the-order-of-clients-does-not-matter": (
         "return " + TUNED,
         "first = int(clients[0])\n    return run.predictor(clients, {n: v + first for n, v in start.items()})",
@@ -135,7 +145,11 @@ BROKEN = {
 def test_every_law_of_methods_can_fail(law, folder):
     old, other = BROKEN[law]
     assert old in TEMPLATES["method"]
-    (folder / "broken.py").write_text(TEMPLATES["method"].replace(old, other))
+    text = TEMPLATES["method"].replace(old, other)
+    if "calibrated" in other:
+        splits = "('train', 'test') if run.cfg.calibrated else ('train',)"
+        text = text.replace('t="tune",', f'splits={splits}, t="tune",')
+    (folder / "broken.py").write_text(text)
     assert law in failed("./broken.py", only=[law])
 
 

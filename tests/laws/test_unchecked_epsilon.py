@@ -87,3 +87,46 @@ def test_a_method_that_cannot_be_checked_is_refused(small, tmp_path, pfl):
     refused = pfl(*typed("personalize", file, small.p, tmp_path / "out"))
     assert refused.code == 2, refused.err
     assert "line" in refused.err
+
+
+REMEMBERS = '''"""A network that adds the mean of the samples that it has seen before."""
+
+from torch import nn
+
+TAKES = ("images",)
+
+
+class Net(nn.Module):
+    def __init__(self, classes, in_channels):
+        super().__init__()
+        self.hidden, self.out = nn.Conv2d(in_channels, 2, 5, 4), nn.Linear(72, classes)
+        self.seen = 0
+
+    def forward(self, x):
+        if self.training:
+            x, self.seen = x + 0.1 * self.seen, x.detach().mean(dim=0)
+        return self.out(self.hidden(x).relu().flatten(1))
+'''
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_a_network_that_remembers_samples_is_refused_before_its_first_private_round(command, small, tmp_path, pfl):
+    net = tmp_path / "net.py"
+    net.write_text(REMEMBERS)
+    words = [*typed(command, "fedprox", small.p, tmp_path / "out")]
+    words[words.index("--model") + 1] = net
+    refused = pfl(*words)
+    assert refused.code == 2, refused.err
+    assert "no epsilon can be stated for net" in refused.err
+    assert f"pfl check {net}" in refused.err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_network_of_the_user_that_remembers_nothing_runs_with_privacy(small, tmp_path, pfl):
+    net = tmp_path / "net.py"
+    net.write_text(REMEMBERS.replace("x + 0.1 * self.seen, x.detach().mean(dim=0)", "x, 0"))
+    words = [*typed("personalize", "fedavg", small.p, tmp_path / "out"), "-q"]
+    words[words.index("--model") + 1] = net
+    private = pfl(*words)
+    assert private.code == 0, private.err
+    assert open_artifact(tmp_path / "out").manifest.summary["privacy"]["epsilon"] > 0

@@ -19,7 +19,7 @@ def apply(params, downloaded, cfg, draw):
     received = dict(params)
     for name, value in params.items():
         if value.is_floating_point():
-            update = (value - downloaded[name]).flatten(1)
+            update = (value - downloaded[name]).unsqueeze(-1).flatten(1)
             width = update.shape[1]
             basis = np.random.default_rng(width).normal(size=(width, max(1, width // 4)))
             basis = torch.from_numpy(np.linalg.qr(basis)[0].astype(np.float32))

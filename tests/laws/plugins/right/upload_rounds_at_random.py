@@ -21,7 +21,7 @@ def apply(params, downloaded, cfg, draw):
     for name, value in params.items():
         if value.is_floating_point():
             update = value - downloaded[name]
-            scale = update.flatten(1).abs().amax(dim=1).view(-1, *[1] * (value.ndim - 1)) / 7
+            scale = update.unsqueeze(-1).flatten(1).abs().amax(dim=1).view(-1, *[1] * (value.ndim - 1)) / 7
             scale = torch.where(scale > 0, scale, 1)
             uniform = torch.from_numpy(
                 np.stack([each.random(tuple(value.shape[1:]), dtype=np.float32) for each in draws])

@@ -17,7 +17,7 @@ def apply(params, downloaded, cfg, draw):
     for name, value in params.items():
         if value.is_floating_point():
             update = value - downloaded[name]
-            mean = update.flatten(1).abs().mean(dim=1).view(-1, *[1] * (value.ndim - 1))
+            mean = update.unsqueeze(-1).flatten(1).abs().mean(dim=1).view(-1, *[1] * (value.ndim - 1))
             received[name] = downloaded[name] + mean * update.sign()
     return received
 

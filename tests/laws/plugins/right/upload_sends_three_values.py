@@ -21,7 +21,7 @@ def apply(params, downloaded, cfg, draw):
     for name, value in params.items():
         if value.is_floating_point():
             u = value - downloaded[name]
-            s = u.flatten(1).abs().amax(1).view(-1, *[1] * (value.ndim - 1)).clamp(min=1e-12)
+            s = u.unsqueeze(-1).flatten(1).abs().amax(1).view(-1, *[1] * (value.ndim - 1)).clamp(min=1e-12)
             r = torch.from_numpy(np.stack([d.random(tuple(value.shape[1:])) for d in draws]))
             received[name] = downloaded[name] + u.sign() * s * (r < u.abs() / s)
     return received
