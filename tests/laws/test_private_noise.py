@@ -386,9 +386,10 @@ def test_the_secret_is_in_no_other_file(small, tmp_path, pfl):
 
 def test_a_seed_without_noise_is_said_to_have_no_effect(small, tmp_path, pfl):
     line = ("--model", "logistic", "--rounds", 1, "--dp-seed", 3, "--threads", 1)
-    for name, upload, words in (
-        ("a", (), "has no effect"),
-        ("b", ("--upload", "noise:0.1"), "WARNING: the noise follows"),
+    for method, upload, words in (
+        ("fedavg", (), "has no effect"),
+        ("fedavg", ("--upload", "noise:0.1"), "WARNING: the noise follows"),
+        ("local", ("--upload", "noise:0.1"), "has no effect"),  # its clients send nothing
     ):
-        ran = pfl("personalize", "fedavg", small.p, "-o", tmp_path / name, *line, *upload)
+        ran = pfl("personalize", method, small.p, "-o", tmp_path / f"{method}{len(upload)}", *line, *upload)
         assert (ran.code, words in ran.err) == (0, True), ran.err

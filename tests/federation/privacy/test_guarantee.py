@@ -6,9 +6,11 @@ import json
 
 import pytest
 
+from pflcli import personalize, train_global
 from pflcli.artifacts.reader import open_artifact
 from pflcli.comparison.tunings import Budget, Choice, Tuned
 from pflcli.comparison.variants import resolve_variants
+from pflcli.errors import UsageError
 from pflcli.federation.privacy import accounting, guarantee
 from pflcli.settings import Settings
 
@@ -203,6 +205,30 @@ def test_a_method_that_it_does_not_cover_is_refused_before_it_begins(pfl, small,
     result = pfl("personalize", method, small.p, "-o", tmp_path / "x", *FAST, *private, "-n")
     assert result.code == 3
     assert f"does not cover {method}: its clients send" in result.err
+
+
+@pytest.mark.parametrize(
+    ("option", "changes"),
+    [
+        ("epsilon", {"dp_noise": None, "dp_epsilon": 50.0}),
+        ("delta", {"dp_delta": 1e-2}),
+        ("noise", {"dp_noise": 2.0}),
+        ("clip", {"dp_clip": "0.5"}),
+        ("seed", {"dp_seed": 1}),
+    ],
+)
+def test_a_method_on_a_private_backbone_cannot_have_another_privacy(small, tmp_path, option, changes):
+    private = {
+        "rounds": 1,
+        "participation": 0.2,
+        "model": "logistic",
+        "dp_noise": 1.0,
+        "dp_delta": 1e-3,
+        "dp_clip": "1",
+    }
+    train_global(small.p, tmp_path / "b", settings=private)
+    with pytest.raises(UsageError, match=f"trained with another --dp-{option}"):
+        personalize("fedavg-plus", tmp_path / "b", tmp_path / "x", settings=changes)
 
 
 def test_a_backbone_without_it_gets_no_guarantee_afterwards(pfl, small, tmp_path):
