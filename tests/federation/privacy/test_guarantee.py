@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 
 import pytest
 
@@ -138,6 +139,18 @@ def test_a_comparison_counts_each_run_in_which_clients_send_private_updates(pfl,
     each = accounting.compute_epsilon(1.0, 0.2, 1, 0.01)
     assert (total["runs"], total["delta"]) == (runs, pytest.approx(runs * 0.01))
     assert total["epsilon"] == pytest.approx(runs * each)
+
+
+def test_a_private_backbone_counts_after_it_was_removed(pfl, small, tmp_path):
+    private = ("--dp-noise", 1, "--dp-delta", 0.01, "--model", "mlp", "--rounds", 1, "--participation", 0.2)
+    line = ("compare", small.p, "-o", tmp_path / "c", *private, "--methods", "fedavg-plus,fedper", "--json")
+    assert pfl(*line).code == 0
+    shutil.rmtree(tmp_path / "c" / "seed-0" / "backbone")
+    shutil.rmtree(tmp_path / "c" / "comparison")
+    for more in (("-n",), ()):
+        result = pfl(*line, *more)
+        assert (result.code, json.loads(result.out)["summary"]["privacy"]["runs"]) == (0, 2)
+    assert not (tmp_path / "c" / "seed-0" / "backbone").exists()
 
 
 def test_each_trial_in_which_clients_send_private_updates_counts(pfl, small, tmp_path):
