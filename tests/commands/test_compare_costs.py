@@ -112,16 +112,16 @@ def test_a_method_that_refuses_the_data_has_no_estimate(writers):
 
 
 def test_a_full_disk_is_said_with_what_to_change(monkeypatch, tmp_path):
-    costs = Costs(
+    estimated = Costs(
         by_name={"fedavg": Cost(bytes=1e6), "fedham": Cost(bytes=9e9)}, total=Cost(5.0, 9.0, 9e9), memory=6 * 10**9
     )
     monkeypatch.setattr("pflcli.artifacts.disk.free_bytes", lambda folder: 10**9)
-    needs, warning = costs.lines(tmp_path)
+    needs, warning = estimated.lines(tmp_path)
     assert needs == "needs about 5 s (9 s of one core), 6.0 GB of memory and 9.0 GB of disk"
     assert "another --out" in warning
     assert "leave out fedham (9.0 GB per seed)" in warning
     monkeypatch.setattr("pflcli.artifacts.disk.free_bytes", lambda folder: 10**12)
-    assert len(costs.lines(tmp_path)) == 1
+    assert len(estimated.lines(tmp_path)) == 1
 
 
 @pytest.mark.parametrize(
