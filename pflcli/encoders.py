@@ -26,6 +26,7 @@ from pflcli.engine import process_settings
 from pflcli.errors import ComputationError, InputError, UsageError, closest
 from pflcli.foreign import parsing, require_file
 from pflcli.training import initial_weights
+from pflcli.wording import counted
 
 KINDS = ("torchvision", "timm", "onnx")
 NORMALIZE = ("imagenet", "none")
@@ -296,7 +297,7 @@ def _load_onnx(file: Path, output: str | None) -> Loaded:
     if channels != 3 and not isinstance(channels, str | None):
         raise InputError(f"{file} takes images with {channels} channels, and encoders need 3")
     if isinstance(batch, int):
-        raise InputError(f"{file} takes exactly {batch} images at a time", "export it with a dynamic batch size")
+        raise InputError(f"{file} takes exactly {counted(batch, 'image')} at a time", "export it with a dynamic batch")
     if isinstance(height, int) and height != width:
         raise InputError(f"{file} takes images of {height}x{width}, and pfl resizes to squares")
     is_fixed = isinstance(height, int)

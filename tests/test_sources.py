@@ -15,6 +15,8 @@ from pflcli.errors import ConflictError
 from pflcli.execution import Execution
 
 METHODS = registry.names("methods")
+STEPS = {"aggregators": "aggregator", "uploads": "upload"}
+"""Groups of files that change what the server makes of uploads, with the setting that names one."""
 CODE = '''"""A method."""
 # a comment
 def f(x):
@@ -175,6 +177,23 @@ def test_a_model_counts_with_all_its_files(small, tmp_path, edited, drafted, mod
     files = reached(file_of("models", model), shared=sources.is_shared)
     assert (len(files) > 1) == (model != "mlp")
     holds(edited, files, lambda: train_global.train_global(small.p, tmp_path / "b", settings={"model": model}))
+
+
+@pytest.mark.parametrize(
+    "name", [f"{group}/{name}" for group in STEPS for name in registry.names(group) if name != "mean"]
+)
+@pytest.mark.parametrize("command", ["train-global", "personalize"])
+def test_an_aggregator_or_upload_step_counts_with_its_file(small, tmp_path, edited, drafted, command, name):
+    group, _, member = name.partition("/")
+    # The mean is not recorded, as older versions had no other aggregator.
+    settings = {"model": "logistic", STEPS[group]: member if group == "aggregators" else [member]}
+
+    def fingerprint():
+        if command == "train-global":
+            return train_global.train_global(small.p, tmp_path / "b", settings=settings)
+        return personalize.personalize("fedper", small.p, tmp_path / "m", settings=settings)
+
+    holds(edited, [file_of(group, member)], fingerprint)
 
 
 def test_a_sweep_depends_on_knn_per_on_stores_and_on_scores(small, tmp_path, edited, drafted):

@@ -15,7 +15,7 @@ from pflcli.commands.stack import stack
 from pflcli.comparison.variants import Variant
 from pflcli.execution import Execution
 from pflcli.federation.run import LINKS
-from pflcli.jobs.job import NOT_NEEDED, Job, Plan
+from pflcli.jobs.job import Job, Plan
 from pflcli.jobs.shared_artifacts import BACKBONE, estimate_epochs, shared_jobs
 from pflcli.settings import Settings, changed
 from pflcli.training.initial_weights import Weights
@@ -53,9 +53,9 @@ class Comparison:
         """
         by_name = {variant.name: variant for variant in self.variants}
         runs = []
-        for job, item in planned.items():
+        for job in planned:
             name = job.name.removeprefix(f"{CHOOSING} ")
-            if name == "backbone" and item.decision != NOT_NEEDED:
+            if name == "backbone":  # also one that was removed since: its results are still released
                 runs.append(self.training)
             elif name in by_name and job.has_rounds and LINKS[methods.load(by_name[name].method).KIND]:
                 runs.append(self.settings_of(by_name[name]))

@@ -5,13 +5,15 @@ from __future__ import annotations
 import csv
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 from pflcli.artifacts import codebook
-from pflcli.artifacts.codebook import Codebook
+from pflcli.artifacts.codebook import Codebook, Encoder
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.extract import extract
@@ -180,4 +182,20 @@ def test_a_scale_that_is_no_number_is_refused(tmp_path, sd):
     facts["scales"][0]["sd"] = sd
     file.write_text(json.dumps(facts))
     with pytest.raises(InputError):
+        codebook._parse(artifact)
+
+
+def test_of_long_lists_only_the_names_that_differ_are_shown():
+    first, second = ([f"client-{i}" for i in range(start, start + 20)] for start in (0, 1))
+    words = codebook._describe_difference("clients", first, second, ())
+    assert words == "only the first has client-0, only the second client-20"
+
+
+@pytest.mark.parametrize("deviation", [(1.0, 0.0, 1.0), (1.0, 1.0)])
+def test_an_encoder_without_a_valid_normalization_is_refused(deviation):
+    fields = codebook.to_fields(Codebook(encoder=Encoder("onnx:x", mean=(0.5, 0.5, 0.5), deviation=deviation)))
+    artifact = SimpleNamespace(
+        json=lambda name: fields, parsing=lambda name: nullcontext(), manifest=SimpleNamespace(summary={})
+    )
+    with pytest.raises(ValueError, match="no valid normalization"):
         codebook._parse(artifact)

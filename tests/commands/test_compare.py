@@ -9,6 +9,7 @@ import shutil
 import signal
 import time
 from contextlib import contextmanager
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -24,6 +25,7 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.show import show
 from pflcli.commands.train_global import train_global
+from pflcli.comparison.extend import find_comparison
 from pflcli.comparison.variants import assign_options, resolve_variants
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
 from pflcli.evaluation.page import lineage
@@ -257,6 +259,25 @@ def test_what_comes_later_finds_the_rest_there(folder, tree, methods, seeds, say
     assert {name.split("/")[1] for name in run_files} == {"backbone", *PAIR}
     assert run_files.items() <= after.items()
     assert {(m["label"], *m["seeds"]) for m in metrics(folder)["methods"]} == {(m, *sorted(seeds)) for m in methods}
+
+
+@pytest.mark.parametrize("name", PAIR)
+def test_a_seed_is_known_by_any_of_its_runs(folder, name):
+    shutil.rmtree(folder / "seed-1" / name)
+    dry = Execution(dry_run=True)
+    assert pair(folder, [*PAIR, "prior"], (0,), execution=dry).request["seeds"] == [0, 1]
+    for other in PAIR:
+        shutil.rmtree(folder / "seed-1" / other, ignore_errors=True)
+    with pytest.raises(InputError, match="no longer exists"):
+        pair(folder, [*PAIR, "prior"], (0,), execution=dry)
+
+
+def test_a_table_is_joined_only_if_it_has_the_same_weights_and_settings(folder):
+    training = run_request.resolve_settings({}, FEW, open_artifact(folder.parent / "p"))
+    table = folder / "comparison"
+    assert find_comparison(table, "comparison", training, None) is not None
+    assert find_comparison(table, "comparison", training, "0" * 64) is None
+    assert find_comparison(table, "comparison", replace(training, lr=0.5), None) is None
 
 
 def test_the_methods_of_a_table_need_not_be_listed_again(folder, tree):

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 
 from pflcli.commands.compare import compare
 from pflcli.commands.partition import partition
+from pflcli.comparison import costs
 from pflcli.comparison.costs import Cost, Costs
 from pflcli.execution import Execution
 from pflcli.reporter import NullReporter
+from pflcli.settings import Settings
 from pflcli.wording import duration
 
 WORDS = {
@@ -47,9 +51,24 @@ def test_a_dry_run_says_what_is_needed_and_writes_nothing(planned):
     assert before == after
     facts = outcome.summary["needs"]
     assert all(facts[name] > 0 for name in ("seconds", "processor_seconds", "memory_bytes", "disk_bytes"))
+    jobs = sum(row.get("processor_seconds", 0.0) for row in outcome.summary["plan"])
+    assert facts["processor_seconds"] > jobs + costs._TABLE_SECONDS
     (line,) = (line for line in lines if line.startswith("needs about"))
     assert "of memory" in line
     assert "of disk" in line
+
+
+def test_the_cost_of_all_rounds_follows_from_the_second_by_hand(tmp_path):
+    """10 s, of which the second round took 1 s: ten more rounds take 10 s more."""
+    table = "round,seconds\n1,5.0\n2,1.0\n"
+    for name, content in {"rounds.csv": table, "predictions.h5": "x" * 100, "state.safetensors": "x" * 50}.items():
+        (tmp_path / name).write_text(content)
+    made = {"seconds": 10.0, "processor_seconds": 20.0}
+    artifact = SimpleNamespace(path=tmp_path, manifest=SimpleNamespace(made=made, summary={"model_bytes": 20}))
+    cost = costs._extrapolate(artifact, Settings(rounds=12, participation=0.5), clients=2)
+    assert (cost.seconds, cost.processor_seconds) == (20.0, 40.0)
+    seen = (1 - 0.5**12) / (1 - 0.5**2)  # as many times more clients were selected once
+    assert cost.bytes == pytest.approx(len(table) * 12 / 2 + 100 + 20 + 30 * seen)
 
 
 def test_the_temporary_folder_is_removed(planned, tmp_path, monkeypatch, writers):
@@ -93,16 +112,16 @@ def test_a_method_that_refuses_the_data_has_no_estimate(writers):
 
 
 def test_a_full_disk_is_said_with_what_to_change(monkeypatch, tmp_path):
-    costs = Costs(
+    estimated = Costs(
         by_name={"fedavg": Cost(bytes=1e6), "fedham": Cost(bytes=9e9)}, total=Cost(5.0, 9.0, 9e9), memory=6 * 10**9
     )
     monkeypatch.setattr("pflcli.artifacts.disk.free_bytes", lambda folder: 10**9)
-    needs, warning = costs.lines(tmp_path)
+    needs, warning = estimated.lines(tmp_path)
     assert needs == "needs about 5 s (9 s of one core), 6.0 GB of memory and 9.0 GB of disk"
     assert "another --out" in warning
     assert "leave out fedham (9.0 GB per seed)" in warning
     monkeypatch.setattr("pflcli.artifacts.disk.free_bytes", lambda folder: 10**12)
-    assert len(costs.lines(tmp_path)) == 1
+    assert len(estimated.lines(tmp_path)) == 1
 
 
 @pytest.mark.parametrize(

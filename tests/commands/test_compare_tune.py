@@ -13,6 +13,7 @@ from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.compare import IncompleteError, compare
 from pflcli.commands.partition import partition
 from pflcli.commands.tune import tune
+from pflcli.comparison import tunings
 from pflcli.errors import ConflictError, InputError, UsageError
 from pflcli.execution import Execution
 
@@ -264,3 +265,27 @@ def test_a_method_whose_trials_fail_keeps_its_options(writers, tmp_path):
         run(writers, tmp_path / "c", methods=["local", "ditto"], seeds=(0,), tune=1, options={"ditto": {"lr": 1e30}})
     record = evaluation.read(open_artifact(tmp_path / "c" / "comparison"))["tune"]["methods"]
     assert {*record} == {"fedavg", "local"}
+
+
+def test_a_table_keeps_its_seed_its_metric_and_the_choices_of_methods_that_are_not_tuned_again(
+    small, tmp_path, monkeypatch
+):
+    def chosen(lr):
+        return {"trials": 2, "grid": 4, "values": {"training.lr": lr}}
+
+    table, partitions = tmp_path / "comparison", {0: open_artifact(small.p)}
+    request = {"tune": {"trials": 2, "seed": 7}, "metric": ["log-loss", "accuracy"]}
+    earlier = {name: chosen(0.1) for name in ("fedavg", "local", "fedper")}
+    monkeypatch.setattr(tunings, "_request", lambda table: request)
+    monkeypatch.setattr(tunings, "open_artifact", lambda table: table)
+    monkeypatch.setattr(tunings.evaluation, "read", lambda table: {"tune": {"methods": earlier}})
+    budget = tunings.budget(2, table, partitions, None, force=False)
+    assert budget == tunings.Budget(2, 7, "log-loss")
+    assert tunings.budget(2, table, partitions, ("accuracy",), force=False).metric == "accuracy"
+    assert tunings.budget(2, table, partitions, None, force=True) == tunings.Budget(2, 0, "accuracy")
+    choices = {
+        "fedavg": tunings.Choice({"training.lr": 0.1}, 2, 4),
+        "local": tunings.Choice({"training.lr": 1.0}, 2, 4),
+    }
+    record = tunings.Tuned({}, {}, budget, choices).record(table, ["local", "fedper"])
+    assert record["tune"]["methods"] == {"fedavg": chosen(0.1), "local": chosen(1.0), "fedper": chosen(0.1)}

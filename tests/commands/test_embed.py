@@ -268,6 +268,52 @@ def test_a_wrong_onnx_file_is_refused(at, tmp_path, content, options, message):
         embed(at.images, tmp_path / "data", encoder=f"onnx:{tmp_path / 'net.onnx'}", **options)
 
 
+def write_average(path, shape, function="Identity"):
+    """Write an ONNX file that takes images of a shape and returns a function of the mean of each channel."""
+    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
+    nodes = [helper.make_node("GlobalAveragePool", ["x"], ["mean"]), helper.make_node(function, ["mean"], ["z"])]
+    values = helper.make_tensor_value_info("x", kind, shape), helper.make_tensor_value_info("z", kind, None)
+    graph = helper.make_graph(nodes, "average", *([value] for value in values))
+    onnx.save(helper.make_model(graph, ir_version=8, opset_imports=[helper.make_opsetid("", 13)]), path)
+
+
+@pytest.mark.parametrize(
+    ("shape", "size", "message"),
+    [
+        (("n", 3, 24, 24), None, ""),
+        (("n", 3, 24, 24), 24, ""),
+        (("n", 3, "h", "w"), 24, ""),
+        (("n", 3, 24, 24), 32, "takes images of 24 pixels only\n--size 24"),
+        (("n", 3, 24, 32), None, "takes images of 24x32, and pfl resizes to squares"),
+        ((1, 3, 24, 24), None, "takes exactly 1 image at a time"),
+        (("n", 1, 24, 24), None, "takes images with 1 channels, and encoders need 3"),
+        (("n", 3, 24), None, "must have one input, float32 images"),
+    ],
+)
+def test_an_onnx_file_is_used_or_refused_by_the_images_that_it_takes(at, tmp_path, shape, size, message):
+    write_average(tmp_path / "net.onnx", shape)
+    choice = Choice(f"onnx:{tmp_path / 'net.onnx'}", None, size)
+    if message:
+        with pytest.raises((InputError, UsageError)) as error:
+            choice.open(at.x.shape[1:])
+        assert message in error_text(error)
+    else:
+        assert choice.open(at.x.shape[1:]).embed(at.x).shape == (150, 3)
+
+
+@pytest.mark.parametrize("channels", [2, 4])
+def test_images_are_refused_unless_they_have_one_or_three_channels(at, channels):
+    with pytest.raises(InputError, match=f"1 or 3 channels; these have {channels}"):
+        Choice(NAME, at.weights, SIZE).open((12, 12, channels))
+
+
+def test_features_that_are_not_finite_are_refused(at, tmp_path, pfl):
+    write_average(tmp_path / "net.onnx", ("n", 3, 24, 24), "Log")  # black images are negative when normalized
+    ran = pfl("embed", at.images, "--encoder", f"onnx:{tmp_path / 'net.onnx'}", "-o", tmp_path / "data")
+    assert (ran.code, "that onnx:net.onnx computes are not finite" in ran.err) == (5, True), ran.err
+    assert not (tmp_path / "data").exists()
+
+
 def scale_floats(file):
     """Multiply the numbers in a file of an encoder by 3."""
     if file.suffix == ".pt":

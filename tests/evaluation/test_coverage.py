@@ -21,11 +21,14 @@ from pflcli.artifacts.reader import open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands.evaluate import evaluate
 from pflcli.commands.predict import predict
+from pflcli.comparison import tunings
+from pflcli.comparison.variants import resolve_variants
 from pflcli.errors import InputError, UsageError
 from pflcli.evaluation import coverage, scoring
 from pflcli.evaluation.metrics import conformal
 from pflcli.evaluation.presentation import prediction_sets
 from pflcli.prediction import prediction_file
+from pflcli.settings import Settings
 
 
 def split(label_p, y, sizes, classes=3):
@@ -191,6 +194,20 @@ def test_tuned_methods_are_named_with_the_coverage_that_remains(small, tmp_path,
             assert f"at least {100 * least['own']:.1f} % with own thresholds" in text
     assert pfl("report", folder, "-o", tmp_path / "page.html").code == 0
     assert "also chose on the validation samples" in (tmp_path / "page.html").read_text()
+
+
+def test_a_method_is_chosen_from_the_trials_only_if_one_of_them_has_a_score():
+    chosen = {
+        "fedavg": {"trials": 0, "grid": 0, "values": {}},  # all its options were fixed
+        "prior": {"trials": 4, "grid": 4, "values": {"weight": 1.0}},
+        "ditto": {"trials": 3, "grid": 8, "values": {"lam": 1.0}},
+        "local": {"trials": 5, "grid": 9, "values": {}, "problem": "all trials diverged"},
+    }
+    variants = resolve_variants(["fedavg", "prior", "ditto", "local", "stack"], {}, Settings())
+    tried = {"fedavg": 1, "prior": 4, "ditto": 3, "local": 1}
+    assert tunings.count_models({"tune": {"methods": chosen}}, variants) == tried
+    chosen["fedavg"] = {"trials": 2, "grid": 2, "values": {"training.lr": 0.1}}
+    assert tunings.count_models({"tune": {"methods": chosen}}, variants) == {**tried, "fedavg": 2, "prior": 8}
 
 
 def test_without_coverage_nothing_is_different(tmp_path):

@@ -67,3 +67,19 @@ def test_a_resumed_job_is_not_taken_for_a_fast_one():
         now[0] = 5.0
         advance(5, "")
         assert screen.updates[-1][1] == pytest.approx(50)
+
+
+def test_progress_never_goes_back():
+    """The first job takes 1 s, and the second turns out to be slower than was assumed."""
+    now, jobs = [0.0], [job(0, name, 1.0) for name in ("fast", "slow", "last")]
+    screen = Screen(now)
+    progress = OverallProgress(screen, jobs, clock=lambda: now[0])
+    with progress.overall():
+        for each, seconds in zip(jobs, (0.01, 0.5, 0.1), strict=True):
+            with progress.job(each), progress.progress(each.name, 100) as advance:
+                for _ in range(100):
+                    now[0] += seconds
+                    advance(1, "")
+    percents = [percent for _, percent, _ in screen.updates]
+    assert percents == sorted(percents)
+    assert percents[-1] == pytest.approx(100)

@@ -69,6 +69,8 @@ def test_ties_of_lambda_go_to_the_one_nearest_one_half():
     grid = np.asarray([0, 0.1, 0.4, 0.6, 1])
     right = np.asarray([[[3, 3, 3, 3, 3], [3, 3, 2, 2, 3]], [[0, 0, 0, 0, 1], [1, 0, 0, 0, 1]]])
     assert sweep.choose_lambdas(grid, right).tolist() == [[0.4, 0.1], [1, 0]]
+    grid = np.asarray([0.3, 0.7])  # in binary fractions 0.7 is nearer
+    assert sweep.choose_lambdas(grid, np.asarray([2, 2])) == 0.3
 
 
 def literal(knn, model, y, lambdas):

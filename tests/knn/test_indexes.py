@@ -14,7 +14,7 @@ from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.personalize import personalize
 from pflcli.errors import ConflictError, UsageError
-from pflcli.knn import indexes
+from pflcli.knn import capacity, indexes
 from pflcli.knn.indexes import flat_indexes
 from pflcli.knn.stores import Stores
 
@@ -49,6 +49,17 @@ def test_training_rows_alone_are_searched_as_if_there_were_no_others(kind):
     else:
         np.testing.assert_array_equal(row, first)
         np.testing.assert_allclose(distance[known], expected[known], rtol=1e-6)
+
+
+@pytest.mark.parametrize("kind", ["Flat", *(kind for kind in KINDS if "HNSW" not in kind)])
+def test_the_first_rows_of_an_index_take_as_many_bytes_as_an_index_of_them(kind):
+    z = points(ALL, 0)
+    raw = indexes.first_rows(blob(kind, z, TRAIN), TRAIN)
+    assert len(raw) == len(blob(kind, z[:TRAIN], TRAIN))
+    distance, row = indexes.search(raw, points(25, 1), 7, TRAIN)
+    expected, same = indexes.search(blob(kind, z, TRAIN), points(25, 1), 7, TRAIN)
+    np.testing.assert_array_equal(row, same)
+    np.testing.assert_array_equal(distance, expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -179,6 +190,17 @@ def test_half_of_the_clients_are_weak(small, tmp_path):
         weak.append([part < 0.5 for part in own])
     assert weak[0] == weak[1]
     assert sum(weak[0]) == 3
+
+
+def test_of_an_odd_number_of_clients_the_smaller_half_is_weak():
+    assert sorted(capacity.draw_capacities(0.5, 0.25, 5, seed=0).tolist()) == [0.25] * 2 + [0.75] * 3
+
+
+def test_samples_arrive_in_another_order_for_each_seed_split_and_client():
+    keys = [(seed, split, client) for seed in (0, 1) for split in ("train", "validation") for client in (0, 1)]
+    orders = [capacity.arrival_order(*key, 50).tolist() for key in keys]
+    assert all(sorted(order) == [*range(50)] for order in orders)
+    assert len({*map(tuple, orders)}) == len(keys)
 
 
 @pytest.mark.parametrize("options", [{"capacity_spread": 0.1}, {"capacity": 0.5, "capacity_spread": -0.1}])

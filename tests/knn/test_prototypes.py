@@ -26,10 +26,11 @@ def test_shares_by_hand():
     assert divide_among_classes(np.zeros(0, int), 3).tolist() == []
 
 
-def test_far_groups_are_separated():
+@pytest.mark.parametrize("seed", range(8))
+def test_far_groups_are_separated(seed):
     middles = np.asarray([[0, 0], [100, 0], [0, 100]])
     x = (np.repeat(middles, 20, axis=0) + rng().normal(size=(60, 2))).astype(np.float32)
-    centres = k_means(x, 3, rng(1))
+    centres = k_means(x, 3, rng(seed))
     expected = np.stack([x[i * 20 : i * 20 + 20].mean(axis=0) for i in range(3)])
     order = [np.linalg.norm(centres - middle, axis=1).argmin() for middle in middles]
     np.testing.assert_allclose(centres[order], expected, rtol=1e-4, atol=1e-4)

@@ -123,10 +123,13 @@ def test_noise_is_refused_where_one_sample_changes_more_than_one_vote():
     knn_per.personalize(run, {}, run.clients)
     size = len(run.stores.y)
     vectors = [part + 1 for part in np.split(run.embeddings["train"].z, run.stores.offsets[1:-1])]
-    moved = flat_indexes(vectors)
-    run.stores = Stores(*moved, run.stores.y[:size], run.stores.offsets, run.stores.train)
-    with pytest.raises(UnsuitedError, match="exact store of samples"):
-        knn_per.personalize(run, {}, run.clients)
+    mixed = np.split(run.embeddings["train"].z, run.stores.offsets[1:-1])
+    largest = int(np.diff(run.stores.offsets).argmax())
+    mixed[largest] = np.concatenate([mixed[largest][:-1], mixed[largest][-1:] + 1])  # a single vector is no sample
+    for stored in (vectors, mixed):
+        run.stores = Stores(*flat_indexes(stored), run.stores.y[:size], run.stores.offsets, run.stores.train)
+        with pytest.raises(UnsuitedError, match="exact store of samples"):
+            knn_per.personalize(run, {}, run.clients)
     raw, _ = build("SQ8", vectors[0], len(vectors[0]), {})
     assert not voting.contains_only_samples(SimpleNamespace(blob=raw, bytes=[0, len(raw)], offsets=[0, 1]), 0, [])
 

@@ -10,6 +10,7 @@ import pytest
 
 import worlds
 from pflcli import methods, registry
+from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.compare import compare
 from pflcli.commands.extract import extract
@@ -21,6 +22,7 @@ from pflcli.execution import Execution
 from pflcli.laws.methods import is_quadratic
 from pflcli.laws.small_federation import make_tiny_clients
 from pflcli.reporter import NullReporter
+from pflcli.settings import Settings
 from pflcli.training import run_request, state_files
 
 CARDS = registry.cards("methods")
@@ -49,6 +51,14 @@ def test_what_grows_with_the_square_of_the_clients_is_declared(method):
     assert is_quadratic(sent_bytes) == ("PAIRS_SENT" in facts), sent_bytes
     if is_quadratic(kept_bytes):
         assert {"PAIRS_SENT", "PAIRS_KEPT"} & set(facts), kept_bytes
+
+
+def test_costs_of_pairs_count_the_clients_of_a_round_and_the_models_of_all(small, monkeypatch):
+    monkeypatch.setattr(run_request, "MIN_CLIENTS_FOR_PAIR_COSTS", 1)
+    monkeypatch.setattr(run_request, "_model_bytes", lambda settings, partition: 10**9)
+    method, settings = methods.load("fedham"), Settings(participation=0.5)
+    (line,) = run_request.describe_pair_costs("fedham", method, method.Config(), settings, open_artifact(small.p))
+    assert line.startswith("fedham: 3 of 6 clients a round are sent up to 6 models each, 18.0 GB;")
 
 
 class Recorder(NullReporter):

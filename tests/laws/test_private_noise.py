@@ -196,7 +196,7 @@ def test_runs_that_differ_in_one_option_have_independent_noise(method, small, tm
 
 
 def test_a_seed_repeats_a_run(small, tmp_path, recorded):
-    settings = {**PRIVATE, "dp_seed": 7}
+    settings = {**PRIVATE, "dp_seed": 0}
     runs = [recorded(partial(train_global, small.p, tmp_path / out, settings=settings, execution=ONE)) for out in "ab"]
     np.testing.assert_array_equal(runs[0][0], runs[1][0])
     assert runs[0][1] == runs[1][1]
@@ -298,6 +298,31 @@ def test_noise_on_uploads_is_the_same_after_a_resume(small, tmp_path, monkeypatc
     assert not np.array_equal(first, run_state("fedavg", small.p, tmp_path / "again", settings))
 
 
+def test_a_run_that_is_interrupted_after_its_rounds_keeps_its_secret_and_refuses_a_damaged_one(
+    small, tmp_path, monkeypatch
+):
+    def run():
+        personalize("fedavg", small.p, tmp_path / "run", settings=UPLOADS, execution=ONE)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "predict_all", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run()
+    file = tmp_path / "run.partial" / dp_secret.FILE
+    secret = file.read_bytes()
+    for damaged in (b"", secret[:-2], secret.upper(), secret + b"0\n"):
+        file.write_bytes(damaged)
+        with pytest.raises(InputError, match="is damaged"):
+            run()
+    file.write_bytes(secret)
+    run()  # draws no noise, as all rounds were run before
+    assert open_artifact(tmp_path / "run").read(dp_secret.FILE) == secret
+
+
+def interrupt(*_):
+    raise KeyboardInterrupt
+
+
 VOTES = {"vote": "noisy", "vote_epsilon": 0.2, "weight": 1.0}
 
 
@@ -306,7 +331,7 @@ def votes(artifact, split="test"):
 
 
 def test_noisy_votes_differ_between_runs_of_one_seed_and_repeat_within_one(small, tmp_path):
-    for name, settings in {"once": {}, "again": {}, "seeded": {"dp_seed": 1}, "repeated": {"dp_seed": 1}}.items():
+    for name, settings in {"once": {}, "again": {}, "seeded": {"dp_seed": 0}, "repeated": {"dp_seed": 0}}.items():
         personalize("knn-per", small.d, tmp_path / name, options=VOTES, settings=settings, execution=ONE)
     once, again, seeded, repeated = (votes(tmp_path / name) for name in ("once", "again", "seeded", "repeated"))
     assert not np.array_equal(once, again)
@@ -361,9 +386,10 @@ def test_the_secret_is_in_no_other_file(small, tmp_path, pfl):
 
 def test_a_seed_without_noise_is_said_to_have_no_effect(small, tmp_path, pfl):
     line = ("--model", "logistic", "--rounds", 1, "--dp-seed", 3, "--threads", 1)
-    for name, upload, words in (
-        ("a", (), "has no effect"),
-        ("b", ("--upload", "noise:0.1"), "WARNING: the noise follows"),
+    for method, upload, words in (
+        ("fedavg", (), "has no effect"),
+        ("fedavg", ("--upload", "noise:0.1"), "WARNING: the noise follows"),
+        ("local", ("--upload", "noise:0.1"), "has no effect"),  # its clients send nothing
     ):
-        ran = pfl("personalize", "fedavg", small.p, "-o", tmp_path / name, *line, *upload)
+        ran = pfl("personalize", method, small.p, "-o", tmp_path / f"{method}{len(upload)}", *line, *upload)
         assert (ran.code, words in ran.err) == (0, True), ran.err

@@ -5,12 +5,15 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from dataclasses import replace
 
 import pytest
 
-from pflcli import config, registry
+from pflcli import build_datastore, config, personalize, registry, sweep, train_global, tune
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.kinds import LINEAGE
+from pflcli.artifacts.reader import open_artifact
+from pflcli.execution import Execution
 from pflcli.methods import load
 from pflcli.settings import Settings
 
@@ -39,6 +42,25 @@ def test_options_read_back_from_a_request_are_those_of_the_request(name, cls):
 
 def test_values_that_only_json_tells_apart_are_a_difference():
     assert manifests.differences({"grid": [1, 2]}, {"grid": [1.0, 2.0]}) == ["grid: [1, 2] -> [1.0, 2.0]"]
+
+
+@pytest.mark.parametrize(
+    ("command", "words", "source"),
+    [
+        (train_global, (), "p"),
+        (personalize, ("fedavg",), "p"),
+        (personalize, ("knn-per",), "d"),
+        (build_datastore, (), "e"),
+        (sweep, (), "e"),
+        (tune, ("fedavg",), "p"),
+    ],
+)
+def test_a_seed_of_0_is_the_one_that_was_given_and_none_is_that_of_the_source(small, tmp_path, command, words, source):
+    artifact = open_artifact(getattr(small, source))
+    other = replace(artifact, manifest=replace(artifact.manifest, request={**artifact.manifest.request, "seed": 5}))
+    for given, seed in ((None, 5), (0, 0), (3, 3)):
+        outcome = command(*words, other, tmp_path / "x", seed=given, execution=Execution(dry_run=True))
+        assert outcome.request["seed"] == seed
 
 
 _REPEAT = """

@@ -10,6 +10,7 @@ from torch.nn import functional
 import worlds
 from by_hand import descend, detach, minibatch_samples, representation, require_grad, use_compiled_loops
 from pflcli import parameters
+from pflcli.methods import feddbe
 
 
 @pytest.mark.parametrize("compiles", [False, True])
@@ -49,6 +50,23 @@ def test_feddbe_rounds_by_hand(compiles, monkeypatch):
         z = representation(shared, data.inputs(data.block(0, "test"))) + memories[0]
         expected = torch.softmax(z @ shared["head.weight"].T + shared["head.bias"], 1)
     np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
+def test_the_loss_of_feddbe_has_half_the_squared_distance_to_the_consensus():
+    run = worlds.run("feddbe", rounds=1, participation=1.0, batch_size=100, options={"kappa": 30.0})
+    state, data = worlds.play("feddbe", run, last=0), run.federation
+    before, expected = len(run.losses), []
+    feddbe.train_round(run, state, 0)  # one step over all samples of each client
+    for c in run.cohort(0).tolist():
+        x, y = (values[torch.from_numpy(data.rows(c, "train"))] for values in (data.x, data.y))
+        apart = representation(run.init, x).mean(dim=0) - state["consensus"]["mean"]
+        loss = functional.cross_entropy(worlds.logits(run.init, x), y) + 30.0 * (0.5 * apart**2).mean()
+        expected.append((loss.item(), len(y)))
+    actual, wanted = (
+        np.average(*np.transpose(pairs)[:1], weights=np.transpose(pairs)[1])
+        for pairs in (run.losses[before:], expected)
+    )
+    assert actual == pytest.approx(wanted, rel=1e-5)
 
 
 def test_feddbe_sends_a_model_and_a_mean_before_the_rounds():

@@ -26,8 +26,10 @@ def answering(pi, models, data, rows):
 
 
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
-def test_rounds_by_hand(mode):
+def test_rounds_by_hand(mode, monkeypatch):
     run = worlds.run("fedem", mode=mode, epochs=2, options={"components": 2})
+    two_clients = 4 * parameters.size(run.init)
+    monkeypatch.setattr("pflcli.engine.engine._CHUNK_BYTES", {"cpu": two_clients})
     state = worlds.play("fedem", run)
     data, n = run.federation, run.federation.sizes("train")
     current, pi = [run.init, run.draw_model(1)], [torch.full((2,), 0.5)] * 7
@@ -105,6 +107,14 @@ def test_shares_find_two_distributions():
     assert shares.max(dim=1).values.min() > 0.9
     assert len(set(shares[:4].argmax(dim=1).tolist())) == 1
     assert (shares[:4].argmax(dim=1) != shares[4:].argmax(dim=1)).all()
+
+
+def test_a_client_without_training_samples_keeps_its_shares():
+    from pflcli.methods.fedem import _update_shares
+
+    q = [torch.tensor([[0.25, 0.75], [0.75, 0.25], [0.75, 0.25]]), torch.zeros(0, 2)]
+    shares = _update_shares(torch.tensor([[0.5, 0.5], [0.9, 0.1], [0.2, 0.8]]), np.asarray([2, 1]), q)
+    torch.testing.assert_close(shares, torch.tensor([[0.5, 0.5], [0.9, 0.1], [1.75 / 3, 1.25 / 3]]))
 
 
 def test_extreme_losses_leave_no_nan():

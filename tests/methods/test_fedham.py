@@ -25,6 +25,7 @@ from pflcli.engine.federation import Federation
 from pflcli.engine.gradients import StackedBatch
 from pflcli.engine.local_sgd import Batch, LocalSGD, Model
 from pflcli.engine.networks import AutogradNetwork
+from pflcli.federation import uploads
 from pflcli.federation.run import Run, Settings
 from pflcli.methods import fedham
 from pflcli.methods.parts import clustering, ham, records
@@ -595,6 +596,15 @@ def test_the_warm_up_watches_the_mean_loss_over_samples():
     assert warmup["stale"].item() == 0
     equal = {**fedham.setup(run), "warmup": {"best": warmup["best"], "stale": torch.tensor(2)}}
     assert worlds.play("fedham", run, last=1, state=equal)["warmup"]["stale"].item() == 3  # it has not fallen
+
+
+def test_models_and_sketches_are_those_that_the_server_received():
+    """With an upload step, these are not the models that clients trained."""
+    run = worlds.run("fedham", options={"warmup": 1})
+    run.uploads = (uploads.load("clip:0.01"),)
+    state = worlds.play("fedham", run)
+    uploaded = state["models"].written
+    torch.testing.assert_close(state["sketches"][uploaded], fedham._sketch(run)(state["models"][uploaded]))
 
 
 def test_a_first_upload_is_trained_from_the_global_model():

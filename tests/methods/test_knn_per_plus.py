@@ -8,6 +8,7 @@ import torch
 
 import worlds
 from by_hand import K, answers
+from pflcli import methods
 
 
 def test_knn_per_plus_against_a_few_lines():
@@ -37,3 +38,13 @@ def test_knn_per_plus_is_what_it_consists_of_at_the_limits(method, options):
     own = {key: value for key, value in options.items() if key == "epochs" and method == "fedavg-plus"}
     expected = worlds.answers(method, worlds.run(method, options=own), {})["test"]
     np.testing.assert_allclose(worlds.answers("knn-per-plus", run, {})["test"], expected, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["knn-per", "knn-per-plus"])
+def test_the_model_of_a_client_has_its_own_store_whoever_else_is_predicted(method):
+    run = worlds.run(method)
+    run.keeps_models = True
+    predictor = methods.load(method).personalize(run, {}, np.asarray([1, 3]))
+    for client in (1, 3):
+        expected = run.federation.y[run.federation.block(client, "train")].tolist()
+        assert predictor.model_of(client).neighbours.store.y.tolist() == expected

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
+import pytest
 import torch
 
 import worlds
 from by_hand import gradient, minibatches, sample_counts
 from pflcli import parameters
 from pflcli.engine.local_sgd import steps_per_epoch
+from pflcli.errors import UsageError
 
 
 def test_scaffold_rounds_by_hand(mode, monkeypatch):
@@ -49,6 +53,27 @@ def test_scaffold_divides_by_the_steps_that_are_counted():
     for part in run.local_sgd(run.cohort(0), run.init, t=0):  # without control variates yet, plain steps
         met = {name: (run.init[name] - part.params[name]) / (5 * 0.1) for name in run.engine.parameters}
         worlds.close(state["controls"][part.clients], met, atol=1e-5)
+
+
+def test_scaffold_counts_a_last_batch_that_is_joined_to_the_one_before():
+    """Batch normalization needs more than one sample, so that a last batch of one sample is no step of its own."""
+    run, _ = worlds.normalized("scaffold")
+    run.settings = replace(run.settings, participation=1.0, batch_size=4)
+    state, sizes = worlds.play("scaffold", run, last=1), run.federation.sizes("train")
+    steps = steps_per_epoch(sizes, run.settings.batch_size, join_single=True)
+    cohort = run.cohort(0)
+    assert (steps != steps_per_epoch(sizes, run.settings.batch_size, join_single=False))[cohort].any()
+    for part in run.local_sgd(cohort, run.init, t=0):
+        for position, client in enumerate(part.clients):
+            taken = steps[client] * run.settings.lr_at(0)
+            met = {n: (run.init[n] - part.params[n][position]) / taken for n in run.engine.parameters}
+            worlds.close(parameters.pick(state["controls"][[client]], 0), met, atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", [{"optimizer": "adam"}, {"clip_gradients": 1.0}])
+def test_scaffold_refuses_steps_that_are_not_plain(settings):
+    with pytest.raises(UsageError, match="plain steps of SGD"):
+        worlds.play("scaffold", worlds.run("scaffold", **settings))
 
 
 def test_scaffold_begins_as_fedavg():

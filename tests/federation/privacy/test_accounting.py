@@ -51,12 +51,13 @@ def test_epsilon_falls_with_noise_and_delta_and_rises_with_rate_and_rounds():
 
 
 @pytest.mark.parametrize(
-    ("target", "rate", "rounds"), [(1.0, 0.05, 20), pytest.param(8.0, 0.5, 4, marks=pytest.mark.long)]
+    ("target", "rate", "rounds", "delta"),
+    [(1.0, 0.05, 20, 1e-3), (0.07, 1.0, 1, 1e-4), pytest.param(8.0, 0.5, 4, 1e-3, marks=pytest.mark.long)],
 )
-def test_the_noise_suffices_and_is_hardly_more_than_the_least(target, rate, rounds):
-    noise = accounting.find_noise(target, rate, rounds, 1e-3)
-    assert accounting.compute_epsilon(noise, rate, rounds, 1e-3) <= target
-    assert accounting.compute_epsilon(0.995 * noise, rate, rounds, 1e-3) > target
+def test_the_noise_suffices_and_is_hardly_more_than_the_least(target, rate, rounds, delta):
+    noise = accounting.find_noise(target, rate, rounds, delta)
+    assert accounting.compute_epsilon(noise, rate, rounds, delta) <= target
+    assert accounting.compute_epsilon(0.995 * noise, rate, rounds, delta) > target
     assert noise == round(noise, 3)
 
 

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+import json
+import shutil
+
 import pytest
 
+from pflcli import personalize, train_global
 from pflcli.artifacts.reader import open_artifact
+from pflcli.comparison.tunings import Budget, Choice, Tuned
+from pflcli.comparison.variants import resolve_variants
+from pflcli.errors import UsageError
+from pflcli.federation.privacy import accounting, guarantee
+from pflcli.settings import Settings
 
 FAST = ("--model", "logistic", "--rounds", "3", "--participation", "0.2", "-q")
 
@@ -45,6 +54,138 @@ def test_epsilon_finds_the_noise_and_the_manifest_says_all(pfl, small, tmp_path)
     }
 
 
+def test_the_guarantee_of_a_run_by_hand():
+    rows = [{"clip": 1.0, "clipped": 3, "uploads": 4}, {"clip": 0.5, "clipped": 1, "uploads": 2}]
+    settings = {"rounds": 2, "participation": 0.5, "dp_noise": 2.0, "dp_delta": 1e-3}
+    facts = guarantee.record_guarantee(Settings(**settings), 30, rows)
+    assert facts["share_clipped"] == 4 / 6
+    assert facts["last_clip"] == 0.5
+    assert (facts["noise"], facts["delta"], facts["rounds"], facts["clip"]) == (2.0, 1e-3, 2, "adaptive")
+    assert facts["epsilon"] == accounting.compute_epsilon(2.0, 0.5, 2, 1e-3)
+    assert "each of 30 clients takes part in a round with probability 0.5" in facts["sampling"]
+    assert guarantee.record_guarantee(Settings(**settings, dp_clip="0.3"), 30, rows)["clip"] == "0.3"
+    empty = guarantee.record_guarantee(Settings(**settings), 30, [{"clip": 1.0, "clipped": 0, "uploads": 0}])
+    assert empty["share_clipped"] is None
+    without_noise = Settings(**{**settings, "dp_noise": 0.0})
+    facts = guarantee.record_guarantee(without_noise, 30, rows)
+    assert (facts["epsilon"], facts["accountant"], facts["accountant_version"]) == (None, None, None)
+    assert "no privacy is guaranteed" in guarantee.describe_guarantee(facts)
+
+
+@pytest.mark.parametrize("seed", [None, 0, 3])
+def test_a_guarantee_warns_of_noise_that_follows_from_a_seed(seed):
+    settings = Settings(rounds=1, participation=0.5, dp_noise=2.0, dp_delta=1e-3, dp_seed=seed)
+    said = []
+    facts = guarantee.summarize_guarantee(settings, 30, [], said.append)["privacy"]
+    assert ("dp_seed" in facts["random_numbers"]) == (seed is not None)
+    assert (guarantee.WARNING_OF_SEED in said[0]) == (seed is not None)
+
+
+@pytest.mark.parametrize(("clip", "named"), [(None, "adaptive"), ("adaptive", "adaptive"), ("0.3", "0.3")])
+@pytest.mark.parametrize(("delta", "is_warned"), [(1e-3, False), (0.1, True), (0.2, True)])
+def test_the_plan_names_the_clip_and_warns_of_a_delta_that_permits_revealing_a_client(clip, named, delta, is_warned):
+    settings = Settings(rounds=3, participation=0.5, dp_noise=2.0, dp_delta=delta, dp_clip=clip)
+    plan, *warnings = guarantee.describe_plan(settings, lambda: range(10))
+    epsilon = accounting.compute_epsilon(2.0, 0.5, 3, delta)
+    assert f"epsilon {epsilon:.2f} at delta {delta:g} with noise multiplier 2 and clip {named}, over 3 rounds" in plan
+    assert "each of 10 clients takes part with probability 0.5" in plan
+    assert [f"delta {delta:g} is not below 1 / 10" in line for line in warnings] == [True] * is_warned
+
+
+def test_epsilons_and_deltas_of_several_runs_add_up():
+    private = [Settings(rounds=1, participation=0.5, dp_noise=noise, dp_delta=1e-3) for noise in (1.0, 2.0, 4.0)]
+    total = guarantee.compose_runs([private[0], Settings(), *private[1:]])
+    epsilons = [accounting.compute_epsilon(noise, 0.5, 1, 1e-3) for noise in (1.0, 2.0, 4.0)]
+    assert total["runs"] == 3
+    assert total["epsilon"] == pytest.approx(sum(epsilons))
+    assert total["delta"] == pytest.approx(3e-3)
+    words = guarantee.describe_composition(total)
+    assert f"3 private runs on the same clients spend together at most epsilon {sum(epsilons):.2f}" in words
+    assert guarantee.compose_runs([private[0], Settings()]) == {}
+    without_noise = guarantee.compose_runs([private[0], Settings(dp_noise=0.0, dp_delta=1e-3)])
+    assert (without_noise["runs"], without_noise["epsilon"]) == (2, None)
+    assert "some of them without noise" in guarantee.describe_composition(without_noise)
+
+
+@pytest.mark.parametrize(
+    ("options", "runs"),
+    [
+        # fedavg predicts with the backbone, fedavg-plus adapts it, and clients of local send nothing.
+        (("--methods", "fedavg,fedavg-plus,local"), 0),
+        (("--methods", "fedavg,fedavg-plus,local,fedper"), 2),
+        (("--methods", "fedavg,fedavg-plus,local,fedper", "--seeds", "0,1"), 4),
+        (("--methods", "fedper,local,lg-fedavg"), 2),
+    ],
+)
+def test_a_comparison_counts_each_run_in_which_clients_send_private_updates(pfl, small, tmp_path, options, runs):
+    private = (
+        "--dp-noise",
+        "1",
+        "--dp-delta",
+        "0.01",
+        "--model",
+        "logistic",
+        "--rounds",
+        "1",
+        "--participation",
+        "0.2",
+    )
+    result = pfl("compare", small.p, "-o", tmp_path / "c", *private, *options, "-n", "-q", "--json")
+    assert result.code == 0, result.err
+    total = json.loads(result.out)["summary"].get("privacy")
+    if not runs:
+        assert total is None
+        return
+    each = accounting.compute_epsilon(1.0, 0.2, 1, 0.01)
+    assert (total["runs"], total["delta"]) == (runs, pytest.approx(runs * 0.01))
+    assert total["epsilon"] == pytest.approx(runs * each)
+
+
+def test_a_private_backbone_counts_after_it_was_removed(pfl, small, tmp_path):
+    private = ("--dp-noise", 1, "--dp-delta", 0.01, "--model", "mlp", "--rounds", 1, "--participation", 0.2)
+    line = ("compare", small.p, "-o", tmp_path / "c", *private, "--methods", "fedavg-plus,fedper", "--json")
+    assert pfl(*line).code == 0
+    shutil.rmtree(tmp_path / "c" / "seed-0" / "backbone")
+    shutil.rmtree(tmp_path / "c" / "comparison")
+    for more in (("-n",), ()):
+        result = pfl(*line, *more)
+        assert (result.code, json.loads(result.out)["summary"]["privacy"]["runs"]) == (0, 2)
+    assert not (tmp_path / "c" / "seed-0" / "backbone").exists()
+
+
+def test_each_trial_in_which_clients_send_private_updates_counts(pfl, small, tmp_path):
+    training = Settings(rounds=1, dp_noise=1.0, dp_delta=0.01)
+    variants = resolve_variants(["fedavg", "fedper", "fedavg-plus", "local"], {}, training)
+    choices = {
+        "fedavg": Choice({"training.lr": 0.1}, 2, 4),
+        "fedper": Choice({}, 3, 4, "all trials diverged"),
+        "fedavg-plus": Choice({"epochs": 1}, 4, 8),
+        "local": Choice({"training.lr": 0.1}, 5, 8),
+    }
+    options = {"fedper": {"training.dp_noise": 2.0}}
+    trials = Tuned(options, {}, Budget(5, 0, "accuracy"), choices).private_trials(variants, training)
+    assert [each.dp_noise for each in trials] == [1.0] * 2 + [2.0] * 3
+    assert [each.lr for each in trials] == [0.1] * 2 + [training.lr] * 3
+    line = (
+        "-o",
+        tmp_path / "t",
+        "--trials",
+        3,
+        "--dp-noise",
+        1,
+        "--dp-delta",
+        0.01,
+        "--model",
+        "logistic",
+        "-n",
+        "--json",
+    )
+    for method, runs in (("fedper", 3), ("local", None), ("fedavg-plus", None)):
+        result = pfl("tune", method, small.p, *line)
+        assert result.code == 0, result.err
+        assert json.loads(result.out)["summary"].get("privacy", {}).get("runs") == runs
+
+
 def test_a_run_without_it_says_nothing_of_it(pfl, small, tmp_path):
     assert pfl("train-global", small.p, "-o", tmp_path / "b", *FAST).code == 0
     manifest = open_artifact(tmp_path / "b").manifest
@@ -77,6 +218,30 @@ def test_a_method_that_it_does_not_cover_is_refused_before_it_begins(pfl, small,
     result = pfl("personalize", method, small.p, "-o", tmp_path / "x", *FAST, *private, "-n")
     assert result.code == 3
     assert f"does not cover {method}: its clients send" in result.err
+
+
+@pytest.mark.parametrize(
+    ("option", "changes"),
+    [
+        ("epsilon", {"dp_noise": None, "dp_epsilon": 50.0}),
+        ("delta", {"dp_delta": 1e-2}),
+        ("noise", {"dp_noise": 2.0}),
+        ("clip", {"dp_clip": "0.5"}),
+        ("seed", {"dp_seed": 1}),
+    ],
+)
+def test_a_method_on_a_private_backbone_cannot_have_another_privacy(small, tmp_path, option, changes):
+    private = {
+        "rounds": 1,
+        "participation": 0.2,
+        "model": "logistic",
+        "dp_noise": 1.0,
+        "dp_delta": 1e-3,
+        "dp_clip": "1",
+    }
+    train_global(small.p, tmp_path / "b", settings=private)
+    with pytest.raises(UsageError, match=f"trained with another --dp-{option}"):
+        personalize("fedavg-plus", tmp_path / "b", tmp_path / "x", settings=changes)
 
 
 def test_a_backbone_without_it_gets_no_guarantee_afterwards(pfl, small, tmp_path):

@@ -1,0 +1,57 @@
+"""What a plan allows: which artifacts a job replaces, and conflicts of jobs that are not needed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pflcli.artifacts.decision import Decision
+from pflcli.artifacts.make import Outcome
+from pflcli.artifacts.reader import open_artifact
+from pflcli.errors import ConflictError
+from pflcli.execution import Execution
+from pflcli.jobs.job import NOT_NEEDED, Job, Planned, plan, require_free
+from pflcli.jobs.progress import OverallProgress
+from pflcli.jobs.run import attempt
+from pflcli.reporter import NullReporter
+
+
+@pytest.mark.parametrize("conflict", [None, ConflictError("it was made by another request")])
+def test_a_job_replaces_an_artifact_of_another_request_only_if_the_plan_found_one(conflict):
+    """Otherwise it would replace what another process has put there since, and discard what it has begun."""
+    forced = []
+    job = Job("fedavg", Path("x"), lambda inputs, execution: forced.append(execution.force), ())
+    planned = Planned(job, Decision.NEW, conflict=conflict)
+    assert attempt(planned, Execution(), OverallProgress(NullReporter(), [job])) is None
+    assert forced == [conflict is not None]
+
+
+def test_an_artifact_of_another_request_is_no_conflict_if_no_job_needs_it(small, tmp_path):
+    def conflict(inputs, execution):
+        if not execution.force:
+            raise ConflictError("it was made by another request")
+        return Outcome(tmp_path / "b", "backbone", f"dry run: {Decision.REPLACE}", "0" * 64)
+
+    def done(inputs, execution):
+        return Outcome(tmp_path / "m", "predictions", Decision.UP_TO_DATE, "1" * 64)
+
+    def new(inputs, execution):
+        return Outcome(tmp_path / "n", "predictions", f"dry run: {Decision.NEW}", "2" * 64)
+
+    backbone = Job("backbone", tmp_path / "b", conflict, (open_artifact(small.p),), is_result=False)
+    finished = Job("fedavg", tmp_path / "m", done, (backbone,))
+    planned = plan([backbone, finished])
+    assert [item.decision for item in planned.values()] == [NOT_NEEDED, Decision.UP_TO_DATE]
+    require_free(planned.values(), Execution())
+    with pytest.raises(ConflictError, match="another request"):
+        require_free(plan([backbone, finished, Job("prior", tmp_path / "n", new, (backbone,))]).values(), Execution())
+
+
+def test_a_file_that_the_command_reads_is_a_conflict_if_its_folder_is_to_be_replaced(tmp_path):
+    job = Job("fedavg", tmp_path / "x", lambda inputs, execution: None, ())
+    reading = Execution().reading(tmp_path / "x" / "weights.pt")
+    require_free([Planned(job, Decision.UP_TO_DATE)], reading)
+    require_free([Planned(job, Decision.NEW)], Execution().reading(tmp_path / "weights.pt"))
+    with pytest.raises(ConflictError, match=r"weights\.pt is an input inside"):
+        require_free([Planned(job, Decision.NEW)], reading)
