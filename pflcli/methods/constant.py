@@ -20,6 +20,7 @@ KIND = "local"
 NEEDS = ()
 PAPER = "scikit-learn, DummyClassifier"
 YEAR = 2011
+DETERMINISTIC = True
 
 
 @dataclass(frozen=True)
