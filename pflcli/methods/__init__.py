@@ -50,6 +50,9 @@ class Method(Protocol):
     TRANSDUCTIVE: bool = False
     """whether a prediction depends on other samples, without their labels, that the client predicts"""
 
+    DETERMINISTIC: bool = False
+    """whether it draws no random numbers, so that every seed gives the same predictions on a partition"""
+
     RECORDS: tuple[Literal["graph", "attention", "history", "cluster"], ...] = ()
     """what the state records under these keys, for charts and tables: ``graph`` the packed neighbours of each round,
     ``attention`` the weights ``first`` (r, m, m) and ``second`` (r, m, layers), ``history`` numbers (r,) by name,
