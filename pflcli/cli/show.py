@@ -59,8 +59,8 @@ def command(
         bool,
         typer.Option(
             "--latex",
-            help="Print the table of an evaluation or a comparison for a paper, in LaTeX with booktabs. The best method"
-            " is bold, and all that do not differ significantly from it.",
+            help="Print the table of an evaluation or a comparison for a paper, in LaTeX with booktabs. Methods have"
+            " the names of their papers; the best one is bold, and a dagger marks those not shown to be worse.",
         ),
     ] = False,
     as_json: Json = False,
