@@ -38,6 +38,8 @@ _LEFT_OUT = {
 }
 """Metrics that are not in the page's table, to save width."""
 _STACK = "Stack: the predictions of other methods pooled into one, with exponents learned on validation samples."
+_SCROLL_HINT = '<p class="hint" aria-hidden="true">More columns: scroll the table sideways \u2192</p>'
+"""The line below a table, which is shown while columns are hidden at its right."""
 _NO_MARKS = best_methods.Best()
 _MAX_OPEN_ARTIFACTS = 12
 """The list of artifacts is collapsed if it is longer."""
@@ -240,9 +242,12 @@ def _render_swatch(colour: str, dash: Sequence[int]) -> str:
 def _render_table(section: Section) -> str:
     comparison = section.comparison
     table = tables.build({**comparison.metrics, "methods": comparison.rows}, columns=[*section.best])
+    sorted_by = len(table.heading) - len(section.best) + [*section.best].index(comparison.metric.name)
+    order = "ascending" if comparison.metric.lower_is_better else "descending"
     head = "".join(
-        f'<th scope="col" aria-sort="none"><button type="button">{escape(title)}</button></th>'
-        for title in table.heading
+        f'<th scope="col" aria-sort="{order if place == sorted_by else "none"}"><button type="button">{escape(title)}'
+        "</button></th>"
+        for place, title in enumerate(table.heading)
     )
     lines = []
     for row in table.rows:
@@ -255,7 +260,7 @@ def _render_table(section: Section) -> str:
         lines.append(f'<tr data-method="{_escape_label(label)}">{first}{numbers}</tr>\n')
     region = f'<div class="scroll" role="region" aria-label="All methods: {escape(comparison.title)}" tabindex="0">'
     body = f"<thead><tr>{head}</tr></thead>\n<tbody>{''.join(lines)}</tbody>"
-    return f'{region}<table class="sortable">{body}</table></div>\n'
+    return f'{region}<table class="sortable">{body}</table></div>\n{_SCROLL_HINT}'
 
 
 def _render_sets(comparison: Comparison) -> str:
@@ -370,7 +375,7 @@ def _render_plain_table(heading: Iterable[str], rows: Iterable[Iterable[str]], l
     lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
     return (
         f'<div class="scroll" role="region" aria-label="{escape(label)}" tabindex="0"><table class="plain">'
-        f"<thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>"
+        f"<thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>{_SCROLL_HINT}"
     )
 
 
