@@ -52,19 +52,22 @@ def test_the_charts_of_a_comparison(compared):
     assert megabytes["knn-per"] == pytest.approx(metric_value(comparison.row("knn-per"), "megabytes"), rel=1e-4)
 
 
-def drawn_cost(artifact, megabytes):
-    """The chart of gains against bytes, if methods sent so many megabytes."""
+def drawn_cost(artifact, megabytes, gains=None):
+    """The chart of gains against bytes, if methods sent so many megabytes and had these gains."""
     comparison = read_comparison(artifact)
-    for row, number in zip(comparison.metrics["methods"], megabytes, strict=True):
-        row["metrics"]["megabytes"]["value"] = number
+    for place, row in enumerate(comparison.metrics["methods"]):
+        row["metrics"]["megabytes"]["value"] = megabytes[place]
+        if gains is not None:
+            row["metrics"]["gain"] |= {"value": gains[place], "interval": [gains[place] - 0.01, gains[place] + 0.01]}
     charted = charts.draw(comparison, runs.read(comparison, lineage.trace(artifact)))
     return next(chart for chart in charted if chart.key == "cost")
 
 
 @pytest.mark.parametrize("megabytes", [[20.0] * 12, [0.0, 1.0, *[1000.0] * 10]])
-def test_names_beside_points_do_not_overlap_and_are_not_cut(tmp_path, megabytes):
+@pytest.mark.parametrize("gains", [[0.0] * 12, [0.001 * n for n in range(12)], [0, *[0.2] * 11], [0, *[-0.2] * 11]])
+def test_names_beside_points_do_not_overlap_and_are_not_cut(tmp_path, megabytes, gains):
     methods = ["fedavg", *(f"method-{number:02}@variant" for number in range(11))]
-    chart = drawn_cost(synthetic.comparison(tmp_path / "c", methods, ["a", "b", "c", "d"]), megabytes)
+    chart = drawn_cost(synthetic.comparison(tmp_path / "c", methods, ["a", "b", "c", "d"]), megabytes, gains)
     width = 388  # of the page on a telephone
     svg = vega.render({**chart.spec, "width": width}, "svg").decode()
     shift = float(re.search(r'<g fill="none"[^>]*translate\((\d+)', svg)[1])
