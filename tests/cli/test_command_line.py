@@ -91,6 +91,11 @@ def test_pfl_explains_itself(pfl):
     assert (ran.code, ran.err) == (0, "")
     assert all(name in ran.out for name in APP)
     assert pfl("-h").out == ran.out
+    shown = re.findall(r"^│ ([a-z][a-z-]+) ", ran.out, flags=re.M)
+    first = ["import", "partition", "compare", "report", "show", "tune", "predict", "new-client", "export"]
+    assert shown == list(APP)
+    assert shown[:9] == first
+    assert ran.out.index("│ doctor ") < ran.out.index("│ --version ") < ran.out.index("│ --use ")
     assert pfl().code == 2
     assert pfl().err == ""
 
