@@ -40,13 +40,13 @@ _SUMMARY = "Find out which personalized federated learning method works best on 
 class Group(TyperGroup):
     """All commands, whose help ends with the options of ``pfl`` itself; Typer alone begins with them."""
 
-    def get_params(self, ctx: typer.Context) -> list[Any]:
+    def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters; none while the help above the options is printed."""
         return [] if self._is_above_options else super().get_params(ctx)
 
     _is_above_options = False
 
-    def format_help(self, ctx: typer.Context, formatter: Any) -> None:
+    def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print usage, commands, and then the options."""
         if self.rich_markup_mode is None:
             super().format_help(ctx, formatter)
