@@ -8,6 +8,7 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -22,6 +23,7 @@ from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import partition
 from pflcli.artifacts.reader import open_artifact
 from pflcli.cli import app
+from pflcli.commands import show
 from pflcli.commands.listing import listing
 from pflcli.commands.personalize import personalize
 
@@ -326,6 +328,17 @@ def test_show_is_short_and_verbose_gives_all(pfl, path):
     in_full = pfl("show", path, "--verbose").out
     assert f"fingerprint: {manifest['fingerprint']}" in in_full
     assert all(file["sha256"] in in_full for file in manifest["files"].values())
+
+
+def test_show_counts_long_lists_and_states_epsilon(small, pfl, monkeypatch):
+    artifact = open_artifact(small.knn)
+    more = {"left_out": {f"w{n}": 0.5 for n in range(60)}, "privacy": {"epsilon": 8.0, "delta": 1e-3, "unit": "client"}}
+    manifest = replace(artifact.manifest, summary={**artifact.manifest.summary, **more})
+    monkeypatch.setattr(show, "open_one", lambda path: replace(artifact, manifest=manifest))
+    out = pfl("show", small.knn).out
+    assert "left out: 60 (--verbose lists them)" in out
+    assert "privacy\n  epsilon: 8.0\n  delta: 0.001\n" in out
+    assert "unit" not in out
 
 
 def test_show_names_the_worst_client(pfl, small):
