@@ -102,6 +102,19 @@ def test_a_comparison_takes_files_and_variants_of_them(mine, small, pfl, monkeyp
     assert sorted(names) == ["FedAvg", "Mine", "Mine (long)"]
 
 
+def test_list_describes_a_file(mine, pfl):
+    ran = pfl("list", "methods", "./my_method.py", "--json")
+    assert (ran.code, ran.err) == (0, "")
+    facts = json.loads(ran.out)
+    assert (facts["name"], facts["paper"], [option["option"] for option in facts["options"]]) == (
+        "my-method",
+        "Mine",
+        ["epochs"],
+    )
+    ran = pfl("list", "models", "./my_method.py")
+    assert (ran.code, "pfl list methods ./my_method.py" in ran.err) == (2, True)
+
+
 def test_predicting_asks_for_the_file(mine, small, pfl):
     assert pfl("personalize", "./my_method.py", small.p, "-o", "m", *SETTINGS, "-q").code == 0
     client = json.loads(open_artifact("m").path.joinpath("codebook.json").read_text())["clients"][0]
