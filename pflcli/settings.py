@@ -58,13 +58,15 @@ class Settings:
     lr: Annotated[float, Gt(0)] = 0.1
     """use this learning rate for local SGD"""
     optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
-    """train locally with SGD, Adam or AdamW; their state starts anew in each round"""
+    """train models locally with SGD, Adam or AdamW, whose state starts anew in each round; what a method learns by a
+    rule of its own, such as mixing weights, is not affected"""
     momentum: Annotated[float, Ge(0), Lt(1)] = 0.0
-    """use this momentum for local SGD, from 0 to below 1; it is reset to zero in each round"""
+    """use this momentum for local SGD of models, from 0 to below 1; it is reset to zero in each round"""
     weight_decay: Annotated[float, Ge(0)] = 0.0
     """add the weights times this factor to the gradient (L2 penalty); adamw subtracts lr times them instead"""
     clip_gradients: Annotated[float, Gt(0)] | None = None
-    """scale the gradient of each minibatch down to at most this L2 norm"""
+    """scale the gradient of each minibatch of a model down to at most this L2 norm; what a method learns by a rule of
+    its own, such as mixing weights, is not affected"""
     precision: Literal["float32", "bfloat16"] = "float32"
     """compute forward and backward passes in float32 (never TF32) or bfloat16; weights stay in float32"""
     normalize: Literal["none", "imagenet", "dataset"] = "none"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 
 import pytest
@@ -87,13 +88,31 @@ def test_a_file_runs_like_a_built_in_method(mine, small, pfl, tmp_path):
     assert (tmp_path / "j" / "predictions.h5").read_bytes() == (tmp_path / "m" / "predictions.h5").read_bytes()
 
 
-def test_a_comparison_takes_files_and_variants_of_them(mine, small, pfl):
+def test_a_comparison_takes_files_and_variants_of_them(mine, small, pfl, monkeypatch):
     listed = "fedavg,./my_method.py,./my_method.py@long"
     ran = pfl("compare", small.p, "-o", "c", "--methods", listed, "--set", "my-method@long.epochs=3", *SETTINGS, "-q")
     assert ran.code == 0, ran.err
     assert json.loads((mine.parent / "c/seed-0/my-method@long/manifest.json").read_text())["request"]["options"] == {
         "epochs": 3
     }
+    with monkeypatch.context() as later:
+        later.delenv(registry.USED)  # a table in LaTeX has the names of PAPER, also without the file
+        table = pfl("show", "c", "--latex").out
+    names = re.findall(r"^    ((?:FedAvg|Mine)[^&]*) &", table, flags=re.M)
+    assert sorted(names) == ["FedAvg", "Mine", "Mine (long)"]
+
+
+def test_list_describes_a_file(mine, pfl):
+    ran = pfl("list", "methods", "./my_method.py", "--json")
+    assert (ran.code, ran.err) == (0, "")
+    facts = json.loads(ran.out)
+    assert (facts["name"], facts["paper"], [option["option"] for option in facts["options"]]) == (
+        "my-method",
+        "Mine",
+        ["epochs"],
+    )
+    ran = pfl("list", "models", "./my_method.py")
+    assert (ran.code, "pfl list methods ./my_method.py" in ran.err) == (2, True)
 
 
 def test_predicting_asks_for_the_file(mine, small, pfl):

@@ -27,10 +27,10 @@ from pflcli.prediction.disclosure import Disclosure
 from pflcli.prediction.stored_predictor import StoredPredictor
 
 SEES = {
-    "label": "the class that is answered",
-    "confidence": "the probabilities that are answered",
+    "label": "the predicted class",
+    "confidence": "the predicted probabilities",
     "calibrated": "the probabilities of the client's model and of the global model",
-    "likelihood-ratio": "the probabilities that are answered, and models trained on other splits",
+    "likelihood-ratio": "the predicted probabilities, and models trained on other splits",
     "neighbours": "the votes of the client's store alone",
     "distance": "the distance to the nearest stored sample",
 }

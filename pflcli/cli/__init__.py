@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from pflcli import __version__, registry
 from pflcli.cli import check, doctor, listing, new, report, results, show
@@ -35,48 +36,86 @@ from pflcli.options.update_datastore import UpdateDatastore
 
 _SUMMARY = "Find out which personalized federated learning method works best on your data, by how much, and for whom."
 
+
+class Group(TyperGroup):
+    """All commands, whose help ends with the options of ``pfl`` itself; Typer alone begins with them."""
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters; none while the help above the options is printed."""
+        return [] if self._is_above_options else super().get_params(ctx)
+
+    _is_above_options = False
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print usage, commands, and then the options."""
+        if self.rich_markup_mode is None:
+            super().format_help(ctx, formatter)
+            return
+        from typer import rich_utils
+
+        self._is_above_options = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._is_above_options = False
+        rich_utils._print_options_panel(
+            name="Global options",
+            params=self.get_params(ctx),
+            ctx=ctx,
+            markup_mode=self.rich_markup_mode,
+            console=rich_utils._get_rich_console(),
+        )
+
+
 app = typer.Typer(
     name="pfl",
+    cls=Group,
     help=_SUMMARY,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
     pretty_exceptions_enable=False,
 )
 
-_CHAIN, _USE, _LOOK, _OWN = "Make artifacts", "Use them", "Look at them", "Write your own"
+_FIRST, _STEPS, _MORE, _OWN, _LOOK_UP = (
+    "From data to an answer",
+    "Single steps",
+    "More",
+    "Write your own",
+    "Look up",
+)
 
 
 def _add(cls: type[Options], panel: str, show: Show = show_outcome, words: type[Command] = Command) -> None:
     app.command(cls.NAME, cls=words, rich_help_panel=panel)(command(cls, show))
 
 
-_add(ImportData, _CHAIN, words=results.ImportCommand)
-_add(Embed, _CHAIN)
-_add(Partition, _CHAIN)
-_add(TrainGlobal, _CHAIN)
-_add(Extract, _CHAIN)
-_add(BuildDatastore, _CHAIN)
-_add(UpdateDatastore, _CHAIN)
-_add(Personalize, _CHAIN)
-_add(Stack, _CHAIN)
-_add(Evaluate, _CHAIN, results.show_scores)
-_add(Audit, _CHAIN, results.show_audit)
-app.command("compare", cls=results.CompareCommand, rich_help_panel=_CHAIN)(
+_add(ImportData, _FIRST, words=results.ImportCommand)
+_add(Partition, _FIRST)
+app.command("compare", cls=results.CompareCommand, rich_help_panel=_FIRST)(
     command(Compare, results.show_comparison, results.run_comparison, {"plan": results.PLAN})
 )
-_add(Demo, _CHAIN, results.show_scores)
-_add(Tune, _CHAIN, results.show_trials)
-_add(Sweep, _CHAIN)
-_add(NewClient, _USE)
-_add(Predict, _USE, results.show_predictions)
-_add(Export, _USE, results.show_export)
-app.command("report", cls=Command, rich_help_panel=_LOOK)(report.command)
-_add(Track, _LOOK, results.show_tracked)
-app.command("show", cls=Command, rich_help_panel=_LOOK)(show.command)
-app.command("list", cls=Command, rich_help_panel=_LOOK)(listing.command)
+app.command("report", cls=Command, rich_help_panel=_FIRST)(report.command)
+app.command("show", cls=Command, rich_help_panel=_FIRST)(show.command)
+_add(Tune, _FIRST, results.show_trials)
+_add(Predict, _FIRST, results.show_predictions)
+_add(NewClient, _FIRST)
+_add(Export, _FIRST, results.show_export)
+_add(TrainGlobal, _STEPS)
+_add(Extract, _STEPS)
+_add(BuildDatastore, _STEPS)
+_add(UpdateDatastore, _STEPS)
+_add(Personalize, _STEPS)
+_add(Evaluate, _STEPS, results.show_scores)
+_add(Demo, _MORE, results.show_scores)
+_add(Embed, _MORE)
+_add(Stack, _MORE)
+_add(Sweep, _MORE)
+_add(Audit, _MORE, results.show_audit)
+_add(Track, _MORE, results.show_tracked)
 app.command("new", cls=Command, rich_help_panel=_OWN)(new.command)
 app.command("check", cls=Command, rich_help_panel=_OWN)(check.command)
-app.command("doctor", cls=Command, rich_help_panel=_LOOK)(doctor.command)
+app.command("list", cls=Command, rich_help_panel=_LOOK_UP)(listing.command)
+app.command("doctor", cls=Command, rich_help_panel=_LOOK_UP)(doctor.command)
 
 
 def _version(is_given: bool) -> None:

@@ -189,6 +189,14 @@ def attacks(artifact: Artifact, *, to_stderr: bool) -> None:
         _sentence(line, sys.stderr)
 
 
+def trials(artifact: Artifact, *, to_stderr: bool) -> None:
+    """Print the trials of a tuning, the best one first."""
+    from pflcli.artifacts.kinds import tuning
+    from pflcli.tuning.trials import readable
+
+    table(*readable(tuning.read(artifact)), to_stderr=to_stderr)
+
+
 def _sentence(text: str, stream: TextIO) -> None:
     """Print a sentence, wrapped between words on a terminal."""
     wide = max(_width(stream), 40)

@@ -28,7 +28,7 @@ def command(
     name: Annotated[
         str | None,
         typer.Argument(
-            help="Describe the one with this name, and its options.",
+            help="Describe the one with this name or in this file, and its options.",
             show_default=False,
             autocompletion=completion.names_in_group,
         ),

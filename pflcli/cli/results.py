@@ -63,13 +63,11 @@ def show_trials(
     outcome: Outcome, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
 ) -> None:
     """Print the trials of a search, or in a dry run the decision for each."""
-    from pflcli.artifacts.kinds import tuning
     from pflcli.artifacts.reader import open_artifact
-    from pflcli.tuning import trials
 
     if not quiet:
         if not execution.dry_run:
-            console.table(*trials.readable(tuning.read(open_artifact(outcome.path))), to_stderr=True)
+            console.trials(open_artifact(outcome.path), to_stderr=True)
         elif plan := outcome.summary["plan"]:
             rows = [[*map(as_typed, step["values"].values()), step["decision"]] for step in plan]
             console.table([*plan[0]["values"], ""], rows, to_stderr=True)

@@ -59,13 +59,17 @@ def command(
         bool,
         typer.Option(
             "--latex",
-            help="Print the table of an evaluation or a comparison for a paper, in LaTeX with booktabs. The best method"
-            " is bold, and all that do not differ significantly from it.",
+            help="Print the table of an evaluation or a comparison for a paper, in LaTeX with booktabs. Methods have"
+            " the names of their papers; the best one is bold, and a dagger marks those not shown to be worse.",
         ),
     ] = False,
     as_json: Json = False,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="Print all details, such as hashes and options, and tracebacks of bugs."),
+    ] = False,
 ) -> None:
-    """Describe an artifact: its kind, the request that made it, and its inputs.
+    """Describe an artifact in a few lines or by its table: its kind, its size, and what it was made from.
 
     Examples:
         pfl show runs/knn-per --lineage --verify
@@ -83,7 +87,8 @@ def command(
         raise UsageError(f"--latex and {other} exclude each other", f"leave out {other}")
     in_words = lineage and not as_json
     text = _draw_tree(show.trace(path, verify=verify), verified=verify) if in_words else []
-    facts = {} if in_words else show.show(path, lineage=lineage, verify=verify)
+    in_full = (as_json or verbose) and not in_words
+    facts = show.show(path, lineage=lineage, verify=verify) if in_full else {}
     if picture is not None:
         show.plot(path, picture, chosen)
     if attention is not None:
@@ -96,12 +101,16 @@ def command(
         console.data(facts)
     elif in_words:
         console.lines(text)
-    elif facts["kind"] in tables.KINDS and not verify:
-        console.scores(open_one(path), to_stderr=False)
-    elif facts["kind"] == "audit" and not verify:
-        console.attacks(open_one(path), to_stderr=False)
-    else:
+    elif verbose:
         console.facts(facts)
+    elif (kind := open_one(path).kind) in tables.KINDS and not verify:
+        console.scores(open_one(path), to_stderr=False)
+    elif kind == "audit" and not verify:
+        console.attacks(open_one(path), to_stderr=False)
+    elif kind == "tuning" and not verify:
+        console.trials(open_one(path), to_stderr=False)
+    else:
+        console.facts(show.outline(path, verify=verify))
 
 
 def _draw_tree(root: Lineage, *, verified: bool) -> list[str]:

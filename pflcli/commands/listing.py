@@ -26,7 +26,15 @@ def overview() -> list[dict[str, Any]]:
 
 
 def options(group: str, name: str) -> dict[str, Any]:
-    """Return the card of one name, with its options; raises UsageError for an unknown name."""
+    """Return the card of one name or of a user's file, with its options.
+
+    Raises UsageError for an unknown name and for a file of another group.
+    """
+    if group in registry.GROUPS and registry.is_file(name):
+        found = registry.group_of(Path(registry.split_file(name)[0]))
+        if found != group:
+            raise UsageError(f"{name} belongs to {found}, not to {group}", f"pfl list {found} {name}")
+        name = registry.use(group, name)
     card = registry.card(group, name)
     fields = [{"option": o.name, "type": o.type, "default": o.default, "meaning": o.help} for o in card.options]
     more = {"transductive": True} if card.facts.get("TRANSDUCTIVE") else {}

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from pflcli import config, methods, parameters, sources
+from pflcli import config, methods, parameters, registry, sources
 from pflcli.artifacts import codebook, csv_file
 from pflcli.artifacts.kinds import LINEAGE, missing_input_error, predictions, required_kinds
 from pflcli.artifacts.kinds import partition as partitions
@@ -203,6 +203,7 @@ def _build(job: _Job, execution: Execution, writer: ArtifactWriter) -> Built:
         "tuned": predictions.summarize_tuned(tuned),
         **_privacy(job, run, progress, backbone, execution),
         **({"transductive": True} if job.method.TRANSDUCTIVE else {}),
+        **({"paper": job.method.PAPER} if registry.is_foreign("methods", job.name) else {}),
         **missing,
     }
     return Built(summary, _circumstances(job, run, costs, execution))

@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from pflcli.artifacts import verification
-from pflcli.artifacts.kinds import audit, evaluation
+import numpy as np
+
+from pflcli.artifacts import codebook, kinds, verification
+from pflcli.artifacts.kinds import audit, evaluation, predictions
+from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact, follow
 from pflcli.errors import InputError, UsageError
 from pflcli.evaluation import figures
 from pflcli.evaluation.charts import vega
+from pflcli.evaluation.metrics import catalogue
+from pflcli.wording import counted
+
+_MAX_LISTED = 12
+"""Longer lists are counted in an outline."""
 
 
 @dataclass(frozen=True)
@@ -41,6 +49,75 @@ def show(path: Path | str, *, lineage: bool = False, verify: bool = False) -> di
     if artifact.kind == "audit":
         facts["audit"] = audit.read(artifact)
     return facts
+
+
+def outline(path: Path | str, *, verify: bool = False) -> dict[str, Any]:
+    """Return the facts about an artifact that a user asks for first: what it is, its size, and the worst-off client.
+
+    Hashes and long lists are left out; ``show`` has them. Raises InputError as ``show`` does.
+    """
+    artifact = open_one(path)
+    if verify:
+        verification.verify(artifact)
+    manifest = artifact.manifest
+    files = manifest.files.values()
+    facts = {
+        "path": str(artifact.path),
+        manifest.kind: ", ".join(filter(None, kinds.load(manifest.kind).describe(manifest))),
+        **_shorten(manifest.summary),
+        **_name_worst_client(artifact),
+        "command": manifest.made.get("command"),
+        "seconds": manifest.made.get("seconds"),
+        "made from": ", ".join(reference.path for reference in manifest.inputs),
+        "files": f"{counted(len(files), 'file')}, {sum(file['bytes'] for file in files) / 1e6:.1f} MB",
+        "verified": len(files) if verify else None,
+    }
+    return {key: value for key, value in facts.items() if value not in (None, "")}
+
+
+def _shorten(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a summary without empty values, in which long lists are counted and bytes are megabytes."""
+    short: dict[str, Any] = {}
+    for key, value in summary.items():
+        if key == "privacy":
+            short[key] = {name: value[name] for name in ("epsilon", "delta") if name in value}
+        elif key.startswith("bytes_") and isinstance(value, int):
+            short[f"MB{key.removeprefix('bytes')}"] = round(value / 1e6, 2) or None
+        elif isinstance(value, Mapping | list) and len(value) > _MAX_LISTED:
+            short[key] = f"{len(value)} (--verbose lists them)"
+        elif isinstance(value, Mapping):
+            short[key] = _shorten(value)
+        elif isinstance(value, list) and all(isinstance(item, str) for item in value):
+            short[key] = ", ".join(value)
+        else:
+            short[key] = float(f"{value:.4g}") if isinstance(value, float) else value
+    return {key.replace("_", " "): value for key, value in short.items() if value not in (None, "", [], {})}
+
+
+def _name_worst_client(artifact: Artifact) -> dict[str, str]:
+    """Return the client with the fewest samples of a partition, or with the lowest test accuracy of predictions."""
+    if artifact.kind == "partition":
+        sizes = partitions.read_sizes(artifact).sum(axis=1)
+        client = int(sizes.argmin())
+        words = f"{_name_client(artifact, client, len(sizes))}, {counted(int(sizes[client]), 'sample')}"
+        return {"smallest client": words}
+    if artifact.kind != "predictions" or not predictions.has_split(artifact, "test"):
+        return {}
+    answers = predictions.read(artifact, "test")
+    n = np.diff(answers.offsets)
+    if not n.any():
+        return {}
+    scores = catalogue.METRICS["accuracy"].score_clients(answers.parts["p"], answers.y, answers.offsets, 1)
+    worst = int(np.nanargmin(np.where(n > 0, scores, np.nan)))
+    name = _name_client(artifact, worst, len(n))
+    return {
+        "test accuracy": f"{100 * np.average(scores[n > 0], weights=n[n > 0]):.1f} %",
+        "worst client": f"{name}, {100 * scores[worst]:.1f} % of {counted(int(n[worst]), 'test sample')}",
+    }
+
+
+def _name_client(artifact: Artifact, client: int, count: int) -> str:
+    return codebook.read(artifact).client_names(count)[client]
 
 
 def trace(path: Path | str, *, verify: bool = False) -> Lineage:

@@ -96,6 +96,7 @@ def summarize_method(label: str, items: Sequence[Scored]) -> dict[str, Any]:
         "learned_from": sorted({split for item in items for split in predictions.learned_splits(item.artifact)}),
         **_privacy(items),
         **({"transductive": True} if any(predictions.is_transductive(item.artifact) for item in items) else {}),
+        **({"paper": paper} if (paper := items[0].artifact.manifest.summary.get("paper")) else {}),
         "metrics": dict(metrics),
     }
 

@@ -24,7 +24,7 @@ from pflcli.parameters import Params
 
 KIND = "server"
 NEEDS = ()
-PAPER = "FedAvg, baseline"
+PAPER = "FedSGD"
 YEAR = 2017
 
 State = dict[str, Params]

@@ -31,7 +31,7 @@ from pflcli.parameters import Params
 
 KIND = "posthoc"
 NEEDS = ("backbone",)
-PAPER = "kNN-Per and FedAvg+"
+PAPER = "kNN-Per+"
 YEAR = 2022
 GRID = {"epochs": (1, 2, 5, 10), "lr": (0.0, 0.01, 0.03, 0.1)}
 

@@ -18,7 +18,7 @@ from pflcli.federation.run import Predictor, Run
 
 KIND = "local"
 NEEDS = ()
-PAPER = "kNN-Per, baseline"
+PAPER = "Local"
 YEAR = 2022
 
 

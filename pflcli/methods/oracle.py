@@ -21,7 +21,7 @@ KIND = "server"
 NEEDS = ()
 PERSONAL_MODELS = "cluster"
 SENDS_MORE = "models, of which the server takes a mean per cluster"
-PAPER = "PANM, upper bound"
+PAPER = "Oracle"
 YEAR = 2022
 RECORDS = ("cluster",)
 

@@ -21,7 +21,7 @@ KIND = "server"
 NEEDS = ()
 """The artifacts that it needs besides a partition: backbone, embeddings, datastore."""
 PAPER = "TITLE"
-"""The name in tables."""
+"""The name in its paper: that of tables in LaTeX, and of ``pfl list methods``."""
 YEAR = 2026
 ADAPTS = True
 """Clients train after the last round. Methods with a personal model for each client have ``PERSONAL_MODELS`` instead:

@@ -8,17 +8,22 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import typer.main
 
 from conftest import NAMES
 from pflcli import registry
+from pflcli.artifacts import codebook
+from pflcli.artifacts.kinds import partition
 from pflcli.artifacts.reader import open_artifact
 from pflcli.cli import app
+from pflcli.commands import show
 from pflcli.commands.listing import listing
 from pflcli.commands.personalize import personalize
 
@@ -91,6 +96,11 @@ def test_pfl_explains_itself(pfl):
     assert (ran.code, ran.err) == (0, "")
     assert all(name in ran.out for name in APP)
     assert pfl("-h").out == ran.out
+    shown = re.findall(r"^│ ([a-z][a-z-]+) ", ran.out, flags=re.M)
+    first = ["import", "partition", "compare", "report", "show", "tune", "predict", "new-client", "export"]
+    assert shown == list(APP)
+    assert shown[:9] == first
+    assert ran.out.index("│ doctor ") < ran.out.index("│ --version ") < ran.out.index("│ --use ")
     assert pfl().code == 2
     assert pfl().err == ""
 
@@ -299,10 +309,50 @@ def test_show_says_what_it_is(pfl, small):
     facts = strict(pfl("show", small.knn, "--json", "--lineage", "--verify").out)
     assert (facts["kind"], facts["verified"]) == ("predictions", 3)
     assert facts["inputs"][0]["inputs"][0]["kind"] == "embeddings"
-    ran = pfl("show", small.knn)
+    ran = pfl("show", small.knn, "-v")
     assert "kind: predictions\n" in ran.out
     assert "method: knn-per\n" in ran.out
     assert pfl("show", small.ev).out.splitlines()[0].startswith("method\t")
+
+
+GOLDEN = sorted(path.parent for path in (Path(__file__).parents[1] / "golden").rglob("manifest.json"))
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.name)
+def test_show_is_short_and_verbose_gives_all(pfl, path):
+    ran = pfl("show", path)
+    assert (ran.code, [line for line in ran.out.splitlines() if len(line) > 300]) == (0, [])
+    assert len(ran.out.splitlines()) <= 25
+    assert not re.search(r"[0-9a-f]{64}", ran.out)
+    manifest = json.loads((path / "manifest.json").read_text())
+    in_full = pfl("show", path, "--verbose").out
+    assert f"fingerprint: {manifest['fingerprint']}" in in_full
+    assert all(file["sha256"] in in_full for file in manifest["files"].values())
+
+
+def test_show_counts_long_lists_and_states_epsilon(small, pfl, monkeypatch):
+    artifact = open_artifact(small.knn)
+    more = {"left_out": {f"w{n}": 0.5 for n in range(60)}, "privacy": {"epsilon": 8.0, "delta": 1e-3, "unit": "client"}}
+    manifest = replace(artifact.manifest, summary={**artifact.manifest.summary, **more})
+    monkeypatch.setattr(show, "open_one", lambda path: replace(artifact, manifest=manifest))
+    out = pfl("show", small.knn).out
+    assert "left out: 60 (--verbose lists them)" in out
+    assert "privacy\n  epsilon: 8.0\n  delta: 0.001\n" in out
+    assert "unit" not in out
+
+
+def test_show_names_the_worst_client(pfl, small):
+    counts = np.diff(partition.read(open_artifact(small.p)).offsets).reshape(-1, 3).sum(1)
+    names = codebook.read(open_artifact(small.p)).clients
+    facts = dict(line.partition(": ")[::2] for line in pfl("show", small.p).out.splitlines())
+    assert facts["smallest client"] == f"{names[counts.argmin()]}, {counts.min()} samples"
+    clients = pd.read_csv(small.ev / "clients.csv").query("method == 'knn-per' and n_test > 0")
+    facts = dict(line.partition(": ")[::2] for line in pfl("show", small.knn).out.splitlines())
+    worst = clients.loc[clients["accuracy"].idxmin()]
+    assert facts["worst client"].startswith(
+        f"{worst['name'] if 'name' in worst else worst['client']}, {100 * worst['accuracy']:.1f} %"
+    )
+    assert facts["test accuracy"] == f"{100 * np.average(clients['accuracy'], weights=clients['n_test']):.1f} %"
 
 
 def test_the_doctor_finds_this_machine_well(pfl):

@@ -77,7 +77,7 @@ LINES = {
     ("pfl", "new", "sch"): ["scheme"],
     ("pfl", "list", "sch"): ["schemes"],
     ("pfl", "list", "schemes", "pach"): ["pachinko"],
-    ("pfl", "show", "--ver"): ["--verify"],
+    ("pfl", "show", "--ver"): ["--verify", "--verbose"],
     ("pfl", "import", "data.csv", "--standardize", "cl"): ["client"],
 }
 

@@ -217,9 +217,15 @@ def write_pickle(root):
     return "np.savez('data.npz'"
 
 
+def write_info(root):
+    (root / "part_0").mkdir(parents=True)
+    (root / "part_0" / "dataset_info.json").write_text("{}")
+    return f"hf:{root}"
+
+
 @pytest.mark.parametrize(
     "write",
-    [write_dealt, write_flbench, write_saved, write_parquet, write_splits, write_h5, write_pickle],
+    [write_dealt, write_flbench, write_saved, write_info, write_parquet, write_splits, write_h5, write_pickle],
     ids=lambda write: write.__name__,
 )
 def test_import_names_the_prefix_when_another_library_wrote_the_folder(write, take, tmp_path):

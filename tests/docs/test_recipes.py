@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import re
 import subprocess
@@ -275,3 +276,22 @@ def test_the_docs_show_the_table():
     assert (ROOT / "docs" / "settings.md").read_text(encoding="utf-8") == settings.markdown(table)
     with (PAPERS / "settings.toml").open("rb") as file:
         assert tomllib.load(file)
+
+
+@pytest.mark.parametrize(("paper", "where"), [("knn-per", "new-clients-0.2/"), ("panm", "")])
+@pytest.mark.parametrize(("folder", "name"), [("tables", "writers"), ("writers-v2", "writers-v2")])
+def test_a_combined_table_names_the_dataset_whatever_the_folder(tmp_path, paper, where, folder, name):
+    score = {"value": 0.5, "n": 4}
+    keys = ("accuracy", "bottom_decile", "macro_precision", "megabytes", "seconds")
+    rows = [{"label": "fedavg", "seeds": [0], "metrics": dict.fromkeys(keys, score)}]
+    files = {
+        f"{where}partition-0/manifest.json": {"request": {"dataset": "writers"}},
+        f"{where}comparison/metrics.json": {"methods": rows},
+    }
+    for file, content in files.items():
+        path = tmp_path / folder / file
+        path.parent.mkdir(parents=True)
+        path.write_text(json.dumps(content))
+    line = [sys.executable, str(PAPERS / paper / "combine.py"), str(tmp_path / folder)]
+    table = subprocess.run(line, capture_output=True, text=True, check=True).stdout
+    assert f"| {name} |" in table

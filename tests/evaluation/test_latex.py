@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from pflcli import registry
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.kinds.evaluation import read
 from pflcli.artifacts.kinds.predictions import Predictions, SplitPredictions
@@ -15,7 +17,7 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands.evaluate import evaluate
-from pflcli.evaluation import latex
+from pflcli.evaluation import best_methods, latex
 from pflcli.evaluation.presentation import tables
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -87,21 +89,29 @@ def three(tmp_path):
     ]
 
 
-def test_the_best_and_what_cannot_be_told_from_it_are_bold(three, tmp_path):
+def find(artifact, name):
+    found = best_methods.find(artifact, read(artifact), [name])[name]
+    return {*found.best}, {*found.not_worse}
+
+
+def test_the_best_is_bold_and_what_is_not_shown_to_be_worse_has_a_dagger(three, tmp_path):
     evaluate(three, tmp_path / "e")
     text = latex.render(open_artifact(tmp_path / "e"))
     assert_readable(text)
     table = rows(text)
     assert {name: row[r"accuracy \%"] for name, row in table.items()} == {
-        "fedavg": "35.0", "ditto": r"\textbf{75.0}", "local": r"\textbf{75.4}",
+        "FedAvg": "35.0", "Ditto": r"75.0$^{\dagger}$", "Local": r"\textbf{75.4}",
     }  # fmt: skip
-    assert {name: r"\textbf" in row[r"plain mean \%"] for name, row in table.items()} == {
-        "fedavg": False, "ditto": True, "local": True,
-    }  # fmt: skip
+    marks = {
+        name: (r"\textbf" in row[r"plain mean \%"], "dagger" in row[r"plain mean \%"]) for name, row in table.items()
+    }
+    assert marks == {"FedAvg": (False, False), "Ditto": (False, True), "Local": (True, False)}
     # Of a bottom decile there is no test, nor of costs.
-    assert not any(r"\textbf" in row[r"bottom decile \%"] + row["MB sent"] for row in table.values())
-    assert re.search(r"\$\+40\.\d\$ \[\$\+\d", table["ditto"][r"gain \%"])
-    assert "Bold: the best" in text
+    assert not any(re.search("textbf|dagger", row[r"bottom decile \%"] + row["MB sent"]) for row in table.values())
+    assert re.search(r"\$\+40\.\d\$ \[\$\+\d", table["Ditto"][r"gain \%"])
+    caption = re.search(r"\\caption\{(.*)\}", text)[1]
+    assert "Bold: the best" in caption
+    assert r"$^{\dagger}$ not shown to be worse" in caption
 
 
 def test_a_small_difference_of_all_clients_can_be_told(tmp_path):
@@ -110,7 +120,15 @@ def test_a_small_difference_of_all_clients_can_be_told(tmp_path):
     evaluate(paths, tmp_path / "e")
     artifact = open_artifact(tmp_path / "e")
     # Clients differ much more from each other than methods do: only pairs of scores show it.
-    assert latex.find_best_group(artifact, read(artifact), "accuracy") == {"ditto"}
+    assert find(artifact, "accuracy") == ({"ditto"}, set())
+    assert "dagger" not in latex.render(artifact)
+
+
+def test_equal_scores_are_all_bold(tmp_path):
+    base = np.full(CLIENTS, 12)
+    paths = [store(tmp_path / name, name, base) for name in ("fedavg", "ditto")]
+    evaluate(paths, tmp_path / "e")
+    assert find(open_artifact(tmp_path / "e"), "accuracy") == ({"fedavg", "ditto"}, set())
 
 
 def test_the_correction_is_for_the_number_of_methods(tmp_path):
@@ -122,18 +140,20 @@ def test_the_correction_is_for_the_number_of_methods(tmp_path):
     paths += [store(tmp_path / f"m{number}", f"m{number}", base + gap - np.roll(gap, number)) for number in range(1, 6)]
     evaluate(paths, tmp_path / "seven")
     two, seven = (open_artifact(tmp_path / name) for name in ("two", "seven"))
-    assert latex.find_best_group(two, read(two), "accuracy") == {"best"}
-    assert latex.find_best_group(seven, read(seven), "accuracy") >= {"best", "fedavg"}
+    assert find(two, "accuracy") == ({"best"}, set())
+    best, not_worse = find(seven, "accuracy")
+    assert "best" in best
+    assert "fedavg" in not_worse
 
 
 def test_lower_is_better_where_it_is(three, tmp_path):
     evaluate(three, tmp_path / "e", metrics=["brier_score"])
     artifact = open_artifact(tmp_path / "e")
-    assert latex.find_best_group(artifact, read(artifact), "brier_score") == {"ditto", "local"}
+    assert find(artifact, "brier_score") == ({"local"}, {"ditto"})
     text = latex.render(artifact)
     assert_readable(text)
-    assert next(iter(rows(text)["local"])) == "method"
-    assert r"\textbf" in rows(text)["local"]["Brier score"]
+    assert next(iter(rows(text)["Local"])) == "method"
+    assert r"\textbf" in rows(text)["Local"]["Brier score"]
 
 
 def test_seeds_have_a_deviation(tmp_path):
@@ -143,8 +163,8 @@ def test_seeds_have_a_deviation(tmp_path):
     evaluate(paths, tmp_path / "e")
     text = latex.render(open_artifact(tmp_path / "e"))
     assert_readable(text)
-    assert rows(text)["fedavg"][r"accuracy \%"] == r"72.5 $\pm$ 3.5"
-    assert rows(text)["ditto"][r"accuracy \%"] == r"\textbf{82.5 $\pm$ 3.5}"
+    assert rows(text)["FedAvg"][r"accuracy \%"] == r"72.5 $\pm$ 3.5"
+    assert rows(text)["Ditto"][r"accuracy \%"] == r"\textbf{82.5 $\pm$ 3.5}"
     assert r"Mean $\pm$ standard deviation over 2 seeds." in text
 
 
@@ -166,6 +186,37 @@ def test_names_are_escaped(tmp_path):
     assert r"Prediction sets at coverage 90 \%" in text
 
 
+@pytest.mark.parametrize("name", registry.names("methods"))
+def test_every_method_has_its_own_name_in_a_paper(name):
+    papers = Counter(card.facts["PAPER"] for card in registry.cards("methods"))
+    paper = registry.card("methods", name).facts["PAPER"]
+    assert papers[paper] == 1
+    assert "," not in paper  # a name, not a description such as "FedAvg, baseline"
+
+
+def test_methods_have_the_names_of_their_papers_and_variants_say_which():
+    rows = [
+        {"label": "fedavg", "method": "fedavg"},
+        {"label": "knn-per", "method": "knn-per"},
+        {"label": "knn-per@wide", "method": "knn-per"},
+        {"label": "ditto lam=0.5", "method": "ditto"},
+        {"label": "stack", "method": "stack"},
+        {"label": "mine", "method": "mine", "paper": "MyMethod"},
+        {"label": "twin", "method": "twin", "paper": "FedAvg"},
+        {"label": "of-an-old-table"},
+    ]
+    assert latex.name_methods(rows) == {
+        "fedavg": "fedavg",  # two methods have this name
+        "twin": "twin",
+        "knn-per": "kNN-Per",
+        "knn-per@wide": "kNN-Per (wide)",
+        "ditto lam=0.5": "Ditto lam=0.5",
+        "stack": "stack",
+        "mine": "MyMethod",
+        "of-an-old-table": "of-an-old-table",
+    }
+
+
 def test_a_method_alone_is_not_bold(tmp_path):
     evaluate([store(tmp_path / "a", "fedavg", np.full(CLIENTS, 10))], tmp_path / "e")
     text = latex.render(open_artifact(tmp_path / "e"))
@@ -179,7 +230,7 @@ def test_other_clients_cannot_be_compared(tmp_path):
     paths = [store(tmp_path / "a", "ditto", base), store(tmp_path / "b", "local", base[:6])]
     evaluate(paths, tmp_path / "e")
     artifact = open_artifact(tmp_path / "e")
-    assert latex.find_best_group(artifact, read(artifact), "accuracy") == {"ditto"}
+    assert find(artifact, "accuracy") == ({"ditto"}, set())
 
 
 @pytest.mark.parametrize("path", sorted(path.parent for path in GOLDEN.rglob("metrics.json")), ids=str)

@@ -36,7 +36,7 @@ def show(number: int, title: str, runs: Mapping[Path, Path], group: str) -> None
     tables = {}
     for folder, run in runs.items():
         metrics = json.loads((run / "comparison" / "metrics.json").read_text(encoding="utf-8"))
-        tables[folder.name] = {method["label"]: method for method in metrics["methods"]}
+        tables[name_partition(folder)] = {method["label"]: method for method in metrics["methods"]}
     columns = [*METHODS, *(name for name in RIVALS if any(name in rows for rows in tables.values()))]
     print(f"Table {number}, {title}:\n")
     print(f"| dataset | clients | {' | '.join(f'`{name}`' for name in columns)} |")
@@ -46,6 +46,15 @@ def show(number: int, title: str, runs: Mapping[Path, Path], group: str) -> None
         cells = [cell(rows[column]["metrics"], group) if column in rows else "-" for column in columns]
         print(f"| {name} | {clients} | {' | '.join(cells)} |")
     print()
+
+
+def name_partition(folder: Path) -> str:
+    """Return the folder's name if it begins with that of its dataset, as recipes name it, else the dataset's name."""
+    manifests = sorted(folder.glob("*/partition-*/manifest.json"))
+    if not manifests:
+        return folder.name
+    dataset = str(json.loads(manifests[0].read_text(encoding="utf-8"))["request"]["dataset"])
+    return folder.name if dataset == "imported" or folder.name.startswith(dataset) else dataset
 
 
 def metric(metrics: Metrics, name: str, group: str) -> Mapping[str, Any]:

@@ -35,13 +35,22 @@ def main() -> None:
     }
     for title, cell in tables.items():
         print(f"{title}:\n")
-        print(f"| method | {' | '.join(folder.name for folder in folders)} |")
+        print(f"| method | {' | '.join(map(name_partition, folders))} |")
         print(f"|---|{'---:|' * len(folders)}")
         for label in ordered:
             cells = [cell(folder, label) if label in runs[folder] else "-" for folder in folders]
             if set(cells) != {"-"}:
                 print(f"| `{label}` | {' | '.join(cells)} |")
         print()
+
+
+def name_partition(folder: Path) -> str:
+    """Return the folder's name if it begins with that of its dataset, as recipes name it, else the dataset's name."""
+    manifests = sorted(folder.glob("partition-*/manifest.json"))
+    if not manifests:
+        return folder.name
+    dataset = str(json.loads(manifests[0].read_text(encoding="utf-8"))["request"]["dataset"])
+    return folder.name if dataset == "imported" or folder.name.startswith(dataset) else dataset
 
 
 def _read(folder: Path) -> dict[str, Metrics]:

@@ -172,6 +172,13 @@ def read_form(artifact: Artifact) -> Form:
         return Form(tuple(file["x"].shape[1:]), str(file["x"].dtype), int(file.attrs["classes"]))
 
 
+def read_sizes(artifact: Artifact) -> NDArray[np.int64]:
+    """Read the numbers of samples by client and split, (m, 3), without the samples."""
+    with artifact.h5(FILE) as file:
+        sizes: NDArray[np.int64] = np.diff(file["offsets"][...]).reshape(-1, len(client_blocks.SPLITS))
+        return sizes
+
+
 def read_able_clients(artifact: Artifact) -> NDArray[np.int64]:
     """Read the ids of the clients that can take part in a round: those with training samples that are not new."""
     with artifact.h5(FILE) as file:

@@ -371,7 +371,11 @@ def _refuse_known_folder(path: Path) -> None:
     marks = {
         "pfllib": ("train/0.npz", "*/train/0.npz"),
         "flbench": ("partition.pkl", "*/partition.pkl"),
-        "hf": ("state.json", "*/state.json", "*/*/state.json", "*.arrow", "*.parquet", "*/*.parquet", "*/*/*.parquet"),
+        "hf": tuple(
+            f"{depth}{name}"
+            for name in ("state.json", "dataset_info.json", "*.arrow", "*.parquet")
+            for depth in ("", "*/", "*/*/")
+        ),
     }
     names = {
         "pfllib": "PFLlib",

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,12 @@ _HEIGHT = 320
 """Height in pixels of a chart."""
 _WIDTH, _WIDE = 560, 1150
 """Width in pixels of the still picture of a chart, and of a chart as wide as the page."""
+_LINE = 14
+"""Height in pixels of a line of names beside a chart."""
+_PLOT_HEIGHT = 260
+"""Height in pixels of a chart without its axes, at least."""
+_MARGIN = 0.06
+"""Margin at both ends of an axis of MB sent, as a share of its length."""
 _MAX_SVG_BYTES = 100_000
 """Larger SVG files are replaced by PNG."""
 
@@ -182,10 +189,8 @@ def _draw_cost(comparison: Comparison) -> Chart | None:
     room = 0.05 * (max(ends) - min(ends)) or 1.0
     scale_y: Spec = {"domain": [float(f"{min(ends) - room:.4g}"), float(f"{max(ends) + room:.4g}")], "nice": False}
     y: Spec = {"title": f"{_title_gain(comparison)}, 95 % interval", "scale": scale_y}
-    constant = 10 ** math.floor(math.log10(min((row["MB"] for row in rows if row["MB"] > 0), default=1.0)))
-    scale_x, ticks = _logarithmic([row["MB"] for row in rows], constant)
-    form = ",.0f" if ticks[1] >= 1 else ",.4~f"
-    axis = {"values": ticks, "format": form, "grid": False, "labelOverlap": "greedy"}
+    constant = _choose_constant([row["MB"] for row in rows])
+    scale_x, axis = _draw_megabytes(max(row["MB"] for row in rows), constant)
     base: Spec = {
         "x": channel("drawn", title="MB sent, all rounds and links", scale=scale_x, axis=axis),
         "color": vega.method_colour(comparison.methods, comparison.baseline),
@@ -199,75 +204,105 @@ def _draw_cost(comparison: Comparison) -> Chart | None:
     few = len(rows) <= _MAX_NAMED_METHODS
     zero = {**vega.level_line(0, "y", strokeDash=[3, 3], opacity=0.6)}
     zero["encoding"] = {"y": channel("level", **y)}
+    # Names stand right of the chart, which becomes narrower for them: nothing is cut, whatever the width of the page.
+    named = base if few else {**base, "opacity": _opacity(_IS_METHOD, 0.0), "tooltip": None}
     names: list[Spec] = [
-        {
-            "transform": [{"filter": f"datum.side == '{side}'" if few else f"datum.side == '{side}' && {_IS_METHOD}"}],
-            **vega.layer(
-                {"type": "text", "align": align, "dx": dx, "fontSize": 11},
-                **{**base, "x": {**base["x"], "field": "edge"}},
-                y=channel("gain", **y),
-                text={"field": "method"},
-            ),
-        }
-        for side, align, dx in (("right", "left", 9), ("left", "right", -9))
+        vega.layer(
+            {"type": "rule", "strokeWidth": 0.75},
+            **named,
+            x2={"value": {"expr": "width + 5"}},
+            y=channel("gain", **y),
+            y2={"field": "label"},
+        ),
+        vega.layer(
+            {"type": "text", "align": "left", "fontSize": 11},
+            **{**named, "x": {"value": {"expr": "width + 8"}}},
+            y=channel("label", **y),
+            text={"field": "name"},
+        ),
     ]
     points = {
-        **vega.data(_place_labels(_dodge(rows, constant))),
+        **vega.data(_place_labels(_dodge(rows, constant), scale_y["domain"], few=few)),
         "layer": [
+            *names,
             vega.layer(
                 {"type": "rule"}, **base, y=channel("low", **y), y2={"field": "high"}, strokeWidth=_thickness(1.5)
             ),
             vega.layer({"type": "point", "filled": True, "size": 90}, **base, y=channel("gain", **y)),
-            *names,
         ],
     }
     caption = (
         f"Gain of each method over {comparison.baseline_name} against the data it sends. Upper left is best. Bars are "
-        "95 % intervals. The horizontal axis is logarithmic, with 0 at its left end; methods that send the same amount "
-        "are drawn side by side." + ("" if few else " Highlight a method to see its name.")
+        f"95 % intervals. {'' if constant is None else 'The horizontal axis is logarithmic, with 0 at its left end. '}"
+        "Methods that send the same amount are drawn side by side."
+        + ("" if few else " Highlight a method to see its name.")
     )
     return Chart("cost", "Gain against bytes", caption, _finish({"layer": [zero, points]}))
 
 
-def _logarithmic(numbers: Sequence[float], constant: float) -> tuple[Spec, list[float]]:
-    """Return a scale that is logarithmic above ``constant`` and includes 0, with margins at both ends, and its ticks.
+def _choose_constant(megabytes: Sequence[float]) -> float | None:
+    """Return the number of MB above which an axis is logarithmic; None for an axis that need not be."""
+    sent = [number for number in megabytes if number > 0]
+    if not sent or max(sent) < 10 * min(sent):
+        return None
+    return 10.0 ** math.floor(math.log10(min(sent)))
 
-    The ticks are 0, 1, 2, 5, 10 and so on.
+
+def _to_place(megabytes: float, constant: float | None) -> float:
+    """Return the place of a number of MB on an axis that is logarithmic above ``constant``, or linear without one."""
+    return megabytes if constant is None else math.log1p(megabytes / constant)
+
+
+def _to_megabytes(place: float, constant: float | None) -> float:
+    """Return the number of MB at a place on the axis, also left of 0."""
+    return place if constant is None else math.copysign(constant * math.expm1(abs(place)), place)
+
+
+def _draw_megabytes(most: float, constant: float | None) -> tuple[Spec, Spec]:
+    """Return the scale and the axis of MB sent, from 0 to ``most``, with margins at both ends.
+
+    The ticks of a logarithmic axis are 0, 1, 2, 5, 10 and so on.
     """
-    width = math.log1p(max(numbers) / constant) or 1.0
+    width = _to_place(most, constant) or 1.0
+    domain = [float(f"{_to_megabytes(end * width, constant):.4g}") for end in (-_MARGIN, 1 + _MARGIN)]
+    if constant is None:
+        return {"domain": domain, "nice": False, "zero": False}, {"grid": False, "tickCount": 5, "format": ",.4~f"}
     ticks = [factor * 10.0**power for power in range(-6, 10) for factor in (1, 2, 5)]
-    domain = [-constant * math.expm1(0.12 * width), constant * math.expm1(1.28 * width)]
-    scale = {"type": "symlog", "constant": constant, "domain": [float(f"{end:.4g}") for end in domain], "nice": False}
-    return scale, [0, *(tick for tick in ticks if constant <= tick <= domain[1])]
+    shown = [0, *(tick for tick in ticks if constant <= tick <= domain[1])]
+    form = ",.0f" if shown[1] >= 1 else ",.4~f"
+    axis = {"values": shown, "format": form, "grid": False, "labelOverlap": "greedy"}
+    return {"type": "symlog", "constant": constant, "domain": domain, "nice": False}, axis
 
 
-def _dodge(rows: list[Row], constant: float) -> list[Row]:
+def _dodge(rows: list[Row], constant: float | None) -> list[Row]:
     """Return the rows with horizontal positions, where methods that send the same amount are side by side."""
-    width = math.log1p(max(row["MB"] for row in rows) / constant) or 1.0
+    places = [_to_place(row["MB"], constant) for row in rows]
+    width = max(places) or 1.0
     drawn: list[Row] = []
-    for row in rows:
-        same = [other for other in rows if math.isclose(other["MB"], row["MB"], rel_tol=0.01, abs_tol=0.01 * constant)]
-        shift = min(0.015, 0.06 / len(same)) * width * (same.index(row) - (len(same) - 1) / 2)
-        place = math.log1p(row["MB"] / constant) + shift
-        position = math.copysign(constant * math.expm1(abs(place)), place)
-        drawn.append({**row, "drawn": position, "group": rows.index(same[0])})
+    for number, row in enumerate(rows):
+        same = [other for other, place in enumerate(places) if abs(place - places[number]) < 0.01 * width]
+        shift = min(0.015, 0.06 / len(same)) * width * (same.index(number) - (len(same) - 1) / 2)
+        drawn.append({**row, "drawn": _to_megabytes(places[number] + shift, constant)})
     return drawn
 
 
-def _place_labels(rows: list[Row]) -> list[Row]:
-    """Return the rows with the position of each label: right of its group, or left if a close label is right."""
-    near = 0.05 * (max(row["high"] for row in rows) - min(row["low"] for row in rows))
-    labelled: list[Row] = []
-    for row in sorted(rows, key=lambda row: -row["gain"]):
-        group = [other for other in rows if other["group"] == row["group"]]
-        neighbours = [
-            other["side"]
-            for other in labelled
-            if other["group"] == row["group"] and abs(other["gain"] - row["gain"]) < near
-        ]
-        side = "left" if neighbours.count("right") > neighbours.count("left") else "right"
-        edge = (max if side == "right" else min)(other["drawn"] for other in group)
-        labelled.append({**row, "side": side, "edge": edge})
+def _place_labels(rows: list[Row], domain: Sequence[float], *, few: bool) -> list[Row]:
+    """Return the rows with the name that stands right of the chart and its height on the axis of gains, ``label``.
+
+    Names of ``few`` methods are in the order of gains, and a line apart. Of many methods only one has a name at a time.
+    """
+    low, high = domain
+    line = _LINE / _PLOT_HEIGHT * (high - low)
+    labelled = [
+        {**row, "name": vega.shorten(row["method"]), "label": row["gain"]}
+        for row in sorted(rows, key=lambda row: -row["gain"])
+    ]
+    if few:
+        for above, row in pairwise(labelled):
+            row["label"] = min(row["label"], above["label"] - line)
+        labelled[-1]["label"] = max(labelled[-1]["label"], low)
+        for below, row in pairwise(reversed(labelled)):
+            row["label"] = max(row["label"], below["label"] + line)
     return labelled
 
 
@@ -396,33 +431,39 @@ def _draw_learning(comparison: Comparison, runs: Runs) -> Chart:
 
 
 def _draw_tuned(comparison: Comparison) -> list[Chart]:
-    """Return a chart for each option that clients tuned on validation samples, such as lambda."""
+    """Return a chart for each method and option that clients tuned on validation samples, such as its lambda.
+
+    Options of the same name mean different things in different methods. Variants of a method share a chart.
+    """
     clients = comparison.clients
+    shared: dict[tuple[str, str], list[str]] = {}
+    for label, name in clients.tuned:
+        shared.setdefault((comparison.row(label).get("method", label), name), []).append(label)
+    is_gain = clients.baseline is not None
+    title = _title_gain(comparison) if is_gain else comparison.metric.heading
     charts: list[Chart] = []
-    for name in dict.fromkeys(name for _, name in clients.tuned):
-        rows: list[Row] = []
-        for (label, other), values in clients.tuned.items():
-            if other == name:
-                rows += _tuned_rows(label, values, clients.drawn, comparison)
+    for (method, name), labels in shared.items():
+        rows = [
+            row for label in labels for row in _tuned_rows(label, clients.tuned[label, name], clients.drawn, comparison)
+        ]
         if not rows:
             continue
-        is_gain = clients.baseline is not None
-        title = _title_gain(comparison) if is_gain else comparison.metric.heading
         spec = vega.layer(
             {"type": "point", "filled": True, "size": 60},
             rows,
-            x=channel("value", title=name),
+            x=channel("value", title=f"{name} of {method}"),
             y=channel("outcome", title=title),
             color=vega.method_colour(comparison.methods, comparison.baseline),
             opacity=_opacity(f"({_FADED}) && ({_CLIENT_FADED})", 0.12),
             tooltip=[*(_tip("client"), _tip("method")), *(_tip("value", ".3~g", name), _tip("outcome", ".2f", title))],
         )
-        methods = ", ".join(label for label, other in clients.tuned if other == name)
         over_seeds = "; means over seeds" if len(comparison.seeds) > 1 else ""
         caption = (
-            f"Each client's {name}, tuned on its validation samples by {methods}, and the resulting score{over_seeds}."
+            f"Each client's {name} of {', '.join(labels)}, tuned on its validation samples, and the resulting "
+            f"{'gain' if is_gain else 'score'}{over_seeds}."
         )
-        charts.append(Chart(f"tuned-{len(charts)}", f"Tuned by clients: {name}", caption, _finish(spec, 260)))
+        heading = f"Tuned by clients: {name} of {method}"
+        charts.append(Chart(f"tuned-{len(charts)}", heading, caption, _finish(spec, 260)))
     return charts
 
 

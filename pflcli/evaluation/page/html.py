@@ -17,6 +17,7 @@ from pflcli import __version__, registry
 from pflcli.artifacts.kinds import audit
 from pflcli.artifacts.reader import Artifact
 from pflcli.errors import PflError
+from pflcli.evaluation import best_methods
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.page import sentences
@@ -37,6 +38,9 @@ _LEFT_OUT = {
 }
 """Metrics that are not in the page's table, to save width."""
 _STACK = "Stack: the predictions of other methods pooled into one, with exponents learned on validation samples."
+_SCROLL_HINT = '<p class="hint" aria-hidden="true">More columns: scroll the table sideways \u2192</p>'
+"""The line below a table, which is shown while columns are hidden at its right."""
+_NO_MARKS = best_methods.Best()
 _MAX_OPEN_ARTIFACTS = 12
 """The list of artifacts is collapsed if it is longer."""
 _AUDITS_ID, _AUDITS_TITLE = "audits", "What an attacker learns"
@@ -56,6 +60,13 @@ class Section:
     stills: Sequence[str]
     lineage: Lineage
     runs: Runs
+
+    @cached_property
+    def best(self) -> Mapping[str, best_methods.Best]:
+        """The best methods by each metric in the table."""
+        comparison = self.comparison
+        names = tables.shown(comparison.metrics, _select_columns(comparison))
+        return best_methods.find(comparison.artifact, comparison.metrics, names)
 
     @property
     def dataset(self) -> str:
@@ -156,12 +167,13 @@ def _render_section(section: Section, number: int, several: bool) -> str:
     heading = f"<h2{mark}>{escape(section.title)}</h2>"
     lead, *facts = sentences.answer(comparison)
     points = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
-    lines = [*sentences.small_print(comparison), *section.runs.remarks]
+    marks = best_methods.explain(section.best.values())
+    lines = [*marks, *sentences.small_print(comparison), *section.runs.remarks]
     notes = "".join(f"<li>{_format_note(line)}</li>" for line in lines)
     return (
         f'<section class="comparison" id="c{number}">{heading}\n'
         f'<div class="answer"><p>{escape(lead)}</p><ul>{points}</ul></div>\n{_render_facts(section)}'
-        f"<h3>All methods</h3>\n{_render_tools(comparison, number)}{_render_table(comparison, number)}"
+        f"<h3>All methods</h3>\n{_render_tools(comparison, number)}{_render_table(section)}"
         f'<ul class="notes">{notes}</ul>\n{_render_sets(comparison)}'
         f'<h3>Pictures</h3>\n<div class="pictures">{"".join(_render_figures(section))}</div>\n'
         f"{_render_method_descriptions(comparison)}{_render_commands(section)}{_render_lineage(section.lineage)}</section>\n"
@@ -227,25 +239,28 @@ def _render_swatch(colour: str, dash: Sequence[int]) -> str:
     )
 
 
-def _render_table(comparison: Comparison, number: int) -> str:
-    table = tables.build({**comparison.metrics, "methods": comparison.rows}, columns=_select_columns(comparison))
+def _render_table(section: Section) -> str:
+    comparison = section.comparison
+    table = tables.build({**comparison.metrics, "methods": comparison.rows}, columns=[*section.best])
+    sorted_by = len(table.heading) - len(section.best) + [*section.best].index(comparison.metric.name)
+    order = "ascending" if comparison.metric.lower_is_better else "descending"
     head = "".join(
-        f'<th scope="col" aria-sort="none"><button type="button">{escape(title)}</button></th>'
-        for title in table.heading
+        f'<th scope="col" aria-sort="{order if place == sorted_by else "none"}"><button type="button">{escape(title)}'
+        "</button></th>"
+        for place, title in enumerate(table.heading)
     )
-    best = comparison.metrics.get("conclusion", {}).get("best")
     lines = []
     for row in table.rows:
         label, *cells = row
-        mark = ' class="best"' if label == best else ""
         name = f'<button type="button" data-method="{_escape_label(label)}">{escape(label)}</button>'
         name += " (baseline)" if label == comparison.baseline else ""
-        numbers = "".join(f'<td data-value="{_sort_key(cell)}">{escape(cell)}</td>' for cell in cells)
+        columns = [_NO_MARKS] * (len(cells) - len(section.best)) + [*section.best.values()]  # the first one is `seeds`
+        numbers = "".join(_render_cell(cell, label, best) for cell, best in zip(cells, columns, strict=True))
         first = f'<th scope="row" data-value="{escape(label)}">{name}</th>'
-        lines.append(f'<tr{mark} data-method="{_escape_label(label)}">{first}{numbers}</tr>\n')
+        lines.append(f'<tr data-method="{_escape_label(label)}">{first}{numbers}</tr>\n')
     region = f'<div class="scroll" role="region" aria-label="All methods: {escape(comparison.title)}" tabindex="0">'
     body = f"<thead><tr>{head}</tr></thead>\n<tbody>{''.join(lines)}</tbody>"
-    return f'{region}<table class="sortable">{body}</table></div>\n'
+    return f'{region}<table class="sortable">{body}</table></div>\n{_SCROLL_HINT}'
 
 
 def _render_sets(comparison: Comparison) -> str:
@@ -262,6 +277,13 @@ def _select_columns(comparison: Comparison) -> list[str]:
     ranked_by = tuple(comparison.metrics.get("metric", catalogue.DEFAULT))
     left_out = _LEFT_OUT | {catalogue.part(ranked_by[0], "mean")}
     return [name for name in catalogue.columns("comparison", ranked_by) if name in ranked_by or name not in left_out]
+
+
+def _render_cell(cell: str, label: str, best: best_methods.Best) -> str:
+    """Return a cell of a method's row, in bold if it is the best of its column, or with a dagger if not shown worse."""
+    mark = ' class="best"' if label in best.best else ""
+    dagger = f"<sup>{best_methods.DAGGER}</sup>" if label in best.not_worse else ""
+    return f'<td{mark} data-value="{_sort_key(cell)}">{escape(cell)}{dagger}</td>'
 
 
 def _sort_key(cell: str) -> str:
@@ -353,7 +375,7 @@ def _render_plain_table(heading: Iterable[str], rows: Iterable[Iterable[str]], l
     lines = "".join("<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>\n" for row in rows)
     return (
         f'<div class="scroll" role="region" aria-label="{escape(label)}" tabindex="0"><table class="plain">'
-        f"<thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>"
+        f"<thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table></div>{_SCROLL_HINT}"
     )
 
 

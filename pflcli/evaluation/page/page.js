@@ -54,8 +54,10 @@
       section.querySelectorAll("[data-shown]").forEach((place) => (place.textContent = other ? state.method : content.chosen));
       views.forEach(tell);
     };
-    section.querySelectorAll("button[data-method]").forEach((button) =>
-      button.addEventListener("click", () => highlight("method", button.dataset.method)));
+    // A click on a name in the table reaches its row, too.
+    section.querySelectorAll(".chip, tr[data-method]").forEach((item) => item.addEventListener("click", () => {
+      if (getSelection().isCollapsed) highlight("method", item.dataset.method); // not while numbers are selected
+    }));
     select?.addEventListener("change", () => highlight("client", select.value === "" ? state.client : select.value));
     section.querySelector(".reset")?.addEventListener("click", () => {
       if (state.method !== null) highlight("method", state.method);
@@ -90,6 +92,14 @@
     }), { rootMargin: "400px" });
     figures.forEach((figure) => near.observe(figure));
     dark.addEventListener("change", () => [...views.keys()].forEach(attempt));
+  });
+
+  const scrollers = [...document.querySelectorAll(".scroll")];
+  const hint = (place) => place.classList.toggle("more", place.scrollWidth - place.clientWidth - place.scrollLeft > 1);
+  const sizes = new ResizeObserver((entries) => entries.forEach((entry) => hint(entry.target)));
+  scrollers.forEach((place) => {
+    place.addEventListener("scroll", () => hint(place), { passive: true });
+    sizes.observe(place);
   });
 
   document.querySelectorAll("table.sortable").forEach((table) => {

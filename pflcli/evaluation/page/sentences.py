@@ -103,8 +103,9 @@ def _describe_shares(comparison: Comparison, label: str) -> list[str]:
         return []
     count = tables.count_compared_clients(comparison.row(label), comparison.metric)
     better, worse = (metrics[name] for name in ("better_off", "worse_off"))
-    line = f"{round(better['value'] * count)} of {counted(count, 'client')} are better off, "
-    line += f"{round(worse['value'] * count)} worse off"
+    numbers = conclusion.describe_shares(comparison.row(label), count)
+    line = f"{numbers[0]} of {counted(count, 'client')} are better off, {numbers[1]} worse off"
+    line += conclusion.say_mean(comparison.row(label))
     if "by_chance" in better and "by_chance" in worse:
         chance = [round(side["by_chance"] * count) for side in (better, worse)]
         line += f" (chance alone: {chance[0]} and {chance[1]})"
@@ -167,6 +168,6 @@ def _caution_selection(comparison: Comparison) -> list[str]:
     count = len(result["better"])
     return [
         f"{count} of {result['compared']} methods {'is' if count == 1 else 'are'} shown to be better, after "
-        f"{result.get('correction', 'Holm')}'s correction; as the best of several was selected, its true gain is "
-        "likely a little smaller."
+        f"{result.get('correction', 'Holm')}'s correction; the best was chosen among {result['compared']}, so expect "
+        "slightly less on new data."
     ]

@@ -96,14 +96,14 @@ def describe_doubt(gain: Mapping[str, Any], compared: int) -> str:
 
 def _describe_best(method: Mapping[str, Any], baseline: str, compared: int, better: int, entry: Metric) -> str:
     metrics, count = method["metrics"], tables.count_compared_clients(method, entry)
-    shares = {name: round(metrics[name]["value"] * count) for name in ("better_off", "worse_off")}
+    better_off, worse_off = describe_shares(method, count)
     few = count <= tables.MAX_FEW_CLIENTS
     name, words = ("worst", "worst client") if few else ("bottom_decile", "bottom decile")
     before, after = metrics["gain"][f"baseline_{name}"], metrics[catalogue.part(entry.name, name)]["value"]
     change = f"{100 * before:.0f} to {100 * after:.0f} %" if entry.percent else f"{before:.3f} to {after:.3f}"
     parts = [
         f"{method['label']}, {_format_gain(metrics['gain'], entry)} over {baseline}",
-        f"{shares['better_off']} of {counted(count, 'client')} better off, {shares['worse_off']} worse",
+        f"{better_off} of {counted(count, 'client')} better off, {worse_off} worse{say_mean(method)}",
         f"{words} {change}",
     ]
     if compared > 1:
@@ -112,6 +112,18 @@ def _describe_best(method: Mapping[str, Any], baseline: str, compared: int, bett
             "less on new data"
         )
     return "; ".join(parts)
+
+
+def describe_shares(method: Mapping[str, Any], count: int) -> tuple[str, str]:
+    """Return the numbers of ``count`` clients that are better and worse off, with a decimal if they are means."""
+    numbers = (method["metrics"][name]["value"] * count for name in ("better_off", "worse_off"))
+    better, worse = (f"{round(number, 1):g}" for number in numbers)
+    return better, worse
+
+
+def say_mean(method: Mapping[str, Any]) -> str:
+    """Return that numbers of a method are means over its seeds, if it has several."""
+    return " on average over seeds" if len(method["seeds"]) > 1 else ""
 
 
 def _describe_splits(methods: Sequence[Mapping[str, Any]], *, validated: bool) -> list[str]:

@@ -30,13 +30,22 @@ def test_it_draws_links_and_sorts_without_a_request_or_an_error(hostile, tmp_pat
         assert tab.run(CHIP.format(hostile_label) + ".getAttribute('aria-pressed')") == "true"
         assert tab.run("document.querySelector('tr.lit').dataset.method") == "<b>knn</b>"
         assert tab.run("document.querySelector('[data-shown]').textContent") == "<b>knn</b>"
+        tab.run("document.querySelector('tr.lit td').click()")  # a row is clicked like the name in it
+        assert tab.run("document.querySelectorAll('tr.lit').length") == 0
+        tab.run("document.querySelector('tr[data-method] th button').click()")
+        assert tab.run("document.querySelectorAll('tr.lit').length") == 1
+        ranked, order = tab.run(COLUMN), "document.querySelectorAll('table.sortable th')[2].getAttribute('aria-sort')"
+        assert tab.run(order) == "descending"
         tab.run("document.querySelectorAll('table.sortable th button')[2].click()")
-        down = tab.run(COLUMN)
-        tab.run("document.querySelectorAll('table.sortable th button')[2].click()")
-        assert tab.run(COLUMN) == down[::-1]
-        assert tab.run("document.querySelectorAll('table.sortable th')[2].getAttribute('aria-sort')") == "ascending"
+        assert tab.run(order) == "ascending"
+        assert tab.run(COLUMN) == ranked[::-1]
         tab.open(page, 390, 800, dark=True)
         assert tab.run("document.documentElement.scrollWidth") == 390
+        hint = "getComputedStyle(document.querySelector('.scroll + .hint')).display"
+        assert tab.run(hint) == "block"  # the table is wider than the page
+        tab.run("document.querySelector('.scroll').scrollLeft = 9999")
+        tab.run("new Promise((done) => setTimeout(done, 100))")
+        assert tab.run(hint) == "none"
         assert tab.errors == []
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import re
+from itertools import pairwise
 
 import pytest
 import synthetic
@@ -49,6 +50,58 @@ def test_the_charts_of_a_comparison(compared):
     assert [row["place"] for row in gains] == sorted(row["place"] for row in gains)
     megabytes = {row["method"]: row["MB"] for row in rows(charted["cost"].spec) if "MB" in row}
     assert megabytes["knn-per"] == pytest.approx(metric_value(comparison.row("knn-per"), "megabytes"), rel=1e-4)
+
+
+def drawn_cost(artifact, megabytes, gains=None):
+    """The chart of gains against bytes, if methods sent so many megabytes and had these gains."""
+    comparison = read_comparison(artifact)
+    for place, row in enumerate(comparison.metrics["methods"]):
+        row["metrics"]["megabytes"]["value"] = megabytes[place]
+        if gains is not None:
+            row["metrics"]["gain"] |= {"value": gains[place], "interval": [gains[place] - 0.01, gains[place] + 0.01]}
+    charted = charts.draw(comparison, runs.read(comparison, lineage.trace(artifact)))
+    return next(chart for chart in charted if chart.key == "cost")
+
+
+@pytest.mark.parametrize("megabytes", [[20.0] * 12, [0.0, 1.0, *[1000.0] * 10]])
+@pytest.mark.parametrize("gains", [[0.0] * 12, [0.001 * n for n in range(12)], [0, *[0.2] * 11], [0, *[-0.2] * 11]])
+def test_names_beside_points_do_not_overlap_and_are_not_cut(tmp_path, megabytes, gains):
+    methods = ["fedavg", *(f"method-{number:02}@variant" for number in range(11))]
+    chart = drawn_cost(synthetic.comparison(tmp_path / "c", methods, ["a", "b", "c", "d"]), megabytes, gains)
+    width = 388  # of the page on a telephone
+    svg = vega.render({**chart.spec, "width": width}, "svg").decode()
+    shift = float(re.search(r'<g fill="none"[^>]*translate\((\d+)', svg)[1])
+    named = [
+        (float(x), float(y)) for x, y in re.findall(r"translate\(([\d.]+),([\d.-]+)\)[^>]*>(?:method-|fedavg)", svg)
+    ]
+    assert len(named) == 12
+    for (x, y), (_, below) in pairwise(sorted(named, key=lambda place: place[1])):
+        assert below - y > 11
+        assert shift + x + 16 * 5.5 < width
+        assert 0 <= y < 320
+
+
+def test_an_axis_of_megabytes_is_called_logarithmic_only_where_it_is(tmp_path):
+    artifact = synthetic.comparison(tmp_path / "c", ["fedavg", "m1", "m2"], ["a", "b", "c", "d"])
+    for megabytes, is_logarithmic in (
+        ([0.0, 100.0, 200.0], False), ([0.0, 10.0, 200.0], True), ([0.0, 0.0, 0.0], False),
+    ):  # fmt: skip
+        chart = drawn_cost(artifact, megabytes)
+        assert ("logarithmic" in chart.caption) == is_logarithmic
+        assert ('"symlog"' in json.dumps(chart.spec)) == is_logarithmic
+
+
+def test_options_of_the_same_name_are_drawn_by_method(tmp_path):
+    comparison, _ = drawn(synthetic.comparison(tmp_path / "c", ["fedavg", "ditto", "knn-per"], ["a", "b", "c"]))
+    clients = comparison.clients
+    values = clients.tuned["knn-per", "lambda"]
+    clients.tuned.update({("ditto", "lambda"): 10 * values})
+    charted = [chart for chart in charts.draw(comparison, runs.Runs()) if chart.key.startswith("tuned")]
+    assert [chart.title for chart in charted] == [
+        "Tuned by clients: lambda of knn-per", "Tuned by clients: lambda of ditto",
+    ]  # fmt: skip
+    for chart, method in zip(charted, ("knn-per", "ditto"), strict=True):
+        assert {row["method"] for row in rows(chart.spec)} == {method}
 
 
 def test_no_name_is_part_of_an_expression(hostile):

@@ -6,13 +6,16 @@ import base64
 import hashlib
 import json
 import re
+from html import unescape
 from html.parser import HTMLParser
 
 import pytest
 import synthetic
 
 from helpers import chart_rows
+from pflcli.artifacts.kinds import evaluation
 from pflcli.commands.report import report
+from pflcli.evaluation import best_methods
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.page import html
 
@@ -90,6 +93,27 @@ def test_the_table_can_be_read_aloud_and_sorted(written):
     assert page.all("html")[0]["lang"] == "en"
     labels = {item.get("for") for item in page.all("label")}
     assert {item["id"] for item in page.all("select")} == labels
+
+
+def test_the_column_that_ranks_methods_is_shown_as_sorted(written):
+    heads = re.findall(r'<th scope="col" aria-sort="(\w+)"><button type="button">([^<]*)<', written)
+    assert [title for order, title in heads if order != "none"] == ["accuracy %"]
+    assert dict(map(reversed, heads))["accuracy %"] == "descending"
+
+
+def test_the_best_scores_are_marked_as_in_latex(written, hostile):
+    metrics = evaluation.read(hostile)
+    found = best_methods.find(hostile, metrics, ["accuracy"])["accuracy"]
+    cells = re.findall(
+        r'<th scope="row" data-value="([^"]*)">.*?<td data-value="1">1</td><td( class="best")? [^>]*>([^/]*)/', written
+    )
+    assert {unescape(label) for label, best, _ in cells if best} == found.best
+    assert {unescape(label) for label, _, cell in cells if best_methods.DAGGER in cell} == found.not_worse
+    assert "Bold: the best score of a column." in written
+
+
+def test_a_table_can_say_that_it_scrolls(written):
+    assert written.count('<div class="scroll"') == written.count('class="hint"') > 1
 
 
 def test_the_answer_stands_before_the_table_and_the_pictures(written):

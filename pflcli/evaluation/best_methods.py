@@ -1,0 +1,137 @@
+"""The best method of each column of a table, and the methods that are not shown to be worse than it.
+
+A difference from the best method, paired by client, is significant if its p-value is below 5 % after Holm's correction
+for the number of methods. Gains over the baseline use the same test (``metrics/gains.py``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from pflcli.artifacts.reader import Artifact
+from pflcli.evaluation import client_identity
+from pflcli.evaluation.metrics import catalogue, gains, scores
+from pflcli.evaluation.metrics.catalogue import Metric
+
+DAGGER = "†"
+"""The mark of a score that is not shown to be worse than the best one of its column."""
+RISK = 0.05
+"""Significance level at which a method differs from the best one."""
+
+_BOLD = "Bold: the best score of a column."
+_NOT_WORSE = (
+    f"{DAGGER} not shown to be worse than the best score of the column (5 %, paired by client, Holm's correction). The"
+    " test depends on how much clients differ, so a lower score can have this mark where a higher one has not."
+)
+
+
+@dataclass(frozen=True)
+class Best:
+    """The labels of the best methods of a column, several if their scores are equal, and of those not shown worse."""
+
+    best: frozenset[str] = frozenset()
+    not_worse: frozenset[str] = frozenset()
+
+
+def find(artifact: Artifact, metrics: Mapping[str, Any], names: Sequence[str]) -> dict[str, Best]:
+    """Return the best methods by each metric in ``names``, from the stored ``metrics`` and clients of a table.
+
+    Nothing is marked in the columns of metrics that are not means over clients of scores in ``clients.csv``, and in
+    tables of a single method. A method with other clients than the best one cannot be compared and is not marked.
+    """
+    tested = [name for name in names if _is_mean(catalogue.METRICS[name])]
+    if len(metrics["methods"]) < 2 or not tested:
+        return dict.fromkeys(names, Best())
+    table = client_identity.read_client_table(artifact)
+    runs = {
+        label: dict(iter(table[table["method"] == label].groupby("seed")))
+        for label in (row["label"] for row in metrics["methods"])
+    }
+    is_one_partition = client_identity.is_one_partition(artifact)
+    samples = f"n_{metrics['split']}"
+    found = dict.fromkeys(names, Best())
+    for name in tested:
+        metric = catalogue.METRICS[name]
+        values = {
+            row["label"]: row["metrics"][name]["value"]
+            for row in metrics["methods"]
+            if row["metrics"].get(name, {}).get("value") is not None
+        }
+        if len(values) > 1 and (metric.score or name) in table:
+            found[name] = _find_in_column(runs, values, metric, samples, is_one_partition=is_one_partition)
+    return found
+
+
+def explain(found: Iterable[Best]) -> list[str]:
+    """Return a sentence for each mark that a table with these columns has."""
+    columns = [*found]
+    has_best, has_others = any(column.best for column in columns), any(column.not_worse for column in columns)
+    return [_BOLD] * has_best + [_NOT_WORSE] * has_others
+
+
+def _find_in_column(
+    runs: Mapping[str, Mapping[int, pd.DataFrame]],
+    values: Mapping[str, float],
+    metric: Metric,
+    samples: str,
+    *,
+    is_one_partition: bool,
+) -> Best:
+    """Return the best methods of a column and those not shown to be worse; ``runs`` has clients by label and seed."""
+    best = max(values, key=lambda label: metric.sign * values[label])
+    p: dict[str, float] = {}
+    for label in values:
+        differences = _pair_differences(runs[best], runs[label], metric.score or metric.name, samples)
+        if label == best or differences is None:
+            continue
+        weights = [
+            np.ones(len(pair)) if metric.over is scores.mean else pair[samples].to_numpy(np.float64)
+            for pair in differences
+        ]
+        identities = [_identify_clients(pair, is_one_partition) for pair in differences]
+        estimate = gains.mean_gain(
+            [pair["difference"].to_numpy(np.float64) for pair in differences], weights, identities
+        )
+        p[label] = 1.0 if estimate is None else estimate.p
+    equal = {best, *(label for label in p if values[label] == values[best])}
+    not_worse = {label for label, value in gains.holm(p).items() if value >= RISK}
+    return Best(frozenset(equal), frozenset(not_worse - equal))
+
+
+def _is_mean(metric: Metric) -> bool:
+    """Return whether a metric is a mean over clients, weighted by samples or not."""
+    is_weighted = metric.is_per_client and metric.weighting == catalogue.BY_SAMPLES
+    return is_weighted or (bool(metric.score) and metric.over in (scores.mean, scores.weighted_mean))
+
+
+def _pair_differences(
+    best: Mapping[int, pd.DataFrame], other: Mapping[int, pd.DataFrame], column: str, samples: str
+) -> list[pd.DataFrame] | None:
+    """Return one table per seed with the difference in a score between two methods for each client with both scores.
+
+    Return None if no seed has both methods, or if their clients or numbers of samples differ.
+    """
+    pairs = []
+    for seed in best.keys() & other.keys():
+        first, second = (runs[seed].sort_values("client") for runs in (best, other))
+        if not np.array_equal(first[["client", samples]].to_numpy(), second[["client", samples]].to_numpy()):
+            return None
+        pair = first.assign(difference=first[column].to_numpy() - second[column].to_numpy())
+        pair = pair[(pair[samples] > 0) & pair["difference"].notna()]
+        if len(pair):
+            pairs.append(pair)
+    return pairs or None
+
+
+def _identify_clients(pair: pd.DataFrame, is_one_partition: bool) -> NDArray[np.str_]:
+    """Return the identity of each client: its name if the data have names, else its number within a partition."""
+    if "name" in pair and pair["name"].notna().all():
+        return pair["name"].to_numpy(str)
+    numbers = pair["client"].astype(str)
+    return (numbers if is_one_partition else pair["seed"].astype(str) + "/" + numbers).to_numpy(str)
