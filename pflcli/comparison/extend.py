@@ -119,7 +119,10 @@ class ExistingComparison:
             reporter.say(f"{self.path} keeps its other methods: {', '.join(unrequested)}")
 
     def addition(self, draft: ArtifactSpec) -> str:
-        """Describe what ``draft`` adds to this comparison; empty if it adds nothing or omits a part of it."""
+        """Describe how ``draft`` extends this comparison; empty if it adds nothing or omits results.
+
+        Methods that failed have no results and may be left out.
+        """
         old = self.artifact.manifest
         may_change = {"methods", "seeds"}
         new_statistics = old.request.get("statistics") != summary.STATISTICS
@@ -133,8 +136,10 @@ class ExistingComparison:
         old_inputs, new_inputs = (
             {item.role: item.fingerprint for item in inputs} for inputs in (old.inputs, draft.inputs)
         )
+        # Without a failed method, which has no results, the table has the same inputs.
+        leaving = [name for name in old.request["methods"] if name not in draft.request["methods"]]
         adds = old_inputs.items() < new_inputs.items() or (
-            old_inputs == new_inputs and bool({*_ADDED} & may_change or new_statistics)
+            old_inputs == new_inputs and bool({*_ADDED} & may_change or new_statistics or leaving)
         )
         if before != after or not adds:
             return ""
@@ -146,7 +151,9 @@ class ExistingComparison:
         added += [f"positive class {draft.request['positive']}"] if "positive" in may_change else []
         added += [f"coverage {draft.request['coverage']:g}"] if "coverage" in may_change else []
         added = added or sorted(new_inputs.keys() - old_inputs.keys())
-        return f"adds {', '.join(added)}" if added else "computes the intervals as this version of pfl does"
+        changes = [f"adds {', '.join(added)}"] if added else []
+        changes += [f"leaves out {', '.join(leaving)}, without results"] if leaving else []
+        return " and ".join(changes) or "computes the intervals as this version of pfl does"
 
 
 def find_comparison(target: Path, kind: str, training: Settings, weights: str | None) -> ExistingComparison | None:

@@ -47,6 +47,9 @@ class Method(Protocol):
     ADAPTS: bool = False
     """whether clients adapt after the rounds, so that predictions after any round need all of ``personalize``"""
 
+    DIVIDES: bool = False
+    """whether it treats a model's body apart from its head, so that it needs a model with both"""
+
     TRANSDUCTIVE: bool = False
     """whether a prediction depends on other samples, without their labels, that the client predicts"""
 

@@ -399,6 +399,18 @@ def test_a_method_that_fails_costs_no_other(pfl, small, tmp_path):
     assert len(metrics(out)["methods"]) == 3
 
 
+def test_failed_method_leaves_when_it_is_no_longer_requested(pfl, small, tmp_path):
+    out = tmp_path / "c"
+    line = ("compare", small.p, "-o", out, *WORDS)
+    assert pfl(*line, "--methods", "fedavg,fedavg-plus", "--set", "fedavg-plus.lr=1e9").code == 5
+    ran = pfl(*line, "--methods", "fedavg")
+    assert ran.code == 0
+    assert "replace: leaves out fedavg-plus, without results\n" in ran.err
+    assert metrics(out)["failed"] == {}
+    assert "fedavg-plus" not in (out / "comparison" / "table.md").read_text()
+    assert pfl(*line, "--methods", "fedavg").err.count("up to date")
+
+
 def test_what_fails_under_one_seed_costs_what_needs_it(new_folder, small, monkeypatch):
     def fail(source, out, *, seed, **kwargs):
         if seed == 1 and not kwargs["execution"].dry_run:
