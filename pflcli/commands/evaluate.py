@@ -8,7 +8,7 @@ from typing import Any
 from pflcli.artifacts import client_blocks, codebook
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
-from pflcli.artifacts.open_by_path import open_all
+from pflcli.artifacts.open_by_path import Chosen, open_all
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError, closest
 from pflcli.evaluation import coverage, round_costs, scoring, summary
@@ -44,7 +44,7 @@ def evaluate(asked: Evaluate) -> Outcome:
     artifacts = [
         item
         for source in asked.sources
-        for item in open_all(source, "predictions", method=asked.method, seed=asked.seed)
+        for item in open_all(source, "predictions", chosen=Chosen(asked.method, asked.seed))
     ]
     if not artifacts:
         raise UsageError("nothing to evaluate", "pfl evaluate PREDICTIONS... -o DIR")

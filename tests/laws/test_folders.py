@@ -61,6 +61,16 @@ def folders(small, tmp_path_factory):
     return at
 
 
+@pytest.fixture(scope="module")
+def several(small, tmp_path_factory):
+    """The folder of a comparison of a method, its variant and another method with two seeds."""
+    from pflcli.commands.compare import compare
+
+    at = tmp_path_factory.mktemp("several") / "c"
+    compare(small.p, at, methods="fedavg,knn-per,knn-per@one", seeds="0,1", settings={"model": "logistic", "rounds": 1})
+    return at
+
+
 def test_no_command_that_reads_artifacts_is_left_out():
     """The arguments say what they read by their metavar, which the help shows; three have none."""
     reading = {
@@ -103,3 +113,47 @@ def test_the_folder_is_accepted_or_choices_are_listed(pfl, small, folders, tmp_p
         assert not others
         assert (ran.code, ran.err) == (run(predictions.path).code, run(predictions.path).err)
         assert line in UNSUITABLE
+
+
+CHOOSING = [
+    line
+    for name, (line, *_) in LINES.items()
+    if name not in ("check", "compare", "import", "partition", "report", "show", "track")
+]
+"""A line of each command that needs artifacts of one run, or of several, from a folder with many."""
+
+
+@pytest.mark.parametrize("line", CHOOSING, ids=lambda line: line[0])
+def test_method_and_seed_choose_among_the_runs_of_a_folder(pfl, small, several, tmp_path, line):
+    samples = np.load(small.samples)
+    np.savez(tmp_path / "data.npz", x=samples["x"], y=samples["y"])
+    places = {"client": codebook.read(open_artifact(small.p)).clients[0], "data": tmp_path / "data.npz"}
+    seed = several / "seed-1"
+    places |= {name: seed / name for name in ("backbone", "embeddings", "datastore")}
+    options = {name for parameter in COMMANDS[line[0]].params for name in parameter.opts}
+    choice = ["--method", "knn-per"] if "--method" in options and line[0] != "train-global" else []
+    assert "--seed" in options
+    out = tmp_path / f"out{FORMS.get(line[0], '')}"
+    words = [str(word).format(f=several, **places) for word in line]
+    ran = pfl(*words, *choice, "--seed", 1, "-o", out)
+    if line[0] in ("personalize", "tune"):  # they read several kinds, of which the user chooses one
+        choices = ran.err.splitlines()[1].split(", ")
+        assert (ran.code, len(choices), sum("/seed-1/" in choice for choice in choices)) == (2, 4, 3)
+    else:
+        assert ran.code == 0, ran.err
+    if (out / "manifest.json").exists() and line[0] != "train-global":
+        used = [item.path for item in open_artifact(out).manifest.inputs if item.kind != "partition"]
+        assert used
+        assert not [path for path in used if "/seed-1/" not in path or "@" in path]
+
+
+def test_ambiguous_folder_proposes_the_options_that_choose(pfl, several, tmp_path):
+    ran = pfl("audit", several, "-o", tmp_path / "a")
+    assert (ran.code, "or choose by --method NAME and --seed N" in ran.err) == (2, True)
+    ran = pfl("sweep", several, "-o", tmp_path / "s")
+    assert (ran.code, "or choose by --seed N" in ran.err) == (2, True)
+
+
+def test_seed_of_a_folder_with_one_seed_remains_that_of_the_draws(pfl, folders, tmp_path):
+    assert pfl("audit", folders / "compared", "-o", tmp_path / "a", "--seed", 7).code == 0
+    assert open_artifact(tmp_path / "a").manifest.request["seed"] == 7
