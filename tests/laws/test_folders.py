@@ -9,6 +9,7 @@ import pytest
 import typer.main
 
 from pflcli.artifacts import codebook, open_by_path
+from pflcli.artifacts.manifest import ArtifactSpec, draft_content
 from pflcli.artifacts.reader import open_artifact
 from pflcli.cli import app
 
@@ -157,3 +158,35 @@ def test_ambiguous_folder_proposes_the_options_that_choose(pfl, several, tmp_pat
 def test_seed_of_a_folder_with_one_seed_remains_that_of_the_draws(pfl, folders, tmp_path):
     assert pfl("audit", folders / "compared", "-o", tmp_path / "a", "--seed", 7).code == 0
     assert open_artifact(tmp_path / "a").manifest.request["seed"] == 7
+
+
+@pytest.mark.parametrize(
+    "line",
+    [line for lines in LINES.values() for line in lines if "--choices" not in line],
+    ids=lambda line: " ".join(map(str, line)),
+)
+@pytest.mark.parametrize(
+    "state", ["unfinished comparison", "unfinished tuning", "file of samples", "file of an artifact"]
+)
+def test_command_says_what_is_missing_when_it_is_given_no_artifact(pfl, small, tmp_path, state, line):
+    unfinished = {"unfinished comparison": "seed-0/backbone.partial", "unfinished tuning": "trials/000.partial"}
+    path = {"file of samples": tmp_path / "har.csv", "file of an artifact": small.ev / "table.csv"}.get(
+        state, tmp_path / "c"
+    )
+    if state in unfinished:
+        (path / unfinished[state]).mkdir(parents=True)
+        (path / unfinished[state] / "draft.json").write_bytes(draft_content(ArtifactSpec("backbone", {}), force=False))
+    elif not path.exists():
+        path.write_text("writer,a,y\nw1,0.5,c\n")
+    expected = {
+        "unfinished comparison": f"{path} has no finished comparison\n     run the command again",
+        "unfinished tuning": f"{path} has no finished tuning\n     run the command again",
+        "file of samples": f"data must be imported first\n     pfl import {path} ",
+        "file of an artifact": f"     give its folder: {small.ev}\n",
+    }[state]
+    data = ("client", "late"), ("data", small.samples), ("partition", small.p), ("backbone", small.b)
+    places = dict(data, knn=small.knn, predictions=small.fedavg, embeddings=small.e, datastore=small.d)
+    out = () if line[0] in ("show", "check") else ("-o", tmp_path / f"out{FORMS.get(line[0], '')}")
+    ran = pfl(*(str(word).format(f=path, **places) for word in line), *out)
+    assert (ran.code, expected in ran.err) == (3, True), ran.err
+    assert not (tmp_path / "out").exists()
