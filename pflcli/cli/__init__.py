@@ -10,7 +10,7 @@ import typer
 
 from pflcli import __version__, registry
 from pflcli.cli import check, doctor, listing, new, report, results, show
-from pflcli.cli.from_options import Command, Show, command, show_outcome
+from pflcli.cli.from_options import Command, Group, Show, command, show_outcome
 from pflcli.errors import UsageError
 from pflcli.options.audit import Audit
 from pflcli.options.build_datastore import BuildDatastore
@@ -37,6 +37,7 @@ _SUMMARY = "Find out which personalized federated learning method works best on 
 
 app = typer.Typer(
     name="pfl",
+    cls=Group,
     help=_SUMMARY,
     no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},

@@ -82,6 +82,7 @@ def command(
         other = "--json" if as_json else "--lineage" if lineage else "--verify"
         raise UsageError(f"--latex and {other} exclude each other", f"leave out {other}")
     in_words = lineage and not as_json
+    drawn = [str(file) for file in (picture, attention) if file is not None]
     text = _draw_tree(show.trace(path, verify=verify), verified=verify) if in_words else []
     facts = {} if in_words else show.show(path, lineage=lineage, verify=verify)
     if picture is not None:
@@ -96,6 +97,8 @@ def command(
         console.data(facts)
     elif in_words:
         console.lines(text)
+    elif drawn and not verify:
+        console.lines(drawn)
     elif facts["kind"] in tables.KINDS and not verify:
         console.scores(open_one(path), to_stderr=False)
     elif facts["kind"] == "audit" and not verify:

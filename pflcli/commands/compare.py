@@ -430,13 +430,11 @@ def _tabulate(
                 "stacks": beside,
                 "warnings": [*metrics["warnings"], *stack_references.find_warnings(scores, pooled)],
             }
-        metrics["methods"].sort(key=lambda method: -summary.rank(method, metric_names))
-        place = {method["label"]: number for number, method in enumerate(metrics["methods"])}
         metrics |= record
         remarks = [f"`{name}` failed under seed {', '.join(map(str, seeds))}." for name, seeds in failed_seeds.items()]
-        scoring.write(work, sorted(scores, key=lambda item: place[item.label]), metrics, NAME, remarks)
+        scoring.write(work, scores, metrics, NAME, remarks)
         best = metrics["methods"][0]["label"]
-        facts = {"methods": len(place), "predictions": len(scores), "best": best, "failed": failed_seeds}
+        facts = {"methods": len(metrics["methods"]), "predictions": len(scores), "best": best, "failed": failed_seeds}
         return Built({**facts, **({"privacy": dict(privacy)} if privacy else {})}, {})
 
     if extends and manifests.is_artifact(out / NAME) and manifests.read(out / NAME).fingerprint == spec.fingerprint:

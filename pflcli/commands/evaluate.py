@@ -81,7 +81,7 @@ def evaluate(asked: Evaluate) -> Outcome:
         )
         table = scoring.summarize(scored, asked.split, asked.baseline, asked.target, speeds)
         scoring.write(work, scored, table, "evaluation")
-        best = max(table["methods"], key=lambda method: summary.rank(method, metric_names))
-        return Built({"methods": len(table["methods"]), "predictions": len(scored), "best": best["label"]}, {})
+        best = table["methods"][0]["label"]
+        return Built({"methods": len(table["methods"]), "predictions": len(scored), "best": best}, {})
 
     return make(asked.out, draft, execution, build)

@@ -163,7 +163,8 @@ def _check(artifacts: Sequence[Artifact]) -> None:
     if len(seeds) > 1:
         raise UsageError(
             f"the predictions have different seeds ({', '.join(map(str, seeds))}), and a stack needs a single one",
-            "stack the predictions of each seed, and pass the stacks to pfl evaluate",
+            f"--seed {seeds[0]} stacks those of one seed of a comparison; to compare a stack for every seed:"
+            " pfl compare PARTITION -o DIR --methods METHOD,METHOD,stack",
         )
     for artifact in artifacts:
         if "validation" in predictions.learned_splits(artifact):
