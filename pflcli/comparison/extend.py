@@ -11,7 +11,7 @@ from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts import placement
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, ancestor, follow
-from pflcli.comparison.variants import ALL, Variant, assign_options, resolve_variants
+from pflcli.comparison.variants import ALL, Variant, assign_options, method_name, resolve_variants
 from pflcli.errors import ConflictError, InputError, UsageError
 from pflcli.evaluation import summary
 from pflcli.evaluation.metrics import catalogue
@@ -65,10 +65,12 @@ class ExistingComparison:
             existing_options.pop(variant.name)
         if lines and not force:
             name = lines[0].split(":")[0]
+            other = f"{method_name(name)}@other"
+            way = "and the same options" if name == method_name(name) else f"--set {other}.KEY=VALUE"
             raise ConflictError(
                 f"{self.path} compares these methods with other options",
                 *lines,
-                f"--methods {name}@other --set {name}@other.KEY=VALUE adds a variant; --force replaces these methods",
+                f"--methods {other} {way} add a variant; --force replaces these methods",
             )
         names = [variant.name for variant in requested]
         names += [name for name in self.methods if name not in names]
