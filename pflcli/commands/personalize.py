@@ -86,6 +86,7 @@ def personalize(asked: Personalize) -> Outcome:
     job = _Job(asked.method, definition, cfg, training, seed, nearest, lineage, spec, file, earlier_run)
     partition = lineage["partition"]
     remarks: Iterable[str] = run_request.describe_seed(asked.method, definition, cfg, training)
+    remarks = joined(remarks, run_request.describe_ignored(asked.method, definition, training))
     if partition is not None:
         remarks = joined(remarks, run_request.describe_pair_costs(asked.method, definition, cfg, training, partition))
         if definition.has_rounds and LINKS[definition.KIND]:

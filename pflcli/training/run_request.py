@@ -96,6 +96,14 @@ def describe_seed(name: str, method: Method, cfg: Any, settings: Settings) -> It
         yield f"--dp-seed {settings.dp_seed} has no effect: {name} draws no noise that protects clients"
 
 
+def describe_ignored(name: str, method: Method, settings: Settings) -> Iterator[str]:
+    """Yield a message for each setting that differs from its default and has no effect on the method."""
+    for setting in method.IGNORES:
+        value = getattr(settings, setting)
+        if value != getattr(Settings(), setting):
+            yield f"--{setting.replace('_', '-')} {value} has no effect on {name}"
+
+
 def resolve_settings(
     base: Mapping[str, Any], changes: Mapping[str, Any], partition: Artifact | None = None
 ) -> Settings:
