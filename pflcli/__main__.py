@@ -157,7 +157,8 @@ def _usage(error: TyperException) -> list[str]:
     path = context.command_path if context is not None else "pfl"
     option = getattr(error, "option_name", None)
     if option is not None and context is not None:
-        known = [name for param in context.command.params for name in param.opts if name.startswith("--")]
+        params = {*context.command.params, *context.find_root().command.params}  # those of pfl itself may follow too
+        known = [name for param in params for name in param.opts if name.startswith("--")]
         if option.startswith("-") and option not in known:
             near = closest(option, known)
             return [f"unknown option '{option}'", near if near.startswith("did") else "", f"{path} --help"]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 from pflcli.artifacts import kinds
@@ -18,47 +19,88 @@ _RESULTS = ("comparison", "tuning")
 """The folders of the results in ``compare -o`` and ``tune -o``, which are also the kinds of the results."""
 
 
-def open_one(
-    path: Path | str | Artifact, *allowed: str, method: str | None = None, seed: int | None = None
-) -> Artifact:
+@dataclass(frozen=True)
+class Chosen:
+    """The values of ``--method`` and ``--seed`` of a command, which choose among the runs in a folder."""
+
+    method: str | None = None
+    """a method, or the name of its folder, which is preferred"""
+    seed: int | None = None
+    draws: bool = False
+    """whether the command also draws random numbers from the seed, which only chooses where there are several"""
+
+
+def open_one(path: Path | str | Artifact, *allowed: str, chosen: Chosen | None = None) -> Artifact:
     """Open the artifact at ``path``; raises UsageError, with the choices, if there are several."""
-    found = open_all(path, *allowed, method=method, seed=seed)
+    found = _find(path, allowed, chosen)
     if len(found) > 1:
-        choices = listed([str(item.path) for item in found], most=5)
-        what = "predictions" if all(item.kind == "predictions" for item in found) else "suitable artifacts"
-        raise UsageError(f"{path} contains {len(found)} {what}, but one is needed", f"choose one of {choices}")
-    return found[0]
+        choices = listed([str(item.artifact.path) for item in found], most=5)
+        what = "predictions" if all(item.artifact.kind == "predictions" for item in found) else "suitable artifacts"
+        options = ["--method NAME"] if len({item.artifact.path.name for item in found}) > 1 else []
+        options += ["--seed N"] if len({item.seed for item in found}) > 1 else []
+        are_alternatives = len({item.artifact.kind for item in found}) == 1
+        raise UsageError(
+            f"{path} contains {len(found)} {what}, but one is needed",
+            f"choose one of {choices}",
+            f"or choose by {' and '.join(options)}" if chosen is not None and are_alternatives else "",
+        )
+    return found[0].artifact
 
 
-def open_all(
-    path: Path | str | Artifact, *allowed: str, method: str | None = None, seed: int | None = None
-) -> list[Artifact]:
+def open_all(path: Path | str | Artifact, *allowed: str, chosen: Chosen | None = None) -> list[Artifact]:
     """Open the artifacts at ``path``.
 
     ``path`` is an artifact, or the folder given to ``compare -o`` or ``tune -o``. For such a folder, the first of these
     that has an ``allowed`` kind is returned: the comparison or tuning; the predictions of the comparison, or of the
-    best trial of the tuning; the artifacts that the predictions were made from, such as their partition. ``method`` (a
-    method, or the name of its folder) and ``seed`` select among predictions. Raises UsageError if none match,
-    InputError if there is no artifact or none of an allowed kind.
+    best trial of the tuning; the artifacts that the predictions were made from, such as their partition. ``chosen``
+    selects among predictions. Raises UsageError if none match, InputError if there is no artifact or none of an allowed
+    kind.
     """
+    return [item.artifact for item in _find(path, allowed, chosen)]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """An artifact in a folder, and a run that it belongs to: its predictions, or the artifact itself."""
+
+    artifact: Artifact
+    run: Artifact
+
+    @property
+    def seed(self) -> int | None:
+        """The seed of the run."""
+        seed: int | None = self.run.manifest.request.get("seed")
+        return seed
+
+
+def _find(path: Path | str | Artifact, allowed: Sequence[str], chosen: Chosen | None) -> list[_Found]:
+    chosen = chosen or Chosen()
     folder = None if isinstance(path, Artifact) else Path(path)
     result = None if folder is None or manifests.is_artifact(folder) else _result(folder)
     if folder is None or result is None:
-        found = [open_artifact(path, *allowed)]
-    elif not allowed or result.name in allowed:
-        found = [open_artifact(result, *allowed)]
-    elif "predictions" in allowed:
-        found = _predictions(folder, result)
-    else:
-        found = _sources(folder, result, allowed)
-    if method is None and seed is None:
-        return found
-    left = [item for item in found if _matches(item, method, seed)]
+        artifact = open_artifact(path, *allowed)
+        return _choose([_Found(artifact, artifact)], path, chosen)
+    if not allowed or result.name in allowed:
+        artifact = open_artifact(result, *allowed)
+        return [_Found(artifact, artifact)]
+    runs = _choose([_Found(item, item) for item in _predictions(folder, result)], path, chosen)
+    return runs if "predictions" in allowed else _sources(folder, result, runs, allowed)
+
+
+def _choose(found: list[_Found], path: Path | str | Artifact, chosen: Chosen) -> list[_Found]:
+    """Return those of the chosen method and seed; raises UsageError if there is none."""
+    seed = None if chosen.draws and len({item.seed for item in found}) == 1 else chosen.seed
+    left = [item for item in found if seed is None or item.seed == seed]
+    if chosen.method is not None:
+        names = [item for item in left if item.artifact.path.name == chosen.method]
+        left = names or [item for item in left if item.run.manifest.request.get("method") == chosen.method]
     if not left:
         wanted = " and ".join(
-            words for words in (method and f"--method {method}", None if seed is None else f"--seed {seed}") if words
+            words
+            for words in (chosen.method and f"--method {chosen.method}", None if seed is None else f"--seed {seed}")
+            if words
         )
-        choices = listed([f"{item.path} (seed {item.manifest.request.get('seed')})" for item in found], most=5)
+        choices = listed([f"{item.artifact.path} (seed {item.seed})" for item in found], most=5)
         raise UsageError(f"{path} has no predictions of {wanted}", f"it contains {choices}")
     return left
 
@@ -84,27 +126,20 @@ def _predictions(folder: Path, result: Path) -> list[Artifact]:
     return [open_artifact(Path(os.path.normpath(path)), "predictions") for path in paths]
 
 
-def _sources(folder: Path, result: Path, allowed: Sequence[str]) -> list[Artifact]:
-    """Return the artifacts of the ``allowed`` kinds that the predictions in a folder were made from, each once."""
-    made = _predictions(folder, result)
-    found: dict[str, Artifact] = {}
-    for item in made:
+def _sources(folder: Path, result: Path, runs: Sequence[_Found], allowed: Sequence[str]) -> list[_Found]:
+    """Return the artifacts of the ``allowed`` kinds that the predictions ``runs`` were made from, each once."""
+    found: dict[str, _Found] = {}
+    for item in runs:
         for kind in allowed:
             with suppress(GoneError):
-                source = ancestor(item, kind)
+                source = ancestor(item.artifact, kind)
                 if source is not None:
-                    found.setdefault(source.manifest.fingerprint, source)
+                    found.setdefault(source.manifest.fingerprint, _Found(source, item.artifact))
     if not found:
-        choices = listed([str(path) for path in (result, *(item.path for item in made))], most=5)
+        choices = listed([str(path) for path in (result, *(item.artifact.path for item in runs))], most=5)
         raise InputError(
             f"{folder} contains no {' or '.join(allowed)}, which this command needs",
             f"it contains {choices}",
             *(kinds.made_by(kind) for kind in allowed),
         )
     return [*found.values()]
-
-
-def _matches(artifact: Artifact, method: str | None, seed: int | None) -> bool:
-    request = artifact.manifest.request
-    has_method = method is None or method in (request.get("method"), artifact.path.name)
-    return has_method and (seed is None or request.get("seed") == seed)

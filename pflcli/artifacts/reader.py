@@ -9,7 +9,7 @@ import os
 import shlex
 import stat
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -152,9 +152,9 @@ def open_artifact(path: Path | str | Artifact, *allowed: str) -> Artifact:
         folder = Path(path)
         if folder.name == manifests.NAME:
             folder = folder.parent
-        interruption = _interruption_error(folder)
-        if interruption is not None:
-            raise interruption
+        absence = _interruption_error(folder) or _absence_error(folder)
+        if absence is not None:
+            raise absence
         artifact = Artifact(folder, manifests.read(folder))
     if allowed and artifact.kind not in allowed:
         expected = " or ".join(kinds.add_article(kind) for kind in allowed)
@@ -181,6 +181,30 @@ def _interruption_error(folder: Path) -> InputError | None:
         command = kinds.made_by(kind).replace("DIR", shlex.quote(str(folder)))
         fix.insert(0, f"repeat the command that makes it ({command}) to put the new {kind} there")
     return InputError(f"{folder} is missing: pfl was killed in the last step of making it; {', '.join(where)}", *fix)
+
+
+def _absence_error(path: Path) -> InputError | None:
+    """Return the error, with remedies, for a file, or a folder whose artifact or comparison is unfinished, or None."""
+    if path.is_file():
+        if manifests.is_artifact(path.parent):
+            return InputError(f"{path} is not a pfl artifact but a file in one", f"give its folder: {path.parent}")
+        command = f"pfl import {shlex.quote(str(path))} --client COL --label COL -o DIR && pfl partition DIR -o OTHER"
+        return InputError(f"{path} is not a pfl artifact but a file; data must be imported first", command)
+    if (path / manifests.NAME).exists():
+        return None
+    repeat = "run the command again; it continues where it was interrupted"
+    with suppress(InputError):
+        draft = manifests.read_draft(placement.partial_folder(path))
+        if draft and not path.exists():
+            command = kinds.made_by(draft["kind"]).replace("DIR", shlex.quote(str(path)))
+            return InputError(f"{path} is not finished", f"{repeat}: {command}")
+    for pattern, result, command in (("seed-*/*", "comparison", "compare"), ("trials/*", "tuning", "tune")):
+        for run in sorted(path.glob(pattern)):
+            if manifests.is_artifact(run) or (run / manifests.DRAFT).is_file():
+                return InputError(
+                    f"{path} has no finished {result}", f"{repeat}: pfl {command} ... -o {shlex.quote(str(path))}"
+                )
+    return None
 
 
 def ancestor(artifact: Artifact, kind: str) -> Artifact | None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
-from typer.core import TyperGroup
 
 from pflcli import __version__, registry
 from pflcli.cli import check, doctor, listing, new, report, results, show
-from pflcli.cli.from_options import Command, Show, command, show_outcome
+from pflcli.cli.from_options import Command, Group, Show, command, show_outcome
 from pflcli.errors import UsageError
 from pflcli.options.audit import Audit
 from pflcli.options.build_datastore import BuildDatastore
@@ -35,36 +34,6 @@ from pflcli.options.tune import Tune
 from pflcli.options.update_datastore import UpdateDatastore
 
 _SUMMARY = "Find out which personalized federated learning method works best on your data, by how much, and for whom."
-
-
-class Group(TyperGroup):
-    """All commands, whose help ends with the options of ``pfl`` itself; Typer alone begins with them."""
-
-    def get_params(self, ctx: Any) -> list[Any]:
-        """Return the parameters; none while the help above the options is printed."""
-        return [] if self._is_above_options else super().get_params(ctx)
-
-    _is_above_options = False
-
-    def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Print usage, commands, and then the options."""
-        if self.rich_markup_mode is None:
-            super().format_help(ctx, formatter)
-            return
-        from typer import rich_utils
-
-        self._is_above_options = True
-        try:
-            super().format_help(ctx, formatter)
-        finally:
-            self._is_above_options = False
-        rich_utils._print_options_panel(
-            name="Global options",
-            params=self.get_params(ctx),
-            ctx=ctx,
-            markup_mode=self.rich_markup_mode,
-            console=rich_utils._get_rich_console(),
-        )
 
 
 app = typer.Typer(

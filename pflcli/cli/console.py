@@ -53,12 +53,19 @@ class Console:
         from rich.console import Console as Rich
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
         from rich.progress import TimeRemainingColumn as Remaining
+        from rich.table import Column
 
+        screen = Rich(stderr=True)
+        whole = Column(no_wrap=True)
+        # On a narrow terminal the note is truncated, and the numbers stay whole.
+        note_column = Column(no_wrap=True, overflow="ellipsis", ratio=1)
         columns = (
-            TextColumn("{task.description}"), BarColumn(bar_width=24), MofNCompleteColumn(), TimeElapsedColumn(),
-            TextColumn("eta"), Remaining(), TextColumn("[dim]{task.fields[note]}"),
+            TextColumn("{task.description}", table_column=whole), BarColumn(24 if screen.width >= _WIDE else 8),
+            MofNCompleteColumn(table_column=whole), TimeElapsedColumn(table_column=whole),
+            TextColumn("eta", table_column=whole), Remaining(table_column=whole),
+            TextColumn("[dim]{task.fields[note]}", table_column=note_column),
         )  # fmt: skip
-        with Progress(*columns, console=Rich(stderr=True)) as bar:
+        with Progress(*columns, console=screen, expand=True) as bar:
             task = bar.add_task(label, total=total, completed=completed, note="")
             yield lambda steps, note: bar.update(task, advance=steps, note=note)
 
@@ -84,6 +91,10 @@ class Console:
     def error(self, error: PflError) -> None:
         """Print an error, then what to type instead."""
         fail(error.message, *error.fix)
+
+
+_WIDE = 80
+"""Columns of a terminal from which a progress bar has its full width."""
 
 
 def fail(message: str, *fix: str) -> None:
@@ -178,14 +189,15 @@ def scores(artifact: Artifact, *, to_stderr: bool) -> None:
 
 
 def attacks(artifact: Artifact, *, to_stderr: bool) -> None:
-    """Print the table of an audit, and on stdout its other facts and warnings, which the command reports on stderr."""
+    """Print the table of an audit, sentences on its strongest attacks, and what the command reports on stderr."""
     from pflcli.artifacts.kinds.audit import read
     from pflcli.evaluation.presentation import audits
 
     results = read(artifact)
     table(*audits.build_table(results), where=str(artifact.path / "table.csv"), to_stderr=to_stderr)
     warnings = [f"WARNING: {line}" for line in results["warnings"]]
-    for line in [] if to_stderr else [*audits.list_facts(results), *warnings]:
+    others = [] if to_stderr else [*audits.list_facts(results), *warnings]
+    for line in (*audits.describe_access(results), *others):
         _sentence(line, sys.stderr)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from typer.core import TyperCommand, TyperOption
+from typer.core import TyperCommand, TyperGroup, TyperOption
 
 from pflcli import config, registry
 from pflcli.cli import console
@@ -42,6 +42,82 @@ class Command(TyperCommand):
             if isinstance(option, TyperOption) and isinstance(option.show_default, str):
                 option.help = f"{option.help} {opening}default: {option.show_default}{closing}"
                 option.show_default = False
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Apply the options of ``pfl`` itself that stand behind the command, then parse the others."""
+        shared: dict[str, Any] = {name: param for param in ctx.find_root().command.params for name in _names(param)}
+        for param in self.params:
+            for name in _names(param):
+                shared.pop(name, None)
+        behind, moved = [*args], []
+        end = behind.index("--") if "--" in behind else len(behind)
+        place = 0
+        while place < end:
+            name, has_value, _ = behind[place].partition("=")
+            count = 0 if name not in shared else 1 if has_value or shared[name].is_flag else 2
+            moved += behind[place : place + count]
+            del behind[place : place + count]
+            end -= count
+            place += not count
+        if moved:
+            root = ctx.find_root()
+            with root.command.make_context("pfl", [*moved, str(ctx.info_name)]) as own:
+                own.invoke(root.command.callback, **own.params)
+        parsed: list[str] = super().parse_args(ctx, behind)
+        return parsed
+
+
+def _names(param: Any) -> list[str]:
+    """Return the names of an option that are not its short ones."""
+    return [name for name in (*param.opts, *param.secondary_opts) if name.startswith("--")]
+
+
+class Group(TyperGroup):
+    """The command ``pfl``, which accepts options that all commands have also before the command's name.
+
+    Its help ends with the options of ``pfl`` itself; Typer alone begins with them.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Move these options behind the name of the command, then parse the command line."""
+        valued = {name for param in self.params for name in _names(param) if not getattr(param, "is_flag", True)}
+        first = 0
+        while first < len(args) and args[first].startswith("-"):
+            first += 2 if args[first] in valued else 1
+        moved = [arg for arg in args[:first] if arg in _COMMON_FLAGS]
+        before = [arg for arg in args[:first] if arg not in _COMMON_FLAGS]
+        parsed: list[str] = super().parse_args(ctx, [*before, *args[first : first + 1], *moved, *args[first + 1 :]])
+        return parsed
+
+    def get_params(self, ctx: Any) -> list[Any]:
+        """Return the parameters; none while the help above the options is printed."""
+        return [] if self._is_above_options else super().get_params(ctx)
+
+    _is_above_options = False
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        """Print usage, commands, and then the options."""
+        if self.rich_markup_mode is None:
+            super().format_help(ctx, formatter)
+            return
+        from typer import rich_utils
+
+        self._is_above_options = True
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self._is_above_options = False
+        rich_utils._print_options_panel(
+            name="Global options",
+            params=self.get_params(ctx),
+            ctx=ctx,
+            markup_mode=self.rich_markup_mode,
+            console=rich_utils._get_rich_console(),
+        )
+
+
+_COMMON_FLAGS = ("--quiet", "-q", "--verbose", "-v", "--json")
+"""Options that may stand before the command's name, though they are options of the commands."""
 
 
 def _read_defaults(ctx: typer.Context, paths: list[Path] | None) -> list[Path] | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -64,10 +65,16 @@ def show_trials(
 ) -> None:
     """Print the trials of a search, or in a dry run the decision for each."""
     from pflcli.artifacts.reader import open_artifact
+    from pflcli.tuning import trials
 
     if not quiet:
         if not execution.dry_run:
             console.trials(open_artifact(outcome.path), to_stderr=True)
+            others = "" if asked["method"] == "fedavg" else "fedavg,"
+            execution.reporter.say(
+                f"to use the best trial: pfl compare PARTITION -o DIR --methods {others}{as_typed(asked['method'])}"
+                f" --config {shlex.quote(str(outcome.path / trials.BEST))}"
+            )
         elif plan := outcome.summary["plan"]:
             rows = [[*map(as_typed, step["values"].values()), step["decision"]] for step in plan]
             console.table([*plan[0]["values"], ""], rows, to_stderr=True)

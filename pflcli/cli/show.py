@@ -86,6 +86,7 @@ def command(
         other = "--json" if as_json else "--lineage" if lineage else "--verify"
         raise UsageError(f"--latex and {other} exclude each other", f"leave out {other}")
     in_words = lineage and not as_json
+    drawn = [str(file) for file in (picture, attention) if file is not None]
     text = _draw_tree(show.trace(path, verify=verify), verified=verify) if in_words else []
     in_full = (as_json or verbose) and not in_words
     facts = show.show(path, lineage=lineage, verify=verify) if in_full else {}
@@ -101,6 +102,8 @@ def command(
         console.data(facts)
     elif in_words:
         console.lines(text)
+    elif drawn and not verify and not verbose:
+        console.lines(drawn)
     elif verbose:
         console.facts(facts)
     elif (kind := open_one(path).kind) in tables.KINDS and not verify:

@@ -16,7 +16,7 @@ from pflcli.artifacts.kinds import audit as artifact_kind
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
-from pflcli.artifacts.open_by_path import open_one
+from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.auditing import attacks, canary_training, inversion, queries
 from pflcli.auditing.attacks import Exposure
@@ -65,7 +65,7 @@ def audit(asked: Audit) -> Outcome:
         raise UsageError(f"--invert {asked.invert} is negative", "--invert 3")
     canary_training.require_count(asked.canaries)
     disclosed = disclosure.parse(asked.answers)
-    artifact = open_one(asked.source, "predictions")
+    artifact = open_one(asked.source, "predictions", chosen=Chosen(asked.method, asked.seed, draws=True))
     compared = [open_one(path, "predictions") for path in asked.references]
     predictor = stored_predictor.open_predictor(artifact, asked.weights)
     reference_predictors = attacks.open_references(predictor, compared, asked.weights) if compared else []

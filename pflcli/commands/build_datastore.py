@@ -14,7 +14,7 @@ from pflcli.artifacts import client_blocks, codebook
 from pflcli.artifacts.kinds import datastore, embeddings
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
-from pflcli.artifacts.open_by_path import open_one
+from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError
@@ -40,7 +40,7 @@ def build_datastore(asked: BuildDatastore) -> Outcome:
     """
     execution = asked.execution
     _check_amounts(asked.capacity, asked.capacity_spread, asked.prototypes)
-    source = open_one(asked.source, "embeddings")
+    source = open_one(asked.source, "embeddings", chosen=Chosen(asked.method, asked.seed, draws=True))
     searched = dict(asked.parameters or {})
     if "dimension" in source.manifest.summary:  # it is unknown while the embeddings are only planned
         indexes.check(asked.index, int(source.manifest.summary["dimension"]), searched)

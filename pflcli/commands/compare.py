@@ -25,6 +25,7 @@ from pflcli.comparison.variants import (
     ALL,
     Variant,
     announce_stacks,
+    leave_out_unsuited,
     require_validation_samples,
     resolve_variants,
     stack_pools,
@@ -101,11 +102,13 @@ def compare(asked: Compare) -> Outcome:
     tuned, only = Tuned(asked.options or {}, asked.settings or {}), asked.only
     training = run_request.resolve_settings({}, tuned.settings, partition := next(iter(partitions.values())))
     initial.require_weights(training, digest)
+    suited, options = leave_out_unsuited(asked.methods, tuned.options, training, partition, execution.reporter)
+    asked, tuned = replace(asked, options=options), replace(tuned, options=options)
 
     # Tune first: the requests of all runs depend on the chosen options and settings.
     budget = tunings.budget(asked.tune, out / NAME, partitions, table.metrics, force=execution.force)
     if budget is not None:
-        variants = tunings.requested_variants(asked.methods, tuned.options, training, out / NAME)
+        variants = tunings.requested_variants(suited, tuned.options, training, out / NAME)
         table.request(asked.baseline, partitions)  # raises an error for invalid options before anything is made
         if not manifests.is_artifact(out / NAME):
             _require_baseline(asked.baseline, variants)
@@ -125,9 +128,9 @@ def compare(asked: Compare) -> Outcome:
     # Plan the runs of the requested variants, and of those of an existing comparison.
     existing = find_comparison(out / NAME, NAME, training, digest)
     if existing is None:
-        variants = resolve_variants(asked.methods, tuned.options, training)
+        variants = resolve_variants(suited, tuned.options, training)
     else:
-        variants = existing.join_variants(asked.methods, tuned.options, training, force=execution.force)
+        variants = existing.join_variants(suited, tuned.options, training, force=execution.force)
         partitions, table = existing.partitions(partitions), table.fill_from(existing)
         existing.announce(variants, asked.methods, partitions, execution.reporter)
     _require_baseline(asked.baseline, variants)
@@ -427,13 +430,11 @@ def _tabulate(
                 "stacks": beside,
                 "warnings": [*metrics["warnings"], *stack_references.find_warnings(scores, pooled)],
             }
-        metrics["methods"].sort(key=lambda method: -summary.rank(method, metric_names))
-        place = {method["label"]: number for number, method in enumerate(metrics["methods"])}
         metrics |= record
         remarks = [f"`{name}` failed under seed {', '.join(map(str, seeds))}." for name, seeds in failed_seeds.items()]
-        scoring.write(work, sorted(scores, key=lambda item: place[item.label]), metrics, NAME, remarks)
+        scoring.write(work, scores, metrics, NAME, remarks)
         best = metrics["methods"][0]["label"]
-        facts = {"methods": len(place), "predictions": len(scores), "best": best, "failed": failed_seeds}
+        facts = {"methods": len(metrics["methods"]), "predictions": len(scores), "best": best, "failed": failed_seeds}
         return Built({**facts, **({"privacy": dict(privacy)} if privacy else {})}, {})
 
     if extends and manifests.is_artifact(out / NAME) and manifests.read(out / NAME).fingerprint == spec.fingerprint:

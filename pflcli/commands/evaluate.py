@@ -8,7 +8,7 @@ from typing import Any
 from pflcli.artifacts import client_blocks, codebook
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
-from pflcli.artifacts.open_by_path import open_all
+from pflcli.artifacts.open_by_path import Chosen, open_all
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError, closest
 from pflcli.evaluation import coverage, round_costs, scoring, summary
@@ -44,7 +44,7 @@ def evaluate(asked: Evaluate) -> Outcome:
     artifacts = [
         item
         for source in asked.sources
-        for item in open_all(source, "predictions", method=asked.method, seed=asked.seed)
+        for item in open_all(source, "predictions", chosen=Chosen(asked.method, asked.seed))
     ]
     if not artifacts:
         raise UsageError("nothing to evaluate", "pfl evaluate PREDICTIONS... -o DIR")
@@ -81,7 +81,7 @@ def evaluate(asked: Evaluate) -> Outcome:
         )
         table = scoring.summarize(scored, asked.split, asked.baseline, asked.target, speeds)
         scoring.write(work, scored, table, "evaluation")
-        best = max(table["methods"], key=lambda method: summary.rank(method, metric_names))
-        return Built({"methods": len(table["methods"]), "predictions": len(scored), "best": best["label"]}, {})
+        best = table["methods"][0]["label"]
+        return Built({"methods": len(table["methods"]), "predictions": len(scored), "best": best}, {})
 
     return make(asked.out, draft, execution, build)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pflcli import __version__
 from pflcli.artifacts import disk, placement, plain_output
 from pflcli.artifacts import manifest as manifests
-from pflcli.artifacts.open_by_path import open_one
+from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.data.formats import missing_name_error
 from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.errors import ComputationError, ConflictError, InputError
@@ -67,7 +67,7 @@ def export(asked: Export) -> Exported:
     """
     execution = asked.execution
     onnx_network.require_packages()
-    artifact, path = open_one(asked.source, "predictions"), Path(asked.out)
+    artifact, path = open_one(asked.source, "predictions", chosen=Chosen(asked.method, asked.seed)), Path(asked.out)
     if path.name in ("", ".."):  # such as ".": files are written beside the folder first, under its name
         path = path.resolve()
     _require_replaceable(path, force=execution.force)

@@ -15,7 +15,7 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.backbone import read_tensors
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
-from pflcli.artifacts.open_by_path import open_one
+from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import InputError
@@ -45,7 +45,7 @@ def extract(asked: Extract) -> Outcome:
     its classes or features have another meaning.
     """
     execution = asked.execution
-    backbone = open_one(asked.source, "backbone")
+    backbone = open_one(asked.source, "backbone", chosen=Chosen(asked.method, asked.seed))
     trained_on = require_ancestor(backbone, "partition")
     chosen = trained_on if asked.partition is None else open_one(asked.partition, "partition")
     execution = execution.reading(chosen.path)

@@ -12,7 +12,6 @@ import numpy as np
 
 from pflcli import registry
 from pflcli.artifacts import client_blocks, disk, placement
-from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.codebook import Codebook, Encoder
 from pflcli.artifacts.kinds import dataset as datasets
 from pflcli.artifacts.make import Built, Outcome, make
@@ -300,11 +299,6 @@ def open_dataset(dataset: str) -> Artifact | None:
             f"unknown dataset '{dataset}', and there is no folder of this name",
             closest(dataset, registry.names("datasets")),
             "name a dataset (pfl list datasets) or the folder of an imported one (pfl import DATA ... -o DIR)",
-        )
-    if Path(dataset).is_file() and Path(dataset).name != manifests.NAME:
-        raise InputError(
-            f"{dataset} is a file, which must be imported first",
-            f"pfl import {dataset} --client COL --label COL -o DIR && pfl partition DIR -o OTHER",
         )
     return open_one(dataset, "dataset")
 

@@ -19,7 +19,7 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.predictions import LaterClients, SplitPredictions
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
-from pflcli.artifacts.open_by_path import open_one
+from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.data.formats import ABSENT, Roles
@@ -58,7 +58,7 @@ def new_client(asked: NewClient) -> Outcome:
     methods and runs that cannot add a client.
     """
     execution = asked.execution.reading(asked.data, asked.weights, asked.encoder_weights)
-    artifact = open_one(asked.source, "predictions")
+    artifact = open_one(asked.source, "predictions", chosen=Chosen(asked.method, asked.seed))
     _check(artifact, asked.client)
     if asked.fractions is not None:
         deal.check_fractions(asked.fractions)

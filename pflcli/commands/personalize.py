@@ -18,7 +18,7 @@ from pflcli.artifacts.kinds import LINEAGE, missing_input_error, predictions, re
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
-from pflcli.artifacts.open_by_path import open_one
+from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError
@@ -53,7 +53,7 @@ def personalize(asked: Personalize) -> Outcome:
     execution = asked.execution
     definition = methods.load(asked.method)
     cfg = config.build(definition.Config, asked.options or {}, asked.method)
-    nearest = open_one(asked.source, *LINEAGE)
+    nearest = open_one(asked.source, *LINEAGE, chosen=Chosen(seed=asked.seed, draws=True))
     lineage = _lineage(asked.method, definition, nearest)
     training = run_request.settings_on_lineage(asked.method, definition, lineage, asked.settings or {}, asked.out)
     private_rounds.require_checked(asked.method, definition, cfg, training, nearest)
@@ -86,6 +86,7 @@ def personalize(asked: Personalize) -> Outcome:
     job = _Job(asked.method, definition, cfg, training, seed, nearest, lineage, spec, file, earlier_run)
     partition = lineage["partition"]
     remarks: Iterable[str] = run_request.describe_seed(asked.method, definition, cfg, training)
+    remarks = joined(remarks, run_request.describe_ignored(asked.method, definition, training))
     if partition is not None:
         remarks = joined(remarks, run_request.describe_pair_costs(asked.method, definition, cfg, training, partition))
         if definition.has_rounds and LINKS[definition.KIND]:

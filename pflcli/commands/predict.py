@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts import codebook
-from pflcli.artifacts.open_by_path import open_one
+from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.data.formats import ABSENT, arrays, missing_name_error
 from pflcli.data.preparation.samples_to_predict import SampleFile
 from pflcli.data.preparation.user_data import choose_dialect
@@ -69,7 +69,7 @@ def predict(asked: Predict) -> PredictedSamples:
         prediction_file.require_writable(
             path, force=execution.force, inputs=[asked.data, *([] if asked.weights is None else [asked.weights])]
         )
-    artifact = open_one(asked.source, "predictions", method=asked.method, seed=asked.seed)
+    artifact = open_one(asked.source, "predictions", chosen=Chosen(asked.method, asked.seed))
     if asked.coverage is not None:
         coverage.read_calibration(artifact)
     predictor = stored_predictor.open_predictor(artifact, asked.weights)

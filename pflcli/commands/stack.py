@@ -18,7 +18,7 @@ from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import backbone, predictions
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
-from pflcli.artifacts.open_by_path import open_all
+from pflcli.artifacts.open_by_path import Chosen, open_all
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import GoneError, InputError, UsageError
@@ -52,7 +52,7 @@ def stack(asked: Stack) -> Outcome:
         (
             item
             for source in asked.sources
-            for item in open_all(source, "predictions", method=asked.method, seed=asked.seed)
+            for item in open_all(source, "predictions", chosen=Chosen(asked.method, asked.seed))
         ),
         key=_sort_key,
     )
@@ -163,7 +163,8 @@ def _check(artifacts: Sequence[Artifact]) -> None:
     if len(seeds) > 1:
         raise UsageError(
             f"the predictions have different seeds ({', '.join(map(str, seeds))}), and a stack needs a single one",
-            "stack the predictions of each seed, and pass the stacks to pfl evaluate",
+            f"--seed {seeds[0]} stacks those of one seed of a comparison; to compare a stack for every seed:"
+            " pfl compare PARTITION -o DIR --methods METHOD,METHOD,stack",
         )
     for artifact in artifacts:
         if "validation" in predictions.learned_splits(artifact):

@@ -25,7 +25,7 @@ from pflcli.artifacts.kinds import embeddings
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
-from pflcli.artifacts.open_by_path import open_one
+from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import InputError, UsageError, closest
@@ -102,7 +102,7 @@ def sweep(asked: Sweep) -> Outcome:
     plot = asked.plot or next((axis for axis, values in points.axes.items() if len(values) > 1), "capacity")
     if plot not in points.axes:
         raise UsageError(f"--plot {plot} is not an axis of a sweep", closest(plot, points.axes))
-    origin = open_one(asked.source, "embeddings")
+    origin = open_one(asked.source, "embeddings", chosen=Chosen(asked.method, asked.seed, draws=True))
     backbone = ancestor(origin, "backbone")
     if backbone is not None and backbone.manifest.request["settings"].get("refit"):
         raise InputError(

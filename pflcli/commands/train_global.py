@@ -17,7 +17,7 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.backbone import WEIGHTS
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
-from pflcli.artifacts.open_by_path import open_one
+from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError
 from pflcli.evaluation import convergence
@@ -43,7 +43,7 @@ def train_global(asked: TrainGlobal) -> Outcome:
     not fit, ComputationError if training diverges.
     """
     execution = asked.execution
-    partition = open_one(asked.source, "partition")
+    partition = open_one(asked.source, "partition", chosen=Chosen(seed=asked.seed, draws=True))
     definition = methods.load(asked.method)
     _require_global_model(asked.method, definition)
     cfg = config.build(definition.Config, asked.options or {}, asked.method)

@@ -15,7 +15,7 @@ from pflcli.artifacts.kinds import LINEAGE
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
-from pflcli.artifacts.open_by_path import open_one
+from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.reader import Artifact, ancestor, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands.personalize import personalize
@@ -62,7 +62,7 @@ def tune(asked: Tune) -> Outcome:
     require_folder(out)
     if asked.minutes is not None and not asked.minutes > 0:
         raise UsageError(f"--minutes {asked.minutes:g} leaves no time for a trial", "--minutes 10")
-    source = open_one(asked.source, *LINEAGE)
+    source = open_one(asked.source, *LINEAGE, chosen=Chosen(seed=asked.seed, draws=True))
     cfg = config.build(methods.load(asked.method).Config, options, asked.method)
     training = _training_settings(source, settings)
     private_rounds.require_checked(asked.method, methods.load(asked.method), cfg, training, source)

@@ -16,7 +16,7 @@ from pflcli.artifacts.kinds import datastore, embeddings
 from pflcli.artifacts.kinds.embeddings import StoredEmbeddings
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
-from pflcli.artifacts.open_by_path import open_one
+from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands.extract import require_ancestor
@@ -71,7 +71,11 @@ def update_datastore(asked: UpdateDatastore) -> Outcome:
         )
     if not 0 <= asked.first <= asked.last <= 1:
         raise UsageError(f"--from {asked.first:g} --to {asked.last:g} are not fractions in order", "--from 0 --to 0.5")
-    old, new = open_one(asked.source, "datastore"), open_one(asked.arriving, "embeddings")
+    chosen = Chosen(seed=asked.seed, draws=True)
+    old, new = (
+        open_one(place, kind, chosen=chosen)
+        for place, kind in ((asked.source, "datastore"), (asked.arriving, "embeddings"))
+    )
     _require_match(old, new)
     seed = run_request.choose_seed(asked.seed, new)
     request = {"index": indexes.EXACT, "policy": asked.policy, "from": asked.first, "to": asked.last, "seed": seed}

@@ -11,7 +11,7 @@ from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts import placement
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, ancestor, follow
-from pflcli.comparison.variants import ALL, Variant, assign_options, resolve_variants
+from pflcli.comparison.variants import ALL, Variant, assign_options, method_name, resolve_variants
 from pflcli.errors import ConflictError, InputError, UsageError
 from pflcli.evaluation import summary
 from pflcli.evaluation.metrics import catalogue
@@ -65,10 +65,12 @@ class ExistingComparison:
             existing_options.pop(variant.name)
         if lines and not force:
             name = lines[0].split(":")[0]
+            other = f"{method_name(name)}@other"
+            way = "and the same options" if name == method_name(name) else f"--set {other}.KEY=VALUE"
             raise ConflictError(
                 f"{self.path} compares these methods with other options",
                 *lines,
-                f"--methods {name}@other --set {name}@other.KEY=VALUE adds a variant; --force replaces these methods",
+                f"--methods {other} {way} add a variant; --force replaces these methods",
             )
         names = [variant.name for variant in requested]
         names += [name for name in self.methods if name not in names]
@@ -119,7 +121,10 @@ class ExistingComparison:
             reporter.say(f"{self.path} keeps its other methods: {', '.join(unrequested)}")
 
     def addition(self, draft: ArtifactSpec) -> str:
-        """Describe what ``draft`` adds to this comparison; empty if it adds nothing or omits a part of it."""
+        """Describe how ``draft`` extends this comparison; empty if it adds nothing or omits results.
+
+        Methods that failed have no results and may be left out.
+        """
         old = self.artifact.manifest
         may_change = {"methods", "seeds"}
         new_statistics = old.request.get("statistics") != summary.STATISTICS
@@ -133,8 +138,10 @@ class ExistingComparison:
         old_inputs, new_inputs = (
             {item.role: item.fingerprint for item in inputs} for inputs in (old.inputs, draft.inputs)
         )
+        # Without a failed method, which has no results, the table has the same inputs.
+        leaving = [name for name in old.request["methods"] if name not in draft.request["methods"]]
         adds = old_inputs.items() < new_inputs.items() or (
-            old_inputs == new_inputs and bool({*_ADDED} & may_change or new_statistics)
+            old_inputs == new_inputs and bool({*_ADDED} & may_change or new_statistics or leaving)
         )
         if before != after or not adds:
             return ""
@@ -146,7 +153,9 @@ class ExistingComparison:
         added += [f"positive class {draft.request['positive']}"] if "positive" in may_change else []
         added += [f"coverage {draft.request['coverage']:g}"] if "coverage" in may_change else []
         added = added or sorted(new_inputs.keys() - old_inputs.keys())
-        return f"adds {', '.join(added)}" if added else "computes the intervals as this version of pfl does"
+        changes = [f"adds {', '.join(added)}"] if added else []
+        changes += [f"leaves out {', '.join(leaving)}, without results"] if leaving else []
+        return " and ".join(changes) or "computes the intervals as this version of pfl does"
 
 
 def find_comparison(target: Path, kind: str, training: Settings, weights: str | None) -> ExistingComparison | None:

@@ -11,11 +11,12 @@ from typing import Any
 from pflcli import config, methods, registry
 from pflcli.artifacts.kinds import LINEAGE
 from pflcli.artifacts.reader import Artifact
-from pflcli.errors import InputError, UsageError, closest
+from pflcli.errors import InputError, UnsuitedError, UsageError, closest
 from pflcli.evaluation.pool import BASE, STACK
 from pflcli.jobs.shared_artifacts import BACKBONE, estimate_epochs
 from pflcli.reporter import Reporter
 from pflcli.settings import TRAINING, Settings, changed
+from pflcli.training import run_request
 from pflcli.wording import counted
 
 ALL = "all"
@@ -107,6 +108,35 @@ def assign_options(methods: Sequence[str], options: Mapping[str, Mapping[str, An
             del assigned[name]
             assigned |= {variant: changed(values, options.get(variant, {})) for variant in variants}
     return assigned
+
+
+def leave_out_unsuited(
+    methods_given: Sequence[str],
+    options: Mapping[str, Mapping[str, Any]],
+    training: Settings,
+    partition: Artifact,
+    reporter: Reporter,
+) -> tuple[list[str], dict[str, Mapping[str, Any]]]:
+    """Return the names of methods and their options; ``all`` means those that suit the settings and samples.
+
+    The methods that are left out are reported.
+    """
+    left = dict(options)
+    if ALL not in methods_given:
+        return [*methods_given], left
+    names, assigned = [], assign_options(methods_given, options)
+    for name in _expand(methods_given):
+        try:
+            if not is_stack(name):
+                own = changed(config.plain(training), split_options(name, assigned.get(name, {}))[1])
+                settings = config.build(Settings, own, f"the training of {name}")
+                run_request.require_suited(name, methods.load(method_name(name)), settings, partition)
+        except UnsuitedError as error:
+            reporter.say(f"{name} is left out: {error.message}")
+            left.pop(name, None)
+        else:
+            names.append(name)
+    return names, left
 
 
 def split_options(name: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

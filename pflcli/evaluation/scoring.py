@@ -73,7 +73,7 @@ def summarize(
     link: Link | None = None,
     tried: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
-    """Return the content of ``metrics.json``: a row per method, over its seeds, and the conclusion.
+    """Return the content of ``metrics.json``: a row per method, over its seeds, best first, and the conclusion.
 
     With a ``target`` accuracy, rows have the time to reach it; with a ``link``, the simulated time of the rounds.
     ``tried`` is the number of models from which ``--tune`` chose, by label.
@@ -108,6 +108,7 @@ def summarize(
         *failed_training.find_warnings(groups),
         *convergence.find_warnings(artifacts),
     ]
+    table["methods"].sort(key=lambda method: -summary.rank(method, metric_names))
     return table
 
 
@@ -193,6 +194,8 @@ def write(
     remarks: Sequence[str] = (),
 ) -> None:
     """Write ``metrics.json``, ``clients.csv``, the tables, and a figure named after the ranking metric."""
+    place = {method["label"]: number for number, method in enumerate(metrics["methods"])}
+    scored = sorted(scored, key=lambda item: place[item.label])
     work.write(evaluation.METRICS, (json.dumps(replace_nonfinite(metrics), indent=2) + "\n").encode())
     work.write("clients.csv", _render_client_table(scored, metrics["split"]))
     figures.write(work, scored[0].metric_names[0], _draw_clients(scored, metrics))

@@ -169,7 +169,7 @@ def make_run(
     def draw_model(model_seed: int) -> models.Net:
         if normalizes:
             return draw_normalizing_network(model_seed)
-        net = models.create("mlp", data.in_shape, CLASSES, model_seed)
+        net = models.create(plan.model, data.in_shape, CLASSES, model_seed)
         return net if plan.adapter is None else models.add_adapter(net, plan.adapter, model_seed)
 
     net = draw_model(seed)

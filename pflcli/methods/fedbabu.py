@@ -21,6 +21,7 @@ from pflcli.parameters import Params
 
 KIND = "server"
 NEEDS = ()
+DIVIDES = True
 ADAPTS = True
 PAPER = "FedBABU"
 YEAR = 2022

@@ -23,6 +23,7 @@ from pflcli.federation.run import Predictor, Run
 
 KIND = "server"
 NEEDS = ()
+DIVIDES = True
 PERSONAL_MODELS = "heads"
 PAPER = "FedPer"
 YEAR = 2019

@@ -30,6 +30,7 @@ from pflcli.federation.run import Predictor, Run
 
 KIND = "server"
 NEEDS = ()
+DIVIDES = True
 PERSONAL_MODELS = "heads"
 PAPER = "FedRep"
 YEAR = 2021

@@ -24,6 +24,7 @@ from pflcli.federation.run import Predictor, Run
 
 KIND = "server"
 NEEDS = ()
+DIVIDES = True
 PERSONAL_MODELS = "bodies"
 PAPER = "LG-FedAvg"
 YEAR = 2020

@@ -40,6 +40,7 @@ from pflcli.parameters import Params, Stacked, TrainedClients
 
 KIND = "server"
 NEEDS = ()
+DIVIDES = True
 ADAPTS = True
 PAPER = "pFedFDA"
 YEAR = 2024

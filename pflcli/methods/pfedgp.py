@@ -34,6 +34,7 @@ from pflcli.parameters import Params, Stacked
 
 KIND = "server"
 NEEDS = ()
+DIVIDES = True
 ADAPTS = True
 PAPER = "pFedGP"
 YEAR = 2021

@@ -33,6 +33,7 @@ from pflcli.parameters import Params, Stacked
 
 KIND = "server"
 NEEDS = ()
+IGNORES = ("momentum",)
 PAPER = "SCAFFOLD"
 YEAR = 2020
 

@@ -11,6 +11,7 @@ from pflcli.options import completion
 from pflcli.options.declaration import (
     ArtifactPath,
     ArtifactPaths,
+    ChosenMethod,
     Options,
     Out,
     RunWeights,
@@ -73,4 +74,5 @@ class Audit(Options):
         ),
     ] = None
     weights: RunWeights = None
+    method: ChosenMethod = None
     seed: Seed = None

@@ -12,6 +12,7 @@ from pflcli.options import completion
 from pflcli.options.declaration import (
     ASSIGNMENTS,
     ArtifactPath,
+    ChosenMethod,
     Options,
     Out,
     Seed,
@@ -72,4 +73,5 @@ class BuildDatastore(Options):
             show_default="the samples themselves",
         ),
     ] = None
+    method: ChosenMethod = None
     seed: Seed = None

@@ -146,7 +146,12 @@ def out_option(help: str, metavar: str = "DIR", show_default: str | bool = True)
 Out = Annotated[FilePath, out_option("Write the artifact to this folder.")]
 Seed = Annotated[
     int | None,
-    typer.Option(help="Draw all random numbers from this seed.", show_default="that of the source", min=0, metavar="N"),
+    typer.Option(
+        help="Draw all random numbers from this seed; of a folder of `pfl compare` with several seeds, take this one.",
+        show_default="that of the source",
+        min=0,
+        metavar="N",
+    ),
 ]
 Set = Annotated[
     Mapping[str, Any] | None,
@@ -162,7 +167,7 @@ Set = Annotated[
 ChosenMethod = Annotated[
     str | None,
     typer.Option(
-        help="Take the predictions of this method from a folder of `pfl compare`.",
+        help="Take this method from a folder of `pfl compare`.",
         metavar="NAME",
         show_default="all",
         autocompletion=completion.names("methods"),
@@ -170,9 +175,7 @@ ChosenMethod = Annotated[
 ]
 ChosenSeed = Annotated[
     int | None,
-    typer.Option(
-        help="Take the predictions of this seed from a folder of `pfl compare`.", metavar="N", show_default="all"
-    ),
+    typer.Option(help="Take this seed from a folder of `pfl compare`.", metavar="N", show_default="all"),
 ]
 Baseline = Annotated[
     str, typer.Option(help="Measure gains against this method.", autocompletion=completion.names("methods"))

@@ -10,6 +10,8 @@ import typer
 from pflcli.options import completion
 from pflcli.options.declaration import (
     ArtifactPath,
+    ChosenMethod,
+    ChosenSeed,
     EncoderWeights,
     FilePath,
     Options,
@@ -48,3 +50,5 @@ class Export(Options):
     ]
     weights: RunWeights = None
     encoder_weights: EncoderWeights = None
+    method: ChosenMethod = None
+    seed: ChosenSeed = None

@@ -8,7 +8,15 @@ from typing import Annotated, ClassVar
 import typer
 
 from pflcli.options import completion
-from pflcli.options.declaration import ArtifactPath, OptionalArtifactPath, Options, Out, artifact_argument
+from pflcli.options.declaration import (
+    ArtifactPath,
+    ChosenMethod,
+    ChosenSeed,
+    OptionalArtifactPath,
+    Options,
+    Out,
+    artifact_argument,
+)
 
 
 @dataclass(frozen=True)
@@ -35,3 +43,5 @@ class Extract(Options):
             show_default="that of the backbone",
         ),
     ] = None
+    method: ChosenMethod = None
+    seed: ChosenSeed = None

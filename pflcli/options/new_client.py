@@ -10,6 +10,8 @@ import typer
 from pflcli.options.declaration import (
     FRACTIONS,
     ArtifactPath,
+    ChosenMethod,
+    ChosenSeed,
     Comment,
     Decimal,
     Delimiter,
@@ -87,3 +89,5 @@ class NewClient(Options):
     label_map: LabelMap = None
     weights: RunWeights = None
     encoder_weights: EncoderWeights = None
+    method: ChosenMethod = None
+    seed: ChosenSeed = None

@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from pflcli.options import completion
-from pflcli.options.declaration import ArtifactPath, Options, Out, Seed, Typed, artifact_argument
+from pflcli.options.declaration import ArtifactPath, ChosenMethod, Options, Out, Seed, Typed, artifact_argument
 from pflcli.wording import as_typed
 
 
@@ -67,4 +67,5 @@ class Sweep(Options):
             autocompletion=completion.words("capacity", "k", "sigma", "lambda"),
         ),
     ] = None
+    method: ChosenMethod = None
     seed: Seed = None

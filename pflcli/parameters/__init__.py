@@ -99,7 +99,8 @@ def part(params: Mapping[str, Tensor], prefix: str) -> Params:
     selected = {name: value for name, value in params.items() if name.startswith(prefix)}
     if not selected:
         layers = ", ".join(layer.rstrip(".") for layer in upper(params, len(params)))
-        raise UsageError(f"the model has no parameters under '{prefix}'", f"its layers are: {layers}")
+        fix = "a model that is all head cannot be divided: use --model mlp" if prefix == "body." else ""
+        raise UsageError(f"the model has no parameters under '{prefix}'", f"its layers are: {layers}", fix)
     return selected
 
 

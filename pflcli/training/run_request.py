@@ -69,6 +69,22 @@ def require_private(name: str, method: Method, settings: Settings) -> None:
         )
 
 
+def require_suited(name: str, method: Method, settings: Settings, partition: Artifact | None) -> None:
+    """Raise UnsuitedError if differential privacy does not cover the method, or it divides a model without a body."""
+    require_private(name, method, settings)
+    if not method.DIVIDES or partition is None:
+        return
+    form = partitions.read_form(partition)
+    net = models.outline(
+        settings.model, form.input_shape, form.classes, tokens=form.dtype == "int16", adapter=settings.adapter
+    )
+    if not any(key.startswith("body.") for key in net.state_dict()):
+        raise UnsuitedError(
+            f"{name} divides a model into its body and its head, but {settings.model} is all head",
+            f"use --model mlp, or leave out {name}",
+        )
+
+
 def describe_seed(name: str, method: Method, cfg: Any, settings: Settings) -> Iterator[str]:
     """Yield a message on ``dp_seed`` in a run without differential privacy: a warning, or that it has no effect."""
     if settings.dp_seed is None or settings.dp:  # the guarantee of differential privacy has its own warning
@@ -78,6 +94,14 @@ def describe_seed(name: str, method: Method, cfg: Any, settings: Settings) -> It
         yield guarantee.WARNING_OF_SEED
     else:
         yield f"--dp-seed {settings.dp_seed} has no effect: {name} draws no noise that protects clients"
+
+
+def describe_ignored(name: str, method: Method, settings: Settings) -> Iterator[str]:
+    """Yield a message for each setting that differs from its default and has no effect on the method."""
+    for setting in method.IGNORES:
+        value = getattr(settings, setting)
+        if value != getattr(Settings(), setting):
+            yield f"--{setting.replace('_', '-')} {value} has no effect on {name}"
 
 
 def resolve_settings(
@@ -125,7 +149,7 @@ def settings_on_lineage(
         require_files(backbone)
     base = backbone.manifest.request["settings"] if backbone is not None else {}
     resolved = resolve_settings(base, changes, partition if backbone is None else None)
-    require_private(name, method, resolved)
+    require_suited(name, method, resolved, partition)
     if backbone is None:
         return resolved
     if resolved.model != base["model"]:

@@ -879,3 +879,27 @@ def test_nothing_to_score(pfl, tmp_path):
     pfl("partition", "writers", "--clients", 2, "--fractions", "0.8,0.2,0", "-o", at / "p")
     pfl("personalize", "local", at / "p", "--model", "mlp", "--rounds", 1, "-o", at / "l")
     fails(pfl("evaluate", at / "l", "-o", at / "ev"), 3, ["has no test samples to score", "--fractions"])
+
+
+@pytest.mark.parametrize("command", sorted(typer.main.get_command(app).commands))
+def test_options_of_pfl_stand_before_or_after_every_command(pfl, command):
+    for line in (("--use", "nothing", command), (command, "--use", "nothing"), (command, "--use=nothing", "--json")):
+        ran = pfl(*line)
+        assert (ran.code, ran.err.splitlines()[0]) == (2, "pfl: --use nothing is neither a Python file nor a module")
+    assert pfl(command, "--version").out.startswith("pfl ")
+    options = {name for param in typer.main.get_command(app).commands[command].params for name in param.opts}
+    for flag in ("--quiet", "-q", "--verbose", "-v", "--json"):
+        before, after = pfl(flag, command, "--help"), pfl(command, flag, "--help")
+        assert (before.code, before.out) == (after.code, after.out)
+        assert before.code == (0 if flag in options else 2)
+
+
+def test_flag_before_the_command_has_its_effect(pfl, small, tmp_path):
+    ran = pfl("-q", "--json", "evaluate", small.fedavg, "-o", tmp_path / "e")
+    assert (ran.code, ran.err) == (0, "")
+    assert json.loads(ran.out)["kind"] == "evaluation"
+
+
+def test_own_file_is_used_when_it_is_named_after_the_command(pfl, tmp_path):
+    assert pfl("new", "method", tmp_path / "mine.py").code == 0
+    assert "mine" in pfl("list", "methods", "--use", tmp_path / "mine.py").out

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import io
 import os
 import pty
 import re
@@ -15,6 +16,7 @@ import pytest
 
 from pflcli.artifacts.kinds.evaluation import read
 from pflcli.artifacts.reader import open_artifact
+from pflcli.cli.console import Console
 from pflcli.cli.layout import fit_table
 from pflcli.commands.compare import compare
 from pflcli.evaluation.presentation import tables
@@ -142,3 +144,20 @@ def test_a_pipe_gets_everything(pfl, compared):
     table = tables.build(read(open_artifact(comparison)), "comparison")
     assert [line.split("\t") for line in ran.out.splitlines()] == [table.heading, *table.rows]
     assert "fedavg" in ran.err.splitlines()[0]
+
+
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_progress_bar_keeps_its_numbers_when_the_note_is_long(monkeypatch, width):
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    stream = Terminal()
+    monkeypatch.setattr("sys.stderr", stream)
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    with Console().progress("compare", 100) as advance:
+        advance(47, "seed 0, ditto, 47/60, loss 0.143, validation accuracy 0.860, personal accuracy 0.943")
+    shown = re.sub(r"\x1b\[[?0-9;]*[a-zA-Z]", "", stream.getvalue()).replace("\n", "\r").rstrip("\r").split("\r")[-1]
+    assert re.match(r"compare [━╸╺]+  47/100 \d:\d\d:\d\d eta [-:\d]+ seed 0, .*…$", shown), shown
+    assert len(shown) == width

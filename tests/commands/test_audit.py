@@ -22,6 +22,7 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.stack import stack
 from pflcli.errors import InputError, PflError, UsageError
+from pflcli.evaluation.presentation import audits as presented
 from pflcli.execution import Execution
 from pflcli.prediction import disclosure, stored_predictor
 from pflcli.prediction.standalone_model import build_standalone_model
@@ -231,7 +232,8 @@ def test_the_command_prints_a_table_and_makes_nothing_in_a_dry_run(small, tmp_pa
     printed = pfl("show", tmp_path / "a")
     assert printed.code == 0
     assert printed.out.splitlines() == printed_table
-    assert printed.err.splitlines() == [line for line in ran.err.splitlines() if line.startswith("WARNING: ")]
+    other_lines = [line for line in ran.err.splitlines() if "\t" not in line]
+    assert sorted(printed.err.splitlines()) == sorted(other_lines)
     facts = json.loads(pfl("show", tmp_path / "a", "--json").out)
     assert len(facts["audit"]["attacks"]) == len(printed_table) - 1
     assert pfl("audit", small.fedavg, "-o", tmp_path / "b", "-n").code == 0
@@ -343,3 +345,26 @@ def test_an_audit_says_that_noisy_votes_from_a_seed_have_no_guarantee(small, tmp
     assert json.loads((tmp_path / "a" / "audit.json").read_text())["noisy_votes"]["random_numbers"].startswith(
         "dp_seed"
     )
+
+
+def test_sentences_say_what_each_access_reveals():
+    def row(attack, auc, low, share, above):
+        rates = {"tpr_at_1_percent": share, "above_chance": above, "clients": 8}
+        return {"attack": attack, "auc": auc, "auc_low": low, "auc_high": auc, **rates}
+
+    rows = [row("label", 0.5, 0.4, 0.0, 0), row("confidence", 0.55, 0.48, 0.02, 1), row("distance", 1.0, 0.9, 1.0, 8)]
+    alone, store = presented.describe_access({"attacks": rows})
+    assert alone.startswith(
+        "an attacker who sees only predictions recognizes training samples no better than by chance"
+    )
+    assert "(confidence: AUC 0.550 [0.480, 0.550], chance is 0.5)" in alone
+    assert store.startswith("anyone with the client's store recognizes every training sample, with at most 1 % false")
+    (model,) = presented.describe_access({"attacks": [row("calibrated", 0.7, 0.6, 0.125, 5)]})
+    assert model.startswith("anyone with the client's model recognizes training samples better than by chance for 5 of")
+    assert "and 12.5 % of them" in model
+
+
+def test_command_prints_sentences_below_the_table(small, pfl):
+    expected = presented.describe_access(audits.read(open_artifact(small.au)))
+    assert len(expected) == 2
+    assert pfl("show", small.au).err.splitlines()[:2] == expected

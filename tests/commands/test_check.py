@@ -94,7 +94,7 @@ BROKEN = {
     ),
     "zero-rounds-are-enough-to-predict": ('state["global"]\n    tuned', 'state["trained"]\n    tuned'),
     "every-choice-uses-samples-alike": (
-        '    epochs: Annotated[int, Ge(0)] = 1\n',
+        "    epochs: Annotated[int, Ge(0)] = 1\n",
         '    calibrated: bool = False\n    """read test samples"""\n    epochs: Annotated[int, Ge(0)] = 1\n',
     ),
     "clients-are-trained-in-any-number-at-once": (

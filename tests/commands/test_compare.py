@@ -346,7 +346,7 @@ def test_other_options_of_a_method_are_a_conflict_of_that_method(pfl, folder, tr
         f"pfl: {folder}/comparison compares these methods with other options",
         "     local: epochs: 0 -> 1",
         "     local: lr: null -> 0.5",
-        "     --methods local@other --set local@other.KEY=VALUE adds a variant; --force replaces these methods",
+        "     --methods local@other and the same options add a variant; --force replaces these methods",
     ]
     assert tree(folder) == before
 
@@ -418,6 +418,34 @@ def test_a_method_that_fails_costs_no_other(pfl, small, tmp_path):
     assert ran.code == 0
     assert "replace: adds fedavg-plus, seed 0, fedavg-plus, seed 1\n" in ran.err
     assert len(metrics(out)["methods"]) == 3
+
+
+def test_variant_that_a_conflict_proposes_is_added(pfl, small, tmp_path):
+    (tmp_path / "best.toml").write_text("[compare]\nset = { knn-per = { k = 3 } }\n")
+    line = ("compare", small.p, "-o", tmp_path / "c", "--model", "logistic", "--rounds", 1, "--methods")
+    assert pfl(*line, "fedavg,knn-per").code == 0
+    ran = pfl(*line, "fedavg,knn-per", "--config", tmp_path / "best.toml")
+    assert (ran.code, "--methods knn-per@other and the same options add a variant" in ran.err) == (4, True)
+    assert pfl(*line, "knn-per@other", "--config", tmp_path / "best.toml").code == 0
+    request = open_artifact(tmp_path / "c" / "comparison").manifest.request["methods"]
+    assert {name: request[name]["options"]["k"] for name in ("knn-per", "knn-per@other")} == {
+        "knn-per": 10,
+        "knn-per@other": 3,
+    }
+    ran = pfl(*line, "knn-per@other", "--set", "knn-per@other.k=5")
+    assert (ran.code, "--methods knn-per@other --set knn-per@other.KEY=VALUE" in ran.err) == (4, True)
+
+
+def test_failed_method_leaves_when_it_is_no_longer_requested(pfl, small, tmp_path):
+    out = tmp_path / "c"
+    line = ("compare", small.p, "-o", out, *WORDS)
+    assert pfl(*line, "--methods", "fedavg,fedavg-plus", "--set", "fedavg-plus.lr=1e9").code == 5
+    ran = pfl(*line, "--methods", "fedavg")
+    assert ran.code == 0
+    assert "replace: leaves out fedavg-plus, without results\n" in ran.err
+    assert metrics(out)["failed"] == {}
+    assert "fedavg-plus" not in (out / "comparison" / "table.md").read_text()
+    assert pfl(*line, "--methods", "fedavg").err.count("up to date")
 
 
 def test_what_fails_under_one_seed_costs_what_needs_it(new_folder, small, monkeypatch):

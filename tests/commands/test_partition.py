@@ -240,7 +240,7 @@ def test_a_picture_of_who_holds_what(pfl, tmp_path, line, clients):
     pfl("partition", "writers", "-o", tmp_path / "p", *line.split(), *many)
     ran = pfl("show", tmp_path / "p", "--plot", tmp_path / "p.png")
     assert ran.code == 0
-    assert ran.out.startswith("path: ")
+    assert ran.out == f"{tmp_path / 'p.png'}\n"
     first = (tmp_path / "p.png").read_bytes()
     assert first.startswith(b"\x89PNG")
     plot(tmp_path / "p", tmp_path / "again.png")

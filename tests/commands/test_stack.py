@@ -9,6 +9,7 @@ from safetensors.numpy import load_file
 from helpers import error_text
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import evaluation, predictions
+from pflcli.artifacts.kinds.evaluation import read
 from pflcli.artifacts.make import make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
@@ -213,3 +214,24 @@ def test_clients_without_validation_samples_are_pooled(tmp_path):
     stacked = open_artifact(tmp_path / "s")
     none = np.diff(predictions.read(stacked, "validation").offsets) == 0
     assert predictions.read_tuned(stacked)["pooled"][none].all()
+
+
+def test_stack_of_a_comparison_with_several_seeds_proposes_commands_that_run(pfl, small, tmp_path):
+    quick = ("--model", "logistic", "--rounds", 1, "--methods")
+    assert pfl("compare", small.p, "-o", tmp_path / "c", *quick, "fedavg,local", "--seeds", "3,4").code == 0
+    ran = pfl("stack", tmp_path / "c", "-o", tmp_path / "s")
+    assert (ran.code, "--seed 3 stacks those of one seed" in ran.err) == (2, True)
+    assert "pfl compare PARTITION -o DIR --methods METHOD,METHOD,stack\n" in ran.err
+    assert pfl("stack", tmp_path / "c", "-o", tmp_path / "s", "--seed", 3).code == 0
+    assert pfl("compare", small.p, "-o", tmp_path / "c2", *quick, "fedavg,local,stack", "-n", "-q").code == 0
+
+
+def test_evaluate_puts_the_best_first_as_compare_does(pfl, small, tmp_path):
+    for metric in ("accuracy", "log_loss"):
+        ran = pfl("evaluate", small.fedavg, small.st, small.knn, "-o", tmp_path / metric, "--metric", metric)
+        metrics = read(open_artifact(tmp_path / metric))
+        values = [row["metrics"][metric]["value"] for row in metrics["methods"]]
+        assert values == sorted(values, reverse=metric == "accuracy")
+        assert len({*values}) > 1
+        labels = [row["label"] for row in metrics["methods"]]
+        assert [line.split("\t")[0] for line in ran.err.splitlines()[1:4]] == labels

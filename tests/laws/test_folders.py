@@ -9,6 +9,7 @@ import pytest
 import typer.main
 
 from pflcli.artifacts import codebook, open_by_path
+from pflcli.artifacts.manifest import ArtifactSpec, draft_content
 from pflcli.artifacts.reader import open_artifact
 from pflcli.cli import app
 
@@ -61,6 +62,16 @@ def folders(small, tmp_path_factory):
     return at
 
 
+@pytest.fixture(scope="module")
+def several(small, tmp_path_factory):
+    """The folder of a comparison of a method, its variant and another method with two seeds."""
+    from pflcli.commands.compare import compare
+
+    at = tmp_path_factory.mktemp("several") / "c"
+    compare(small.p, at, methods="fedavg,knn-per,knn-per@one", seeds="0,1", settings={"model": "logistic", "rounds": 1})
+    return at
+
+
 def test_no_command_that_reads_artifacts_is_left_out():
     """The arguments say what they read by their metavar, which the help shows; three have none."""
     reading = {
@@ -103,3 +114,79 @@ def test_the_folder_is_accepted_or_choices_are_listed(pfl, small, folders, tmp_p
         assert not others
         assert (ran.code, ran.err) == (run(predictions.path).code, run(predictions.path).err)
         assert line in UNSUITABLE
+
+
+CHOOSING = [
+    line
+    for name, (line, *_) in LINES.items()
+    if name not in ("check", "compare", "import", "partition", "report", "show", "track")
+]
+"""A line of each command that needs artifacts of one run, or of several, from a folder with many."""
+
+
+@pytest.mark.parametrize("line", CHOOSING, ids=lambda line: line[0])
+def test_method_and_seed_choose_among_the_runs_of_a_folder(pfl, small, several, tmp_path, line):
+    samples = np.load(small.samples)
+    np.savez(tmp_path / "data.npz", x=samples["x"], y=samples["y"])
+    places = {"client": codebook.read(open_artifact(small.p)).clients[0], "data": tmp_path / "data.npz"}
+    seed = several / "seed-1"
+    places |= {name: seed / name for name in ("backbone", "embeddings", "datastore")}
+    options = {name for parameter in COMMANDS[line[0]].params for name in parameter.opts}
+    choice = ["--method", "knn-per"] if "--method" in options and line[0] != "train-global" else []
+    assert "--seed" in options
+    out = tmp_path / f"out{FORMS.get(line[0], '')}"
+    words = [str(word).format(f=several, **places) for word in line]
+    ran = pfl(*words, *choice, "--seed", 1, "-o", out)
+    if line[0] in ("personalize", "tune"):  # they read several kinds, of which the user chooses one
+        choices = ran.err.splitlines()[1].split(", ")
+        assert (ran.code, len(choices), sum("/seed-1/" in choice for choice in choices)) == (2, 4, 3)
+    else:
+        assert ran.code == 0, ran.err
+    if (out / "manifest.json").exists() and line[0] != "train-global":
+        used = [item.path for item in open_artifact(out).manifest.inputs if item.kind != "partition"]
+        assert used
+        assert not [path for path in used if "/seed-1/" not in path or "@" in path]
+
+
+def test_ambiguous_folder_proposes_the_options_that_choose(pfl, several, tmp_path):
+    ran = pfl("audit", several, "-o", tmp_path / "a")
+    assert (ran.code, "or choose by --method NAME and --seed N" in ran.err) == (2, True)
+    ran = pfl("sweep", several, "-o", tmp_path / "s")
+    assert (ran.code, "or choose by --seed N" in ran.err) == (2, True)
+
+
+def test_seed_of_a_folder_with_one_seed_remains_that_of_the_draws(pfl, folders, tmp_path):
+    assert pfl("audit", folders / "compared", "-o", tmp_path / "a", "--seed", 7).code == 0
+    assert open_artifact(tmp_path / "a").manifest.request["seed"] == 7
+
+
+@pytest.mark.parametrize(
+    "line",
+    [line for lines in LINES.values() for line in lines if "--choices" not in line],
+    ids=lambda line: " ".join(map(str, line)),
+)
+@pytest.mark.parametrize(
+    "state", ["unfinished comparison", "unfinished tuning", "file of samples", "file of an artifact"]
+)
+def test_command_says_what_is_missing_when_it_is_given_no_artifact(pfl, small, tmp_path, state, line):
+    unfinished = {"unfinished comparison": "seed-0/backbone.partial", "unfinished tuning": "trials/000.partial"}
+    path = {"file of samples": tmp_path / "har.csv", "file of an artifact": small.ev / "table.csv"}.get(
+        state, tmp_path / "c"
+    )
+    if state in unfinished:
+        (path / unfinished[state]).mkdir(parents=True)
+        (path / unfinished[state] / "draft.json").write_bytes(draft_content(ArtifactSpec("backbone", {}), force=False))
+    elif not path.exists():
+        path.write_text("writer,a,y\nw1,0.5,c\n")
+    expected = {
+        "unfinished comparison": f"{path} has no finished comparison\n     run the command again",
+        "unfinished tuning": f"{path} has no finished tuning\n     run the command again",
+        "file of samples": f"data must be imported first\n     pfl import {path} ",
+        "file of an artifact": f"     give its folder: {small.ev}\n",
+    }[state]
+    data = ("client", "late"), ("data", small.samples), ("partition", small.p), ("backbone", small.b)
+    places = dict(data, knn=small.knn, predictions=small.fedavg, embeddings=small.e, datastore=small.d)
+    out = () if line[0] in ("show", "check") else ("-o", tmp_path / f"out{FORMS.get(line[0], '')}")
+    ran = pfl(*(str(word).format(f=path, **places) for word in line), *out)
+    assert (ran.code, expected in ran.err) == (3, True), ran.err
+    assert not (tmp_path / "out").exists()

@@ -87,3 +87,9 @@ def test_steps_are_counted_as_they_are_cut():
     sizes = np.asarray([0, 1, 3, 4, 5, 8, 9])
     assert steps_per_epoch(sizes, 4, join_single=False).tolist() == [0, 1, 1, 1, 2, 2, 3]
     assert steps_per_epoch(sizes, 4, join_single=True).tolist() == [0, 1, 1, 1, 1, 2, 2]
+
+
+def test_run_says_that_momentum_has_no_effect_when_it_is_set(pfl, small, tmp_path):
+    line = ("personalize", "scaffold", small.p, "-o", tmp_path / "s", "--model", "logistic", "--rounds", 1)
+    assert "--momentum 0.9 has no effect on scaffold\n" in pfl(*line, "--momentum", 0.9).err
+    assert "no effect" not in pfl(*line, "-f").err

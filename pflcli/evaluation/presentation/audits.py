@@ -37,6 +37,36 @@ def describe_strongest(results: Mapping[str, Any]) -> str:
     )
 
 
+_INSIDE = {"calibrated": "client's model", "neighbours": "client's store", "distance": "client's store"}
+"""What an attacker must have besides predictions, by attack; the other attacks need only predictions."""
+
+
+def describe_access(results: Mapping[str, Any]) -> list[str]:
+    """Return a sentence on the strongest attack for each kind of access: predictions alone, and model or store."""
+    lines = []
+    for has_more in (False, True):
+        rows = [row for row in results["attacks"] if (row["attack"] in _INSIDE) is has_more]
+        if rows:
+            row = max(rows, key=lambda row: row["auc"])
+            who = (
+                f"anyone who has the {_INSIDE[row['attack']]}" if has_more else "an attacker who sees only predictions"
+            )
+            lines.append(f"{who} {_describe_success(row)} ({row['attack']}: AUC {_format_area(row)}, chance is 0.5)")
+    return lines
+
+
+def _describe_success(row: Mapping[str, Any]) -> str:
+    """Return how well an attack recognizes training samples, as the end of a sentence."""
+    share = row["tpr_at_1_percent"]
+    if row["auc_low"] <= 0.5:
+        return "recognizes training samples no better than by chance"
+    if share == 1:
+        return "recognizes every training sample, with at most 1 % false alarms"
+    clients = f"for {row['above_chance']} of {counted(row['clients'], 'client')}"
+    caught = "" if share is None else f", and {100 * share:.1f} % of them with at most 1 % false alarms"
+    return f"recognizes training samples better than by chance {clients}{caught}"
+
+
 def list_facts(results: Mapping[str, Any]) -> list[str]:
     """Return sentences on canaries and noisy votes; a contradiction by canaries is among the warnings instead."""
     lines = []
