@@ -35,9 +35,9 @@ def command(
         ),
     ] = None,
     only: Annotated[
-        str,
-        typer.Option(help="Check only these laws.", metavar="LAW,LAW", show_default="all"),
-    ] = "",
+        list[str] | None,
+        typer.Option(help="Check only these laws; repeatable.", metavar="LAW,LAW", show_default="all"),
+    ] = None,
     root: Annotated[
         Path | None,
         typer.Option(help="Read the files of a dataset from this folder.", metavar="DIR", show_default=False),
@@ -66,7 +66,7 @@ def command(
 
     verdicts, first_laws = [], dict[str, str]()
     assigned = config.parse_assignments(options or [])
-    for verdict in check(file, options=assigned, only=split_words(only), root=root, like=like):
+    for verdict in check(file, options=assigned, only=split_words(",".join(only or ())), root=root, like=like):
         verdicts.append(verdict)
         first = first_laws.setdefault(verdict.reason, verdict.law.name)
         lines = [verdict.reason] if verdict.reason else []

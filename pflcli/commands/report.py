@@ -25,17 +25,20 @@ class Page:
     answers: list[str]
 
 
-def report(sources: Sequence[Path | str], out: Path | str, *, force: bool = False, reporter: Reporter = SILENT) -> Page:
+def report(
+    sources: Path | str | Sequence[Path | str], out: Path | str, *, force: bool = False, reporter: Reporter = SILENT
+) -> Page:
     """Write the page ``out`` about comparisons or evaluations, and its numbers into the folder ``NAME_data`` beside it.
 
-    Audits among the ``sources`` get a section at the end. A page that ``pfl report`` wrote earlier is replaced; another
-    file is replaced only with ``force``. Raises UsageError without a comparison or for an ``out`` that is not the name
-    of a page, InputError for damaged artifacts, ConflictError if another file exists.
+    ``sources`` is one path, or several; audits among them get a section at the end. A page that ``pfl report`` wrote
+    earlier is replaced; another file is replaced only with ``force``. Raises UsageError without a comparison or for an
+    ``out`` that is not the name of a page, InputError for damaged artifacts, ConflictError if another file exists.
     """
     out = Path(out)
     if not sources:
         raise UsageError("nothing to report", "pfl report COMPARISON... -o report.html")
-    opened = [open_one(source, *KINDS, "audit") for source in sources]
+    given = [sources] if isinstance(sources, Path | str) else sources
+    opened = [open_one(source, *KINDS, "audit") for source in given]
     paths = [artifact.path.resolve() for artifact in opened]
     if len({*paths}) < len(paths):
         raise UsageError("the same artifact is given twice")

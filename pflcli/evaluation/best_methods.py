@@ -61,7 +61,7 @@ def find(artifact: Artifact, metrics: Mapping[str, Any], names: Sequence[str]) -
         values = {
             row["label"]: row["metrics"][name]["value"]
             for row in metrics["methods"]
-            if row["metrics"].get(name, {}).get("value") is not None
+            if row["metrics"].get(name, {}).get("value") is not None and not row.get("reference")
         }
         if len(values) > 1 and (metric.score or name) in table:
             found[name] = _find_in_column(runs, values, metric, samples, is_one_partition=is_one_partition)

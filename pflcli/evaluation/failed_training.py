@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -13,6 +14,8 @@ from pflcli.evaluation import round_costs
 from pflcli.evaluation.metrics import scores
 from pflcli.evaluation.summary import Scored
 
+CONSTANT = "constant"
+"""The method that predicts each client's most frequent training class."""
 _LARGE_LOSS = 10.0
 """A training loss above this many times that of equal probabilities, log C, means that training diverged."""
 
@@ -31,6 +34,22 @@ def find_warnings(groups: Mapping[str, Sequence[Scored]]) -> list[str]:
             under = f" under seed {seed}" if len(items) > 1 else ""
             lines.append(f"`{label}` {reason}{under}: a smaller --lr or more --rounds may help")
     return lines
+
+
+def find_below_constant(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a warning for each method whose accuracy is not above that of ``constant``, if a row has it."""
+    accuracy = {row["label"]: row["metrics"]["accuracy"]["value"] for row in rows}
+    constant = next((row["label"] for row in rows if row.get("method") == CONSTANT), None)
+    if constant is None:
+        return []
+    ranked = [row["label"] for row in rows if not row.get("reference")]
+    return [
+        f"`{label}` is not above `{constant}`, each client's most frequent class ({100 * accuracy[label]:.1f} and "
+        f"{100 * accuracy[constant]:.1f} %): it has learned nothing from the samples that helps; more --rounds, or "
+        "another --lr by pfl tune, may"
+        for label in ranked
+        if accuracy[label] <= accuracy[constant]
+    ]
 
 
 def _describe_failure(item: Scored) -> str:

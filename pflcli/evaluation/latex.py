@@ -49,7 +49,7 @@ def render(artifact: Artifact) -> str:
             _mark(_format_number(cell), method["label"], best[name])
             for name, cell in zip(names, row[fixed:], strict=True)
         ]
-        body.append([escape(papers[method["label"]]), *cells])
+        body.append([escape(papers[method["label"]] + tables.mark_reference(method)), *cells])
     heading = [escape(table.heading[0]), *map(escape, table.heading[fixed:])]
     label = _make_label(artifact)
     text = "% Needs \\usepackage{booktabs}.\n" + _build_environment(

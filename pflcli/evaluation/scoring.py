@@ -105,10 +105,13 @@ def summarize(
         table["without_validation"] = True
     artifacts = {label: [item.artifact for item in items] for label, items in groups.items()}
     table["warnings"] = [
-        *failed_training.find_warnings(groups),
+        *failed_training.find_warnings(
+            {label: items for label, items in groups.items() if not summary.is_reference(items[0].artifact)}
+        ),
+        *failed_training.find_below_constant(table["methods"]),
         *convergence.find_warnings(artifacts),
     ]
-    table["methods"].sort(key=lambda method: -summary.rank(method, metric_names))
+    table["methods"].sort(key=lambda row: summary.sort_key(row, catalogue.METRICS[metric_names[0]]))
     return table
 
 

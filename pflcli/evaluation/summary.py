@@ -11,12 +11,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli import rng
+from pflcli import registry, rng
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import Artifact
 from pflcli.evaluation import client_identity, round_costs
 from pflcli.evaluation.coverage import ClientSets
 from pflcli.evaluation.metrics import catalogue, gains, scores
+from pflcli.evaluation.metrics.catalogue import Metric
 
 Array = NDArray[Any]
 
@@ -95,10 +96,17 @@ def summarize_method(label: str, items: Sequence[Scored]) -> dict[str, Any]:
         "seeds": [item.seed for item in items],
         "learned_from": sorted({split for item in items for split in predictions.learned_splits(item.artifact)}),
         **_privacy(items),
+        **({"reference": True} if is_reference(items[0].artifact) else {}),
         **({"transductive": True} if any(predictions.is_transductive(item.artifact) for item in items) else {}),
         **({"paper": paper} if (paper := items[0].artifact.manifest.summary.get("paper")) else {}),
         "metrics": dict(metrics),
     }
+
+
+def is_reference(artifact: Artifact) -> bool:
+    """Return whether predictions are those of a method with ``REFERENCE``."""
+    method = artifact.manifest.request["method"]
+    return registry.exists("methods", method) and bool(registry.card("methods", method).facts.get("REFERENCE"))
 
 
 def _privacy(items: Sequence[Scored]) -> dict[str, Any]:
@@ -112,15 +120,22 @@ def _privacy(items: Sequence[Scored]) -> dict[str, Any]:
     return {} if others or epsilon is None else {"privacy": {"epsilon": epsilon, "delta": delta}}
 
 
-def rank(row: Mapping[str, Any], metric_names: Sequence[str]) -> float:
-    """Return a sort key that is higher for better methods; minus infinity if the metric is undefined."""
-    metric = catalogue.METRICS[metric_names[0]]
-    return metric.rank(row["metrics"][metric.name]["value"])
+def sort_key(row: Mapping[str, Any], metric: Metric) -> tuple[bool, float]:
+    """Return a key that sorts rows from the best method to the worst; references follow, as they are not ranked.
+
+    Rows without a value of the ``metric`` come last.
+    """
+    number = row["metrics"].get(metric.name, {}).get("value")
+    return bool(row.get("reference")), -metric.rank(math.nan if number is None else float(number))
 
 
 def correct_p_values(methods: Sequence[dict[str, Any]], baseline: str | None) -> None:
-    """Add p-values corrected for the number of methods compared with the baseline to the gains, in place."""
-    gain_by_label = {row["label"]: row["metrics"]["gain"] for row in methods if "p" in row["metrics"].get("gain", {})}
+    """Add p-values corrected for the number of methods compared with the baseline to the gains, in place.
+
+    References are not compared, and have none.
+    """
+    compared = [row for row in methods if not row.get("reference")]
+    gain_by_label = {row["label"]: row["metrics"]["gain"] for row in compared if "p" in row["metrics"].get("gain", {})}
     gain_by_label.pop(baseline, None)
     for label, p in gains.holm({label: gain["p"] for label, gain in gain_by_label.items()}).items():
         gain_by_label[label]["p_corrected"] = p

@@ -646,6 +646,8 @@ def uploads_have_the_weights_of_their_own_clients(subject: Subject) -> None:
     code = methods.load(subject.name)
     if "up" not in LINKS[code.KIND]:
         raise NotApplicable("clients send nothing to a server")
+    if "samples" in _facts(subject).get("SENDS_MORE", ""):
+        raise NotApplicable("SENDS_MORE declares that clients send samples, from which the server draws")
     data, order = small.make_repetitive_clients(), np.asarray([3, 6, 0, 5, 1, 2, 4])
     states, followed = [], []
     for samples in (data, small.reorder_clients(data, order)):

@@ -59,6 +59,9 @@ class Method(Protocol):
     DETERMINISTIC: bool = False
     """whether it draws no random numbers, so that every seed gives the same predictions on a partition"""
 
+    REFERENCE: bool = False
+    """whether it is no method to use, but what methods are judged by; tables mark its row and do not rank it"""
+
     RECORDS: tuple[Literal["graph", "attention", "history", "cluster"], ...] = ()
     """what the state records under these keys, for charts and tables: ``graph`` the packed neighbours of each round,
     ``attention`` the weights ``first`` (r, m, m) and ``second`` (r, m, layers), ``history`` numbers (r,) by name,

@@ -18,9 +18,10 @@ from pflcli.methods.parts.class_counts import training_counts
 
 KIND = "local"
 NEEDS = ()
-PAPER = "scikit-learn, DummyClassifier"
+PAPER = "Constant"
 YEAR = 2011
 DETERMINISTIC = True
+REFERENCE = True
 
 
 @dataclass(frozen=True)

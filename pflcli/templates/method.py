@@ -26,6 +26,7 @@ YEAR = 2026
 ADAPTS = True
 """Clients train after the last round. Methods with a personal model for each client have ``PERSONAL_MODELS`` instead:
 the key of the state with a table of models (``run.table``)."""
+# ``TRANSDUCTIVE = True`` declares that a prediction depends on other samples that the client predicts; tables mark it.
 GRID = {"lam": (0.0, 0.1, 1.0)}
 """The values that ``pfl tune`` tries, by option."""
 

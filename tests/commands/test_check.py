@@ -397,3 +397,9 @@ def test_wrong_words_end_in_one_error(words, error, message, folder, pfl):
     assert ran.code == error.exit_code
     assert message in ran.err
     assert "Traceback" not in ran.err
+
+
+def test_only_may_be_repeated(pfl):
+    """Of two options with one law each, the first would otherwise be ignored."""
+    ran = pfl("check", "fedavg", "--only", "the-grid-has-valid-values", "--only", "zero-rounds-are-enough-to-predict")
+    assert "2 laws passed" in ran.out + ran.err

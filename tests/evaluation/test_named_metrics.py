@@ -179,8 +179,8 @@ def test_the_table_shows_it_first_and_is_no_wider(tmp_path):
     assert {*before.heading} - {*after.heading} == {"plain mean %", "worst %", "gain %"}
     assert len({*after.heading}) == len(after.heading)
     assert "Brier score" not in after.gives_way
-    cells = dict(zip(after.heading, after.rows[1], strict=True))
-    assert cells["Brier score"] == f"{chosen['methods'][1]['metrics']['brier_score']['value']:.3f}"
+    cells = dict(zip(after.heading, after.rows[0], strict=True))
+    assert cells["Brier score"] == f"{chosen['methods'][0]['metrics']['brier_score']['value']:.3f}"
     assert cells["gain"].startswith("+0.")
 
 

@@ -57,6 +57,7 @@ class _Row(TypedDict):
     learned_from: NotRequired[list[str]]
     privacy: NotRequired[_Privacy]
     transductive: NotRequired[bool]
+    reference: NotRequired[bool]
     paper: NotRequired[str]
     metrics: dict[str, _Metric]
 

@@ -170,7 +170,7 @@ def _draw_cost(comparison: Comparison) -> Chart | None:
     for row in comparison.rows:
         gain = row["metrics"].get("gain", {})
         megabytes = metric_value(row, "megabytes")
-        if gain.get("value") is None or math.isnan(megabytes):
+        if gain.get("value") is None or math.isnan(megabytes) or row.get("reference"):
             continue
         low, high = gain.get("interval") or (gain["value"], gain["value"])
         rows.append(

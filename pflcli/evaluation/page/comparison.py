@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from pflcli.artifacts.kinds import evaluation
 from pflcli.artifacts.reader import Artifact
 from pflcli.errors import InputError
-from pflcli.evaluation import client_identity
+from pflcli.evaluation import client_identity, summary
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.metrics.catalogue import Metric
@@ -86,8 +86,8 @@ class Comparison:
 
     @property
     def rows(self) -> list[Mapping[str, Any]]:
-        """The rows of the table, best method first."""
-        return sorted(self.metrics["methods"], key=lambda row: -self.metric.rank(metric_value(row, self.metric.name)))
+        """The rows of the table, best method first, and then references."""
+        return sorted(self.metrics["methods"], key=lambda row: summary.sort_key(row, self.metric))
 
     @property
     def methods(self) -> list[str]:
@@ -119,7 +119,8 @@ class Comparison:
     def chosen(self) -> str:
         """The method whose gains are drawn first: the best one shown to be better, else the best method."""
         best = self.metrics.get("conclusion", {}).get("best")
-        compared = [label for label in self.methods if label != self.baseline]
+        ranked = [row["label"] for row in self.rows if not row.get("reference")]
+        compared = [label for label in ranked if label != self.baseline]
         return str(best) if best in compared else (compared or self.methods)[0]
 
     @property

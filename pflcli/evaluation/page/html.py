@@ -250,10 +250,10 @@ def _render_table(section: Section) -> str:
         for place, title in enumerate(table.heading)
     )
     lines = []
-    for row in table.rows:
-        label, *cells = row
+    for method, (_, *cells) in zip(comparison.rows, table.rows, strict=True):
+        label = method["label"]
         name = f'<button type="button" data-method="{_escape_label(label)}">{escape(label)}</button>'
-        name += " (baseline)" if label == comparison.baseline else ""
+        name += " (baseline)" if label == comparison.baseline else tables.mark_reference(method)
         columns = [_NO_MARKS] * (len(cells) - len(section.best)) + [*section.best.values()]  # the first one is `seeds`
         numbers = "".join(_render_cell(cell, label, best) for cell, best in zip(cells, columns, strict=True))
         first = f'<th scope="row" data-value="{escape(label)}">{name}</th>'

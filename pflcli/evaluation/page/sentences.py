@@ -75,11 +75,12 @@ def _describe_gain(comparison: Comparison, label: str) -> str:
 
 def _describe_best(comparison: Comparison) -> str:
     best, metric = comparison.rows[0], comparison.metric
+    ranked = [row for row in comparison.rows if not row.get("reference")]
     number = metric_value(best, metric.name)
     people = counted(tables.count_clients(best), "client")
     result = "an unknown" if math.isnan(number) else f"{metric.heading} {conclusion.format_score(number, metric)} for"
     alone = "" if comparison.baseline else "; the gain is unknown because the baseline was not compared"
-    return f"{best['label']} has {result} {people}, the best of {counted(len(comparison.rows), 'method')}{alone}."
+    return f"{best['label']} has {result} {people}, the best of {counted(len(ranked), 'method')}{alone}."
 
 
 def _describe_worst_served(comparison: Comparison, label: str) -> list[str]:

@@ -163,6 +163,14 @@ def _describe_transductive(methods: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
+def _describe_references(methods: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence on the rows that are not ranked; empty if there are none."""
+    labels = [method["label"] for method in methods if method.get("reference")]
+    if not labels:
+        return []
+    return [f"reference, not ranked and not counted among the methods: {', '.join(labels)}"]
+
+
 def _describe_privacy(methods: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a sentence per guarantee of differential privacy; empty without any."""
     labels: dict[tuple[float, float], list[str]] = {}
@@ -233,6 +241,7 @@ def list_notes(metrics: Mapping[str, Any]) -> list[str]:
     lines += [*metrics.get("definitions", ()), *_describe_stacks(metrics), *_describe_tuning(metrics)]
     lines += [
         *_describe_splits(rows, validated=not metrics.get("without_validation")),
+        *_describe_references(rows),
         *_describe_transductive(rows),
         *_describe_privacy(rows),
         *prediction_sets.notes(metrics),

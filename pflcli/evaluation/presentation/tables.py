@@ -33,6 +33,11 @@ class Table(NamedTuple):
         return "".join("| " + " | ".join(line) + " |\n" for line in [self.heading, align, *self.rows])
 
 
+def mark_reference(row: Mapping[str, Any]) -> str:
+    """Return what follows the label of a row that is not ranked."""
+    return " (reference)" if row.get("reference") else ""
+
+
 def build(metrics: Mapping[str, Any], kind: str = "evaluation", columns: Sequence[str] | None = None) -> Table:
     """Return the table of the stored ``metrics``, a row per method; ``columns`` default to those of the ``kind``."""
     methods = metrics["methods"]
@@ -48,7 +53,7 @@ def build(metrics: Mapping[str, Any], kind: str = "evaluation", columns: Sequenc
     }
     body = [
         [
-            method["label"],
+            f"{method['label']}{mark_reference(method)}",
             str(len(method["seeds"])),
             *(_format_cell(entry, method["metrics"].get(name)) for name, entry in entries.items()),
         ]

@@ -163,7 +163,7 @@ def test_shares_stand_beside_those_that_chance_gives(tmp_path):
     base = store(tmp_path / "base", "fedavg", [0, 0, 0, 0, 1, 0])
     artifact = store(tmp_path / "mine", "mine", [0, 1, 0, 1, 1, 0])  # differs on two samples of the first client
     evaluate([base, artifact], tmp_path / "e")
-    scores = metrics(tmp_path / "e")["methods"][1]["metrics"]
+    scores = metrics(tmp_path / "e")["methods"][0]["metrics"]
     for name, share in (("better_off", 0.5), ("worse_off", 0.0)):
         assert scores[name]["value"] == share
         assert scores[name]["by_chance"] == pytest.approx(0.5 * 0.25)  # one of two clients, with 1 of 4 swaps
@@ -233,5 +233,5 @@ def test_an_evaluation_knows_that_clients_come_again(tmp_path):
     intervals = []
     for out, inputs in (("one", sources[0]), ("two", sources[0] + sources[1])):
         evaluate(inputs, tmp_path / out)
-        intervals.append(metrics(tmp_path / out)["methods"][1]["metrics"]["gain"]["interval"])
+        intervals.append(metrics(tmp_path / out)["methods"][0]["metrics"]["gain"]["interval"])
     assert intervals[0] == pytest.approx(intervals[1])

@@ -1,0 +1,70 @@
+"""References stand in tables, marked and below the methods, and are not compared with them."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+import pflcli
+from pflcli.artifacts.reader import open_artifact
+from pflcli.evaluation import best_methods, failed_training, latex
+
+
+@pytest.fixture(scope="module")
+def folder(small, tmp_path_factory):
+    """A comparison with two references, of which ``pooled`` has the best score, and a report of it."""
+    folder = tmp_path_factory.mktemp("references")
+    names = ["pooled", "fedavg", "ditto", "constant"]
+    pflcli.compare(small.p, folder / "c", methods=names, model="mlp", rounds=8, lr=0.1, threads=1)
+    pflcli.report(folder / "c", folder / "page.html")
+    return folder
+
+
+def read(folder):
+    return json.loads((folder / "c" / "comparison" / "metrics.json").read_text())
+
+
+def test_references_follow_the_methods_and_are_marked_in_every_form(folder, pfl):
+    shown = pfl("show", folder / "c").out
+    rows = read(folder)["methods"]
+    assert [row["label"] for row in rows if not row.get("reference")] == [row["label"] for row in rows[:2]]
+    assert {row["label"] for row in rows if row.get("reference")} == {"pooled", "constant"}
+    table = (folder / "c" / "comparison" / "table.md").read_text()
+    page = (folder / "page.html").read_text()
+    tex = latex.render(open_artifact(folder / "c" / "comparison"))
+    for name, paper in (("pooled", "Pooled"), ("constant", "Constant")):
+        assert f"{name} (reference)" in shown
+        assert f"{name} (reference)" in table
+        assert f">{name}</button> (reference)" in page
+        assert f"{paper} (reference)" in tex
+    assert "reference, not ranked and not counted among the methods: " in table
+    assert "fedavg (reference)" not in shown + table + page + tex
+
+
+def test_references_are_neither_counted_nor_the_best(folder):
+    metrics = read(folder)
+    assert metrics["conclusion"]["compared"] == 1  # ditto; fedavg is the baseline
+    scores = {row["label"]: row["metrics"] for row in metrics["methods"]}
+    assert "p_corrected" in scores["ditto"]["gain"]
+    assert "p_corrected" not in scores["pooled"]["gain"]
+    assert scores["pooled"]["accuracy"]["value"] > max(
+        scores[name]["accuracy"]["value"] for name in ("fedavg", "ditto")
+    )
+    marked = best_methods.find(open_artifact(folder / "c" / "comparison"), metrics, ["accuracy"])["accuracy"]
+    assert marked.best | marked.not_worse <= {"fedavg", "ditto"}
+    assert marked.best
+    summary = open_artifact(folder / "c" / "comparison").manifest.summary
+    assert summary["best"] in ("fedavg", "ditto")
+
+
+def row(label, accuracy, **more):
+    return {"label": label, "method": label, "metrics": {"accuracy": {"value": accuracy}}, **more}
+
+
+def test_a_method_that_is_not_above_the_constant_reference_has_a_warning():
+    rows = [row("ditto", 0.5), row("fedavg", 0.4), row("pooled", 0.3, reference=True)]
+    assert failed_training.find_below_constant(rows) == []
+    lines = failed_training.find_below_constant([*rows, row("constant", 0.4, reference=True)])
+    assert [line.split()[0] for line in lines] == ["`fedavg`"]
+    assert "40.0 and 40.0 %" in lines[0]
