@@ -240,13 +240,14 @@ def _refit_error(name: str, members: str) -> UsageError:
 def _default_pool(compared: Mapping[str, Variant]) -> list[str]:
     """Return all methods or, if there are many, those that use the backbone and those that clients train alone.
 
-    Their only communication is that of the backbone, which counts once.
+    Their only communication is that of the backbone, which counts once. References are no methods.
     """
-    if len(compared) <= MAX_DEFAULT_POOL:
-        return [*compared]
+    pooled = {name: variant for name, variant in compared.items() if not methods.load(variant.method).REFERENCE}
+    if len(pooled) <= MAX_DEFAULT_POOL:
+        return [*pooled]
     return [
         name
-        for name, variant in compared.items()
+        for name, variant in pooled.items()
         if variant.source != "partition" or methods.load(variant.method).KIND == "local"
     ]
 

@@ -1,10 +1,10 @@
 """Pooled: one network, trained on the training samples of all clients together, as if they could be shared.
 
-A reference rather than a federated method: it says what the data are worth in one place, with one model for all. The
-network takes as many steps as all clients of FedAvg together in expectation, one after the other, on minibatches of the
-same size, which are drawn from the samples of all clients. The learning rate follows the same schedule. The bytes sent
-are those of all samples, and of the trained network to each client. Clients that join later predict with the same
-network.
+The centralized baseline of McMahan et al. (2017), https://arxiv.org/abs/1602.05629. A reference rather than a federated
+method: it says what the data are worth in one place, with one model for all. The network takes as many steps as all
+clients of FedAvg together in expectation, one after the other, on minibatches of the same size, which are drawn from
+the samples of all clients. The learning rate follows the same schedule. The bytes sent are those of all samples, and of
+the trained network to each client. Clients that join later predict with the same network.
 """
 
 from __future__ import annotations

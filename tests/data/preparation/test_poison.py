@@ -115,7 +115,7 @@ def test_the_page_repeats_it(partitioned):
     assert "--poison 0.3:scale" in line
 
 
-SEND_MORE = ["fedamp", "fedattn", "fedham", "fedhealth"]
+SEND_MORE = ["fedamp", "fedattn", "fedham", "fedhealth", "pooled"]
 PEERS = [name for name in registry.names("methods") if methods.load(name).KIND == "peer"]
 
 
