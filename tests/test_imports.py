@@ -77,7 +77,7 @@ ALLOWED = {
     | {"knn", "training", "evaluation", "evaluation.metrics", "prediction"},
     "laws": BASE
     | {"config", "data.datasets", "data.schemes", "models", "parameters", "engine", "knn", "federation"}
-    | {"federation.aggregators", "federation.uploads", "methods", "training", "prediction"},
+    | {"federation.aggregators", "federation.uploads", "methods", "training", "prediction", "artifacts"},
     "templates": {"data.datasets", "data.schemes", "federation", "federation.aggregators", "models", "parameters"},
     "options": BASE | {"config", "execution", "artifacts", "training"},  # the last two for types alone
     "commands": BASE

@@ -191,7 +191,7 @@ def test_an_aggregator_or_upload_step_counts_with_its_file(small, tmp_path, edit
     def fingerprint():
         if command == "train-global":
             return train_global.train_global(small.p, tmp_path / "b", settings=settings)
-        return personalize.personalize("fedper", small.p, tmp_path / "m", settings=settings)
+        return personalize.personalize("fedprox", small.p, tmp_path / "m", settings=settings)
 
     holds(edited, [file_of(group, member)], fingerprint)
 

@@ -128,7 +128,7 @@ def leave_out_unsuited(
     for name in _expand(methods_given):
         try:
             if not is_stack(name):
-                own = changed(config.plain(training), split_options(name, assigned.get(name, {}))[1])
+                own = changed(config.plain(training), _variant(name, assigned.get(name, {}), training).settings)
                 settings = config.build(Settings, own, f"the training of {name}")
                 run_request.require_suited(name, methods.load(method_name(name)), settings, partition)
         except UnsuitedError as error:

@@ -358,9 +358,13 @@ def test_sentences_say_what_each_access_reveals():
         "an attacker who sees only predictions recognizes training samples no better than by chance"
     )
     assert "(confidence: AUC 0.550 [0.480, 0.550], chance is 0.5)" in alone
-    assert store.startswith("anyone with the client's store recognizes every training sample, with at most 1 % false")
+    assert store.startswith(
+        "anyone who has the client's store recognizes every training sample, with at most 1 % false"
+    )
     (model,) = presented.describe_access({"attacks": [row("calibrated", 0.7, 0.6, 0.125, 5)]})
-    assert model.startswith("anyone with the client's model recognizes training samples better than by chance for 5 of")
+    assert model.startswith(
+        "anyone who has the client's model recognizes training samples better than by chance for 5 of"
+    )
     assert "and 12.5 % of them" in model
 
 

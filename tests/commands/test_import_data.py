@@ -908,7 +908,7 @@ def test_a_partition_outlives_what_it_was_imported_from(pfl, own, tmp_path):
     [
         (("{own}", "--root", "x"), 2, "--root and --download have no effect"),
         (("{own}", "--download"), 2, "--root and --download have no effect"),
-        (("{table}",), 3, "table.csv is a file"),
+        (("{table}",), 3, "table.csv is not a pfl artifact but a file"),
         (("{own}/nowhere",), 3, "nowhere does not exist"),
         (("{small}/p",), 3, "contains a partition, but this command needs a dataset\n     pfl import DATA -o DIR"),
         (("writters",), 2, "did you mean 'writers'?"),

@@ -228,7 +228,7 @@ def test_label_divergence_is_in_the_summary(pfl, tmp_path):
     assert divergences["classes"]["between_clients"] == 1.0  # ten clients, ten classes, no label shared
     alone = partition("writers", tmp_path / "alone", scheme="iid", clients=1)
     assert alone.summary["label_divergence"] == {"from_overall": 0.0, "between_clients": None}
-    assert "between_clients: 1.0" in pfl("show", tmp_path / "classes").out
+    assert "between_clients: 1.0" in pfl("show", tmp_path / "classes", "-v").out
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def test_epsilon_finds_the_noise_and_the_manifest_says_all(pfl, small, tmp_path)
     assert pfl("personalize", "fedavg", small.p, "-o", tmp_path / "f", *FAST, *noise).code == 0
     again = open_artifact(tmp_path / "f").manifest.summary["privacy"]
     table = pfl("evaluate", tmp_path / "f", tmp_path / "plus", "-o", tmp_path / "e")
-    assert "fedavg, fedavg-plus: user-level differential privacy, epsilon" in " ".join(table.err.split())
+    assert "fedavg-plus, fedavg: user-level differential privacy, epsilon" in " ".join(table.err.split())
     assert "does not cover personal models and predictions" in " ".join(table.err.split())
     measured = ("share_clipped", "last_clip")  # which depend on the noise
     assert {k: v for k, v in again.items() if k not in measured} == {
@@ -112,9 +112,9 @@ def test_epsilons_and_deltas_of_several_runs_add_up():
     [
         # fedavg predicts with the backbone, fedavg-plus adapts it, and clients of local send nothing.
         (("--methods", "fedavg,fedavg-plus,local"), 0),
-        (("--methods", "fedavg,fedavg-plus,local,fedper"), 2),
-        (("--methods", "fedavg,fedavg-plus,local,fedper", "--seeds", "0,1"), 4),
-        (("--methods", "fedper,local,lg-fedavg"), 2),
+        (("--methods", "fedavg,fedavg-plus,local,fedprox"), 2),
+        (("--methods", "fedavg,fedavg-plus,local,fedprox", "--seeds", "0,1"), 4),
+        (("--methods", "fedprox,local,fedsgd"), 2),
     ],
 )
 def test_a_comparison_counts_each_run_in_which_clients_send_private_updates(pfl, small, tmp_path, options, runs):
@@ -143,7 +143,7 @@ def test_a_comparison_counts_each_run_in_which_clients_send_private_updates(pfl,
 
 def test_a_private_backbone_counts_after_it_was_removed(pfl, small, tmp_path):
     private = ("--dp-noise", 1, "--dp-delta", 0.01, "--model", "mlp", "--rounds", 1, "--participation", 0.2)
-    line = ("compare", small.p, "-o", tmp_path / "c", *private, "--methods", "fedavg-plus,fedper", "--json")
+    line = ("compare", small.p, "-o", tmp_path / "c", *private, "--methods", "fedavg-plus,fedprox", "--json")
     assert pfl(*line).code == 0
     shutil.rmtree(tmp_path / "c" / "seed-0" / "backbone")
     shutil.rmtree(tmp_path / "c" / "comparison")
@@ -155,14 +155,14 @@ def test_a_private_backbone_counts_after_it_was_removed(pfl, small, tmp_path):
 
 def test_each_trial_in_which_clients_send_private_updates_counts(pfl, small, tmp_path):
     training = Settings(rounds=1, dp_noise=1.0, dp_delta=0.01)
-    variants = resolve_variants(["fedavg", "fedper", "fedavg-plus", "local"], {}, training)
+    variants = resolve_variants(["fedavg", "fedprox", "fedavg-plus", "local"], {}, training)
     choices = {
         "fedavg": Choice({"training.lr": 0.1}, 2, 4),
-        "fedper": Choice({}, 3, 4, "all trials diverged"),
+        "fedprox": Choice({}, 3, 4, "all trials diverged"),
         "fedavg-plus": Choice({"epochs": 1}, 4, 8),
         "local": Choice({"training.lr": 0.1}, 5, 8),
     }
-    options = {"fedper": {"training.dp_noise": 2.0}}
+    options = {"fedprox": {"training.dp_noise": 2.0}}
     trials = Tuned(options, {}, Budget(5, 0, "accuracy"), choices).private_trials(variants, training)
     assert [each.dp_noise for each in trials] == [1.0] * 2 + [2.0] * 3
     assert [each.lr for each in trials] == [0.1] * 2 + [training.lr] * 3
@@ -180,7 +180,7 @@ def test_each_trial_in_which_clients_send_private_updates_counts(pfl, small, tmp
         "-n",
         "--json",
     )
-    for method, runs in (("fedper", 3), ("local", None), ("fedavg-plus", None)):
+    for method, runs in (("fedprox", 3), ("local", None), ("fedavg-plus", None)):
         result = pfl("tune", method, small.p, *line)
         assert result.code == 0, result.err
         assert json.loads(result.out)["summary"].get("privacy", {}).get("runs") == runs
