@@ -13,6 +13,7 @@ from pflcli.errors import GoneError
 from pflcli.evaluation import round_costs
 from pflcli.evaluation.metrics import scores
 from pflcli.evaluation.summary import Scored
+from pflcli.wording import listed
 
 CONSTANT = "constant"
 """The method that predicts each client's most frequent training class."""
@@ -37,18 +38,18 @@ def find_warnings(groups: Mapping[str, Sequence[Scored]]) -> list[str]:
 
 
 def find_below_constant(rows: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a warning for each method whose accuracy is not above that of ``constant``, if a row has it."""
+    """Return a warning that names the methods whose accuracy is not above that of ``constant``, if a row has it."""
     accuracy = {row["label"]: row["metrics"]["accuracy"]["value"] for row in rows}
     constant = next((row["label"] for row in rows if row.get("method") == CONSTANT), None)
     if constant is None:
         return []
-    ranked = [row["label"] for row in rows if not row.get("reference")]
+    below = [row["label"] for row in rows if not row.get("reference") and accuracy[row["label"]] <= accuracy[constant]]
+    if not below:
+        return []
+    names = listed([f"`{label}` ({100 * accuracy[label]:.1f} %)" for label in below])
     return [
-        f"`{label}` is not above `{constant}`, each client's most frequent class ({100 * accuracy[label]:.1f} and "
-        f"{100 * accuracy[constant]:.1f} %): it has learned nothing from the samples that helps; more --rounds, or "
-        "another --lr by pfl tune, may"
-        for label in ranked
-        if accuracy[label] <= accuracy[constant]
+        f"not above `{constant}`, each client's most frequent class ({100 * accuracy[constant]:.1f} %): {names}; what "
+        "was learned from the samples does not help: more --rounds, or another --lr by pfl tune, may"
     ]
 
 

@@ -62,9 +62,9 @@ def row(label, accuracy, **more):
     return {"label": label, "method": label, "metrics": {"accuracy": {"value": accuracy}}, **more}
 
 
-def test_a_method_that_is_not_above_the_constant_reference_has_a_warning():
+def test_methods_that_are_not_above_the_constant_reference_are_named_in_a_warning():
     rows = [row("ditto", 0.5), row("fedavg", 0.4), row("pooled", 0.3, reference=True)]
     assert failed_training.find_below_constant(rows) == []
-    lines = failed_training.find_below_constant([*rows, row("constant", 0.4, reference=True)])
-    assert [line.split()[0] for line in lines] == ["`fedavg`"]
-    assert "40.0 and 40.0 %" in lines[0]
+    (line,) = failed_training.find_below_constant([*rows, row("constant", 0.4, reference=True)])
+    assert "not above `constant`, each client's most frequent class (40.0 %): `fedavg` (40.0 %);" in line
+    assert failed_training.find_below_constant([*rows, row("constant", 0.39, reference=True)]) == []
