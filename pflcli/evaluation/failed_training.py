@@ -39,11 +39,12 @@ def find_warnings(groups: Mapping[str, Sequence[Scored]]) -> list[str]:
 
 def find_below_constant(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a warning that names the methods whose accuracy is not above that of ``constant``, if a row has it."""
-    accuracy = {row["label"]: row["metrics"]["accuracy"]["value"] for row in rows}
-    constant = next((row["label"] for row in rows if row.get("method") == CONSTANT), None)
+    known = [row for row in rows if row["metrics"]["accuracy"]["value"] is not None]
+    accuracy = {row["label"]: row["metrics"]["accuracy"]["value"] for row in known}
+    constant = next((row["label"] for row in known if row.get("method") == CONSTANT), None)
     if constant is None:
         return []
-    below = [row["label"] for row in rows if not row.get("reference") and accuracy[row["label"]] <= accuracy[constant]]
+    below = [row["label"] for row in known if not row.get("reference") and accuracy[row["label"]] <= accuracy[constant]]
     if not below:
         return []
     names = listed([f"`{label}` ({100 * accuracy[label]:.1f} %)" for label in below])

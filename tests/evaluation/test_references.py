@@ -68,3 +68,10 @@ def test_methods_that_are_not_above_the_constant_reference_are_named_in_a_warnin
     (line,) = failed_training.find_below_constant([*rows, row("constant", 0.4, reference=True)])
     assert "not above `constant`, each client's most frequent class (40.0 %): `fedavg` (40.0 %);" in line
     assert failed_training.find_below_constant([*rows, row("constant", 0.39, reference=True)]) == []
+    assert failed_training.find_below_constant([*rows, row("constant", None, reference=True)]) == []
+
+
+def test_a_report_on_references_alone_counts_them(small, tmp_path):
+    pflcli.compare(small.p, tmp_path / "c", methods="constant,pooled", model="mlp", rounds=1, threads=1)
+    (answer,) = pflcli.report(tmp_path / "c", tmp_path / "page.html").answers
+    assert "the best of 2 methods" in answer

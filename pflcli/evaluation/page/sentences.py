@@ -75,7 +75,7 @@ def _describe_gain(comparison: Comparison, label: str) -> str:
 
 def _describe_best(comparison: Comparison) -> str:
     best, metric = comparison.rows[0], comparison.metric
-    ranked = [row for row in comparison.rows if not row.get("reference")]
+    ranked = [row for row in comparison.rows if not row.get("reference")] or comparison.rows
     number = metric_value(best, metric.name)
     people = counted(tables.count_clients(best), "client")
     result = "an unknown" if math.isnan(number) else f"{metric.heading} {conclusion.format_score(number, metric)} for"
