@@ -55,7 +55,7 @@ def main() -> None:
         for clients, samples in COHORTS:
             n = clients * samples
             x, y = draw.integers(0, 256, (n, 28, 28), dtype=np.uint8), draw.integers(0, 10, n)
-            data = Federation.from_arrays(x, y, client_blocks.offsets(np.tile([samples, 0, 0], clients)), 10)
+            data = Federation.from_blocks(x, y, client_blocks.offsets(np.tile([samples, 0, 0], clients)), 10)
             engines = {mode: Engine(net, data, seed=0, threads=args.threads, mode=mode) for mode in ("loop", "stacked")}
             times: dict[str, list[float]] = {mode: [] for mode in engines}
             for repeat in range(args.repeats + 1):

@@ -64,7 +64,7 @@ def run(clients: int, model: str, rounds: int) -> tuple[int, int, float]:
     shape = (32, 32, 3) if model in ("mobilenet-v2", "resnet-18") else (28, 28)
     x = np.random.default_rng(0).integers(0, 256, (clients * SAMPLES, *shape), dtype=np.uint8)
     y = np.arange(clients * SAMPLES) % 10
-    data = Federation.from_arrays(x, y, client_blocks.offsets(np.tile([SAMPLES, 0, 0], clients)), 10)
+    data = Federation.from_blocks(x, y, client_blocks.offsets(np.tile([SAMPLES, 0, 0], clients)), 10)
     del x  # channels first is a copy for colour images
     net = models.create(model, data.in_shape, 10, 0)
     engine = Engine(net, data, seed=0, threads=2)

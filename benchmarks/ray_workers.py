@@ -65,7 +65,7 @@ def driver_bytes(counts: list[int]) -> None:
         draw, samples = np.random.default_rng(0), 10
         x = draw.integers(0, 256, (clients * samples, 28, 28), dtype=np.uint8)
         offsets = np.concatenate([[0], np.cumsum(np.tile([samples, 0, 0], clients))])
-        data = Federation.from_arrays(x, draw.integers(0, 10, len(x)), offsets, 10)
+        data = Federation.from_blocks(x, draw.integers(0, 10, len(x)), offsets, 10)
         net = models.create("mlp", data.in_shape, 10, 0)
         engine, came = Engine(net, data, seed=0, jobs=2, ray=RayCluster()), []
         for name in ("fedavg", "apfl"):

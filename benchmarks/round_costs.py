@@ -130,7 +130,7 @@ def new_run(name: str) -> Run:
     offsets = np.concatenate([[0], np.cumsum(np.tile(SPLITS, CLIENTS))])
     y = draw.integers(0, CLASSES, offsets[-1])
     x = (draw.normal(size=(len(y), FEATURES)) + np.eye(FEATURES)[y]).astype(np.float32)
-    data = Federation.from_arrays(x, y, offsets, CLASSES, cluster=np.arange(CLIENTS) % 2)
+    data = Federation.from_blocks(x, y, offsets, CLASSES, cluster=np.arange(CLIENTS) % 2)
     net = models.create("mlp", (FEATURES,), CLASSES, 0)
     settings = config.build(Settings, {"model": "mlp", "rounds": ROUNDS, "participation": 0.5, "batch_size": 10}, "")
     code = methods.load(name)

@@ -53,7 +53,7 @@ class Subject:
     def __init__(self, model: str, clients: int = 10, samples: int = 128, threads: int = 2, jobs: int = 0) -> None:
         draw = np.random.default_rng(0)
         x, y = draw.integers(0, 256, (clients * samples, 28, 28), dtype=np.uint8), np.arange(clients * samples) % 62
-        data = Federation.from_arrays(x, y, client_blocks.offsets(np.tile([samples, 0, 0], clients)), 62)
+        data = Federation.from_blocks(x, y, client_blocks.offsets(np.tile([samples, 0, 0], clients)), 62)
         net = models.create(model, data.in_shape, 62, 0)
         self.start, self.clients = parameters.copy_params(net), data.clients
         self.engine = Engine(net, data, seed=0, threads=threads, jobs=jobs)

@@ -37,7 +37,7 @@ def clustered(groups: int = 3, members: int = 4, samples: int = 30, seed: int = 
     x = draw.normal(size=(len(y), FEATURES)) + 2.0 * np.eye(FEATURES)[y]
     # For up to three groups these are the cyclic orders: no two agree on any class.
     names = (y + np.repeat(cluster, sum(splits))) % CLASSES
-    return Federation.from_arrays(x.astype(np.float32), names, offsets, CLASSES, cluster=cluster)
+    return Federation.from_blocks(x.astype(np.float32), names, offsets, CLASSES, cluster=cluster)
 
 
 def steps(start, data, client, key, *, epochs=1, batch=4, lr=0.1, anchor=None, pull=0.0, trainable=""):
@@ -83,7 +83,7 @@ def normalized(method, mode="loop"):
     x = draw.normal(size=(sizes.sum(), FEATURES)).astype(np.float32)
     y = draw.integers(0, 2, len(x))
     normalized_run = run(method, rounds=2, participation=0.67, batch_size=3)
-    normalized_run.federation = Federation.from_arrays(x, y, np.cumsum([0, *sizes.ravel()]), 2)
+    normalized_run.federation = Federation.from_blocks(x, y, np.cumsum([0, *sizes.ravel()]), 2)
     torch.manual_seed(0)
     layers = nn.Sequential(nn.Flatten(), nn.Linear(FEATURES, 4), nn.BatchNorm1d(4))
     net = models.Net(layers, nn.Linear(4, 2))

@@ -36,7 +36,7 @@ class Federation:
     """mean and deviation of each channel (C, 1, 1) by which images are normalized, or None if they are not"""
 
     @classmethod
-    def from_arrays(
+    def from_blocks(
         cls,
         x: NDArray[Any],
         y: NDArray[np.int64],

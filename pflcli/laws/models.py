@@ -302,7 +302,7 @@ def _federation(shape: Shape) -> Federation:
     offsets = np.concatenate([[0], np.cumsum(np.tile((4, 1, 1), 8))])
     size = (int(offsets[-1]), *shape.sizes)
     x = draw.integers(0, shape.classes, size).astype(np.int16) if shape.tokens else draw.random(size).astype(np.float32)
-    return Federation.from_arrays(x, draw.integers(0, min(_CLASSES, shape.classes), len(x)), offsets, shape.classes)
+    return Federation.from_blocks(x, draw.integers(0, min(_CLASSES, shape.classes), len(x)), offsets, shape.classes)
 
 
 @law("models")

@@ -48,7 +48,7 @@ def make_federation(seed: int = 0, client_sizes: Sequence[Sequence[int]] = SIZES
     y[client == ONE_CLASS] = 1
     x = draw.normal(size=(len(y), FEATURES)) + 2.0 * np.eye(FEATURES)[y] + 0.3 * client[:, None]
     cluster = np.resize(CLUSTER, len(sizes))
-    return Federation.from_arrays(x.astype(np.float32), y, offsets, CLASSES, cluster=cluster)
+    return Federation.from_blocks(x.astype(np.float32), y, offsets, CLASSES, cluster=cluster)
 
 
 def make_tiny_clients(clients: int, samples: int = 2, features: int = FEATURES) -> Federation:
@@ -56,7 +56,7 @@ def make_tiny_clients(clients: int, samples: int = 2, features: int = FEATURES) 
     draw = np.random.default_rng(0)
     offsets = np.concatenate([[0], np.cumsum(np.tile((samples, 1, 1), clients))])
     x = draw.normal(size=(offsets[-1], features)).astype(np.float32)
-    return Federation.from_arrays(x, draw.integers(0, 3, len(x)), offsets, CLASSES, cluster=np.arange(clients) % 2)
+    return Federation.from_blocks(x, draw.integers(0, 3, len(x)), offsets, CLASSES, cluster=np.arange(clients) % 2)
 
 
 def make_equal_clients() -> Federation:

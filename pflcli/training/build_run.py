@@ -125,7 +125,7 @@ def private_mean(run: Run) -> PrivateMean:
 
 
 def _federation(data: Partition, device: str) -> Federation:
-    return Federation.from_arrays(
+    return Federation.from_blocks(
         np.asarray(data.x), data.y, data.offsets, data.classes, device, data.new, data.cluster
     )
 

@@ -80,7 +80,7 @@ def unlike_new(net):
 def test_every_model_gives_the_same_probabilities_as_onnx(name, kind, shape):
     """Batch normalization, recurrent layers, tokens and normalized pixels, for another number of samples as well."""
     x = samples(kind, shape, 3)
-    data = Federation.from_arrays(x, np.zeros(3, np.int64), np.asarray([0, 3, 3, 3]), CLASSES)
+    data = Federation.from_blocks(x, np.zeros(3, np.int64), np.asarray([0, 3, 3, 3]), CLASSES)
     pixels = None
     if kind == "images":
         pixels = np.linspace(0.3, 0.5, data.in_shape[0], dtype=np.float32), np.full(data.in_shape[0], 0.2, np.float32)

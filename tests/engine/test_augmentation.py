@@ -25,7 +25,7 @@ def federation(side=16, sizes=(11, 5, 1), channels=3, scale="none"):
     offsets = np.concatenate([[0], np.cumsum(counts)])
     cluster = np.arange(len(sizes)) % 2
     x = DRAW.integers(1, 256, (offsets[-1], side, side, channels), dtype=np.uint8)
-    data = Federation.from_arrays(x, DRAW.integers(0, 3, offsets[-1]), offsets, 3, cluster=cluster)
+    data = Federation.from_blocks(x, DRAW.integers(0, 3, offsets[-1]), offsets, 3, cluster=cluster)
     return normalized(data, scale)
 
 

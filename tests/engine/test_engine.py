@@ -278,7 +278,7 @@ def batch_norm_world():
     sizes = [(9, 0, 2), (1, 0, 1)]
     x = draw.integers(0, 255, size=(sum(map(sum, sizes)), 16, 16), dtype=np.uint8)
     y = draw.integers(0, 2, len(x))
-    data = Federation.from_arrays(x, y, np.cumsum([0, *[n for row in sizes for n in row]]), 2)
+    data = Federation.from_blocks(x, y, np.cumsum([0, *[n for row in sizes for n in row]]), 2)
     torch.manual_seed(0)
     body = nn.Sequential(nn.Conv2d(1, 4, 3, stride=16), nn.BatchNorm2d(4), nn.Flatten())
     return data, models.Net(body, nn.Linear(4, 2))
@@ -480,12 +480,12 @@ def test_a_mean_has_the_same_bytes_whoever_sums_its_parts(count):
 
 
 def test_images_become_channels_first_and_unit_range():
-    grey = Federation.from_arrays(np.full((2, 4, 5), 255, np.uint8), np.zeros(2, np.int64), np.asarray([0, 2, 2, 2]), 2)
+    grey = Federation.from_blocks(np.full((2, 4, 5), 255, np.uint8), np.zeros(2, np.int64), np.asarray([0, 2, 2, 2]), 2)
     assert grey.in_shape == (1, 4, 5)
     assert grey.inputs(slice(0, 2)).max().item() == 1
     colour = np.zeros((1, 4, 5, 3), np.uint8)
     colour[0, 1, 2, 0] = 51
-    data = Federation.from_arrays(colour, np.zeros(1, np.int64), np.asarray([0, 1, 1, 1]), 2)
+    data = Federation.from_blocks(colour, np.zeros(1, np.int64), np.asarray([0, 1, 1, 1]), 2)
     assert data.in_shape == (3, 4, 5)
     assert data.inputs(slice(0, 1))[0, 0, 1, 2].item() == pytest.approx(0.2)
 

@@ -17,7 +17,7 @@ DRAW = np.random.default_rng(0)
 
 
 def federation(x):
-    return Federation.from_arrays(x, np.arange(N) % 3, OFFSETS, 3)
+    return Federation.from_blocks(x, np.arange(N) % 3, OFFSETS, 3)
 
 
 @pytest.mark.parametrize("clients", [[0, 1, 2, 3], [3, 0], [1], []])

@@ -350,7 +350,7 @@ def test_clients_in_lockstep_learn_what_each_learns_alone(kind, monkeypatch):
     sizes = np.asarray([9, 2, 5])  # the batches of a step have sizes of their own
     x = draw.normal(size=(sizes.sum(), *shape)).astype(np.float32)
     offsets = np.cumsum(np.concatenate([[0], *([size, 0, 0] for size in sizes)]))
-    data = Federation.from_arrays(x, draw.integers(0, 3, sizes.sum()), offsets, 3)
+    data = Federation.from_blocks(x, draw.integers(0, 3, sizes.sum()), offsets, 3)
     start = parameters.stack([parameters.copy_params(net)] * 3)
     plan = LocalSGD(2, 4, [0.1, 0.05], gradient=gradients.cross_entropy_rule, frozen_norm=True)
     parts = [
@@ -376,7 +376,7 @@ def test_a_network_keeps_no_weight_of_the_models_that_it_passed(mode, monkeypatc
     net, shape = cnn()
     draw, ends = np.random.default_rng(0), np.asarray([0, 7, 7, 7, 12, 12, 12])
     x = draw.normal(size=(12, *shape)).astype(np.float32)
-    data, net = Federation.from_arrays(x, draw.integers(0, 3, 12), ends, 3), net.float()
+    data, net = Federation.from_blocks(x, draw.integers(0, 3, 12), ends, 3), net.float()
     start, plan = parameters.copy_params(net), LocalSGD(1, 4, [0.1])
     ruled = replace(plan, gradient=gradients.cross_entropy_rule, frozen_norm=True, lockstep=mode == "lockstep")
     parts = []

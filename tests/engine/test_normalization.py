@@ -87,7 +87,7 @@ def test_the_lineage_normalizes_alike(small, tmp_path):
     data = partitions.read(open_artifact(small.p))
     net = models.create("mlp", (1, 28, 28), data.classes, 0)
     net.load_state_dict(read_tensors(open_artifact(tmp_path / "b")))
-    plain = Federation.from_arrays(data.x, data.y, data.offsets, data.classes)
+    plain = Federation.from_blocks(data.x, data.y, data.offsets, data.classes)
     rows = torch.from_numpy(np.concatenate([plain.rows(int(client), "test") for client in plain.clients]))
     with torch.no_grad():
         expected = net(normalized(plain, "dataset").inputs(rows))
@@ -97,7 +97,7 @@ def test_the_lineage_normalizes_alike(small, tmp_path):
     partition("writers", tmp_path / "other", clients=3, seed=5)
     extract(tmp_path / "b", tmp_path / "oe", partition=tmp_path / "other")
     shifted = partitions.read(open_artifact(tmp_path / "other"))
-    other = Federation.from_arrays(shifted.x, shifted.y, shifted.offsets, shifted.classes)
+    other = Federation.from_blocks(shifted.x, shifted.y, shifted.offsets, shifted.classes)
     with torch.no_grad():
         expected = net(normalized(other, "dataset", plain).inputs(torch.from_numpy(other.rows(0, "test"))))
     actual = embeddings.read(open_artifact(tmp_path / "oe"))["test"].logits[: len(expected)]

@@ -71,7 +71,7 @@ def chooser(mode="auto", **settings):
     sizes = np.asarray([(12, 5, 5), (7, 3, 3), (6, 0, 4), (9, 6, 3), (10, 4, 2)])
     y = draw.integers(0, worlds.CLASSES, sizes.sum())
     x = draw.normal(size=(len(y), worlds.FEATURES)) + 0.7 * np.eye(worlds.FEATURES)[y]
-    data = Federation.from_arrays(x.astype(np.float32), y, np.cumsum([0, *sizes.ravel()]), worlds.CLASSES)
+    data = Federation.from_blocks(x.astype(np.float32), y, np.cumsum([0, *sizes.ravel()]), worlds.CLASSES)
     options = {"grid": "0.1,3,6", "personal_epochs": 3}
     return worlds.run("ditto", data=data, mode=mode, options=options, participation=0.6, **settings)
 

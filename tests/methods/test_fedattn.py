@@ -386,7 +386,7 @@ def skewed():
     splits = (40, 20, 20)
     y = np.concatenate([np.where(draw.random(80) < 0.8, c % 3, draw.integers(0, 3, 80)) for c in range(6)])
     x = draw.normal(size=(len(y), worlds.FEATURES)) + 0.7 * np.eye(worlds.FEATURES)[y]
-    return Federation.from_arrays(x.astype(np.float32), y, np.cumsum([0, *splits * 6]), worlds.CLASSES)
+    return Federation.from_blocks(x.astype(np.float32), y, np.cumsum([0, *splits * 6]), worlds.CLASSES)
 
 
 def test_offsets_may_outgrow_global_biases_that_are_near_zero():

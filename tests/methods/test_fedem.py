@@ -99,7 +99,7 @@ def test_shares_find_two_distributions():
     y = draw.integers(0, worlds.CLASSES, 8 * 20)
     x = draw.normal(size=(len(y), worlds.FEATURES)) + 4.0 * np.eye(worlds.FEATURES)[y]
     labels = np.where(np.arange(len(y)) < 80, y, (y + 1) % worlds.CLASSES)
-    run.federation = Federation.from_arrays(
+    run.federation = Federation.from_blocks(
         x.astype(np.float32), labels, np.append(0, 20 * (np.arange(24) // 3 + 1)), worlds.CLASSES
     )
     run.engine = Engine(models.create("mlp", (worlds.FEATURES,), worlds.CLASSES, 0), run.federation, seed=0)

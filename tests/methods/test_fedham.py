@@ -530,7 +530,7 @@ def clustered_run(**options):
     y = draw.integers(0, 3, m * sum(n))
     kind = np.repeat(np.arange(m) % 2, sum(n))
     x = draw.normal(size=(len(y), 30)) + 2.0 * np.eye(30)[y]
-    data = Federation.from_arrays(x.astype(np.float32), (y + kind) % 3, np.cumsum([0, *n * m]), 3)
+    data = Federation.from_blocks(x.astype(np.float32), (y + kind) % 3, np.cumsum([0, *n * m]), 3)
     plan = {"model": "logistic", "rounds": 14, "participation": 1.0, "batch_size": 10, "epochs": 2, "lr": 0.3}
     net = models.create("logistic", data.in_shape, 3, 0)
     cfg = config.build(fedham.Config, {"warmup": 4, "sketch": 32, **options}, "fedham")
@@ -760,7 +760,7 @@ def normalising(mode, **options):
     """A run of FedHAM on a network with BatchNorm and small images."""
     draw = np.random.default_rng(0)
     x = draw.integers(0, 255, size=(60, 8, 8), dtype=np.uint8)
-    data = Federation.from_arrays(x, draw.integers(0, 2, 60), np.cumsum([0, *(9, 5, 6) * 3]), 2)
+    data = Federation.from_blocks(x, draw.integers(0, 2, 60), np.cumsum([0, *(9, 5, 6) * 3]), 2)
     torch.manual_seed(0)
     body = nn.Sequential(nn.Conv2d(1, 4, 3, stride=8), nn.BatchNorm2d(4), nn.Flatten())
     net = models.Net(body, nn.Linear(4, 2))
@@ -835,7 +835,7 @@ def image_run(threads):
     net, draw, sizes = models.Net(body, nn.Linear(6, 3)), np.random.default_rng(0), np.arange(9, 15)
     ends = np.cumsum(np.concatenate([[0], *([size - 4, 2, 2] for size in sizes)]))
     x = draw.normal(size=(ends[-1], 1, 8, 8)).astype(np.float32)
-    data = Federation.from_arrays(x, draw.integers(0, 3, ends[-1]), ends, 3)
+    data = Federation.from_blocks(x, draw.integers(0, 3, ends[-1]), ends, 3)
     settings = config.build(Settings, {"rounds": 3, "participation": 1.0, "batch_size": 4, "lr": 0.1}, "")
     cfg = config.build(fedham.Config, {"warmup": 1, "sketch": 16}, "fedham")
     engine = Engine(net, data, seed=0, mode="loop", threads=threads)

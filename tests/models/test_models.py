@@ -52,7 +52,7 @@ def world(kind, shape, sizes=((5, 1, 2), (1, 0, 0), (3, 1, 1))):
     n = sum(map(sum, sizes))
     y = np.random.default_rng(1).integers(0, CLASSES, n)
     offsets = np.cumsum([0, *[part for client in sizes for part in client]])
-    return Federation.from_arrays(samples(kind, shape, n), y, offsets, CLASSES)
+    return Federation.from_blocks(samples(kind, shape, n), y, offsets, CLASSES)
 
 
 @pytest.mark.parametrize(("name", "kind", "shape"), CASES)
