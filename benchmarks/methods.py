@@ -35,7 +35,7 @@ from pflcli.errors import PflError
 from pflcli.execution import Execution
 from pflcli.methods import pfedgp
 from pflcli.settings import Settings
-from pflcli.training import loop
+from pflcli.simulation import loop
 from pflcli.training.build_run import build_run
 
 FORWARD, BOTH = 1, 3

@@ -52,13 +52,12 @@ def throughput(model: str, rounds: int, repeats: int, flower: str) -> None:
 
 def driver_bytes(counts: list[int]) -> None:
     """Print the bytes that come to the process of pfl in one round of ``mlp``, by number of clients."""
-    from pflcli import methods, models, parameters
+    from pflcli import methods, parameters
     from pflcli.config import build
-    from pflcli.engine.engine import Engine
     from pflcli.engine.executors.ray_runtime import RayCluster
     from pflcli.engine.federation import Federation
-    from pflcli.federation.run import Run
     from pflcli.settings import Settings
+    from pflcli.simulation.create_run import create_run
 
     print("| clients | bytes of a model | fedavg | apfl |\n|---:|---:|---:|---:|")
     for clients in counts:
@@ -66,19 +65,17 @@ def driver_bytes(counts: list[int]) -> None:
         x = draw.integers(0, 256, (clients * samples, 28, 28), dtype=np.uint8)
         offsets = np.concatenate([[0], np.cumsum(np.tile([samples, 0, 0], clients))])
         data = Federation.from_blocks(x, draw.integers(0, 10, len(x)), offsets, 10)
-        net = models.create("mlp", data.in_shape, 10, 0)
-        engine, came = Engine(net, data, seed=0, jobs=2, ray=RayCluster()), []
+        came = []
         for name in ("fedavg", "apfl"):
             method = methods.load(name)
             settings = build(Settings, {"model": "mlp", "rounds": 1}, "")
-            run = Run(
-                method.KIND, build(method.Config, {}, name), settings, 0, data, engine, parameters.copy_params(net)
-            )
+            run = create_run(method, build(method.Config, {}, name), data, settings, 0, jobs=2, ray=RayCluster())
+            engine = run.engine
             before = engine.executor.received_bytes  # type: ignore[attr-defined]
             method.train_round(run, method.setup(run), 0)
             came.append(engine.executor.received_bytes - before)  # type: ignore[attr-defined]
+            engine.close()
         print(f"| {clients} | {parameters.size(run.init):,} | {came[0]:,} | {came[1]:,} |", flush=True)
-        engine.close()
 
 
 def main() -> None:

@@ -19,13 +19,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pflcli import config, methods, models, parameters, registry
+from pflcli import config, methods, parameters, registry
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD, Model
 from pflcli.federation.run import Run
 from pflcli.parameters.model_table import ModelTable
 from pflcli.settings import Settings
+from pflcli.simulation.create_run import create_run
 
 CLIENTS, SPLITS, FEATURES, CLASSES, ROUNDS = 16, (20, 4, 4), 16, 10, 8
 OPTIONS = {"ditto": {"lam": 1.0}, "fedham": {"warmup": 0}}
@@ -131,14 +132,10 @@ def new_run(name: str) -> Run:
     y = draw.integers(0, CLASSES, offsets[-1])
     x = (draw.normal(size=(len(y), FEATURES)) + np.eye(FEATURES)[y]).astype(np.float32)
     data = Federation.from_blocks(x, y, offsets, CLASSES, cluster=np.arange(CLIENTS) % 2)
-    net = models.create("mlp", (FEATURES,), CLASSES, 0)
     settings = config.build(Settings, {"model": "mlp", "rounds": ROUNDS, "participation": 0.5, "batch_size": 10}, "")
     code = methods.load(name)
     cfg = config.build(code.Config, OPTIONS.get(name, {}), name)
-    init = parameters.copy_params(net)
-    run = Run(code.KIND, cfg, settings, 0, data, Engine(net, data, seed=0, mode="loop"), init)
-    run.draw_model = lambda number: parameters.copy_params(models.create("mlp", (FEATURES,), CLASSES, number))
-    return run
+    return create_run(code, cfg, data, settings, 0, mode="loop")
 
 
 def sizes(state: Mapping[str, Any]) -> tuple[float, float]:

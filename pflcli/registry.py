@@ -519,7 +519,7 @@ def _format_type(annotation: ast.expr) -> str:
             return f"{_format_type(items[0])}, ..."
         if annotation.value.id == "Annotated":
             bounds = [_format_bound(item) for item in items[1:] if isinstance(item, ast.Call)]
-            return " ".join([_format_type(items[0]), " and ".join(bounds)])
+            return " ".join([_format_type(items[0]), *([" and ".join(bounds)] if bounds else [])])
     return ast.unparse(annotation)
 
 

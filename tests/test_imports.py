@@ -33,6 +33,9 @@ ALLOWED = {
     "federation.aggregators": {"config", "errors", "parameters", "registry"},
     "federation": ENGINE | {"knn", "federation.aggregators", "federation.uploads"},
     "methods": ENGINE | {"federation", "knn"},
+    "simulation": ENGINE
+    | {"config", "data.datasets", "data.schemes", "federation", "federation.aggregators", "federation.privacy"}
+    | {"federation.uploads", "knn", "methods", "models"},
     "accelerated": ENGINE | {"methods"},  # nothing imports it: engine/backend.py finds its modules by name
     "evaluation.metrics": {"errors"},
     "evaluation.charts": {"evaluation.metrics"},
@@ -46,7 +49,7 @@ ALLOWED = {
     "data.preparation": BASE | {"config", "artifacts", "data.datasets", "data.formats", "data.schemes", "knn"},
     "training": BASE
     | {"execution", "config", "artifacts", "engine", "federation", "knn", "methods", "models", "parameters"}
-    | {"federation.aggregators", "federation.privacy", "federation.uploads"},
+    | {"federation.aggregators", "federation.privacy", "federation.uploads", "simulation"},
     "encoders": BASE | {"artifacts", "engine", "models", "parameters", "training"},
     "prediction": BASE
     | {
@@ -61,7 +64,7 @@ ALLOWED = {
         "engine",
         "knn",
     }
-    | {"federation", "methods", "training", "evaluation", "encoders"},
+    | {"federation", "methods", "simulation", "training", "evaluation", "encoders"},
     "auditing": BASE
     | {
         "execution",
@@ -74,15 +77,16 @@ ALLOWED = {
         "federation.privacy",
         "methods",
     }
-    | {"knn", "training", "evaluation", "evaluation.metrics", "prediction"},
+    | {"knn", "simulation", "training", "evaluation", "evaluation.metrics", "prediction"},
     "laws": BASE
     | {"config", "data.datasets", "data.schemes", "models", "parameters", "engine", "knn", "federation"}
-    | {"federation.aggregators", "federation.uploads", "methods", "training", "prediction", "artifacts"},
+    | {"federation.aggregators", "federation.uploads", "methods", "simulation", "training", "prediction", "artifacts"},
     "templates": {"data.datasets", "data.schemes", "federation", "federation.aggregators", "models", "parameters"},
     "options": BASE | {"config", "execution", "artifacts", "training"},  # the last two for types alone
     "commands": BASE
     | {"execution", "config", "sources", "data.datasets", "data.formats", "data.schemes", "data.preparation", "models"}
-    | {"parameters", "engine", "knn", "methods", "artifacts", "training", "options", "prediction", "auditing"}
+    | {"parameters", "engine", "knn", "methods", "artifacts", "simulation", "training", "options", "prediction"}
+    | {"auditing"}
     | {"laws", "encoders", "federation", "federation.aggregators", "federation.privacy", "federation.uploads"}
     | {"evaluation", "evaluation.charts", "evaluation.metrics", "evaluation.presentation", "evaluation.page"}
     | {"tracking"},

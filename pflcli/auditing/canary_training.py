@@ -28,7 +28,8 @@ from pflcli.federation.run import Run
 from pflcli.methods import Method
 from pflcli.parameters import Params, Stacked
 from pflcli.prediction.stored_predictor import StoredPredictor
-from pflcli.training import loop, run_request
+from pflcli.simulation import loop
+from pflcli.training import run_request
 from pflcli.training.build_run import build_run
 
 _LENGTH = 10.0

@@ -26,8 +26,8 @@ from pflcli.federation.privacy.guarantee import describe_random_numbers
 from pflcli.prediction import embedding
 from pflcli.prediction.reopened_run import ReopenedRun
 from pflcli.prediction.stored_predictor import ClientPrediction, StoredPredictor, pool_predictions
-from pflcli.training import absences
-from pflcli.training.predict import client_batches, predict
+from pflcli.simulation import absences
+from pflcli.simulation.predict import client_batches, predict
 from pflcli.training.state_files import load_state
 
 DISTANCE = "distance"

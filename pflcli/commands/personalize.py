@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from pflcli import config, methods, parameters, registry, sources
-from pflcli.artifacts import codebook, csv_file
+from pflcli.artifacts import client_blocks, codebook, csv_file
 from pflcli.artifacts.kinds import LINEAGE, missing_input_error, predictions, required_kinds
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.make import Built, Outcome, make
@@ -31,11 +31,12 @@ from pflcli.methods import Method
 from pflcli.options.function import command
 from pflcli.options.personalize import Personalize
 from pflcli.settings import Settings
-from pflcli.training import absences, dp_secret, hardware, loop, run_request, state_files
+from pflcli.simulation import absences
+from pflcli.simulation.progress import Progress
+from pflcli.training import checkpointed, dp_secret, hardware, run_request, state_files
 from pflcli.training import initial_weights as initial
 from pflcli.training.build_run import build_run
-from pflcli.training.checkpoint import Checkpoints, Progress
-from pflcli.training.predict import label_predictions
+from pflcli.training.checkpoint import Checkpoints
 
 
 @command(Personalize)
@@ -173,7 +174,7 @@ def _build(job: _Job, execution: Execution, writer: ArtifactWriter) -> Built:
         earlier_run=job.earlier_run,
         private_rng=dp_secret.noise_draws(job.settings, job.spec, partition, writer),
     )
-    progress = loop.resume(run, job.method, writer, execution)
+    progress = checkpointed.resume(run, job.method, writer, execution)
     checkpoints = Checkpoints(run, progress, writer)
     # The backbone stores only the global model: a method with more state must run its rounds again.
     reuses_rounds = job.repeats_backbone and progress.state.keys() == {"global"}
@@ -185,8 +186,8 @@ def _build(job: _Job, execution: Execution, writer: ArtifactWriter) -> Built:
         progress.state, progress.before = {"global": run.backbone}, []
         run.traffic = dict.fromkeys(run.traffic, 0)  # the bytes of setup are already counted for the backbone
     else:
-        loop.run_rounds(run, job.name, job.method, checkpoints, execution)
-    loop.predict_all(run, job.name, job.method, checkpoints, execution)
+        checkpointed.run_rounds(run, job.name, job.method, checkpoints, execution)
+    checkpointed.predict_all(run, job.name, job.method, checkpoints, execution)
     needed = required_kinds(job.method.NEEDS) | ({"backbone"} if reuses_rounds else set())
     inputs = {kind: item for kind in LINEAGE if kind in needed and (item := job.lineage[kind]) is not None}
     backbone = inputs.get("backbone") if not progress.rows else None
@@ -234,10 +235,23 @@ def _write_predictions(
         {name: values.numpy() for name, values in joined.pop(key, {}).items()} for key in ("tuned", "flags")
     )
     absences.require_finite(run, job.name, flags)
-    splits = {split: label_predictions(run, data, split, parts) for split, parts in joined.items()}
+    splits = {split: _label_predictions(run, data, split, parts) for split, parts in joined.items()}
     predictions.write(writer, predictions.Predictions(splits, tuned, data.new))
     codebook.write(writer, codebook.read(job.source))
     return tuned, flags
+
+
+def _label_predictions(
+    run: Run, data: partitions.Partition, split: str, parts: Mapping[str, Tensor]
+) -> predictions.SplitPredictions:
+    """Return the predictions of all clients on a split, with their labels and sample ids."""
+    rows = run.federation.rows_of(run.clients, split)
+    return predictions.SplitPredictions(
+        parts={name: values.numpy() for name, values in parts.items()},
+        y=data.y[rows],
+        sample=data.sample[rows],
+        offsets=client_blocks.offsets(run.federation.sizes(split)),
+    )
 
 
 def _write_rounds(

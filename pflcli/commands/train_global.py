@@ -28,10 +28,12 @@ from pflcli.laws import private_rounds
 from pflcli.methods import Method
 from pflcli.options.function import command
 from pflcli.options.train_global import TrainGlobal
-from pflcli.training import absences, dp_secret, hardware, loop, run_request, state_files
+from pflcli.simulation import absences
+from pflcli.simulation.progress import Progress
+from pflcli.training import checkpointed, dp_secret, hardware, run_request, state_files
 from pflcli.training import initial_weights as initial
 from pflcli.training.build_run import build_run
-from pflcli.training.checkpoint import Checkpoints, Progress
+from pflcli.training.checkpoint import Checkpoints
 
 
 @command(TrainGlobal)
@@ -77,10 +79,12 @@ def train_global(asked: TrainGlobal) -> Outcome:
         if file is not None:
             assert run.whole_network is not None
             writer.write(initial.INITIAL, bytes(save(parameters.copy_params(run.whole_network))))
-        progress = loop.resume(run, definition, writer, execution)
+        progress = checkpointed.resume(run, definition, writer, execution)
         if "global" not in progress.state:
             raise UsageError(f"{asked.method} makes no global model", "--method fedavg")
-        loop.run_rounds(run, asked.method, definition, Checkpoints(run, progress, writer), execution, shared=True)
+        checkpointed.run_rounds(
+            run, asked.method, definition, Checkpoints(run, progress, writer), execution, shared=True
+        )
         writer.write(WEIGHTS, bytes(save(state_files.flatten(progress.reported["global"]))))
         writer.write("rounds.csv", csv_file.encode_rounds(absences.count_clients([*progress.before, *progress.rows])))
         codebook.write(writer, names := codebook.read(partition))

@@ -86,6 +86,11 @@ class Federation:
         """Return the shape of one sample, channels first."""
         return tuple(self.x.shape[1:])
 
+    @property
+    def has_tokens(self) -> bool:
+        """Whether samples are tokens, not images or features."""
+        return self.x.dtype not in (torch.uint8, torch.float32)
+
     def block(self, client: int, split: str) -> slice:
         """Return the rows of one client and split."""
         index = len(SPLITS) * int(client) + SPLITS.index(split)

@@ -33,7 +33,8 @@ from pflcli.laws.exchanges import Exchanges
 from pflcli.methods import Method, State
 from pflcli.parameters import TrainedClients
 from pflcli.parameters.model_table import ModelTable
-from pflcli.training import absences, loop, state_files
+from pflcli.simulation import absences, loop
+from pflcli.training import state_files
 
 _ROUNDING = 2e-7
 """Largest difference of two probabilities that are the same up to rounding."""

@@ -31,8 +31,8 @@ from pflcli.laws import small_federation as small
 from pflcli.methods import Method
 from pflcli.parameters import Params, Stacked, pick
 from pflcli.settings import Settings
-from pflcli.training import loop
-from pflcli.training.build_run import private_mean
+from pflcli.simulation import loop
+from pflcli.simulation.create_run import private_mean
 
 _LAWS_OF_NETWORKS = ("random-numbers-are-seeded", "samples-are-predicted-one-by-one")
 """The laws by which what a network computes depends on the client alone."""

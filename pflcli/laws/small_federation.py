@@ -12,8 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from pflcli import config, methods, models, parameters, rng
-from pflcli.engine.engine import Engine
+from pflcli import config, methods, models, rng
 from pflcli.engine.federation import SPLITS, Federation
 from pflcli.federation.predictor import Predictor
 from pflcli.federation.run import Run
@@ -23,6 +22,7 @@ from pflcli.knn.stores import Stores
 from pflcli.methods import State
 from pflcli.parameters.model_table import ModelTable
 from pflcli.settings import Settings
+from pflcli.simulation.create_run import create_run
 
 SIZES = ((12, 4, 5), (1, 0, 0), (7, 3, 0), (6, 0, 4), (8, 3, 3), (0, 0, 0), (9, 3, 4))
 """Training, validation and test samples of each client. In this order: ordinary, with one sample, without test samples,
@@ -164,22 +164,22 @@ def make_run(
     """
     data = make_federation() if data is None else data
     plan = config.build(Settings, {"model": "mlp", "rounds": 3, "participation": 0.5, "batch_size": 4, **settings}, "")
-    data = data.refitted() if plan.refit else data
 
-    def draw_model(model_seed: int) -> models.Net:
-        if normalizes:
-            return draw_normalizing_network(model_seed)
-        net = models.create(plan.model, data.in_shape, CLASSES, model_seed)
-        return net if plan.adapter is None else models.add_adapter(net, plan.adapter, model_seed)
-
-    net = draw_model(seed)
-    engine = Engine(net, data, seed=seed, threads=threads, mode=mode)
-    code = methods.load(method) if method else None
-    cfg = config.build(code.Config, options or {}, str(method)) if code else None
-    run = Run(code.KIND if code else "server", cfg, plan, seed, data, engine, parameters.copy_params(net), network=net)
-    run.private_rng = partial(rng.generator, secret)
-    run.draw_model = lambda number: parameters.copy_params(draw_model(seed + 100 * number))
-    run.backbone = parameters.copy_params(draw_model(seed + 1))
+    code = methods.load(method or "fedavg")
+    cfg = config.build(code.Config, options or {}, str(method)) if method else None
+    run = create_run(
+        code,
+        cfg,
+        data,
+        plan,
+        seed,
+        draw_network=draw_normalizing_network if normalizes else None,
+        private_rng=partial(rng.generator, secret),
+        threads=threads,
+        mode=mode,
+    )
+    assert run.draw_model is not None
+    run.backbone = run.draw_model(1)
     run.embeddings = embed_samples(run)
     run.stores = build_stores(run)
     return run

@@ -81,6 +81,11 @@ def digest(params: Mapping[str, Tensor]) -> str:
     return total.hexdigest()
 
 
+def move(params: Mapping[str, Tensor], device: str | torch.device) -> Params:
+    """Return the parameters on a device."""
+    return {name: value.to(device) for name, value in params.items()}
+
+
 def on_cpu(nested: Mapping[str, Any]) -> dict[str, Any]:
     """Return a nested dict of tensors on the CPU; those of a resumed state are on the run's device."""
     return {name: on_cpu(value) if isinstance(value, Mapping) else value.cpu() for name, value in nested.items()}

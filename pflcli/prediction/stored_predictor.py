@@ -31,8 +31,8 @@ from pflcli.federation.run import Run
 from pflcli.methods import State
 from pflcli.prediction import embedding, reopened_run
 from pflcli.prediction.reopened_run import ReopenedRun, append_clients
-from pflcli.training import absences
-from pflcli.training.predict import client_batches, predict
+from pflcli.simulation import absences
+from pflcli.simulation.predict import client_batches, predict
 from pflcli.training.state_files import STATE, load_state
 
 _TEST = client_blocks.SPLITS.index("test")

@@ -28,7 +28,7 @@ from pflcli.federation import aggregators, uploads
 from pflcli.federation.privacy import guarantee
 from pflcli.federation.run import LINKS
 from pflcli.methods import Method
-from pflcli.settings import AUTO, Settings, changed
+from pflcli.settings import AUTO, Settings, changed, omitted
 
 _PRIVACY = ("dp_epsilon", "dp_delta", "dp_noise", "dp_clip", "dp_seed")
 
@@ -189,22 +189,11 @@ def settings_on_lineage(
     return resolved
 
 
-_ADDED_LATER = {
-    **{"report": "last", "normalize": "none", "personal_every": 0, "dropout": 0.0, "upload": [], "steps": 0},
-    **{"optimizer": "sgd", "clip_gradients": None, "lr_schedule": None, "lr_warmup": 0, "augment": []},
-    **{"adapter": None},
-    **{"aggregator": "mean", **dict.fromkeys(("dp_epsilon", "dp_delta", "dp_noise", "dp_clip", "dp_seed"))},
-}
-"""Settings that were added later, with their defaults. Requests omit the defaults, so that older requests match."""
-
-
 def recorded_settings(settings: Settings) -> dict[str, Any]:
-    """Return the settings as a request records them: without those that were added later and have their default."""
-    return {
-        key: value
-        for key, value in config.plain(settings).items()
-        if key not in _ADDED_LATER or value != _ADDED_LATER[key]
-    }
+    """Return the settings as a request records them."""
+    defaults, names = config.plain(Settings()), omitted()
+    values = config.plain(settings)
+    return {key: value for key, value in values.items() if key not in names or value != defaults[key]}
 
 
 def code_files(settings: Settings) -> list[str]:

@@ -5,8 +5,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -22,6 +21,7 @@ from pflcli.errors import InputError, UnsuitedError
 from pflcli.federation.run import Run
 from pflcli.methods import Method
 from pflcli.parameters.model_table import ModelTable
+from pflcli.simulation.progress import tables
 
 State = Mapping[str, Any]
 
@@ -74,32 +74,6 @@ def _restore(state: dict[str, Any], run: Run, known: dict[int, ModelTable]) -> d
         else:
             _restore(value, run, known)
     return state
-
-
-def tables(state: State, prefix: str = "") -> dict[str, ModelTable]:
-    """Return the tables in a method's state, by their keys joined by a dash."""
-    by_key: dict[str, ModelTable] = {}
-    for key, value in state.items():
-        if isinstance(value, ModelTable):
-            by_key[prefix + key] = value
-        elif isinstance(value, Mapping):
-            by_key |= tables(value, f"{prefix}{key}-")
-    return by_key
-
-
-@contextmanager
-def undo_on_failure(state: State, run: Run) -> Iterator[None]:
-    """If the block fails, undo its writes to the tables of the state, and forget the tables that it created."""
-    marks, count = [(table, table.mark()) for table in tables(state).values()], run.tables
-    try:
-        yield
-    except BaseException:
-        for table, mark in marks:
-            table.undo(mark)
-        run.tables = count
-        raise
-    for _, mark in marks:
-        mark.models.release()
 
 
 def write_state(state: State, work: ArtifactWriter) -> None:

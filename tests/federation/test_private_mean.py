@@ -17,7 +17,7 @@ from pflcli.errors import ComputationError, UnsuitedError
 from pflcli.federation.attendance import Attendance
 from pflcli.federation.private_mean import PrivateMean
 from pflcli.parameters.model_table import ModelTable
-from pflcli.training import loop
+from pflcli.simulation import loop
 
 SENDING = [name for name in registry.names("methods") if methods.load(name).KIND in ("server", "peer")]
 COVERED = [name for name in SENDING if not methods.load(name).SENDS_MORE]

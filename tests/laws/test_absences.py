@@ -17,7 +17,8 @@ from pflcli.federation.run import Run
 from pflcli.laws.small_federation import drop_measurements
 from pflcli.parameters.model_table import ModelTable
 from pflcli.settings import Settings
-from pflcli.training import absences, loop, run_request
+from pflcli.simulation import absences, loop
+from pflcli.training import checkpointed, run_request
 
 METHODS = registry.names("methods")
 TRAINED = [name for name in METHODS if methods.load(name).has_rounds]
@@ -123,7 +124,7 @@ def test_a_round_without_answers_changes_nothing(method):
         assert (row["bytes_down"] > 0) == (run.kind == "server" and method != "fedproto")
     by_split, _ = answers(method, run, state)
     assert np.isfinite(by_split["test"]["p"]).all()
-    assert loop.describe_last(rows).startswith("no client uploaded")
+    assert checkpointed.describe_last(rows).startswith("no client uploaded")
     facts = absences.summarize(rows, [*"abcdefg"])
     assert facts == {"dropped": 6, "rounds_unanswered": 2}
     assert absences.describe(facts) == ["clients dropped out 6 times; 2 rounds had no upload"]
@@ -144,13 +145,13 @@ def test_a_round_without_answers_after_others_repeats_neighbours_and_measures_no
         assert worlds.same(state["graph"][:-1], records["graph"])
         assert worlds.same(state["graph"][-1], records["graph"][-1])
     for name, value in (("attention", 0.0), ("history", float("nan"))):
-        for key, rounds in records.get(name, {}).items():
+        for key, values in records.get(name, {}).items():
             extended = state[name][key]
-            assert len(extended) == len(rounds) + (len(rounds) > 0)
-            np.testing.assert_array_equal(extended[: len(rounds)], rounds)
-            np.testing.assert_array_equal(extended[len(rounds) :], np.full_like(extended[len(rounds) :], value))
+            assert len(extended) == len(values) + (len(values) > 0)
+            np.testing.assert_array_equal(extended[: len(values)], values)
+            np.testing.assert_array_equal(extended[len(values) :], np.full_like(extended[len(values) :], value))
     if "attention" in records:
-        assert all(len(rounds) for rounds in records["attention"].values())
+        assert all(len(values) for values in records["attention"].values())
 
 
 def test_what_a_user_reads(pfl, tmp_path):

@@ -25,7 +25,8 @@ from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.train_global import train_global
 from pflcli.execution import Execution
-from pflcli.training import checkpoint, loop
+from pflcli.simulation import loop
+from pflcli.training import checkpoint, checkpointed
 
 METHODS = registry.names("methods")
 PACKAGE = str(Path(pflcli.__file__).parent)
@@ -71,13 +72,13 @@ class Lines:
         code = frame.f_code
         if code is loop.play_round.__code__ and frame.f_locals["t"] > 0:
             self.phase = "rounds"
-        elif code is loop.predict_all.__code__:
+        elif code is checkpointed.predict_all.__code__:
             self.phase = "answers"
-        is_watched = self.phase or code is loop.run_rounds.__code__
+        is_watched = self.phase or code is checkpointed.run_rounds.__code__
         return self._line if is_watched and code.co_filename.startswith(PACKAGE) else None
 
     def _line(self, frame, event, arg):
-        if event == "return" and frame.f_code in (loop.run_rounds.__code__, loop.predict_all.__code__):
+        if event == "return" and frame.f_code in (checkpointed.run_rounds.__code__, checkpointed.predict_all.__code__):
             self.phase = ""
         if event == "line" and self.phase:
             place = (self.phase, frame.f_code.co_filename.removeprefix(PACKAGE), frame.f_lineno)
@@ -99,11 +100,11 @@ def check(method, tiny, out, monkeypatch, turns, *, keep_every_round):
 
     Without ``keep_every_round`` a run keeps nothing until it is interrupted.
     """
-    monkeypatch.setattr("pflcli.training.predict.MIN_BATCH", 2)
+    monkeypatch.setattr("pflcli.simulation.predict.MIN_BATCH", 2)
     if keep_every_round:
         monkeypatch.setattr(checkpoint, "_MAX_SECONDS_BETWEEN_CHECKPOINTS", 0.0)
     else:
-        monkeypatch.setattr(checkpoint.Checkpoints, "offer", lambda self: None)
+        monkeypatch.setattr(checkpoint.Checkpoints, "_offer", lambda self: None)
     needs = registry.card("methods", method).facts["NEEDS"]
     settings = {} if "backbone" in needs else {**FEW, "dropout": 0.4 * (number(method, "dropout") % 4 == 0)}
 

@@ -25,6 +25,7 @@ from pflcli.evaluation.metrics import client_relations
 from pflcli.federation.run import Run
 from pflcli.laws.small_federation import add_new_clients
 from pflcli.parameters.model_table import ModelTable
+from pflcli.simulation.progress import tables
 from pflcli.training import state_files
 from pflcli.training.state_files import load_state
 
@@ -143,8 +144,8 @@ def test_a_stored_table_keeps_its_default(method):
     run, files = worlds.run(method, rounds=2), StateFiles(len(worlds.federation().clients))
     state = worlds.play(method, run)
     state_files.write_state(state, files)
-    loaded = state_files.tables(load_state(files, worlds.run(method, rounds=2), methods.load(method)))
-    for name, table in state_files.tables(state).items():
+    loaded = tables(load_state(files, worlds.run(method, rounds=2), methods.load(method)))
+    for name, table in tables(state).items():
         assert worlds.same(loaded[name].default, table.default), name
         assert np.array_equal(loaded[name].written, table.written), name
 

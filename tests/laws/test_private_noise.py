@@ -33,8 +33,9 @@ from pflcli.federation import uploads
 from pflcli.federation.private_mean import PrivateMean, Release
 from pflcli.prediction import stored_predictor
 from pflcli.settings import Settings
-from pflcli.training import dp_secret, loop
-from pflcli.training.build_run import private_mean
+from pflcli.simulation import loop
+from pflcli.simulation.create_run import private_mean
+from pflcli.training import dp_secret
 
 pytest.importorskip("dp_accounting")
 

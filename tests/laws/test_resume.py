@@ -25,6 +25,7 @@ from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
 from pflcli.errors import ConflictError, InputError, LostWorkerError
 from pflcli.execution import Execution
+from pflcli.simulation.progress import Best, Progress
 from pflcli.training import checkpoint
 
 ROUNDS = 250
@@ -190,8 +191,8 @@ def test_a_checkpoint_keeps_the_order_of_names(tmp_path):
     """A sum over tensors in another order differs in its last bits, as the norm of an update that is clipped."""
     run = worlds.run("fedavg")
     state = {"global": run.initial_model(), "control": {"head.weight": torch.ones(2), "body.0": torch.ones(1)}}
-    best = checkpoint.Best(1, "personal_accuracy", 0.5, copy.deepcopy(state))
-    content = checkpoint.pack(run, checkpoint.Progress(state, best=best))
+    best = Best(1, "personal_accuracy", 0.5, copy.deepcopy(state))
+    content = checkpoint.pack(run, Progress(state, best=best))
     (tmp_path / "checkpoint").mkdir()
     (tmp_path / "checkpoint" / "state.safetensors").write_bytes(content)
     progress, _, _ = checkpoint.unpack(content, SimpleNamespace(folder=tmp_path), run)
@@ -212,7 +213,7 @@ def test_a_worker_process_that_is_ended_from_outside_costs_no_rounds(small, tmp_
 @pytest.mark.parametrize("method", ["local", "fedavg-plus", "knn-per", "knn-per-plus"])
 def test_interrupted_while_clients_personalize(small, tmp_path, monkeypatch, method):
     """What a client has answered is kept, and only the others answer when the command is typed again."""
-    monkeypatch.setattr("pflcli.training.predict.MIN_BATCH", 1)
+    monkeypatch.setattr("pflcli.simulation.predict.MIN_BATCH", 1)
     options = {} if method == "knn-per" else {"epochs": 1}
 
     def step(out, reporter):

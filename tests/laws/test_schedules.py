@@ -9,7 +9,7 @@ import pytest
 import worlds
 from pflcli import methods, registry
 from pflcli.laws import small_federation as small
-from pflcli.training import loop
+from pflcli.simulation import loop
 
 METHODS = [name for name in registry.names("methods") if methods.load(name).KIND != "local"]
 """All but methods whose whole training is personalization: it goes through the schedule."""

@@ -18,11 +18,13 @@ from pflcli import config, methods, models, parameters, registry, rng
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.errors import ComputationError, UsageError
-from pflcli.federation.run import Run, Settings
 from pflcli.methods import fedattn
 from pflcli.methods.parts import attention, bias_attention, ham, server_optimizer
 from pflcli.methods.parts.bias_attention import BiasAttention, BiasLayout, drop_self, find_nearest_others
-from pflcli.training import loop, state_files
+from pflcli.settings import Settings
+from pflcli.simulation import loop
+from pflcli.simulation.create_run import create_run
+from pflcli.training import state_files
 
 LAYERS = {"body.1.bias": 200, "body.3.bias": 200, "head.bias": worlds.CLASSES}
 
@@ -302,9 +304,8 @@ def logistic_run(**options):
     """A convex model with three biases, many rounds and a fast server: what the loop of biases does by itself."""
     data = worlds.federation()
     plan = config.build(Settings, {"model": "logistic", "rounds": 80, "participation": 0.5, "lr": 0.5}, "")
-    net = models.create("logistic", data.in_shape, worlds.CLASSES, 0)
     cfg = config.build(fedattn.Config, {"server_lr": 0.03, **options}, "fedattn")
-    return Run("server", cfg, plan, 0, data, Engine(net, data, seed=0), parameters.copy_params(net))
+    return create_run(methods.load("fedattn"), cfg, data, plan, 0)
 
 
 def test_the_faithful_form_amplifies_biases_and_the_default_does_not():

@@ -17,7 +17,7 @@ from torch.nn import functional
 
 import worlds
 from helpers import set_own_products
-from pflcli import config, models, parameters, rng
+from pflcli import config, methods, models, parameters, rng
 from pflcli.engine import engine as engines
 from pflcli.engine import linear_chain
 from pflcli.engine.engine import Engine
@@ -26,10 +26,11 @@ from pflcli.engine.gradients import StackedBatch
 from pflcli.engine.local_sgd import Batch, LocalSGD, Model
 from pflcli.engine.networks import AutogradNetwork
 from pflcli.federation import uploads
-from pflcli.federation.run import Run, Settings
 from pflcli.methods import fedham
 from pflcli.methods.parts import clustering, ham, records
 from pflcli.methods.parts.ham import CountSketch
+from pflcli.settings import Settings
+from pflcli.simulation.create_run import create_run
 from pflcli.training import state_files
 
 ABLE = [0, 1, 2, 3, 4, 6]
@@ -532,11 +533,8 @@ def clustered_run(**options):
     x = draw.normal(size=(len(y), 30)) + 2.0 * np.eye(30)[y]
     data = Federation.from_blocks(x.astype(np.float32), (y + kind) % 3, np.cumsum([0, *n * m]), 3)
     plan = {"model": "logistic", "rounds": 14, "participation": 1.0, "batch_size": 10, "epochs": 2, "lr": 0.3}
-    net = models.create("logistic", data.in_shape, 3, 0)
     cfg = config.build(fedham.Config, {"warmup": 4, "sketch": 32, **options}, "fedham")
-    return Run(
-        "server", cfg, config.build(Settings, plan, ""), 0, data, Engine(net, data, seed=0), parameters.copy_params(net)
-    )
+    return create_run(methods.load("fedham"), cfg, data, config.build(Settings, plan, ""), 0)
 
 
 def right(run, state):
@@ -766,7 +764,7 @@ def normalising(mode, **options):
     net = models.Net(body, nn.Linear(4, 2))
     plan = config.build(Settings, {"rounds": 3, "participation": 1.0, "batch_size": 4}, "")
     cfg = config.build(fedham.Config, {"warmup": 1, "sketch": 8, **options}, "fedham")
-    return Run("server", cfg, plan, 0, data, Engine(net, data, seed=0, mode=mode), parameters.copy_params(net)), net
+    return create_run(methods.load("fedham"), cfg, data, plan, 0, draw_network=lambda seed: net, mode=mode), net
 
 
 @pytest.mark.parametrize("lam", [0.0, 1.0])
@@ -838,8 +836,8 @@ def image_run(threads):
     data = Federation.from_blocks(x, draw.integers(0, 3, ends[-1]), ends, 3)
     settings = config.build(Settings, {"rounds": 3, "participation": 1.0, "batch_size": 4, "lr": 0.1}, "")
     cfg = config.build(fedham.Config, {"warmup": 1, "sketch": 16}, "fedham")
-    engine = Engine(net, data, seed=0, mode="loop", threads=threads)
-    return Run("server", cfg, settings, 0, data, engine, parameters.copy_params(net))
+    method = methods.load("fedham")
+    return create_run(method, cfg, data, settings, 0, draw_network=lambda seed: net, mode="loop", threads=threads)
 
 
 def test_any_number_of_workers_trains_ham_by_a_program_with_the_same_bytes(monkeypatch):

@@ -17,9 +17,8 @@ from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.evaluate import evaluate
 from pflcli.commands.personalize import personalize
 from pflcli.methods import ditto
-from pflcli.training import personal_accuracy as personal
-from pflcli.training import state_files
-from pflcli.training.checkpoint import update_best
+from pflcli.simulation import personal_accuracy as personal
+from pflcli.simulation.progress import tables, update_best
 
 METHODS = [name for name in registry.names("methods") if methods.load(name).has_rounds]
 SETTINGS = {"model": "mlp", "rounds": 6, "participation": 0.5, "eval_every": 1}
@@ -71,7 +70,7 @@ def test_the_state_of_the_best_round_is_kept_as_it_was(method):
     assert worlds.same(best.state, expected)
     for split, p in worlds.answers(method, run, best.state).items():
         assert np.array_equal(p, worlds.answers(method, stopped, expected)[split])
-    assert state_files.tables(best.state).keys() == state_files.tables(state).keys()
+    assert tables(best.state).keys() == tables(state).keys()
     assert methods.load(method).has_rounds
 
 

@@ -26,7 +26,8 @@ from pflcli.evaluation.metrics import client_relations
 from pflcli.evaluation.round_costs import Link
 from pflcli.execution import Execution
 from pflcli.parameters.model_table import ModelTable
-from pflcli.training import loop, personal_accuracy
+from pflcli.simulation import personal_accuracy
+from pflcli.training import checkpointed
 
 FACTS = {name: registry.card("methods", name).facts for name in registry.names("methods")}
 METHODS = [name for name, facts in FACTS.items() if "PERSONAL_MODELS" in facts]
@@ -129,7 +130,7 @@ def test_portions_do_not_change_it(monkeypatch):
     run = worlds.run("panm", participation=1.0)
     state = worlds.play("panm", run)
     expected = measured("panm", run, state)
-    monkeypatch.setattr("pflcli.training.predict.MIN_BATCH", 2)
+    monkeypatch.setattr("pflcli.simulation.predict.MIN_BATCH", 2)
     assert measured("panm", run, state) == expected
 
 
@@ -143,8 +144,8 @@ def test_a_round_that_is_due_says_it_and_progress_shows_it(small, tmp_path):
     ]  # fmt: skip
     row = {"loss": 0.5, "validation_accuracy": math.nan}
     last_rows = [{**row, "personal_accuracy": 0.25}, {**row, "personal_accuracy": math.nan}]
-    assert loop.describe_last(last_rows) == "loss 0.500, personal accuracy 0.250"
-    assert loop.describe_last([row]) == "loss 0.500"
+    assert checkpointed.describe_last(last_rows) == "loss 0.500, personal accuracy 0.250"
+    assert checkpointed.describe_last([row]) == "loss 0.500"
 
 
 class Stop:

@@ -21,7 +21,7 @@ from pflcli.engine.engine import Engine
 from pflcli.federation.run import Run
 from pflcli.methods import Method
 from pflcli.parameters.model_table import ModelTable
-from pflcli.training.predict import client_batches
+from pflcli.simulation.predict import client_batches
 
 
 def find_owners(run: Run, method: Method, state: Mapping[str, Any]) -> NDArray[np.int64]:

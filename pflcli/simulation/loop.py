@@ -1,8 +1,4 @@
-"""The loop over the rounds of a method: set up or resume, play a round, checkpoint.
-
-``train-global`` and ``personalize`` share it. A round is a transaction: an interruption or a failure restores the
-state after the last complete round.
-"""
+"""Play the rounds of a method, and predict for its clients after them."""
 
 from __future__ import annotations
 
@@ -13,76 +9,45 @@ from typing import Any
 
 import torch
 
-from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.errors import ComputationError, InputError, UnsuitedError
-from pflcli.execution import Execution
+from pflcli.errors import ComputationError
 from pflcli.federation.attendance import AllAbsent, Attendance, Diverged, client_list
 from pflcli.federation.run import Run
 from pflcli.methods import Method
-from pflcli.reporter import report_within
-from pflcli.training import absences, personal_accuracy, state_files
-from pflcli.training.checkpoint import Checkpoints, Progress, Row, State, unpack, update_best
-from pflcli.training.predict import client_batches, predict
+from pflcli.simulation import absences, personal_accuracy
+from pflcli.simulation.callbacks import Callback, EarlyStopping
+from pflcli.simulation.predict import client_batches, predict
+from pflcli.simulation.progress import Progress, Row, State, undo_on_failure, update_best
 
 
 def run_rounds(
     run: Run,
     name: str,
     method: Method,
-    checkpoints: Checkpoints,
-    execution: Execution,
+    progress: Progress,
+    callbacks: Sequence[Callback] = (),
     *,
     shared: bool = False,
 ) -> None:
-    """Run the remaining rounds of a method, if it has any, and update the progress of ``checkpoints``.
+    """Play the remaining rounds of a method, if it has any, and add them to ``progress``.
 
     With ``shared``, only the global model is needed, and the best round is chosen by its accuracy.
     """
-    if not method.has_rounds:
-        return
-    progress = checkpoints.progress
-    completed = len(progress.rows)
-    with (
-        report_within(execution.reporter, run.engine, name, run.settings.rounds, completed) as advance,
-        checkpoints.on_interruption(),
+    settings = run.settings
+    stopping = [EarlyStopping(settings.patience)] if settings.patience else []
+    while (
+        method.has_rounds
+        and len(progress.rows) < settings.rounds
+        and not any(callback.stops(run, progress) for callback in (*stopping, *callbacks))
     ):
-        for t in range(completed, run.settings.rounds):
-            with checkpoints.round():
-                progress.state, row = play_round(run, name, method, progress.state, t)
-                if run.settings.report == "best":
-                    progress.best = update_best(progress.best, progress.state, row, shared=shared)
-                progress.rows.append(row)
-            advance(1, describe_last(progress.rows))
-            checkpoints.offer()
-    if progress.best is not None:
-        execution.reporter.say(
-            f"{name}: best round by validation: {progress.best.round} ({progress.best.accuracy:.4f})"
-        )
-    elif run.settings.report == "best":
-        execution.reporter.say(f"{name}: no round has a validation accuracy; the last one is reported")
-
-
-def resume(run: Run, method: Method, work: ArtifactWriter, execution: Execution) -> Progress:
-    """Return the progress of an unfinished run of this request, or that of a new run."""
-    saved = work.read_checkpoint()
-    run.storage = lambda number: work.open_rows(number, empty=saved is None)
-    if saved is None:
-        try:
-            return Progress(*set_up(run, method))
-        except InputError as error:  # a method opens no files, so it rejects the data
-            raise UnsuitedError(error.message, *error.fix) from None
-    progress, run.traffic, mode = unpack(saved, work, run)
-    if run.privacy is not None and progress.rows:
-        run.privacy.resume(len(progress.rows) - 1, progress.rows[-1])
-    if mode != run.engine.mode:
-        # The engine's modes agree only up to rounding: a resumed run keeps its mode, so that it gives the same bytes.
-        run.engine.mode = mode
-        execution.reporter.say(f"keeping the engine mode {mode}, in which this run began")
-    if progress.predicted_clients:
-        execution.reporter.say(f"resuming after {progress.predicted_clients} of {len(run.clients)} clients")
-    else:
-        execution.reporter.say(f"resuming after round {len(progress.rows)} of {run.settings.rounds}")
-    return progress
+        for callback in callbacks:
+            callback.before_round(run, progress)
+        with progress.round(run):
+            progress.state, row = play_round(run, name, method, progress.state, len(progress.rows))
+            if settings.report == "best":
+                progress.best = update_best(progress.best, progress.state, row, shared=shared)
+            progress.rows.append(row)
+        for callback in callbacks:
+            callback.after_round(run, progress)
 
 
 def set_up(run: Run, method: Method) -> tuple[dict[str, Any], list[Row]]:
@@ -112,7 +77,7 @@ def play_round(run: Run, name: str, method: Method, state: Any, t: int) -> tuple
             run.trained.clear()
             run.left_out.clear()
             try:
-                with state_files.undo_on_failure(state, run):
+                with undo_on_failure(state, run):
                     after: State = method.train_round(run, state, t)
             except AllAbsent:
                 run.traffic = {**before, "down": run.traffic["down"]}  # clients that drop out still download
@@ -177,36 +142,19 @@ def _describe_round(run: Run, method: Method, state: Any, t: int, before: Mappin
     }
 
 
-def describe_last(rows: Sequence[Row]) -> str:
-    """Return a note on the last round for the progress bar: its loss or absences, and the latest accuracies."""
-    last = rows[-1]
-    text = f"loss {last['loss']:.3f}" if last.get("clients", 1) else "no client uploaded"
-    text += f", {len(last['diverged'])} diverged" if last.get("diverged") else ""
-    for kind in ("validation", "personal"):
-        measured = [row[f"{kind}_accuracy"] for row in rows if not math.isnan(row.get(f"{kind}_accuracy", math.nan))]
-        text += f", {kind} accuracy {measured[-1]:.3f}" if measured else ""
-    return text
-
-
-def predict_all(run: Run, name: str, method: Method, checkpoints: Checkpoints, execution: Execution) -> None:
-    """Predict for all clients that have not predicted yet, and add the predictions to the progress."""
-    progress = checkpoints.progress
-    completed, total = progress.predicted_clients, len(run.clients)
-    with (
-        report_within(execution.reporter, run.engine, name, total, completed) as advance,
-        checkpoints.on_interruption(),
-    ):
-        for clients in client_batches(run, first=completed):
-            predicted = predict(run, name, method, progress.reported, clients)
-            arrays: dict[str, Mapping[str, Any]] = {
-                **predicted.parts,
-                "flags": predicted.flags,
-                "tuned": predicted.predictor.tuned,
-            }
-            # A single append, so that an interruption keeps either all or none of these clients' predictions.
-            progress.predictions.append((len(clients), _tensors(arrays)))
-            advance(len(clients), "")
-            checkpoints.offer()
+def predict_all(run: Run, name: str, method: Method, progress: Progress, callbacks: Sequence[Callback] = ()) -> None:
+    """Predict for all clients that have not predicted yet, and add the predictions to ``progress``."""
+    for clients in client_batches(run, first=progress.predicted_clients):
+        predicted = predict(run, name, method, progress.reported, clients)
+        arrays: dict[str, Mapping[str, Any]] = {
+            **predicted.parts,
+            "flags": predicted.flags,
+            "tuned": predicted.predictor.tuned,
+        }
+        # A single append, so that an interruption keeps either all or none of these clients' predictions.
+        progress.predictions.append((len(clients), _tensors(arrays)))
+        for callback in callbacks:
+            callback.after_prediction(run, progress)
 
 
 def _tensors(arrays: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, torch.Tensor]]:

@@ -11,15 +11,12 @@ import torch
 from numpy.typing import NDArray
 
 from pflcli import parameters
-from pflcli.artifacts import client_blocks
-from pflcli.artifacts.kinds import partition as partitions
-from pflcli.artifacts.kinds import predictions
 from pflcli.engine.engine import probabilities
 from pflcli.errors import ComputationError
 from pflcli.federation.predictor import Predictor
 from pflcli.federation.run import Run
 from pflcli.methods import Method, State
-from pflcli.training import absences
+from pflcli.simulation import absences
 
 MIN_BATCH = 16
 """The minimum number of clients that predict together."""
@@ -91,16 +88,3 @@ def add_global(run: Run, parts: Mapping[str, Any], clients: Any, split: str) -> 
     if run.embeddings is not None:
         return {**parts, "global": probabilities(torch.from_numpy(run.embeddings[split].take(clients).logits))}
     return {**parts, "global": run.predictor(clients, run.backbone).answer(split)["p"]}
-
-
-def label_predictions(
-    run: Run, data: partitions.Partition, split: str, parts: Mapping[str, torch.Tensor]
-) -> predictions.SplitPredictions:
-    """Return the predictions of all clients on a split, with their labels and sample ids."""
-    rows = run.federation.rows_of(run.clients, split)
-    return predictions.SplitPredictions(
-        parts={name: values.numpy() for name, values in parts.items()},
-        y=data.y[rows],
-        sample=data.sample[rows],
-        offsets=client_blocks.offsets(run.federation.sizes(split)),
-    )

@@ -1,0 +1,110 @@
+"""Create the run of a method from a federation and settings; every ``Run`` is created here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from pflcli import models, parameters, rng
+from pflcli.engine import backend
+from pflcli.engine.engine import Engine
+from pflcli.engine.executors.ray_runtime import RayCluster
+from pflcli.engine.federation import Federation
+from pflcli.engine.normalization import normalized
+from pflcli.federation import aggregators, uploads
+from pflcli.federation.attack import Attack
+from pflcli.federation.privacy import guarantee
+from pflcli.federation.private_mean import FIRST_CLIP, PrivateMean
+from pflcli.federation.run import LINKS, Run
+from pflcli.methods import Method
+from pflcli.parameters import Params
+from pflcli.reporter import SILENT, Reporter
+from pflcli.settings import Settings
+
+DrawNetwork = Callable[[int], models.Net]
+"""Returns a network whose initial parameters are drawn from a seed."""
+
+
+def create_run(
+    method: Method,
+    cfg: Any,
+    federation: Federation,
+    settings: Settings,
+    seed: int,
+    *,
+    draw_network: DrawNetwork | None = None,
+    initial_weights: Callable[[Params], Params] | None = None,
+    normalized_like: Federation | None = None,
+    attack: Attack | None = None,
+    private_rng: Callable[..., np.random.Generator] | None = None,
+    threads: int = 1,
+    mode: str = "auto",
+    jobs: int = 0,
+    ray: RayCluster | None = None,
+    reporter: Reporter = SILENT,
+) -> Run:
+    """Return a run of ``method`` with the options ``cfg`` on the samples of ``federation``, which are on its device.
+
+    ``draw_network`` builds the network, by default that of ``settings.model``. ``initial_weights`` returns the initial
+    parameters in place of those that were drawn. Images are normalized like those of ``normalized_like``, by default
+    like those of ``federation``. Poisoned clients change their updates by ``attack``. Noise that protects clients is
+    drawn from ``private_rng``, by default from a new secret. The caller sets the backbone, embeddings and stores of the
+    run, if the method needs them.
+    """
+    device = federation.y.device
+    reference = federation if normalized_like is None else normalized_like
+    federation = normalized(federation, settings.normalize, reference)
+    federation = federation.refitted() if settings.refit else federation
+    draw = draw_network or _draw_from_settings(federation, settings)
+
+    def draw_parameters(number: int) -> Params:
+        drawn = draw(model_seed := rng.integer(seed, "start", number))
+        if settings.adapter is not None:  # the frozen part is common to all
+            drawn = models.add_adapter(models.Net(net.body, drawn.head), settings.adapter, model_seed)
+        return parameters.move(parameters.copy_params(drawn), device)
+
+    net = draw(seed)
+    if initial_weights is not None:
+        parameters.load(net, initial_weights(parameters.state(net)))
+    network = net if settings.adapter is None else models.add_adapter(net, settings.adapter, seed)
+    engine = Engine(network, federation, seed=seed, threads=threads, mode=mode, jobs=jobs, ray=ray)
+    workers = f"{engine.jobs} {'Ray workers' if ray else 'processes'}" if jobs or ray else f"{threads} threads"
+    why_off = backend.why_off()
+    acceleration = "acceleration on" if why_off is None else f"acceleration off ({why_off})"
+    reporter.detail(f"{settings.model} on {device}, engine mode {engine.mode}, {workers}, {acceleration}")
+    engine.explain = lambda strategy: reporter.detail(f"clients train by {strategy}")
+    engine.warn, engine.detail = reporter.say, reporter.detail
+    run = Run(
+        method.KIND,
+        cfg,
+        settings,
+        seed,
+        engine.federation,  # with worker processes, it is a copy of the federation in shared memory
+        engine,
+        parameters.move(parameters.copy_params(network), device),
+        network=network,
+        whole_network=net,
+        draw_model=draw_parameters,
+        uploads=tuple(uploads.load(step) for step in settings.upload),
+        aggregator=aggregators.load(settings.aggregator),
+        private_rng=rng.secret_generators() if private_rng is None else private_rng,
+        attack=attack,
+    )
+    if settings.dp and LINKS[method.KIND]:
+        run.privacy = private_mean(run)
+    return run
+
+
+def _draw_from_settings(federation: Federation, settings: Settings) -> DrawNetwork:
+    """Return a function that draws the network of ``settings.model``."""
+    shape, classes, tokens = federation.in_shape, federation.classes, federation.has_tokens
+    return lambda seed: models.create(settings.model, shape, classes, seed, tokens=tokens)
+
+
+def private_mean(run: Run) -> PrivateMean:
+    """Return the differentially private mean of a run with the noise and clip of its settings."""
+    noise, _ = guarantee.plan_noise(settings := run.settings)
+    clip, clients = settings.first_clip, len(run.federation.participants)
+    return PrivateMean(noise, clip or FIRST_CLIP, clip is None, settings.participation, clients, run.private_rng)

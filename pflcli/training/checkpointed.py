@@ -1,0 +1,109 @@
+"""Play the rounds of a run in an artifact: resume it, show its progress, and write checkpoints.
+
+``train-global`` and ``personalize`` share it. A round is a transaction: an interruption or a failure restores the
+state after the last complete round.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from pflcli.artifacts.writer import ArtifactWriter
+from pflcli.errors import InputError, UnsuitedError
+from pflcli.execution import Execution
+from pflcli.federation.run import Run
+from pflcli.methods import Method
+from pflcli.reporter import Advance, report_within
+from pflcli.simulation import loop
+from pflcli.simulation.callbacks import Callback
+from pflcli.simulation.progress import Progress, Row
+from pflcli.training.checkpoint import Checkpoints, unpack
+
+
+class ProgressBar(Callback):
+    """Shows the rounds, or the clients that predict, on a progress bar."""
+
+    def __init__(self, advance: Advance) -> None:
+        self._advance = advance
+
+    def after_round(self, run: Run, progress: Progress) -> None:
+        """Advance by a round."""
+        self._advance(1, describe_last(progress.rows))
+
+    def after_prediction(self, run: Run, progress: Progress) -> None:
+        """Advance by the clients that predicted."""
+        self._advance(progress.predictions[-1][0], "")
+
+
+def run_rounds(
+    run: Run,
+    name: str,
+    method: Method,
+    checkpoints: Checkpoints,
+    execution: Execution,
+    *,
+    shared: bool = False,
+) -> None:
+    """Play the remaining rounds of a method, if it has any, with a progress bar and checkpoints.
+
+    With ``shared``, only the global model is needed, and the best round is chosen by its accuracy.
+    """
+    if not method.has_rounds:
+        return
+    progress, total, say = checkpoints.progress, run.settings.rounds, execution.reporter.say
+    with (
+        report_within(execution.reporter, run.engine, name, total, len(progress.rows)) as advance,
+        checkpoints.on_interruption(),
+    ):
+        loop.run_rounds(run, name, method, progress, [ProgressBar(advance), checkpoints], shared=shared)
+    if len(progress.rows) < total:
+        say(f"{name}: stopped after round {len(progress.rows)}: accuracy had not risen for --patience rounds")
+    if progress.best is not None:
+        say(f"{name}: best round by validation: {progress.best.round} ({progress.best.accuracy:.4f})")
+    elif run.settings.report == "best":
+        say(f"{name}: no round has a validation accuracy; the last one is reported")
+
+
+def resume(run: Run, method: Method, work: ArtifactWriter, execution: Execution) -> Progress:
+    """Return the progress of an unfinished run of this request, or that of a new run."""
+    saved = work.read_checkpoint()
+    run.storage = lambda number: work.open_rows(number, empty=saved is None)
+    if saved is None:
+        try:
+            return Progress(*loop.set_up(run, method))
+        except InputError as error:  # a method opens no files, so it rejects the data
+            raise UnsuitedError(error.message, *error.fix) from None
+    progress, run.traffic, mode = unpack(saved, work, run)
+    if run.privacy is not None and progress.rows:
+        run.privacy.resume(len(progress.rows) - 1, progress.rows[-1])
+    if mode != run.engine.mode:
+        # The engine's modes agree only up to rounding: a resumed run keeps its mode, so that it gives the same bytes.
+        run.engine.mode = mode
+        execution.reporter.say(f"keeping the engine mode {mode}, in which this run began")
+    if progress.predicted_clients:
+        execution.reporter.say(f"resuming after {progress.predicted_clients} of {len(run.clients)} clients")
+    else:
+        execution.reporter.say(f"resuming after round {len(progress.rows)} of {run.settings.rounds}")
+    return progress
+
+
+def describe_last(rows: Sequence[Row]) -> str:
+    """Return a note on the last round for the progress bar: its loss or absences, and the latest accuracies."""
+    last = rows[-1]
+    text = f"loss {last['loss']:.3f}" if last.get("clients", 1) else "no client uploaded"
+    text += f", {len(last['diverged'])} diverged" if last.get("diverged") else ""
+    for kind in ("validation", "personal"):
+        measured = [row[f"{kind}_accuracy"] for row in rows if not math.isnan(row.get(f"{kind}_accuracy", math.nan))]
+        text += f", {kind} accuracy {measured[-1]:.3f}" if measured else ""
+    return text
+
+
+def predict_all(run: Run, name: str, method: Method, checkpoints: Checkpoints, execution: Execution) -> None:
+    """Predict for all clients that have not predicted yet, and add the predictions to the progress."""
+    progress = checkpoints.progress
+    with (
+        report_within(execution.reporter, run.engine, name, len(run.clients), progress.predicted_clients) as advance,
+        checkpoints.on_interruption(),
+    ):
+        loop.predict_all(run, name, method, progress, [ProgressBar(advance), checkpoints])
