@@ -24,6 +24,7 @@ ALLOWED = {
     "config": {"errors", "foreign", "wording"},
     "data.datasets": BASE,
     "data.schemes": BASE | {"data.datasets"},
+    "data.splits": BASE | {"data.datasets", "data.schemes"},
     "models": BASE,
     "parameters": {"errors"},
     "engine": ENGINE | {"sources"},
@@ -34,8 +35,8 @@ ALLOWED = {
     "federation": ENGINE | {"knn", "federation.aggregators", "federation.uploads"},
     "methods": ENGINE | {"federation", "knn"},
     "simulation": ENGINE
-    | {"config", "data.datasets", "data.schemes", "federation", "federation.aggregators", "federation.privacy"}
-    | {"federation.uploads", "knn", "methods", "models"},
+    | {"config", "data.datasets", "data.schemes", "data.splits", "federation", "federation.aggregators"}
+    | {"federation.privacy", "federation.uploads", "knn", "methods", "models"},
     "accelerated": ENGINE | {"methods"},  # nothing imports it: engine/backend.py finds its modules by name
     "evaluation.metrics": {"errors"},
     "evaluation.charts": {"evaluation.metrics"},
@@ -46,7 +47,8 @@ ALLOWED = {
     | {"artifacts", "evaluation", "evaluation.charts", "evaluation.metrics", "evaluation.presentation"},
     "tracking": BASE | {"artifacts", "evaluation.metrics", "evaluation.page"},
     "data.formats": {"errors", "foreign", "wording", "artifacts", "data.datasets"},
-    "data.preparation": BASE | {"config", "artifacts", "data.datasets", "data.formats", "data.schemes", "knn"},
+    "data.preparation": BASE
+    | {"config", "artifacts", "data.datasets", "data.formats", "data.schemes", "data.splits", "knn"},
     "training": BASE
     | {"execution", "config", "artifacts", "engine", "federation", "knn", "methods", "models", "parameters"}
     | {"federation.aggregators", "federation.privacy", "federation.uploads", "simulation"},
@@ -86,7 +88,7 @@ ALLOWED = {
     "commands": BASE
     | {"execution", "config", "sources", "data.datasets", "data.formats", "data.schemes", "data.preparation", "models"}
     | {"parameters", "engine", "knn", "methods", "artifacts", "simulation", "training", "options", "prediction"}
-    | {"auditing"}
+    | {"auditing", "data.splits"}
     | {"laws", "encoders", "federation", "federation.aggregators", "federation.privacy", "federation.uploads"}
     | {"evaluation", "evaluation.charts", "evaluation.metrics", "evaluation.presentation", "evaluation.page"}
     | {"tracking"},

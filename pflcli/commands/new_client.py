@@ -23,10 +23,11 @@ from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.data.formats import ABSENT, Roles
-from pflcli.data.preparation import deal, new_client_samples
+from pflcli.data.preparation import new_client_samples
 from pflcli.data.preparation.new_client_samples import NewClientSamples
 from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.data.preparation.user_data import UserData, choose_dialect, identify_form
+from pflcli.data.splits import check_fractions
 from pflcli.errors import InputError, UnsuitedError, UsageError
 from pflcli.evaluation.pool import STACK
 from pflcli.execution import Execution
@@ -61,7 +62,7 @@ def new_client(asked: NewClient) -> Outcome:
     artifact = open_one(asked.source, "predictions", chosen=Chosen(asked.method, asked.seed))
     _check(artifact, asked.client)
     if asked.fractions is not None:
-        deal.check_fractions(asked.fractions)
+        check_fractions(asked.fractions)
     model = reopened_run.reopen(artifact, asked.weights)
     if model.earlier_run is not None:
         raise InputError(

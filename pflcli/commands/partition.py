@@ -26,17 +26,13 @@ from pflcli.data.preparation import preprocessing
 from pflcli.data.preparation.deal import Deal, select_part
 from pflcli.data.preparation.poison import Poison
 from pflcli.data.schemes import Scheme
+from pflcli.data.splits import FRACTIONS, FRACTIONS_BESIDE_TEST
 from pflcli.errors import UsageError
 from pflcli.evaluation.metrics import heterogeneity
 from pflcli.execution import Execution
 from pflcli.options.function import command
 from pflcli.options.partition import Partition
 from pflcli.wording import counted
-
-FRACTIONS = (0.6, 0.2, 0.2)
-"""Train, validation and test: kNN-Per (Marfoq et al., 2022), section 5, for natural clients."""
-FRACTIONS_BESIDE_TEST = (0.8, 0.2, 0.0)
-"""Fractions of the other samples if the dataset's published test samples are kept."""
 
 
 @command(Partition)

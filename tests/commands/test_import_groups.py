@@ -15,7 +15,7 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
-from pflcli.data.preparation import client_splits
+from pflcli.data import splits as client_splits
 from pflcli.errors import InputError, UsageError
 from pflcli.execution import Execution
 

@@ -17,6 +17,7 @@ from pflcli.data.datasets import Samples
 from pflcli.data.preparation import client_splits
 from pflcli.data.preparation.poison import Poison
 from pflcli.data.schemes import Scheme, redistribute
+from pflcli.data.splits import check_fractions, name_clients, split_clients, transform_clusters
 from pflcli.errors import UsageError, closest
 from pflcli.wording import as_typed
 
@@ -96,7 +97,9 @@ class Deal:
         result = replace(result, sample=rows[result.sample])
         cluster = splitter.cluster(len(parts), cfg)
         if cluster is not None:
-            result = _transform_clusters(result, cluster, splitter, cfg, self.seed)
+            sizes = result.sizes.sum(axis=1)
+            x, y = transform_clusters(result.x, result.y, sizes, cluster, splitter, cfg, result.classes, self.seed)
+            result = replace(result, x=x, y=y, cluster=cluster)
         if self.new_clients:
             result = replace(result, new=_choose_new_clients(result, self.new_clients, self.seed))
         if result.new is not None and self.new_capacity < 1:
@@ -109,16 +112,6 @@ def _hash_marks(values: NDArray[np.bool_]) -> str:
     return hashlib.sha256(np.packbits(values).tobytes()).hexdigest()
 
 
-def check_fractions(fractions: tuple[float, float, float]) -> None:
-    """Raise UsageError for ``fractions`` that are negative, do not add up to 1, or have no training samples."""
-    if min(fractions) < 0 or not abs(sum(fractions) - 1) <= 1e-9 or fractions[0] == 0:
-        listed = ",".join(f"{part:g}" for part in fractions)
-        raise UsageError(
-            f"fractions {listed} (train, validation, test) must be positive or 0, train above 0, and add up to 1",
-            "0.6,0.2,0.2",
-        )
-
-
 def select_part(n: int, i: int, parts: int) -> NDArray[np.int64]:
     """Return the rows of the ``i``-th (from 1) of ``parts`` parts of ``n`` samples, sorted."""
     order: NDArray[np.int64] = rng.generator(0, "part").permutation(np.arange(n))
@@ -129,20 +122,7 @@ def assemble(
     samples: Samples, parts: list[NDArray[np.int64]], fractions: tuple[float, float, float], seed: int
 ) -> Partition:
     """Return the partition with these ``parts``, the rows of each client; published test samples stay test samples."""
-    client_rows: list[NDArray[np.int64]] = []
-    in_time = client_splits.split_by_time(samples, fractions) if samples.ordered and samples.gap else None
-    for client, part in enumerate(parts):
-        draw = rng.generator(seed, "split", client)
-        if in_time is not None:
-            client_rows += [np.sort(part[in_time[part] == split]) for split in range(len(client_blocks.SPLITS))]
-        elif samples.ordered:  # samples do not overlap, so that each client can have its own cuts
-            client_rows += client_splits.cut(np.sort(part), fractions)
-        elif samples.is_test is not None:
-            client_rows += client_splits.keep_test(part, fractions, samples.is_test, samples.is_validation)
-        elif samples.group is not None:
-            client_rows += client_splits.split_by_group(part, fractions, samples.group[part], draw)
-        else:
-            client_rows += client_splits.cut(draw.permutation(part), fractions)
+    client_rows = split_clients(samples, parts, fractions, seed)
     rows = np.concatenate(client_rows)
     is_single = np.issubdtype(samples.x.dtype, np.floating) and samples.scaling is None
     return Partition(
@@ -150,22 +130,9 @@ def assemble(
         y=samples.y[rows],
         sample=rows,
         offsets=client_blocks.offsets([len(piece) for piece in client_rows]),
-        names=_name_clients(samples, parts),
+        names=name_clients(samples, parts),
         classes=samples.classes,
     )
-
-
-def _transform_clusters(
-    result: Partition, cluster: NDArray[np.int64], splitter: Scheme, cfg: Any, seed: int
-) -> Partition:
-    """Return the partition with each client's samples transformed as those of its cluster."""
-    x, y = np.array(result.x), result.y.copy()
-    holder = np.repeat(cluster, result.sizes.sum(axis=1))
-    for group in np.unique(cluster).tolist():
-        rows = holder == group
-        draw = rng.generator(seed, "transform")
-        x[rows], y[rows] = splitter.transform(x[rows], y[rows], group, result.classes, cfg, draw)
-    return replace(result, x=x, y=y, cluster=cluster)
 
 
 def _choose_new_clients(partition: Partition, chosen: float | tuple[str, ...], seed: int) -> NDArray[np.bool_]:
@@ -192,12 +159,3 @@ def _choose_new_clients(partition: Partition, chosen: float | tuple[str, ...], s
             "--new-clients 0.2",
         )
     return new
-
-
-def _name_clients(samples: Samples, parts: list[NDArray[np.int64]]) -> list[str]:
-    if samples.owner is not None and parts and all(map(len, parts)):
-        owners = samples.owner[[part[0] for part in parts]]
-        sizes = [len(part) for part in parts]
-        if (samples.owner[np.concatenate(parts)] == np.repeat(owners, sizes)).all():
-            return [str(owner) for owner in owners.tolist()]
-    return [f"client-{client:04d}" for client in range(len(parts))]

@@ -12,9 +12,9 @@ from numpy.typing import NDArray
 from pflcli import rng
 from pflcli.artifacts import client_blocks
 from pflcli.artifacts.codebook import ClientScale, Codebook, floats
+from pflcli.data import splits
 from pflcli.data.formats import Like, RawSamples, cleaning
 from pflcli.data.formats.given_splits import parse_splits
-from pflcli.data.preparation import client_splits
 from pflcli.data.preparation.preprocessing import Preprocessing, Scale, find_numeric_features, flatten_rows
 from pflcli.data.preparation.user_data import UserData
 from pflcli.errors import InputError
@@ -58,7 +58,7 @@ def read(
         split = parse_splits(raw, rows, source.path.name)
         parts = [np.flatnonzero(split == at) for at in range(len(client_blocks.SPLITS))]
     else:
-        parts = client_splits.cut(rng.generator(seed, "split", number).permutation(rows), fractions)
+        parts = splits.cut(rng.generator(seed, "split", number).permutation(rows), fractions)
     scale = None
     if book.scales:
         if not len(parts[0]):

@@ -16,7 +16,7 @@ from pflcli.artifacts.kinds import partition as artifact
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.partition import partition
 from pflcli.data.datasets import Samples, air_quality, shakespeare
-from pflcli.data.preparation.client_splits import LEFT_OUT, split_by_time
+from pflcli.data.splits import LEFT_OUT, split_by_time
 from pflcli.errors import InputError, UsageError
 
 TEXT = "".join(f"{i} green bottles,\nhanging on the wall; " for i in range(12))
