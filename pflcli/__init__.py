@@ -1,7 +1,7 @@
 """Personalized federated learning as composable commands over artifacts on disk.
 
-Each command is a function: ``from pflcli import partition, compare``. A function is imported when it is first used, so
-that ``pfl --help`` imports neither NumPy nor torch.
+Each command is a function: ``from pflcli import partition, compare``. ``simulate`` runs a method on a ``Federation`` in
+memory. A name is imported when it is first used, so that ``pfl --help`` imports neither NumPy nor torch.
 """
 
 from __future__ import annotations
@@ -31,9 +31,15 @@ if TYPE_CHECKING:
     from pflcli.commands.train_global import train_global
     from pflcli.commands.tune import tune
     from pflcli.commands.update_datastore import update_datastore
+    from pflcli.simulation.callbacks import Callback, EarlyStopping
+    from pflcli.simulation.federation import Federation
+    from pflcli.simulation.simulate import simulate
 
 __version__ = "0.1.0"
 __all__ = [
+    "Callback",
+    "EarlyStopping",
+    "Federation",
     "audit",
     "build_datastore",
     "check",
@@ -49,6 +55,7 @@ __all__ = [
     "personalize",
     "predict",
     "report",
+    "simulate",
     "stack",
     "sweep",
     "track",
@@ -58,13 +65,23 @@ __all__ = [
 ]
 
 
+_IN_MEMORY = {
+    "Callback": "callbacks",
+    "EarlyStopping": "callbacks",
+    "Federation": "federation",
+    "simulate": "simulate",
+}
+"""The modules of ``simulation`` that define public names."""
+
+
 def __getattr__(name: str) -> Any:
-    """Import a command's function; raises AttributeError for every other name."""
+    """Import a public name; raises AttributeError for every other name."""
     if name not in __all__:
         raise AttributeError(f"module 'pflcli' has no attribute '{name}'")
-    function = getattr(importlib.import_module(f"pflcli.commands.{name}"), name)
-    globals()[name] = function
-    return function
+    module = f"simulation.{_IN_MEMORY[name]}" if name in _IN_MEMORY else f"commands.{name}"
+    value = getattr(importlib.import_module(f"pflcli.{module}"), name)
+    globals()[name] = value
+    return value
 
 
 def __dir__() -> list[str]:

@@ -389,12 +389,12 @@ def import_file(group: str, name: str) -> ModuleType:
         raise InputError(f"{place}: {type(error).__name__}: {message}") from error
 
 
-def complete(module: ModuleType, origin: str, contract: type[Any]) -> Any:
-    """Return an imported file with the defaults of the contract; raises InputError if the file breaks the contract.
+def complete(module: object, origin: str, contract: type[Any]) -> Any:
+    """Return a module or object with the defaults of the contract; raises InputError if it breaks the contract.
 
-    ``origin`` names the file at the start of the error.
+    ``origin`` names it at the start of the error.
     """
-    members = {key: value for key, value in vars(module).items() if not key.startswith("_")}
+    members = {key: getattr(module, key) for key in dir(module) if not key.startswith("_")}
     known = {*inspect.get_annotations(contract)}
     known |= {key for key in dir(contract) if not key.startswith("_")}
     for key in sorted(known - members.keys()):
@@ -414,12 +414,13 @@ def complete(module: ModuleType, origin: str, contract: type[Any]) -> Any:
     return type(contract.__name__, (contract,), body)()
 
 
-def _list_own_names(module: ModuleType) -> list[str]:
-    """Return the public names that a module defines itself."""
+def _list_own_names(module: object) -> list[str]:
+    """Return the public names that a module or object defines itself."""
+    home = getattr(module, "__name__", type(module).__module__)
     return [
         name
-        for name, value in vars(module).items()
-        if not name.startswith("_") and getattr(value, "__module__", module.__name__) == module.__name__
+        for name in dir(module)
+        if not name.startswith("_") and getattr(getattr(module, name), "__module__", home) == home
     ]
 
 

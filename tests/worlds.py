@@ -23,7 +23,7 @@ federation, run, play, answers, tuned = (
     small.predict,
     small.choose,
 )
-embed, stores, same = small.embed_samples, small.build_stores, small.are_equal
+embed, stores, same = small.embed, small.build_stores, small.are_equal
 spoiled, moved_to_training = small.replace_samples, small.move_validation_to_training
 
 

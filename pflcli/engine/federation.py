@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -45,7 +45,7 @@ class Federation:
         device: str = "cpu",
         new: NDArray[np.bool_] | None = None,
         cluster: NDArray[np.int64] | None = None,
-    ) -> Federation:
+    ) -> Self:
         """Convert the arrays of a partition; images (n, H, W) or (n, H, W, C) become (n, C, H, W)."""
         with warnings.catch_warnings():
             # Samples may be a read-only map of a file. Nothing writes to them.
@@ -85,6 +85,11 @@ class Federation:
     def in_shape(self) -> tuple[int, ...]:
         """Return the shape of one sample, channels first."""
         return tuple(self.x.shape[1:])
+
+    @property
+    def has_images(self) -> bool:
+        """Whether samples are images."""
+        return self.x.dtype == torch.uint8
 
     @property
     def has_tokens(self) -> bool:

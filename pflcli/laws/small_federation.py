@@ -16,13 +16,11 @@ from pflcli import config, methods, models, rng
 from pflcli.engine.federation import SPLITS, Federation
 from pflcli.federation.predictor import Predictor
 from pflcli.federation.run import Run
-from pflcli.knn.embedded import Embedded
-from pflcli.knn.indexes import flat_indexes
-from pflcli.knn.stores import Stores
 from pflcli.methods import State
 from pflcli.parameters.model_table import ModelTable
 from pflcli.settings import Settings
 from pflcli.simulation.create_run import create_run
+from pflcli.simulation.simulate import build_stores, embed
 
 SIZES = ((12, 4, 5), (1, 0, 0), (7, 3, 0), (6, 0, 4), (8, 3, 3), (0, 0, 0), (9, 3, 4))
 """Training, validation and test samples of each client. In this order: ordinary, with one sample, without test samples,
@@ -180,7 +178,7 @@ def make_run(
     )
     assert run.draw_model is not None
     run.backbone = run.draw_model(1)
-    run.embeddings = embed_samples(run)
+    run.embeddings = embed(run)
     run.stores = build_stores(run)
     return run
 
@@ -191,27 +189,6 @@ def draw_normalizing_network(seed: int) -> models.Net:
         torch.manual_seed(seed)
         layers = nn.Sequential(nn.Flatten(), nn.Linear(FEATURES, 8), nn.BatchNorm1d(8), nn.ReLU())
         return models.Net(layers, nn.Linear(8, CLASSES))
-
-
-def embed_samples(run: Run) -> dict[str, Embedded]:
-    """Return the embeddings of every split by the backbone of a run."""
-    assert run.backbone is not None
-    embedded = {}
-    for split in SPLITS:
-        rows = np.concatenate([run.federation.rows(int(c), split) for c in run.clients])
-        logits, z = run.engine.infer(run.backbone, rows, features=True)
-        bounds = np.concatenate([[0], np.cumsum(run.federation.sizes(split))])
-        embedded[split] = Embedded(z.numpy(), logits.numpy(), run.federation.y[rows].numpy(), bounds)
-    return embedded
-
-
-def build_stores(run: Run) -> Stores:
-    """Return every client's store of its training samples."""
-    assert run.embeddings is not None
-    parts = [run.embeddings["train"].take(np.asarray([client])) for client in run.clients]
-    sizes = [len(part.y) for part in parts]
-    labels = np.concatenate([part.y for part in parts])
-    return Stores(*flat_indexes([part.z for part in parts]), labels, np.cumsum([0, *sizes]), np.asarray(sizes))
 
 
 def play_rounds(method: str, run: Run, first: int = 0, last: int | None = None, state: State | None = None) -> State:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import ModuleType
 from typing import Any
@@ -81,11 +81,28 @@ def build(module: ModuleType, name: str, in_shape: tuple[int, ...], classes: int
     Raises InputError, with the line of the user's file, if it cannot be built, or does not compute logits (n, C).
     """
     base, arguments = registry.split_arguments(name)
-    class_name = base.partition(":")[2]
-    cls = getattr(module, class_name)
-    where = f"{module.__file__}: {class_name}"
+    cls = getattr(module, base.partition(":")[2])
+    return build_from(cls, arguments, f"{module.__file__}: {cls.__name__}", in_shape, classes, tokens=tokens)
+
+
+def build_from(
+    make: Callable[..., nn.Module],
+    arguments: Mapping[str, Any],
+    where: str,
+    in_shape: tuple[int, ...],
+    classes: int,
+    *,
+    tokens: bool,
+) -> Net:
+    """Return the network that a class or function makes, divided into a body and a head; errors begin with ``where``.
+
+    Besides ``arguments``, it gets those of ``ARGUMENTS`` that it takes. Raises InputError if the network cannot be
+    built, or does not compute logits (n, C).
+    """
     with _report_errors(where):
-        network: nn.Module = cls(**{**_describe_data(cls, in_shape, classes), **arguments})
+        network = make(**{**_describe_data(make, in_shape, classes), **arguments})
+    if not isinstance(network, nn.Module):
+        raise InputError(f"{where} makes a {type(network).__name__}, not a torch.nn.Module")
     needed = [
         parameter.name
         for parameter in inspect.signature(network.forward).parameters.values()
@@ -105,14 +122,14 @@ def build(module: ModuleType, name: str, in_shape: tuple[int, ...], classes: int
             f"{where} returns {shape} for two samples of {classes} classes, instead of (2, {classes})",
             "take the number of classes as the argument 'classes'",
         )
-    net = _divide(network, getattr(cls, "HEAD", last), x)
+    net = network if isinstance(network, Net) else _divide(network, getattr(make, "HEAD", last), x)
     try_out(net, where, in_shape, classes, tokens=tokens)
     return net.train()
 
 
-def _describe_data(cls: type[nn.Module], in_shape: tuple[int, ...], classes: int) -> dict[str, Any]:
-    """Return the arguments of a constructor that describe the data."""
-    wanted = inspect.signature(cls).parameters
+def _describe_data(make: Callable[..., nn.Module], in_shape: tuple[int, ...], classes: int) -> dict[str, Any]:
+    """Return the arguments of a constructor or function that describe the data."""
+    wanted = inspect.signature(make).parameters
     return {name: value(in_shape, classes) for names, value in ARGUMENTS.items() for name in names if name in wanted}
 
 

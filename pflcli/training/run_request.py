@@ -21,14 +21,13 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.backbone import WEIGHTS
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact, ancestor
-from pflcli.engine import normalization
-from pflcli.engine.loop import has_batch_norm
 from pflcli.errors import InputError, UnsuitedError, UsageError
-from pflcli.federation import aggregators, uploads
+from pflcli.federation import uploads
 from pflcli.federation.privacy import guarantee
 from pflcli.federation.run import LINKS
 from pflcli.methods import Method
 from pflcli.settings import AUTO, Settings, changed, omitted
+from pflcli.simulation.create_run import fit_settings, resolve_names
 
 _PRIVACY = ("dp_epsilon", "dp_delta", "dp_noise", "dp_clip", "dp_seed")
 
@@ -115,25 +114,12 @@ def resolve_settings(
     built: Settings = config.build(Settings, changed(base, changes), "the training settings")
     if built.model == AUTO and "model" in base:
         built = replace(built, model=base["model"])
-    if built.model != AUTO:
-        built = replace(built, model=models.check(built.model))
-    built = replace(built, upload=tuple(str(uploads.load(step)) for step in built.upload))
-    built = replace(built, aggregator=str(aggregators.load(built.aggregator)))
+    built = resolve_names(built)
     if partition is None:
         return built
     form = partitions.read_form(partition)
-    shape, tokens = form.input_shape, form.dtype == "int16"
-    if built.model == AUTO:
-        built = replace(built, model=models.default(shape, tokens=tokens))
-    net = models.outline(built.model, shape, form.classes, tokens=tokens, adapter=built.adapter)
-    if built.batch_size == 1 and has_batch_norm(net):
-        raise UsageError(
-            f"{built.model} has batch normalization, which needs more than one sample", "--batch-size 2 or more"
-        )
-    normalization.check(built.normalize, shape[0] if form.dtype == "uint8" else None)
-    if built.augment and form.dtype != "uint8":
-        raise UsageError("--augment is for images, which these samples are not", "leave it out")
-    return built
+    is_images, is_tokens = form.dtype == "uint8", form.dtype == "int16"
+    return fit_settings(built, form.input_shape, form.classes, images=is_images, tokens=is_tokens)
 
 
 def settings_on_lineage(

@@ -1,0 +1,226 @@
+"""Simulate a personalized federated learning method on a federation in memory: ``simulate`` and its ``Result``."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from pflcli import config, methods, registry, rng
+from pflcli.engine.federation import SPLITS
+from pflcli.federation.predictor import ClientModel
+from pflcli.federation.run import Run
+from pflcli.knn.embedded import Embedded
+from pflcli.knn.indexes import flat_indexes
+from pflcli.knn.stores import Stores
+from pflcli.methods import Method, State
+from pflcli.models import Net
+from pflcli.settings import Settings
+from pflcli.simulation import loop
+from pflcli.simulation.callbacks import Callback
+from pflcli.simulation.create_run import create_run, fit_settings, resolve_names
+from pflcli.simulation.federation import Federation
+from pflcli.simulation.predict import client_batches
+from pflcli.simulation.progress import Progress
+
+_EMBEDDED_AT_ONCE = 1 << 14
+"""Samples that are embedded at a time: a multiple of the engine's batch size, as in ``pfl extract``."""
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The predictions of all clients on one split: probabilities ``p`` (n, C), labels ``y`` (n,), and owners (n,).
+
+    Samples are sorted by client. ``parts`` are all components of the predictions by name, such as ``global``.
+    """
+
+    p: NDArray[np.float32]
+    y: NDArray[np.int64]
+    client: NDArray[np.int64]
+    parts: Mapping[str, NDArray[np.float32]]
+
+    @property
+    def correct(self) -> NDArray[np.bool_]:
+        """Whether each sample (n,) is predicted correctly."""
+        return np.asarray(self.p.argmax(axis=1) == self.y)
+
+
+@dataclass(frozen=True)
+class Result:
+    """A finished simulation of ``method`` with its final ``state``.
+
+    ``rounds`` is a frame with a row per round, with the columns of ``rounds.csv``. ``predictions`` are by split.
+    ``tuned`` has what each client chose by validation samples (m,), by name. ``run`` is what the method saw, with the
+    engine and the initial model.
+    """
+
+    method: str
+    federation: Federation
+    settings: Settings
+    seed: int
+    run: Run
+    state: State
+    rounds: pd.DataFrame
+    predictions: Mapping[str, Predictions]
+    tuned: Mapping[str, NDArray[np.float64]]
+    backbone: Result | None
+    """the training of the global model, if the method needs one"""
+    _method: Method
+
+    @property
+    def bytes(self) -> dict[str, int]:
+        """The bytes that were sent over each link, up, down and peer, with those of the backbone."""
+        before = {} if self.backbone is None else self.backbone.bytes
+        return {link: count + before.get(link, 0) for link, count in self.run.traffic.items()}
+
+    def accuracy(self, split: str = "test") -> float:
+        """Return the accuracy on all clients' samples of a split; nan without samples."""
+        correct = self.predictions[split].correct
+        return float(correct.mean()) if len(correct) else float("nan")
+
+    def accuracies(self, split: str = "test") -> pd.Series:
+        """Return each client's accuracy on its samples of a split, by name; nan without samples."""
+        found, count = self.predictions[split], len(self.federation.clients)
+        sizes = np.bincount(found.client, minlength=count)
+        right = np.bincount(found.client, weights=found.correct, minlength=count)
+        values = np.divide(right, sizes, out=np.full(count, np.nan), where=sizes > 0)
+        return pd.Series(values, pd.Index(self.federation.names or range(count), name="client"), name="accuracy")
+
+    @cached_property
+    def models(self) -> Mapping[str, ClientModel | None]:
+        """The model of each client by name: networks and shares, or None if its predictions are not those of networks.
+
+        Methods whose clients adapt after the rounds adapt them again here.
+        """
+        self.run.keeps_models, found = True, dict[str, ClientModel | None]()
+        names = self.federation.names or [str(client) for client in self.federation.clients]
+        with self.run.personalizing():
+            for clients in client_batches(self.run):
+                predictor = self._method.personalize(self.run, self.state, clients)
+                found |= {names[client]: predictor.model_of(int(client)) for client in clients.tolist()}
+        return found
+
+
+def simulate(
+    method: str | ModuleType | Any,
+    federation: Federation,
+    *,
+    model: str | type[nn.Module] | Callable[..., nn.Module] | None = None,
+    options: Mapping[str, Any] | None = None,
+    seed: int = 0,
+    callbacks: Sequence[Callback] = (),
+    threads: int = 1,
+    engine: str = "auto",
+    **settings: Any,
+) -> Result:
+    """Run ``method`` on ``federation`` in memory, and return its predictions, rounds and personal models.
+
+    ``method`` is a name (``pfl list methods``), a module, or an object with the members of ``pflcli.methods.Method``;
+    ``options`` are its options. ``model`` is a name (``pfl list models``), a class of ``torch.nn.Module``, or a
+    function that makes one; it gets the arguments of these names that it takes: ``classes``, ``in_shape``,
+    ``channels``, ``length``. ``settings`` are training settings, such as ``rounds=20`` and ``lr=0.1``, as in
+    ``pfl personalize``, which gives the same predictions. ``callbacks`` see each round, and may end the rounds. Neither
+    ``threads`` nor ``engine``, the mode of the engine, changes more than the last bits of a result.
+
+    A method that needs a backbone trains it by FedAvg with the same settings, and embeds samples and builds exact
+    stores if it needs them. Raises UsageError for unknown names and wrong values, InputError for a method or network
+    that breaks its interface, ComputationError if training fails.
+    """
+    name, definition = _load_method(method)
+    cfg = config.build(definition.Config, options or {}, name)
+    training, draw = _settings(federation, model, settings)
+    run = create_run(definition, cfg, federation, training, seed, draw_network=draw, threads=threads, mode=engine)
+    backbone = None
+    if definition.NEEDS:
+        backbone = simulate("fedavg", federation, model=model, seed=seed, threads=threads, engine=engine, **settings)
+        _provide(run, definition, backbone)
+    progress = Progress(*loop.set_up(run, definition))
+    loop.run_rounds(run, name, definition, progress, callbacks)
+    loop.predict_all(run, name, definition, progress, callbacks)
+    joined = {
+        key: {part: values.numpy() for part, values in parts.items()}
+        for key, parts in progress.join_predictions().items()
+    }
+    tuned, _ = joined.pop("tuned", {}), joined.pop("flags", {})
+    answers = {
+        split: Predictions(
+            parts["p"],
+            run.federation.labels_of(run.clients, split),
+            np.repeat(run.clients, run.federation.sizes(split)),
+            parts,
+        )
+        for split, parts in joined.items()
+    }
+    rows = pd.DataFrame([*progress.before, *progress.rows])
+    frame = rows.set_index("round") if len(rows) else rows
+    return Result(name, federation, training, seed, run, progress.reported, frame, answers, tuned, backbone, definition)
+
+
+def _load_method(method: str | ModuleType | Any) -> tuple[str, Method]:
+    """Return the name and the definition of a method that is given by its name or as an object."""
+    if isinstance(method, str):
+        return method, methods.load(method)
+    method = method() if isinstance(method, type) else method
+    name = getattr(method, "__name__", type(method).__name__).rpartition(".")[2].replace("_", "-")
+    completed: Method = registry.complete(method, f"method {name}", Method)
+    return name, completed
+
+
+def _settings(
+    federation: Federation, model: str | Callable[..., nn.Module] | None, settings: Mapping[str, Any]
+) -> tuple[Settings, Callable[[int], Net] | None]:
+    """Return the training settings, and a function that draws the network unless the settings name it."""
+    shape, tokens, classes = federation.in_shape, federation.has_tokens, federation.classes
+    if model is not None and not isinstance(model, str):
+        make, label = model, getattr(model, "__name__", "network")
+
+        def draw(seed: int) -> Net:
+            from pflcli.models import _own_network
+
+            with torch.random.fork_rng(devices=[]):
+                torch.random.manual_seed(rng.integer(seed, "init", label))
+                return _own_network.build_from(make, {}, label, shape, classes, tokens=tokens)
+
+        return config.build(Settings, {**settings, "model": label}, "the training settings"), draw
+    chosen = {} if model is None else {"model": model}
+    training: Settings = config.build(Settings, {**settings, **chosen}, "the training settings")
+    return fit_settings(resolve_names(training), shape, classes, images=federation.has_images, tokens=tokens), None
+
+
+def _provide(run: Run, method: Method, backbone: Result) -> None:
+    """Give a run what its method needs: the global model of ``backbone``, embeddings by it, and stores of them."""
+    run.backbone = backbone.state["global"]
+    if {*method.NEEDS} & {"embeddings", "datastore"}:
+        run.embeddings = embed(run)
+        run.stores = build_stores(run)
+
+
+def embed(run: Run) -> dict[str, Embedded]:
+    """Return the embeddings of every split by the backbone of a run."""
+    assert run.backbone is not None
+    embedded = {}
+    for split in SPLITS:
+        rows = run.federation.rows_of(run.clients, split)
+        pieces = [rows[first : first + _EMBEDDED_AT_ONCE] for first in range(0, max(len(rows), 1), _EMBEDDED_AT_ONCE)]
+        outputs = [run.engine.infer(run.backbone, piece, features=True) for piece in pieces]
+        logits, z = (torch.cat(values).cpu().numpy() for values in zip(*outputs, strict=True))
+        bounds = np.concatenate([[0], np.cumsum(run.federation.sizes(split))])
+        embedded[split] = Embedded(z, logits, run.federation.labels_of(run.clients, split), bounds)
+    return embedded
+
+
+def build_stores(run: Run) -> Stores:
+    """Return every client's exact store of its training samples."""
+    assert run.embeddings is not None
+    train = run.embeddings["train"]
+    sizes = np.diff(train.offsets)
+    indexes = flat_indexes([train.z[first:last] for first, last in zip(train.offsets, train.offsets[1:], strict=False)])
+    return Stores(*indexes, train.y, train.offsets, sizes, run.engine.threads)

@@ -1,0 +1,300 @@
+"""``simulate`` gives the predictions of the command line for every method, and refuses wrong input with one error."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+import types
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+import pflcli
+from helpers import ROOT
+from pflcli import Callback, EarlyStopping, Federation, import_data, methods, partition, registry, simulate
+from pflcli.artifacts.kinds import predictions, required_kinds
+from pflcli.artifacts.open_by_path import open_one
+from pflcli.commands.build_datastore import build_datastore
+from pflcli.commands.extract import extract
+from pflcli.commands.personalize import personalize
+from pflcli.commands.train_global import train_global
+from pflcli.errors import InputError, UsageError
+from pflcli.execution import Execution
+from pflcli.methods import fedavg
+
+METHODS = registry.names("methods")
+NAMES = ["amber", "birch", "cedar", "delta", "ember", "fjord"]
+SETTINGS = {"model": "mlp", "rounds": 2, "participation": 0.5, "batch_size": 8, "lr": 0.1, "eval_every": 1}
+ONE = Execution(threads=1)
+
+
+def draw_arrays(seed=0, samples=150):
+    """Return samples with three noisy classes, their labels as words, and their clients."""
+    draw = np.random.default_rng(seed)
+    place = draw.integers(0, 3, samples)
+    x = (draw.normal(size=(samples, 5)) + 2 * np.eye(5)[place]).astype(np.float32)
+    return x, np.asarray(["high", "low", "middle"])[place], np.asarray(NAMES)[draw.integers(0, 6, samples)]
+
+
+@pytest.fixture(scope="module")
+def federation():
+    return Federation.from_arrays(*draw_arrays())
+
+
+@pytest.fixture(scope="module")
+def lineage(tmp_path_factory):
+    """Return the artifacts of the same samples, by kind."""
+    root, (x, y, client) = tmp_path_factory.mktemp("lineage"), draw_arrays()
+    np.savez(root / "data.npz", x=x, y=y, client=client)
+    import_data(root / "data.npz", root / "data")
+    partition(root / "data", root / "p")
+    train_global(root / "p", root / "b", settings=SETTINGS, execution=ONE)
+    extract(root / "b", root / "e", execution=ONE)
+    build_datastore(root / "e", root / "d")
+    return {"partition": root / "p", "backbone": root / "b", "embeddings": root / "e", "datastore": root / "d"}
+
+
+def nearest(method):
+    """Return the kind of artifact from which a method runs."""
+    needs = required_kinds(methods.load(method).NEEDS)
+    return [kind for kind in ("partition", "backbone", "embeddings", "datastore") if kind in {*needs, "partition"}][-1]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_simulate_gives_the_predictions_of_personalize(method, federation, lineage, tmp_path):
+    if method == "oracle":
+        pytest.skip("needs true clusters, which natural clients do not have")
+    personalize(method, lineage[nearest(method)], tmp_path / "out", settings=SETTINGS, execution=ONE)
+    stored, result = open_one(tmp_path / "out", "predictions"), simulate(method, federation, **SETTINGS)
+    for split in ("validation", "test"):
+        expected = predictions.read(stored, split)
+        np.testing.assert_array_equal(result.predictions[split].y, expected.y)
+        assert result.predictions[split].parts.keys() == expected.parts.keys()
+        for name, p in expected.parts.items():
+            np.testing.assert_array_equal(result.predictions[split].parts[name], p)
+    summary = stored.manifest.summary
+    assert result.bytes == {link: summary[f"bytes_{link}"] for link in ("up", "down", "peer")}
+    right = (expected.parts["p"].argmax(axis=1) == expected.y).mean()
+    assert result.accuracy() == right
+
+
+def test_clusters_by_name_give_the_predictions_of_personalize(tmp_path):
+    partition("writers", tmp_path / "p", scheme="clusters", clients=6)
+    settings = {**SETTINGS, "participation": 1.0}
+    personalize("oracle", tmp_path / "p", tmp_path / "out", settings=settings, execution=ONE)
+    result = simulate("oracle", Federation.from_dataset("writers", "clusters", clients=6), **settings)
+    expected = predictions.read(open_one(tmp_path / "out", "predictions"), "test")
+    np.testing.assert_array_equal(result.predictions["test"].p, expected.parts["p"])
+
+
+def test_the_readme_of_a_result(federation):
+    result = simulate("ditto", federation, options={"lam": 0.5}, **SETTINGS)
+    assert list(result.rounds.index) == [1, 2]
+    assert {"loss", "validation_accuracy", "bytes_up"} <= {*result.rounds.columns}
+    by_client = result.accuracies()
+    sizes = federation.sizes("test")
+    assert list(by_client.index) == NAMES
+    assert (by_client * sizes).sum() / sizes.sum() == pytest.approx(result.accuracy())
+    model = result.models["amber"]
+    assert model is not None
+    assert model.networks[0].keys() == result.run.init.keys()
+
+
+def test_another_seed_gives_other_predictions_and_the_same_seed_the_same(federation):
+    first, again, other = (simulate("fedavg", federation, seed=seed, **SETTINGS) for seed in (0, 0, 1))
+    np.testing.assert_array_equal(first.predictions["test"].p, again.predictions["test"].p)
+    assert not np.array_equal(first.predictions["test"].p, other.predictions["test"].p)
+
+
+class Mine:
+    """FedAvg as an object."""
+
+    KIND, NEEDS, PAPER, YEAR, Config = fedavg.KIND, fedavg.NEEDS, "Mine", 2026, fedavg.Config
+
+    def setup(self, run):
+        return fedavg.setup(run)
+
+    def train_round(self, run, state, t):
+        return fedavg.train_round(run, state, t)
+
+    def personalize(self, run, state, clients):
+        return fedavg.personalize(run, state, clients)
+
+
+@pytest.mark.parametrize("method", [fedavg, Mine, Mine()], ids=["module", "class", "object"])
+def test_a_method_may_be_a_module_a_class_or_an_object(method, federation):
+    expected, result = (simulate(each, federation, **SETTINGS).predictions["test"].p for each in ("fedavg", method))
+    np.testing.assert_array_equal(result, expected)
+
+
+def test_a_method_that_lacks_a_member_is_refused(federation):
+    with pytest.raises(InputError, match="has no personalize"):
+        simulate(types.SimpleNamespace(KIND="local", NEEDS=(), PAPER="", YEAR=1, Config=fedavg.Config), federation)
+
+
+class Network(nn.Module):
+    """Two layers with a width."""
+
+    def __init__(self, in_features: int, classes: int, width: int = 8) -> None:
+        super().__init__()
+        self.layers = nn.Sequential(nn.Linear(in_features, width), nn.ReLU(), nn.Linear(width, classes))
+
+    def forward(self, x):
+        return self.layers(x)
+
+
+def test_a_model_may_be_a_class_or_a_function(federation):
+    settings = {**SETTINGS, "rounds": 3}
+    del settings["model"]
+    made = simulate("fedper", federation, model=Network, **settings)
+    wide = simulate("fedper", federation, model=lambda classes: Network(5, classes, width=16), **settings)
+    assert sum(value.numel() for value in made.run.init.values()) == 5 * 8 + 8 + 8 * 3 + 3
+    assert sum(value.numel() for value in wide.run.init.values()) == 5 * 16 + 16 + 16 * 3 + 3
+    before = torch.random.get_rng_state()
+    again = simulate("fedper", federation, model=Network, **settings)
+    assert torch.equal(before, torch.random.get_rng_state())
+    np.testing.assert_array_equal(made.predictions["test"].p, again.predictions["test"].p)
+    with pytest.raises(InputError, match="makes a int"):
+        simulate("fedper", federation, model=lambda classes: classes, **settings)
+
+
+class Recorder(Callback):
+    """Records what it sees."""
+
+    def __init__(self):
+        self.seen = []
+
+    def before_round(self, run, progress):
+        self.seen.append(("before", len(progress.rows)))
+
+    def after_round(self, run, progress):
+        self.seen.append(("after", progress.rows[-1]["round"]))
+
+    def after_prediction(self, run, progress):
+        self.seen.append(("predicted", progress.predicted_clients))
+
+
+def test_callbacks_see_rounds_and_predictions_in_order(federation):
+    recorder = Recorder()
+    simulate("fedavg", federation, callbacks=[recorder], **SETTINGS)
+    assert recorder.seen == [("before", 0), ("after", 1), ("before", 1), ("after", 2), ("predicted", 6)]
+
+
+def test_training_stops_when_accuracy_has_not_risen_for_some_rounds(federation, monkeypatch):
+    accuracies = iter([0.5, 0.7, 0.6, 0.7, 0.65, 0.9, 0.9])
+    monkeypatch.setattr("pflcli.federation.run.Run.accuracy", lambda self, params, split: next(accuracies))
+    settings = {**SETTINGS, "rounds": 7}
+    result = simulate("fedavg", federation, callbacks=[EarlyStopping(patience=3)], **settings)
+    assert list(result.rounds["validation_accuracy"]) == [0.5, 0.7, 0.6, 0.7, 0.65]
+    accuracies = iter([0.5, 0.7, 0.6, 0.7, 0.65, 0.9, 0.9])
+    assert len(simulate("fedavg", federation, patience=4, **settings).rounds) == 7
+
+
+def test_a_run_without_validation_samples_never_stops_early():
+    federation = Federation.from_arrays(*draw_arrays(), fractions=(0.8, 0.0, 0.2))
+    assert len(simulate("fedavg", federation, patience=1, **SETTINGS).rounds) == 2
+
+
+def test_personalize_with_patience_stops_and_reports_its_rounds(lineage, tmp_path):
+    settings = {**SETTINGS, "rounds": 30, "lr": 1e-6, "patience": 2}
+    personalize("fedavg", lineage["partition"], tmp_path / "out", settings=settings, execution=ONE)
+    assert open_one(tmp_path / "out", "predictions").manifest.summary["rounds"] == 3
+
+
+def spoil(values, row, value):
+    changed = np.array(values, dtype=object if isinstance(value, str) or value is None else values.dtype)
+    changed[row] = value
+    return changed
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda x, y, c: (x[:-1], y, c), "differ in length"),
+        (lambda x, y, c: (spoil(x, (3, 1), np.nan), y, c), r"x is nan in row 3, column 1"),
+        (lambda x, y, c: (x.astype(str), y, c), "not numbers"),
+        (lambda x, y, c: (x[:, 0], y, c), "neither uint8 images"),
+        (lambda x, y, c: (x, spoil(y, 4, None), c), "y of row 4 is missing"),
+        (lambda x, y, c: (x, x[:, 0], c), r"y of row 0 is .*, a number and not a class"),
+        (lambda x, y, c: (x, np.eye(3)[:1].repeat(len(x), axis=0), c), r"y has shape \(150, 3\)"),
+        (lambda x, y, c: (x, y, spoil(c, 5, None)), "client of row 5 is missing"),
+        (lambda x, y, c: (x[:0], y[:0], c[:0]), "has no samples"),
+        (lambda x, y, c: (np.zeros((150, 4, 4, 3), np.int64), y, c), "images are uint8"),
+    ],
+)
+def test_arrays_that_are_wrong_are_refused_with_the_place(change, message):
+    with pytest.raises(InputError, match=message):
+        Federation.from_arrays(*change(*draw_arrays()))
+
+
+def test_options_that_are_wrong_are_refused(federation):
+    x, y, client = draw_arrays()
+    with pytest.raises(UsageError, match="add up to 1"):
+        Federation.from_arrays(x, y, client, fractions=(0.5, 0.1, 0.1))
+    with pytest.raises(UsageError, match="no client 'zebra'"):
+        Federation.from_arrays(x, y, client, new_clients=["zebra"])
+    with pytest.raises(InputError, match="is 'rest', which is none of train, validation, test"):
+        Federation.from_arrays(x, y, client, split=np.where(np.arange(150) == 7, "rest", "train"))
+    with pytest.raises(InputError, match=r"y of row .* is middle, which is not among classes"):
+        Federation.from_arrays(x, y, client, classes=["high", "low"])
+    for arguments, message in [({"rouds": 2}, "rounds"), ({"model": "mpl"}, "mlp"), ({"options": {"x": 1}}, "option")]:
+        with pytest.raises(UsageError) as raised:
+            simulate("ditto", federation, **arguments)
+        assert message in str([raised.value.message, *raised.value.fix])
+    with pytest.raises(UsageError, match="unknown method 'dito'"):
+        simulate("dito", federation)
+
+
+def test_given_splits_classes_and_new_clients_are_kept():
+    x, y, client = draw_arrays()
+    split = np.asarray(["train", "validation", "test"])[np.arange(150) % 3]
+    made = Federation.from_arrays(x, y, client, split=split, classes=["low", "middle", "high"], new_clients=["cedar"])
+    assert made.class_names == ("low", "middle", "high")
+    assert list(made.seen_clients) == [0, 1, 3, 4, 5]
+    for index, name in enumerate(NAMES):
+        for word in ("train", "validation", "test"):
+            rows = (client == name) & (split == word)
+            np.testing.assert_array_equal(made.x[made.block(index, word)].numpy(), x[rows])
+            names = [made.class_names[label] for label in made.y[made.block(index, word)]]
+            assert names == list(y[rows])
+
+
+def test_describe_counts_samples_and_measures_divergence():
+    x, y, client = draw_arrays()
+    shown = Federation.from_arrays(x, np.where(client == "amber", "low", y), client).describe()
+    assert shown.loc["amber", "classes"] == 1
+    assert shown[["train", "validation", "test"]].sum().sum() == 150
+    assert shown["divergence"].idxmax() == "amber"
+
+
+KERNEL = 70
+"""A bound on the modules that a simulation loads: a new one is a reason to look at what it imports."""
+ABOVE = ("artifacts", "commands", "cli", "options", "training", "jobs", "comparison", "execution", "tracking", "laws")
+
+
+def test_a_simulation_loads_few_modules_and_none_of_artifacts_or_commands():
+    code = (
+        "import sys, numpy as np; from pflcli import Federation, simulate\n"
+        "draw = np.random.default_rng(0); x, y = draw.normal(size=(90, 4)), draw.integers(0, 2, 90)\n"
+        "simulate('ditto', Federation.from_arrays(x, y, np.arange(90) % 3), rounds=1, model='mlp')\n"
+        "print(*(name for name in sys.modules if name.startswith('pflcli.')))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = {name for name in done.stdout.split() if not name.startswith("pflcli.accelerated")}
+    assert not [name for name in loaded if name.split(".")[1] in ABOVE]
+    assert len(loaded) < KERNEL
+
+
+def test_the_kernel_calls_nothing_that_opens_files_or_prints():
+    rooms = ("simulation", "methods", "federation", "engine", "parameters", "knn")
+    for file in (file for room in rooms for file in (ROOT / room).rglob("*.py")):
+        if file.name != "shared_memory.py":  # memory that processes share: nothing of it reaches a disk
+            calls = [node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
+            assert not {ast.unparse(call) for call in calls} & {"open", "print", "input"}, file
+
+
+def test_public_names_are_listed():
+    assert {"simulate", "Federation", "Callback", "EarlyStopping"} <= {*pflcli.__all__}
