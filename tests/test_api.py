@@ -16,13 +16,13 @@ from pflcli.errors import UsageError
 from pflcli.options.declaration import Options, declared_options
 from pflcli.settings import Settings
 
-COMMANDS = {name for name in pflcli.__all__ if (ROOT / "commands" / f"{name}.py").is_file()}
+COMMANDS = [name for name in pflcli.__all__ if (ROOT / "commands" / f"{name}.py").is_file()]
 
 
 def test_every_command_that_writes_is_a_function_of_the_package():
     modules = {path.stem for path in (ROOT / "commands").glob("[!_]*.py")}
     functions = {name for name in modules if hasattr(pflcli, name)}
-    assert functions == COMMANDS
+    assert functions == {*COMMANDS}
     assert modules - functions == {"doctor", "listing", "new", "show"}  # they print, or write no artifact
     for name in functions:
         assert getattr(pflcli, name) is getattr(importlib.import_module(f"pflcli.commands.{name}"), name)
@@ -148,4 +148,4 @@ def test_help_lists_every_keyword_with_a_type_and_a_sentence(name):
 
 
 def test_a_function_exists_for_every_class_of_options():
-    assert {*FUNCTIONS} == COMMANDS - {"check", "report"}
+    assert {*FUNCTIONS} == {*COMMANDS} - {"check", "report"}

@@ -111,8 +111,12 @@ def test_the_constants_of_a_method_that_the_page_names_exist():
 
 def test_the_script_of_the_api_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    names = {}
-    exec(re.search(r"```python\n(.*?)```", PAGES["docs/api.md"], flags=re.S)[1], names)
+    in_memory, commands = re.findall(r"```python\n(.*?)```", PAGES["docs/api.md"], flags=re.S)[:2]
+    exec(in_memory, simulated := {})
+    assert simulated["result"].accuracy() > 0.7
+    assert len(simulated["short"].rounds) < 100
+    assert capsys.readouterr().out.endswith(" rounds\n")
+    exec(commands, names := {})
     assert {*names["table"].index} == {"fedavg", "local"}
     assert len(names["clients"]) == 6
     assert capsys.readouterr().out.startswith("new 3 clients\n4 runs/p exists and was made by another request")
@@ -210,6 +214,7 @@ def test_every_place_on_the_map_exists():
             PACKAGE / "data" / real,
             PACKAGE / "evaluation" / real,
             PACKAGE / "federation" / real,
+            PACKAGE / "simulation" / real,
             PACKAGE / "training" / real,
             ROOT / "tests" / real,
         ]

@@ -270,7 +270,7 @@ def test_describe_counts_samples_and_measures_divergence():
     assert shown["divergence"].idxmax() == "amber"
 
 
-KERNEL = 70
+KERNEL = 75
 """A bound on the modules that a simulation loads: a new one is a reason to look at what it imports."""
 ABOVE = ("artifacts", "commands", "cli", "options", "training", "jobs", "comparison", "execution", "tracking", "laws")
 
