@@ -47,7 +47,7 @@ from pflcli.execution import Execution
 from pflcli.federation.run import Run
 from pflcli.methods import fedavg
 from pflcli.training import run_request
-from pflcli.training.build_run import build_run
+from pflcli.training.run_spec import RunSpec
 
 PARTS = ("stacked", "pfllib", "agree", "tf32")
 GOAL = 10
@@ -137,7 +137,8 @@ def prepared(sizes: Sizes, data: Partition, device: str, mode: str = "stacked") 
     """Return a run of FedAvg, ready for its rounds."""
     plan = {"model": sizes.model, "participation": 1.0, "batch_size": sizes.batch, "epochs": 1, "lr": LR}
     execution = Execution(device=device, engine=mode, threads=1)
-    return build_run(data, fedavg, fedavg.Config(), run_request.resolve_settings({}, plan), 0, execution)
+    settings = run_request.resolve_settings({}, plan)
+    return RunSpec(name="fedavg", method=fedavg, cfg=fedavg.Config(), settings=settings, seed=0).build(data, execution)
 
 
 def stacked(sizes: Sizes, device: str) -> bool:

@@ -36,7 +36,7 @@ from pflcli.execution import Execution
 from pflcli.methods import pfedgp
 from pflcli.settings import Settings
 from pflcli.simulation import loop
-from pflcli.training.build_run import build_run
+from pflcli.training.run_spec import RunSpec
 
 FORWARD, BOTH = 1, 3
 WARM_UP = 3
@@ -149,7 +149,8 @@ def of_a_pass(run: Any) -> float:
 def measured(name: str, data: Any, settings: Settings) -> tuple[float, float, float]:
     """Return the processor seconds and the passes of a measured round; and passes that count all products."""
     method = methods.load(name)
-    run = build_run(data, method, config.build(method.Config, {}, name), settings, 0, Execution(threads=1))
+    spec = RunSpec(name=name, method=method, cfg=config.build(method.Config, {}, name), settings=settings, seed=0)
+    run = spec.build(data, Execution(threads=1))
     try:
         state, _ = loop.set_up(run, method)
         for t in range(WARM_UP):

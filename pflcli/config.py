@@ -60,7 +60,7 @@ def build(cls: type[Any], values: Mapping[str, Any], owner: str) -> Any:
             typed = [value]
         elif isinstance(value, int | float) and _strip_annotation(hints[key]) in (str, str | None):
             typed = as_typed(value)
-        elif value == "none" and type(None) in typing.get_args(hints[key]):
+        elif value == "none" and type(None) in typing.get_args(_strip_annotation(hints[key])):
             typed = None
         try:
             adapter = TypeAdapter(hints[key], config=ConfigDict(allow_inf_nan=False))

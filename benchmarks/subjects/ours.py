@@ -10,7 +10,7 @@ from pflcli.execution import Execution
 from pflcli.federation.run import Run
 from pflcli.methods import fedavg
 from pflcli.training import run_request
-from pflcli.training.build_run import build_run
+from pflcli.training.run_spec import RunSpec
 from subjects import work
 
 
@@ -38,7 +38,8 @@ def prepared(task: work.Task) -> Run:
     else:
         execution = Execution(device="cpu", engine=task.mode, threads=task.threads)
     settings = run_request.resolve_settings({}, plan)
-    return build_run(world, fedavg, fedavg.Config(), settings, work.SEED, execution)
+    spec = RunSpec(name="fedavg", method=fedavg, cfg=fedavg.Config(), settings=settings, seed=work.SEED)
+    return spec.build(world, execution)
 
 
 def main() -> None:

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pflcli import config, rng
+from pflcli import rng
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.errors import InputError, UsageError
 from pflcli.evaluation.metrics import canaries
@@ -29,8 +29,7 @@ from pflcli.methods import Method
 from pflcli.parameters import Params, Stacked
 from pflcli.prediction.stored_predictor import StoredPredictor
 from pflcli.simulation import loop
-from pflcli.training import run_request
-from pflcli.training.build_run import build_run
+from pflcli.training.run_spec import RunSpec
 
 _LENGTH = 10.0
 """Length of a canary's update, in clips."""
@@ -157,9 +156,5 @@ def _build_run(predictor: StoredPredictor, execution: Execution) -> tuple[Run, s
     data, backbone = partitions.read(model.partition), model.lineage["backbone"]
     if backbone is None:
         return model.run(data, model.execution(execution)), model.name, model.method
-    request = backbone.manifest.request
-    method = run_request.load_method(backbone)
-    settings = run_request.read_settings(backbone)
-    cfg = config.build(method.Config, request["options"], request["method"])
-    run = build_run(data, method, cfg, settings, int(request["seed"]), execution, lineage={"backbone": backbone})
-    return run, request["method"], method
+    spec = RunSpec.of_backbone(backbone)
+    return spec.build(data, execution), spec.name, spec.method

@@ -24,8 +24,8 @@ from pflcli.options.extract import Extract
 from pflcli.options.function import command
 from pflcli.parameters import Params
 from pflcli.reporter import Advance
-from pflcli.training import hardware, run_request
-from pflcli.training.build_run import build_run
+from pflcli.training import hardware
+from pflcli.training.run_spec import RunSpec
 
 
 def require_ancestor(source: Artifact, kind: str) -> Artifact:
@@ -59,12 +59,10 @@ def extract(asked: Extract) -> Outcome:
     draft = ArtifactSpec("embeddings", {"seed": request["seed"]}, tuple(inputs))
 
     def build(work: ArtifactWriter) -> Built:
-        training = run_request.read_settings(backbone)
-        method = run_request.load_method(backbone)
+        spec = RunSpec.of_backbone(backbone)
         data = partitions.read(chosen)
-        known = partitions.read(trained_on) if chosen is not trained_on and training.normalize == "dataset" else None
-        origin = {"backbone": backbone}
-        run = build_run(data, method, None, training, request["seed"], execution, lineage=origin, normalized_like=known)
+        is_measured = chosen is not trained_on and spec.settings.normalize == "dataset"
+        run = spec.build(data, execution, normalized_like=partitions.read(trained_on) if is_measured else None)
         assert run.backbone is not None
         weights = run.backbone
         empty = run.engine.infer(weights, np.empty(0, np.int64), features=True)

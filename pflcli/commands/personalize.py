@@ -30,13 +30,12 @@ from pflcli.laws import private_rounds
 from pflcli.methods import Method
 from pflcli.options.function import command
 from pflcli.options.personalize import Personalize
-from pflcli.settings import Settings
 from pflcli.simulation import absences
 from pflcli.simulation.progress import Progress
 from pflcli.training import checkpointed, dp_secret, hardware, run_request, state_files
 from pflcli.training import initial_weights as initial
-from pflcli.training.build_run import build_run
 from pflcli.training.checkpoint import Checkpoints
+from pflcli.training.run_spec import RunSpec
 
 
 @command(Personalize)
@@ -84,7 +83,18 @@ def personalize(asked: Personalize) -> Outcome:
     if earlier_run is not None:
         inputs.append(earlier_run.as_input("choices", Path(asked.out)))
     spec = ArtifactSpec("predictions", request, tuple(inputs), code=code)
-    job = _Job(asked.method, definition, cfg, training, seed, nearest, lineage, spec, file, earlier_run)
+    job = _Job(
+        name=asked.method,
+        method=definition,
+        cfg=cfg,
+        settings=training,
+        seed=seed,
+        lineage=lineage,
+        weights=file,
+        earlier_run=earlier_run,
+        source=nearest,
+        spec=spec,
+    )
     partition = lineage["partition"]
     remarks: Iterable[str] = run_request.describe_seed(asked.method, definition, cfg, training)
     remarks = joined(remarks, run_request.describe_ignored(asked.method, definition, training))
@@ -96,23 +106,12 @@ def personalize(asked: Personalize) -> Outcome:
     return make(asked.out, spec, execution, partial(_build, job, execution), remarks=remarks)
 
 
-@dataclass(frozen=True)
-class _Job:
-    """The arguments of ``personalize``, opened and checked."""
+@dataclass(frozen=True, kw_only=True)
+class _Job(RunSpec):
+    """The run of ``personalize``, the artifact that it starts from, and the one that it makes."""
 
-    name: str
-    method: Method
-    cfg: Any
-    settings: Settings
-    seed: int
     source: Artifact
-    lineage: Mapping[str, Artifact | None]
-    """artifacts by kind, None for kinds that the lineage lacks"""
     spec: ArtifactSpec
-    weights: initial.Weights | None
-    """initial weights from a file"""
-    earlier_run: Artifact | None
-    """the predictions from which the choices are taken"""
 
     @property
     def repeats_backbone(self) -> bool:
@@ -159,21 +158,9 @@ def _initial_digest(source: Artifact, backbone: Artifact | None, weights: initia
 
 def _build(job: _Job, execution: Execution, writer: ArtifactWriter) -> Built:
     """Run the rounds, predict for all clients, and write the predictions."""
-    partition = job.lineage["partition"]
-    assert partition is not None
-    data = partitions.read(partition)
-    run = build_run(
-        data,
-        job.method,
-        job.cfg,
-        job.settings,
-        job.seed,
-        execution,
-        lineage=job.lineage,
-        weights=job.weights,
-        earlier_run=job.earlier_run,
-        private_rng=dp_secret.noise_draws(job.settings, job.spec, partition, writer),
-    )
+    data = partitions.read(job.partition)
+    draws = dp_secret.noise_draws(job.settings, job.spec, job.partition, writer)
+    run = job.build(data, execution, private_rng=draws)
     progress = checkpointed.resume(run, job.method, writer, execution)
     checkpoints = Checkpoints(run, progress, writer)
     # The backbone stores only the global model: a method with more state must run its rounds again.

@@ -32,8 +32,8 @@ from pflcli.simulation import absences
 from pflcli.simulation.progress import Progress
 from pflcli.training import checkpointed, dp_secret, hardware, run_request, state_files
 from pflcli.training import initial_weights as initial
-from pflcli.training.build_run import build_run
 from pflcli.training.checkpoint import Checkpoints
+from pflcli.training.run_spec import RunSpec
 
 
 @command(TrainGlobal)
@@ -62,7 +62,7 @@ def train_global(asked: TrainGlobal) -> Outcome:
         "settings": run_request.recorded_settings(training),
         "seed": seed,
     }
-    spec = ArtifactSpec(
+    artifact_spec = ArtifactSpec(
         "backbone",
         request if file is None else {**request, "weights": file.digest},
         (partition.as_input("partition", Path(asked.out)),),
@@ -73,9 +73,10 @@ def train_global(asked: TrainGlobal) -> Outcome:
     )
 
     def build(writer: ArtifactWriter) -> Built:
-        draws = dp_secret.noise_draws(training, spec, partition, writer)
+        draws = dp_secret.noise_draws(training, artifact_spec, partition, writer)
         data = partitions.read(partition)
-        run = build_run(data, definition, cfg, training, seed, execution, weights=file, private_rng=draws)
+        spec = RunSpec(name=asked.method, method=definition, cfg=cfg, settings=training, seed=seed, weights=file)
+        run = spec.build(data, execution, private_rng=draws)
         if file is not None:
             assert run.whole_network is not None
             writer.write(initial.INITIAL, bytes(save(parameters.copy_params(run.whole_network))))
@@ -97,7 +98,7 @@ def train_global(asked: TrainGlobal) -> Outcome:
 
     return make(
         asked.out,
-        spec,
+        artifact_spec,
         execution,
         build,
         remarks=chain(

@@ -22,8 +22,7 @@ from pflcli.execution import Execution
 from pflcli.federation.run import Run
 from pflcli.knn.embedded import Embedded
 from pflcli.knn.stores import Stores
-from pflcli.training import run_request
-from pflcli.training.build_run import build_run
+from pflcli.training.run_spec import RunSpec
 
 Outputs = tuple[NDArray[np.float32], NDArray[np.float32]]
 """Representations (n, d) and logits (n, C)."""
@@ -43,14 +42,12 @@ def _backbone_run(lineage: Mapping[str, Artifact | None], data: Partition, execu
     backbone, partition = lineage["backbone"], lineage["partition"]
     assert backbone is not None  # a run with embeddings has a backbone
     assert partition is not None
-    request, trained_on = backbone.manifest.request, ancestor(backbone, "partition")
-    plan = run_request.read_settings(backbone)
+    spec, trained_on = RunSpec.of_backbone(backbone), ancestor(backbone, "partition")
     is_other = trained_on is not None and trained_on.manifest.fingerprint != partition.manifest.fingerprint
-    known = partitions.read(trained_on) if trained_on is not None and is_other and plan.normalize == "dataset" else None
+    is_measured = trained_on is not None and is_other and spec.settings.normalize == "dataset"
+    known = partitions.read(trained_on) if trained_on is not None and is_measured else None
     # extract has no option for the engine, so the original embeddings were made with this one.
-    execution = replace(execution, engine="auto")
-    method, origin = run_request.load_method(backbone), {"backbone": backbone}
-    return build_run(data, method, None, plan, request["seed"], execution, lineage=origin, normalized_like=known)
+    return spec.build(data, replace(execution, engine="auto"), normalized_like=known)
 
 
 def embed_queries(

@@ -5,10 +5,8 @@ from __future__ import annotations
 import itertools
 import os
 import shlex
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -26,55 +24,25 @@ from pflcli.encoders import StoredEncoder
 from pflcli.errors import GoneError, InputError, UsageError
 from pflcli.execution import Execution
 from pflcli.federation.run import Run
-from pflcli.methods import Method
-from pflcli.settings import Settings
 from pflcli.training import dp_secret, hardware, run_request
 from pflcli.training import initial_weights as initial
-from pflcli.training.build_run import build_run
+from pflcli.training.run_spec import RunSpec
 
 
-@dataclass(frozen=True)
-class ReopenedRun:
-    """Predictions of one method, and everything needed to build the run that made them again."""
+@dataclass(frozen=True, kw_only=True)
+class ReopenedRun(RunSpec):
+    """The run that made the predictions ``artifact`` of one method."""
 
     artifact: Artifact
-    name: str
-    method: Method
-    cfg: Any
-    settings: Settings
-    seed: int
-    lineage: Mapping[str, Artifact | None]
-    """artifacts by kind; None for kinds that are not in the lineage"""
-    earlier_run: Artifact | None
-    """the predictions whose tuned options were reused (``--refit``)"""
-    weights: initial.Weights | None
-    """initial weights from the user's file"""
     first_fingerprint: str
     """the fingerprint of the predictions before clients were added to them"""
     later: LaterClients | None = None
     """clients that joined after the rounds; they follow the clients of the partition"""
 
-    @property
-    def partition(self) -> Artifact:
-        """The partition whose clients were personalized."""
-        artifact = self.lineage["partition"]
-        assert artifact is not None  # every run has one
-        return artifact
-
     def run(self, data: Partition, execution: Execution) -> Run:
-        """Build the run on the samples ``data``."""
-        return build_run(
-            data,
-            self.method,
-            self.cfg,
-            self.settings,
-            self.seed,
-            execution,
-            lineage=self.lineage,
-            weights=self.weights,
-            earlier_run=self.earlier_run,
-            private_rng=dp_secret.stored_draws(self.artifact, self.settings, self.first_fingerprint, self.partition),
-        )
+        """Build the run on the samples ``data``, with the noise of the original run."""
+        draws = dp_secret.stored_draws(self.artifact, self.settings, self.first_fingerprint, self.partition)
+        return self.build(data, execution, private_rng=draws)
 
     def execution(self, execution: Execution) -> Execution:
         """Use the engine of the original run unless another one is asked for, so that results match bit for bit."""
@@ -112,17 +80,17 @@ def reopen(artifact: Artifact, weights: Path | str | None) -> ReopenedRun:
             f"{artifact.path} was made by another version of pfl: {error.message}", "run its method again"
         ) from None
     return ReopenedRun(
-        artifact,
-        name,
-        method,
-        cfg,
-        settings,
-        int(request["seed"]),
-        lineage,
-        None if choices is None else follow(artifact, choices),
-        _read_weights(artifact, lineage["backbone"], weights),
-        _find_first(artifact).manifest.fingerprint,
-        _read_later_clients(artifact, lineage["partition"]),
+        artifact=artifact,
+        name=name,
+        method=method,
+        cfg=cfg,
+        settings=settings,
+        seed=int(request["seed"]),
+        lineage=lineage,
+        earlier_run=None if choices is None else follow(artifact, choices),
+        weights=_read_weights(artifact, lineage["backbone"], weights),
+        first_fingerprint=_find_first(artifact).manifest.fingerprint,
+        later=_read_later_clients(artifact, lineage["partition"]),
     )
 
 

@@ -121,7 +121,7 @@ def _own_samples(data: Partition, client: int) -> NDArray[Any]:
 def _network(run: Run, params: Params) -> Net:
     """Return the network with these parameters, in evaluation mode."""
     network = copy.deepcopy(run.network)
-    assert isinstance(network, Net)  # of every run that ``build_run`` returns
+    assert isinstance(network, Net)  # of every run that ``create_run`` returns
     parameters.load(network, params)
     return network.eval()
 

@@ -99,7 +99,7 @@ def test_the_jobs_of_a_script_make_the_table_of_one_command(form, writers, tmp_p
     assert len({line[-1] for line in jobs}) == len(jobs) == 7
     run_all(pfl, jobs)
     assert not (out / "comparison").exists()
-    monkeypatch.setattr("pflcli.training.build_run.Engine", refuse)  # the table needs no further run
+    monkeypatch.setattr("pflcli.simulation.create_run.Engine", refuse)  # the table needs no further run
     run_all(pfl, lines[-1:])
     assert trying.content(out) == trying.content(writers / "one")
     if form == "make":
@@ -154,7 +154,7 @@ def test_what_is_decided_when_it_runs_is_decided_as_one_command_does(line, write
             ran = pfl("compare", writers / "p", "-o", tmp_path / "c", *line, "--only", path)
             assert ran.code == 0, ran.err
             assert ran.out.strip() == str(tmp_path / "c" / path)
-    monkeypatch.setattr("pflcli.training.build_run.Engine", refuse)
+    monkeypatch.setattr("pflcli.simulation.create_run.Engine", refuse)
     assert pfl("compare", writers / "p", "-o", tmp_path / "c", *line).code == 0
     assert trying.content(tmp_path / "c") == trying.content(tmp_path / "one")
 

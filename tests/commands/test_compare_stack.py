@@ -75,7 +75,7 @@ def untrained(monkeypatch):
     def refuse(*args):
         raise AssertionError("something is trained")
 
-    monkeypatch.setattr("pflcli.training.build_run.Engine", refuse)
+    monkeypatch.setattr("pflcli.simulation.create_run.Engine", refuse)
 
 
 def test_it_is_the_stack_that_pfl_stack_makes(stacked, tmp_path):

@@ -56,7 +56,7 @@ def untrained(monkeypatch):
     def refuse(*args):
         raise AssertionError("something is trained")
 
-    monkeypatch.setattr("pflcli.training.build_run.Engine", refuse)
+    monkeypatch.setattr("pflcli.simulation.create_run.Engine", refuse)
 
 
 def manifest(path):

@@ -30,7 +30,7 @@ def test_method_says_that_it_divides_models_when_a_logistic_model_fails(method):
 
 @pytest.mark.parametrize("line", [("personalize", "fedper"), ("compare", "--methods", "local,fedper")])
 def test_command_refuses_a_model_without_a_body_before_training(pfl, small, tmp_path, monkeypatch, line):
-    monkeypatch.setattr("pflcli.training.build_run.Engine", None)
+    monkeypatch.setattr("pflcli.simulation.create_run.Engine", None)
     ran = pfl(*line, small.p, "-o", tmp_path / "out", *QUICK)
     assert ran.code == 3
     assert "fedper divides a model into its body and its head, but logistic is all head" in ran.err

@@ -30,7 +30,7 @@ from pflcli.prediction.exporting import onnx_network
 from pflcli.prediction.standalone_model import build_standalone_model
 from pflcli.settings import Settings
 from pflcli.training import initial_weights
-from pflcli.training.build_run import build_run
+from pflcli.training.run_spec import RunSpec
 
 ONE = Execution(threads=1)
 
@@ -290,7 +290,9 @@ def test_a_backbone_keeps_the_whole_network_for_the_methods_that_follow(small, t
 def test_further_initial_models_share_the_frozen_part_but_not_the_head(small, tmp_path):
     weights, data = initial_weights.read(trained_weights(small, tmp_path)), partitions.read(open_artifact(small.p))
     settings = config.build(Settings, SETTINGS, "")
-    run = build_run(data, methods.load("ifca"), methods.load("ifca").Config(), settings, 0, ONE, weights=weights)
+    method = methods.load("ifca")
+    spec = RunSpec(name="ifca", method=method, cfg=method.Config(), settings=settings, seed=0, weights=weights)
+    run = spec.build(data, ONE)
     drawn = run.initial_models(3)
     assert set(drawn) == set(run.init)
     assert not torch.equal(drawn["head.weight"][0], drawn["head.weight"][1])

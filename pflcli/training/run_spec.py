@@ -1,0 +1,144 @@
+"""``RunSpec``: everything that determines a run of a method except its samples, and the run that it builds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pflcli import config, parameters
+from pflcli.artifacts.kinds import datastore, embeddings, predictions
+from pflcli.artifacts.kinds.backbone import read_tensors
+from pflcli.artifacts.kinds.partition import Partition
+from pflcli.artifacts.reader import Artifact
+from pflcli.engine.federation import Federation
+from pflcli.errors import InputError
+from pflcli.execution import Execution
+from pflcli.federation.attack import Attack
+from pflcli.federation.run import Run
+from pflcli.knn.stores import Stores
+from pflcli.methods import Method
+from pflcli.parameters import Params
+from pflcli.settings import Settings
+from pflcli.simulation.create_run import create_run
+from pflcli.training import hardware, run_request
+from pflcli.training import initial_weights as initial
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunSpec:
+    """What determines a run except its samples: a method with its options, settings, a seed and artifacts.
+
+    ``lineage`` contains artifacts by kind, None for kinds that are missing; a run reads its backbone, embeddings and
+    datastore. Models start from the initial weights of the backbone, or from the file ``weights``; without either, at
+    random. With ``refit``, choices are those of the predictions ``earlier_run``.
+    """
+
+    name: str
+    method: Method
+    cfg: Any
+    settings: Settings
+    seed: int
+    lineage: Mapping[str, Artifact | None] = field(default_factory=dict)
+    weights: initial.Weights | None = None
+    earlier_run: Artifact | None = None
+
+    @classmethod
+    def of_backbone(cls, backbone: Artifact) -> RunSpec:
+        """Return the spec of a run on a trained ``backbone``, with its method and settings."""
+        request = backbone.manifest.request
+        method = run_request.load_method(backbone)
+        return cls(
+            name=request["method"],
+            method=method,
+            cfg=config.build(method.Config, request["options"], request["method"]),
+            settings=run_request.read_settings(backbone),
+            seed=int(request["seed"]),
+            lineage={"backbone": backbone},
+        )
+
+    @property
+    def partition(self) -> Artifact:
+        """The partition whose clients take part."""
+        artifact = self.lineage["partition"]
+        assert artifact is not None  # every run of a command has one
+        return artifact
+
+    def build(
+        self,
+        data: Partition,
+        execution: Execution,
+        *,
+        normalized_like: Partition | None = None,
+        private_rng: Callable[..., np.random.Generator] | None = None,
+    ) -> Run:
+        """Return the run on the samples ``data``; see ``create_run`` for the other arguments."""
+        device = hardware.device(execution.device)
+        threads = hardware.threads(execution.threads)
+        torch.set_num_threads(threads)
+        attack = None
+        if data.update_factor is not None and data.update_noise is not None:
+            attack = Attack(data.update_factor, data.update_noise, self.seed)
+        run = create_run(
+            self.method,
+            self.cfg,
+            _federation(data, device),
+            self.settings,
+            self.seed,
+            initial_weights=_initial_weights(self.lineage.get("backbone"), self.weights, self.settings, execution),
+            normalized_like=None if normalized_like is None else _federation(normalized_like, device),
+            attack=attack,
+            private_rng=private_rng,
+            threads=threads,
+            mode=hardware.engine(execution.engine),
+            jobs=hardware.jobs(execution.jobs),
+            ray=hardware.ray_cluster(execution.executor, execution.ray_address, execution.gpus_per_worker),
+            reporter=execution.reporter,
+        )
+        _read_lineage(run, self.lineage)
+        if self.earlier_run is not None:
+            run.choices = _read_choices(self.earlier_run, self.method.choices(self.cfg))
+        return run
+
+
+def _initial_weights(
+    backbone: Artifact | None, weights: initial.Weights | None, settings: Settings, execution: Execution
+) -> Callable[[Params], Params] | None:
+    """Return what replaces random initial parameters: the weights of the backbone, or those of a file; None if none."""
+    if backbone is not None and "weights" in backbone.manifest.request:
+        return lambda drawn: read_tensors(backbone, initial.INITIAL, drawn)
+    if weights is not None:
+        return lambda drawn: initial.apply_weights(weights, settings, drawn, execution.reporter.say)
+    return None
+
+
+def _federation(data: Partition, device: str) -> Federation:
+    return Federation.from_blocks(
+        np.asarray(data.x), data.y, data.offsets, data.classes, device, data.new, data.cluster
+    )
+
+
+def _read_lineage(run: Run, lineage: Mapping[str, Artifact | None]) -> None:
+    """Read the backbone, the embeddings and the datastore of a lineage into the run, if it has them."""
+    if (backbone := lineage.get("backbone")) is not None:
+        run.backbone = parameters.move(read_tensors(backbone, like=run.init), run.federation.x.device)
+    if (embedded := lineage.get("embeddings")) is not None:
+        run.embeddings = embeddings.read(embedded)
+    if (stored := lineage.get("datastore")) is not None:
+        assert run.embeddings is not None  # a datastore is built from embeddings
+        packed = datastore.read_stores(stored, run.federation.classes, run.embeddings["train"].z.shape[1])
+        run.arrived = datastore.read_arrived(stored)
+        run.stores = Stores(packed.blob, packed.bytes, packed.y, packed.offsets, packed.train, run.engine.threads)
+
+
+def _read_choices(artifact: Artifact, names: tuple[str, ...]) -> dict[str, NDArray[np.float64]]:
+    """Return what each client (m,) chose, by name; raises InputError if something is missing."""
+    chosen = predictions.read_tuned(artifact)
+    for name in names:
+        if name not in chosen:
+            raise InputError(f"{artifact.path} does not contain the {name} that its clients chose", "run it again")
+    return {name: chosen[name] for name in names}
