@@ -16,7 +16,7 @@ def folder(small, tmp_path_factory):
     """A comparison with two references, of which ``pooled`` has the best score, and a report of it."""
     folder = tmp_path_factory.mktemp("references")
     names = ["pooled", "fedavg", "ditto", "constant"]
-    pflcli.compare(small.p, folder / "c", methods=names, model="mlp", rounds=8, lr=0.1, threads=1)
+    pflcli.compare(small.p, folder / "c", methods=names, model="mlp", rounds=8, lr=0.1, threads=1, references=False)
     pflcli.report(folder / "c", folder / "page.html")
     return folder
 
@@ -72,6 +72,8 @@ def test_methods_that_are_not_above_the_constant_reference_are_named_in_a_warnin
 
 
 def test_a_report_on_references_alone_counts_them(small, tmp_path):
-    pflcli.compare(small.p, tmp_path / "c", methods="constant,pooled", model="mlp", rounds=1, threads=1)
+    pflcli.compare(
+        small.p, tmp_path / "c", methods="constant,pooled", model="mlp", rounds=1, threads=1, references=False
+    )
     (answer,) = pflcli.report(tmp_path / "c", tmp_path / "page.html").answers
     assert "the best of 2 methods" in answer
