@@ -47,7 +47,9 @@ def test_references_are_neither_counted_nor_the_best(folder):
     assert metrics["conclusion"]["compared"] == 1  # ditto; fedavg is the baseline
     scores = {row["label"]: row["metrics"] for row in metrics["methods"]}
     assert "p_corrected" in scores["ditto"]["gain"]
-    assert "p_corrected" not in scores["pooled"]["gain"]
+    assert not {"p", "p_corrected"} & scores["pooled"]["gain"].keys()
+    assert "exceeds_chance" in scores["ditto"]["better_off"]
+    assert "exceeds_chance" not in scores["pooled"]["better_off"]
     assert scores["pooled"]["accuracy"]["value"] > max(
         scores[name]["accuracy"]["value"] for name in ("fedavg", "ditto")
     )
