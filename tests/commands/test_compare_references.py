@@ -57,7 +57,7 @@ def test_references_extend_a_comparison_without_them(small, tmp_path):
     assert compare(small.p, out, methods="fedavg,local", options=options, **FEW).decision == "replace"
     assert marks(out) == {"fedavg": False, "local": False, "constant": True, "pooled": True}
     forced = compare(small.p, out, methods="fedavg", force=True, **FEW)
-    assert forced.request["methods"]["local"]["settings"] == {"epochs": 2}  # force applies to methods that are named
+    assert forced.request["methods"]["local"]["options"]["epochs"] == 2  # force applies to methods that are named
 
 
 @pytest.mark.parametrize(
@@ -69,11 +69,14 @@ def test_references_extend_a_comparison_without_them(small, tmp_path):
     ],
 )
 def test_reference_that_does_not_suit_the_settings_is_left_out(pfl, small, tmp_path, settings, reason):
-    line = ("compare", small.p, "-o", tmp_path / "c", *LINE, "--methods", "fedavg", *settings)
-    for _ in range(2):
-        ran = pfl(*line)
-        assert (ran.code, reason in ran.err) == (0, True), ran.err
-        assert marks(tmp_path / "c") == {"fedavg": False, "constant": True, "local": True}
+    ran = pfl("compare", small.p, "-o", tmp_path / "c", *LINE, "--methods", "fedavg", *settings)
+    assert (ran.code, reason in ran.err) == (0, True), ran.err
+    assert marks(tmp_path / "c") == {"fedavg": False, "constant": True, "local": True}
+
+
+def test_comparison_without_an_unsuited_reference_is_up_to_date(small, tmp_path):
+    lines = [compare(small.p, tmp_path / "c", methods="fedavg", upload=["int8"], **FEW).decision for _ in range(2)]
+    assert lines == ["new", "up to date"]
 
 
 def test_variant_of_a_method_stands_in_for_its_reference(small, tmp_path):
