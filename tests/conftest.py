@@ -166,13 +166,16 @@ def again(tmp_path) -> SimpleNamespace:
 
 @pytest.fixture
 def pfl(capsys) -> Iterator[Callable[..., Ran]]:
-    """Run a command line in this process."""
+    """Run a command line in this process; ``compare`` without references unless it is asked for them."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
 
     def run(*args: object) -> Ran:
         capsys.readouterr()
+        words = [str(arg) for arg in args]
+        if words[:1] == ["compare"] and not {"--references", "--no-references", "--help"} & {*words}:
+            words.insert(1, "--no-references")
         with pytest.raises(SystemExit) as end:
-            main([str(arg) for arg in args])
+            main(words)
         captured = capsys.readouterr()
         return Ran(int(end.value.code or 0), captured.out, captured.err)
 
@@ -220,7 +223,9 @@ def compared(small, tmp_path_factory) -> SimpleNamespace:
 
     at = tmp_path_factory.mktemp("compared")
     settings = {"model": "logistic", "rounds": 3, "participation": 1.0, "eval_every": 1}
-    compare([small.p], at / "c", methods=["fedavg", "knn-per", "panm"], seeds=[0, 1], settings=settings)
+    compare(
+        [small.p], at / "c", methods=["fedavg", "knn-per", "panm"], seeds=[0, 1], settings=settings, references=False
+    )
     return SimpleNamespace(path=at / "c" / "comparison", out=at / "c", partition=small.p)
 
 

@@ -56,10 +56,16 @@ def test_a_partition_takes_its_dataset_as_a_path(tmp_path):
 
 SMALL = {"model": "logistic", "rounds": 1}
 EQUAL_CALLS = {
-    "lists": lambda p, out: compare([p.path], out, methods=["fedavg", "local"], seeds=[3], settings=SMALL),
-    "text": lambda p, out: compare(str(p.path), out, methods="fedavg,local", seeds="3", **SMALL),
-    "numbers": lambda p, out: compare(p, out, methods=("fedavg", "local"), seeds=3, rounds="1", model="logistic"),
-    "both": lambda p, out: compare([p], out, methods="fedavg,local", seeds=3, settings={"rounds": 1}, model="logistic"),
+    "lists": lambda p, out: compare(
+        [p.path], out, methods=["fedavg", "local"], seeds=[3], settings=SMALL, references=False
+    ),
+    "text": lambda p, out: compare(str(p.path), out, methods="fedavg,local", seeds="3", references=False, **SMALL),
+    "numbers": lambda p, out: compare(
+        p, out, methods=("fedavg", "local"), seeds=3, rounds="1", model="logistic", references=False
+    ),
+    "both": lambda p, out: compare(
+        [p], out, methods="fedavg,local", seeds=3, settings={"rounds": 1}, model="logistic", references=False
+    ),
 }
 
 
@@ -68,7 +74,7 @@ def compared(tmp_path_factory):
     """A partition of six clients, and a comparison on it."""
     folder = tmp_path_factory.mktemp("api")
     outcome = partition("writers", folder / "p", clients=6)
-    return outcome, compare(outcome, folder / "c", methods="fedavg,local", seeds=3, **SMALL)
+    return outcome, compare(outcome, folder / "c", methods="fedavg,local", seeds=3, references=False, **SMALL)
 
 
 @pytest.mark.parametrize("form", EQUAL_CALLS)
@@ -92,7 +98,7 @@ def test_a_training_setting_of_none_is_that_of_the_backbone_or_the_default(compa
 def test_options_are_a_mapping_or_assignments(compared, options):
     partitioned, comparison = compared
     out = comparison.path.parent.with_name("options")
-    planned = compare(partitioned, out, methods="fedavg", options=options, dry_run=True, **SMALL)
+    planned = compare(partitioned, out, methods="fedavg", options=options, dry_run=True, references=False, **SMALL)
     assert planned.request["methods"]["fedavg"]["settings"] == {"lr": 0.2}
 
 

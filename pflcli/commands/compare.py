@@ -26,6 +26,7 @@ from pflcli.comparison.variants import (
     Variant,
     announce_stacks,
     leave_out_unsuited,
+    references_beside,
     require_validation_samples,
     resolve_variants,
     stack_pools,
@@ -74,6 +75,9 @@ def compare(asked: Compare) -> Outcome:
     artifacts of other requests are replaced. If ``out`` already contains a comparison, methods and seeds are added to
     it, and its methods keep their options. All models start from the file ``weights``, or at random.
 
+    With ``references``, ``constant``, ``pooled`` and ``local`` stand beside the methods, marked and not ranked, unless
+    they are among ``methods``; one that does not suit the settings or samples is left out. They are not tuned.
+
     Gains are measured against the method ``baseline``. ``target`` is a validation accuracy from 0 to 1; the table says
     how long each method takes to reach it. ``link`` is the network for which the time of a round is simulated. The
     first of ``metrics`` (default: as in the existing comparison, else accuracy) ranks methods and is the metric of
@@ -102,25 +106,27 @@ def compare(asked: Compare) -> Outcome:
     tuned, only = Tuned(asked.options or {}, asked.settings or {}), asked.only
     training = run_request.resolve_settings({}, tuned.settings, partition := next(iter(partitions.values())))
     initial.require_weights(training, digest)
-    suited, options = leave_out_unsuited(asked.methods, tuned.options, training, partition, execution.reporter)
+    added = references_beside(asked.methods) if asked.references else []
+    suited, options = leave_out_unsuited(asked.methods, added, tuned.options, training, partition, execution.reporter)
     asked, tuned = replace(asked, options=options), replace(tuned, options=options)
 
     # Tune first: the requests of all runs depend on the chosen options and settings.
     budget = tunings.budget(asked.tune, out / NAME, partitions, table.metrics, force=execution.force)
     if budget is not None:
-        variants = tunings.requested_variants(suited, tuned.options, training, out / NAME)
+        variants = tunings.requested_variants(suited, added, tuned.options, training, out / NAME)
+        tunable = [variant for variant in variants if not variant.is_reference]
         table.request(asked.baseline, partitions)  # raises an error for invalid options before anything is made
         if not manifests.is_artifact(out / NAME):
             _require_baseline(asked.baseline, variants)
         tuner = tunings.Tuner(budget, partition, out, tuned.options, tuned.settings, weights)
-        tuning = plan(tuner.jobs(variants))
+        tuning = plan(tuner.jobs(tunable))
         if only is None:
-            tuned = tuner.tune(variants, tuning, execution, skip_unsuited=skip_unsuited)
+            tuned = tuner.tune(tunable, tuning, execution, skip_unsuited=skip_unsuited)
             if not tuned.is_complete:
                 untuned = Comparison(out, partitions, variants, training, weights)
                 return _preview_tuning(untuned, tuned, tuning, tuner.jobs_by_variant(tuning), execution)
         else:
-            tuned, only = selection.make_tunings(tuner, variants, only, tuning, execution, skip_unsuited=skip_unsuited)
+            tuned, only = selection.make_tunings(tuner, tunable, only, tuning, execution, skip_unsuited=skip_unsuited)
             if not only:
                 return selection.last_made(out, asked.only or ())
         training = run_request.resolve_settings({}, tuned.settings, partition)
@@ -128,11 +134,11 @@ def compare(asked: Compare) -> Outcome:
     # Plan the runs of the requested variants, and of those of an existing comparison.
     existing = find_comparison(out / NAME, NAME, training, digest)
     if existing is None:
-        variants = resolve_variants(suited, tuned.options, training)
+        variants = resolve_variants(suited, tuned.options, training, added=added)
     else:
-        variants = existing.join_variants(suited, tuned.options, training, force=execution.force)
+        variants = existing.join_variants(suited, added, tuned.options, training, force=execution.force)
         partitions, table = existing.partitions(partitions), table.fill_from(existing)
-        existing.announce(variants, asked.methods, partitions, execution.reporter)
+        existing.announce(variants, [*asked.methods, *added], partitions, execution.reporter)
     _require_baseline(asked.baseline, variants)
     table.require_calibration(variants, training)
     require_validation_samples([variant.name for variant in variants], partitions.values())
@@ -148,7 +154,7 @@ def compare(asked: Compare) -> Outcome:
 
     # Return if the table is up to date; in a dry run, with the plan and its costs.
     request = {
-        "methods": {item.name: {"options": dict(item.options), "settings": dict(item.settings)} for item in variants},
+        "methods": {variant.name: variant.recorded() for variant in variants},
         "seeds": sorted(partitions),
         "settings": run_request.recorded_settings(training),
         **({} if digest is None else {"weights": digest}),
@@ -156,7 +162,7 @@ def compare(asked: Compare) -> Outcome:
         **tuned.request,
     }
     if any(item.is_ahead for item in planned.values()):
-        announce_stacks(request["methods"], execution.reporter)
+        announce_stacks(variants, execution.reporter)
     spec = _spec(request, {job: item.artifact for job, item in planned.items() if job.is_result}, out)
     extends = "" if existing is None else existing.addition(spec)
     privacy = guarantee.compose_runs([*comparison.private_runs(planned), *tuned.private_trials(variants, training)])
@@ -174,7 +180,7 @@ def compare(asked: Compare) -> Outcome:
     execution = replace(execution, command=tuple(typed.words()))
     execution.reporter.say(summarize(planned))
     results = run(planned, execution, skip_unsuited=skip_unsuited)
-    if not results.made:
+    if all(job.is_reference for job in results.made):
         raise _nothing_to_compare(results)
     if asked.baseline == BACKBONE and all(variant.name != BACKBONE for variant in variants):
         execution.reporter.say(
@@ -228,7 +234,8 @@ def _complete_request(asked: Compare, comparison: Comparison, tuned: Tuned, tabl
     return replace(
         asked,
         sources=sources,
-        methods=[variant.name for variant in comparison.variants],
+        methods=[variant.name for variant in comparison.variants if not variant.is_added],
+        references=asked.references or any(variant.is_added for variant in comparison.variants),
         seeds=list(comparison.partitions) if len(sources) == 1 else None,
         options={name: values for name, values in options.items() if values},
         **asdict(table),
@@ -371,7 +378,7 @@ def _require_baseline(baseline: str, variants: Sequence[Variant]) -> None:
 
 def _nothing_to_compare(results: Results) -> PflError:
     """Return the error for a comparison without results: the input error that all runs share, or a summary."""
-    errors = list(results.failed.values())
+    errors = [error for job, error in results.failed.items() if not job.is_reference]
     if not errors:
         return InputError("none of the methods suits the data")
     if len({error.message for error in errors}) == 1 and isinstance(errors[0], InputError):
@@ -418,7 +425,14 @@ def _tabulate(
 
     def build(work: ArtifactWriter) -> Built:
         scores = scoring.score(
-            artifacts, SPLIT, baseline, labels, metric_names, request.get("positive"), request.get("coverage")
+            artifacts,
+            SPLIT,
+            baseline,
+            labels,
+            metric_names,
+            request.get("positive"),
+            request.get("coverage"),
+            references={variant.name for variant in comparison.variants if variant.is_reference},
         )
         record = tuned.record(out / NAME, labels)
         tried = tunings.count_models(record, comparison.variants)

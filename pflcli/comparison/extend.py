@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,29 +39,47 @@ class ExistingComparison:
         return self.artifact.path
 
     @property
+    def references(self) -> set[str]:
+        """The names of its references that were not named by the user."""
+        return marked_references(self.methods)
+
+    @property
     def metrics(self) -> tuple[str, ...]:
         """The metrics that were given by ``--metric``."""
         return catalogue.parse_names(self.artifact.manifest.request.get("metric", catalogue.DEFAULT))
 
     def join_variants(
-        self, methods: Sequence[str], options: Mapping[str, Mapping[str, Any]], training: Settings, *, force: bool
+        self,
+        methods: Sequence[str],
+        added: Collection[str],
+        options: Mapping[str, Mapping[str, Any]],
+        training: Settings,
+        *,
+        force: bool,
     ) -> list[Variant]:
         """Return the requested methods and those of this comparison, each once.
 
-        A method of this comparison keeps its options unless ``options`` contains it. If its options then differ, the
-        requested ones apply with ``force``, and without it ConflictError is raised.
+        The methods in ``added`` are references, unless this comparison ranks them. A reference of this comparison that
+        is now among the other methods is ranked. A method of this comparison keeps its options unless ``options``
+        contains it. If its options then differ, the requested ones apply with ``force``, and without it ConflictError
+        is raised.
         """
         options = assign_options(methods, options)
         existing_options: Options = {name: option_values(earlier) for name, earlier in self.methods.items()}
-        existing = resolve_variants([*self.methods], existing_options, training)
-        requested = resolve_variants(methods, options, training, existing)
+        existing = resolve_variants([*self.methods], existing_options, training, added=self.references)
+        named = {name for name in methods if name not in added}
+        added = {*added, *self.references} - named - {variant.name for variant in existing if not variant.is_reference}
+        # A reference of this comparison is kept as it is, also with ``force``.
+        methods = [name for name in methods if name in named or name not in self.methods or name in options]
+        requested = resolve_variants(methods, options, training, existing, added)
         lines = []
         for variant in requested:
             earlier = self.methods.get(variant.name)
             if earlier is None or (variant.name not in options and not force):
                 continue
-            new = {"options": dict(variant.options), "settings": dict(variant.settings)}
-            lines += [f"{variant.name}: {line}" for line in _differences(earlier, new)]
+            before = {key: earlier[key] for key in ("options", "settings")}
+            after = {"options": dict(variant.options), "settings": dict(variant.settings)}
+            lines += [f"{variant.name}: {line}" for line in _differences(before, after)]
             existing_options.pop(variant.name)
         if lines and not force:
             name = lines[0].split(":")[0]
@@ -74,7 +92,7 @@ class ExistingComparison:
             )
         names = [variant.name for variant in requested]
         names += [name for name in self.methods if name not in names]
-        return resolve_variants(names, {**options, **existing_options}, training)
+        return resolve_variants(names, {**options, **existing_options}, training, added=added)
 
     def partitions(self, requested: Mapping[int, Artifact]) -> dict[int, Artifact]:
         """Return the partition of each requested seed and of each seed of this comparison.
@@ -140,8 +158,10 @@ class ExistingComparison:
         )
         # Without a failed method, which has no results, the table has the same inputs.
         leaving = [name for name in old.request["methods"] if name not in draft.request["methods"]]
+        remarked = marked_references(old.request["methods"]) - marked_references(draft.request["methods"])
+        ranked = sorted(remarked & {*draft.request["methods"]})
         adds = old_inputs.items() < new_inputs.items() or (
-            old_inputs == new_inputs and bool({*_ADDED} & may_change or new_statistics or leaving)
+            old_inputs == new_inputs and bool({*_ADDED} & may_change or new_statistics or leaving or ranked)
         )
         if before != after or not adds:
             return ""
@@ -154,6 +174,7 @@ class ExistingComparison:
         added += [f"coverage {draft.request['coverage']:g}"] if "coverage" in may_change else []
         added = added or sorted(new_inputs.keys() - old_inputs.keys())
         changes = [f"adds {', '.join(added)}"] if added else []
+        changes += [f"ranks {', '.join(ranked)}"] if ranked else []
         changes += [f"leaves out {', '.join(leaving)}, without results"] if leaving else []
         return " and ".join(changes) or "computes the intervals as this version of pfl does"
 
@@ -182,10 +203,16 @@ def find_comparison(target: Path, kind: str, training: Settings, weights: str | 
         # A method that failed has no results, so it may be requested with other options.
         scored = {reference.role.rsplit(",", 1)[0] for reference in manifest.inputs}
         methods = {name: earlier for name, earlier in request["methods"].items() if name in scored}
-        resolve_variants([*methods], {name: option_values(earlier) for name, earlier in methods.items()}, training)
+        values = {name: option_values(earlier) for name, earlier in methods.items()}
+        resolve_variants([*methods], values, training, added=marked_references(methods))
     except UsageError:
         return None  # another version of pfl had other methods and options
     return ExistingComparison(Artifact(target, manifest), methods)
+
+
+def marked_references(methods: Mapping[str, Mapping[str, Any]]) -> set[str]:
+    """Return the names of the references among the ``methods`` in the request of a comparison that it marks itself."""
+    return {name for name, facts in methods.items() if facts.get("reference")}
 
 
 def option_values(earlier: Mapping[str, Any]) -> dict[str, Any]:

@@ -144,6 +144,7 @@ class Comparison:
                 has_rounds=methods.load(variant.method).has_rounds and variant.source == "partition",
                 is_result=not prefix,
                 is_part=bool(prefix),
+                is_reference=variant.is_added,
             )
 
         return [*shared, *map(run, variants)]

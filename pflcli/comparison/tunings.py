@@ -6,7 +6,7 @@ comparison. Then each method is tuned, on the backbone if it needs one. All tria
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.commands.tune import NAME as TUNING
 from pflcli.commands.tune import tune
-from pflcli.comparison.extend import option_values
+from pflcli.comparison.extend import marked_references, option_values
 from pflcli.comparison.runs import CHOOSING
 from pflcli.comparison.variants import Variant, method_name, resolve_variants, split_options
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
@@ -84,15 +84,23 @@ def budget(
 
 
 def requested_variants(
-    methods: Sequence[str], options: Mapping[str, Mapping[str, Any]], training: Settings, table: Path
+    methods: Sequence[str],
+    added: Collection[str],
+    options: Mapping[str, Mapping[str, Any]],
+    training: Settings,
+    table: Path,
 ) -> list[Variant]:
-    """Return the requested variants before tuning; a stack may pool methods of the existing comparison ``table``."""
-    values = {name: option_values(facts) for name, facts in _request(table).get("methods", {}).items()}
+    """Return the requested variants before tuning; a stack may pool methods of the existing comparison ``table``.
+
+    The methods in ``added`` are references.
+    """
+    earlier = _request(table).get("methods", {})
+    values = {name: option_values(facts) for name, facts in earlier.items()}
     try:
-        existing = resolve_variants([*values], values, training) if values else []
+        existing = resolve_variants([*values], values, training, added=marked_references(earlier)) if values else []
     except UsageError:
         existing = []  # another version of pfl had other methods and options
-    return resolve_variants(methods, options, training, existing)
+    return resolve_variants(methods, options, training, existing, added)
 
 
 def count_models(record: Mapping[str, Any], variants: Sequence[Variant]) -> dict[str, int]:

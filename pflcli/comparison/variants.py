@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,6 +20,8 @@ from pflcli.training import run_request
 from pflcli.wording import counted
 
 ALL = "all"
+REFERENCES = ("constant", "local", "pooled")
+"""The methods that stand beside those of a comparison as references, unless the user names them."""
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,8 @@ class Variant:
     """estimated work: epochs over all clients' samples, or local steps if the settings count steps"""
     chooses: bool = False
     """whether its clients choose on validation samples; with ``refit``, a run without it makes the choices first"""
+    is_added: bool = False
+    """whether it is a reference that was not named; it is left out if it does not suit the settings or samples"""
 
     @property
     def method(self) -> str:
@@ -48,6 +52,17 @@ class Variant:
     def is_stack(self) -> bool:
         """Whether it pools the predictions of other variants."""
         return is_stack(self.name)
+
+    @property
+    def is_reference(self) -> bool:
+        """Whether it stands beside the methods and is not ranked."""
+        return self.is_added or (not self.is_stack and methods.load(self.method).REFERENCE)
+
+    def recorded(self) -> dict[str, Any]:
+        """Return its part of a comparison's request: a method with ``REFERENCE`` is one whether named or not."""
+        mark = self.is_added and not methods.load(self.method).REFERENCE
+        beside = {"reference": True} if mark else {}
+        return {"options": dict(self.options), "settings": dict(self.settings), **beside}
 
 
 def is_stack(name: str) -> bool:
@@ -65,8 +80,11 @@ def resolve_variants(
     options: Mapping[str, Mapping[str, Any]],
     training: Settings,
     existing: Sequence[Variant] = (),
+    added: Collection[str] = (),
 ) -> list[Variant]:
     """Return a variant for each name in ``methods``, stacks last; ``all`` means every method.
+
+    Those whose names are in ``added`` are references that the user did not name.
 
     ``options`` contains, by variant, options of the method and training settings. Those of a method that is only
     compared in variants are the defaults of its variants. A stack may also pool ``existing`` variants. Raises
@@ -87,7 +105,11 @@ def resolve_variants(
     for name in options:
         if name not in names:
             raise UsageError(f"options are set for {name}, which is not compared", closest(name, names))
-    variants = [_variant(name, options.get(name, {}), training) for name in names if not is_stack(name)]
+    variants = [
+        replace(_variant(name, options.get(name, {}), training), is_added=name in added)
+        for name in names
+        if not is_stack(name)
+    ]
     return [*variants, *_stacks(names, options, [*existing, *variants], training)]
 
 
@@ -110,8 +132,15 @@ def assign_options(methods: Sequence[str], options: Mapping[str, Mapping[str, An
     return assigned
 
 
+def references_beside(methods_given: Sequence[str]) -> list[str]:
+    """Return the references that are added to these methods: those of which the user names no variant."""
+    named = {method_name(name) for name in _expand(methods_given)}
+    return [name for name in REFERENCES if named and name not in named]
+
+
 def leave_out_unsuited(
     methods_given: Sequence[str],
+    added: Collection[str],
     options: Mapping[str, Mapping[str, Any]],
     training: Settings,
     partition: Artifact,
@@ -119,15 +148,12 @@ def leave_out_unsuited(
 ) -> tuple[list[str], dict[str, Mapping[str, Any]]]:
     """Return the names of methods and their options; ``all`` means those that suit the settings and samples.
 
-    The methods that are left out are reported.
+    References in ``added`` follow if they suit them too. The methods that are left out are reported.
     """
-    left = dict(options)
-    if ALL not in methods_given:
-        return [*methods_given], left
-    names, assigned = [], assign_options(methods_given, options)
-    for name in _expand(methods_given):
+    left, names, assigned = dict(options), list[str](), assign_options([*methods_given, *added], options)
+    for name in (*_expand(methods_given), *added):
         try:
-            if not is_stack(name):
+            if not is_stack(name) and (ALL in methods_given or name in added):
                 own = changed(config.plain(training), _variant(name, assigned.get(name, {}), training).settings)
                 settings = config.build(Settings, own, f"the training of {name}")
                 run_request.require_suited(name, methods.load(method_name(name)), settings, partition)
@@ -242,7 +268,7 @@ def _default_pool(compared: Mapping[str, Variant]) -> list[str]:
 
     Their only communication is that of the backbone, which counts once. References are no methods.
     """
-    pooled = {name: variant for name, variant in compared.items() if not methods.load(variant.method).REFERENCE}
+    pooled = {name: variant for name, variant in compared.items() if not variant.is_reference}
     if len(pooled) <= MAX_DEFAULT_POOL:
         return [*pooled]
     return [
@@ -274,8 +300,8 @@ def stack_pools(requested: Mapping[str, Mapping[str, Any]]) -> dict[str, list[st
     return {name: list(value["options"]["pool"]) for name, value in requested.items() if is_stack(name)}
 
 
-def announce_stacks(requested: Mapping[str, Mapping[str, Any]], reporter: Reporter) -> None:
+def announce_stacks(variants: Sequence[Variant], reporter: Reporter) -> None:
     """Report which of the compared methods each stack pools."""
-    count = sum(not is_stack(name) for name in requested)
-    for name, pool in stack_pools(requested).items():
+    count = sum(not item.is_stack and not item.is_added for item in variants)
+    for name, pool in stack_pools({item.name: item.recorded() for item in variants}).items():
         reporter.say(f"{name} pools {', '.join(pool)} ({len(pool)} of {counted(count, 'method')})")

@@ -135,8 +135,10 @@ def _select_columns(metrics: Mapping[str, Any]) -> list[str]:
 
 
 def _write_caption(metrics: Mapping[str, Any], best: Mapping[str, best_methods.Best]) -> str:
-    methods = counted(len(metrics["methods"]), "method")
-    words = f"{metrics['split'].capitalize()} scores of {methods}.{_describe_spread(metrics)}"
+    references = sum(bool(row.get("reference")) for row in metrics["methods"])
+    methods = counted(len(metrics["methods"]) - references, "method")
+    beside = f" and {counted(references, 'reference')}" if references else ""
+    words = f"{metrics['split'].capitalize()} scores of {methods}{beside}.{_describe_spread(metrics)}"
     if any(metric.get("interval") for row in metrics["methods"] for metric in row["metrics"].values()):
         words += " Brackets: 95 % intervals."
     return escape(" ".join([words, *best_methods.explain(best.values())]))

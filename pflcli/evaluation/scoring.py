@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -50,6 +50,7 @@ def score(
     metric_names: tuple[str, ...] = catalogue.DEFAULT,
     positive: str | None = None,
     level: float | None = None,
+    references: Collection[str] = (),
 ) -> list[Scored]:
     """Score predictions and pair each of them with its baseline.
 
@@ -59,9 +60,11 @@ def score(
     metric is not defined for this number of classes, or for an unknown class; InputError without samples to score.
 
     ``level`` is the coverage of prediction sets, which are scored too; None for no sets. They need validation samples.
+    ``references`` are the labels of methods that are not ranked, beside those of methods with ``REFERENCE``.
     """
     labelled = _label_artifacts(artifacts) if labels is None else list(zip(artifacts, labels, strict=True))
     scored = [_score_artifact(artifact, label, split, metric_names, positive, level) for artifact, label in labelled]
+    scored = [replace(item, is_reference=item.label in references or _is_reference(item.artifact)) for item in scored]
     return _pair_with_baseline(scored, baseline)
 
 
@@ -105,9 +108,7 @@ def summarize(
         table["without_validation"] = True
     artifacts = {label: [item.artifact for item in items] for label, items in groups.items()}
     table["warnings"] = [
-        *failed_training.find_warnings(
-            {label: items for label, items in groups.items() if not summary.is_reference(items[0].artifact)}
-        ),
+        *failed_training.find_warnings({label: items for label, items in groups.items() if not items[0].is_reference}),
         *failed_training.find_below_constant(table["methods"]),
         *convergence.find_warnings(artifacts),
     ]
@@ -142,6 +143,12 @@ def _define_metrics(
                 " are left out"
             )
     return lines
+
+
+def _is_reference(artifact: Artifact) -> bool:
+    """Return whether predictions are those of a method with ``REFERENCE``."""
+    method = artifact.manifest.request["method"]
+    return registry.exists("methods", method) and bool(registry.card("methods", method).facts.get("REFERENCE"))
 
 
 def _describe_repetitions(groups: Mapping[str, Sequence[Scored]], baseline: str | None) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli import registry, rng
+from pflcli import rng
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import Artifact
 from pflcli.evaluation import client_identity, round_costs
@@ -45,6 +45,8 @@ class Scored:
     """index of the positive one of two classes"""
     sets: ClientSets | None = None
     """prediction sets, with ``--coverage``"""
+    is_reference: bool = False
+    """whether its method stands beside the others and is not ranked"""
     baseline_right: NDArray[np.bool_] | None = None
     baseline: NDArray[np.float64] | None = None
     """the baseline's score of each client, (m,)"""
@@ -96,17 +98,11 @@ def summarize_method(label: str, items: Sequence[Scored]) -> dict[str, Any]:
         "seeds": [item.seed for item in items],
         "learned_from": sorted({split for item in items for split in predictions.learned_splits(item.artifact)}),
         **_privacy(items),
-        **({"reference": True} if is_reference(items[0].artifact) else {}),
+        **({"reference": True} if items[0].is_reference else {}),
         **({"transductive": True} if any(predictions.is_transductive(item.artifact) for item in items) else {}),
         **({"paper": paper} if (paper := items[0].artifact.manifest.summary.get("paper")) else {}),
         "metrics": dict(metrics),
     }
-
-
-def is_reference(artifact: Artifact) -> bool:
-    """Return whether predictions are those of a method with ``REFERENCE``."""
-    method = artifact.manifest.request["method"]
-    return registry.exists("methods", method) and bool(registry.card("methods", method).facts.get("REFERENCE"))
 
 
 def _privacy(items: Sequence[Scored]) -> dict[str, Any]:
@@ -165,7 +161,8 @@ def _count_defined(values: Sequence[Array]) -> int:
 def _add_gain(metrics: _Row, label: str, items: Sequence[Scored]) -> None:
     """Add the gain over the baseline and the shares of clients better and worse off, if the baseline is known.
 
-    Clients for which the score is undefined are left out.
+    Clients for which the score is undefined are left out. References are not tested: they have no p-value and no share
+    that is expected by chance.
     """
     metric, clients = catalogue.METRICS[items[0].metric_names[0]], sum(int((item.n > 0).sum()) for item in items)
     if any(item.baseline is None for item in items):
@@ -200,6 +197,8 @@ def _add_gain(metrics: _Row, label: str, items: Sequence[Scored]) -> None:
     elif not all(item.right is item.baseline_right for item in items):  # a tie is a comparison with a gain of 0
         beside |= {"interval": [0.0, 0.0], "standard_error": 0.0, "p": 1.0}
     means = [scores.weighted_mean(g, w) for g, w in zip(gain, weight, strict=True)]
+    if items[0].is_reference:  # it is not tested
+        beside.pop("p", None)
     metrics.add("gain", count, means, **beside)
     repeated = all(all(map(np.array_equal, items[0].samples, item.samples)) for item in items)
     by_chance, high = gains.estimate_chance(differing, rng.generator(0, "chance", label), repeated=repeated)
@@ -207,7 +206,7 @@ def _add_gain(metrics: _Row, label: str, items: Sequence[Scored]) -> None:
         shares = [float((sign * g > 0).mean()) for g in gain]
         exceeds = bool(np.mean(shares) > high)
         chance: dict[str, Any] = {"by_chance": by_chance, "by_chance_high": high, "exceeds_chance": exceeds}
-        metrics.add(name, count, shares, **of, **chance)
+        metrics.add(name, count, shares, **of, **({} if items[0].is_reference else chance))
 
 
 def _count_differing(item: Scored) -> NDArray[np.int64]:

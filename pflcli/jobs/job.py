@@ -46,6 +46,8 @@ class Job:
     """whether it trains for rounds before its clients predict"""
     is_result: bool = True
     """whether its artifact is a result; any other job is only run if an unfinished job needs it"""
+    is_reference: bool = False
+    """whether it runs a reference that was not named; it is left out if it does not suit the settings or samples"""
     is_part: bool = False
     """whether it is a part of the job that needs it, so that it is not listed separately and cannot be selected"""
 

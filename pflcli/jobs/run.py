@@ -52,7 +52,7 @@ class Results:
         if error is None:
             if job.is_result:
                 self.made[job] = open_artifact(job.out)
-        elif skip_unsuited and isinstance(error, UnsuitedError):
+        elif (skip_unsuited or job.is_reference) and isinstance(error, UnsuitedError):
             self.unsuited[job.name] = error.message
             reporter.say(f"{job.name} is left out: {error.message}")
         else:
@@ -113,7 +113,8 @@ def run(planned: Plan, execution: Execution, *, skip_unsuited: bool = False) -> 
     """Run the unfinished jobs of a plan, each after the jobs that it needs: one by one or, on Ray, in parallel.
 
     With ``skip_unsuited``, a method that does not suit the data is left out with all seeds and does not count as
-    failed. Raises ConflictError if another process is writing one of the artifacts.
+    failed; a reference that was not named is left out without it too. Raises ConflictError if another process is
+    writing one of the artifacts.
     """
     reporter, results = execution.reporter, Results()
     finished = []
@@ -180,12 +181,14 @@ def run_job(job: Job, call: Callable[[], object], progress: OverallProgress) -> 
 
 
 def summarize(planned: Plan) -> str:
-    """Return a line with the numbers of methods, seeds, and artifacts to make."""
+    """Return a line with the numbers of methods, references, seeds, and artifacts to make."""
     results = [job for job in planned if job.is_result]
-    methods, seeds = {job.name for job in results}, {job.seed for job in results}
+    seeds = {job.seed for job in results}
+    methods, references = ({job.name for job in results if job.is_reference == kind} for kind in (False, True))
+    beside = f" and {counted(len(references), 'reference')}" if references else ""
     ahead = sum(item.is_ahead for item in planned.values())
     done = sum(item.is_done for item in planned.values())
     return (
-        f"{counted(len(methods), 'method')}, {counted(len(seeds), 'seed')}: "
+        f"{counted(len(methods), 'method')}{beside}, {counted(len(seeds), 'seed')}: "
         f"{counted(ahead, 'artifact')} to make, {done} up to date"
     )

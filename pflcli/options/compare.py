@@ -70,6 +70,13 @@ class Compare(Options):
             autocompletion=completion.comma_separated(completion.names("methods", "all", "stack")),
         ),
     ] = ("all",)
+    references: Annotated[
+        bool,
+        typer.Option(
+            "--references/--no-references",
+            help="Compare constant, pooled and local too, as references that are marked in tables and not ranked.",
+        ),
+    ] = True
     seeds: Annotated[
         Sequence[int] | None,
         Typed(str, lambda text: parse_integers(text, "--seeds"), as_typed),

@@ -134,7 +134,7 @@ def runs(small, tmp_path_factory):
     (at.parent / "visits.csv").write_text(TABLE)
     import_data(at.parent / "visits.csv", at / "data", client="who", label="outcome", standardize=True)
     mlp = {"model": "mlp", "rounds": 1}
-    compare([small.p], at / "c", methods=["local"], settings=mlp)
+    compare([small.p], at / "c", methods=["local"], settings=mlp, references=False)
     tune("local", small.p, at.parent / "t", search={"lr": "0.1,1"}, settings=mlp)
     (at / "tuning").symlink_to(at.parent / "t" / "tuning")
     partition("writers", at / "p-new", clients=6, seed=0, new_clients=0.3)

@@ -73,7 +73,7 @@ def compared(small, tmp_path_factory):
     out = tmp_path_factory.mktemp("terminal") / "c"
     words = {"model": "logistic", "rounds": 2}
     methods = ["fedavg", "local", "fedavg-plus", "fedavg-plus@with-a-long-name"]
-    compare([small.p], out, methods=methods, seeds=(0, 1), settings=words)
+    compare([small.p], out, methods=methods, seeds=(0, 1), settings=words, references=False)
     line = ["compare", small.p, "-o", out, "--seeds", "0,1", "--model", "logistic", "--rounds", "2"]
     return out / "comparison", [*line, "--methods", ",".join(methods)]
 

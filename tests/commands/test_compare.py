@@ -63,7 +63,7 @@ class Listener:
 
 
 def pair(out, methods=PAIR, seeds=(0, 1), **kwargs):
-    return compare([out.parent / "p"], out, methods=methods, seeds=seeds, settings=FEW, **kwargs)
+    return compare([out.parent / "p"], out, methods=methods, seeds=seeds, settings=FEW, references=False, **kwargs)
 
 
 @pytest.fixture(scope="module")
@@ -143,7 +143,7 @@ def test_fedavg_continues_from_the_backbone(finished):
 def test_options_of_fedavg_train_the_backbone_that_all_stand_on(small, tmp_path):
     options = {"fedavg": {"server": "adam"}, "fedavg@sgd": {}}
     plan = {"options": options, "settings": FEW}
-    compare([small.p], tmp_path, methods=["fedavg", "fedavg-plus", "fedavg@sgd"], **plan)
+    compare([small.p], tmp_path, methods=["fedavg", "fedavg-plus", "fedavg@sgd"], references=False, **plan)
     (at,) = tmp_path.glob("seed-*")
     manifests = {
         name: open_artifact(at / name).manifest for name in ("backbone", "fedavg", "fedavg-plus", "fedavg@sgd")
@@ -165,7 +165,7 @@ def test_only_what_a_method_needs_is_made(new_folder):
 
 
 def test_all_stands_for_every_method(small, tmp_path):
-    outcome = compare([small.p], tmp_path / "c", settings=FEW, execution=Execution(dry_run=True))
+    outcome = compare([small.p], tmp_path / "c", settings=FEW, execution=Execution(dry_run=True), references=False)
     steps = [step["step"] for step in outcome.summary["plan"]]
     assert steps == ["backbone", "embeddings", "datastore", *registry.names("methods")]
 
@@ -354,7 +354,7 @@ def test_other_options_of_a_method_are_a_conflict_of_that_method(pfl, folder, tr
 def test_a_seed_on_another_partition_is_refused(folder, small):
     partition("writers", folder.parent / "fewer", clients=5, seed=7)
     with pytest.raises(ConflictError, match="is another partition") as error:
-        compare([folder.parent / "fewer"], folder, methods=["local"], settings=FEW)
+        compare([folder.parent / "fewer"], folder, methods=["local"], settings=FEW, references=False)
     assert error.value.fix[0] == "clients: 6 -> 5"
 
 
@@ -363,7 +363,15 @@ def test_another_request_is_refused_before_anything_is_made(folder, tree, untrai
     more = {**FEW, "rounds": 3}
     for execution in (Execution(), Execution(dry_run=True)):
         with pytest.raises(ConflictError, match="seed-0/backbone exists") as error:
-            compare([folder.parent / "p"], folder, methods=PAIR, seeds=(0, 1), settings=more, execution=execution)
+            compare(
+                [folder.parent / "p"],
+                folder,
+                methods=PAIR,
+                seeds=(0, 1),
+                settings=more,
+                execution=execution,
+                references=False,
+            )
         assert error.value.fix == ("settings.rounds: 2 -> 3", "--force replaces it")
     assert tree(folder) == before
 
@@ -503,7 +511,7 @@ def test_a_damaged_partition_is_an_input_error(small, tmp_path):
     shutil.copytree(small.p, tmp_path / "p")
     (tmp_path / "p" / "samples.h5").write_bytes(b"")
     with pytest.raises(InputError, match=r"samples\.h5 differs from what was written"):
-        compare([tmp_path / "p"], tmp_path / "c", methods=PAIR, settings=FEW)
+        compare([tmp_path / "p"], tmp_path / "c", methods=PAIR, settings=FEW, references=False)
 
 
 @pytest.fixture
@@ -564,6 +572,7 @@ def test_it_tidies_up_for_a_step_that_was_killed_before_it_could(folder, untrain
 def test_killed_it_is_resumed_by_the_same_line(spawn, pfl, small, tmp_path, number):
     out = tmp_path / "c"
     words = ("--model", "mlp", "--rounds", 120, "--participation", 0.2, "--methods", "fedavg", "--eval-every", 50)
+    words += ("--no-references",)
     process = spawn("compare", small.p, "-o", out, *words)
     saved = out / "seed-0" / "backbone.partial" / "checkpoint" / "state.safetensors"
     patience = time.monotonic() + 60
@@ -710,9 +719,9 @@ def test_several_partitions_are_several_seeds(pfl, small, tmp_path):
     ]
     assert metrics(tmp_path / "c")["methods"][0]["seeds"] == [0, 1]
     with pytest.raises(UsageError, match="--seeds needs a single partition"):
-        compare(sources, tmp_path / "d", seeds=(0, 1))
+        compare(sources, tmp_path / "d", seeds=(0, 1), references=False)
     with pytest.raises(UsageError, match="were both drawn with seed 0"):
-        compare([small.p, small.p], tmp_path / "d")
+        compare([small.p, small.p], tmp_path / "d", references=False)
 
 
 W = "compare {p} -o {out} --model mlp --rounds 1 "
@@ -792,6 +801,7 @@ def test_variants_of_a_method_are_rows_of_their_own(new_folder, small):
         methods=["fedavg", "local", "local@longer"],
         options={"local@longer": {"epochs": "7"}},
         settings=FEW,
+        references=False,
     )
     assert {m["label"] for m in metrics(new_folder)["methods"]} == {"fedavg", "local", "local@longer"}
     epochs = [
@@ -816,7 +826,7 @@ def test_variants_of_a_method_are_rows_of_their_own(new_folder, small):
 )
 def test_variants_that_cannot_be(new_folder, methods, message):
     with pytest.raises(UsageError, match=message):
-        compare([new_folder.parent / "p"], new_folder, methods=methods, settings=FEW)
+        compare([new_folder.parent / "p"], new_folder, methods=methods, settings=FEW, references=False)
 
 
 def test_variants_stand_beside_all():

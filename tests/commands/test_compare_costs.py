@@ -42,7 +42,9 @@ def writers(tmp_path_factory):
 def planned(writers):
     """The outcome of a dry run, what it said, and the names of all files before and after."""
     before, listener = sorted(writers.rglob("*")), Listener()
-    outcome = compare([writers / "p"], writers / "c", **WORDS, execution=Execution(dry_run=True, reporter=listener))
+    outcome = compare(
+        [writers / "p"], writers / "c", references=False, **WORDS, execution=Execution(dry_run=True, reporter=listener)
+    )
     return outcome, listener.lines, before, sorted(writers.rglob("*"))
 
 
@@ -74,23 +76,25 @@ def test_the_cost_of_all_rounds_follows_from_the_second_by_hand(tmp_path):
 def test_the_temporary_folder_is_removed(planned, tmp_path, monkeypatch, writers):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     listening = Execution(dry_run=True, reporter=Listener())
-    outcome = compare([writers / "p"], writers / "c4", **{**WORDS, "methods": ["local"]}, execution=listening)
+    outcome = compare(
+        [writers / "p"], writers / "c4", references=False, **{**WORDS, "methods": ["local"]}, execution=listening
+    )
     assert outcome.summary["needs"]["seconds"] > 0
     assert not [*tmp_path.iterdir()]
 
 
 def test_the_disk_that_is_estimated_is_the_disk_that_is_taken(planned, writers):
     outcome, *_ = planned
-    compare([writers / "p"], writers / "c", **WORDS)
+    compare([writers / "p"], writers / "c", references=False, **WORDS)
     for row in outcome.summary["plan"]:
         size = sum(path.stat().st_size for path in (writers / "c" / "seed-0" / row["step"]).iterdir())
         # Which clients are ever selected is a draw; of ditto's models of 60 clients there are about 44.
         assert row["disk_bytes"] == pytest.approx(size, rel=0.25 if row["step"] == "ditto" else 0.02, abs=2000), row
     listening = Execution(dry_run=True, reporter=Listener())
-    again = compare([writers / "p"], writers / "c", **WORDS, execution=listening)
+    again = compare([writers / "p"], writers / "c", references=False, **WORDS, execution=listening)
     assert "needs" not in again.summary, "what is there already costs nothing"
     more = {**WORDS, "methods": ["fedavg", "ditto", "knn-per", "local"]}
-    added = compare([writers / "p"], writers / "c", **more, execution=listening)
+    added = compare([writers / "p"], writers / "c", references=False, **more, execution=listening)
     assert [row["step"] for row in added.summary["plan"] if "disk_bytes" in row] == ["local"]
 
 
@@ -98,7 +102,7 @@ def test_more_rounds_cost_more_of_the_rounds_alone(planned, writers):
     few, *_ = planned
     words = {**WORDS, "settings": {**WORDS["settings"], "rounds": 100_000}}
     listening = Execution(dry_run=True, reporter=Listener())
-    many = compare([writers / "p"], writers / "c5", **words, execution=listening)
+    many = compare([writers / "p"], writers / "c5", references=False, **words, execution=listening)
     cost = {name: {row["step"]: row for row in run.summary["plan"]} for name, run in (("few", few), ("many", many))}
     assert cost["many"]["backbone"]["processor_seconds"] > 50 * cost["few"]["backbone"]["processor_seconds"]
     assert cost["many"]["datastore"]["disk_bytes"] == pytest.approx(cost["few"]["datastore"]["disk_bytes"], rel=0.01)
@@ -107,7 +111,9 @@ def test_more_rounds_cost_more_of_the_rounds_alone(planned, writers):
 def test_a_method_that_refuses_the_data_has_no_estimate(writers):
     listener = Listener()
     words = {**WORDS, "methods": ["fedavg", "oracle"]}
-    compare([writers / "p"], writers / "c2", **words, execution=Execution(dry_run=True, reporter=listener))
+    compare(
+        [writers / "p"], writers / "c2", references=False, **words, execution=Execution(dry_run=True, reporter=listener)
+    )
     assert any(line.startswith("oracle will be left out") and "true clusters" in line for line in listener.lines)
 
 

@@ -18,7 +18,7 @@ from pflcli.methods import ditto
 
 HOSTILE = 'it\'s a "run" of $HOME `x` & 50'
 FEW = ("--model", "logistic", "--rounds", 1, "--participation", 1.0)
-LINE = ("--methods", "fedavg,knn-per,local,stack", "--seeds", "1", *FEW)
+LINE = ("--no-references", "--methods", "fedavg,knn-per,local,stack", "--seeds", "1", *FEW)
 # One write for all words: programs that run at the same time must not mix their lines.
 RECORDER = '#!/bin/sh\nwords=$(printf "%s\\n" "$@")\nprintf "%s\\nEND\\n" "$words" >> "$LOG"\n'
 REAL = '#!/bin/sh\nexec "{python}" -m pflcli "$@"\n'
@@ -209,10 +209,10 @@ def test_a_run_that_fails_ends_with_5_and_the_others_of_its_job_are_made(writers
     request = {"methods": ["fedavg", "ditto", "local"], "settings": settings}
     only = ["seed-0/ditto", "seed-0/local", "seed-0/fedavg"]
     with pytest.raises(ComputationError, match="diverged"):
-        compare([writers / "p"], tmp_path / "c", only=only, **request)
+        compare([writers / "p"], tmp_path / "c", only=only, references=False, **request)
     assert sorted(path.name for path in (tmp_path / "c" / "seed-0").iterdir()) == ["local"]
     with pytest.raises(ComputationError, match="needs seed-0/backbone") as error:
-        compare([writers / "p"], tmp_path / "c", only=["seed-0/fedavg"], **request)
+        compare([writers / "p"], tmp_path / "c", only=["seed-0/fedavg"], references=False, **request)
     assert error.value.fix == ("first --only seed-0/backbone",)
 
 

@@ -88,7 +88,7 @@ def test_the_table_is_the_same_however_many_jobs_are_lost(methods, seeds, losses
     (tmp_path / "bin" / "pfl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     partition("writers", tmp_path / "p", clients=4, seed=0)
-    line = ("compare", tmp_path / "p", "--methods", methods, "--seeds", seeds, *FEW)
+    line = ("compare", tmp_path / "p", "--methods", methods, "--seeds", seeds, "--no-references", *FEW)
     one = trying.pfl((*line, "-o", tmp_path / "one", "--threads", 1), tmp_path, 600)
     assert one.code == 0, one.err
     script = tmp_path / "script"

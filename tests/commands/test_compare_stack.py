@@ -41,7 +41,7 @@ class Lines(type(SILENT)):
 
 
 def run(out, methods, seeds=(0, 1), **kwargs):
-    return compare([out.parent / "p"], out, methods=methods, seeds=seeds, settings=FEW, **kwargs)
+    return compare([out.parent / "p"], out, methods=methods, seeds=seeds, settings=FEW, references=False, **kwargs)
 
 
 def metrics(out):
@@ -159,7 +159,7 @@ def test_it_is_the_last_step_of_each_seed(small, tmp_path, pfl):
 
 def test_it_is_not_tuned(small, tmp_path):
     methods = ["fedavg", "local", "stack"]
-    outcome = compare([small.p], tmp_path / "c", methods=methods, settings=FEW, tune=2, execution=DRY)
+    outcome = compare([small.p], tmp_path / "c", methods=methods, settings=FEW, tune=2, execution=DRY, references=False)
     steps = {step["step"]: step["decision"] for step in outcome.summary["plan"]}
     assert [*steps] == ["tune fedavg", "tune local", *methods]
     assert steps["stack"] == "after tuning"
@@ -167,12 +167,14 @@ def test_it_is_not_tuned(small, tmp_path):
 
 def test_of_all_methods_those_on_the_backbone_and_local_are_pooled(small, tmp_path):
     """A pool of all would cost what all of them cost."""
-    outcome = compare([small.p], tmp_path / "c", methods=["all", "stack"], settings=FEW, execution=DRY)
+    outcome = compare(
+        [small.p], tmp_path / "c", methods=["all", "stack"], settings=FEW, execution=DRY, references=False
+    )
     assert [step["step"] for step in outcome.summary["plan"]][-1] == "stack"
     options = outcome.request["methods"]["stack"]["options"]
     cheap = ["fedavg", "fedavg-plus", "gaussian-head", "knn-per", "knn-per-plus", "local", "prior"]
     assert options["pool"] == cheap
-    every = compare([small.p], tmp_path / "c", settings=FEW, execution=DRY)
+    every = compare([small.p], tmp_path / "c", settings=FEW, execution=DRY, references=False)
     assert [*every.request["methods"]] == registry.names("methods")
 
 
@@ -188,7 +190,9 @@ def test_up_to_twelve_methods_are_pooled_all(count, pooled):
 def test_one_that_learned_from_validation_samples_is_not_pooled(small, tmp_path):
     options = {"fedavg@refit": {"refit": "true"}}
     methods = ["fedavg", "fedavg@refit", "local", "stack"]
-    outcome = compare([small.p], tmp_path / "c", methods=methods, options=options, settings=FEW, execution=DRY)
+    outcome = compare(
+        [small.p], tmp_path / "c", methods=methods, options=options, settings=FEW, execution=DRY, references=False
+    )
     assert outcome.request["methods"]["stack"]["options"]["pool"] == ["fedavg", "local"]
 
 
@@ -335,10 +339,12 @@ def test_what_cannot_be_pooled_is_refused_before_anything_is_made(pfl, places, u
 
 def test_a_gate_may_be_left_out(small, tmp_path):
     methods, options = ["ditto", "local", "stack"], {"stack": {"gate": "false"}}
-    outcome = compare([small.p], tmp_path / "c", methods=methods, options=options, settings=FEW, execution=DRY)
+    outcome = compare(
+        [small.p], tmp_path / "c", methods=methods, options=options, settings=FEW, execution=DRY, references=False
+    )
     assert outcome.request["methods"]["stack"]["options"] == {"pool": ["ditto", "local"], "gate": False, "own": False}
 
 
 def test_an_unknown_pool_is_a_usage_error_in_python_too(small, tmp_path):
     with pytest.raises(UsageError, match="needs two methods or more"):
-        compare([small.p], tmp_path / "c", methods=["stack"], settings=FEW)
+        compare([small.p], tmp_path / "c", methods=["stack"], settings=FEW, references=False)

@@ -24,7 +24,9 @@ DRY, FORCE = Execution(dry_run=True), Execution(force=True)
 
 
 def run(source, out, **kwargs):
-    return compare([source], out, **{"methods": METHODS, "seeds": (0, 1), "tune": 2, "settings": FEW, **kwargs})
+    return compare(
+        [source], out, references=False, **{"methods": METHODS, "seeds": (0, 1), "tune": 2, "settings": FEW, **kwargs}
+    )
 
 
 @pytest.fixture(scope="module")
@@ -212,7 +214,7 @@ def test_a_table_without_tuning_is_a_conflict(writers, tmp_path, monkeypatch):
 def test_of_several_partitions_none_is_chosen_on(writers, tmp_path, untrained):
     partition("writers", tmp_path / "q", clients=4, seed=1)
     with pytest.raises(UsageError, match="--tune needs a single partition") as error:
-        compare([writers, tmp_path / "q"], tmp_path / "c", tune=2)
+        compare([writers, tmp_path / "q"], tmp_path / "c", tune=2, references=False)
     assert error.value.fix == (f"pfl compare {writers} -o DIR --seeds 0,1,2 --tune 2",)
 
 

@@ -31,7 +31,7 @@ def compared(small, tmp_path_factory):
     """The folder of a comparison of two methods under two seeds."""
     out = tmp_path_factory.mktemp("track") / "writers"
     settings = {"model": "logistic", "rounds": ROUNDS, "eval_every": 1}
-    compare([small.p], out, methods=["fedavg", "ditto"], seeds=[0, 1], settings=settings)
+    compare([small.p], out, methods=["fedavg", "ditto"], seeds=[0, 1], settings=settings, references=False)
     return out
 
 

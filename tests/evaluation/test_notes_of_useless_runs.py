@@ -33,7 +33,9 @@ def read_metrics(outcome):
 
 
 def test_a_method_that_ties_counts_as_compared_and_its_reason_is_given(folder, dealt):
-    metrics = read_metrics(compare(dealt, folder / "ties", methods="fedavg,fedbn,local", rounds=3, model="mlp"))
+    metrics = read_metrics(
+        compare(dealt, folder / "ties", methods="fedavg,fedbn,local", rounds=3, model="mlp", references=False)
+    )
     assert metrics["conclusion"]["compared"] == 2
     gain = {row["label"]: row["metrics"]["gain"] for row in metrics["methods"]}
     assert (gain["fedbn"]["value"], gain["fedbn"]["interval"], gain["fedbn"]["p_corrected"]) == (0.0, [0.0, 0.0], 1.0)
@@ -46,24 +48,28 @@ def test_a_method_that_ties_counts_as_compared_and_its_reason_is_given(folder, d
 
 
 def test_a_baseline_with_ties_alone_was_compared(folder, dealt):
-    metrics = read_metrics(compare(dealt, folder / "tie", methods="fedavg,fedbn", rounds=3, model="mlp"))
+    metrics = read_metrics(
+        compare(dealt, folder / "tie", methods="fedavg,fedbn", rounds=3, model="mlp", references=False)
+    )
     assert "no method was compared" not in metrics["conclusion"]["sentence"]
     assert metrics["conclusion"]["sentence"].startswith("no method scores better than fedavg; fedbn has the same score")
 
 
 def test_runs_that_blew_up_are_named_with_what_shows_it(folder, dealt):
-    outcome = compare(dealt, folder / "blown", methods="fedavg,local", rounds=5, model="mlp", lr=50)
+    outcome = compare(dealt, folder / "blown", methods="fedavg,local", rounds=5, model="mlp", lr=50, references=False)
     warnings = read_metrics(outcome)["warnings"]
     assert any(line.startswith("`fedavg` ") and "a smaller --lr" in line for line in warnings)
 
 
 def test_runs_that_learned_are_not_warned_of(folder, dealt):
-    warnings = read_metrics(compare(dealt, folder / "fine", methods="fedavg,local", rounds=8, model="mlp"))["warnings"]
+    warnings = read_metrics(
+        compare(dealt, folder / "fine", methods="fedavg,local", rounds=8, model="mlp", references=False)
+    )["warnings"]
     assert not any("a smaller --lr" in line for line in warnings)
 
 
 def test_clients_without_test_samples_are_counted_and_named_below_the_table(folder, dealt):
-    outcome = compare(dealt, folder / "fine", methods="fedavg,local", rounds=8, model="mlp")
+    outcome = compare(dealt, folder / "fine", methods="fedavg,local", rounds=8, model="mlp", references=False)
     line = "3 of 11 clients have no test samples and are not counted: alone A, alone B, alone C"
     assert line in (outcome.path / "table.md").read_text()
 
@@ -84,7 +90,9 @@ def test_partition_says_how_many_clients_have_no_test_samples(folder, tmp_path):
 
 def test_without_validation_samples_the_notes_say_that_defaults_were_used(folder, tmp_path):
     outcome = partition(folder / "data", tmp_path / "p", fractions="0.75,0,0.25")
-    text = (compare(outcome, tmp_path / "c", methods="fedavg,knn-per", rounds=2).path / "table.md").read_text()
+    text = (
+        compare(outcome, tmp_path / "c", methods="fedavg,knn-per", rounds=2, references=False).path / "table.md"
+    ).read_text()
     assert "there are no validation samples, so no option or round was chosen for any client" in text
     assert "validation samples were used only to select" not in text
 
@@ -95,7 +103,7 @@ def test_a_partition_of_clients_with_one_sample_each_names_the_cause(folder, tmp
     import_data(tmp_path / "ids.npz", tmp_path / "data", client="owner")
     partition(tmp_path / "data", tmp_path / "p")
     with pytest.raises(InputError) as caught:
-        compare(tmp_path / "p", tmp_path / "c", methods="fedavg,local")
+        compare(tmp_path / "p", tmp_path / "c", methods="fedavg,local", references=False)
     assert caught.value.fix == (
         "no client has more than 1 sample, too few for three splits: is the client the right column?",
     )

@@ -16,7 +16,7 @@ def folder(small, tmp_path_factory):
     """A comparison with two references, of which ``pooled`` has the best score, and a report of it."""
     folder = tmp_path_factory.mktemp("references")
     names = ["pooled", "fedavg", "ditto", "constant"]
-    pflcli.compare(small.p, folder / "c", methods=names, model="mlp", rounds=8, lr=0.1, threads=1)
+    pflcli.compare(small.p, folder / "c", methods=names, model="mlp", rounds=8, lr=0.1, threads=1, references=False)
     pflcli.report(folder / "c", folder / "page.html")
     return folder
 
@@ -47,7 +47,9 @@ def test_references_are_neither_counted_nor_the_best(folder):
     assert metrics["conclusion"]["compared"] == 1  # ditto; fedavg is the baseline
     scores = {row["label"]: row["metrics"] for row in metrics["methods"]}
     assert "p_corrected" in scores["ditto"]["gain"]
-    assert "p_corrected" not in scores["pooled"]["gain"]
+    assert not {"p", "p_corrected"} & scores["pooled"]["gain"].keys()
+    assert "exceeds_chance" in scores["ditto"]["better_off"]
+    assert "exceeds_chance" not in scores["pooled"]["better_off"]
     assert scores["pooled"]["accuracy"]["value"] > max(
         scores[name]["accuracy"]["value"] for name in ("fedavg", "ditto")
     )
@@ -72,6 +74,8 @@ def test_methods_that_are_not_above_the_constant_reference_are_named_in_a_warnin
 
 
 def test_a_report_on_references_alone_counts_them(small, tmp_path):
-    pflcli.compare(small.p, tmp_path / "c", methods="constant,pooled", model="mlp", rounds=1, threads=1)
+    pflcli.compare(
+        small.p, tmp_path / "c", methods="constant,pooled", model="mlp", rounds=1, threads=1, references=False
+    )
     (answer,) = pflcli.report(tmp_path / "c", tmp_path / "page.html").answers
     assert "the best of 2 methods" in answer

@@ -193,6 +193,7 @@ def test_a_comparison_takes_a_target_up(small, tmp_path):
             settings=FEW,
             target=target,
             execution=Execution(**kwargs),
+            references=False,
         )
 
     compared(None)

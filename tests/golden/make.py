@@ -43,7 +43,7 @@ def main() -> None:
     personalize("knn-per", at / "datastore", at / "predictions", options={"k": 3})
     evaluate([at / "predictions"], at / "evaluation")
     audit(at / "predictions", at / "audit")
-    compare([at / "partition"], at, methods=["local"], settings=settings)
+    compare([at / "partition"], at, methods=["local"], settings=settings, references=False)
     sweep(at / "embeddings", at / "sweep", **{"capacity": "0,0.5,1", "k": "1,3", "weight": "0,1"})
     tune("local", at / "partition", at, search={"lr": "0.1,1"}, settings={**settings, "rounds": 1})
 

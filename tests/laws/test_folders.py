@@ -57,7 +57,7 @@ def folders(small, tmp_path_factory):
 
     at = tmp_path_factory.mktemp("folders")
     quick = {"model": "logistic", "rounds": 1}
-    compare([small.p], at / "compared", methods=["fedavg"], settings=quick)
+    compare([small.p], at / "compared", methods=["fedavg"], settings=quick, references=False)
     tune("fedavg", small.p, at / "tuned", search={"training.lr": [0.01, 0.1]}, settings=quick)
     return at
 
@@ -68,7 +68,14 @@ def several(small, tmp_path_factory):
     from pflcli.commands.compare import compare
 
     at = tmp_path_factory.mktemp("several") / "c"
-    compare(small.p, at, methods="fedavg,knn-per,knn-per@one", seeds="0,1", settings={"model": "logistic", "rounds": 1})
+    compare(
+        small.p,
+        at,
+        methods="fedavg,knn-per,knn-per@one",
+        seeds="0,1",
+        settings={"model": "logistic", "rounds": 1},
+        references=False,
+    )
     return at
 
 

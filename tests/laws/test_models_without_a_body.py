@@ -52,7 +52,13 @@ def test_compare_leaves_out_methods_that_do_not_suit_the_settings_when_all_are_r
     refused = {name for name in METHODS if is_refused(methods.load(name))}
     options = {name: {"lr": 0.01} for name in METHODS}
     outcome = compare(
-        small.p, tmp_path / "c", methods="all", options=options, settings=settings, execution=Execution(dry_run=True)
+        small.p,
+        tmp_path / "c",
+        methods="all",
+        options=options,
+        settings=settings,
+        execution=Execution(dry_run=True),
+        references=False,
     )
     planned = {step["step"] for step in outcome.summary["plan"]}
     assert refused

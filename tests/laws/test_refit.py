@@ -99,8 +99,8 @@ def test_choices_of_other_clients_are_refused(small, refit, tmp_path):
 
 def test_a_comparison_lets_those_choose_that_choose(small, tmp_path):
     methods = ["fedavg", "local", "knn-per", "fedham"]
-    plain = compare([small.p], tmp_path / "plain", methods=methods, settings=FEW)
-    refitted = compare([small.p], tmp_path / "c", methods=methods, settings=REFIT)
+    plain = compare([small.p], tmp_path / "plain", methods=methods, settings=FEW, references=False)
+    refitted = compare([small.p], tmp_path / "c", methods=methods, settings=REFIT, references=False)
     assert (plain.summary["methods"], refitted.summary["methods"]) == (4, 4)
     at = tmp_path / "c" / "seed-0"
     assert sorted(path.name for path in (at / "choosing").iterdir()) == [
@@ -117,6 +117,8 @@ def test_a_comparison_lets_those_choose_that_choose(small, tmp_path):
         if method == "knn-per":
             np.testing.assert_array_equal(chose["lambda"], now["lambda"])
     # A second time, everything is there; asked for by hand, the same request is up to date too.
-    assert compare([small.p], tmp_path / "c", methods=methods, settings=REFIT).decision == "up to date"
+    assert (
+        compare([small.p], tmp_path / "c", methods=methods, settings=REFIT, references=False).decision == "up to date"
+    )
     again = personalize("knn-per", at / "datastore", at / "knn-per", choices=at / "choosing" / "knn-per")
     assert again.decision == "up to date"

@@ -270,6 +270,7 @@ def test_all_methods_of_a_comparison_begin_with_the_weights(small, tmp_path, tra
         settings={"model": "mlp", "rounds": 0},
         options={"fedavg-plus": {"epochs": 0}, "ditto": {"newcomer_epochs": 0}, "knn-per": {"weight": 0.0}},
         weights=tmp_path / "w.pt",
+        references=False,
     )
     artifacts = {
         name: open_artifact(tmp_path / "c" / "seed-0" / name) for name in ("fedavg", "ditto", "fedavg-plus", "knn-per")

@@ -340,6 +340,7 @@ def test_a_method_on_a_backbone_is_not_given_its_tests(tmp_path):
         tmp_path / "c",
         methods=["fedavg", "fedavg-plus"],
         settings={**FEW, "rounds": 2, "test_last": 1},
+        references=False,
     )
     evaluated = json.loads((tmp_path / "c" / "comparison" / "metrics.json").read_text())["methods"]
     assert {method["label"]: "last_rounds_accuracy" in method["metrics"] for method in evaluated} == {

@@ -45,6 +45,7 @@ def test_of_a_comparison(typed, tmp_path):
         options={"local@slow": {"epochs": 2, "lr": 0.01}},
         settings={"model": "logistic", "rounds": 1, "milestones": (1,), "refit": True},
         metrics=["f1", "accuracy"],
+        references=False,
     )
     lines = typed(tmp_path / "c" / "comparison")
     assert len(lines) == 2
@@ -63,7 +64,7 @@ def test_of_imported_data_and_of_data_that_are_gone(typed, tmp_path):
     at = tmp_path / "runs"
     import_data(tmp_path / "visits.csv", at / "data", client="hospital", label="outcome", standardize=True)
     partition(str(at / "data"), at / "p", fractions=(0.5, 0.2, 0.3))
-    compare([at / "p"], at / "c", methods=["local"], settings={"model": "logistic", "rounds": 1})
+    compare([at / "p"], at / "c", methods=["local"], settings={"model": "logistic", "rounds": 1}, references=False)
     comparison = at / "c" / "comparison"
     lines = typed(comparison)
     assert [line.split()[1] for line in lines] == ["import", "partition", "compare"]
@@ -101,6 +102,7 @@ def test_of_a_comparison_with_equal_tuning_and_a_stack(typed, small, tmp_path):
         settings={"model": "logistic", "rounds": 1},
         options={"local": {"epochs": 2}, "stack": {"gate": False}},
         tune=2,
+        references=False,
     )
     lines = typed(tmp_path / "c" / "comparison")
     assert "--seeds 3,1 --set local.epochs=2 --set stack.gate=false --tune 2" in lines[-1]
@@ -113,8 +115,16 @@ def test_of_a_stack(typed, small):
 
 def test_what_was_added_to_a_comparison_is_in_its_command(typed, small, tmp_path):
     quick = {"settings": {"model": "logistic", "rounds": 1}}
-    compare([small.p], tmp_path / "c", methods=["fedavg"], **quick)
-    compare([small.p], tmp_path / "c", methods=["local"], seeds=[1], options={"local": {"epochs": 2}}, **quick)
+    compare([small.p], tmp_path / "c", methods=["fedavg"], references=False, **quick)
+    compare(
+        [small.p],
+        tmp_path / "c",
+        methods=["local"],
+        seeds=[1],
+        options={"local": {"epochs": 2}},
+        references=False,
+        **quick,
+    )
     (line,) = typed(tmp_path / "c" / "comparison")[-1:]
     assert "--methods local,fedavg --seeds 0,1 --set local.epochs=2" in line
 
