@@ -30,7 +30,7 @@ class ImportCommand(Command):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Fill in the missing value, then parse the command line."""
-        behind = [*args[1:], ""]
+        behind = [*args, ""][1:]
         alone = [
             arg == "--standardize" and value not in ("federation", "client") and "--" not in args[:place]
             for place, (arg, value) in enumerate(zip(args, behind, strict=True))
