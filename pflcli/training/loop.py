@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -19,7 +20,7 @@ from pflcli.execution import Execution
 from pflcli.federation.attendance import AllAbsent, Attendance, Diverged, client_list
 from pflcli.federation.run import Run
 from pflcli.methods import Method
-from pflcli.reporter import report_within
+from pflcli.reporter import StopRounds, report_within
 from pflcli.training import absences, personal_accuracy, state_files
 from pflcli.training.checkpoint import Checkpoints, Progress, Row, State, unpack, update_best
 from pflcli.training.predict import client_batches, predict
@@ -36,6 +37,7 @@ def run_rounds(
 ) -> None:
     """Run the remaining rounds of a method, if it has any, and update the progress of ``checkpoints``.
 
+    They end early if the reporter raises StopRounds, which undoes an incomplete round.
     With ``shared``, only the global model is needed, and the best round is chosen by its accuracy.
     """
     if not method.has_rounds:
@@ -43,6 +45,7 @@ def run_rounds(
     progress = checkpoints.progress
     completed = len(progress.rows)
     with (
+        suppress(StopRounds),
         report_within(execution.reporter, run.engine, name, run.settings.rounds, completed) as advance,
         checkpoints.on_interruption(),
     ):
