@@ -321,6 +321,6 @@ class _Stopwatch(NullReporter):
                 measured, elapsed = done + stop.trained, time.monotonic() - self._began
                 self._seconds = elapsed + spent * (total / measured - 1)
                 self._processor_share = (time.process_time() - self._processor) / elapsed
-                text = f"{measured:.0f} of {total} {unit} predicted"
+                text = f"{measured:.0f} of {total} {unit}{' predicted' if unit == 'clients' else ''}"
             self.measured += f", {text}" if self.measured else text
             raise
