@@ -40,6 +40,16 @@ class NullReporter:
 
 SILENT = NullReporter()
 
+
+class StopRounds(Exception):
+    """Raised by a reporter that needs no more rounds: a run then continues with the state after the last whole one.
+
+    ``trained`` is how many of ``clients`` have completed the current training, if it was raised within one.
+    """
+
+    trained, clients = 0, 0
+
+
 _PATIENCE_SECONDS = 2.0
 """Seconds without a finished step after which progress within the step is shown."""
 
@@ -47,14 +57,15 @@ _PATIENCE_SECONDS = 2.0
 class ReportsProgress(Protocol):
     """Reports progress within a step: the engine."""
 
-    on_progress: Callable[[str], None]
+    on_progress: Callable[[int, int], None]
+    """called with how many of how many clients are trained"""
 
 
 @contextmanager
 def report_within(
     reporter: Reporter, source: ReportsProgress, label: str, total: int, completed: int = 0
 ) -> Iterator[Advance]:
-    """Show progress by steps and, within long steps, by the notes of ``source``."""
+    """Show progress by steps and, within long steps, by the clients that ``source`` has trained."""
     last_shown = time.monotonic()
     with reporter.progress(label, total, completed) as show:
 
@@ -63,12 +74,16 @@ def report_within(
             last_shown = time.monotonic()
             show(steps, note)
 
-        def show_within(note: str) -> None:
+        def show_within(count: int, total: int) -> None:
             if time.monotonic() - last_shown > _PATIENCE_SECONDS:
-                show(0, note)
+                try:
+                    show(0, f"{count} of {total} clients trained")
+                except StopRounds as stop:
+                    stop.trained, stop.clients = count, total
+                    raise
 
         source.on_progress = show_within
         try:
             yield advance
         finally:
-            source.on_progress = lambda note: None
+            source.on_progress = lambda count, total: None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
@@ -11,11 +12,25 @@ from typing import Any
 
 def encode(heading: Iterable[str], rows: Iterable[Iterable[Any]]) -> bytes:
     """Return a CSV file with this heading and these rows; None becomes an empty field."""
-    text = io.StringIO()
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(heading)
-    writer.writerows(rows)
-    return text.getvalue().encode()
+    return _write(itertools.chain([heading], rows))
+
+
+class _Lines(list[str]):
+    """Lines that csv writes with CR LF, without these two characters."""
+
+    def write(self, line: str) -> None:
+        self.append(line[:-2])
+
+
+def _write(rows: Iterable[Iterable[Any]]) -> bytes:
+    """Return rows as CSV.
+
+    The writer quotes a carriage return, which readers take for the end of a row, only if it ends lines itself (until
+    Python 3.12).
+    """
+    lines = _Lines()
+    csv.writer(lines, lineterminator="\r\n").writerows(rows)
+    return "".join(f"{line}\n" for line in lines).encode()
 
 
 def encode_rounded(heading: Iterable[str], rows: Iterable[Iterable[Any]]) -> bytes:
@@ -50,9 +65,7 @@ def escape_formulas(file: bytes) -> bytes:
     Such cells begin with =, +, -, @, a tab or a carriage return. Numbers are not changed.
     """
     rows = list(csv.reader(io.StringIO(file.decode("utf-8"), newline="")))
-    memory = io.StringIO(newline="")
-    csv.writer(memory, lineterminator="\n").writerows([[_without_formula(cell) for cell in row] for row in rows])
-    return memory.getvalue().encode("utf-8")
+    return _write([_without_formula(cell) for cell in row] for row in rows)
 
 
 def _without_formula(cell: str) -> str:

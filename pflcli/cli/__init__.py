@@ -35,7 +35,6 @@ from pflcli.options.update_datastore import UpdateDatastore
 
 _SUMMARY = "Find out which personalized federated learning method works best on your data, by how much, and for whom."
 
-
 app = typer.Typer(
     name="pfl",
     cls=Group,

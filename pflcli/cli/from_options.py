@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib
 import inspect
 import re
+import shlex
 import typing
-from collections.abc import Callable, Mapping
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -63,8 +65,31 @@ class Command(TyperCommand):
             root = ctx.find_root()
             with root.command.make_context("pfl", [*moved, str(ctx.info_name)]) as own:
                 own.invoke(root.command.callback, **own.params)
-        parsed: list[str] = super().parse_args(ctx, behind)
+        parsed: list[str] = super().parse_args(ctx, [*behind])
+        if not ctx.resilient_parsing:
+            self._require_single(ctx, behind)
         return parsed
+
+    def _require_single(self, ctx: Any, args: list[str]) -> None:
+        """Raise UsageError if an option with one value is given again, of which Typer alone keeps the last value."""
+        _, _, given = self.make_parser(ctx).parse_args(args=[*args])
+        for param, count in Counter(given).items():
+            if count == 1 or not isinstance(param, TyperOption) or param.multiple or param.is_flag or param.count:
+                continue
+            name = max(param.opts, key=len)
+            times = "twice" if count == 2 else f"{count} times"
+            if re.fullmatch(r"(?:.*\|)?(.+),\1|OLD=NEW", param.metavar or ""):  # a list, such as NAME,NAME
+                values = [each for each in _values(args, param.opts) if each]
+                fix = f"{name} {shlex.quote(','.join(values))}"
+            else:
+                fix = "give it once"
+            raise UsageError(f"{name} is given {times}", fix)
+
+
+def _values(args: list[str], names: Sequence[str]) -> list[str]:
+    """Return the values of an option with these long ``names`` on a command line."""
+    pairs = [(*arg.partition("="), after) for arg, after in zip(args, [*args[1:], ""], strict=True)]
+    return [value if sign else after for name, sign, value, after in pairs if name in names]
 
 
 def _names(param: Any) -> list[str]:

@@ -30,7 +30,7 @@ class ImportCommand(Command):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Fill in the missing value, then parse the command line."""
-        behind = [*args[1:], ""]
+        behind = [*args, ""][1:]
         alone = [
             arg == "--standardize" and value not in ("federation", "client") and "--" not in args[:place]
             for place, (arg, value) in enumerate(zip(args, behind, strict=True))
@@ -262,9 +262,15 @@ def _plan(steps: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     seeds = sorted({step["seed"] for step in steps})
     decisions = {(step["step"], step["seed"]): step["decision"] for step in steps}
     needs = {step["step"]: step for step in steps if "disk_bytes" in step}
+    are_stopped = any("measured" in step for step in steps)
     rows = []
     for name in dict.fromkeys(step["step"] for step in steps):
-        need = needs.get(name)
-        cells = ["", ""] if need is None else [f"{need['processor_seconds']:.1f}", f"{need['disk_bytes'] / 1e6:.1f}"]
-        rows.append([name, *(decisions.get((name, seed), "") for seed in seeds), *(cells if needs else ())])
-    return ["", *(f"seed {seed}" for seed in seeds), *(["processor seconds", "MB of disk"] if needs else [])], rows
+        need, cells = needs.get(name), ["", "", ""]
+        if need is not None:
+            disk = f"{need['disk_bytes'] / 1e6:.1f}" if need["disk_bytes"] else ""
+            cells = [f"{need['processor_seconds']:.1f}", disk, need.get("measured", "")]
+        rows.append(
+            [name, *(decisions.get((name, seed), "") for seed in seeds), *cells[: 2 + are_stopped if needs else 0]]
+        )
+    heading = ["processor seconds", "MB of disk", *(["extrapolated from"] if are_stopped else [])] if needs else []
+    return ["", *(f"seed {seed}" for seed in seeds), *heading], rows

@@ -48,8 +48,7 @@ def check(
 
 def _read_shape(like: Path | str) -> Shape:
     """Return the shape of a partition's samples as networks take it."""
-    form = partition.read_form(open_one(like, "partition"))
-    return Shape(form.input_shape, form.dtype == "int16", form.classes)
+    return Shape.of_form(partition.read_form(open_one(like, "partition")))
 
 
 def _subject(word: str, options: Mapping[str, Any]) -> Subject:

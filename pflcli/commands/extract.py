@@ -78,7 +78,7 @@ def extract(asked: Extract) -> Outcome:
     return make(asked.out, draft, execution, build, needed_bytes=_estimate_bytes(chosen, backbone))
 
 
-SAMPLES_PER_PIECE = 1 << 14
+SAMPLES_PER_PIECE = 1 << 12
 """Samples that are embedded at a time: a multiple of the engine's batch size."""
 
 

@@ -104,8 +104,8 @@ class Engine:
             self.jobs = self.executor.count
         elif jobs:
             self.executor = Processes(threaded, jobs)
-        self.on_progress: Callable[[str], None] = lambda note: None
-        """called with the progress of a chunk"""
+        self.on_progress: Callable[[int, int], None] = lambda count, total: None
+        """called with how many of how many clients of a chunk are trained"""
         self.explain: Callable[[str], None] = lambda strategy: None
         """called with how clients train, and why, whenever that changes"""
         self._explained = ""
@@ -170,7 +170,7 @@ class Engine:
                 for task, values in zip(tasks, self.executor.run(tasks, initial, out), strict=True):
                     losses[task.places] = values
                     count += len(task.places)
-                    self.on_progress(f"{count} of {len(chunk_ids)} clients trained")
+                    self.on_progress(count, len(chunk_ids))
             finite = parameters.finite(out)
             if restore:
                 for row in np.flatnonzero(~finite):

@@ -11,10 +11,13 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pflcli import registry
 from pflcli.errors import PflError
+
+if TYPE_CHECKING:
+    from pflcli.artifacts.kinds.partition import Form
 
 
 @dataclass(frozen=True)
@@ -24,6 +27,11 @@ class Shape:
     sizes: tuple[int, ...]
     tokens: bool
     classes: int
+
+    @classmethod
+    def of_form(cls, form: Form) -> Shape:
+        """Return the shape of the samples of a partition."""
+        return cls(form.input_shape, form.dtype == "int16", form.classes)
 
 
 @dataclass(frozen=True)

@@ -120,8 +120,7 @@ def require_checked(name: str, method: Method, cfg: Any, settings: Settings, sou
     reason = _find_fault(name, options, tuple(settings.upload), code) if foreign else ""
     partition, model = ancestor(source, "partition"), ("models", settings.model.partition(":")[0])
     if not reason and partition is not None and registry.is_foreign(*model):
-        form = read_form(partition)
-        shape = Shape(form.input_shape, form.dtype == "int16", form.classes)
+        shape = Shape.of_form(read_form(partition))
         reason = _find_fault_of_network(settings.model, shape, registry.path(*model).read_bytes())
         foreign, name = [model], settings.model
     if reason:

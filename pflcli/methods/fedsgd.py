@@ -24,6 +24,7 @@ from pflcli.parameters import Params
 
 KIND = "server"
 NEEDS = ()
+IGNORES = ("epochs", "steps", "momentum")
 PAPER = "FedSGD"
 YEAR = 2017
 

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import InputError, UnsuitedError
 from pflcli.execution import Execution
 from pflcli.federation.run import Run
 from pflcli.methods import Method
-from pflcli.reporter import Advance, report_within
+from pflcli.reporter import Advance, StopRounds, report_within
 from pflcli.simulation import loop
 from pflcli.simulation.callbacks import Callback
 from pflcli.simulation.progress import Progress, Row
@@ -47,17 +48,19 @@ def run_rounds(
 ) -> None:
     """Play the remaining rounds of a method, if it has any, with a progress bar and checkpoints.
 
+    They end early if the reporter raises StopRounds, which undoes an incomplete round.
     With ``shared``, only the global model is needed, and the best round is chosen by its accuracy.
     """
     if not method.has_rounds:
         return
     progress, total, say = checkpoints.progress, run.settings.rounds, execution.reporter.say
     with (
+        suppress(StopRounds),
         report_within(execution.reporter, run.engine, name, total, len(progress.rows)) as advance,
         checkpoints.on_interruption(),
     ):
         loop.run_rounds(run, name, method, progress, [ProgressBar(advance), checkpoints], shared=shared)
-    if len(progress.rows) < total:
+    if run.settings.patience and len(progress.rows) < total:
         say(f"{name}: stopped after round {len(progress.rows)}: accuracy had not risen for --patience rounds")
     if progress.best is not None:
         say(f"{name}: best round by validation: {progress.best.round} ({progress.best.accuracy:.4f})")

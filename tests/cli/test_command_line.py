@@ -26,6 +26,7 @@ from pflcli.cli import app
 from pflcli.commands import show
 from pflcli.commands.listing import listing
 from pflcli.commands.personalize import personalize
+from pflcli.errors import UsageError
 
 APP = typer.main.get_command(app).commands
 TINY = ("--model", "mlp", "--rounds", "2", "--participation", "0.5")
@@ -548,7 +549,8 @@ def npz(folder, x_train, y_train, x_test, y_test):
 
 W = "partition writers -o {out}"
 F = "partition fashion-mnist -o {out} --scheme iid --clients 2 --root {bad}"
-T = "train-global {small}/p -o {out} --model mlp --rounds 2"
+G = "train-global {small}/p -o {out} --model mlp"
+T = f"{G} --rounds 2"
 K = "personalize knn-per {small}/d -o {out}"
 
 # Names that are nearly right: what was typed, and what is meant.
@@ -558,7 +560,7 @@ NEARLY = {
     "scheme": (f"{W} --scheme dirichelt", "unknown scheme 'dirichelt'", "did you mean 'dirichlet'?"),
     "method": ("personalize knnper {small}/d -o {out}", "unknown method 'knnper'", "did you mean 'knn-per'?"),
     "global method": (f"{T} --method fedvag", "unknown method 'fedvag'", "did you mean 'fedavg'?"),
-    "model": (f"{T} --model mlpp", "unknown model 'mlpp'", "did you mean 'mlp'?"),
+    "model": ("train-global {small}/p -o {out} --model mlpp", "unknown model 'mlpp'", "did you mean 'mlp'?"),
     "option": (f"{W} --cliens 4", "unknown option '--cliens'", "did you mean '--clients'?"),
     "set": (f"{K} --set wieght=1", "unknown option 'wieght' for knn-per", "did you mean 'weight'?"),
     "set of a scheme": (
@@ -593,9 +595,9 @@ WRONG = {
     "no input": ("train-global -o {out}", 2, "missing argument 'PARTITION'"),
     "no predictions": ("evaluate -o {out}", 2, "missing argument 'PREDICTIONS"),
     "an option without its value": (f"{W} --clients", 2, "'--clients' requires an argument"),
-    "half a round": (f"{T} --rounds 2.5", 2, "--rounds", "valid integer"),
-    "rounds in words": (f"{T} --rounds ten", 2, "--rounds", "valid integer"),
-    "rounds below zero": (f"{T} --rounds -1", 2, "rounds=-1", "greater than or equal to 0"),
+    "half a round": (f"{G} --rounds 2.5", 2, "--rounds", "valid integer"),
+    "rounds in words": (f"{G} --rounds ten", 2, "--rounds", "valid integer"),
+    "rounds below zero": (f"{G} --rounds -1", 2, "rounds=-1", "greater than or equal to 0"),
     "steps and epochs": (f"{T} --epochs 1 --steps 5", 2, "how long clients train", "give one of them"),
     "nobody takes part": (f"{T} --participation 0", 2, "participation=0", "greater than 0"),
     "more than all take part": (f"{T} --participation 1.5", 2, "participation=1.5", "less than or equal to 1"),
@@ -629,6 +631,27 @@ WRONG = {
     "alpha in words": (f"{W} --scheme dirichlet --clients 4 --set alpha=low", 2, "alpha=low", "valid number"),
     "a set that sets nothing": (f"{K} --set k", 2, "'--set k' does not have the form key=value", "--set k=10"),
     "a set that is set twice": (f"{K} --set k=1 --set k=2", 2, "'k' is set twice: 1 and 2"),
+    "an option given twice": (f"{G} --rounds 3 --rounds=3", 2, "--rounds is given twice", "give it once"),
+    "an option given under both of its names": (f"{W} -o {{out}}", 2, "--out is given twice", "give it once"),
+    "an option given three times": (f"{W} --seed 1 --seed 2 --seed 3", 2, "--seed is given 3 times", "give it once"),
+    "a list in pieces": (
+        "compare {small}/p -o {out} --methods fedavg --methods=ditto,local",
+        2,
+        "--methods is given twice",
+        "--methods fedavg,ditto,local",
+    ),
+    "names of classes in pieces": (
+        "import x.csv -o {out} --label-map 1=ill --label-map 2=ill?",
+        2,
+        "--label-map is given twice",
+        "--label-map '1=ill,2=ill?'",
+    ),
+    "a list of three in pieces": (
+        f"{W} --fractions 0.6,0.2,0.2 --fractions 0.8,0.1,0.1",
+        2,
+        "--fractions is given twice",
+        "give it once",
+    ),
     "no neighbours": (f"{K} --set k=0", 2, "k=0", "greater than or equal to 1"),
     "nothing to choose from": (f"{K} --set grid=", 2, "grid is empty"),
     "fractions that do not add up": (f"{W} --fractions 0.6,0.2,0.3", 2, "0.6,0.2,0.3", "add up to 1"),
@@ -640,7 +663,7 @@ WRONG = {
     "no clients": (f"{W} --clients 0", 2, "--clients 0 is not a positive number"),
     "more clients than owners": (f"{W} --clients 61", 2, "61 clients are more than the 60 owners", "--clients 60"),
     "more clients than samples": (
-        f"{F}/good --clients 17",
+        "partition fashion-mnist -o {out} --scheme iid --root {bad}/good --clients 17",
         2,
         "17 clients are more than the 16 samples",
         "--clients 16",
@@ -652,7 +675,12 @@ WRONG = {
         "need 18, there are 16",
         "--min-samples 8",
     ),
-    "data without owners": (f"{F}/good --scheme natural", 2, "no natural clients", "--scheme dirichlet"),
+    "data without owners": (
+        "partition fashion-mnist -o {out} --root {bad}/good --scheme natural",
+        2,
+        "no natural clients",
+        "--scheme dirichlet",
+    ),
     "data that is not included in pfl": ("partition fashion-mnist -o {out}", 2, "fashion_mnist.npz", "--root FOLDER"),
     "a folder without the data": (f"{F}/foreign", 2, "fashion_mnist.npz", "--root FOLDER"),
     "too much capacity": ("build-datastore {small}/e -o {out} --capacity 1.5", 2, "--capacity 1.5", "--capacity 0.5"),
@@ -892,6 +920,21 @@ def test_options_of_pfl_stand_before_or_after_every_command(pfl, command):
         before, after = pfl(flag, command, "--help"), pfl(command, flag, "--help")
         assert (before.code, before.out) == (after.code, after.out)
         assert before.code == (0 if flag in options else 2)
+
+
+def test_an_option_with_one_value_is_refused_if_it_is_given_twice():
+    """Of every command: Click keeps the last value in silence. Flags and options that are lists may be repeated."""
+    for name, command in typer.main.get_command(app).commands.items():
+        with command.make_context(name, [], resilient_parsing=True) as context:
+            for param in command.params:
+                if param.param_type_name == "option":
+                    words = [param.opts[0], *(() if param.is_flag else ("1",))]
+                    is_refused = False
+                    try:
+                        command._require_single(context, words * 2)
+                    except UsageError as error:
+                        is_refused = param.opts[-1] in error.message or param.opts[0] in error.message
+                    assert is_refused == (not (param.multiple or param.is_flag)), (name, param.opts)
 
 
 def test_flag_before_the_command_has_its_effect(pfl, small, tmp_path):

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from contextlib import suppress
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -10,8 +13,9 @@ from pflcli.commands.compare import compare
 from pflcli.commands.partition import partition
 from pflcli.comparison import costs
 from pflcli.comparison.costs import Cost, Costs
+from pflcli.errors import ComputationError
 from pflcli.execution import Execution
-from pflcli.reporter import NullReporter
+from pflcli.reporter import NullReporter, StopRounds, report_within
 from pflcli.settings import Settings
 from pflcli.wording import duration
 
@@ -136,3 +140,80 @@ def test_a_full_disk_is_said_with_what_to_change(monkeypatch, tmp_path):
 )
 def test_durations_in_words(seconds, words):
     assert duration(seconds) == words
+
+
+class Clock:
+    """A clock that goes on when it is told to."""
+
+    def __init__(self):
+        self.now = 100.0
+
+    def monotonic(self):
+        return self.now
+
+    def process_time(self):
+        return 2 * self.now
+
+
+class Trial:
+    """A job of two rounds and twenty clients, whose steps take a given time."""
+
+    name, out, has_rounds = "ditto", Path("ditto"), True
+
+    def __init__(self, clock, round_seconds, prediction_seconds):
+        self.clock, self.seconds, self.made = clock, (round_seconds, prediction_seconds), False
+
+    def run(self, execution, *, replaces):
+        engine = SimpleNamespace()
+        with suppress(StopRounds), report_within(execution.reporter, engine, "ditto", 2) as advance:
+            for _ in range(2):
+                for client in range(10):
+                    self.clock.now += self.seconds[0] / 10
+                    engine.on_progress(client + 1, 10)
+                advance(1, "")
+        with report_within(execution.reporter, engine, "ditto", 20) as advance:
+            for _ in range(20):
+                self.clock.now += self.seconds[1] / 20
+                advance(1, "")
+        self.made = True
+
+
+@pytest.mark.parametrize(
+    ("rounds", "predictions", "missing", "seconds", "measured"),
+    [
+        (1, 1, 58, None, ""),  # two rounds tell enough
+        (40, 1, 2400 - 8, None, "2 of 10 clients of a round"),  # 4 s a client: stopped at the second one
+        (3.5, 1, 59 * 3.5 - 2.1, None, "6 of 10 clients of a round"),  # the second round is stopped
+        (1, 40, 58, 2 + 40 + 58, "2 of 20 clients predicted"),
+        (40, 40, 2400 - 8, 8 + 40 + 2392, "2 of 10 clients of a round, 2 of 20 clients predicted"),
+    ],
+)
+def test_a_trial_is_stopped_after_seconds_and_extrapolated(
+    monkeypatch, rounds, predictions, missing, seconds, measured
+):
+    clock, notes = Clock(), []
+    monkeypatch.setattr(costs, "time", clock)
+    monkeypatch.setattr("pflcli.reporter.time", clock)
+    trial = Trial(clock, rounds, predictions)
+    watch = costs._Stopwatch(trial, lambda steps, note: notes.append(note))
+    if seconds is None:
+        watch.run(Execution())
+    else:
+        with pytest.raises(ComputationError):
+            watch.run(Execution())
+        cost = watch.extrapolate(Settings(rounds=60))
+        assert (cost.seconds, cost.processor_seconds) == (pytest.approx(seconds), pytest.approx(2 * seconds))
+    assert trial.made == (seconds is None)
+    assert watch.measured == measured
+    assert watch.missing_seconds(60) == pytest.approx(missing)
+    assert clock.now - 100 < 15
+    assert all(note.startswith("measuring ditto: ") for note in notes)
+
+
+def test_a_slow_method_is_stopped_and_the_table_says_what_was_measured(writers, monkeypatch, pfl):
+    monkeypatch.setattr(costs, "_PHASE_SECONDS", 0.0)
+    ran = pfl("compare", writers / "p", "-o", writers / "c6", "-n", "--methods", "local,knn-per", "--model", "logistic")
+    assert ran.code == 0
+    assert "extrapolated from" in ran.err
+    assert re.search(r"\nlocal\tnew\t[\d.]+\t\t16 of 60 clients predicted", ran.err)
+    assert "knn-per has no estimate: embeddings, which it needs, has none" in ran.err

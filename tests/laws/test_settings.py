@@ -1,0 +1,52 @@
+"""A training setting has an effect on every method, or the run says that it has none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from pflcli import methods, registry
+from pflcli.laws import small_federation as small
+from pflcli.settings import Settings
+from pflcli.training import run_request
+
+CHANGES = {
+    "rounds": 2,
+    "participation": 1.0,
+    "dropout": 0.3,
+    "epochs": 3,
+    "steps": 2,
+    "batch_size": 2,
+    "lr": 0.02,
+    "optimizer": "adam",
+    "momentum": 0.9,
+    "weight_decay": 0.3,
+    "clip_gradients": 0.05,
+    "lr_schedule": "cosine",
+    "lr_warmup": 2,
+}
+"""Settings of local training with other values than those of the small federation."""
+
+UNUSED_BY_DEFAULT = {"fedsgd": ("batch_size",)}
+"""By method, settings that only one of its options uses, as its docstring says."""
+
+
+def outcome(method, **settings):
+    """The predictions of all clients, and the bytes that were sent."""
+    run = small.make_run(method, **settings)
+    return small.predict(method, run, small.play_rounds(method, run)), dict(run.traffic)
+
+
+@pytest.mark.parametrize("method", [name for name in registry.names("methods") if methods.load(name).has_rounds])
+def test_a_setting_changes_the_result_or_is_said_to_have_no_effect(method):
+    """Without rounds of its own, a method takes its settings from the backbone, which a setting changes."""
+    predicted, traffic = outcome(method)
+    code = methods.load(method)
+    for name, value in CHANGES.items():
+        changed, sent = outcome(method, **{name: value})
+        is_same = traffic == sent and all(np.array_equal(changed[split], p) for split, p in predicted.items())
+        says_so = bool([*run_request.describe_ignored(method, code, replace(Settings(), **{name: value}))])
+        is_expected = says_so or name in UNUSED_BY_DEFAULT.get(method, ())
+        assert is_same == is_expected, f"--{name} has {'no' if is_same else 'an'} effect on {method}"
