@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pflcli.commands.train_global import train_global
     from pflcli.commands.tune import tune
     from pflcli.commands.update_datastore import update_datastore
+    from pflcli.evaluation.in_memory import table
     from pflcli.simulation.callbacks import Callback, EarlyStopping
     from pflcli.simulation.federation import Federation
     from pflcli.simulation.simulate import simulate
@@ -58,6 +59,7 @@ __all__ = [
     "simulate",
     "stack",
     "sweep",
+    "table",
     "track",
     "train_global",
     "tune",
@@ -66,19 +68,20 @@ __all__ = [
 
 
 _IN_MEMORY = {
-    "Callback": "callbacks",
-    "EarlyStopping": "callbacks",
-    "Federation": "federation",
-    "simulate": "simulate",
+    "Callback": "simulation.callbacks",
+    "EarlyStopping": "simulation.callbacks",
+    "Federation": "simulation.federation",
+    "simulate": "simulation.simulate",
+    "table": "evaluation.in_memory",
 }
-"""The modules of ``simulation`` that define public names."""
+"""The modules that define public names which are no commands."""
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name; raises AttributeError for every other name."""
     if name not in __all__:
         raise AttributeError(f"module 'pflcli' has no attribute '{name}'")
-    module = f"simulation.{_IN_MEMORY[name]}" if name in _IN_MEMORY else f"commands.{name}"
+    module = _IN_MEMORY.get(name, f"commands.{name}")
     value = getattr(importlib.import_module(f"pflcli.{module}"), name)
     globals()[name] = value
     return value

@@ -42,7 +42,8 @@ ALLOWED = {
     "evaluation.charts": {"evaluation.metrics"},
     "evaluation.presentation": {"errors", "evaluation.metrics", "wording"},
     "artifacts": {"errors", "rng", "wording", "foreign", "registry", "reporter", "execution", "knn"},
-    "evaluation": BASE | {"artifacts", "methods", "evaluation.charts", "evaluation.metrics", "evaluation.presentation"},
+    "evaluation": BASE
+    | {"artifacts", "methods", "simulation", "evaluation.charts", "evaluation.metrics", "evaluation.presentation"},
     "evaluation.page": BASE
     | {"artifacts", "evaluation", "evaluation.charts", "evaluation.metrics", "evaluation.presentation"},
     "tracking": BASE | {"artifacts", "evaluation.metrics", "evaluation.page"},
@@ -108,7 +109,7 @@ ALLOWED = {
     | {"execution", "config", "commands", "options", "artifacts", "jobs", "tuning", "prediction", "commands.compare"}
     | {"evaluation", "evaluation.presentation"},
     "__main__": {"cli", "errors", "options", "registry"},
-    "__init__": {"commands", "commands.tune", "commands.compare", "commands.demo", "simulation"},
+    "__init__": {"commands", "commands.tune", "commands.compare", "commands.demo", "evaluation", "simulation"},
 }
 """What each package or module may import besides itself, from the bottom to the top."""
 FILES = sorted(ROOT.rglob("*.py"))

@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,7 +32,7 @@ from pflcli.evaluation.charts.vega import Spec
 from pflcli.evaluation.metrics import catalogue, scores
 from pflcli.evaluation.presentation import conclusion, prediction_sets, tables
 from pflcli.evaluation.round_costs import Link
-from pflcli.evaluation.summary import Scored
+from pflcli.evaluation.summary import Scored, ScoredPredictions
 from pflcli.wording import counted, listed
 
 _ONE_VERSUS_REST = {"auroc", "average_precision"}
@@ -65,7 +65,7 @@ def score(
     labelled = _label_artifacts(artifacts) if labels is None else list(zip(artifacts, labels, strict=True))
     scored = [_score_artifact(artifact, label, split, metric_names, positive, level) for artifact, label in labelled]
     scored = [replace(item, is_reference=item.label in references or _is_reference(item.artifact)) for item in scored]
-    return _pair_with_baseline(scored, baseline)
+    return pair_with_baseline(scored, baseline)
 
 
 def summarize(
@@ -255,39 +255,51 @@ def _score_artifact(
     level: float | None,
 ) -> Scored:
     answers = predictions.read(artifact, split)
-    p, y, offsets = answers.parts["p"], answers.y, answers.offsets
-    if not len(y):
+    p = answers.parts["p"]
+    if not len(answers.y):
         raise InputError(
             f"{artifact.path} has no {split} samples to score",
             "pfl partition DATASET -o DIR --fractions 0.6,0.2,0.2",
         )
     catalogue.require_classes(metric_names, p.shape[1])
-    right = scores.correct(p, y)
     positive = catalogue.positive_class(positive_name, codebook.read(artifact).class_names(p.shape[1]))
-    client = {
-        metric.name: metric.score_clients(p, y, offsets, positive) for metric in catalogue.client_metrics(metric_names)
-    }
     return Scored(
         label=label,
         seed=int(artifact.manifest.request["seed"]),
         artifact=artifact,
-        answers=answers,
-        right=right,
-        n=np.diff(offsets),
-        client=client,
+        **score_predictions(answers, metric_names, positive),
         tuned=predictions.read_tuned(artifact),
         new=predictions.read_new_clients(artifact),
-        metric_names=metric_names,
-        positive=positive,
         sets=None if level is None else coverage.measure_sets(artifact, answers, level),
     )
 
 
-def _pair_with_baseline(scored: list[Scored], baseline: str) -> list[Scored]:
+def score_predictions(
+    answers: predictions.SplitPredictions, metric_names: tuple[str, ...], positive: int
+) -> dict[str, Any]:
+    """Return the fields of ScoredPredictions that follow from the predictions of one split."""
+    p, y, offsets = answers.parts["p"], answers.y, answers.offsets
+    client = {
+        metric.name: metric.score_clients(p, y, offsets, positive) for metric in catalogue.client_metrics(metric_names)
+    }
+    return {
+        "answers": answers,
+        "right": scores.correct(p, y),
+        "n": np.diff(offsets),
+        "client": client,
+        "metric_names": metric_names,
+        "positive": positive,
+    }
+
+
+Item = TypeVar("Item", bound=ScoredPredictions)
+
+
+def pair_with_baseline(scored: Sequence[Item], baseline: str) -> list[Item]:
     """Add the scores of each item's baseline: its predictions on the same samples, else those of the global model."""
     bases = [item for item in scored if item.label == baseline]
-    known = {item.artifact.manifest.request["method"] for item in scored}
     if baseline != "fedavg" and not bases:
+        known = {item.label.partition(" ")[0] for item in scored}
         raise UsageError(f"the baseline '{baseline}' is not among the predictions", closest(baseline, known))
     paired = []
     for item in scored:
@@ -311,7 +323,7 @@ def _are_equal(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
     return a.shape == b.shape and float(np.abs(a - b).max(initial=0)) < _ROUNDING
 
 
-def _same_samples(a: Scored, b: Scored) -> bool:
+def _same_samples(a: ScoredPredictions, b: ScoredPredictions) -> bool:
     return np.array_equal(a.answers.sample, b.answers.sample) and np.array_equal(a.answers.offsets, b.answers.offsets)
 
 

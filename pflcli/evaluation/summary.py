@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -26,25 +26,20 @@ STATISTICS = 3
 did not count methods that tie with the baseline on every client."""
 
 
-@dataclass(frozen=True)
-class Scored:
-    """A scored predictions artifact: ``right`` (n,) per sample, other arrays (m,) per client."""
+@dataclass(frozen=True, kw_only=True)
+class ScoredPredictions:
+    """Scored predictions of one method and seed: ``right`` (n,) per sample, other arrays (m,) per client."""
 
     label: str
     seed: int
-    artifact: Artifact
     answers: predictions.SplitPredictions
     right: NDArray[np.bool_]
     n: NDArray[np.int64]
     client: dict[str, NDArray[np.float64]]
-    tuned: dict[str, NDArray[np.float64]]
-    new: NDArray[np.bool_] | None = None
     metric_names: tuple[str, ...] = catalogue.DEFAULT
     """the metrics of ``--metric``; the first one ranks methods and defines gains"""
     positive: int = 1
     """index of the positive one of two classes"""
-    sets: ClientSets | None = None
-    """prediction sets, with ``--coverage``"""
     is_reference: bool = False
     """whether its method stands beside the others and is not ranked"""
     baseline_right: NDArray[np.bool_] | None = None
@@ -72,6 +67,21 @@ class Scored:
         return self.answers.sample, self.answers.offsets
 
 
+@dataclass(frozen=True, kw_only=True)
+class Scored(ScoredPredictions):
+    """A scored predictions artifact."""
+
+    artifact: Artifact
+    tuned: dict[str, NDArray[np.float64]]
+    new: NDArray[np.bool_] | None = None
+    sets: ClientSets | None = None
+    """prediction sets, with ``--coverage``"""
+
+
+Identify = Callable[[Sequence[Any]], Mapping[int, NDArray[np.str_]]]
+"""Returns an identifier of each client, (m,) by seed, of the runs of one method."""
+
+
 class _Row(dict[str, dict[str, Any]]):
     """Metrics by name."""
 
@@ -82,9 +92,7 @@ class _Row(dict[str, dict[str, Any]]):
 
 def summarize_method(label: str, items: Sequence[Scored]) -> dict[str, Any]:
     """Return the row of one method; ``items`` has one run per seed."""
-    metrics = _Row()
-    _add_scores(metrics, items)
-    _add_gain(metrics, label, items)
+    metrics = summarize_scores(label, items, _identify_clients)
     _add_seen_and_unseen(metrics, items)
     _add_train_accuracy(metrics, items)
     _add_last_rounds(metrics, items)
@@ -137,7 +145,20 @@ def correct_p_values(methods: Sequence[dict[str, Any]], baseline: str | None) ->
         gain_by_label[label]["p_corrected"] = p
 
 
-def _add_scores(metrics: _Row, items: Sequence[Scored]) -> None:
+def summarize_scores(label: str, items: Sequence[ScoredPredictions], identify: Identify) -> _Row:
+    """Return the metrics of one method that follow from its predictions and those of the baseline."""
+    metrics = _Row()
+    _add_scores(metrics, items)
+    _add_gain(metrics, label, items, identify)
+    return metrics
+
+
+def _identify_clients(items: Sequence[Scored]) -> Mapping[int, NDArray[np.str_]]:
+    samples = {item.seed: item.samples for item in items}
+    return client_identity.identify_clients({item.seed: item.artifact for item in items}, samples)
+
+
+def _add_scores(metrics: _Row, items: Sequence[ScoredPredictions]) -> None:
     """Add the metrics that are computed from predictions."""
     count = sum(int((item.n > 0).sum()) for item in items)
     samples = sum(int(item.n.sum()) for item in items)
@@ -158,7 +179,7 @@ def _count_defined(values: Sequence[Array]) -> int:
     return sum(int((~np.isnan(each)).sum()) for each in values)
 
 
-def _add_gain(metrics: _Row, label: str, items: Sequence[Scored]) -> None:
+def _add_gain(metrics: _Row, label: str, items: Sequence[ScoredPredictions], identify: Identify) -> None:
     """Add the gain over the baseline and the shares of clients better and worse off, if the baseline is known.
 
     Clients for which the score is undefined are left out. References are not tested: they have no p-value and no share
@@ -183,8 +204,7 @@ def _add_gain(metrics: _Row, label: str, items: Sequence[Scored]) -> None:
         beside[f"baseline_{name}"] = float(np.mean([over(base, base) for base in bases]))
     differing = [_count_differing(item)[chosen] for item, chosen in zip(items, tested, strict=True)]
     if any(counts.any() for counts in differing):
-        samples = {item.seed: item.samples for item in items}
-        known = client_identity.identify_clients({item.seed: item.artifact for item in items}, samples)
+        known = identify(items)
         identities = [known[item.seed][chosen] for item, chosen in zip(items, tested, strict=True)]
         estimate = gains.mean_gain(gain, weight, identities)
         if estimate is not None:
@@ -209,7 +229,7 @@ def _add_gain(metrics: _Row, label: str, items: Sequence[Scored]) -> None:
         metrics.add(name, count, shares, **of, **({} if items[0].is_reference else chance))
 
 
-def _count_differing(item: Scored) -> NDArray[np.int64]:
+def _count_differing(item: ScoredPredictions) -> NDArray[np.int64]:
     """Return the number of each client's samples, (m,), on which exactly one of method and baseline is right.
 
     For metrics other than accuracy it is 1 for a client whose scores differ, else 0.

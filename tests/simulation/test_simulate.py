@@ -8,13 +8,25 @@ import sys
 import types
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
 
 import pflcli
 from helpers import ROOT
-from pflcli import Callback, EarlyStopping, Federation, import_data, methods, partition, registry, simulate
+from pflcli import (
+    Callback,
+    EarlyStopping,
+    Federation,
+    compare,
+    import_data,
+    methods,
+    partition,
+    registry,
+    simulate,
+    table,
+)
 from pflcli.artifacts.kinds import predictions, required_kinds
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.commands.build_datastore import build_datastore
@@ -298,3 +310,25 @@ def test_the_kernel_calls_nothing_that_opens_files_or_prints():
 
 def test_public_names_are_listed():
     assert {"simulate", "Federation", "Callback", "EarlyStopping"} <= {*pflcli.__all__}
+
+
+def test_the_table_in_memory_has_the_numbers_of_compare(lineage, tmp_path):
+    asked = {"methods": "fedavg,ditto,local", "seeds": 2, **SETTINGS, "threads": 1}
+    expected = compare(lineage["partition"], tmp_path / "c", references=False, **asked).table()
+    made = Federation.from_arrays(*draw_arrays())
+    results = {name: [simulate(name, made, seed=seed, **SETTINGS) for seed in (0, 1)] for name in expected.index}
+    stored = {name: [next((tmp_path / "c").glob(f"seed-{seed}/{name}")) for seed in (0, 1)] for name in expected.index}
+    for shown in (table(results), table(stored)):
+        assert [*shown.index] == [*expected.index]
+        assert {"accuracy", "gain", "gain_low", "gain_high", "gain_p_corrected", "better_off"} <= {*shown.columns}
+        common = [name for name in shown.columns if name in expected.columns]
+        assert len(common) == len(shown.columns)
+        pd.testing.assert_frame_equal(shown[common], expected[common], check_dtype=False, rtol=1e-5, atol=1e-6)
+
+
+def test_the_table_refuses_an_unknown_baseline_and_missing_samples(federation):
+    result = simulate("constant", federation, **SETTINGS)
+    with pytest.raises(UsageError, match="baseline 'ditto' is not among"):
+        table({"constant": result}, baseline="ditto")
+    with pytest.raises(InputError, match="no train predictions"):
+        table({"constant": result}, split="train")
