@@ -113,7 +113,7 @@ def test_the_script_of_the_api_runs(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     names = {}
     exec(re.search(r"```python\n(.*?)```", PAGES["docs/api.md"], flags=re.S)[1], names)
-    assert {*names["table"].index} == {"fedavg", "local"}
+    assert {*names["table"].index} == {"fedavg", "local", "constant", "pooled"}
     assert len(names["clients"]) == 6
     assert capsys.readouterr().out.startswith("new 3 clients\n4 runs/p exists and was made by another request")
 
