@@ -118,8 +118,8 @@ def test_the_script_of_the_api_runs(tmp_path, monkeypatch, capsys):
     assert " rounds\n" in (printed := capsys.readouterr().out)
     assert "gain_low" in printed
     exec(commands, names := {})
-    assert {*names["table"].index} == {"fedavg", "local"}
-    assert len(names["clients"]) == 6
+    assert {*names["table"].index} == {"fedavg", "local", "constant", "pooled"}
+    assert len(names["clients"]) == 3 * len(names["table"])
     assert capsys.readouterr().out.startswith("new 3 clients\n4 runs/p exists and was made by another request")
 
 
