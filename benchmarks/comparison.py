@@ -63,6 +63,8 @@ def main() -> None:
             for side, checkout in sides.items():
                 own = args.set_here if side == "here" else []
                 words = compare(args, methods, Path(scratch, side), [*args.set, *own])
+                if "references" in (checkout / "pflcli/options/compare.py").read_text():  # older ones add no rows
+                    words.append("--no-references")
                 totals[side].append(pfl(checkout, words, Path(scratch, f"{side}-{turn}")))
         last = args.turns - 1
         steps = {side: requests(Path(scratch, f"{side}-{last}")) for side in sides}
