@@ -31,9 +31,6 @@ from pflcli.simulation.federation import Federation
 from pflcli.simulation.predict import client_batches
 from pflcli.simulation.progress import Progress
 
-_EMBEDDED_AT_ONCE = 1 << 14
-"""Samples that are embedded at a time: a multiple of the engine's batch size, as in ``pfl extract``."""
-
 
 @dataclass(frozen=True)
 class Predictions:
@@ -209,9 +206,7 @@ def embed(run: Run) -> dict[str, Embedded]:
     embedded = {}
     for split in SPLITS:
         rows = run.federation.rows_of(run.clients, split)
-        pieces = [rows[first : first + _EMBEDDED_AT_ONCE] for first in range(0, max(len(rows), 1), _EMBEDDED_AT_ONCE)]
-        outputs = [run.engine.infer(run.backbone, piece, features=True) for piece in pieces]
-        logits, z = (torch.cat(values).cpu().numpy() for values in zip(*outputs, strict=True))
+        logits, z = (values.cpu().numpy() for values in run.engine.infer(run.backbone, rows, features=True))
         bounds = np.concatenate([[0], np.cumsum(run.federation.sizes(split))])
         embedded[split] = Embedded(z, logits, run.federation.labels_of(run.clients, split), bounds)
     return embedded
