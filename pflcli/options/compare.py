@@ -75,6 +75,7 @@ class Compare(Options):
         typer.Option(
             "--references/--no-references",
             help="Compare constant, pooled and local too, as references that are marked in tables and not ranked.",
+            rich_help_panel="References",  # beside its long second name, others' names would be cut
         ),
     ] = True
     seeds: Annotated[

@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import NDArray
 
@@ -18,6 +17,9 @@ from pflcli.data.datasets import Samples
 from pflcli.engine import federation as engine
 from pflcli.errors import InputError, UsageError
 from pflcli.evaluation.metrics.heterogeneity import jensen_shannon
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 Fractions = tuple[float, float, float]
 
@@ -114,6 +116,8 @@ class Federation(engine.Federation):
 
         The divergence is that of Jensen and Shannon, in bits from 0 to 1, between the client's labels and all labels.
         """
+        import pandas as pd
+
         counts = self._count_labels()
         sizes = {split: self.sizes(split) for split in engine.SPLITS}
         names = pd.Index(self.names or [str(client) for client in self.clients], name="client")
@@ -173,10 +177,17 @@ def _as_samples(x: Any) -> NDArray[Any]:
     return array if array.dtype.kind == "f" else array.astype(np.float32)
 
 
+def _is_missing(array: NDArray[Any]) -> NDArray[np.bool_]:
+    """Return which values (n,) are missing."""
+    from pandas import isna  # here, so that commands do not import it
+
+    return np.asarray(isna(array))
+
+
 def _as_words(values: Any, what: str) -> NDArray[np.str_]:
     """Return names as words; raises InputError for a missing one."""
     array = _as_array(values).ravel()
-    missing = np.flatnonzero(pd.isna(array))
+    missing = np.flatnonzero(_is_missing(array))
     if len(missing):
         raise InputError(f"{what} of row {missing[0]} is missing")
     if array.dtype.kind == "f" and (array == np.floor(array)).all():
@@ -189,7 +200,7 @@ def _number_labels(y: Any, classes: Sequence[Any] | None) -> tuple[NDArray[np.in
     array = _as_array(y)
     if array.ndim != 1:
         raise InputError(f"y has shape {array.shape}, not (n,): one label for each sample")
-    missing = np.flatnonzero(pd.isna(array))
+    missing = np.flatnonzero(_is_missing(array))
     if len(missing):
         raise InputError(f"y of row {missing[0]} is missing")
     if array.dtype.kind == "f" and not (array == np.floor(array)).all():

@@ -6,10 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pandas as pd
 import torch
 from numpy.typing import NDArray
 from torch import nn
@@ -30,6 +29,9 @@ from pflcli.simulation.create_run import create_run, fit_settings, resolve_names
 from pflcli.simulation.federation import Federation
 from pflcli.simulation.predict import client_batches
 from pflcli.simulation.progress import Progress
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,8 @@ class Result:
 
     def accuracies(self, split: str = "test") -> pd.Series:
         """Return each client's accuracy on its samples of a split, by name; nan without samples."""
+        import pandas as pd
+
         found, count = self.predictions[split], len(self.federation.clients)
         sizes = np.bincount(found.client, minlength=count)
         right = np.bincount(found.client, weights=found.correct, minlength=count)
@@ -131,6 +135,8 @@ def simulate(
     stores if it needs them. Raises UsageError for unknown names and wrong values, InputError for a method or network
     that breaks its interface, ComputationError if training fails.
     """
+    import pandas as pd
+
     name, definition = _load_method(method)
     cfg = config.build(definition.Config, options or {}, name)
     training, draw = _settings(federation, model, settings)

@@ -744,7 +744,7 @@ WRONG = {
     "a baseline that is not compared": (W + "--methods fedavg --baseline local", 2, "'local' is not among"),
     "an unknown metric": (W + "--metric auroc,recal", 2, "unknown metric 'recal'", "choose from: accuracy, auroc"),
     "a metric of two classes": (W + "--metric sensitivity", 2, "sensitivity is defined for two classes, and there are"),
-    "an unknown model": (W + "--model mlpp", 2, "unknown model 'mlpp'"),
+    "an unknown model": ("compare {p} -o {out} --model mlpp --rounds 1", 2, "unknown model 'mlpp'"),
     "predictions to compare on": (
         "compare {knn} -o {out}",
         3,

@@ -115,7 +115,7 @@ def test_the_jobs_of_a_script_make_the_table_of_one_command(form, writers, tmp_p
 def test_an_array_depends_on_the_one_before_and_its_tasks_share_the_artifacts(
     writers, tmp_path, tools, pfl, monkeypatch
 ):
-    script = planned(pfl, "slurm", writers / "p", "-o", tmp_path / "c", *LINE, "--seeds", "0,1")
+    script = planned(pfl, "slurm", writers / "p", "-o", tmp_path / "c", *(("0,1") if word == "1" else word for word in LINE))
     monkeypatch.setenv("PFL_TASKS", "3")
     subprocess.run(["bash", "-s", "--", "--time=5"], input=script, check=True, text=True, capture_output=True)
     submitted = (tmp_path / "jobs.log").read_text().splitlines()
@@ -256,7 +256,8 @@ def test_make_tries_again_what_failed(writers, tmp_path, tools, pfl):
 )
 def test_wrong_uses_end_in_one_error(words, message, writers, tmp_path, pfl, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    ran = pfl("compare", writers / "p", "-o", "c", "--methods", "fedavg,local", *FEW, *words)
+    out = () if "-o" in words else ("-o", "c")
+    ran = pfl("compare", writers / "p", *out, "--methods", "fedavg,local", *FEW, *words)
     assert ran.code == 2
     assert message in ran.err
     assert ran.err.startswith("pfl: ")

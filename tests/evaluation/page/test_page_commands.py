@@ -90,7 +90,7 @@ def test_of_a_comparison_whose_runs_are_gone(compared, tmp_path):
     history = lineage.trace(open_artifact(tmp_path / "comparison"))
     assert len(history.artifacts) == 1
     assert {item.kind for item in history.missing} == {"predictions"}
-    assert "--methods fedavg,knn-per,panm --seeds 0,1" in lineage.list_commands(history)[0]
+    assert "--methods fedavg,knn-per,panm --no-references --seeds 0,1" in lineage.list_commands(history)[0]
 
 
 def test_of_a_comparison_with_equal_tuning_and_a_stack(typed, small, tmp_path):
@@ -126,7 +126,7 @@ def test_what_was_added_to_a_comparison_is_in_its_command(typed, small, tmp_path
         **quick,
     )
     (line,) = typed(tmp_path / "c" / "comparison")[-1:]
-    assert "--methods local,fedavg --seeds 0,1 --set local.epochs=2" in line
+    assert "--methods local,fedavg --no-references --seeds 0,1 --set local.epochs=2" in line
 
 
 def test_a_command_is_recorded_as_typed_in_the_folder_of_the_artifact(small, tmp_path, pfl, monkeypatch):
