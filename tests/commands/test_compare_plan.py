@@ -115,7 +115,8 @@ def test_the_jobs_of_a_script_make_the_table_of_one_command(form, writers, tmp_p
 def test_an_array_depends_on_the_one_before_and_its_tasks_share_the_artifacts(
     writers, tmp_path, tools, pfl, monkeypatch
 ):
-    script = planned(pfl, "slurm", writers / "p", "-o", tmp_path / "c", *(("0,1") if word == "1" else word for word in LINE))
+    line = ["0,1" if word == "1" else word for word in LINE]
+    script = planned(pfl, "slurm", writers / "p", "-o", tmp_path / "c", *line)
     monkeypatch.setenv("PFL_TASKS", "3")
     subprocess.run(["bash", "-s", "--", "--time=5"], input=script, check=True, text=True, capture_output=True)
     submitted = (tmp_path / "jobs.log").read_text().splitlines()
