@@ -38,6 +38,7 @@ DIVIDES = True
 ADAPTS = True
 PAPER = "pFedGP"
 YEAR = 2021
+IGNORES = ("epochs", "steps", "batch_size")  # its own options stand for them
 
 State = dict[str, Params]
 

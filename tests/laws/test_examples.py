@@ -64,6 +64,15 @@ def test_the_help_ends_with_two_examples(pfl, monkeypatch, name):
         assert len(example) <= 78
 
 
+def replace_options(words, others):
+    """Return a command line with the ``others``, pairs of an option and its value, in place of the same options."""
+    for option in others[::2]:
+        if option in words:
+            place = words.index(option)
+            words = [*words[:place], *words[place + 2 :]]
+    return [*words, *others]
+
+
 def test_the_examples_of_all_commands_run(pfl, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo, "SETTINGS", {**demo.SETTINGS, "rounds": 1})
@@ -75,7 +84,8 @@ def test_the_examples_of_all_commands_run(pfl, tmp_path, monkeypatch):
     for name in [*FIRST, *(name for name in COMMANDS if name not in FIRST)]:
         for example in COMMANDS[name].examples:
             words = shlex.split(example)[1:]
-            words += [word for start, added in SMALLER.items() if example.startswith(start) for word in added]
+            smaller = [word for start, added in SMALLER.items() if example.startswith(start) for word in added]
+            words = replace_options(words, smaller)
             words += ["--threads", "1"] if any("--threads" in param.opts for param in COMMANDS[name].params) else []
             result = pfl(*words)
             assert result.code == 0, f"{example}: {result.err}"

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from pflcli import methods, registry
+from pflcli.errors import UsageError
 from pflcli.laws import small_federation as small
 from pflcli.settings import Settings
 from pflcli.training import run_request
@@ -45,7 +46,10 @@ def test_a_setting_changes_the_result_or_is_said_to_have_no_effect(method):
     predicted, traffic = outcome(method)
     code = methods.load(method)
     for name, value in CHANGES.items():
-        changed, sent = outcome(method, **{name: value})
+        try:
+            changed, sent = outcome(method, **{name: value})
+        except UsageError:  # which says why it does not apply
+            continue
         is_same = traffic == sent and all(np.array_equal(changed[split], p) for split, p in predicted.items())
         says_so = bool([*run_request.describe_ignored(method, code, replace(Settings(), **{name: value}))])
         is_expected = says_so or name in UNUSED_BY_DEFAULT.get(method, ())
