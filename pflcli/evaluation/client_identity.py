@@ -24,7 +24,12 @@ _NUMBERED = re.compile(r"client-\d+")
 def read_names(artifact: Artifact) -> list[str] | None:
     """Return the names (m,) of the clients in the data; None if they are unnamed or unknown."""
     known = list(codebook.read(artifact).clients)
-    return None if all(_NUMBERED.fullmatch(name) for name in known) else known
+    return None if are_numbered(known) else known
+
+
+def are_numbered(names: Sequence[str]) -> bool:
+    """Return whether these are names that a partition gives to clients without names in the data."""
+    return all(_NUMBERED.fullmatch(name) for name in names)
 
 
 def read_client_table(artifact: Artifact) -> pd.DataFrame:

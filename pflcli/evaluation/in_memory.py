@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -12,11 +11,10 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from pflcli import registry
 from pflcli.artifacts.client_blocks import offsets
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.open_by_path import open_one
-from pflcli.errors import InputError
+from pflcli.errors import InputError, UsageError
 from pflcli.evaluation import client_identity, scoring, summary
 from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.presentation import tables
@@ -26,9 +24,6 @@ if TYPE_CHECKING:
     from pflcli.simulation.simulate import Result
 
     Source: TypeAlias = Result | Path | str
-
-_NUMBERED = re.compile(r"client-\d+")
-"""Names of clients without names in the data."""
 
 
 def table(
@@ -42,14 +37,16 @@ def table(
 
     ``results`` has, for each label, the result of ``simulate``, or the path of predictions, or a sequence of these, one
     per seed. Columns are those of ``table.csv`` in a comparison of ``pfl compare``, with the same numbers. ``metric``
-    are names of metrics, the first of which ranks. Raises UsageError if the baseline or a metric is unknown, InputError
-    without samples of the ``split``.
+    are names of metrics, the first of which ranks. Raises UsageError if the baseline
+    or a metric is unknown or a label has two results of one seed, InputError without samples of the ``split``.
     """
     names = catalogue.parse_names([metric] if isinstance(metric, str) else metric)
     scored, megabytes, identities = list[ScoredPredictions](), dict[str, list[float]](), dict[int, NDArray[np.str_]]()
     for label, sources in results.items():
         for source in sources if isinstance(sources, Sequence) and not isinstance(sources, str) else [sources]:
             item, sent, names_of_clients = _score(source, label, split, names)
+            if any((other.label, other.seed) == (label, item.seed) for other in scored):
+                raise UsageError(f"{label} has two results with seed {item.seed}", "one result per seed")
             megabytes.setdefault(label, []).append(sent / 1e6)
             identities[id(item.answers)] = names_of_clients
             scored.append(item)
@@ -88,7 +85,7 @@ def _score(
             raise InputError(f"{label} has no {split} predictions")
         sizes = np.bincount(found.client, minlength=len(source.federation.clients))
         answers = predictions.SplitPredictions(
-            dict(found.parts), found.y, np.arange(len(found.y)), offsets(sizes.tolist())
+            dict(found.parts), found.y, _sample_ids(source, split, len(found.y)), offsets(sizes.tolist())
         )
         sent = sum(source.bytes.values())
         names = _identify(source)
@@ -96,13 +93,20 @@ def _score(
         raise InputError(f"{label} has no {split} samples to score")
     catalogue.require_classes(metrics, answers.parts["p"].shape[1])
     fields: dict[str, Any] = scoring.score_predictions(answers, metrics, 1)
-    known = registry.exists("methods", method) and registry.card("methods", method).facts.get("REFERENCE")
-    return ScoredPredictions(label=label, seed=seed, is_reference=bool(known), **fields), sent, names
+    is_reference = scoring.is_reference(method)
+    return ScoredPredictions(label=label, seed=seed, is_reference=is_reference, **fields), sent, names
+
+
+def _sample_ids(result: Result, split: str, count: int) -> NDArray[np.int64]:
+    """Return the rows (n,) of the predicted samples in the arrays or dataset, if they are known."""
+    if result.federation.sample is None:
+        return np.arange(count)
+    return result.federation.sample[result.run.federation.rows_of(result.run.clients, split)]
 
 
 def _identify(result: Result) -> NDArray[np.str_]:
     """Return who each client (m,) of a result is: its name in the data, else its number in its federation."""
     names = result.federation.names
-    if names and not all(_NUMBERED.fullmatch(name) for name in names):
+    if not client_identity.are_numbered(names):
         return np.asarray(names)
     return np.asarray([f"{id(result.federation)}/{client}" for client in result.federation.clients])

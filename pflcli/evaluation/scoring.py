@@ -64,7 +64,10 @@ def score(
     """
     labelled = _label_artifacts(artifacts) if labels is None else list(zip(artifacts, labels, strict=True))
     scored = [_score_artifact(artifact, label, split, metric_names, positive, level) for artifact, label in labelled]
-    scored = [replace(item, is_reference=item.label in references or _is_reference(item.artifact)) for item in scored]
+    scored = [
+        replace(item, is_reference=item.label in references or is_reference(item.artifact.manifest.request["method"]))
+        for item in scored
+    ]
     return pair_with_baseline(scored, baseline)
 
 
@@ -145,9 +148,8 @@ def _define_metrics(
     return lines
 
 
-def _is_reference(artifact: Artifact) -> bool:
-    """Return whether predictions are those of a method with ``REFERENCE``."""
-    method = artifact.manifest.request["method"]
+def is_reference(method: str) -> bool:
+    """Return whether a method is known to have ``REFERENCE``."""
     return registry.exists("methods", method) and bool(registry.card("methods", method).facts.get("REFERENCE"))
 
 
@@ -324,7 +326,9 @@ def _are_equal(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
 
 
 def _same_samples(a: ScoredPredictions, b: ScoredPredictions) -> bool:
-    return np.array_equal(a.answers.sample, b.answers.sample) and np.array_equal(a.answers.offsets, b.answers.offsets)
+    return all(
+        np.array_equal(getattr(a.answers, name), getattr(b.answers, name)) for name in ("sample", "offsets", "y")
+    )
 
 
 def _has_baseline(scored: Sequence[Scored]) -> bool:
