@@ -91,7 +91,7 @@ class Settings:
     report: Annotated[Literal["last", "best"], OMIT] = "last"
     """keep and evaluate the models of this round: last, or best (with the highest measured validation accuracy)"""
     patience: Annotated[int, Ge(0), OMIT] = 0
-    """stop when validation accuracy has not risen for this many rounds; 0 runs all --rounds"""
+    """stop at a measurement (--eval-every) if validation accuracy has not risen for this many rounds; 0 never stops"""
     test_last: Annotated[int, Ge(0)] = 0
     """also predict test samples after each of the last N rounds and report the mean accuracy; this chooses nothing"""
     answer_train: bool = False

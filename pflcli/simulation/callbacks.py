@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from pflcli.errors import UsageError
 
 if TYPE_CHECKING:
     from pflcli.federation.run import Run
@@ -32,32 +34,37 @@ class Callback:
 
 
 class EarlyStopping(Callback):
-    """Ends the rounds when the accuracy on validation samples has not risen for ``patience`` rounds.
+    """Ends the rounds at a measurement if validation accuracy has not risen for ``patience`` rounds.
 
-    The accuracy is that of personal models where it is measured, else that of the global model; rounds without a
-    measurement count, and a run without validation samples never ends early.
+    The accuracy is that of personal models where it is measured, else that of the global model; with ``shared``, always
+    that of the global model. A run in which it is never measured does not end early.
     """
 
-    def __init__(self, patience: int) -> None:
+    def __init__(self, patience: int, *, shared: bool = False) -> None:
         if patience < 1:
-            raise ValueError(f"patience={patience} is below one round")
-        self.patience = patience
+            raise UsageError(f"patience={patience} is below one round", "patience=5")
+        self.patience, self._shared = patience, shared
 
     def stops(self, run: Run, progress: Progress) -> bool:
-        """Return whether the best measured round is ``patience`` rounds ago or more."""
-        best = find_best(progress.rows)
-        return best is not None and len(progress.rows) - 1 - best >= self.patience
+        """Return whether the last measured round is ``patience`` rounds or more after the best one."""
+        column, measured = find_measured(progress.rows, shared=self._shared)
+        if not measured:
+            return False
+        best = max(measured, key=lambda index: (progress.rows[index][column], -index))
+        return measured[-1] - best >= self.patience
 
 
 ACCURACIES = ("personal_accuracy", "validation_accuracy")
 """The columns by which rounds are compared: the accuracy of personal models if measured, else of the global model."""
 
 
-def find_best(rows: Sequence[Row]) -> int | None:
-    """Return the index of the first row with the highest accuracy; None if none was measured."""
-    for column in ACCURACIES:
-        values: list[Any] = [row.get(column, math.nan) for row in rows]
-        measured = [index for index, value in enumerate(values) if not math.isnan(value)]
+def find_measured(rows: Sequence[Row], *, shared: bool = False) -> tuple[str, list[int]]:
+    """Return the column by which rounds are compared, and the indices of the rows in which it is measured.
+
+    With ``shared``, it is the accuracy of the global model. The indices are empty if nothing was measured.
+    """
+    for column in ACCURACIES[shared:]:
+        measured = [index for index, row in enumerate(rows) if not math.isnan(row.get(column, math.nan))]
         if measured:
-            return max(measured, key=lambda index: (values[index], -index))
-    return None
+            return column, measured
+    return ACCURACIES[-1], []

@@ -33,7 +33,7 @@ def run_rounds(
     With ``shared``, only the global model is needed, and the best round is chosen by its accuracy.
     """
     settings = run.settings
-    stopping = [EarlyStopping(settings.patience)] if settings.patience else []
+    stopping = [EarlyStopping(settings.patience, shared=shared)] if settings.patience else []
     while (
         method.has_rounds
         and len(progress.rows) < settings.rounds
