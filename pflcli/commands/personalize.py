@@ -30,7 +30,7 @@ from pflcli.laws import private_rounds
 from pflcli.methods import Method
 from pflcli.options.function import command
 from pflcli.options.personalize import Personalize
-from pflcli.simulation import absences
+from pflcli.simulation import absences, requirements
 from pflcli.simulation.progress import Progress
 from pflcli.training import checkpointed, dp_secret, hardware, run_request, state_files
 from pflcli.training import initial_weights as initial
@@ -97,7 +97,7 @@ def personalize(asked: Personalize) -> Outcome:
     )
     partition = lineage["partition"]
     remarks: Iterable[str] = run_request.describe_seed(asked.method, definition, cfg, training)
-    remarks = joined(remarks, run_request.describe_ignored(asked.method, definition, training))
+    remarks = joined(remarks, requirements.describe_ignored(asked.method, definition, training))
     if partition is not None:
         remarks = joined(remarks, run_request.describe_pair_costs(asked.method, definition, cfg, training, partition))
         if definition.has_rounds and LINKS[definition.KIND]:

@@ -28,7 +28,7 @@ from pflcli.laws import private_rounds
 from pflcli.methods import Method
 from pflcli.options.function import command
 from pflcli.options.train_global import TrainGlobal
-from pflcli.simulation import absences
+from pflcli.simulation import absences, requirements
 from pflcli.simulation.progress import Progress
 from pflcli.training import checkpointed, dp_secret, hardware, run_request, state_files
 from pflcli.training import initial_weights as initial
@@ -50,7 +50,7 @@ def train_global(asked: TrainGlobal) -> Outcome:
     _require_global_model(asked.method, definition)
     cfg = config.build(definition.Config, asked.options or {}, asked.method)
     training = run_request.resolve_settings({}, asked.settings or {}, partition)
-    run_request.require_private(asked.method, definition, training)
+    requirements.require_private(asked.method, definition, training)
     private_rounds.require_checked(asked.method, definition, cfg, training, partition)
     seed = run_request.choose_seed(asked.seed, partition)
     file = initial.read(asked.weights) if asked.weights is not None else None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -13,8 +12,6 @@ from pflcli.engine import backend, normalization
 from pflcli.engine.engine import Engine
 from pflcli.engine.executors.ray_runtime import RayCluster
 from pflcli.engine.federation import Federation
-from pflcli.engine.loop import has_batch_norm
-from pflcli.errors import UsageError
 from pflcli.federation import aggregators, uploads
 from pflcli.federation.attack import Attack
 from pflcli.federation.privacy import guarantee
@@ -23,7 +20,7 @@ from pflcli.federation.run import LINKS, Run
 from pflcli.methods import Method
 from pflcli.parameters import Params
 from pflcli.reporter import SILENT, Reporter
-from pflcli.settings import AUTO, Settings
+from pflcli.settings import Settings
 
 DrawNetwork = Callable[[int], models.Net]
 """Returns a network whose initial parameters are drawn from a seed."""
@@ -97,36 +94,6 @@ def create_run(
     if settings.dp and LINKS[method.KIND]:
         run.privacy = private_mean(run)
     return run
-
-
-def resolve_names(settings: Settings) -> Settings:
-    """Return the settings with full names; raises UsageError for an unknown model, upload step or aggregator."""
-    return replace(
-        settings,
-        model=settings.model if settings.model == AUTO else models.check(settings.model),
-        upload=tuple(str(uploads.load(step)) for step in settings.upload),
-        aggregator=str(aggregators.load(settings.aggregator)),
-    )
-
-
-def fit_settings(
-    settings: Settings, in_shape: tuple[int, ...], classes: int, *, images: bool, tokens: bool
-) -> Settings:
-    """Return the settings with a model for these samples in place of ``auto``.
-
-    Raises UsageError for a model, a batch size, a normalization or an augmentation that does not fit the samples.
-    """
-    if settings.model == AUTO:
-        settings = replace(settings, model=models.default(in_shape, tokens=tokens))
-    net = models.outline(settings.model, in_shape, classes, tokens=tokens, adapter=settings.adapter)
-    if settings.batch_size == 1 and has_batch_norm(net):
-        raise UsageError(
-            f"{settings.model} has batch normalization, which needs more than one sample", "--batch-size 2 or more"
-        )
-    normalization.check(settings.normalize, in_shape[0] if images else None)
-    if settings.augment and not images:
-        raise UsageError("--augment is for images, which these samples are not", "leave it out")
-    return settings
 
 
 def _draw_from_settings(federation: Federation, settings: Settings) -> DrawNetwork:

@@ -15,7 +15,7 @@ from pflcli import config, rng
 from pflcli.data import datasets, schemes, splits
 from pflcli.data.datasets import Samples
 from pflcli.engine import federation as engine
-from pflcli.errors import InputError, UsageError
+from pflcli.errors import InputError, UsageError, closest
 from pflcli.evaluation.metrics.heterogeneity import jensen_shannon
 
 if TYPE_CHECKING:
@@ -28,11 +28,18 @@ Fractions = tuple[float, float, float]
 class Federation(engine.Federation):
     """The samples of all clients, as ``simulate`` takes them; make one by ``from_arrays`` or ``from_dataset``.
 
-    ``names`` (m,) are the names of the clients, ``class_names`` (C,) those of the classes.
+    ``names`` (m,) are the names of the clients, ``class_names`` (C,) those of the classes, and ``sample`` (n,) the row
+    of each sample in the arrays or dataset.
     """
 
     names: tuple[str, ...] = ()
     class_names: tuple[str, ...] = ()
+    sample: NDArray[np.int64] | None = None
+
+    @property
+    def client_names(self) -> list[str]:
+        """The names of the clients (m,), or their numbers."""
+        return list(self.names) or [str(client) for client in self.clients.tolist()]
 
     @classmethod
     def from_arrays(
@@ -42,7 +49,7 @@ class Federation(engine.Federation):
         client: Any,
         *,
         split: Any = None,
-        fractions: Fractions = splits.FRACTIONS,
+        fractions: Fractions | None = None,
         classes: Sequence[Any] | None = None,
         new_clients: Iterable[Any] = (),
         seed: int = 0,
@@ -53,9 +60,9 @@ class Federation(engine.Federation):
         ``x`` are uint8 images (n, H, W) or (n, H, W, C), numbers (n, d), series (n, length, d), or int16 tokens
         (n, length). Labels and clients are words or numbers; clients are sorted by name, and labels by value or by
         ``classes``. ``split`` (n,) is "train", "validation" or "test" for each sample; without it, each client's
-        samples are split at random by ``fractions``, drawn from ``seed`` as ``pfl partition`` does. ``new_clients`` are
-        the names of the clients that take no part in rounds. Raises InputError for arrays that do not fit together and
-        for invalid values, UsageError for fractions that do not add up to 1 and for unknown clients.
+        samples are split at random by ``fractions`` (0.6, 0.2, 0.2), drawn from ``seed`` as ``pfl partition`` does.
+        ``new_clients`` are the names of the clients that take no part in rounds. Raises InputError for arrays that do
+        not fit together and for invalid values, UsageError for fractions that do not add up to 1 and unknown clients.
         """
         labels, names = _number_labels(y, classes)
         samples = Samples(
@@ -66,15 +73,21 @@ class Federation(engine.Federation):
             **_read_splits(split),
         )
         samples.check("the arrays")
+        if split is not None and fractions is not None:
+            raise UsageError("split and fractions both say how samples are split", "give one of them")
+        fractions = fractions or splits.FRACTIONS
         splits.check_fractions(fractions)
         parts = schemes.load("natural").split(samples, None, None, rng.generator(seed, "partition", "natural"))
         federation = _arrange(samples, parts, fractions, seed, device)
         federation = replace(federation, class_names=tuple(names))
-        new = [str(name) for name in new_clients]
+        new = [new_clients] if isinstance(new_clients, str) else [str(name) for name in new_clients]
         for name in new:
             if name not in federation.names:
-                raise UsageError(f"new_clients: there is no client '{name}'")
-        return replace(federation, new=np.isin(federation.names, new)) if new else federation
+                raise UsageError(f"new_clients: there is no client '{name}'", closest(name, federation.names))
+        federation = replace(federation, new=np.isin(federation.names, new)) if new else federation
+        if not len(federation.participants):
+            raise UsageError("no client has training samples and takes part in rounds", "fewer new_clients")
+        return federation
 
     @classmethod
     def from_dataset(
@@ -120,7 +133,7 @@ class Federation(engine.Federation):
 
         counts = self._count_labels()
         sizes = {split: self.sizes(split) for split in engine.SPLITS}
-        names = pd.Index(self.names or [str(client) for client in self.clients], name="client")
+        names = pd.Index(self.client_names, name="client")
         total = counts.sum(axis=1, keepdims=True)
         overall = counts.sum(axis=0) / max(counts.sum(), 1)
         divergence = np.where(total[:, 0] > 0, jensen_shannon(counts / np.maximum(total, 1), overall), np.nan)
@@ -155,7 +168,7 @@ def _arrange(
     x = x.astype(np.float32, copy=False) if np.issubdtype(x.dtype, np.floating) else x
     offsets = np.concatenate([[0], np.cumsum(sizes)])
     made = Federation.from_blocks(x, y, offsets, samples.classes, device, None, cluster)
-    return replace(made, names=tuple(splits.name_clients(samples, parts)))
+    return replace(made, names=tuple(splits.name_clients(samples, parts)), sample=rows)
 
 
 def _as_array(values: Any) -> NDArray[Any]:
@@ -170,7 +183,7 @@ def _as_samples(x: Any) -> NDArray[Any]:
         return array
     if array.dtype == np.int16 and array.ndim == 2:
         return array
-    if array.dtype.kind in "biu" and array.ndim == 4:
+    if array.dtype.kind in "biu" and array.ndim >= 3:
         raise InputError(f"x is {array.dtype} {array.shape}: images are uint8, from 0 to 255", 'x.astype("uint8")')
     if array.dtype.kind not in "biuf":
         raise InputError(f"x is {array.dtype} {array.shape}, not numbers", "encode words, or use pfl import")
@@ -210,7 +223,11 @@ def _number_labels(y: Any, classes: Sequence[Any] | None) -> tuple[NDArray[np.in
         array = array.astype(np.int64)
     if array.dtype.kind == "O":
         array = array.astype(np.str_)
-    known = np.unique(array) if classes is None else np.asarray(list(classes)).astype(array.dtype)
+    known = np.unique(array) if classes is None else np.asarray(list(classes))
+    if known.dtype.kind != array.dtype.kind:
+        known, array = known.astype(np.str_), array.astype(np.str_)
+    if len(np.unique(known)) < len(known):
+        raise UsageError("classes has a class twice", "list each class once")
     order = np.argsort(known, kind="stable")
     place = np.minimum(np.searchsorted(known, array, sorter=order), len(known) - 1)
     labels = order[place].astype(np.int64)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -13,8 +14,10 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from pflcli import config, methods, registry, rng
+from pflcli import config, methods, models, registry, rng
+from pflcli.engine.engine import MODES
 from pflcli.engine.federation import SPLITS
+from pflcli.errors import UsageError, closest
 from pflcli.federation.predictor import ClientModel
 from pflcli.federation.run import Run
 from pflcli.knn.embedded import Embedded
@@ -22,10 +25,10 @@ from pflcli.knn.indexes import flat_indexes
 from pflcli.knn.stores import Stores
 from pflcli.methods import Method, State
 from pflcli.models import Net
-from pflcli.settings import Settings
-from pflcli.simulation import loop
+from pflcli.settings import AUTO, Settings
+from pflcli.simulation import absences, loop, requirements
 from pflcli.simulation.callbacks import Callback
-from pflcli.simulation.create_run import create_run, fit_settings, resolve_names
+from pflcli.simulation.create_run import create_run
 from pflcli.simulation.federation import Federation
 from pflcli.simulation.predict import client_batches
 from pflcli.simulation.progress import Progress
@@ -93,7 +96,7 @@ class Result:
         sizes = np.bincount(found.client, minlength=count)
         right = np.bincount(found.client, weights=found.correct, minlength=count)
         values = np.divide(right, sizes, out=np.full(count, np.nan), where=sizes > 0)
-        return pd.Series(values, pd.Index(self.federation.names or range(count), name="client"), name="accuracy")
+        return pd.Series(values, pd.Index(self.federation.client_names, name="client"), name="accuracy")
 
     @cached_property
     def models(self) -> Mapping[str, ClientModel | None]:
@@ -102,7 +105,7 @@ class Result:
         Methods whose clients adapt after the rounds adapt them again here.
         """
         self.run.keeps_models, found = True, dict[str, ClientModel | None]()
-        names = self.federation.names or [str(client) for client in self.federation.clients]
+        names = self.federation.client_names
         with self.run.personalizing():
             for clients in client_batches(self.run):
                 predictor = self._method.personalize(self.run, self.state, clients)
@@ -133,13 +136,17 @@ def simulate(
 
     A method that needs a backbone trains it by FedAvg with the same settings, and embeds samples and builds exact
     stores if it needs them. Raises UsageError for unknown names and wrong values, InputError for a method or network
-    that breaks its interface, ComputationError if training fails.
+    that breaks its interface, ComputationError if training fails. Warns of clients that diverge or drop out, and of
+    settings without effect on the method.
     """
     import pandas as pd
 
     name, definition = _load_method(method)
     cfg = config.build(definition.Config, options or {}, name)
     training, draw = _settings(federation, model, settings)
+    _require_suited(name, definition, cfg, training, federation, draw, engine)
+    for line in requirements.describe_ignored(name, definition, training):
+        warnings.warn(line, stacklevel=2)
     run = create_run(definition, cfg, federation, training, seed, draw_network=draw, threads=threads, mode=engine)
     backbone = None
     if definition.NEEDS:
@@ -152,7 +159,11 @@ def simulate(
         key: {part: values.numpy() for part, values in parts.items()}
         for key, parts in progress.join_predictions().items()
     }
-    tuned, _ = joined.pop("tuned", {}), joined.pop("flags", {})
+    tuned, flags = joined.pop("tuned", {}), joined.pop("flags", {})
+    absences.require_finite(run, name, flags)
+    missing = absences.summarize([*progress.before, *progress.rows], federation.client_names)
+    for line in absences.describe(missing | absences.name_flagged(flags, federation.client_names)):
+        warnings.warn(f"{name}: {line}", stacklevel=2)
     answers = {
         split: Predictions(
             parts["p"],
@@ -192,10 +203,37 @@ def _settings(
                 torch.random.manual_seed(rng.integer(seed, "init", label))
                 return _own_network.build_from(make, {}, label, shape, classes, tokens=tokens)
 
-        return config.build(Settings, {**settings, "model": label}, "the training settings"), draw
+        built = config.build(Settings, {**settings, "model": AUTO}, "the training settings")
+        return replace(requirements.resolve_names(built), model=label), draw
     chosen = {} if model is None else {"model": model}
     training: Settings = config.build(Settings, {**settings, **chosen}, "the training settings")
-    return fit_settings(resolve_names(training), shape, classes, images=federation.has_images, tokens=tokens), None
+    training = requirements.resolve_names(training)
+    if training.model == AUTO:
+        training = replace(training, model=models.default(shape, tokens=tokens))
+    return training, None
+
+
+def _require_suited(
+    name: str,
+    method: Method,
+    cfg: Any,
+    settings: Settings,
+    federation: Federation,
+    draw: Callable[[int], Net] | None,
+    engine: str,
+) -> None:
+    """Raise UsageError for settings that need a file, and for what does not fit; UnsuitedError for an unfit method."""
+    if settings.refit and method.choices(cfg):
+        raise UsageError("refit takes the choices of an earlier run, which simulate does not have", "pfl personalize")
+    if settings.adapter is not None:
+        raise UsageError("adapter freezes a trained network, which simulate does not read", "pfl personalize --weights")
+    if engine not in MODES:
+        raise UsageError(f"unknown engine '{engine}'", closest(engine, MODES))
+    tokens = federation.has_tokens
+    net = draw(0) if draw else models.outline(settings.model, federation.in_shape, federation.classes, tokens=tokens)
+    requirements.require_fit(settings, net, federation.in_shape[0] if federation.has_images else None)
+    requirements.require_private(name, method, settings)
+    requirements.require_body(name, method, settings, net)
 
 
 def _provide(run: Run, method: Method, backbone: Result) -> None:

@@ -15,19 +15,20 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import nn
 
 from pflcli import config, methods, models, parameters, registry
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.backbone import WEIGHTS
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact, ancestor
-from pflcli.errors import InputError, UnsuitedError, UsageError
+from pflcli.errors import InputError, UsageError
 from pflcli.federation import uploads
 from pflcli.federation.privacy import guarantee
 from pflcli.federation.run import LINKS
 from pflcli.methods import Method
 from pflcli.settings import AUTO, Settings, changed, omitted
-from pflcli.simulation.create_run import fit_settings, resolve_names
+from pflcli.simulation.requirements import require_body, require_fit, require_private, resolve_names
 
 _PRIVACY = ("dp_epsilon", "dp_delta", "dp_noise", "dp_clip", "dp_seed")
 
@@ -59,29 +60,18 @@ def require_files(artifact: Artifact) -> None:
             )
 
 
-def require_private(name: str, method: Method, settings: Settings) -> None:
-    """Raise UnsuitedError if differential privacy would not cover everything that the method sends."""
-    if settings.dp and method.SENDS_MORE:
-        raise UnsuitedError(
-            f"differential privacy does not cover {name}: its clients send {method.SENDS_MORE}",
-            "leave out --dp-epsilon and --dp-noise, or use a method that only averages updates, such as fedavg",
-        )
-
-
 def require_suited(name: str, method: Method, settings: Settings, partition: Artifact | None) -> None:
     """Raise UnsuitedError if differential privacy does not cover the method, or it divides a model without a body."""
     require_private(name, method, settings)
     if not method.DIVIDES or partition is None:
         return
-    form = partitions.read_form(partition)
-    net = models.outline(
-        settings.model, form.input_shape, form.classes, tokens=form.dtype == "int16", adapter=settings.adapter
-    )
-    if not any(key.startswith("body.") for key in net.state_dict()):
-        raise UnsuitedError(
-            f"{name} divides a model into its body and its head, but {settings.model} is all head",
-            f"use --model mlp, or leave out {name}",
-        )
+    require_body(name, method, settings, _outline(settings, partitions.read_form(partition)))
+
+
+def _outline(settings: Settings, form: partitions.Form) -> nn.Module:
+    """Return the network of the settings for samples of this form, without memory for its weights."""
+    is_tokens = form.dtype == "int16"
+    return models.outline(settings.model, form.input_shape, form.classes, tokens=is_tokens, adapter=settings.adapter)
 
 
 def describe_seed(name: str, method: Method, cfg: Any, settings: Settings) -> Iterator[str]:
@@ -93,14 +83,6 @@ def describe_seed(name: str, method: Method, cfg: Any, settings: Settings) -> It
         yield guarantee.WARNING_OF_SEED
     else:
         yield f"--dp-seed {settings.dp_seed} has no effect: {name} draws no noise that protects clients"
-
-
-def describe_ignored(name: str, method: Method, settings: Settings) -> Iterator[str]:
-    """Yield a message for each setting that differs from its default and has no effect on the method."""
-    for setting in method.IGNORES:
-        value = getattr(settings, setting)
-        if value != getattr(Settings(), setting):
-            yield f"--{setting.replace('_', '-')} {value} has no effect on {name}"
 
 
 def resolve_settings(
@@ -118,8 +100,10 @@ def resolve_settings(
     if partition is None:
         return built
     form = partitions.read_form(partition)
-    is_images, is_tokens = form.dtype == "uint8", form.dtype == "int16"
-    return fit_settings(built, form.input_shape, form.classes, images=is_images, tokens=is_tokens)
+    if built.model == AUTO:
+        built = replace(built, model=models.default(form.input_shape, tokens=form.dtype == "int16"))
+    require_fit(built, _outline(built, form), form.input_shape[0] if form.dtype == "uint8" else None)
+    return built
 
 
 def settings_on_lineage(
@@ -279,7 +263,5 @@ def describe_pair_costs(name: str, method: Method, cfg: Any, settings: Settings,
 
 def _model_bytes(settings: Settings, partition: Artifact) -> int:
     """Return the bytes of one model with these settings for the samples of a partition."""
-    form = partitions.read_form(partition)
-    shape, tokens = form.input_shape, form.dtype == "int16"
-    net = models.outline(settings.model, shape, form.classes, tokens=tokens, adapter=settings.adapter)
+    net = _outline(settings, partitions.read_form(partition))
     return parameters.size(parameters.state(net))

@@ -11,7 +11,7 @@ from pflcli import methods, registry
 from pflcli.errors import UsageError
 from pflcli.laws import small_federation as small
 from pflcli.settings import Settings
-from pflcli.training import run_request
+from pflcli.simulation import requirements
 
 CHANGES = {
     "rounds": 2,
@@ -51,6 +51,6 @@ def test_a_setting_changes_the_result_or_is_said_to_have_no_effect(method):
         except UsageError:  # which says why it does not apply
             continue
         is_same = traffic == sent and all(np.array_equal(changed[split], p) for split, p in predicted.items())
-        says_so = bool([*run_request.describe_ignored(method, code, replace(Settings(), **{name: value}))])
+        says_so = bool([*requirements.describe_ignored(method, code, replace(Settings(), **{name: value}))])
         is_expected = says_so or name in UNUSED_BY_DEFAULT.get(method, ())
         assert is_same == is_expected, f"--{name} has {'no' if is_same else 'an'} effect on {method}"

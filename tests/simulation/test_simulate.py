@@ -33,9 +33,10 @@ from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.extract import extract
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
-from pflcli.errors import InputError, UsageError
+from pflcli.errors import InputError, UnsuitedError, UsageError
 from pflcli.execution import Execution
 from pflcli.methods import fedavg
+from pflcli.simulation import loop
 
 METHODS = registry.names("methods")
 NAMES = ["amber", "birch", "cedar", "delta", "ember", "fjord"]
@@ -332,3 +333,87 @@ def test_the_table_refuses_an_unknown_baseline_and_missing_samples(federation):
         table({"constant": result}, baseline="ditto")
     with pytest.raises(InputError, match="no train predictions"):
         table({"constant": result}, split="train")
+
+
+@pytest.mark.parametrize(
+    ("method", "arguments", "message"),
+    [
+        ("fedper", {"model": "logistic"}, "is all head"),
+        ("knn-per", {"refit": True}, "refit takes the choices"),
+        ("fedavg", {"adapter": "lora:8"}, "adapter freezes"),
+        ("fedavg", {"engine": "stack"}, "unknown engine"),
+        ("fedavg", {"augment": ("flip",)}, "is for images"),
+        ("fedavg", {"aggregator": "medain"}, "unknown aggregator"),
+        ("fedproto", {"dp_noise": 1.0, "dp_delta": 0.1}, "does not cover fedproto"),
+    ],
+)
+def test_what_personalize_refuses_is_refused(method, arguments, message, federation):
+    with pytest.raises((UsageError, UnsuitedError), match=message):
+        simulate(method, federation, **{**SETTINGS, **arguments})
+
+
+def test_a_network_of_the_user_is_checked_like_one_by_name(federation):
+    settings = {name: value for name, value in SETTINGS.items() if name != "model"}
+    with pytest.raises(UsageError, match="is for images"):
+        simulate("fedavg", federation, model=Network, augment=("flip",), **settings)
+
+
+def test_clients_that_diverge_and_settings_without_effect_are_warnings(federation):
+    with pytest.warns(UserWarning, match="--momentum 0.5 has no effect on scaffold"):
+        simulate("scaffold", federation, momentum=0.5, **SETTINGS)
+    x, y, client = draw_arrays()
+    x[client == "amber"] = 3e38
+    with pytest.warns(UserWarning, match="became non-finite: .*amber"):
+        simulate("fedavg", Federation.from_arrays(x, y, client), **{**SETTINGS, "participation": 1.0})
+
+
+def test_patience_below_the_interval_of_measurements_waits_for_the_next_one(federation, monkeypatch):
+    accuracies = iter([0.5, 0.7, 0.8, 0.8, 0.9])
+    monkeypatch.setattr("pflcli.federation.run.Run.accuracy", lambda self, params, split: next(accuracies))
+    settings = {**SETTINGS, "rounds": 10, "eval_every": 2, "patience": 1}
+    assert len(simulate("fedavg", federation, **settings).rounds) == 8
+
+
+def test_an_interrupted_run_with_patience_stops_where_it_would_have_stopped(lineage, tmp_path, monkeypatch):
+    settings = {**SETTINGS, "rounds": 30, "lr": 1e-6, "patience": 4}
+    personalize("fedavg", lineage["partition"], tmp_path / "whole", settings=settings, execution=ONE)
+    play = loop.play_round
+
+    def interrupt(run, name, method, state, t):
+        if t == 2:
+            raise KeyboardInterrupt
+        return play(run, name, method, state, t)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "play_round", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            personalize("fedavg", lineage["partition"], tmp_path / "cut", settings=settings, execution=ONE)
+    personalize("fedavg", lineage["partition"], tmp_path / "cut", settings=settings, execution=ONE)
+    whole, cut = (open_one(tmp_path / name, "predictions") for name in ("whole", "cut"))
+    assert whole.manifest.summary["rounds"] == cut.manifest.summary["rounds"] == 5
+    assert whole.read("state.safetensors") == cut.read("state.safetensors")
+
+
+def test_arrays_in_which_something_is_said_twice_or_cut_are_refused():
+    x, y, client = draw_arrays()
+    with pytest.raises(UsageError, match="split and fractions"):
+        Federation.from_arrays(x, y, client, split=["train"] * 150, fractions=(0.6, 0.2, 0.2))
+    with pytest.raises(UsageError, match="a class twice"):
+        Federation.from_arrays(x, y, client, classes=["low", "low", "middle", "high"])
+    with pytest.raises(UsageError, match="no client has training samples"):
+        Federation.from_arrays(x, y, client, new_clients=NAMES)
+    with pytest.raises(InputError, match="images are uint8"):
+        Federation.from_arrays(np.zeros((150, 8, 8), np.int64), y, client)
+    longer = Federation.from_arrays(x, y, client, classes=["low", "middle", "high", "unheard of"])
+    assert longer.class_names[-1] == "unheard of"
+
+
+def test_the_table_pairs_only_results_on_the_same_samples(federation):
+    x, y, client = draw_arrays()
+    other = Federation.from_arrays(x[::-1].copy(), y[::-1].copy(), client[::-1].copy(), seed=1)
+    base, mine = simulate("fedavg", federation, **SETTINGS), simulate("local", other, **SETTINGS)
+    assert "gain" not in table({"local": mine, "fedavg": base}).columns or np.isnan(
+        table({"local": mine, "fedavg": base}).loc["local", "gain"]
+    )
+    with pytest.raises(UsageError, match="two results with seed 0"):
+        table({"fedavg": [base, base]})
