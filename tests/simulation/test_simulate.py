@@ -37,6 +37,7 @@ from pflcli.errors import InputError, UnsuitedError, UsageError
 from pflcli.execution import Execution
 from pflcli.methods import fedavg
 from pflcli.simulation import loop
+from pflcli.simulation.progress import Progress
 
 METHODS = registry.names("methods")
 NAMES = ["amber", "birch", "cedar", "delta", "ember", "fjord"]
@@ -417,3 +418,19 @@ def test_the_table_pairs_only_results_on_the_same_samples(federation):
     )
     with pytest.raises(UsageError, match="two results with seed 0"):
         table({"fedavg": [base, base]})
+
+
+def test_a_round_that_fails_at_its_end_leaves_the_progress_as_it_was(federation):
+    run = simulate("ditto", federation, **SETTINGS).run
+    progress = Progress({"global": run.initial_model()})
+    state, traffic = progress.state, dict(run.traffic)
+
+    def fail():
+        with progress.round(run):
+            progress.state, run.traffic["up"] = {}, 0
+            progress.rows.append({"round": 1})
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        fail()
+    assert (progress.state, progress.rows, run.traffic, progress.is_whole) == (state, [], traffic, True)
