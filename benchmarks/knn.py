@@ -28,10 +28,10 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line sets 
 
 import torch
 
-from pflcli.knn import grid as sweep
 from pflcli.knn.indexes import find_nearest, flat_indexes
 from pflcli.knn.stores import Stores
 from pflcli.knn.voting import vote_by_distance
+from pflcli.methods.parts import knn_grid as sweep
 
 
 def main() -> None:

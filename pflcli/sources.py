@@ -18,7 +18,7 @@ SHARED = {
     *("", "data", "data.datasets", "data.formats", "errors", "foreign", "methods", "models"),
     *("federation", "federation.aggregators", "federation.uploads"),
     *("registry", "rng", "settings", "vision", "wording"),
-    *("engine", "knn.embedded", "parameters", "parameters.model_table", "parameters.row_storage"),
+    *("engine", "knn.embedded", "models._net", "parameters", "parameters.model_table", "parameters.row_storage"),
     *(f"federation.{name}" for name in ("attack", "attendance", "predictor", "private_mean", "run")),
 }
 """Modules and packages whose code belongs to no single method, scheme or model. ``engine`` includes all its modules;

@@ -85,7 +85,7 @@ def test_every_other_module_counts_for_a_result():
     counted = set()
     for name in METHODS:
         counted |= names_of(reached(file_of("methods", name), shared=sources.is_shared))
-    with_commands = {"knn.capacity", "knn.prototypes"}  # of build-datastore and sweep
+    with_commands = {"knn.capacity", "knn.prototypes", "methods.parts.logarithmic_pool"}  # not of methods
     files = [file for package in MATHEMATICS for file in (ROOT / package.replace(".", "/")).glob("[!_]*.py")]
     assert names_of(files) - sources.SHARED - with_commands == {n for n in counted if n.startswith(MATHEMATICS)}
 
@@ -197,7 +197,8 @@ def test_an_aggregator_or_upload_step_counts_with_its_file(small, tmp_path, edit
 
 
 def test_a_sweep_depends_on_knn_per_on_stores_and_on_scores(small, tmp_path, edited, drafted):
-    names = ("knn/grid", "knn/indexes", "knn/stores", "knn/capacity", "evaluation/metrics/scores", "methods/knn_per")
+    knn = ("methods/parts/knn_grid", "methods/knn_per", "knn/indexes", "knn/stores", "knn/capacity")
+    names = (*knn, "evaluation/metrics/scores")
     holds(edited, [ROOT / f"{name}.py" for name in names], lambda: sweep.sweep(small.e, tmp_path / "s"))
 
 
@@ -260,7 +261,7 @@ def test_a_backbone_of_older_code_is_not_taken_for_the_rounds(small, tmp_path, e
 
 
 def test_a_conflict_says_which_code_has_changed(small, small_copy, edited):
-    edited(ROOT / "knn" / "grid.py", other_constant)
+    edited(ROOT / "methods" / "parts" / "knn_grid.py", other_constant)
     with pytest.raises(ConflictError) as error:
         personalize.personalize("knn-per", small_copy.d, small_copy.knn, execution=Execution(dry_run=True))
     assert "the code of methods/knn-per has changed" in error.value.fix

@@ -225,6 +225,14 @@ def ancestor(artifact: Artifact, kind: str) -> Artifact | None:
     return None
 
 
+def require_ancestor(source: Artifact, kind: str) -> Artifact:
+    """Return the artifact of ``kind`` that ``source`` descends from; raises InputError if there is none."""
+    nearest = ancestor(source, kind)
+    if nearest is None:
+        raise InputError(f"{source.path} does not descend from a {kind}")
+    return nearest
+
+
 def expected_artifact(
     path: Path, kind: str, fingerprint: str, request: Mapping[str, Any], origin: Artifact
 ) -> Artifact:

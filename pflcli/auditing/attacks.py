@@ -20,8 +20,8 @@ from pflcli.auditing.queries import DISTANCE, Queries
 from pflcli.errors import InputError, UsageError
 from pflcli.evaluation.metrics import membership
 from pflcli.evaluation.metrics.membership import Area, Mask, Rate, Scores
-from pflcli.evaluation.pool import GLOBAL
 from pflcli.execution import Execution
+from pflcli.methods.parts.logarithmic_pool import GLOBAL
 from pflcli.prediction import stored_predictor
 from pflcli.prediction.disclosure import Disclosure
 from pflcli.prediction.stored_predictor import StoredPredictor

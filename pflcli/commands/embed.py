@@ -24,6 +24,7 @@ from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands import import_data
 from pflcli.data import datasets
 from pflcli.data.datasets import Samples
+from pflcli.data.preparation import imported_dataset
 from pflcli.encoders import BATCH, Choice, FrozenEncoder
 from pflcli.errors import InputError, UsageError
 from pflcli.execution import Execution
@@ -56,7 +57,7 @@ def embed(asked: Embed) -> Outcome:
     choice.check()
     execution = execution.reading(choice.file)
     device, threads = hardware.device(execution.device), hardware.threads(execution.threads)
-    source = import_data.open_dataset(name)
+    source = imported_dataset.open_dataset(name)
     samples, dataset_options = _load_samples(name, source, asked)
     encoder = choice.open(samples.x.shape[1:])
     book = Codebook(name, (), samples.names) if source is None else codebook.read(source)
@@ -111,7 +112,7 @@ def _load_samples(name: str, source: Artifact | None, asked: Embed) -> tuple[Sam
             raise UsageError(f"--set has no effect: {source.path} is an imported dataset", "leave it out")
         if asked.keep_test:
             raise UsageError("--keep-test is for built-in datasets: splits of imported ones are kept", "leave it out")
-        load, cfg, more = partial(import_data.load_samples, source), None, {}
+        load, cfg, more = partial(imported_dataset.load_samples, source), None, {}
     with foreign.parsing(str(asked.root or name), name):
         samples: Samples = load(Path(asked.root) if asked.root is not None else None, download=asked.download, **more)
         samples.check(name)

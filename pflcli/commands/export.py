@@ -21,9 +21,9 @@ from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.data.formats import missing_name_error
 from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.errors import ComputationError, ConflictError, InputError
-from pflcli.evaluation.pool import STACK
 from pflcli.execution import Execution
 from pflcli.foreign import size
+from pflcli.methods.parts.logarithmic_pool import STACK
 from pflcli.options.export import Export
 from pflcli.options.function import command
 from pflcli.prediction import reopened_run

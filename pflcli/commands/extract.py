@@ -16,7 +16,7 @@ from pflcli.artifacts.kinds.backbone import read_tensors
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import Chosen, open_one
-from pflcli.artifacts.reader import Artifact, ancestor
+from pflcli.artifacts.reader import Artifact, require_ancestor
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import InputError
 from pflcli.federation.run import Run
@@ -26,14 +26,6 @@ from pflcli.parameters import Params
 from pflcli.reporter import Advance
 from pflcli.training import hardware
 from pflcli.training.run_spec import RunSpec
-
-
-def require_ancestor(source: Artifact, kind: str) -> Artifact:
-    """Return the artifact of ``kind`` that ``source`` descends from; raises InputError if there is none."""
-    nearest = ancestor(source, kind)
-    if nearest is None:
-        raise InputError(f"{source.path} does not descend from a {kind}")
-    return nearest
 
 
 @command(Extract)

@@ -10,16 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from pflcli import registry
-from pflcli.artifacts import client_blocks, disk, placement
+from pflcli.artifacts import disk
 from pflcli.artifacts.codebook import Codebook, Encoder
 from pflcli.artifacts.kinds import dataset as datasets
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
-from pflcli.artifacts.open_by_path import open_one
-from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.data.datasets import Samples, Scaling
 from pflcli.data.formats import ABSENT, Roles, arrays, cleaning
 from pflcli.data.formats.images import Decoding
 from pflcli.data.preparation import earlier_dataset
@@ -284,46 +280,3 @@ def _report(summary: dict[str, Any], remarks: Sequence[str], execution: Executio
         say(f"features: {listed(summary['features'], MAX_LISTED)}")
     for remark in remarks:
         say(remark)
-
-
-def open_dataset(dataset: str) -> Artifact | None:
-    """Open the imported dataset in a folder; None for the name of a dataset in the registry.
-
-    Raises UsageError if neither a dataset nor a folder has this name, InputError for a folder without a dataset.
-    """
-    exists = Path(dataset).exists() or any(placement.find_interrupted(Path(dataset)))
-    if registry.exists("datasets", dataset):
-        return None
-    if not exists and "/" not in dataset:
-        raise UsageError(
-            f"unknown dataset '{dataset}', and there is no folder of this name",
-            closest(dataset, registry.names("datasets")),
-            "name a dataset (pfl list datasets) or the folder of an imported one (pfl import DATA ... -o DIR)",
-        )
-    return open_one(dataset, "dataset")
-
-
-def load_samples(source: Artifact, root: Path | None, *, download: bool = False) -> Samples:
-    """Return the samples of an imported dataset; raises UsageError for ``root`` and ``download``."""
-    if root is not None or download:
-        raise UsageError(f"--root and --download have no effect: {source.path} contains its samples", "leave them out")
-    stored = datasets.read(source)
-    standardize_by = ("client" if stored.by_client else "federation") if stored.standardize else ""
-    samples = Samples(
-        stored.x,
-        stored.y,
-        len(stored.classes),
-        stored.owner,
-        stored.is_ordered,
-        coarse=stored.coarse,
-        scaling=Scaling(standardize_by, stored.fill) if standardize_by or stored.fill else None,
-        group=stored.group,
-    )
-    if stored.split is None:
-        return samples
-    is_validation = stored.split == client_blocks.SPLITS.index("validation")
-    return replace(
-        samples,
-        is_test=stored.split == client_blocks.SPLITS.index("test"),
-        is_validation=is_validation if is_validation.any() else None,
-    )

@@ -29,9 +29,9 @@ from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.data.preparation.user_data import UserData, choose_dialect, identify_form
 from pflcli.data.splits import check_fractions
 from pflcli.errors import InputError, UnsuitedError, UsageError
-from pflcli.evaluation.pool import STACK
 from pflcli.execution import Execution
 from pflcli.foreign import require_short
+from pflcli.methods.parts.logarithmic_pool import STACK
 from pflcli.options.function import command
 from pflcli.options.new_client import NewClient
 from pflcli.prediction import reopened_run, stored_predictor

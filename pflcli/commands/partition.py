@@ -19,10 +19,9 @@ from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.commands import import_data
 from pflcli.data import datasets, schemes
 from pflcli.data.datasets import Samples
-from pflcli.data.preparation import preprocessing
+from pflcli.data.preparation import imported_dataset, preprocessing
 from pflcli.data.preparation.deal import Deal, select_part
 from pflcli.data.preparation.poison import Poison
 from pflcli.data.schemes import Scheme
@@ -63,7 +62,7 @@ def partition(asked: Partition) -> Outcome:
         Poison.parse(asked.poison),
     )
     deal.check(asked.fractions)
-    source, splitter = import_data.open_dataset(dataset), schemes.load(asked.scheme)
+    source, splitter = imported_dataset.open_dataset(dataset), schemes.load(asked.scheme)
     samples, cfg, dataset_cfg = _load_samples(
         dataset, source, splitter, deal, asked.options or {}, asked.root, asked.download
     )
@@ -123,7 +122,7 @@ def _load_samples(
         definition = datasets.load(dataset)
         load, options_class = definition.load, definition.Config
     else:
-        load, options_class = partial(import_data.load_samples, source), None
+        load, options_class = partial(imported_dataset.load_samples, source), None
     owners = {f"scheme {deal.scheme}": splitter.Config, f"dataset {dataset}": options_class}
     cfg, dataset_cfg = config.build_each(owners, options)
     more = {} if dataset_cfg is None else {"cfg": dataset_cfg}

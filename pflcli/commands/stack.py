@@ -22,9 +22,10 @@ from pflcli.artifacts.open_by_path import Chosen, open_all
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import GoneError, InputError, UsageError
-from pflcli.evaluation import pool, stack_references
-from pflcli.evaluation.pool import BASE, GLOBAL, STACK, VOTES
+from pflcli.evaluation import stack_references
 from pflcli.execution import Execution
+from pflcli.methods.parts import logarithmic_pool as pool
+from pflcli.methods.parts.logarithmic_pool import BASE, GLOBAL, STACK, VOTES
 from pflcli.options.function import command
 from pflcli.options.stack import Stack
 from pflcli.training import state_files
@@ -41,8 +42,8 @@ def stack(asked: Stack) -> Outcome:
     folder of ``compare``. For kNN-Per, the votes of the neighbours are pooled, because the lambda of its predictions
     was tuned on the same validation samples. The global model is pooled too if an input stores its predictions. With
     ``gate``, a client keeps the global model unless the pool has a lower held-out log-loss for it. With ``own``, each
-    client has its own exponents, shrunk towards the shared ones (``evaluation/pool.py``). The predictions for
-    validation samples use exponents that were learned without them.
+    client has its own exponents, shrunk towards the shared ones (``methods/parts/logarithmic_pool.py``). The
+    predictions for validation samples use exponents that were learned without them.
 
     Raises UsageError for a repeated input or several seeds; InputError for inputs that learned from validation
     samples, inputs for different samples, and a ``gate`` without a global model.
@@ -63,7 +64,7 @@ def stack(asked: Stack) -> Outcome:
         "predictions",
         {"method": STACK, "options": options, "settings": {}, "seed": run_seed},
         tuple(artifact.as_input("pooled", Path(asked.out)) for artifact in artifacts),
-        code={STACK: code.module_hash("evaluation.pool")},
+        code={STACK: code.module_hash("methods.parts.logarithmic_pool")},
     )
     return make(
         asked.out,

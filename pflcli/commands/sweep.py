@@ -34,9 +34,9 @@ from pflcli.evaluation.charts import curves
 from pflcli.evaluation.metrics import catalogue, scores
 from pflcli.execution import Execution
 from pflcli.knn import capacity as capacities
-from pflcli.knn.grid import Queries, choose_lambdas, count_correct_on_grid
 from pflcli.knn.stores import call_in_threads
 from pflcli.methods import knn_per
+from pflcli.methods.parts.knn_grid import Queries, choose_lambdas, count_correct_on_grid
 from pflcli.options.function import command
 from pflcli.options.sweep import Sweep
 from pflcli.training import hardware, run_request

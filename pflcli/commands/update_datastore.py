@@ -17,9 +17,8 @@ from pflcli.artifacts.kinds.embeddings import StoredEmbeddings
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import Chosen, open_one
-from pflcli.artifacts.reader import Artifact
+from pflcli.artifacts.reader import Artifact, require_ancestor
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.commands.extract import require_ancestor
 from pflcli.errors import InputError, UsageError, closest
 from pflcli.execution import Execution
 from pflcli.knn import capacity as capacities

@@ -12,8 +12,8 @@ from pflcli import config, methods, registry
 from pflcli.artifacts.kinds import LINEAGE
 from pflcli.artifacts.reader import Artifact
 from pflcli.errors import InputError, UnsuitedError, UsageError, closest
-from pflcli.evaluation.pool import BASE, STACK
 from pflcli.jobs.shared_artifacts import BACKBONE, estimate_epochs
+from pflcli.methods.parts.logarithmic_pool import BASE, STACK
 from pflcli.reporter import Reporter
 from pflcli.settings import TRAINING, Settings, changed
 from pflcli.training import run_request

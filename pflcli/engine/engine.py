@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -20,9 +20,6 @@ from torch import Tensor, nn
 from pflcli import parameters
 from pflcli.engine import strategy
 from pflcli.engine.executors import Executor, Inference, Summed, SummingExecutor, SumRequest, Task, batches
-from pflcli.engine.executors.processes import Processes
-from pflcli.engine.executors.ray_actors import RayActors
-from pflcli.engine.executors.ray_runtime import RayCluster
 from pflcli.engine.executors.threads import BATCH, Threads
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD, is_stacked, stacks
@@ -31,6 +28,9 @@ from pflcli.engine.process_settings import intra_op, keep_freed_memory
 from pflcli.errors import ComputationError, UsageError
 from pflcli.parameters import Params, Stacked, TrainedClients
 from pflcli.parameters.model_table import ModelTable
+
+if TYPE_CHECKING:
+    from pflcli.engine.executors.ray_runtime import RayCluster
 
 MODES = ("auto", *strategy.MODES)
 
@@ -100,9 +100,13 @@ class Engine:
         """called with what a user may want to know, such as what workers send"""
         self.on_ray = ray is not None
         if ray is not None:
-            self.executor = RayActors(net, threaded, jobs, ray, seed, self._warn)
+            from pflcli.engine.executors.ray_actors import RayActors
+
+            self.executor = RayActors(net, threaded, jobs, ray, seed, self._warn, type(self))
             self.jobs = self.executor.count
         elif jobs:
+            from pflcli.engine.executors.processes import Processes
+
             self.executor = Processes(threaded, jobs)
         self.on_progress: Callable[[int, int], None] = lambda count, total: None
         """called with how many of how many clients of a chunk are trained"""

@@ -28,8 +28,8 @@ from numpy.typing import NDArray
 
 from pflcli import parameters
 from pflcli.engine import model_algebra
-from pflcli.federation import clusters
 from pflcli.federation.run import Predictor, Run
+from pflcli.methods.parts import clusters
 from pflcli.parameters import Stacked, TrainedClients, similarity
 from pflcli.parameters.model_table import ModelTable
 

@@ -20,8 +20,8 @@ from annotated_types import Ge
 from numpy.typing import NDArray
 
 from pflcli import parameters
-from pflcli.federation import clusters
 from pflcli.federation.run import Predictor, Run
+from pflcli.methods.parts import clusters
 
 KIND = "server"
 NEEDS = ()

@@ -29,8 +29,8 @@ from pflcli.federation.predictor import ClientModel
 from pflcli.federation.run import Predictor, Run
 from pflcli.knn import voting
 from pflcli.knn.embedded import Embedded
-from pflcli.knn.grid import choose_lambdas, count_correct_by_client
 from pflcli.knn.stores import ClientStore, Neighbours, NeighbourVote, select_client
+from pflcli.methods.parts.knn_grid import choose_lambdas, count_correct_by_client
 from pflcli.parameters import Params
 
 KIND = "posthoc"

@@ -14,8 +14,8 @@ import torch
 from numpy.typing import NDArray
 
 from pflcli import parameters
-from pflcli.federation import clusters
 from pflcli.federation.run import Predictor, Run
+from pflcli.methods.parts import clusters
 
 KIND = "server"
 NEEDS = ()

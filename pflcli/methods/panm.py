@@ -27,10 +27,9 @@ from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
 from pflcli import parameters
-from pflcli.federation import peers
-from pflcli.federation.peers import State
 from pflcli.federation.run import Predictor, Run
-from pflcli.methods.parts import mixture
+from pflcli.methods.parts import mixture, peers
+from pflcli.methods.parts.peers import State
 from pflcli.parameters import similarity
 
 KIND = "peer"

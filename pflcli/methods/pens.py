@@ -17,9 +17,9 @@ import torch
 from annotated_types import Ge
 from numpy.typing import NDArray
 
-from pflcli.federation import peers
-from pflcli.federation.peers import State
 from pflcli.federation.run import Predictor, Run
+from pflcli.methods.parts import peers
+from pflcli.methods.parts.peers import State
 
 KIND = "peer"
 NEEDS = ()

@@ -11,37 +11,15 @@ from abc import abstractmethod
 from typing import Protocol
 
 import torch
-from torch import Tensor, nn
 
 from pflcli import registry, rng
 from pflcli.errors import UsageError, closest
+from pflcli.models._net import Net as Net
 
 registry.search_used_folders("models", __path__)
 
 KINDS = {"images": 3, "series": 2, "features": 1, "tokens": 1}
 """Kinds of samples with their dimensions: images (C, H, W), series (L, d), features (d,), tokens (L,) of integers."""
-
-
-class Net(nn.Module):
-    """A classifier in two parts: ``body`` computes the representation (n, d), ``head`` the logits (n, C)."""
-
-    is_random: bool | None = False
-    """whether it draws random numbers while it trains; None if a network of a user has not been seen to, but may"""
-
-    def __init__(self, body: nn.Module, head: nn.Module) -> None:
-        super().__init__()
-        self.body = body
-        self.head = head
-
-    def features(self, x: Tensor) -> Tensor:
-        """Return the representation (n, d): the input of the head."""
-        out: Tensor = self.body(x)
-        return out
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the logits (n, C)."""
-        out: Tensor = self.head(self.body(x))
-        return out
 
 
 class Model(Protocol):

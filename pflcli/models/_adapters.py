@@ -23,7 +23,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from pflcli import rng
 from pflcli.errors import UsageError
-from pflcli.models import Net
+from pflcli.models._net import Net
 
 
 class LowRank(nn.Module):

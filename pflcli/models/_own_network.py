@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from pflcli import registry, rng
 from pflcli.errors import InputError, PflError, UsageError, closest
-from pflcli.models import Net
+from pflcli.models._net import Net
 
 _VARIADIC = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
 ARGUMENTS: dict[tuple[str, ...], Callable[[tuple[int, ...], int], Any]] = {

@@ -11,7 +11,8 @@ from typing import Any
 
 from torch import nn
 
-from pflcli.models import Net, _classifiers
+from pflcli.models import _classifiers
+from pflcli.models._net import Net
 from pflcli.vision import torchvision
 
 REPRESENTATION = "the last layer's input"

@@ -23,12 +23,12 @@ from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.reader import Artifact, follow
 from pflcli.engine.engine import probabilities
 from pflcli.errors import InputError, UsageError
-from pflcli.evaluation import pool
-from pflcli.evaluation.pool import BASE, GLOBAL, STACK
 from pflcli.execution import Execution
 from pflcli.federation.predictor import ClientModel
 from pflcli.federation.run import Run
 from pflcli.methods import State
+from pflcli.methods.parts import logarithmic_pool as pool
+from pflcli.methods.parts.logarithmic_pool import BASE, GLOBAL, STACK
 from pflcli.prediction import embedding, reopened_run
 from pflcli.prediction.reopened_run import ReopenedRun, append_clients
 from pflcli.simulation import absences

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from pflcli import models, parameters, rng
 from pflcli.engine import backend, normalization
 from pflcli.engine.engine import Engine
-from pflcli.engine.executors.ray_runtime import RayCluster
 from pflcli.engine.federation import Federation
 from pflcli.federation import aggregators, uploads
 from pflcli.federation.attack import Attack
@@ -21,6 +20,9 @@ from pflcli.methods import Method
 from pflcli.parameters import Params
 from pflcli.reporter import SILENT, Reporter
 from pflcli.settings import Settings
+
+if TYPE_CHECKING:
+    from pflcli.engine.executors.ray_runtime import RayCluster
 
 DrawNetwork = Callable[[int], models.Net]
 """Returns a network whose initial parameters are drawn from a seed."""

@@ -16,10 +16,10 @@ from pflcli.commands.partition import partition
 from pflcli.commands.stack import stack
 from pflcli.comparison.variants import resolve_variants
 from pflcli.errors import ConflictError, InputError, UsageError
-from pflcli.evaluation import pool
 from pflcli.evaluation.metrics import scores
 from pflcli.execution import Execution
 from pflcli.methods import local
+from pflcli.methods.parts import logarithmic_pool as pool
 from pflcli.reporter import SILENT
 from pflcli.settings import Settings
 

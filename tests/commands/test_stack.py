@@ -19,8 +19,8 @@ from pflcli.commands.personalize import personalize
 from pflcli.commands.show import show
 from pflcli.commands.stack import stack
 from pflcli.errors import InputError, UsageError
-from pflcli.evaluation import pool
 from pflcli.execution import Execution
+from pflcli.methods.parts import logarithmic_pool as pool
 from pflcli.reporter import SILENT
 
 CLASSES, CLIENTS = 3, 8

@@ -12,7 +12,7 @@ from helpers import set_own_products
 from pflcli import parameters, rng
 from pflcli.engine import linear_chain
 from pflcli.evaluation.metrics import client_relations
-from pflcli.federation import peers
+from pflcli.methods.parts import peers
 
 
 def net_of(params):

@@ -9,7 +9,7 @@ import torch
 import worlds
 from by_hand import client_loss, mean_of
 from pflcli import parameters
-from pflcli.federation import clusters
+from pflcli.methods.parts import clusters
 
 UNASSIGNED = np.full(7, -1)
 

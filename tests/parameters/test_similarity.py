@@ -16,7 +16,7 @@ from pflcli.artifacts.row_file import RowFile
 from pflcli.engine import model_algebra
 from pflcli.errors import ComputationError
 from pflcli.evaluation.metrics import client_relations
-from pflcli.federation import peers
+from pflcli.methods.parts import peers
 from pflcli.parameters import similarity
 from pflcli.parameters.model_table import ModelTable
 from pflcli.parameters.row_storage import InMemoryRows

@@ -10,7 +10,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import torch
@@ -25,6 +25,9 @@ from pflcli.engine.federation import SPLITS
 from pflcli.engine.local_sgd import is_stacked
 from pflcli.errors import LostWorkerError, PflError
 from pflcli.parameters import Params, Stacked, WeightedSum
+
+if TYPE_CHECKING:
+    from pflcli.engine.engine import Engine
 
 T = TypeVar("T")
 
@@ -59,7 +62,14 @@ class RayActors:
     """An executor of ``jobs`` Ray actors, or of as many as the cluster has room for with 0."""
 
     def __init__(
-        self, net: nn.Module, threads: Threads, jobs: int, cluster: RayCluster, seed: int, warn: Callable[[str], None]
+        self,
+        net: nn.Module,
+        threads: Threads,
+        jobs: int,
+        cluster: RayCluster,
+        seed: int,
+        warn: Callable[[str], None],
+        engine: type[Engine],
     ) -> None:
         self.federation, self._threads, self._warn = threads.federation, threads, warn
         self.received_bytes = 0
@@ -70,11 +80,11 @@ class RayActors:
         self._ray = connect(cluster, cpus, size + cpus * parameters.size(parameters.copy_params(net)))
         places = require_room(self._ray, max(jobs, 1), 1, cluster.gpus_per_worker)
         self._lost_nodes: set[str] = set()
-        self._workers = self._start(net, jobs or places, cluster.gpus_per_worker, seed)
+        self._workers = self._start(net, jobs or places, cluster.gpus_per_worker, seed, engine)
         self.count = len(self._workers)
         """number of actors at the beginning"""
 
-    def _start(self, net: nn.Module, count: int, gpus: float, seed: int) -> list[_Worker]:
+    def _start(self, net: nn.Module, count: int, gpus: float, seed: int, engine: type[Engine]) -> list[_Worker]:
         """Put the samples into the object store, start the actors, and wait until they are ready."""
         from pflcli.engine.executors.ray_worker import Samples, Worker
 
@@ -92,7 +102,7 @@ class RayActors:
         setup = ray.put(Samples(light, first, shards))
         kind = ray.remote(num_cpus=1, num_gpus=gpus, scheduling_strategy="SPREAD")(Worker)
         files, reference = sources.read_used_files(), [ray.put(net)]
-        actors = [kind.remote(files, reference, setup, seed, gpus) for _ in range(count)]
+        actors = [kind.remote(files, reference, setup, seed, gpus, engine) for _ in range(count)]
         ready, _ = ray.wait(
             nodes := [actor.node.remote() for actor in actors], num_returns=count, timeout=_START_SECONDS
         )

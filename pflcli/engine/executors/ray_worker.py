@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import ray
@@ -13,12 +13,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli import parameters, registry
-from pflcli.engine.engine import Engine
 from pflcli.engine.executors import SumRequest, Task, run_task
 from pflcli.engine.executors.threads import Threads
 from pflcli.engine.federation import SPLITS, Federation
 from pflcli.engine.local_sgd import LocalSGD
 from pflcli.parameters import Params, Stacked, WeightedSum
+
+if TYPE_CHECKING:
+    from pflcli.engine.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -34,14 +36,23 @@ class Worker:
     """An actor with an engine of its own, which has one thread, on a CPU or on a GPU."""
 
     def __init__(
-        self, files: list[registry.SentFile], net: list[Any], samples: Samples, seed: int, gpus: float
+        self,
+        files: list[registry.SentFile],
+        net: list[Any],
+        samples: Samples,
+        seed: int,
+        gpus: float,
+        engine: type[Engine],
     ) -> None:
-        """Begin with the users' ``files``: the network, given as a reference in a list, may be defined in one."""
+        """Begin with the users' ``files``: the network, given as a reference in a list, may be defined in one.
+
+        The type of the engine is an argument, as engines start these actors.
+        """
         registry.use_sent_files(files)
         torch.set_num_threads(1)
         self._device = torch.device("cuda" if gpus else "cpu")
         self._samples = samples
-        self._engine = Engine(ray.get(net[0]), _move_federation(samples.federation, self._device), seed=seed, threads=1)
+        self._engine = engine(ray.get(net[0]), _move_federation(samples.federation, self._device), seed=seed, threads=1)
         self._arrays: dict[int, tuple[NDArray[Any], NDArray[np.int64]]] = {}
         self._latest: tuple[Any, Any] = (None, None)
 

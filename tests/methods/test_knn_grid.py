@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pflcli.knn import grid as sweep
 from pflcli.knn.indexes import flat_indexes
 from pflcli.knn.stores import Stores
 from pflcli.knn.voting import vote_by_distance
+from pflcli.methods.parts import knn_grid as sweep
 
 
 def rank(stored, y, queries):

@@ -7,7 +7,7 @@ from dataclasses import astuple
 import numpy as np
 import pytest
 
-from pflcli.evaluation import pool
+from pflcli.methods.parts import logarithmic_pool as pool
 
 CLASSES = 3
 M = 12
