@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.knn.stores import NeighbourVote
 from pflcli.parameters import Params
+
+if TYPE_CHECKING:
+    from pflcli.knn.stores import NeighbourVote
 
 
 @dataclass(frozen=True)

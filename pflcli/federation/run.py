@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 import numpy as np
 import torch
@@ -25,17 +25,19 @@ from pflcli.engine.local_sgd import LocalSGD, is_stacked
 from pflcli.errors import ComputationError, UnsuitedError, UsageError
 from pflcli.federation import aggregators
 from pflcli.federation.aggregators import Aggregator, Uploads
-from pflcli.federation.attack import Attack
 from pflcli.federation.attendance import AllAbsent, Attendance, Diverged
 from pflcli.federation.predictor import ClientModel, Predictor
-from pflcli.federation.private_mean import PrivateMean
 from pflcli.federation.uploads import Draw, Encoding, Step
-from pflcli.knn.embedded import Embedded
-from pflcli.knn.stores import Stores
 from pflcli.parameters import Mean, Params, Stacked, TrainedClients, WeightedSum
 from pflcli.parameters.model_table import ModelTable
 from pflcli.parameters.row_storage import InMemoryRows, Storage
 from pflcli.settings import Settings
+
+if TYPE_CHECKING:  # most simulations need none of them
+    from pflcli.federation.attack import Attack
+    from pflcli.federation.private_mean import PrivateMean
+    from pflcli.knn.embedded import Embedded
+    from pflcli.knn.stores import Stores
 
 T = TypeVar("T")
 

@@ -12,9 +12,6 @@ from pflcli.engine import backend, normalization
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.federation import aggregators, uploads
-from pflcli.federation.attack import Attack
-from pflcli.federation.privacy import guarantee
-from pflcli.federation.private_mean import FIRST_CLIP, PrivateMean
 from pflcli.federation.run import LINKS, Run
 from pflcli.methods import Method
 from pflcli.parameters import Params
@@ -23,6 +20,8 @@ from pflcli.settings import Settings
 
 if TYPE_CHECKING:
     from pflcli.engine.executors.ray_runtime import RayCluster
+    from pflcli.federation.attack import Attack
+    from pflcli.federation.private_mean import PrivateMean
 
 DrawNetwork = Callable[[int], models.Net]
 """Returns a network whose initial parameters are drawn from a seed."""
@@ -106,6 +105,9 @@ def _draw_from_settings(federation: Federation, settings: Settings) -> DrawNetwo
 
 def private_mean(run: Run) -> PrivateMean:
     """Return the differentially private mean of a run with the noise and clip of its settings."""
+    from pflcli.federation.privacy import guarantee
+    from pflcli.federation.private_mean import FIRST_CLIP, PrivateMean
+
     noise, _ = guarantee.plan_noise(settings := run.settings)
     clip, clients = settings.first_clip, len(run.federation.participants)
     return PrivateMean(noise, clip or FIRST_CLIP, clip is None, settings.participation, clients, run.private_rng)

@@ -16,7 +16,6 @@ from pflcli.data import datasets, schemes, splits
 from pflcli.data.datasets import Samples
 from pflcli.engine import federation as engine
 from pflcli.errors import InputError, UsageError, closest
-from pflcli.evaluation.metrics.heterogeneity import jensen_shannon
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -130,6 +129,8 @@ class Federation(engine.Federation):
         The divergence is that of Jensen and Shannon, in bits from 0 to 1, between the client's labels and all labels.
         """
         import pandas as pd
+
+        from pflcli.evaluation.metrics.heterogeneity import jensen_shannon
 
         counts = self._count_labels()
         sizes = {split: self.sizes(split) for split in engine.SPLITS}

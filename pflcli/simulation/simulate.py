@@ -20,9 +20,6 @@ from pflcli.engine.federation import SPLITS
 from pflcli.errors import UsageError, closest
 from pflcli.federation.predictor import ClientModel
 from pflcli.federation.run import Run
-from pflcli.knn.embedded import Embedded
-from pflcli.knn.indexes import flat_indexes
-from pflcli.knn.stores import Stores
 from pflcli.methods import Method, State
 from pflcli.models import Net
 from pflcli.settings import AUTO, Settings
@@ -35,6 +32,9 @@ from pflcli.simulation.progress import Progress
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from pflcli.knn.embedded import Embedded
+    from pflcli.knn.stores import Stores
 
 
 @dataclass(frozen=True)
@@ -246,6 +246,8 @@ def _provide(run: Run, method: Method, backbone: Result) -> None:
 
 def embed(run: Run) -> dict[str, Embedded]:
     """Return the embeddings of every split by the backbone of a run."""
+    from pflcli.knn.embedded import Embedded
+
     assert run.backbone is not None
     embedded = {}
     for split in SPLITS:
@@ -258,6 +260,9 @@ def embed(run: Run) -> dict[str, Embedded]:
 
 def build_stores(run: Run) -> Stores:
     """Return every client's exact store of its training samples."""
+    from pflcli.knn.indexes import flat_indexes
+    from pflcli.knn.stores import Stores
+
     assert run.embeddings is not None
     train = run.embeddings["train"]
     sizes = np.diff(train.offsets)

@@ -284,7 +284,7 @@ def test_describe_counts_samples_and_measures_divergence():
     assert shown["divergence"].idxmax() == "amber"
 
 
-KERNEL = 75
+KERNEL = 60
 """A bound on the modules that a simulation loads: a new one is a reason to look at what it imports."""
 ABOVE = ("artifacts", "commands", "cli", "options", "training", "jobs", "comparison", "execution", "tracking", "laws")
 
