@@ -28,7 +28,7 @@ PAGES = {
     for path in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md")))
 }
 README = PAGES["README.md"]
-FOR_USERS = ("api", "artifacts", "choosing", "commands", "data", "measurement", "methods")
+FOR_USERS = ("api", "artifacts", "choosing", "commands", "data", "guide", "measurement", "methods", "not-included")
 COMMANDS = typer.main.get_command(app).commands
 
 
@@ -53,13 +53,24 @@ def test_the_table_of_methods_is_what_list_says():
         ("datasets", "data"),
         ("schemes", "data"),
         ("models", "data"),
-        ("uploads", "commands"),
-        ("aggregators", "commands"),
+        ("uploads", "guide"),
+        ("aggregators", "guide"),
     ],
 )
 def test_every_name_is_mentioned(group, page):
     for name in registry.names(group):
         assert f"`{name}`" in PAGES[f"docs/{page}.md"]
+
+
+def test_the_page_of_commands_is_what_its_script_writes():
+    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "reference.py")
+    reference = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(reference)
+    assert PAGES["docs/commands.md"] == reference.write_page(), "run python docs/reference.py"
+
+
+def test_the_readme_gives_the_number_of_laws():
+    assert f"under {len(list_laws('methods'))} laws" in README
 
 
 @pytest.mark.parametrize("command", ["train-global", "personalize", "compare"])
@@ -73,7 +84,7 @@ def options(command):
 
 
 WITH_COMMANDS = [
-    *("README.md", "docs/commands.md", "docs/data.md", "docs/measurement.md", "docs/artifacts.md"),
+    *("README.md", "docs/guide.md", "docs/data.md", "docs/measurement.md", "docs/artifacts.md"),
     *(f"examples/{path.name}" for path in (ROOT / "examples").glob("*.sh")),
 ]
 

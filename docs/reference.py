@@ -1,0 +1,90 @@
+"""Write docs/commands.md: every command with its options and examples, as ``pfl COMMAND --help`` prints them.
+
+python docs/reference.py
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import typer.main
+from rich.markup import render
+
+from pflcli.cli import app
+
+PAGE = Path(__file__).with_name("commands.md")
+_OPENING = """# Commands
+
+<!-- Written by docs/reference.py from the options in pflcli/options; a test compares them. -->
+
+All commands with their options, as `pfl COMMAND --help` prints them. [guide.md](guide.md) says what to do with them,
+and [README](../README.md#commands) has the exit codes. Options of at least three commands stand in the
+[last section](#shared-options).
+"""
+_SHARED = 3
+"""Number of commands from which an option is described once, in the last section."""
+
+Row = tuple[str, str]
+
+
+def write_page() -> str:
+    """Return the page."""
+    root = typer.main.get_command(app)
+    context = typer.Context(root, info_name="pfl")
+    rows = {name: _list_options(command, context) for name, command in root.commands.items()}
+    count = Counter(row for options in rows.values() for row in options)
+    shared = {row for row, commands in count.items() if commands >= _SHARED}
+    sections = [_describe(root.commands[name], rows[name], shared) for name in rows]
+    everywhere = _list_options(root, context)
+    last = "\n".join(
+        [
+            "## Shared options\n",
+            "Of `pfl` itself, before or after the name of a command:\n",
+            _table(everywhere),
+            "\nOf several commands:\n",
+            _table(sorted(shared, key=lambda row: (row[0].lstrip("`-"), row))),
+        ]
+    )
+    return "\n".join([_OPENING, *sections, last, ""])
+
+
+def _describe(command: Any, options: list[Row], shared: set[Row]) -> str:
+    """Return the section of a command: what it does, examples, its own options, and those it shares."""
+    own = [row for row in options if row not in shared]
+    others = [match[0] for names, _ in options if (names, _) in shared and (match := re.search(r"--[\w-]+", names))]
+    text = _plain(command.help or "")
+    parts = [f"## {command.name}\n", f"{text}\n", "```sh", *command.examples, "```\n"]
+    if own:
+        parts += [_table(own), ""]
+    if others:
+        parts.append(f"Shared: {', '.join(f'`{name}`' for name in others)}.\n")
+    return "\n".join(parts)
+
+
+def _list_options(command: Any, root: Any) -> list[Row]:
+    """Return the name and the help of each argument and option of a command."""
+    context = typer.Context(command, info_name=command.name, parent=root)
+    rows = []
+    for param in command.params:
+        names, text = param.get_help_record(context)
+        if param.show_default is True and param.default not in (None, False, "", 0) and "[default" not in text:
+            text += f" \\[default: {param.default}]"
+        rows.append((f"`{names}`", _plain(text)))
+    return rows
+
+
+def _table(rows: list[Row]) -> str:
+    lines = [f"| {names.replace('|', chr(92) + '|')} | {text.replace('|', chr(92) + '|')} |" for names, text in rows]
+    return "\n".join(["| option | effect |", "|---|---|", *lines])
+
+
+def _plain(text: str) -> str:
+    """Return a help text without marks of rich, in one line."""
+    return " ".join(render(text).plain.split())
+
+
+if __name__ == "__main__":
+    PAGE.write_text(write_page(), encoding="utf-8")
