@@ -44,9 +44,8 @@ def import_data(asked: ImportData) -> Outcome:
 
     An error about a cell, a file or an image proposes the option that reads it. Tables need the names of their
     ``client`` and ``label`` columns. Several tables with the same columns, as a sequence or in a folder, have one
-    client per file unless ``client`` is given. "pfllib:FOLDER", "flbench:FOLDER", "leaf:FOLDER" and "tff:FILE" give
-    clients, labels and splits, and "hf:FOLDER" gives splits; those of the last three are kept unless ``split_column``
-    is "none".
+    client per file unless ``client`` is given. "leaf:FOLDER" and "tff:FILE" give clients, labels and splits, and
+    "hf:FOLDER" gives splits; splits are kept unless ``split_column`` is "none".
 
     ``missing`` is "error", "drop" (drop samples with missing values) or "median" (fill in medians and add a feature
     that marks missing values). ``standardize`` scales every feature to mean 0 and standard deviation 1: over all

@@ -42,7 +42,7 @@ def _scaling(value: bool | str) -> str:
 
 
 def _as_source(value: Any) -> str:
-    """Return ``data`` as a user types it: a path, or a form and a path, as in ``pfllib:FOLDER``."""
+    """Return ``data`` as a user types it: a path, or a form and a path, as in ``leaf:FOLDER``."""
     form = re.match("[a-z]+:(?=.)", str(value))
     if form is None or Path(value).exists():
         return PathWord(value)
@@ -75,9 +75,8 @@ class ImportData(Options):
         typer.Argument(
             help="Read this table (.csv, .tsv, .txt, .csv.gz, .xlsx, .parquet, .feather, .dta, .sav or .jsonl), this"
             " .npz, .h5 or .hdf5 file, or this folder CLIENT/LABEL/IMAGE. Several tables, or a folder of tables, have a"
-            " file per client unless --client is given. pfllib:FOLDER, flbench:FOLDER, leaf:FOLDER or tff:FILE reads"
-            " what PFLlib, FL-bench, LEAF or TensorFlow Federated has dealt to clients, hf:FOLDER a Hugging Face"
-            " dataset on disk.",
+            " file per client unless --client is given. leaf:FOLDER or tff:FILE reads what LEAF or TensorFlow"
+            " Federated has dealt to clients, hf:FOLDER a Hugging Face dataset on disk.",
             metavar="DATA...",
         ),
     ]

@@ -77,12 +77,6 @@ def npz(**values: np.ndarray) -> bytes:
     return packed(lambda file: np.savez(file, **values))
 
 
-def dealt(**more: object) -> bytes:
-    """A client's file of PFLlib: a pickle in an array."""
-    data = {"x": np.zeros((6, 2), np.float32), "y": np.arange(6) % 2, **more}
-    return packed(lambda file: np.savez_compressed(file, data=np.asarray(data, dtype=object)))
-
-
 def arrow(**columns: object) -> bytes:
     table = pa.table(columns)
 
@@ -337,20 +331,6 @@ READERS = [
         },
     ),
     Reader("npz", "t.npz", lambda: npz(**arrays()), ("import", "t.npz"), NPZ),
-    Reader(
-        "PFLlib",
-        "dealt/train/0.npz",
-        dealt,
-        ("import", "pfllib:dealt"),
-        {name: NPZ[name] for name in ("one array", "a pickle", "objects", "a member that lies", "a deep header")}
-        | {
-            "a function": lambda: dealt(x=print),
-            "a bomb": lambda: dealt(x=np.zeros(10**8)),
-            "a list of lists": lambda: dealt(x=[[[0.5] * 2] * 3] * 6),
-            "a date": lambda: dealt(x=np.zeros((6, 2), "M8[s]")),
-            "a label of 1 MB": lambda: dealt(y=np.asarray(["n" * 10**6] * 6)),
-        },
-    ),
     Reader(
         "Arrow",
         "saved/data.arrow",
@@ -750,10 +730,6 @@ def lay(case: Case, folder: Path) -> list[str]:
             other = folder / "pictures" / name
             other.parent.mkdir(parents=True, exist_ok=True)
             other.write_bytes(png())
-    if case.reader.name == "PFLlib":
-        for name in ("train/1.npz", "test/0.npz", "test/1.npz"):
-            (folder / "dealt" / name).parent.mkdir(parents=True, exist_ok=True)
-            (folder / "dealt" / name).write_bytes(dealt())
     if case.reader.name == "LEAF":
         other = folder / "dealt" / "test" / "a.json"
         other.parent.mkdir(parents=True, exist_ok=True)

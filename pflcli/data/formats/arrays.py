@@ -20,7 +20,6 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts.codebook import NO_DIALECT, Dialect
 from pflcli.data.formats import ABSENT, RawSamples, Roles, missing_name_error, not_utf8_error, option, to_text
-from pflcli.data.formats.dealt import MAX_PIXEL_ERROR, find_scale
 from pflcli.data.formats.labels import parse_condition
 from pflcli.errors import InputError, UsageError
 from pflcli.foreign import Npz, read_npy, require_room, require_short
@@ -30,6 +29,8 @@ LAYOUTS = (CHANNELS_FIRST, "channels-last")
 SAMPLES = ("images", "series", "numbers")
 _SPLITS = {"train": "train", "val": "validation", "test": "test"}
 """The ends of the names of arrays, as in ``x_train``, and the splits that they stand for."""
+_MAX_PIXEL_ERROR = 0.01
+"""Maximum distance of a restored pixel from an integer: float32 rounds."""
 _MIN_SIDE = 8
 """Minimum pixels of the sides of samples that may be images."""
 _CLASSES = "classes"
@@ -389,16 +390,25 @@ def _restore_pixels(source: str, x: NDArray[Any]) -> tuple[NDArray[np.uint8], st
             "--samples numbers for images of other numbers, (n, channels, H, W)",
         )
     require_room(f"{source} as images", x.size)
-    restore, how = find_scale(low, high)
+    restore, how = _find_scale(low, high)
     images = np.empty(x.shape, np.uint8)
     is_exact = True
     for row in range(len(x)):  # one at a time: the numbers of all take eight times the memory of the pixels
         values = restore(x[row].astype(np.float32))
         images[row] = np.rint(values)
-        is_exact &= bool((np.abs(values - images[row]) <= MAX_PIXEL_ERROR).all())
+        is_exact &= bool((np.abs(values - images[row]) <= _MAX_PIXEL_ERROR).all())
     remarks = [f"images {how} were restored to 8 bits; pfl scales pixels to [0, 1]"] if how else []
     remarks += [] if is_exact else ["pixels are rounded to 8 bits; --samples numbers keeps images (n, channels, H, W)"]
     return images, "; ".join(remarks)
+
+
+def _find_scale(low: float, high: float) -> tuple[Callable[[NDArray[np.float32]], NDArray[np.float32]], str]:
+    """Return the function from stored values, from ``low`` to ``high``, to pixels, and how they were scaled."""
+    if low < 0:
+        return lambda values: values * 127.5 + 127.5, "normalized to [-1, 1]"
+    if high <= 1:
+        return lambda values: values * 255, "scaled to [0, 1]"
+    return lambda values: values, ""
 
 
 def _orient_series(x: NDArray[Any], layout: str | None) -> tuple[NDArray[Any], str]:

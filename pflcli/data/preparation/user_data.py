@@ -21,13 +21,11 @@ from pflcli.data.formats import (
     RawSamples,
     Roles,
     arrays,
-    flbench,
     frames,
     hugging_face,
     images,
     leaf,
     option,
-    pfllib,
     require_utf8_name,
     tables,
     tff,
@@ -55,19 +53,17 @@ _TITLES = {
     "tables": "tables",
     "npz": "NPZ",
     "hdf5": "HDF5",
-    "pfllib": "a folder of PFLlib",
-    "flbench": "a folder of FL-bench",
     "hf": "a Hugging Face dataset",
     "leaf": "JSON in LEAF's layout",
     "tff": "HDF5 of TensorFlow Federated",
 }
 """The forms of data, with their names in messages."""
-DEALT = ("pfllib", "flbench", "leaf", "tff")
+DEALT = ("leaf", "tff")
 """The forms whose folders give clients, labels and splits."""
-_JOINABLE = ("leaf", "tff")
-"""The dealt forms whose splits ``--split-column none`` joins."""
+_PICKLED = {"pfllib": "PFLlib", "flbench": "FL-bench"}
+"""Libraries whose folders contain pickles, which pfl does not open."""
 _PREFIXES = (*DEALT, "hf")
-"""The forms that a user names before the folder, as in ``pfllib:FOLDER``."""
+"""The forms that a user names before the folder, as in ``leaf:FOLDER``."""
 TABLES = ("csv", "parquet", "excel", "stata", "spss", "feather", "json", "tables")
 """The forms that are tables; "tables" are several files, one per client or the parts of one."""
 _CELLS = ((*TABLES, "hf"), "tables; {} is none")
@@ -126,8 +122,6 @@ class UserData:
         require_applicable(self.form, self.path, typed.given() | own | vars(self.decoding))
         self.decoding.check()
         names = {"client": self.roles.client, "label": self.roles.label, "features": self.features}
-        if self.roles.split == ABSENT and self.form in DEALT and self.form not in _JOINABLE:
-            raise UsageError(f"--split-column none has no effect on {self.form}:{self.path}", "leave it out")
         for role, value in (names | self.roles.metadata).items():
             if value is not None and self.form in DEALT:
                 raise UsageError(
@@ -144,10 +138,6 @@ class UserData:
     def sha256(self) -> str:
         """Return a hash of the file, or of all files of a folder that are read."""
         match self.form:
-            case "pfllib":
-                return pfllib.find(self.path).sha256()
-            case "flbench":
-                return flbench.open_folder(self.path).sha256()
             case "leaf":
                 return leaf.find(self.path).sha256()
             case "tff":
@@ -183,12 +173,6 @@ class UserData:
                     album = images.find(self.path, self.roles.client)
                     with reporter.progress("read", len(album.paths)) as advance:
                         return images.read(album, self.decoding, advance)
-                case "pfllib":
-                    dealt = pfllib.find(self.path)
-                    with reporter.progress("read", len(dealt.clients)) as advance:
-                        return pfllib.read(dealt, advance)
-                case "flbench":
-                    return flbench.read(flbench.open_folder(self.path))
                 case "leaf":
                     users = leaf.find(self.path)
                     with reporter.progress("read", sum(map(len, users.files.values()))) as advance:
@@ -291,7 +275,7 @@ _REMEDY_OF_SUFFIX = {
 
 
 def locate(data: Path | str | Sequence[Path | str]) -> tuple[str, Path, tuple[Path, ...]]:
-    """Return the form, the path and the files of ``data``, which may begin with a form, as in ``pfllib:FOLDER``.
+    """Return the form, the path and the files of ``data``, which may begin with a form, as in ``leaf:FOLDER``.
 
     Several tables, or a folder of tables, have the form "tables", and their common folder is the path. Raises
     InputError or UsageError if pfl does not read it.
@@ -301,6 +285,8 @@ def locate(data: Path | str | Sequence[Path | str]) -> tuple[str, Path, tuple[Pa
             return _locate_files([Path(each) for each in data])
         data = data[0]
     prefix, colon, rest = str(data).partition(":")
+    if colon and prefix in _PICKLED and not Path(data).exists():
+        raise _pickles_error(data, prefix)
     if colon and prefix in _PREFIXES and not Path(data).exists():
         if not rest:
             raise UsageError(f"{data} names no folder", f"{prefix}:FOLDER")
@@ -377,21 +363,17 @@ def _refuse_known_folder(path: Path) -> None:
             for depth in ("", "*/", "*/*/")
         ),
     }
-    names = {
-        "pfllib": "PFLlib",
-        "flbench": "FL-bench",
-        "hf": "Hugging Face",
-        "leaf": "LEAF",
-        "tff": "TensorFlow Federated",
-    }
+    names = {"hf": "Hugging Face", "leaf": "LEAF", "tff": "TensorFlow Federated"}
     found = {
         form: next((file for mark in each for file in sorted(path.glob(mark))), None) for form, each in marks.items()
     }
     found["leaf"] = next((file for file in sorted(path.rglob("*.json")) if leaf.is_in_layout(file)), None)
     found["tff"] = next(iter(sorted(path.glob("*_train.h5"))), None)
     for form, file in found.items():
+        if file is not None and form in _PICKLED:
+            raise _pickles_error(path, form)
         if file is not None:
-            depth = {"pfllib": 1, "leaf": int(file.parent.name in ("train", "test", "all_data"))}.get(form, 0)
+            depth = int(form == "leaf" and file.parent.name in ("train", "test", "all_data"))
             source = file if form == "tff" else path if form == "hf" else file.parents[depth]
             raise UsageError(
                 f"{path} has no image, but {file.relative_to(path)}, as in a folder of {names[form]}",
@@ -403,6 +385,14 @@ def _refuse_known_folder(path: Path) -> None:
             f"{path} has no image, but {pickles[0].relative_to(path)}, a pickle, which pfl does not open",
             "np.savez('data.npz', x=x, y=y, owner=owner, split=split), and pfl import data.npz --split-column split",
         )
+
+
+def _pickles_error(source: Path | str, form: str) -> UsageError:
+    """Return the error for a folder of PFLlib or FL-bench."""
+    return UsageError(
+        f"{source} is a folder of {_PICKLED[form]}: it contains pickles, which pfl does not open",
+        "docs/cookbook/pfllib-flbench.md converts it, for pfl import data.npz -o DIR",
+    )
 
 
 def _list_remedies(path: Path) -> list[str]:
