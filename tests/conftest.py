@@ -21,12 +21,11 @@ from pflcli.__main__ import main
 # As the command line sets it, and before torch is imported: idle threads that spin take the cores of other workers.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
+from helpers import NAMES
 from pflcli.engine import backend
 
 collect_ignore = ["accelerated"] if backend.why_off() else []
 """The tests of compiled code import it."""
-
-NAMES = ("p", "b", "e", "d", "knn", "fedavg", "st", "ev", "au", "sw", "ud", "nc")
 
 # A shell that runs the tests in the background ignores SIGINT, nohup SIGHUP, and a child of theirs would too.
 _PFL = """

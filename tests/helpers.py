@@ -20,6 +20,9 @@ from pflcli.execution import Execution
 
 FORCE = Execution(force=True)
 
+NAMES = ("p", "b", "e", "d", "knn", "fedavg", "st", "ev", "au", "sw", "ud", "nc")
+"""Artifacts of the chain ``small`` in conftest.py."""
+
 
 def spec(kind="partition", inputs=(), code=None, **request):
     return ArtifactSpec(kind, {"alpha": 0.3, **request}, tuple(inputs), code or {})

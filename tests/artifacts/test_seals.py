@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 from safetensors.torch import load, save
 
-from conftest import NAMES
+from helpers import NAMES
 from pflcli.__main__ import main
 from pflcli.artifacts import kinds
 from pflcli.artifacts import manifest as manifests

@@ -13,8 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from conftest import NAMES
-from helpers import FORCE, build, error_text, kill, listing, spec
+from helpers import FORCE, NAMES, build, error_text, kill, listing, spec
 from pflcli.artifacts import disk, kinds
 from pflcli.artifacts.decision import Decision, decide
 from pflcli.artifacts.kinds import partition as artifact

@@ -17,7 +17,7 @@ import pandas as pd
 import pytest
 import typer.main
 
-from conftest import NAMES
+from helpers import NAMES
 from pflcli import registry
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import partition
