@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
+import io
 import os
 import shlex
 import signal
 import sys
-from contextlib import suppress
+from contextlib import redirect_stderr, suppress
 from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
@@ -72,7 +73,9 @@ def main(args: list[str] | None = None) -> None:
     from pflcli.options import completion
 
     if args is None and completion.VARIABLE in os.environ:
-        sys.exit(completion.print_completions(app))
+        with suppress(Exception), redirect_stderr(io.StringIO()):  # a shell has no place for errors
+            app([], prog_name="pfl")
+        sys.exit(1)
     try:
         Path.cwd()
     except OSError:  # libraries of PyTorch would abort the process without a message

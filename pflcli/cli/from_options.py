@@ -310,8 +310,8 @@ def _steps_or_epochs(chosen: Mapping[str, Any], context: typer.Context) -> dict[
 
 _COMPLETERS: dict[str, Callable[..., Any]] = {
     "model": completion.names("models", "auto"),
-    "upload": completion.steps("uploads"),
-    "aggregator": completion.steps("aggregators"),
+    "upload": completion.names("uploads"),
+    "aggregator": completion.names("aggregators"),
     "augment": completion.words("flip", "crop", "flip,crop"),
     "device": completion.words("auto", "cpu", "cuda"),
     "engine": completion.words("auto", "loop", "stacked"),

@@ -30,7 +30,7 @@ def command(
         typer.Argument(
             help="Describe the one with this name or in this file, and its options.",
             show_default=False,
-            autocompletion=completion.names_in_group,
+            autocompletion=completion.names_in_any_group,
         ),
     ] = None,
     root: Annotated[

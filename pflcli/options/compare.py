@@ -95,7 +95,6 @@ class Compare(Options):
             help="Set an option or a training setting of one method, such as ditto.lam=0.5; repeat it for more.",
             metavar="METHOD.KEY=VALUE",
             callback=merge_with_file,
-            autocompletion=completion.assignments_by_method,
         ),
     ] = None
     weights: InitialWeights = None

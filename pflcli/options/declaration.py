@@ -161,7 +161,6 @@ Set = Annotated[
         help="Set an option of the method, scheme or dataset; repeat it for more. `pfl list` shows them.",
         metavar="KEY=VALUE",
         callback=merge_with_file,
-        autocompletion=completion.assignments,
     ),
 ]
 ChosenMethod = Annotated[

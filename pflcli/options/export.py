@@ -7,7 +7,6 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from pflcli.options import completion
 from pflcli.options.declaration import (
     ArtifactPath,
     ChosenMethod,
@@ -44,9 +43,7 @@ class Export(Options):
     _: KW_ONLY
     client: Annotated[
         str,
-        typer.Option(
-            help="Export the model of the client with this name.", metavar="NAME", autocompletion=completion.clients
-        ),
+        typer.Option(help="Export the model of the client with this name.", metavar="NAME"),
     ]
     weights: RunWeights = None
     encoder_weights: EncoderWeights = None

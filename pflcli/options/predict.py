@@ -63,7 +63,6 @@ class Predict(Options):
         typer.Option(
             help="Use the model of the client with this name; 'none' uses the global model.",
             metavar="NAME",
-            autocompletion=completion.clients,
         ),
     ]
     out: Annotated[

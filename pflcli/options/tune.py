@@ -64,7 +64,6 @@ class Tune(Options):
             " 0.01..0.3.",
             metavar="KEY=VALUE,VALUE",
             callback=merge_with_file,
-            autocompletion=completion.searches,
             show_default="learning rates and the method's own grid",
         ),
     ] = None

@@ -506,6 +506,13 @@ def test_excel_and_spss_give_the_same_samples(take, tmp_path):
     assert datasets.read(open_artifact(tmp_path / "s")).x.tobytes() == expected.x.tobytes()
 
 
+def test_import_names_the_extra_when_datasets_is_not_installed(tmp_path, monkeypatch):
+    monkeypatch.setitem(__import__("sys").modules, "datasets", None)
+    with pytest.raises(UsageError, match="needs datasets, which is not installed") as error:
+        import_data(f"hf:{tmp_path}", tmp_path.parent / "d", **ROLES)
+    assert error.value.fix == ("pip install 'pflcli[hf]'",)
+
+
 @pytest.mark.parametrize(("suffix", "package"), [("xlsx", "openpyxl"), ("sav", "pyreadstat"), ("feather", "pyarrow")])
 def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch, suffix, package):
     monkeypatch.setitem(__import__("sys").modules, package, None)

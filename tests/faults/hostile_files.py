@@ -20,6 +20,7 @@ import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 import h5py
@@ -75,16 +76,6 @@ def arrays() -> dict[str, np.ndarray]:
 
 def npz(**values: np.ndarray) -> bytes:
     return packed(lambda file: np.savez(file, **values))
-
-
-def arrow(**columns: object) -> bytes:
-    table = pa.table(columns)
-
-    def write(file: io.BytesIO) -> None:
-        with pa.ipc.new_stream(file, table.schema) as writer:
-            writer.write_table(table)
-
-    return packed(write)
 
 
 def hdf5(fill: Callable[[h5py.File], object]) -> bytes:
@@ -332,36 +323,6 @@ READERS = [
     ),
     Reader("npz", "t.npz", lambda: npz(**arrays()), ("import", "t.npz"), NPZ),
     Reader(
-        "Arrow",
-        "saved/data.arrow",
-        lambda: arrow(who=["ann", "bob"] * 6, **{"class": ["yes", "no", "no"] * 4}, a=[[1.0, 2.0]] * 12),
-        ("import", "hf:saved", "--client", "who", "--label", "class"),
-        {
-            "lists of two lengths": lambda: arrow(who=["a", "b"], **{"class": [0, 1]}, a=[[1, 2], [3]]),
-            "a file and not a stream": lambda: b"ARROW1\0\0" + arrow(who=["a", "b"]),
-            "no end": lambda: arrow(who=["a"], **{"class": [0]}, a=[[1.0]])[:-90],
-            "no rows": lambda: arrow(who=pa.array([], pa.string()), **{"class": pa.array([], pa.int64())}),
-        },
-    ),
-    Reader(
-        "Hugging Face",
-        "hub/train-0.parquet",
-        lambda: parquet(who=["ann", "bob"] * 6, **{"class": ["yes", "no", "no"] * 4}, a=list(range(12))),
-        ("import", "hf:hub", "--client", "who", "--label", "class"),
-        {
-            "a value in every row": lambda: parquet(
-                who=pa.array(["n" * 10**5] * 10**5).dictionary_encode(), **{"class": [0, 1] * 50_000}, a=[1.0] * 10**5
-            ),
-            "lists of two lengths": lambda: parquet(who=["a", "b"], **{"class": [0, 1]}, a=[[1, 2], [3]]),
-            "two images of noise": lambda: parquet(
-                who=["a", "b"], **{"class": [0, 1]}, a=[{"bytes": b"noise", "path": "0.png"}] * 2
-            ),
-            "a terapixel": lambda: parquet(
-                who=["a", "b"], **{"class": [0, 1]}, a=[{"bytes": png_of(10**6, 10**6), "path": "0.png"}] * 2
-            ),
-        },
-    ),
-    Reader(
         "feather",
         "t.feather",
         lambda: feather(who=["ann", "bob"] * 6, **{"class": ["yes", "no", "no"] * 4}, a=list(range(12))),
@@ -380,7 +341,7 @@ READERS = [
             ),
             "lists": lambda: feather(who=["a", "b"], **{"class": [0, 1]}, a=[[1, 2], [3]]),
             "no rows": lambda: feather(who=pa.array([], pa.string()), **{"class": pa.array([], pa.int64())}),
-            "a stream and not a file": lambda: arrow(who=["a", "b"]),
+            "no mark": lambda: feather(who=["a", "b"])[8:],
         },
     ),
     Reader(
@@ -645,6 +606,29 @@ READERS = [
         },
     ),
 ]  # fmt: skip
+if find_spec("datasets") is not None:
+    READERS.append(
+        Reader(
+            "Hugging Face",
+            "hub/train-0.parquet",
+            lambda: parquet(who=["ann", "bob"] * 6, **{"class": ["yes", "no", "no"] * 4}, a=list(range(12))),
+            ("import", "hf:hub", "--client", "who", "--label", "class"),
+            {
+                "a value in every row": lambda: parquet(
+                    who=pa.array(["n" * 10**5] * 10**5).dictionary_encode(),
+                    **{"class": [0, 1] * 50_000},
+                    a=[1.0] * 10**5,
+                ),
+                "lists of two lengths": lambda: parquet(who=["a", "b"], **{"class": [0, 1]}, a=[[1, 2], [3]]),
+                "two images of noise": lambda: parquet(
+                    who=["a", "b"], **{"class": [0, 1]}, a=[{"bytes": b"noise", "path": "0.png"}] * 2
+                ),
+                "a terapixel": lambda: parquet(
+                    who=["a", "b"], **{"class": [0, 1]}, a=[{"bytes": png_of(10**6, 10**6), "path": "0.png"}] * 2
+                ),
+            },
+        )
+    )
 
 
 # What no reader opens, and what any file may become
@@ -734,8 +718,6 @@ def lay(case: Case, folder: Path) -> list[str]:
         other = folder / "dealt" / "test" / "a.json"
         other.parent.mkdir(parents=True, exist_ok=True)
         other.write_bytes(leaf([[0.5, 1.5]] * 2, [1, 2]))
-    if case.reader.name == "Arrow":
-        (path.parent / "state.json").write_text('{"_data_files": [{"filename": "data.arrow"}]}')
     if case.reader.name.startswith("idx"):
         for stem in ("train", "t10k"):
             (folder / f"{stem}-images-idx3-ubyte").write_bytes(idx((6, 28, 28)))

@@ -65,6 +65,7 @@ def write_keras(root, x):
 
 
 def write_hub(root, x):
+    pytest.importorskip("datasets", reason="the library datasets is not installed")
     for (client, split), part in zip(PLACES, x, strict=True):
         path = root / "hub" / client / f"{split}.parquet"
         path.parent.mkdir(parents=True, exist_ok=True)

@@ -154,17 +154,11 @@ def _read_feather(path: Path) -> Frame:
     require_pyarrow("Feather")
     import pyarrow as pa
 
-    from pflcli.data.formats.parquet import count_bytes, to_series
+    from pflcli.data.formats.parquet import load_batches, to_series
 
-    batches, loaded = [], 0
     with pa.memory_map(str(path)) as source, pa.ipc.open_file(source) as reader:
-        for at in range(reader.num_record_batches):
-            batch = reader.get_batch(at)
-            batch.validate(full=True)  # before anything else reads it: offsets may point anywhere
-            loaded += sum(count_bytes(column) for column in batch.columns)
-            require_room(path.name, loaded, path.stat().st_size)
-            batches.append(batch)
-        table = pa.Table.from_batches(batches, reader.schema)
+        stored = map(reader.get_batch, range(reader.num_record_batches))
+        table = pa.Table.from_batches(load_batches(stored, path.name, path.stat().st_size), reader.schema)
     columns = ["" if name.startswith("__index_level_") else name for name in table.column_names]
     series = [
         to_series(table.column(at), f"{path.name}: column '{name}'", as_text=False) for at, name in enumerate(columns)

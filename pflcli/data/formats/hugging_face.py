@@ -1,15 +1,12 @@
-"""Hugging Face datasets: those that ``save_to_disk`` wrote, and folders of Parquet files; read by pyarrow.
+"""Hugging Face datasets on disk: those that ``save_to_disk`` wrote, and folders of Parquet files.
 
-``Dataset.save_to_disk`` writes ``state.json``, ``dataset_info.json`` and Arrow files (IPC streams). A ``DatasetDict``
-is a folder with ``dataset_dict.json`` and one such folder per split. A folder of folders has one client per folder, as
-partitions of Flower Datasets are saved. The schema of a file contains the features: images, and the names of classes.
+The library ``datasets`` opens them and knows their features: images, arrays, and the names of classes. A folder of
+folders has one client per folder, as partitions of Flower Datasets are saved.
 """
 
 from __future__ import annotations
 
-import json
 import re
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,35 +25,49 @@ from pflcli.data.formats import (
     hash_files,
     images,
     option,
-    read_json_object,
     require_folder,
     require_utf8_name,
     tables,
 )
 from pflcli.data.formats.given_splits import find_split
 from pflcli.data.formats.images import Decoding
-from pflcli.data.formats.parquet import count_bytes, iterate_batches, require_pyarrow, to_series
+from pflcli.data.formats.parquet import iterate_batches, load_batches, to_series
 from pflcli.data.formats.tables import list_columns
 from pflcli.errors import InputError, UsageError
-from pflcli.foreign import parsing, require_file, require_room, require_short
+from pflcli.foreign import parsing, require_file, require_short
 from pflcli.wording import counted, listed
 
-_DICT_FILE, _STATE_FILE = "dataset_dict.json", "state.json"
+_SAVED = ("dataset_dict.json", "state.json")
+"""The files of which ``save_to_disk`` writes one beside the data."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """The files of one split of one client; ``client`` and ``split`` are empty if the folder has none."""
+    """The files and ``data`` of one split of one client; ``client`` and ``split`` are empty if the folder has none.
+
+    ``data`` is a ``datasets.Dataset``, or None for Parquet files that are not open yet.
+    """
 
     client: str
     split: str
     paths: tuple[Path, ...]
+    data: Any = None
 
     def label(self, root: Path) -> str:
         """Return its name in messages: its path below ``root``."""
         is_alone = len(self.paths) == 1 and self.paths[0].suffix == ".parquet"
         path = self.paths[0] if is_alone else self.paths[0].parent
         return path.relative_to(root).as_posix() if path != root else root.name
+
+    def open(self) -> Any:
+        """Return the ``datasets.Dataset``; raises InputError for damaged files, or more than their size allows."""
+        name = str(self.paths[0].parent if len(self.paths) > 1 else self.paths[0])
+        if self.data is None:
+            with parsing(name, "Parquet", "is it complete?"):
+                return _load_parquet(self.paths)
+        with parsing(name, "Arrow", "is it complete?"):
+            load_batches(self.data.data.table.to_batches(), name, sum(path.stat().st_size for path in self.paths))
+        return self.data
 
 
 @dataclass(frozen=True)
@@ -73,9 +84,10 @@ class Folder:
 
 
 def find(root: Path) -> Folder:
-    """Find the files of a dataset; raises InputError if there are none, or if one is missing."""
+    """Open a dataset; raises InputError if there is none, UsageError if ``datasets`` is not installed."""
     require_folder(root)
-    parts = _find_saved_parts(root, "") or _find_client_parts(root) or _find_parquet_parts(root)
+    _require_library()
+    parts = _open_saved(root, "") or _find_client_parts(root) or _find_parquet_parts(root)
     if not parts:
         raise InputError(
             f"{root} contains no Hugging Face dataset",
@@ -87,36 +99,49 @@ def find(root: Path) -> Folder:
     return _assign_splits(root, parts)
 
 
-def _find_saved_parts(folder: Path, client: str) -> list[Part]:
+def _require_library() -> Any:
+    """Return the library ``datasets``; raises UsageError if it is not installed."""
+    try:
+        import datasets
+    except ImportError:
+        raise UsageError(
+            "reading a Hugging Face dataset needs datasets, which is not installed", "pip install 'pflcli[hf]'"
+        ) from None
+    datasets.disable_progress_bars()
+    return datasets
+
+
+def _open_saved(folder: Path, client: str) -> list[Part]:
     """Return the parts of one dataset that was saved to disk, without any if there is none in this folder."""
-    if (folder / _STATE_FILE).is_file():
-        return [Part(client, "", _list_arrow_files(folder))]
-    if not (folder / _DICT_FILE).is_file():
+    if not any((folder / name).is_file() for name in _SAVED):
         return []
-    splits = read_json_object(folder / _DICT_FILE).get("splits")
-    if not isinstance(splits, list) or not splits or not all(_is_file_name(split) for split in splits):
-        raise InputError(f"{folder / _DICT_FILE} has no list of splits")
-    return [Part(client, split, _list_arrow_files(folder / split)) for split in splits]
+    for path in folder.rglob("*.arrow"):
+        require_file(path)
+    with parsing(str(folder), "a saved dataset", "copy the whole folder, or save the dataset again"):
+        loaded = _require_library().load_from_disk(str(folder))
+    splits = loaded.items() if isinstance(loaded, dict) else [("", loaded)]
+    return [
+        Part(client, split, tuple(folder / split / Path(file["filename"]).name for file in data.cache_files), data)
+        for split, data in splits
+    ]
 
 
-def _list_arrow_files(folder: Path) -> tuple[Path, ...]:
-    if not (folder / _STATE_FILE).is_file():
-        raise InputError(f"{folder / _STATE_FILE} does not exist", "copy the whole folder, or save the dataset again")
-    entries = read_json_object(folder / _STATE_FILE).get("_data_files")
-    names = [entry.get("filename") for entry in entries if isinstance(entry, dict)] if isinstance(entries, list) else []
-    if not names or not all(_is_file_name(name) for name in names):
-        raise InputError(f"{folder / _STATE_FILE} has no list of data files")
-    return tuple(folder / str(name) for name in names)
+def _load_parquet(paths: Sequence[Path]) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
 
-
-def _is_file_name(name: Any) -> bool:
-    return isinstance(name, str) and name not in ("", ".", "..") and Path(name).name == name
+    pieces = []
+    for path in paths:
+        with pq.ParquetFile(path) as file:
+            loaded = load_batches(iterate_batches(file, path), str(path), path.stat().st_size)
+            pieces.append(pa.Table.from_batches(loaded, file.schema_arrow))
+    return _require_library().Dataset(pa.concat_tables(pieces))
 
 
 def _find_client_parts(root: Path) -> list[Part]:
     """Return the parts of a folder of saved datasets, one per client; raises InputError if some are none."""
     folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
-    by_folder = {folder: _find_saved_parts(folder, folder.name) for folder in folders}
+    by_folder = {folder: _open_saved(folder, folder.name) for folder in folders}
     others = [folder for folder, parts in by_folder.items() if not parts]
     if len(others) == len(folders):
         return []
@@ -162,43 +187,42 @@ def _assign_splits(root: Path, parts: Sequence[Part]) -> Folder:
 
 
 class _Rows:
-    """All rows of a folder as one Arrow table, with the interface of ``table.Table``."""
+    """All rows of a folder as one table, with the interface of ``tables.Table``."""
 
     def __init__(self, folder: Folder, advance: Callable[[int, str], None]) -> None:
-        import pyarrow as pa
-
         self.name = folder.root.name
         self.labels = [part.label(folder.root) for part in folder.parts]
         loaded: list[Any] = []
         for part, label in zip(folder.parts, self.labels, strict=True):
-            for path in part.paths:
-                with parsing(str(path), "Arrow" if path.suffix != ".parquet" else "Parquet", "is it complete?"):
-                    table = _load_table(path)
-                if loaded and not table.schema.equals(loaded[0].schema):
-                    raise InputError(
-                        f"{label} has other columns than {self.labels[0]}", *_list_differences(table, loaded[0])
-                    )
-                loaded.append(table)
-                advance(1, "")
-        counts = iter([len(table) for table in loaded])
-        self.sizes = [sum(next(counts) for _ in part.paths) for part in folder.parts]
+            loaded.append(part.open())
+            if loaded[-1].features != loaded[0].features:
+                names = sorted(
+                    name
+                    for name in {*loaded[0].features, *loaded[-1].features}
+                    if loaded[0].features.get(name) != loaded[-1].features.get(name)
+                )
+                raise InputError(
+                    f"{label} has other columns than {self.labels[0]}", f"they differ in: {list_columns(names)}"
+                )
+            advance(len(part.paths), "")
+        self.sizes = [len(data) for data in loaded]
         self.first = np.cumsum([0, *self.sizes])
-        self.table = pa.concat_tables(loaded)
-        if not len(self.table):
+        if not self.first[-1]:
             raise InputError(f"{self.name} has no samples")
-        self.features = _read_feature_types(loaded[0].schema)
-        scalar = [not _is_nested(field.type) for field in self.table.schema]
-        self.columns = [name if flat else "" for name, flat in zip(self.table.column_names, scalar, strict=True)]
+        library = _require_library()
+        self.data = library.concatenate_datasets(loaded)
+        self.types = dict(zip(self.data.column_names, self.data.features.arrow_schema.types, strict=True))
+        self.images = [name for name, kind in self.data.features.items() if isinstance(kind, library.Image)]
+        self.classes = {
+            name: tuple(str(each).strip() for each in kind.names)
+            for name, kind in self.data.features.items()
+            if isinstance(kind, library.ClassLabel) and kind.names
+        }
+        self.columns = ["" if _is_nested(kind) else name for name, kind in self.types.items()]
 
     def repeat(self, words: Sequence[str]) -> NDArray[np.str_]:
         """Return one word per part as one per row."""
         return np.repeat(np.asarray(words, dtype=np.str_), self.sizes)
-
-    def class_names(self, name: str) -> tuple[str, ...]:
-        """Return the names of the classes of a column, empty if it has none."""
-        feature = self.features.get(name)
-        names = feature.get("names") if isinstance(feature, dict) and feature.get("_type") == "ClassLabel" else None
-        return tuple(str(each).strip() for each in names) if isinstance(names, list) else ()
 
     def load(self, texts: Sequence[int], others: Sequence[int]) -> dict[int, Any]:
         """Return columns as pandas Series by position, those of classes as their names."""
@@ -207,15 +231,14 @@ class _Rows:
     def _series(self, at: int, *, as_text: bool) -> Any:
         import pandas as pd
 
-        name = self.table.column_names[at]
-        where, names = f"{self.name}: column '{name}'", self.class_names(name)
+        name = self.data.column_names[at]
+        where, names = f"{self.name}: column '{name}'", self.classes.get(name, ())
+        column = self.data.with_format("arrow", columns=[name])[:].column(0)
         if not names:
-            return to_series(self.table.column(at), where, as_text=as_text)
+            return to_series(column, where, as_text=as_text)
         for each in names:
             require_short(where, each)
-            if names.count(each) > 1:
-                raise InputError(f"{where}: two classes are called '{each}'")
-        numbers = self.table.column(at).to_pandas().to_numpy(np.float64, na_value=-1)
+        numbers = column.to_pandas().to_numpy(np.float64, na_value=-1)
         numbers = np.where(np.isnan(numbers), -1, numbers).astype(np.int64)  # -1 marks samples without a label
         bad = np.flatnonzero((numbers < -1) | (numbers >= len(names)))
         if len(bad):
@@ -231,118 +254,28 @@ class _Rows:
 
     def cell(self, row: int, column: int) -> str:
         """Return the text of a cell."""
-        return str(self.table.column(column)[row].as_py())
+        return str(self.data[row][self.data.column_names[column]])
 
     def explain_missing(self, column: str) -> list[str]:
         """Return no option: the names of columns are part of the format."""
         return []
 
 
-def _load_table(path: Path) -> Any:
-    """Return the Arrow table in a file; raises InputError if it takes more memory than its size allows."""
-    import pyarrow as pa
-    import pyarrow.parquet as pq
-
-    batches, loaded = [], 0
-
-    def read(reader: Iterator[Any]) -> None:
-        nonlocal loaded
-        for batch in reader:
-            batch.validate(full=True)  # before anything else reads it: offsets may point anywhere
-            batches.append(batch)
-            loaded += sum(map(count_bytes, batch.columns))
-            require_room(str(path), loaded, path.stat().st_size)
-
-    if path.suffix == ".parquet":
-        with pq.ParquetFile(path) as file:
-            schema = file.schema_arrow
-            read(iterate_batches(file, path))
-    else:
-        _require_uncompressed(path)
-        with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
-            schema = reader.schema
-            read(reader)
-    table = pa.Table.from_batches(batches, schema)
-    # With `datasets` imported, arrays have its extension types.
-    for at, field in enumerate(table.schema):
-        if isinstance(field.type, pa.BaseExtensionType):
-            column = pa.chunked_array([chunk.storage for chunk in table.column(at).chunks], field.type.storage_type)
-            table = table.set_column(at, pa.field(field.name, field.type.storage_type), column)
-    return table
-
-
-def _require_uncompressed(path: Path) -> None:
-    """Raise InputError for an Arrow stream with compressed batches, whose size is known only after unpacking.
-
-    The metadata of each message is a FlatBuffer (https://flatbuffers.dev/internals/), of the schema in Arrow's
-    ``format/Message.fbs``. ``datasets`` writes uncompressed streams.
-    """
-    import pyarrow as pa
-
-    def find_field(table: int, number: int) -> int:
-        """Return the position of a table's field in ``content``, 0 if it is absent."""
-        vtable = table - struct.unpack_from("<i", content, table)[0]
-        size, at = struct.unpack_from("<H", content, vtable)[0], 4 + 2 * number
-        offset = struct.unpack_from("<H", content, vtable + at)[0] if at < size else 0
-        return table + offset if offset else 0
-
-    def follow(at: int) -> int:
-        return at + int(struct.unpack_from("<I", content, at)[0])
-
-    with pa.memory_map(str(path)) as source:
-        for message in pa.ipc.MessageReader.open_stream(source):
-            content = message.metadata.to_pybytes()
-            header = follow(find_field(follow(0), 2))
-            if message.type == "dictionary":
-                header = follow(find_field(header, 1))  # the batch inside
-            if message.type in ("dictionary", "record batch") and find_field(header, 3):
-                raise InputError(f"{path} is compressed", "save the dataset with save_to_disk, which does not compress")
-
-
-def _list_differences(table: Any, first: Any) -> list[str]:
-    """Return a hint with the columns that differ in name or type."""
-    names = [
-        name
-        for name in dict.fromkeys([*first.column_names, *table.column_names])
-        if name not in table.column_names
-        or name not in first.column_names
-        or table.schema.field(name).type != first.schema.field(name).type
-    ]
-    return [f"they differ in: {list_columns(names)}"] if names else []
-
-
-def _read_feature_types(schema: Any) -> dict[str, Any]:
-    """Return the features of ``datasets`` in the metadata of a schema, empty if there are none."""
-    try:
-        features = json.loads((schema.metadata or {}).get(b"huggingface", b"{}"))["info"]["features"]
-    except (ValueError, KeyError, TypeError):
-        return {}
-    return features if isinstance(features, dict) else {}
-
-
 def _is_nested(kind: Any) -> bool:
     import pyarrow as pa
 
-    return bool(pa.types.is_nested(kind) or pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+    is_binary = pa.types.is_binary(kind) or pa.types.is_large_binary(kind)
+    return bool(is_binary or pa.types.is_nested(kind) or isinstance(kind, pa.BaseExtensionType))
 
 
-def _is_image(kind: Any) -> bool:
+def _find_number_type(kind: Any) -> Any:
+    """Return the NumPy type of the numbers in lists, nested to any depth; None for other columns."""
     import pyarrow as pa
 
-    return bool(pa.types.is_struct(kind)) and {kind.field(at).name for at in range(kind.num_fields)} == {
-        "bytes",
-        "path",
-    }
-
-
-def _is_array(kind: Any) -> bool:
-    """Return whether a column contains lists of numbers, nested to any depth."""
-    import pyarrow as pa
-
-    is_list = False
+    kind, is_list = getattr(kind, "storage_type", kind), False
     while pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind):
         kind, is_list = kind.value_type, True
-    return is_list and bool(pa.types.is_integer(kind) or pa.types.is_floating(kind))
+    return kind.to_pandas_dtype() if is_list and (pa.types.is_integer(kind) or pa.types.is_floating(kind)) else None
 
 
 def read(
@@ -362,7 +295,6 @@ def read(
     The label is by default the only column of classes. Raises UsageError for a role that is missing or contradicts the
     folder, InputError for a missing column, and for a value that is not what its column promises.
     """
-    require_pyarrow("a Hugging Face dataset")
     rows = _Rows(folder, advance)
     are_dealt = any(part.client for part in folder.parts)
     if are_dealt and roles.client is not None:
@@ -387,7 +319,7 @@ def read(
     used = {column, roles.label, roles.client, *roles.metadata.values()}
     ignored = [
         name
-        for name, flat in zip(rows.table.column_names, rows.columns, strict=True)
+        for name, flat in zip(rows.data.column_names, rows.columns, strict=True)
         if name not in used and (column is not None or not flat)
     ]
     if ignored:
@@ -399,12 +331,12 @@ def read(
         raw = replace(raw, owner=rows.repeat([part.client for part in folder.parts]))
     if any(splits) and roles.split is None:
         raw = replace(raw, metadata={**raw.metadata, **_repeat_splits(rows, splits, roles, remarks)})
-    return replace(raw, classes=raw.classes or rows.class_names(str(roles.label)), remarks=tuple(remarks))
+    return replace(raw, classes=raw.classes or rows.classes.get(str(roles.label), ()), remarks=tuple(remarks))
 
 
 def _find_label_column(rows: _Rows) -> str:
     """Return the only column of classes; raises UsageError if there is none, or more than one."""
-    names = [name for name in rows.columns if name and rows.class_names(name)]
+    names = [name for name in rows.columns if name in rows.classes]
     if len(names) != 1:
         choice = names or [name for name in rows.columns if name]
         raise UsageError(
@@ -416,11 +348,10 @@ def _find_label_column(rows: _Rows) -> str:
 
 def _find_array_column(rows: _Rows, features: str | Sequence[str] | None) -> str | None:
     """Return the column of images or arrays to learn from; None if samples are columns of numbers and words."""
-    schema = rows.table.schema
     if features is not None:
         names = tables.split_names(features)
         for name in names:
-            if name in rows.table.column_names and _is_nested(schema.field(name).type):
+            if name in rows.types and _is_nested(rows.types[name]):
                 if len(names) > 1:
                     raise UsageError(
                         f"--features: '{name}' contains images or arrays, and must be the only one",
@@ -428,8 +359,8 @@ def _find_array_column(rows: _Rows, features: str | Sequence[str] | None) -> str
                     )
                 return name
         return None
-    for test, noun in ((_is_image, "images"), (_is_array, "arrays")):
-        found = [field.name for field in schema if test(field.type)]
+    are_arrays = [name for name, kind in rows.types.items() if _find_number_type(kind) is not None]
+    for found, noun in ((rows.images, "images"), (are_arrays, "arrays")):
         if len(found) > 1:
             raise UsageError(
                 f"{rows.name} has {len(found)} columns of {noun}: {list_columns(found)}", f"--features {found[0]}"
@@ -444,15 +375,14 @@ def _read_column(rows: _Rows, name: str, roles: Roles, decoding: Decoding, sampl
     positions = tables.find_positions(rows, roles)
     loaded = rows.load(list(positions.values()), [])
     words = tables.read_roles(rows, positions, loaded)
-    column = rows.table.column(name)
     remark = ""
-    if _is_image(column.type):
+    if name in rows.images:
         x: NDArray[Any] = images.decode(
-            _iterate_images(rows, name), len(column), rows.name, decoding, lambda *step: None
+            _iterate_images(rows, name), len(rows.data), rows.name, decoding, lambda *step: None
         )
-    elif _is_array(column.type):
+    elif _find_number_type(rows.types[name]) is not None:
         _refuse_decoding(decoding, f"'{name}' contains arrays")
-        x = _stack_lists(rows, name)
+        x = _stack_arrays(rows, name)
         if samples is None and x.ndim == 2 and x.dtype.kind in "iu" and x.max(initial=0) > 1:
             raise UsageError(
                 f"{rows.name}: column '{name}' contains lists of {x.shape[1]} integers: are they tokens of text?",
@@ -461,7 +391,9 @@ def _read_column(rows: _Rows, name: str, roles: Roles, decoding: Decoding, sampl
             )
         x, remark = arrays.check_samples(f"{rows.name}: column '{name}'", x, None, samples)
     else:
-        raise InputError(f"{rows.name}: column '{name}' contains {column.type}, neither images nor arrays of numbers")
+        raise InputError(
+            f"{rows.name}: column '{name}' contains {rows.types[name]}, neither images nor arrays of numbers"
+        )
     return RawSamples(
         x=x,
         label=words.pop("label"),
@@ -482,40 +414,28 @@ def _refuse_decoding(decoding: Decoding, what: str) -> None:
 
 def _iterate_images(rows: _Rows, name: str) -> Iterator[tuple[str, bytes]]:
     """Yield the place and content of each image; raises InputError for one that is missing or in another file."""
-    for row, value in enumerate(value for chunk in rows.table.column(name).chunks for value in chunk):
+    stored = rows.data.select_columns([name]).cast_column(name, _require_library().Image(decode=False))
+    for row, sample in enumerate(stored):
         place = f"{rows.place(row)}, column '{name}'"
-        content = None if not value.is_valid else value["bytes"].as_py()
-        if content is None:
-            path = value["path"].as_py() if value.is_valid else None
-            problem = f"the image is in another file, {Path(path).name}" if path else "no image"
-            raise InputError(f"{place}: {problem}", "save the dataset with its images")
-        yield place, content
+        if sample[name] is None or sample[name]["bytes"] is None:
+            raise InputError(f"{place}: no image", "save the dataset with its images")
+        yield place, sample[name]["bytes"]
 
 
-def _stack_lists(rows: _Rows, name: str) -> NDArray[Any]:
-    """Return a column of lists of equal length, nested to any depth, as one array; raises InputError for others."""
-    import pyarrow as pa
-    import pyarrow.compute as pc
-
-    values, shape = rows.table.column(name).combine_chunks(), [len(rows.table)]
-    where = f"{rows.name}: column '{name}'"
-    while pa.types.is_nested(values.type):
-        lengths = pc.list_value_length(values)
-        different = pc.min_max(lengths).as_py()
-        if lengths.null_count or different["min"] != different["max"]:
-            odd = pc.index(pc.fill_null(pc.not_equal(lengths, lengths[0]), True), True).as_py()
-            row = max(odd, 0) * shape[0] // max(len(values), 1)
+def _stack_arrays(rows: _Rows, name: str) -> NDArray[Any]:
+    """Return a column of arrays as one array; raises InputError if their shapes differ."""
+    kind = _find_number_type(rows.types[name])
+    stored = rows.data.with_format("numpy", columns=[name], dtype=kind)
+    pieces: list[NDArray[Any]] = []
+    for row in range(len(stored)):
+        array = np.asarray(stored[row][name])
+        if array.dtype == object or (pieces and array.shape != pieces[0].shape):
             raise InputError(
-                f"{rows.place(row)}, column '{name}': its length differs from that of row 1",
+                f"{rows.place(row)}, column '{name}': its shape differs from that of row 1",
                 "store arrays of equal shape",
             )
-        shape.append(different["min"] or 0)
-        values = values.flatten()
-    if values.null_count:
-        raise InputError(f"{where} has {counted(values.null_count, 'missing value')}", "fill them in")
-    require_room(where, values.nbytes)
-    array: NDArray[Any] = values.to_numpy(zero_copy_only=False)
-    return array.reshape(shape)
+        pieces.append(array)
+    return np.stack(pieces)
 
 
 def _repeat_splits(rows: _Rows, splits: Sequence[str], roles: Roles, remarks: list[str]) -> dict[str, NDArray[np.str_]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +48,20 @@ def iterate_batches(file: Any, path: Path, columns: Sequence[str] | None = None)
     largest = max((chunk.total_uncompressed_size for chunk in chosen), default=1)
     rows = max(1, min(_ROWS_PER_BATCH, _BATCH_BYTES // max(1, largest)))
     yield from file.iter_batches(columns=columns, batch_size=rows)
+
+
+def load_batches(batches: Iterable[Any], name: str, file_bytes: int) -> list[Any]:
+    """Return record batches, of which each is checked before it is used: the offsets in a file may point anywhere.
+
+    Raises InputError, with ``name``, as soon as they take more memory than the size of the file allows.
+    """
+    kept, loaded_bytes = [], 0
+    for batch in batches:
+        batch.validate(full=True)
+        loaded_bytes += sum(map(count_bytes, batch.columns))
+        require_room(name, loaded_bytes, file_bytes)
+        kept.append(batch)
+    return kept
 
 
 def count_bytes(array: Any) -> int:
@@ -172,14 +186,10 @@ class Parquet:
     def _column(self, at: int) -> Any:
         import pyarrow as pa
 
-        chunks: list[Any] = []
-        loaded_bytes = 0
-        for batch in iterate_batches(self._file, self.path, [self.columns[at]]):
-            batch.validate(full=True)
-            chunks += batch.columns[:1]
-            loaded_bytes += sum(map(count_bytes, batch.columns))
-            require_room(f"{self.name}: column '{self.columns[at]}'", loaded_bytes, self.path.stat().st_size)
-        return pa.chunked_array(chunks, self._file.schema_arrow.field(self.columns[at]).type)
+        name = self.columns[at]
+        batches = iterate_batches(self._file, self.path, [name])
+        loaded = load_batches(batches, f"{self.name}: column '{name}'", self.path.stat().st_size)
+        return pa.chunked_array([batch.column(0) for batch in loaded], self._file.schema_arrow.field(name).type)
 
     def place(self, row: int) -> str:
         """Return the number of a row, counted from 1."""
