@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from pflcli.errors import ComputationError
-from pflcli.federation.attendance import AllAbsent, Attendance, Diverged, client_list
+from pflcli.federation.attendance import AllAbsent, Attendance, Diverged, RoundNotes, client_list
 from pflcli.federation.run import Run
 from pflcli.methods import Method
 from pflcli.simulation import absences, personal_accuracy
@@ -52,7 +52,7 @@ def run_rounds(
 
 def set_up(run: Run, method: Method) -> tuple[dict[str, Any], list[Row]]:
     """Return the state before the first round, and row 0 if ``setup`` sent something."""
-    began, before, run.attendance = time.monotonic(), dict(run.traffic), Attendance()
+    began, before, run.notes = time.monotonic(), dict(run.traffic), RoundNotes()
     state = method.setup(run)
     spent = time.monotonic() - began
     if run.traffic == before:
@@ -68,14 +68,12 @@ def play_round(run: Run, name: str, method: Method, state: Any, t: int) -> tuple
     of all clients diverges.
     """
     began, before, fix = time.monotonic(), dict(run.traffic), tuple[str, ...]()
-    run.attendance = attendance = Attendance(t=t)
+    attendance = Attendance(t=t)
     try:
         while True:
             if run.privacy is not None:
                 run.privacy.begin_round(t)
-            run.losses.clear()
-            run.trained.clear()
-            run.left_out.clear()
+            run.notes = RoundNotes(attendance)
             try:
                 with undo_on_failure(state, run):
                     after: State = method.train_round(run, state, t)
@@ -90,7 +88,7 @@ def play_round(run: Run, name: str, method: Method, state: Any, t: int) -> tuple
                 attendance.diverged.update(error.clients)
                 is_hopeless = attendance.all_absent
             else:
-                is_hopeless = bool(attendance.diverged) and not run.trained
+                is_hopeless = bool(attendance.diverged) and not run.notes.trained
                 if run.privacy is not None or not is_hopeless:
                     break
             # With differential privacy a round always runs: skipping it would reveal which clients were absent.
@@ -125,19 +123,21 @@ def _append(records: torch.Tensor, value: float) -> torch.Tensor:
 
 def _describe_round(run: Run, method: Method, state: Any, t: int, before: Mapping[str, int], spent: float) -> Row:
     """Return the row of a round that took ``spent`` seconds, without the time of measuring."""
-    weight = sum(weight for _, weight in run.losses)
-    loss = sum(loss * weight for loss, weight in run.losses) / weight if weight else math.nan
+    weight = sum(weight for _, weight in run.notes.losses)
+    loss = sum(loss * weight for loss, weight in run.notes.losses) / weight if weight else math.nan
     shared = state.get("global") if run.settings.is_due(t, run.settings.eval_every) else None
     return {
         "round": t + 1,
-        "clients": len(run.trained) if t >= 0 else len(run.federation.participants),  # ``setup`` involves all of them
+        "clients": len(run.notes.trained)
+        if t >= 0
+        else len(run.federation.participants),  # ``setup`` involves all of them
         "lr": run.settings.lr_at(t) if t >= 0 else math.nan,
         "loss": loss,
         "validation_accuracy": run.accuracy(shared, "validation") if shared else math.nan,
         **personal_accuracy.measure_personal(run, method, state, t),
         **personal_accuracy.measure_test(run, method, state, t),
         **{f"bytes_{link}": run.traffic[link] - before[link] for link in run.traffic},
-        **absences.describe_round(run.attendance, run.left_out),
+        **absences.describe_round(run.attendance, run.notes.left_out),
         "seconds": round(spent, 4),
     }
 

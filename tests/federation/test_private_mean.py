@@ -14,7 +14,7 @@ from scipy import stats
 import worlds
 from pflcli import methods, parameters, registry, rng
 from pflcli.errors import ComputationError, UnsuitedError
-from pflcli.federation.attendance import Attendance
+from pflcli.federation.attendance import RoundNotes
 from pflcli.federation.private_mean import PrivateMean
 from pflcli.parameters.model_table import ModelTable
 from pflcli.simulation import loop
@@ -212,7 +212,7 @@ def test_noise_differs_between_rounds_tensors_and_seeds():
 
 def test_integers_are_refused_and_so_is_a_round_without_noise():
     run = private("fedavg", noise=1.0)
-    run.attendance = Attendance()
+    run.notes = RoundNotes()
     run.privacy.begin_round(0)
     with pytest.raises(UnsuitedError, match="batch normalization"):
         run.averaging({"w": torch.zeros(2), "count": torch.zeros(1, dtype=torch.int64)})
