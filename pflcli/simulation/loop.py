@@ -43,9 +43,9 @@ def run_rounds(
             callback.before_round(run, progress)
         with progress.round(run):
             progress.state, row = play_round(run, name, method, progress.state, len(progress.rows))
-            if settings.report == "best":
-                progress.best = update_best(progress.best, progress.state, row, shared=shared)
             progress.rows.append(row)
+            if settings.report == "best":
+                progress.best = update_best(progress.best, progress.state, progress.rows, shared=shared)
         for callback in callbacks:
             callback.after_round(run, progress)
 

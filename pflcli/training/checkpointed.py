@@ -17,7 +17,7 @@ from pflcli.federation.run import Run
 from pflcli.methods import Method
 from pflcli.reporter import Advance, StopRounds, report_within
 from pflcli.simulation import loop
-from pflcli.simulation.callbacks import Callback, find_measured
+from pflcli.simulation.callbacks import Callback, find_best
 from pflcli.simulation.progress import Progress, Row
 from pflcli.training.checkpoint import Checkpoints, unpack
 
@@ -60,7 +60,7 @@ def run_rounds(
         checkpoints.on_interruption(),
     ):
         loop.run_rounds(run, name, method, progress, [ProgressBar(advance), checkpoints], shared=shared)
-    if run.settings.patience and not find_measured(progress.rows, shared=shared)[1]:
+    if run.settings.patience and find_best(progress.rows, shared=shared) is None:
         say(f"{name}: --patience {run.settings.patience} has no effect: no round has a validation accuracy")
     elif run.settings.patience and len(progress.rows) < total:
         say(f"{name}: stopped after round {len(progress.rows)}: accuracy had not risen for --patience rounds")
