@@ -92,3 +92,5 @@ class RoundNotes:
     """by client, the share of each of its uploads that the aggregator left out"""
     unfit: set[int] = field(default_factory=set)
     """clients whose training diverged during personalization"""
+    reads_rounds: bool = False
+    """whether the method read the number of rounds"""

@@ -74,6 +74,8 @@ class Progress:
     rows: list[Row] = field(default_factory=list)
     predictions: list[tuple[int, dict[str, dict[str, Tensor]]]] = field(default_factory=list)
     best: Best | None = None
+    reads_rounds: bool = False
+    """whether the method read the number of rounds, so that a longer run would have other rounds"""
     is_whole: bool = True
     """whether all of this belongs to the same round: false within a round, and if undoing a round was interrupted"""
 
