@@ -35,12 +35,14 @@ if TYPE_CHECKING:
     from pflcli.simulation.callbacks import Callback, EarlyStopping
     from pflcli.simulation.federation import Federation
     from pflcli.simulation.simulate import simulate
+    from pflcli.tracking.live import Tracker
 
 __version__ = "0.1.0"
 __all__ = [
     "Callback",
     "EarlyStopping",
     "Federation",
+    "Tracker",
     "audit",
     "build_datastore",
     "check",
@@ -71,6 +73,7 @@ _IN_MEMORY = {
     "Callback": "simulation.callbacks",
     "EarlyStopping": "simulation.callbacks",
     "Federation": "simulation.federation",
+    "Tracker": "tracking.live",
     "simulate": "simulation.simulate",
     "table": "evaluation.in_memory",
 }

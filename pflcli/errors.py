@@ -46,6 +46,10 @@ class ConflictError(PflError):
     exit_code = 4
 
 
+class OutgrownError(ConflictError):
+    """The output was made by the same request for fewer rounds or from other inputs."""
+
+
 class ComputationError(PflError):
     """The computation failed; the message names method, round and client."""
 

@@ -46,7 +46,7 @@ ALLOWED = {
     | {"artifacts", "methods", "simulation", "evaluation.charts", "evaluation.metrics", "evaluation.presentation"},
     "evaluation.page": BASE
     | {"artifacts", "evaluation", "evaluation.charts", "evaluation.metrics", "evaluation.presentation"},
-    "tracking": BASE | {"artifacts", "evaluation.metrics", "evaluation.page"},
+    "tracking": BASE | {"artifacts", "config", "evaluation.metrics", "evaluation.page", "federation", "simulation"},
     "data.formats": {"errors", "foreign", "wording", "artifacts", "data.datasets"},
     "data.preparation": BASE
     | {"config", "artifacts", "data.datasets", "data.formats", "data.schemes", "data.splits", "knn"},

@@ -15,7 +15,7 @@ from pathlib import Path
 from pflcli.artifacts import kinds, locks, placement
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.manifest import ArtifactSpec, Manifest
-from pflcli.errors import ConflictError, InputError, UsageError
+from pflcli.errors import ConflictError, InputError, OutgrownError, UsageError
 
 _LONGEST_SUFFIX = max(len(".replaced-") + 7, locks.LONGEST_SUFFIX)
 """Maximum bytes that pfl adds to the name of an output; process ids have at most 7 digits."""
@@ -59,11 +59,14 @@ def decide(out: Path, spec: ArtifactSpec, *, force: bool) -> tuple[Decision, str
         remedy = f"move {', '.join(others)} out of it, then --force replaces it" if others else "--force replaces it"
         if old is None:
             raise ConflictError(damage or "", remedy)
-        raise ConflictError(f"{out} exists and was made by another request", *_changes(old, spec), remedy)
+        kind = OutgrownError if manifests.has_fewer_rounds(old, spec) else ConflictError
+        raise kind(f"{out} exists and was made by another request", *_changes(old, spec), remedy)
     if exists:
         _check_replaceable(out, spec)
     if begun.get("fingerprint") == spec.fingerprint and (begun.get("force") or not force):
         return Decision.RESUME, f"{partial} contains {_state(partial, spec)} of the same request"
+    if old is not None and old.fingerprint != spec.fingerprint and manifests.has_fewer_rounds(old, spec):
+        return Decision.REPLACE, f"{out} has fewer rounds or other inputs"
     if exists:
         return Decision.REPLACE, f"--force; {damage}" if damage else "--force"
     if begun and not force:

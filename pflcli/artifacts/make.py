@@ -19,7 +19,7 @@ from pflcli.artifacts import disk, placement
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.decision import Decision, decide, require_outside
 from pflcli.artifacts.manifest import ArtifactSpec
-from pflcli.artifacts.reader import open_artifact
+from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError
 from pflcli.execution import Execution
@@ -74,13 +74,15 @@ def make(
     build: Build,
     *,
     extends: str = "",
+    continued: Artifact | None = None,
     remarks: Iterable[str] = (),
     needed_bytes: int = 0,
 ) -> Outcome:
     """Make the artifact with this ``spec``, unless it exists.
 
     ``build`` writes the files. ``extends`` describes what ``spec`` adds to the artifact at ``out``; if it is not empty,
-    the new artifact contains the old one and may replace it. ``remarks`` are messages to show before building, or in a
+    the new artifact contains the old one and may replace it. The seconds in which ``continued``, an artifact whose work
+    is not repeated, was made count as well. ``remarks`` are messages to show before building, or in a
     dry run; they are not evaluated if the artifact is up to date. ``needed_bytes`` is an estimate of its size.
     Raises ConflictError if other files or an input are at ``out``, InputError if the disk is too full.
     """
@@ -112,7 +114,8 @@ def make(
         execution.reporter.say(f"{decision}: {reason}")
     with ArtifactWriter(out, spec, force=force, reporter=execution.reporter) as writer:
         if writer.complete is None:
-            began = _processor_seconds()
+            made = {} if continued is None else continued.manifest.made
+            writer.seconds, began = made.get("seconds", 0.0), _processor_seconds() - made.get("processor_seconds", 0.0)
             summary, circumstances = build(writer)
             if execution.has_workers:
                 gc.collect()  # end unused worker processes, so that their seconds count

@@ -282,6 +282,13 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
     return lines
 
 
+def has_fewer_rounds(old: Manifest, spec: ArtifactSpec) -> bool:
+    """Whether an artifact has the kind, code and request of ``spec``, but for fewer rounds or none of its own."""
+    before, after = (json.loads(json.dumps(each.request)) for each in (old, spec))
+    fewer, more = (request.get("settings", {}).pop("rounds", 0) for request in (before, after))
+    return bool(fewer <= more) and (old.kind, old.code, before) == (spec.kind, spec.code, after)
+
+
 def _shorten(value: Any) -> str:
     text = json.dumps(value)
     return text if len(text) <= 60 else text[:57] + "..."

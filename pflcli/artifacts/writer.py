@@ -39,6 +39,8 @@ class ArtifactWriter:
         self.folder = placement.partial_folder(self.out)
         self._files: dict[str, dict[str, Any]] = {}
         self._began = time.monotonic()
+        self.seconds = 0.0
+        """seconds of earlier work on the artifact, which count as well"""
         self._keep_folder = False
         self.complete: Manifest | None = None
         """The manifest, if a killed writer of this request has written all files; only ``finish`` remains to do."""
@@ -199,7 +201,7 @@ class ArtifactWriter:
             code=dict(self.spec.code),
             files=self._files,
             summary=summary,
-            made={**circumstances, "seconds": round(time.monotonic() - self._began, 3)},
+            made={**circumstances, "seconds": round(self.seconds + time.monotonic() - self._began, 3)},
         )
         try:
             disk.write(self.folder / manifests.NAME, [manifest.to_json().encode()])

@@ -139,6 +139,7 @@ def compare(asked: Compare) -> Outcome:
         variants = existing.join_variants(suited, added, tuned.options, training, force=execution.force)
         partitions, table = existing.partitions(partitions), table.fill_from(existing)
         existing.announce(variants, [*asked.methods, *added], partitions, execution.reporter)
+    grows = existing is not None and existing.rounds < training.rounds
     _require_baseline(asked.baseline, variants)
     table.require_calibration(variants, training)
     require_validation_samples([variant.name for variant in variants], partitions.values())
@@ -146,7 +147,7 @@ def compare(asked: Compare) -> Outcome:
     if only is not None:
         comparison = replace(comparison, partitions=selection.partitions_of(partitions, only))
         planned = plan(comparison.jobs())
-        selection.make_jobs(out, only, planned, execution, skip_unsuited=skip_unsuited)
+        selection.make_jobs(out, only, planned, execution, grows=grows, skip_unsuited=skip_unsuited)
         if execution.dry_run:
             return selection.preview(out, only, planned)
         return selection.last_made(out, asked.only or ())
@@ -168,7 +169,7 @@ def compare(asked: Compare) -> Outcome:
     privacy = guarantee.compose_runs([*comparison.private_runs(planned), *tuned.private_trials(variants, training)])
     if privacy:
         execution.reporter.say(guarantee.describe_composition(privacy))
-    require_free(planned.values(), execution)
+    require_free(planned.values(), execution, grows=grows)
     preview = make(out / NAME, spec, replace(execution, dry_run=True, reporter=SILENT), _never_built, extends=extends)
     if execution.dry_run or preview.decision == Decision.UP_TO_DATE:
         outcome = make(out / NAME, spec, execution, _never_built, extends=extends)

@@ -32,7 +32,7 @@ from pflcli.options.function import command
 from pflcli.options.personalize import Personalize
 from pflcli.simulation import absences, requirements
 from pflcli.simulation.progress import Progress
-from pflcli.training import checkpointed, dp_secret, hardware, run_request, state_files
+from pflcli.training import checkpointed, dp_secret, hardware, more_rounds, run_request, state_files
 from pflcli.training import initial_weights as initial
 from pflcli.training.checkpoint import Checkpoints
 from pflcli.training.run_spec import RunSpec
@@ -95,6 +95,7 @@ def personalize(asked: Personalize) -> Outcome:
         source=nearest,
         spec=spec,
     )
+    shorter = more_rounds.find_shorter(Path(asked.out), spec, definition, training, force=execution.force)
     partition = lineage["partition"]
     remarks: Iterable[str] = run_request.describe_seed(asked.method, definition, cfg, training)
     remarks = joined(remarks, requirements.describe_ignored(asked.method, definition, training))
@@ -103,7 +104,15 @@ def personalize(asked: Personalize) -> Outcome:
         if definition.has_rounds and LINKS[definition.KIND]:
             clients = partial(partitions.read_able_clients, partition)
             remarks = joined(remarks, guarantee.describe_plan(training, clients))
-    return make(asked.out, spec, execution, partial(_build, job, execution), remarks=remarks)
+    return make(
+        asked.out,
+        spec,
+        execution,
+        partial(_build, job, shorter, execution),
+        extends=more_rounds.describe(shorter),
+        continued=shorter,
+        remarks=remarks,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,12 +165,12 @@ def _initial_digest(source: Artifact, backbone: Artifact | None, weights: initia
     return digest
 
 
-def _build(job: _Job, execution: Execution, writer: ArtifactWriter) -> Built:
-    """Run the rounds, predict for all clients, and write the predictions."""
+def _build(job: _Job, shorter: Artifact | None, execution: Execution, writer: ArtifactWriter) -> Built:
+    """Run the rounds, those after the ``shorter`` run if there is one, predict for all clients, and write all."""
     data = partitions.read(job.partition)
-    draws = dp_secret.noise_draws(job.settings, job.spec, job.partition, writer)
+    draws = dp_secret.noise_draws(job.settings, job.spec, job.partition, writer, shorter)
     run = job.build(data, execution, private_rng=draws)
-    progress = checkpointed.resume(run, job.method, writer, execution)
+    progress = checkpointed.resume(run, job.method, writer, execution, shorter)
     checkpoints = Checkpoints(run, progress, writer)
     # The backbone stores only the global model: a method with more state must run its rounds again.
     reuses_rounds = job.repeats_backbone and progress.state.keys() == {"global"}
@@ -170,7 +179,7 @@ def _build(job: _Job, execution: Execution, writer: ArtifactWriter) -> Built:
         assert backbone is not None
         assert run.backbone is not None
         execution.reporter.say(f"{job.name}: reusing the {job.settings.rounds} rounds of {backbone.path}")
-        progress.state, progress.before = {"global": run.backbone}, []
+        progress.state, progress.before, progress.rows = {"global": run.backbone}, [], []
         run.traffic = dict.fromkeys(run.traffic, 0)  # the bytes of setup are already counted for the backbone
     else:
         checkpointed.run_rounds(run, job.name, job.method, checkpoints, execution)
@@ -181,6 +190,8 @@ def _build(job: _Job, execution: Execution, writer: ArtifactWriter) -> Built:
     reported = progress.facts() if backbone is None else run_request.reported_round(backbone)
     tuned, flags = _write_predictions(job, run, data, progress.join_predictions(), writer)
     _write_rounds(job, run, data, progress, reported, writer)
+    if job.method.has_rounds and not reuses_rounds:
+        more_rounds.write(progress, writer)
     clients = codebook.read(job.source).client_names(len(run.clients))
     missing = absences.summarize([*progress.before, *progress.rows], clients) | absences.name_flagged(flags, clients)
     for line in absences.describe(missing):

@@ -12,7 +12,7 @@ from pflcli.artifacts.open_by_path import open_all
 from pflcli.errors import ConflictError, InputError, PflError, UsageError
 from pflcli.options.function import command
 from pflcli.options.track import Track
-from pflcli.tracking import open_writer, raising_errors_of_threads, records, require_tool
+from pflcli.tracking import open_writer, raising_errors_of_threads, records, require_tool, write
 from pflcli.wording import counted
 
 
@@ -50,7 +50,7 @@ def track(asked: Track) -> Tracked:
             stale = [record for record in found.values() if execution.force or not writer.contains(record)]
             with execution.reporter.progress("track", len(stale)) as advance:
                 for record in stale:
-                    writer.write(record)
+                    write(writer, record)
                     advance(1, record.name)
     except PflError:
         raise

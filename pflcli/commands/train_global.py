@@ -30,7 +30,7 @@ from pflcli.options.function import command
 from pflcli.options.train_global import TrainGlobal
 from pflcli.simulation import absences, requirements
 from pflcli.simulation.progress import Progress
-from pflcli.training import checkpointed, dp_secret, hardware, run_request, state_files
+from pflcli.training import checkpointed, dp_secret, hardware, more_rounds, run_request, state_files
 from pflcli.training import initial_weights as initial
 from pflcli.training.checkpoint import Checkpoints
 from pflcli.training.run_spec import RunSpec
@@ -72,15 +72,17 @@ def train_global(asked: TrainGlobal) -> Outcome:
         },
     )
 
+    shorter = more_rounds.find_shorter(Path(asked.out), artifact_spec, definition, training, force=execution.force)
+
     def build(writer: ArtifactWriter) -> Built:
-        draws = dp_secret.noise_draws(training, artifact_spec, partition, writer)
+        draws = dp_secret.noise_draws(training, artifact_spec, partition, writer, shorter)
         data = partitions.read(partition)
         spec = RunSpec(name=asked.method, method=definition, cfg=cfg, settings=training, seed=seed, weights=file)
         run = spec.build(data, execution, private_rng=draws)
         if file is not None:
             assert run.whole_network is not None
             writer.write(initial.INITIAL, bytes(save(parameters.copy_params(run.whole_network))))
-        progress = checkpointed.resume(run, definition, writer, execution)
+        progress = checkpointed.resume(run, definition, writer, execution, shorter)
         if "global" not in progress.state:
             raise UsageError(f"{asked.method} makes no global model", "--method fedavg")
         checkpointed.run_rounds(
@@ -88,6 +90,7 @@ def train_global(asked: TrainGlobal) -> Outcome:
         )
         writer.write(WEIGHTS, bytes(save(state_files.flatten(progress.reported["global"]))))
         writer.write("rounds.csv", csv_file.encode_rounds(absences.count_clients([*progress.before, *progress.rows])))
+        more_rounds.write(progress, writer)
         codebook.write(writer, names := codebook.read(partition))
         missing = absences.summarize([*progress.before, *progress.rows], names.client_names(len(run.clients)))
         accuracy = _accuracy(run, progress)
@@ -101,6 +104,8 @@ def train_global(asked: TrainGlobal) -> Outcome:
         artifact_spec,
         execution,
         build,
+        extends=more_rounds.describe(shorter),
+        continued=shorter,
         remarks=chain(
             run_request.describe_seed(asked.method, definition, cfg, training),
             guarantee.describe_plan(training, partial(partitions.read_able_clients, partition)),

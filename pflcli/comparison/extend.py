@@ -39,6 +39,11 @@ class ExistingComparison:
         return self.artifact.path
 
     @property
+    def rounds(self) -> int:
+        """The number of rounds of its runs."""
+        return int(self.artifact.manifest.request["settings"]["rounds"])
+
+    @property
     def references(self) -> set[str]:
         """The names of its references that were not named by the user."""
         return marked_references(self.methods)
@@ -145,6 +150,9 @@ class ExistingComparison:
         """
         old = self.artifact.manifest
         may_change = {"methods", "seeds"}
+        grows = self.rounds < draft.request["settings"]["rounds"]
+        if grows:
+            may_change.add("settings")  # which differ in nothing else
         new_statistics = old.request.get("statistics") != summary.STATISTICS
         if new_statistics:
             may_change |= {"statistics", "bootstrap_draws"}
@@ -160,12 +168,16 @@ class ExistingComparison:
         leaving = [name for name in old.request["methods"] if name not in draft.request["methods"]]
         remarked = marked_references(old.request["methods"]) - marked_references(draft.request["methods"])
         ranked = sorted(remarked & {*draft.request["methods"]})
-        adds = old_inputs.items() < new_inputs.items() or (
-            old_inputs == new_inputs and bool({*_ADDED} & may_change or new_statistics or leaving or ranked)
+        adds = (
+            old_inputs.keys() <= new_inputs.keys()
+            if grows
+            else old_inputs.items() < new_inputs.items()
+            or (old_inputs == new_inputs and bool({*_ADDED} & may_change or new_statistics or leaving or ranked))
         )
         if before != after or not adds:
             return ""
         added = [name for name in draft.request["methods"] if name not in old.request["methods"]]
+        added += [f"rounds up to {draft.request['settings']['rounds']}"] if grows else []
         added += [f"seed {seed}" for seed in draft.request["seeds"] if seed not in old.request["seeds"]]
         added += [f"target {draft.request['target']:g}"] if "target" in may_change else []
         added += [f"link {draft.request['link']}"] if "link" in may_change else []
@@ -180,10 +192,10 @@ class ExistingComparison:
 
 
 def find_comparison(target: Path, kind: str, training: Settings, weights: str | None) -> ExistingComparison | None:
-    """Return the comparison at ``target`` if it has these settings and the hash ``weights``, else None.
+    """Return the comparison at ``target`` if it has these settings, or fewer rounds, and the hash ``weights``.
 
-    If a writer was killed after it had moved the comparison aside and before it wrote the new one, the comparison that
-    was moved aside is returned.
+    Otherwise return None. If a writer was killed after it had moved the comparison aside and before it wrote the new
+    one, the comparison that was moved aside is returned.
     """
     target = [target, *placement.find_interrupted(target)[0]][-1]
     if not manifests.is_artifact(target):
@@ -195,7 +207,8 @@ def find_comparison(target: Path, kind: str, training: Settings, weights: str | 
     request = manifest.request
     if (
         manifest.kind != kind
-        or request["settings"] != run_request.recorded_settings(training)
+        or request["settings"]["rounds"] > training.rounds
+        or {**request["settings"], "rounds": training.rounds} != run_request.recorded_settings(training)
         or request.get("weights") != weights
     ):
         return None

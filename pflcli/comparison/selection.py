@@ -19,7 +19,15 @@ from pflcli.jobs.run import run, summarize
 from pflcli.jobs.shared_artifacts import BACKBONE
 
 
-def make_jobs(out: Path, paths: Sequence[str], planned: Plan, execution: Execution, *, skip_unsuited: bool) -> None:
+def make_jobs(
+    out: Path,
+    paths: Sequence[str],
+    planned: Plan,
+    execution: Execution,
+    *,
+    skip_unsuited: bool,
+    grows: bool = False,
+) -> None:
     """Make the artifacts at ``paths`` in ``out``, and the runs that are part of them; in a dry run, only check them.
 
     A tuning without a result is reported but is no error: its method keeps the user's options. Raises UsageError for a
@@ -27,7 +35,7 @@ def make_jobs(out: Path, paths: Sequence[str], planned: Plan, execution: Executi
     artifact cannot be read or written, ComputationError if a job fails or an artifact that it needs does not exist.
     """
     chosen = {job: planned[job] for job in _select_jobs(out, paths, planned)}
-    require_free(chosen.values(), execution)
+    require_free(chosen.values(), execution, grows=grows)
     if execution.dry_run:
         return
     absent: list[PflError] = []

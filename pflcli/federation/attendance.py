@@ -1,4 +1,4 @@
-"""Records which selected clients complete a round: those that neither drop out nor diverge."""
+"""Records what happens in a round: which selected clients complete it, which train, and with which losses."""
 
 from __future__ import annotations
 
@@ -74,3 +74,23 @@ class Attendance:
         """
         present = len(self.present)
         return amount * len(self.selected) // present if present else amount
+
+
+@dataclass
+class RoundNotes:
+    """What is noted in one attempt at a round, or while clients personalize; each begins with new notes.
+
+    ``attendance`` is that of the round, which all its attempts share.
+    """
+
+    attendance: Attendance = field(default_factory=Attendance)
+    trained: set[int] = field(default_factory=set)
+    """clients that trained"""
+    losses: list[tuple[float, float]] = field(default_factory=list)
+    """training losses, each with its weight"""
+    left_out: dict[int, list[float]] = field(default_factory=dict)
+    """by client, the share of each of its uploads that the aggregator left out"""
+    unfit: set[int] = field(default_factory=set)
+    """clients whose training diverged during personalization"""
+    reads_rounds: bool = False
+    """whether the method read the number of rounds"""

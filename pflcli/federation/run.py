@@ -25,7 +25,7 @@ from pflcli.engine.local_sgd import LocalSGD, is_stacked
 from pflcli.errors import ComputationError, UnsuitedError, UsageError
 from pflcli.federation import aggregators
 from pflcli.federation.aggregators import Aggregator, Uploads
-from pflcli.federation.attendance import AllAbsent, Attendance, Diverged
+from pflcli.federation.attendance import AllAbsent, Attendance, Diverged, RoundNotes
 from pflcli.federation.predictor import ClientModel, Predictor
 from pflcli.federation.uploads import Draw, Encoding, Step
 from pflcli.parameters import Mean, Params, Stacked, TrainedClients, WeightedSum
@@ -71,13 +71,8 @@ class Run:
     arrived: Embedded | None = None
     """validation samples that have arrived, if stores follow a stream; None if all have"""
     traffic: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0, "peer": 0})
-    losses: list[tuple[float, float]] = field(default_factory=list)
-    trained: set[int] = field(default_factory=set)
-    """clients that trained in this round"""
-    attendance: Attendance = field(default_factory=Attendance)
-    """the clients selected in this round, and those that do not complete it"""
-    unfit: set[int] = field(default_factory=set)
-    """clients whose training diverged during personalization"""
+    notes: RoundNotes = field(default_factory=RoundNotes)
+    """what is noted in this round"""
     sealed: bool = False
     """whether clients are personalizing: communication is then not allowed"""
     uploads: Sequence[Step] = ()
@@ -85,8 +80,6 @@ class Run:
     attack: Attack | None = None
     """the attack of poisoned clients on their updates"""
     aggregator: Aggregator = field(default_factory=partial(aggregators.load, "mean"))
-    left_out: dict[int, list[float]] = field(default_factory=dict)
-    """by client, the share of each of its uploads in this round that the aggregator left out"""
     private_rng: Callable[..., np.random.Generator] = field(default_factory=rng.secret_generators)
     """returns the generator for a key, as ``rng`` does, but from a secret of the run: for noise that protects people"""
     privacy: PrivateMean | None = None
@@ -102,6 +95,11 @@ class Run:
     keeps_models: bool = False
     """whether ``predictor`` keeps the models of trained parts, so that ``Predictor.model_of`` returns them"""
     _results: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def attendance(self) -> Attendance:
+        """Return the clients selected in this round, and those that do not complete it."""
+        return self.notes.attendance
 
     @property
     def clients(self) -> NDArray[np.int64]:
@@ -258,12 +256,12 @@ class Run:
 
         If possible, the workers of an executor add the models up, and only the sum is sent to this process.
         """
-        mean, encode, before = self.averaging(downloaded), Encoding(downloaded, self.uploads), len(self.losses)
+        mean, encode, before = self.averaging(downloaded), Encoding(downloaded, self.uploads), len(self.notes.losses)
         # Other aggregators, attacks, differential privacy and random steps need each upload.
         can_sum = mean.is_plain and self.attack is None and not encode.is_random
         total = parts.sum_uploads(encode) if can_sum and isinstance(parts, LocalTraining) else None
         if total is not None:
-            self._count("up", encode.size(downloaded) * (len(self.losses) - before))
+            self._count("up", encode.size(downloaded) * (len(self.notes.losses) - before))
             return total.mean()
         for part in parts:
             mean.add(part.params, part.weights, part.clients)
@@ -273,7 +271,7 @@ class Run:
         """Return the aggregate of the ``uploads`` of ``clients`` (n,), and record the shares that were left out."""
         model = uploads.value()
         for client, share in zip(clients.tolist(), getattr(uploads, "left_out", ()), strict=False):
-            self.left_out.setdefault(client, []).append(float(share))
+            self.notes.left_out.setdefault(client, []).append(float(share))
         return model
 
     def initial_model(self) -> Params:
@@ -452,11 +450,11 @@ class Run:
     @contextmanager
     def personalizing(self) -> Iterator[None]:
         """Personalize inside the block: communication is not allowed, and training is not recorded for a round."""
-        self.sealed, losses, trained, unfit = True, list(self.losses), set(self.trained), set(self.unfit)
+        self.sealed, before, self.notes = True, self.notes, RoundNotes(self.attendance)
         try:
             yield
         finally:
-            self.sealed, self.losses, self.trained, self.unfit = False, losses, trained, unfit
+            self.sealed, self.notes = False, before
 
     def predictor(
         self,
@@ -578,8 +576,8 @@ class LocalTraining(Iterable[TrainedClients]):
         if not summed.finite.all():
             raise Diverged(self.clients[~summed.finite].tolist(), self.key)
         sizes = engine.federation.sizes(*self.plan.splits)[self.clients].astype(np.float64)
-        self.run.trained.update(self.clients.tolist())
-        self.run.losses += zip(summed.loss.tolist(), sizes.tolist(), strict=True)
+        self.run.notes.trained.update(self.clients.tolist())
+        self.run.notes.losses += zip(summed.loss.tolist(), sizes.tolist(), strict=True)
         return summed.total
 
     def __iter__(self) -> Iterator[TrainedClients]:
@@ -595,11 +593,11 @@ class LocalTraining(Iterable[TrainedClients]):
         for trained in run.engine.local_sgd(self.clients, self.start, self.plan, self.key, restore=run.sealed):
             part = trained if self.also_upload is None else self._extend(trained, self.also_upload(trained))
             if run.sealed:
-                run.unfit.update(part.clients[~part.finite].tolist())
+                run.notes.unfit.update(part.clients[~part.finite].tolist())
             elif not self.plan.may_diverge:
                 diverged += part.clients[~part.finite].tolist()
-            run.trained.update(part.clients.tolist())
-            run.losses += self.plan.losses(part, first)
+            run.notes.trained.update(part.clients.tolist())
+            run.notes.losses += self.plan.losses(part, first)
             first += len(part.clients)
             if not diverged:  # otherwise continue only to find all clients that the next attempt must leave out
                 yield part

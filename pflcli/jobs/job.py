@@ -14,7 +14,7 @@ from typing import Any
 from pflcli.artifacts.decision import Decision, require_outside
 from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import Artifact, expected_artifact, open_artifact
-from pflcli.errors import ConflictError
+from pflcli.errors import ConflictError, OutgrownError
 from pflcli.execution import Execution
 from pflcli.reporter import SILENT
 
@@ -140,11 +140,14 @@ def _dry_run(job: Job, planned: Plan) -> Planned:
     return Planned(job, outcome.decision.removeprefix("dry run: "), artifact, conflict, outcome)
 
 
-def require_free(planned: Iterable[Planned], execution: Execution) -> None:
-    """Raise ConflictError if a job would replace an artifact of another request or a file that the command reads."""
+def require_free(planned: Iterable[Planned], execution: Execution, *, grows: bool = False) -> None:
+    """Raise ConflictError if a job would replace an artifact of another request or a file that the command reads.
+
+    If the runs of the jobs are continued (``grows``), what was made from shorter runs may be replaced.
+    """
     planned = list(planned)
     for item in planned:
-        if item.conflict is not None and not execution.force:
+        if item.conflict is not None and not (execution.force or (grows and isinstance(item.conflict, OutgrownError))):
             raise item.conflict
     for item in planned:
         if item.is_ahead:

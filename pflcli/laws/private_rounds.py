@@ -227,7 +227,7 @@ def _play(
     run.send, run.upload = record, note_clients  # type: ignore[method-assign]
     code = methods.load(method)
     try:
-        state, _ = loop.set_up(run, code)
+        state = loop.set_up(run, code).state
     except UnsuitedError as error:
         message = f"the file has no SENDS_MORE, and its setup is refused with differential privacy: {error.message}"
         raise BrokenLawError(message) from None

@@ -99,7 +99,7 @@ def replace_nonfinite(
             lost: NDArray[np.bool_] = np.asarray(~np.isfinite(values).all(axis=1))
             overflowed[owner[lost]] = True
             finite[split][name] = np.where(lost[:, None], np.float32(1 / values.shape[1]), values)
-    return finite, {"diverged_personalizing": np.isin(clients, list(run.unfit)), "overflowed": overflowed}
+    return finite, {"diverged_personalizing": np.isin(clients, list(run.notes.unfit)), "overflowed": overflowed}
 
 
 def require_finite(run: Run, method: str, flags: Mapping[str, NDArray[np.bool_]]) -> None:

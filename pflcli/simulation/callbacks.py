@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple
 
 from pflcli.errors import UsageError
 
@@ -47,24 +47,25 @@ class EarlyStopping(Callback):
 
     def stops(self, run: Run, progress: Progress) -> bool:
         """Return whether the last measured round is ``patience`` rounds or more after the best one."""
-        column, measured = find_measured(progress.rows, shared=self._shared)
-        if not measured:
-            return False
-        best = max(measured, key=lambda index: (progress.rows[index][column], -index))
-        return measured[-1] - best >= self.patience
+        found = find_best(progress.rows, shared=self._shared)
+        return found is not None and found.last - found.best >= self.patience
 
 
-ACCURACIES = ("personal_accuracy", "validation_accuracy")
-"""The columns by which rounds are compared: the accuracy of personal models if measured, else of the global model."""
+class Measured(NamedTuple):
+    """The ``column`` by which rounds are compared, and the indices of the ``best`` and of the ``last`` measured row."""
+
+    column: str
+    best: int
+    last: int
 
 
-def find_measured(rows: Sequence[Row], *, shared: bool = False) -> tuple[str, list[int]]:
-    """Return the column by which rounds are compared, and the indices of the rows in which it is measured.
+def find_best(rows: Sequence[Row], *, shared: bool = False) -> Measured | None:
+    """Return the best row by the accuracy of personal models if it was measured, else by that of the global model.
 
-    With ``shared``, it is the accuracy of the global model. The indices are empty if nothing was measured.
+    With ``shared``, rows are always compared by the global model. None if nothing was measured.
     """
-    for column in ACCURACIES[shared:]:
+    for column in ("personal_accuracy", "validation_accuracy")[shared:]:
         measured = [index for index, row in enumerate(rows) if not math.isnan(row.get(column, math.nan))]
         if measured:
-            return column, measured
-    return ACCURACIES[-1], []
+            return Measured(column, max(measured, key=lambda index: rows[index][column]), measured[-1])
+    return None

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from pflcli.errors import ComputationError
-from pflcli.federation.attendance import AllAbsent, Attendance, Diverged, client_list
+from pflcli.federation.attendance import AllAbsent, Attendance, Diverged, RoundNotes, client_list
 from pflcli.federation.run import Run
 from pflcli.methods import Method
+from pflcli.settings import Settings
 from pflcli.simulation import absences, personal_accuracy
 from pflcli.simulation.callbacks import Callback, EarlyStopping
 from pflcli.simulation.predict import client_batches, predict
@@ -43,21 +45,43 @@ def run_rounds(
             callback.before_round(run, progress)
         with progress.round(run):
             progress.state, row = play_round(run, name, method, progress.state, len(progress.rows))
-            if settings.report == "best":
-                progress.best = update_best(progress.best, progress.state, row, shared=shared)
             progress.rows.append(row)
+            progress.reads_rounds |= run.notes.reads_rounds
+            if settings.report == "best":
+                progress.best = update_best(progress.best, progress.state, progress.rows, shared=shared)
         for callback in callbacks:
             callback.after_round(run, progress)
 
 
-def set_up(run: Run, method: Method) -> tuple[dict[str, Any], list[Row]]:
-    """Return the state before the first round, and row 0 if ``setup`` sent something."""
-    began, before, run.attendance = time.monotonic(), dict(run.traffic), Attendance()
-    state = method.setup(run)
+class _WatchedSettings(Settings):
+    """Settings that note when their number of rounds is read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "rounds" and "notes" in self.__dict__:
+            self.__dict__["notes"].reads_rounds = True
+        return super().__getattribute__(name)
+
+
+@contextmanager
+def _watch_rounds(run: Run) -> Iterator[None]:
+    """Note within the block whether the method reads the number of rounds, itself or by a learning rate."""
+    settings = run.settings
+    run.settings = watched = object.__new__(_WatchedSettings)
+    watched.__dict__.update(settings.__dict__, notes=run.notes)
+    try:
+        yield
+    finally:
+        run.settings = settings
+
+
+def set_up(run: Run, method: Method) -> Progress:
+    """Return the progress before the first round, with row 0 if ``setup`` sent something."""
+    began, before, run.notes = time.monotonic(), dict(run.traffic), RoundNotes()
+    with _watch_rounds(run):
+        state = method.setup(run)
     spent = time.monotonic() - began
-    if run.traffic == before:
-        return state, []
-    return state, [_describe_round(run, method, state, -1, before, spent)]
+    rows = [] if run.traffic == before else [_describe_round(run, method, state, -1, before, spent)]
+    return Progress(state, rows, reads_rounds=run.notes.reads_rounds)
 
 
 def play_round(run: Run, name: str, method: Method, state: Any, t: int) -> tuple[Any, Row]:
@@ -68,16 +92,14 @@ def play_round(run: Run, name: str, method: Method, state: Any, t: int) -> tuple
     of all clients diverges.
     """
     began, before, fix = time.monotonic(), dict(run.traffic), tuple[str, ...]()
-    run.attendance = attendance = Attendance(t=t)
+    attendance = Attendance(t=t)
     try:
         while True:
             if run.privacy is not None:
                 run.privacy.begin_round(t)
-            run.losses.clear()
-            run.trained.clear()
-            run.left_out.clear()
+            run.notes = RoundNotes(attendance)
             try:
-                with undo_on_failure(state, run):
+                with undo_on_failure(state, run), _watch_rounds(run):
                     after: State = method.train_round(run, state, t)
             except AllAbsent:
                 run.traffic = {**before, "down": run.traffic["down"]}  # clients that drop out still download
@@ -90,7 +112,7 @@ def play_round(run: Run, name: str, method: Method, state: Any, t: int) -> tuple
                 attendance.diverged.update(error.clients)
                 is_hopeless = attendance.all_absent
             else:
-                is_hopeless = bool(attendance.diverged) and not run.trained
+                is_hopeless = bool(attendance.diverged) and not run.notes.trained
                 if run.privacy is not None or not is_hopeless:
                     break
             # With differential privacy a round always runs: skipping it would reveal which clients were absent.
@@ -125,19 +147,20 @@ def _append(records: torch.Tensor, value: float) -> torch.Tensor:
 
 def _describe_round(run: Run, method: Method, state: Any, t: int, before: Mapping[str, int], spent: float) -> Row:
     """Return the row of a round that took ``spent`` seconds, without the time of measuring."""
-    weight = sum(weight for _, weight in run.losses)
-    loss = sum(loss * weight for loss, weight in run.losses) / weight if weight else math.nan
-    shared = state.get("global") if run.settings.is_due(t, run.settings.eval_every) else None
+    weight = sum(weight for _, weight in run.notes.losses)
+    loss = sum(loss * weight for loss, weight in run.notes.losses) / weight if weight else math.nan
+    shared = state.get("global") if personal_accuracy.is_due(run.settings, method, "validation_accuracy", t) else None
     return {
         "round": t + 1,
-        "clients": len(run.trained) if t >= 0 else len(run.federation.participants),  # ``setup`` involves all of them
+        # ``setup`` involves all participants.
+        "clients": len(run.notes.trained) if t >= 0 else len(run.federation.participants),
         "lr": run.settings.lr_at(t) if t >= 0 else math.nan,
         "loss": loss,
         "validation_accuracy": run.accuracy(shared, "validation") if shared else math.nan,
         **personal_accuracy.measure_personal(run, method, state, t),
         **personal_accuracy.measure_test(run, method, state, t),
         **{f"bytes_{link}": run.traffic[link] - before[link] for link in run.traffic},
-        **absences.describe_round(run.attendance, run.left_out),
+        **absences.describe_round(run.attendance, run.notes.left_out),
         "seconds": round(spent, 4),
     }
 

@@ -21,6 +21,7 @@ from pflcli.engine.engine import Engine
 from pflcli.federation.run import Run
 from pflcli.methods import Method
 from pflcli.parameters.model_table import ModelTable
+from pflcli.settings import Settings
 from pflcli.simulation.predict import client_batches
 
 
@@ -33,13 +34,20 @@ def find_owners(run: Run, method: Method, state: Mapping[str, Any]) -> NDArray[n
     return np.intersect1d(with_model, run.federation.seen_clients)
 
 
+def is_due(settings: Settings, method: Method, column: str, t: int) -> bool:
+    """Whether the accuracy in this column of ``rounds.csv`` is measured after round ``t``, from 0."""
+    every = settings.personal_every if method.ADAPTS else settings.eval_every
+    if column == "test_accuracy":
+        return t >= settings.rounds - settings.test_last and (not method.ADAPTS or settings.is_due(t, every))
+    return settings.is_due(t, settings.eval_every if column == "validation_accuracy" else every)
+
+
 def measure_personal(run: Run, method: Method, state: dict[str, Any], t: int) -> dict[str, float]:
     """Return the column ``personal_accuracy`` of ``rounds.csv`` after round ``t``; nothing if it is not measured."""
-    settings, adapts = run.settings, method.ADAPTS
-    every = settings.personal_every if adapts else settings.eval_every
-    if not every or not (adapts or method.PERSONAL_MODELS):
+    if not (run.settings.personal_every if method.ADAPTS else method.PERSONAL_MODELS):
         return {}
-    return {"personal_accuracy": measure_accuracy(run, method, state) if settings.is_due(t, every) else math.nan}
+    due = is_due(run.settings, method, "personal_accuracy", t)
+    return {"personal_accuracy": measure_accuracy(run, method, state) if due else math.nan}
 
 
 def measure_test(run: Run, method: Method, state: dict[str, Any], t: int) -> dict[str, float]:
@@ -49,14 +57,12 @@ def measure_test(run: Run, method: Method, state: dict[str, Any], t: int) -> dic
     the personal models of ``find_owners`` if the method has any, else with the global model. If clients adapt after the
     rounds, it is measured with the adapted models whenever ``personal_every`` is due. Nothing is chosen by it.
     """
-    settings, adapts = run.settings, method.ADAPTS
-    if not settings.test_last:
+    if not run.settings.test_last:
         return {}
-    if t < max(settings.rounds - settings.test_last, 0):
+    if not is_due(run.settings, method, "test_accuracy", t):
         return {"test_accuracy": math.nan}
-    if adapts:
-        adapted = settings.personal_every and settings.is_due(t, settings.personal_every)
-        return {"test_accuracy": measure_accuracy(run, method, state, "test") if adapted else math.nan}
+    if method.ADAPTS:
+        return {"test_accuracy": measure_accuracy(run, method, state, "test")}
     own = measure_accuracy(run, method, state, "test") if method.PERSONAL_MODELS else math.nan
     # With some options, clients have no personal models, as in FedAttn without attention.
     return {"test_accuracy": run.accuracy(state["global"], "test") if math.isnan(own) and "global" in state else own}

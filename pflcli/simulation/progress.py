@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -13,7 +12,7 @@ from torch import Tensor
 
 from pflcli.federation.run import Run
 from pflcli.parameters.model_table import ModelTable, Snapshot
-from pflcli.simulation.callbacks import ACCURACIES
+from pflcli.simulation.callbacks import find_best
 
 State = dict[str, Any]
 Row = dict[str, Any]
@@ -30,25 +29,14 @@ class Best:
     state: State
 
 
-def update_best(best: Best | None, state: State, row: Mapping[str, Any], *, shared: bool) -> Best | None:
-    """Return the best round so far, after a round that ended with ``state``.
-
-    ``shared`` compares only the global model. A round without a measured accuracy is ignored. As soon as the accuracy
-    of personal models is measured, that of the global model no longer counts.
-    """
-    for column in ACCURACIES[shared:]:
-        accuracy = row.get(column, math.nan)
-        if math.isnan(accuracy):
-            continue
-        if best is not None and (ACCURACIES.index(best.column), -best.accuracy) <= (
-            ACCURACIES.index(column),
-            -accuracy,
-        ):
-            return best
-        if best is not None:
-            _release(best.state)
-        return Best(row["round"], column, accuracy, _freeze(state))
-    return best
+def update_best(best: Best | None, state: State, rows: Sequence[Row], *, shared: bool) -> Best | None:
+    """Return the best round by ``find_best``, after that of the last of ``rows``, which ended with ``state``."""
+    found = find_best(rows, shared=shared)
+    if found is None or found.best < len(rows) - 1:
+        return best
+    if best is not None:
+        _release(best.state)
+    return Best(rows[-1]["round"], found.column, rows[-1][found.column], _freeze(state))
 
 
 def _freeze(state: Mapping[str, Any]) -> State:
@@ -86,6 +74,8 @@ class Progress:
     rows: list[Row] = field(default_factory=list)
     predictions: list[tuple[int, dict[str, dict[str, Tensor]]]] = field(default_factory=list)
     best: Best | None = None
+    reads_rounds: bool = False
+    """whether the method read the number of rounds, so that a longer run would have other rounds"""
     is_whole: bool = True
     """whether all of this belongs to the same round: false within a round, and if undoing a round was interrupted"""
 

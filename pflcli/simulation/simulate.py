@@ -28,7 +28,6 @@ from pflcli.simulation.callbacks import Callback
 from pflcli.simulation.create_run import create_run
 from pflcli.simulation.federation import Federation
 from pflcli.simulation.predict import client_batches
-from pflcli.simulation.progress import Progress
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -152,7 +151,7 @@ def simulate(
     if definition.NEEDS:
         backbone = simulate("fedavg", federation, model=model, seed=seed, threads=threads, engine=engine, **settings)
         _provide(run, definition, backbone)
-    progress = Progress(*loop.set_up(run, definition))
+    progress = loop.set_up(run, definition)
     loop.run_rounds(run, name, definition, progress, callbacks)
     loop.predict_all(run, name, definition, progress, callbacks)
     joined = {

@@ -1,4 +1,4 @@
-"""Writes runs of stored comparisons for experiment trackers: what a tracker shows of a run, and one writer per tool."""
+"""Writes runs for experiment trackers, stored ones or live: what a tracker shows of a run, and one writer per tool."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -69,14 +69,27 @@ class Record:
         return hashlib.sha256(json.dumps([*facts, pictures], sort_keys=True).encode()).hexdigest()
 
 
+class OpenRun(Protocol):
+    """A run that is being written."""
+
+    def log(self, rounds: Mapping[int, Mapping[str, float]]) -> None:
+        """Write measurements by round."""
+
+    def finish(self, record: Record) -> None:
+        """Write everything but the rounds, and mark the run as complete."""
+
+    def close(self) -> None:
+        """Stop writing, also if the run is not complete."""
+
+
 class Writer(Protocol):
     """The runs that one tool has in a folder."""
 
     def contains(self, record: Record) -> bool:
         """Return whether this run was written completely, with the same content."""
 
-    def write(self, record: Record) -> None:
-        """Write a run, in place of an earlier or unfinished one with the same key."""
+    def begin(self, record: Record) -> OpenRun:
+        """Begin to write a run, in place of an earlier or unfinished one with the same key."""
 
     def close(self) -> None:
         """Finish writing."""
@@ -106,6 +119,16 @@ def open_writer(tool: str, out: Path) -> Writer:
     """Return the writer of a tool for the folder ``out``."""
     writer: Writer = importlib.import_module(f"pflcli.tracking.{tool}").open_writer(out)
     return writer
+
+
+def write(writer: Writer, record: Record) -> None:
+    """Write a finished run."""
+    run = writer.begin(record)
+    try:
+        run.log(record.rounds)
+        run.finish(record)
+    finally:
+        run.close()
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import logging
 import re
 import shlex
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -48,14 +49,12 @@ class MLflow:
         found = self._find(record)
         return len(found) == 1 and found[0].info.status == "FINISHED" and found[0].data.tags[_CONTENT] == record.digest
 
-    def write(self, record: Record) -> None:
-        """Write a run, in place of an earlier or unfinished one with the same fingerprint."""
+    def begin(self, record: Record) -> _Run:
+        """Begin a run, in place of an earlier or unfinished one with the same fingerprint."""
         for old in self._find(record):
             self.client.delete_run(old.info.run_id)
-        tags = {_KEY: record.key, _CONTENT: record.digest}
-        run = self.client.create_run(self._experiment(record.group), tags=tags, run_name=record.name)
-        self._log(run.info.run_id, record)
-        self.client.set_terminated(run.info.run_id, "FINISHED")
+        run = self.client.create_run(self._experiment(record.group), tags={_KEY: record.key}, run_name=record.name)
+        return _Run(self.client, run.info.run_id)
 
     def close(self) -> None:
         """Do nothing: the store is written at once."""
@@ -76,17 +75,36 @@ class MLflow:
         place = (self.out / "artifacts" / file_name(group)).absolute().as_uri()
         return str(self.client.create_experiment(group, artifact_location=place))
 
-    def _log(self, run: str, record: Record) -> None:
-        from mlflow.entities import Metric, Param
+
+@dataclass(frozen=True)
+class _Run:
+    """A run of the store of ``client`` with the number ``run``."""
+
+    client: Any
+    run: str
+
+    def log(self, rounds: Mapping[int, Mapping[str, float]]) -> None:
+        """Write measurements by round."""
+        self._log_metrics([(name, value, step) for step, row in rounds.items() for name, value in row.items()])
+
+    def _log_metrics(self, values: Sequence[tuple[str, float, int]]) -> None:
+        from mlflow.entities import Metric
 
         now = int(1000 * time.time())
-        measured = [(name, value, step) for step, row in record.rounds.items() for name, value in row.items()]
-        final = [(f"scores/{name}", value, record.last_round) for name, value in record.scores.items()]
-        metrics = [Metric(_key(name), value, now, step) for name, value, step in [*measured, *final]]
+        self._log_batches("metrics", [Metric(_key(name), value, now, step) for name, value, step in values])
+
+    def _log_batches(self, kind: str, items: Sequence[Any]) -> None:
+        for first in range(0, len(items), _MAX_VALUES_PER_CALL):
+            self.client.log_batch(self.run, **{kind: items[first : first + _MAX_VALUES_PER_CALL]})
+
+    def finish(self, record: Record) -> None:
+        """Write everything but the rounds, and mark the run as complete."""
+        from mlflow.entities import Param
+
+        run = self.run
+        self._log_metrics([(f"scores/{name}", value, record.last_round) for name, value in record.scores.items()])
         params = [Param(_key(name), str(value)[:_MAX_PARAMETER_LENGTH]) for name, value in record.settings.items()]
-        for items, kind in ((metrics, "metrics"), (params, "params")):
-            for first in range(0, len(items), _MAX_VALUES_PER_CALL):
-                self.client.log_batch(run, **{kind: items[first : first + _MAX_VALUES_PER_CALL]})
+        self._log_batches("params", params)
         for name, content in record.pictures.items():
             self.client.log_image(run, decode_picture(content), name)
         for name, text in record.texts.items():
@@ -94,6 +112,11 @@ class MLflow:
         if record.clients:
             scores = ((name, value) for name, values in record.clients.items() for value in values)
             self.client.log_text(run, csv_file.encode(["metric", "score"], scores).decode(), "clients.csv")
+        self.client.set_tag(run, _CONTENT, record.digest)
+        self.client.set_terminated(run, "FINISHED")
+
+    def close(self) -> None:
+        """Do nothing: the store is written at once."""
 
 
 def _key(name: str) -> str:

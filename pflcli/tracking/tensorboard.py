@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,8 +38,8 @@ class TensorBoard:
         mark = self._folder(record) / _MARK
         return mark.is_file() and mark.read_text(encoding="utf-8") == _mark(record, record.digest)
 
-    def write(self, record: Record) -> None:
-        """Write a run, in place of an earlier one; raises ConflictError for a folder that pfl track did not write."""
+    def begin(self, record: Record) -> _Run:
+        """Begin a run, in place of an earlier one; raises ConflictError for a folder that pfl track did not write."""
         folder = self._folder(record)
         if folder.exists() and any(folder.iterdir()) and not (folder / _MARK).is_file():
             raise ConflictError(f"{folder} exists, and pfl track did not write it", "choose another --out")
@@ -51,9 +52,7 @@ class TensorBoard:
                 (old / _MARK).unlink()
                 with suppress(OSError):  # it has other files
                     old.rmdir()
-        with self.summary_writer(str(folder)) as writer:
-            _write_run(writer, record)
-        (folder / _MARK).write_text(_mark(record, record.digest), encoding="utf-8")
+        return _Run(folder, self.summary_writer(str(folder)))
 
     def close(self) -> None:
         """Do nothing: each run closes its files."""
@@ -75,10 +74,32 @@ def _mark(record: Record, digest: str) -> str:
     return json.dumps({"generator": "pfl track", "run": record.key, "content": digest}) + "\n"
 
 
-def _write_run(writer: Any, record: Record) -> None:
-    for number, values in sorted(record.rounds.items()):
-        for name, value in values.items():
-            writer.add_scalar(f"rounds/{name}", value, number)
+@dataclass(frozen=True)
+class _Run:
+    """A run that is written to its folder by ``writer``."""
+
+    folder: Path
+    writer: Any
+
+    def log(self, rounds: Mapping[int, Mapping[str, float]]) -> None:
+        """Write measurements by round."""
+        for number, values in sorted(rounds.items()):
+            for name, value in values.items():
+                self.writer.add_scalar(f"rounds/{name}", value, number)
+        self.writer.flush()
+
+    def finish(self, record: Record) -> None:
+        """Write everything but the rounds, and mark the run as complete."""
+        _write_summary(self.writer, record)
+        self.close()
+        (self.folder / _MARK).write_text(_mark(record, record.digest), encoding="utf-8")
+
+    def close(self) -> None:
+        """Close the files."""
+        self.writer.close()
+
+
+def _write_summary(writer: Any, record: Record) -> None:
     step = record.last_round
     for name, value in record.scores.items():
         writer.add_scalar(f"scores/{name}", value, step)

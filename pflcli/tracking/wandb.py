@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -32,12 +33,12 @@ class Wandb:
 
     def contains(self, record: Record) -> bool:
         """Return whether this run was written completely, with the same content."""
-        marks = [folder / _MARK for folder in self._find(record)]
+        marks = [folder / _MARK for folder in self.find(record)]
         return len(marks) == 1 and marks[0].is_file() and marks[0].read_text(encoding="utf-8") == record.digest
 
-    def write(self, record: Record) -> None:
-        """Write a run, in place of an earlier or unfinished one with the same id."""
-        for old in self._find(record):
+    def begin(self, record: Record) -> _Run:
+        """Begin a run, in place of an earlier or unfinished one with the same id."""
+        for old in self.find(record):
             shutil.rmtree(old)
         run = self.wandb.init(
             project=_PROJECT,
@@ -49,17 +50,7 @@ class Wandb:
             config=dict(record.settings),
             settings=self.wandb.Settings(silent=True, console="off", disable_git=True, save_code=False),
         )
-        for number, values in sorted(record.rounds.items()):
-            run.log({f"rounds/{name}": value for name, value in values.items()}, step=number)
-        final: dict[str, Any] = {f"scores/{name}": value for name, value in record.scores.items()}
-        final |= {f"clients/{name}": self.wandb.Histogram(values) for name, values in record.clients.items()}
-        final |= {name: self.wandb.Image(decode_picture(content)) for name, content in record.pictures.items()}
-        run.log(final, step=record.last_round)
-        if record.texts:
-            run.notes = "\n\n".join(record.texts.values())
-        run.finish()
-        (folder,) = self._find(record)
-        (folder / _MARK).write_text(record.digest, encoding="utf-8")
+        return _Run(self, run)
 
     def close(self) -> None:
         """End the process that wandb started."""
@@ -69,8 +60,38 @@ class Wandb:
         """Return the command that sends the runs."""
         return f"wandb sync {shlex.quote(str(self.out / 'wandb'))}/offline-run-*"
 
-    def _find(self, record: Record) -> list[Path]:
+    def find(self, record: Record) -> list[Path]:
+        """Return the folders of a run."""
         return sorted((self.out / "wandb").glob(f"offline-run-*-{_id(record)}"))
+
+
+@dataclass(frozen=True)
+class _Run:
+    """A run that ``store`` has begun."""
+
+    store: Wandb
+    run: Any
+
+    def log(self, rounds: Mapping[int, Mapping[str, float]]) -> None:
+        """Write measurements by round."""
+        for number, values in sorted(rounds.items()):
+            self.run.log({f"rounds/{name}": value for name, value in values.items()}, step=number)
+
+    def finish(self, record: Record) -> None:
+        """Write everything but the rounds, and mark the run as complete."""
+        wandb = self.store.wandb
+        final: dict[str, Any] = {f"scores/{name}": value for name, value in record.scores.items()}
+        final |= {f"clients/{name}": wandb.Histogram(values) for name, values in record.clients.items()}
+        final |= {name: wandb.Image(decode_picture(content)) for name, content in record.pictures.items()}
+        self.run.log(final, step=record.last_round)
+        if record.texts:
+            self.run.notes = "\n\n".join(record.texts.values())
+        self.run.finish()
+        (folder,) = self.store.find(record)
+        (folder / _MARK).write_text(record.digest, encoding="utf-8")
+
+    def close(self) -> None:
+        """Do nothing: ``Wandb.close`` ends unfinished runs."""
 
 
 def _id(record: Record) -> str:

@@ -30,6 +30,7 @@ def pack(run: Run, progress: Progress) -> bytes:
         "traffic": json.dumps(run.traffic),
         "engine": run.engine.mode,
         "predicted": str(progress.predicted_clients),
+        "reads_rounds": json.dumps(progress.reads_rounds),
     }
     state = {"state": progress.state, "predictions": progress.join_predictions()}
     if progress.best is not None:
@@ -69,7 +70,7 @@ def unpack(content: bytes, work: ArtifactWriter, run: Run) -> tuple[Progress, di
     )
     predictions = [(int(facts["predicted"]), joined)] if joined else []
     before, rows = json.loads(facts["before"]), json.loads(facts["rows"])
-    progress = Progress(state, before, rows, predictions)
+    progress = Progress(state, before, rows, predictions, reads_rounds=json.loads(facts.get("reads_rounds", "true")))
     if "best" in facts:
         number, column, accuracy = json.loads(facts["best"])
         progress.best = Best(number, column, accuracy, best)

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from contextlib import suppress
 
+from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import InputError, UnsuitedError
 from pflcli.execution import Execution
@@ -17,8 +18,9 @@ from pflcli.federation.run import Run
 from pflcli.methods import Method
 from pflcli.reporter import Advance, StopRounds, report_within
 from pflcli.simulation import loop
-from pflcli.simulation.callbacks import Callback, find_measured
+from pflcli.simulation.callbacks import Callback, find_best
 from pflcli.simulation.progress import Progress, Row
+from pflcli.training import more_rounds
 from pflcli.training.checkpoint import Checkpoints, unpack
 
 
@@ -60,7 +62,7 @@ def run_rounds(
         checkpoints.on_interruption(),
     ):
         loop.run_rounds(run, name, method, progress, [ProgressBar(advance), checkpoints], shared=shared)
-    if run.settings.patience and not find_measured(progress.rows, shared=shared)[1]:
+    if run.settings.patience and find_best(progress.rows, shared=shared) is None:
         say(f"{name}: --patience {run.settings.patience} has no effect: no round has a validation accuracy")
     elif run.settings.patience and len(progress.rows) < total:
         say(f"{name}: stopped after round {len(progress.rows)}: accuracy had not risen for --patience rounds")
@@ -70,16 +72,22 @@ def run_rounds(
         say(f"{name}: no round has a validation accuracy; the last one is reported")
 
 
-def resume(run: Run, method: Method, work: ArtifactWriter, execution: Execution) -> Progress:
-    """Return the progress of an unfinished run of this request, or that of a new run."""
+def resume(
+    run: Run, method: Method, work: ArtifactWriter, execution: Execution, continued: Artifact | None = None
+) -> Progress:
+    """Return the progress of an unfinished run of this request, else of the run ``continued``, else of a new run."""
     saved = work.read_checkpoint()
     run.storage = lambda number: work.open_rows(number, empty=saved is None)
-    if saved is None:
+    if saved is None and continued is None:
         try:
-            return Progress(*loop.set_up(run, method))
+            return loop.set_up(run, method)
         except InputError as error:  # a method opens no files, so it rejects the data
             raise UnsuitedError(error.message, *error.fix) from None
-    progress, run.traffic, mode = unpack(saved, work, run)
+    if saved is not None:
+        progress, run.traffic, mode = unpack(saved, work, run)
+    else:
+        assert continued is not None
+        progress, mode = more_rounds.restore(continued, run, method), continued.manifest.made["engine"]
     if run.privacy is not None and progress.rows:
         run.privacy.resume(len(progress.rows) - 1, progress.rows[-1])
     if mode != run.engine.mode:
@@ -89,7 +97,8 @@ def resume(run: Run, method: Method, work: ArtifactWriter, execution: Execution)
     if progress.predicted_clients:
         execution.reporter.say(f"resuming after {progress.predicted_clients} of {len(run.clients)} clients")
     else:
-        execution.reporter.say(f"resuming after round {len(progress.rows)} of {run.settings.rounds}")
+        word = "continuing" if saved is None else "resuming"
+        execution.reporter.say(f"{word} after round {len(progress.rows)} of {run.settings.rounds}")
     return progress
 
 

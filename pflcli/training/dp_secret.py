@@ -46,9 +46,16 @@ class NoiseDraws:
         return rng.generator(self.seed, *key)
 
 
-def noise_draws(settings: Settings, spec: ArtifactSpec, partition: Artifact, writer: ArtifactWriter) -> NoiseDraws:
+def noise_draws(
+    settings: Settings,
+    spec: ArtifactSpec,
+    partition: Artifact,
+    writer: ArtifactWriter,
+    continued: Artifact | None = None,
+) -> NoiseDraws:
     """Return the draws of noise of the run that ``writer`` writes; raises InputError if its secret is damaged.
 
+    A run that continues another one has its secret: noise is drawn by round, so that no noise is drawn twice.
     With ``dp_seed``, the seed also depends on the request and on the samples of the ``partition``, so that two runs
     with different options or data have independent noise even then.
     """
@@ -56,8 +63,13 @@ def noise_draws(settings: Settings, spec: ArtifactSpec, partition: Artifact, wri
         seed = _derive_seed(settings.dp_seed, spec.fingerprint, partition)
         return NoiseDraws(lambda: seed)
 
+    has_secret = continued is not None and FILE in continued.manifest.files
+
+    def make() -> bytes:
+        return continued.read(FILE) if continued and has_secret else f"{_TEXT}{secrets.token_hex(32)}\n".encode()
+
     def read_or_make() -> int:
-        content = writer.read_or_make(FILE, f"{_TEXT}{secrets.token_hex(32)}\n".encode)
+        content = writer.read_or_make(FILE, make)
         secret = _parse(content)
         if secret is None:
             raise InputError(
@@ -66,7 +78,9 @@ def noise_draws(settings: Settings, spec: ArtifactSpec, partition: Artifact, wri
         return secret
 
     draws = NoiseDraws(read_or_make)
-    if (writer.folder / FILE).is_file():  # of the interrupted run, whose artifact it is part of
+    if (
+        has_secret or (writer.folder / FILE).is_file()
+    ):  # of the continued or interrupted run, whose artifact it is part of
         _ = draws.seed
     return draws
 

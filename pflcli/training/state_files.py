@@ -8,7 +8,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from safetensors.torch import load, save
 from torch import Tensor
 
@@ -101,6 +103,40 @@ def size_without_tables(state: State) -> int:
     return sum(value.numel() * value.element_size() for value in flatten(_without_tables(state)).values())
 
 
+def outline(state: State) -> dict[str, Any]:
+    """Return the names in a state in their order, nested, with the names of a table's default as a list."""
+    return {
+        key: outline(value)
+        if isinstance(value, Mapping)
+        else [*value.default]
+        if isinstance(value, ModelTable)
+        else None
+        for key, value in state.items()
+    }
+
+
+def read_state(artifact: Artifact, names: Mapping[str, Any], run: Run) -> dict[str, Any]:
+    """Return the state that ``write_state`` wrote, with the names of its ``outline``, on the run's device."""
+    return _read_outlined(artifact, _read_tensors(artifact, STATE), names, run, ())
+
+
+def _read_outlined(
+    artifact: Artifact, stored: Mapping[str, Tensor], names: Mapping[str, Any], run: Run, outer: tuple[str, ...]
+) -> dict[str, Any]:
+    device, state = run.federation.y.device, dict[str, Any]()
+    for key, inner in names.items():
+        path = (*outer, key)
+        if inner is None:
+            state[key] = stored["/".join(path)].to(device, copy=True)
+        elif isinstance(inner, dict):
+            state[key] = _read_outlined(artifact, stored, inner, run, path)
+        else:
+            ids, rows, default = _read_table(artifact, f"{'-'.join(path)}.safetensors")
+            state[key] = run.table({name: default[name].to(device, copy=True) for name in inner})
+            state[key][ids] = rows
+    return state
+
+
 def load_state(artifact: Artifact, run: Run, method: Method) -> dict[str, Any]:
     """Return the state with which the clients of the predictions predicted, for the clients of ``run``.
 
@@ -158,15 +194,19 @@ def _append_clients(stored: Tensor, initial: Tensor, clients: int, count: int) -
     return torch.cat([stored[:clients], initial[count:].to(stored)]) if is_per_client else stored
 
 
+def _read_table(artifact: Artifact, file: str) -> tuple[NDArray[np.int64], dict[str, Tensor], dict[str, Tensor]]:
+    """Return the clients (r,) of a table, their rows (r, ...) and the default; raises InputError without clients."""
+    rows = _read_tensors(artifact, file)
+    if _IDS not in rows:
+        raise InputError(f"{artifact.path / file} does not list the clients of its models")
+    ids = rows.pop(_IDS).numpy()
+    default = parameters.unprefixed(rows, DEFAULT)
+    return ids, {name: value for name, value in rows.items() if not name.startswith(DEFAULT)}, default
+
+
 def _restore_table(artifact: Artifact, file: str, state: dict[str, Any], run: Run) -> None:
     """Write the models of a file into the table of its name; raises InputError if they do not fit it."""
-    rows = _read_tensors(artifact, file)
-    path = artifact.path / file
-    if _IDS not in rows:
-        raise InputError(f"{path} does not list the clients of its models")
-    ids = rows.pop(_IDS).numpy()
-    stored_default = parameters.unprefixed(rows, DEFAULT)
-    rows = {name: value for name, value in rows.items() if not name.startswith(DEFAULT)}
+    ids, rows, stored_default = _read_table(artifact, file)
     *outer, last = file.removesuffix(".safetensors").split("-")
     inner = state
     for part in outer:
@@ -181,5 +221,7 @@ def _restore_table(artifact: Artifact, file: str, state: dict[str, Any], run: Ru
         name: value.shape[1:] for name, value in rows.items()
     }
     if not fits or (len(ids) and not (ids.min() >= 0 and ids.max() < len(run.clients))):
-        raise InputError(f"{path} does not fit this version of the method", f"{predictions.MADE_BY}, again")
+        raise InputError(
+            f"{artifact.path / file} does not fit this version of the method", f"{predictions.MADE_BY}, again"
+        )
     table[ids] = {name: value.to(table.default[name].dtype) for name, value in rows.items()}

@@ -360,7 +360,7 @@ def test_a_seed_on_another_partition_is_refused(folder, small):
 
 def test_another_request_is_refused_before_anything_is_made(folder, tree, untrained):
     before = tree(folder)
-    more = {**FEW, "rounds": 3}
+    other = {**FEW, "rounds": 1}
     for execution in (Execution(), Execution(dry_run=True)):
         with pytest.raises(ConflictError, match="seed-0/backbone exists") as error:
             compare(
@@ -368,11 +368,11 @@ def test_another_request_is_refused_before_anything_is_made(folder, tree, untrai
                 folder,
                 methods=PAIR,
                 seeds=(0, 1),
-                settings=more,
+                settings=other,
                 execution=execution,
                 references=False,
             )
-        assert error.value.fix == ("settings.rounds: 2 -> 3", "--force replaces it")
+        assert error.value.fix == ("settings.rounds: 2 -> 1", "--force replaces it")
     assert tree(folder) == before
 
 

@@ -15,7 +15,7 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from pflcli import tracking
+from pflcli import Callback, Federation, Tracker, simulate, tracking
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.compare import compare
 from pflcli.commands.track import track
@@ -113,8 +113,16 @@ class Memory:
     def contains(self, record):
         return self.runs.get(record.key) == record.digest
 
-    def write(self, record):
+    def begin(self, record):
         self.written.append(record.name)
+        self.runs[record.key] = record.digest
+        self.rounds = {}
+        return self
+
+    def log(self, rounds):
+        self.rounds |= rounds
+
+    def finish(self, record):
         self.runs[record.key] = record.digest
 
     def close(self):
@@ -173,11 +181,30 @@ def test_an_error_of_a_tool_is_one_sentence(compared, tmp_path, memory, monkeypa
     def fail(record):
         raise RuntimeError("the store is damaged\nat line 3")
 
-    monkeypatch.setattr(memory, "write", fail)
+    monkeypatch.setattr(memory, "begin", fail)
     ran = pfl("track", compared, "--to", "mlflow", "-o", tmp_path / "out")
     assert ran.code == 3
     assert f"pfl: mlflow cannot write to {tmp_path / 'out'}: the store is damaged\n" in ran.err
     assert memory.closed
+
+
+def test_a_callback_writes_the_rounds_of_a_simulation_while_they_are_played(tmp_path, memory, monkeypatch):
+    monkeypatch.setattr("pflcli.tracking.live.open_writer", lambda tool, out: memory)
+    monkeypatch.setattr("pflcli.tracking.live.require_tool", lambda tool: None)
+    x, client = np.random.default_rng(0).normal(size=(60, 3)), np.repeat([0, 1, 2], 20)
+    federation, seen = Federation.from_arrays(x, (x[:, 0] > 0).astype(int), client), []
+
+    class Look(Callback):
+        def after_round(self, run, progress):
+            seen.append([*memory.rounds])
+
+    tracker = Tracker(tmp_path / "out", name="mine")
+    result = simulate("fedavg", federation, model="logistic", rounds=3, eval_every=1, callbacks=[tracker, Look()])
+    assert seen == [[1], [1, 2], [1, 2, 3]]
+    assert memory.written == ["mine"]
+    assert memory.closed
+    assert [row["loss"] for row in memory.rounds.values()] == result.rounds["loss"].tolist()
+    assert memory.rounds[2]["validation_accuracy"] == result.rounds["validation_accuracy"][2]
 
 
 def test_unknown_and_missing_tools_are_named(compared, tmp_path, monkeypatch):

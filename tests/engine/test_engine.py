@@ -830,8 +830,8 @@ def test_a_client_that_trains_twice_in_a_round_is_one():
     run = worlds.run()
     for name in ("head", "body"):
         list(run.local_sgd([0, 2], run.init, t=0, name=name))
-    assert run.trained == {0, 2}
-    assert len(run.losses) == 4
+    assert run.notes.trained == {0, 2}
+    assert len(run.notes.losses) == 4
 
 
 class Reversed(Threads):

@@ -39,7 +39,7 @@ def on_ray(run, workers):
 
 def play(method, run):
     state = worlds.play(method, run)
-    return {**state, "losses": run.losses, "traffic": run.traffic}
+    return {**state, "losses": run.notes.losses, "traffic": run.traffic}
 
 
 def a_run(method, steps=(), **settings):

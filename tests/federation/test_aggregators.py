@@ -48,7 +48,7 @@ def test_every_average_is_taken_by_the_aggregator(method):
     recorded.aggregator = record = Recorded()
     assert worlds.same(worlds.play(method, plain), worlds.play(method, recorded))
     assert record.begun > 0
-    assert record.uploads >= len(recorded.trained)
+    assert record.uploads >= len(recorded.notes.trained)
 
 
 @pytest.mark.parametrize("method", AVERAGING)
@@ -162,9 +162,9 @@ def test_every_method_that_averages_runs_with_it_and_counts_who_was_left_out(met
     run.attack = Attack(np.asarray([1.0, 1, -50, 1, 1, 1, 1]), np.zeros(7), 0)
     state = worlds.play(method, run)
     assert all(torch.isfinite(value).all() for value in tensors(state))
-    assert set(run.left_out) <= set(worlds.ABLE)
-    assert all(0 <= share <= 1 for shares in run.left_out.values() for share in shares)
-    assert run.left_out
+    assert set(run.notes.left_out) <= set(worlds.ABLE)
+    assert all(0 <= share <= 1 for shares in run.notes.left_out.values() for share in shares)
+    assert run.notes.left_out
 
 
 @pytest.mark.parametrize("name", ROBUST)

@@ -14,7 +14,7 @@ from scipy import stats
 import worlds
 from pflcli import methods, parameters, registry, rng
 from pflcli.errors import ComputationError, UnsuitedError
-from pflcli.federation.attendance import Attendance
+from pflcli.federation.attendance import RoundNotes
 from pflcli.federation.private_mean import PrivateMean
 from pflcli.parameters.model_table import ModelTable
 from pflcli.simulation import loop
@@ -34,7 +34,7 @@ def private(method, *, noise=0.0, clip=0.1, adapts=False, rate=1.0, **settings):
 def played(method, run, rounds=1, state=None, first=0):
     """The state of a run after some rounds, and their rows."""
     definition, rows = methods.load(method), []
-    state = loop.set_up(run, definition)[0] if state is None else state
+    state = loop.set_up(run, definition).state if state is None else state
     for t in range(first, first + rounds):
         state, row = loop.play_round(run, method, definition, state, t)
         rows.append(row)
@@ -68,7 +68,7 @@ def test_one_client_moves_what_the_server_keeps_by_at_most_the_clip(method):
 def test_a_round_without_clients_is_noise_of_the_right_size_everywhere(method):
     run = private(method, noise=2.0, clip=0.3, rate=0.5)
     run.privacy.sample = lambda participants, t: participants[:0]
-    before = shared(loop.set_up(run, methods.load(method))[0])
+    before = shared(loop.set_up(run, methods.load(method)).state)
     state, (row,) = played(method, run)
     noise = shared(state) - before
     assert row["clients"] == row["uploads"] == 0
@@ -212,7 +212,7 @@ def test_noise_differs_between_rounds_tensors_and_seeds():
 
 def test_integers_are_refused_and_so_is_a_round_without_noise():
     run = private("fedavg", noise=1.0)
-    run.attendance = Attendance()
+    run.notes = RoundNotes()
     run.privacy.begin_round(0)
     with pytest.raises(UnsuitedError, match="batch normalization"):
         run.averaging({"w": torch.zeros(2), "count": torch.zeros(1, dtype=torch.int64)})

@@ -10,7 +10,7 @@ import worlds
 from pflcli import parameters
 from pflcli.engine.gradients import cross_entropy_rule
 from pflcli.errors import ComputationError
-from pflcli.federation.attendance import AllAbsent, Attendance
+from pflcli.federation.attendance import AllAbsent, Attendance, RoundNotes
 
 
 def test_a_run_without_further_models_has_the_common_one():
@@ -23,7 +23,7 @@ def test_a_run_without_further_models_has_the_common_one():
 
 def test_no_sum_is_computed_in_a_round_that_no_client_completes():
     run = worlds.run()
-    run.attendance = Attendance(selected=np.asarray([0, 2]), dropped=np.asarray([0, 2]))
+    run.notes = RoundNotes(Attendance(selected=np.asarray([0, 2]), dropped=np.asarray([0, 2])))
     with pytest.raises(AllAbsent):
         run.local_sgd([], run.init, t=0).sum_uploads(lambda models: models)
 
@@ -49,8 +49,8 @@ def test_each_selected_client_drops_out_independently_in_each_round():
 def test_clients_that_have_trained_are_recorded():
     run = worlds.run()
     for part in run.local_sgd([6, 0, 3], run.init, t=0):
-        assert run.trained.issuperset(part.clients.tolist())
-    assert run.trained == {0, 3, 6}
+        assert run.notes.trained.issuperset(part.clients.tolist())
+    assert run.notes.trained == {0, 3, 6}
 
 
 def test_only_clients_without_an_entry_adapt_before_they_predict():

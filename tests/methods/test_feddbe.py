@@ -55,7 +55,7 @@ def test_feddbe_rounds_by_hand(compiles, monkeypatch):
 def test_the_loss_of_feddbe_has_half_the_squared_distance_to_the_consensus():
     run = worlds.run("feddbe", rounds=1, participation=1.0, batch_size=100, options={"kappa": 30.0})
     state, data = worlds.play("feddbe", run, last=0), run.federation
-    before, expected = len(run.losses), []
+    before, expected = len(run.notes.losses), []
     feddbe.train_round(run, state, 0)  # one step over all samples of each client
     for c in run.cohort(0).tolist():
         x, y = (values[torch.from_numpy(data.rows(c, "train"))] for values in (data.x, data.y))
@@ -64,7 +64,7 @@ def test_the_loss_of_feddbe_has_half_the_squared_distance_to_the_consensus():
         expected.append((loss.item(), len(y)))
     actual, wanted = (
         np.average(*np.transpose(pairs)[:1], weights=np.transpose(pairs)[1])
-        for pairs in (run.losses[before:], expected)
+        for pairs in (run.notes.losses[before:], expected)
     )
     assert actual == pytest.approx(wanted, rel=1e-5)
 

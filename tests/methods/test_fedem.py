@@ -69,7 +69,7 @@ def test_the_loss_of_a_round_is_that_of_the_samples_by_their_weights():
         each = losses(components, data, data.rows(c, "train"))
         share = answering(torch.full((2,), 0.5), components, data, data.rows(c, "train"))
         total, counted = total + (share * each).sum().item(), counted + share.sum().item()
-    values, weights = np.transpose(run.losses)
+    values, weights = np.transpose(run.notes.losses)
     assert weights.sum() == pytest.approx(counted)
     assert np.average(values, weights=weights) == pytest.approx(total / counted, rel=1e-5)
 

@@ -471,7 +471,7 @@ def test_a_round_by_hand(mode):
 def test_rounds_bring_the_loss_down():
     run = worlds.run("pfedgp", participation=1.0, rounds=12, lr=0.05)
     worlds.play("pfedgp", run)
-    first, last = (np.mean([loss for loss, _ in losses]) for losses in (run.losses[:12], run.losses[-12:]))
+    first, last = (np.mean([loss for loss, _ in losses]) for losses in (run.notes.losses[:12], run.notes.losses[-12:]))
     assert last < first - 0.1
 
 

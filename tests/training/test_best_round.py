@@ -35,8 +35,8 @@ def row(number, personal_accuracy=math.nan, validation_accuracy=math.nan):
 
 def chosen(*rows, shared=False):
     best = None
-    for one in rows:
-        best = update_best(best, {"global": {"w": torch.tensor(float(one["round"]))}}, one, shared=shared)
+    for count, one in enumerate(rows, 1):
+        best = update_best(best, {"global": {"w": torch.tensor(float(one["round"]))}}, rows[:count], shared=shared)
     return None if best is None else (best.round, best.column, float(best.state["global"]["w"]))
 
 
@@ -60,10 +60,11 @@ def test_the_first_round_of_the_highest_accuracy_is_best():
 def test_the_state_of_the_best_round_is_kept_as_it_was(method):
     """For every method: what is kept is what a run that stops there ends with, and answers the same."""
     run = worlds.run(method, rounds=4, options=METHOD_OPTIONS.get(method))
-    state, best = None, None
+    state, best, played = None, None, []
     for t in range(4):
         state = worlds.play(method, run, first=t, last=t + 1, state=state)
-        best = update_best(best, state, row(t + 1, validation_accuracy=(0.1, 0.5, 0.4, 0.2)[t]), shared=False)
+        played.append(row(t + 1, validation_accuracy=(0.1, 0.5, 0.4, 0.2)[t]))
+        best = update_best(best, state, played, shared=False)
     assert best.round == 2
     stopped = worlds.run(method, rounds=4, options=METHOD_OPTIONS.get(method))
     expected = worlds.play(method, stopped, last=2)
@@ -77,10 +78,11 @@ def test_the_state_of_the_best_round_is_kept_as_it_was(method):
 def test_only_a_round_that_is_better_changes_what_is_kept():
     run = worlds.run("ditto")
     state, best = worlds.play("ditto", run, last=1), None
-    best = update_best(best, state, row(1, 0.5), shared=False)
+    played = [row(1, 0.5), row(2, 0.5), row(3, 0.6)]
+    best = update_best(best, state, played[:1], shared=False)
     assert len(state["personal"]._snapshots) == 1
-    assert update_best(best, state, row(2, 0.5), shared=False) is best
-    best = update_best(best, state, row(3, 0.6), shared=False)
+    assert update_best(best, state, played[:2], shared=False) is best
+    best = update_best(best, state, played, shared=False)
     assert len(state["personal"]._snapshots) == 1  # the rows of the former best are free again
     assert personal.measure_accuracy(run, ditto, best.state) == personal.measure_accuracy(run, ditto, state)
 

@@ -54,9 +54,9 @@ def test_it_is_what_clients_would_answer_now_and_counts_to_no_round(method):
     right = [
         p[c].argmax(axis=1) == run.federation.y[run.federation.block(c, "validation")].numpy() for c in owners.tolist()
     ]
-    before, losses, trained = dict(run.traffic), list(run.losses), set(run.trained)
+    before, losses, trained = dict(run.traffic), list(run.notes.losses), set(run.notes.trained)
     assert measured(method, run, state) == np.concatenate(right).mean()
-    assert (run.traffic, run.losses, run.trained, run.sealed) == (before, losses, trained, False)
+    assert (run.traffic, run.notes.losses, run.notes.trained, run.sealed) == (before, losses, trained, False)
 
 
 @pytest.mark.parametrize("method", ["gossip", "fedrod", "fedproto", "clustered-fl"])

@@ -28,8 +28,8 @@ def train_round(run, state, t):
     cohort = run.cohort(t)
     start = run.download(state["global"], cohort)
     mean = run.average(run.local_sgd(cohort, start, t=t), start)
-    weight = sum(weight for _, weight in run.losses)
-    loss = sum(loss * weight for loss, weight in run.losses) / weight if weight else 0.0
+    weight = sum(weight for _, weight in run.notes.losses)
+    loss = sum(loss * weight for loss, weight in run.notes.losses) / weight if weight else 0.0
     return {"global": {name: value + (mean[name] - value) / (1 + loss) for name, value in start.items()}}
 
 
