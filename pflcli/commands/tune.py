@@ -18,14 +18,18 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.reader import Artifact, ancestor, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
+from pflcli.commands.build_datastore import build_datastore
+from pflcli.commands.extract import extract
 from pflcli.commands.personalize import personalize
+from pflcli.commands.train_global import train_global
+from pflcli.comparison.shared_artifacts import Makers, estimate_epochs, shared_jobs
 from pflcli.errors import InputError, UsageError
 from pflcli.evaluation.metrics import catalogue
 from pflcli.execution import Execution
 from pflcli.federation.privacy import guarantee
 from pflcli.federation.run import LINKS
-from pflcli.jobs.job import make_unless_there, plan, require_free
-from pflcli.jobs.shared_artifacts import estimate_epochs, shared_jobs
+from pflcli.jobs.graph import plan, require_free
+from pflcli.jobs.job import make_unless_there
 from pflcli.laws import private_rounds
 from pflcli.options.function import command
 from pflcli.options.tune import Tune
@@ -37,8 +41,8 @@ from pflcli.tuning import samplers, trials
 from pflcli.tuning.samplers import Grid, Sampler
 from pflcli.tuning.space import Point, Space, describe, folder_name, search_space
 
-NAME = "tuning"
-"""The folder of the artifact inside ``out``; beside it are the trials and the artifacts that they need."""
+MAKERS: Makers = {"backbone": train_global, "embeddings": extract, "datastore": build_datastore}
+"""The commands that make the artifacts that trials share, by kind."""
 
 TRIALS = "trials"
 
@@ -85,7 +89,9 @@ def tune(asked: Tune) -> Outcome:
     build = partial(trial_plan.build, point_sampler, asked.minutes, execution)
     privacy = trial_plan.privacy(base, point_sampler.count)
     remarks = [announcement, *([guarantee.describe_composition(privacy)] if privacy else [])]
-    outcome = make(out / NAME, spec, execution, build, extends=_describe_extension(out / NAME, spec), remarks=remarks)
+    outcome = make(
+        out / trials.NAME, spec, execution, build, extends=_describe_extension(out / trials.NAME, spec), remarks=remarks
+    )
     facts = {"privacy": privacy} if privacy else {}
     return replace(outcome, summary={"plan": planned, **facts}) if execution.dry_run else outcome
 
@@ -154,6 +160,7 @@ class _Trials:
         needs = methods.load(self.method).NEEDS
         last = max([*needs, self.source.kind], key=LINEAGE.index)
         jobs = shared_jobs(
+            MAKERS,
             self.source,
             self.out,
             last,
@@ -167,7 +174,7 @@ class _Trials:
             return self.source
         if execution.dry_run:
             planned = plan(jobs)
-            require_free(planned.values(), execution)
+            require_free([*planned.values()], execution)
             artifact = planned[jobs[-1]].artifact
             assert artifact is not None
             return artifact
@@ -209,7 +216,7 @@ class _Trials:
         )
         best = trials.best(done, self.metric)
         assert best.score is not None
-        trials.write(work, self.out / NAME, self.search_space, done, best, self.metric, *self.fixed_values)
+        trials.write(work, self.out / trials.NAME, self.search_space, done, best, self.metric, *self.fixed_values)
         execution.reporter.say(f"best: {describe(best.point)}, {trials.describe_score(self.metric, best.score)}")
         summary = {
             "trials": len(done),
@@ -250,7 +257,7 @@ class _Trials:
             **({} if self.weights is None else {"weights": self.weights.digest}),
         }
         hashes = {name: sources.code_hash(*name.split("/", 1)) for name in code}
-        return ArtifactSpec(NAME, request, (self.source.as_input("source", self.out / NAME),), hashes)
+        return ArtifactSpec(trials.NAME, request, (self.source.as_input("source", self.out / trials.NAME),), hashes)
 
 
 def _announcement(method: str, count: int, search_space: Space, planned: list[dict[str, Any]]) -> str:

@@ -20,12 +20,13 @@ from typing import Any
 from pflcli import config, methods
 from pflcli.artifacts import disk
 from pflcli.artifacts.reader import Artifact, open_artifact
-from pflcli.comparison.runs import CHOOSING, Comparison
+from pflcli.comparison.runs import Runs
 from pflcli.comparison.variants import Variant
 from pflcli.errors import ComputationError
 from pflcli.execution import Execution
 from pflcli.foreign import size
-from pflcli.jobs.job import Job, Plan
+from pflcli.jobs.graph import CHOOSING, Graph
+from pflcli.jobs.job import Job
 from pflcli.jobs.progress import OverallProgress
 from pflcli.jobs.run import Results, run_job
 from pflcli.reporter import SILENT, Advance, NullReporter, Reporter, StopRounds
@@ -122,13 +123,13 @@ class Costs:
         return lines
 
 
-def estimate(comparison: Comparison, planned: Plan, execution: Execution) -> Costs:
-    """Estimate the costs of the unfinished jobs of a plan by running two rounds of each with one seed.
+def estimate(comparison: Runs, graph: Graph, execution: Execution) -> Costs:
+    """Estimate the costs of the unfinished jobs of a graph by running two rounds of each with one seed.
 
     The jobs run as in the comparison, but in a temporary folder, and are stopped after a few seconds. Without a
     reporter, nothing is estimated.
     """
-    costs, ahead = Costs(), [job for job, item in planned.items() if item.is_ahead]
+    costs, ahead = Costs(), [item.job for item in graph.items if item.is_ahead]
     if not ahead or execution.reporter is SILENT:
         return costs
     seed, names = ahead[0].seed, {job.name for job in ahead}
@@ -171,7 +172,7 @@ def estimate(comparison: Comparison, planned: Plan, execution: Execution) -> Cos
         costs.remarks.append(f"without the disk of {', '.join(without_disk)}, whose trials were stopped")
     for name in names & by_name.keys():
         costs.remarks += _describe_pair_costs(by_name[name], comparison.settings_of(by_name[name]), partition)
-    predictions = sum(job.is_result for job in planned)
+    predictions = sum(job.is_result for job in graph.chosen)
     table = _TABLE_SECONDS + _PREDICTION_SECONDS * predictions
     made = (costs.by_name[job.name] for job in ahead if job.name in costs.by_name)
     costs.total = sum(made, Cost(table, table))

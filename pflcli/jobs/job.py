@@ -1,19 +1,15 @@
-"""A job makes one artifact from others. Jobs form a graph, which is planned by dry runs before anything is made.
-
-Jobs implement ``compare`` with ``--tune``, ``--only``, ``--plan`` and ``-n``, and make the inputs of ``tune``.
-"""
+"""A job makes one artifact from others: a call of a command. A dry run tells what it would do."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from pflcli.artifacts.decision import Decision, require_outside
+from pflcli.artifacts.decision import Decision
 from pflcli.artifacts.make import Outcome
-from pflcli.artifacts.reader import Artifact, expected_artifact, open_artifact
+from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.errors import ConflictError
 from pflcli.execution import Execution
 from pflcli.reporter import SILENT
@@ -50,6 +46,8 @@ class Job:
     """whether it runs a reference that was not named; it is left out if it does not suit the settings or samples"""
     is_part: bool = False
     """whether it is a part of the job that needs it, so that it is not listed separately and cannot be selected"""
+    gathers: bool = False
+    """whether it is made at the end, of those inputs that could be made; it is not listed either"""
 
     @property
     def label(self) -> str:
@@ -104,90 +102,3 @@ class Planned:
     def is_ahead(self) -> bool:
         """Whether the artifact is still to be made."""
         return self.decision not in (Decision.UP_TO_DATE, NOT_NEEDED)
-
-
-Plan = dict[Job, Planned]
-"""The result of the dry run of each job, in the order of the jobs; a job comes after those that it needs."""
-
-
-def plan(jobs: Iterable[Job]) -> Plan:
-    """Return the plan of ``jobs``, given in an order in which they can run. Nothing is written."""
-    planned: Plan = {}
-    for job in jobs:
-        planned[job] = _dry_run(job, planned)
-    needed: set[Job] = set()
-    for job in reversed(planned):
-        if job in needed or (job.is_result and not planned[job].is_done):
-            needed.update(job.input_jobs)
-    for job, item in planned.items():
-        if not (job.is_result or item.is_done or job in needed):
-            planned[job] = replace(item, decision=NOT_NEEDED, conflict=None)
-    return planned
-
-
-def _dry_run(job: Job, planned: Plan) -> Planned:
-    inputs = [planned[item].artifact if isinstance(item, Job) else item for item in job.inputs]
-    known = [item for item in inputs if item is not None]
-    if len(known) < len(inputs) or any(planned[other].is_ahead for other in job.after):
-        return Planned(job, LATER)
-    conflict = None
-    try:
-        outcome = job.call(known, Execution(dry_run=True, reporter=SILENT))
-    except ConflictError as error:
-        conflict = error
-        outcome = job.call(known, Execution(dry_run=True, force=True, reporter=SILENT))
-    artifact = expected_artifact(outcome.path, outcome.kind, outcome.fingerprint, outcome.request, known[0])
-    return Planned(job, outcome.decision.removeprefix("dry run: "), artifact, conflict, outcome)
-
-
-def require_free(planned: Iterable[Planned], execution: Execution) -> None:
-    """Raise ConflictError if a job would replace an artifact of another request or a file that the command reads."""
-    planned = list(planned)
-    for item in planned:
-        if item.conflict is not None and not execution.force:
-            raise item.conflict
-    for item in planned:
-        if item.is_ahead:
-            require_outside(item.job.out, execution.reads)
-
-
-def with_parts(jobs: Iterable[Job]) -> list[Job]:
-    """Return the jobs, each after its parts."""
-    return list(dict.fromkeys(job for whole in jobs for job in (*_parts(whole), whole)))
-
-
-def _parts(job: Job) -> list[Job]:
-    return [part for item in job.input_jobs if item.is_part for part in (*_parts(item), item)]
-
-
-def list_unfinished(planned: Plan, folder: Path) -> list[dict[str, Any]]:
-    """Return the paths in ``folder`` of the artifacts that are still to be made, each with those that it ``needs``.
-
-    The parts of a job are made with it and not listed. If two jobs have the same path, their needs are joined.
-    """
-    needs: dict[str, list[str]] = {}
-    for job, item in planned.items():
-        if item.is_ahead and not job.is_part:
-            before = [need for part in with_parts([job]) for need in (*part.after, *part.input_jobs)]
-            needs.setdefault(_path(job, folder), []).extend(_path(need, folder) for need in before if not need.is_part)
-    return [
-        {"path": path, "needs": [each for each in dict.fromkeys(before) if each in needs]}
-        for path, before in needs.items()
-    ]
-
-
-def _path(job: Job, folder: Path) -> str:
-    return str(job.out.relative_to(folder))
-
-
-def list_decisions(planned: Iterable[Planned]) -> list[dict[str, Any]]:
-    """Return the decision for each job as rows of a table."""
-    return [
-        {
-            "seed": item.job.seed,
-            "step": item.job.name,
-            "path": str(item.job.out),
-            "decision": str(Decision.REPLACE if item.conflict else item.decision),
-        }
-        for item in planned
-    ]

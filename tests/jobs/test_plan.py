@@ -11,7 +11,8 @@ from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import open_artifact
 from pflcli.errors import ConflictError
 from pflcli.execution import Execution
-from pflcli.jobs.job import NOT_NEEDED, Job, Planned, plan, require_free
+from pflcli.jobs.graph import Graph, plan, require_free
+from pflcli.jobs.job import NOT_NEEDED, Job, Planned
 from pflcli.jobs.progress import OverallProgress
 from pflcli.jobs.run import attempt
 from pflcli.reporter import NullReporter
@@ -41,11 +42,12 @@ def test_an_artifact_of_another_request_is_no_conflict_if_no_job_needs_it(small,
 
     backbone = Job("backbone", tmp_path / "b", conflict, (open_artifact(small.p),), is_result=False)
     finished = Job("fedavg", tmp_path / "m", done, (backbone,))
-    planned = plan([backbone, finished])
-    assert [item.decision for item in planned.values()] == [NOT_NEEDED, Decision.UP_TO_DATE]
-    require_free(planned.values(), Execution())
+    graph = Graph.of(tmp_path, plan([backbone, finished]))
+    assert [item.decision for item in graph.items] == [NOT_NEEDED, Decision.UP_TO_DATE]
+    graph.require_free(Execution())
+    more = plan([Job("prior", tmp_path / "n", new, (backbone,))], plan([backbone, finished]))
     with pytest.raises(ConflictError, match="another request"):
-        require_free(plan([backbone, finished, Job("prior", tmp_path / "n", new, (backbone,))]).values(), Execution())
+        Graph.of(tmp_path, more).require_free(Execution())
 
 
 def test_a_file_that_the_command_reads_is_a_conflict_if_its_folder_is_to_be_replaced(tmp_path):

@@ -9,22 +9,22 @@ from typing import Any
 from pflcli.artifacts.kinds import LINEAGE
 from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import Artifact
-from pflcli.commands.build_datastore import build_datastore
-from pflcli.commands.extract import extract
-from pflcli.commands.train_global import train_global
 from pflcli.execution import Execution
-from pflcli.jobs.job import Call, Job
+from pflcli.jobs.job import Job
 from pflcli.settings import Settings
 from pflcli.training.initial_weights import Weights
 
-BACKBONE = "fedavg"
-"""The method that trains the backbone. In a comparison it has its options there, and predicts with the backbone."""
-
+Makers = Mapping[str, Callable[..., Outcome]]
+"""The commands that make artifacts, by kind."""
 Training = Callable[[], tuple[Mapping[str, Any] | None, Mapping[str, Any]]]
 """A function, called when the job begins, that returns the options of the backbone's method and the settings."""
 
+_WORK = {"embeddings": 0.5, "datastore": 0.2}
+"""Estimated work in epochs."""
+
 
 def shared_jobs(
+    makers: Makers,
     source: Artifact,
     folder: Path,
     last: str,
@@ -36,40 +36,27 @@ def shared_jobs(
     after: tuple[Job, ...] = (),
     work: float = 1.0,
     is_result: bool = False,
+    existing: Mapping[Path, Job] | None = None,
 ) -> list[Job]:
     """Return the jobs that lead from ``source`` to an artifact of the kind ``last``, each made from the previous one.
 
-    ``work`` is the estimated work of training a backbone.
+    ``work`` is the estimated work of training a backbone. Jobs in ``existing``, by path, are not made anew.
     """
 
-    def backbone(inputs: Sequence[Artifact], execution: Execution) -> Outcome:
-        options, settings = training()
-        return train_global(
-            inputs[0],
-            folder / "backbone",
-            options=options,
-            settings=settings,
-            weights=weights,
-            seed=seed,
-            execution=execution,
-        )
+    def job(kind: str, made_from: Artifact | Job) -> Job:
+        def call(inputs: Sequence[Artifact], execution: Execution) -> Outcome:
+            asked: dict[str, Any] = {}
+            if kind == "backbone":
+                options, settings = training()
+                asked = {"options": options, "settings": settings, "weights": weights, "seed": seed}
+            return makers[kind](inputs[0], folder / kind, **asked, execution=execution)
 
-    def embeddings(inputs: Sequence[Artifact], execution: Execution) -> Outcome:
-        return extract(inputs[0], folder / "embeddings", execution=execution)
+        share = _WORK.get(kind, work)
+        return Job(prefix + kind, folder / kind, call, (made_from,), after, seed, share, is_result=is_result)
 
-    def datastore(inputs: Sequence[Artifact], execution: Execution) -> Outcome:
-        return build_datastore(inputs[0], folder / "datastore", execution=execution)
-
-    calls: dict[str, tuple[Call, float]] = {
-        "backbone": (backbone, work),
-        "embeddings": (embeddings, 0.5),
-        "datastore": (datastore, 0.2),
-    }
     jobs: list[Job] = []
     for kind in LINEAGE[LINEAGE.index(source.kind) + 1 : LINEAGE.index(last) + 1]:
-        call, share = calls[kind]
-        inputs: tuple[Artifact | Job] = (jobs[-1] if jobs else source,)
-        jobs.append(Job(prefix + kind, folder / kind, call, inputs, after, seed, share, is_result=is_result))
+        jobs.append((existing or {}).get(folder / kind) or job(kind, jobs[-1] if jobs else source))
     return jobs
 
 
