@@ -49,7 +49,7 @@ def compare(asked: Compare) -> Outcome:
     """
     request = Request.read(asked, MAKERS)
     comparison = request.resolve(asked.only)
-    if request.execution.dry_run:
+    if asked.execution.dry_run:
         return comparison.preview()
     if not comparison.tuned.is_complete:  # the requests of all runs depend on the chosen options and settings
         comparison = comparison.tune()

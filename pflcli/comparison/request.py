@@ -30,7 +30,6 @@ from pflcli.comparison.variants import (
     resolve_variants,
 )
 from pflcli.errors import ComputationError, InputError, PflError, UsageError, closest
-from pflcli.execution import Execution
 from pflcli.federation.privacy import guarantee
 from pflcli.jobs.graph import Graph, Plan, plan
 from pflcli.jobs.job import NOT_NEEDED, Job
@@ -60,8 +59,8 @@ class Request:
     """What was asked for, checked as far as that does not depend on tunings; ``makers`` are the commands that run."""
 
     asked: Compare
+    """with the options of the methods that suit"""
     makers: Makers
-    execution: Execution
     partitions: Mapping[int, Artifact]
     """by seed"""
     weights: Weights | None
@@ -69,8 +68,6 @@ class Request:
     methods: Sequence[str]
     """names of the methods that suit the settings and samples, with the references in ``added``"""
     added: Sequence[str]
-    options: Mapping[str, Mapping[str, Any]]
-    """by method, options and training settings"""
     budget: Budget | None
 
     @classmethod
@@ -91,8 +88,18 @@ class Request:
             asked.methods, added, asked.options or {}, training, partition, execution.reporter
         )
         budget = tunings.budget(asked.tune, out / NAME, partitions, table.metrics, force=execution.force)
-        asked = replace(asked, options=options)
-        return cls(asked, makers, execution, partitions, weights, table, suited, added, options, budget)
+        asked = replace(asked, options=options, execution=execution)
+        return cls(asked, makers, partitions, weights, table, suited, added, budget)
+
+    @property
+    def options(self) -> Mapping[str, Mapping[str, Any]]:
+        """By method, its options and training settings."""
+        return self.asked.options or {}
+
+    @property
+    def skips_unsuited(self) -> bool:
+        """Whether methods that do not suit the data are left out."""
+        return ALL in self.asked.methods
 
     @property
     def out(self) -> Path:
@@ -156,10 +163,10 @@ class Request:
             earlier = [] if tuned.is_complete else tunings.earlier_variants(self.out / NAME, training)
             variants = resolve_variants(self.methods, tuned.options, training, earlier, self.added)
             return self.partitions, self.table, variants
-        force, reporter = self.execution.force, self.execution.reporter
-        variants = existing.join_variants(self.methods, self.added, tuned.options, training, force=force)
+        execution = self.asked.execution
+        variants = existing.join_variants(self.methods, self.added, tuned.options, training, force=execution.force)
         partitions = existing.partitions(self.partitions)
-        existing.announce(variants, [*self.asked.methods, *self.added], partitions, reporter)
+        existing.announce(variants, [*self.asked.methods, *self.added], partitions, execution.reporter)
         return partitions, self.table.fill_from(existing), variants
 
 
@@ -177,18 +184,13 @@ class Comparison:
     jobs: Sequence[Job]
 
     @property
-    def _skips(self) -> bool:
-        """Whether methods that do not suit the data are left out."""
-        return ALL in self.request.asked.methods
-
-    @property
     def _rest(self) -> Graph:
         """The chosen jobs that tune nothing, and what they need."""
         return self.graph.part({*self.graph.chosen} & {*self.jobs})
 
     def announce(self) -> dict[str, Any]:
         """Report what stacks pool, and return the privacy guarantee of all runs together, which is reported too."""
-        reporter, runs = self.request.execution.reporter, self.runs
+        reporter, runs = self.request.asked.execution.reporter, self.runs
         if any(item.is_ahead for item in self._rest.items):
             announce_stacks(runs.variants, reporter)
         private = [*runs.private_runs(self.graph.planned), *self.tuned.private_trials(runs.variants, runs.training)]
@@ -199,7 +201,7 @@ class Comparison:
 
     def preview(self) -> Outcome:
         """Return what a dry run tells: the decision for each job and, unless tunings come first, estimated costs."""
-        execution, out = self.request.execution, self.runs.out
+        execution, out = self.request.asked.execution, self.runs.out
         decision = f"dry run: {Decision.NEW}"
         if self.request.asked.only is not None:
             self.graph.require_free(execution)
@@ -214,7 +216,8 @@ class Comparison:
             return Outcome(out / NAME, NAME, decision, "", {"plan": rows, **jobs})
         outcome = self.table.make(self.table.expected(self.graph.planned), execution)
         estimate = costs.estimate(self.runs, self._rest, execution)
-        estimate.announce(out, execution.reporter)
+        for line in estimate.lines(out):
+            execution.reporter.say(line)
         rows = estimate.add_to_rows([*rows, *self._rest.list_decisions()])
         return replace(outcome, summary={"plan": rows, **jobs, **facts, **estimate.facts()})
 
@@ -223,24 +226,24 @@ class Comparison:
 
         A method whose trials all fail, or that does not suit the data, keeps the user's options.
         """
-        request, only = self.request, self.request.asked.only
-        self.graph.require_free(request.execution)
+        request, only, execution = self.request, self.request.asked.only, self.request.asked.execution
+        self.graph.require_free(execution)
         first = self.graph.part({*self.graph.chosen} & {*self.tunings})
         if only is None:
-            return request.resolve(None, run(first, request.execution, skip_unsuited=self._skips))
+            return request.resolve(None, run(first, execution, skip_unsuited=self.request.skips_unsuited))
         if first.chosen:
-            run_selected(first, request.execution, tunings.is_tuning, skip_unsuited=self._skips)
+            run_selected(first, execution, tunings.is_tuning, skip_unsuited=self.request.skips_unsuited)
         made = [self.graph.path(job) for job in first.chosen]
         rest = [path for path in only if path not in made]
         return request.resolve(rest) if rest else replace(self, graph=self.graph.part(()))
 
     def make(self) -> Outcome:
         """Run the chosen jobs, and make the table of their results; with ``only``, no table."""
-        asked, execution, graph = self.request.asked, self.request.execution, self.graph
+        asked, execution, graph = self.request.asked, self.request.asked.execution, self.graph
         if asked.only is not None:
             graph.require_free(execution)
             if graph.chosen:
-                run_selected(graph, execution, tunings.is_tuning, skip_unsuited=self._skips)
+                run_selected(graph, execution, tunings.is_tuning, skip_unsuited=self.request.skips_unsuited)
             return _last_made(self.runs.out, asked.only)
         table = replace(self.table, privacy=self.announce().get("privacy", {}))
         graph.require_free(execution)
@@ -248,7 +251,7 @@ class Comparison:
             return table.make(table.expected(graph.planned), execution)
         execution = replace(execution, command=tuple(self._complete_request().words()))
         execution.reporter.say(summarize(self._rest))
-        results = run(self._rest, execution, skip_unsuited=self._skips)
+        results = run(self._rest, execution, skip_unsuited=self.request.skips_unsuited)
         if all(job.is_reference for job in results.made):
             raise _nothing_to_compare(results)
         if asked.baseline == BACKBONE and all(variant.name != BACKBONE for variant in self.runs.variants):

@@ -79,15 +79,19 @@ class Runs:
         choices = {job.out.name: job for job in parts}
         runs = _Folder(self, seed, folder, self.training, tunings).jobs(compared, choices)
         by_name = {job.name: job for job in runs}
-        return [*parts, *runs, *(self._stack(folder, item, by_name, seed) for item in self.variants if item.is_stack)]
+        stacks = [self._stack(folder, item, by_name, seed, tunings) for item in self.variants if item.is_stack]
+        return [*parts, *runs, *stacks]
 
-    def _stack(self, folder: Path, variant: Variant, runs: Mapping[str, Job], seed: int) -> Job:
+    def _stack(self, folder: Path, variant: Variant, runs: Mapping[str, Job], seed: int, tunings: Sequence[Job]) -> Job:
         def call(inputs: Sequence[Artifact], execution: Execution) -> Outcome:
             gate, own = variant.options["gate"], variant.options["own"]
             return self.makers["stack"](inputs, folder / variant.name, gate=gate, own=own, execution=execution)
 
-        pooled = tuple(runs[name] for name in variant.options["pool"])
-        return Job(variant.name, folder / variant.name, call, pooled, seed=seed, work=variant.epochs)
+        pool: Sequence[str] = variant.options["pool"]
+        pooled = tuple(runs[name] for name in pool if name in runs)
+        # Until the methods are tuned, it is not known whether the other ones of an existing comparison are kept.
+        after = tuple(tunings) if len(pooled) < len(pool) else ()
+        return Job(variant.name, folder / variant.name, call, pooled, after, seed, variant.epochs)
 
 
 @dataclass(frozen=True)

@@ -19,9 +19,9 @@ from pflcli.artifacts.kinds import LINEAGE, evaluation
 from pflcli.artifacts.kinds import tuning as tunings
 from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import Artifact, open_artifact
-from pflcli.comparison.extend import marked_references, option_values
+from pflcli.comparison import extend
 from pflcli.comparison.shared_artifacts import Makers, estimate_epochs, shared_jobs
-from pflcli.comparison.variants import Variant, method_name, resolve_variants, split_options
+from pflcli.comparison.variants import Variant, method_name, split_options
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
 from pflcli.execution import Execution
 from pflcli.federation.run import LINKS
@@ -85,12 +85,7 @@ def budget(
 
 def earlier_variants(table: Path, training: Settings) -> list[Variant]:
     """Return the variants of an existing comparison ``table``, which a stack may pool; none if there is none."""
-    earlier = _request(table).get("methods", {})
-    values = {name: option_values(facts) for name, facts in earlier.items()}
-    try:
-        return resolve_variants([*values], values, training, added=marked_references(earlier)) if values else []
-    except UsageError:
-        return []  # another version of pfl had other methods and options
+    return extend.earlier_variants(_request(table).get("methods", {}), training)
 
 
 def count_models(record: Mapping[str, Any], variants: Sequence[Variant]) -> dict[str, int]:

@@ -58,7 +58,7 @@ class Graph:
         """Return the graph of all jobs; what no unfinished job needs is marked."""
         needed: set[Job] = set()
         for job in reversed(planned):
-            if job in needed or (job.is_result and not planned[job].is_done):
+            if job in needed or (job.is_result and not job.gathers and not planned[job].is_done):
                 needed.update(job.input_jobs)
         marked = {
             job: item

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from graphlib import TopologicalSorter
-from typing import Protocol
 
 from pflcli.artifacts import placement
 from pflcli.artifacts.reader import Artifact, open_artifact
@@ -85,19 +83,6 @@ def _reason(job: Job, error: PflError) -> str:
     return error.message.removeprefix(f"{job.name}: ")
 
 
-class Workers(Protocol):
-    """Run jobs: one at a time in this process, or several at a time on Ray."""
-
-    def has_room(self) -> bool:
-        """Whether another job can be started."""
-
-    def start(self, item: Planned) -> None:
-        """Start a job."""
-
-    def wait(self) -> tuple[Job, PflError | None]:
-        """Wait until one of the started jobs ends; return it and its error."""
-
-
 @dataclass
 class _LocalWorker:
     """Runs one job at a time in this process."""
@@ -142,9 +127,11 @@ def run(graph: Graph, execution: Execution, *, skip_unsuited: bool = False) -> R
     )
     sorter.prepare()
     progress = OverallProgress(reporter, [*order], finished)
-    workers, shown = _workers(execution, progress)
+    workers: _LocalWorker | on_ray.RayWorkers = _LocalWorker(execution, progress)
+    if execution.executor == "ray":
+        workers = on_ray.RayWorkers(execution, attempt)
     ready: list[Job] = []
-    with shown:
+    with workers if isinstance(workers, on_ray.RayWorkers) else progress.overall():
         while sorter.is_active():
             ready = sorted([*ready, *sorter.get_ready()], key=order.__getitem__)
             if not (ready and workers.has_room()):
@@ -168,7 +155,8 @@ def run_selected(graph: Graph, execution: Execution, may_fail: Callable[[Job], b
     """
     lacking = graph.find_lacking()
     runnable = graph.part({*graph.chosen} - {*lacking})
-    execution.reporter.say(summarize(runnable))
+    if runnable.chosen:
+        execution.reporter.say(summarize(runnable))
     results = run(runnable, execution, skip_unsuited=skip_unsuited)
     for item in runnable.items:
         if item.is_done:
@@ -182,14 +170,6 @@ def run_selected(graph: Graph, execution: Execution, may_fail: Callable[[Job], b
         if isinstance(error, InputError) and not isinstance(error, UnsuitedError):
             raise error
         raise ComputationError(error.message, *error.fix)
-
-
-def _workers(execution: Execution, progress: OverallProgress) -> tuple[Workers, AbstractContextManager[object]]:
-    """Return the workers, and the context in which they run jobs."""
-    if execution.executor != "ray":
-        return _LocalWorker(execution, progress), progress.overall()
-    workers = on_ray.RayWorkers(execution, attempt)
-    return workers, workers
 
 
 def attempt(item: Planned, execution: Execution, progress: OverallProgress) -> PflError | None:
