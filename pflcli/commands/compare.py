@@ -8,7 +8,7 @@ from pflcli.commands.stack import stack
 from pflcli.commands.tune import MAKERS as SHARED
 from pflcli.commands.tune import tune
 from pflcli.comparison.request import IncompleteError, Request
-from pflcli.comparison.shared_artifacts import Makers
+from pflcli.comparison.runs import Makers
 from pflcli.options.compare import Compare
 from pflcli.options.function import command
 
@@ -42,7 +42,7 @@ def compare(asked: Compare) -> Outcome:
 
     With ``only``, only the artifacts in these folders of ``out`` (such as ``seed-0/ditto``) are made, and no table; the
     artifacts that they need must exist. A dry run lists all artifacts with those that each needs as
-    ``summary["jobs"]``; if it has a reporter, it also estimates seconds, memory and disk space as ``summary["needs"]``.
+    ``summary["jobs"]``; if it has a reporter, it also estimates seconds and disk space as ``summary["needs"]``.
 
     Raises UsageError for an invalid request; ConflictError before anything is made if an artifact of another request
     exists; IncompleteError, with the comparison of the other runs, if a run fails.

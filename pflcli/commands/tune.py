@@ -22,14 +22,13 @@ from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.extract import extract
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
-from pflcli.comparison.shared_artifacts import Makers, estimate_epochs, shared_jobs
+from pflcli.comparison.runs import Makers, shared_jobs
 from pflcli.errors import InputError, UsageError
 from pflcli.evaluation.metrics import catalogue
 from pflcli.execution import Execution
 from pflcli.federation.privacy import guarantee
 from pflcli.federation.run import LINKS
-from pflcli.jobs.graph import plan, require_free
-from pflcli.jobs.job import make_unless_there
+from pflcli.jobs.graph import Graph, estimate_epochs, make_unless_there, plan
 from pflcli.laws import private_rounds
 from pflcli.options.function import command
 from pflcli.options.tune import Tune
@@ -38,7 +37,7 @@ from pflcli.settings import TRAINING, Settings, changed
 from pflcli.training import initial_weights as initial
 from pflcli.training import run_request
 from pflcli.tuning import samplers, trials
-from pflcli.tuning.samplers import Grid, Sampler
+from pflcli.tuning.samplers import Listed, Sampler
 from pflcli.tuning.space import Point, Space, describe, folder_name, search_space
 
 MAKERS: Makers = {"backbone": train_global, "embeddings": extract, "datastore": build_datastore}
@@ -81,7 +80,7 @@ def tune(asked: Tune) -> Outcome:
     )
     point_sampler = samplers.sampler(asked.sampler, space, asked.trials, trial_plan.default, seed)
     base = trial_plan.make_base(replace(execution, dry_run=True, reporter=SILENT))
-    planned = trial_plan.plan(point_sampler, base, execution) if isinstance(point_sampler, Grid) else []
+    planned = trial_plan.plan(point_sampler, base, execution) if isinstance(point_sampler, Listed) else []
     budget = {"trials": asked.trials, **({} if asked.minutes is None else {"minutes": asked.minutes})}
     spec = trial_plan.spec(base, {"sampler": asked.sampler, **budget})
 
@@ -174,7 +173,7 @@ class _Trials:
             return self.source
         if execution.dry_run:
             planned = plan(jobs)
-            require_free([*planned.values()], execution)
+            Graph(self.out, planned, tuple(planned)).require_free(execution)
             artifact = planned[jobs[-1]].artifact
             assert artifact is not None
             return artifact
@@ -230,8 +229,8 @@ class _Trials:
             summary["privacy"] = privacy
         return Built(summary, {"seconds_trials": round(sum(item.seconds for item in done), 3)})
 
-    def plan(self, point_sampler: Grid, base: Artifact, execution: Execution) -> list[dict[str, Any]]:
-        """Return the decision for each trial of a grid; raises ConflictError before anything is made."""
+    def plan(self, point_sampler: Listed, base: Artifact, execution: Execution) -> list[dict[str, Any]]:
+        """Return the decision for each trial whose point is known; raises ConflictError before anything is made."""
         planned = []
         for point in point_sampler.points:
             dry_run = replace(execution, dry_run=True, reporter=SILENT)

@@ -15,18 +15,19 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pflcli import config, methods
 from pflcli.artifacts import disk
 from pflcli.artifacts.reader import open_artifact
 from pflcli.comparison.runs import Runs
 from pflcli.errors import ComputationError
 from pflcli.execution import Execution
 from pflcli.foreign import size
-from pflcli.jobs.graph import CHOOSING, Graph
-from pflcli.jobs.job import Job
+from pflcli.jobs.graph import CHOOSING, Graph, Job
 from pflcli.jobs.progress import OverallProgress
 from pflcli.jobs.run import Results, run_job
 from pflcli.reporter import SILENT, Advance, NullReporter, StopRounds
 from pflcli.settings import Settings
+from pflcli.training import run_request
 from pflcli.wording import duration
 
 TRIAL_ROUNDS = 2
@@ -55,7 +56,7 @@ class Costs:
 
     by_name: dict[str, Cost] = field(default_factory=dict)
     remarks: list[str] = field(default_factory=list)
-    """methods without an estimate, with the reason"""
+    """methods without an estimate, with the reason; costs that grow with the square of the number of clients"""
     total: Cost = field(default_factory=lambda: Cost(0.0, 0.0))
 
     def facts(self) -> dict[str, Any]:
@@ -113,6 +114,7 @@ def estimate(runs: Runs, graph: Graph, execution: Execution) -> Costs:
             for job in jobs:
                 if not results.excludes(job, SILENT):
                     watch = _Stopwatch(job, show)
+                    show(0, f"measuring {job.name}")
                     error = run_job(job, partial(watch.run, own), OverallProgress(SILENT, [job]))
                     results.conclude(job, error, SILENT, skip_unsuited=True)
                     training = settings.get(job.name.removeprefix(f"{CHOOSING} "), runs.training)
@@ -126,6 +128,13 @@ def estimate(runs: Runs, graph: Graph, execution: Execution) -> Costs:
             costs.remarks.append(f"{job.name} has no estimate: {results.blocked[job].name}, which it needs, has none")
         elif job in results.failed and job.name not in costs.by_name:
             costs.remarks.append(f"{job.name} has no estimate: {results.failed[job].message}")
+    for variant in runs.variants:
+        if variant.name in names and not variant.is_stack:
+            method, partition = methods.load(variant.method), runs.partitions[seed]
+            cfg = config.build(method.Config, variant.options, variant.method)
+            costs.remarks += run_request.describe_pair_costs(
+                variant.name, method, cfg, settings[variant.name], partition
+            )
     if without_disk := [name for name, cost in costs.by_name.items() if not cost.bytes]:
         costs.remarks.append(f"without the disk of {', '.join(without_disk)}, whose trials were stopped")
     table = _TABLE_SECONDS + _PREDICTION_SECONDS * sum(job.is_result for job in graph.chosen)
@@ -179,7 +188,6 @@ class _Stopwatch(NullReporter):
         self._job, self._show, self._phases = job, show, 0
         self._rounds, self._round_seconds, self._undone_seconds, self._missing_seconds = 0, 0.0, 0.0, 0.0
         self._seconds = self._processor_seconds = 0.0
-        show(0, f"measuring {job.name}")
 
     def run(self, execution: Execution) -> None:
         """Make the artifact of the job; raises ComputationError if the job is stopped before that."""

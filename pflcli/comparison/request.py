@@ -16,8 +16,7 @@ from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.comparison import costs, tunings
 from pflcli.comparison.extend import ExistingComparison, find_comparison
-from pflcli.comparison.runs import Runs
-from pflcli.comparison.shared_artifacts import Makers
+from pflcli.comparison.runs import Makers, Runs
 from pflcli.comparison.table import NAME, SPLIT, Table, TableOptions
 from pflcli.comparison.tunings import Budget, Tuned, Tuner
 from pflcli.comparison.variants import (
@@ -31,8 +30,7 @@ from pflcli.comparison.variants import (
 )
 from pflcli.errors import ComputationError, InputError, PflError, UsageError, closest
 from pflcli.federation.privacy import guarantee
-from pflcli.jobs.graph import Graph, Plan, plan
-from pflcli.jobs.job import NOT_NEEDED, Job
+from pflcli.jobs.graph import NOT_NEEDED, Graph, Job, Plan, plan
 from pflcli.jobs.run import Results, run, run_selected, summarize
 from pflcli.options.compare import Compare
 from pflcli.settings import TRAINING, Settings

@@ -22,8 +22,7 @@ from pflcli.errors import InputError, UsageError
 from pflcli.evaluation import coverage, round_costs, scoring, stack_references, summary
 from pflcli.evaluation.metrics import catalogue
 from pflcli.execution import Execution
-from pflcli.jobs.graph import Plan
-from pflcli.jobs.job import Job
+from pflcli.jobs.graph import Job, Plan
 from pflcli.jobs.run import Results
 from pflcli.options.compare import Compare
 from pflcli.settings import Settings

@@ -20,13 +20,12 @@ from pflcli.artifacts.kinds import tuning as tunings
 from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.comparison import extend
-from pflcli.comparison.shared_artifacts import Makers, estimate_epochs, shared_jobs
+from pflcli.comparison.runs import Makers, shared_jobs
 from pflcli.comparison.variants import Variant, method_name, split_options
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
 from pflcli.execution import Execution
 from pflcli.federation.run import LINKS
-from pflcli.jobs.graph import CHOOSING, Plan
-from pflcli.jobs.job import Job
+from pflcli.jobs.graph import CHOOSING, Job, Plan, estimate_epochs
 from pflcli.jobs.run import Results
 from pflcli.settings import TRAINING, Settings, changed
 from pflcli.training import run_request

@@ -11,9 +11,9 @@ from typing import Any
 from pflcli import config, methods, registry
 from pflcli.artifacts.kinds import LINEAGE
 from pflcli.artifacts.reader import Artifact
-from pflcli.comparison.shared_artifacts import estimate_epochs
 from pflcli.errors import InputError, UnsuitedError, UsageError, closest
 from pflcli.evaluation.pool import BASE, STACK
+from pflcli.jobs.graph import estimate_epochs
 from pflcli.reporter import Reporter
 from pflcli.settings import TRAINING, Settings, changed
 from pflcli.training import run_request

@@ -1,21 +1,112 @@
-"""Jobs form a graph, which is planned by dry runs before anything is made: what ``compare`` selects, lists and runs."""
+"""Jobs, which make one artifact each, as a graph: planned by dry runs, selected by path, listed and run."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pflcli.artifacts.decision import Decision, require_outside
-from pflcli.artifacts.reader import expected_artifact
+from pflcli.artifacts.make import Outcome
+from pflcli.artifacts.reader import Artifact, expected_artifact, open_artifact
 from pflcli.errors import ConflictError, UsageError, closest
 from pflcli.execution import Execution
-from pflcli.jobs.job import LATER, NOT_NEEDED, Job, Planned
 from pflcli.reporter import SILENT
+from pflcli.settings import Settings
 
+Call = Callable[[Sequence[Artifact], Execution], Outcome]
+"""A function that makes one artifact from its inputs."""
+
+NOT_NEEDED = "not needed"
+"""The decision for an artifact that no unfinished job needs."""
+LATER = "after tuning"
+"""The decision for an artifact whose request depends on the result of an unfinished job."""
 CHOOSING = "choosing"
 """Subfolder of a seed for the runs without ``refit`` that make the choices; also the prefix of their jobs' names."""
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """A call that writes one artifact to the folder ``out``."""
+
+    name: str
+    """the method's name, the kind of a shared artifact such as ``backbone``, or ``tune`` and a method"""
+    out: Path
+    call: Call
+    inputs: tuple[Artifact | Job, ...]
+    """the artifacts that ``call`` receives: existing ones, and those of other jobs"""
+    after: tuple[Job, ...] = ()
+    """jobs whose results ``call`` reads; one that fails does not stop this job"""
+    seed: int = 0
+    work: float = 1.0
+    """estimated work in epochs over all clients' samples, or in local steps if the settings count steps"""
+    has_rounds: bool = False
+    """whether it trains for rounds before its clients predict"""
+    is_result: bool = True
+    """whether its artifact is a result; any other job is only run if an unfinished job needs it"""
+    is_reference: bool = False
+    """whether it runs a reference that was not named; it is left out if it does not suit the settings or samples"""
+    is_part: bool = False
+    """whether it is a part of the job that needs it, so that it is not listed separately and cannot be selected"""
+    gathers: bool = False
+    """whether it is made at the end, of those inputs that could be made; it is not listed either"""
+
+    @property
+    def label(self) -> str:
+        """The job's name in messages and progress."""
+        return f"seed {self.seed}, {self.name}"
+
+    @property
+    def input_jobs(self) -> tuple[Job, ...]:
+        """The jobs that make its inputs."""
+        return tuple(item for item in self.inputs if isinstance(item, Job))
+
+    def run(self, execution: Execution, *, replaces: bool | None = None) -> Outcome:
+        """Make the artifact from its inputs, which must exist.
+
+        ``replaces`` says whether an artifact of another request is replaced; if None, ``execution.force`` decides. An
+        artifact that is up to date is not made again.
+        """
+        opened = [item if isinstance(item, Artifact) else open_artifact(item.out) for item in self.inputs]
+        call = partial(self.call, opened)
+        return make_unless_there(call, execution) if replaces is None else call(replace(execution, force=replaces))
+
+
+def make_unless_there(call: Callable[[Execution], Outcome], execution: Execution) -> Outcome:
+    """Make an artifact unless it is up to date; with ``force``, an artifact of another request is replaced."""
+    try:
+        call(replace(execution, force=False, dry_run=True, reporter=SILENT))
+    except ConflictError:
+        if not execution.force:
+            raise
+        return call(execution)
+    return call(replace(execution, force=False))
+
+
+@dataclass(frozen=True, eq=False)
+class Planned:
+    """The result of the dry run of a job."""
+
+    job: Job
+    decision: str
+    artifact: Artifact | None = None
+    """the existing or future artifact; None if its request is not known yet"""
+    conflict: ConflictError | None = None
+    """the error to raise if the artifact of another request may not be replaced"""
+    outcome: Outcome | None = None
+
+    @property
+    def is_done(self) -> bool:
+        """Whether the artifact exists and is up to date."""
+        return self.decision == Decision.UP_TO_DATE
+
+    @property
+    def is_ahead(self) -> bool:
+        """Whether the artifact is still to be made."""
+        return self.decision not in (Decision.UP_TO_DATE, NOT_NEEDED)
+
 
 Plan = dict[Job, Planned]
 """The result of the dry run of each job, in the order of the jobs; a job comes after those that it needs."""
@@ -101,7 +192,12 @@ class Graph:
 
     def require_free(self, execution: Execution) -> None:
         """Raise ConflictError if a chosen job would replace another artifact, or a file that the command reads."""
-        require_free(self.items, execution)
+        for item in self.items:
+            if item.conflict is not None and not execution.force:
+                raise item.conflict
+        for item in self.items:
+            if item.is_ahead:
+                require_outside(item.job.out, execution.reads)
 
     def find_lacking(self) -> dict[Job, Job]:
         """Return the chosen jobs that cannot run, each with an unfinished job that it needs and that is not chosen."""
@@ -148,15 +244,10 @@ class Graph:
         ]
 
 
-def require_free(planned: Sequence[Planned], execution: Execution) -> None:
-    """Raise ConflictError if a job would replace an artifact of another request or a file that the command reads."""
-    for item in planned:
-        if item.conflict is not None and not execution.force:
-            raise item.conflict
-    for item in planned:
-        if item.is_ahead:
-            require_outside(item.job.out, execution.reads)
-
-
 def _parts(job: Job) -> list[Job]:
     return [part for item in job.input_jobs if item.is_part for part in (*_parts(item), item)]
+
+
+def estimate_epochs(training: Settings) -> float:
+    """Estimate the work of a run: epochs over all clients' samples, or steps if the settings count steps."""
+    return max(1.0, training.rounds * training.participation * (training.steps or training.epochs))

@@ -20,8 +20,7 @@ from pflcli.errors import (
 )
 from pflcli.execution import Execution
 from pflcli.jobs import on_ray
-from pflcli.jobs.graph import Graph
-from pflcli.jobs.job import LATER, Job, Planned
+from pflcli.jobs.graph import LATER, Graph, Job, Planned
 from pflcli.jobs.progress import OverallProgress
 from pflcli.reporter import Reporter
 from pflcli.wording import counted

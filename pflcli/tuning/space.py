@@ -133,7 +133,7 @@ def search_space(
         raise UsageError(f"{method} has nothing to search", "--search KEY=VALUE,VALUE")
     ranges = [axis.key for axis in axes if axis.bounds is not None]
     if ranges and sampler == "grid":
-        raise UsageError(f"{ranges[0]} is a range, but a grid needs a list of values", "a list, or --sampler optuna")
+        raise UsageError(f"{ranges[0]} is a range, but a grid needs a list of values", "a list, or --sampler random")
     return Space(method, tuple(axes))
 
 

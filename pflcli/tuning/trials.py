@@ -23,7 +23,7 @@ from pflcli.errors import ComputationError, InputError, UsageError
 from pflcli.evaluation.metrics import catalogue, scores
 from pflcli.evaluation.metrics.catalogue import Metric
 from pflcli.execution import Execution
-from pflcli.jobs.job import Job
+from pflcli.jobs.graph import Job
 from pflcli.jobs.progress import OverallProgress
 from pflcli.jobs.run import run_job
 from pflcli.settings import TRAINING

@@ -16,7 +16,7 @@ from pflcli.commands.tune import tune
 from pflcli.comparison import tunings
 from pflcli.errors import ConflictError, InputError, UsageError
 from pflcli.execution import Execution
-from pflcli.jobs.job import LATER
+from pflcli.jobs.graph import LATER
 
 FEW = {"model": "logistic", "rounds": 1, "participation": 1.0}
 WORDS = ("--model", "logistic", "--rounds", 1, "--participation", 1.0)

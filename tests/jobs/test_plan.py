@@ -11,8 +11,7 @@ from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import open_artifact
 from pflcli.errors import ConflictError
 from pflcli.execution import Execution
-from pflcli.jobs.graph import Graph, plan, require_free
-from pflcli.jobs.job import NOT_NEEDED, Job, Planned
+from pflcli.jobs.graph import NOT_NEEDED, Graph, Job, Planned, plan
 from pflcli.jobs.progress import OverallProgress
 from pflcli.jobs.run import attempt
 from pflcli.reporter import NullReporter
@@ -53,7 +52,8 @@ def test_an_artifact_of_another_request_is_no_conflict_if_no_job_needs_it(small,
 def test_a_file_that_the_command_reads_is_a_conflict_if_its_folder_is_to_be_replaced(tmp_path):
     job = Job("fedavg", tmp_path / "x", lambda inputs, execution: None, ())
     reading = Execution().reading(tmp_path / "x" / "weights.pt")
-    require_free([Planned(job, Decision.UP_TO_DATE)], reading)
-    require_free([Planned(job, Decision.NEW)], Execution().reading(tmp_path / "weights.pt"))
+    done, new = (Graph.of(tmp_path, {job: Planned(job, decision)}) for decision in (Decision.UP_TO_DATE, Decision.NEW))
+    done.require_free(reading)
+    new.require_free(Execution().reading(tmp_path / "weights.pt"))
     with pytest.raises(ConflictError, match=r"weights\.pt is an input inside"):
-        require_free([Planned(job, Decision.NEW)], reading)
+        new.require_free(reading)
