@@ -1,4 +1,4 @@
-"""What `pfl compare -n` estimates beside what the comparison then takes: seconds, memory and disk.
+"""What `pfl compare -n` estimates beside what the comparison then takes: seconds and disk.
 
     python benchmarks/estimates.py [--worlds writers-mlp,hospitals,made] [--methods all] [--rounds 20] [--into DIR]
 
@@ -77,10 +77,6 @@ def compare(name: str, source: list[str], model: str, args: argparse.Namespace) 
     needs = plan["needs"]
     print(line("all", needs["processor_seconds"], run.processor, needs["disk_bytes"], size(Path(f"{name}-c"))))
     print(f"seconds within 25 % or 0.1 s: {close} of {len(known)} steps; the dry run took {dry.processor:.1f} s")
-    print(
-        f"memory: {needs['memory_bytes'] / 1e6:.0f} MB estimated, {run.mb:.0f} measured, "
-        f"{needs['memory_bytes'] / 1e6 / run.mb:.2f}"
-    )
 
 
 def line(name: str, estimated: float, measured: float, disk: float, bytes_written: float) -> str:
@@ -97,12 +93,11 @@ def size(folder: Path) -> int:
 
 
 class Ended:
-    """A command that has ended: what it printed, its processor seconds, and its peak of memory in MB."""
+    """A command that has ended: what it printed, and its processor seconds."""
 
     def __init__(self, stdout: str, usage: Any) -> None:
         self.stdout = stdout
         self.processor = usage.ru_utime + usage.ru_stime
-        self.mb = usage.ru_maxrss / (1e6 if sys.platform == "darwin" else 1e3)
 
 
 def pfl(*words: str) -> Ended:

@@ -86,30 +86,23 @@ ALLOWED = {
     | {"federation.aggregators", "federation.uploads", "methods", "simulation", "training", "prediction", "artifacts"},
     "templates": {"data.datasets", "data.schemes", "federation", "federation.aggregators", "models", "parameters"},
     "options": BASE | {"config", "execution", "artifacts", "training"},  # the last two for types alone
+    "jobs": BASE | {"execution", "artifacts", "engine", "sources", "training"},
+    "tuning": BASE | {"execution", "config", "artifacts", "methods", "evaluation.metrics", "jobs"},
+    "comparison": BASE
+    | {"execution", "config", "artifacts", "options", "methods", "federation", "federation.privacy", "training"}
+    | {"evaluation", "evaluation.metrics", "jobs", "tuning"},
     "commands": BASE
     | {"execution", "config", "sources", "data.datasets", "data.formats", "data.schemes", "data.preparation", "models"}
     | {"parameters", "engine", "knn", "methods", "artifacts", "simulation", "training", "options", "prediction"}
     | {"auditing", "data.splits"}
     | {"laws", "encoders", "federation", "federation.aggregators", "federation.privacy", "federation.uploads"}
     | {"evaluation", "evaluation.charts", "evaluation.metrics", "evaluation.presentation", "evaluation.page"}
-    | {"tracking"},
-    "jobs": BASE | {"execution", "artifacts", "engine", "sources", "training", "commands"},
-    "tuning": BASE | {"execution", "config", "artifacts", "methods", "evaluation.metrics", "jobs"},
-    "commands.tune": BASE
-    | {"execution", "config", "sources", "artifacts", "options", "training", "methods", "federation", "laws"}
-    | {"federation.privacy", "evaluation.metrics", "commands", "jobs", "tuning"},
-    "comparison": BASE
-    | {"execution", "config", "artifacts", "methods", "federation", "training", "evaluation", "evaluation.metrics"}
-    | {"commands", "commands.tune", "jobs", "tuning"},
-    "commands.compare": BASE
-    | {"execution", "config", "artifacts", "options", "methods", "training", "federation.privacy", "evaluation"}
-    | {"evaluation.metrics", "jobs", "comparison"},
-    "commands.demo": {"execution", "artifacts", "options", "commands", "commands.compare"},
+    | {"tracking", "jobs", "tuning", "comparison"},
     "cli": BASE
-    | {"execution", "config", "commands", "options", "artifacts", "jobs", "tuning", "prediction", "commands.compare"}
+    | {"execution", "config", "commands", "options", "artifacts", "jobs", "tuning", "prediction"}
     | {"evaluation", "evaluation.presentation"},
     "__main__": {"cli", "errors", "options", "registry"},
-    "__init__": {"commands", "commands.tune", "commands.compare", "commands.demo", "evaluation", "simulation"},
+    "__init__": {"commands", "evaluation", "simulation"},
 }
 """What each package or module may import besides itself, from the bottom to the top."""
 FILES = sorted(ROOT.rglob("*.py"))

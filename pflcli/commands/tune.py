@@ -18,14 +18,17 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.reader import Artifact, ancestor, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
+from pflcli.commands.build_datastore import build_datastore
+from pflcli.commands.extract import extract
 from pflcli.commands.personalize import personalize
+from pflcli.commands.train_global import train_global
+from pflcli.comparison.runs import Makers, shared_jobs
 from pflcli.errors import InputError, UsageError
 from pflcli.evaluation.metrics import catalogue
 from pflcli.execution import Execution
 from pflcli.federation.privacy import guarantee
 from pflcli.federation.run import LINKS
-from pflcli.jobs.job import make_unless_there, plan, require_free
-from pflcli.jobs.shared_artifacts import estimate_epochs, shared_jobs
+from pflcli.jobs.graph import Graph, estimate_epochs, make_unless_there, plan
 from pflcli.laws import private_rounds
 from pflcli.options.function import command
 from pflcli.options.tune import Tune
@@ -34,11 +37,11 @@ from pflcli.settings import TRAINING, Settings, changed
 from pflcli.training import initial_weights as initial
 from pflcli.training import run_request
 from pflcli.tuning import samplers, trials
-from pflcli.tuning.samplers import Grid, Sampler
+from pflcli.tuning.samplers import Listed, Sampler
 from pflcli.tuning.space import Point, Space, describe, folder_name, search_space
 
-NAME = "tuning"
-"""The folder of the artifact inside ``out``; beside it are the trials and the artifacts that they need."""
+MAKERS: Makers = {"backbone": train_global, "embeddings": extract, "datastore": build_datastore}
+"""The commands that make the artifacts that trials share, by kind."""
 
 TRIALS = "trials"
 
@@ -77,7 +80,7 @@ def tune(asked: Tune) -> Outcome:
     )
     point_sampler = samplers.sampler(asked.sampler, space, asked.trials, trial_plan.default, seed)
     base = trial_plan.make_base(replace(execution, dry_run=True, reporter=SILENT))
-    planned = trial_plan.plan(point_sampler, base, execution) if isinstance(point_sampler, Grid) else []
+    planned = trial_plan.plan(point_sampler, base, execution) if isinstance(point_sampler, Listed) else []
     budget = {"trials": asked.trials, **({} if asked.minutes is None else {"minutes": asked.minutes})}
     spec = trial_plan.spec(base, {"sampler": asked.sampler, **budget})
 
@@ -85,7 +88,9 @@ def tune(asked: Tune) -> Outcome:
     build = partial(trial_plan.build, point_sampler, asked.minutes, execution)
     privacy = trial_plan.privacy(base, point_sampler.count)
     remarks = [announcement, *([guarantee.describe_composition(privacy)] if privacy else [])]
-    outcome = make(out / NAME, spec, execution, build, extends=_describe_extension(out / NAME, spec), remarks=remarks)
+    outcome = make(
+        out / trials.NAME, spec, execution, build, extends=_describe_extension(out / trials.NAME, spec), remarks=remarks
+    )
     facts = {"privacy": privacy} if privacy else {}
     return replace(outcome, summary={"plan": planned, **facts}) if execution.dry_run else outcome
 
@@ -154,6 +159,7 @@ class _Trials:
         needs = methods.load(self.method).NEEDS
         last = max([*needs, self.source.kind], key=LINEAGE.index)
         jobs = shared_jobs(
+            MAKERS,
             self.source,
             self.out,
             last,
@@ -167,7 +173,7 @@ class _Trials:
             return self.source
         if execution.dry_run:
             planned = plan(jobs)
-            require_free(planned.values(), execution)
+            Graph(self.out, planned, tuple(planned)).require_free(execution)
             artifact = planned[jobs[-1]].artifact
             assert artifact is not None
             return artifact
@@ -209,7 +215,7 @@ class _Trials:
         )
         best = trials.best(done, self.metric)
         assert best.score is not None
-        trials.write(work, self.out / NAME, self.search_space, done, best, self.metric, *self.fixed_values)
+        trials.write(work, self.out / trials.NAME, self.search_space, done, best, self.metric, *self.fixed_values)
         execution.reporter.say(f"best: {describe(best.point)}, {trials.describe_score(self.metric, best.score)}")
         summary = {
             "trials": len(done),
@@ -223,8 +229,8 @@ class _Trials:
             summary["privacy"] = privacy
         return Built(summary, {"seconds_trials": round(sum(item.seconds for item in done), 3)})
 
-    def plan(self, point_sampler: Grid, base: Artifact, execution: Execution) -> list[dict[str, Any]]:
-        """Return the decision for each trial of a grid; raises ConflictError before anything is made."""
+    def plan(self, point_sampler: Listed, base: Artifact, execution: Execution) -> list[dict[str, Any]]:
+        """Return the decision for each trial whose point is known; raises ConflictError before anything is made."""
         planned = []
         for point in point_sampler.points:
             dry_run = replace(execution, dry_run=True, reporter=SILENT)
@@ -250,7 +256,7 @@ class _Trials:
             **({} if self.weights is None else {"weights": self.weights.digest}),
         }
         hashes = {name: sources.code_hash(*name.split("/", 1)) for name in code}
-        return ArtifactSpec(NAME, request, (self.source.as_input("source", self.out / NAME),), hashes)
+        return ArtifactSpec(trials.NAME, request, (self.source.as_input("source", self.out / trials.NAME),), hashes)
 
 
 def _announcement(method: str, count: int, search_space: Space, planned: list[dict[str, Any]]) -> str:

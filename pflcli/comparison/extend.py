@@ -18,11 +18,12 @@ from pflcli.evaluation.metrics import catalogue
 from pflcli.reporter import Reporter
 from pflcli.settings import TRAINING, Settings
 from pflcli.training import run_request
+from pflcli.wording import as_typed
 
 Options = dict[str, Mapping[str, Any]]
 
-_ADDED = ("target", "link", "metric", "positive", "coverage")
-"""Parts of a request that may be added to an existing comparison."""
+_ADDED = {"target": "target", "link": "link", "metric": "metric", "positive": "positive class", "coverage": "coverage"}
+"""Parts of a request that may be added to an existing comparison, in words."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +71,8 @@ class ExistingComparison:
         is raised.
         """
         options = assign_options(methods, options)
-        existing_options: Options = {name: option_values(earlier) for name, earlier in self.methods.items()}
-        existing = resolve_variants([*self.methods], existing_options, training, added=self.references)
+        existing = earlier_variants(self.methods, training)
+        kept: Options = {name: option_values(earlier) for name, earlier in self.methods.items()}
         named = {name for name in methods if name not in added}
         added = {*added, *self.references} - named - {variant.name for variant in existing if not variant.is_reference}
         # A reference of this comparison is kept as it is, also with ``force``.
@@ -85,7 +86,7 @@ class ExistingComparison:
             before = {key: earlier[key] for key in ("options", "settings")}
             after = {"options": dict(variant.options), "settings": dict(variant.settings)}
             lines += [f"{variant.name}: {line}" for line in _differences(before, after)]
-            existing_options.pop(variant.name)
+            kept.pop(variant.name)
         if lines and not force:
             name = lines[0].split(":")[0]
             other = f"{method_name(name)}@other"
@@ -97,7 +98,7 @@ class ExistingComparison:
             )
         names = [variant.name for variant in requested]
         names += [name for name in self.methods if name not in names]
-        return resolve_variants(names, {**options, **existing_options}, training, added=added)
+        return resolve_variants(names, {**options, **kept}, training, added=added)
 
     def partitions(self, requested: Mapping[int, Artifact]) -> dict[int, Artifact]:
         """Return the partition of each requested seed and of each seed of this comparison.
@@ -172,18 +173,14 @@ class ExistingComparison:
             old_inputs.keys() <= new_inputs.keys()
             if grows
             else old_inputs.items() < new_inputs.items()
-            or (old_inputs == new_inputs and bool({*_ADDED} & may_change or new_statistics or leaving or ranked))
+            or (old_inputs == new_inputs and bool(_ADDED.keys() & may_change or new_statistics or leaving or ranked))
         )
         if before != after or not adds:
             return ""
         added = [name for name in draft.request["methods"] if name not in old.request["methods"]]
         added += [f"rounds up to {draft.request['settings']['rounds']}"] if grows else []
         added += [f"seed {seed}" for seed in draft.request["seeds"] if seed not in old.request["seeds"]]
-        added += [f"target {draft.request['target']:g}"] if "target" in may_change else []
-        added += [f"link {draft.request['link']}"] if "link" in may_change else []
-        added += [f"metric {','.join(draft.request['metric'])}"] if "metric" in may_change else []
-        added += [f"positive class {draft.request['positive']}"] if "positive" in may_change else []
-        added += [f"coverage {draft.request['coverage']:g}"] if "coverage" in may_change else []
+        added += [f"{words} {as_typed(draft.request[key])}" for key, words in _ADDED.items() if key in may_change]
         added = added or sorted(new_inputs.keys() - old_inputs.keys())
         changes = [f"adds {', '.join(added)}"] if added else []
         changes += [f"ranks {', '.join(ranked)}"] if ranked else []
@@ -212,15 +209,22 @@ def find_comparison(target: Path, kind: str, training: Settings, weights: str | 
         or request.get("weights") != weights
     ):
         return None
+    # A method that failed has no results, so it may be requested with other options.
+    scored = {reference.role.rsplit(",", 1)[0] for reference in manifest.inputs}
+    methods = {name: earlier for name, earlier in request["methods"].items() if name in scored}
+    return ExistingComparison(Artifact(target, manifest), methods) if earlier_variants(methods, training) else None
+
+
+def earlier_variants(methods: Mapping[str, Mapping[str, Any]], training: Settings) -> list[Variant]:
+    """Return the variants of the ``methods`` in the request of a comparison.
+
+    There are none if another version of pfl had other methods and options.
+    """
+    values = {name: option_values(earlier) for name, earlier in methods.items()}
     try:
-        # A method that failed has no results, so it may be requested with other options.
-        scored = {reference.role.rsplit(",", 1)[0] for reference in manifest.inputs}
-        methods = {name: earlier for name, earlier in request["methods"].items() if name in scored}
-        values = {name: option_values(earlier) for name, earlier in methods.items()}
-        resolve_variants([*methods], values, training, added=marked_references(methods))
+        return resolve_variants([*values], values, training, added=marked_references(methods)) if values else []
     except UsageError:
-        return None  # another version of pfl had other methods and options
-    return ExistingComparison(Artifact(target, manifest), methods)
+        return []
 
 
 def marked_references(methods: Mapping[str, Mapping[str, Any]]) -> set[str]:

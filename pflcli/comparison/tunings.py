@@ -6,33 +6,32 @@ comparison. Then each method is tuned, on the backbone if it needs one. All tria
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from pflcli import config, methods
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.decision import Decision
-from pflcli.artifacts.kinds import evaluation
+from pflcli.artifacts.kinds import LINEAGE, evaluation
 from pflcli.artifacts.kinds import tuning as tunings
 from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import Artifact, open_artifact
-from pflcli.commands.tune import NAME as TUNING
-from pflcli.commands.tune import tune
-from pflcli.comparison.extend import marked_references, option_values
-from pflcli.comparison.runs import CHOOSING
-from pflcli.comparison.variants import Variant, method_name, resolve_variants, split_options
+from pflcli.comparison import extend
+from pflcli.comparison.runs import Makers, shared_jobs
+from pflcli.comparison.variants import Variant, method_name, split_options
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
 from pflcli.execution import Execution
 from pflcli.federation.run import LINKS
-from pflcli.jobs.job import LATER, Job, Plan, require_free
-from pflcli.jobs.run import Results, run
-from pflcli.jobs.shared_artifacts import BACKBONE, estimate_epochs, shared_jobs
+from pflcli.jobs.graph import CHOOSING, Job, Plan, estimate_epochs
+from pflcli.jobs.run import Results
 from pflcli.settings import TRAINING, Settings, changed
 from pflcli.training import run_request
 from pflcli.training.initial_weights import Weights
-from pflcli.tuning.space import default_grid, grid_size
+from pflcli.tuning.space import BACKBONE, default_grid, grid_size
+from pflcli.tuning.trials import NAME as TUNING
 from pflcli.tuning.trials import SPLIT
 from pflcli.wording import counted
 
@@ -83,24 +82,9 @@ def budget(
     return Budget(trials, seed, (metrics or earlier.get("metric") or ["accuracy"])[0])
 
 
-def requested_variants(
-    methods: Sequence[str],
-    added: Collection[str],
-    options: Mapping[str, Mapping[str, Any]],
-    training: Settings,
-    table: Path,
-) -> list[Variant]:
-    """Return the requested variants before tuning; a stack may pool methods of the existing comparison ``table``.
-
-    The methods in ``added`` are references.
-    """
-    earlier = _request(table).get("methods", {})
-    values = {name: option_values(facts) for name, facts in earlier.items()}
-    try:
-        existing = resolve_variants([*values], values, training, added=marked_references(earlier)) if values else []
-    except UsageError:
-        existing = []  # another version of pfl had other methods and options
-    return resolve_variants(methods, options, training, existing, added)
+def earlier_variants(table: Path, training: Settings) -> list[Variant]:
+    """Return the variants of an existing comparison ``table``, which a stack may pool; none if there is none."""
+    return extend.earlier_variants(_request(table).get("methods", {}), training)
 
 
 def count_models(record: Mapping[str, Any], variants: Sequence[Variant]) -> dict[str, int]:
@@ -199,84 +183,70 @@ class Tuned:
         chosen = {name: facts for name, facts in {**earlier, **now}.items() if name in (BACKBONE, *methods)}
         return {"tune": {**self.request["tune"], "methods": chosen}}
 
-    def plan(self, out: Path, variants: Sequence[Variant], seeds: Sequence[int]) -> list[dict[str, Any]]:
-        """Return the rows of a dry run: one per tuning and, unless all values are chosen, one per method and seed."""
-        rows = []
-        for name, choice in self.choices.items():
-            if choice.grid and self.budget is not None:
-                decision = Decision.UP_TO_DATE if choice.values is not None else counted(choice.trials, "trial")
-                path = str(out / FOLDER / name)
-                rows.append({"seed": self.budget.seed, "step": f"tune {name}", "path": path, "decision": str(decision)})
-        for variant in () if self.is_complete else variants:
-            rows += [
-                {
-                    "seed": seed,
-                    "step": variant.name,
-                    "path": str(out / f"seed-{seed}" / variant.name),
-                    "decision": LATER,
-                }
-                for seed in seeds
-            ]
-        return rows
+    def list_decisions(self, out: Path) -> list[dict[str, Any]]:
+        """Return one row per tuning in ``out``, for the table of a dry run."""
+        if self.budget is None:
+            return []
+        return [
+            {
+                "seed": self.budget.seed,
+                "step": f"tune {name}",
+                "path": str(out / FOLDER / name),
+                "decision": str(Decision.UP_TO_DATE) if choice.values is not None else counted(choice.trials, "trial"),
+            }
+            for name, choice in self.choices.items()
+            if choice.grid
+        ]
 
 
 @dataclass(frozen=True)
 class Tuner:
-    """Tunes the methods of one comparison in ``out``; the user's ``options`` and ``settings`` are fixed."""
+    """Tunes the methods of one comparison in ``out``; the user's ``options`` and ``settings`` are fixed.
 
+    ``problems`` are the reasons why methods could not be tuned; these keep the user's options, and have no job.
+    """
+
+    makers: Makers
     budget: Budget
     partition: Artifact
     out: Path
     options: Mapping[str, Mapping[str, Any]]
     settings: Mapping[str, Any]
     weights: Weights | None
+    problems: Mapping[str, str]
 
     def jobs(self, variants: Sequence[Variant]) -> list[Job]:
         """Return the jobs that tune FedAvg and the ``variants``, and those that make the artifacts they are tuned on.
 
         A method whose grid is empty, because all keys are fixed, has no job.
         """
-        first = self._job(BACKBONE, self.partition, lambda: self.settings, ())
-        after = (first,) if first is not None else ()
-        on_backbone = [item for item in variants if self._is_on_backbone(item) and self._grid(item.name)]
-        order = ("partition", "backbone", "embeddings", "datastore")
+        first = self._jobs([(BACKBONE, self.partition, ())])
+        others = [item for item in variants if not item.is_stack and item.name != BACKBONE]
+        tunable = [item for item in others if self._grid(item.name)]
         shared = self._shared_jobs(
-            max((item.source for item in on_backbone), key=order.index, default="partition"), after
+            max((item.source for item in tunable), key=LINEAGE.index, default="partition"), first
         )
-        by_kind = dict(zip(order[1:], shared, strict=False))
-        jobs = [*after, *shared]
-        for variant in variants:
-            job = None
-            if variant in on_backbone:
-                job = self._job(variant.name, by_kind[variant.source], self._tuned_settings, after)
-            elif variant.source == "partition":
-                job = self._job(variant.name, self.partition, lambda: self.settings, ())
-            jobs += [job] if job is not None and variant.name != BACKBONE else []
-        return jobs
+        sources: dict[str, Artifact | Job] = {job.out.name: job for job in shared}
+        return [
+            *first,
+            *shared,
+            *self._jobs(
+                (item.name, self.partition, ())
+                if item.source == "partition"
+                else (item.name, sources[item.source], tuple(first))
+                for item in tunable
+            ),
+        ]
 
-    def jobs_by_variant(self, jobs: Iterable[Job]) -> dict[str, Job]:
-        """Return the tuning jobs among ``jobs`` by the name of the variant."""
-        return {job.name.removeprefix("tune "): job for job in jobs if is_tuning(str(job.out.relative_to(self.out)))}
+    def collect(self, variants: Sequence[Variant], planned: Plan) -> Tuned:
+        """Collect the options and settings of the comparison, from the tunings of the ``variants`` that exist.
 
-    def tune(self, variants: Sequence[Variant], planned: Plan, execution: Execution, *, skip_unsuited: bool) -> Tuned:
-        """Run the ``planned`` jobs of the ``variants``, unless in a dry run, and collect the chosen values."""
-        require_free(planned.values(), execution)
-        results = None if execution.dry_run else run(planned, execution, skip_unsuited=skip_unsuited)
-        return self.collect(variants, planned, results)
-
-    def collect(self, variants: Sequence[Variant], planned: Plan, results: Results | None = None) -> Tuned:
-        """Collect the chosen options and settings of the comparison from the tunings.
-
-        ``planned`` are the jobs of the ``variants``, and ``results`` are their results if they were run. A method whose
-        trials all fail, or that does not suit the data, keeps the user's options, and the comparison reports it. Any
-        other error of a job is raised.
+        A method whose tuning is still to be made, or has a problem, keeps the user's options.
         """
-        for error in results.failed.values() if results else ():
-            if not isinstance(error, InputError | ComputationError):
-                raise error
-        jobs = self.jobs_by_variant(planned)
-        choices = {name: self._choice(name, jobs.get(name), planned, results) for name in self._names(variants)}
-        best_options, best_settings = self._best(BACKBONE, choices[BACKBONE])
+        jobs = {job.name: job for job in planned}
+        names = dict.fromkeys([BACKBONE, *(variant.name for variant in variants)])
+        choices = {name: self._choice(name, jobs.get(f"tune {name}"), planned) for name in names}
+        best_options, best_settings = self._best(BACKBONE, choices[BACKBONE].values)
         settings = changed(self.settings, best_settings)
         before, after = (self._training(each) for each in (self.settings, settings))
         # A method that does not use the backbone is tuned, and therefore compared, without FedAvg's settings.
@@ -287,65 +257,52 @@ class Tuner:
                 options[BACKBONE] = best_options
             elif not variant.is_stack:
                 base = user_settings if variant.source == "partition" else {}
-                own_options, own_settings = self._best(variant.name, choices[variant.name])
+                own_options, own_settings = self._best(variant.name, choices[variant.name].values)
                 trained = {f"{TRAINING}{key}": value for key, value in changed(base, own_settings).items()}
                 options[variant.name] = {**own_options, **trained}
         return Tuned(options, settings, self.budget, choices)
 
-    def _names(self, variants: Sequence[Variant]) -> list[str]:
-        return list(dict.fromkeys([BACKBONE, *(variant.name for variant in variants)]))
-
-    def _is_on_backbone(self, variant: Variant) -> bool:
-        return variant.name != BACKBONE and not variant.is_stack and variant.source != "partition"
-
-    def _choice(self, name: str, job: Job | None, planned: Plan, results: Results | None) -> Choice:
+    def _choice(self, name: str, job: Job | None, planned: Plan) -> Choice:
+        if name in self.problems:
+            grid = self._grid(name)
+            return Choice({}, min(self.budget.trials, grid), grid, self.problems[name])
         if job is None:
             return Choice({}, 0, 0)  # there is nothing to tune: all keys are fixed, or it is a stack
-        grid = self._grid(name)
-        trials = min(self.budget.trials, grid)
-        if results is not None:
-            cause = results.blocked.get(job, job)
-            if cause in results.failed:
-                return Choice({}, trials, grid, results.failed[cause].message)
-            if job.name in results.unsuited:
-                return Choice({}, trials, grid, results.unsuited[job.name])
-        elif not planned[job].is_done:
-            outcome = planned[job].outcome
-            rows = outcome.summary["plan"] if outcome is not None else None
-            ahead = trials if rows is None else sum(row["decision"] != Decision.UP_TO_DATE for row in rows)
-            return Choice(None, ahead, grid)
-        record = tunings.read(open_artifact(job.out))
-        return Choice(_best_values(record), len(record["trials"]), grid)
+        item, grid = planned[job], self._grid(name)
+        if item.is_done:
+            record = tunings.read(open_artifact(job.out))
+            return Choice(_best_values(record), len(record["trials"]), grid)
+        if item.outcome is None:
+            return Choice(None, min(self.budget.trials, grid), grid)
+        return Choice(None, sum(row["decision"] != Decision.UP_TO_DATE for row in item.outcome.summary["plan"]), grid)
 
-    def _best(self, name: str, choice: Choice) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the options and the training settings of a method: the user's and the chosen ones."""
+    def _best(self, name: str, values: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the options and the training settings of a method: the user's and the chosen ``values``."""
         user_options, user_settings = split_options(name, self.options.get(name, {}))
-        options, settings = split_options(name, choice.values or {})
+        options, settings = split_options(name, values or {})
         return {**user_options, **options}, changed(user_settings, settings)
 
     def _training(self, settings: Mapping[str, Any]) -> dict[str, Any]:
         return config.plain(run_request.resolve_settings({}, settings, self.partition))
 
     def _backbone(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Return the options and settings of FedAvg from its tuning, or the user's if all its trials failed."""
-        path = self.out / _path(BACKBONE)
+        """Return FedAvg's options from its tuning, or the user's if all its trials failed; and the settings with it."""
+        path = self.out / FOLDER / BACKBONE / TUNING
         values = _best_values(tunings.read(open_artifact(path))) if manifests.is_artifact(path) else {}
-        return self._best(BACKBONE, Choice(values, 0, 0))
+        options, settings = self._best(BACKBONE, values)
+        return options, changed(self.settings, settings)
 
-    def _tuned_settings(self) -> dict[str, Any]:
-        return changed(self.settings, self._backbone()[1])
-
-    def _shared_jobs(self, last: str, after: tuple[Job, ...]) -> list[Job]:
+    def _shared_jobs(self, last: str, after: Sequence[Job]) -> list[Job]:
         """Return the jobs of the artifacts on which methods are tuned; the comparison uses these artifacts too."""
-        _, own_settings = split_options(BACKBONE, self.options.get(BACKBONE, {}))
-        training = run_request.resolve_settings({}, changed(self.settings, own_settings), self.partition)
+        training = run_request.resolve_settings({}, changed(self.settings, self._best(BACKBONE, {})[1]), self.partition)
         folder = self.out / f"seed-{self.budget.seed}"
 
         def chosen() -> tuple[dict[str, Any], dict[str, Any]]:
             options, settings = self._backbone()
-            return options, {**self._training(changed(self.settings, settings)), "refit": False}
+            return options, {**self._training(settings), "refit": False}
 
         return shared_jobs(
+            self.makers,
             self.partition,
             folder / CHOOSING if training.refit else folder,
             last,
@@ -353,7 +310,7 @@ class Tuner:
             self.weights,
             self.budget.seed,
             prefix=f"{CHOOSING} " if training.refit else "",
-            after=after,
+            after=tuple(after),
             work=estimate_epochs(training),
         )
 
@@ -373,41 +330,52 @@ class Tuner:
         options, _ = split_options(name, self.options.get(name, {}))
         return grid_size(method_name(name), options, self._fixed_settings(name, settings))
 
-    def _job(
-        self, name: str, source: Artifact | Job, settings: Callable[[], Mapping[str, Any]], after: tuple[Job, ...]
-    ) -> Job | None:
-        """Return the job that tunes a method, None if there is nothing to tune; ``settings`` is called when it runs."""
-        grid, out = self._grid(name), self.out / FOLDER / name
-        if not grid:
-            return None
-
-        def call(inputs: Sequence[Artifact], execution: Execution) -> Outcome:
-            return tune(
-                method_name(name),
-                inputs[0],
-                out,
-                options=split_options(name, self.options.get(name, {}))[0],
-                settings=self._fixed_settings(name, settings()),
-                weights=self.weights,
-                trials=self.budget.trials,
-                metric=self.budget.metric,
-                seed=self.budget.seed,
-                execution=execution,
+    def _jobs(self, tuned: Iterable[tuple[str, Artifact | Job, tuple[Job, ...]]]) -> list[Job]:
+        """Return the jobs that tune methods, each on an artifact after other jobs."""
+        return [
+            Job(
+                f"tune {name}",
+                self.out / FOLDER / name / TUNING,
+                partial(self._tune, name, on_backbone=isinstance(source, Job)),
+                (source,),
+                after,
+                self.budget.seed,
+                float(min(self.budget.trials, self._grid(name))),
             )
+            for name, source, after in tuned
+            if name not in self.problems and self._grid(name)
+        ]
 
-        work = float(min(self.budget.trials, grid))
-        return Job(f"tune {name}", out / TUNING, call, (source,), after, self.budget.seed, work)
+    def _tune(self, name: str, inputs: Sequence[Artifact], execution: Execution, *, on_backbone: bool) -> Outcome:
+        return self.makers["tuning"](
+            method_name(name),
+            inputs[0],
+            self.out / FOLDER / name,
+            options=split_options(name, self.options.get(name, {}))[0],
+            settings=self._fixed_settings(name, self._backbone()[1] if on_backbone else self.settings),
+            weights=self.weights,
+            trials=self.budget.trials,
+            metric=self.budget.metric,
+            seed=self.budget.seed,
+            execution=execution,
+        )
+
+
+def is_tuning(job: Job) -> bool:
+    """Return whether a job tunes a method."""
+    return job.out.name == TUNING
+
+
+def find_problems(results: Results) -> dict[str, str]:
+    """Return the reasons why methods could not be tuned, by method; an error that no trial explains is raised."""
+    for error in results.failed.values():
+        if not isinstance(error, InputError | ComputationError):
+            raise error
+    failed = {job: results.failed[results.blocked.get(job, job)].message for job in (*results.failed, *results.blocked)}
+    reasons = {**{job.name: message for job, message in failed.items()}, **results.unsuited}
+    return {name.removeprefix("tune "): message for name, message in reasons.items()}
 
 
 def _best_values(record: Mapping[str, Any]) -> dict[str, Any]:
     values: dict[str, Any] = record["trials"][record["best"] - 1]["values"]
     return values
-
-
-def _path(name: str) -> str:
-    return f"{FOLDER}/{name}/{TUNING}"
-
-
-def is_tuning(path: str) -> bool:
-    """Return whether ``path``, relative to the folder of the comparison, is that of a tuning."""
-    return path.startswith(f"{FOLDER}/")

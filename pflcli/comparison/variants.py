@@ -12,11 +12,12 @@ from pflcli import config, methods, registry
 from pflcli.artifacts.kinds import LINEAGE
 from pflcli.artifacts.reader import Artifact
 from pflcli.errors import InputError, UnsuitedError, UsageError, closest
-from pflcli.jobs.shared_artifacts import BACKBONE, estimate_epochs
+from pflcli.jobs.graph import estimate_epochs
 from pflcli.methods.parts.logarithmic_pool import BASE, STACK
 from pflcli.reporter import Reporter
 from pflcli.settings import TRAINING, Settings, changed
 from pflcli.training import run_request
+from pflcli.tuning.space import BACKBONE
 from pflcli.wording import counted
 
 ALL = "all"

@@ -15,7 +15,7 @@ from pflcli import registry, sources
 from pflcli.engine.executors import ray_runtime
 from pflcli.errors import LostWorkerError, PflError
 from pflcli.execution import Execution
-from pflcli.jobs.job import Job, Planned
+from pflcli.jobs.graph import Job, Planned
 from pflcli.jobs.progress import OverallProgress
 from pflcli.reporter import NullReporter
 from pflcli.training import hardware

@@ -6,35 +6,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
-from pflcli.jobs.job import Job
+from pflcli.jobs.graph import Job
 from pflcli.reporter import Advance, Reporter
 
 ROUNDS_SHARE = 0.9
 """Assumed share of the rounds in a method's time; predicting for the clients takes the rest."""
 MIN_MEASURED_SHARE = 0.02
 """Finished share of a job below which its time is not extrapolated from its own pace."""
-
-
-class TimeEstimate:
-    """Estimates the seconds of a job from the same job with another seed, or from the seconds per epoch of others."""
-
-    def __init__(self) -> None:
-        self._measured: dict[str, list[tuple[float, float]]] = {}
-
-    def add(self, job: Job, seconds: float) -> None:
-        """Add the measured seconds of a job."""
-        self._measured.setdefault(job.name, []).append((job.work, seconds))
-
-    def guess(self, job: Job, running: tuple[float, float] | None = None) -> float:
-        """Return the estimated seconds of a job.
-
-        If no job has been measured yet, ``running`` is used: the work of the current job and its estimated seconds.
-        Without either, an epoch is assumed to take one second.
-        """
-        all_measured = [pair for pairs in self._measured.values() for pair in pairs]
-        measured = self._measured.get(job.name) or all_measured or ([running] if running else [])
-        epochs = sum(epochs for epochs, _ in measured)
-        return job.work * (sum(seconds for _, seconds in measured) / epochs if epochs else 1.0)
 
 
 class OverallProgress:
@@ -54,9 +32,7 @@ class OverallProgress:
         self._reporter, self._clock, self._label = reporter, clock, label
         self._pending = list(jobs)
         self._job: Job | None = None
-        self._pace = TimeEstimate()
-        for job, seconds in measured:
-            self._pace.add(job, seconds)
+        self._measured = [*measured]
         self._start = self._job_start = clock()
         self._phases = [(0.0, 1.0)]
         self._share = self._resumed = self._percent = 0.0
@@ -89,7 +65,7 @@ class OverallProgress:
         try:
             yield
             seconds = self._clock() - self._job_start
-            self._pace.add(job, seconds)
+            self._measured.append((job, seconds))
             self.say(f"finished in {seconds:.1f} s")
             self._share = 1.0
             self._show(job.label)
@@ -123,14 +99,25 @@ class OverallProgress:
         self._show(name)
         yield advance
 
+    def _guess(self, job: Job, running: tuple[float, float] | None = None) -> float:
+        """Return the estimated seconds of a job, from the same job with another seed or the pace of others.
+
+        If no job has been measured yet, ``running`` is used: the work of the current job and its estimated seconds.
+        Without either, an epoch is assumed to take one second.
+        """
+        measured = [(other.work, seconds, other.name) for other, seconds in self._measured]
+        pairs = [pair[:2] for pair in measured if pair[2] == job.name] or [pair[:2] for pair in measured]
+        epochs, seconds = map(sum, zip(*(pairs or [running or (0.0, 0.0)]), strict=True))
+        return job.work * (seconds / epochs if epochs else 1.0)
+
     def _show(self, note: str) -> None:
         elapsed, job_seconds = self._clock() - self._start, self._clock() - self._job_start
         gained, remaining, running = self._share - self._resumed, 0.0, None
         if self._job is not None:
-            total = job_seconds / gained if gained > MIN_MEASURED_SHARE else self._pace.guess(self._job)
+            total = job_seconds / gained if gained > MIN_MEASURED_SHARE else self._guess(self._job)
             remaining = (1 - self._share) * total
             running = (self._job.work, total)
-        remaining += sum(self._pace.guess(job, running) for job in self._pending)
+        remaining += sum(self._guess(job, running) for job in self._pending)
         percent = max(self._percent, 100 * elapsed / max(elapsed + remaining, 1e-9))
         self._advance(percent - self._percent, note)
         self._percent = percent

@@ -1,20 +1,26 @@
-"""Run the jobs of a plan; if one fails, only the jobs that need its artifact are skipped."""
+"""Run the jobs of a graph; if one fails, only the jobs that need its artifact are skipped."""
 
 from __future__ import annotations
 
 import traceback
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from graphlib import TopologicalSorter
-from typing import Protocol
 
 from pflcli.artifacts import placement
 from pflcli.artifacts.reader import Artifact, open_artifact
-from pflcli.errors import ComputationError, ConflictError, PflError, UnsuitedError, out_of_memory
+from pflcli.errors import (
+    ComputationError,
+    ConflictError,
+    InputError,
+    PflError,
+    UnsuitedError,
+    UsageError,
+    out_of_memory,
+)
 from pflcli.execution import Execution
 from pflcli.jobs import on_ray
-from pflcli.jobs.job import LATER, Job, Plan, Planned
+from pflcli.jobs.graph import LATER, Graph, Job, Planned
 from pflcli.jobs.progress import OverallProgress
 from pflcli.reporter import Reporter
 from pflcli.wording import counted
@@ -22,7 +28,7 @@ from pflcli.wording import counted
 
 @dataclass
 class Results:
-    """The results of the jobs of a plan."""
+    """The results of the jobs of a graph."""
 
     made: dict[Job, Artifact] = field(default_factory=dict)
     """artifacts of jobs that are results, if they were made or are up to date"""
@@ -76,19 +82,6 @@ def _reason(job: Job, error: PflError) -> str:
     return error.message.removeprefix(f"{job.name}: ")
 
 
-class Workers(Protocol):
-    """Run jobs: one at a time in this process, or several at a time on Ray."""
-
-    def has_room(self) -> bool:
-        """Whether another job can be started."""
-
-    def start(self, item: Planned) -> None:
-        """Start a job."""
-
-    def wait(self) -> tuple[Job, PflError | None]:
-        """Wait until one of the started jobs ends; return it and its error."""
-
-
 @dataclass
 class _LocalWorker:
     """Runs one job at a time in this process."""
@@ -109,8 +102,8 @@ class _LocalWorker:
         return result
 
 
-def run(planned: Plan, execution: Execution, *, skip_unsuited: bool = False) -> Results:
-    """Run the unfinished jobs of a plan, each after the jobs that it needs: one by one or, on Ray, in parallel.
+def run(graph: Graph, execution: Execution, *, skip_unsuited: bool = False) -> Results:
+    """Run the chosen unfinished jobs, each after the jobs that it needs: one by one or, on Ray, in parallel.
 
     With ``skip_unsuited``, a method that does not suit the data is left out with all seeds and does not count as
     failed; a reference that was not named is left out without it too. Raises ConflictError if another process is
@@ -118,22 +111,26 @@ def run(planned: Plan, execution: Execution, *, skip_unsuited: bool = False) -> 
     """
     reporter, results = execution.reporter, Results()
     finished = []
-    for job, item in planned.items():
+    for item in graph.items:
         if item.is_done:
+            job = item.job
             placement.tidy_after_kill(job.out)  # a writer may have been killed before it cleaned up
             artifact = open_artifact(job.out)
             finished.append((job, artifact.manifest.made["seconds"]))
             if job.is_result:
                 results.made[job] = artifact
-    order = {item.job: number for number, item in enumerate(item for item in planned.values() if item.is_ahead)}
+    ahead = [item.job for item in graph.items if item.is_ahead]
+    order = {job: number for number, job in enumerate(ahead)}
     sorter = TopologicalSorter(
         {job: [need for need in (*job.input_jobs, *job.after) if need in order] for job in order}
     )
     sorter.prepare()
     progress = OverallProgress(reporter, [*order], finished)
-    workers, shown = _workers(execution, progress)
+    workers: _LocalWorker | on_ray.RayWorkers = _LocalWorker(execution, progress)
+    if execution.executor == "ray":
+        workers = on_ray.RayWorkers(execution, attempt)
     ready: list[Job] = []
-    with shown:
+    with workers if isinstance(workers, on_ray.RayWorkers) else progress.overall():
         while sorter.is_active():
             ready = sorted([*ready, *sorter.get_ready()], key=order.__getitem__)
             if not (ready and workers.has_room()):
@@ -146,16 +143,32 @@ def run(planned: Plan, execution: Execution, *, skip_unsuited: bool = False) -> 
                 progress.skip(job)
                 sorter.done(job)
             else:
-                workers.start(planned[job])
+                workers.start(graph.planned[job])
     return results
 
 
-def _workers(execution: Execution, progress: OverallProgress) -> tuple[Workers, AbstractContextManager[object]]:
-    """Return the workers, and the context in which they run jobs."""
-    if execution.executor != "ray":
-        return _LocalWorker(execution, progress), progress.overall()
-    workers = on_ray.RayWorkers(execution, attempt)
-    return workers, workers
+def run_selected(graph: Graph, execution: Execution, may_fail: Callable[[Job], bool], *, skip_unsuited: bool) -> None:
+    """Run the chosen jobs that have what they need, and update the time of those that are up to date, as make expects.
+
+    Raises InputError or ComputationError if a job fails, unless it ``may_fail``, or if what it needs does not exist.
+    """
+    lacking = graph.find_lacking()
+    runnable = graph.part({*graph.chosen} - {*lacking})
+    if runnable.chosen:
+        execution.reporter.say(summarize(runnable))
+    results = run(runnable, execution, skip_unsuited=skip_unsuited)
+    for item in runnable.items:
+        if item.is_done:
+            item.job.run(execution, replaces=False)
+    errors = [error for job, error in results.failed.items() if isinstance(error, UsageError) or not may_fail(job)]
+    for job, need in lacking.items():
+        source = graph.path(need)
+        problem = f"cannot make {graph.path(job)}: it needs {source}, which does not exist"
+        errors.append(ComputationError(problem, f"first --only {source}"))
+    for error in errors:
+        if isinstance(error, InputError) and not isinstance(error, UnsuitedError):
+            raise error
+        raise ComputationError(error.message, *error.fix)
 
 
 def attempt(item: Planned, execution: Execution, progress: OverallProgress) -> PflError | None:
@@ -180,14 +193,14 @@ def run_job(job: Job, call: Callable[[], object], progress: OverallProgress) -> 
     return None
 
 
-def summarize(planned: Plan) -> str:
+def summarize(graph: Graph) -> str:
     """Return a line with the numbers of methods, references, seeds, and artifacts to make."""
-    results = [job for job in planned if job.is_result]
+    results = [job for job in graph.chosen if job.is_result]
     seeds = {job.seed for job in results}
     methods, references = ({job.name for job in results if job.is_reference == kind} for kind in (False, True))
     beside = f" and {counted(len(references), 'reference')}" if references else ""
-    ahead = sum(item.is_ahead for item in planned.values())
-    done = sum(item.is_done for item in planned.values())
+    ahead = sum(item.is_ahead for item in graph.items)
+    done = sum(item.is_done for item in graph.items)
     return (
         f"{counted(len(methods), 'method')}{beside}, {counted(len(seeds), 'seed')}: "
         f"{counted(ahead, 'artifact')} to make, {done} up to date"

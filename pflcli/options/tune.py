@@ -60,8 +60,8 @@ class Tune(Options):
         Typed(list[str], lambda typed: config.parse_assignments(typed, "--search"), as_pairs),
         typer.Option(
             "--search",
-            help="Try these values of an option or training setting; repeat it for more. With optuna also a range,"
-            " 0.01..0.3.",
+            help="Try these values of an option or training setting; repeat it for more. With random and optuna also"
+            " a range, 0.01..0.3.",
             metavar="KEY=VALUE,VALUE",
             callback=merge_with_file,
             show_default="learning rates and the method's own grid",
@@ -70,9 +70,9 @@ class Tune(Options):
     sampler: Annotated[
         str,
         typer.Option(
-            help="Propose trials by this sampler: grid, or optuna (pip install 'pflcli\\[tune]').",
+            help="Propose trials by this sampler: grid, random, or optuna (pip install 'pflcli\\[tune]').",
             metavar="NAME",
-            autocompletion=completion.words("grid", "optuna"),
+            autocompletion=completion.words("grid", "random", "optuna"),
         ),
     ] = "grid"
     trials: Annotated[int, typer.Option(help="Run at most this many trials.", metavar="N")] = 20

@@ -1,57 +1,43 @@
-"""Samplers, which choose the point of the next trial: a grid in random order, or Optuna, which uses earlier trials."""
+"""Samplers, which choose the points of trials: a grid or random draws, or Optuna, which uses earlier trials."""
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+import math
+from typing import Any
+
+import numpy as np
 
 from pflcli import rng
 from pflcli.errors import UsageError, closest
 from pflcli.tuning.space import Axis, Point, Space
 
-SAMPLERS = ("grid", "optuna")
+SAMPLERS = ("grid", "random", "optuna")
 MAX_PROPOSALS = 100
-"""How often Optuna is asked for a point that has not been tried yet."""
-
-
-class Sampler(Protocol):
-    """Proposes points one after the other; for the same scores it proposes the same points."""
-
-    count: int
-    """maximum number of proposed trials"""
-
-    def ask(self) -> Point:
-        """Return the next point."""
-
-    def tell(self, accuracy: float | None) -> None:
-        """Receive the score of the last point, higher is better; None if its trial failed."""
+"""How often a point that has not been tried yet is drawn, or asked of Optuna."""
 
 
 def sampler(name: str, space: Space, trials: int, default: Point, seed: int) -> Sampler:
     """Return the sampler of this name for at most ``trials`` trials; ``default`` comes first if the space contains it.
 
-    Raises UsageError if the name is unknown or the sampler is not installed.
+    A longer search begins with the trials of a shorter one. Raises UsageError if the name is unknown or the sampler is
+    not installed.
     """
     if name not in SAMPLERS:
         raise UsageError(f"unknown sampler '{name}'", closest(name, SAMPLERS))
     if trials < 1:
         raise UsageError(f"--trials must be at least 1, got {trials}", "--trials 20")
-    return (Grid if name == "grid" else Optuna)(space, trials, default, seed)
+    if name == "optuna":
+        return Optuna(space, trials, default, seed)
+    draw = _shuffle_grid if space.is_finite else _draw_points
+    return Listed(draw(space, trials, default, rng.generator(seed, "tune")))
 
 
-class Grid:
-    """The first ``trials`` points of a finite space: the default point, then the others in random order.
+class Listed:
+    """Points that do not depend on scores; ``count`` is their number."""
 
-    A longer search begins with the trials of a shorter one.
-    """
-
-    def __init__(self, space: Space, trials: int, default: Point, seed: int) -> None:
-        points = space.points()
-        first = [point for point in points if point == default]
-        remaining = [point for point in points if point != default]
-        order = rng.generator(seed, "tune").permutation(len(remaining))
-        self.points = [*first, *(remaining[place] for place in order)][:trials]
-        self.count = len(self.points)
-        self._remaining = iter(self.points)
+    def __init__(self, points: list[Point]) -> None:
+        self.points, self.count = points, len(points)
+        self._remaining = iter(points)
 
     def ask(self) -> Point:
         """Return the next point."""
@@ -59,6 +45,36 @@ class Grid:
 
     def tell(self, accuracy: float | None) -> None:
         """Ignore the score."""
+
+
+def _shuffle_grid(space: Space, trials: int, default: Point, draw: np.random.Generator) -> list[Point]:
+    """Return the first ``trials`` points of a finite space: the default point, then the others in random order."""
+    points = space.points()
+    remaining = [point for point in points if point != default]
+    first = [point for point in points if point == default]
+    return [*first, *(remaining[place] for place in draw.permutation(len(remaining)))][:trials]
+
+
+def _draw_points(space: Space, trials: int, default: Point, draw: np.random.Generator) -> list[Point]:
+    """Return the default point and random ones, none of them twice; there may be fewer than ``trials``."""
+    points = [default] if space.holds(default) else []
+    for _ in range(MAX_PROPOSALS * trials):
+        if len(points) == trials:
+            break
+        point = {axis.key: _draw_value(axis, draw) for axis in space.axes}
+        points += [point] if point not in points else []
+    return points
+
+
+def _draw_value(axis: Axis, draw: np.random.Generator) -> Any:
+    """Draw a value, from a range uniformly or, if it spans a factor of ten or more, uniformly on a log scale."""
+    if axis.bounds is None:
+        return axis.values[int(draw.integers(len(axis.values)))]
+    low, high = axis.bounds
+    if axis.is_whole and not axis.is_ratio:
+        return int(draw.integers(int(low), int(high) + 1))
+    value = math.exp(draw.uniform(math.log(low), math.log(high))) if axis.is_ratio else draw.uniform(low, high)
+    return round(value) if axis.is_whole else _round(axis, value)
 
 
 class Optuna:
@@ -130,3 +146,7 @@ def _round(axis: Axis, value: Any) -> Any:
     if axis.bounds is None or axis.is_whole:
         return value
     return min(max(float(f"{value:.4g}"), axis.bounds[0]), axis.bounds[1])
+
+
+Sampler = Listed | Optuna
+"""Proposes points one after the other; for the same scores it proposes the same points."""

@@ -21,6 +21,8 @@ from pflcli.wording import as_typed
 Point = dict[str, Any]
 """A value for each searched key."""
 
+BACKBONE = "fedavg"
+"""The method that trains the backbone. In a comparison it has its options there, and predicts with the backbone."""
 _RANGE = re.compile(r"(?P<low>[^,]+?)\.\.(?P<high>[^,]+)")
 MAX_NAME_LENGTH = 100
 """Maximum characters in the name of a trial's folder; a longer name is replaced by a hash."""
@@ -131,7 +133,7 @@ def search_space(
         raise UsageError(f"{method} has nothing to search", "--search KEY=VALUE,VALUE")
     ranges = [axis.key for axis in axes if axis.bounds is not None]
     if ranges and sampler == "grid":
-        raise UsageError(f"{ranges[0]} is a range, but a grid needs a list of values", "a list, or --sampler optuna")
+        raise UsageError(f"{ranges[0]} is a range, but a grid needs a list of values", "a list, or --sampler random")
     return Space(method, tuple(axes))
 
 

@@ -23,15 +23,16 @@ from pflcli.errors import ComputationError, InputError, UsageError
 from pflcli.evaluation.metrics import catalogue, scores
 from pflcli.evaluation.metrics.catalogue import Metric
 from pflcli.execution import Execution
-from pflcli.jobs.job import Job
+from pflcli.jobs.graph import Job
 from pflcli.jobs.progress import OverallProgress
 from pflcli.jobs.run import run_job
-from pflcli.jobs.shared_artifacts import BACKBONE
 from pflcli.settings import TRAINING
 from pflcli.tuning.samplers import Sampler
-from pflcli.tuning.space import Point, Space, describe
+from pflcli.tuning.space import BACKBONE, Point, Space, describe
 from pflcli.wording import as_typed
 
+NAME = "tuning"
+"""The folder of the artifact inside ``out``; beside it are the trials and the artifacts that they need."""
 SPLIT = "validation"
 BEST = "best.toml"
 ACCURACY = catalogue.DEFAULT[0]

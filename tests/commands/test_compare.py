@@ -19,7 +19,7 @@ from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds.evaluation import read
 from pflcli.artifacts.manifest import DRAFT, ArtifactSpec, draft_content
 from pflcli.artifacts.reader import open_artifact
-from pflcli.commands.compare import IncompleteError, compare
+from pflcli.commands.compare import MAKERS, IncompleteError, compare
 from pflcli.commands.evaluate import evaluate
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
@@ -30,7 +30,6 @@ from pflcli.comparison.variants import assign_options, resolve_variants
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
 from pflcli.evaluation.page import lineage
 from pflcli.execution import Execution
-from pflcli.jobs import shared_artifacts
 from pflcli.methods import local
 from pflcli.training import run_request
 
@@ -462,7 +461,7 @@ def test_what_fails_under_one_seed_costs_what_needs_it(new_folder, small, monkey
             raise ComputationError("fedavg, round 2: client 3 became non-finite", "a smaller --lr may help")
         return train_global(source, out, seed=seed, **kwargs)
 
-    monkeypatch.setattr(shared_artifacts, "train_global", fail)
+    monkeypatch.setitem(MAKERS, "backbone", fail)
     with pytest.raises(IncompleteError) as error:
         pair(new_folder, ["fedavg", "knn-per", "local"])
     assert error.value.message.startswith("2 of 6 runs failed")

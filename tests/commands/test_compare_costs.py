@@ -1,9 +1,9 @@
-"""``compare -n``: seconds, memory and disk from two real rounds of each method, and a warning about the disk."""
+"""``compare -n``: seconds and disk from two real rounds of each method, and a warning about the disk."""
 
 from __future__ import annotations
 
 import re
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -56,25 +56,21 @@ def test_a_dry_run_says_what_is_needed_and_writes_nothing(planned):
     outcome, lines, before, after = planned
     assert before == after
     facts = outcome.summary["needs"]
-    assert all(facts[name] > 0 for name in ("seconds", "processor_seconds", "memory_bytes", "disk_bytes"))
+    assert all(facts[name] > 0 for name in ("seconds", "processor_seconds", "disk_bytes"))
     jobs = sum(row.get("processor_seconds", 0.0) for row in outcome.summary["plan"])
     assert facts["processor_seconds"] > jobs + costs._TABLE_SECONDS
     (line,) = (line for line in lines if line.startswith("needs about"))
-    assert "of memory" in line
     assert "of disk" in line
 
 
-def test_the_cost_of_all_rounds_follows_from_the_second_by_hand(tmp_path):
-    """10 s, of which the second round took 1 s: ten more rounds take 10 s more."""
-    table = "round,seconds\n1,5.0\n2,1.0\n"
-    for name, content in {"rounds.csv": table, "predictions.h5": "x" * 100, "state.safetensors": "x" * 50}.items():
-        (tmp_path / name).write_text(content)
-    made = {"seconds": 10.0, "processor_seconds": 20.0}
-    artifact = SimpleNamespace(path=tmp_path, manifest=SimpleNamespace(made=made, summary={"model_bytes": 20}))
-    cost = costs._extrapolate(artifact, Settings(rounds=12, participation=0.5), clients=2)
-    assert (cost.seconds, cost.processor_seconds) == (20.0, 40.0)
+def test_the_bytes_of_all_rounds_follow_from_those_of_two_by_hand(tmp_path, monkeypatch):
+    for name, bytes_ in {"rounds.csv": 24, "predictions.h5": 100, "state.safetensors": 50}.items():
+        (tmp_path / name).write_bytes(b"x" * bytes_)
+    artifact = SimpleNamespace(manifest=SimpleNamespace(summary={"model_bytes": 20}))
+    monkeypatch.setattr(costs, "open_artifact", lambda out: artifact)
+    stored = costs._extrapolate_bytes(tmp_path, Settings(rounds=12, participation=0.5), clients=2, played=2)
     seen = (1 - 0.5**12) / (1 - 0.5**2)  # as many times more clients were selected once
-    assert cost.bytes == pytest.approx(len(table) * 12 / 2 + 100 + 20 + 30 * seen)
+    assert stored == pytest.approx(24 * 12 / 2 + 100 + 20 + 30 * seen)
 
 
 def test_the_temporary_folder_is_removed(planned, tmp_path, monkeypatch, writers):
@@ -122,12 +118,10 @@ def test_a_method_that_refuses_the_data_has_no_estimate(writers):
 
 
 def test_a_full_disk_is_said_with_what_to_change(monkeypatch, tmp_path):
-    estimated = Costs(
-        by_name={"fedavg": Cost(bytes=1e6), "fedham": Cost(bytes=9e9)}, total=Cost(5.0, 9.0, 9e9), memory=6 * 10**9
-    )
+    estimated = Costs(by_name={"fedavg": Cost(2.0, 4.0, 1e6), "fedham": Cost(3.0, 5.0, 9e9)}, total=Cost(5.0, 9.0, 9e9))
     monkeypatch.setattr("pflcli.artifacts.disk.free_bytes", lambda folder: 10**9)
     needs, warning = estimated.lines(tmp_path)
-    assert needs == "needs about 5 s (9 s of one core), 6.0 GB of memory and 9.0 GB of disk"
+    assert needs == "needs about 5 s (9 s of one core) and 9.0 GB of disk"
     assert "another --out" in warning
     assert "leave out fedham (9.0 GB per seed)" in warning
     monkeypatch.setattr("pflcli.artifacts.disk.free_bytes", lambda folder: 10**12)
@@ -151,8 +145,8 @@ class Clock:
     def monotonic(self):
         return self.now
 
-    def process_time(self):
-        return 2 * self.now
+    def times(self):
+        return self.now, self.now, 0.0, 0.0, self.now
 
 
 class Trial:
@@ -179,33 +173,31 @@ class Trial:
 
 
 @pytest.mark.parametrize(
-    ("rounds", "predictions", "missing", "seconds", "measured"),
+    ("rounds", "predictions", "is_made", "seconds", "measured"),
     [
-        (1, 1, 58, None, ""),  # two rounds tell enough
-        (40, 1, 2400 - 8, None, "2 of 10 clients of a round"),  # 4 s a client: stopped at the second one
-        (3.5, 1, 59 * 3.5 - 2.1, None, "6 of 10 clients of a round"),  # the second round is stopped
-        (1, 40, 58, 2 + 40 + 58, "2 of 20 clients predicted"),
-        (40, 40, 2400 - 8, 8 + 40 + 2392, "2 of 10 clients of a round, 2 of 20 clients predicted"),
+        (1, 1, True, 60 + 1, ""),  # two rounds tell enough
+        (40, 1, True, 2400 + 1, "2 of 10 clients of a round"),  # 4 s a client: stopped at the second one
+        (3.5, 1, True, 60 * 3.5 + 1, "6 of 10 clients of a round"),  # the second round is stopped
+        (1, 40, False, 60 + 40, "2 of 20 clients predicted"),
+        (40, 40, False, 2400 + 40, "2 of 10 clients of a round, 2 of 20 clients predicted"),
     ],
 )
 def test_a_trial_is_stopped_after_seconds_and_extrapolated(
-    monkeypatch, rounds, predictions, missing, seconds, measured
+    monkeypatch, rounds, predictions, is_made, seconds, measured
 ):
     clock, notes = Clock(), []
     monkeypatch.setattr(costs, "time", clock)
+    monkeypatch.setattr(costs, "os", clock)
+    monkeypatch.setattr(costs, "_extrapolate_bytes", lambda *args: 7.0)
     monkeypatch.setattr("pflcli.reporter.time", clock)
     trial = Trial(clock, rounds, predictions)
     watch = costs._Stopwatch(trial, lambda steps, note: notes.append(note))
-    if seconds is None:
+    with nullcontext() if is_made else pytest.raises(ComputationError):
         watch.run(Execution())
-    else:
-        with pytest.raises(ComputationError):
-            watch.run(Execution())
-        cost = watch.extrapolate(Settings(rounds=60))
-        assert (cost.seconds, cost.processor_seconds) == (pytest.approx(seconds), pytest.approx(2 * seconds))
-    assert trial.made == (seconds is None)
-    assert watch.measured == measured
-    assert watch.missing_seconds(60) == pytest.approx(missing)
+    cost = watch.extrapolate(Settings(rounds=60), clients=10)
+    assert (cost.seconds, cost.processor_seconds) == (pytest.approx(seconds), pytest.approx(2 * seconds))
+    assert (trial.made, watch.is_unfinished, cost.bytes) == (is_made, not is_made, 7.0 * is_made)
+    assert cost.measured == measured
     assert clock.now - 100 < 15
     assert all(note.startswith("measuring ditto: ") for note in notes)
 

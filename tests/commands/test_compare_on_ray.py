@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from pflcli.commands.compare import MAKERS
 from pflcli.commands.train_global import train_global
 from pflcli.engine.executors import ray_runtime
 from pflcli.errors import InputError
@@ -82,7 +83,7 @@ def test_what_needs_a_failed_step_is_left_out(pfl, small, at_once, tmp_path, mon
             return train_global(*args, execution=execution, **values)
         raise InputError("no backbone today")
 
-    monkeypatch.setattr("pflcli.jobs.shared_artifacts.train_global", planned_only)
+    monkeypatch.setitem(MAKERS, "backbone", planned_only)
     monkeypatch.setattr(hardware, "threads", lambda count: count or 5)
     words = ("--methods", "fedavg,fedavg-plus,local", "--baseline", "local", "--model", "mlp", "--rounds", 1)
     ran = pfl("compare", small.p, *words, "-o", tmp_path / "c", "--executor", "ray")

@@ -16,6 +16,7 @@ from pflcli.commands.tune import tune
 from pflcli.comparison import tunings
 from pflcli.errors import ConflictError, InputError, UsageError
 from pflcli.execution import Execution
+from pflcli.jobs.graph import LATER
 
 FEW = {"model": "logistic", "rounds": 1, "participation": 1.0}
 WORDS = ("--model", "logistic", "--rounds", 1, "--participation", 1.0)
@@ -291,3 +292,11 @@ def test_a_table_keeps_its_seed_its_metric_and_the_choices_of_methods_that_are_n
     }
     record = tunings.Tuned({}, {}, budget, choices).record(table, ["local", "fedper"])
     assert record["tune"]["methods"] == {"fedavg": chosen(0.1), "local": chosen(1.0), "fedper": chosen(0.1)}
+
+
+def test_stack_is_planned_before_the_methods_that_it_pools_are_tuned_again(writers, original):
+    """It pools FedAvg and kNN-Per of the comparison, which are not requested again."""
+    dry = Execution(dry_run=True, force=True)
+    planned = run(writers, original, methods=["ditto", "stack"], tune=3, execution=dry)
+    decisions = {row["step"]: row["decision"] for row in planned.summary["plan"]}
+    assert decisions == {"tune fedavg": "1 trial", "tune ditto": "1 trial", "ditto": LATER, "stack": LATER}

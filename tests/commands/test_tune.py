@@ -35,6 +35,15 @@ def searched(source, out, **kwargs):
     return tune("ditto", source, out, **{"search": SEARCH, "options": SET, "settings": FEW, **kwargs})
 
 
+PLANNED = {
+    "search": {"training.lr": "0.001..1"},
+    "sampler": "random",
+    "trials": 4,
+    "settings": {"model": "logistic"},
+    "execution": Execution(dry_run=True),
+}
+
+
 @pytest.fixture(scope="module")
 def writers(tmp_path_factory):
     """The partition that is tuned on; only to be read."""
@@ -329,6 +338,34 @@ def test_the_samples_that_are_tested_are_not_read_to_choose(writers, unchosen, m
     )
     searched(writers, unchosen)
     assert set(splits_read) == {"validation"}
+
+
+# Ranges
+
+
+def test_random_draws_the_same_again_the_default_first_and_no_point_twice(writers, tmp_path):
+    search = {"training.lr": "0.001..1", "lam": "none,0.1,1", "steps": "1..3", "epochs": "1..500"}
+    ranges = search_space("ditto", search, {}, {}, "random")
+    default = {"training.lr": 0.1, "lam": None, "steps": 1, "epochs": 5}
+    points = samplers.sampler("random", ranges, 200, default, 0).points
+    assert points[:9] == samplers.sampler("random", ranges, 9, default, 0).points
+    assert points != samplers.sampler("random", ranges, 200, default, 1).points
+    assert (points[0], len(points)) == (default, 200)
+    assert len({json.dumps(point) for point in points}) == 200
+    assert all(ranges.holds(point) for point in points)
+    assert {point["steps"] for point in points} == {1, 2, 3}
+    low = sum(point["training.lr"] < 0.0316 for point in points)  # the middle of the range on a log scale
+    assert 75 < low < 125
+    few = search_space("ditto", {"steps": "1..3"}, {}, {}, "random")
+    assert len(samplers.sampler("random", few, 20, {"steps": 0}, 0).points) == 3
+    assert [row["decision"] for row in tune("ditto", writers, tmp_path / "t", **PLANNED).summary["plan"]] == ["new"] * 4
+
+
+def test_random_on_lists_is_the_grid():
+    lists = search_space("ditto", {"lam": "none,0.1,1", "training.lr": "0.1,1"}, {}, {}, "random")
+    default = {"lam": None, "training.lr": 0.1}
+    drawn = [samplers.sampler(name, lists, 4, default, 3).points for name in ("grid", "random")]
+    assert drawn[0] == drawn[1]
 
 
 # Optuna

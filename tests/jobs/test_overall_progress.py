@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from pflcli.jobs.job import Job
+from pflcli.jobs.graph import Job
 from pflcli.jobs.progress import OverallProgress
 from pflcli.reporter import NullReporter
 
