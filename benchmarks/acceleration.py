@@ -87,26 +87,11 @@ def steps_in_place_absent() -> Iterator[None]:
         yield
 
 
-def without_rules(*names: str) -> Callable[[], Any]:
-    """Return what turns the compiled steps of single methods off."""
-
-    def has_steps(rule: Any) -> bool:
-        return type(rule).__module__.rpartition(".")[2] not in names and found(rule)
-
-    found = backend.has_steps
-    return lambda: patch.object(backend, "has_steps", has_steps)
-
-
 PARTS = {
     "all": Part(lambda: patch.dict("os.environ", {backend.SWITCH: "0"}), (*GENERAL, "fedproto", "fedrod", "feddbe")),
     "chain": Part(lambda: patch.object(linear_chain, "pays_to_compile", lambda _: False), GENERAL, ("mlp",)),
     "steps in place": Part(steps_in_place_absent, GENERAL, ("mlp",)),
-    "fedproto": Part(without_rules("fedproto"), ("fedproto",), ("mlp",)),
-    "fedrod": Part(without_rules("fedrod"), ("fedrod",), ("mlp",)),
-    "feddbe": Part(without_rules("feddbe"), ("feddbe",), ("mlp",)),
-    "pfedme": Part(without_rules("pfedme"), ("pfedme",), ("mlp",)),
     "program": Part(lambda: absent("graph"), GENERAL, ("cnn",)),
-    "operators": Part(lambda: absent("operators"), GENERAL, ("cnn",)),
     "model products": Part(own_products_of_models_absent, ("fedamp", "panm", "fedala", "fedham", "fedattn")),
     "proximal": Part(lambda: plain("proximal_steps"), ("pfedme",), ("cnn",)),
     "pfedgp": Part(lambda: absent("pfedgp"), ("pfedgp",)),

@@ -5,9 +5,8 @@
 Subjects take turns within each repeat; prints median milliseconds, wall clock and CPU, and ratios. ``build`` is vectors
 to indexes in files, ``synced`` with a wait for the disk, as pfl waits for what it writes, and ``copy`` the same bytes
 from memory to disk; ``search`` indexes on disk to neighbours, by FAISS in a loop with one thread, in a loop with all
-threads, and in a pool of threads, and by pfl also with its compiled loops, used from some 170 such clients on;
-``score`` neighbours to accuracy over 7 values of lambda, and ``grid`` accuracy over 101 capacities x 101 values of
-lambda, against building FAISS's indexes for each capacity.
+threads, and in a pool of threads, and by pfl; ``score`` neighbours to accuracy over 7 values of lambda, and ``grid``
+accuracy over 101 capacities x 101 values of lambda, against building FAISS's indexes for each capacity.
 """
 
 from __future__ import annotations
@@ -53,9 +52,8 @@ def main() -> None:
         pfl = sum(times[f"pfl {part}"] for part in ("build", "search"))
         best = min(times[name] for name in times if name.startswith("faiss search"))
         faiss = times["faiss build"] + best
-        for name in ("search", "search, compiled"):
-            ratios = times["faiss search"] / times[f"pfl {name}"], best / times[f"pfl {name}"]
-            print(f"{label}: {name} {ratios[0]:.1f} times FAISS in a loop, {ratios[1]:.1f} its fastest arrangement")
+        ratios = times["faiss search"] / times["pfl search"], best / times["pfl search"]
+        print(f"{label}: search {ratios[0]:.1f} times FAISS in a loop, {ratios[1]:.1f} its fastest arrangement")
         print(f"{label}: build {times['pfl build, synced'] / times['copy, synced']:.2f} of a copy; ", end="")
         print(f"build and search {faiss / pfl:.1f} times FAISS", end="")
         if "scikit-learn" in times:
@@ -104,7 +102,6 @@ class World:
             "pfl build, synced": lambda: self.build(synced=True),
             "pfl build": self.build,
             "pfl search": self.search,
-            "pfl search, compiled": lambda: self.search(compiled=True),
             "pfl score": self.score,
             "pfl grid": self.grid,
         }
@@ -136,11 +133,11 @@ class World:
             file.flush()
             os.fsync(file.fileno())
 
-    def search(self, compiled: bool | None = None) -> None:
+    def search(self) -> None:
         """Read the file and search all clients' stores for their queries."""
         blob = np.memmap(self.folder / "pfl", np.uint8, mode="c")
         train = np.full(self.args.clients, self.args.train)
-        stores = Stores(blob, self.ends, self.y, self.offsets, train, self.args.threads, compiled)
+        stores = Stores(blob, self.ends, self.y, self.offsets, train, self.args.threads)
         every = np.arange(self.args.clients)
         self.neighbours = stores.search(every, self.queries, self.bounds, self.args.k)
 

@@ -156,11 +156,11 @@ def test_the_command_line_imports_nothing_heavy_at_the_top():
         ),  # its split is scikit-learn's own
         (
             "numba",
-            {f"accelerated/{name}.py" for name in ("compiler", "instructions", "nearest")},
+            {f"accelerated/{name}.py" for name in ("compiler", "instructions")},
         ),
         (
             "llvmlite",
-            {f"accelerated/{name}.py" for name in ("compiler", "instructions", "nearest", "products")},
+            {f"accelerated/{name}.py" for name in ("compiler", "instructions", "products")},
         ),
     ],
 )

@@ -48,14 +48,9 @@ def max_outputs(layers: Array) -> int:
 
 
 @compiled
-def forward_one(
-    layers: Array, parameters: Arrays, client: int, x: Array, at: int, n: int, first: int, values: Array
-) -> None:
-    """Write each layer's outputs for ``n`` samples of ``x``, from sample ``at`` on, into ``values`` (L, ...).
-
-    Begin with the layer ``first``; ``values`` already contains the outputs of the layers below.
-    """
-    for index in range(first, len(layers)):
+def forward_one(layers: Array, parameters: Arrays, client: int, x: Array, at: int, n: int, values: Array) -> None:
+    """Write each layer's outputs for ``n`` samples of ``x``, from sample ``at`` on, into ``values`` (L, ...)."""
+    for index in range(len(layers)):
         inputs, outputs = layers[index, 0], layers[index, 1]
         w, b = client_row(parameters[2 * index], client), client_row(parameters[2 * index + 1], client)
         h, out = values[index - 1] if index else x, values[index]
@@ -132,7 +127,7 @@ def forward_stack(layers: Array, parameters: Arrays, n: int, x: Array, weight: A
     """
     for client in range(len(x) // (n * layers[0, 0])):
         count = count_samples(weight, client, n)
-        forward_one(layers, parameters, client, x, client * n, count, 0, values)
+        forward_one(layers, parameters, client, x, client * n, count, values)
         for index in range(len(layers)):
             outputs = layers[index, 1]
             values[index, (client * n + count) * outputs : (client + 1) * n * outputs] = 0
@@ -196,8 +191,8 @@ def take_steps(
 ) -> None:
     """Take t steps of plain SGD along the gradient of the cross-entropy, and write the losses (t,).
 
-    ``batches`` are place (t,), x (t, n, d), y (t, n), weight (t, n) and rate (t,), see ``steps.Minibatches``. Step s is
-    one of the client at ``place[s]``.
+    ``batches`` are place (t,), x (t, n, d), y (t, n), weight (t, n) and rate (t,). Step s is one of the client at
+    ``place[s]``. The weight of samples is zero for padding at the end.
 
     A row of ``layers`` contains a layer's number of inputs, its number of outputs, and whether a ReLU follows.
     ``parameters`` (m, ...) are the first layer's weights and biases, then those of the next layer, and so on; a missing
@@ -210,7 +205,7 @@ def take_steps(
     values, grads = np.empty((len(layers), width), x.dtype), np.empty((len(layers), width), x.dtype)
     for s in range(len(place)):
         client, samples, n = place[s], x[s].reshape(-1), count_samples(weight, s, x.shape[1])
-        forward_one(layers, parameters, client, samples, 0, n, 0, values)
+        forward_one(layers, parameters, client, samples, 0, n, values)
         logits, by_logits = values[-1, : n * classes].reshape(n, classes), grads[-1, : n * classes].reshape(n, classes)
         losses[s] = cross_entropy(logits, y[s], weight[s], -rate[s], by_logits)
         backward_one(

@@ -12,7 +12,7 @@ import itertools
 import operator
 from dataclasses import dataclass
 from math import inf
-from typing import Any, TypeGuard
+from typing import Any
 
 from torch import fx, nn
 
@@ -51,11 +51,11 @@ def read(net: nn.Module, in_shape: tuple[int, ...]) -> list[Layer] | None:
     if (
         len(in_shape) != 3
         or max(in_shape[1:]) > _MAX_SIDE
-        or not any(is_depthwise(module) or _is_filter(module) for module in modules.values())
+        or not any(_is_depthwise(module) or _is_filter(module) for module in modules.values())
     ):
         return None
     try:
-        nodes = list(_Tracer().trace(net).nodes)
+        nodes = list(fx.Tracer().trace(net).nodes)
     except Exception:  # the forward pass cannot be traced
         return None
     channels, height, width = in_shape
@@ -81,13 +81,6 @@ def read(net: nn.Module, in_shape: tuple[int, ...]) -> list[Layer] | None:
     return reading.layers if reading.is_supported(net) else None
 
 
-class _Tracer(fx.Tracer):
-    """Treats the layers that ``_Reading`` knows as leaves, in any form of ``operators.py``."""
-
-    def is_leaf_module(self, m: nn.Module, module_qualified_name: str) -> bool:
-        return is_plain(m) or isinstance(m, Rectifying) or super().is_leaf_module(m, module_qualified_name)
-
-
 class _Reading:
     """The layers of a network that have been read so far."""
 
@@ -108,7 +101,7 @@ class _Reading:
     def module(self, module: nn.Module, x: Value) -> Value | None:
         """Return the output of ``module`` for ``x``, or ``x`` itself if it is clipped; None if it is not supported."""
         producer = next((layer for layer in self.layers if layer.output is x), None)
-        if is_plain(module):
+        if type(module) is nn.Conv2d:
             kind = _convolution(module, x is self._image)
             return self._add(kind, module, [x], _after(module, x)) if kind else None
         if type(module) is nn.BatchNorm2d:
@@ -122,8 +115,8 @@ class _Reading:
         ):
             unfinished.cap = 6.0 if type(module) is nn.ReLU6 else inf
             return x
-        if is_halving(module):
-            return self._join_pool(producer, x, isinstance(module, Rectifying))
+        if _is_halving(module):
+            return self._join_pool(producer, x)
         if type(module) is nn.AdaptiveAvgPool2d and module.output_size in (1, (1, 1)) and producer:
             return self._add("pool", None, [x], Value(1, 1, x.channels))
         if type(module) is nn.Linear and (x.height, x.width) == (1, 1) and module.bias is not None and producer:
@@ -134,9 +127,9 @@ class _Reading:
         flat = flat and (x.height, x.width) == (1, 1)
         return x if flat or type(module) is nn.Identity or (type(module) is nn.Dropout and not module.p) else None
 
-    def _join_pool(self, producer: Layer | None, x: Value, rectifies: bool) -> Value | None:
+    def _join_pool(self, producer: Layer | None, x: Value) -> Value | None:
         """Join 2x2 max pooling with the convolution and ReLU before it, and return their output; None if impossible."""
-        if producer is None or producer.kind != "filter" or not (producer.cap or rectifies) or x.users:
+        if producer is None or producer.kind != "filter" or not producer.cap or x.users:
             return None
         producer.kind = "first_pooled" if producer.inputs[0] is self._image else "pooled_conv"
         producer.output = Value(x.height // 2, x.width // 2, x.channels)
@@ -187,18 +180,10 @@ def is_overwritable(layer: Layer) -> bool:
     return layer.kind == "norm" and not layer.cap and layer.output.users == 1
 
 
-class Form(nn.Conv2d):
-    """A convolution with the results of the plain one that is computed in another way."""
-
-
-class Rectifying(nn.MaxPool2d):
-    """Max pooling with ReLU before it."""
-
-
-def is_halving(module: nn.Module) -> bool:
-    """Whether a module is 2x2 max pooling with stride 2, with or without ReLU before it."""
+def _is_halving(module: nn.Module) -> bool:
+    """Whether a module is 2x2 max pooling with stride 2."""
     return (
-        (type(module) is nn.MaxPool2d or isinstance(module, Rectifying))
+        type(module) is nn.MaxPool2d
         and module.kernel_size in (2, (2, 2))
         and module.stride in (2, (2, 2))
         and module.padding in (0, (0, 0))
@@ -208,15 +193,10 @@ def is_halving(module: nn.Module) -> bool:
     )
 
 
-def is_plain(module: nn.Module) -> TypeGuard[nn.Conv2d]:
-    """Whether a module is a plain convolution, in any ``Form`` but of no other subclass."""
-    return type(module) is nn.Conv2d or isinstance(module, Form)
-
-
-def is_depthwise(module: nn.Module) -> bool:
+def _is_depthwise(module: nn.Module) -> bool:
     """Whether a module is a depthwise 3x3 convolution with padding 1 and stride 1 or 2, without bias."""
     return (
-        is_plain(module)
+        type(module) is nn.Conv2d
         and module.groups == module.in_channels == module.out_channels > 1
         and module.kernel_size == (3, 3)
         and module.padding == (1, 1)
@@ -227,10 +207,10 @@ def is_depthwise(module: nn.Module) -> bool:
     )
 
 
-def is_pointwise(module: nn.Module) -> bool:
+def _is_pointwise(module: nn.Module) -> bool:
     """Whether a module is a 1x1 convolution of stride 1 over all channels."""
     return (
-        is_plain(module)
+        type(module) is nn.Conv2d
         and module.kernel_size == module.stride == (1, 1)
         and module.padding == (0, 0)
         and module.groups == 1
@@ -238,9 +218,9 @@ def is_pointwise(module: nn.Module) -> bool:
 
 
 def _convolution(module: nn.Conv2d, first: bool) -> str | None:
-    if is_depthwise(module) and not first:
+    if _is_depthwise(module) and not first:
         return "depthwise"
-    if is_pointwise(module) and module.bias is None and not first:
+    if _is_pointwise(module) and module.bias is None and not first:
         return "pointwise"
     if _is_filter(module) and (first or module.kernel_size == (5, 5)):
         return "filter"  # until its pooling is read
@@ -256,7 +236,7 @@ def _is_square(module: nn.Conv2d) -> bool:
 
 def _is_filter(module: nn.Module) -> bool:
     """Whether a module is a convolution with bias and stride 1, which may be joined with ReLU and pooling."""
-    return is_plain(module) and _is_square(module) and module.stride == (1, 1) and module.bias is not None
+    return type(module) is nn.Conv2d and _is_square(module) and module.stride == (1, 1) and module.bias is not None
 
 
 def _after(module: nn.Conv2d, x: Value) -> Value:

@@ -191,51 +191,6 @@ def normalize_backward(
 
 
 @compiled
-def rectified_pool(x: Array, out: Array) -> None:
-    """Write into ``out`` (m, h // 2, w // 2) the maximum of 0 and each 2x2 values of ``x`` (m, h, w); NaN stays NaN."""
-    maps, rows, columns = out.shape
-    zero = x.dtype.type(0)
-    for image in range(maps):
-        for i in range(rows):
-            above, below, to = x[image, 2 * i], x[image, 2 * i + 1], out[image, i]
-            for j in range(columns):
-                best, value = zero, above[2 * j]
-                best = value if (value > best) | np.isnan(value) else best
-                value = above[2 * j + 1]
-                best = value if (value > best) | np.isnan(value) else best
-                value = below[2 * j]
-                best = value if (value > best) | np.isnan(value) else best
-                value = below[2 * j + 1]
-                to[j] = value if (value > best) | np.isnan(value) else best
-
-
-@compiled
-def rectified_pool_backward(x: Array, grad: Array, to_x: Array) -> None:
-    """Write into ``to_x`` the gradient of each output at the first of its inputs that is the maximum."""
-    maps, rows, columns = grad.shape
-    zero = x.dtype.type(0)
-    to_x[:, 2 * rows :] = 0
-    to_x[:, :, 2 * columns :] = 0
-    for image in range(maps):
-        for i in range(rows):
-            above, below, to_out = x[image, 2 * i], x[image, 2 * i + 1], grad[image, i]
-            to_above, to_below = to_x[image, 2 * i], to_x[image, 2 * i + 1]
-            for j in range(columns):
-                best = max(above[2 * j], above[2 * j + 1], below[2 * j], below[2 * j + 1])
-                left = to_out[j] if best > zero else zero
-                hit = above[2 * j] == best
-                to_above[2 * j] = left if hit else zero
-                left = zero if hit else left
-                hit = above[2 * j + 1] == best
-                to_above[2 * j + 1] = left if hit else zero
-                left = zero if hit else left
-                hit = below[2 * j] == best
-                to_below[2 * j] = left if hit else zero
-                left = zero if hit else left
-                to_below[2 * j + 1] = left if below[2 * j + 1] == best else zero
-
-
-@compiled
 def cross_entropy(logits: Array, y: Array, weight: Array, scale: float, grad: Array) -> float:
     """Return the cross-entropy of ``logits`` (n, C), ``y`` (n,) weighted by ``weight`` (n,), and write its gradients.
 

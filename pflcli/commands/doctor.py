@@ -79,20 +79,10 @@ def _vision() -> str:
 
 
 def _kernels() -> str:
-    import time
-
-    import torch
-
     from pflcli.engine import backend
 
-    operators = backend.part("operators")
-    if operators is None:
-        return f"off, as {backend.why_off()}: PyTorch and NumPy compute instead"
-    began = time.perf_counter()
-    largest = operators.RectifiedPool(2)(torch.arange(-8.0, 8.0).view(1, 1, 4, 4)).flatten().tolist()
-    if largest != [0, 0, 5, 7]:
-        raise RuntimeError(f"the maxima of 2x2 pixels are wrong: {largest} instead of [0, 0, 5, 7]")
-    return f"on, ready after {time.perf_counter() - began:.1f} s"
+    off = backend.why_off()
+    return f"off, as {off}: PyTorch and NumPy compute instead" if off else f"on, with {backend.describe_products()}"
 
 
 def _faiss() -> str:

@@ -110,12 +110,6 @@ def program(net: nn.Module, in_shape: tuple[int, ...]) -> Program | None:
     return compiled
 
 
-def has_steps(rule: Any) -> bool:
-    """Whether a compiled loop takes the steps of a gradient rule."""
-    steps = part("steps")
-    return steps is not None and steps.registered_name(rule) in steps.STEPS
-
-
 def describe_products() -> str:
     """Return for users what computes matrix products."""
     products = part("products")

@@ -92,7 +92,7 @@ class Engine:
         self.mode = strategy.fastest_mode(net, self._device) if mode == "auto" else mode
         threaded = Threads(net, federation, threads)
         with threaded.net() as worker_net:
-            self._worker_net = worker_net[self.mode]  # read only to choose a strategy
+            self._worker_net = worker_net  # read only to choose a strategy
         self.executor: Executor = threaded
         self.warn: Callable[[str], None] = lambda warning: None
         """called with what a user should know, such as the loss of workers"""

@@ -85,8 +85,7 @@ def choose(worker_net: WorkerNet, plan: LocalSGD, mode: str, clients: int) -> St
     if layers is not None:
         if not worker_net.compiles_chain:
             return Strategy("linear chain", "linear layers and ReLU alone need no autograd", True, layers=layers)
-        has_anchor = bool(plan.prox and plan.prox[1])
-        if plan.is_plain and (plan.gradient is None or (not has_anchor and backend.has_steps(plan.gradient))):
+        if plan.is_plain and plan.gradient is None:
             why = f"one compiled loop takes all steps of a client; {backend.describe_products()}"
             return Strategy("compiled linear chain", why, True, layers=layers, in_place=True)
         why = f"linear layers and ReLU alone need no autograd; {backend.describe_products()}"

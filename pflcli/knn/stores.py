@@ -1,7 +1,4 @@
-"""The stores of all clients, and the search for neighbours in each client's own store.
-
-FAISS searches or, for many or large stores, compiled loops do.
-"""
+"""The stores of all clients, and the search for neighbours in each client's own store."""
 
 from __future__ import annotations
 
@@ -14,17 +11,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pflcli.engine import backend
 from pflcli.knn import indexes
-
-_MAX_NEIGHBOURS, _MAX_VECTORS = 64, 1 << 24
-"""Number of neighbours up to which the compiled search is faster, and of vectors in a store that it can number."""
-
-_SECONDS_PER_CLIENT, _SECONDS_PER_NUMBER, _SECONDS_TO_LOAD = 3e-6, 1.5e-9, 0.08
-"""Time that a compiled search saves, and half the time to load its loops: a run searches at least two splits."""
-
-_INEXACT = 1e-3
-"""Share of |q|^2 + |x|^2 below which a distance by a matrix product has fewer than four exact digits."""
 
 
 @dataclass(frozen=True)
@@ -43,8 +30,7 @@ class Stores:
     """All clients' stores: the serialized index of client c is ``blob[bytes[c]:bytes[c + 1]]``.
 
     The labels of its rows are ``y[offsets[c]:offsets[c + 1]]``. Only the first ``train[c]`` rows are searched: in old
-    datastores validation samples follow them. ``compiled`` says whether compiled loops search exact stores; with None
-    they do if that is faster.
+    datastores validation samples follow them.
     """
 
     blob: NDArray[np.uint8]
@@ -53,7 +39,6 @@ class Stores:
     offsets: NDArray[np.int64]
     train: NDArray[np.int64]
     threads: int = 1
-    compiled: bool | None = None
 
     def digest(self, client: int) -> str:
         """Return a hash of a client's store: of its index and its labels."""
@@ -73,18 +58,19 @@ class Stores:
         Only training samples are searched. ``k`` is limited to their number in the largest of these stores.
         """
         clients = np.asarray(clients, dtype=np.int64)
-        # The choice depends on the CPU and on all stores, not on those searched: a client's neighbours have the same
-        # bytes whichever other clients are searched.
-        is_compiled = min(k, self.train.max(initial=0)) <= _MAX_NEIGHBOURS and self._is_compiled()
         k = min(k, max(1, int(self.train[clients].max(initial=1))))
         distance = np.full((len(z), k), np.inf)
         row = np.full((len(z), k), -1, dtype=np.int64)
 
         def search_each(first: int, last: int) -> None:
-            part = slice(bounds[first], bounds[last])
-            own_bounds = bounds[first : last + 1] - bounds[first]
-            search = self._search_compiled if is_compiled else self._search_by_faiss
-            search(clients[first:last], z[part], own_bounds, distance[part], row[part])
+            for position in range(first, last):
+                queries, size = slice(bounds[position], bounds[position + 1]), int(self.train[clients[position]])
+                if size and queries.stop > queries.start:
+                    own = min(k, size)
+                    raw = self.blob[self.bytes[clients[position]] : self.bytes[clients[position] + 1]]
+                    squared, rows = indexes.search(raw, z[queries], own, size)
+                    distance[queries, :own] = np.where(rows >= 0, squared, np.inf)
+                    row[queries, :own] = rows
 
         call_in_threads(search_each, len(clients), self.threads)
         exists = row >= 0
@@ -92,72 +78,6 @@ class Stores:
         label = np.full_like(row, -1)
         label[exists] = self.y[row[exists]]
         return Neighbours(np.maximum(distance, 0, out=distance), label)
-
-    def _search_by_faiss(
-        self,
-        clients: NDArray[np.int64],
-        z: NDArray[np.float32],
-        bounds: NDArray[np.int64],
-        distance: NDArray[np.float64],
-        row: NDArray[np.int64],
-    ) -> None:
-        """Write the distances and rows (n, k) of the neighbours of these clients' queries ``z`` (n, d).
-
-        Entries beyond a store's size are left unchanged.
-        """
-        for position, client in enumerate(clients):
-            queries, size = slice(bounds[position], bounds[position + 1]), int(self.train[client])
-            if size and queries.stop > queries.start:
-                k = min(distance.shape[1], size)
-                squared, rows = indexes.search(self._serialized_index(client), z[queries], k, size)
-                distance[queries, :k] = np.where(rows >= 0, squared, np.inf)
-                row[queries, :k] = rows
-
-    def _serialized_index(self, client: np.int64) -> NDArray[np.uint8]:
-        return self.blob[self.bytes[client] : self.bytes[client + 1]]
-
-    def _search_compiled(
-        self,
-        clients: NDArray[np.int64],
-        z: NDArray[np.float32],
-        bounds: NDArray[np.int64],
-        distance: NDArray[np.float64],
-        row: NDArray[np.int64],
-    ) -> None:
-        """Do the same as ``_search_by_faiss``, with compiled loops for exact stores."""
-        sizes, starts = np.zeros(len(clients), np.int64), np.zeros(len(clients), np.int64)
-        for position, client in enumerate(clients):
-            queries = slice(bounds[position], bounds[position + 1])
-            if self.train[client] == 0 or queries.start == queries.stop:
-                continue
-            stored = indexes.flat_vectors(self._serialized_index(client))
-            if stored is None:
-                alone = np.asarray([0, queries.stop - queries.start])
-                self._search_by_faiss(clients[[position]], z[queries], alone, distance[queries], row[queries])
-            else:
-                sizes[position] = self.train[client]
-                starts[position] = stored.ctypes.data - self.blob.ctypes.data
-        loop = backend.part("nearest")
-        assert loop is not None  # as _is_compiled says
-        blob, z = self.blob.view(), np.ascontiguousarray(z, dtype=np.float32).view()
-        for array in (blob, z):
-            array.flags.writeable = False  # Numba compiles another version for arrays that can be written
-        loop.search(blob, starts, sizes, z, bounds, _INEXACT, distance, row)
-
-    def _is_compiled(self) -> bool:
-        """Return whether searches of all clients save the time to load the compiled loops, by times of an AMD EPYC.
-
-        If MKL computes the products, we assume that the loops lose per number what they save otherwise.
-        """
-        if backend.why_off() or self.train.max(initial=0) > _MAX_VECTORS:
-            return False
-        if self.compiled is not None:
-            return self.compiled
-        calls, numbers = len(self.train) * _SECONDS_PER_CLIENT, self.blob.nbytes / 4 * _SECONDS_PER_NUMBER
-        if calls + numbers < _SECONDS_TO_LOAD:
-            return False
-        products = backend.part("products")
-        return products is not None and (products.COMPILED or calls - numbers >= _SECONDS_TO_LOAD)
 
 
 @dataclass(frozen=True)

@@ -75,7 +75,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     cohort, cfg = run.cohort(t), run.cfg
     start = run.download(state["global"], cohort)
     envelope, rate = _Envelope(cfg.lam, cfg.inner_steps, cfg.inner_lr), cfg.lr or run.settings.lr_at(t)
-    if not cfg.lr and run.settings.is_plain_sgd:  # dividing the rate is the same, and compiled loops can take the steps
+    if not cfg.lr and run.settings.is_plain_sgd:  # dividing the rate is the same
         rate /= _share(cfg)
     elif not cfg.lr:
         envelope = replace(envelope, share=_share(cfg))

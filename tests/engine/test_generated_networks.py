@@ -17,7 +17,6 @@ from torch import nn
 from torch.nn import functional
 
 from pflcli import models, parameters
-from pflcli.engine import backend
 from pflcli.engine.executors import Task, run_task
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD, batches
@@ -259,17 +258,9 @@ def agree(draw, kind):
     # Where a norm meets one or two values the gradient is ill-conditioned: nothing can be told from it.
     if not all(value.abs().max() < 1e3 for _, params in expected for value in params.values()):
         return None
-    operators = backend.part("operators")
-    form = (operators.tuned(net.float(), shape) if operators else net).double()
-    net.double()
-    with torch.no_grad():
-        for into, value in zip(form.parameters(), [start[name] for name, _ in form.named_parameters()], strict=True):
-            into.copy_(value)
     clients = np.arange(len(SIZES))
-    for mode, worker_net in (
-        ("loop", WorkerNet.compile(form, shape)),
-        ("stacked", WorkerNet.compile(copy.deepcopy(net), shape)),
-    ):
+    for mode in ("loop", "stacked"):
+        worker_net = WorkerNet.compile(copy.deepcopy(net), shape)
         out = {name: torch.empty((len(SIZES), *value.shape), dtype=value.dtype) for name, value in start.items()}
         losses = run_task(Task(mode, np.arange(len(SIZES)), clients, PLAN, 0, key), worker_net, data, start, out)
         for place, (loss, params) in enumerate(expected):
@@ -277,7 +268,7 @@ def agree(draw, kind):
             assert params.keys() == out.keys()
             for name, value in params.items():
                 torch.testing.assert_close(out[name][place], value, rtol=1e-5, atol=1e-7)
-    return backend.program(form, shape) is not None
+    return worker_net.program is not None
 
 
 @pytest.mark.parametrize("kind", KINDS)

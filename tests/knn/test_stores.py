@@ -1,4 +1,4 @@
-"""Nearest neighbours by FAISS and by compiled loops, compared with differences in double precision."""
+"""Nearest neighbours by FAISS and by products of matrices, compared with differences in double precision."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 import torch  # noqa: F401  (before FAISS)
 
 import worlds
+from pflcli.knn import indexes
 from pflcli.knn.indexes import build, find_nearest, flat_indexes, flat_vectors, search
 from pflcli.knn.stores import Stores, select_client
 
@@ -143,7 +144,7 @@ def test_a_search_of_many_clients_is_that_of_each():
         assert (together.label[span, width:] == -1).all()
 
 
-def compiled_world(sizes, n_queries, d, train=None):
+def world(sizes, n_queries, d, train=None):
     z = [points(n, d, seed=i) for i, n in enumerate(sizes)]
     blob, ends = flat_indexes(z)
     offsets, bounds = np.cumsum([0, *sizes]), np.cumsum([0, *n_queries])
@@ -151,12 +152,21 @@ def compiled_world(sizes, n_queries, d, train=None):
     return z, points(bounds[-1], d, seed=99), bounds, [blob, ends, np.arange(sum(sizes)), offsets, train]
 
 
-def test_the_compiled_search_is_brute_force_for_stores_of_all_sizes():
-    sizes, n_queries, k = [1, 0, 5, 64, 65, 200, 7], [3, 4, 16, 17, 33, 300, 0], 9
-    z, queries, bounds, arguments = compiled_world(sizes, n_queries, 37, train=[1, 0, 4, 64, 65, 130, 7])
+@pytest.fixture(params=["FAISS", "products"])
+def form(request, monkeypatch):
+    """Search stores of every size by FAISS, or by products, which large stores use, of few queries each."""
+    monkeypatch.setattr(indexes, "_LARGE", 0 if request.param == "products" else 1 << 40)
+    monkeypatch.setattr(indexes, "_QUERIES", 100)
+    return request.param
+
+
+@pytest.mark.parametrize("k", [1, 9])
+def test_a_search_is_brute_force_for_stores_of_all_sizes(k, form):
+    sizes, n_queries = [1, 0, 5, 64, 65, 200, 7], [3, 4, 16, 17, 33, 300, 0]
+    z, queries, bounds, arguments = world(sizes, n_queries, 37, train=[1, 0, 4, 64, 65, 130, 7])
     clients = np.asarray([6, 0, 1, 2, 3, 4, 5])  # in another order than they are stored
     bounds = np.cumsum([0, *np.asarray(n_queries)[clients]])
-    results = [Stores(*arguments, threads, compiled=True).search(clients, queries, bounds, k) for threads in (1, 3)]
+    results = [Stores(*arguments, threads).search(clients, queries, bounds, k) for threads in (1, 3)]
     assert results[0].distance.tobytes() == results[1].distance.tobytes()
     for place, client in enumerate(clients):
         span, width = slice(*bounds[place : place + 2]), min(k, arguments[4][client])
@@ -165,61 +175,25 @@ def test_the_compiled_search_is_brute_force_for_stores_of_all_sizes():
         np.testing.assert_allclose(results[1].distance[span, :width], squared, rtol=1e-5)
         assert (results[1].label[span, width:] == -1).all()
         assert np.isinf(results[1].distance[span, width:]).all()
-        alone = Stores(*arguments, compiled=True).search(
-            [client], queries[span], np.asarray([0, bounds[place + 1] - bounds[place]]), k
-        )
-        assert alone.distance[:, :width].tobytes() == results[0].distance[span, :width].tobytes()
 
 
-def test_the_compiled_search_keeps_ties_in_order_and_the_digits_of_near_duplicates():
+@pytest.mark.parametrize("k", [1, 20])
+def test_a_search_keeps_ties_in_order_and_the_digits_of_near_duplicates(k, form):
     first, second = np.repeat(points(3, 64), 30, axis=0), points(50, 64) + 100
     blob, ends = flat_indexes([first, second])
     queries = np.concatenate([first[[0, 60]], second[:9]])
+    queries[0] += 1  # of the ties, none is at a distance of 0
     queries[2:, 0] += 0.01
     offsets = np.asarray([0, 90, 140])
-    stores = Stores(blob, ends, np.arange(140), offsets, np.diff(offsets), compiled=True)
-    result = stores.search([0, 1], queries, np.asarray([0, 2, 11]), 40)
-    assert result.label[0, :30].tolist() == [*range(30)]
-    assert result.label[1, :30].tolist() == [*range(60, 90)]
-    assert (result.distance[:2, :30] == 0).all()
+    result = Stores(blob, ends, np.arange(140), offsets, np.diff(offsets)).search(
+        [0, 1], queries, np.asarray([0, 2, 11]), k
+    )
+    assert result.label[0].tolist() == brute(first, queries[:1], k)[1][0].tolist()
+    assert result.label[1].tolist() == [*range(60, 60 + k)]
+    assert (result.distance[1] == 0).all()
     expected, order = brute(second, queries[2:], 1)
     np.testing.assert_array_equal(result.label[2:, :1], order + 90)
     np.testing.assert_allclose(result.distance[2:, :1], expected, rtol=1e-5)
-
-
-def test_of_more_ties_than_neighbours_the_compiled_search_keeps_the_first():
-    """Also where the last of them is let in, as it is nearer to another query."""
-    blob, ends = flat_indexes([np.eye(8, dtype=np.float32)])
-    queries = np.zeros((2, 8), np.float32)
-    queries[1, 7] = 3
-    stores = Stores(blob, ends, np.arange(8), np.asarray([0, 8]), np.asarray([8]), compiled=True)
-    assert stores.search([0], queries, np.asarray([0, 2]), 2).label.tolist() == [[0, 1], [7, 0]]
-
-
-def test_a_small_store_has_the_same_bytes_alone_where_larger_ones_have_too_many_neighbours_to_compile():
-    _, queries, bounds, arguments = compiled_world([5, 90], [4, 6], 8)
-    stores = Stores(*arguments, compiled=True)
-    together, alone = stores.search([0, 1], queries, bounds, 70), stores.search([0], queries[:4], bounds[:2], 70)
-    assert together.distance[:4, :5].tobytes() == alone.distance.tobytes()
-
-
-@pytest.mark.parametrize("threads", [1, 2])
-def test_the_compiled_search_leaves_compressed_stores_to_faiss(threads):
-    """Some clients have too few samples to train an index, and get the exact one."""
-    sizes, queries, bounds = [90, 5, 0, 80], points(40, 8, seed=9), np.asarray([0, 10, 20, 30, 40])
-    built = [build("PQ4x4", points(n, 8, seed=n), n, {}) for n in sizes]
-    assert [kind for _, kind in built] == ["PQ4x4", "Flat", "Flat", "PQ4x4"]
-    raws, offsets = [raw for raw, _ in built], np.cumsum([0, *sizes])
-    ends = np.cumsum([0, *map(len, raws)])
-    results = [
-        Stores(np.concatenate(raws), ends, np.arange(175), offsets, np.asarray(sizes), threads, compiled).search(
-            range(4), queries, bounds, 7
-        )
-        for compiled in (False, True)
-    ]
-    np.testing.assert_array_equal(results[0].label, results[1].label)
-    np.testing.assert_allclose(results[0].distance, results[1].distance, rtol=1e-5)
-    assert (results[0].label >= 0).sum() == 10 * (7 + 5 + 7)
 
 
 @pytest.mark.parametrize("kind", ["Flat", "SQ8", "HNSW8"])
@@ -240,30 +214,9 @@ def test_the_store_of_one_client_has_only_the_rows_that_are_searched(kind):
             assert store.z.tolist() == z[first : first + count].tolist()
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-def test_queries_that_are_no_numbers_have_no_neighbours(compiled):
-    _, queries, bounds, arguments = compiled_world([30], [20], 8)
-    queries[4, 2], queries[7] = np.nan, np.inf
-    result = Stores(*arguments, compiled=compiled).search([0], queries, bounds, 3)
-    assert (result.label[[4, 7]] == -1).all()
-    assert (np.delete(result.label, [4, 7], axis=0) >= 0).all()
-
-
-@pytest.mark.compiled
-@pytest.mark.parametrize(
-    ("clients", "size", "own", "pays"),
-    [
-        (10, 0, True, False),
-        (3_000, 12_000, True, False),
-        (4_500, 12_000, True, True),
-        (150, 320_000, True, False),
-        (200, 320_000, True, True),
-        (30_000, 0, False, True),
-        (450, 320_000, False, False),
-    ],
-)
-def test_loops_are_compiled_where_there_are_many_calls_or_numbers_to_save_on(clients, size, own, pays, monkeypatch):
-    monkeypatch.setattr("pflcli.accelerated.products.COMPILED", own)
-    blob = np.broadcast_to(np.uint8(0), 4 * clients * size)
-    stores = Stores(blob, *[np.zeros(1, np.int64)] * 3, np.ones(clients, np.int64))
-    assert stores._is_compiled() is pays
+def test_queries_that_are_no_numbers_have_no_neighbours(form):
+    _, queries, bounds, arguments = world([30], [20], 8)
+    queries[4, 2], queries[7], queries[9] = np.nan, np.inf, 1e30
+    result = Stores(*arguments).search([0], queries, bounds, 3)
+    assert (result.label[[4, 7, 9]] == -1).all()
+    assert (np.delete(result.label, [4, 7, 9], axis=0) >= 0).all()

@@ -8,9 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 import worlds
-from helpers import set_own_products
 from pflcli import parameters, rng
-from pflcli.engine import linear_chain
 from pflcli.evaluation.metrics import client_relations
 from pflcli.methods.parts import peers
 
@@ -152,12 +150,6 @@ def require_grad(params):
 
 def detach(params):
     return {name: value.detach() for name, value in params.items()}
-
-
-def use_compiled_loops(monkeypatch):
-    """Train networks of any size by compiled loops."""
-    set_own_products(monkeypatch, True)
-    monkeypatch.setattr(linear_chain, "LARGE", 0)
 
 
 def body_of(params):

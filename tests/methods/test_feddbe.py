@@ -8,15 +8,12 @@ import torch
 from torch.nn import functional
 
 import worlds
-from by_hand import descend, detach, minibatch_samples, representation, require_grad, use_compiled_loops
+from by_hand import descend, detach, minibatch_samples, representation, require_grad
 from pflcli import parameters
 from pflcli.methods import feddbe
 
 
-@pytest.mark.parametrize("compiles", [False, True])
-def test_feddbe_rounds_by_hand(compiles, monkeypatch):
-    if compiles:
-        use_compiled_loops(monkeypatch)
+def test_feddbe_rounds_by_hand():
     run = worlds.run("feddbe", options={"kappa": 3.0})
     data = run.federation
     sizes = data.sizes("train")
@@ -76,10 +73,7 @@ def test_feddbe_sends_a_model_and_a_mean_before_the_rounds():
     assert run.traffic == {"up": 6 * 200 * 4, "down": 6 * size, "peer": 0}
 
 
-@pytest.mark.parametrize("compiles", [False, True])
-def test_a_newcomer_of_feddbe_trains_its_memory_alone(compiles, monkeypatch):
-    if compiles:
-        use_compiled_loops(monkeypatch)
+def test_a_newcomer_of_feddbe_trains_its_memory_alone():
     run = worlds.run("feddbe", options={"newcomer_epochs": 2})
     state = worlds.play("feddbe", run)
     data, shared = run.federation, state["global"]

@@ -3,19 +3,15 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 import torch
 from torch.nn import functional
 
 import worlds
-from by_hand import descend, detach, minibatch_samples, representation, require_grad, use_compiled_loops
+from by_hand import descend, detach, minibatch_samples, representation, require_grad
 from pflcli import parameters
 
 
-@pytest.mark.parametrize("compiles", [False, True])
-def test_fedrod_rounds_by_hand(compiles, monkeypatch):
-    if compiles:
-        use_compiled_loops(monkeypatch)
+def test_fedrod_rounds_by_hand():
     run = worlds.run("fedrod", options={"gamma": 0.5})
     state = worlds.play("fedrod", run)
     data, shared = run.federation, run.init

@@ -26,7 +26,7 @@ from torch import Tensor
 
 from pflcli.engine.executors import Inference, Task, run_task
 from pflcli.engine.executors.shared_memory import Arena, Layout, attach
-from pflcli.engine.executors.threads import Threads, WorkerNets
+from pflcli.engine.executors.threads import Threads
 from pflcli.engine.federation import Federation
 from pflcli.engine.process_settings import keep_freed_memory
 from pflcli.engine.strategy import WorkerNet
@@ -55,9 +55,9 @@ class Processes:
         self._threads = threads
         self._workers = [_Worker() for _ in range(jobs)]
         self._end = weakref.finalize(self, _end, self._workers, self._samples, self._parameters)
-        with threads.net() as nets:
+        with threads.net() as worker_net:
             for worker in self._workers:
-                worker.send(_Setup(nets, samples, replace(data, x=torch.empty(0), y=torch.empty(0))))
+                worker.send(_Setup(worker_net, samples, replace(data, x=torch.empty(0), y=torch.empty(0))))
 
     def run(self, tasks: Sequence[Task], start: Params | Stacked, out: Stacked) -> Iterator[NDArray[np.float64]]:
         """Train the tasks of a chunk into ``out`` (m, ...), complete at the end; yield their losses in order."""
@@ -115,7 +115,7 @@ def _end(workers: Sequence[_Worker], *arenas: Arena) -> None:
 class _Setup:
     """What a worker needs before its first task. ``federation`` has no samples; they are in memory at ``samples``."""
 
-    nets: WorkerNets
+    net: WorkerNet
     samples: Layout
     federation: Federation
 
@@ -188,7 +188,7 @@ def serve(pipe: connection.Connection) -> None:
             continue
         index, task = message
         try:
-            result: Any = (index, _run_with_views(task, setup.nets[task.mode], data, views))
+            result: Any = (index, _run_with_views(task, setup.net, data, views))
         except PflError as error:
             result = error
         except Exception as error:  # the other process adds the method and the round

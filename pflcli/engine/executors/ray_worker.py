@@ -102,8 +102,8 @@ class Worker:
         task = replace(task, places=np.arange(len(task.clients)), plan=_move_plan(plan, self._device))
         executor = self._engine.executor
         assert isinstance(executor, Threads)
-        with executor.net() as nets:
-            losses = run_task(task, nets[task.mode], executor.federation, initial, out)
+        with executor.net() as worker_net:
+            losses = run_task(task, worker_net, executor.federation, initial, out)
         return losses, {name: value.cpu().numpy() for name, value in out.items()}
 
     def _fetch(self, ref: Any) -> Any:

@@ -26,9 +26,6 @@ from pflcli.parameters import Params, Stacked
 
 S = TypeVar("S")
 
-WorkerNets = dict[str, WorkerNet]
-"""The networks of one worker by mode: ``loop`` with the fastest form of each layer, ``stacked`` with stock layers."""
-
 _MODELS_PER_STACK = 8
 """Number of models with which one call of compiled loops predicts."""
 
@@ -40,7 +37,7 @@ BATCH = {"cpu": 64, "cuda": 4096}
 
 
 class Threads:
-    """An executor of ``count`` threads, each with networks of its own. Callers set one intra-op thread."""
+    """An executor of ``count`` threads, each with a network of its own. Callers set one intra-op thread."""
 
     def __init__(self, net: nn.Module, federation: Federation, count: int) -> None:
         self.federation = federation
@@ -48,48 +45,45 @@ class Threads:
         self._batch = BATCH[device.type]
         self._shares_net = True
         """whether all threads predict by one network; not by a program, which has memory of its own, nor by a chain"""
-        self._nets: queue.SimpleQueue[WorkerNets] = queue.SimpleQueue()
-        operators = backend.part("operators") if device.type == "cpu" else None
+        self._nets: queue.SimpleQueue[WorkerNet] = queue.SimpleQueue()
         for _ in range(count if device.type == "cpu" else 1):
-            tuned = operators.tuned(net, federation.in_shape) if operators else copy.deepcopy(net)
-            forms = {"loop": tuned, "stacked": copy.deepcopy(net)}
-            nets = {mode: WorkerNet.compile(form.to(device), federation.in_shape) for mode, form in forms.items()}
-            program = nets["loop"].program
-            self._shares_net = nets["stacked"].layers is None and not (program and program.infers)
-            self._nets.put(nets)
+            worker_net = WorkerNet.compile(copy.deepcopy(net).to(device), federation.in_shape)
+            program = worker_net.program
+            self._shares_net = worker_net.layers is None and not (program and program.infers)
+            self._nets.put(worker_net)
         self._pool = None
         if (workers := self._nets.qsize()) > 1:
             # Without the initializer, OpenMP chooses the number of intra-op threads of a new thread.
             self._pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
 
     @contextmanager
-    def net(self) -> Iterator[WorkerNets]:
-        """Lend the networks of one worker, for the block alone."""
-        nets = self._nets.get()
+    def net(self) -> Iterator[WorkerNet]:
+        """Lend the network of one worker, for the block alone."""
+        worker_net = self._nets.get()
         try:
-            yield nets
+            yield worker_net
         finally:
-            self._nets.put(nets)
+            self._nets.put(worker_net)
 
     def run(self, tasks: Sequence[Task], start: Params | Stacked, out: Stacked) -> Iterator[NDArray[np.float64]]:
         """Train the tasks of a chunk into ``out`` (m, ...), complete at the end; yield their losses in order."""
 
         def losses(task: Task) -> NDArray[np.float64]:
-            with self.net() as nets, torch.enable_grad():  # the calling thread may have disabled gradients
-                return run_task(task, nets[task.mode], self.federation, start, out)
+            with self.net() as worker_net, torch.enable_grad():  # the calling thread may have disabled gradients
+                return run_task(task, worker_net, self.federation, start, out)
 
         return self._map(losses, tasks)
 
     def infer(self, tasks: Sequence[Inference], models: Params | Stacked) -> list[tuple[Tensor, Tensor]]:
         """Return the logits (n, C) and the representations (n, d), or (n, 0) without ``features``, of each task."""
         if self._shares_net and all(task.index is None for task in tasks):
-            with self.net() as nets:
-                net = _load(nets["loop"].net, models)  # all threads read it
+            with self.net() as worker_net:
+                net = _load(worker_net.net, models)  # all threads read it
                 return list(self._map(lambda task: self._infer_by_net(net, task), tasks))
         stacks = all(task.compiled and len(task.rows) <= _MAX_STACKED_SAMPLES for task in tasks)
         if stacks and [task.index for task in tasks] == list(range(len(tasks))):
-            with self.net() as nets:
-                chain = nets["stacked"].layers if nets["stacked"].compiles_chain else None
+            with self.net() as worker_net:
+                chain = worker_net.layers if worker_net.compiles_chain else None
             if chain is not None:
                 outputs = self._map(partial(self._infer_stack, chain, tasks, models), _slices(len(tasks)))
                 return list(itertools.chain.from_iterable(outputs))
@@ -98,15 +92,15 @@ class Threads:
     def _infer_task(self, task: Inference, models: Params | Stacked) -> tuple[Tensor, Tensor]:
         """Return the logits (n, C) and representations (n, d) of one task, computed on the calling thread."""
         own = models if task.index is None else parameters.pick(models, task.index)
-        with self.net() as nets:
-            layers = nets["stacked"].layers
+        with self.net() as worker_net:
+            layers = worker_net.layers
             if layers is not None:  # needs no copy of the model
-                fast = task.compiled and nets["stacked"].compiles_chain
+                fast = task.compiled and worker_net.compiles_chain
                 outputs = linear_chain.compiled_outputs if fast else linear_chain.outputs
                 return self._infer_batches(task, lambda x: outputs(layers, own, x))
-            program = nets["loop"].program
+            program = worker_net.program
             if program is None or not program.infers or not len(task.rows):
-                return self._infer_by_net(_load(nets["loop"].net, own), task)
+                return self._infer_by_net(_load(worker_net.net, own), task)
             with program.model(own):
                 return self._infer_batches(task, program.forward)
 
