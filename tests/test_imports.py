@@ -102,7 +102,7 @@ ALLOWED = {
     | {"execution", "config", "commands", "options", "artifacts", "jobs", "tuning", "prediction"}
     | {"evaluation", "evaluation.presentation"},
     "__main__": {"cli", "errors", "options", "registry"},
-    "__init__": {"commands", "evaluation", "simulation"},
+    "__init__": {"commands", "evaluation", "simulation", "tracking"},
 }
 """What each package or module may import besides itself, from the bottom to the top."""
 FILES = sorted(ROOT.rglob("*.py"))
