@@ -78,9 +78,7 @@ def noise_draws(
         return secret
 
     draws = NoiseDraws(read_or_make)
-    if (
-        has_secret or (writer.folder / FILE).is_file()
-    ):  # of the continued or interrupted run, whose artifact it is part of
+    if has_secret or (writer.folder / FILE).is_file():  # a part of the artifact, even if no more noise is drawn
         _ = draws.seed
     return draws
 

@@ -13,6 +13,7 @@ from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
 from pflcli.errors import ConflictError
 from pflcli.simulation import loop
+from pflcli.training import dp_secret
 
 METHODS = [name for name in registry.names("methods") if methods.load(name).has_rounds]
 PHASES = {"fedham": {"warmup": 1}, "panm": {"t1": 1}, "pens": {"t1": 1}}
@@ -61,6 +62,15 @@ def test_more_rounds_of_a_backbone_give_the_bytes_of_a_longer_run(settings, clus
     for out, rounds in (("short", 2), ("short", 5), ("long", 5)):
         train_global(clustered, tmp_path / out, settings={**SETTINGS, "test_last": 0, **settings, "rounds": rounds})
     same(tmp_path / "short", tmp_path / "long")
+
+
+def test_a_continued_run_keeps_the_secret_of_its_noise(clustered, tmp_path):
+    settings = {**SETTINGS, "test_last": 0, "dp_noise": 1.0, "dp_delta": 1e-5, "dropout": 0.0}
+    secrets = []
+    for rounds in (2, 3):
+        train_global(clustered, tmp_path / "b", settings={**settings, "rounds": rounds})
+        secrets.append(open_artifact(tmp_path / "b").read(dp_secret.FILE))
+    assert secrets[0] == secrets[1]
 
 
 @pytest.mark.parametrize(
