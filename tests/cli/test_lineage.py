@@ -33,7 +33,7 @@ def test_a_chain_is_a_tree_of_one_line_per_artifact(pfl, small_copy, monkeypatch
         "   └─ e  embeddings: 473 samples, 200 dimensions, T s",
         "      └─ b  backbone: fedavg, model mlp, 2 rounds, validation accuracy A %, T s",
         "         └─ p  partition: writers, scheme natural, 6 clients, 473 samples, T s",
-        "5 artifacts, 15 files verified",
+        "5 artifacts, 16 files verified",
     ]
 
 
@@ -47,7 +47,7 @@ def test_what_is_shared_is_described_once(pfl, small_copy, monkeypatch):
         "│     └─ p  partition",
         "└─ d  datastore",
         "   └─ e  see above",
-        "5 artifacts, 17 files",
+        "5 artifacts, 18 files",
     ]
 
 
