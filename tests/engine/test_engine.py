@@ -857,7 +857,7 @@ def test_the_order_in_which_an_executor_works_changes_no_bit(method, mode, monke
     assert isinstance(backwards.engine.executor, Reversed)
     state, other = worlds.play(method, plain), worlds.play(method, backwards)
     assert worlds.same(state, other)
-    assert plain.losses == backwards.losses
+    assert plain.notes.losses == backwards.notes.losses
     answers, others = worlds.answers(method, plain, state), worlds.answers(method, backwards, other)
     assert all(np.array_equal(p, others[split]) for split, p in answers.items())
 
