@@ -15,7 +15,7 @@ from pflcli.options.function import command
 
 METHODS = ("fedavg", "local", "fedavg-plus", "knn-per")
 SETTINGS: Mapping[str, Any] = {"model": "mlp", "rounds": 100, "participation": 0.2, "batch_size": 10, "lr": 0.1}
-"""The settings of ``examples/quickstart.sh``, with a small network so that it finishes in about half a minute."""
+"""The settings of ``examples/quickstart.sh``, with a small network so that it finishes in under a minute."""
 
 
 @command(Demo)

@@ -10,7 +10,7 @@ from pflcli.options.declaration import Options, Out
 
 @dataclass(frozen=True)
 class Demo(Options):
-    """Compare four methods on the handwriting of 60 people included in pfl, in about half a minute.
+    """Compare four methods on the handwriting of 60 people included in pfl, in under a minute.
 
     DIR/comparison has the table and the picture, DIR/report.html the page of `pfl report`.
 
