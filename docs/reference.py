@@ -24,7 +24,7 @@ All commands with their options, as `pfl COMMAND --help` prints them. [guide.md]
 and [README](../README.md#commands) has the exit codes. Options of at least three commands stand in the
 [last section](#shared-options).
 """
-_SHARED = 3
+_LEAST_COMMANDS = 3
 """Number of commands from which an option is described once, in the last section."""
 
 Row = tuple[str, str]
@@ -36,7 +36,7 @@ def write_page() -> str:
     context = typer.Context(root, info_name="pfl")
     rows = {name: _list_options(command, context) for name, command in root.commands.items()}
     count = Counter(row for options in rows.values() for row in options)
-    shared = {row for row, commands in count.items() if commands >= _SHARED}
+    shared = {row for row, commands in count.items() if commands >= _LEAST_COMMANDS}
     sections = [_describe(root.commands[name], rows[name], shared) for name in rows]
     everywhere = _list_options(root, context)
     last = "\n".join(

@@ -138,7 +138,7 @@ class Request:
             table = table.extending(existing, planned)
             planned = plan([table.job], planned)
         grows = existing is not None and existing.rounds < training.rounds
-        graph = Graph.of(self.out, planned, grows=grows).select(only)
+        graph = Graph.create(self.out, planned, grows=grows).select(only)
         return Comparison(self, runs, tuned, options, table, graph, tuning, jobs)
 
     def _tune(self, problems: Mapping[str, str]) -> tuple[Tuned, Plan]:

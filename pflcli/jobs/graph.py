@@ -147,7 +147,7 @@ class Graph:
     """whether its runs are continued, so that what was made from shorter runs may be replaced"""
 
     @classmethod
-    def of(cls, folder: Path, planned: Plan, *, grows: bool = False) -> Graph:
+    def create(cls, folder: Path, planned: Plan, *, grows: bool = False) -> Graph:
         """Return the graph of all jobs; what no unfinished job needs is marked."""
         needed: set[Job] = set()
         for job in reversed(planned):

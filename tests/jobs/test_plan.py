@@ -41,18 +41,20 @@ def test_an_artifact_of_another_request_is_no_conflict_if_no_job_needs_it(small,
 
     backbone = Job("backbone", tmp_path / "b", conflict, (open_artifact(small.p),), is_result=False)
     finished = Job("fedavg", tmp_path / "m", done, (backbone,))
-    graph = Graph.of(tmp_path, plan([backbone, finished]))
+    graph = Graph.create(tmp_path, plan([backbone, finished]))
     assert [item.decision for item in graph.items] == [NOT_NEEDED, Decision.UP_TO_DATE]
     graph.require_free(Execution())
     more = plan([Job("prior", tmp_path / "n", new, (backbone,))], plan([backbone, finished]))
     with pytest.raises(ConflictError, match="another request"):
-        Graph.of(tmp_path, more).require_free(Execution())
+        Graph.create(tmp_path, more).require_free(Execution())
 
 
 def test_a_file_that_the_command_reads_is_a_conflict_if_its_folder_is_to_be_replaced(tmp_path):
     job = Job("fedavg", tmp_path / "x", lambda inputs, execution: None, ())
     reading = Execution().reading(tmp_path / "x" / "weights.pt")
-    done, new = (Graph.of(tmp_path, {job: Planned(job, decision)}) for decision in (Decision.UP_TO_DATE, Decision.NEW))
+    done, new = (
+        Graph.create(tmp_path, {job: Planned(job, decision)}) for decision in (Decision.UP_TO_DATE, Decision.NEW)
+    )
     done.require_free(reading)
     new.require_free(Execution().reading(tmp_path / "weights.pt"))
     with pytest.raises(ConflictError, match=r"weights\.pt is an input inside"):
