@@ -21,10 +21,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pflcli
-from pflcli.accelerated.chains import CompiledChainNetwork
-from pflcli.accelerated.program import CompiledNetwork
 from pflcli.engine import backend, linear_chain, model_algebra, strategy
-from pflcli.engine.gradients import StackedNetwork
 from pflcli.execution import Execution
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -42,14 +39,6 @@ class Part:
     off: Callable[[], Any]
     methods: Sequence[str]
     models: Sequence[str] = ("mlp", "cnn")
-
-
-@contextmanager
-def plain(name: str) -> Iterator[None]:
-    """Let compiled networks compute this as any network does."""
-    reference = getattr(StackedNetwork, name)
-    with patch.object(CompiledChainNetwork, name, reference), patch.object(CompiledNetwork, name, reference):
-        yield
 
 
 @contextmanager
@@ -93,7 +82,6 @@ PARTS = {
     "steps in place": Part(steps_in_place_absent, GENERAL, ("mlp",)),
     "program": Part(lambda: absent("graph"), GENERAL, ("cnn",)),
     "model products": Part(own_products_of_models_absent, ("fedamp", "panm", "fedala", "fedham", "fedattn")),
-    "proximal": Part(lambda: plain("proximal_steps"), ("pfedme",), ("cnn",)),
     "pfedgp": Part(lambda: absent("pfedgp"), ("pfedgp",)),
 }
 

@@ -23,7 +23,7 @@ from pflcli.engine.executors import Executor, Inference, Summed, SummingExecutor
 from pflcli.engine.executors.threads import BATCH, Threads
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD, is_stacked, stacks
-from pflcli.engine.loop import has_batch_norm
+from pflcli.engine.networks import has_batch_norm
 from pflcli.engine.process_settings import intra_op, keep_freed_memory
 from pflcli.errors import ComputationError, UsageError
 from pflcli.parameters import Params, Stacked, TrainedClients
@@ -223,7 +223,7 @@ class Engine:
         if not isinstance(executor, SummingExecutor) or not len(clients):
             return None
         chosen = strategy.choose(self._worker_net, plan, self.mode, len(clients))
-        own_loss = plan.objective or plan.gradient or plan.own or plan.sample_weights is not None
+        own_loss = plan.trains_own_tensors or plan.own or plan.sample_weights is not None
         own_starts = isinstance(start, ModelTable) or own_loss or is_stacked(start, self._like)
         if own_starts or (chosen.stacked and chosen.layers is None):
             return None
@@ -241,7 +241,7 @@ class Engine:
         """Return one client's initial model, as a template of names and shapes."""
         if isinstance(start, ModelTable):
             return start.default
-        if plan.objective or plan.gradient or is_stacked(start, self._like):
+        if plan.trains_own_tensors or is_stacked(start, self._like):
             return {name: value[0] for name, value in start.items()}
         return start
 

@@ -5,7 +5,7 @@ The arithmetic of a small multilayer perceptron or of a logistic model takes les
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import cast
 
@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from pflcli.engine import backend
-from pflcli.engine.gradients import Outputs, StackedNetwork
+from pflcli.engine.gradients import Outputs, Pass, StackedNetwork, differentiate_loss
+from pflcli.engine.optimizer import Optimizer
 from pflcli.parameters import Params, Stacked
 
 LARGE = 100_000
@@ -128,20 +129,22 @@ class ChainNetwork(StackedNetwork):
             grads[name] = grad.sum(dim=1) if h is None else torch.bmm(grad.mT, h)
         return grads
 
-    def subtract_gradients(self, outputs: Outputs, logits: Tensor | None, z: Tensor | None, models: Stacked) -> None:
-        """Subtract the gradients from the trained parameters of ``models`` (a, ...) in their products."""
-        self.pull_and_subtract(outputs, logits, z, models, lambda name: None)
-
-    def pull_and_subtract(
-        self, outputs: Outputs, logits: Tensor | None, z: Tensor | None, models: Stacked, pull: Callable[[str], None]
-    ) -> None:
-        """Do the same, but first ``pull`` each parameter, by its name, when no other gradient depends on it."""
-        for name, grad, h in self._gradients(outputs, logits, z, self.trained):
-            pull(name)
+    def step(self, models: Stacked, each: Pass, optimizer: Optimizer) -> Tensor:
+        """Return the losses (a,) of a pass; a step of plain SGD changes the weights in the products."""
+        if not optimizer.is_plain:
+            return super().step(models, each, optimizer)
+        outputs = self.forward(each.at, each.batch.x, each.batch.weight)
+        losses, by_logits, by_z, read = differentiate_loss(each, outputs, models, optimizer.rate)
+        for name, grad, h in self._gradients(outputs, by_logits, by_z, self.trained):
+            own = each.moves + name
+            weight = models[own]
+            optimizer.pull(own, weight)  # no gradient that is still to come depends on this weight
             if h is None:
-                models[name].sub_(grad.sum(dim=1))
+                weight.sub_(grad.sum(dim=1))
             else:
-                models[name].baddbmm_(grad.mT, h, alpha=-1)
+                weight.baddbmm_(grad.mT, h, alpha=-1)
+        optimizer.add(read)
+        return losses
 
     def _gradients(
         self, outputs: Outputs, logits: Tensor | None, z: Tensor | None, names: Collection[str]

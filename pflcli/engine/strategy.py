@@ -5,15 +5,17 @@ The rules follow from measurements with ``benchmarks/engines.py``.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from torch import nn
 
 from pflcli.engine import backend, linear_chain
 from pflcli.engine.backend import Program
+from pflcli.engine.gradients import StackedNetwork
 from pflcli.engine.linear_chain import Layer
 from pflcli.engine.local_sgd import LocalSGD
-from pflcli.engine.loop import has_batch_norm
+from pflcli.engine.networks import AutogradNetwork, VmappedNetwork, has_batch_norm
 
 MODES = ("loop", "stacked")
 """Modes of the engine: a worker trains one client after the other, or many clients as one batched program."""
@@ -65,6 +67,16 @@ class Strategy:
     lockstep: bool = False
     """whether the clients of a stack pass through the same network, one after the other in each step"""
 
+    def network(self, worker_net: WorkerNet, names: Collection[str], plan: LocalSGD) -> StackedNetwork:
+        """Return the passes of the network, of which the parameters ``names`` are trained."""
+        if self.layers:
+            return linear_chain.network(self.layers, names, worker_net.net.parameters())
+        if self.program:
+            compiled: StackedNetwork = backend.part("program").CompiledNetwork(worker_net.net, names, self.program)
+            return compiled
+        kind = VmappedNetwork if self.stacked and not self.lockstep else AutogradNetwork
+        return kind(worker_net.net, names, plan.precision, frozen_norm=plan.frozen_norm)
+
     def __str__(self) -> str:
         """Return the description for users."""
         return f"{self.name}: {self.why}"
@@ -85,7 +97,7 @@ def choose(worker_net: WorkerNet, plan: LocalSGD, mode: str, clients: int) -> St
     if layers is not None:
         if not worker_net.compiles_chain:
             return Strategy("linear chain", "linear layers and ReLU alone need no autograd", True, layers=layers)
-        if plan.is_plain and plan.gradient is None:
+        if plan.update.is_plain and not plan.trains_own_tensors:
             why = f"one compiled loop takes all steps of a client; {backend.describe_products()}"
             return Strategy("compiled linear chain", why, True, layers=layers, in_place=True)
         why = f"linear layers and ReLU alone need no autograd; {backend.describe_products()}"

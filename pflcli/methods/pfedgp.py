@@ -109,7 +109,7 @@ def gradients(prior: Prior, network: StackedNetwork, params: Stacked, batch: Sta
     outputs = network.forward(params, batch.x, batch.weight)
     sizes = (batch.weight > 0).sum(dim=1).tolist()
     losses, by_z = losses_and_gradients(prior, batch.own["tree"], outputs.z, batch.y, sizes, batch.draws)
-    return losses, network.descend(params, batch, outputs, None, by_z)
+    return losses, network.backward(outputs, None, by_z)
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:

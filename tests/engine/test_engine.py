@@ -24,7 +24,7 @@ import worlds
 from helpers import set_own_products
 from pflcli import models, parameters, registry, rng
 from pflcli.engine import engine as engines
-from pflcli.engine import linear_chain, process_settings, stacked, strategy
+from pflcli.engine import linear_chain, process_settings, strategy, trainer
 from pflcli.engine.engine import Engine
 from pflcli.engine.executors import threads as thread_executor
 from pflcli.engine.executors.threads import Threads
@@ -209,7 +209,9 @@ def test_anchors_and_drifts_of_the_clients_change_each_step(mode, kind, extra):
     )
     (part,) = Engine(net, data, seed=5, mode=mode).local_sgd(clients, parameters.copy_params(net), plan, ("sgd", 0))
     for place, client in enumerate(clients):
-        expected = reference(net, data, client, plan.for_client(place, parameters.copy_params(net)), ("sgd", 0), 5)
+        only = plan.for_clients(np.asarray([place]), parameters.copy_params(net))
+        alone = replace(only, own=parameters.pick(only.own, 0), prox=(parameters.pick(only.prox[0], 0), 0.7))
+        expected = reference(net, data, client, alone, ("sgd", 0), 5)
         for name in names:
             torch.testing.assert_close(part.params[name][place], expected[name], rtol=1e-4, atol=1e-5)
 
@@ -638,16 +640,18 @@ def test_a_stack_of_one_is_the_loop(monkeypatch):
     monkeypatch.setattr(engines, "_MIN_STACKS", 4)
     data, net = worlds.federation(), network("other", worlds.federation())
     start, calls = {**parameters.stack([parameters.copy_params(net)] * 6), "scale": torch.ones(6)}, []
-    original = stacked.train_stack
+    original = trainer.train
     monkeypatch.setattr(
-        stacked,
-        "train_stack",
-        lambda net, data, clients, *rest: calls.append(len(clients)) or original(net, data, clients, *rest),
+        trainer,
+        "train",
+        lambda net, chosen, data, clients, *rest: (
+            calls.append((chosen.stacked, len(clients))) or original(net, chosen, data, clients, *rest)
+        ),
     )
     own, shared = parameters.stack([parameters.copy_params(net)] * 6), {"sign": torch.tensor(1.0)}
     plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1], objective=interpolated, own=own, shared=shared)
     list(Engine(net, data, seed=0, mode="stacked").local_sgd(worlds.ABLE, start, plan, ("sgd", 0)))
-    assert calls == [2, 2, 2]
+    assert calls == [(True, 2)] * 3
     few = {name: value[:4] for name, value in start.items()}
     alone = [
         list(
@@ -657,7 +661,7 @@ def test_a_stack_of_one_is_the_loop(monkeypatch):
         )
         for mode in MODES
     ]
-    assert calls == [2, 2, 2]
+    assert calls == [(True, 2)] * 3 + [(False, 1)] * 8
     assert worlds.same(alone[0][0].params, alone[1][0].params)
 
 
