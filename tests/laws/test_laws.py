@@ -13,13 +13,14 @@ from pflcli.engine import linear_chain
 from pflcli.errors import ComputationError
 from pflcli.federation.run import LINKS
 from pflcli.laws import NotApplicable, Subject, list_laws
+from pflcli.laws import methods as laws_of_methods
 
 METHODS = registry.names("methods")
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("law", list_laws("methods"), ids=lambda law: law.name)
-def test_methods(law, method):
+@pytest.mark.parametrize("method", METHODS)  # one after the other, as the laws of a method share a run
+def test_methods(method, law):
     with suppress(NotApplicable):
         law.test(Subject("methods", method))
 
@@ -40,6 +41,7 @@ BY_COMPILED_LOOPS = (
 def test_methods_by_compiled_loops(name, method, monkeypatch):
     set_own_products(monkeypatch, True)
     monkeypatch.setattr(linear_chain, "LARGE", 0)
+    monkeypatch.setattr(laws_of_methods, "_unchanged", {})
     (law,) = (law for law in list_laws("methods") if law.name == name)
     with suppress(NotApplicable):
         law.test(Subject("methods", method))
