@@ -71,7 +71,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     cohort, local, alpha = run.cohort(t), state["local"], state["alpha"].clone()
     start = run.download(state["global"], cohort)
     mean = run.averaging(start)
-    for ids in run.client_chunks(cohort, 2 * parameters.size(start)):
+    for ids in run.client_chunks(cohort):
         if run.cfg.adaptive:
             alpha[ids] = _adapt_alpha(run, ids, local[ids], start, alpha[ids], t)
         both = {**parameters.repeat(start, len(ids)), **_add_prefix(local[ids])}

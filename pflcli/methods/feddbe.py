@@ -84,7 +84,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     cohort, memories = run.cohort(t), state["memories"]
     start = run.download(state["global"], cohort)
     mean = run.averaging(start)
-    for ids in run.client_chunks(cohort, 2 * parameters.size(start)):
+    for ids in run.client_chunks(cohort):
         both = {**parameters.repeat(start, len(ids)), **memories[ids]}
         for part in run.local_sgd(ids, both, t=t, loss=_losses, shared=_shared(run, state)):
             memories[part.clients] = part.params

@@ -111,7 +111,7 @@ def _closeness(z: Tensor, prototypes: Params) -> Tensor:
 def _own_prototypes(run: Run, part: TrainedClients) -> tuple[Tensor, NDArray[np.float64]]:
     """Return the mean representation of each class of each client (m, C, d), and the samples that each is of (m, C)."""
     means, counts = [], []
-    outputs = run.engine.outputs_each(part.clients, part.params, "train", features=True, compiled=True)
+    outputs = run.engine.outputs_each(part.clients, part.params, "train", features=True)
     for client, (_, z) in zip(part.clients, outputs, strict=True):
         y = run.federation.y[run.federation.block(int(client), "train")]
         n = torch.bincount(y, minlength=run.federation.classes)

@@ -69,7 +69,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     cohort, heads = run.cohort(t), state["heads"]
     start = run.download(state["global"], cohort)
     mean = run.averaging(start)
-    for ids in run.client_chunks(cohort, 2 * parameters.size(start)):
+    for ids in run.client_chunks(cohort):
         both = {**parameters.repeat(start, len(ids)), **_add_prefix(heads[ids])}
         plan: dict[str, Any] = {"loss": _losses, "clips_apart": _OWN}
         for part in run.local_sgd(ids, both, t=t, own={"offsets": _offsets(run, ids)}, **plan):
