@@ -223,9 +223,9 @@ class Engine:
         if not isinstance(executor, SummingExecutor) or not len(clients):
             return None
         chosen = strategy.choose(self._worker_net, plan, self.mode, len(clients))
-        own_loss = plan.trains_own_tensors or plan.own or plan.sample_weights is not None
+        own_loss = plan.has_rule or plan.own or plan.sample_weights is not None
         own_starts = isinstance(start, ModelTable) or own_loss or is_stacked(start, self._like)
-        if own_starts or (chosen.stacked and chosen.layers is None):
+        if own_starts or (chosen.stacked and not chosen.independent):
             return None
         assert not isinstance(start, ModelTable)
         self._explain_once(chosen)
@@ -241,7 +241,7 @@ class Engine:
         """Return one client's initial model, as a template of names and shapes."""
         if isinstance(start, ModelTable):
             return start.default
-        if plan.trains_own_tensors or is_stacked(start, self._like):
+        if plan.has_rule or is_stacked(start, self._like):
             return {name: value[0] for name, value in start.items()}
         return start
 

@@ -5,15 +5,13 @@ The arithmetic of a small multilayer perceptron or of a logistic model takes les
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pflcli.engine import backend
 from pflcli.engine.gradients import Outputs, Pass, StackedNetwork, differentiate_loss
 from pflcli.engine.optimizer import Optimizer
 from pflcli.parameters import Params, Stacked
@@ -71,15 +69,6 @@ def _expand(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield name, module
 
 
-def pays_to_compile(weights: Iterable[Tensor]) -> bool:
-    """Whether compiled loops are faster than MKL for a chain with these weights, given this CPU."""
-    values = list(weights)
-    if sum(value.numel() for value in values) < LARGE or any(value.dtype != torch.float32 for value in values):
-        return False
-    products = backend.part("products")
-    return products is not None and products.COMPILED and values[0].device.type == "cpu"
-
-
 def outputs(chain: Sequence[Layer], params: Params, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return logits (n, C) and representations (n, d) of one model for ``x`` (n, ...), with the bits of its network."""
     h = x.flatten(1)
@@ -90,13 +79,6 @@ def outputs(chain: Sequence[Layer], params: Params, x: Tensor) -> tuple[Tensor, 
         h = functional.linear(h, params[layer.weight], params[layer.bias] if layer.bias else None)
         h = functional.relu(h) if layer.relu else h
     return h, h if z is None else z
-
-
-def compiled_outputs(chain: Sequence[Layer], params: Params, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the same as ``outputs``, up to rounding, by compiled loops."""
-    compiled = backend.part("chains").CompiledChainNetwork(chain, ())
-    stack = compiled.forward({name: value[None] for name, value in params.items()}, x[None])
-    return stack.logits[0], stack.z[0]
 
 
 class ChainNetwork(StackedNetwork):
@@ -166,10 +148,3 @@ class ChainNetwork(StackedNetwork):
             # Where the output of ReLU is zero, so is its derivative.
             relu = self._chain[index - 1].relu
             grad = torch.ops.aten.threshold_backward(below, inputs[index], 0) if relu else below
-
-
-def network(chain: Sequence[Layer], trained: Collection[str], weights: Iterable[Tensor]) -> ChainNetwork:
-    """Return the passes of stacks of a chain with ``weights``, compiled if that is faster."""
-    if not pays_to_compile(weights):
-        return ChainNetwork(chain, trained)
-    return cast("ChainNetwork", backend.part("chains").CompiledChainNetwork(chain, trained))

@@ -153,8 +153,8 @@ class LocalSGD:
         )
 
     @property
-    def trains_own_tensors(self) -> bool:
-        """Whether the start may have other tensors than those of the network, so that it is a stack."""
+    def has_rule(self) -> bool:
+        """Whether a method states the loss or the gradients. The start is then a stack, and may have tensors of its own."""
         return any(rule is not None for rule in (self.loss, self.pass_rule, self.gradient, self.objective))
 
     def rate(self, index: int, number: int) -> float:

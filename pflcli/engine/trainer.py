@@ -107,8 +107,8 @@ def train(
     """
     like = {name: value[0] for name, value in out.items()}
     names = learnable(worker_net.net, like, plan.trainable)
-    network = strategy.network(worker_net, names, plan)
-    joins_single = strategy.layers is None and has_batch_norm(worker_net.net)
+    network = strategy.network(names)
+    joins_single = has_batch_norm(worker_net.net)
     schedules = [
         _list_steps(data.rows(int(client), *plan.splits), plan, int(place), draw, join_single=joins_single)
         for client, place, draw in zip(clients, places, draws, strict=True)

@@ -365,7 +365,7 @@ class Run:
         key: tuple[str, int | str],
         also_upload: Callable[[TrainedClients], Stacked] | None = None,
     ) -> LocalTraining:
-        if plan.trains_own_tensors and not isinstance(start, ModelTable):  # which take a stack of models
+        if plan.has_rule and not isinstance(start, ModelTable):  # which take a stack of models
             is_one = any(n in start and start[n].shape == value.shape for n, value in self.init.items())
             start = parameters.repeat(start, len(clients)) if is_one else start
         return LocalTraining(self, np.asarray(clients), start, plan, key, also_upload)

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli import parameters, rng
-from pflcli.engine import backend, strategy, trainer
+from pflcli.engine import strategy, trainer
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD, is_stacked
 from pflcli.engine.strategy import Strategy, WorkerNet
@@ -50,11 +50,9 @@ def run_task(
     """
     data = data if task.rows is None else data.pooled(task.rows)
     chosen = strategy.choose(worker_net, task.plan, task.mode, len(task.clients))
-    if chosen.in_place:
-        steps = backend.part("steps")
+    if chosen.train is not None:
         draws = _create_draws(task)
-        losses = steps.train(chosen.layers, data, task.clients, draws, task.places, start, out, task.plan)
-        return np.asarray(losses)
+        return np.asarray(chosen.train(data, task.clients, draws, task.places, start, out, task.plan))
     try:
         if chosen.stacked:
             losses = _train_stack(task, worker_net, chosen, data, start, out)
