@@ -21,6 +21,7 @@ from typing import Any
 from unittest.mock import patch
 
 import pflcli
+from pflcli.accelerated import backends
 from pflcli.engine import backend, model_algebra, strategy
 from pflcli.execution import Execution
 

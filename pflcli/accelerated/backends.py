@@ -7,14 +7,21 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from pflcli.accelerated import products
 from pflcli.engine import linear_chain
 from pflcli.engine.gradients import StackedNetwork
 from pflcli.engine.strategy import Backend, Request, Strategy, WorkerNet
+
+
+def products() -> Any:
+    """Return the module of compiled products, which loads Numba."""
+    from pflcli.accelerated import products
+
+    return products
 
 
 def pays_to_compile(weights: Iterable[Tensor]) -> bool:
@@ -22,7 +29,7 @@ def pays_to_compile(weights: Iterable[Tensor]) -> bool:
     values = list(weights)
     if sum(value.numel() for value in values) < linear_chain.LARGE or any(v.dtype != torch.float32 for v in values):
         return False
-    return products.COMPILED and values[0].device.type == "cpu"
+    return bool(products().COMPILED) and values[0].device.type == "cpu"
 
 
 def chain_network(worker: WorkerNet, trained: Collection[str]) -> StackedNetwork | None:
@@ -48,7 +55,7 @@ def compiled_chain(request: Request) -> Strategy | str:
     how = "one compiled loop takes all steps of a client" if is_plain else "compiled loops need no autograd"
     return Strategy(
         "compiled linear chain",
-        f"{how}; {products.DESCRIPTION}",
+        f"{how}; {products().DESCRIPTION}",
         lambda names: CompiledChainNetwork(layers, names),
         stacked=True,
         train=partial(steps.train, layers) if is_plain else None,
@@ -65,18 +72,14 @@ def compiled_program(request: Request) -> Strategy | str:
         return "many clients train as one batched program"
     if plan.frozen_norm and not program.infers:
         return "the statistics of BatchNorm are frozen"
-    from pflcli.accelerated.program import CompiledNetwork
+    from pflcli.accelerated.program import CompiledNetwork, Program
 
-    name, why = "compiled program", f"every layer of the network has a compiled form; {products.DESCRIPTION}"
+    assert isinstance(program, Program)
+    name, why = "compiled program", f"every layer of the network has a compiled form; {products().DESCRIPTION}"
     if request.is_lockstep:
         name, why = "lockstep", "clients take each step together, as it reads much that they share"
-    return Strategy(
-        name,
-        why,
-        lambda names: CompiledNetwork(worker.net, names, program),
-        stacked=request.is_lockstep,
-        independent=False,
-    )
+    passes = partial(CompiledNetwork, worker.net, program=program)
+    return Strategy(name, why, passes, stacked=request.is_lockstep, independent=False)
 
 
 BACKENDS: tuple[Backend, ...] = (compiled_chain, compiled_program)

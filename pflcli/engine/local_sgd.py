@@ -154,7 +154,7 @@ class LocalSGD:
 
     @property
     def has_rule(self) -> bool:
-        """Whether a method states the loss or the gradients. The start is then a stack, and may have tensors of its own."""
+        """Whether a method states its loss or gradients. The start is then a stack, which may have further tensors."""
         return any(rule is not None for rule in (self.loss, self.pass_rule, self.gradient, self.objective))
 
     def rate(self, index: int, number: int) -> float:

@@ -58,6 +58,7 @@ def run_task(
             losses = _train_stack(task, worker_net, chosen, data, start, out)
             if losses is not None:
                 return losses
+            chosen = strategy.choose(worker_net, task.plan, task.mode, 1)
         return _train_one_by_one(task, worker_net, chosen, data, start, out)
     finally:
         if worker_net.program is not None:
