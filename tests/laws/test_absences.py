@@ -1,4 +1,4 @@
-"""Clients that drop out or diverge. The laws in pflcli/laws/methods.py test every method; here is what a run records."""
+"""Clients that drop out or diverge: what a run records. What becomes of the others is a law of every method."""
 
 from __future__ import annotations
 
