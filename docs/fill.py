@@ -1,45 +1,128 @@
-"""Fill the tables of a page from the comparisons that recipes made.
+"""Renew the tables of measurements: CSV files in docs/results, and the rows of them that pages show.
 
-    python docs/fill.py docs/results.md [WORD]
+    python docs/fill.py               # the rows that pages show
+    python docs/fill.py all-methods   # before that, the CSV files whose commands contain all-methods
 
-A table stands between two comments, of which the first names the command that prints it:
+docs/results/commands.toml has the commands, which run in the folder that one types this in. If one fails, its files
+stay as they are, and it is named at the end. A page shows rows between two comments. The first names one or several
+CSV files, each after a label, then the rows by their first cells and the columns (all if there are none):
 
-    <!-- table: python examples/table.py runs/examples/all-methods/writers accuracy,gain -->
+    <!-- rows of writers=results/a.csv, fashion=results/b.csv | fedavg; local | accuracy %; gain % -->
     <!-- end -->
-
-Commands run in the folder that one types this in. With WORD only commands that contain it run; a command that fails
-leaves its table as it is, and is named at the end.
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
-_TABLE = re.compile(r"(?P<open><!-- table: (?P<command>.*?) -->\n).*?(?P<close><!-- end -->)", flags=re.DOTALL)
+ROOT = Path(__file__).parents[1]
+RESULTS = ROOT / "docs" / "results"
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+_SHOWN = re.compile(r"(<!-- rows of (?P<files>.+?) \|(?P<rows>.*?)\|(?P<columns>.*?)-->\n).*?<!-- end -->", flags=re.S)
+
+Rows = list[list[str]]
 
 
 def main() -> int:
-    """Rewrite the page; return 1 if a table could not be filled."""
-    page, word = Path(sys.argv[1]), sys.argv[2] if len(sys.argv) > 2 else ""
-    failed: list[str] = []
-
-    def filled(table: re.Match[str]) -> str:
-        command = table["command"]
-        if word not in command:
-            return table[0]
-        ran = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
-        if ran.returncode or not ran.stdout.strip():
-            failed.append(f"{command}: {(ran.stderr.strip().splitlines() or ['nothing printed'])[-1]}")
-            return table[0]
-        return f"{table['open']}{ran.stdout.strip()}\n{table['close']}"
-
-    page.write_text(_TABLE.sub(filled, page.read_text(encoding="utf-8")), encoding="utf-8")
+    """Rewrite files and pages; return 1 if a command failed."""
+    failed = run_commands(sys.argv[1]) if len(sys.argv) > 1 else []
+    for page in PAGES:
+        page.write_text(fill(page.read_text(encoding="utf-8"), page.parent), encoding="utf-8")
     for line in failed:
         print(f"not filled: {line}", file=sys.stderr)
     return int(bool(failed))
+
+
+def run_commands(word: str) -> list[str]:
+    """Write the CSV files of all commands that contain a word; return those that failed, with the reason."""
+    failed = []
+    for command, names in tomllib.loads((RESULTS / "commands.toml").read_text(encoding="utf-8")).items():
+        if word not in command:
+            continue
+        ran = subprocess.run(command, shell=True, capture_output=True, text=True, check=False)
+        tables = parse_tables(ran.stdout)
+        if ran.returncode or len(tables) < len(names):
+            failed.append(f"{command}: {(ran.stderr.strip().splitlines() or ['too few tables printed'])[-1]}")
+            continue
+        for name, table in zip(names, tables, strict=False):
+            if name:
+                text = io.StringIO()
+                csv.writer(text, lineterminator="\n").writerows(table)
+                (RESULTS / f"{name}.csv").write_text(text.getvalue(), encoding="utf-8")
+    return failed
+
+
+def parse_tables(text: str) -> list[Rows]:
+    """Return the tables of a text in Markdown, without the marks of code."""
+    tables: list[Rows] = [[]]
+    for line in text.splitlines():
+        if line.startswith("|"):
+            tables[-1].append([cell.strip().replace("`", "") for cell in line.strip()[1:-1].split("|")])
+        elif tables[-1]:
+            tables.append([])
+    return [[heading, *rows] for heading, _, *rows in tables if heading]
+
+
+def fill(page: str, folder: Path) -> str:
+    """Return a page of a folder with the rows that its comments name."""
+
+    def show(block: re.Match[str]) -> str:
+        files = dict(re.findall(r"(?:([^=,]+)=)?([^=,\s]+)", block["files"]))
+        names, columns = (
+            [item.strip() for item in block[part].split(";") if item.strip()] for part in ("rows", "columns")
+        )
+        tables = {label.strip(): read(folder / path) for label, path in files.items()}
+        links = ", ".join(f"[{Path(path).stem}]({path})" for path in files.values())
+        return f"{block[1]}{to_markdown(select(tables, names, columns))}\n\nCSV: {links}\n<!-- end -->"
+
+    return _SHOWN.sub(show, page)
+
+
+def read(path: Path) -> Rows:
+    """Return the rows of a CSV file, its heading first."""
+    with path.open(encoding="utf-8", newline="") as file:
+        return list(csv.reader(file))
+
+
+def select(tables: dict[str, Rows], names: list[str], columns: list[str]) -> Rows:
+    """Return rows of one table, or of several side by side, where the label of a table precedes its columns.
+
+    Raises ValueError for a row or a column that no table has.
+    """
+    if unknown := {*names} - {row[0] for rows in tables.values() for row in rows}:
+        raise ValueError(f"no row {', '.join(sorted(unknown))}")
+    parts = {label: _choose(table, names, columns) for label, table in tables.items()}
+    if len(parts) == 1:
+        return next(iter(parts.values()))
+    first = next(iter(parts.values()))
+    joined = [[first[0][0], *(f"{label}: {title}" for label, part in parts.items() for title in part[0][1:])]]
+    for key in names or [row[0] for row in first[1:]]:
+        cells = ({row[0]: row[1:] for row in part}.get(key, ["-"] * (len(part[0]) - 1)) for part in parts.values())
+        joined.append([key, *(cell for row in cells for cell in row)])
+    return joined
+
+
+def _choose(table: Rows, names: list[str], columns: list[str]) -> Rows:
+    """Return the named rows and columns of a table, all if none are named."""
+    heading, *rows = table
+    places = [0, *(heading.index(column) for column in columns or heading[1:])]
+    chosen = [row for name in names for row in rows if row[0] == name] if names else rows
+    return [[row[place] for place in places] for row in [heading, *chosen]]
+
+
+def to_markdown(rows: Rows) -> str:
+    """Return rows as a table in Markdown, names of methods as code."""
+    heading, *body = rows
+    if heading[0] == "method":
+        body = [[f"`{first}`" if re.fullmatch(r"[a-z][\w@.-]*", first) else first, *rest] for first, *rest in body]
+    lines = [heading, ["---", *(["---:"] * (len(heading) - 1))], *body]
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Adds README, CONTRIBUTING and CHANGELOG, which stand above this folder, to the site that mkdocs builds."""
+"""What mkdocs needs besides the pages: those above this folder, and the rows of CSV files to which pages lead."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
+import fill
 from mkdocs.structure.files import File
 
 ROOT = Path(__file__).parents[1]
@@ -22,10 +23,20 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Lead links to pages above the folder of the site to their copies in it."""
-    if page.file.src_uri in PAGES.values():
-        return markdown
-    return _translate(markdown, posixpath.join("docs", posixpath.dirname(page.file.src_uri)))
+    """Lead links to pages above the folder of the site to their copies in it, and add all rows of tables."""
+    folder = Path(page.file.abs_src_path).parent if page.file.abs_src_path else ROOT / "docs"
+    if page.file.src_uri not in PAGES.values():
+        markdown = _translate(markdown, posixpath.join("docs", posixpath.dirname(page.file.src_uri)))
+    return re.sub(r"^CSV: (.*)$", lambda line: _show_tables(line[1], folder), markdown, flags=re.M)
+
+
+def _show_tables(links: str, folder: Path) -> str:
+    """Return the tables of CSV files to which links lead, each folded below its name."""
+    parts = []
+    for name, path in re.findall(r"\[([^\]]+)\]\(([^)]+)\)", links):
+        table = fill.to_markdown(fill.read(folder / path)).replace("\n", "\n    ")
+        parts.append(f'??? quote "{name}.csv"\n\n    [Download]({path})\n\n    {table}\n')
+    return "\n".join(parts)
 
 
 def _translate(text: str, folder: str) -> str:

@@ -122,9 +122,9 @@ def summarize(table: Table, baseline: NDArray[np.float64]) -> None:
         accuracy = table[method]
         print(line([f"`{method}`", *(f"{100 * mean:.1f}" for mean in [*accuracy.mean(axis=0), accuracy.mean()])]))
         if method != "fedavg":
-            print(line(["gain", *gains(accuracy - baseline)]))
+            print(line([f"`{method}`: gain", *gains(accuracy - baseline)]))
             worse = [float((accuracy[:, place] < baseline[:, place]).mean()) for place in range(len(HOSPITALS))]
-            print(line(["worse in", *(f"{100 * share:.0f} %" for share in worse), ""]))
+            print(line([f"`{method}`: worse in", *(f"{100 * share:.0f} %" for share in worse), ""]))
 
 
 def gains(differences: NDArray[np.float64]) -> list[str]:

@@ -6,6 +6,7 @@ import dataclasses
 import importlib.util
 import inspect
 import re
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,14 @@ PAGES = {
 README = PAGES["README.md"]
 FOR_USERS = ("api", "artifacts", "choosing", "commands", "data", "guide", "measurement", "methods", "not-included")
 COMMANDS = typer.main.get_command(app).commands
+
+
+def load_script(name):
+    """Return a script of docs/ as a module."""
+    spec = importlib.util.spec_from_file_location(name, ROOT / "docs" / f"{name}.py")
+    script = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    return script
 
 
 def section(title):
@@ -63,10 +72,7 @@ def test_every_name_is_mentioned(group, page):
 
 
 def test_the_page_of_commands_is_what_its_script_writes():
-    spec = importlib.util.spec_from_file_location("reference", ROOT / "docs" / "reference.py")
-    reference = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(reference)
-    assert PAGES["docs/commands.md"] == reference.write_page(), "run python docs/reference.py"
+    assert PAGES["docs/commands.md"] == load_script("reference").write_page(), "run python docs/reference.py"
 
 
 def test_the_readme_gives_the_number_of_laws():
@@ -233,22 +239,42 @@ def test_every_place_on_the_map_exists():
         assert any(spot.exists() for spot in spots), f"docs/architecture.md: {name} does not exist"
 
 
-def read_tables(page, command):
-    """Return the table that ``docs/fill.py`` puts behind a command: its rows by method, each a cell by heading."""
-    body = re.search(rf"<!-- table: {re.escape(command)}.*? -->\n(.*?)<!-- end -->", page, flags=re.S)[1]
-    heading, _, *rows = ([cell.strip() for cell in line.strip("| ").split(" | ")] for line in body.splitlines())
-    return {row[0].strip("`"): dict(zip(heading, row, strict=True)) for row in rows}
+@pytest.fixture(scope="module")
+def fill():
+    """docs/fill.py as a module."""
+    return load_script("fill")
 
 
-def test_readme_shows_the_same_results_as_the_page_of_results():
-    command = "python examples/table.py runs/examples/all-methods/"
-    shown = read_tables(README, f"{command}writers,runs/examples/all-methods/fashion-mnist ")
-    assert len(shown) == 11
-    for name in ("writers", "fashion-mnist"):
-        rows = read_tables(PAGES["docs/results.md"], f"{command}{name} ")
-        for method, cells in shown.items():
-            for heading in ("accuracy %", "bottom decile %", "gain %"):
-                assert cells[f"{name}: {heading}"] == rows[method][heading], f"{name}, {method}, {heading}"
+@pytest.mark.parametrize("name", PAGES)
+def test_a_page_shows_the_rows_that_its_csv_files_contain(fill, name):
+    assert PAGES[name] == fill.fill(PAGES[name], (ROOT / name).parent), "run python docs/fill.py"
+
+
+def test_a_page_leads_to_every_csv_file(fill):
+    files = {path.name for path in fill.RESULTS.glob("*.csv")}
+    assert files
+    assert {Path(link).name for page in PAGES.values() for link in re.findall(r"\]\(([^)\s]+\.csv)\)", page)} == files
+
+
+def test_every_table_that_a_command_prints_has_a_file(fill):
+    commands = tomllib.loads((fill.RESULTS / "commands.toml").read_text(encoding="utf-8"))
+    names = [name for tables in commands.values() for name in tables if name]
+    assert len({*names}) == len(names)
+    for name in names:
+        assert (fill.RESULTS / f"{name}.csv").exists()
+
+
+def test_tables_of_markdown_are_found_and_rows_shown_side_by_side(fill):
+    one, two = fill.parse_tables(
+        "Of a:\n\n| method | b | c |\n|---|--:|--:|\n| `x` | 1 | 2 |\n| `y` | 4 | 5 |\n\n"
+        "| method | c |\n|-|-|\n| `x` | 3 |\n"
+    )
+    assert one == [["method", "b", "c"], ["x", "1", "2"], ["y", "4", "5"]]
+    assert fill.select({"one": one, "two": two}, ["y", "x"], ["c"]) == [
+        ["method", "one: c", "two: c"], ["y", "5", "-"], ["x", "2", "3"],
+    ]  # fmt: skip
+    with pytest.raises(ValueError, match="no row z"):
+        fill.select({"": one}, ["z"], [])
 
 
 CLAIMS = re.findall(r"^\| (?!claim|---)(.*?) \|$", PAGES["docs/claims.md"], flags=re.M)
