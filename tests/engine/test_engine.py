@@ -9,8 +9,7 @@ import os
 import subprocess
 import sys
 import threading
-from contextlib import suppress
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from multiprocessing import connection
 from pathlib import Path
