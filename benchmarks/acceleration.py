@@ -21,10 +21,8 @@ from typing import Any
 from unittest.mock import patch
 
 import pflcli
-from pflcli.accelerated.chains import CompiledChainNetwork
-from pflcli.accelerated.program import CompiledNetwork
-from pflcli.engine import backend, linear_chain, model_algebra, strategy
-from pflcli.engine.gradients import StackedNetwork
+from pflcli.accelerated import backends
+from pflcli.engine import backend, model_algebra, strategy
 from pflcli.execution import Execution
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -42,14 +40,6 @@ class Part:
     off: Callable[[], Any]
     methods: Sequence[str]
     models: Sequence[str] = ("mlp", "cnn")
-
-
-@contextmanager
-def plain(name: str) -> Iterator[None]:
-    """Let compiled networks compute this as any network does."""
-    reference = getattr(StackedNetwork, name)
-    with patch.object(CompiledChainNetwork, name, reference), patch.object(CompiledNetwork, name, reference):
-        yield
 
 
 @contextmanager
@@ -81,7 +71,7 @@ def steps_in_place_absent() -> Iterator[None]:
     choose = strategy.choose
 
     def chosen(*args: Any) -> Any:
-        return replace(choose(*args), in_place=False)
+        return replace(choose(*args), train=None)
 
     with patch.object(strategy, "choose", chosen):
         yield
@@ -89,11 +79,10 @@ def steps_in_place_absent() -> Iterator[None]:
 
 PARTS = {
     "all": Part(lambda: patch.dict("os.environ", {backend.SWITCH: "0"}), (*GENERAL, "fedproto", "fedrod", "feddbe")),
-    "chain": Part(lambda: patch.object(linear_chain, "pays_to_compile", lambda _: False), GENERAL, ("mlp",)),
+    "chain": Part(lambda: patch.object(backends, "pays_to_compile", lambda _: False), GENERAL, ("mlp",)),
     "steps in place": Part(steps_in_place_absent, GENERAL, ("mlp",)),
     "program": Part(lambda: absent("graph"), GENERAL, ("cnn",)),
     "model products": Part(own_products_of_models_absent, ("fedamp", "panm", "fedala", "fedham", "fedattn")),
-    "proximal": Part(lambda: plain("proximal_steps"), ("pfedme",), ("cnn",)),
     "pfedgp": Part(lambda: absent("pfedgp"), ("pfedgp",)),
 }
 

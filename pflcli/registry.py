@@ -109,7 +109,12 @@ def names(group: str) -> list[str]:
 
 def _built_in(group: str) -> frozenset[str]:
     """Return the names of the files of ``group`` in this package, in kebab case."""
-    stems = (file.stem for file in folder(group).glob("*.py") if not file.stem.startswith("_"))
+    return _names_in(folder(group))
+
+
+@functools.cache
+def _names_in(folder: Path) -> frozenset[str]:
+    stems = (file.stem for file in folder.glob("*.py") if not file.stem.startswith("_"))
     return frozenset(stem.replace("_", "-") for stem in stems)
 
 

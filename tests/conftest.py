@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
@@ -40,6 +41,17 @@ run()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let tests that take minutes run when they are asked for."""
     parser.addoption("--long", action="store_true", help="run the long tests too")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[object]:
+    """Collect no garbage while modules are imported and tests collected: they stay until the end."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -20,6 +20,10 @@ from pflcli.execution import Execution
 
 FORCE = Execution(force=True)
 
+ONE_OF_EACH_KIND = ("local", "knn-per", "fedavg-plus", "fedavg", "scaffold", "ditto", "fedem", "pens")
+"""Methods for tests of what does not depend on the method: without rounds, after them, with a global model, with
+personal models, with several models, and among peers. The laws in pflcli/laws run for every method."""
+
 NAMES = ("p", "b", "e", "d", "knn", "fedavg", "st", "ev", "au", "sw", "ud", "nc")
 """Artifacts of the chain ``small`` in conftest.py."""
 
@@ -115,3 +119,8 @@ def set_own_products(monkeypatch, own):
     products = backend.part("products")
     if products is not None:
         monkeypatch.setattr(products, "COMPILED", own)
+
+
+def cross_entropy_rule(network, params, batch):
+    """Return the cross-entropy and its gradients: a gradient rule that trains as without one."""
+    return network.gradient(params, batch)

@@ -4,6 +4,8 @@
 #   bash tests/run.sh [PYTEST ARGUMENTS]
 set -euo pipefail
 
+# Each of the hundreds of processes that tests start would compile the package.
+unset PYTHONDONTWRITEBYTECODE
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 venv=.venv-test
 if [ ! -x "$venv/bin/python" ]; then

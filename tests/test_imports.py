@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+from functools import cache
 
 import pytest
 
@@ -108,6 +109,15 @@ ALLOWED = {
 FILES = sorted(ROOT.rglob("*.py"))
 
 
+def parse(path):
+    return ast.parse(path.read_text())
+
+
+@cache
+def imports_of(path):
+    return tuple(imports(parse(path)))
+
+
 def area(module):
     """Return the entry of ``ALLOWED`` that a module below the package belongs to: the longest that it begins with."""
     parts = module.split(".")
@@ -118,14 +128,17 @@ def module_of(path):
     return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
-@pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
-def test_imports_follow_the_layers(path):
-    importer = area(module_of(path))
-    for name in imports(ast.parse(path.read_text())):
-        below = name.removeprefix("pflcli.")
-        if name.startswith("pflcli.") and below != "__version__" and not is_room(below):
-            imported = area(below)
-            assert imported == importer or imported in ALLOWED[importer], f"{path.name} imports {name}"
+def test_imports_follow_the_layers():
+    violations = []
+    for path in FILES:
+        importer = area(module_of(path))
+        for name in imports_of(path):
+            below = name.removeprefix("pflcli.")
+            if name.startswith("pflcli.") and below != "__version__" and not is_room(below):
+                imported = area(below)
+                if imported != importer and imported not in ALLOWED[importer]:
+                    violations.append(f"{path.relative_to(ROOT)} imports {name}")
+    assert violations == []
 
 
 def is_room(module):
@@ -136,8 +149,7 @@ def is_room(module):
 def test_the_command_line_imports_nothing_heavy_at_the_top():
     for path in FILES:
         if area(module_of(path)) in {"cli", "options", "__main__"}:
-            top = ast.Module([n for n in ast.parse(path.read_text()).body], [])
-            top.body = [n for n in top.body if isinstance(n, ast.Import | ast.ImportFrom)]
+            top = ast.Module([n for n in parse(path).body if isinstance(n, ast.Import | ast.ImportFrom)], [])
             for name in imports(top):
                 assert name.split(".")[0] not in {"torch", "faiss", "h5py", "numpy", "pandas", "vl_convert"}, path
                 assert name.split(".")[:2] not in (["pflcli", "commands"], ["pflcli", "artifacts"]), f"{path}: {name}"
@@ -166,9 +178,7 @@ def test_the_command_line_imports_nothing_heavy_at_the_top():
 )
 def test_few_places_import(module, only):
     places = {
-        str(path.relative_to(ROOT))
-        for path in FILES
-        if any(name.split(".")[0] == module for name in imports(ast.parse(path.read_text())))
+        str(path.relative_to(ROOT)) for path in FILES if any(name.split(".")[0] == module for name in imports_of(path))
     }
     assert places <= only  # vision imports by name, as the module may need help first
 
@@ -178,7 +188,7 @@ def test_acceleration_stands_behind_one_seam():
     for path in FILES:
         if area(module_of(path)) != "accelerated":
             place, text = str(path.relative_to(ROOT)), path.read_text()
-            for name in imports(ast.parse(text)):
+            for name in imports_of(path):
                 assert name.split(".")[0] not in {"numba", "llvmlite"}, f"{place} imports {name}"
                 assert not (name + ".").startswith(accelerated + "."), f"{place} imports {name}"
             assert (f'"{accelerated}' in text) == (place == backend), f"{place} names {accelerated}"
@@ -198,7 +208,7 @@ def test_methods_and_fl_touch_no_file_terminal_or_global_seed():
             area(module_of(path)) in {"methods", "federation", "engine", "parameters", "knn"}
             and path.name != "shared_memory.py"
         ):
-            for node in ast.walk(ast.parse(path.read_text())):
+            for node in ast.walk(parse(path)):
                 if isinstance(node, ast.Call):
                     called = node.func
                     name = called.id if isinstance(called, ast.Name) else getattr(called, "attr", "")
@@ -207,7 +217,7 @@ def test_methods_and_fl_touch_no_file_terminal_or_global_seed():
 
 def test_charts_are_drawn_from_numbers_alone():
     for path in (ROOT / "evaluation" / "charts").glob("*.py"):
-        for name in imports(ast.parse(path.read_text())):
+        for name in imports_of(path):
             if name.startswith("pflcli."):
                 assert name.startswith(("pflcli.evaluation.charts", "pflcli.evaluation.metrics")), (
                     f"{path.name} imports {name}"

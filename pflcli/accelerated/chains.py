@@ -18,8 +18,9 @@ from torch import Tensor
 from pflcli.accelerated.compiler import Array, Arrays, compiled
 from pflcli.accelerated.loops import add, cross_entropy, pull, shift_and_rectify, shift_and_rectify_backward
 from pflcli.accelerated.products import product, product_by_rows
-from pflcli.engine.gradients import Outputs, StackedBatch
+from pflcli.engine.gradients import Outputs, Pass, differentiate_loss
 from pflcli.engine.linear_chain import ChainNetwork, Layer
+from pflcli.engine.optimizer import Optimizer
 from pflcli.parameters import Params, Stacked
 
 
@@ -145,16 +146,17 @@ def backward_stack(
     body: int,
     z: Array,
     trained: Array,
-    none: Arrays,
+    move: tuple[Arrays, Array, Arrays, Array],
     targets: Arrays,
     adds: bool,
 ) -> None:
-    """Write the gradients by the ``trained`` parameters of a stack into ``targets`` (a, ...), or add them.
+    """Write the gradients by the ``trained`` parameters of a stack into ``targets`` (a, ...), or ``move`` and add them.
 
     ``x``, ``weight`` and ``values`` are those of ``forward_stack``. ``logits`` (a, n, C) are gradients by the logits,
-    ``z`` those by the inputs of the layer ``body``, or empty; both are flattened. ``none`` are empty arrays (1, 0).
+    ``z`` those by the inputs of the layer ``body``, or empty; both are flattened. ``move`` is the anchor, the part of
+    the way to it (a,), the drift, and the rate (a,), see ``take_steps``.
     """
-    classes, zero = layers[-1, 1], x.dtype.type(0)
+    classes, (anchor, part, drift, rate) = layers[-1, 1], move
     grads = np.empty((len(layers), n * max_outputs(layers)), x.dtype)
     for client in range(len(x) // (n * layers[0, 0])):
         at, count = client * n, count_samples(weight, client, n)
@@ -171,7 +173,7 @@ def backward_stack(
             (body, z),
             lowest_trained_layer(trained),
             trained,
-            (none, zero, none, zero),
+            (anchor, part[client], drift, rate[client]),
             targets,
             adds,
         )
@@ -286,14 +288,8 @@ class CompiledChainNetwork(ChainNetwork):
         """Return the gradients (a, ...) by the parameters ``names``, see ``StackedNetwork``."""
         params, names = outputs.trace[0], self.trained if names is None else names
         grads = {name: torch.empty(len(outputs.logits), *params[name].shape[1:]) for name in names}
-        self._backward(outputs, logits, z, names, grads, adds=False)
+        self._backward(outputs, logits, z, names, grads)
         return grads
-
-    def subtract_gradients(self, outputs: Outputs, logits: Tensor | None, z: Tensor | None, models: Stacked) -> None:
-        """Subtract the gradients from the trained parameters of ``models`` (a, ...) without storing them."""
-        assert all(models[name].is_contiguous() for name in self.trained)  # so that the arrays share their memory
-        by_logits, by_z = (None if by_output is None else -by_output for by_output in (logits, z))
-        self._backward(outputs, by_logits, by_z, self.trained, models, adds=True)
 
     def _backward(
         self,
@@ -302,62 +298,62 @@ class CompiledChainNetwork(ChainNetwork):
         z: Tensor | None,
         names: Collection[str],
         into: Stacked,
-        *,
-        adds: bool,
+        move: _Move | None = None,
     ) -> None:
-        """Write the gradients by the parameters ``names`` ``into`` tensors (a, ...) of these names, or add them."""
+        """Write the gradients by the parameters ``names`` ``into`` tensors (a, ...) of these names, or move and add."""
         _, inputs, (layers, own, weights, values) = outputs.trace
         trained = self._own if names is self.trained else trained_mask(self._chain, names)
         by_logits = torch.zeros_like(outputs.logits) if logits is None else logits
         passed = layers, own, outputs.logits.shape[1], inputs[0].view(-1).numpy(), weights, values.numpy()
         by_outputs = by_logits.reshape(-1).numpy(), self._body, _NONE[0] if z is None else z.reshape(-1).numpy()
-        backward_stack(*passed, *by_outputs, trained, self._none, layer_arrays(self._chain, into), adds)
+        still = (self._none, _zeros(len(outputs.logits)), self._none, _zeros(len(outputs.logits)))
+        targets = layer_arrays(self._chain, into)
+        backward_stack(*passed, *by_outputs, trained, move or still, targets, move is not None)
 
-    def proximal_steps(
-        self, params: Stacked, anchor: Stacked, batch: StackedBatch, *, lam: float, rate: float, count: int = 1
-    ) -> None:
-        """Take the steps in place, all of a client before those of the next one, see ``StackedNetwork``."""
-        assert all(params[name].is_contiguous() for name in self.trained)  # so that the arrays share their memory
-        x, y, weight = (
-            np.repeat(value.numpy(), count, axis=0) for value in (batch.x.flatten(2), batch.y, batch.weight)
-        )
-        places = np.repeat(np.arange(len(batch.x)), count)
-        rates = np.full(len(places), rate, np.float32)
-        own, centres = layer_arrays(self._chain, params), layer_arrays(self._chain, anchor) if lam else self._none
-        losses, batches = np.empty(len(places)), (places, x, y, weight, rates)
-        take_steps(
-            self._table(params), own, own, self._own, centres, self._none, rates * np.float32(lam), batches, losses
-        )
-
-    def gradient(
-        self,
-        params: Stacked,
-        batch: StackedBatch,
-        names: Collection[str] | None = None,
-        scale: Tensor | None = None,
-        models: Stacked | None = None,
-    ) -> tuple[Tensor, Stacked]:
-        """Do the same as ``StackedNetwork.gradient``; take a step of plain SGD on ``models`` in one loop.
+    def step(self, models: Stacked, each: Pass, optimizer: Optimizer) -> Tensor:
+        """Return the losses (a,) of a pass; a step of plain SGD is taken by one compiled loop.
 
         There the backward pass of a client follows its forward pass, so that its weights stay in the cache.
         """
-        if models is None or batch.rate is None:
-            return super().gradient(params, batch, names, scale, models)
-        assert all(models[name].is_contiguous() for name in self.trained)  # so that the arrays share their memory
-        count, losses = len(batch.x), np.empty(len(batch.x))
-        rates = batch.rate if scale is None else batch.rate * scale
-        x, y, weight, rate = (
-            value.contiguous().numpy() for value in (batch.x.flatten(2), batch.y, batch.weight, rates)
-        )
-        take_steps(
-            self._table(params),
-            layer_arrays(self._chain, params),
-            layer_arrays(self._chain, models),
-            self._own,
-            self._none,
-            self._none,
-            np.zeros(count, np.float32),
-            (np.arange(count), x, y, weight, rate),
-            losses,
-        )
-        return torch.from_numpy(losses), {}
+        if not optimizer.is_plain:
+            return super().step(models, each, optimizer)
+        moved = {name: models[each.moves + name] for name in self.trained}
+        assert all(value.is_contiguous() for value in moved.values())  # so that the arrays share their memory
+        batch, rates = each.batch, _rates(optimizer.rate, len(each.batch.x))
+        move = self._move(each, optimizer, rates)
+        if each.loss is not None or each.scale is not None:
+            outputs = self.forward(each.at, batch.x, batch.weight)
+            losses, by_logits, by_z, read = differentiate_loss(each, outputs, models, -torch.from_numpy(rates))
+            self._backward(outputs, by_logits, by_z, self.trained, moved, move)
+            optimizer.add(read)
+            return losses
+        x, y, weight = (value.contiguous().numpy() for value in (batch.x.flatten(2), batch.y, batch.weight))
+        samples, by_client = (np.arange(len(x)), x, y, weight, rates), np.empty(len(x))
+        own, targets = layer_arrays(self._chain, each.at), layer_arrays(self._chain, moved)
+        anchor, part, drift, _ = move
+        take_steps(self._table(each.at), own, targets, self._own, anchor, drift, part, samples, by_client)
+        return torch.from_numpy(by_client)
+
+    def _move(self, each: Pass, optimizer: Optimizer, rates: NDArray[np.float32]) -> _Move:
+        """Return the part of a plain step that is not a gradient, see ``take_steps``."""
+        anchors, drifts, part = {}, {}, _zeros(len(rates))
+        for name in self.trained:
+            anchor, pull, drift = optimizer.terms(each.moves + name)
+            if anchor is not None:
+                anchors[name], part = anchor, _rates(pull, len(rates))
+            if drift is not None:
+                drifts[name] = drift
+        stacked = any(anchor.ndim == each.at[name].ndim for name, anchor in anchors.items())
+        return layer_arrays(self._chain, anchors, stacked), part, layer_arrays(self._chain, drifts), rates
+
+
+_Move = tuple[Arrays, NDArray[np.float32], Arrays, NDArray[np.float32]]
+
+
+def _rates(rate: float | Tensor, count: int) -> NDArray[np.float32]:
+    """Return one rate for each client (count,)."""
+    return rate.numpy() if isinstance(rate, Tensor) else np.full(count, rate, np.float32)
+
+
+def _zeros(count: int) -> NDArray[np.float32]:
+    return np.zeros(count, np.float32)

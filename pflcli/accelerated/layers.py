@@ -22,7 +22,21 @@ from pflcli.accelerated.graph import Layer, Value
 from pflcli.accelerated.instructions import MAX_TILE_ROWS, as_row
 from pflcli.accelerated.loops import pull
 from pflcli.accelerated.products import Step, flat_array, multiply, multiply_by_rows, product, transpose
-from pflcli.engine.backend import Move
+
+
+@dataclass(frozen=True)
+class Move:
+    """A step of plain SGD on a weight, which the product that computes its gradient takes.
+
+    First the weight moves by the fraction ``part`` of the way to the ``anchor``, and by minus the rate times the
+    ``drift``; then by minus the rate times the gradient.
+    """
+
+    weight: Tensor
+    rate: float
+    anchor: Tensor | None = None
+    part: float = 0.0
+    drift: Tensor | None = None
 
 
 def chain_steps(steps: list[Step]) -> Step:

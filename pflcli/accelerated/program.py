@@ -11,19 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from pflcli import parameters
-from pflcli.accelerated import loops
 from pflcli.accelerated.graph import Layer
 from pflcli.accelerated.instructions import HAS_FMA
-from pflcli.accelerated.layers import MobileLayers, PooledLayers
+from pflcli.accelerated.layers import MobileLayers, Move, PooledLayers
 from pflcli.accelerated.products import Step
-from pflcli.engine.backend import Move
-from pflcli.engine.gradients import Outputs, StackedBatch, StackedNetwork
-from pflcli.engine.networks import own_names
+from pflcli.engine.gradients import Outputs, Pass, StackedNetwork, differentiate_loss
+from pflcli.engine.networks import AutogradNetwork, own_names
+from pflcli.engine.optimizer import Optimizer
 from pflcli.parameters import Stacked
 
 
@@ -45,12 +45,16 @@ class Program:
         """names of the weights of linear layers"""
         self.infers = all(layer.kind != "norm" for layer in layers)
         """whether the forward pass is the same in training and in evaluation"""
-        self._layers, self._names = layers, names
+        self._net, self._layers, self._names = net, layers, names
         self._moves: Mapping[str, Move] = {}
         self._state, self._external = parameters.state(net), dict[str, Tensor]()
         self._depths: dict[tuple[str, ...], int] = {}
         self._blocks: list[Tensor] = []
         self._passes: dict[int, _Pass] = {}
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Return how to pickle the program: a copy must read the weights of the copied network."""
+        return Program, (self._net, self._layers)
 
     def load(self, params: Mapping[str, Tensor]) -> None:
         """Load a model. Contiguous weights of linear layers are used in place until ``forget``, the rest is copied."""
@@ -73,25 +77,6 @@ class Program:
             yield
         finally:
             self.forget()
-
-    @torch.no_grad()
-    def step(
-        self,
-        x: Tensor,
-        y: Tensor,
-        weight: Tensor | None = None,
-        names: Collection[str] | None = None,
-        moves: Mapping[str, Move] | None = None,
-    ) -> Tensor:
-        """Return the mean cross-entropy of ``x`` (n, C, H, W), ``y`` (n,), and write the gradients into ``grads``.
-
-        ``weight`` (n,) replaces the plain mean. The running statistics of the network change as in training mode; if it
-        has any, n must be greater than 1. See ``backward`` for ``names`` and ``moves``.
-        """
-        self.forward(x)
-        loss, grad = self._passes[len(x)].cross_entropy(y, weight)
-        self.backward(len(x), grad, names=names, moves=moves)
-        return loss
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -158,7 +143,6 @@ class _Pass(MobileLayers, PooledLayers):
         self._forward: list[Step] = [getattr(self, f"_{layer.kind}")(layer) for layer in layers]
         self._z, self._logits = (self._data[value] for value in (head.inputs[0], head.output))
         self._to_logits, _ = self._target(head.output)
-        self._even = self._logits.new_full((n,), 1 / n)
         self._backward: list[list[Step]] = []
         for layer in reversed(layers):
             self._backward.append(getattr(self, f"_{layer.kind}_back")(layer, self._grad_of.pop(layer.output)))
@@ -180,12 +164,6 @@ class _Pass(MobileLayers, PooledLayers):
             torch._foreach_add_(self._counters, 1)
         return self._logits, self._z
 
-    def cross_entropy(self, y: Tensor, weight: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the mean loss of the last batch with labels ``y`` (n,), and the gradient (n, C) by its logits."""
-        weights = (self._even if weight is None else weight.to(self._even)).numpy()
-        loss = loops.cross_entropy(self._logits.numpy(), y.numpy(), weights, 1.0, self._to_logits.numpy())
-        return torch.tensor(loss, dtype=self._logits.dtype), self._to_logits
-
     def backward(self, grad: Tensor, z_grad: Tensor | None, layers: int) -> None:
         """Compute the gradients of the last ``layers`` layers of the program.
 
@@ -201,16 +179,20 @@ class _Pass(MobileLayers, PooledLayers):
 
 
 class CompiledNetwork(StackedNetwork):
-    """Passes of one model at a time by a compiled program, in training mode and for more than one sample."""
+    """Passes of one model at a time by a compiled program, in training mode."""
 
     one_at_a_time = True
 
     def __init__(self, net: nn.Module, trained: Collection[str], program: Program) -> None:
         self.parameters, self.trained = own_names(net, trained)
         self._program, self._state = program, parameters.state(net)
+        self._single = None if program.infers else AutogradNetwork(net, trained)
+        """passes of a single sample, which trains with the running statistics of BatchNorm"""
 
     def forward(self, params: Stacked, x: Tensor, weight: Tensor | None = None) -> Outputs:
         """Return the outputs of the only model of ``params`` (1, ...) for ``x`` (1, n, ...), in training mode."""
+        if self._single is not None and x.shape[1] == 1:
+            return self._single.forward(params, x, weight)
         with torch.no_grad():
             self._program.load({name: params[name][0] for name in self._state})
             logits, z = self._program.forward(x[0])
@@ -224,35 +206,40 @@ class CompiledNetwork(StackedNetwork):
     ) -> Stacked:
         """Return the gradients (1, ...) of parameters for gradients of the outputs."""
         names = self.trained if names is None else names
+        if not isinstance(outputs.trace, int):
+            assert self._single is not None
+            return self._single.backward(outputs, logits, z, names)
         if not names:
             return {}
         logits = torch.zeros_like(outputs.logits) if logits is None else logits
-        self._program.backward(outputs.trace, logits[0], None if z is None else z[0])
+        self._program.backward(outputs.trace, logits[0], None if z is None else z[0], names)
         return {name: self._program.grads[name].clone()[None] for name in names}
 
-    def subtract_gradients(self, outputs: Outputs, logits: Tensor | None, z: Tensor | None, models: Stacked) -> None:
-        """Subtract the gradients from the trained parameters of ``models`` (1, ...)."""
-        moves = {name: Move(models[name][0], 1.0) for name in self.trained if name in self._program.linear}
+    def step(self, models: Stacked, each: Pass, optimizer: Optimizer) -> Tensor:
+        """Return the losses (a,) of a pass; steps of plain SGD on linear layers are taken by their products."""
+        is_single = self._single is not None and each.batch.x.shape[1] == 1
+        if not optimizer.is_plain or len(each.batch.x) > 1 or is_single:
+            return super().step(models, each, optimizer)
+        outputs = self.forward(each.at, each.batch.x, each.batch.weight)
+        losses, by_logits, by_z, read = differentiate_loss(each, outputs, models)
+        moves = {}
+        for name in self.trained:
+            if name in self._program.linear:
+                anchor, part, drift = optimizer.terms(each.moves + name)
+                weight = models[each.moves + name][0]
+                moves[name] = Move(
+                    weight, float(optimizer.rate), _only(anchor, weight), float(part), _only(drift, weight)
+                )
+        logits = torch.zeros_like(outputs.logits) if by_logits is None else by_logits
+        self._program.backward(outputs.trace, logits[0], None if by_z is None else by_z[0], self.trained, moves)
         rest = [name for name in self.trained if name not in moves]
-        logits = torch.zeros_like(outputs.logits) if logits is None else logits
-        self._program.backward(outputs.trace, logits[0], None if z is None else z[0], self.trained, moves)
         if rest:
-            torch._foreach_sub_([models[name][0] for name in rest], [self._program.grads[name] for name in rest])
+            moved = [each.moves + name for name in rest]
+            optimizer.move(moved, [models[name] for name in moved], [self._program.grads[name][None] for name in rest])
+        optimizer.add(read)
+        return losses
 
-    def proximal_steps(
-        self, params: Stacked, anchor: Stacked, batch: StackedBatch, *, lam: float, rate: float, count: int = 1
-    ) -> None:
-        """Take the steps in place, all of a model before those of the next one, see ``StackedNetwork``."""
-        inside = [name for name in self.trained if name in self._program.linear]
-        rest = [name for name in self.trained if name not in inside]
-        for row, size in enumerate(batch.sizes):
-            model, centre = parameters.pick(params, row), parameters.pick(anchor, row) if lam else {}
-            moves = {name: Move(model[name], rate, centre.get(name), rate * lam) for name in inside}
-            own, grads = (batch.x[row, :size], batch.y[row, :size], batch.weight[row, :size]), self._program.grads
-            for _ in range(count):
-                with self._program.model(model):
-                    self._program.step(*own, self.trained, moves)
-                if lam and rest:
-                    torch._foreach_lerp_([model[n] for n in rest], [centre[n] for n in rest], rate * lam)
-                if rest:
-                    torch._foreach_add_([model[name] for name in rest], [grads[name] for name in rest], alpha=-rate)
+
+def _only(value: Tensor | None, weight: Tensor) -> Tensor | None:
+    """Return the only client's tensor, contiguous."""
+    return None if value is None else (value[0] if value.ndim > weight.ndim else value).contiguous()

@@ -118,7 +118,7 @@ def is_only_artifact(folder: Path) -> bool:
 
 def tidy_after_kill(out: Path) -> None:
     """Remove the files and the lock of a killed writer of ``out``, unless another writer is active."""
-    if find_leftovers(out) or locks.folder(out).is_dir() or (out / manifests.DRAFT).exists():
+    if find_leftovers(out) or locks.file(out).exists() or (out / manifests.DRAFT).exists():
         with suppress(ConflictError, OSError), locks.acquire(out):  # they may belong to another user, or host
             tidy(out)
 

@@ -73,8 +73,9 @@ class ArtifactWriter:
         """Raise ConflictError if another process took over the lock, and with it the folder."""
         if self._lock.is_lost():
             raise ConflictError(
-                f"another pfl took over {self.out}: this one was suspended for over {locks.LEASE_SECONDS:.0f} seconds",
-                "wait for the other one to finish, and repeat this command",
+                f"this pfl lost the lock on {self.out}: it was suspended, or could not reach the folder, "
+                f"for over {locks.LEASE_SECONDS:.0f} seconds",
+                "repeat this command; if another pfl has taken over, wait for it to finish",
             )
 
     def _read_complete_manifest(self) -> Manifest | None:

@@ -11,7 +11,7 @@ from pflcli.artifacts.open_by_path import open_one
 from pflcli.errors import UsageError
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.page import charts as page_charts
-from pflcli.evaluation.page import html, lineage, page_files, runs, sentences
+from pflcli.evaluation.page import html, lineage, page_files, runs
 from pflcli.evaluation.page.comparison import KINDS, read_comparison
 from pflcli.reporter import SILENT, Reporter
 
@@ -67,4 +67,4 @@ def report(
     sections = [html.Section(*parts) for parts in zip(comparisons, charts, stills, lineages, behind, strict=True)]
     page = html.render_page(sections, shown_audits, vega.bundle_javascript(), page_files.data_folder(out).name)
     page_files.write(out, page, page_files.build_files(sections, shown_audits))
-    return Page(out, page_files.data_folder(out), [sentences.answer(section.comparison)[0] for section in sections])
+    return Page(out, page_files.data_folder(out), [section.comparison.answer[0] for section in sections])

@@ -190,8 +190,7 @@ class Table:
             warnings = [*metrics["warnings"], *stack_references.find_warnings(scores, pooled)]
             metrics |= {"stacks": beside, "warnings": warnings}
         metrics |= record
-        remarks = [f"`{name}` failed under seed {', '.join(map(str, seeds))}." for name, seeds in failed.items()]
-        scoring.write(work, scores, metrics, NAME, remarks)
+        scoring.write(work, scores, metrics, NAME)
         best = metrics["methods"][0]["label"]
         facts = {"methods": len(metrics["methods"]), "predictions": len(scores), "best": best, "failed": failed}
         return Built({**facts, **({"privacy": dict(self.privacy)} if self.privacy else {})}, {})

@@ -9,9 +9,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
 from functools import cache, wraps
 from typing import Any, Protocol, TypeVar, cast
 
@@ -25,40 +24,11 @@ _PACKAGE = "pflcli.accelerated"
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True)
-class Move:
-    """A step of plain SGD on a weight, which the product that computes its gradient takes.
-
-    First the weight moves by the fraction ``part`` of the way to the ``anchor``, and by minus the rate times the
-    ``drift``; then by minus the rate times the gradient.
-    """
-
-    weight: Tensor
-    rate: float
-    anchor: Tensor | None = None
-    part: float = 0.0
-    drift: Tensor | None = None
-
-
 class Program(Protocol):
     """A network's compiled forward and backward pass."""
 
-    grads: dict[str, Tensor]
-    """the gradients of the last batch, by parameter"""
-    linear: frozenset[str]
-    """names of the weights of linear layers"""
     infers: bool
     """whether the forward pass is the same in training and in evaluation"""
-
-    def step(
-        self,
-        x: Tensor,
-        y: Tensor,
-        weight: Tensor | None,
-        names: Collection[str] | None = None,
-        moves: Mapping[str, Move] | None = None,
-    ) -> Tensor:
-        """Return the loss of a batch, and write its gradients into ``grads`` or take the ``moves``."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return logits and representations."""

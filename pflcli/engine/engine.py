@@ -9,6 +9,7 @@ result.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -23,7 +24,7 @@ from pflcli.engine.executors import Executor, Inference, Summed, SummingExecutor
 from pflcli.engine.executors.threads import BATCH, Threads
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD, is_stacked, stacks
-from pflcli.engine.loop import has_batch_norm
+from pflcli.engine.networks import has_batch_norm
 from pflcli.engine.process_settings import intra_op, keep_freed_memory
 from pflcli.errors import ComputationError, UsageError
 from pflcli.parameters import Params, Stacked, TrainedClients
@@ -115,8 +116,7 @@ class Engine:
         self._explained = ""
         self.passes = Passes()
         """numbers of samples that went through models so far"""
-        self.measures = False
-        """whether predictions by the clients' own models use the compiled loops of training, see personal_accuracy"""
+        self._is_training = False
         self._details: set[str] = set()
 
     @property
@@ -223,9 +223,9 @@ class Engine:
         if not isinstance(executor, SummingExecutor) or not len(clients):
             return None
         chosen = strategy.choose(self._worker_net, plan, self.mode, len(clients))
-        own_loss = plan.objective or plan.gradient or plan.own or plan.sample_weights is not None
+        own_loss = plan.has_rule or plan.own or plan.sample_weights is not None
         own_starts = isinstance(start, ModelTable) or own_loss or is_stacked(start, self._like)
-        if own_starts or (chosen.stacked and chosen.layers is None):
+        if own_starts or (chosen.stacked and not chosen.independent):
             return None
         assert not isinstance(start, ModelTable)
         self._explain_once(chosen)
@@ -241,7 +241,7 @@ class Engine:
         """Return one client's initial model, as a template of names and shapes."""
         if isinstance(start, ModelTable):
             return start.default
-        if plan.objective or plan.gradient or is_stacked(start, self._like):
+        if plan.has_rule or is_stacked(start, self._like):
             return {name: value[0] for name, value in start.items()}
         return start
 
@@ -289,13 +289,25 @@ class Engine:
             fewest = max(1, fewest // 2)
         return max(1, min(max(most, shared) // max(size, 1), -(-clients // fewest)))
 
-    def infer(
-        self, params: Params, rows: NDArray[np.int64], *, features: bool = False, compiled: bool = False
-    ) -> tuple[Tensor, Tensor]:
+    @contextmanager
+    def training(self) -> Iterator[None]:
+        """Let predictions within the block use the compiled loops of training, which may round otherwise.
+
+        Those loops take half a second to load, which predictions alone would not regain.
+        """
+        before, self._is_training = self._is_training, True
+        try:
+            yield
+        finally:
+            self._is_training = before
+
+    def infer(self, params: Params, rows: NDArray[np.int64], *, features: bool = False) -> tuple[Tensor, Tensor]:
         """Return one model's logits (n, C) on rows and, with ``features``, representations (n, d): ``Inference``."""
         batch = BATCH[self._device]
         per_task = max(1, min(_MAX_BATCHES_PER_TASK, len(rows) // (_MIN_TASKS_PER_THREAD * self.threads * batch)))
-        tasks = [Inference(part, features=features, compiled=compiled) for part in batches(rows, per_task * batch)]
+        tasks = [
+            Inference(part, features=features, compiled=self._is_training) for part in batches(rows, per_task * batch)
+        ]
         self.passes.predicted += len(rows)
         with intra_op(1):
             logits, z = zip(*self.executor.infer(tasks, params), strict=True)
@@ -323,12 +335,12 @@ class Engine:
         return [z for _, z in self.outputs_each(clients, models, split, features=True)]
 
     def outputs_each(
-        self, clients: NDArray[np.int64], models: Stacked, split: str, *, features: bool = False, compiled: bool = False
+        self, clients: NDArray[np.int64], models: Stacked, split: str, *, features: bool = False
     ) -> list[tuple[Tensor, Tensor]]:
         """Return logits (n, C) and, with ``features``, representations (n, d) for each client: ``Inference``."""
         rows = [self.federation.rows(int(client), split) for client in clients]
         self.passes.predicted += sum(map(len, rows))
-        tasks = [Inference(own, index, features, compiled or self.measures) for index, own in enumerate(rows)]
+        tasks = [Inference(own, index, features, self._is_training) for index, own in enumerate(rows)]
         with intra_op(1):
             return self.executor.infer(tasks, models)
 

@@ -1,22 +1,23 @@
-"""Forward and backward passes of a stack of models, for methods that compute the gradients of their clients themselves.
+"""Networks of a stack of models, and what a step of local training asks of them.
 
-A ``GradientRule`` computes a client's gradients by passes of the network: a method with two models or an inner loop
-takes two or more passes per step. The network runs in its fastest form, and only the network is differentiated
-automatically. All tensors have a leading axis over the clients of a stack, of which there may be one.
+A method says at which models each client's loss is computed and what its gradient moves: a ``Pass``. A network computes
+passes in its fastest form, and takes the steps. Only the network is differentiated automatically, and the loss by the
+outputs. All tensors have a leading axis over the clients of a stack, of which there may be one.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from pflcli import parameters
+from pflcli.engine.optimizer import Optimizer, Update
 from pflcli.parameters import Stacked
 
 
@@ -25,8 +26,7 @@ class StackedBatch:
     """Minibatches ``x`` (a, n, ...), ``y`` (a, n), the clients' ``own`` constants (a, ...), and their ``shared`` ones.
 
     ``weight`` (a, n) adds up to one for each client, unless samples have weights of their own; it is zero for padding.
-    ``draws`` (a,) are the clients' random generators. ``rate`` (a,) are learning rates if ``StackedNetwork.descend``
-    takes the steps, and None otherwise.
+    ``draws`` (a,) are the clients' random generators.
     """
 
     x: Tensor
@@ -35,13 +35,25 @@ class StackedBatch:
     own: Stacked
     shared: parameters.Params
     draws: Sequence[np.random.Generator] = ()
-    rate: Tensor | None = None
 
     @property
     def sizes(self) -> list[int]:
         """Return the number of samples in each client's minibatch, without padding at the end."""
-        padding = (self.weight.flip(1) > 0).byte().argmax(dim=1)
-        return [self.weight.shape[1] - count for count in padding.tolist()]
+        return sizes(self.weight)
+
+    def mean(self, values: Tensor) -> Tensor:
+        """Return each client's mean (a,) of the values (a, n) of its samples."""
+        return (values * self.weight).sum(dim=1)
+
+    def cross_entropy(self, logits: Tensor) -> Tensor:
+        """Return each client's mean cross-entropy (a,) of logits (a, n, C), differentiable."""
+        return cast("Tensor", _CrossEntropy.apply(logits, self.y, self.weight))  # type: ignore[no-untyped-call]
+
+
+def sizes(weight: Tensor) -> list[int]:
+    """Return the number of samples in each minibatch of ``weight`` (a, n), without zeros, for padding, at the end."""
+    padding = (weight.flip(1) > 0).byte().argmax(dim=1)
+    return [weight.shape[1] - count for count in padding.tolist()]
 
 
 @dataclass(frozen=True)
@@ -53,8 +65,38 @@ class Outputs:
     trace: Any
 
 
+Loss = Callable[[Tensor, Tensor, Mapping[str, Tensor], StackedBatch], Tensor]
+"""The losses (a,) of clients by their logits (a, n, C), representations (a, n, d), tensors (a, ...), and minibatches.
+
+It is differentiated by the first two, and by those tensors that it reads and the clients train."""
+
+
+@dataclass(frozen=True)
+class Pass:
+    """A forward and backward pass: each client's loss at the model ``at`` (a, ...), whose gradient moves parameters."""
+
+    at: Stacked
+    batch: StackedBatch
+    loss: Loss | None = None
+    """the loss by the outputs; None is the cross-entropy"""
+    scale: Tensor | None = None
+    """factor (a,) of each client's gradient"""
+    moves: str = ""
+    """prefix of the tensors that the gradient moves: that by a parameter ``name`` moves the tensor ``moves + name``"""
+
+    def clients(self) -> Iterator[Pass]:
+        """Yield the pass of one client after the other, without padding."""
+        batch = self.batch
+        for index, size in enumerate(batch.sizes):
+            row = slice(index, index + 1)
+            at, own = ({name: value[row] for name, value in values.items()} for values in (self.at, batch.own))
+            inputs = batch.x[row, :size], batch.y[row, :size], batch.weight[row, :size]
+            one = StackedBatch(*inputs, own, batch.shared, batch.draws[row])
+            yield Pass(at, one, self.loss, None if self.scale is None else self.scale[row], self.moves)
+
+
 class StackedNetwork(ABC):
-    """Forward and backward passes of one network over stacks of models.
+    """Forward and backward passes, and steps, of one network over stacks of models.
 
     The backward pass of some outputs must come before the next forward pass.
     """
@@ -86,94 +128,143 @@ class StackedNetwork(ABC):
         """
 
     def gradient(
-        self,
-        params: Stacked,
-        batch: StackedBatch,
-        names: Collection[str] | None = None,
-        scale: Tensor | None = None,
-        models: Stacked | None = None,
+        self, params: Stacked, batch: StackedBatch, names: Collection[str] | None = None
     ) -> tuple[Tensor, Stacked]:
-        """Return the cross-entropy (a,) of the models ``params`` (a, ...), and its gradients (a, ...).
-
-        The gradients are multiplied by the ``scale`` (a,) of each client. With ``models`` (a, ...), return what
-        ``descend`` returns for them instead.
-        """
-        if len(batch.x) > 1 and self.one_at_a_time:
-            return self._gradient_one_by_one(params, batch, self.trained if names is None else names, scale)
-        outputs = self.forward(params, batch.x, batch.weight)
-        losses, grad = cross_entropy(outputs.logits, batch.y, batch.weight, scale)
-        if models is not None:
-            return losses, self.descend(models, batch, outputs, grad)
-        return losses, self.backward(outputs, grad, names=names)
-
-    def _gradient_one_by_one(
-        self, params: Stacked, batch: StackedBatch, names: Collection[str], scale: Tensor | None
-    ) -> tuple[Tensor, Stacked]:
-        """Do the same as ``gradient``, one model at a time and without padding."""
-        losses, grads = torch.empty_like(batch.weight[:, 0]), {name: torch.empty_like(params[name]) for name in names}
-        for index, size in enumerate(batch.sizes):
-            row = slice(index, index + 1)
-            own = StackedBatch(batch.x[row, :size], batch.y[row, :size], batch.weight[row, :size], {}, {})
-            models = {name: value[row] for name, value in params.items()}
-            losses[row], own_grads = self.gradient(models, own, names, None if scale is None else scale[row])
-            for name, value in own_grads.items():
-                grads[name][row] = value
+        """Return the cross-entropy (a,) of the models ``params`` (a, ...), and its gradients (a, ...) by ``names``."""
+        losses, grads, _ = self._differentiate(Pass(params, batch), {}, self.trained if names is None else names)
         return losses, grads
 
+    def _differentiate(self, each: Pass, models: Stacked, names: Collection[str]) -> tuple[Tensor, Stacked, Stacked]:
+        """Return the losses (a,) of a pass, its gradients by the parameters ``names``, and those by tensors read."""
+        if len(each.batch.x) > 1 and self.one_at_a_time:
+            found: list[tuple[Tensor, Stacked, Stacked]] = []
+            for index, one in enumerate(each.clients()):
+                own = {name: value[index : index + 1] for name, value in models.items()}
+                found.append(self._differentiate(one, own, names))
+            losses, grads, read = zip(*found, strict=True)
+            return torch.cat(losses), _concatenate(grads), _concatenate(read)
+        outputs = self.forward(each.at, each.batch.x, each.batch.weight)
+        loss, by_logits, by_z, by_tensors = differentiate_loss(each, outputs, models)
+        return loss, self.backward(outputs, by_logits, by_z, names), by_tensors
+
+    def step(self, models: Stacked, each: Pass, optimizer: Optimizer) -> Tensor:
+        """Return the losses (a,) of a pass, and add its gradients to those of the next step of ``optimizer``.
+
+        ``models`` (a, ...) are what the clients train. A network may move its parameters at once where the step is that
+        of plain SGD, in which no gradient depends on another: its products change weights without storing gradients.
+        """
+        losses, grads, read = self._differentiate(each, models, self.trained)
+        optimizer.add({each.moves + name: value for name, value in grads.items()})
+        optimizer.add(read)
+        return losses
+
     def descend(
-        self, models: Stacked, batch: StackedBatch, outputs: Outputs, logits: Tensor | None, z: Tensor | None = None
-    ) -> Stacked:
-        """Return the gradients (a, ...) for the trained parameters of ``models`` (a, ...), or take the step.
-
-        If the batch has learning rates, this subtracts the gradients times the rates from ``models`` in place, and
-        returns no gradients. A gradient rule must therefore read ``models`` before it calls this. ``logits`` and ``z``
-        are those of ``backward``.
-        """
-        if batch.rate is None:
-            return self.backward(outputs, logits, z)
-        rate = batch.rate[:, None, None]
-        by_logits, by_z = (None if by_output is None else by_output * rate for by_output in (logits, z))
-        self.subtract_gradients(outputs, by_logits, by_z, models)
-        return {}
-
-    def subtract_gradients(self, outputs: Outputs, logits: Tensor | None, z: Tensor | None, models: Stacked) -> None:
-        """Subtract the gradients of ``backward`` from the trained parameters of ``models`` (a, ...)."""
-        for name, grad in self.backward(outputs, logits, z).items():
-            models[name].sub_(grad)
-
-    def proximal_steps(
-        self, params: Stacked, anchor: Stacked, batch: StackedBatch, *, lam: float, rate: float, count: int = 1
+        self,
+        models: Stacked,
+        batch: StackedBatch,
+        *,
+        rate: float,
+        count: int = 1,
+        anchor: Stacked | None = None,
+        lam: float = 0.0,
     ) -> None:
-        """Take ``count`` steps of gradient descent in place on the loss F(params) + lam / 2 |params - anchor|^2.
+        """Take ``count`` steps of gradient descent in place on the loss F(models) + lam / 2 |models - anchor|^2.
 
-        F is the cross-entropy. ``params`` and ``anchor`` are models (a, ...). Only trained parameters change.
+        F is the cross-entropy of the minibatch. ``models`` and ``anchor`` are (a, ...). Only trained parameters change.
         """
-        weights, centres = [params[name] for name in self.trained], [anchor[name] for name in self.trained]
+        update = Update(prox=None if anchor is None else (anchor, lam))
+        optimizer = Optimizer(update, {name: models[name] for name in self.trained})
         for _ in range(count):
-            step = self.gradient(params, batch)[1]
-            grads = [step[name] for name in self.trained]
-            if lam:
-                torch._foreach_add_(grads, torch._foreach_sub(weights, centres), alpha=lam)
-            torch._foreach_add_(weights, grads, alpha=-rate)
+            optimizer.begin(rate, len(batch.x))
+            self.step(models, Pass(models, batch), optimizer)
+            optimizer.step()
 
+
+def _concatenate(parts: Sequence[Stacked]) -> Stacked:
+    """Return stacks of the same tensors as one."""
+    return {name: torch.cat([part[name] for part in parts]) for name in parts[0]}
+
+
+def differentiate_loss(
+    each: Pass, outputs: Outputs, models: Stacked, rate: float | Tensor = 1.0
+) -> tuple[Tensor, Tensor | None, Tensor | None, Stacked]:
+    """Return the losses (a,) of a pass, and their gradients by logits, representations, and the tensors of ``models``.
+
+    All gradients but those by tensors are multiplied by ``rate``, a number or (a,). A gradient of None is zero.
+    """
+    batch, scale = each.batch, rate if each.scale is None else each.scale * rate
+    if each.loss is None:
+        return *cross_entropy(outputs.logits, batch.y, batch.weight, scale), None, {}
+    reads = _Reads(models)
+    with torch.enable_grad():
+        logits, z = outputs.logits.detach().requires_grad_(), outputs.z.detach().requires_grad_()
+        losses = each.loss(logits, z, reads, batch)
+        total = (losses if each.scale is None else losses * each.scale).sum()
+    leaves = [logits, z, *reads.leaves.values()]
+    by_logits, by_z, *by_tensors = torch.autograd.grad(total, leaves, allow_unused=True)
+    if not (isinstance(rate, float) and rate == 1.0):
+        factor = rate[:, None, None] if isinstance(rate, Tensor) else rate
+        by_logits, by_z = (None if grad is None else grad * factor for grad in (by_logits, by_z))
+    read = {name: grad for name, grad in zip(reads.leaves, by_tensors, strict=True) if grad is not None}
+    return losses.detach(), by_logits, by_z, read
+
+
+class _Reads(Mapping[str, Tensor]):
+    """Tensors (a, ...) by name. Those that are read can be differentiated by."""
+
+    def __init__(self, tensors: Stacked) -> None:
+        self._tensors = tensors
+        self.leaves: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        if name not in self.leaves and self._tensors[name].is_floating_point():
+            self.leaves[name] = self._tensors[name].detach().requires_grad_()
+        return self.leaves.get(name, self._tensors[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._tensors)
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+
+PassRule = Callable[[StackedNetwork, Stacked, StackedBatch], Sequence[Pass]]
+"""Returns the passes of a step, given the tensors (a, ...) that the clients train. They move tensors in their order, so
+no pass may be at tensors that one before it moves. It must be defined in a module, so that processes can import it."""
 
 GradientRule = Callable[[StackedNetwork, Stacked, StackedBatch], tuple[Tensor, Stacked]]
-"""Returns losses (a,) and the gradients (a, ...) by all trained tensors except those whose step ``descend`` took.
+"""Returns losses (a,) and the gradients (a, ...) by all trained tensors, for what no ``Pass`` describes.
 
 It must be defined in a module, so that processes can import it."""
 
 
-def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor, scale: Tensor | None = None) -> tuple[Tensor, Tensor]:
+def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor, scale: float | Tensor = 1.0) -> tuple[Tensor, Tensor]:
     """Return the losses (a,) of logits (a, n, C) with sample weights ``weight`` (a, n), and their gradients.
 
-    The gradients are multiplied by the ``scale`` (a,) of each client.
+    The gradients are multiplied by ``scale``, a number or (a,).
     """
     logp, true = torch.log_softmax(logits, dim=2), y[..., None]
     losses = -(logp.gather(2, true)[..., 0] * weight).sum(dim=1)
     grad = logp.exp_().scatter_add_(2, true, torch.full_like(true, -1, dtype=logp.dtype))
-    return losses, grad.mul_((weight if scale is None else weight * scale[:, None])[..., None])
+    if isinstance(scale, Tensor):
+        weight = weight * scale[:, None]
+    elif scale != 1.0:
+        weight = weight * scale
+    return losses, grad.mul_(weight[..., None])
 
 
-def cross_entropy_rule(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
-    """Return the cross-entropy (a,) of clients and its gradients: the rule of methods without a rule of their own."""
-    return network.gradient(params, batch)
+class _CrossEntropy(torch.autograd.Function):
+    """``cross_entropy`` for autograd, which would otherwise take several passes over the logits."""
+
+    @staticmethod
+    def forward(ctx: Any, logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+        """Return the losses (a,)."""
+        losses, grad = cross_entropy(logits, y, weight)
+        ctx.save_for_backward(grad)
+        return losses
+
+    @staticmethod
+    def backward(ctx: Any, *by_losses: Tensor) -> tuple[Tensor, None, None]:
+        """Return the gradients (a, n, C) by the logits."""
+        (grad,) = ctx.saved_tensors
+        return grad * by_losses[0][:, None, None], None, None

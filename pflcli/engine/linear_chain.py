@@ -5,16 +5,15 @@ The arithmetic of a small multilayer perceptron or of a logistic model takes les
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pflcli.engine import backend
-from pflcli.engine.gradients import Outputs, StackedNetwork
+from pflcli.engine.gradients import Outputs, Pass, StackedNetwork, differentiate_loss
+from pflcli.engine.optimizer import Optimizer
 from pflcli.parameters import Params, Stacked
 
 LARGE = 100_000
@@ -70,15 +69,6 @@ def _expand(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
         yield name, module
 
 
-def pays_to_compile(weights: Iterable[Tensor]) -> bool:
-    """Whether compiled loops are faster than MKL for a chain with these weights, given this CPU."""
-    values = list(weights)
-    if sum(value.numel() for value in values) < LARGE or any(value.dtype != torch.float32 for value in values):
-        return False
-    products = backend.part("products")
-    return products is not None and products.COMPILED and values[0].device.type == "cpu"
-
-
 def outputs(chain: Sequence[Layer], params: Params, x: Tensor) -> tuple[Tensor, Tensor]:
     """Return logits (n, C) and representations (n, d) of one model for ``x`` (n, ...), with the bits of its network."""
     h = x.flatten(1)
@@ -89,13 +79,6 @@ def outputs(chain: Sequence[Layer], params: Params, x: Tensor) -> tuple[Tensor, 
         h = functional.linear(h, params[layer.weight], params[layer.bias] if layer.bias else None)
         h = functional.relu(h) if layer.relu else h
     return h, h if z is None else z
-
-
-def compiled_outputs(chain: Sequence[Layer], params: Params, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the same as ``outputs``, up to rounding, by compiled loops."""
-    compiled = backend.part("chains").CompiledChainNetwork(chain, ())
-    stack = compiled.forward({name: value[None] for name, value in params.items()}, x[None])
-    return stack.logits[0], stack.z[0]
 
 
 class ChainNetwork(StackedNetwork):
@@ -128,20 +111,22 @@ class ChainNetwork(StackedNetwork):
             grads[name] = grad.sum(dim=1) if h is None else torch.bmm(grad.mT, h)
         return grads
 
-    def subtract_gradients(self, outputs: Outputs, logits: Tensor | None, z: Tensor | None, models: Stacked) -> None:
-        """Subtract the gradients from the trained parameters of ``models`` (a, ...) in their products."""
-        self.pull_and_subtract(outputs, logits, z, models, lambda name: None)
-
-    def pull_and_subtract(
-        self, outputs: Outputs, logits: Tensor | None, z: Tensor | None, models: Stacked, pull: Callable[[str], None]
-    ) -> None:
-        """Do the same, but first ``pull`` each parameter, by its name, when no other gradient depends on it."""
-        for name, grad, h in self._gradients(outputs, logits, z, self.trained):
-            pull(name)
+    def step(self, models: Stacked, each: Pass, optimizer: Optimizer) -> Tensor:
+        """Return the losses (a,) of a pass; a step of plain SGD changes the weights in the products."""
+        if not optimizer.is_plain:
+            return super().step(models, each, optimizer)
+        outputs = self.forward(each.at, each.batch.x, each.batch.weight)
+        losses, by_logits, by_z, read = differentiate_loss(each, outputs, models, optimizer.rate)
+        for name, grad, h in self._gradients(outputs, by_logits, by_z, self.trained):
+            own = each.moves + name
+            weight = models[own]
+            optimizer.pull(own, weight)  # no gradient that is still to come depends on this weight
             if h is None:
-                models[name].sub_(grad.sum(dim=1))
+                weight.sub_(grad.sum(dim=1))
             else:
-                models[name].baddbmm_(grad.mT, h, alpha=-1)
+                weight.baddbmm_(grad.mT, h, alpha=-1)
+        optimizer.add(read)
+        return losses
 
     def _gradients(
         self, outputs: Outputs, logits: Tensor | None, z: Tensor | None, names: Collection[str]
@@ -163,10 +148,3 @@ class ChainNetwork(StackedNetwork):
             # Where the output of ReLU is zero, so is its derivative.
             relu = self._chain[index - 1].relu
             grad = torch.ops.aten.threshold_backward(below, inputs[index], 0) if relu else below
-
-
-def network(chain: Sequence[Layer], trained: Collection[str], weights: Iterable[Tensor]) -> ChainNetwork:
-    """Return the passes of stacks of a chain with ``weights``, compiled if that is faster."""
-    if not pays_to_compile(weights):
-        return ChainNetwork(chain, trained)
-    return cast("ChainNetwork", backend.part("chains").CompiledChainNetwork(chain, trained))

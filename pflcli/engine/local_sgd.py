@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
@@ -14,7 +14,8 @@ from torch.func import functional_call
 from torch.nn import functional
 
 from pflcli import parameters
-from pflcli.engine.gradients import GradientRule
+from pflcli.engine.gradients import GradientRule, Loss, PassRule
+from pflcli.engine.optimizer import Update
 from pflcli.parameters import Params, Stacked, TrainedClients
 
 LEAST_WEIGHT = 1e-30
@@ -102,10 +103,14 @@ class LocalSGD:
     augment: tuple[str, ...] = ()
     """kinds of random changes of the images of each minibatch, see ``augmentation``"""
     precision: Literal["float32", "bfloat16"] = "float32"
-    objective: Objective | None = None
-    """loss that replaces the cross-entropy; its parameters are all tensors of the start, a stack"""
+    loss: Loss | None = None
+    """loss by a model's outputs, which replaces the cross-entropy"""
+    pass_rule: PassRule | None = None
+    """function that says at which models a step computes losses, and what their gradients move"""
     gradient: GradientRule | None = None
-    """function that computes the gradients; it replaces the cross-entropy as ``objective`` does, and is faster"""
+    """function that computes the gradients of a step"""
+    objective: Objective | None = None
+    """loss by the parameters, for what no other says: it is differentiated automatically as a whole"""
     adds_own: bool = False
     """whether ``own`` is a drift: a tensor for each trained parameter, which is added to its gradient"""
     passes: float = 1.0
@@ -134,9 +139,23 @@ class LocalSGD:
         object.__setattr__(self, "lr", np.asarray(self.lr, dtype=np.float64))
 
     @property
-    def is_plain(self) -> bool:
-        """Whether a step is that of plain SGD, apart from an anchor and a drift."""
-        return self.optimizer == "sgd" and not (self.momentum or self.weight_decay or self.bounds or self.clip)
+    def update(self) -> Update:
+        """How gradients change weights."""
+        return Update(
+            self.optimizer,
+            self.momentum,
+            self.weight_decay,
+            self.clip,
+            self.clips_apart,
+            self.prox,
+            self.own if self.adds_own else {},
+            self.bounds,
+        )
+
+    @property
+    def has_rule(self) -> bool:
+        """Whether a method states its loss or gradients. The start is then a stack, which may have further tensors."""
+        return any(rule is not None for rule in (self.loss, self.pass_rule, self.gradient, self.objective))
 
     def rate(self, index: int, number: int) -> float:
         """Return the learning rate of the client at ``index`` in this epoch; with ``steps``, in this step."""
@@ -172,14 +191,6 @@ class LocalSGD:
             loss, weights = loss * weights / np.maximum(totals, np.finfo(np.float64).tiny), totals
         return list(zip(loss.tolist(), weights.tolist(), strict=True))
 
-    def anchors(self, names: Sequence[str]) -> list[Tensor]:
-        """Return the proximal anchor of these parameters, or nothing if there is none."""
-        return [self.prox[0][name] for name in names] if self.prox and self.prox[1] else []
-
-    def drift(self, names: Sequence[str]) -> list[Tensor]:
-        """Return the drift of these parameters, or nothing if there is none."""
-        return [self.own[name] for name in names] if self.adds_own else []
-
     def trained_samples(self, sizes: NDArray[np.int64], *, join_single: bool) -> NDArray[np.int64]:
         """Return the number of samples in all local steps of clients (m,) that have ``sizes`` (m,) samples."""
         steps = steps_per_epoch(sizes, self.batch_size, join_single=join_single)
@@ -207,17 +218,6 @@ class LocalSGD:
             )
         return plan
 
-    def for_client(self, index: int, like: Params) -> LocalSGD:
-        """Return the plan of the client at ``index``, without the axis over clients."""
-        plan = self.for_clients(np.asarray([index]), like)
-        if plan.own:
-            plan = replace(plan, own={name: value[0] for name, value in plan.own.items()})
-        if plan.sample_weights is not None:
-            plan = replace(plan, sample_weights=plan.sample_weights[0])
-        if plan.prox and is_stacked(plan.prox[0], like):
-            plan = replace(plan, prox=({n: v[0] for n, v in plan.prox[0].items()}, plan.prox[1]))
-        return plan
-
 
 def is_stacked(params: Params | Stacked, like: Params) -> bool:
     """Whether ``params`` has a leading axis over clients that ``like``, one model, does not have."""
@@ -225,10 +225,11 @@ def is_stacked(params: Params | Stacked, like: Params) -> bool:
     return params[name].ndim == like[name].ndim + 1
 
 
-def learnable(net: nn.Module, params: Params) -> list[str]:
-    """Return the names of the tensors in ``params`` that can be trained: of floating point, not buffers."""
+def learnable(net: nn.Module, params: Params, prefix: str | tuple[str, ...] = "") -> list[str]:
+    """Return the names in ``params`` that begin with ``prefix`` and can be trained: floating point, not buffers."""
     buffers = tuple(name for name, _ in net.named_buffers())
-    return [n for n, value in params.items() if value.is_floating_point() and not (buffers and n.endswith(buffers))]
+    is_buffer = {name for name in params if buffers and name.endswith(buffers)}
+    return [n for n, v in params.items() if n.startswith(prefix) and n not in is_buffer and v.is_floating_point()]
 
 
 def batches(

@@ -5,106 +5,165 @@ A step may clip gradients, and may add weight decay, the pull of an anchor, and 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import EllipsisType
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from pflcli.engine.backend import Move
-from pflcli.engine.local_sgd import LocalSGD
+from pflcli.parameters import Params, Stacked
 
 _BETAS, _EPS = (0.9, 0.999), 1e-8
 """Kingma & Ba (2015), https://arxiv.org/abs/1412.6980, Algorithm 1."""
 
 
-class Optimizer:
-    """Takes steps on weights in place. Momentum starts at zero and is kept between steps.
+@dataclass(frozen=True)
+class Update:
+    """How gradients change weights; by default as in plain SGD. See ``LocalSGD`` for the options."""
 
-    ``names`` and ``weights`` are those of one model, or of a stack of clients (m, ...) sorted so that the ``active``
-    clients, which still train, come first.
+    optimizer: Literal["sgd", "adam", "adamw"] = "sgd"
+    momentum: float = 0.0
+    weight_decay: float = 0.0
+    clip: float | None = None
+    clips_apart: str | None = None
+    prox: tuple[Params | Stacked, float] | None = None
+    drift: Stacked = field(default_factory=dict)
+    bounds: tuple[float, float] | None = None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether a step is that of plain SGD, apart from an anchor and a drift."""
+        return self.optimizer == "sgd" and not (self.momentum or self.weight_decay or self.bounds or self.clip)
+
+
+class Optimizer:
+    """Takes steps on a stack of ``weights`` (m, ...) in place. Momentum starts at zero and is kept between steps.
+
+    In each step the first clients of the stack, the active ones, still train. The step begins with ``begin``; then
+    gradients are added, and ``step`` ends it.
     """
 
-    def __init__(self, plan: LocalSGD, names: Sequence[str], weights: Sequence[Tensor]) -> None:
-        self._plan, self._anchor, self._drift = plan, plan.anchors(names), plan.drift(names)
-        momentum = plan.momentum and plan.optimizer == "sgd"
-        self._first = [torch.zeros_like(w) for w in weights] if momentum else []
+    def __init__(self, update: Update, weights: Mapping[str, Tensor]) -> None:
+        self._update, self._weights = update, dict(weights)
+        self.is_plain = update.is_plain
+        """whether a network may take the step itself: ``pull``, and then minus the rate times the gradients"""
+        self._index = {name: index for index, name in enumerate(self._weights)}
+        anchor, pull = update.prox or ({}, 0.0)
+        self._anchor = [anchor[name] for name in self._weights] if pull else []
+        self._drift = [update.drift[name] for name in self._weights] if update.drift else []
+        has_momentum = update.momentum and update.optimizer == "sgd"
+        self._first = [torch.zeros_like(weight) for weight in self._weights.values()] if has_momentum else []
         self._second: list[Tensor] = []
         self._steps = 0
-        is_apart = [plan.clips_apart is not None and name.startswith(plan.clips_apart) for name in names]
+        is_apart = [update.clips_apart is not None and name.startswith(update.clips_apart) for name in self._weights]
         self._clipped = [[i for i, each in enumerate(is_apart) if each is apart] for apart in (False, True)]
         """indices of the parameters whose gradients are clipped together"""
-        self.is_plain = plan.is_plain
-        """whether a step is ``pull`` and then minus the rate times the gradients, which a caller may subtract itself"""
-        self.is_bare = self.is_plain and not (self._anchor or self._drift)
-        """whether, in addition, ``pull`` does nothing"""
+        self._grads: dict[str, Tensor] = {}
+        self._pulled: set[str] = set()
 
-    def step(self, weights: list[Tensor], grads: list[Tensor], rate: float | Tensor) -> None:
-        """Take a step along the gradients ``grads``, which may be overwritten.
+    def begin(self, rate: float | Tensor, active: int) -> None:
+        """Begin a step of the first ``active`` clients; ``rate`` is their learning rate, or one for each (active,)."""
+        self.rate, self._active = rate, active
+        self._grads, self._pulled = {}, set()
 
-        ``rate`` is the learning rate: one number or, for stacked weights, one per active client (active,).
-        """
-        if not weights:  # none are trained, or all changed where their gradients were computed
+    def add(self, grads: Mapping[str, Tensor]) -> None:
+        """Add gradients (active, ...), which may be overwritten; those by tensors that are not weights are ignored."""
+        for name, value in grads.items():
+            if name in self._weights:
+                self._grads[name] = self._grads[name] + value if name in self._grads else value
+
+    @torch.no_grad()
+    def step(self) -> None:
+        """End the step: change the weights by the gradients that were added."""
+        update, active = self._update, slice(self._active)
+        names = list(self._grads) if self.is_plain else list(self._weights)
+        if not names:  # none are trained, or all changed where their gradients were computed
             return
-        plan = self._plan
-        active = slice(len(rate)) if isinstance(rate, Tensor) else slice(None)
-        if plan.clip is not None:
-            for indices in filter(None, self._clipped):
-                _clip([grads[index] for index in indices], plan.clip, stacked=isinstance(rate, Tensor))
+        weights = [self._weights[name][active] for name in names]
+        grads = [
+            self._grads[name] if name in self._grads else torch.zeros_like(weight)
+            for name, weight in zip(names, weights, strict=True)
+        ]
         if self.is_plain:
-            for index, weight in enumerate(weights):
-                self.pull(index, weight, rate)
-        else:
-            self._add_penalties(weights, grads, active)
-        if plan.momentum and plan.optimizer == "sgd":
+            self.move(names, weights, grads)
+            return
+        if update.clip is not None:
+            for indices in filter(None, self._clipped):
+                _clip([grads[index] for index in indices], update.clip)
+        self._add_penalties(weights, grads, active)
+        if update.momentum and update.optimizer == "sgd":
             momentum = [buffer[active] for buffer in self._first]
-            torch._foreach_mul_(momentum, plan.momentum)
+            torch._foreach_mul_(momentum, update.momentum)
             torch._foreach_add_(momentum, grads)
             grads = momentum
-        if plan.optimizer in ("adam", "adamw"):
-            self._step_adam(weights, grads, rate, active)
-        elif isinstance(rate, Tensor):
-            for weight, grad in zip(weights, grads, strict=True):
-                weight.addcmul_(grad, _expand(rate, grad), value=-1)
+        if update.optimizer in ("adam", "adamw"):
+            self._step_adam(weights, grads, self.rate, active)
         else:
-            torch._foreach_add_(weights, grads, alpha=-rate)
-        if plan.bounds is not None:
-            torch._foreach_clamp_min_(weights, plan.bounds[0])
-            torch._foreach_clamp_max_(weights, plan.bounds[1])
+            self._subtract(weights, grads)
+        if update.bounds is not None:
+            torch._foreach_clamp_min_(weights, update.bounds[0])
+            torch._foreach_clamp_max_(weights, update.bounds[1])
 
-    def pull(self, index: int, weight: Tensor, rate: float | Tensor) -> None:
+    def move(self, names: Sequence[str], weights: list[Tensor], grads: list[Tensor]) -> None:
+        """Take a plain step on the weights of these names (active, ...) by their gradients."""
+        for name, weight in zip(names, weights, strict=True):
+            if name not in self._pulled:
+                self.pull(name, weight)
+        self._subtract(weights, grads)
+
+    def _subtract(self, weights: list[Tensor], grads: list[Tensor]) -> None:
+        """Subtract the rate times the gradients."""
+        if isinstance(self.rate, Tensor):
+            for weight, grad in zip(weights, grads, strict=True):
+                weight.addcmul_(grad, _expand(self.rate, grad), value=-1)
+        else:
+            torch._foreach_add_(weights, grads, alpha=-self.rate)
+
+    def pull(self, name: str, weight: Tensor) -> None:
         """Take the part of a plain step that is not the gradient of the loss: towards the anchor, and by the drift.
 
         Each takes one pass over memory; adding them to the gradients would take three.
         """
-        if self._anchor:
-            assert self._plan.prox is not None
-            part, anchor = rate * self._plan.prox[1], self._anchor[index]
-            weight.lerp_(
-                anchor[: len(weight)] if anchor.ndim == weight.ndim else anchor,
-                _expand(part, weight) if isinstance(part, Tensor) else part,
-            )
-        if self._drift:
-            drift = self._drift[index]
-            if isinstance(rate, Tensor):
-                weight.addcmul_(drift[: len(weight)], _expand(rate, weight), value=-1)
+        if not (self._anchor or self._drift):
+            return
+        anchor, part, drift = self.terms(name)
+        if anchor is not None:
+            weight.lerp_(anchor, _expand(part, weight) if isinstance(part, Tensor) else part)
+        if drift is not None:
+            if isinstance(self.rate, Tensor):
+                weight.addcmul_(drift, _expand(self.rate, weight), value=-1)
             else:
-                weight.add_(drift, alpha=-rate)
+                weight.add_(drift, alpha=-self.rate)
 
-    def move(self, index: int, weight: Tensor, rate: float) -> Move:
-        """Return a plain step of one model as a ``Move``, for the product that computes the gradient."""
-        anchor, drift = (values[index].contiguous() if values else None for values in (self._anchor, self._drift))
-        return Move(weight, rate, anchor, rate * self._plan.prox[1] if self._plan.prox else 0.0, drift)
+    def terms(self, name: str) -> tuple[Tensor | None, float | Tensor, Tensor | None]:
+        """Return the anchor of a weight, the part of the way to it that a plain step takes, and the drift.
+
+        The caller takes this part of the step.
+        """
+        self._pulled.add(name)
+        index, active = self._index[name], slice(self._active)
+        anchor = drift = None
+        part: float | Tensor = 0.0
+        if self._anchor:
+            assert self._update.prox is not None
+            part, anchor = self.rate * self._update.prox[1], self._anchor[index]
+            if anchor.ndim == self._weights[name].ndim:
+                anchor = anchor[active]
+        if self._drift:
+            drift = self._drift[index][active]
+        return anchor, part, drift
 
     def _add_penalties(self, weights: list[Tensor], grads: list[Tensor], active: slice) -> None:
         """Add weight decay, the pull of the anchor, and the drift to the gradients."""
-        plan = self._plan
-        if plan.weight_decay and plan.optimizer != "adamw":
-            torch._foreach_add_(grads, weights, alpha=plan.weight_decay)
+        update = self._update
+        if update.weight_decay and update.optimizer != "adamw":
+            torch._foreach_add_(grads, weights, alpha=update.weight_decay)
         if self._anchor:
-            assert plan.prox is not None
+            assert update.prox is not None
             anchor = [a[active] if a.ndim == w.ndim else a for a, w in zip(self._anchor, weights, strict=True)]
-            torch._foreach_add_(grads, [w - a for w, a in zip(weights, anchor, strict=True)], alpha=plan.prox[1])
+            torch._foreach_add_(grads, [w - a for w, a in zip(weights, anchor, strict=True)], alpha=update.prox[1])
         if self._drift:
             torch._foreach_add_(grads, [drift[active] for drift in self._drift])
 
@@ -115,7 +174,7 @@ class Optimizer:
             self._first, self._second = ([torch.zeros_like(w) for w in weights] for _ in range(2))
         state = [weights, grads, *([buffer[active] for buffer in buffers] for buffers in (self._first, self._second))]
         parts = _split_by_rate(rate) if isinstance(rate, Tensor) else [(..., rate)]
-        decay = self._plan.weight_decay if self._plan.optimizer == "adamw" else 0.0
+        decay = self._update.weight_decay if self._update.optimizer == "adamw" else 0.0
         for part, own_rate in parts:
             own_weights, own_grads, first, second = ([tensor[part] for tensor in tensors] for tensors in state)
             own_grads = [_match_strides(grad, weight) for grad, weight in zip(own_grads, own_weights, strict=True)]
@@ -138,16 +197,12 @@ class Optimizer:
             )
 
 
-def _clip(grads: list[Tensor], largest: float, *, stacked: bool) -> None:
-    """Scale the gradients of one model, or of each one in a stack, in place to a joint norm of at most ``largest``."""
-    if stacked:
-        norms = torch.stack([torch.linalg.vector_norm(grad.reshape(len(grad), -1), dim=1) for grad in grads])
-        factors = (largest / torch.linalg.vector_norm(norms, dim=0)).clamp(max=1.0)
-        for grad in grads:
-            grad.mul_(_expand(factors, grad))
-    else:
-        norm = torch.linalg.vector_norm(torch.stack([torch.linalg.vector_norm(grad) for grad in grads]))
-        torch._foreach_mul_(grads, (largest / norm).clamp(max=1.0))
+def _clip(grads: list[Tensor], largest: float) -> None:
+    """Scale the gradients of each model of a stack in place to a joint norm of at most ``largest``."""
+    norms = torch.stack([torch.linalg.vector_norm(grad.reshape(len(grad), -1), dim=1) for grad in grads])
+    factors = (largest / torch.linalg.vector_norm(norms, dim=0)).clamp(max=1.0)
+    for grad in grads:
+        grad.mul_(_expand(factors, grad))
 
 
 def _split_by_rate(rate: Tensor) -> list[tuple[slice | EllipsisType, float]]:

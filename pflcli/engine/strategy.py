@@ -1,19 +1,24 @@
 """Chooses how a worker trains clients, by the network, the plan and the device. No other module decides that.
 
-The rules follow from measurements with ``benchmarks/engines.py``.
+Each **backend** is a function of a request: it returns a strategy, or why it has none. The first that has one is used.
+Compiled backends come first (``accelerated/backends.py``), the reference, which takes every request, last. The rules
+follow from measurements with ``benchmarks/engines.py``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
+from typing import Any, cast
 
 from torch import nn
 
 from pflcli.engine import backend, linear_chain
 from pflcli.engine.backend import Program
-from pflcli.engine.linear_chain import Layer
+from pflcli.engine.gradients import StackedNetwork
+from pflcli.engine.linear_chain import ChainNetwork, Layer
 from pflcli.engine.local_sgd import LocalSGD
-from pflcli.engine.loop import has_batch_norm
+from pflcli.engine.networks import AutogradNetwork, VmappedNetwork, has_batch_norm
 
 MODES = ("loop", "stacked")
 """Modes of the engine: a worker trains one client after the other, or many clients as one batched program."""
@@ -35,15 +40,10 @@ class WorkerNet:
         is_random: bool | None = getattr(self.net, "is_random", False)
         return is_random
 
-    @property
-    def can_stack(self) -> bool:
-        """Whether torch.func can train stacks of this network: it has no batching rule for recurrent layers."""
-        return not any(isinstance(module, nn.GRU | nn.RNN) for module in self.net.modules())
-
-    @property
-    def compiles_chain(self) -> bool:
-        """Whether the network is a chain of linear layers for which compiled loops are faster than PyTorch."""
-        return self.layers is not None and linear_chain.pays_to_compile(self.net.parameters())
+    def compiled_chain(self) -> StackedNetwork | None:
+        """Return compiled passes of a chain of linear layers that trains nothing, or None if PyTorch is faster."""
+        compiled = backend.part("backends") if self.layers is not None else None
+        return None if compiled is None else cast("StackedNetwork | None", compiled.chain_network(self, ()))
 
     @classmethod
     def compile(cls, net: nn.Module, in_shape: tuple[int, ...]) -> WorkerNet:
@@ -52,22 +52,66 @@ class WorkerNet:
 
 
 @dataclass(frozen=True)
+class Request:
+    """A number of ``clients`` that one worker trains together by ``plan``, on its network, in a mode of the engine."""
+
+    worker: WorkerNet
+    plan: LocalSGD
+    mode: str
+    clients: int
+
+    @property
+    def needs_autograd(self) -> str | None:
+        """Why only autograd can compute the gradients, or None if any network can."""
+        if self.plan.objective is not None:
+            return "the method has a loss of its own"
+        return None if self.plan.precision == "float32" else f"the precision is {self.plan.precision}"
+
+    @property
+    def why_alone(self) -> str | None:
+        """Why clients cannot take their steps together, or None if they can."""
+        if self.worker.is_random:
+            return "the network draws random numbers"
+        return "images are changed at random" if self.plan.augment else None
+
+    @property
+    def stacks(self) -> bool:
+        """Whether many clients train as one batched program.
+
+        A stack of one does the work of the loop at the additional cost of torch.func, which has no batching rule for
+        recurrent layers.
+        """
+        recurrent = any(isinstance(module, nn.GRU | nn.RNN) for module in self.worker.net.modules())
+        return self.mode == "stacked" and self.clients > 1 and self.why_alone is None and not recurrent
+
+    @property
+    def is_lockstep(self) -> bool:
+        """Whether clients pass through one network one after the other in each step."""
+        passes_alike = self.plan.frozen_norm or not has_batch_norm(self.worker.net)
+        return self.plan.lockstep and self.clients > 1 and self.why_alone is None and passes_alike
+
+
+@dataclass(frozen=True)
 class Strategy:
-    """How a worker trains clients and ``why``, with the ``layers`` or the ``program`` that it uses."""
+    """How a worker trains clients, and ``why``: by which ``network``, given the names of the trained tensors."""
 
     name: str
     why: str
-    stacked: bool
-    layers: list[Layer] | None = None
-    program: Program | None = None
-    in_place: bool = False
-    """whether a compiled loop takes all steps of a client, one client after the other"""
-    lockstep: bool = False
-    """whether the clients of a stack pass through the same network, one after the other in each step"""
+    network: Callable[[Collection[str]], StackedNetwork]
+    stacked: bool = False
+    """whether clients train together, or else one after the other"""
+    independent: bool = True
+    """whether no bit of a client depends on the other clients of a stack"""
+    train: Callable[..., Any] | None = None
+    """takes all steps of clients instead of a ``Trainer``, with the arguments of ``trainer.train``"""
 
     def __str__(self) -> str:
         """Return the description for users."""
         return f"{self.name}: {self.why}"
+
+
+Backend = Callable[[Request], Strategy | str]
+"""Returns how it trains the clients of a request, or why it cannot."""
 
 
 def fastest_mode(net: nn.Module, device: str) -> str:
@@ -81,54 +125,57 @@ def fastest_mode(net: nn.Module, device: str) -> str:
 
 def choose(worker_net: WorkerNet, plan: LocalSGD, mode: str, clients: int) -> Strategy:
     """Return how one worker trains a number of ``clients`` together on its network."""
-    layers, why_alone = _trainable_layers(worker_net, plan), _why_alone(worker_net, plan)
-    if layers is not None:
-        if not worker_net.compiles_chain:
-            return Strategy("linear chain", "linear layers and ReLU alone need no autograd", True, layers=layers)
-        if plan.is_plain and plan.gradient is None:
-            why = f"one compiled loop takes all steps of a client; {backend.describe_products()}"
-            return Strategy("compiled linear chain", why, True, layers=layers, in_place=True)
-        why = f"linear layers and ReLU alone need no autograd; {backend.describe_products()}"
-        return Strategy("linear chain", why, True, layers=layers)
-    # A stack of one client does the work of the loop at the additional cost of torch.func.
-    if mode == "stacked" and clients > 1 and worker_net.can_stack and why_alone is None:
-        return Strategy("stacks by torch.func", f"in mode {mode} the engine trains many clients at a time", True)
-    program = worker_net.program if _uses_gradients(plan) else None
-    compiled = program if program is not None and (program.infers or not plan.frozen_norm) else None
-    shares_passes = why_alone is None and (plan.frozen_norm or not has_batch_norm(worker_net.net))
-    if plan.lockstep and clients > 1 and shares_passes:
-        why = "clients take each step together, as it reads much that they share"
-        return Strategy("lockstep", why, True, program=compiled, lockstep=True)
-    if compiled is not None:
-        why = f"every layer of the network has a compiled form; {backend.describe_products()}"
-        return Strategy("compiled program", why, False, program=compiled)
-    return Strategy("autograd, one client at a time", why_alone or _why_autograd(plan, worker_net.net), False)
+    request, compiled = Request(worker_net, plan, mode, clients), backend.part("backends")
+    for offer in (*(compiled.BACKENDS if compiled else ()), _linear_chain, _stacks):
+        found = offer(request)
+        if isinstance(found, Strategy):
+            return found
+    return _reference(request)
 
 
-def _uses_gradients(plan: LocalSGD) -> bool:
-    """Whether clients train by the cross-entropy or by a gradient rule, in float32."""
-    return plan.objective is None and plan.precision == "float32"
+def _linear_chain(request: Request) -> Strategy | str:
+    layers = request.worker.layers
+    if layers is None:
+        return "the network is no chain of linear layers and ReLU"
+    if reason := request.needs_autograd or (request.plan.augment and "images are changed at random"):
+        return reason
+    why = "linear layers and ReLU alone need no autograd"
+    return Strategy("linear chain", why, lambda names: ChainNetwork(layers, names), stacked=True)
 
 
-def _trainable_layers(worker_net: WorkerNet, plan: LocalSGD) -> list[Layer] | None:
-    """Return the network's linear layers if clients can train them without autograd."""
-    return worker_net.layers if _uses_gradients(plan) and not plan.augment else None
+def _stacks(request: Request) -> Strategy | str:
+    if not request.stacks:
+        return request.why_alone or f"in mode {request.mode} the engine trains one client at a time"
+    net, plan = request.worker.net, request.plan
+    why = "in mode stacked the engine trains many clients at a time"
+    return Strategy(
+        "stacks by torch.func",
+        why,
+        lambda names: VmappedNetwork(net, names, plan.precision, frozen_norm=plan.frozen_norm),
+        stacked=True,
+        independent=False,
+    )
 
 
-def _why_alone(worker_net: WorkerNet, plan: LocalSGD) -> str | None:
-    """Return why clients cannot take their steps together, or None if they can."""
-    if worker_net.is_random:
-        return "the network draws random numbers"
-    return "images are changed at random" if plan.augment else None
+def _reference(request: Request) -> Strategy:
+    net, plan = request.worker.net, request.plan
+    name, why = "autograd, one client at a time", request.why_alone or _why_autograd(request)
+    if request.is_lockstep:
+        name, why = "lockstep", "clients take each step together, as it reads much that they share"
+    return Strategy(
+        name,
+        why,
+        lambda names: AutogradNetwork(net, names, plan.precision, frozen_norm=plan.frozen_norm),
+        stacked=request.is_lockstep,
+        independent=False,
+    )
 
 
-def _why_autograd(plan: LocalSGD, net: nn.Module) -> str:
+def _why_autograd(request: Request) -> str:
     """Return why neither stacks nor a compiled program can be used."""
-    if plan.objective is not None:
-        return "the method has a loss of its own"
-    if plan.precision != "float32":
-        return f"the precision is {plan.precision}"
-    if plan.frozen_norm and has_batch_norm(net):
+    if reason := request.needs_autograd:
+        return reason
+    if request.plan.frozen_norm and has_batch_norm(request.worker.net):
         return "the statistics of BatchNorm are frozen"
     if off := backend.why_off():
         return f"acceleration is off, as {off}"

@@ -198,20 +198,14 @@ def _reported_round(artifact: Artifact) -> str:
     return words.partition(":")[0]
 
 
-def write(
-    work: ArtifactWriter,
-    scored: Sequence[Scored],
-    metrics: Mapping[str, Any],
-    kind: str,
-    remarks: Sequence[str] = (),
-) -> None:
+def write(work: ArtifactWriter, scored: Sequence[Scored], metrics: Mapping[str, Any], kind: str) -> None:
     """Write ``metrics.json``, ``clients.csv``, the tables, and a figure named after the ranking metric."""
     place = {method["label"]: number for number, method in enumerate(metrics["methods"])}
     scored = sorted(scored, key=lambda item: place[item.label])
     work.write(evaluation.METRICS, (json.dumps(replace_nonfinite(metrics), indent=2) + "\n").encode())
     work.write("clients.csv", _render_client_table(scored, metrics["split"]))
     figures.write(work, scored[0].metric_names[0], _draw_clients(scored, metrics))
-    lines = "".join(f"\n{line}\n" for line in (*conclusion.list_notes(metrics), *remarks))
+    lines = "".join(f"\n{line}\n" for line in conclusion.list_notes(metrics))
     shown = tables.build(metrics, kind).markdown()
     if "sets" in metrics:
         shown += f"\n{prediction_sets.title(metrics)}:\n\n{prediction_sets.table(metrics).markdown()}"

@@ -44,6 +44,9 @@ T = TypeVar("T")
 LINKS = {"local": (), "posthoc": (), "server": ("up", "down"), "peer": ("peer",)}
 """The links that a method of each KIND may use."""
 
+_MODELS_PER_CLIENT = 3
+"""Number of models per client that are in memory at a time: what a client trains, and constants such as an anchor."""
+
 _MAX_INITIAL_MODELS = 1000
 """Maximum number of initial models; with more clients, one per client."""
 
@@ -301,9 +304,9 @@ class Run:
         copied = {name: value.clone() for name, value in default.items()}
         return ModelTable(copied, len(self.clients), self.storage(self.tables - 1))
 
-    def client_chunks(self, clients: NDArray[np.int64], size: int) -> Iterator[NDArray[np.int64]]:
-        """Split clients into chunks that fit into memory, at ``size`` bytes per client."""
-        count = self.engine.clients_that_fit(size)
+    def client_chunks(self, clients: NDArray[np.int64], size: int | None = None) -> Iterator[NDArray[np.int64]]:
+        """Split clients into chunks that fit into memory, at ``size`` bytes per client, by default a few models."""
+        count = self.engine.clients_that_fit(size or _MODELS_PER_CLIENT * parameters.size(self.init))
         return (clients[first : first + count] for first in range(0, len(clients), count))
 
     def local_sgd(
@@ -362,7 +365,7 @@ class Run:
         key: tuple[str, int | str],
         also_upload: Callable[[TrainedClients], Stacked] | None = None,
     ) -> LocalTraining:
-        if (plan.gradient or plan.objective) and not isinstance(start, ModelTable):  # which take a stack of models
+        if plan.has_rule and not isinstance(start, ModelTable):  # which take a stack of models
             is_one = any(n in start and start[n].shape == value.shape for n, value in self.init.items())
             start = parameters.repeat(start, len(clients)) if is_one else start
         return LocalTraining(self, np.asarray(clients), start, plan, key, also_upload)
@@ -505,7 +508,7 @@ class Run:
         joined = np.concatenate(rows)
         labels = self.federation.y[torch.from_numpy(joined).to(self.federation.y.device)]
         sample_losses = functional.cross_entropy(
-            self.engine.infer(params, joined, compiled=True)[0].double(), labels, reduction="none"
+            self.engine.infer(params, joined)[0].double(), labels, reduction="none"
         )
         sums = np.bincount(
             np.repeat(np.arange(len(rows)), sizes), weights=sample_losses.cpu().numpy(), minlength=len(rows)
@@ -524,7 +527,7 @@ class Run:
 
         ``models`` is one model, or one per client (m, ...). A sample's loss is at most 16, which bounds outliers.
         """
-        p, y = self._predictions(clients, models, split, compiled=True)
+        p, y = self._predictions(clients, models, split)
         sizes = self.federation.sizes(split)[clients]
         sample_losses = -np.log(np.maximum(p[np.arange(len(y)), y], np.finfo(np.float32).eps, dtype=np.float64))
         sums = np.bincount(np.repeat(np.arange(len(clients)), sizes), weights=sample_losses, minlength=len(clients))
@@ -538,11 +541,11 @@ class Run:
         return np.asarray(p.argmax(axis=1) == y)
 
     def _predictions(
-        self, clients: NDArray[np.int64], models: Params | Stacked | ModelTable, split: str, *, compiled: bool = False
+        self, clients: NDArray[np.int64], models: Params | Stacked | ModelTable, split: str
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Return probabilities (n, C) and labels (n,) of the clients' samples of a split."""
-        if compiled and isinstance(models, dict) and is_stacked(models, self.init) and len(clients):
-            outputs = self.engine.outputs_each(clients, models, split, compiled=True)
+        if isinstance(models, dict) and is_stacked(models, self.init) and len(clients):
+            outputs = self.engine.outputs_each(clients, models, split)
             p = probabilities(torch.cat([logits for logits, _ in outputs]))
         else:
             p = self.predictor(clients, models, (split,)).answer(split)["p"]

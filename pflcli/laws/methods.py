@@ -7,6 +7,7 @@ import typing
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from types import ModuleType
 from typing import Any
 
 import numpy as np
@@ -60,9 +61,24 @@ def _run(subject: Subject, **changes: Any) -> Run:
 
 
 def _play(subject: Subject, **changes: Any) -> tuple[Run, State]:
-    """Return a run of the method and the state after its rounds."""
-    run = _run(subject, **changes)
-    return run, small.play_rounds(subject.name, run)
+    """Return a run of the method and the state after its rounds.
+
+    Without ``changes``, laws get copies of the same run; a law that compares two runs must change something.
+    """
+    if changes:
+        run = _run(subject, **changes)
+        return run, small.play_rounds(subject.name, run)
+    key = registry.import_file("methods", subject.name), repr(subject.options)
+    if key not in _unchanged:
+        _unchanged.clear()
+        run = _run(subject)
+        _unchanged[key] = run, small.play_rounds(subject.name, run)
+    run, state = _unchanged[key]
+    return copy.deepcopy((run, state), {id(run.engine): run.engine})  # has threads, which cannot be copied
+
+
+_unchanged: dict[tuple[ModuleType, str], tuple[Run, State]] = {}
+"""The latest run without changes, by the module of its method and its options."""
 
 
 def _predict(
@@ -71,9 +87,9 @@ def _predict(
     return small.predict(subject.name, run, state, clients)
 
 
-def _choices(subject: Subject, run: Run, state: State) -> dict[str, NDArray[np.float64]]:
+def _choices(subject: Subject, **changes: Any) -> dict[str, NDArray[np.float64]]:
     """Return what clients chose on validation samples; empty if the method has nothing to choose."""
-    return small.choose(subject.name, run, state) if _choice_names(subject) else {}
+    return small.choose(subject.name, *_play(subject, **changes)) if _choice_names(subject) else {}
 
 
 def _choice_names(subject: Subject) -> tuple[str, ...]:
@@ -167,7 +183,7 @@ def validation_samples_only_choose(subject: Subject) -> None:
     Validation accuracy and early stopping mean nothing for a model that was trained on these samples.
     """
     data = small.make_federation()
-    chosen = _choices(subject, *_play(subject, rounds=_LATER))
+    chosen = _choices(subject, rounds=_LATER)
     runs = [_run(subject, data=each, rounds=_LATER) for each in (data, small.replace_samples(data, "validation"))]
     for each in runs:
         each.choices = chosen
@@ -183,7 +199,7 @@ def refit_trains_on_validation_samples(subject: Subject) -> None:
 
     The final model can then use all samples except the test samples.
     """
-    chosen = _choices(subject, *_play(subject))
+    chosen = _choices(subject)
     moved = small.move_validation_to_training(small.make_federation())
     runs = [_run(subject, refit=True), _run(subject, data=moved)]
     for run in runs:
@@ -292,10 +308,7 @@ def _move_by_others(subject: Subject, data: Federation, **network: Any) -> float
 
     Then those for testing are removed. Fewer validation samples would change choices.
     """
-    given: Mapping[str, NDArray[np.float64]] = {}
-    if _choice_names(subject):
-        first = _run(subject, data=data, **network)
-        given = _choices(subject, first, small.play_rounds(subject.name, first))
+    given = _choices(subject, data=data, **network)
 
     def answer(samples: Federation) -> dict[str, NDArray[np.float32]]:
         run = _run(subject, data=samples, **network)

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli import parameters
-from pflcli.engine.gradients import StackedBatch, StackedNetwork
+from pflcli.engine.gradients import Pass, StackedBatch, StackedNetwork
 from pflcli.federation.run import Predictor, Run
 from pflcli.parameters import Params, Stacked
 
@@ -71,11 +71,11 @@ def train_round(run: Run, state: State, t: int) -> State:
     cohort, local, alpha = run.cohort(t), state["local"], state["alpha"].clone()
     start = run.download(state["global"], cohort)
     mean = run.averaging(start)
-    for ids in run.client_chunks(cohort, 2 * parameters.size(start)):
+    for ids in run.client_chunks(cohort):
         if run.cfg.adaptive:
             alpha[ids] = _adapt_alpha(run, ids, local[ids], start, alpha[ids], t)
         both = {**parameters.repeat(start, len(ids)), **_add_prefix(local[ids])}
-        plan: dict[str, Any] = {"gradient": _gradients, "passes": 2, "clips_apart": _LOCAL}
+        plan: dict[str, Any] = {"pass_rule": _passes, "passes": 2, "clips_apart": _LOCAL}
         for part in run.local_sgd(ids, both, t=t, own={"alpha": alpha[ids]}, **plan):
             local[part.clients] = {name: part.params[_LOCAL + name] for name in start}
             mean.add(part.params, part.weights, part.clients)
@@ -91,7 +91,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
         {**start, **_add_prefix(start)},
         epochs=run.cfg.newcomer_epochs,
         prefix=_LOCAL,
-        gradient=_gradients,
+        pass_rule=_passes,
         passes=2,
         clips_apart=_LOCAL,
         own={"alpha": alpha[clients]},
@@ -111,14 +111,12 @@ def _mix(names: Collection[str], alpha: Tensor, local: Stacked, shared: Params |
     return {n: torch.lerp(shared[n], v, share[n]) if n in share else v for n, v in local.items()}
 
 
-def _gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
-    """Return F(w) + F(alpha v + (1 - alpha) w), and their gradients; the second term moves v alone."""
+def _passes(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> list[Pass]:
+    """Return the pass of F(w), which moves w, and that of F(alpha v + (1 - alpha) w), which moves v."""
     local = parameters.unprefixed(params, _LOCAL)
     shared, alpha = {name: params[name] for name in local}, batch.own["alpha"]
     mixed = _mix(network.parameters, alpha, local, shared)
-    losses, grads = network.gradient(shared, batch, models=shared)
-    at_mixture, mixture_grads = network.gradient(mixed, batch, scale=alpha, models=local)
-    return losses + at_mixture, {**grads, **{_LOCAL + name: value for name, value in mixture_grads.items()}}
+    return [Pass(shared, batch), Pass(mixed, batch, scale=alpha, moves=_LOCAL)]
 
 
 def _slope(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:

@@ -30,7 +30,6 @@ import torch
 from annotated_types import Ge, MinLen
 from numpy.typing import NDArray
 
-from pflcli import parameters
 from pflcli.federation.run import Predictor, Run
 from pflcli.parameters import Params, TrainedClients
 from pflcli.parameters.model_table import ModelTable
@@ -124,7 +123,7 @@ def _train_personal(
     for lam in np.unique(lambdas[~np.isnan(lambdas)]):
         for part in steps(clients[lambdas == lam], float(lam)):
             yield part, np.full(len(part.clients), lam)
-    for ids in run.client_chunks(clients[np.isnan(lambdas)], 2 * parameters.size(anchor)):
+    for ids in run.client_chunks(clients[np.isnan(lambdas)]):
         yield _choose_lambda(run, ids, steps)
 
 

@@ -77,7 +77,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     cohort, local, weights = run.cohort(t), state["local"], state["weights"]
     start = run.download(state["global"], cohort)
     mean = run.averaging(start)
-    for ids in run.client_chunks(cohort, 2 * parameters.size(start)):
+    for ids in run.client_chunks(cohort):
         learned = _learn_weights(run, state, ids, t)
         known = np.setdiff1d(ids, local.unwritten(ids))
         weights[known] = parameters.take(learned, np.searchsorted(ids, known))

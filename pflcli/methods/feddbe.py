@@ -17,6 +17,7 @@ training samples only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli import parameters
-from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy
+from pflcli.engine.gradients import StackedBatch
 from pflcli.errors import UsageError
 from pflcli.federation.run import Predictor, Run
 from pflcli.parameters import Params, Stacked, TrainedClients
@@ -83,9 +84,9 @@ def train_round(run: Run, state: State, t: int) -> State:
     cohort, memories = run.cohort(t), state["memories"]
     start = run.download(state["global"], cohort)
     mean = run.averaging(start)
-    for ids in run.client_chunks(cohort, 2 * parameters.size(start)):
+    for ids in run.client_chunks(cohort):
         both = {**parameters.repeat(start, len(ids)), **memories[ids]}
-        for part in run.local_sgd(ids, both, t=t, gradient=_Rule(), shared=_shared(run, state)):
+        for part in run.local_sgd(ids, both, t=t, loss=_losses, shared=_shared(run, state)):
             memories[part.clients] = part.params
             mean.add(part.params, part.weights, part.clients)
     return {**state, "global": mean.value()}
@@ -99,7 +100,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
         clients,
         {**start, **memories.default},
         epochs=run.cfg.newcomer_epochs,
-        gradient=_Rule(),
+        loss=_losses,
         shared=_shared(run, state),
         trainable=_MEMORY,
         frozen_norm=True,
@@ -113,20 +114,9 @@ def _shared(run: Run, state: State) -> Params:
     return {"consensus": state["consensus"]["mean"], "kappa": kappa}
 
 
-class _Rule:
-    """The rule of the loss of the head on representations with the memory, plus the pull of their mean without it."""
-
-    def __call__(self, network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
-        """Return the losses, and their gradients."""
-        outputs, memory, weight = network.forward(params, batch.x, batch.weight), params[_MEMORY], params[_WEIGHT]
-        mean = torch.bmm(batch.weight[:, None], outputs.z)[:, 0]  # (a, d)
-        apart = (mean - batch.shared["consensus"]) * (batch.shared["kappa"] / mean.shape[1])
-        logits = outputs.logits + torch.bmm(weight, memory[..., None]).mT
-        losses, by_logits = cross_entropy(logits, batch.y, batch.weight)
-        losses = losses + (apart * (mean - batch.shared["consensus"])).sum(dim=1) / 2
-        by_bias = by_logits.sum(dim=1)  # (a, C)
-        by_memory = torch.bmm(by_bias[:, None], weight)[:, 0]
-        grads = network.descend(params, batch, outputs, by_logits, batch.weight[..., None] * apart[:, None])
-        if _WEIGHT in network.trained:
-            grads[_WEIGHT] = by_bias[..., None] * memory[:, None] + grads.get(_WEIGHT, 0)
-        return losses, {**grads, _MEMORY: by_memory}
+def _losses(logits: Tensor, z: Tensor, params: Mapping[str, Tensor], batch: StackedBatch) -> Tensor:
+    """Return the loss of the head on representations with the memory, plus the pull of their mean without it."""
+    with_memory = logits + params[_MEMORY][:, None] @ params[_WEIGHT].mT  # head(z + m), as the head is linear
+    mean = (batch.weight[:, None] @ z)[:, 0]  # (a, d)
+    apart = (mean - batch.shared["consensus"]).square().mean(dim=1)
+    return batch.cross_entropy(with_memory) + batch.shared["kappa"] / 2 * apart

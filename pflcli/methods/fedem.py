@@ -111,9 +111,7 @@ def _responsibilities(run: Run, clients: NDArray[np.int64], components: Stacked,
     rows = [run.federation.rows(int(client), "train") for client in clients]
     all_rows = np.concatenate(rows)
     y = run.federation.y[torch.from_numpy(all_rows).to(run.federation.y.device)]
-    logits = [
-        run.engine.infer(parameters.pick(components, k), all_rows, compiled=True)[0] for k in range(shares.shape[1])
-    ]
+    logits = [run.engine.infer(parameters.pick(components, k), all_rows)[0] for k in range(shares.shape[1])]
     losses = torch.stack([functional.cross_entropy(each, y, reduction="none") for each in logits], dim=1)  # (n, K)
     of_clients = torch.split(losses, [len(each) for each in rows])
     return [_responsibility(share, own) for share, own in zip(shares, of_clients, strict=True)]

@@ -17,8 +17,8 @@ Clients that never took part are personalized in the same way.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -29,7 +29,7 @@ from torch import Tensor
 
 from pflcli import parameters
 from pflcli.engine.engine import ServerDiverged
-from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy
+from pflcli.engine.gradients import Pass, StackedBatch, StackedNetwork
 from pflcli.federation.run import Predictor, Run
 from pflcli.parameters import Params, Stacked
 
@@ -113,6 +113,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     else:
         rows = run.once("public", lambda: _draw_public_rows(run, run.federation.seen_clients))
     aligned = run.rng("aligned").permutation(len(rows))[: run.cfg.aligned]
+    public = run.federation.inputs(torch.from_numpy(rows[aligned]))
     tuned = run.local_sgd(
         clients,
         parameters.repeat(state["global"], len(clients)),
@@ -120,8 +121,8 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
         epochs=run.cfg.epochs,
         lr=run.cfg.lr or run.settings.lr_at(run.settings.rounds - 1),
         trainable=parameters.upper(run.init, run.cfg.upper),
-        gradient=partial(_aligned_gradient, weight=run.cfg.weight),
-        shared={"public": run.federation.inputs(torch.from_numpy(rows[aligned]))},
+        pass_rule=_passes,
+        shared={"public": public, "weight": public.new_tensor(run.cfg.weight)},
     )
     return run.predictor(clients, tuned)
 
@@ -136,25 +137,26 @@ def _draw_public_rows(run: Run, clients: NDArray[np.int64]) -> NDArray[np.int64]
     return np.concatenate(drawn)
 
 
-def _aligned_gradient(
-    network: StackedNetwork, params: Stacked, batch: StackedBatch, *, weight: float
-) -> tuple[Tensor, Stacked]:
-    """Return the cross-entropy plus ``weight`` times the CORAL loss, and its gradients."""
-    public, count = batch.shared["public"], batch.x.shape[1]
-    outputs = network.forward(params, torch.cat([batch.x, public.expand(len(batch.x), *public.shape)], dim=1))
-    losses, own_grad = cross_entropy(outputs.logits[:, :count], batch.y, batch.weight)
-    z, even = outputs.z, torch.full_like(outputs.z[:, count:, 0], 1 / len(public))
-    own, far = _centre(z[:, :count], batch.weight), _centre(z[:, count:], even)
-    own_weighed, far_weighed = batch.weight[..., None] * own, even[..., None] * far
-    apart = own_weighed.mT @ own - far_weighed.mT @ far  # (a, d, d), symmetric
-    scale = weight / (4 * z.shape[2] ** 2)
-    losses += scale * (apart**2).sum(dim=(1, 2))
-    by_z = torch.cat([own_weighed, -far_weighed], dim=1) @ apart
-    grad = torch.zeros_like(outputs.logits)
-    grad[:, :count] = own_grad
-    return losses, network.backward(outputs, grad, by_z.mul_(4 * scale))
+def _passes(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> list[Pass]:
+    """Return one pass over the public samples and, behind them, the client's own."""
+    public = batch.shared["public"].expand(len(batch.x), *batch.shared["public"].shape)
+    even = batch.weight.new_full(public.shape[:2], 1 / public.shape[1])
+    labels = batch.y.new_zeros(public.shape[:2])  # not used
+    joined = (torch.cat(both, dim=1) for both in ((public, batch.x), (labels, batch.y), (even, batch.weight)))
+    x, y, weight = joined
+    return [Pass(params, replace(batch, x=x, y=y, weight=weight), _losses)]
 
 
-def _centre(z: Tensor, weight: Tensor) -> Tensor:
-    """Return features (a, n, d) minus their means with weights (a, n) that add up to one."""
-    return z - (weight[:, None] @ z)
+def _losses(logits: Tensor, z: Tensor, params: Mapping[str, Tensor], batch: StackedBatch) -> Tensor:
+    """Return the cross-entropy of the own samples plus ``weight`` times the CORAL loss of both covariances."""
+    count = len(batch.shared["public"])
+    own = replace(batch, y=batch.y[:, count:], weight=batch.weight[:, count:])
+    apart = _covariance(z[:, count:], own.weight) - _covariance(z[:, :count], batch.weight[:, :count])
+    coral = apart.square().sum(dim=(1, 2)) / (4 * z.shape[2] ** 2)
+    return own.cross_entropy(logits[:, count:]) + batch.shared["weight"] * coral
+
+
+def _covariance(z: Tensor, weight: Tensor) -> Tensor:
+    """Return the covariances (a, d, d) of features (a, n, d) with weights (a, n) that add up to one."""
+    centred = z - weight[:, None] @ z
+    return (weight[..., None] * centred).mT @ centred

@@ -18,6 +18,7 @@ personalizes. Predictions use training samples only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -28,9 +29,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli.engine.engine import probabilities
-from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy
+from pflcli.engine.gradients import StackedBatch
 from pflcli.federation.run import Predictor, Run
-from pflcli.parameters import Params, Stacked, TrainedClients
+from pflcli.parameters import Params, TrainedClients
 
 KIND = "server"
 NEEDS = ()
@@ -110,7 +111,7 @@ def _closeness(z: Tensor, prototypes: Params) -> Tensor:
 def _own_prototypes(run: Run, part: TrainedClients) -> tuple[Tensor, NDArray[np.float64]]:
     """Return the mean representation of each class of each client (m, C, d), and the samples that each is of (m, C)."""
     means, counts = [], []
-    outputs = run.engine.outputs_each(part.clients, part.params, "train", features=True, compiled=True)
+    outputs = run.engine.outputs_each(part.clients, part.params, "train", features=True)
     for client, (_, z) in zip(part.clients, outputs, strict=True):
         y = run.federation.y[run.federation.block(int(client), "train")]
         n = torch.bincount(y, minlength=run.federation.classes)
@@ -124,17 +125,11 @@ def _plan(run: Run, prototypes: Params) -> dict[str, Any]:
     """Return how clients train: options of ``Run.local_sgd``."""
     if not run.cfg.lam or not prototypes["known"].any():
         return {}
-    return {"gradient": _Rule(), "shared": {**prototypes, "lam": prototypes["mean"].new_tensor(run.cfg.lam)}}
+    return {"loss": _losses, "shared": {**prototypes, "lam": prototypes["mean"].new_tensor(run.cfg.lam)}}
 
 
-class _Rule:
-    """The rule of the cross-entropy plus the distance of representations to the prototypes of their classes."""
-
-    def __call__(self, network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
-        """Return the losses, and their gradients."""
-        outputs, shared = network.forward(params, batch.x, batch.weight), batch.shared
-        losses, by_logits = cross_entropy(outputs.logits, batch.y, batch.weight)
-        apart = outputs.z - shared["mean"][batch.y]
-        pull = shared["lam"] * batch.weight * shared["known"][batch.y] / apart.shape[2]  # (a, n)
-        losses = losses + (pull * apart.square().sum(dim=2)).sum(dim=1)
-        return losses, network.descend(params, batch, outputs, by_logits, apart.mul_(2 * pull[..., None]))
+def _losses(logits: Tensor, z: Tensor, params: Mapping[str, Tensor], batch: StackedBatch) -> Tensor:
+    """Return the cross-entropy plus the distance of representations to the prototypes of their classes."""
+    shared = batch.shared
+    apart = (z - shared["mean"][batch.y]).square().mean(dim=2) * shared["known"][batch.y]  # (a, n)
+    return batch.cross_entropy(logits) + shared["lam"] * batch.mean(apart)

@@ -17,6 +17,7 @@ samples only.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any
 
@@ -27,7 +28,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli import parameters
-from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy
+from pflcli.engine.gradients import StackedBatch
 from pflcli.federation.run import Predictor, Run
 from pflcli.methods.parts.class_counts import training_counts
 from pflcli.parameters import Stacked
@@ -68,9 +69,9 @@ def train_round(run: Run, state: State, t: int) -> State:
     cohort, heads = run.cohort(t), state["heads"]
     start = run.download(state["global"], cohort)
     mean = run.averaging(start)
-    for ids in run.client_chunks(cohort, 2 * parameters.size(start)):
+    for ids in run.client_chunks(cohort):
         both = {**parameters.repeat(start, len(ids)), **_add_prefix(heads[ids])}
-        plan: dict[str, Any] = {"gradient": _Rule(), "clips_apart": _OWN}
+        plan: dict[str, Any] = {"loss": _losses, "clips_apart": _OWN}
         for part in run.local_sgd(ids, both, t=t, own={"offsets": _offsets(run, ids)}, **plan):
             heads[part.clients] = _select_own(part.params)
             mean.add(part.params, part.weights, part.clients)
@@ -86,7 +87,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
         {**start, **_add_prefix(heads.default)},
         epochs=run.cfg.newcomer_epochs,
         prefix=_OWN,
-        gradient=_Rule(),
+        loss=_losses,
         own={"offsets": _offsets(run, clients)},
         trainable=_OWN,
         frozen_norm=True,
@@ -109,19 +110,11 @@ def _offsets(run: Run, clients: NDArray[np.int64]) -> Tensor:
     return torch.from_numpy(run.cfg.gamma * np.log(counts)).float().to(run.federation.y.device)
 
 
-class _Rule:
-    """The rule of the balanced loss of the generic model, plus that of both heads, which moves the own one alone."""
-
-    def __call__(self, network: StackedNetwork, params: Stacked, batch: StackedBatch) -> tuple[Tensor, Stacked]:
-        """Return the losses, and their gradients."""
-        outputs, own = network.forward(params, batch.x, batch.weight), _select_own(params)
-        weight, bias = own["head.weight"], own.get("head.bias")
-        z = outputs.z[..., : weight.shape[2]]
-        personal = outputs.logits + torch.bmm(z, weight.mT)
-        if bias is not None:
-            personal += bias[:, None]
-        balanced, by_logits = cross_entropy(outputs.logits + batch.own["offsets"][:, None], batch.y, batch.weight)
-        losses, by_personal = cross_entropy(personal, batch.y, batch.weight)
-        head_grads = {"head.weight": torch.bmm(by_personal.mT, z), "head.bias": by_personal.sum(dim=1)}
-        grads = {_OWN + name: head_grads[name] for name in own}
-        return balanced + losses, {**network.descend(params, batch, outputs, by_logits), **grads}
+def _losses(logits: Tensor, z: Tensor, params: Mapping[str, Tensor], batch: StackedBatch) -> Tensor:
+    """Return the balanced loss of the generic model plus the loss of both heads, which moves the own one alone."""
+    weight = params[_OWN + "head.weight"]
+    personal = logits.detach() + z.detach()[..., : weight.shape[2]] @ weight.mT
+    if _OWN + "head.bias" in params:
+        personal = personal + params[_OWN + "head.bias"][:, None]
+    balanced = batch.cross_entropy(logits + batch.own["offsets"][:, None])
+    return balanced + batch.cross_entropy(personal)

@@ -59,7 +59,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     bodies = state["bodies"] if "bodies" in state else run.table(state["body"])
     head = run.download(state["head"], cohort)
     mean = run.averaging(head)
-    for ids in run.client_chunks(cohort, parameters.size(bodies.default)):
+    for ids in run.client_chunks(cohort):
         for part in run.local_sgd(ids, {**bodies[ids], **parameters.repeat(head, len(ids))}, t=t):
             bodies[part.clients] = part.params
             mean.add(part.params, part.weights, part.clients)

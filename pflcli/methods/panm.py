@@ -26,7 +26,6 @@ import torch
 from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
-from pflcli import parameters
 from pflcli.federation.run import Predictor, Run
 from pflcli.methods.parts import mixture, peers
 from pflcli.methods.parts.peers import State
@@ -94,7 +93,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     cohort, bag = run.cohort(t), state["bag"].cpu().numpy().copy()
     reachable = peers.train(run, state, cohort, t)
     if "update" in state:
-        for ids in run.client_chunks(cohort, parameters.size(run.init)):
+        for ids in run.client_chunks(cohort):
             old, new = state["model"][ids], state["sent"][ids]
             state["update"][ids] = {name: new[name] - old[name] for name in run.engine.parameters}
     contacts = {int(i): _draw_contacts(run, bag[i], reachable[reachable != i], int(i), t) for i in cohort}

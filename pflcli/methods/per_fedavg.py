@@ -22,9 +22,8 @@ import numpy as np
 import torch
 from annotated_types import Ge
 from numpy.typing import NDArray
-from torch import Tensor
 
-from pflcli.engine.gradients import StackedBatch, StackedNetwork
+from pflcli.engine.gradients import Pass, StackedBatch, StackedNetwork
 from pflcli.federation.run import Predictor, Run
 from pflcli.parameters import Params, Stacked, repeat
 
@@ -57,8 +56,8 @@ def train_round(run: Run, state: State, t: int) -> State:
     """Take meta-steps on each client of a cohort, average what comes back."""
     cohort = run.cohort(t)
     start = run.download(state["global"], cohort)
-    meta, size = partial(_meta_gradient, alpha=run.cfg.alpha), 2 * run.settings.batch_size
-    trained = run.local_sgd(cohort, repeat(start, len(cohort)), t=t, batch_size=size, gradient=meta)
+    meta, size = partial(_passes, alpha=run.cfg.alpha), 2 * run.settings.batch_size
+    trained = run.local_sgd(cohort, repeat(start, len(cohort)), t=t, batch_size=size, pass_rule=meta)
     return {"global": run.average(trained, start)}
 
 
@@ -74,29 +73,25 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     return run.predictor(clients, tuned)
 
 
-def _meta_gradient(
-    network: StackedNetwork, params: Stacked, batch: StackedBatch, *, alpha: float
-) -> tuple[Tensor, Stacked]:
-    """Return the loss on one half of a batch after a step on the other, and its gradient there (first order)."""
+def _passes(network: StackedNetwork, params: Stacked, batch: StackedBatch, *, alpha: float) -> list[Pass]:
+    """Return the pass on one half of a batch after a step on the other; its gradient moves the models (first order)."""
     inner, outer = _halves(batch)
     moved = {**params, **{name: params[name].clone() for name in network.trained}}
-    network.proximal_steps(moved, params, inner, lam=0, rate=alpha)
-    return network.gradient(moved, outer, models=params)
+    network.descend(moved, inner, rate=alpha)
+    return [Pass(moved, outer)]
 
 
 def _halves(batch: StackedBatch) -> tuple[StackedBatch, StackedBatch]:
     """Return the even and the odd samples of each client's batch, or all of it twice if it has fewer than four."""
-    few = (batch.weight > 0).sum(dim=1) < 4  # (a,)
+    few, width = ((batch.weight > 0).sum(dim=1) < 4)[:, None], batch.weight.shape[1]  # (a, 1)
     if few.all():
         return batch, batch
-    if few.any():
-        odd = torch.arange(batch.weight.shape[1], device=few.device) % 2 == 1
-        weights = [batch.weight * (few[:, None] | half) for half in (~odd, odd)]
-        even, odd_half = (replace(batch, weight=weight / weight.sum(dim=1, keepdim=True)) for weight in weights)
-        return even, odd_half
+    place = torch.arange(max((width + 1) // 2, min(width, 3)), device=few.device)
     halves = []
     for first in (0, 1):
-        weight = batch.weight[:, first::2]
+        chosen = torch.where(few, place, first + 2 * place)
+        rows, chosen = torch.arange(len(few), device=few.device)[:, None], chosen.clamp(max=width - 1)
+        weight = batch.weight[rows, chosen] * (torch.where(few, place, first + 2 * place) < width)
         weight = weight / weight.sum(dim=1, keepdim=True)
-        halves.append(replace(batch, x=batch.x[:, first::2], y=batch.y[:, first::2], weight=weight))
+        halves.append(replace(batch, x=batch.x[rows, chosen], y=batch.y[rows, chosen], weight=weight))
     return halves[0], halves[1]

@@ -90,7 +90,7 @@ def train_round(run: Run, state: State, t: int) -> State:
         adapted, _ = _adapt_statistics(run, part.clients, part.params, shared, principal, t)
         return {name: adapted[name].to(value) for name, value in common.items()}
 
-    for ids in run.client_chunks(cohort, 2 * parameters.size(downloaded)):
+    for ids in run.client_chunks(cohort):
         start = {**parameters.repeat(state["body"], len(ids)), **_heads(run, ids, common)}
         for part in run.local_sgd(ids, start, t=t, trainable="body.", also_upload=adapt):
             mean.add(part.params, part.weights, part.clients)
@@ -107,7 +107,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     heads = run.engine.each(lambda place: gaussians.linear_head(parameters.pick(own, place)), len(clients))
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
-        embedded = [z.double().nan_to_num(0, 0, 0) for z in _features(run, clients, models, split, compiled=False)]
+        embedded = [z.double().nan_to_num(0, 0, 0) for z in _features(run, clients, models, split)]
         logits = (z @ weight.T + bias + prior for z, (weight, bias), prior in zip(embedded, heads, priors, strict=True))
         return {"p": np.concatenate([probabilities(own) for own in logits])}
 
@@ -128,10 +128,10 @@ def _log_priors(run: Run, clients: NDArray[np.int64]) -> Tensor:
     return torch.from_numpy(np.log(shares / shares.sum(axis=1, keepdims=True)))
 
 
-def _features(run: Run, clients: NDArray[np.int64], models: Stacked, split: str, *, compiled: bool) -> list[Tensor]:
-    """Return what the head of each client's model reads of its samples, (n, d); ``compiled`` as in ``Inference``."""
+def _features(run: Run, clients: NDArray[np.int64], models: Stacked, split: str) -> list[Tensor]:
+    """Return what the head of each client's model reads of its samples, (n, d)."""
     size = run.init[_WEIGHT].shape[1]
-    outputs = run.engine.outputs_each(clients, models, split, features=True, compiled=compiled)
+    outputs = run.engine.outputs_each(clients, models, split, features=True)
     return [z[:, :size].cpu() for _, z in outputs]
 
 
@@ -153,7 +153,7 @@ def _adapt_statistics(
 
     ``shared`` are the global statistics, ``principal`` is ``gaussians.principal_axes`` of them.
     """
-    embedded = _features(run, clients, models, "train", compiled=isinstance(t, int))
+    embedded = _features(run, clients, models, "train")
     if isinstance(t, str):  # a newcomer's samples may overflow the global model
         embedded = [z.nan_to_num(0.0, 0.0, 0.0) for z in embedded]
     labels = [run.federation.y[run.federation.block(int(client), "train")].cpu() for client in clients]

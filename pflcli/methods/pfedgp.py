@@ -82,9 +82,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     labels = {client: run.federation.labels_of(np.asarray([client]), "train") for client in cohort.tolist()}
     trainable = np.asarray([client for client, y in labels.items() if 1 < len(np.unique(y)) < len(y)], dtype=np.int64)
     models, mean = parameters.repeat({**run.init, **body}, len(trainable)), run.averaging(body)
-    outputs = (
-        run.engine.outputs_each(trainable, models, "train", features=True, compiled=True) if len(trainable) else []
-    )
+    outputs = run.engine.outputs_each(trainable, models, "train", features=True) if len(trainable) else []
     trees = [
         build_tree(_normalize(z).cpu().numpy(), labels[client], run.federation.classes, run.rng("tree", t, client))
         for client, (_, z) in zip(trainable.tolist(), outputs, strict=True)
@@ -109,7 +107,7 @@ def gradients(prior: Prior, network: StackedNetwork, params: Stacked, batch: Sta
     outputs = network.forward(params, batch.x, batch.weight)
     sizes = (batch.weight > 0).sum(dim=1).tolist()
     losses, by_z = losses_and_gradients(prior, batch.own["tree"], outputs.z, batch.y, sizes, batch.draws)
-    return losses, network.descend(params, batch, outputs, None, by_z)
+    return losses, network.backward(outputs, None, by_z)
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:

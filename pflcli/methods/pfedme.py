@@ -119,7 +119,7 @@ class _Envelope:
         anchor = [params[name] for name in names]
         theta = [value.clone() for value in anchor]
         models = {**params, **dict(zip(names, theta, strict=True))}
-        network.proximal_steps(models, params, batch, lam=self.lam, rate=self.rate, count=self.count)
+        network.descend(models, batch, rate=self.rate, count=self.count, anchor=params, lam=self.lam)
         losses, _ = cross_entropy(network.forward(models, batch.x, batch.weight).logits, batch.y, batch.weight)
         apart = torch._foreach_sub(anchor, theta)
         for value in apart:

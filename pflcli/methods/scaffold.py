@@ -68,7 +68,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     count = _steps(run, sizes)
     # Model and change of the control variate are one upload: an upload step or a bound covers both together.
     mean = run.averaging({**start, **_add_prefix(controls.default)})
-    for ids in run.client_chunks(cohort, 3 * parameters.size(start)):
+    for ids in run.client_chunks(cohort):
         own_controls = controls[ids]
         drift = {name: value - own_controls[name] for name, value in control.items()}
         (part,) = run.local_sgd(ids, start, t=t, momentum=0.0, own=drift, adds_own=True)

@@ -77,7 +77,7 @@ def _watch_rounds(run: Run) -> Iterator[None]:
 def set_up(run: Run, method: Method) -> Progress:
     """Return the progress before the first round, with row 0 if ``setup`` sent something."""
     began, before, run.notes = time.monotonic(), dict(run.traffic), RoundNotes()
-    with _watch_rounds(run):
+    with _watch_rounds(run), run.engine.training():
         state = method.setup(run)
     spent = time.monotonic() - began
     rows = [] if run.traffic == before else [_describe_round(run, method, state, -1, before, spent)]
@@ -99,7 +99,7 @@ def play_round(run: Run, name: str, method: Method, state: Any, t: int) -> tuple
                 run.privacy.begin_round(t)
             run.notes = RoundNotes(attendance)
             try:
-                with undo_on_failure(state, run), _watch_rounds(run):
+                with undo_on_failure(state, run), _watch_rounds(run), run.engine.training():
                     after: State = method.train_round(run, state, t)
             except AllAbsent:
                 run.traffic = {**before, "down": run.traffic["down"]}  # clients that drop out still download

@@ -10,14 +10,12 @@ seen clients adapt as if the run ended there. The cost of a round does not inclu
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.engine.engine import Engine
 from pflcli.federation.run import Run
 from pflcli.methods import Method
 from pflcli.parameters.model_table import ModelTable
@@ -76,20 +74,10 @@ def measure_accuracy(run: Run, method: Method, state: dict[str, Any], split: str
     clients = find_owners(run, method, state)
     clients = clients[run.federation.sizes(split)[clients] > 0]
     right: list[NDArray[np.bool_]] = []
-    with run.personalizing(), _reuse_training_loops(run.engine):
+    with run.personalizing(), run.engine.training():
         for chunk in client_batches(run, clients):
             predictor = method.personalize(run, state, chunk)
             if split not in predictor.splits:
                 break
             right.append(predictor.answer(split)["p"].argmax(axis=1) == run.federation.labels_of(chunk, split))
     return float(np.concatenate(right).mean()) if right else math.nan
-
-
-@contextmanager
-def _reuse_training_loops(engine: Engine) -> Iterator[None]:
-    """Predict with the loops that train, for several clients at a time, within the block."""
-    engine.measures = True
-    try:
-        yield
-    finally:
-        engine.measures = False

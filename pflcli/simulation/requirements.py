@@ -9,7 +9,7 @@ from torch import nn
 
 from pflcli import models
 from pflcli.engine import normalization
-from pflcli.engine.loop import has_batch_norm
+from pflcli.engine.networks import has_batch_norm
 from pflcli.errors import UnsuitedError, UsageError
 from pflcli.federation import aggregators, uploads
 from pflcli.methods import Method

@@ -12,7 +12,7 @@ import pandas as pd
 from pflcli.artifacts.reader import Artifact
 from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.page import lineage as lineages
-from pflcli.evaluation.page import runs, sentences
+from pflcli.evaluation.page import runs
 from pflcli.evaluation.page.comparison import KINDS as COMPARISONS
 from pflcli.evaluation.page.comparison import Comparison, read_comparison
 from pflcli.evaluation.page.lineage import Lineage
@@ -45,7 +45,7 @@ def _summarize(comparison: Comparison, lineage: Lineage) -> Record:
         for name, metric in row["metrics"].items()
         if metric["value"] is not None and math.isfinite(metric["value"])
     }
-    answer = "\n\n".join(sentences.answer(comparison))
+    answer = "\n\n".join(comparison.answer)
     texts = {"answer": answer, "commands": "\n".join(f"    {line}" for line in lineages.list_commands(lineage))}
     if "table.md" in artifact.manifest.files:
         texts["table"] = artifact.read("table.md").decode("utf-8")

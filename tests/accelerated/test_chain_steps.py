@@ -8,11 +8,10 @@ import torch
 from torch import nn
 
 import worlds
-from helpers import set_own_products
+from helpers import cross_entropy_rule, set_own_products
 from pflcli import models
 from pflcli.engine import linear_chain, strategy
 from pflcli.engine.engine import Engine
-from pflcli.engine.gradients import cross_entropy_rule
 from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.strategy import WorkerNet
 from pflcli.methods import fedproto
@@ -25,7 +24,7 @@ def test_compiled_loops_train_the_body_by_a_rule_when_two_layers_lie_above_the_r
     head = nn.Sequential(nn.Linear(7, 5), nn.ReLU(), nn.Linear(5, worlds.CLASSES))
     net = models.Net(nn.Sequential(nn.Flatten(), nn.Linear(worlds.FEATURES, 7), nn.ReLU()), head)
     shared = {"mean": torch.randn(worlds.CLASSES, 7), "known": torch.ones(worlds.CLASSES), "lam": torch.tensor(2.0)}
-    plan = LocalSGD(2, 4, np.full(2, 0.1), gradient=fedproto._Rule(), shared=shared)
+    plan = LocalSGD(2, 4, np.full(2, 0.1), loss=fedproto._losses, shared=shared)
     start = {name: value.expand(2, *value.shape) for name, value in net.state_dict().items()}
     for own in (False, True):
         set_own_products(monkeypatch, own)
@@ -42,4 +41,4 @@ def test_one_compiled_loop_takes_all_steps_when_these_are_plain(settings, monkey
     monkeypatch.setattr(linear_chain, "LARGE", 0)
     net = models.Net(nn.Sequential(nn.Flatten(), nn.Linear(5, 4), nn.ReLU()), nn.Linear(4, 3))
     chosen = strategy.choose(WorkerNet.compile(net, (5,)), LocalSGD(1, 4, np.full(1, 0.1), **settings), "stacked", 3)
-    assert chosen.in_place == (settings == {})
+    assert (chosen.train is not None) == (settings == {})

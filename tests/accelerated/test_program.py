@@ -12,13 +12,22 @@ from torch.nn import functional
 
 from pflcli import models, parameters
 from pflcli.accelerated import graph, loops, products, program
+from pflcli.accelerated.layers import Move
 from pflcli.accelerated.program import CompiledNetwork
-from pflcli.engine import backend, gradients, loop, strategy
-from pflcli.engine.backend import Move
+from pflcli.engine import backend, gradients, strategy, trainer
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.strategy import WorkerNet
+
+
+def step(compiled, x, y, names=None, moves=None):
+    """Return the cross-entropy of a batch, and write its gradients or take the moves."""
+    logits, _ = compiled.forward(x)
+    weight = logits.new_full((1, len(x)), 1 / len(x))
+    losses, grad = gradients.cross_entropy(logits[None], y[None], weight)
+    compiled.backward(len(x), grad[0], names=names, moves=moves)
+    return losses[0]
 
 
 def depthwise(channels, stride=1, **how):
@@ -130,7 +139,7 @@ def test_gradients_and_statistics_are_those_of_autograd(case, own_products):
         y = torch.randint(0, 3, (n,), generator=draw)
         loss = functional.cross_entropy(plain(x), y)
         grads = torch.autograd.grad(loss, list(plain.parameters()))
-        torch.testing.assert_close(compiled.step(x, y), loss.detach())
+        torch.testing.assert_close(step(compiled, x, y), loss.detach())
         for (name, _), grad in zip(plain.named_parameters(), grads, strict=True):
             torch.testing.assert_close(compiled.grads[name], grad, rtol=1e-6, atol=1e-9, msg=name)
         for name, value in plain.state_dict().items():
@@ -144,7 +153,7 @@ def test_gradients_in_single_precision_are_as_exact_as_those_of_autograd(own_pro
     x, y = torch.rand(8, 1, 28, 28, generator=draw, dtype=torch.double), torch.arange(8) % 3
     expected = torch.autograd.grad(functional.cross_entropy(exact(x), y), list(exact.parameters()))
     compiled = backend.program(copy.deepcopy(exact).float(), (1, 28, 28))
-    compiled.step(x.float(), y)
+    step(compiled, x.float(), y)
     for (name, _), grad in zip(exact.named_parameters(), expected, strict=True):
         difference = (compiled.grads[name] - grad).abs().max() / grad.abs().max()
         assert difference < 1e-4, name
@@ -173,13 +182,13 @@ def test_weights_change_by_the_gradients_of_linear_layers_within_their_products(
     x, y = torch.rand(9, 2, 17, 13, generator=draw, dtype=torch.double), torch.arange(9) % 3
     expected, compiled = backend.program(plain, (2, 17, 13)), backend.program(other, (2, 17, 13))
     assert compiled.linear == {"body.7.weight", "body.9.weight", "head.weight"}
-    expected.step(x, y)
+    step(expected, x, y)
     before = {name: value.clone() for name, value in other.state_dict().items()}
     elsewhere = torch.ones(3, 7, dtype=torch.double)
-    compiled.step(x, y, moves={"head.weight": Move(elsewhere, 0.0)})  # a rate may fall to zero
+    step(compiled, x, y, moves={"head.weight": Move(elsewhere, 0.0)})  # a rate may fall to zero
     anchor, drift = (torch.rand(18, 19 * 7 * 6, generator=draw, dtype=torch.double) for _ in range(2))
     own = Move(other.body[7].weight.detach(), 0.5, anchor, 0.25, drift)
-    compiled.step(x, y, moves={"body.7.weight": own, "head.weight": Move(elsewhere, 0.25)})
+    step(compiled, x, y, moves={"body.7.weight": own, "head.weight": Move(elsewhere, 0.25)})
     torch.testing.assert_close(elsewhere, 1 - 0.25 * expected.grads["head.weight"])
     for name, value in other.state_dict().items():
         if name == "body.7.weight":
@@ -194,12 +203,12 @@ def test_weights_change_by_the_gradients_of_linear_layers_within_their_products(
 def test_the_backward_pass_ends_with_the_lowest_layer_that_trains():
     net = uneven().train()
     compiled, x, y = backend.program(net, (2, 17, 13)), torch.rand(4, 2, 17, 13), torch.arange(4) % 3
-    compiled.step(x, y)
+    step(compiled, x, y)
     expected = {name: grad.clone() for name, grad in compiled.grads.items()}
     for names, absent in ((["head.bias"], "body.9.weight"), (["body.7.weight"], "body.3.weight")):
         for grad in compiled.grads.values():
             grad.fill_(torch.nan)
-        compiled.step(x, y, names=names)
+        step(compiled, x, y, names=names)
         for name in names:
             assert torch.equal(compiled.grads[name], expected[name])
         assert compiled.grads[absent].isnan().all()
@@ -233,7 +242,7 @@ def test_the_largest_of_a_window_is_that_of_pytorch():
     for level in (0.0, 0.7):
         x, y = torch.full((2, 2, 8, 8), level, dtype=torch.double), torch.tensor([0, 1])
         compiled = backend.program(net, (2, 8, 8))
-        loss = compiled.step(x, y)
+        loss = step(compiled, x, y)
         expected = functional.cross_entropy(net(x), y)
         torch.testing.assert_close(loss, expected.detach())
         for (name, _), grad in zip(
@@ -245,12 +254,12 @@ def test_the_largest_of_a_window_is_that_of_pytorch():
 def test_the_parameters_are_read_where_they_lie():
     net = small().train()
     compiled, x, y = backend.program(net, (2, 8, 8)), torch.rand(4, 2, 8, 8), torch.arange(4) % 3
-    before = compiled.step(x, y)
+    before = step(compiled, x, y)
     with torch.no_grad():
         net.head.weight.zero_()
         net.head.bias.zero_()
     assert float(before) != pytest.approx(np.log(3), rel=1e-6)
-    assert float(compiled.step(x, y)) == pytest.approx(np.log(3), rel=1e-6)
+    assert float(step(compiled, x, y)) == pytest.approx(np.log(3), rel=1e-6)
 
 
 @pytest.mark.parametrize("size", [2, 30])
@@ -270,7 +279,7 @@ def test_linear_weights_of_a_model_are_read_and_change_where_they_lie(size, turn
     moves = {name: Move(params[name], 1.0) for name in compiled.linear if params[name].is_contiguous()}
     unmoved = {name: params[name].clone() for name in moves}
     with compiled.model(params):
-        loss = compiled.step(x, y, moves=moves)
+        loss = step(compiled, x, y, moves=moves)
     torch.testing.assert_close(loss, expected.detach())
     for name, value in expected_grads.items():
         torch.testing.assert_close(unmoved[name] - params[name] if name in moves else compiled.grads[name], value)
@@ -286,7 +295,7 @@ def test_the_same_batch_gives_the_same_bytes():
     for _ in range(2):
         torch.manual_seed(0)
         compiled = backend.program(small().train(), (2, 8, 8))
-        compiled.step(torch.rand(6, 2, 8, 8), torch.arange(6) % 3)
+        step(compiled, torch.rand(6, 2, 8, 8), torch.arange(6) % 3)
         draws.append(torch.cat([value.flatten() for value in compiled.grads.values()]))
     assert torch.equal(*draws)
 
@@ -468,12 +477,9 @@ def test_large_images_go_through_autograd():
     assert backend.program(small(), (2, 65, 8)) is None
 
 
-def with_squares(network, params, batch):
-    """The gradient of the cross-entropy plus the mean squared representation."""
-    outputs = network.forward(params, batch.x, batch.weight)
-    losses, grad = gradients.cross_entropy(outputs.logits, batch.y, batch.weight)
-    losses = losses + (outputs.z.square().sum(dim=2) * batch.weight).sum(dim=1)
-    return losses, network.descend(params, batch, outputs, grad, 2 * outputs.z * batch.weight[..., None])
+def with_squares(logits, z, params, batch):
+    """Return the cross-entropy plus the mean squared representation."""
+    return batch.cross_entropy(logits) + batch.mean(z.square().sum(dim=2))
 
 
 PLANS = {
@@ -483,9 +489,9 @@ PLANS = {
     "head alone": {"trainable": "head."},
     "weights of the head alone": {"trainable": "head.weight"},
     "frozen norm": {"frozen_norm": True},
-    "rule": {"gradient": with_squares},
-    "rule of the head": {"gradient": with_squares, "trainable": "head."},
-    "rule with momentum": {"gradient": with_squares, "momentum": 0.9},
+    "rule": {"loss": with_squares},
+    "rule of the head": {"loss": with_squares, "trainable": "head."},
+    "rule with momentum": {"loss": with_squares, "momentum": 0.9},
 }
 
 
@@ -497,19 +503,20 @@ def test_a_client_trains_as_by_autograd(case, build, monkeypatch):
     data = Federation(torch.from_numpy(x), torch.from_numpy(draw.integers(0, 3, 11)), np.asarray([0, 11, 11, 11]), 3)
     plan = LocalSGD(epochs=2, batch_size=4, lr=np.full(2, 0.05), **PLANS[case])
     start = {name: value.clone() for name, value in build().double().state_dict().items()}
-    results, steps = [], []
-    original = program.Program.step
-    monkeypatch.setattr(program.Program, "step", lambda *args: steps.append(1) or original(*args))
+    results, passes = [], []
+    original = program.Program.backward
+    monkeypatch.setattr(program.Program, "backward", lambda *args: passes.append(1) or original(*args))
     monkeypatch.setattr(Federation, "inputs", lambda self, rows: self.x[rows].double() / 255)
     for compiled in (True, False):
         if not compiled:
             monkeypatch.setattr(program, "compile_network", lambda net, layers: None)
         net = build().double()
-        out = {name: torch.empty_like(value) for name, value in start.items()}
-        direct = strategy.choose(WorkerNet.compile(net, data.in_shape), plan, "loop", 1).program
-        loss = loop.train_client(net, data, 0, start, out, plan, np.random.default_rng(5), direct)
-        results.append((loss, out))
-    assert len(steps) == (0 if plan.gradient or (case == "frozen norm" and list(net.buffers())) else 6)
+        out = {name: torch.empty_like(value)[None] for name, value in start.items()}
+        worker_net, only = WorkerNet.compile(net, data.in_shape), np.zeros(1, np.int64)
+        chosen, draws = strategy.choose(worker_net, plan, "loop", 1), [np.random.default_rng(5)]
+        loss = trainer.train(worker_net, chosen, data, only, draws, only, start, out, plan)[0]
+        results.append((loss, parameters.pick(out, 0)))
+    assert len(passes) == (0 if case == "frozen norm" and list(net.buffers()) else 6)
     (loss, out), (expected_loss, expected) = results
     assert loss == pytest.approx(expected_loss, rel=1e-9)
     for name, value in expected.items():

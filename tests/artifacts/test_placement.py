@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from helpers import FORCE, build, error_text, kill, listing, spec
-from pflcli.artifacts import disk, placement
+from pflcli.artifacts import disk, locks, placement
 from pflcli.artifacts.decision import Decision, decide
 from pflcli.artifacts.make import make
 from pflcli.artifacts.manifest import draft_content
@@ -351,7 +351,7 @@ def test_a_folder_bound_from_the_same_file_system(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("force", [False, True])
 def test_a_name_that_is_too_long_for_what_is_to_be_beside_it(tmp_path, force):
-    longest = os.pathconf(tmp_path, "PC_NAME_MAX") - len(".partial.lock.01234567")
+    longest = os.pathconf(tmp_path, "PC_NAME_MAX") - locks.LONGEST_SUFFIX
     message = refused(tmp_path / ("é" * (longest // 2 + 1)), error=UsageError, match="too long", force=force)
     assert f"at most {longest} bytes" in message
     assert listing(tmp_path) == []

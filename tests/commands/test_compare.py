@@ -420,7 +420,7 @@ def test_a_method_that_fails_costs_no_other(pfl, small, tmp_path):
         assert lines[3:] == ["     a smaller --lr may help"]
         assert numbers(metrics(out)["methods"]).keys() == {"fedavg", "local"}
         assert metrics(out)["failed"] == {"fedavg-plus": [0, 1]}
-        assert "`fedavg-plus` failed under seed 0, 1." in (out / "comparison" / "table.md").read_text()
+        assert "`fedavg-plus` failed under seed 0, 1" in (out / "comparison" / "table.md").read_text()
     ran = pfl(*line, "--set", "fedavg-plus.lr=0.01")
     assert ran.code == 0
     assert "replace: adds fedavg-plus, seed 0, fedavg-plus, seed 1\n" in ran.err

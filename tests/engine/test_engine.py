@@ -9,7 +9,7 @@ import os
 import subprocess
 import sys
 import threading
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from multiprocessing import connection
 from pathlib import Path
@@ -24,7 +24,7 @@ import worlds
 from helpers import set_own_products
 from pflcli import models, parameters, registry, rng
 from pflcli.engine import engine as engines
-from pflcli.engine import linear_chain, process_settings, stacked, strategy
+from pflcli.engine import linear_chain, process_settings, strategy, trainer
 from pflcli.engine.engine import Engine
 from pflcli.engine.executors import threads as thread_executor
 from pflcli.engine.executors.threads import Threads
@@ -209,7 +209,9 @@ def test_anchors_and_drifts_of_the_clients_change_each_step(mode, kind, extra):
     )
     (part,) = Engine(net, data, seed=5, mode=mode).local_sgd(clients, parameters.copy_params(net), plan, ("sgd", 0))
     for place, client in enumerate(clients):
-        expected = reference(net, data, client, plan.for_client(place, parameters.copy_params(net)), ("sgd", 0), 5)
+        only = plan.for_clients(np.asarray([place]), parameters.copy_params(net))
+        alone = replace(only, own=parameters.pick(only.own, 0), prox=(parameters.pick(only.prox[0], 0), 0.7))
+        expected = reference(net, data, client, alone, ("sgd", 0), 5)
         for name in names:
             torch.testing.assert_close(part.params[name][place], expected[name], rtol=1e-4, atol=1e-5)
 
@@ -591,7 +593,8 @@ def test_compiled_predictions_of_a_chain_agree_with_its_network_and_do_not_depen
     rows = np.arange(len(data.y))
     for threads in (1, 3):
         engine = Engine(net, data, seed=0, threads=threads)
-        predictions.append(engine.infer(parameters.copy_params(net), rows, features=True, compiled=True))
+        with engine.training():
+            predictions.append(engine.infer(parameters.copy_params(net), rows, features=True))
     x = data.inputs(torch.from_numpy(rows))
     for (one, three), expected in zip(zip(*predictions, strict=True), (net(x), net.body(x)), strict=True):
         assert torch.equal(one, three)
@@ -638,16 +641,18 @@ def test_a_stack_of_one_is_the_loop(monkeypatch):
     monkeypatch.setattr(engines, "_MIN_STACKS", 4)
     data, net = worlds.federation(), network("other", worlds.federation())
     start, calls = {**parameters.stack([parameters.copy_params(net)] * 6), "scale": torch.ones(6)}, []
-    original = stacked.train_stack
+    original = trainer.train
     monkeypatch.setattr(
-        stacked,
-        "train_stack",
-        lambda net, data, clients, *rest: calls.append(len(clients)) or original(net, data, clients, *rest),
+        trainer,
+        "train",
+        lambda net, chosen, data, clients, *rest: (
+            calls.append((chosen.stacked, len(clients))) or original(net, chosen, data, clients, *rest)
+        ),
     )
     own, shared = parameters.stack([parameters.copy_params(net)] * 6), {"sign": torch.tensor(1.0)}
     plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1], objective=interpolated, own=own, shared=shared)
     list(Engine(net, data, seed=0, mode="stacked").local_sgd(worlds.ABLE, start, plan, ("sgd", 0)))
-    assert calls == [2, 2, 2]
+    assert calls == [(True, 2)] * 3
     few = {name: value[:4] for name, value in start.items()}
     alone = [
         list(
@@ -657,7 +662,7 @@ def test_a_stack_of_one_is_the_loop(monkeypatch):
         )
         for mode in MODES
     ]
-    assert calls == [2, 2, 2]
+    assert calls == [(True, 2)] * 3 + [(False, 1)] * 8
     assert worlds.same(alone[0][0].params, alone[1][0].params)
 
 
@@ -895,7 +900,7 @@ def test_compiled_chains_may_lack_biases(monkeypatch):
         strategy.choose(WorkerNet.compile(each, data.in_shape), plan, "stacked", 2)
         for each in (net, copy.deepcopy(net).double())
     ]
-    assert [each.in_place for each in chosen] == [True, False]
+    assert [each.train is not None for each in chosen] == [True, False]
     (part,) = Engine(net, data, seed=5).local_sgd([2, 4], parameters.copy_params(net), plan, ("sgd", 0))
     for place, client in enumerate([2, 4]):
         expected = reference(net, data, client, plan, ("sgd", 0), 5)
@@ -919,7 +924,8 @@ def test_compiled_predictions_of_each_client_are_those_of_its_net(features, most
     )
     for count, compiled in ((1, False), (1, True), (3, True)):
         engine = Engine(net, data, seed=0, threads=count)
-        outputs.append(engine.outputs_each(data.clients, own, "train", features=features, compiled=compiled))
+        with engine.training() if compiled else nullcontext():
+            outputs.append(engine.outputs_each(data.clients, own, "train", features=features))
         assert engine.passes.predicted == data.sizes("train").sum()
     for plain, first, second in zip(*outputs, strict=True):
         for expected, actual, same in zip(plain, first, second, strict=True):

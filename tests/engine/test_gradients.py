@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import itertools
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -13,13 +15,14 @@ from torch.func import functional_call
 from torch.nn import functional
 
 import worlds
-from helpers import set_own_products
+from helpers import cross_entropy_rule, set_own_products
 from pflcli import models, parameters, rng
 from pflcli.engine import backend, gradients, linear_chain, networks, strategy
 from pflcli.engine import engine as engines
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD
+from pflcli.engine.optimizer import Optimizer, Update
 from pflcli.engine.strategy import WorkerNet
 
 MODES = ("loop", "stacked")
@@ -121,7 +124,7 @@ def test_names_may_differ_from_those_that_are_trained():
 @pytest.mark.parametrize("prefix", ["", "head.", "body."])
 @pytest.mark.parametrize(("lam", "count"), [(0.0, 1), (2.0, 3)])
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
-def test_proximal_steps_in_every_form(kind, prefix, lam, count):
+def test_networks_descend_to_an_anchor_in_every_form(kind, prefix, lam, count):
     net, shape = {"mlp": mlp, "cnn": cnn}[kind]()
     trained = [name for name, _ in net.named_parameters() if name.startswith(prefix)]
     draw = torch.Generator().manual_seed(1)
@@ -137,7 +140,7 @@ def test_proximal_steps_in_every_form(kind, prefix, lam, count):
         batch = gradients.StackedBatch(x[:size], y[:size], weight[:size], {}, {})
         centres = {name: value[:size] for name, value in anchor.items()}
         with torch.no_grad():
-            network.proximal_steps(stack, centres, batch, lam=lam, rate=0.1, count=count)
+            network.descend(stack, batch, rate=0.1, count=count, anchor=centres, lam=lam)
         for row in range(size):
             model = {name: value[row].clone() for name, value in start.items()}
             for _ in range(count):
@@ -148,6 +151,22 @@ def test_proximal_steps_in_every_form(kind, prefix, lam, count):
                 model |= {name: model[name] - 0.1 * step for name, step in zip(trained, steps, strict=True)}
             for name, value in model.items():
                 torch.testing.assert_close(stack[name][row], value, rtol=1e-4, atol=1e-5)
+
+
+def linear_loss(by_logits, by_z, logits, z, params, batch):
+    """Return a loss with these gradients by logits and representations; None is zero."""
+    parts = [(output * by).sum(dim=(1, 2)) for output, by in ((logits, by_logits), (z, by_z)) if by is not None]
+    return sum(parts)
+
+
+def take_step(network, models, each, rate):
+    """Take a step of plain SGD on ``models`` by a pass, and return the losses."""
+    optimizer = Optimizer(Update(), {name: models[name] for name in network.trained})
+    with torch.no_grad():
+        optimizer.begin(rate, len(each.batch.x))
+        losses = network.step(models, each, optimizer)
+        optimizer.step()
+    return losses
 
 
 @pytest.mark.parametrize("prefix", ["", "head.", "body."])
@@ -165,17 +184,17 @@ def test_models_descend_by_the_gradients_of_the_same_or_of_other_models(prefix, 
         stack = {name: value.clone() for name, value in start.items()}
         models = {name: torch.ones_like(value) for name, value in start.items()} if elsewhere else stack
         before = {name: value.clone() for name, value in models.items()}
-        batch = gradients.StackedBatch(x, torch.zeros(2, 4), weight, {}, {}, rate=rate)
+        batch = gradients.StackedBatch(x, torch.zeros(2, 4), weight, {}, {})
         with torch.no_grad():
             outputs = network.forward(stack, x, weight)
-            by_logits, by_outputs = (
-                torch.randn(value.shape, generator=torch.Generator().manual_seed(2))
-                for value in (outputs.logits, outputs.z)
-            )
-            for row, count in enumerate(counts):
-                by_logits[row, count:] = by_outputs[row, count:] = 0
-            by_both = None if by == "z" else by_logits.clone(), None if by == "logits" else by_outputs
-            assert network.descend(models, batch, outputs, *by_both) == {}
+        by_logits, by_outputs = (
+            torch.randn(value.shape, generator=torch.Generator().manual_seed(2))
+            for value in (outputs.logits, outputs.z)
+        )
+        for row, count in enumerate(counts):
+            by_logits[row, count:] = by_outputs[row, count:] = 0
+        loss = partial(linear_loss, None if by == "z" else by_logits, None if by == "logits" else by_outputs)
+        take_step(network, models, gradients.Pass(stack, batch, loss), rate)
         for row, count in enumerate(counts):
             leaves = {name: value[row].clone().requires_grad_(name in trained) for name, value in start.items()}
             own_z, h = None, x[row, :count].flatten(1)
@@ -204,16 +223,15 @@ def test_compiled_networks_descend_as_by_autograd(kind, prefix):
     (by_autograd, _), (network, _) = forms(kind, net, shape, trained)
     start = parameters.stack([parameters.copy_params(net)])
     x, y = torch.rand(1, 4, *shape), torch.tensor([[0, 2, 1, 1]])
-    batch = gradients.StackedBatch(x, y, torch.full((1, 4), 0.25), {}, {}, rate=torch.tensor([0.5]))
+    batch = gradients.StackedBatch(x, y, torch.full((1, 4), 0.25), {}, {})
     models = {name: value + 1 for name, value in start.items()}
     with torch.no_grad():
         expected_losses, expected = by_autograd.gradient({**start}, batch)
-        losses, grads = network.gradient({**start}, batch, models=models)
-        outputs = network.forward({**start}, x)
+        outputs = by_autograd.forward({**start}, x)
         z = torch.ones_like(outputs.z)
-        assert network.descend(models, batch, outputs, None, z) == {}
-        by_z = by_autograd.backward(by_autograd.forward({**start}, x), None, z)
-    assert grads == {}
+        by_z = by_autograd.backward(outputs, None, z)
+    losses = take_step(network, models, gradients.Pass({**start}, batch), 0.5)
+    take_step(network, models, gradients.Pass({**start}, batch, partial(linear_loss, None, z)), 0.5)
     torch.testing.assert_close(losses, expected_losses)
     for name, _ in net.named_parameters():
         moved = 0.5 * (expected[name] + by_z[name]) if name in trained else 0
@@ -231,10 +249,8 @@ def test_models_descend_by_the_cross_entropy_of_others():
         if network.one_at_a_time:
             continue
         stack, models = ({name: value + more for name, value in start.items()} for more in (0, 1))
-        batch = gradients.StackedBatch(x, y, weight, {}, {}, rate=rate)
-        with torch.no_grad():
-            losses, grads = network.gradient(stack, batch, scale=scale, models=models)
-        assert grads == {}
+        batch = gradients.StackedBatch(x, y, weight, {}, {})
+        losses = take_step(network, models, gradients.Pass(stack, batch, scale=scale), rate)
         for row in range(2):
             leaves = {name: value[row].clone().requires_grad_() for name, value in start.items()}
             each = functional.cross_entropy(functional_call(net, leaves, (x[row],)), y[row], reduction="none")
@@ -256,26 +272,33 @@ def test_a_network_of_one_model_takes_those_of_a_stack_one_by_one():
     weight = torch.tensor([[0.25] * 4, [0.4, 0.6, 0.0, 0.0], [0.0, 0.5, 0.0, 0.5]])
     batch = gradients.StackedBatch(x, y, weight, {}, {})
     one_model, *stacked = (form for form, _ in forms("mlp", net, shape, names))
-    with torch.no_grad():
-        losses, grads = one_model.gradient(stack, batch, scale=scale)
-        expected_losses, expected = stacked[1].gradient(stack, batch, scale=scale)
+    moved, expected = ({name: value.clone() for name, value in stack.items()} for _ in range(2))
+    losses = take_step(one_model, moved, gradients.Pass(stack, batch, scale=scale), 0.5)
+    expected_losses = take_step(stacked[1], expected, gradients.Pass(stack, batch, scale=scale), 0.5)
     torch.testing.assert_close(losses, expected_losses)
     for name in names:
-        torch.testing.assert_close(grads[name], expected[name], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(moved[name], expected[name], rtol=1e-4, atol=1e-5)
+        assert not torch.equal(moved[name], stack[name])
 
 
-def by_representations(network, params, batch):
-    """The gradient of the cross-entropy plus the mean squared representation; learns a number as well."""
+def with_representations(logits, z, params, batch):
+    """Return the cross-entropy plus the mean squared representation; learns a number as well."""
+    return batch.cross_entropy(logits) + batch.mean(z.square().sum(dim=2)) + params["number"].square()
+
+
+def gradient_with_representations(network, params, batch):
+    """Return the same loss, and its gradients by hand."""
     outputs = network.forward(params, batch.x, batch.weight)
     losses, grad = gradients.cross_entropy(outputs.logits, batch.y, batch.weight)
     losses = losses + (outputs.z.square().sum(dim=2) * batch.weight).sum(dim=1) + params["number"].square()
     by_z = 2 * outputs.z * batch.weight[..., None]
-    return losses, {"number": 2 * params["number"], **network.descend(params, batch, outputs, grad, by_z)}
+    return losses, {"number": 2 * params["number"], **network.backward(outputs, grad, by_z)}
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("compiles", [False, True])
 def test_rules_train_alike_whoever_takes_the_step(momentum, compiles, monkeypatch):
+    rules = {"gradient": gradient_with_representations}, {"loss": with_representations}
     if compiles:
         set_own_products(monkeypatch, True)
         monkeypatch.setattr(linear_chain, "LARGE", 0)
@@ -284,15 +307,16 @@ def test_rules_train_alike_whoever_takes_the_step(momentum, compiles, monkeypatc
     body = nn.Sequential(nn.Flatten(), nn.Linear(worlds.FEATURES, 6), nn.ReLU(), nn.Linear(6, 4), nn.ReLU())
     net = models.Net(body, nn.Linear(4, worlds.CLASSES))
     start = parameters.repeat({**parameters.copy_params(net), "number": torch.tensor(2.0)}, 3)
-    plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1, 0.05], momentum=momentum, gradient=by_representations)
+    plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1, 0.05], momentum=momentum)
     clients, parts = [2, 0, 1], []
-    for mode in MODES:
-        parts += Engine(net, data, seed=0, mode=mode).local_sgd(clients, start, plan, ("sgd", 0))
-    by_autograd, actual = parts
-    for name, value in by_autograd.params.items():
-        torch.testing.assert_close(actual.params[name], value, rtol=1e-4, atol=1e-5)
-        assert not torch.equal(value, start[name])
-    np.testing.assert_allclose(actual.loss, by_autograd.loss, rtol=1e-4)
+    for mode, rule in itertools.product(MODES, rules):
+        parts += Engine(net, data, seed=0, mode=mode).local_sgd(clients, start, replace(plan, **rule), ("sgd", 0))
+    by_hand, *others = parts
+    for actual in others:
+        for name, value in by_hand.params.items():
+            torch.testing.assert_close(actual.params[name], value, rtol=1e-4, atol=1e-5)
+            assert not torch.equal(value, start[name])
+        np.testing.assert_allclose(actual.loss, by_hand.loss, rtol=1e-4)
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -352,7 +376,7 @@ def test_clients_in_lockstep_learn_what_each_learns_alone(kind, monkeypatch):
     offsets = np.cumsum(np.concatenate([[0], *([size, 0, 0] for size in sizes)]))
     data = Federation.from_blocks(x, draw.integers(0, 3, sizes.sum()), offsets, 3)
     start = parameters.stack([parameters.copy_params(net)] * 3)
-    plan = LocalSGD(2, 4, [0.1, 0.05], gradient=gradients.cross_entropy_rule, frozen_norm=True)
+    plan = LocalSGD(2, 4, [0.1, 0.05], gradient=cross_entropy_rule, frozen_norm=True)
     parts = [
         next(
             Engine(copy.deepcopy(net), data, seed=0, mode="loop", threads=2).local_sgd(
@@ -378,7 +402,7 @@ def test_a_network_keeps_no_weight_of_the_models_that_it_passed(mode, monkeypatc
     x = draw.normal(size=(12, *shape)).astype(np.float32)
     data, net = Federation.from_blocks(x, draw.integers(0, 3, 12), ends, 3), net.float()
     start, plan = parameters.copy_params(net), LocalSGD(1, 4, [0.1])
-    ruled = replace(plan, gradient=gradients.cross_entropy_rule, frozen_norm=True, lockstep=mode == "lockstep")
+    ruled = replace(plan, gradient=cross_entropy_rule, frozen_norm=True, lockstep=mode == "lockstep")
     parts = []
     for before in (False, True):
         engine = Engine(copy.deepcopy(net), data, seed=0, mode="loop")
@@ -393,13 +417,14 @@ def test_a_network_keeps_no_weight_of_the_models_that_it_passed(mode, monkeypatc
 
 @pytest.mark.compiled
 def test_frozen_statistics_keep_a_network_from_its_program_only_if_it_has_any():
-    plan = LocalSGD(1, 4, [0.1], gradient=gradients.cross_entropy_rule, frozen_norm=True, lockstep=True)
+    plan = LocalSGD(1, 4, [0.1], gradient=cross_entropy_rule, frozen_norm=True, lockstep=True)
     for net, shape in (cnn(), mobile()):
         worker_net = WorkerNet.compile(net.float(), shape)
         assert worker_net.program is not None
         for count, name in ((1, "compiled program"), (2, "lockstep")):
             chosen = strategy.choose(worker_net, plan, "loop", count)
-            assert (chosen.program is None) == any(net.named_buffers())
-            assert chosen.name == name or (count == 1 and chosen.program is None)
+            is_compiled = isinstance(chosen.network(["head.weight"]), backend.part("program").CompiledNetwork)
+            assert is_compiled == (not any(net.named_buffers()))
+            assert chosen.name == name or (count == 1 and not is_compiled)
         changing = strategy.choose(worker_net, replace(plan, frozen_norm=False), "loop", 2)
         assert changing.name == ("compiled program" if any(net.named_buffers()) else "lockstep")

@@ -301,7 +301,7 @@ def leftovers(folder: Path) -> list[str]:
 
 def is_leftover(path: Path) -> bool:
     """Return whether a path has a name that a writer uses until its output is complete."""
-    names = r".*(\.partial(\.lock(\.\w+)?)?|\.replaced-\d+|\.tmp|draft\.json|checkpoint)"
+    names = r".*(\.partial(\.lock(\.[\w.]+)?)?|\.replaced-\d+|\.tmp|draft\.json|checkpoint)"
     return re.fullmatch(names, path.name) is not None
 
 

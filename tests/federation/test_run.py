@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import worlds
+from helpers import cross_entropy_rule
 from pflcli import parameters
-from pflcli.engine.gradients import cross_entropy_rule
 from pflcli.errors import ComputationError
 from pflcli.federation.attendance import AllAbsent, Attendance, RoundNotes
 
@@ -83,7 +83,7 @@ def test_adaptation_keeps_the_entries_of_the_table_alone_and_reads_the_rows_of_n
 
     def cross_entropy_of(network, params, batch):
         inner = {name: params[name] for name in start}
-        losses, grads = network.gradient(inner, batch, models=inner)
+        losses, grads = network.gradient(inner, batch)
         return losses, {**grads, **{f"own:{name}": torch.ones_like(params[f"own:{name}"]) for name in head}}
 
     both = {**start, **{f"own:{name}": value for name, value in head.items()}}

@@ -1,4 +1,4 @@
-"""Clients that do not answer, by dropping out or by diverging: laws that every method is held to."""
+"""Clients that drop out or diverge: what a run records. What becomes of the others is a law of every method."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 import worlds
+from helpers import ONE_OF_EACH_KIND
 from pflcli import methods, registry
 from pflcli.errors import ComputationError
 from pflcli.federation.run import Run
@@ -20,8 +21,9 @@ from pflcli.settings import Settings
 from pflcli.simulation import absences, loop
 from pflcli.training import checkpointed, run_request
 
-METHODS = registry.names("methods")
+METHODS = (*ONE_OF_EACH_KIND, "knn-per-plus", "fedattn", "fedham", "fedhealth", "fedproto")
 TRAINED = [name for name in METHODS if methods.load(name).has_rounds]
+RECORDING = [name for name in registry.names("methods") if methods.load(name).RECORDS]
 BAD = 6
 """The client whose training diverges: it is drawn for the first and the last of three rounds."""
 
@@ -74,7 +76,7 @@ def silence(monkeypatch):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_client_that_diverges_is_left_out_and_counted(method, silence):
+def test_run_counts_a_client_when_it_diverges(method, silence):
     """All others end as if it had dropped out, and so does what it had before."""
     first = -1 if method == "fedhealth" else 1  # whose cloud model diverges before the rounds
     runs = [worlds.run(method), worlds.run(method)]
@@ -104,7 +106,7 @@ def test_a_client_that_diverges_is_left_out_and_counted(method, silence):
 
 
 @pytest.mark.parametrize("method", TRAINED)
-def test_when_all_diverge_the_run_ends_with_the_reason(method):
+def test_run_ends_with_the_reason_when_all_clients_diverge(method):
     with pytest.raises(ComputationError, match="became non-finite") as error:
         play(method, worlds.run(method, lr=1e37))
     assert "--lr" in error.value.fix[0]
@@ -113,7 +115,7 @@ def test_when_all_diverge_the_run_ends_with_the_reason(method):
 
 
 @pytest.mark.parametrize("method", TRAINED)
-def test_a_round_without_answers_changes_nothing(method):
+def test_round_is_recorded_as_unanswered_when_all_clients_drop_out(method):
     run = worlds.run(method, rounds=2, dropout=1 - 1e-9)
     begun = methods.load(method).setup(worlds.run(method, rounds=2))
     state, rows = play(method, run)
@@ -131,8 +133,8 @@ def test_a_round_without_answers_changes_nothing(method):
     assert absences.describe(facts) == ["clients dropped out 6 times; 2 rounds had no upload"]
 
 
-@pytest.mark.parametrize("method", [name for name in TRAINED if methods.load(name).RECORDS])
-def test_a_round_without_answers_after_others_repeats_neighbours_and_measures_nothing(method):
+@pytest.mark.parametrize("method", RECORDING)
+def test_round_without_uploads_repeats_neighbours_and_measures_nothing(method):
     run, code = worlds.run(method, rounds=4, options={"fedham": {"warmup": 1}}.get(method)), methods.load(method)
     before = worlds.play(method, run, last=3)
     records = {name: before[name] for name in code.RECORDS}
@@ -155,7 +157,7 @@ def test_a_round_without_answers_after_others_repeats_neighbours_and_measures_no
         assert all(len(values) for values in records["attention"].values())
 
 
-def test_what_a_user_reads(pfl, tmp_path):
+def test_command_names_the_client_when_it_diverges(pfl, tmp_path):
     """One client's feature overflows: the run goes on, and table, manifest and words name the client."""
     draw = np.random.default_rng(0)
     lines = ["site,a,b,kind"]

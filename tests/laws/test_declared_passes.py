@@ -27,7 +27,7 @@ def test_the_declared_passes_are_those_of_the_network(method, monkeypatch):
 
         monkeypatch.setattr(ChainNetwork, name, counting)
 
-    for name in ("forward", "backward", "pull_and_subtract"):
+    for name in ("forward", "_gradients"):
         count(name)
     options = {"adaptive": True} if method == "apfl" else None
     run = worlds.run(method, participation=1.0, options=options)

@@ -7,24 +7,25 @@ from contextlib import suppress
 import pytest
 
 import worlds
-from helpers import set_own_products
+from helpers import ONE_OF_EACH_KIND, set_own_products
 from pflcli import registry
 from pflcli.engine import linear_chain
 from pflcli.errors import ComputationError
 from pflcli.federation.run import LINKS
 from pflcli.laws import NotApplicable, Subject, list_laws
+from pflcli.laws import methods as laws_of_methods
 
 METHODS = registry.names("methods")
 
 
-@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("law", list_laws("methods"), ids=lambda law: law.name)
-def test_methods(law, method):
+@pytest.mark.parametrize("method", METHODS)  # one after the other, as the laws of a method share a run
+def test_methods(method, law):
     with suppress(NotApplicable):
         law.test(Subject("methods", method))
 
 
-BY_COMPILED_LOOPS = (
+COMPILED_LAWS = (
     "a-client-predicts-the-same-alone",
     "a-resumed-run-gives-the-same-bytes",
     "clients-use-only-their-own-samples",
@@ -35,11 +36,13 @@ BY_COMPILED_LOOPS = (
 
 
 @pytest.mark.compiled
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", BY_COMPILED_LOOPS)
-def test_methods_by_compiled_loops(name, method, monkeypatch):
+@pytest.mark.parametrize("name", COMPILED_LAWS)
+@pytest.mark.parametrize("method", [*ONE_OF_EACH_KIND, "feddbe", "fedproto", "fedrod", "pfedgp"])
+def test_methods_obey_laws_when_loops_are_compiled(method, name, monkeypatch):
+    """Test_compiled holds the compiled loops of every method to its operators."""
     set_own_products(monkeypatch, True)
     monkeypatch.setattr(linear_chain, "LARGE", 0)
+    monkeypatch.setattr(laws_of_methods, "_unchanged", {})
     (law,) = (law for law in list_laws("methods") if law.name == name)
     with suppress(NotApplicable):
         law.test(Subject("methods", method))

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 import worlds
+from helpers import ONE_OF_EACH_KIND
 from pflcli import methods, registry
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import open_artifact
@@ -46,8 +47,8 @@ def world(tmp_path_factory):
     return at
 
 
-@pytest.mark.parametrize("method", METHODS)
-def test_new_clients_never_train_in_a_round_and_are_answered(method, world, tmp_path, monkeypatch):
+@pytest.mark.parametrize("method", [*ONE_OF_EACH_KIND, "fedhealth", "gaussian-head", "knn-per-plus", "pooled"])
+def test_new_clients_are_predicted_and_never_trained_in_a_round(method, world, tmp_path, monkeypatch):
     trained: set[int] = set()
     original, at_server = Run.local_sgd, Run.server_sgd
 

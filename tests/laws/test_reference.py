@@ -1,4 +1,7 @@
-"""Every method gives the same predictions with acceleration off, in another process; they differ by rounding alone."""
+"""With acceleration off, in another process, methods give the same predictions up to rounding.
+
+Test_compiled compares compiled loops with operators for every method, within one process.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +13,15 @@ import h5py
 import numpy as np
 import pytest
 
-from pflcli import registry
+from helpers import ONE_OF_EACH_KIND
 from pflcli.engine import backend
 
-METHODS = [name for name in registry.names("methods") if name != "oracle"]  # which needs clusters that are known
+METHODS = (*ONE_OF_EACH_KIND, "fedattn", "fedham", "fedproto", "fedrep", "pfedfda", "pfedgp")
 
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Comparisons of all methods on the same partition with acceleration on and off."""
+    """Comparisons of the methods on the same partition with acceleration on and off."""
     at = tmp_path_factory.mktemp("reference")
     words = ["compare", "p", "--methods", ",".join(METHODS), "--rounds", "1", "--model", "mlp", "--threads", "1", "-q"]
     lines = {"p": ["partition", "writers", "--clients", "8", "--new-clients", "0.25", "--part", "1/6", "-q"]}
@@ -45,7 +48,7 @@ def probabilities(path):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_predictions_are_those_of_compiled_loops(method, folders):
+def test_predictions_are_the_same_when_acceleration_is_off(method, folders):
     on, off = (probabilities(folders / mode / "seed-0" / method) for mode in ("on", "off"))
     assert on.keys() == off.keys() != set()
     for name, expected in on.items():

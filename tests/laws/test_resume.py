@@ -28,10 +28,10 @@ from pflcli.execution import Execution
 from pflcli.simulation.progress import Best, Progress
 from pflcli.training import checkpoint
 
-ROUNDS = 250
+ROUNDS = 120
 """Enough that a run does not end between its first checkpoint and the signal; the tests notice if it does."""
-SETTINGS = {"model": "mlp", "rounds": ROUNDS, "participation": 0.2, "eval_every": 50}
-WORDS = ("--model", "mlp", "--rounds", ROUNDS, "--participation", "0.2", "--eval-every", 50)
+SETTINGS = {"model": "mlp", "rounds": ROUNDS, "participation": 0.2, "eval_every": 40}
+WORDS = ("--model", "mlp", "--rounds", ROUNDS, "--participation", "0.2", "--eval-every", 40)
 
 
 @pytest.fixture(scope="module")

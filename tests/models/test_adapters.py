@@ -21,7 +21,7 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.engine.engine import Engine
 from pflcli.engine.local_sgd import LocalSGD
-from pflcli.engine.loop import has_batch_norm
+from pflcli.engine.networks import has_batch_norm
 from pflcli.errors import UsageError
 from pflcli.execution import Execution
 from pflcli.models._adapters import FrozenBatchNorm, LowRank

@@ -15,7 +15,7 @@ from pflcli import models, parameters, registry, sources
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD
-from pflcli.engine.loop import has_batch_norm
+from pflcli.engine.networks import has_batch_norm
 from pflcli.errors import UsageError
 from pflcli.models.torchvision import members
 from pflcli.vision import timm, torchvision

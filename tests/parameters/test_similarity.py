@@ -70,11 +70,11 @@ def test_inner_products_by_hand(room):
     rows = [vector(models, i) - shift for i in ids]
     expected = [[a @ b for b in rows] for a in rows]
     actual = model_algebra.gram_matrix(models, ids, NAMES, room, origin)
-    np.testing.assert_allclose(actual, expected, rtol=1e-6)
+    np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
     distance = [[((a - b) ** 2).sum() for b in rows] for a in rows]
     np.testing.assert_allclose(similarity.squared_distances(actual), distance, atol=1e-6)
     cosine = [[a @ b / math.sqrt((a @ a) * (b @ b)) for b in rows] for a in rows]
-    np.testing.assert_allclose(similarity.cosines(actual), cosine, rtol=1e-6)
+    np.testing.assert_allclose(similarity.cosines(actual), cosine, rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize("room", [1, 3, 9])

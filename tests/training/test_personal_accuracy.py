@@ -84,7 +84,7 @@ def test_a_failure_while_measuring_leaves_answers_as_they_are(monkeypatch):
     monkeypatch.setattr(run.engine.executor, "infer", lambda tasks, models: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         measured("gossip", run, state)
-    assert not run.engine.measures
+    assert not run.engine._is_training
 
 
 @pytest.mark.parametrize(

@@ -11,11 +11,10 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from pflcli import parameters, rng
-from pflcli.engine import backend, loop, stacked, strategy
-from pflcli.engine.backend import Program
+from pflcli.engine import strategy, trainer
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD, is_stacked
 from pflcli.engine.strategy import Strategy, WorkerNet
@@ -51,17 +50,16 @@ def run_task(
     """
     data = data if task.rows is None else data.pooled(task.rows)
     chosen = strategy.choose(worker_net, task.plan, task.mode, len(task.clients))
-    if chosen.in_place:
-        steps = backend.part("steps")
+    if chosen.train is not None:
         draws = _create_draws(task)
-        losses = steps.train(chosen.layers, data, task.clients, draws, task.places, start, out, task.plan)
-        return np.asarray(losses)
+        return np.asarray(chosen.train(data, task.clients, draws, task.places, start, out, task.plan))
     try:
         if chosen.stacked:
             losses = _train_stack(task, worker_net, chosen, data, start, out)
             if losses is not None:
                 return losses
-        return _train_one_by_one(task, worker_net, chosen.program, data, start, out)
+            chosen = strategy.choose(worker_net, task.plan, task.mode, 1)
+        return _train_one_by_one(task, worker_net, chosen, data, start, out)
     finally:
         if worker_net.program is not None:
             worker_net.program.forget()  # the weights of these clients
@@ -91,8 +89,7 @@ def _train_stack(
     with rng.watched_globals() if may_draw else nullcontext(lambda: False) as has_drawn:
         try:
             draws = _create_draws(task)
-            net, plan = worker_net.net, task.plan
-            losses = stacked.train_stack(net, data, task.clients, draws, task.places, start, out, plan, chosen)
+            losses = trainer.train(worker_net, chosen, data, task.clients, draws, task.places, start, out, task.plan)
         except RuntimeError as error:  # torch.func raises no other kind
             if may_draw and re.search("vmap: .*random", str(error)):
                 return None
@@ -109,45 +106,45 @@ def _train_stack(
 def _train_one_by_one(
     task: Task,
     worker_net: WorkerNet,
-    program: Program | None,
+    chosen: Strategy,
     data: Federation,
     start: Params | Stacked,
     out: Stacked,
 ) -> NDArray[np.float64]:
     """Train the task's clients one after the other; random numbers of the network are drawn by client and key."""
-    like = {name: value[0] for name, value in out.items()}
-    losses, has_own_start = np.empty(len(task.clients)), is_stacked(start, like)
-    for index, (place, client) in enumerate(zip(task.places.tolist(), task.clients, strict=True)):
-        own_start = parameters.pick(start, place) if has_own_start else start
-        own_out, plan = parameters.pick(out, place), task.plan.for_client(place, like)
-        train = partial(_train_client, task, int(client), worker_net.net, program, data, plan, own_out)
+    losses, has_own_start = np.empty(len(task.clients)), is_stacked(start, {n: value[0] for n, value in out.items()})
+    for index, client in enumerate(task.clients.tolist()):
+        train = partial(_train_client, task, index, worker_net, chosen, data, start, out)
         if worker_net.is_random is None:
-            kept = {name: value.clone() for name, value in own_start.items()}  # ``own_out`` may be ``own_start``
+            row = task.places[index : index + 1]
+            # ``out`` may be ``start``.
+            kept = {name: value[row].clone() for name, value in start.items()} if has_own_start else {}
             with rng.watched_globals() as has_drawn:
-                losses[index] = train(own_start)
+                losses[index] = train()
                 if not has_drawn():
                     continue
-            own_start = kept
-        key = (*task.key, int(client))
+            parameters.write_rows(start, row, kept)
+        key = (*task.key, client)
         with nullcontext() if worker_net.is_random is False else rng.seeded_globals(task.seed, "network", *key):
-            losses[index] = train(own_start)
+            losses[index] = train()
     return losses
 
 
 def _train_client(
     task: Task,
-    client: int,
-    net: nn.Module,
-    program: Program | None,
+    index: int,
+    worker_net: WorkerNet,
+    chosen: Strategy,
     data: Federation,
-    plan: LocalSGD,
-    out: Params,
-    start: Params,
+    start: Params | Stacked,
+    out: Stacked,
 ) -> float:
-    """Train a client of the task from ``start`` into ``out``, and return its mean loss."""
+    """Train one client of the task as a stack of one, and return its mean loss."""
+    own, plan, client = slice(index, index + 1), task.plan, int(task.clients[index])
     draw = rng.generator(task.seed, *task.key, client)
     image_draw = rng.generator(task.seed, "augment", *task.key, client) if plan.augment else None
-    return loop.train_client(net, data, client, start, out, plan, draw, program, image_draw)
+    clients, places = task.clients[own], task.places[own]
+    return float(trainer.train(worker_net, chosen, data, clients, [draw], places, start, out, plan, image_draw)[0])
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pflcli import parameters
-from pflcli.engine import backend, linear_chain
+from pflcli.engine import linear_chain
 from pflcli.engine.executors import Inference, T, Task, batches, run_task
 from pflcli.engine.federation import Federation
-from pflcli.engine.linear_chain import Layer
+from pflcli.engine.gradients import StackedNetwork
 from pflcli.engine.strategy import WorkerNet
 from pflcli.parameters import Params, Stacked
 
@@ -83,7 +83,7 @@ class Threads:
         stacks = all(task.compiled and len(task.rows) <= _MAX_STACKED_SAMPLES for task in tasks)
         if stacks and [task.index for task in tasks] == list(range(len(tasks))):
             with self.net() as worker_net:
-                chain = worker_net.layers if worker_net.compiles_chain else None
+                chain = worker_net.compiled_chain()
             if chain is not None:
                 outputs = self._map(partial(self._infer_stack, chain, tasks, models), _slices(len(tasks)))
                 return list(itertools.chain.from_iterable(outputs))
@@ -95,9 +95,11 @@ class Threads:
         with self.net() as worker_net:
             layers = worker_net.layers
             if layers is not None:  # needs no copy of the model
-                fast = task.compiled and worker_net.compiles_chain
-                outputs = linear_chain.compiled_outputs if fast else linear_chain.outputs
-                return self._infer_batches(task, lambda x: outputs(layers, own, x))
+                chain = worker_net.compiled_chain() if task.compiled else None
+                if chain is None:
+                    return self._infer_batches(task, lambda x: linear_chain.outputs(layers, own, x))
+                one = {name: value[None] for name, value in own.items()}
+                return self._infer_batches(task, lambda x: _pass_one(chain, one, x))
             program = worker_net.program
             if program is None or not program.infers or not len(task.rows):
                 return self._infer_by_net(_load(worker_net.net, own), task)
@@ -105,7 +107,7 @@ class Threads:
                 return self._infer_batches(task, program.forward)
 
     def _infer_stack(
-        self, chain: list[Layer], all_tasks: Sequence[Inference], all_models: Stacked, part: slice
+        self, chain: StackedNetwork, all_tasks: Sequence[Inference], all_models: Stacked, part: slice
     ) -> list[tuple[Tensor, Tensor]]:
         """Return the outputs of some of the tasks (t,), one for each of the models (t, ...), by compiled loops."""
         tasks, models = all_tasks[part], {name: value[part] for name, value in all_models.items()}
@@ -115,7 +117,7 @@ class Threads:
         for index, (task, size) in enumerate(zip(tasks, sizes, strict=True)):
             rows[index, :size], weight[index, :size] = task.rows, 1
         x = self.federation.inputs(torch.from_numpy(rows.ravel())).view(*rows.shape, -1)
-        outputs = backend.part("chains").CompiledChainNetwork(chain, ()).forward(models, x, weight)
+        outputs = chain.forward(models, x, weight)
         z = outputs.z if any(task.features for task in tasks) else outputs.z[..., :0]
         return [(outputs.logits[index, :size], z[index, :size]) for index, size in enumerate(sizes)]
 
@@ -164,6 +166,12 @@ class Threads:
                 z[first:last] = own_z
             first = last
         return logits, z if task.features else logits[:, :0]
+
+
+def _pass_one(network: StackedNetwork, model: Stacked, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the logits (n, C) and representations (n, d) of the only model of a stack."""
+    outputs = network.forward(model, x[None])
+    return outputs.logits[0], outputs.z[0]
 
 
 def _slices(count: int) -> list[slice]:

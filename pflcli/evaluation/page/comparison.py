@@ -124,6 +124,16 @@ class Comparison:
         return str(best) if best in compared else (compared or self.methods)[0]
 
     @property
+    def answer(self) -> list[str]:
+        """The conclusion and the cost of the chosen method, a clause each."""
+        return conclusion.answer(self.metrics, self.chosen)
+
+    @property
+    def notes(self) -> list[str]:
+        """The notes below the table, without the conclusion."""
+        return conclusion.list_notes({name: fact for name, fact in self.metrics.items() if name != "conclusion"})
+
+    @property
     def title(self) -> str:
         """The name of the comparison's folder."""
         path = self.artifact.path.resolve()

@@ -20,7 +20,6 @@ from pflcli.errors import PflError
 from pflcli.evaluation import best_methods
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.metrics import catalogue
-from pflcli.evaluation.page import sentences
 from pflcli.evaluation.page.charts import Chart
 from pflcli.evaluation.page.comparison import Comparison
 from pflcli.evaluation.page.lineage import HEADINGS, Lineage, list_commands
@@ -165,10 +164,10 @@ def _render_section(section: Section, number: int, several: bool) -> str:
     comparison = section.comparison
     mark = "" if several else ' class="unseen"'
     heading = f"<h2{mark}>{escape(section.title)}</h2>"
-    lead, *facts = sentences.answer(comparison)
+    lead, *facts = comparison.answer
     points = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
     marks = best_methods.explain(section.best.values())
-    lines = [*marks, *sentences.small_print(comparison), *section.runs.remarks]
+    lines = [*marks, *comparison.notes, *section.runs.remarks]
     notes = "".join(f"<li>{_format_note(line)}</li>" for line in lines)
     return (
         f'<section class="comparison" id="c{number}">{heading}\n'

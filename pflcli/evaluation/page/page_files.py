@@ -14,7 +14,7 @@ from pflcli.artifacts import csv_file, disk, plain_output
 from pflcli.artifacts.kinds import audit
 from pflcli.errors import ConflictError, InputError, UsageError
 from pflcli.evaluation import coverage
-from pflcli.evaluation.page import html, sentences
+from pflcli.evaluation.page import html
 from pflcli.evaluation.page.html import Audit, Section
 from pflcli.evaluation.page.lineage import list_commands
 from pflcli.evaluation.presentation import audits, tables
@@ -137,8 +137,8 @@ def _describe_section(section: Section) -> dict[str, Any]:
     comparison, lineage = section.comparison, section.lineage
     return {
         "title": comparison.title,
-        "answer": sentences.answer(comparison),
-        "notes": [*sentences.small_print(comparison), *section.runs.remarks],
+        "answer": comparison.answer,
+        "notes": [*comparison.notes, *section.runs.remarks],
         "metrics": dict(comparison.metrics),
         "commands": list_commands(lineage),
         "artifacts": [

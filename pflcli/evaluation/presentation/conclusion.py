@@ -1,4 +1,7 @@
-"""Conclude from a table: the best method's gain over the baseline, whether it is significant, and further notes."""
+"""Conclude from a table: the best method's gain over the baseline, whether it is significant, and further notes.
+
+All sentences about scores are written here: those of a table, of a terminal and of a page.
+"""
 
 from __future__ import annotations
 
@@ -47,6 +50,35 @@ def conclude(methods: Sequence[Mapping[str, Any]], baseline: str | None, metric:
     return result
 
 
+def answer(metrics: Mapping[str, Any], label: str) -> list[str]:
+    """Return the conclusion of a page: its clauses, then the cost of the method ``label``, and harmful methods."""
+    rows, facts, baseline = (
+        {row["label"]: row for row in metrics["methods"]},
+        metrics.get("conclusion"),
+        metrics["baseline"],
+    )
+    lines = facts["sentence"].split("; ") if facts and baseline is not None else []
+    if not lines:
+        entry = catalogue.METRICS[metrics.get("metric", catalogue.DEFAULT)[0]]
+        lines = [f"best {entry.heading}: {label}, {_format_value(rows[label], entry.name)}"]
+    costs = [
+        f"{name} sends {_format_value(rows[name], 'megabytes')} MB in a run of {_format_value(rows[name], 'seconds')} s"
+        for name in dict.fromkeys((label, baseline))
+        if name in rows and "megabytes" in rows[name]["metrics"]
+    ]
+    harms = [
+        f"{name} is shown to be worse than {name_baseline(str(baseline))}, which serves "
+        f"{_describe_shares(rows[name], count)[1]} of {counted(count, 'client')} better"
+        for name in (facts or {}).get("worse", ())
+        if (count := tables.count_clients(rows[name]))
+    ]
+    return [*lines, *costs, *harms]
+
+
+def _format_value(row: Mapping[str, Any], name: str) -> str:
+    return _format_score(row["metrics"].get(name, {}).get("value"), catalogue.METRICS[name])
+
+
 def name_baseline(baseline: str) -> str:
     """Return the name of a baseline in a sentence."""
     return "the global model" if baseline == "global" else baseline
@@ -77,10 +109,10 @@ def _describe_no_better(known: Mapping[str, Mapping[str, Any]], over: str, by: s
         first = f"{label} scores worse than {over}{by}, {points}"
     else:
         first = f"all {len(known)} methods score worse than {over}{by}; {label} loses least, {points}"
-    return f"{first}; {describe_doubt(gain, len(known))}"
+    return f"{first}; {_describe_doubt(gain, len(known))}"
 
 
-def describe_doubt(gain: Mapping[str, Any], compared: int) -> str:
+def _describe_doubt(gain: Mapping[str, Any], compared: int) -> str:
     """Return a clause on why a gain is not significantly above 0, or that it is significantly below."""
     low, high = gain["interval"]
     p = gain["p_corrected"]
@@ -96,14 +128,14 @@ def describe_doubt(gain: Mapping[str, Any], compared: int) -> str:
 
 def _describe_best(method: Mapping[str, Any], baseline: str, compared: int, better: int, entry: Metric) -> str:
     metrics, count = method["metrics"], tables.count_compared_clients(method, entry)
-    better_off, worse_off = describe_shares(method, count)
+    better_off, worse_off = _describe_shares(method, count)
     few = count <= tables.MAX_FEW_CLIENTS
     name, words = ("worst", "worst client") if few else ("bottom_decile", "bottom decile")
     before, after = metrics["gain"][f"baseline_{name}"], metrics[catalogue.part(entry.name, name)]["value"]
     change = f"{100 * before:.0f} to {100 * after:.0f} %" if entry.percent else f"{before:.3f} to {after:.3f}"
     parts = [
         f"{method['label']}, {_format_gain(metrics['gain'], entry)} over {baseline}",
-        f"{better_off} of {counted(count, 'client')} better off, {worse_off} worse{say_mean(method)}",
+        f"{better_off} of {counted(count, 'client')} better off, {worse_off} worse{_say_mean(method)}",
         f"{words} {change}",
     ]
     if compared > 1:
@@ -114,14 +146,14 @@ def _describe_best(method: Mapping[str, Any], baseline: str, compared: int, bett
     return "; ".join(parts)
 
 
-def describe_shares(method: Mapping[str, Any], count: int) -> tuple[str, str]:
+def _describe_shares(method: Mapping[str, Any], count: int) -> tuple[str, str]:
     """Return the numbers of ``count`` clients that are better and worse off, with a decimal if they are means."""
     numbers = (method["metrics"][name]["value"] * count for name in ("better_off", "worse_off"))
     better, worse = (f"{round(number, 1):g}" for number in numbers)
     return better, worse
 
 
-def say_mean(method: Mapping[str, Any]) -> str:
+def _say_mean(method: Mapping[str, Any]) -> str:
     """Return that numbers of a method are means over its seeds, if it has several."""
     return " on average over seeds" if len(method["seeds"]) > 1 else ""
 
@@ -217,7 +249,7 @@ def _describe_stacks(metrics: Mapping[str, Any]) -> list[str]:
         ]
         if entry is None or None in records:  # written by a newer version of pfl
             continue
-        stack, single, bound = (format_score(record["value"], entry) for record in records if record)
+        stack, single, bound = (_format_score(record["value"], entry) for record in records if record)
         best = ", ".join(dict.fromkeys(beside["best_by_validation"].values()))
         lines.append(
             f"`{label}` pools {', '.join(beside['pool'])}: {entry.heading} {stack}. The best of these on validation "
@@ -227,7 +259,7 @@ def _describe_stacks(metrics: Mapping[str, Any]) -> list[str]:
     return lines
 
 
-def format_score(score: float | None, metric: Metric) -> str:
+def _format_score(score: float | None, metric: Metric) -> str:
     """Return a score, in percent where the metric is a fraction; ``-`` if it is unknown."""
     if score is None or math.isnan(score):
         return "-"
@@ -253,4 +285,6 @@ def list_notes(metrics: Mapping[str, Any]) -> list[str]:
         lines.append(
             "one seed: intervals cover the variation between clients, not between training runs (--seeds 0,1,2)"
         )
+    failed: Mapping[str, Sequence[int]] = metrics.get("failed", {})
+    lines += [f"`{name}` failed under seed {', '.join(map(str, seeds))}" for name, seeds in failed.items()]
     return [*lines, *metrics.get("warnings", ())]

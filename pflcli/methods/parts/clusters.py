@@ -41,7 +41,7 @@ def train_and_average(
     count, senders = len(next(iter(models.values()))), list[NDArray[np.int64]]()
     means = [run.aggregator.begin(parameters.pick(models, c)) for c in range(count)]
     cluster_of = dict(zip(cohort.tolist(), cluster.tolist(), strict=True))
-    for ids in run.client_chunks(cohort, parameters.size(run.init)):
+    for ids in run.client_chunks(cohort):
         start_clusters = np.asarray([cluster_of[i] for i in ids.tolist()])
         start = select_models(models, start_clusters)
         for trained in run.local_sgd(ids, start, t=t):

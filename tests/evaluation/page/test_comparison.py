@@ -11,7 +11,7 @@ import synthetic
 
 from pflcli.artifacts.reader import open_artifact
 from pflcli.errors import InputError
-from pflcli.evaluation.page import lineage, runs, sentences
+from pflcli.evaluation.page import lineage, runs
 from pflcli.evaluation.page.comparison import (
     MAX_DRAWN,
     Clients,
@@ -76,7 +76,7 @@ def test_namesakes_are_two_clients(tmp_path):
 @pytest.mark.parametrize("at", sorted(GOLDEN.glob("schema-*")), ids=lambda path: path.name)
 def test_old_artifacts_are_shown(at, kind):
     comparison = read_comparison(open_artifact(at / kind))
-    assert sentences.answer(comparison)[0].endswith(".")
+    assert comparison.answer[0].startswith(("best", "no ", "all ", *comparison.methods))
     runs.read(comparison, lineage.trace(comparison.artifact))
 
 
@@ -96,19 +96,28 @@ def test_what_runs_add(compared):
     assert not added.remarks
 
 
-def test_the_answer_gives_gain_interval_worst_served_shares_and_cost(tmp_path):
+def test_the_answer_is_the_conclusion_and_the_cost(tmp_path):
     names = [f"c{number}" for number in range(50)]
     comparison = read_comparison(synthetic.comparison(tmp_path / "comparison", ["fedavg", "local", "knn-per"], names))
-    lead, *facts = sentences.answer(comparison)
-    gain = comparison.row("knn-per")["metrics"]["gain"]
-    low, high = (100 * bound for bound in gain["interval"])
-    assert lead == (
-        f"knn-per serves 50 clients {100 * gain['value']:.1f} points better than fedavg "
-        f"(95 % interval {low:.1f} to {high:.1f})."
-    )
-    text = " ".join(facts)
-    for words in ("worst-served tenth", "of 50 clients are better off", "sends 200 MB", "2 of 2 methods are shown"):
-        assert words in text
+    *clauses, cost, baseline_cost = comparison.answer
+    assert "; ".join(clauses) == comparison.metrics["conclusion"]["sentence"]
+    assert clauses[0].startswith("best: knn-per, +")
+    assert cost == "knn-per sends 200.0 MB in a run of 3.0 s"
+    assert baseline_cost == "fedavg sends 0.0 MB in a run of 1.0 s"
+
+
+def test_the_answer_names_harmful_methods(tmp_path):
+    comparison = read_comparison(synthetic.comparison(tmp_path / "comparison", ["fedavg", "local"], ["a", "b", "c"]))
+    comparison.metrics["conclusion"]["worse"] = ["local"]
+    comparison.row("local")["metrics"]["worse_off"]["value"] = 2 / 3
+    assert comparison.answer[-1] == "local is shown to be worse than fedavg, which serves 2 of 3 clients better"
+
+
+def test_without_a_baseline_the_answer_is_the_best_score(tmp_path):
+    comparison = read_comparison(synthetic.comparison(tmp_path / "comparison", ["fedavg", "local"], ["a", "b", "c"]))
+    comparison.metrics["baseline"] = None
+    comparison.row("local")["metrics"]["accuracy"]["value"] = 0.9
+    assert comparison.answer[:2] == ["best accuracy: local, 90.0 %", "local sends 100.0 MB in a run of 2.0 s"]
 
 
 def test_numbers_of_clients_are_those_of_their_seed():
@@ -120,26 +129,3 @@ def test_numbers_of_clients_are_those_of_their_seed():
     assert list(runs._number_clients(comparison, 0).items()) == [(1, 1), (0, 0)]
     assert list(runs._number_clients(comparison, 1).items()) == [(1, 3), (0, 2)]
     assert runs._number_clients(comparison, 7) == runs._number_clients(comparison, 0)
-
-
-@pytest.mark.parametrize(("number", "text"), [(12345.6, "12,346"), (99.96, "100"), (1.234, "1.23"), (0.0135, "0.0135")])
-def test_numbers_are_short(number, text):
-    assert sentences._format_number(number) == text
-
-
-def test_no_method_is_called_better_that_is_not_shown_to_be(tmp_path):
-    comparison = read_comparison(synthetic.comparison(tmp_path / "comparison", ["fedavg", "local"], ["a", "b", "c"]))
-    comparison.metrics["conclusion"].update(best=None, better=[], compared=1)
-    gain = comparison.row("local")["metrics"]["gain"]
-    gain.update(value=0.246, interval=[0.112, 0.379], p_corrected=0.08)
-    answer = sentences.answer(comparison)[0]
-    assert answer.startswith("local is 24.6 points better than fedavg")
-    assert answer.endswith("; the interval excludes 0, but the difference is not significant (p = 0.08).")
-    gain.update(value=-0.1, interval=[-0.3, 0.1], p_corrected=0.3)
-    answer = sentences.answer(comparison)[0]
-    assert answer.startswith("local is 10.0 points worse than fedavg")
-    assert answer.endswith("; the interval includes 0, so this is not a significant difference.")
-    comparison.metrics["conclusion"]["compared"] = 2
-    assert sentences.answer(comparison)[0].startswith(
-        "local has the best score of the methods compared, but it is 10.0 points worse than fedavg"
-    )

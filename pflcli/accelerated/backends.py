@@ -1,0 +1,85 @@
+"""Compiled backends of the engine: chains of linear layers, and networks that have a program.
+
+Importing this module does not load Numba, which takes half a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from pflcli.engine import linear_chain
+from pflcli.engine.gradients import StackedNetwork
+from pflcli.engine.strategy import Backend, Request, Strategy, WorkerNet
+
+
+def products() -> Any:
+    """Return the module of compiled products, which loads Numba."""
+    from pflcli.accelerated import products
+
+    return products
+
+
+def pays_to_compile(weights: Iterable[Tensor]) -> bool:
+    """Whether compiled loops are faster than MKL for a chain with these weights, given this CPU."""
+    values = list(weights)
+    if sum(value.numel() for value in values) < linear_chain.LARGE or any(v.dtype != torch.float32 for v in values):
+        return False
+    return bool(products().COMPILED) and values[0].device.type == "cpu"
+
+
+def chain_network(worker: WorkerNet, trained: Collection[str]) -> StackedNetwork | None:
+    """Return the compiled passes of a chain of linear layers, or None if PyTorch is faster."""
+    if worker.layers is None or not pays_to_compile(worker.net.parameters()):
+        return None
+    from pflcli.accelerated.chains import CompiledChainNetwork
+
+    return CompiledChainNetwork(worker.layers, trained)
+
+
+def compiled_chain(request: Request) -> Strategy | str:
+    """Return how compiled loops train a chain of linear layers; plain steps of a client are one loop."""
+    layers, plan = request.worker.layers, request.plan
+    if layers is None or request.needs_autograd or plan.augment:
+        return "the network is no chain of linear layers and ReLU, or its gradients need autograd"
+    if not pays_to_compile(request.worker.net.parameters()):
+        return "MKL is faster for these layers on this CPU"
+    from pflcli.accelerated import steps
+    from pflcli.accelerated.chains import CompiledChainNetwork
+
+    is_plain = plan.update.is_plain and not plan.has_rule
+    how = "one compiled loop takes all steps of a client" if is_plain else "compiled loops need no autograd"
+    return Strategy(
+        "compiled linear chain",
+        f"{how}; {products().DESCRIPTION}",
+        lambda names: CompiledChainNetwork(layers, names),
+        stacked=True,
+        train=partial(steps.train, layers) if is_plain else None,
+    )
+
+
+def compiled_program(request: Request) -> Strategy | str:
+    """Return how a compiled program trains clients one after the other, if the network has one."""
+    worker, plan = request.worker, request.plan
+    program = worker.program
+    if program is None or request.needs_autograd:
+        return "the network has no compiled program, or its gradients need autograd"
+    if request.stacks:
+        return "many clients train as one batched program"
+    if plan.frozen_norm and not program.infers:
+        return "the statistics of BatchNorm are frozen"
+    from pflcli.accelerated.program import CompiledNetwork, Program
+
+    assert isinstance(program, Program)
+    name, why = "compiled program", f"every layer of the network has a compiled form; {products().DESCRIPTION}"
+    if request.is_lockstep:
+        name, why = "lockstep", "clients take each step together, as it reads much that they share"
+    passes = partial(CompiledNetwork, worker.net, program=program)
+    return Strategy(name, why, passes, stacked=request.is_lockstep, independent=False)
+
+
+BACKENDS: tuple[Backend, ...] = (compiled_chain, compiled_program)
