@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pflcli import parameters
 from pflcli.engine.optimizer import Optimizer, Update
+from pflcli.errors import ComputationError
 from pflcli.parameters import Stacked
 
 
@@ -199,6 +200,12 @@ def differentiate_loss(
     with torch.enable_grad():
         logits, z = outputs.logits.detach().requires_grad_(), outputs.z.detach().requires_grad_()
         losses = each.loss(logits, z, reads, batch)
+        if losses.shape != batch.weight.shape[:1]:  # a sum over clients would weight them by the size of the stack
+            raise ComputationError(
+                f"the loss of the method has shape {tuple(losses.shape)}; it must have one number per client, "
+                f"{tuple(batch.weight.shape[:1])}",
+                "batch.mean(values) returns the mean of each client",
+            )
         total = (losses if each.scale is None else losses * each.scale).sum()
     leaves = [logits, z, *reads.leaves.values()]
     by_logits, by_z, *by_tensors = torch.autograd.grad(total, leaves, allow_unused=True)

@@ -24,6 +24,7 @@ from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.optimizer import Optimizer, Update
 from pflcli.engine.strategy import WorkerNet
+from pflcli.errors import ComputationError
 
 MODES = ("loop", "stacked")
 
@@ -293,6 +294,15 @@ def gradient_with_representations(network, params, batch):
     losses = losses + (outputs.z.square().sum(dim=2) * batch.weight).sum(dim=1) + params["number"].square()
     by_z = 2 * outputs.z * batch.weight[..., None]
     return losses, {"number": 2 * params["number"], **network.backward(outputs, grad, by_z)}
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_loss_is_refused_when_it_is_not_one_number_per_client(mode):
+    data, net = worlds.federation(), models.create("mlp", (worlds.FEATURES,), worlds.CLASSES, 0)
+    start = parameters.repeat(parameters.copy_params(net), 2)
+    plan = LocalSGD(1, 4, [0.1], loss=lambda logits, z, params, batch: batch.cross_entropy(logits).mean())
+    with pytest.raises(ComputationError, match=r"shape \(\); it must have one number per client"):
+        list(Engine(net, data, seed=0, mode=mode).local_sgd([0, 2], start, plan, ("sgd", 0)))
 
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])

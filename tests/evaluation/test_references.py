@@ -73,9 +73,9 @@ def test_methods_that_are_not_above_the_constant_reference_are_named_in_a_warnin
     assert failed_training.find_below_constant([*rows, row("constant", None, reference=True)]) == []
 
 
-def test_a_report_on_references_alone_counts_them(small, tmp_path):
+def test_report_names_the_best_reference_when_there_is_nothing_else(small, tmp_path):
     pflcli.compare(
         small.p, tmp_path / "c", methods="constant,pooled", model="mlp", rounds=1, threads=1, references=False
     )
     (answer,) = pflcli.report(tmp_path / "c", tmp_path / "page.html").answers
-    assert "the best of 2 methods" in answer
+    assert "best accuracy: pooled" in answer
