@@ -1,4 +1,4 @@
-"""Write docs/commands.md, every command as ``pfl COMMAND --help`` describes it, and the laws of ``pfl check`` to docs/laws.
+"""Write docs/commands.md, every command as ``pfl COMMAND --help`` prints it, and the laws of ``pfl check``.
 
 python docs/reference.py
 """
