@@ -6,7 +6,8 @@ A federation of 16 equal clients plays 8 rounds with half of them in each. Print
 client: bytes in models (1.00 is one model), passes in the client's training samples (1.0 is each of them once; the
 losses of methods may pass a sample several times). `once` is what is sent before the first round, per client. State is
 what lies at the server, and for each client that took part, in models. The numbers do not depend on the machine;
-`docs/scale.md` has them, and a test compares the two. `--carried` multiplies them by the numbers of a large federation.
+`docs/results/scale-rounds.csv` has them, and a test compares the two. `--carried` multiplies them by the numbers of a
+large federation.
 """
 
 from __future__ import annotations

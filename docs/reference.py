@@ -1,10 +1,12 @@
-"""Write docs/commands.md: every command with its options and examples, as ``pfl COMMAND --help`` prints them.
+"""Write docs/commands.md, every command as ``pfl COMMAND --help`` prints it, and the laws of ``pfl check``.
 
 python docs/reference.py
 """
 
 from __future__ import annotations
 
+import csv
+import io
 import re
 from collections import Counter
 from pathlib import Path
@@ -13,9 +15,11 @@ from typing import Any
 import typer.main
 from rich.markup import render
 
+from pflcli import registry
 from pflcli.cli import app
+from pflcli.laws import list_laws
 
-PAGE = Path(__file__).with_name("commands.md")
+DOCS = Path(__file__).parent
 _OPENING = """# Commands
 
 <!-- Written by docs/reference.py from the options in pflcli/options; a test compares them. -->
@@ -30,8 +34,22 @@ _LEAST_COMMANDS = 3
 Row = tuple[str, str]
 
 
-def write_page() -> str:
-    """Return the page."""
+def write_files() -> dict[Path, str]:
+    """Return the text of each file."""
+    laws = {DOCS / "laws" / f"{group}.csv": _write_laws(group) for group in registry.GROUPS}
+    return {DOCS / "commands.md": _write_commands(), **laws}
+
+
+def _write_laws(group: str) -> str:
+    """Return the laws of a kind of files as CSV."""
+    text = io.StringIO()
+    rows = [(law.name, re.sub(r"``(.+?)``", r"`\1`", law.statement)) for law in list_laws(group)]
+    csv.writer(text, lineterminator="\n").writerows([("law", "what holds"), *rows])
+    return text.getvalue()
+
+
+def _write_commands() -> str:
+    """Return the page of commands."""
     root = typer.main.get_command(app)
     context = typer.Context(root, info_name="pfl")
     rows = {name: _list_options(command, context) for name, command in root.commands.items()}
@@ -87,4 +105,5 @@ def _plain(text: str) -> str:
 
 
 if __name__ == "__main__":
-    PAGE.write_text(write_page(), encoding="utf-8")
+    for path, text in write_files().items():
+        path.write_text(text, encoding="utf-8")

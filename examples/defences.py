@@ -18,8 +18,8 @@ def main() -> int:
     """Print a row for each audit below the folders, with columns for each folder."""
     folders = [Path(path) for path in sys.argv[1:]]
     defences = list(dict.fromkeys(path.name for folder in folders for path in sorted((folder / "audit").iterdir())))
-    columns = [f"{folder.name}: accuracy | AUC | pictures" for folder in folders]
-    print(f"| answers | {' | '.join(columns)} |\n|---|{'---:|---:|---:|' * len(folders)}")
+    columns = [f"{folder.name}: {title}" for folder in folders for title in ("accuracy", "AUC", "pictures")]
+    print(f"| answers | {' | '.join(columns)} |\n|---|{'---:|' * len(columns)}")
     for name in defences:
         print(f"| `{name}` | {' | '.join(_cells(folder / 'audit' / name) for folder in folders)} |")
     return 0

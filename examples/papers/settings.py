@@ -1,7 +1,7 @@
-"""Read settings.toml: for the recipes as words of a command line, for the docs as tables.
+"""Read settings.toml: for the recipes as words of a command line, for docs/settings.md as tables.
 
 python examples/papers/settings.py FILE SIZE EXPERIMENT KEY [OPTION=VALUE...]     words, behind one another
-python examples/papers/settings.py FILE                                           docs/settings.md
+python examples/papers/settings.py FILE PAPER                                     a table in Markdown
 """
 
 from __future__ import annotations
@@ -15,15 +15,14 @@ from typing import Any
 Table = dict[str, Any]
 SIZES = ("paper", "small")
 PARTS = ("partition", "training")
-PAPERS = {"knn-per": "kNN-Per", "fedham": "FedHAM", "fedattn": "FedAttn", "panm": "PANM"}
 
 
 def main() -> None:
     """Print what is asked for."""
     path, *arguments = sys.argv[1:]
     experiments = read(Path(path))
-    if not arguments:
-        print(markdown(experiments), end="")
+    if len(arguments) == 1:
+        print(markdown(experiments, arguments[0]), end="")
         return
     size, name, key, *changes = arguments
     if name not in experiments:
@@ -80,26 +79,16 @@ def words(experiment: Table, size: str, key: str, changes: Mapping[str, str]) ->
     return typed
 
 
-def markdown(experiments: Mapping[str, Table]) -> str:
-    """Return docs/settings.md."""
-    lines = [
-        "# The papers' settings",
-        "",
-        "The settings that the recipes in `examples/papers` use with `--paper` and, in the last column, without it.",
-        "*Chosen here* marks settings that the paper does not give. All settings of the small size are chosen here.",
-        "",
-        "This page is generated from `examples/papers/settings.toml`, which the recipes read: `python",
-        "examples/papers/settings.py examples/papers/settings.toml > docs/settings.md`. A test compares them.",
-    ]
+def markdown(experiments: Mapping[str, Table], paper: str) -> str:
+    """Return the settings of a paper's experiments as a table, at its own size and at the small one."""
+    lines = ["| experiment | setting | paper | where the paper says so | small |", "|---|---|---|---|---|"]
     for name, experiment in experiments.items():
-        paper, _, experiment_name = name.partition(".")
-        lines += ["", f"## {PAPERS[paper]}: {experiment_name}", ""]
-        lines += [experiment["note"], ""] if "note" in experiment else []
-        lines += ["| setting | `--paper` | where the paper says so | small |", "|---|---|---|---|"]
+        if not name.startswith(f"{paper}."):
+            continue
         full, small = (_flat(experiment[size]) for size in SIZES)
         for key in dict.fromkeys([*full, *small]):
             cells = (_text(full.get(key, "")), experiment["cited"].get(key, "chosen here"), _text(small.get(key, "")))
-            lines.append(f"| {key} | {' | '.join(cells)} |")
+            lines.append(f"| {name.removeprefix(f'{paper}.')} | {key} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 

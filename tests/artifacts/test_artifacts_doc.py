@@ -1,8 +1,9 @@
-"""``docs/artifacts.md`` says what is in artifacts, no more and no less: its tables, listings and snippets."""
+"""``docs/artifacts.md`` and its CSV files say what is in artifacts, no more and no less; its snippets run."""
 
 from __future__ import annotations
 
 import ast
+import csv
 import json
 import re
 from pathlib import Path
@@ -29,29 +30,32 @@ BELONGING = r"_(std_over_seeds|low|high|p|p_corrected|by_chance|by_chance_high)$
 TABLE = "who,outcome,age,city\n" + "".join(f"{'ab'[i % 2]},{'ny'[i % 3 == 0]},{i},{'XY'[i > 9]}\n" for i in range(20))
 
 
-def sections(text, mark):
-    """Return the text below each heading of a level, by the heading without its quotes."""
-    parts = re.split(rf"^{mark} (.*)$", text, flags=re.M)
-    return {title.replace("`", ""): body for title, body in zip(parts[1::2], parts[2::2], strict=True)}
+def rows_of(name):
+    """Return the rows of a CSV file beside the page, each a cell by heading."""
+    with (ROOT / "docs" / "artifacts" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
+        return list(csv.DictReader(file))
 
 
-TOP = sections(PAGE, "##")
+def fields_of(name):
+    """Return the rows about each file of a kind, by the name of a field; those about files themselves are below ""."""
+    fields = {"": {}}
+    for row in rows_of(name):
+        file, field = (row["file"], row["name"]) if row["name"] else ("", row["file"])
+        assert field not in fields.setdefault(file, {}), f"{name}: {file} {field} is there twice"
+        fields[file][field] = row
+    return fields
 
 
-def table(text, heading):
-    """Return the rows of the first table with this heading, as cells by name."""
-    lines = text.split(f"\n| {heading} |", 1)[1].splitlines()
-    rows = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:]]
-    until = next((number for number, line in enumerate(lines[2:]) if not line.startswith("|")), len(rows))
-    return {row[0].strip("`"): row[1:] for row in rows[:until]}
+FIELDS = {name: fields_of(name) for name in (*kinds.schemas(), "common")}
+MANIFEST = {row["key"]: row for row in rows_of("manifest")}
+METRICS = {row["metric"]: row for row in rows_of("metrics")}
+SECTIONS = dict(zip(*[iter(re.split(r"^## (.*)$", PAGE, flags=re.M)[1:])] * 2, strict=True))
 
 
 def below(kind, name):
-    """Return the table of one file of a kind, wherever the page has it."""
-    body = sections(TOP[kind], "###").get(f"{kind}: {name}")
-    if body is None and kind == "comparison":
-        return below("evaluation", name)
-    return table(TOP[name] if body is None else body, "key" if name.endswith("json") else "column")
+    """Return the rows about one file of a kind, wherever they are."""
+    others = ["evaluation", "common"] if kind == "comparison" else ["common"]
+    return next(FIELDS[where][name] for where in (kind, *others) if name in FIELDS[where])
 
 
 def pattern(row):
@@ -67,18 +71,20 @@ def described(name, rows):
 
 def check(where, names, rows, is_new):
     """Every name is described, and every name that must be there is."""
-    assert {row[0] for row in rows.values()} <= LEVELS
+    assert {row["level"] for row in rows.values()} <= LEVELS
     for name in names:
         row = described(name, rows)
-        assert row, f"{where}: {name} is not on the page"
-        assert not (is_new and row[0] == "OLD"), f"{where}: the page says that {name} is not written any more"
+        assert row, f"{where}: {name} is not documented"
+        assert not (is_new and row["level"] == "OLD"), (
+            f"{where}: the level of {name} says that it is not written any more"
+        )
     for name, row in rows.items():
-        if row[0] == "MUST" or (is_new and row[0] == "MUST+"):
+        if row["level"] == "MUST" or (is_new and row["level"] == "MUST+"):
             assert any(re.fullmatch(pattern(name), present) for present in names), f"{where}: {name} is missing"
 
 
 def check_array(where, row, shape, dtype):
-    _, documented, types, _ = row
+    documented, types = row["shape"], row["type"]
     if documented != "any":
         dimensions = [] if documented == "()" else documented.strip("()").split(",")
         rank = len(dimensions)
@@ -108,7 +114,7 @@ def arrays(path):
 
 def check_cells(where, rows, cells):
     for name in cells.columns:
-        kind, known = described(name, rows)[1], cells[name].dropna()
+        kind, known = described(name, rows)["type"], cells[name].dropna()
         if kind in ("integer", "number") and len(known):
             assert known.dtype.kind in "iuf", f"{where}: {name}"
             assert kind == "number" or (known % 1 == 0).all(), f"{where}: {name}"
@@ -172,8 +178,8 @@ def listing(folder, name):
 
 def test_every_kind_has_a_section_and_a_row():
     assert set(re.findall(r"^\| \[(\w+)\]", PAGE, flags=re.M)) == set(kinds.schemas())
-    assert set(kinds.schemas()) <= set(TOP)
-    assert set(table(TOP["manifest.json"], "key")) == set(KEYS)
+    assert set(kinds.schemas()) <= set(SECTIONS)
+    assert tuple(MANIFEST) == KEYS
     for kind, schema in kinds.schemas().items():
         assert schema == 1, f"{kind}: say on the page what the new schema changes"
 
@@ -194,15 +200,14 @@ def examine(folder, is_new):
     """Compare a folder with the page, and return its kind."""
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     kind, where = manifest["kind"], f"{folder.name} ({manifest['kind']})"
-    check(where, manifest, table(TOP["manifest.json"], "key"), is_new)
+    check(where, manifest, MANIFEST, is_new)
     assert set(manifest["files"]) | {"manifest.json"} == {path.name for path in folder.iterdir()}
-    check(where, [*manifest["files"], "manifest.json"], table(TOP[kind], "file"), is_new)
-    common = table(TOP["manifest.json"].split("depend on the kind")[1], "key")
+    check(where, [*manifest["files"], "manifest.json"], FIELDS[kind][""], is_new)
     keys = [f"{group}.{key}" for group in ("request", "summary", "made") for key in manifest[group]]
-    check(where, keys, {**common, **below(kind, "manifest.json")}, is_new)
+    check(where, keys, {**FIELDS["common"]["manifest.json"], **FIELDS[kind]["manifest.json"]}, is_new)
     roles = {item["role"] for item in manifest["inputs"]}
-    section = sections(TOP[kind], "###")[f"{kind}: manifest.json"]
-    assert all(re.sub(r"^.*, seed \d+$", "LABEL, seed N", role) in re.findall(r"`([^`]*)`", section) for role in roles)
+    marked = re.findall(r"`([^`]*)`", SECTIONS[kind])
+    assert all(re.sub(r"^.*, seed \d+$", "LABEL, seed N", role) in marked for role in roles)
     for name in manifest["files"]:
         examine_file(kind, folder / name, is_new)
     return kind
@@ -212,8 +217,7 @@ def examine_file(kind, path, is_new):
     where = f"{path.parent.name}/{path.name}"
     if path.suffix in (".h5", ".safetensors"):
         heading = {"initial.safetensors": "weights.safetensors"}.get(path.name, path.name)
-        body = sections(TOP[kind], "###")
-        rows = table(body.get(f"{kind}: {heading}") or body[f"{kind}: {{table}}.safetensors"], "name")
+        rows = FIELDS[kind].get(heading) or FIELDS[kind]["{table}.safetensors"]
         content = arrays(path)
         check(where, content, rows, is_new)
         for name, (shape, dtype) in content.items():
@@ -223,30 +227,39 @@ def examine_file(kind, path, is_new):
         check(where, cells.columns, rows, is_new)
         check_cells(where, rows, cells)
         if path.name == "table.csv" and kind not in ("audit", "sweep", "tuning"):
-            metrics = table(TOP["metrics.json"], "metric")
             for column in set(cells.columns) - set(rows):
-                assert column in metrics or re.sub(BELONGING, "", column) in metrics, f"{where}: {column}"
+                assert column in METRICS or re.sub(BELONGING, "", column) in METRICS, f"{where}: {column}"
     elif path.name.endswith(".vl.json"):
         content = json.loads(path.read_text(encoding="utf-8"))
         assert {"layer", "hconcat"} & {*content}, f"{where} is no Vega-Lite specification"
     elif path.suffix == ".json":
         content = json.loads(path.read_text(encoding="utf-8"))
-        check(where, content, below(kind, path.name), is_new)
+        rows = below(kind, path.name)
+        check(where, content, {name: row for name, row in rows.items() if "." not in name}, is_new)
+        for name, value in content.items():
+            if any(row.startswith(f"{name}.") for row in rows) and isinstance(value, dict):
+                for item in value.values() if name == "stacks" else [value]:
+                    check_object(where, item, rows, name, is_new)
         if path.name == "metrics.json" and kind != "sweep":
             examine_metrics(where, content, is_new)
 
 
 def examine_metrics(where, content, is_new):
-    metrics = table(TOP["metrics.json"], "metric")
+    fields = FIELDS["common"]["metrics.json"]
     for row in content["methods"]:
-        documented_keys = re.findall(r"`(\w+)`", TOP["metrics.json"])
-        check(where, row["metrics"], metrics, is_new)
-        assert set(row) <= {*documented_keys}, f"{where}: {set(row) - {*documented_keys}}"
+        check_object(where, row, fields, "methods", is_new)
+        check(where, row["metrics"], METRICS, is_new)
         for name, facts in row["metrics"].items():
-            assert metrics[name][1] == facts["unit"], f"{where}: {name}"
-            same = re.sub(r" \d+ rounds", " rounds", facts["weighting"]) == metrics[name][2]
+            assert METRICS[name]["unit"] == facts["unit"], f"{where}: {name}"
+            same = re.sub(r" \d+ rounds", " rounds", facts["weighting"]) == METRICS[name]["weighting"]
             assert same or name.startswith("simulated"), f"{where}: {name}"
-            assert set(facts) <= {*documented_keys}, f"{where}: {name} has {set(facts) - {*documented_keys}}"
+            check_object(f"{where}: {name}", facts, fields, "methods.metrics", is_new)
+
+
+def check_object(where, content, fields, place, is_new):
+    """Compare the keys of an object with the rows about its place in the file."""
+    keys = {name.removeprefix(f"{place}."): row for name, row in fields.items() if name.rpartition(".")[0] == place}
+    check(f"{where} {place}", content, keys, is_new)
 
 
 def test_listings_are_real(runs):
