@@ -57,7 +57,8 @@ def test_fedproto_embeds_the_training_samples_of_a_round_by_compiled_loops(monke
         return infer(tasks, models)
 
     monkeypatch.setattr(run.engine.executor, "infer", recorded)
-    worlds.play("fedproto", run, last=1, state=state)
+    with run.engine.training():
+        worlds.play("fedproto", run, last=1, state=state)
     assert compiled
     assert all(compiled)
 
