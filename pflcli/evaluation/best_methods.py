@@ -85,23 +85,44 @@ def _find_in_column(
 ) -> Best:
     """Return the best methods of a column and those not shown to be worse; ``runs`` has clients by label and seed."""
     best = max(values, key=lambda label: metric.sign * values[label])
+    column = metric.score or metric.name
+    shared = _share_variance({label: runs[label] for label in values}, column, metric, samples)
     p: dict[str, float] = {}
     for label in values:
-        differences = _pair_differences(runs[best], runs[label], metric.score or metric.name, samples)
+        differences = _pair_differences(runs[best], runs[label], column, samples)
         if label == best or differences is None:
             continue
-        weights = [
-            np.ones(len(pair)) if metric.over is scores.mean else pair[samples].to_numpy(np.float64)
-            for pair in differences
-        ]
+        weights = [_weigh_clients(pair, metric, samples) for pair in differences]
         identities = [_identify_clients(pair, is_one_partition) for pair in differences]
+        values_of_pairs = [pair["difference"].to_numpy(np.float64) for pair in differences]
         estimate = gains.mean_gain(
-            [pair["difference"].to_numpy(np.float64) for pair in differences], weights, identities
+            values_of_pairs, weights, identities, None if shared is None else shared.of_difference(best, label)
         )
         p[label] = 1.0 if estimate is None else estimate.p
     equal = {best, *(label for label in p if values[label] == values[best])}
     not_worse = {label for label, value in gains.holm(p).items() if value >= RISK}
     return Best(frozenset(equal), frozenset(not_worse - equal))
+
+
+def _weigh_clients(table: pd.DataFrame, metric: Metric, samples: str) -> NDArray[np.float64]:
+    return np.ones(len(table)) if metric.over is scores.mean else table[samples].to_numpy(np.float64)
+
+
+def _share_variance(
+    runs: Mapping[str, Mapping[int, pd.DataFrame]], column: str, metric: Metric, samples: str
+) -> gains.SeedVariance | None:
+    """Return the variance over seeds that the methods of a column share, if all have the same seeds."""
+    if len({tuple(sorted(by_seed)) for by_seed in runs.values()}) != 1:
+        return None
+    means = {}
+    for label, by_seed in runs.items():
+        tables = [by_seed[seed] for seed in sorted(by_seed)]
+        known = [table[(table[samples] > 0) & table[column].notna()] for table in tables]
+        means[label] = [
+            scores.weighted_mean(table[column].to_numpy(np.float64), _weigh_clients(table, metric, samples))
+            for table in known
+        ]
+    return gains.share_variance(means)
 
 
 def _is_mean(metric: Metric) -> bool:

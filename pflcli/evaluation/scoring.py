@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -29,7 +29,7 @@ from pflcli.evaluation import (
 )
 from pflcli.evaluation.charts import clients as client_charts
 from pflcli.evaluation.charts.vega import Spec
-from pflcli.evaluation.metrics import catalogue, scores
+from pflcli.evaluation.metrics import catalogue, gains, scores
 from pflcli.evaluation.presentation import conclusion, prediction_sets, tables
 from pflcli.evaluation.round_costs import Link
 from pflcli.evaluation.summary import Scored, ScoredPredictions
@@ -311,7 +311,29 @@ def pair_with_baseline(scored: Sequence[Item], baseline: str) -> list[Item]:
             paired.append(replace(item, baseline_right=scores.correct(p, y), baseline=score))
         else:
             paired.append(item)
-    return paired
+    return _share_variance(paired, baseline)
+
+
+def _share_variance(paired: Sequence[Item], baseline: str) -> list[Item]:
+    """Add to each item the variance over seeds that methods share: those that are ranked and have the same seeds."""
+    means: dict[str, dict[int, float]] = defaultdict(dict)
+    for item in paired:
+        known = ~np.isnan(item.gain)
+        if known.any() and not item.is_reference and not item.repeats_baseline:
+            means[item.label][item.seed] = scores.weighted_mean(item.gain[known], item.n[known])
+    means.setdefault(baseline, {})  # the global model, which the gains are measured against
+    seeds = sorted({item.seed for item in paired})
+    means[baseline] = dict.fromkeys(seeds, 0.0)
+    complete = {
+        label: [by_seed[seed] for seed in seeds] for label, by_seed in means.items() if len(by_seed) == len(seeds)
+    }
+    shared = gains.share_variance(complete)
+    if shared is None:
+        return [*paired]
+    return [
+        replace(item, seed_variance=shared.of_difference(item.label, baseline) if item.label in complete else None)
+        for item in paired
+    ]
 
 
 def _are_equal(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:

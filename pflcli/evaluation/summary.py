@@ -21,9 +21,10 @@ from pflcli.evaluation.metrics.catalogue import Metric
 
 Array = NDArray[Any]
 
-STATISTICS = 3
+STATISTICS = 4
 """Version of the statistics in a row, part of each request for a table: version 1 had bootstrap intervals, version 2
-did not count methods that tie with the baseline on every client."""
+did not count methods that tie with the baseline on every client, in version 3 each method had its own variance of
+seeds."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,6 +48,8 @@ class ScoredPredictions:
     """the baseline's score of each client, (m,)"""
     repeats_baseline: bool = False
     """whether another method's predictions are those of the baseline, up to rounding"""
+    seed_variance: float | None = None
+    """the variance over seeds of a mean gain that all methods of the comparison share; None if there is none"""
 
     @property
     def score(self) -> NDArray[np.float64]:
@@ -206,7 +209,7 @@ def _add_gain(metrics: _Row, label: str, items: Sequence[ScoredPredictions], ide
     if any(counts.any() for counts in differing):
         known = identify(items)
         identities = [known[item.seed][chosen] for item, chosen in zip(items, tested, strict=True)]
-        estimate = gains.mean_gain(gain, weight, identities)
+        estimate = gains.mean_gain(gain, weight, identities, items[0].seed_variance)
         if estimate is not None:
             beside |= {
                 "interval": list(estimate.interval),

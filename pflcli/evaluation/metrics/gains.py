@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import stdtr, stdtrit
+from scipy.special import fdtri, stdtr, stdtrit
 
 Array = NDArray[Any]
 
@@ -17,6 +17,58 @@ LEVEL = 0.95
 """Coverage of intervals, and the quantile that a share must exceed to be more than chance."""
 DRAWS = 2000
 """Random draws of the share of clients that chance helps."""
+
+
+POOL_FREEDOM = 2.0
+"""Degrees of freedom that the variance between seeds of all methods lends to that of one: chosen by simulation."""
+MIN_POOL = (4, 3)
+"""Methods, with the baseline, and seeds from which on methods share their variance between seeds."""
+_OUTLIER = 0.9
+"""Quantile of F beyond which the variance of a method between seeds is not that of the others."""
+
+
+@dataclass(frozen=True)
+class SeedVariance:
+    """The ``variance`` over seeds of the score of a method, which all methods of a comparison share but ``outliers``.
+
+    ``benchmarks/intervals.py`` shows how often intervals with and without it cover the truth.
+    """
+
+    variance: float
+    outliers: frozenset[str]
+
+    def of_difference(self, one: str, other: str) -> float | None:
+        """Return the variance over seeds of the difference between two methods, or None if one is an outlier."""
+        return None if {one, other} & self.outliers else 2 * self.variance
+
+
+def share_variance(means: Mapping[str, Sequence[float]]) -> SeedVariance | None:
+    """Estimate the variance over seeds of the score of a method from the mean scores of all methods, one per seed.
+
+    What a seed does to all methods alike is no part of it, so that gains serve as well as scores. A method is an
+    outlier if its variance exceeds that of the others by more than an F test allows. Returns None for fewer methods or
+    seeds than ``MIN_POOL``.
+    """
+    means = {label: values for label, values in means.items() if np.isfinite(values).all()}
+    table = np.asarray([*means.values()], np.float64)
+    if table.ndim < 2 or table.shape[0] < MIN_POOL[0] or table.shape[1] < MIN_POOL[1]:
+        return None
+    methods, seeds = table.shape
+    squares = _interactions(table)
+    of_all = float(squares.sum()) / (1 - 1 / methods)
+    # The mean over methods, from which a method deviates, has a share of its own deviation.
+    variances = np.maximum(0.0, (squares - of_all / methods**2) / (1 - 2 / methods))
+    others = [float(_interactions(np.delete(table, row, axis=0)).sum()) / (methods - 2) for row in range(methods)]
+    limit = float(fdtri(seeds - 1, (methods - 2) * (seeds - 1), _OUTLIER))
+    is_outlier = variances > limit * np.asarray(others)
+    shared = float(variances[~is_outlier].mean()) if not is_outlier.all() else 0.0
+    return SeedVariance(shared, frozenset(label for label, out in zip(means, is_outlier, strict=True) if out))
+
+
+def _interactions(table: Array) -> Array:
+    """Return the variance over seeds of each method's deviations from the mean of all methods: (K, S) to (K,)."""
+    deviations = table - table.mean(axis=0)
+    return np.asarray(deviations.var(axis=1, ddof=1))
 
 
 @dataclass(frozen=True)
@@ -30,7 +82,12 @@ class Estimate:
     p: float
 
 
-def mean_gain(gains: Sequence[Array], weights: Sequence[Array], clients: Sequence[Array]) -> Estimate | None:
+def mean_gain(
+    gains: Sequence[Array],
+    weights: Sequence[Array],
+    clients: Sequence[Array],
+    shared_variance: float | None = None,
+) -> Estimate | None:
     """Estimate the mean gain over seeds, weighted by clients' samples, with its uncertainty; None for a single client.
 
     For each seed, ``gains`` (m,) are the clients' differences in accuracy, ``weights`` (m,) their samples and
@@ -39,9 +96,11 @@ def mean_gain(gains: Sequence[Array], weights: Sequence[Array], clients: Sequenc
 
     The variance has two parts. The part of clients is cluster-robust (Liang & Zeger, 1986): contributions of a client
     are summed over seeds before they are squared, with the HC2 leverage correction of MacKinnon & White (1985). The
-    part of seeds is the variance of their means beyond that, estimated by moments, and at least 0. The interval is
-    Student's t, with degrees of freedom after Satterthwaite (1946) and Kish's effective number of clients, so that it
-    is wider for few clients or seeds.
+    part of seeds is the variance of their means beyond that, estimated by moments, and at least 0. Few seeds tell
+    little about a variance: ``shared_variance``, the variance of a gain over seeds that all methods of the comparison
+    have, is averaged into it as a prior of ``POOL_FREEDOM`` degrees of freedom (Smyth, 2004, section 4). The interval
+    is Student's t, with degrees of freedom after Satterthwaite (1946) and Kish's effective number of clients, so that
+    it is wider for few clients or seeds.
     """
     seeds = len(gains)
     ids, place = np.unique(np.concatenate(clients), return_inverse=True)
@@ -63,9 +122,14 @@ def mean_gain(gains: Sequence[Array], weights: Sequence[Array], clients: Sequenc
     of_seeds = doubt_of_seeds = 0.0
     if seeds > 1:
         own, common = float(np.trace(products)) / seeds, float(products.sum() - np.trace(products))
-        observed, expected = float(means.var(ddof=1)) / seeds, (own - common / (seeds * (seeds - 1))) / seeds
+        between, freedom_of_seeds = float(means.var(ddof=1)), seeds - 1.0
+        if shared_variance is not None:
+            between = freedom_of_seeds * between + POOL_FREEDOM * shared_variance
+            freedom_of_seeds += POOL_FREEDOM
+            between /= freedom_of_seeds
+        observed, expected = between / seeds, (own - common / (seeds * (seeds - 1))) / seeds
         if observed > expected:
-            of_seeds, doubt_of_seeds = observed - expected, observed**2 / (seeds - 1)
+            of_seeds, doubt_of_seeds = observed - expected, observed**2 / freedom_of_seeds
     variance = of_clients + of_seeds
     doubt = of_clients**2 / (effective - 1) + doubt_of_seeds
     freedom = max(1.0, variance**2 / doubt) if doubt > 0 else effective - 1

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 import pytest
-from test_metrics import metrics, store
+from test_metrics import Y, metrics, store
 
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
@@ -106,6 +106,73 @@ def test_twice_the_same_seed_tells_nothing_new():
     assert twice.interval == pytest.approx(once.interval)
     others = gains.mean_gain([gain] * 2, [weight] * 2, [identities, identities + 30])
     assert others.error == pytest.approx(once.error / np.sqrt(2))
+
+
+def scores_of(draw, methods, seeds, deviations=0.02):
+    """Mean scores (methods, seeds) that differ by methods and by seeds, and by how each seed goes with each method."""
+    own = draw.normal(size=(methods, 1)) + draw.normal(size=seeds)
+    return own + np.broadcast_to(deviations, (methods,))[:, None] * draw.normal(size=(methods, seeds))
+
+
+def by_name(table):
+    return {str(row): [*values] for row, values in enumerate(table)}
+
+
+def test_the_shared_variance_is_that_of_a_method_between_seeds():
+    draw = np.random.default_rng(0)
+    found = [gains.share_variance(by_name(scores_of(draw, 8, 5))) for _ in range(400)]
+    # A tenth of methods are taken for outliers, and take large variances with them.
+    assert 0.75 * 0.02**2 < np.mean([shared.variance for shared in found]) < 0.02**2
+    assert np.mean([len(shared.outliers) for shared in found]) / 8 == pytest.approx(0.1, abs=0.03)
+    assert found[0].of_difference("0", "1") is None or found[0].of_difference("0", "1") == 2 * found[0].variance
+
+
+def test_a_method_whose_seeds_differ_more_than_those_of_others_shares_nothing():
+    draw = np.random.default_rng(0)
+    shared = gains.share_variance(by_name(scores_of(draw, 6, 5, [0.02] * 5 + [0.5])))
+    assert shared.outliers >= {"5"}
+    assert shared.of_difference("5", "0") is None
+    assert shared.of_difference("0", "5") is None
+    assert shared.variance < 0.06**2
+
+
+def test_the_shared_variance_ignores_what_a_seed_does_to_all_methods():
+    draw = np.random.default_rng(0)
+    table = scores_of(draw, 6, 4)
+    one, other = (gains.share_variance(by_name(scores)) for scores in (table, table - table[2]))
+    assert other.variance == pytest.approx(one.variance)
+
+
+@pytest.mark.parametrize(("methods", "seeds"), [(3, 5), (4, 2), (1, 1)])
+def test_few_methods_or_seeds_share_no_variance(methods, seeds):
+    assert gains.share_variance(by_name(np.random.default_rng(0).normal(size=(methods, seeds)))) is None
+    unknown = np.full((2, 5), np.nan)
+    table = np.concatenate([np.random.default_rng(0).normal(size=(3, 5)), unknown])
+    assert gains.share_variance(by_name(table)) is None
+
+
+def test_methods_without_any_variance_share_none():
+    shared = gains.share_variance({name: [0.5, 0.5, 0.5] for name in "abcd"})
+    assert (shared.variance, shared.outliers) == (0, frozenset())
+
+
+def test_intervals_with_a_shared_variance_cover_and_are_shorter():
+    """Five methods, three seeds, sixty clients: as benchmarks/intervals.py measures them."""
+    draw = np.random.default_rng(0)
+    weights, identities = [np.ones(60)] * 3, [np.arange(60)] * 3
+    hits, lengths = [], []
+    for _ in range(250):
+        scores = 0.03 * draw.normal(size=(6, 3, 1)) + 0.02 * draw.normal(size=(6, 3, 60))
+        shared = gains.share_variance(by_name(scores.mean(axis=2)))
+        for row in range(1, 6):
+            difference = [*(scores[row] - scores[0])]
+            alone = gains.mean_gain(difference, weights, identities)
+            both = gains.mean_gain(difference, weights, identities, shared.of_difference(str(row), "0"))
+            hits.append(both.interval[0] <= 0 <= both.interval[1])
+            lengths.append([estimate.interval[1] - estimate.interval[0] for estimate in (alone, both)])
+    assert np.mean(hits) == pytest.approx(0.95, abs=0.02)
+    before, now = np.median(lengths, axis=0)
+    assert 0.6 * before < now < 0.75 * before
 
 
 def test_one_client_has_no_interval():
@@ -235,3 +302,30 @@ def test_an_evaluation_knows_that_clients_come_again(tmp_path):
         evaluate(inputs, tmp_path / out)
         intervals.append(metrics(tmp_path / out)["methods"][0]["metrics"]["gain"]["interval"])
     assert intervals[0] == pytest.approx(intervals[1])
+
+
+def test_methods_of_an_evaluation_share_their_variance_between_seeds(tmp_path):
+    """The interval of each gain is that of its clients and of the variance that all four methods share."""
+    draw = np.random.default_rng(1)
+    guesses = {
+        (name, seed): draw.integers(0, 2, 6) for name in ("fedavg", "a", "b", "c", "constant") for seed in range(3)
+    }
+    sources = {
+        key: store(tmp_path / f"{key[0]}{key[1]}", key[0], values, seed=key[1]) for key, values in guesses.items()
+    }
+    evaluate([*sources.values()], tmp_path / "e")
+    rows = {row["label"]: row["metrics"]["gain"] for row in metrics(tmp_path / "e")["methods"]}
+    n, clients = np.asarray([4.0, 2.0]), {}
+    for key, values in guesses.items():
+        right = (values == Y).astype(float)
+        clients[key] = np.asarray([right[:4].mean(), right[4:].mean()])
+    names = ("fedavg", "a", "b", "c")  # a reference shares nothing
+    means = {name: [float(clients[name, seed] @ n / 6) for seed in range(3)] for name in names}
+    shared = gains.share_variance(means)
+    for name in names[1:]:
+        gain = [clients[name, seed] - clients["fedavg", seed] for seed in range(3)]
+        prior = shared.of_difference(name, "fedavg")
+        expected = gains.mean_gain(gain, [n] * 3, [np.asarray([0, 2])] * 3, prior)
+        assert rows[name]["interval"] == pytest.approx(expected.interval)
+        assert rows[name]["degrees_of_freedom"] == pytest.approx(expected.freedom)
+    assert len(shared.outliers) < 3

@@ -1,0 +1,123 @@
+"""How often the interval of a gain covers the truth, and how long it is, with and without variances that methods share.
+
+    python benchmarks/intervals.py [--draws 2000] [--quick]
+
+Scores of clients are simulated: a method differs from the baseline by a mean, by an effect of each client, by an effect
+of each seed, and by the sampling error of a client's test samples. Seeds share their clients or have their own. Prints,
+for each case, the coverage of the mean over methods and of the method whose seeds vary most, the family-wise error of
+Holm's test, and the length relative to intervals of methods that share nothing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+
+from pflcli.evaluation.metrics import gains
+
+
+@dataclass(frozen=True)
+class Case:
+    """A simulated comparison of ``methods`` with a baseline."""
+
+    methods: int
+    seeds: int
+    clients: int
+    samples: int = 100
+    of_seeds: float = 0.02
+    of_clients: float = 0.03
+    spread: float = 0.0
+    """standard deviation of the logarithm of the methods' variances between seeds"""
+    outlier: int | None = None
+    """the method, 0 is the baseline, whose variance between seeds is ten times that of the others"""
+    correlation: float = 0.0
+    """of the effects of seeds on half of the methods, such as those that share a backbone"""
+    same_clients: bool = True
+
+    def draw(self, rng: np.random.Generator) -> np.ndarray:
+        """Return scores (methods + 1, seeds, clients), of which all have the same mean."""
+        count = self.methods + 1
+        variances = self.of_seeds**2 * np.exp(rng.normal(0, self.spread, count))
+        if self.outlier is not None:
+            variances[self.outlier] *= 10
+        seeds = rng.normal(size=(count, self.seeds))
+        half = np.arange(count) % 2 == 1
+        seeds[half] = np.sqrt(1 - self.correlation) * seeds[half] + np.sqrt(self.correlation) * rng.normal(
+            size=self.seeds
+        )
+        own = 1 if self.same_clients else self.seeds
+        clients = self.of_clients * rng.normal(size=(count, own, self.clients))
+        noise = rng.normal(size=(count, self.seeds, self.clients)) * np.sqrt(0.15 / self.samples)
+        return np.sqrt(variances)[:, None, None] * seeds[:, :, None] + clients + noise
+
+
+def measure(case: Case, draws: int) -> dict[str, tuple[float, float, float, float]]:
+    """Return coverage over methods, coverage of the outlier or of method 1, family-wise error and median length."""
+    rng = np.random.default_rng(0)
+    watched = case.outlier or 1
+    numbers = np.arange(case.seeds * case.clients).reshape(case.seeds, case.clients)
+    identities = [*(numbers % case.clients if case.same_clients else numbers)]
+    weights = [np.ones(case.clients)] * case.seeds
+    measured: dict[str, list[tuple[list[bool], bool, float]]] = {"alone": [], "shared": []}
+    for _ in range(draws):
+        scores = case.draw(rng)
+        shared = gains.share_variance({str(row): [*scores[row].mean(axis=1)] for row in range(len(scores))})
+        for name, outcomes in measured.items():
+            estimates = []
+            for row in range(1, len(scores)):
+                prior = shared.of_difference(str(row), "0") if shared is not None and name == "shared" else None
+                estimates.append(gains.mean_gain([*(scores[row] - scores[0])], weights, identities, prior))
+            hits = [e.interval[0] <= 0 <= e.interval[1] for e in estimates]
+            is_wrong = min(gains.holm({str(i): e.p for i, e in enumerate(estimates)}).values()) < 0.05
+            outcomes.append((hits, is_wrong, float(np.median([e.interval[1] - e.interval[0] for e in estimates]))))
+    found = {}
+    for name, outcomes in measured.items():
+        hits, wrong, lengths = zip(*outcomes, strict=True)
+        of_methods = np.mean(hits, axis=0)
+        found[name] = (of_methods.mean(), of_methods[watched - 1], np.mean(wrong), np.median(lengths))
+    return found
+
+
+def cases(quick: bool) -> list[Case]:
+    """Return the simulated comparisons."""
+    sizes = [(5, 3)] if quick else [*itertools.product((2, 5, 11), (3, 5, 10))]
+    found = []
+    for methods, seeds in sizes:
+        for clients, samples in ((10, 100), (60, 20)) if quick else ((4, 100), (10, 100), (60, 20), (1000, 20)):
+            found.append(Case(methods, seeds, clients, samples))
+            found.append(Case(methods, seeds, clients, samples, spread=0.7))
+            found.append(Case(methods, seeds, clients, samples, outlier=1))
+            found.append(Case(methods, seeds, clients, samples, outlier=0))
+            found.append(Case(methods, seeds, clients, samples, correlation=0.8))
+            found.append(Case(methods, seeds, clients, samples, spread=0.7, same_clients=False))
+    return found
+
+
+def main() -> None:
+    """Print a row for each case."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--draws", type=int, default=2000)
+    parser.add_argument("--quick", action="store_true", help="five methods, three seeds")
+    arguments = parser.parse_args()
+    print("methods,seeds,clients,samples,spread,outlier,correlation,same_clients,", end="")
+    print("coverage_alone,coverage,outlier_alone,outlier,error_alone,error,length")
+    for case in cases(arguments.quick):
+        found = measure(case, arguments.draws)
+        facts = (case.methods, case.seeds, case.clients, case.samples, case.spread, case.outlier, case.correlation)
+        pairs = zip(found["alone"], found["shared"], strict=True)
+        *rates, (before, now) = pairs
+        numbers = [f"{value:.3f}" for pair in rates for value in pair]
+        print(
+            *("" if fact is None else fact for fact in facts),
+            case.same_clients,
+            *numbers,
+            f"{now / before:.2f}",
+            sep=",",
+        )
+
+
+if __name__ == "__main__":
+    main()
