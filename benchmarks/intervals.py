@@ -83,7 +83,7 @@ def measure(case: Case, draws: int) -> dict[str, tuple[float, float, float, floa
 
 def cases(quick: bool) -> list[Case]:
     """Return the simulated comparisons."""
-    sizes = [(5, 3)] if quick else [*itertools.product((2, 5, 11), (3, 5, 10))]
+    sizes = [(5, 3)] if quick else [*itertools.product((3, 5, 11), (3, 5, 10))]
     found = []
     for methods, seeds in sizes:
         for clients, samples in ((10, 100), (60, 20)) if quick else ((4, 100), (10, 100), (60, 20), (1000, 20)):

@@ -220,6 +220,8 @@ def _add_gain(metrics: _Row, label: str, items: Sequence[ScoredPredictions], ide
     elif not all(item.right is item.baseline_right for item in items):  # a tie is a comparison with a gain of 0
         beside |= {"interval": [0.0, 0.0], "standard_error": 0.0, "p": 1.0}
     means = [scores.weighted_mean(g, w) for g, w in zip(gain, weight, strict=True)]
+    if len(items) > 1:
+        beside["positive_seeds"] = sum(mean > 0 for mean in means)
     if items[0].is_reference:  # it is not tested
         beside.pop("p", None)
     metrics.add("gain", count, means, **beside)

@@ -102,14 +102,18 @@ def _describe_no_better(known: Mapping[str, Mapping[str, Any]], over: str, by: s
     label = max(known, key=lambda label: known[label]["metrics"]["gain"]["value"])
     gain, points = known[label]["metrics"]["gain"], _format_gain(known[label]["metrics"]["gain"], entry)
     if gain["value"] > 0:
-        first = f"{label} has the highest gain over {over}{by}, {points}"
+        better_off, worse_off = _describe_shares(
+            known[label], count := tables.count_compared_clients(known[label], entry)
+        )
+        first = f"{label} has the highest gain over {over}{by}, {points}{_say_seeds(known[label])}; {better_off} of "
+        first += f"{counted(count, 'client')} better off, {worse_off} worse{_say_mean(known[label])}"
     elif gain["value"] == 0:
         first = f"no method scores better than {over}{by}; {label} has the same score, {points}"
     elif len(known) == 1:
         first = f"{label} scores worse than {over}{by}, {points}"
     else:
         first = f"all {len(known)} methods score worse than {over}{by}; {label} loses least, {points}"
-    return f"{first}; {_describe_doubt(gain, len(known))}"
+    return f"{first}; {_describe_doubt(gain, len(known))}{_propose_seeds(known[label])}"
 
 
 def _describe_doubt(gain: Mapping[str, Any], compared: int) -> str:
@@ -134,7 +138,7 @@ def _describe_best(method: Mapping[str, Any], baseline: str, compared: int, bett
     before, after = metrics["gain"][f"baseline_{name}"], metrics[catalogue.part(entry.name, name)]["value"]
     change = f"{100 * before:.0f} to {100 * after:.0f} %" if entry.percent else f"{before:.3f} to {after:.3f}"
     parts = [
-        f"{method['label']}, {_format_gain(metrics['gain'], entry)} over {baseline}",
+        f"{method['label']}, {_format_gain(metrics['gain'], entry)} over {baseline}{_say_seeds(method)}",
         f"{better_off} of {counted(count, 'client')} better off, {worse_off} worse{_say_mean(method)}",
         f"{words} {change}",
     ]
@@ -151,6 +155,27 @@ def _describe_shares(method: Mapping[str, Any], count: int) -> tuple[str, str]:
     numbers = (method["metrics"][name]["value"] * count for name in ("better_off", "worse_off"))
     better, worse = (f"{round(number, 1):g}" for number in numbers)
     return better, worse
+
+
+def _say_seeds(method: Mapping[str, Any]) -> str:
+    """Return in how many trainings of a method its gain is positive, if it has several and they are counted."""
+    seeds, positive = len(method["seeds"]), method["metrics"]["gain"].get("positive_seeds")
+    return (
+        ""
+        if positive is None
+        else f" in each of {seeds} seeds"
+        if positive == seeds
+        else f" in {positive} of {seeds} seeds"
+    )
+
+
+def _propose_seeds(method: Mapping[str, Any]) -> str:
+    """Return a clause with the option that adds seeds, if a positive gain is not significant."""
+    gain, seeds = method["metrics"]["gain"], sorted(method["seeds"])
+    if gain["value"] <= 0 or math.isnan(gain["interval"][0]):
+        return ""
+    more = [*seeds, *(seed for seed in range(len(seeds) + 2) if seed not in seeds)]
+    return f"; more seeds may decide it, as by compare --seeds {','.join(map(str, more[: len(seeds) + 2]))}"
 
 
 def _say_mean(method: Mapping[str, Any]) -> str:

@@ -71,10 +71,27 @@ def test_one_of_many_may_be_luck():
     assert conclusion([BASE, lucky], "fedavg")["best"] == "lucky"
     actual = conclusion([*methods, lucky], "fedavg")
     assert actual["sentence"] == (
-        "lucky has the highest gain over fedavg, +10.0 points [1.0, 19.0]; the interval excludes 0, but the difference "
-        "is not significant after Holm's correction for 20 methods (p = 0.6)"
+        "lucky has the highest gain over fedavg, +10.0 points [1.0, 19.0]; 5 of 6 clients better off, 1 worse; the "
+        "interval excludes 0, but the difference is not significant after Holm's correction for 20 methods (p = 0.6); "
+        "more seeds may decide it, as by compare --seeds 0,1,2"
     )
     assert actual["best"] is None
+
+
+@pytest.mark.parametrize(
+    ("positive", "p", "expected"),
+    [
+        (3, 0.08, ["points [11.2, 37.9] in each of 3 seeds; 5 of 6", "as by compare --seeds 4,5,7,0,1"]),
+        (2, 0.08, ["points [11.2, 37.9] in 2 of 3 seeds; 5 of 6", "as by compare --seeds 4,5,7,0,1"]),
+        (3, 0.01, ["points [11.2, 37.9] over fedavg in each of 3 seeds; 5 of 6"]),
+    ],
+)
+def test_conclusion_says_in_how_many_seeds_a_gain_is_positive(positive, p, expected):
+    method = row("stack", 0.9, 0.246, [0.112, 0.379], p, seeds=(4, 5, 7))
+    method["metrics"]["gain"]["positive_seeds"] = positive
+    sentence = conclusion([BASE, method], "fedavg")["sentence"]
+    assert [part for part in expected if part not in sentence] == []
+    assert ("more seeds" in sentence) == (p > 0.05)
 
 
 def test_what_is_said_of_many_clients_and_of_no_baseline():
@@ -92,8 +109,9 @@ def test_what_is_said_of_many_clients_and_of_no_baseline():
     [
         (
             [("a", 0.02, [-0.01, 0.05], 0.2), ("b", -0.1, [-0.2, -0.01], 0.01)],
-            "a has the highest gain over fedavg, +2.0 points [-1.0, 5.0]; the interval includes 0, so this is not a "
-            "significant difference",
+            "a has the highest gain over fedavg, +2.0 points [-1.0, 5.0]; 5 of 6 clients better off, 1 worse; the "
+            "interval includes 0, so this is not a significant difference; more seeds may decide it, as by compare "
+            "--seeds 0,1,2",
         ),
         (
             [("local", -0.116, [-0.2, -0.03], 0.01)],
@@ -111,8 +129,9 @@ def test_what_is_said_of_many_clients_and_of_no_baseline():
         ),
         (
             [("stack", 0.246, [0.112, 0.379], 0.08)],
-            "stack has the highest gain over fedavg, +24.6 points [11.2, 37.9]; the interval excludes 0, but the "
-            "difference is not significant (p = 0.08)",
+            "stack has the highest gain over fedavg, +24.6 points [11.2, 37.9]; 5 of 6 clients better off, 1 worse; "
+            "the interval excludes 0, but the difference is not significant (p = 0.08); more seeds may decide it, as "
+            "by compare --seeds 0,1,2",
         ),
     ],
 )
