@@ -99,8 +99,8 @@ def create_run(
 
 def _draw_from_settings(federation: Federation, settings: Settings) -> DrawNetwork:
     """Return a function that draws the network of ``settings.model``."""
-    shape, classes, tokens = federation.in_shape, federation.classes, federation.has_tokens
-    return lambda seed: models.create(settings.model, shape, classes, seed, tokens=tokens)
+    shape, outputs, tokens = federation.in_shape, federation.task.outputs, federation.has_tokens
+    return lambda seed: models.create(settings.model, shape, outputs, seed, tokens=tokens)
 
 
 def private_mean(run: Run) -> PrivateMean:

@@ -18,6 +18,7 @@ from pflcli import config, methods, models, registry, rng
 from pflcli.engine.engine import MODES
 from pflcli.engine.federation import SPLITS
 from pflcli.errors import UsageError, closest
+from pflcli.evaluation.metrics import scores
 from pflcli.federation.predictor import ClientModel
 from pflcli.federation.run import Run
 from pflcli.methods import Method, State
@@ -51,7 +52,7 @@ class Predictions:
     @property
     def correct(self) -> NDArray[np.bool_]:
         """Whether each sample (n,) is predicted correctly."""
-        return np.asarray(self.p.argmax(axis=1) == self.y)
+        return scores.correct(self.p, self.y)
 
 
 @dataclass(frozen=True)
@@ -191,7 +192,7 @@ def _settings(
     federation: Federation, model: str | Callable[..., nn.Module] | None, settings: Mapping[str, Any]
 ) -> tuple[Settings, Callable[[int], Net] | None]:
     """Return the training settings, and a function that draws the network unless the settings name it."""
-    shape, tokens, classes = federation.in_shape, federation.has_tokens, federation.classes
+    shape, tokens, outputs = federation.in_shape, federation.has_tokens, federation.task.outputs
     if model is not None and not isinstance(model, str):
         make, label = model, getattr(model, "__name__", "network")
 
@@ -200,7 +201,7 @@ def _settings(
 
             with torch.random.fork_rng(devices=[]):
                 torch.random.manual_seed(rng.integer(seed, "init", label))
-                return _own_network.build_from(make, {}, label, shape, classes, tokens=tokens)
+                return _own_network.build_from(make, {}, label, shape, outputs, tokens=tokens)
 
         built = config.build(Settings, {**settings, "model": AUTO}, "the training settings")
         return replace(requirements.resolve_names(built), model=label), draw
@@ -229,7 +230,9 @@ def _require_suited(
     if engine not in MODES:
         raise UsageError(f"unknown engine '{engine}'", closest(engine, MODES))
     tokens = federation.has_tokens
-    net = draw(0) if draw else models.outline(settings.model, federation.in_shape, federation.classes, tokens=tokens)
+    net = (
+        draw(0) if draw else models.outline(settings.model, federation.in_shape, federation.task.outputs, tokens=tokens)
+    )
     requirements.require_fit(settings, net, federation.in_shape[0] if federation.has_images else None)
     requirements.require_private(name, method, settings)
     requirements.require_body(name, method, settings, net)
