@@ -29,6 +29,7 @@ from pflcli.simulation.callbacks import Callback
 from pflcli.simulation.create_run import create_run
 from pflcli.simulation.federation import Federation
 from pflcli.simulation.predict import client_batches
+from pflcli.simulation.progress import Progress
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -155,6 +156,17 @@ def simulate(
     progress = loop.set_up(run, definition)
     loop.run_rounds(run, name, definition, progress, callbacks)
     loop.predict_all(run, name, definition, progress, callbacks)
+    predictions, tuned = _collect(run, name, progress, federation)
+    rows = pd.DataFrame([*progress.before, *progress.rows])
+    frame = rows.set_index("round") if len(rows) else rows
+    final = progress.reported
+    return Result(name, federation, training, seed, run, final, frame, predictions, tuned, backbone, definition)
+
+
+def _collect(
+    run: Run, name: str, progress: Progress, federation: Federation
+) -> tuple[dict[str, Predictions], dict[str, NDArray[np.float64]]]:
+    """Return the predictions of all clients by split, and what they chose; warn of clients that failed."""
     joined = {
         key: {part: values.numpy() for part, values in parts.items()}
         for key, parts in progress.join_predictions().items()
@@ -163,8 +175,8 @@ def simulate(
     absences.require_finite(run, name, flags)
     missing = absences.summarize([*progress.before, *progress.rows], federation.client_names)
     for line in absences.describe(missing | absences.name_flagged(flags, federation.client_names)):
-        warnings.warn(f"{name}: {line}", stacklevel=2)
-    answers = {
+        warnings.warn(f"{name}: {line}", stacklevel=3)
+    predictions = {
         split: Predictions(
             parts["p"],
             run.federation.labels_of(run.clients, split),
@@ -173,9 +185,7 @@ def simulate(
         )
         for split, parts in joined.items()
     }
-    rows = pd.DataFrame([*progress.before, *progress.rows])
-    frame = rows.set_index("round") if len(rows) else rows
-    return Result(name, federation, training, seed, run, progress.reported, frame, answers, tuned, backbone, definition)
+    return predictions, tuned
 
 
 def _load_method(method: str | ModuleType | Any) -> tuple[str, Method]:
