@@ -10,10 +10,13 @@ from torch.nn import functional
 from pflcli import models, parameters, rng
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
+from pflcli.engine.task import Classification
 from pflcli.laws import small_federation as small
 from pflcli.laws.small_federation import CLASSES, CLUSTER, FEATURES, ONE_CLASS, SIZES
 
 __all__ = ["CLASSES", "CLUSTER", "FEATURES", "ONE_CLASS", "SIZES"]
+
+TASK = Classification(CLASSES)
 
 ABLE = small.PARTICIPANTS
 federation, run, play, answers, tuned = (

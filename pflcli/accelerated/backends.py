@@ -15,6 +15,7 @@ from torch import Tensor
 from pflcli.engine import linear_chain
 from pflcli.engine.gradients import StackedNetwork
 from pflcli.engine.strategy import Backend, Request, Strategy, WorkerNet
+from pflcli.engine.task import Classification
 
 
 def products() -> Any:
@@ -51,7 +52,7 @@ def compiled_chain(request: Request) -> Strategy | str:
     from pflcli.accelerated import steps
     from pflcli.accelerated.chains import CompiledChainNetwork
 
-    is_plain = plan.update.is_plain and not plan.has_rule
+    is_plain = plan.update.is_plain and not plan.has_rule and isinstance(request.worker.task, Classification)
     how = "one compiled loop takes all steps of a client" if is_plain else "compiled loops need no autograd"
     return Strategy(
         "compiled linear chain",

@@ -18,7 +18,7 @@ from pflcli.artifacts.reader import Artifact, follow
 from pflcli.auditing import queries
 from pflcli.auditing.queries import DISTANCE, Queries
 from pflcli.errors import InputError, UsageError
-from pflcli.evaluation.metrics import membership
+from pflcli.evaluation.metrics import membership, scores
 from pflcli.evaluation.metrics.membership import Area, Mask, Rate, Scores
 from pflcli.execution import Execution
 from pflcli.methods.parts.logarithmic_pool import GLOBAL
@@ -86,7 +86,7 @@ def score_samples(
     p, logits = parts["p"], confidence_scores(parts, y, disclosed)
     if disclosed is not None:
         parts = {name: values for name, values in parts.items() if name == GLOBAL}
-    by_attack = {"label": (p.argmax(axis=1) == y).astype(np.float64), "confidence": logits}
+    by_attack = {"label": scores.correct(p, y).astype(np.float64), "confidence": logits}
     if GLOBAL in parts and not np.allclose(parts[GLOBAL], p, rtol=0, atol=1e-6):
         by_attack["calibrated"] = logits - membership.scaled_logits(parts[GLOBAL], y)
     if "knn" in parts:

@@ -15,41 +15,43 @@ from pflcli.options import completion
 from pflcli.options.declaration import split_words
 from pflcli.wording import counted
 
+_File = Annotated[
+    str,
+    typer.Argument(
+        help="Check this Python file, or the built-in method, model, dataset, scheme, upload step or aggregator of"
+        " this name.",
+        metavar="FILE|NAME",
+        autocompletion=completion.names_in_any_group,
+    ),
+]
+_Options = Annotated[
+    list[str] | None,
+    typer.Option("--set", help="Set an option of the file; repeat it for more.", metavar="KEY=VALUE"),
+]
+_Only = Annotated[
+    list[str] | None,
+    typer.Option(help="Check only these laws; repeatable.", metavar="LAW,LAW", show_default="all"),
+]
+_Root = Annotated[
+    Path | None,
+    typer.Option(help="Read the files of a dataset from this folder.", metavar="DIR", show_default=False),
+]
+_Like = Annotated[
+    Path | None,
+    typer.Option(
+        help="Check a model with samples of the shape, and the number of classes, of this partition.",
+        metavar="PARTITION",
+        show_default=False,
+    ),
+]
+
 
 def command(
-    file: Annotated[
-        str,
-        typer.Argument(
-            help="Check this Python file, or the built-in method, model, dataset, scheme, upload step or aggregator of"
-            " this name.",
-            metavar="FILE|NAME",
-            autocompletion=completion.names_in_any_group,
-        ),
-    ],
-    options: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--set",
-            help="Set an option of the file; repeat it for more.",
-            metavar="KEY=VALUE",
-        ),
-    ] = None,
-    only: Annotated[
-        list[str] | None,
-        typer.Option(help="Check only these laws; repeatable.", metavar="LAW,LAW", show_default="all"),
-    ] = None,
-    root: Annotated[
-        Path | None,
-        typer.Option(help="Read the files of a dataset from this folder.", metavar="DIR", show_default=False),
-    ] = None,
-    like: Annotated[
-        Path | None,
-        typer.Option(
-            help="Check a model with samples of the shape, and the number of classes, of this partition.",
-            metavar="PARTITION",
-            show_default=False,
-        ),
-    ] = None,
+    file: _File,
+    options: _Options = None,
+    only: _Only = None,
+    root: _Root = None,
+    like: _Like = None,
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:

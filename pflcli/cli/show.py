@@ -19,55 +19,61 @@ if TYPE_CHECKING:
     from pflcli.commands.show import Lineage
 
 
+_Path = Annotated[Path, typer.Argument(help="Show this artifact.", autocompletion=completion.artifacts())]
+_Lineage = Annotated[bool, typer.Option("--lineage", help="Print a tree of all artifacts that it was made from.")]
+_Verify = Annotated[bool, typer.Option("--verify", help="Check every file against its hash, and its contents.")]
+_Plot = Annotated[
+    Path | None,
+    typer.Option(
+        "--plot",
+        help="Draw the artifact: classes of each client, attention, neighbours or history of a method, or the"
+        " figure of an evaluation, comparison, sweep or audit. The suffix gives the format: .png, .svg or .pdf.",
+        metavar="FILE.png",
+        show_default=False,
+    ),
+]
+_Attention = Annotated[
+    Path | None,
+    typer.Option(
+        "--attention",
+        help="Write the attention weights in predictions to this file: round, client, layer, target, weight.",
+        metavar="FILE.csv",
+        show_default=False,
+    ),
+]
+_PlotRounds = Annotated[
+    str,
+    typer.Option(
+        "--plot-rounds",
+        help="Use the attention of these rounds, instead of the last one (--plot) or all (--attention).",
+        metavar="N,N",
+        show_default=False,
+    ),
+]
+_Latex = Annotated[
+    bool,
+    typer.Option(
+        "--latex",
+        help="Print the table of an evaluation or a comparison for a paper, in LaTeX with booktabs. Methods have"
+        " the names of their papers; the best one is bold, and a dagger marks those not shown to be worse.",
+    ),
+]
+_Details = Annotated[
+    bool,
+    typer.Option("--verbose", "-v", help="Print all details, such as hashes and options, and tracebacks of bugs."),
+]
+
+
 def command(
-    path: Annotated[Path, typer.Argument(help="Show this artifact.", autocompletion=completion.artifacts())],
-    lineage: Annotated[
-        bool, typer.Option("--lineage", help="Print a tree of all artifacts that it was made from.")
-    ] = False,
-    verify: Annotated[
-        bool, typer.Option("--verify", help="Check every file against its hash, and its contents.")
-    ] = False,
-    picture: Annotated[
-        Path | None,
-        typer.Option(
-            "--plot",
-            help="Draw the artifact: classes of each client, attention, neighbours or history of a method, or the"
-            " figure of an evaluation, comparison, sweep or audit. The suffix gives the format: .png, .svg or .pdf.",
-            metavar="FILE.png",
-            show_default=False,
-        ),
-    ] = None,
-    attention: Annotated[
-        Path | None,
-        typer.Option(
-            "--attention",
-            help="Write the attention weights in predictions to this file: round, client, layer, target, weight.",
-            metavar="FILE.csv",
-            show_default=False,
-        ),
-    ] = None,
-    rounds: Annotated[
-        str,
-        typer.Option(
-            "--plot-rounds",
-            help="Use the attention of these rounds, instead of the last one (--plot) or all (--attention).",
-            metavar="N,N",
-            show_default=False,
-        ),
-    ] = "",
-    as_latex: Annotated[
-        bool,
-        typer.Option(
-            "--latex",
-            help="Print the table of an evaluation or a comparison for a paper, in LaTeX with booktabs. Methods have"
-            " the names of their papers; the best one is bold, and a dagger marks those not shown to be worse.",
-        ),
-    ] = False,
+    path: _Path,
+    lineage: _Lineage = False,
+    verify: _Verify = False,
+    picture: _Plot = None,
+    attention: _Attention = None,
+    rounds: _PlotRounds = "",
+    as_latex: _Latex = False,
     as_json: Json = False,
-    verbose: Annotated[
-        bool,
-        typer.Option("--verbose", "-v", help="Print all details, such as hashes and options, and tracebacks of bugs."),
-    ] = False,
+    verbose: _Details = False,
 ) -> None:
     """Describe an artifact in a few lines or by its table: its kind, its size, and what it was made from.
 
@@ -75,9 +81,7 @@ def command(
         pfl show runs/knn-per --lineage --verify
         pfl show runs/c/comparison --plot accuracy.pdf
     """
-    from pflcli.artifacts.open_by_path import open_one
     from pflcli.commands import show
-    from pflcli.evaluation.presentation import tables
 
     chosen = parse_integers(rounds, "--plot-rounds")
     if chosen and picture is None and attention is None:
@@ -86,18 +90,16 @@ def command(
         other = "--json" if as_json else "--lineage" if lineage else "--verify"
         raise UsageError(f"--latex and {other} exclude each other", f"leave out {other}")
     in_words = lineage and not as_json
-    drawn = [str(file) for file in (picture, attention) if file is not None]
+    # Read what is printed before a file is written.
     text = _draw_tree(show.trace(path, verify=verify), verified=verify) if in_words else []
-    in_full = (as_json or verbose) and not in_words
-    facts = show.show(path, lineage=lineage, verify=verify) if in_full else {}
+    facts = show.show(path, lineage=lineage, verify=verify) if (as_json or verbose) and not in_words else {}
     if picture is not None:
         show.plot(path, picture, chosen)
     if attention is not None:
         show.attention(path, attention, chosen)
+    drawn = [str(file) for file in (picture, attention) if file is not None]
     if as_latex:
-        from pflcli.evaluation import latex
-
-        console.lines([latex.render(open_one(path, *tables.KINDS)).rstrip("\n")])
+        _print_latex(path)
     elif as_json:
         console.data(facts)
     elif in_words:
@@ -106,14 +108,29 @@ def command(
         console.lines(drawn)
     elif verbose:
         console.facts(facts)
-    elif (kind := open_one(path).kind) in tables.KINDS and not verify:
-        console.scores(open_one(path), to_stderr=False)
-    elif kind == "audit" and not verify:
-        console.attacks(open_one(path), to_stderr=False)
-    elif kind == "tuning" and not verify:
-        console.trials(open_one(path), to_stderr=False)
-    else:
+    elif verify or not _print_table(path):
         console.facts(show.outline(path, verify=verify))
+
+
+def _print_latex(path: Path) -> None:
+    from pflcli.artifacts.open_by_path import open_one
+    from pflcli.evaluation import latex
+    from pflcli.evaluation.presentation import tables
+
+    console.lines([latex.render(open_one(path, *tables.KINDS)).rstrip("\n")])
+
+
+def _print_table(path: Path) -> bool:
+    """Print the table of an artifact; return whether artifacts of its kind have one."""
+    from pflcli.artifacts.open_by_path import open_one
+    from pflcli.evaluation.presentation import tables
+
+    artifact = open_one(path)
+    prints = dict.fromkeys(tables.KINDS, console.scores) | {"audit": console.attacks, "tuning": console.trials}
+    if artifact.kind not in prints:
+        return False
+    prints[artifact.kind](artifact, to_stderr=False)
+    return True
 
 
 def _draw_tree(root: Lineage, *, verified: bool) -> list[str]:

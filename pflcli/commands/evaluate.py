@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -53,22 +54,8 @@ def evaluate(asked: Evaluate) -> Outcome:
         raise UsageError("the same predictions are given twice")
     for artifact in artifacts[1:]:
         codebook.require_same(artifacts[0], artifact, "classes")
-    request: dict[str, Any] = {
-        "split": asked.split,
-        "baseline": asked.baseline,
-        "statistics": summary.STATISTICS,
-        "seed": 0,
-    }
-    request |= {} if asked.target is None else {"target": asked.target}
-    request |= {} if speeds is None else {"link": str(speeds)}
-    request |= {} if metric_names == catalogue.DEFAULT else {"metric": list(metric_names)}
-    request |= {} if asked.positive is None else {"positive": asked.positive}
-    request |= {} if asked.coverage is None else {"coverage": asked.coverage}
-    draft = ArtifactSpec(
-        "evaluation",
-        request,
-        tuple(a.as_input(f"predictions {i}", Path(asked.out)) for i, a in enumerate(artifacts)),
-    )
+    inputs = tuple(a.as_input(f"predictions {i}", Path(asked.out)) for i, a in enumerate(artifacts))
+    draft = ArtifactSpec("evaluation", _request(asked, metric_names, speeds), inputs)
 
     def build(work: ArtifactWriter) -> Built:
         scored = scoring.score(
@@ -85,3 +72,16 @@ def evaluate(asked: Evaluate) -> Outcome:
         return Built({"methods": len(table["methods"]), "predictions": len(scored), "best": best}, {})
 
     return make(asked.out, draft, execution, build)
+
+
+def _request(asked: Evaluate, metric_names: Sequence[str], speeds: round_costs.Link | None) -> dict[str, Any]:
+    """Return the request; options that are not given are left out, so that older requests still match."""
+    request = {"split": asked.split, "baseline": asked.baseline, "statistics": summary.STATISTICS, "seed": 0}
+    given = {
+        "target": asked.target,
+        "link": None if speeds is None else str(speeds),
+        "metric": None if metric_names == catalogue.DEFAULT else list(metric_names),
+        "positive": asked.positive,
+        "coverage": asked.coverage,
+    }
+    return request | {name: value for name, value in given.items() if value is not None}

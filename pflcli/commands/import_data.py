@@ -42,27 +42,13 @@ STANDARDIZE = {
 def import_data(asked: ImportData) -> Outcome:
     """Import samples from a table, an array file or a folder, as a dataset for ``partition``.
 
-    An error about a cell, a file or an image proposes the option that reads it. Tables need the names of their
-    ``client`` and ``label`` columns. Several tables with the same columns, as a sequence or in a folder, have one
-    client per file unless ``client`` is given. "leaf:FOLDER" and "tff:FILE" give clients, labels and splits, and
-    "hf:FOLDER" gives splits; splits are kept unless ``split_column`` is "none".
-
-    ``missing`` is "error", "drop" (drop samples with missing values) or "median" (fill in medians and add a feature
-    that marks missing values). ``standardize`` scales every feature to mean 0 and standard deviation 1: over all
-    clients if it is true or "federation", per client if it is "client". ``partition`` computes medians and scales, from
-    training samples only.
-
-    ``embeddings`` says that the features are the outputs of a frozen encoder, which is recorded as ``encoder_name``:
-    artifacts with features of different encoders cannot be mixed.
-
-    ``split_column`` is a column or array with each sample's split (train, validation, val, valid or test), which
-    ``partition`` keeps. Samples with the same ``group``, such as a patient, are in the same split of a client. With
-    ``order``, a column or array of numbers or dates, each client's samples are split by time: the earliest are for
-    training, the latest for test. Only one of these three can be given; "none" drops the one of ``like``.
-
-    ``like`` is a dataset or, better, its partition. Classes, columns, words, roles and options are taken from it unless
-    they are given, and also means, standard deviations and medians if it is a partition. A dry run reads and checks all
-    data.
+    An error about a cell, a file or an image proposes the option that reads it. Several tables with the same columns,
+    as a sequence or in a folder, have one client per file unless ``client`` is given. "leaf:FOLDER" and "tff:FILE" give
+    clients, labels and splits, and "hf:FOLDER" gives splits; splits are kept unless ``split_column`` is "none".
+    ``partition`` computes medians and scales, from training samples only. Only one of ``split_column``, ``group`` and
+    ``order`` can be given. With ``like``, classes, columns, words, roles and options are those of that dataset or
+    partition unless they are given, and also means, standard deviations and medians if it is a partition. A dry run
+    reads and checks all data.
 
     Raises UsageError for contradictory options; InputError, with the place, for errors in the data.
     """
@@ -71,15 +57,7 @@ def import_data(asked: ImportData) -> Outcome:
     earlier = None if asked.like is None else earlier_dataset.read_earlier(asked.like)
     standardize_by = "federation" if asked.standardize is True else asked.standardize or ""
     missing = asked.missing
-    _check_choices(missing, asked.layout, standardize_by, earlier)
-    if asked.samples is not None and asked.samples not in arrays.SAMPLES:
-        raise UsageError(f"unknown --samples '{asked.samples}'", closest(asked.samples, arrays.SAMPLES))
-    if asked.classes and earlier is not None:
-        raise UsageError("--classes has no effect with --like, which gives the classes", "leave out --classes")
-    if asked.encoder_name is not None and not asked.embeddings:
-        raise UsageError("--encoder-name has an effect only with --embeddings", "add --embeddings, or leave it out")
-    if asked.embeddings and earlier is not None:
-        raise UsageError("--embeddings has no effect with --like, which gives the encoder", "leave out --embeddings")
+    _check_choices(asked, standardize_by, earlier)
     encoder = Encoder(asked.encoder_name or UNNAMED) if asked.embeddings else None
     roles = Roles(asked.client, asked.label, asked.split_column, asked.group, asked.order)
     options = {name: getattr(asked, name) for name in (*vars(Decoding()), "layout", "samples")}
@@ -130,14 +108,23 @@ def _columns(names: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
     return names if names is None or isinstance(names, str) else tuple(names)
 
 
-def _check_choices(missing: str | None, layout: str | None, standardize_by: str, earlier: Earlier | None) -> None:
-    """Raise UsageError for an unknown word, or one that contradicts the ``earlier`` import."""
-    if missing is not None and missing not in MISSING:
-        raise UsageError(f"unknown --missing '{missing}'", closest(missing, MISSING))
-    if layout is not None and layout not in arrays.LAYOUTS:
-        raise UsageError(f"unknown --layout '{layout}'", closest(layout, arrays.LAYOUTS))
-    if standardize_by and standardize_by not in STANDARDIZE:
-        raise UsageError(f"unknown --standardize '{standardize_by}'", closest(standardize_by, STANDARDIZE))
+def _check_choices(asked: ImportData, standardize_by: str, earlier: Earlier | None) -> None:
+    """Raise UsageError for an unknown word, and for an option without effect or against the ``earlier`` import."""
+    words = (
+        ("missing", asked.missing, MISSING),
+        ("layout", asked.layout, arrays.LAYOUTS),
+        ("standardize", standardize_by or None, STANDARDIZE),
+        ("samples", asked.samples, arrays.SAMPLES),
+    )
+    for name, word, known in words:
+        if word is not None and word not in known:
+            raise UsageError(f"unknown --{name} '{word}'", closest(word, known))
+    if asked.classes and earlier is not None:
+        raise UsageError("--classes has no effect with --like, which gives the classes", "leave out --classes")
+    if asked.encoder_name is not None and not asked.embeddings:
+        raise UsageError("--encoder-name has an effect only with --embeddings", "add --embeddings, or leave it out")
+    if asked.embeddings and earlier is not None:
+        raise UsageError("--embeddings has no effect with --like, which gives the encoder", "leave out --embeddings")
     if earlier is not None and standardize_by and standardize_by != earlier.standardize:
         how = f"standardized by {earlier.standardize}" if earlier.standardize else "not standardized"
         raise UsageError(f"--like {earlier.name} is {how}, and new data must be too", "leave out --standardize")

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain as joined
 from pathlib import Path
 from typing import Any
 
@@ -58,12 +57,7 @@ def personalize(asked: Personalize) -> Outcome:
     training = run_request.settings_on_lineage(asked.method, definition, lineage, asked.settings or {}, asked.out)
     private_rounds.require_checked(asked.method, definition, cfg, training, nearest)
     seed = run_request.choose_seed(asked.seed, nearest)
-    request = {
-        "method": asked.method,
-        "options": config.plain(cfg),
-        "settings": run_request.recorded_settings(training),
-        "seed": seed,
-    }
+    request = run_request.describe_run(asked.method, cfg, training, seed)
     file = initial.read(asked.weights) if asked.weights is not None else None
     execution = execution.reading(
         None if file is None else file.path, *(artifact.path for artifact in lineage.values() if artifact)
@@ -74,15 +68,12 @@ def personalize(asked: Personalize) -> Outcome:
         request["weights"] = digest
     # A method that needs embeddings trains no model: the code of the model is part of the embeddings' fingerprint.
     trains = "embeddings" not in required_kinds(definition.NEEDS)
-    code = {
-        name: sources.code_hash(*name.split("/", 1))
-        for name in (f"methods/{asked.method}", *(run_request.code_files(training) if trains else ()))
-    }
+    files = [f"methods/{asked.method}", *(run_request.code_files(training) if trains else ())]
+    code = {name: sources.code_hash(*name.split("/", 1)) for name in files}
     earlier_run = run_request.open_earlier_run(definition.choices(cfg), request, asked.choices, lineage["partition"])
-    inputs = [nearest.as_input("source", Path(asked.out))]
-    if earlier_run is not None:
-        inputs.append(earlier_run.as_input("choices", Path(asked.out)))
-    spec = ArtifactSpec("predictions", request, tuple(inputs), code=code)
+    named = {"source": nearest} if earlier_run is None else {"source": nearest, "choices": earlier_run}
+    inputs = tuple(artifact.as_input(role, Path(asked.out)) for role, artifact in named.items())
+    spec = ArtifactSpec("predictions", request, inputs, code=code)
     job = _Job(
         name=asked.method,
         method=definition,
@@ -96,14 +87,6 @@ def personalize(asked: Personalize) -> Outcome:
         spec=spec,
     )
     shorter = more_rounds.find_shorter(Path(asked.out), spec, definition, training, force=execution.force)
-    partition = lineage["partition"]
-    remarks: Iterable[str] = run_request.describe_seed(asked.method, definition, cfg, training)
-    remarks = joined(remarks, requirements.describe_ignored(asked.method, definition, training))
-    if partition is not None:
-        remarks = joined(remarks, run_request.describe_pair_costs(asked.method, definition, cfg, training, partition))
-        if definition.has_rounds and LINKS[definition.KIND]:
-            clients = partial(partitions.read_able_clients, partition)
-            remarks = joined(remarks, guarantee.describe_plan(training, clients))
     return make(
         asked.out,
         spec,
@@ -111,7 +94,7 @@ def personalize(asked: Personalize) -> Outcome:
         partial(_build, job, shorter, execution),
         extends=more_rounds.describe(shorter),
         continued=shorter,
-        remarks=remarks,
+        remarks=_remarks(job),
     )
 
 
@@ -131,6 +114,17 @@ class _Job(RunSpec):
             and backbone is not None
             and (dict(backbone.manifest.request), backbone.manifest.code) == (self.spec.request, self.spec.code)
         )
+
+
+def _remarks(job: _Job) -> Iterator[str]:
+    """Yield what a user should know before a run, such as settings without effect and costs."""
+    name, method, settings, partition = job.name, job.method, job.settings, job.lineage["partition"]
+    yield from run_request.describe_seed(name, method, job.cfg, settings)
+    yield from requirements.describe_ignored(name, method, settings)
+    if partition is not None:
+        yield from run_request.describe_pair_costs(name, method, job.cfg, settings, partition)
+        if method.has_rounds and LINKS[method.KIND]:
+            yield from guarantee.describe_plan(settings, partial(partitions.read_able_clients, partition))
 
 
 def _lineage(name: str, method: Method, source: Artifact) -> dict[str, Artifact | None]:

@@ -30,41 +30,21 @@ from pflcli.wording import counted
 def predict(asked: Predict) -> PredictedSamples:
     """Predict for the samples in ``data`` with the model of one client of the predictions ``source``.
 
-    ``data`` is a table (of any form that ``import_data`` reads), an array file (NPY, NPZ, HDF5), a folder of images, or
-    ``-`` for CSV from stdin; ``features`` and ``layout`` say how arrays are read. Tables are read as at the import,
-    unless an option such as ``decimal`` says that this one is written differently. Samples are preprocessed like those
-    of the partition: columns by name, words as features, medians for missing values, the client's scale.
-    ``unknown_words`` is "error" or "missing": what to do with a word that a column did not have in training. For stored
-    test samples the predictions equal the stored ones, bit for bit with the same device and engine. With ``client``
-    "none", the global model is used.
-
-    A model of features from ``embed`` also takes images; ``encoder_weights`` is the file with the weights of the
-    encoder, by default the one that ``embed`` read. With ``out`` (.csv, .jsonl or .npz) the predictions are written to
-    that file; ``form`` is the format in which they are printed otherwise. ``weights`` is the
-    file of initial weights of a run without a backbone. ``method`` and ``seed`` choose among the predictions in a
-    folder of ``compare``. ``answers`` limits what a prediction reveals: ``full`` probabilities, ``rounded:1`` or the
-    ``label``; without it, the components of the probabilities are included. With ``coverage``, each prediction has a
-    set of classes that contains the true one with this probability, by the ``threshold`` that is the client's own,
-    pooled over clients, or shrunk between the two.
+    Samples are read and preprocessed like those of the partition (columns by name, words as features, medians for
+    missing values, the client's scale), unless an option such as ``decimal`` says that a table is written differently.
+    For stored test samples the predictions equal the stored ones, bit for bit with the same device and engine. A model
+    of features from ``embed`` also takes images. With ``client`` "none", the global model is used. Without ``answers``,
+    the components of the probabilities are included. With ``coverage``, each prediction has a set of classes.
 
     Raises UsageError for invalid options; InputError for samples that the model cannot take, an incomplete lineage, or
     ``client`` "none" without a global model; ConflictError if ``out`` exists and may not be replaced.
     """
     execution = asked.execution
     disclosed = disclosure.parse(asked.answers)
-    coverage.check_options(asked.coverage)
     rule = "own" if asked.threshold is None else asked.threshold
-    conformal.require_rule(rule)
-    if asked.threshold is not None and asked.coverage is None:
-        raise UsageError("--threshold needs --coverage", f"--coverage 0.9 --threshold {rule}")
+    _require_known_words(asked, rule)
     path = None if asked.out is None else Path(asked.out)
     form = prediction_file.choose_form(path, asked.form)
-    if asked.layout is not None and asked.layout not in arrays.LAYOUTS:
-        raise UsageError(f"unknown --layout '{asked.layout}'", closest(asked.layout, arrays.LAYOUTS))
-    if asked.unknown_words not in ("error", "missing"):
-        raise UsageError(
-            f"unknown --unknown-words '{asked.unknown_words}'", closest(asked.unknown_words, ("error", "missing"))
-        )
     if path is not None:
         prediction_file.require_writable(
             path, force=execution.force, inputs=[asked.data, *([] if asked.weights is None else [asked.weights])]
@@ -88,9 +68,8 @@ def predict(asked: Predict) -> PredictedSamples:
         Path(asked.data), asked.features, asked.layout, dialect, typed, asked.unknown_words == "missing"
     ).read(preprocessing, execution.reporter)
     answer = predictor.predict(number, queries.x, execution)
-    p = answer.parts["p"]
+    p, sets = answer.parts["p"], None
     labels = np.asarray(p.argmax(axis=1), dtype=np.int64)
-    sets = None
     if asked.coverage is not None:
         disclose = disclosed.apply if disclosed is not None else np.asarray
         sets = coverage.calibrate_client_sets(artifact, number, p, labels, asked.coverage, rule, disclose)
@@ -108,6 +87,20 @@ def predict(asked: Predict) -> PredictedSamples:
     if path is not None:
         prediction_file.write(path, prediction_file.FORMS[form](predicted), force=execution.force)
     return predicted
+
+
+def _require_known_words(asked: Predict, rule: str) -> None:
+    """Raise UsageError for a ``rule`` of thresholds, a layout or another word that does not exist."""
+    coverage.check_options(asked.coverage)
+    conformal.require_rule(rule)
+    if asked.threshold is not None and asked.coverage is None:
+        raise UsageError("--threshold needs --coverage", f"--coverage 0.9 --threshold {rule}")
+    if asked.layout is not None and asked.layout not in arrays.LAYOUTS:
+        raise UsageError(f"unknown --layout '{asked.layout}'", closest(asked.layout, arrays.LAYOUTS))
+    if asked.unknown_words not in ("error", "missing"):
+        raise UsageError(
+            f"unknown --unknown-words '{asked.unknown_words}'", closest(asked.unknown_words, ("error", "missing"))
+        )
 
 
 def _disclose(

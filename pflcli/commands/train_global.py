@@ -18,6 +18,7 @@ from pflcli.artifacts.kinds.backbone import WEIGHTS
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import Chosen, open_one
+from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import UsageError
 from pflcli.evaluation import convergence
@@ -56,12 +57,7 @@ def train_global(asked: TrainGlobal) -> Outcome:
     file = initial.read(asked.weights) if asked.weights is not None else None
     initial.require_weights(training, None if file is None else file.digest)
     execution = execution.reading(None if file is None else file.path)
-    request = {
-        "method": asked.method,
-        "options": config.plain(cfg),
-        "settings": run_request.recorded_settings(training),
-        "seed": seed,
-    }
+    request = run_request.describe_run(asked.method, cfg, training, seed)
     artifact_spec = ArtifactSpec(
         "backbone",
         request if file is None else {**request, "weights": file.digest},
@@ -72,38 +68,22 @@ def train_global(asked: TrainGlobal) -> Outcome:
         },
     )
 
+    spec = RunSpec(
+        name=asked.method,
+        method=definition,
+        cfg=cfg,
+        settings=training,
+        seed=seed,
+        lineage={"partition": partition},
+        weights=file,
+    )
     shorter = more_rounds.find_shorter(Path(asked.out), artifact_spec, definition, training, force=execution.force)
-
-    def build(writer: ArtifactWriter) -> Built:
-        draws = dp_secret.noise_draws(training, artifact_spec, partition, writer, shorter)
-        data = partitions.read(partition)
-        spec = RunSpec(name=asked.method, method=definition, cfg=cfg, settings=training, seed=seed, weights=file)
-        run = spec.build(data, execution, private_rng=draws)
-        if file is not None:
-            assert run.whole_network is not None
-            writer.write(initial.INITIAL, bytes(save(parameters.copy_params(run.whole_network))))
-        progress = checkpointed.resume(run, definition, writer, execution, shorter)
-        if "global" not in progress.state:
-            raise UsageError(f"{asked.method} makes no global model", "--method fedavg")
-        checkpointed.run_rounds(
-            run, asked.method, definition, Checkpoints(run, progress, writer), execution, shared=True
-        )
-        writer.write(WEIGHTS, bytes(save(state_files.flatten(progress.reported["global"]))))
-        writer.write("rounds.csv", csv_file.encode_rounds(absences.count_clients([*progress.before, *progress.rows])))
-        more_rounds.write(progress, writer)
-        codebook.write(writer, names := codebook.read(partition))
-        missing = absences.summarize([*progress.before, *progress.rows], names.client_names(len(run.clients)))
-        accuracy = _accuracy(run, progress)
-        _report(asked.method, run, progress, accuracy, missing, execution)
-        weights_file = {} if file is None else {"weights": str(file.path)}
-        summary = {**_summary(run, progress, accuracy, missing), **_privacy(run, progress, execution)}
-        return Built(summary, {**hardware.facts(run.engine, execution), **weights_file})
 
     return make(
         asked.out,
         artifact_spec,
         execution,
-        build,
+        partial(_build, spec, artifact_spec, shorter, execution),
         extends=more_rounds.describe(shorter),
         continued=shorter,
         remarks=chain(
@@ -111,6 +91,33 @@ def train_global(asked: TrainGlobal) -> Outcome:
             guarantee.describe_plan(training, partial(partitions.read_able_clients, partition)),
         ),
     )
+
+
+def _build(
+    spec: RunSpec, artifact_spec: ArtifactSpec, shorter: Artifact | None, execution: Execution, writer: ArtifactWriter
+) -> Built:
+    """Run the rounds, those after the ``shorter`` run if there is one, and write the global model."""
+    partition, training, name = spec.partition, spec.settings, spec.name
+    draws = dp_secret.noise_draws(training, artifact_spec, partition, writer, shorter)
+    data = partitions.read(partition)
+    run = spec.build(data, execution, private_rng=draws)
+    if spec.weights is not None:
+        assert run.whole_network is not None
+        writer.write(initial.INITIAL, bytes(save(parameters.copy_params(run.whole_network))))
+    progress = checkpointed.resume(run, spec.method, writer, execution, shorter)
+    if "global" not in progress.state:
+        raise UsageError(f"{name} makes no global model", "--method fedavg")
+    checkpointed.run_rounds(run, name, spec.method, Checkpoints(run, progress, writer), execution, shared=True)
+    writer.write(WEIGHTS, bytes(save(state_files.flatten(progress.reported["global"]))))
+    writer.write("rounds.csv", csv_file.encode_rounds(absences.count_clients([*progress.before, *progress.rows])))
+    more_rounds.write(progress, writer)
+    codebook.write(writer, book := codebook.read(partition))
+    missing = absences.summarize([*progress.before, *progress.rows], book.client_names(len(run.clients)))
+    accuracy = _accuracy(run, progress)
+    _report(name, run, progress, accuracy, missing, execution)
+    weights_file = {} if spec.weights is None else {"weights": str(spec.weights.path)}
+    summary = {**_summary(run, progress, accuracy, missing), **_privacy(run, progress, execution)}
+    return Built(summary, {**hardware.facts(run.engine, execution), **weights_file})
 
 
 def _require_global_model(name: str, method: Method) -> None:

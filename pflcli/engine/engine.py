@@ -319,8 +319,9 @@ class Engine:
             return self.executor.each(work, count)
 
     def infer_each(self, clients: NDArray[np.int64], models: Stacked, split: str) -> NDArray[np.float32]:
-        """Return the probabilities (n, C) of the clients' samples of a split, by each client's own model (m, ...)."""
-        return np.concatenate([probabilities(logits) for logits, _ in self.outputs_each(clients, models, split)])
+        """Return the predictions (n, C) of the clients' samples of a split, by each client's own model (m, ...)."""
+        predict = self.federation.task.predict
+        return np.concatenate([predict(logits) for logits, _ in self.outputs_each(clients, models, split)])
 
     def represent(self, clients: NDArray[np.int64], models: Stacked, split: str) -> Tensor:
         """Return the mean representation (m, d) of each client's samples of a split, by its own model (m, ...).
@@ -343,9 +344,3 @@ class Engine:
         tasks = [Inference(own, index, features, self._is_training) for index, own in enumerate(rows)]
         with intra_op(1):
             return self.executor.infer(tasks, models)
-
-
-def probabilities(logits: Tensor) -> NDArray[np.float32]:
-    """Return softmax(logits) (n, C), computed in float64 so that rows sum to one."""
-    rows: NDArray[np.float32] = torch.softmax(logits.double(), dim=1).float().cpu().numpy()
-    return rows

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pflcli.engine.task import Classification
 from pflcli.errors import InputError
 
 SPLITS = ("train", "validation", "test")
@@ -56,6 +57,11 @@ class Federation:
         if device != "cpu":  # on a CPU, images are made contiguous when they are read
             tensor = tensor.to(device).contiguous()
         return cls(tensor, torch.from_numpy(y).to(device), offsets, classes, new, cluster)
+
+    @property
+    def task(self) -> Classification:
+        """Return what models learn to predict."""
+        return Classification(self.classes)
 
     @property
     def clients(self) -> NDArray[np.int64]:

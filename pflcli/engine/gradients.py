@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from torch import Tensor
 
 from pflcli import parameters
 from pflcli.engine.optimizer import Optimizer, Update
+from pflcli.engine.task import Classification, mean_loss
 from pflcli.errors import ComputationError
 from pflcli.parameters import Stacked
 
@@ -35,6 +36,7 @@ class StackedBatch:
     weight: Tensor
     own: Stacked
     shared: parameters.Params
+    task: Classification
     draws: Sequence[np.random.Generator] = ()
 
     @property
@@ -46,9 +48,9 @@ class StackedBatch:
         """Return each client's mean (a,) of the values (a, n) of its samples."""
         return (values * self.weight).sum(dim=1)
 
-    def cross_entropy(self, logits: Tensor) -> Tensor:
-        """Return each client's mean cross-entropy (a,) of logits (a, n, C), differentiable."""
-        return cast("Tensor", _CrossEntropy.apply(logits, self.y, self.weight))  # type: ignore[no-untyped-call]
+    def loss(self, outputs: Tensor) -> Tensor:
+        """Return each client's mean loss (a,) of a model's outputs (a, n, C) by the task, differentiable."""
+        return mean_loss(self.task, outputs, self.y, self.weight)
 
 
 def sizes(weight: Tensor) -> list[int]:
@@ -79,7 +81,7 @@ class Pass:
     at: Stacked
     batch: StackedBatch
     loss: Loss | None = None
-    """the loss by the outputs; None is the cross-entropy"""
+    """the loss by the outputs; None is that of the task"""
     scale: Tensor | None = None
     """factor (a,) of each client's gradient"""
     moves: str = ""
@@ -92,7 +94,7 @@ class Pass:
             row = slice(index, index + 1)
             at, own = ({name: value[row] for name, value in values.items()} for values in (self.at, batch.own))
             inputs = batch.x[row, :size], batch.y[row, :size], batch.weight[row, :size]
-            one = StackedBatch(*inputs, own, batch.shared, batch.draws[row])
+            one = StackedBatch(*inputs, own, batch.shared, batch.task, batch.draws[row])
             yield Pass(at, one, self.loss, None if self.scale is None else self.scale[row], self.moves)
 
 
@@ -131,7 +133,7 @@ class StackedNetwork(ABC):
     def gradient(
         self, params: Stacked, batch: StackedBatch, names: Collection[str] | None = None
     ) -> tuple[Tensor, Stacked]:
-        """Return the cross-entropy (a,) of the models ``params`` (a, ...), and its gradients (a, ...) by ``names``."""
+        """Return the task's loss (a,) of the models ``params`` (a, ...), and its gradients (a, ...) by ``names``."""
         losses, grads, _ = self._differentiate(Pass(params, batch), {}, self.trained if names is None else names)
         return losses, grads
 
@@ -171,7 +173,7 @@ class StackedNetwork(ABC):
     ) -> None:
         """Take ``count`` steps of gradient descent in place on the loss F(models) + lam / 2 |models - anchor|^2.
 
-        F is the cross-entropy of the minibatch. ``models`` and ``anchor`` are (a, ...). Only trained parameters change.
+        F is the task's loss of the minibatch. ``models`` and ``anchor`` are (a, ...). Only trained parameters change.
         """
         update = Update(prox=None if anchor is None else (anchor, lam))
         optimizer = Optimizer(update, {name: models[name] for name in self.trained})
@@ -195,7 +197,7 @@ def differentiate_loss(
     """
     batch, scale = each.batch, rate if each.scale is None else each.scale * rate
     if each.loss is None:
-        return *cross_entropy(outputs.logits, batch.y, batch.weight, scale), None, {}
+        return *batch.task.mean_losses(outputs.logits, batch.y, batch.weight, scale), None, {}
     reads = _Reads(models)
     with torch.enable_grad():
         logits, z = outputs.logits.detach().requires_grad_(), outputs.z.detach().requires_grad_()
@@ -243,35 +245,3 @@ GradientRule = Callable[[StackedNetwork, Stacked, StackedBatch], tuple[Tensor, S
 """Returns losses (a,) and the gradients (a, ...) by all trained tensors, for what no ``Pass`` describes.
 
 It must be defined in a module, so that processes can import it."""
-
-
-def cross_entropy(logits: Tensor, y: Tensor, weight: Tensor, scale: float | Tensor = 1.0) -> tuple[Tensor, Tensor]:
-    """Return the losses (a,) of logits (a, n, C) with sample weights ``weight`` (a, n), and their gradients.
-
-    The gradients are multiplied by ``scale``, a number or (a,).
-    """
-    logp, true = torch.log_softmax(logits, dim=2), y[..., None]
-    losses = -(logp.gather(2, true)[..., 0] * weight).sum(dim=1)
-    grad = logp.exp_().scatter_add_(2, true, torch.full_like(true, -1, dtype=logp.dtype))
-    if isinstance(scale, Tensor):
-        weight = weight * scale[:, None]
-    elif scale != 1.0:
-        weight = weight * scale
-    return losses, grad.mul_(weight[..., None])
-
-
-class _CrossEntropy(torch.autograd.Function):
-    """``cross_entropy`` for autograd, which would otherwise take several passes over the logits."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-        """Return the losses (a,)."""
-        losses, grad = cross_entropy(logits, y, weight)
-        ctx.save_for_backward(grad)
-        return losses
-
-    @staticmethod
-    def backward(ctx: Any, *by_losses: Tensor) -> tuple[Tensor, None, None]:
-        """Return the gradients (a, n, C) by the logits."""
-        (grad,) = ctx.saved_tensors
-        return grad * by_losses[0][:, None, None], None, None

@@ -11,11 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.func import functional_call
-from torch.nn import functional
 
 from pflcli import parameters
 from pflcli.engine.gradients import GradientRule, Loss, PassRule
 from pflcli.engine.optimizer import Update
+from pflcli.engine.task import Classification
 from pflcli.parameters import Params, Stacked, TrainedClients
 
 LEAST_WEIGHT = 1e-30
@@ -31,17 +31,18 @@ class Batch:
 
     x: Tensor
     y: Tensor
-    weight: Tensor | None = None
-    own: Params = field(default_factory=dict)
-    shared: Params = field(default_factory=dict)
+    weight: Tensor | None
+    own: Params
+    shared: Params
+    task: Classification
 
     def mean(self, values: Tensor) -> Tensor:
         """Return the mean over samples of ``values`` (n,)."""
         return values.mean() if self.weight is None else (values * self.weight).sum()
 
-    def cross_entropy(self, logits: Tensor) -> Tensor:
-        """Return the mean cross-entropy of ``logits`` (n, C)."""
-        return self.mean(functional.cross_entropy(logits, self.y, reduction="none"))
+    def loss(self, outputs: Tensor) -> Tensor:
+        """Return the mean loss of a model's ``outputs`` (n, C) by the task."""
+        return self.mean(self.task.losses(outputs, self.y))
 
 
 class Model:
@@ -104,7 +105,7 @@ class LocalSGD:
     """kinds of random changes of the images of each minibatch, see ``augmentation``"""
     precision: Literal["float32", "bfloat16"] = "float32"
     loss: Loss | None = None
-    """loss by a model's outputs, which replaces the cross-entropy"""
+    """loss by a model's outputs, which replaces that of the task"""
     pass_rule: PassRule | None = None
     """function that says at which models a step computes losses, and what their gradients move"""
     gradient: GradientRule | None = None

@@ -105,7 +105,7 @@ class AutogradNetwork(ObjectiveNetwork):
         tensors, own = parameters.pick(params, 0), parameters.pick(batch.own, 0)
         leaves = [tensors[name].detach().requires_grad_() for name in names]
         with torch.enable_grad(), _autocast(batch.x, self._precision):
-            one = Batch(batch.x[0], batch.y[0], batch.weight[0], own, batch.shared)
+            one = Batch(batch.x[0], batch.y[0], batch.weight[0], own, batch.shared, batch.task)
             loss = objective(self._model, {**tensors, **dict(zip(names, leaves, strict=True))}, one)
         grads = torch.autograd.grad(loss, leaves, allow_unused=True, materialize_grads=True)
         return loss.detach()[None], {name: grad[None] for name, grad in zip(names, grads, strict=True)}
@@ -195,7 +195,7 @@ class VmappedNetwork(ObjectiveNetwork):
 
         def loss(weights: Params, fixed: Params, own: Params, x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
             with _autocast(x, self._precision):
-                return objective(self._model, {**fixed, **weights}, Batch(x, y, weight, own, batch.shared))
+                return objective(self._model, {**fixed, **weights}, Batch(x, y, weight, own, batch.shared, batch.task))
 
         losses = next(iter(params.values())).new_empty(len(batch.x))
         grads = {name: torch.empty_like(params[name]) for name in names}

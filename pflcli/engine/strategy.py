@@ -19,6 +19,7 @@ from pflcli.engine.gradients import StackedNetwork
 from pflcli.engine.linear_chain import ChainNetwork, Layer
 from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.networks import AutogradNetwork, VmappedNetwork, has_batch_norm
+from pflcli.engine.task import Classification
 
 MODES = ("loop", "stacked")
 """Modes of the engine: a worker trains one client after the other, or many clients as one batched program."""
@@ -33,6 +34,7 @@ class WorkerNet:
     """the layers, if the network is a chain of linear layers"""
     program: Program | None
     """the compiled program, if the network has one"""
+    task: Classification
 
     @property
     def is_random(self) -> bool | None:
@@ -46,9 +48,9 @@ class WorkerNet:
         return None if compiled is None else cast("StackedNetwork | None", compiled.chain_network(self, ()))
 
     @classmethod
-    def compile(cls, net: nn.Module, in_shape: tuple[int, ...]) -> WorkerNet:
+    def compile(cls, net: nn.Module, in_shape: tuple[int, ...], task: Classification) -> WorkerNet:
         """Compile ``net`` for samples of ``in_shape``. Not thread-safe, because it traces the network."""
-        return cls(net, linear_chain.layers(net), backend.program(net, in_shape))
+        return cls(net, linear_chain.layers(net), backend.program(net, in_shape), task)
 
 
 @dataclass(frozen=True)

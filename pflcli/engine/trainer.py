@@ -22,6 +22,7 @@ from pflcli.engine.local_sgd import LEAST_WEIGHT, LocalSGD, is_stacked, learnabl
 from pflcli.engine.networks import ObjectiveNetwork, has_batch_norm
 from pflcli.engine.optimizer import Optimizer
 from pflcli.engine.strategy import Strategy, WorkerNet
+from pflcli.engine.task import Classification
 from pflcli.parameters import Params, Stacked
 
 
@@ -55,9 +56,11 @@ class Trainer:
         names: Sequence[str],
         models: Stacked,
         plan: LocalSGD,
+        task: Classification,
         draws: Sequence[np.random.Generator],
     ) -> None:
-        self._network, self._names, self._models, self._plan, self._draws = network, names, models, plan, draws
+        self._network, self._names, self._models, self._plan = network, names, models, plan
+        self._task, self._draws = task, draws
         self._optimizer = Optimizer(plan.update, {name: models[name] for name in names})
 
     @torch.no_grad()
@@ -69,7 +72,7 @@ class Trainer:
         """
         count, plan, network, optimizer = len(x), self._plan, self._network, self._optimizer
         models, own = ({n: v[:count] for n, v in values.items()} for values in (self._models, plan.own))
-        batch = StackedBatch(x, y, weight, own, plan.shared, self._draws[:count])
+        batch = StackedBatch(x, y, weight, own, plan.shared, self._task, self._draws[:count])
         optimizer.begin(rate, count)
         if plan.gradient is not None:
             losses, grads = plan.gradient(network, models, batch)
@@ -123,7 +126,8 @@ def train(
         models = {name: start[name].index_select(0, torch.from_numpy(rows).to(data.y.device)) for name in out}
     else:
         models = {name: start[name].repeat(len(rows), *[1] * value.ndim) for name, value in like.items()}
-    trainer = Trainer(network, names, models, plan.for_clients(rows, like), [draws[index] for index in order])
+    own_plan, own_draws = plan.for_clients(rows, like), [draws[index] for index in order]
+    trainer = Trainer(network, names, models, own_plan, data.task, own_draws)
     total = torch.zeros(len(schedule.steps), dtype=torch.float64, device=data.y.device)
     for s in range(schedule.steps.max(initial=0)):
         active = int((schedule.steps > s).sum())  # clients with more steps come first

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional
 
 from pflcli import parameters, rng
-from pflcli.engine.engine import Engine, probabilities
+from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD, is_stacked
+from pflcli.engine.task import Classification
 from pflcli.errors import ComputationError, UnsuitedError, UsageError
 from pflcli.federation import aggregators
 from pflcli.federation.aggregators import Aggregator, Uploads
@@ -103,6 +103,11 @@ class Run:
     def attendance(self) -> Attendance:
         """Return the clients selected in this round, and those that do not complete it."""
         return self.notes.attendance
+
+    @property
+    def task(self) -> Classification:
+        """Return what models learn to predict: the size of their output, losses, and predictions."""
+        return self.federation.task
 
     @property
     def clients(self) -> NDArray[np.int64]:
@@ -498,18 +503,16 @@ class Run:
         return Predictor(lambda split: {"p": np.concatenate(pieces[split])}, splits, model_of=models.get)
 
     def _shared_model(self, params: Params, clients: NDArray[np.int64], split: str) -> NDArray[np.float32]:
-        return probabilities(self.engine.infer(params, self.federation.rows_of(clients, split))[0])
+        return self.task.predict(self.engine.infer(params, self.federation.rows_of(clients, split))[0])
 
     def loss_per_group(self, params: Params, rows: Sequence[NDArray[np.int64]]) -> NDArray[np.float64]:
-        """Return the mean cross-entropy (s,) of one model on each of s sets of rows, in one pass; nan without rows."""
+        """Return the mean loss (s,) of one model on each of s sets of rows, in one pass; nan without rows."""
         sizes = np.asarray([len(part) for part in rows])
         if not sizes.sum():
             return np.full(len(rows), np.nan)
         joined = np.concatenate(rows)
         labels = self.federation.y[torch.from_numpy(joined).to(self.federation.y.device)]
-        sample_losses = functional.cross_entropy(
-            self.engine.infer(params, joined)[0].double(), labels, reduction="none"
-        )
+        sample_losses = self.task.losses(self.engine.infer(params, joined)[0].double(), labels)
         sums = np.bincount(
             np.repeat(np.arange(len(rows)), sizes), weights=sample_losses.cpu().numpy(), minlength=len(rows)
         )
@@ -523,14 +526,14 @@ class Run:
     def client_losses(
         self, clients: NDArray[np.int64], models: Params | Stacked | ModelTable, split: str
     ) -> NDArray[np.float64]:
-        """Return the mean cross-entropy (m,) of each client's samples of a split; 0 without samples.
+        """Return the mean loss (m,) of each client's samples of a split; 0 without samples.
 
         ``models`` is one model, or one per client (m, ...). A sample's loss is at most 16, which bounds outliers.
         """
         p, y = self._predictions(clients, models, split)
         sizes = self.federation.sizes(split)[clients]
-        sample_losses = -np.log(np.maximum(p[np.arange(len(y)), y], np.finfo(np.float32).eps, dtype=np.float64))
-        sums = np.bincount(np.repeat(np.arange(len(clients)), sizes), weights=sample_losses, minlength=len(clients))
+        owner = np.repeat(np.arange(len(clients)), sizes)
+        sums = np.bincount(owner, weights=self.task.bounded_losses(p, y), minlength=len(clients))
         return np.asarray(sums / np.maximum(sizes, 1))
 
     def is_correct(
@@ -538,15 +541,15 @@ class Run:
     ) -> NDArray[np.bool_]:
         """Return a mask (n,) of the clients' samples that one model, or one per client (m, ...), predicts correctly."""
         p, y = self._predictions(clients, models, split)
-        return np.asarray(p.argmax(axis=1) == y)
+        return self.task.is_correct(p, y)
 
     def _predictions(
         self, clients: NDArray[np.int64], models: Params | Stacked | ModelTable, split: str
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-        """Return probabilities (n, C) and labels (n,) of the clients' samples of a split."""
+        """Return predictions (n, C) and labels (n,) of the clients' samples of a split."""
         if isinstance(models, dict) and is_stacked(models, self.init) and len(clients):
             outputs = self.engine.outputs_each(clients, models, split)
-            p = probabilities(torch.cat([logits for logits, _ in outputs]))
+            p = self.task.predict(torch.cat([logits for logits, _ in outputs]))
         else:
             p = self.predictor(clients, models, (split,)).answer(split)["p"]
         return p, self.federation.labels_of(clients, split)

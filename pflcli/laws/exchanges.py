@@ -45,7 +45,11 @@ class Exchanges:
         self._sent: dict[int, set[str]] = {client: set() for client in run.clients.tolist()}
         self._sent_by_some: set[str] = set()
         self._is_inside = False
-        self._follow_sends()
+        names = ("send", "download", "upload", "averaging", "rng", "initial_models")
+        self._followed = {name: getattr(run, name) for name in names}
+        """methods of the run; those of this class, with an underscore, are called in their place"""
+        for name in names:
+            setattr(run, name, getattr(self, f"_{name}"))
         self._follow_training()
         self.begin_round()
 
@@ -80,77 +84,69 @@ class Exchanges:
         content = digest(value)
         return content not in self._trained[client] or content in self._sent[client] | self._sent_by_some
 
-    def _follow_sends(self) -> None:
-        run = self.run
-        send, download, upload, averaging, draw = run.send, run.download, run.upload, run.averaging, run.rng
-        initial_models = run.initial_models
+    def _send(self, link: str, params: Mapping[str, Tensor], copies: int = 1) -> None:
+        if not self._is_inside:
+            if link != "down":
+                self._sent_by_some |= {digest(value) for value in params.values()}
+                self._sent_by_some |= {digest(row) for value in params.values() if value.ndim for row in value}
+            if link == "up":
+                self.raw_up += parameters.size(params) * copies
+            else:
+                self.sent += parameters.size(params) * copies
+            if link == "down":
+                self._raw_down.append(({digest(value) for value in params.values()} - {CONSTANT}, copies))
+        self._followed["send"](link, params, copies)
 
-        def followed_send(link: str, params: Mapping[str, Tensor], copies: int = 1) -> None:
-            if not self._is_inside:
-                if link != "down":
-                    self._sent_by_some |= {digest(value) for value in params.values()}
-                    self._sent_by_some |= {digest(row) for value in params.values() if value.ndim for row in value}
-                if link == "up":
-                    self.raw_up += parameters.size(params) * copies
-                else:
-                    self.sent += parameters.size(params) * copies
-                if link == "down":
-                    self._raw_down.append(({digest(value) for value in params.values()} - {CONSTANT}, copies))
-            send(link, params, copies)
+    def _download(self, params: Params, clients: NDArray[np.int64]) -> Params:
+        self._is_inside = True
+        received: Params = self._followed["download"](params, clients)
+        self._is_inside = False
+        digests, whole = {digest(value) for value in params.values()}, digest_model(params)
+        self._downloaded |= digests
+        for client in np.asarray(clients).tolist():
+            if (client, whole) in self._downloads:
+                self.faults.append(f"the same is sent twice to client {client} in a round")
+            self._downloads.add((client, whole))
+            self._known[client] |= digests
+            self._shapes[client] |= {tuple(value.shape) for value in params.values()}
+            self._received[client] += parameters.size(params)
+        return received
 
-        def followed_download(params: Params, clients: NDArray[np.int64]) -> Params:
-            self._is_inside = True
-            received = download(params, clients)
-            self._is_inside = False
-            digests, whole = {digest(value) for value in params.values()}, digest_model(params)
-            self._downloaded |= digests
-            for client in np.asarray(clients).tolist():
-                if (client, whole) in self._downloads:
-                    self.faults.append(f"the same is sent twice to client {client} in a round")
-                self._downloads.add((client, whole))
-                self._known[client] |= digests
-                self._shapes[client] |= {tuple(value.shape) for value in params.values()}
-                self._received[client] += parameters.size(params)
-            return received
+    def _upload(
+        self, params: Stacked, downloaded: Params | Stacked, clients: NDArray[np.int64], **options: Any
+    ) -> Stacked:
+        before = self.run.traffic["up"]
+        received: Stacked = self._followed["upload"](params, downloaded, clients, **options)
+        self.averaged_up += self.run.traffic["up"] - before
+        sent = {name: value for name, value in params.items() if name in downloaded}
+        for place, client in enumerate(np.asarray(clients).tolist()):
+            self._sent[client] |= {digest(value[place]) for value in sent.values()}
+            whole = digest_model(parameters.pick(sent, place))
+            if (client, whole) in self._uploads:
+                self.faults.append(f"client {client} uploads the same twice in a round")
+            self._uploads.add((client, whole))
+        return received
 
-        def followed_upload(
-            params: Stacked, downloaded: Params | Stacked, clients: NDArray[np.int64], **options: Any
-        ) -> Stacked:
-            before = run.traffic["up"]
-            received = upload(params, downloaded, clients, **options)
-            self.averaged_up += run.traffic["up"] - before
-            sent = {name: value for name, value in params.items() if name in downloaded}
-            for place, client in enumerate(np.asarray(clients).tolist()):
-                self._sent[client] |= {digest(value[place]) for value in sent.values()}
-                whole = digest_model(parameters.pick(sent, place))
-                if (client, whole) in self._uploads:
-                    self.faults.append(f"client {client} uploads the same twice in a round")
-                self._uploads.add((client, whole))
-            return received
+    def _averaging(self, downloaded: Params) -> Average:
+        mean: Average = self._followed["averaging"](downloaded)
+        add = mean.add
 
-        def followed_averaging(downloaded: Params) -> Average:
-            mean = averaging(downloaded)
-            add = mean.add
+        def followed_add(params: Stacked, weights: NDArray[np.float64], clients: NDArray[np.int64]) -> None:
+            self.weights.append((np.asarray(clients), np.asarray(weights, dtype=np.float64)))
+            add(params, weights, clients)
 
-            def followed_add(params: Stacked, weights: NDArray[np.float64], clients: NDArray[np.int64]) -> None:
-                self.weights.append((np.asarray(clients), np.asarray(weights, dtype=np.float64)))
-                add(params, weights, clients)
+        mean.add = followed_add  # type: ignore[method-assign]
+        return mean
 
-            mean.add = followed_add  # type: ignore[method-assign]
-            return mean
+    def _rng(self, *key: str | int) -> np.random.Generator:
+        self.draws[str(key[0]) if key else ""] += 1
+        drawn: np.random.Generator = self._followed["rng"](*key)
+        return drawn
 
-        def followed_draw(*key: str | int) -> np.random.Generator:
-            self.draws[str(key[0]) if key else ""] += 1
-            return draw(*key)
-
-        def followed_initial_models(count: int) -> Stacked:
-            models = initial_models(count)
-            self._common |= {digest(row) for value in models.values() for row in value}
-            return models
-
-        run.send, run.download, run.upload = followed_send, followed_download, followed_upload  # type: ignore[method-assign]
-        run.averaging, run.rng = followed_averaging, followed_draw  # type: ignore[method-assign]
-        run.initial_models = followed_initial_models  # type: ignore[method-assign]
+    def _initial_models(self, count: int) -> Stacked:
+        models: Stacked = self._followed["initial_models"](count)
+        self._common |= {digest(row) for value in models.values() for row in value}
+        return models
 
     def _follow_training(self) -> None:
         engine, train = self.run.engine, self.run.engine.local_sgd

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 
 from pflcli import models, parameters, registry, rng
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD
+from pflcli.engine.task import Classification
 from pflcli.errors import ComputationError, InputError, PflError, UsageError
 from pflcli.laws import BrokenLawError, DoubtfulError, NotApplicable, Shape, Subject, law, other_process, require
 from pflcli.laws import small_federation as small
@@ -226,7 +226,7 @@ def every_parameter_is_trained(subject: Subject) -> None:
             for number in range(_MAX_PASSES if missing else 0):
                 x = _draw_inputs(shape, seed=number + 1)
                 y = torch.arange(len(x)) % min(_CLASSES, shape.classes)
-                functional.cross_entropy(net(x), y).backward()  # type: ignore[no-untyped-call]
+                Classification(shape.classes).losses(net(x), y).mean().backward()  # type: ignore[no-untyped-call]
                 missing = [name for name, value in net.named_parameters() if value.grad is None]
                 still = [name for name, value in net.named_parameters() if value.grad is None or not value.grad.any()]
                 if not still:

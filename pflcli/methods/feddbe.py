@@ -119,4 +119,4 @@ def _losses(logits: Tensor, z: Tensor, params: Mapping[str, Tensor], batch: Stac
     with_memory = logits + params[_MEMORY][:, None] @ params[_WEIGHT].mT  # head(z + m), as the head is linear
     mean = (batch.weight[:, None] @ z)[:, 0]  # (a, d)
     apart = (mean - batch.shared["consensus"]).square().mean(dim=1)
-    return batch.cross_entropy(with_memory) + batch.shared["kappa"] / 2 * apart
+    return batch.loss(with_memory) + batch.shared["kappa"] / 2 * apart

@@ -23,11 +23,9 @@ import torch
 from annotated_types import Ge
 from numpy.typing import NDArray
 from torch import Tensor
-from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
 
 from pflcli import parameters
-from pflcli.engine.engine import probabilities
 from pflcli.federation.predictor import ClientModel
 from pflcli.federation.run import Predictor, Run
 from pflcli.parameters import Stacked
@@ -92,7 +90,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
         rows = run.federation.rows_of(clients, split)
         owner = np.repeat(np.arange(len(clients)), run.federation.sizes(split)[clients])
-        each = [probabilities(run.engine.infer(parameters.pick(components, k), rows)[0]) for k in range(pi.shape[1])]
+        each = [run.task.predict(run.engine.infer(parameters.pick(components, k), rows)[0]) for k in range(pi.shape[1])]
         return {"p": sum((pi[owner, k, None] * p for k, p in enumerate(each)), np.zeros_like(each[0]))}
 
     def model_of(client: int) -> ClientModel:
@@ -112,7 +110,7 @@ def _responsibilities(run: Run, clients: NDArray[np.int64], components: Stacked,
     all_rows = np.concatenate(rows)
     y = run.federation.y[torch.from_numpy(all_rows).to(run.federation.y.device)]
     logits = [run.engine.infer(parameters.pick(components, k), all_rows)[0] for k in range(shares.shape[1])]
-    losses = torch.stack([functional.cross_entropy(each, y, reduction="none") for each in logits], dim=1)  # (n, K)
+    losses = torch.stack([run.task.losses(each, y) for each in logits], dim=1)  # (n, K)
     of_clients = torch.split(losses, [len(each) for each in rows])
     return [_responsibility(share, own) for share, own in zip(shares, of_clients, strict=True)]
 

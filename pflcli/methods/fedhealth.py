@@ -153,7 +153,7 @@ def _losses(logits: Tensor, z: Tensor, params: Mapping[str, Tensor], batch: Stac
     own = replace(batch, y=batch.y[:, count:], weight=batch.weight[:, count:])
     apart = _covariance(z[:, count:], own.weight) - _covariance(z[:, :count], batch.weight[:, :count])
     coral = apart.square().sum(dim=(1, 2)) / (4 * z.shape[2] ** 2)
-    return own.cross_entropy(logits[:, count:]) + batch.shared["weight"] * coral
+    return own.loss(logits[:, count:]) + batch.shared["weight"] * coral
 
 
 def _covariance(z: Tensor, weight: Tensor) -> Tensor:

@@ -28,7 +28,6 @@ from annotated_types import Ge
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.engine.engine import probabilities
 from pflcli.engine.gradients import StackedBatch
 from pflcli.federation.run import Predictor, Run
 from pflcli.parameters import Params, TrainedClients
@@ -95,7 +94,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
         embedded = run.engine.embed_each(clients, own, split)
-        return {"p": np.concatenate([probabilities(_closeness(z, prototypes)) for z in embedded])}
+        return {"p": np.concatenate([run.task.predict(_closeness(z, prototypes)) for z in embedded])}
 
     return Predictor(answer, run.predicted_splits)
 
@@ -132,4 +131,4 @@ def _losses(logits: Tensor, z: Tensor, params: Mapping[str, Tensor], batch: Stac
     """Return the cross-entropy plus the distance of representations to the prototypes of their classes."""
     shared = batch.shared
     apart = (z - shared["mean"][batch.y]).square().mean(dim=2) * shared["known"][batch.y]  # (a, n)
-    return batch.cross_entropy(logits) + shared["lam"] * batch.mean(apart)
+    return batch.loss(logits) + shared["lam"] * batch.mean(apart)

@@ -116,5 +116,5 @@ def _losses(logits: Tensor, z: Tensor, params: Mapping[str, Tensor], batch: Stac
     personal = logits.detach() + z.detach()[..., : weight.shape[2]] @ weight.mT
     if _OWN + "head.bias" in params:
         personal = personal + params[_OWN + "head.bias"][:, None]
-    balanced = batch.cross_entropy(logits + batch.own["offsets"][:, None])
-    return balanced + batch.cross_entropy(personal)
+    balanced = batch.loss(logits + batch.own["offsets"][:, None])
+    return balanced + batch.loss(personal)

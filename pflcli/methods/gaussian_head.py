@@ -24,7 +24,6 @@ import torch
 from annotated_types import Ge, Gt, MinLen
 from numpy.typing import NDArray
 
-from pflcli.engine.engine import probabilities
 from pflcli.engine.process_settings import intra_op
 from pflcli.federation.run import Predictor, Run
 from pflcli.knn.embedded import Embedded
@@ -107,7 +106,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
         scale = np.repeat(temperature, np.diff(parts[split].offsets))[:, None]
-        return {"p": probabilities(torch.from_numpy(logits[split] / scale))}
+        return {"p": run.task.predict(torch.from_numpy(logits[split] / scale))}
 
     return Predictor(
         answer, run.predicted_splits, tuned={"temperature": temperature} if run.cfg.temperature is None else {}

@@ -32,7 +32,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli import parameters
-from pflcli.engine.engine import probabilities
 from pflcli.federation.run import Predictor, Run
 from pflcli.methods.parts import gaussians
 from pflcli.methods.parts.class_counts import training_counts
@@ -109,7 +108,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
         embedded = [z.double().nan_to_num(0, 0, 0) for z in _features(run, clients, models, split)]
         logits = (z @ weight.T + bias + prior for z, (weight, bias), prior in zip(embedded, heads, priors, strict=True))
-        return {"p": np.concatenate([probabilities(own) for own in logits])}
+        return {"p": np.concatenate([run.task.predict(own) for own in logits])}
 
     return Predictor(answer, run.predicted_splits, tuned={"beta": betas} if run.cfg.beta is None else {})
 

@@ -32,7 +32,7 @@ from annotated_types import Ge, Gt
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.engine.gradients import StackedBatch, StackedNetwork, cross_entropy
+from pflcli.engine.gradients import StackedBatch, StackedNetwork
 from pflcli.federation.run import Predictor, Run
 from pflcli.methods.parts.server_optimizer import move_towards
 from pflcli.parameters import Params, Stacked, repeat
@@ -120,7 +120,7 @@ class _Envelope:
         theta = [value.clone() for value in anchor]
         models = {**params, **dict(zip(names, theta, strict=True))}
         network.descend(models, batch, rate=self.rate, count=self.count, anchor=params, lam=self.lam)
-        losses, _ = cross_entropy(network.forward(models, batch.x, batch.weight).logits, batch.y, batch.weight)
+        losses = batch.loss(network.forward(models, batch.x, batch.weight).logits)
         apart = torch._foreach_sub(anchor, theta)
         for value in apart:
             losses = losses + self.lam / 2 * value.square().flatten(1).sum(dim=1)

@@ -18,7 +18,6 @@ import torch
 from annotated_types import Ge
 from numpy.typing import NDArray
 
-from pflcli.engine.engine import probabilities
 from pflcli.federation.predictor import ClientModel
 from pflcli.federation.run import Predictor, Run
 from pflcli.methods.parts.class_counts import shrunk_prior, training_counts
@@ -66,7 +65,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
         rows = np.repeat(offsets, np.diff(parts[split].offsets), axis=0)
-        return {"p": probabilities(torch.from_numpy(parts[split].logits + rows))}
+        return {"p": run.task.predict(torch.from_numpy(parts[split].logits + rows))}
 
     def model_of(client: int) -> ClientModel | None:
         if run.backbone is None or "head.bias" not in run.backbone:

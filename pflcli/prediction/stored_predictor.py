@@ -21,7 +21,6 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.reader import Artifact, follow
-from pflcli.engine.engine import probabilities
 from pflcli.errors import InputError, UsageError
 from pflcli.execution import Execution
 from pflcli.federation.predictor import ClientModel
@@ -140,7 +139,7 @@ def predict_global(model: ReopenedRun, x: NDArray[Any], execution: Execution) ->
             f"pfl show {model.partition.path} lists its clients",
         )
     rows = run.federation.rows(0, "test")
-    p = probabilities(run.engine.infer(dict(shared), rows)[0])
+    p = run.task.predict(run.engine.infer(dict(shared), rows)[0])
     lost: NDArray[np.bool_] = np.asarray(~np.isfinite(p).all(axis=1))
     remarks = (absences.FAILURES["overflowed"],) if lost.any() else ()
     return ClientPrediction({"p": np.where(lost[:, None], np.float32(1 / p.shape[1]), p)}, {}, remarks)

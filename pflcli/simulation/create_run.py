@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 
 from pflcli import models, parameters, rng
 from pflcli.engine import backend, normalization
@@ -58,24 +60,12 @@ def create_run(
     federation = normalization.normalized(federation, settings.normalize, reference)
     federation = federation.refitted() if settings.refit else federation
     draw = draw_network or _draw_from_settings(federation, settings)
-
-    def draw_parameters(number: int) -> Params:
-        drawn = draw(model_seed := rng.integer(seed, "start", number))
-        if settings.adapter is not None:  # the frozen part is common to all
-            drawn = models.add_adapter(models.Net(net.body, drawn.head), settings.adapter, model_seed)
-        return parameters.move(parameters.copy_params(drawn), device)
-
     net = draw(seed)
     if initial_weights is not None:
         parameters.load(net, initial_weights(parameters.state(net)))
     network = net if settings.adapter is None else models.add_adapter(net, settings.adapter, seed)
     engine = Engine(network, federation, seed=seed, threads=threads, mode=mode, jobs=jobs, ray=ray)
-    workers = f"{engine.jobs} {'Ray workers' if ray else 'processes'}" if jobs or ray else f"{threads} threads"
-    why_off = backend.why_off()
-    acceleration = "acceleration on" if why_off is None else f"acceleration off ({why_off})"
-    reporter.detail(f"{settings.model} on {device}, engine mode {engine.mode}, {workers}, {acceleration}")
-    engine.explain = lambda strategy: reporter.detail(f"clients train by {strategy}")
-    engine.warn, engine.detail = reporter.say, reporter.detail
+    _report(engine, f"{settings.model} on {device}", reporter)
     run = Run(
         method.KIND,
         cfg,
@@ -86,7 +76,7 @@ def create_run(
         parameters.move(parameters.copy_params(network), device),
         network=network,
         whole_network=net,
-        draw_model=draw_parameters,
+        draw_model=partial(_draw_parameters, draw, net, settings.adapter, seed, device),
         uploads=tuple(uploads.load(step) for step in settings.upload),
         aggregator=aggregators.load(settings.aggregator),
         private_rng=rng.secret_generators() if private_rng is None else private_rng,
@@ -97,10 +87,32 @@ def create_run(
     return run
 
 
+def _report(engine: Engine, what: str, reporter: Reporter) -> None:
+    """Report how an engine works on ``what``, and let it report what it finds."""
+    workers = f"{engine.threads} threads"
+    if engine.jobs or engine.on_ray:
+        workers = f"{engine.jobs} {'Ray workers' if engine.on_ray else 'processes'}"
+    why_off = backend.why_off()
+    acceleration = "acceleration on" if why_off is None else f"acceleration off ({why_off})"
+    reporter.detail(f"{what}, engine mode {engine.mode}, {workers}, {acceleration}")
+    engine.explain = lambda strategy: reporter.detail(f"clients train by {strategy}")
+    engine.warn, engine.detail = reporter.say, reporter.detail
+
+
+def _draw_parameters(
+    draw: DrawNetwork, net: models.Net, adapter: str | None, seed: int, device: torch.device, number: int
+) -> Params:
+    """Return the initial parameters of a further model; what an adapter freezes is that of ``net``."""
+    drawn = draw(model_seed := rng.integer(seed, "start", number))
+    if adapter is not None:
+        drawn = models.add_adapter(models.Net(net.body, drawn.head), adapter, model_seed)
+    return parameters.move(parameters.copy_params(drawn), device)
+
+
 def _draw_from_settings(federation: Federation, settings: Settings) -> DrawNetwork:
     """Return a function that draws the network of ``settings.model``."""
-    shape, classes, tokens = federation.in_shape, federation.classes, federation.has_tokens
-    return lambda seed: models.create(settings.model, shape, classes, seed, tokens=tokens)
+    shape, outputs, tokens = federation.in_shape, federation.task.outputs, federation.has_tokens
+    return lambda seed: models.create(settings.model, shape, outputs, seed, tokens=tokens)
 
 
 def private_mean(run: Run) -> PrivateMean:

@@ -79,5 +79,5 @@ def measure_accuracy(run: Run, method: Method, state: dict[str, Any], split: str
             predictor = method.personalize(run, state, chunk)
             if split not in predictor.splits:
                 break
-            right.append(predictor.answer(split)["p"].argmax(axis=1) == run.federation.labels_of(chunk, split))
+            right.append(run.task.is_correct(predictor.answer(split)["p"], run.federation.labels_of(chunk, split)))
     return float(np.concatenate(right).mean()) if right else math.nan

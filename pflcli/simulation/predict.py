@@ -11,7 +11,6 @@ import torch
 from numpy.typing import NDArray
 
 from pflcli import parameters
-from pflcli.engine.engine import probabilities
 from pflcli.errors import ComputationError
 from pflcli.federation.predictor import Predictor
 from pflcli.federation.run import Run
@@ -86,5 +85,5 @@ def add_global(run: Run, parts: Mapping[str, Any], clients: Any, split: str) -> 
     if run.backbone is None or "global" in parts:
         return dict(parts)
     if run.embeddings is not None:
-        return {**parts, "global": probabilities(torch.from_numpy(run.embeddings[split].take(clients).logits))}
+        return {**parts, "global": run.task.predict(torch.from_numpy(run.embeddings[split].take(clients).logits))}
     return {**parts, "global": run.predictor(clients, run.backbone).answer(split)["p"]}

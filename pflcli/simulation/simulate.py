@@ -18,6 +18,7 @@ from pflcli import config, methods, models, registry, rng
 from pflcli.engine.engine import MODES
 from pflcli.engine.federation import SPLITS
 from pflcli.errors import UsageError, closest
+from pflcli.evaluation.metrics import scores
 from pflcli.federation.predictor import ClientModel
 from pflcli.federation.run import Run
 from pflcli.methods import Method, State
@@ -28,6 +29,7 @@ from pflcli.simulation.callbacks import Callback
 from pflcli.simulation.create_run import create_run
 from pflcli.simulation.federation import Federation
 from pflcli.simulation.predict import client_batches
+from pflcli.simulation.progress import Progress
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -51,7 +53,7 @@ class Predictions:
     @property
     def correct(self) -> NDArray[np.bool_]:
         """Whether each sample (n,) is predicted correctly."""
-        return np.asarray(self.p.argmax(axis=1) == self.y)
+        return scores.correct(self.p, self.y)
 
 
 @dataclass(frozen=True)
@@ -154,6 +156,17 @@ def simulate(
     progress = loop.set_up(run, definition)
     loop.run_rounds(run, name, definition, progress, callbacks)
     loop.predict_all(run, name, definition, progress, callbacks)
+    predictions, tuned = _collect(run, name, progress, federation)
+    rows = pd.DataFrame([*progress.before, *progress.rows])
+    frame = rows.set_index("round") if len(rows) else rows
+    final = progress.reported
+    return Result(name, federation, training, seed, run, final, frame, predictions, tuned, backbone, definition)
+
+
+def _collect(
+    run: Run, name: str, progress: Progress, federation: Federation
+) -> tuple[dict[str, Predictions], dict[str, NDArray[np.float64]]]:
+    """Return the predictions of all clients by split, and what they chose; warn of clients that failed."""
     joined = {
         key: {part: values.numpy() for part, values in parts.items()}
         for key, parts in progress.join_predictions().items()
@@ -162,8 +175,8 @@ def simulate(
     absences.require_finite(run, name, flags)
     missing = absences.summarize([*progress.before, *progress.rows], federation.client_names)
     for line in absences.describe(missing | absences.name_flagged(flags, federation.client_names)):
-        warnings.warn(f"{name}: {line}", stacklevel=2)
-    answers = {
+        warnings.warn(f"{name}: {line}", stacklevel=3)
+    predictions = {
         split: Predictions(
             parts["p"],
             run.federation.labels_of(run.clients, split),
@@ -172,9 +185,7 @@ def simulate(
         )
         for split, parts in joined.items()
     }
-    rows = pd.DataFrame([*progress.before, *progress.rows])
-    frame = rows.set_index("round") if len(rows) else rows
-    return Result(name, federation, training, seed, run, progress.reported, frame, answers, tuned, backbone, definition)
+    return predictions, tuned
 
 
 def _load_method(method: str | ModuleType | Any) -> tuple[str, Method]:
@@ -191,7 +202,7 @@ def _settings(
     federation: Federation, model: str | Callable[..., nn.Module] | None, settings: Mapping[str, Any]
 ) -> tuple[Settings, Callable[[int], Net] | None]:
     """Return the training settings, and a function that draws the network unless the settings name it."""
-    shape, tokens, classes = federation.in_shape, federation.has_tokens, federation.classes
+    shape, tokens, outputs = federation.in_shape, federation.has_tokens, federation.task.outputs
     if model is not None and not isinstance(model, str):
         make, label = model, getattr(model, "__name__", "network")
 
@@ -200,7 +211,7 @@ def _settings(
 
             with torch.random.fork_rng(devices=[]):
                 torch.random.manual_seed(rng.integer(seed, "init", label))
-                return _own_network.build_from(make, {}, label, shape, classes, tokens=tokens)
+                return _own_network.build_from(make, {}, label, shape, outputs, tokens=tokens)
 
         built = config.build(Settings, {**settings, "model": AUTO}, "the training settings")
         return replace(requirements.resolve_names(built), model=label), draw
@@ -229,7 +240,9 @@ def _require_suited(
     if engine not in MODES:
         raise UsageError(f"unknown engine '{engine}'", closest(engine, MODES))
     tokens = federation.has_tokens
-    net = draw(0) if draw else models.outline(settings.model, federation.in_shape, federation.classes, tokens=tokens)
+    net = (
+        draw(0) if draw else models.outline(settings.model, federation.in_shape, federation.task.outputs, tokens=tokens)
+    )
     requirements.require_fit(settings, net, federation.in_shape[0] if federation.has_images else None)
     requirements.require_private(name, method, settings)
     requirements.require_body(name, method, settings, net)

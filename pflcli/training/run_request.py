@@ -166,6 +166,11 @@ def recorded_settings(settings: Settings) -> dict[str, Any]:
     return {key: value for key, value in values.items() if key not in names or value != defaults[key]}
 
 
+def describe_run(method: str, cfg: Any, settings: Settings, seed: int) -> dict[str, Any]:
+    """Return the part of a request that says which run it is."""
+    return {"method": method, "options": config.plain(cfg), "settings": recorded_settings(settings), "seed": seed}
+
+
 def code_files(settings: Settings) -> list[str]:
     """Return the files of the registry, such as models/mlp, on which training with these settings depends."""
     steps = [f"uploads/{step.partition(':')[0]}" for step in settings.upload]

@@ -40,5 +40,7 @@ def test_one_compiled_loop_takes_all_steps_when_these_are_plain(settings, monkey
     set_own_products(monkeypatch, True)
     monkeypatch.setattr(linear_chain, "LARGE", 0)
     net = models.Net(nn.Sequential(nn.Flatten(), nn.Linear(5, 4), nn.ReLU()), nn.Linear(4, 3))
-    chosen = strategy.choose(WorkerNet.compile(net, (5,)), LocalSGD(1, 4, np.full(1, 0.1), **settings), "stacked", 3)
-    assert (chosen.train is not None) == (settings == {})
+    plan = LocalSGD(1, 4, np.full(1, 0.1), **settings)
+    for task in (worlds.TASK, object()):  # the loop computes the cross-entropy itself
+        chosen = strategy.choose(WorkerNet.compile(net, (5,), task), plan, "stacked", 3)
+        assert (chosen.train is not None) == (settings == {} and task is worlds.TASK)

@@ -10,11 +10,12 @@ import torch
 from torch import nn
 from torch.nn import functional
 
+import worlds
 from pflcli import models, parameters
 from pflcli.accelerated import graph, loops, products, program
 from pflcli.accelerated.layers import Move
 from pflcli.accelerated.program import CompiledNetwork
-from pflcli.engine import backend, gradients, strategy, trainer
+from pflcli.engine import backend, strategy, trainer
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD
@@ -25,7 +26,7 @@ def step(compiled, x, y, names=None, moves=None):
     """Return the cross-entropy of a batch, and write its gradients or take the moves."""
     logits, _ = compiled.forward(x)
     weight = logits.new_full((1, len(x)), 1 / len(x))
-    losses, grad = gradients.cross_entropy(logits[None], y[None], weight)
+    losses, grad = worlds.TASK.mean_losses(logits[None], y[None], weight)
     compiled.backward(len(x), grad[0], names=names, moves=moves)
     return losses[0]
 
@@ -479,7 +480,7 @@ def test_large_images_go_through_autograd():
 
 def with_squares(logits, z, params, batch):
     """Return the cross-entropy plus the mean squared representation."""
-    return batch.cross_entropy(logits) + batch.mean(z.square().sum(dim=2))
+    return batch.loss(logits) + batch.mean(z.square().sum(dim=2))
 
 
 PLANS = {
@@ -512,7 +513,7 @@ def test_a_client_trains_as_by_autograd(case, build, monkeypatch):
             monkeypatch.setattr(program, "compile_network", lambda net, layers: None)
         net = build().double()
         out = {name: torch.empty_like(value)[None] for name, value in start.items()}
-        worker_net, only = WorkerNet.compile(net, data.in_shape), np.zeros(1, np.int64)
+        worker_net, only = WorkerNet.compile(net, data.in_shape, data.task), np.zeros(1, np.int64)
         chosen, draws = strategy.choose(worker_net, plan, "loop", 1), [np.random.default_rng(5)]
         loss = trainer.train(worker_net, chosen, data, only, draws, only, start, out, plan)[0]
         results.append((loss, parameters.pick(out, 0)))

@@ -143,7 +143,7 @@ def test_weights_in_two_places_are_one_parameter(mode):
 
 
 def plain_loss(model, params, batch):
-    return batch.cross_entropy(model.head(params, model.features(params, batch.x)))
+    return batch.loss(model.head(params, model.features(params, batch.x)))
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -606,7 +606,7 @@ def test_compiled_predictions_of_a_chain_agree_with_its_network_and_do_not_depen
 def interpolated(model, params, batch):
     """The loss of the mean of two models, one of them constant, with a learned scale of the logits."""
     both = {name: (value + batch.own[name]) / 2 for name, value in params.items() if name != "scale"}
-    return batch.cross_entropy(params["scale"] * batch.shared["sign"] * model(both, batch.x))
+    return batch.loss(params["scale"] * batch.shared["sign"] * model(both, batch.x))
 
 
 @pytest.mark.parametrize("mode", MODES)
@@ -873,7 +873,7 @@ def test_the_engine_says_how_clients_train_and_why():
         shape = (1, 28, 28) if model == "cnn" else (worlds.FEATURES,)
         net, plan = models.create(model, shape, worlds.CLASSES, 0), LocalSGD(1, np.full(1, 0.1), 4, **settings)
         explanations.append(
-            str(strategy.choose(WorkerNet.compile(net, shape), plan, strategy.fastest_mode(net, "cpu"), 3))
+            str(strategy.choose(WorkerNet.compile(net, shape, worlds.TASK), plan, strategy.fastest_mode(net, "cpu"), 3))
         )
     assert [text.split(":")[0] for text in explanations] == [
         "linear chain",
@@ -897,7 +897,7 @@ def test_compiled_chains_may_lack_biases(monkeypatch):
     net = models.Net(nn.Sequential(nn.Flatten(), *layers), nn.Linear(5, worlds.CLASSES, bias=False))
     plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1] * 2)
     chosen = [
-        strategy.choose(WorkerNet.compile(each, data.in_shape), plan, "stacked", 2)
+        strategy.choose(WorkerNet.compile(each, data.in_shape, data.task), plan, "stacked", 2)
         for each in (net, copy.deepcopy(net).double())
     ]
     assert [each.train is not None for each in chosen] == [True, False]

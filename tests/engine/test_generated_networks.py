@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 from torch import nn
 from torch.nn import functional
 
+import worlds
 from pflcli import models, parameters
 from pflcli.engine.executors import Task, run_task
 from pflcli.engine.federation import Federation
@@ -260,7 +261,7 @@ def agree(draw, kind):
         return None
     clients = np.arange(len(SIZES))
     for mode in ("loop", "stacked"):
-        worker_net = WorkerNet.compile(copy.deepcopy(net), shape)
+        worker_net = WorkerNet.compile(copy.deepcopy(net), shape, worlds.TASK)
         out = {name: torch.empty((len(SIZES), *value.shape), dtype=value.dtype) for name, value in start.items()}
         losses = run_task(Task(mode, np.arange(len(SIZES)), clients, PLAN, 0, key), worker_net, data, start, out)
         for place, (loss, params) in enumerate(expected):

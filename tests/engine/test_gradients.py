@@ -138,7 +138,7 @@ def test_networks_descend_to_an_anchor_in_every_form(kind, prefix, lam, count):
     for network, _ in forms(kind, net, shape, trained):
         size = 2
         stack = {name: value[:size].clone() for name, value in start.items()}
-        batch = gradients.StackedBatch(x[:size], y[:size], weight[:size], {}, {})
+        batch = gradients.StackedBatch(x[:size], y[:size], weight[:size], {}, {}, worlds.TASK)
         centres = {name: value[:size] for name, value in anchor.items()}
         with torch.no_grad():
             network.descend(stack, batch, rate=0.1, count=count, anchor=centres, lam=lam)
@@ -185,7 +185,7 @@ def test_models_descend_by_the_gradients_of_the_same_or_of_other_models(prefix, 
         stack = {name: value.clone() for name, value in start.items()}
         models = {name: torch.ones_like(value) for name, value in start.items()} if elsewhere else stack
         before = {name: value.clone() for name, value in models.items()}
-        batch = gradients.StackedBatch(x, torch.zeros(2, 4), weight, {}, {})
+        batch = gradients.StackedBatch(x, torch.zeros(2, 4), weight, {}, {}, worlds.TASK)
         with torch.no_grad():
             outputs = network.forward(stack, x, weight)
         by_logits, by_outputs = (
@@ -224,7 +224,7 @@ def test_compiled_networks_descend_as_by_autograd(kind, prefix):
     (by_autograd, _), (network, _) = forms(kind, net, shape, trained)
     start = parameters.stack([parameters.copy_params(net)])
     x, y = torch.rand(1, 4, *shape), torch.tensor([[0, 2, 1, 1]])
-    batch = gradients.StackedBatch(x, y, torch.full((1, 4), 0.25), {}, {})
+    batch = gradients.StackedBatch(x, y, torch.full((1, 4), 0.25), {}, {}, worlds.TASK)
     models = {name: value + 1 for name, value in start.items()}
     with torch.no_grad():
         expected_losses, expected = by_autograd.gradient({**start}, batch)
@@ -250,7 +250,7 @@ def test_models_descend_by_the_cross_entropy_of_others():
         if network.one_at_a_time:
             continue
         stack, models = ({name: value + more for name, value in start.items()} for more in (0, 1))
-        batch = gradients.StackedBatch(x, y, weight, {}, {})
+        batch = gradients.StackedBatch(x, y, weight, {}, {}, worlds.TASK)
         losses = take_step(network, models, gradients.Pass(stack, batch, scale=scale), rate)
         for row in range(2):
             leaves = {name: value[row].clone().requires_grad_() for name, value in start.items()}
@@ -271,7 +271,7 @@ def test_a_network_of_one_model_takes_those_of_a_stack_one_by_one():
     stack = {name: torch.randn(3, *value.shape, generator=draw) for name, value in parameters.copy_params(net).items()}
     x, y = torch.rand(3, 4, *shape, generator=draw), torch.randint(3, (3, 4), generator=draw)
     weight = torch.tensor([[0.25] * 4, [0.4, 0.6, 0.0, 0.0], [0.0, 0.5, 0.0, 0.5]])
-    batch = gradients.StackedBatch(x, y, weight, {}, {})
+    batch = gradients.StackedBatch(x, y, weight, {}, {}, worlds.TASK)
     one_model, *stacked = (form for form, _ in forms("mlp", net, shape, names))
     moved, expected = ({name: value.clone() for name, value in stack.items()} for _ in range(2))
     losses = take_step(one_model, moved, gradients.Pass(stack, batch, scale=scale), 0.5)
@@ -284,13 +284,13 @@ def test_a_network_of_one_model_takes_those_of_a_stack_one_by_one():
 
 def with_representations(logits, z, params, batch):
     """Return the cross-entropy plus the mean squared representation; learns a number as well."""
-    return batch.cross_entropy(logits) + batch.mean(z.square().sum(dim=2)) + params["number"].square()
+    return batch.loss(logits) + batch.mean(z.square().sum(dim=2)) + params["number"].square()
 
 
 def gradient_with_representations(network, params, batch):
     """Return the same loss, and its gradients by hand."""
     outputs = network.forward(params, batch.x, batch.weight)
-    losses, grad = gradients.cross_entropy(outputs.logits, batch.y, batch.weight)
+    losses, grad = batch.task.mean_losses(outputs.logits, batch.y, batch.weight)
     losses = losses + (outputs.z.square().sum(dim=2) * batch.weight).sum(dim=1) + params["number"].square()
     by_z = 2 * outputs.z * batch.weight[..., None]
     return losses, {"number": 2 * params["number"], **network.backward(outputs, grad, by_z)}
@@ -300,7 +300,7 @@ def gradient_with_representations(network, params, batch):
 def test_loss_is_refused_when_it_is_not_one_number_per_client(mode):
     data, net = worlds.federation(), models.create("mlp", (worlds.FEATURES,), worlds.CLASSES, 0)
     start = parameters.repeat(parameters.copy_params(net), 2)
-    plan = LocalSGD(1, 4, [0.1], loss=lambda logits, z, params, batch: batch.cross_entropy(logits).mean())
+    plan = LocalSGD(1, 4, [0.1], loss=lambda logits, z, params, batch: batch.loss(logits).mean())
     with pytest.raises(ComputationError, match=r"shape \(\); it must have one number per client"):
         list(Engine(net, data, seed=0, mode=mode).local_sgd([0, 2], start, plan, ("sgd", 0)))
 
@@ -429,7 +429,7 @@ def test_a_network_keeps_no_weight_of_the_models_that_it_passed(mode, monkeypatc
 def test_frozen_statistics_keep_a_network_from_its_program_only_if_it_has_any():
     plan = LocalSGD(1, 4, [0.1], gradient=cross_entropy_rule, frozen_norm=True, lockstep=True)
     for net, shape in (cnn(), mobile()):
-        worker_net = WorkerNet.compile(net.float(), shape)
+        worker_net = WorkerNet.compile(net.float(), shape, worlds.TASK)
         assert worker_net.program is not None
         for count, name in ((1, "compiled program"), (2, "lockstep")):
             chosen = strategy.choose(worker_net, plan, "loop", count)

@@ -99,7 +99,7 @@ def test_adaptation_keeps_the_entries_of_the_table_alone_and_reads_the_rows_of_n
 @pytest.mark.parametrize("kind", ["plain", "gradient", "objective"])
 def test_clients_train_from_one_model_as_from_a_stack_of_it(kind):
     def objective(model, params, batch):
-        return batch.cross_entropy(model(params, batch.x))
+        return batch.loss(model(params, batch.x))
 
     rule = {"plain": {}, "gradient": {"gradient": cross_entropy_rule}, "objective": {"objective": objective}}[kind]
     run = worlds.run("fedavg")

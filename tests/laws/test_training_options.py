@@ -131,13 +131,13 @@ def reference(run, method):
                 weight = weight * plan.sample_weights[index][torch.from_numpy(part)].double()
             if plan.gradient:
                 stack = {name: value[None] for name, value in params.items()}
-                batch = StackedBatch(x[None], y[None], weight[None], own, shared, [draw])
+                batch = StackedBatch(x[None], y[None], weight[None], own, shared, data.task, [draw])
                 with torch.no_grad():
                     loss, found = plan.gradient(network, stack, batch)
                 grads = {name: found[name][0] for name in trained}
             elif plan.loss or plan.pass_rule:
                 stack = {name: value[None] for name, value in params.items()}
-                batch = StackedBatch(x[None], y[None], weight[None], own, shared, [draw])
+                batch = StackedBatch(x[None], y[None], weight[None], own, shared, data.task, [draw])
                 with torch.no_grad():
                     passes = (
                         plan.pass_rule(network, stack, batch) if plan.pass_rule else [Pass(stack, batch, plan.loss)]
@@ -147,7 +147,7 @@ def reference(run, method):
                 leaves = {name: value.clone().requires_grad_() for name, value in params.items()}
                 if plan.objective:
                     one = {name: value[0] for name, value in own.items()}
-                    loss = plan.objective(Model(net), leaves, Batch(x, y, weight, one, shared))
+                    loss = plan.objective(Model(net), leaves, Batch(x, y, weight, one, shared, data.task))
                 else:
                     logits = functional_call(net, leaves, (x,))
                     loss = functional.cross_entropy(logits, y, reduction="none") @ weight

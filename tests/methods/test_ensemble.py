@@ -11,7 +11,6 @@ from pflcli import parameters
 from pflcli.artifacts.reader import open_artifact
 from pflcli.auditing import inversion
 from pflcli.commands.personalize import personalize
-from pflcli.engine.engine import probabilities
 from pflcli.errors import InputError, UsageError
 from pflcli.execution import Execution
 from pflcli.methods import fedavg_plus
@@ -34,7 +33,7 @@ def test_models_answer_together(pool):
     run = worlds.run("fedavg-plus", options={"models": 3, "pool": pool})
     actual = worlds.answers("fedavg-plus", run, {}, CLIENT)["test"]
     rows = run.federation.rows(0, "test")
-    each = [np.asarray(probabilities(run.engine.infer(model, rows)[0])) for model in models(run)]
+    each = [run.task.predict(run.engine.infer(model, rows)[0]) for model in models(run)]
     if pool == "votes":
         each = [np.eye(worlds.CLASSES)[p.argmax(axis=1)] for p in each]
     np.testing.assert_allclose(actual, np.mean(each, axis=0), atol=1e-6)

@@ -225,7 +225,7 @@ def test_the_gradient_through_the_hybrid_is_exact(slots):
     expected_grads = torch.autograd.grad(expected, list(theta.values()), materialize_grads=True)
     network = AutogradNetwork(net, (), "float32")
     own = {"me": me[None], "prior": prior[None]}
-    batch = StackedBatch(x[None], y[None], torch.full((1, 6), 1 / 6).double(), own, shared)
+    batch = StackedBatch(x[None], y[None], torch.full((1, 6), 1 / 6).double(), own, shared, worlds.TASK)
     losses, actual = ham.gradients(network, {name: value[None] for name, value in theta.items()}, batch)
     torch.testing.assert_close(losses[0], expected.detach())
     grads = [actual[name][0] for name in theta]
@@ -252,7 +252,9 @@ def test_the_gradient_in_a_clients_own_model_is_exact(slots, centred):
     shared |= {"centred": torch.tensor(centred).double(), **sketch.constants()}
     shared["points"] = shared["points"] - centred * shared["points"][-1:]
     per_client = {"me": me, "share": torch.tensor([0.2]).double()}
-    batch = Batch(x, y, None, {**per_client, **{f"theta.{name}": value for name, value in theta.items()}}, shared)
+    batch = Batch(
+        x, y, None, {**per_client, **{f"theta.{name}": value for name, value in theta.items()}}, shared, worlds.TASK
+    )
 
     def loss(*weights):
         return ham.joint_loss(Model(net), dict(zip(own, weights, strict=True)), batch)

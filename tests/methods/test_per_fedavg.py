@@ -30,7 +30,7 @@ def test_the_outer_gradient_is_of_other_samples_than_the_inner():
     def halves(weights):
         weight = torch.tensor(weights)
         places = torch.arange(weight.shape[1]).expand(len(weight), -1)
-        return per_fedavg._halves(gradients.StackedBatch(places.double(), places, weight, {}, {}))
+        return per_fedavg._halves(gradients.StackedBatch(places.double(), places, weight, {}, {}, worlds.TASK))
 
     first, second = halves([[0.1] * 10])
     assert sorted([*first.y[0].tolist(), *second.y[0].tolist()]) == list(range(10))

@@ -246,7 +246,7 @@ def loss_and_gradients(prior, net, x, y, tree, draws):
     """The loss of one client and its gradients by the body."""
     names = [name for name, _ in net.named_parameters() if name.startswith("body.")]
     weight = torch.full((1, len(y)), 1 / len(y))
-    batch = StackedBatch(x[None], y[None], weight, {"tree": tree[None]}, {}, [draws])
+    batch = StackedBatch(x[None], y[None], weight, {"tree": tree[None]}, {}, worlds.TASK, [draws])
     params = {name: value[None] for name, value in parameters.copy_params(net).items()}
     losses, grads = pfedgp.gradients(prior, AutogradNetwork(net, names, "float32"), params, batch)
     return float(losses[0]), parameters.pick(grads, 0)

@@ -65,49 +65,32 @@ def clean(
     bad value.
     """
     raw.require_same_length(name)
-    x, owner = raw.x, raw.owner
-    is_images = x.dtype == np.uint8 and x.ndim > 2
+    is_images = raw.x.dtype == np.uint8 and raw.x.ndim > 2
     if is_images and standardize_by:
         raise UsageError("--standardize does not apply to images: pixels are always scaled to [0, 1]", "leave it out")
-    if not is_images and x.dtype not in (np.float32, np.float64):
-        x = x.astype(np.float64)
+    x = raw.x if is_images or raw.x.dtype in (np.float32, np.float64) else raw.x.astype(np.float64)
     _require_storable(raw, name)
     remarks = list(raw.remarks)
-    if owner is not None:
-        owner = _check_clients(raw, owner, name, remarks)
-        raw = replace(raw, owner=owner)
-    lost = incomplete = _find_incomplete(raw, x, missing)
-    rows = np.flatnonzero(~lost)
-    if not len(rows):
+    if raw.owner is not None:
+        raw = replace(raw, owner=_check_clients(raw, raw.owner, name, remarks))
+    lost = _find_incomplete(raw, x, missing)
+    if lost.all():
         raise InputError(f"{name}: every sample lacks a value", *_column_hints(raw, x, lost))
-    if "order" in raw.metadata:
+    rows = np.flatnonzero(~lost)
+    is_ordered = "order" in raw.metadata
+    if is_ordered:
         rows = _sort_by_time(raw, rows)
     require_in_range(x, raw, set(rows.tolist()) if len(rows) < len(x) else None)
     y, classes = number_classes(raw, rows, like, integers_are_classes=integers_are_classes)
     duplicates = _find_duplicates(x, raw, rows)
     if drop_duplicates:
-        rows, y, lost = rows[~duplicates], y[~duplicates], lost.copy()
-        lost[np.setdiff1d(np.arange(len(lost)), rows)] = True
+        rows, y = rows[~duplicates], y[~duplicates]
     split = parse_splits(raw, rows, name) if "split" in raw.metadata else None
-    group = None
-    if "group" in raw.metadata:
-        group = np.unique(raw.metadata["group"][rows], return_inverse=True)[1].astype(np.int64)
-    remarks += _loss_remarks(raw, x, incomplete)
-    if duplicates.any():
-        copies = f"{counted(int(duplicates.sum()), 'sample')} with the features, label and client of an earlier one"
-        remarks.append(
-            f"left out: {copies}"
-            if drop_duplicates
-            else f"WARNING: {copies}; copies of training samples may be test samples: --drop-duplicates keeps the first"
-        )
-    if len(rows) < len(x) or "order" in raw.metadata:
+    remarks += _loss_remarks(raw, x, lost) + _copy_remarks(int(duplicates.sum()), are_dropped=drop_duplicates)
+    owner = raw.owner
+    if len(rows) < len(x) or is_ordered:
         x, owner = x[rows], None if owner is None else owner[rows]
-    remarks += [
-        f"'{name}' looks like a row number: leave it out of --features?" for name in _find_row_numbers(x, raw.columns)
-    ]
-    if not is_images and not standardize_by:
-        remarks += _scale_remarks(x, raw.columns)
-    remarks += _gap_remarks(x, raw.columns, owner)
+    remarks += _feature_remarks(x, raw.columns, owner, are_scaled=is_images or bool(standardize_by))
     columns, fill = raw.columns, missing == "median" and not is_images
     if fill:
         x, columns = mark_gaps(x, columns, like)
@@ -116,23 +99,18 @@ def clean(
         x = x.astype(np.float64)
     if not (standardize_by or missing == "median"):
         x = x.astype(np.uint8 if is_images else np.float32, copy=False)
-    features = [
-        feature for column in columns for feature in [*column.features, *[f"{column.name} missing"] * column.gaps]
-    ]
-    dataset = Dataset(
-        x,
-        y,
-        classes,
-        owner,
-        tuple(features),
-        standardize=bool(standardize_by),
-        fill=fill,
-        by_client=standardize_by == "client",
-        split=split,
-        group=group,
-        is_ordered="order" in raw.metadata,
-    )
-    return CleanSamples(dataset, columns, int(lost.sum()), tuple(remarks))
+    dataset = Dataset(x, y, classes, owner, _feature_names(columns), bool(standardize_by), fill)
+    groups = raw.metadata.get("group")
+    group = None if groups is None else np.unique(groups[rows], return_inverse=True)[1].astype(np.int64)
+    by_client = standardize_by == "client"
+    dataset = replace(dataset, by_client=by_client, split=split, group=group, is_ordered=is_ordered)
+    return CleanSamples(dataset, columns, len(lost) - len(rows), tuple(remarks))
+
+
+def _feature_names(columns: Sequence[Column]) -> tuple[str, ...]:
+    """Return the names of the features of all columns, also of those that mark missing values."""
+    marked = ([*column.features, *[f"{column.name} missing"] * column.gaps] for column in columns)
+    return tuple(feature for features in marked for feature in features)
 
 
 def _check_clients(raw: RawSamples, owner: NDArray[np.str_], name: str, remarks: list[str]) -> NDArray[np.str_]:
@@ -308,6 +286,28 @@ def _loss_remarks(raw: RawSamples, x: NDArray[np.float64], lost: NDArray[np.bool
             more = f", ... ({len(losses)} clients in all)" if len(losses) > 8 else ""
             lines.append(f"WARNING: clients lose most of their samples: {', '.join(losses[:8])}{more}")
     return lines + _column_hints(raw, x, lost)
+
+
+def _copy_remarks(count: int, *, are_dropped: bool) -> list[str]:
+    """Return a remark on ``count`` samples that are copies of others, if there are any."""
+    copies = f"{counted(count, 'sample')} with the features, label and client of an earlier one"
+    if are_dropped:
+        remark = f"left out: {copies}"
+    else:
+        remark = f"WARNING: {copies}; copies of training samples may be test samples: --drop-duplicates keeps the first"
+    return [remark] if count else []
+
+
+def _feature_remarks(
+    x: NDArray[np.float64], columns: tuple[Column, ...], owner: NDArray[np.str_] | None, *, are_scaled: bool
+) -> list[str]:
+    """Return remarks on features that look like row numbers, have different scales, or are unknown for a client."""
+    numbers = _find_row_numbers(x, columns)
+    return [
+        *(f"'{name}' looks like a row number: leave it out of --features?" for name in numbers),
+        *([] if are_scaled else _scale_remarks(x, columns)),
+        *_gap_remarks(x, columns, owner),
+    ]
 
 
 def _gap_remarks(x: NDArray[np.float64], columns: tuple[Column, ...], owner: NDArray[np.str_] | None) -> list[str]:

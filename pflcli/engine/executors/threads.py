@@ -47,7 +47,7 @@ class Threads:
         """whether all threads predict by one network; not by a program, which has memory of its own, nor by a chain"""
         self._nets: queue.SimpleQueue[WorkerNet] = queue.SimpleQueue()
         for _ in range(count if device.type == "cpu" else 1):
-            worker_net = WorkerNet.compile(copy.deepcopy(net).to(device), federation.in_shape)
+            worker_net = WorkerNet.compile(copy.deepcopy(net).to(device), federation.in_shape, federation.task)
             program = worker_net.program
             self._shares_net = worker_net.layers is None and not (program and program.infers)
             self._nets.put(worker_net)

@@ -63,26 +63,13 @@ def draw_clients(
     y = channel("row", title=None, **rows)
     layers: list[Spec] = []
     if base is not None:
-        layers.append(
-            vega.layer(
-                {"type": "rule", "opacity": 0.6, "strokeWidth": 1.2}, x=across, x2={"field": "base"}, y=y, color=colour
-            )
-        )
+        line = {"type": "rule", "opacity": 0.6, "strokeWidth": 1.2}
+        layers.append(vega.layer(line, x=across, x2={"field": "base"}, y=y, color=colour))
+        line = {"type": "rule", "color": GREY, "strokeWidth": 2.5}
         marks = [{"score": base[client], "from": row - 0.4, "to": row + 0.4} for row, client in enumerate(order)]
-        layers.append(
-            vega.layer(
-                {"type": "rule", "color": GREY, "strokeWidth": 2.5},
-                marks,
-                x=across,
-                y={**y, "field": "from"},
-                y2={"field": "to"},
-            )
-        )
-    layers.append(
-        vega.layer(
-            {"type": "point", "filled": True, "size": 45, "opacity": 1}, x=across, y=y, color=colour, shape=shape
-        )
-    )
+        layers.append(vega.layer(line, marks, x=across, y={**y, "field": "from"}, y2={"field": "to"}))
+    dot = {"type": "point", "filled": True, "size": 45, "opacity": 1}
+    layers.append(vega.layer(dot, x=across, y=y, color=colour, shape=shape))
     labels = [vega.shorten(names[client]) for client in order]
     params = [{"name": "clients", "value": labels}]
     spec = {"params": params, "width": _PANEL, "height": height, **vega.data(dots), "layer": layers}
@@ -207,6 +194,10 @@ def _gain_panels(scores: Mapping[str, Scores], baseline: str, columns: int, metr
             {} if outer else {"labels": False, "ticks": False} for outer in (not place % columns, place > last - 1)
         )
         x_axis = vega.score_axis(metric, tickCount=4, labelOverlap="greedy", labelSeparation=8, **bottom)
+        x = channel("base", title=None, axis=x_axis, scale=x_scale)
+        y = channel("gain", title=None, axis={"tickCount": 4, **left}, scale=y_scale)
+        size = 16 if len(dots) <= 100 else 5
+        dot = {"type": "point", "filled": True, "size": size, "opacity": 0.6, "color": colours[name][0]}
         panels.append(
             {
                 "title": {
@@ -216,21 +207,7 @@ def _gain_panels(scores: Mapping[str, Scores], baseline: str, columns: int, metr
                 },
                 "width": (_PANEL - 14 * (columns - 1)) / columns,
                 "height": _gain_height(rows),
-                "layer": [
-                    vega.level_line(0, "y", color=GREY, strokeDash=[4, 3]),
-                    vega.layer(
-                        {
-                            "type": "point",
-                            "filled": True,
-                            "size": 16 if len(dots) <= 100 else 5,
-                            "opacity": 0.6,
-                            "color": colours[name][0],
-                        },
-                        dots,
-                        x=channel("base", title=None, axis=x_axis, scale=x_scale),
-                        y=channel("gain", title=None, axis={"tickCount": 4, **left}, scale=y_scale),
-                    ),
-                ],
+                "layer": [vega.level_line(0, "y", color=GREY, strokeDash=[4, 3]), vega.layer(dot, dots, x=x, y=y)],
             }
         )
     unit = " (points)" if metric.percent else ""

@@ -512,6 +512,7 @@ def _graph_panel(graph: Graph, order: Order) -> Spec:
     legend = vega.legend_below(domain[:20], _SIDE, symbolSize=60, symbolOpacity=1) if order.names else None
     group = channel("group", "nominal", legend=legend)
     side = {"scale": {"domain": [-1.25, 1.25], "nice": False}, "axis": None}
+    place = {"x": channel("x", **side), "y": channel("y", **side)}
     small = count > 30
     return {
         "title": "neighbours, in either direction",
@@ -521,8 +522,7 @@ def _graph_panel(graph: Graph, order: Order) -> Spec:
             vega.layer(
                 {"type": "rule", "strokeWidth": 0.9, "opacity": 0.6},
                 edges,
-                x=channel("x", **side),
-                y=channel("y", **side),
+                **place,
                 x2={"field": "x2"},
                 y2={"field": "y2"},
                 color={"condition": {"test": "datum.across", "value": _ACROSS}, "value": _WITHIN},
@@ -530,8 +530,7 @@ def _graph_panel(graph: Graph, order: Order) -> Spec:
             vega.layer(
                 {"type": "point", "filled": True, "opacity": 1, "size": 40 if small else 70},
                 nodes,
-                x=channel("x", **side),
-                y=channel("y", **side),
+                **place,
                 color={**group, "scale": {"domain": domain, "range": colours}},
                 shape={**group, "scale": {"domain": domain, "range": shapes}},
             ),

@@ -163,8 +163,8 @@ def _title_gain(comparison: Comparison) -> str:
     return f"gain over {comparison.baseline_name}{' (points)' if comparison.metric.percent else ''}"
 
 
-def _draw_cost(comparison: Comparison) -> Chart | None:
-    """Return the gain of each method against its communication; None if fewer than two methods have a gain."""
+def _list_costs(comparison: Comparison) -> list[Row]:
+    """Return the gain and the communication of each method that is no reference."""
     scale = comparison.metric.scale
     rows: list[Row] = []
     for row in comparison.rows:
@@ -183,6 +183,12 @@ def _draw_cost(comparison: Comparison) -> Chart | None:
                 "seconds": metric_value(row, "seconds"),
             }
         )
+    return rows
+
+
+def _draw_cost(comparison: Comparison) -> Chart | None:
+    """Return the gain of each method against its communication; None if fewer than two methods have a gain."""
+    rows = _list_costs(comparison)
     if len(rows) < 2:
         return None
     ends = [0.0, *(row[key] for row in rows for key in ("low", "high"))]

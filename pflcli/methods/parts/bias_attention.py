@@ -174,7 +174,7 @@ class BiasAttention:
 def pulled_loss(model: Model, params: Params, batch: Batch) -> Tensor:
     """Return the cross-entropy, plus mu / 2 times the squared distance of the biases from the client's own anchor."""
     distance = torch.stack([((params[name] - anchor) ** 2).sum() for name, anchor in batch.own.items()]).sum()
-    return batch.cross_entropy(model(params, batch.x)) + batch.shared["mu"] / 2 * distance
+    return batch.loss(model(params, batch.x)) + batch.shared["mu"] / 2 * distance
 
 
 def _draw_orthonormal(rows: int, columns: int, rng: np.random.Generator) -> Tensor:

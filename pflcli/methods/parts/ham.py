@@ -181,14 +181,14 @@ def joint_loss(model: Model, params: Params, batch: Batch) -> Tensor:
         name: value + (is_own @ share).to(value.dtype) * params[name] if value.is_floating_point() else value
         for name, value in mix(share * is_other, basis).items()
     }
-    own_loss = batch.cross_entropy(model(params, batch.x))
+    own_loss = batch.loss(model(params, batch.x))
     return own_loss + shared["lam"] * _hybrid_loss(model, hybrid, batch)
 
 
 def _hybrid_loss(model: Model, hybrid: Params, batch: Batch) -> Tensor:
     """Return F(hybrid), with constant buffers."""
     constant = {name: value if name in model.parameters else value.detach() for name, value in hybrid.items()}
-    return batch.cross_entropy(model(constant, batch.x))
+    return batch.loss(model(constant, batch.x))
 
 
 class CountSketch:

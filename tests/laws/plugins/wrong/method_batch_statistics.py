@@ -14,7 +14,6 @@ import torch
 from numpy.typing import NDArray
 from torch.func import functional_call
 
-from pflcli.engine.engine import probabilities
 from pflcli.federation.run import Predictor, Run
 
 KIND = "server"
@@ -51,7 +50,7 @@ def personalize(run: Run, state: dict[str, Any], clients: NDArray[np.int64]) -> 
                 continue
             with torch.no_grad():
                 copied = {name: value.clone() for name, value in state["global"].items()}
-                parts.append(probabilities(functional_call(network, copied, (x,))))
+                parts.append(run.task.predict(functional_call(network, copied, (x,))))
         return {"p": np.concatenate(parts)}
 
     return Predictor(answer, run.predicted_splits)
