@@ -112,6 +112,8 @@ def command(
         console.attacks(open_one(path), to_stderr=False)
     elif kind == "tuning" and not verify:
         console.trials(open_one(path), to_stderr=False)
+    elif kind == "verdicts" and not verify:
+        console.verdicts(open_one(path), to_stderr=False)
     else:
         console.facts(show.outline(path, verify=verify))
 
