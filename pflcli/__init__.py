@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from pflcli.commands.train_global import train_global
     from pflcli.commands.tune import tune
     from pflcli.commands.update_datastore import update_datastore
+    from pflcli.commands.verify import verify
     from pflcli.evaluation.in_memory import table
     from pflcli.simulation.callbacks import Callback, EarlyStopping
     from pflcli.simulation.federation import Federation
@@ -66,6 +67,7 @@ __all__ = [
     "train_global",
     "tune",
     "update_datastore",
+    "verify",
 ]
 
 

@@ -92,13 +92,14 @@ ALLOWED = {
     "comparison": BASE
     | {"execution", "config", "artifacts", "options", "methods", "federation", "federation.privacy", "training"}
     | {"evaluation", "evaluation.metrics", "jobs", "tuning"},
+    "claims": BASE | {"config", "artifacts", "options", "evaluation", "evaluation.metrics"},
     "commands": BASE
     | {"execution", "config", "sources", "data.datasets", "data.formats", "data.schemes", "data.preparation", "models"}
     | {"parameters", "engine", "knn", "methods", "artifacts", "simulation", "training", "options", "prediction"}
     | {"auditing", "data.splits"}
     | {"laws", "encoders", "federation", "federation.aggregators", "federation.privacy", "federation.uploads"}
     | {"evaluation", "evaluation.charts", "evaluation.metrics", "evaluation.presentation", "evaluation.page"}
-    | {"tracking", "jobs", "tuning", "comparison"},
+    | {"tracking", "jobs", "tuning", "comparison", "claims"},
     "cli": BASE
     | {"execution", "config", "commands", "options", "artifacts", "jobs", "tuning", "prediction"}
     | {"evaluation", "evaluation.presentation"},

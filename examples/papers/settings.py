@@ -7,12 +7,12 @@ python examples/papers/settings.py FILE PAPER                                   
 from __future__ import annotations
 
 import sys
-import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-Table = dict[str, Any]
+from pflcli.claims.experiments import Table, read_experiments
+
 SIZES = ("paper", "small")
 PARTS = ("partition", "training")
 
@@ -20,7 +20,7 @@ PARTS = ("partition", "training")
 def main() -> None:
     """Print what is asked for."""
     path, *arguments = sys.argv[1:]
-    experiments = read(Path(path))
+    experiments = read_experiments(Path(path))
     if len(arguments) == 1:
         print(markdown(experiments, arguments[0]), end="")
         return
@@ -30,35 +30,6 @@ def main() -> None:
         known = ", ".join(each.removeprefix(f"{paper}.") for each in experiments if each.startswith(f"{paper}."))
         sys.exit(f"unknown: {name.removeprefix(f'{paper}.')}; known are {known}")
     print(*words(experiments[name], size, key, dict(change.split("=", maxsplit=1) for change in changes)))
-
-
-def read(path: Path) -> dict[str, Table]:
-    """Return the experiments by ``paper.name``, each with all that it takes over from the one that it is like."""
-    with path.open("rb") as file:
-        papers = tomllib.load(file)
-    return {
-        f"{paper}.{name}": _resolved(papers, experiment)
-        for paper, experiments in papers.items()
-        for name, experiment in experiments.items()
-    }
-
-
-def _resolved(papers: Mapping[str, Mapping[str, Table]], experiment: Table) -> Table:
-    if "like" not in experiment:
-        return experiment
-    paper, name = experiment["like"].split(".")
-    changes = {key: value for key, value in experiment.items() if key != "like"}
-    base = _resolved(papers, papers[paper][name])
-    return _merged({key: value for key, value in base.items() if key != "note" or "note" not in changes}, changes)
-
-
-def _merged(base: Mapping[str, Any], changes: Mapping[str, Any], key: str = "") -> Table:
-    if "scheme" in changes and changes["scheme"] != base.get("scheme"):
-        base = {name: value for name, value in base.items() if name != "set"}  # options of another scheme
-    merged = dict(base)
-    for name, value in changes.items():
-        merged[name] = _merged(base.get(name, {}), value, name) if isinstance(value, Mapping) else value
-    return merged
 
 
 def words(experiment: Table, size: str, key: str, changes: Mapping[str, str]) -> list[str]:

@@ -32,6 +32,7 @@ from pflcli.options.track import Track
 from pflcli.options.train_global import TrainGlobal
 from pflcli.options.tune import Tune
 from pflcli.options.update_datastore import UpdateDatastore
+from pflcli.options.verify import Verify
 
 _SUMMARY = "Find out which personalized federated learning method works best on your data, by how much, and for whom."
 
@@ -61,6 +62,9 @@ _add(ImportData, _FIRST, words=results.ImportCommand)
 _add(Partition, _FIRST)
 app.command("compare", cls=results.CompareCommand, rich_help_panel=_FIRST)(
     command(Compare, results.show_comparison, results.run_comparison, {"plan": results.PLAN})
+)
+app.command("verify", cls=results.CompareCommand, rich_help_panel=_FIRST)(
+    command(Verify, results.show_verdicts, results.run_verification, {"plan": results.PLAN})
 )
 app.command("report", cls=Command, rich_help_panel=_FIRST)(report.command)
 app.command("show", cls=Command, rich_help_panel=_FIRST)(show.command)

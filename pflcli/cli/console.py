@@ -201,6 +201,14 @@ def attacks(artifact: Artifact, *, to_stderr: bool) -> None:
         _sentence(line, sys.stderr)
 
 
+def verdicts(artifact: Artifact, *, to_stderr: bool) -> None:
+    """Print the verdicts on claims as a table."""
+    from pflcli.artifacts.kinds.verdicts import SETTINGS, read
+    from pflcli.evaluation.presentation import verdicts as presentation
+
+    table(*presentation.build_table(read(artifact)), where=str(artifact.path / SETTINGS), to_stderr=to_stderr)
+
+
 def trials(artifact: Artifact, *, to_stderr: bool) -> None:
     """Print the trials of a tuning, the best one first."""
     from pflcli.artifacts.kinds import tuning

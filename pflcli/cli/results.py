@@ -154,7 +154,7 @@ def _calibrated(predicted: PredictedSamples) -> dict[str, Any]:
 PLAN = Annotated[
     str | None,
     typer.Option(
-        help="Print a script that makes this comparison with many processes (make, slurm or sh), and do nothing else.",
+        help="Print a script that does this with many processes (make, slurm or sh), and do nothing else.",
         metavar="FORM",
         show_default=False,
         autocompletion=completion.words("make", "slurm", "sh"),
@@ -202,10 +202,51 @@ def run_comparison(
         console.result(error.outcome, as_json=as_json)
         raise
     if plan is not None:
-        script = _script(plan, arguments["sources"], arguments["out"], outcome.summary["jobs"], context)
-        console.lines([script.rstrip("\n")])
-        raise typer.Exit
+        _print_script(plan, arguments["sources"], outcome, context)
     return outcome
+
+
+def show_verdicts(
+    outcome: Outcome, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
+) -> None:
+    """Print the verdicts on claims, or in a dry run what would be made."""
+    _show_verdicts(outcome, dry_run=execution.dry_run, quiet=quiet)
+    show_outcome(outcome, asked, execution, as_json=as_json, quiet=quiet)
+
+
+def run_verification(
+    verify: Callable[..., Outcome], arguments: dict[str, Any], context: typer.Context, *, as_json: bool
+) -> Outcome:
+    """Run ``verify``; with ``--plan``, print a script instead.
+
+    If a run fails, the verdicts are shown before the error.
+    """
+    from pflcli.commands.compare import IncompleteError
+
+    execution, plan = arguments["execution"], arguments.pop("plan")
+    if plan is not None:
+        arguments["execution"] = _planning(execution, context)
+    try:
+        outcome = verify(**arguments)
+    except IncompleteError as error:
+        _show_verdicts(error.outcome, dry_run=execution.dry_run, quiet=context.params["quiet"])
+        console.result(error.outcome, as_json=as_json)
+        raise
+    if plan is not None:
+        _print_script(plan, [], outcome, context)
+    return outcome
+
+
+def _show_verdicts(outcome: Outcome, *, dry_run: bool, quiet: bool) -> None:
+    from pflcli.artifacts.reader import open_artifact
+
+    if quiet:
+        return
+    if dry_run:
+        rows = [[row["path"], row["decision"]] for row in outcome.summary["plan"]]
+        console.table(["artifact", "decision"], rows, to_stderr=True)
+    elif outcome.kind == "verdicts" and outcome.fingerprint:
+        console.verdicts(open_artifact(outcome.path), to_stderr=True)
 
 
 _PLAN = "--plan"
@@ -227,14 +268,14 @@ def _planning(execution: Execution, context: typer.Context) -> Execution:
     return replace(execution, dry_run=True, reporter=SILENT)
 
 
-def _script(plan: str, sources: list[Path], out: Path, jobs: list[dict[str, Any]], context: typer.Context) -> str:
-    """Return the script for the command as it was typed, without ``--plan``."""
+def _print_script(plan: str, sources: list[Path], outcome: Outcome, context: typer.Context) -> None:
+    """Print the script for the command as it was typed, without ``--plan``, and end the command."""
     from pflcli.jobs import scripts
 
     typed: list[str] = list(context.meta[_WORDS])
     if not any(word.partition("=")[0] == _PLAN for word in typed):
         raise UsageError("--plan cannot be set in a configuration file", f"type {_PLAN} {plan}")
-    words = ["pfl", "compare"]
+    words = ["pfl", str(context.info_name)]
     while typed:
         word = typed.pop(0)
         if word == _PLAN:
@@ -243,7 +284,10 @@ def _script(plan: str, sources: list[Path], out: Path, jobs: list[dict[str, Any]
             words.append(word)
     threads = context.get_parameter_source("threads")
     chosen = threads is not None and threads.name != "DEFAULT"
-    return scripts.script(plan, scripts.Plan(out, sources, {job["path"]: job["needs"] for job in jobs}, words, chosen))
+    jobs = {job["path"]: job["needs"] for job in outcome.summary["jobs"]}
+    planned = scripts.Plan(outcome.path.parent, sources, jobs, words, chosen, outcome.path.name)
+    console.lines([scripts.script(plan, planned).rstrip("\n")])
+    raise typer.Exit
 
 
 def _show(outcome: Outcome, *, dry_run: bool, quiet: bool) -> None:

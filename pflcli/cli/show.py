@@ -126,7 +126,8 @@ def _print_table(path: Path) -> bool:
     from pflcli.evaluation.presentation import tables
 
     artifact = open_one(path)
-    prints = dict.fromkeys(tables.KINDS, console.scores) | {"audit": console.attacks, "tuning": console.trials}
+    prints = dict.fromkeys(tables.KINDS, console.scores)
+    prints |= {"audit": console.attacks, "tuning": console.trials, "verdicts": console.verdicts}
     if artifact.kind not in prints:
         return False
     prints[artifact.kind](artifact, to_stderr=False)

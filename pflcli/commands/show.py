@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from pflcli.artifacts import codebook, kinds, verification
-from pflcli.artifacts.kinds import audit, evaluation, predictions
+from pflcli.artifacts.kinds import audit, evaluation, predictions, verdicts
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact, follow
@@ -48,6 +48,8 @@ def show(path: Path | str, *, lineage: bool = False, verify: bool = False) -> di
         facts["metrics"] = evaluation.read(artifact)
     if artifact.kind == "audit":
         facts["audit"] = audit.read(artifact)
+    if artifact.kind == "verdicts":
+        facts["claims"] = verdicts.read(artifact)
     return facts
 
 

@@ -1,4 +1,4 @@
-"""Scripts that make a comparison with many processes: a Makefile, Slurm arrays or a shell script.
+"""Scripts that make a comparison, or several, with many processes: a Makefile, Slurm arrays or a shell script.
 
 Each job is the command of the comparison with ``--only``; the last one is the command itself, which makes the table. A
 failed run (exit code 5) does not stop the others: the last command tries it again, and reports it.
@@ -57,6 +57,8 @@ class Plan:
     jobs: Mapping[str, Sequence[str]]
     words: Sequence[str]
     chooses_threads: bool
+    table: str = "comparison"
+    """the path of the artifact that the command itself makes"""
 
     def command(self, threads: str = "", dollar: str = "$") -> str:
         """Return the command quoted for a shell, with ``dollar`` for each $ and ``threads`` unless it sets them."""
@@ -104,8 +106,8 @@ def make(plan: Plan) -> str:
 
     targets = {path: target(plan.out / path) for path in plan.jobs}
     sources = " ".join(map(target, plan.sources))
-    table, recipe = target(plan.out / "comparison"), plan.command(" --threads $(THREADS)", "$$")
-    file = shlex.quote(str(plan.out / "comparison" / "manifest.json")).replace("$", "$$")
+    table, recipe = target(plan.out / plan.table), plan.command(" --threads $(THREADS)", "$$")
+    file = shlex.quote(str(plan.out / plan.table / "manifest.json")).replace("$", "$$")
     lines = ["THREADS = 1", "", f"{table}: {' '.join(targets.values()) or sources}"]
     # If a run fails, the table contains the others. Its time is set back, so that the next make tries again.
     lines += [f"\t{recipe} || {{ touch -c -t 197001020000 {file}; exit 1; }}", ""]

@@ -66,7 +66,13 @@ def _constants() -> dict[str, dict[str, Any]]:
 
 def add_article(name: str) -> str:
     """Return the name of a kind with its article, such as ``an audit``, unless it is a plural."""
-    return name if name in ("embeddings", "predictions") else f"an {name}" if name[0] in "aeiou" else f"a {name}"
+    return (
+        name
+        if name in ("embeddings", "predictions", "verdicts")
+        else f"an {name}"
+        if name[0] in "aeiou"
+        else f"a {name}"
+    )
 
 
 def required_kinds(needs: tuple[str, ...]) -> set[str]:

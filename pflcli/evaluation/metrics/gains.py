@@ -81,6 +81,18 @@ class Estimate:
     interval: tuple[float, float]
     p: float
 
+    @classmethod
+    def by_student(cls, mean: float, error: float, freedom: float) -> Estimate:
+        """Return the estimate whose interval and p-value are Student's t."""
+        reach = error * float(stdtrit(freedom, (1 + LEVEL) / 2))
+        p = 2 * float(stdtr(freedom, -abs(mean) / error)) if error > 0 else float(mean == 0)
+        return cls(mean, error, freedom, (mean - reach, mean + reach), p)
+
+    def interval_at(self, level: float) -> tuple[float, float]:
+        """Return the interval with another coverage than ``LEVEL``."""
+        reach = self.error * float(stdtrit(self.freedom, (1 + level) / 2))
+        return self.mean - reach, self.mean + reach
+
 
 def mean_gain(
     gains: Sequence[Array],
@@ -133,10 +145,17 @@ def mean_gain(
     variance = of_clients + of_seeds
     doubt = of_clients**2 / (effective - 1) + doubt_of_seeds
     freedom = max(1.0, variance**2 / doubt) if doubt > 0 else effective - 1
-    mean, error = float(means.mean()), math.sqrt(variance)
-    reach = float(stdtrit(freedom, (1 + LEVEL) / 2)) * error
-    p = 2 * float(stdtr(freedom, -abs(mean) / error)) if error > 0 else float(mean == 0)
-    return Estimate(mean, error, freedom, (mean - reach, mean + reach), p)
+    return Estimate.by_student(float(means.mean()), math.sqrt(variance), freedom)
+
+
+def mean_difference(differences: Sequence[float]) -> Estimate | None:
+    """Estimate the mean of one difference per seed, with its uncertainty over seeds alone; None for a single seed."""
+    if len(differences) < 2:
+        return None
+    values = np.asarray(differences, np.float64)
+    return Estimate.by_student(
+        float(values.mean()), float(values.std(ddof=1)) / math.sqrt(len(values)), len(values) - 1
+    )
 
 
 def holm(p: Mapping[str, float]) -> dict[str, float]:

@@ -1,0 +1,1 @@
+"""Claims about methods: their file, the comparisons that decide them, and the verdicts."""

@@ -1,0 +1,90 @@
+"""Present verdicts on claims as tables: a row per claim, or a row per claim, setting and pair of methods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from pflcli.evaluation.metrics import catalogue
+from pflcli.evaluation.presentation.tables import Table
+from pflcli.wording import as_typed, counted
+
+_SIZES = ("clients", "samples", "rounds", "seeds")
+
+
+def build_table(claims: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Return a table with a row per claim: the verdict, in how many settings it holds, and what decided it."""
+    heading = ["claim", "where", "condition", "verdict", "holds in", "decided by", "size"]
+    rows = [
+        [
+            name,
+            claim["where"],
+            _describe_condition(claim),
+            claim["verdict"],
+            f"{claim['holds']} of {counted(claim['settings'], 'setting')}",
+            describe_difference(claim["decided_by"]),
+            _describe_sizes(claim["cells"]),
+        ]
+        for name, claim in claims.items()
+    ]
+    return Table(heading, rows, ["size", "where", "condition"])
+
+
+def _describe_condition(claim: Mapping[str, Any]) -> str:
+    """Return the condition on each difference: ``higher``, ``higher by over 1.0``, ``level up to 1.0``."""
+    if not claim["margin"]:
+        return str(claim["direction"])
+    margin = _format(claim["decided_by"]["metric"], claim["margin"]).removeprefix("+")
+    return f"{claim['direction']} {'by over' if claim['direction'] in ('higher', 'lower') else 'up to'} {margin}"
+
+
+def describe_difference(item: Mapping[str, Any]) -> str:
+    """Return a difference in words: ``knn-per - fedavg on writers: accuracy +3.6 [+2.3, +4.9]``."""
+    against = item["against"] if isinstance(item["against"], str) else f"{item['against']:g}"
+    text = f"{item['method']} - {against} on {describe_setting(item)}: {item['metric']}"
+    if item["difference"] is not None:
+        text += f" {_format(item['metric'], item['difference'])}"
+    if item["interval"] is not None:
+        text += f" [{', '.join(_format(item['metric'], bound) for bound in item['interval'])}]"
+    return f"{text} ({item['reason']})" if item["reason"] else text
+
+
+def describe_setting(item: Mapping[str, Any]) -> str:
+    """Return the experiment, and the values of the grid: ``writers, knn-per.k 5``."""
+    return ", ".join([item["experiment"], *(f"{key} {as_typed(value)}" for key, value in item["at"].items())])
+
+
+def _format(metric: str, value: float) -> str:
+    """Return a difference with its sign, in percentage points for a metric that tables show in percent."""
+    entry = catalogue.METRICS.get(metric)
+    if entry is not None and entry.percent:
+        return f"{100 * value:+.1f}"
+    return f"{value:+.3g}"
+
+
+def _describe_sizes(cells: Iterable[Mapping[str, Any]]) -> str:
+    """Return the size of each experiment, and what the paper has instead."""
+    by_experiment = {cell["experiment"]: cell for cell in cells}
+    return "; ".join(f"{name}: {_describe_size(cell)}" for name, cell in by_experiment.items())
+
+
+def _describe_size(cell: Mapping[str, Any]) -> str:
+    used = ", ".join(f"{cell['size'][key]} {key}" for key in _SIZES if key in cell["size"])
+    paper = ", ".join(
+        f"{key} {'default' if value is None else as_typed(value)}" for key, value in cell["paper"].items()
+    )
+    return f"{used} (paper: {paper})" if paper else used
+
+
+def list_settings(claims: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:
+    """Return the heading and a row per claim, setting and pair of methods, with numbers in the unit of the metric."""
+    heading = ["claim", "setting", "verdict", "metric", "method", "against", "seeds", "difference", "low", "high"]
+    rows = []
+    for name, claim in claims.items():
+        for cell in claim["cells"]:
+            for item in cell["differences"]:
+                low, high = item["interval"] or (None, None)
+                holds = {True: "holds", False: "does not hold", None: "undecided"}[item["holds"]]
+                values = [item["metric"], item["method"], item["against"], len(item["seeds"]), item["difference"]]
+                rows.append([name, describe_setting(cell), holds, *values, low, high])
+    return heading, rows

@@ -1,0 +1,72 @@
+"""The options of ``pfl verify``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated, ClassVar
+
+import typer
+
+from pflcli.options.declaration import (
+    PATH,
+    RAY,
+    WORDS,
+    Download,
+    FilePath,
+    InitialWeights,
+    Options,
+    Root,
+    Typed,
+    out_option,
+    parse_integers,
+)
+from pflcli.wording import as_typed
+
+
+@dataclass(frozen=True)
+class Verify(Options):
+    """Judge claims about methods: run the comparisons that they need, and say which claims are confirmed.
+
+    A file in TOML has the claims: which method should be better than which, by what metric, on which data. Existing
+    artifacts are reused.
+
+    Examples:
+        pfl verify claims.toml -o runs/claims
+        pfl verify claims.toml -o runs/claims --dry-run
+    """
+
+    NAME: ClassVar[str] = "verify"
+    HARDWARE: ClassVar[tuple[str, ...]] = ("device", "threads", "engine", "jobs", *RAY)
+
+    claims: Annotated[FilePath, PATH, typer.Argument(help="Judge the claims in this file.", metavar="CLAIMS.toml")]
+    out: Annotated[
+        FilePath,
+        out_option("Write each comparison to a subfolder of this folder; the verdicts go to its subfolder verdicts/."),
+    ]
+    _: KW_ONLY
+    only: Annotated[
+        Sequence[str] | None,
+        WORDS,
+        typer.Option(
+            help="Judge only these claims, and those already judged in DIR. A path such as writers/comparison makes"
+            " only this artifact in DIR, and no verdicts.",
+            metavar="NAME,NAME",
+            show_default="all",
+        ),
+    ] = None
+    seeds: Annotated[
+        Sequence[int] | None,
+        Typed(str, lambda text: parse_integers(text, "--seeds"), as_typed),
+        typer.Option(
+            help="Draw partitions and train with each of these seeds, separated by commas.",
+            metavar="N,N",
+            show_default="as many from 0 on as the claims need",
+        ),
+    ] = None
+    paper: Annotated[
+        bool, typer.Option("--paper", help="Run experiments at the size of their paper, not at the small one.")
+    ] = False
+    root: Root = None
+    download: Download = False
+    weights: InitialWeights = None
