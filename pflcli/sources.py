@@ -19,7 +19,7 @@ SHARED = {
     *("federation", "federation.aggregators", "federation.uploads"),
     *("registry", "rng", "settings", "vision", "wording"),
     *("engine", "knn.embedded", "models._net", "parameters", "parameters.model_table", "parameters.row_storage"),
-    *(f"federation.{name}" for name in ("attack", "attendance", "predictor", "private_mean", "run")),
+    *(f"federation.{name}" for name in ("attack", "attendance", "place", "predictor", "private_mean", "run")),
 }
 """Modules and packages whose code belongs to no single method, scheme or model. ``engine`` includes all its modules;
 for other packages, the modules inside are not shared unless they are listed."""
@@ -31,7 +31,7 @@ def code_hash(group: str, name: str) -> str:
     """Return the SHA-256 of a file of the registry and its imports outside ``SHARED``.
 
     It does not depend on import statements, docstrings, comments, layout, the names of modules, or a method's ``GRID``,
-    ``RECORDS`` and ``SENDS_MORE``.
+    ``KEEPS``, ``RECORDS`` and ``SENDS_MORE``.
     """
     return _hash([registry.path(group, name)])
 
@@ -138,7 +138,7 @@ def _list_imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
             yield from ((node.level, name) for name in (module, *(f"{module}.{alias.name}" for alias in node.names)))
 
 
-_UNHASHED_CONSTANTS = ("GRID", "RECORDS", "SENDS_MORE")
+_UNHASHED_CONSTANTS = ("GRID", "KEEPS", "RECORDS", "SENDS_MORE")
 
 
 class _Stripper(ast.NodeTransformer):

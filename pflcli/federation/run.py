@@ -6,7 +6,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -26,9 +26,10 @@ from pflcli.errors import ComputationError, UnsuitedError, UsageError
 from pflcli.federation import aggregators
 from pflcli.federation.aggregators import Aggregator, Uploads
 from pflcli.federation.attendance import AllAbsent, Attendance, Diverged, RoundNotes
+from pflcli.federation.place import Average, Everywhere, Place
 from pflcli.federation.predictor import ClientModel, Predictor
 from pflcli.federation.uploads import Draw, Encoding, Step
-from pflcli.parameters import Mean, Params, Stacked, TrainedClients, WeightedSum
+from pflcli.parameters import Params, Stacked, TrainedClients, WeightedSum
 from pflcli.parameters.model_table import ModelTable
 from pflcli.parameters.row_storage import InMemoryRows, Storage
 from pflcli.settings import Settings
@@ -97,6 +98,8 @@ class Run:
     """values (m,) tuned on validation samples in an earlier run, for a run that also trains on these samples"""
     keeps_models: bool = False
     """whether ``predictor`` keeps the models of trained parts, so that ``Predictor.model_of`` returns them"""
+    place: Place = field(default_factory=Everywhere)
+    """where the run takes place, and which clients are there"""
     _results: dict[str, Any] = field(default_factory=dict)
 
     @property
@@ -138,12 +141,16 @@ class Run:
         return rng.generator(self.seed, *key)
 
     def cohort(self, t: int) -> NDArray[np.int64]:
-        """Return the sorted clients that complete round ``t``.
+        """Return the sorted clients that complete round ``t`` and are at the place of the run: all, in a simulation."""
+        return self.place.cohort(self, t)
+
+    def draw_cohort(self, t: int, absent: Collection[int] = ()) -> NDArray[np.int64]:
+        """Return the sorted clients that complete round ``t``, wherever they are.
 
         Clients are drawn uniformly from the participants, the clients with training samples that are not new, and drop
-        out independently. If no client completes the round, all selected clients are returned, and ``local_sgd`` ends
-        the round. With differential privacy each participant is selected independently, and the round takes place even
-        if no client is selected.
+        out independently; those that are ``absent`` drop out too. If no client completes the round, all selected
+        clients are returned, and ``local_sgd`` ends the round. With differential privacy each participant is selected
+        independently, and the round takes place even if no client is selected.
         """
         participants = self.federation.participants
         if self.privacy is not None:
@@ -152,8 +159,8 @@ class Run:
             count = max(1, round(self.settings.participation * len(participants)))
             selected = np.sort(self.rng("cohort", t).choice(participants, size=count, replace=False))
         self.attendance.selected, rate = selected, self.settings.dropout
-        if rate:
-            drops = [self.rng("dropout", t, client).random() < rate for client in selected.tolist()]
+        if rate or absent:
+            drops = [client in absent or self.rng("dropout", t, client).random() < rate for client in selected.tolist()]
             self.attendance.dropped = selected[drops]
         present = self.attendance.present
         return present if len(present) or self.privacy is not None else selected
@@ -211,10 +218,13 @@ class Run:
             raise ComputationError(f"the method sent over link '{link}' {when}")
         self.traffic[link] += self.attendance.bytes_to_selected(size) if link == "down" else size
 
+    def count_upload(self, size: int) -> None:
+        """Count the bytes of an upload that a site has sent."""
+        self._count("up", size)
+
     def download(self, params: Params, clients: NDArray[np.int64]) -> Params:
-        """Send ``params`` to each of the clients (n,), and return them."""
-        self.send("down", params, copies=len(clients))
-        return params
+        """Send ``params`` to each of the clients (n,), and return what they receive."""
+        return self.place.download(self, params, clients)
 
     def upload(
         self,
@@ -257,7 +267,7 @@ class Run:
 
     def averaging(self, downloaded: Params) -> Average:
         """Return an empty mean for the uploads of clients that received ``downloaded``."""
-        return Average(self, downloaded)
+        return self.place.mean(self, downloaded)
 
     def average(self, parts: Iterable[TrainedClients], downloaded: Params) -> Params:
         """Upload the models trained from ``downloaded``, and return their mean, weighted by samples.
@@ -617,35 +627,3 @@ class LocalTraining(Iterable[TrainedClients]):
     def _require_clients(self) -> None:
         if self.run.attendance.all_absent and not self.run.sealed:
             raise AllAbsent
-
-
-class Average:
-    """The server's aggregate of uploads, by default their weighted mean.
-
-    Only parameters with names in ``downloaded`` are uploaded.
-    """
-
-    def __init__(self, run: Run, downloaded: Params) -> None:
-        self._run, self._downloaded = run, downloaded
-        self._uploads = (run.privacy or run.aggregator).begin(downloaded)
-        self._clients: list[NDArray[np.int64]] = []
-
-    def add(self, params: Stacked, weights: NDArray[np.float64], clients: NDArray[np.int64]) -> None:
-        """Upload ``params`` (m, ...) of ``clients`` (m,) and add them with ``weights`` (m,)."""
-        self._uploads.add(self._run.upload(params, self._downloaded, clients), weights)
-        self._clients.append(clients)
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether this is the weighted mean, so that the sum of all uploads is enough."""
-        return isinstance(self._uploads, Mean)
-
-    @property
-    def is_defined(self) -> bool:
-        """Whether there is a mean: it needs an upload, except with differential privacy."""
-        return bool(self._clients) or self._run.privacy is not None
-
-    def value(self) -> Params:
-        """Return the mean; raises ValueError if nothing with a positive weight was added."""
-        clients = np.concatenate(self._clients) if self._clients else np.zeros(0, dtype=np.int64)
-        return self._run.aggregate_uploads(self._uploads, clients)

@@ -24,6 +24,7 @@ from pflcli.laws import (
     DoubtfulError,
     NotApplicable,
     Subject,
+    deployed_rounds,
     law,
     other_process,
     private_rounds,
@@ -696,6 +697,16 @@ def _grow_otherwise(weights: NDArray[np.float64], sizes: NDArray[np.float64]) ->
 
 def _list(numbers: NDArray[np.float64]) -> str:
     return ", ".join(f"{number:.4g}" for number in numbers)
+
+
+@law("methods")
+def clients_read_only_what_they_download(subject: Subject) -> None:
+    """Clients train and upload the same if every number of the server that they did not download is nan.
+
+    Among real sites, a client has of the server only what ``run.download`` returned. What clients keep is declared by
+    ``KEEPS``, unless it is a table.
+    """
+    deployed_rounds.require_read_from_downloads(subject)
 
 
 @law("methods")

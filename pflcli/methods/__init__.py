@@ -67,6 +67,10 @@ class Method(Protocol):
     ``attention`` the weights ``first`` (r, m, m) and ``second`` (r, m, layers), ``history`` numbers (r,) by name,
     ``cluster`` the cluster of each client (m,), -1 for none"""
 
+    KEEPS: tuple[str, ...] = ()
+    """keys of the state whose values (m, ...) clients keep, a row each, and do not send; so they do with their tables.
+    Everything else is the server's, and clients read of it only what ``run.download`` returns"""
+
     PAIRS_KEPT: float = 0
     """bytes of the state per pair of clients, if memory grows with the square of the number of clients"""
     PAIRS_SENT: str = ""

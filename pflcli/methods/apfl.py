@@ -35,6 +35,7 @@ from pflcli.parameters import Params, Stacked
 KIND = "server"
 NEEDS = ()
 PERSONAL_MODELS = "local"
+KEEPS = ("alpha",)
 PAPER = "APFL"
 YEAR = 2020
 GRID = {"alpha": (0.25, 0.5, 0.75)}

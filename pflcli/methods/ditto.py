@@ -37,6 +37,7 @@ from pflcli.parameters.model_table import ModelTable
 KIND = "server"
 NEEDS = ()
 PERSONAL_MODELS = "personal"
+KEEPS = ("lambda",)
 PAPER = "Ditto"
 YEAR = 2021
 GRID = {"lam": (None, 0.1, 1.0, 2.0)}

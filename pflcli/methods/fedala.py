@@ -76,6 +76,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     """Let a cohort mix the global model into its own and train the mixture; average what comes back."""
     cohort, local, weights = run.cohort(t), state["local"], state["weights"]
     start = run.download(state["global"], cohort)
+    state = {**state, "global": start}
     mean = run.averaging(start)
     for ids in run.client_chunks(cohort):
         learned = _learn_weights(run, state, ids, t)

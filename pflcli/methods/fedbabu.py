@@ -49,9 +49,10 @@ def setup(run: Run) -> State:
 
 def train_round(run: Run, state: State, t: int) -> State:
     """Train the bodies of a cohort under the initial head, average them."""
-    cohort, start = run.cohort(t), state["global"]
-    body = run.download(parameters.part(start, "body."), cohort)
-    return {"global": {**start, **run.average(run.local_sgd(cohort, start, t=t, trainable="body."), body)}}
+    cohort, model = run.cohort(t), state["global"]
+    body = run.download(parameters.part(model, "body."), cohort)
+    start = {**run.init, **body}  # clients know the initial head
+    return {"global": {**model, **run.average(run.local_sgd(cohort, start, t=t, trainable="body."), body)}}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:

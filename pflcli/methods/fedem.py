@@ -33,6 +33,7 @@ from pflcli.parameters import Stacked
 KIND = "server"
 NEEDS = ()
 ADAPTS = True
+KEEPS = ("shares",)
 PAPER = "FedEM"
 YEAR = 2021
 
@@ -62,7 +63,8 @@ def train_round(run: Run, state: State, t: int) -> State:
     downloaded = run.download(
         {f"{k}:{name}": value for k, one in enumerate(models) for name, value in one.items()}, cohort
     )
-    q = _responsibilities(run, cohort, components, state["shares"][cohort])
+    models = [parameters.unprefixed(downloaded, f"{k}:") for k in range(count)]
+    q = _responsibilities(run, cohort, parameters.stack(models), state["shares"][cohort])
     mean, first = run.averaging(downloaded), 0
     for ids in run.client_chunks(cohort, parameters.size(downloaded)):
         weights = pad_sequence(q[first : first + len(ids)], batch_first=True)  # (m, n, K)

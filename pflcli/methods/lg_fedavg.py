@@ -46,7 +46,8 @@ class Config:
 def setup(run: Run) -> State:
     """Return the common initial body and head."""
     start = run.initial_model()
-    return {"body": parameters.part(start, "body."), "head": parameters.part(start, "head.")}
+    state: State = {"body": parameters.part(start, "body."), "head": parameters.part(start, "head.")}
+    return state if run.cfg.warmup else {**state, "bodies": run.table(state["body"])}
 
 
 def train_round(run: Run, state: State, t: int) -> State:

@@ -80,8 +80,9 @@ def setup(run: Run) -> State:
 
 def train_round(run: Run, state: State, t: int) -> State:
     """Train the body of each client of a cohort under its head; average bodies and adapted statistics."""
-    cohort, common = run.cohort(t), state["statistics"]
-    downloaded = run.download({**state["body"], **common}, cohort)
+    cohort = run.cohort(t)
+    downloaded = run.download({**state["body"], **state["statistics"]}, cohort)
+    body, common = ({name: downloaded[name] for name in state[key]} for key in ("body", "statistics"))
     mean, shared = run.averaging(downloaded), _to_double(common)
     principal = gaussians.principal_axes(shared)
 
@@ -90,11 +91,11 @@ def train_round(run: Run, state: State, t: int) -> State:
         return {name: adapted[name].to(value) for name, value in common.items()}
 
     for ids in run.client_chunks(cohort):
-        start = {**parameters.repeat(state["body"], len(ids)), **_heads(run, ids, common)}
+        start = {**parameters.repeat(body, len(ids)), **_heads(run, ids, common)}
         for part in run.local_sgd(ids, start, t=t, trainable="body.", also_upload=adapt):
             mean.add(part.params, part.weights, part.clients)
     value = mean.value()
-    return {"body": {name: value[name] for name in state["body"]}, "statistics": {name: value[name] for name in common}}
+    return {"body": {name: value[name] for name in body}, "statistics": {name: value[name] for name in common}}
 
 
 def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:

@@ -68,6 +68,11 @@ def size(params: Mapping[str, Tensor]) -> int:
     return sum(value.numel() * value.element_size() for value in params.values())
 
 
+def outline(params: Mapping[str, Tensor]) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
+    """Return the type and shape of each tensor."""
+    return {name: (value.dtype, tuple(value.shape)) for name, value in params.items()}
+
+
 def digest(params: Mapping[str, Tensor]) -> str:
     """Return a SHA-256 over names, types, shapes and values; the order of names does not matter."""
     total = hashlib.sha256()

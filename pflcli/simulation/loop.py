@@ -147,8 +147,9 @@ def _append(records: torch.Tensor, value: float) -> torch.Tensor:
 
 def _describe_round(run: Run, method: Method, state: Any, t: int, before: Mapping[str, int], spent: float) -> Row:
     """Return the row of a round that took ``spent`` seconds, without the time of measuring."""
-    weight = sum(weight for _, weight in run.notes.losses)
-    loss = sum(loss * weight for loss, weight in run.notes.losses) / weight if weight else math.nan
+    # A deployment has the same losses in another order.
+    weight = math.fsum(weight for _, weight in run.notes.losses)
+    loss = math.fsum(loss * weight for loss, weight in run.notes.losses) / weight if weight else math.nan
     shared = state.get("global") if personal_accuracy.is_due(run.settings, method, "validation_accuracy", t) else None
     return {
         "round": t + 1,

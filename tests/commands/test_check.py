@@ -133,6 +133,10 @@ BROKEN = {
         '    start = state["global"]\n    if run.cfg.lam > 1e9:\n        raise IndexError\n',
     ),
     "the-grid-has-valid-values": ("(0.0, 0.1, 1.0)", "(-1.0, 0.1, 1.0)"),
+    "clients-read-only-what-they-download": (
+        "run.local_sgd(cohort, downloaded,",
+        'run.local_sgd(cohort, state["global"],',
+    ),
     "costs-that-grow-with-pairs-are-declared": (
         "    downloaded = run.download",
         '    run.send("down", state["global"], copies=len(cohort) ** 2)\n    downloaded = run.download',

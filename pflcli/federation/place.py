@@ -1,0 +1,245 @@
+"""Where a run takes place: everywhere, as in a simulation; at the server of a deployment; or at one of its sites.
+
+A place has the clients, and carries out what a method asks of them: ``Run.cohort``, ``Run.download`` and
+``Run.averaging``. A method does not know where it runs.
+
+A server has no clients. It plays a round until the method needs the mean of uploads, which raises ``Pending``; what was
+downloaded until then is the question to the clients. Once all of them have answered, it plays the same round again, to
+its end. A site plays the round with its own clients. Their downloads are those of the server's question, and what the
+method makes of a mean there is not used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from pflcli import parameters
+from pflcli.errors import ComputationError, UnsuitedError
+from pflcli.federation.attendance import AllAbsent, Diverged
+from pflcli.federation.uploads import Encoding
+from pflcli.parameters import Mean, Params, Stacked
+
+if TYPE_CHECKING:
+    from pflcli.federation.run import Run
+
+NOBODY = np.zeros(0, dtype=np.int64)
+
+
+class Pending(Exception):
+    """Raised at a server when a round needs uploads that have not arrived."""
+
+
+class Place(Protocol):
+    """Where a run takes place."""
+
+    def cohort(self, run: Run, t: int) -> NDArray[np.int64]:
+        """Return the clients of round ``t`` that are here."""
+
+    def download(self, run: Run, params: Params, clients: NDArray[np.int64]) -> Params:
+        """Send ``params`` from the server to clients (n,), count the bytes, and return what these receive."""
+
+    def mean(self, run: Run, downloaded: Params) -> Average:
+        """Return an empty mean for the uploads of clients that received ``downloaded``."""
+
+
+class Average:
+    """The server's aggregate of uploads, by default their weighted mean.
+
+    Only parameters with names in ``downloaded`` are uploaded.
+    """
+
+    def __init__(self, run: Run, downloaded: Params) -> None:
+        self._run, self._downloaded = run, downloaded
+        self._uploads = (run.privacy or run.aggregator).begin(downloaded)
+        self._clients: list[NDArray[np.int64]] = []
+
+    def add(self, params: Stacked, weights: NDArray[np.float64], clients: NDArray[np.int64]) -> None:
+        """Upload ``params`` (m, ...) of ``clients`` (m,) and add them with ``weights`` (m,)."""
+        self._uploads.add(self._run.upload(params, self._downloaded, clients), weights)
+        self._clients.append(clients)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is the weighted mean of clients that are here, so that the sum of all uploads is enough."""
+        return isinstance(self._uploads, Mean)
+
+    @property
+    def is_defined(self) -> bool:
+        """Whether there is a mean: it needs an upload, except with differential privacy."""
+        return bool(self._clients) or self._run.privacy is not None
+
+    def value(self) -> Params:
+        """Return the mean; raises ValueError if nothing with a positive weight was added."""
+        clients = np.concatenate(self._clients) if self._clients else NOBODY
+        return self._run.aggregate_uploads(self._uploads, clients)
+
+
+@dataclass(frozen=True)
+class Everywhere:
+    """A simulation: the server and all clients are in this process."""
+
+    absent: Mapping[int, Collection[int]] = field(default_factory=dict)
+    """clients that drop out, by round from 0, beside those that ``--dropout`` draws"""
+
+    def cohort(self, run: Run, t: int) -> NDArray[np.int64]:
+        """Draw the clients of round ``t``."""
+        return run.draw_cohort(t, self.absent.get(t, ()))
+
+    def download(self, run: Run, params: Params, clients: NDArray[np.int64]) -> Params:
+        """Count the bytes, and return ``params``."""
+        run.send("down", params, copies=len(clients))
+        return params
+
+    def mean(self, run: Run, downloaded: Params) -> Average:
+        """Return a mean that clients add their uploads to."""
+        return Average(run, downloaded)
+
+
+@dataclass(frozen=True)
+class Reply:
+    """What the server knows of a client after a round: whether it ``trained`` or ``diverged``, and its upload.
+
+    ``read`` returns the upload as the steps left it, with its ``weight``; it is None for a client that sent nothing.
+    """
+
+    trained: bool
+    diverged: bool
+    weight: float = 0.0
+    read: Callable[[], Params] | None = None
+
+
+@dataclass
+class AtServer:
+    """The server of a deployment: no client is here. ``run.federation`` has their numbers of samples, but no sample."""
+
+    replies: Mapping[int, Reply] | None = None
+    """the replies of this round by client, None until they have arrived"""
+    losses: Sequence[tuple[float, float]] = ()
+    """the training losses in the replies, each with its weight"""
+    absent: Collection[int] = ()
+    """clients that were asked in this round and did not answer"""
+    asked: NDArray[np.int64] = field(default_factory=NOBODY.copy)
+    """the clients of this round (n,)"""
+    downloads: list[Params] = field(default_factory=list)
+    """what was downloaded in this round"""
+    uploaded: Params | None = None
+    """tensors with the names, types and shapes of an upload, once the method takes the mean"""
+
+    def cohort(self, run: Run, t: int) -> NDArray[np.int64]:
+        """Draw the clients of round ``t``, none of which is here."""
+        self.asked, self.downloads, self.uploaded = run.draw_cohort(t, self.absent), [], None
+        return NOBODY
+
+    def download(self, run: Run, params: Params, clients: NDArray[np.int64]) -> Params:
+        """Record ``params``, and count the bytes for the clients of this round."""
+        self.downloads.append(params)
+        run.send("down", params, copies=len(self.asked))
+        return params
+
+    def mean(self, run: Run, downloaded: Params) -> Average:
+        """Return the mean of the replies; raises UnsuitedError for a second mean in a round."""
+        if self.uploaded is not None:
+            raise UnsuitedError(
+                "the server computes several means in a round, between which clients would have to wait"
+            )
+        self.uploaded = downloaded
+        return _MeanOfReplies(run, downloaded, self)
+
+
+class _MeanOfReplies(Average):
+    """The server's aggregate of the uploads in replies, which are added in the order of clients."""
+
+    is_plain = False
+
+    def __init__(self, run: Run, downloaded: Params, place: AtServer) -> None:
+        super().__init__(run, downloaded)
+        self._place = place
+
+    @property
+    def is_defined(self) -> bool:
+        return self._run.privacy is not None or any(reply.read is not None for _, reply in self._replies())
+
+    def _replies(self) -> list[tuple[int, Reply]]:
+        """Return the replies of the clients of this round; raises Pending, AllAbsent or Diverged."""
+        asked, replies = self._place.asked.tolist(), self._place.replies
+        if self._run.attendance.all_absent:
+            raise AllAbsent
+        if asked and replies is None:
+            raise Pending
+        found = [(client, replies[client]) for client in asked] if replies else []
+        if diverged := [client for client, reply in found if reply.diverged]:
+            raise Diverged(diverged, ("reply", self._run.attendance.t))
+        return found
+
+    def value(self) -> Params:
+        """Return the aggregate; raises Pending if replies are missing, and ValueError if there is no upload."""
+        run, clients = self._run, list[int]()
+        size, found = Encoding(self._downloaded, run.uploads).size(self._downloaded), self._replies()
+        for client, reply in found:
+            if reply.read is not None:
+                run.count_upload(size)
+                upload = {name: value.unsqueeze(0) for name, value in reply.read().items()}
+                self._uploads.add(upload, np.asarray([reply.weight]))
+                clients.append(client)
+        run.notes.trained.update(client for client, reply in found if reply.trained)
+        run.notes.losses += self._place.losses
+        return run.aggregate_uploads(self._uploads, np.asarray(clients, dtype=np.int64))
+
+
+@dataclass
+class AtSite:
+    """A site of a deployment, with some of the clients; the samples of the others are not in ``run.federation``."""
+
+    asked: NDArray[np.int64] = field(default_factory=NOBODY.copy)
+    """the clients (n,) of this site that take part in this round"""
+    downloads: Sequence[Params] = ()
+    """what the server sends in this round"""
+    sent: dict[int, tuple[Params, float]] = field(default_factory=dict)
+    """the upload of each client of this round, with its weight"""
+    _received: int = 0
+    """the number of ``downloads`` that the method has received"""
+
+    def cohort(self, run: Run, t: int) -> NDArray[np.int64]:
+        """Return the clients of this site that take part, without those that diverged in an earlier attempt."""
+        self.sent, self._received = {}, 0
+        run.attendance.selected = self.asked
+        return run.attendance.present
+
+    def download(self, run: Run, params: Params, clients: NDArray[np.int64]) -> Params:
+        """Return what the server has sent in place of ``params``; raises ComputationError if it does not fit."""
+        received = self.downloads[self._received] if self._received < len(self.downloads) else {}
+        if parameters.outline(received) != parameters.outline(params):
+            raise ComputationError("the tensors from the server are not those that the method downloads")
+        self._received += 1
+        run.send("down", params, copies=len(clients))
+        return received
+
+    def mean(self, run: Run, downloaded: Params) -> Average:
+        """Return what collects uploads; its value is ``downloaded``, as only the server can compute the mean."""
+        return _SentUploads(run, downloaded, self)
+
+
+class _SentUploads(Average):
+    """Collects the uploads of a site's clients, which the server averages."""
+
+    is_plain = False
+
+    def __init__(self, run: Run, downloaded: Params, place: AtSite) -> None:
+        self._run, self._downloaded, self._place = run, downloaded, place
+
+    def add(self, params: Stacked, weights: NDArray[np.float64], clients: NDArray[np.int64]) -> None:
+        received = self._run.upload(params, self._downloaded, clients)
+        for place, (client, weight) in enumerate(zip(clients.tolist(), weights.tolist(), strict=True)):
+            self._place.sent[client] = parameters.pick(received, place), float(weight)
+
+    @property
+    def is_defined(self) -> bool:
+        return bool(self._place.sent)
+
+    def value(self) -> Params:
+        return self._downloaded

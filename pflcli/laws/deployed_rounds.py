@@ -1,0 +1,174 @@
+"""Whether the clients of a method read only what they download, so that it can run among real sites.
+
+A simulation is recorded: who took part in each round, what they downloaded and what they uploaded. The same rounds then
+run at a site that has all clients, but of the server only what was downloaded: every other number is nan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from pflcli import methods, parameters
+from pflcli.errors import ComputationError
+from pflcli.federation.place import NOBODY, AtSite, Average, Everywhere
+from pflcli.federation.run import Run
+from pflcli.federation.uploads import Encoding
+from pflcli.laws import NotApplicable, Subject, require
+from pflcli.laws import small_federation as small
+from pflcli.methods import Method, State
+from pflcli.parameters import Params, Stacked
+from pflcli.parameters.model_table import ModelTable
+from pflcli.simulation import loop
+
+
+@dataclass
+class _Round:
+    """The clients of a round (n,), what they downloaded, and the upload and weight of each."""
+
+    asked: NDArray[np.int64] = field(default_factory=NOBODY.copy)
+    downloads: list[Params] = field(default_factory=list)
+    sent: dict[int, tuple[Params, float]] = field(default_factory=dict)
+    means: int = 0
+    size: int = 0
+    """bytes of an upload"""
+
+
+class _Recorded(Everywhere):
+    """A simulation that records its rounds; the first is the setup."""
+
+    rounds: list[_Round]
+
+    def __init__(self) -> None:
+        super().__init__()
+        object.__setattr__(self, "rounds", [_Round()])
+
+    def cohort(self, run: Run, t: int) -> NDArray[np.int64]:
+        """Draw the clients of a round, and record them."""
+        self.rounds.append(_Round(super().cohort(run, t)))
+        return self.rounds[-1].asked
+
+    def download(self, run: Run, params: Params, clients: NDArray[np.int64]) -> Params:
+        """Record what is downloaded."""
+        copied = {name: value.clone() for name, value in params.items()}
+        self.rounds[-1].downloads.append(copied)
+        return super().download(run, params, clients)
+
+    def mean(self, run: Run, downloaded: Params) -> Average:
+        """Return a mean that records uploads."""
+        self.rounds[-1].means += 1
+        self.rounds[-1].size = Encoding(downloaded, run.uploads).size(downloaded)
+        return _RecordedMean(run, downloaded, self.rounds[-1])
+
+
+class _RecordedMean(Average):
+    """A mean of which each upload is recorded."""
+
+    is_plain = False
+
+    def __init__(self, run: Run, downloaded: Params, played: _Round) -> None:
+        super().__init__(run, downloaded)
+        self._round = played
+
+    def add(self, params: Stacked, weights: NDArray[np.float64], clients: NDArray[np.int64]) -> None:
+        received = self._run.upload(params, self._downloaded, clients)
+        for place, client in enumerate(clients.tolist()):
+            upload = {name: value.clone() for name, value in parameters.pick(received, place).items()}
+            self._round.sent[client] = upload, float(weights[place])
+        self._uploads.add(received, weights)
+        self._clients.append(clients)
+
+
+def require_read_from_downloads(subject: Subject, rounds: int = 4, upload: tuple[str, ...] = ()) -> None:
+    """Raise BrokenLawError if a client's upload or what it keeps depends on more of the server than its downloads.
+
+    Raises NotApplicable for a method that exchanges something else than the updates of which it takes one mean a round.
+    """
+    code = methods.load(subject.name)
+    if reason := describe_exchange(code):
+        raise NotApplicable(reason)
+    plan: dict[str, Any] = {"options": subject.options, "rounds": rounds, "upload": upload}
+    run, site = (small.make_run(subject.name, **plan) for _ in range(2))
+    run.place, site.place = recorded, there = _Recorded(), AtSite()
+    state, own = loop.set_up(run, code).state, code.setup(site)
+    for t in range(-1, rounds):
+        before = dict.fromkeys(run.traffic, 0) if t < 0 else dict(run.traffic)
+        if t >= 0:
+            state, _ = loop.play_round(run, subject.name, code, state, t)
+        played = recorded.rounds[t + 1] if len(recorded.rounds) > t + 1 else _Round()
+        _require_one_mean(run, played, before, t)
+        if t < 0:
+            continue
+        there.asked, there.downloads = played.asked, played.downloads
+        try:
+            own, _ = loop.play_round(site, subject.name, code, poison(code, own), t)
+        except ComputationError as error:
+            require(False, f"clients cannot train if they know only what they download: {error.message}")
+        require(there.sent.keys() == played.sent.keys(), "other clients upload at a site than in a simulation")
+        for client, (sent, weight) in played.sent.items():
+            other, its_weight = there.sent[client]
+            differing = [name for name, value in sent.items() if _bytes(value) != _bytes(other.get(name))]
+            seen = f"round {t + 1}, client {client}: its upload depends on more of the server than it downloaded"
+            require(not differing and sent.keys() == other.keys(), f"{seen} ({', '.join(differing)})")
+            require(weight == its_weight, f"{seen} (its weight)")
+        _require_same_rows(code, state, own, t)
+
+
+def describe_exchange(code: Method) -> str:
+    """Return what a method exchanges that a deployment does not carry; empty if nothing is known."""
+    if not code.has_rounds:
+        return "the method has no rounds"
+    if code.KIND != "server":
+        return "clients do not send updates to a server"
+    if code.NEEDS:
+        return f"the method needs a {code.NEEDS[0]}"
+    return f"clients also send {code.SENDS_MORE}" if code.SENDS_MORE else ""
+
+
+def _require_one_mean(run: Run, played: _Round, before: Mapping[str, int], t: int) -> None:
+    """Raise NotApplicable unless a round is a download, an upload per client, and one mean; the setup is nothing."""
+    sent = {link: total - before[link] for link, total in run.traffic.items()}
+    if t < 0:
+        if any(sent.values()):
+            raise NotApplicable("clients exchange something before the first round")
+        return
+    if played.means != 1:
+        raise NotApplicable(f"the server takes {played.means} means in a round")
+    down = sum(parameters.size(params) for params in played.downloads) * len(played.asked)
+    if sent != {"up": played.size * len(played.sent), "down": down, "peer": 0}:
+        raise NotApplicable("clients exchange more than a download and the update that the server averages")
+
+
+def poison(code: Method, state: State) -> State:
+    """Return a state in which the server's entries are nan, or the largest integer."""
+    return {key: value if key in code.KEEPS else _poison(value) for key, value in state.items()}
+
+
+def _poison(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return {key: _poison(inner) for key, inner in value.items()}
+    if isinstance(value, ModelTable):
+        return value
+    if value.is_floating_point():
+        return torch.full_like(value, float("nan"))
+    return torch.full_like(value, True if value.dtype == torch.bool else torch.iinfo(value.dtype).max)
+
+
+def _require_same_rows(code: Method, state: State, own: State, t: int) -> None:
+    """Require that tables and what clients keep are the same, bit for bit."""
+    for key, value in state.items():
+        if isinstance(value, ModelTable) or key in code.KEEPS:
+            seen = f"round {t + 1}: what clients keep in '{key}' depends on more of the server than they downloaded"
+            require(small.are_equal(value, own.get(key)), seen)
+        elif isinstance(value, Mapping):
+            inner = own[key] if isinstance(own.get(key), Mapping) else {}
+            _require_same_rows(code, dict(value), inner, t)
+
+
+def _bytes(value: torch.Tensor | None) -> bytes:
+    return b"" if value is None else value.contiguous().numpy().tobytes()
