@@ -169,8 +169,7 @@ def losses_and_gradients(
         for sign in tree[tree.any(axis=1)][:, labels]:  # +1, -1, or 0 for samples that are not below the node
             known, asked = np.flatnonzero(first_half & (sign != 0)), np.flatnonzero(~first_half & (sign != 0))
             if len(asked):
-                rows, signs = (client * z.shape[1] + known, client * z.shape[1] + asked), (sign[known], sign[asked])
-                nodes.append(Node(*rows, *signs, Draws(key, used)))
+                nodes.append(Node(known, asked, sign[known], sign[asked], Draws(key, used), client))
                 owner.append(client)
                 used += prior.counters(len(known))
         count[client] = max((~first_half).sum(), 1)
@@ -179,7 +178,8 @@ def losses_and_gradients(
         return losses.to(z), torch.zeros_like(z)
     with torch.enable_grad():
         own = z.detach().float().requires_grad_()
-        found = log_probabilities(prior, functional.normalize(own, dim=2).flatten(0, 1), nodes)
+        unit = functional.normalize(own, dim=2)
+        found = log_probabilities(prior, prior.kernel(unit, unit), nodes)
         sums = torch.stack([-values.sum() for values in found])
         losses = losses.index_add(0, torch.tensor(owner, device=z.device), sums)
         losses = losses / torch.from_numpy(count).to(losses)
@@ -197,14 +197,16 @@ def predict_classes(
     labels = y.cpu().numpy()
     tree = build_tree(z.cpu().numpy(), labels, classes, rng)
     rows = draw_stratified(labels, capacity, rng)
-    asked, above = len(z) + np.arange(len(queries)), np.ones(len(queries), np.int64)
+    asked, above = len(rows) + np.arange(len(queries)), np.ones(len(queries), np.int64)
     nodes = dict[int, Node]()
     for number, node in enumerate(tree if len(queries) else ()):
-        below = rows[node[labels[rows]] != 0]
+        sign = node[labels[rows]]
+        below = np.flatnonzero(sign)
         if len(below):
-            nodes[number] = Node(below, asked, node[labels[below]], above, Draws(draw_key(rng)))
+            nodes[number] = Node(below, asked, sign[below], above, Draws(draw_key(rng)))
     positive = queries.new_full((len(queries), len(tree)), 0.5, dtype=torch.float64)
-    found = log_probabilities(prior, torch.cat([z, queries]), [*nodes.values()])
+    own = z[torch.from_numpy(rows).to(z.device)]
+    found = log_probabilities(prior, prior.kernel(own, torch.cat([own, queries]))[None], [*nodes.values()])
     for number, values in zip(nodes, found, strict=True):
         positive[:, number] = values.double().exp()
     return class_probabilities(torch.from_numpy(tree).to(y.device), positive, torch.bincount(y, minlength=classes))
@@ -247,8 +249,8 @@ class Prior:
 class Node:
     """A two-class GP given samples ``known`` (n,), n > 0, and samples ``asked`` (q,), q > 0, that it predicts.
 
-    They are rows of all embeddings, with the labels ``sign`` (n,) and ``asked_sign`` (q,) of +1 or -1. The chains'
-    omega are drawn from ``draws``.
+    They are samples of ``client``, with the labels ``sign`` (n,) and ``asked_sign`` (q,) of +1 or -1. The chains' omega
+    are drawn from ``draws``.
     """
 
     known: NDArray[np.int64]
@@ -256,6 +258,7 @@ class Node:
     sign: NDArray[np.int64]
     asked_sign: NDArray[np.int64]
     draws: Draws
+    client: int = 0
 
     @property
     def widths(self) -> tuple[int, int]:
@@ -269,10 +272,11 @@ def _width(size: int) -> int:
     return -(-size // step) * step
 
 
-def log_probabilities(prior: Prior, unit: Tensor, nodes: Sequence[Node]) -> list[Tensor]:
+def log_probabilities(prior: Prior, kernel: Tensor, nodes: Sequence[Node]) -> list[Tensor]:
     """Return the log-probabilities (q,) of the labels that each node asks for, over all chains, differentiable.
 
-    ``unit`` (rows, d) are the embeddings. Nodes of the same widths are computed together.
+    ``kernel`` (clients, n, n or more) are the covariances of the first n samples of each client with all its samples.
+    Nodes of the same widths are computed together.
     """
     found, groups = dict[int, Tensor](), dict[tuple[int, int], list[int]]()
     for place, node in enumerate(nodes):
@@ -282,7 +286,7 @@ def log_probabilities(prior: Prior, unit: Tensor, nodes: Sequence[Node]) -> list
         count = max(1, _MAX_NUMBERS // numbers)
         for first in range(0, len(places), count):
             part = places[first : first + count]
-            posterior = Posterior(prior, unit, [nodes[place] for place in part])
+            posterior = Posterior(prior, kernel, [nodes[place] for place in part])
             for place, values in zip(part, posterior.log_probability(), strict=True):
                 found[place] = values[: len(nodes[place].asked)]
     return [found[place] for place in range(len(nodes))]
@@ -291,31 +295,40 @@ def log_probabilities(prior: Prior, unit: Tensor, nodes: Sequence[Node]) -> list
 class Posterior:
     """The posteriors of b nodes of the same widths, padded by samples that are independent of all others."""
 
-    def __init__(self, prior: Prior, unit: Tensor, nodes: Sequence[Node]) -> None:
-        self.prior, self._unit, self._nodes = prior, unit, nodes
-        rows, sign = self._pad([node.known for node in nodes]), self._pad([node.sign for node in nodes])
-        sizes = [len(node.known) for node in nodes]
-        exists = torch.arange(rows.shape[1], device=unit.device) < torch.tensor(sizes, device=unit.device)[:, None]
-        self._exists, self._z = exists, self._embed(rows)  # (b, n), (b, n, d)
-        self._k = training_covariance(prior, self._z, exists)
+    def __init__(self, prior: Prior, kernel: Tensor, nodes: Sequence[Node]) -> None:
+        self.prior, self._kernel, self._nodes = prior, kernel, nodes
+        self._known, sign = self._pad([node.known for node in nodes]), self._pad([node.sign for node in nodes])
+        self._client = torch.tensor([node.client for node in nodes], device=kernel.device)
+        sizes, width = [len(node.known) for node in nodes], self._known.shape[1]
+        exists = torch.arange(width, device=kernel.device) < torch.tensor(sizes, device=kernel.device)[:, None]
+        self._exists = exists
+        own = torch.where(exists[:, None], self._covariances(self._known), 0.0)
+        self._k = own + torch.diag_embed(torch.where(exists, prior.jitter, 1.0))
         with torch.no_grad():
             self.omega = run_gibbs(prior, self._k.detach(), sign * exists, sizes, [node.draws for node in nodes])
             self._root = self.omega.sqrt()
             self._factor = _cholesky(_augmented_covariance(self._k, self._root))
-            target = (sign * exists)[:, None].to(self._k) / 2 / self._root
-            self._weight = self._root * _solve(self._factor, target)  # (b, chains, n): (K + W^-1)^-1 W^-1 kappa
+            self._target = (sign * exists)[:, None].to(self._k) / 2 / self._root  # (b, chains, n): W^-1/2 kappa
 
     def _pad(self, values: Sequence[NDArray[np.int64]]) -> Tensor:
-        """Return values (b, width); padding repeats the first one, whose sample is of the same client."""
+        """Return values (b, width); padding repeats the first one."""
         padded = np.repeat([own[:1] for own in values], _width(max(map(len, values))), axis=1)
         for row, own in zip(padded, values, strict=True):
             row[: len(own)] = own
-        return torch.from_numpy(padded).to(self._unit.device)
+        return torch.from_numpy(padded).to(self._kernel.device)
 
-    def latent(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and variance (b, chains, q) of f at ``z`` (b, q, d)."""
-        cross = torch.where(self._exists[..., None], self.prior.kernel(self._z, z), 0.0)  # (b, n, q)
-        constants = self._root, self._factor, self._weight
+    def _covariances(self, asked: Tensor) -> Tensor:
+        """Return the covariances (b, n, q) with samples ``asked`` (b, q), zero for padding in the first ones."""
+        _, height, width = self._kernel.shape
+        rows = self._client[:, None] * height + self._known
+        at = rows[..., None] * width + asked[:, None]
+        found = self._kernel.flatten().index_select(0, at.flatten()).view(at.shape)
+        return torch.where(self._exists[..., None], found, 0.0)
+
+    def latent(self, asked: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and variance (b, chains, q) of f at samples ``asked`` (b, q)."""
+        cross = self._covariances(asked)
+        constants = self._root, self._factor, self._target
         mean, reduction = _Moments.apply(self._k, cross, *constants)  # type: ignore[no-untyped-call]
         return mean, (self.prior.scale - reduction).clamp_min(1e-6)
 
@@ -323,11 +336,7 @@ class Posterior:
         """Return the log-probabilities (b, q), over all chains, that the samples asked for have their labels."""
         rows, sign = self._pad([node.asked for node in self._nodes]), self._pad([n.asked_sign for n in self._nodes])
         pieces = zip(torch.split(rows, QUERIES_AT_A_TIME, 1), torch.split(sign, QUERIES_AT_A_TIME, 1), strict=True)
-        return torch.cat([log_expected_sigmoid(*self.latent(self._embed(own)), s) for own, s in pieces], dim=1)
-
-    def _embed(self, rows: Tensor) -> Tensor:
-        """Return the embeddings (b, n, d) of ``rows`` (b, n); the gradient by indexing would be slower."""
-        return self._unit.index_select(0, rows.flatten()).view(*rows.shape, -1)
+        return torch.cat([log_expected_sigmoid(*self.latent(own), s) for own, s in pieces], dim=1)
 
 
 class _Moments(torch.autograd.Function):
@@ -338,9 +347,13 @@ class _Moments(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, k: Tensor, cross: Tensor, root: Tensor, factor: Tensor, w: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(
+        ctx: Any, k: Tensor, cross: Tensor, root: Tensor, factor: Tensor, target: Tensor
+    ) -> tuple[Tensor, Tensor]:
         """Return both."""
-        a = root[..., None] * torch.cholesky_solve(root[..., None] * cross[:, None], factor)  # (b, chains, n, q)
+        right = torch.cat([root[..., None] * cross[:, None], target[..., None]], dim=3)
+        solved = torch.cholesky_solve(right, factor).mul_(root[..., None])
+        a, w = solved[..., :-1], solved[..., -1]  # (b, chains, n, q), (b, chains, n)
         ctx.save_for_backward(a, w)
         return w @ cross, (a * cross[:, None]).sum(dim=2)
 
@@ -356,15 +369,6 @@ class _Moments(torch.autograd.Function):
         return by_k, by_cross, None, None, None
 
 
-def training_covariance(prior: Prior, z: Tensor, exists: Tensor) -> Tensor:
-    """Return the covariances (b, n, n) of samples ``z`` (b, n, d) that GPs are conditioned on.
-
-    Samples that do not exist (b, n) are padding: they have variance 1, and covariance 0 with others.
-    """
-    k = torch.where(exists[:, None] & exists[..., None], prior.kernel(z, z), 0.0)
-    return k + torch.diag_embed(torch.where(exists, prior.jitter, 1.0))
-
-
 def log_expected_sigmoid(mean: Tensor, variance: Tensor, sign: Tensor) -> Tensor:
     """Return log E[sigmoid(s f)] (b, q) for f ~ N(mean, variance), (b, chains, q), averaged over chains.
 
@@ -373,9 +377,9 @@ def log_expected_sigmoid(mean: Tensor, variance: Tensor, sign: Tensor) -> Tensor
     Gauss-Hermite quadrature is at most 2e-4 off for standard deviations up to 3; that of a kernel of scale 8 is 2.8.
     """
     at, weight = (torch.from_numpy(part).to(mean) for part in gauss_hermite())
-    f = mean[..., None] + torch.sqrt(2 * variance)[..., None] * at  # (b, chains, q, points)
-    log_weight = weight.log() - math.log(mean.shape[1])
-    return torch.logsumexp(functional.logsigmoid(sign[:, None, :, None] * f) + log_weight, dim=(1, 3))
+    # The points are symmetric, so that s f has them around s times the mean.
+    f = (sign[:, None] * mean)[..., None] + torch.sqrt(2 * variance)[..., None] * at  # (b, chains, q, points)
+    return (torch.sigmoid(f) @ weight).mean(dim=1).clamp_min(torch.finfo(f.dtype).tiny).log()
 
 
 @cache
