@@ -40,6 +40,13 @@ def draws(rng):
     return gp.Draws(gp.draw_key(rng))
 
 
+def posterior_of(prior, z, sign, points, drawn):
+    """The posterior of one Gaussian process given samples of labels ``sign``, asked for +1 at ``points``."""
+    n, q = len(z), len(points)
+    node = gp.Node(np.arange(n), n + np.arange(q), sign.numpy(), np.ones(q, np.int64), drawn)
+    return gp.Posterior(prior, prior.kernel(z, torch.cat([z, points]))[None], [node])
+
+
 def dense(z, sign, omega, points):
     """Mean and variance of f at ``asked`` by the formulas as they are printed, with an inverse, in float64."""
     inverse = np.linalg.inv(numpy_kernel(z, z) + 1e-3 * np.eye(len(z)) + np.diag(1 / omega))
@@ -84,21 +91,6 @@ def test_both_forms_of_polya_gamma_draw_the_same():
     torch.testing.assert_close(compiled_polya_gamma(c, g).double(), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_blocks_solve_for_all_chains_at_a_time():
-    """U^-1 U'^-1 times columns is B^-1 times them; twenty rows are a block of 16 and one of 4."""
-    n, others, chains = 20, 3, 3
-    points = draw().normal(size=(n + others, 2))
-    wide = numpy_kernel(points[:n], points).astype(np.float32)
-    root, last = (draw(seed).random((n, chains)).astype(np.float32) for seed in (1, 2))
-    u, inverses = compiled.new_factors(n, n + others + 1, chains)
-    compiled.factor(wide, n + others, root, last, u, inverses, 0)
-    compiled.back_substitute(n, u, inverses, n, others + 1)
-    for c in range(chains):
-        b = np.eye(n) + root[:, c, None] * wide[:, :n].astype(np.float64) * root[:, c]
-        right = np.column_stack([root[:, c, None] * wide[:, n:], last[:, c]])
-        np.testing.assert_allclose(u[c, :, n : n + others + 1], np.linalg.solve(b, right), rtol=1e-3, atol=1e-3)
-
-
 def test_the_kernel_by_hand():
     z = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
     expected = 8 * torch.exp(-torch.tensor([[0.0, 1.0, 2.0], [1.0, 0.0, 1.0], [2.0, 1.0, 0.0]]))
@@ -115,20 +107,21 @@ def test_expected_sigmoid_by_a_fine_grid():
         np.mean([integral(s * m, v) for m, v in zip(column, width, strict=True)])
         for column, width, s in zip(mean.T, variance.T, sign, strict=True)
     ]
-    actual = gp.log_expected_sigmoid(torch.from_numpy(mean), torch.from_numpy(variance), torch.from_numpy(sign)).exp()
+    moments, labels = (torch.from_numpy(mean)[None], torch.from_numpy(variance)[None]), torch.from_numpy(sign)[None]
+    actual, turned = (gp.log_expected_sigmoid(*moments, own).exp()[0] for own in (labels, -labels))
     np.testing.assert_allclose(actual, expected, atol=2e-4)
-    turned = gp.log_expected_sigmoid(torch.from_numpy(mean), torch.from_numpy(variance), torch.from_numpy(-sign)).exp()
     torch.testing.assert_close(actual + turned, torch.ones(3, dtype=torch.float64))
 
 
 def test_the_posterior_is_that_of_dense_algebra():
     z = normalize(torch.from_numpy(draw(1).normal(size=(30, 4))).float(), dim=1)
     sign = torch.where(z[:, 0] > 0, 1, -1)
-    posterior = gp.Posterior(gp.Prior(chains=3), z[:20], sign[:20], draws(draw()))
-    mean, variance = posterior.latent(z[20:])
-    assert posterior.omega.shape == (3, 20)
+    posterior = posterior_of(gp.Prior(chains=3), z[:20], sign[:20], z[20:], draws(draw()))
+    mean, variance = (values[0] for values in posterior.latent(torch.arange(20, 30)[None]))
+    assert posterior.omega.shape == (1, 3, 24)  # padded
     for chain in range(3):
-        expected = dense(z[:20].numpy(), sign[:20].numpy(), posterior.omega[chain].double().numpy(), z[20:].numpy())
+        omega = posterior.omega[0, chain, :20].double().numpy()
+        expected = dense(z[:20].numpy(), sign[:20].numpy(), omega, z[20:].numpy())
         np.testing.assert_allclose(mean[chain], expected[0], atol=1e-4)
         np.testing.assert_allclose(variance[chain], expected[1], atol=1e-4)
 
@@ -147,10 +140,9 @@ def test_gibbs_draws_the_true_posterior():
         mean, variance = f[keep] @ np.linalg.solve(k, cross), 8 - cross @ np.linalg.solve(k, cross)
         exact.append(sum(w * integral(m, variance) for w, m in zip(weight[keep], mean, strict=True)))
     exact = np.asarray(exact) / weight[keep].sum()
-    posterior = gp.Posterior(
-        gp.Prior(chains=4000, sweeps=30), torch.tensor(z).float(), torch.tensor(sign), draws(draw())
-    )
-    actual = posterior.log_probability(torch.tensor(points).float(), torch.ones(3)).exp()
+    prior, rows = gp.Prior(chains=4000, sweeps=30), (torch.tensor(z).float(), torch.tensor(points).float())
+    posterior = posterior_of(prior, rows[0], torch.tensor(sign), rows[1], draws(draw()))
+    actual = posterior.log_probability()[0, :3].exp()
     np.testing.assert_allclose(actual, exact, atol=0.012)
     assert actual[0] > 0.55
     assert actual[1] < 0.45
@@ -158,12 +150,7 @@ def test_gibbs_draws_the_true_posterior():
 
 def test_a_factor_that_does_not_exist_is_not_a_crash():
     z = torch.full((4, 2), torch.nan)
-    assert (
-        gp.Posterior(PRIOR, z, torch.tensor([1, 1, -1, -1]), draws(draw()))
-        .log_probability(z, torch.ones(4))
-        .isnan()
-        .all()
-    )
+    assert posterior_of(PRIOR, z, torch.tensor([1, 1, -1, -1]), z, draws(draw())).log_probability().isnan().all()
 
 
 def test_the_tree_splits_near_classes_last():
@@ -224,7 +211,7 @@ def test_two_means_goes_on_until_no_row_moves_even_if_one_row_is_left_alone():
 
 def test_samples_are_halved_and_cut_class_by_class():
     y = np.asarray([2, 0, 2, 2, 0, 1, 0, 0])
-    halves = compiled.mark_support(y)
+    halves = gp.mark_first_halves(y)
     np.testing.assert_array_equal(halves, [1, 1, 0, 1, 0, 1, 1, 0])
     y = np.repeat([0, 1, 3], [60, 30, 1])
     rows = gp.draw_stratified(y, 16, draw())
@@ -252,20 +239,14 @@ def loss_and_gradients(prior, net, x, y, tree, draws):
     return float(losses[0]), parameters.pick(grads, 0)
 
 
-@pytest.mark.parametrize("few", [compiled.MAX_LANE_SAMPLES, 0, None])
-def test_the_loss_and_its_gradient_are_those_of_dense_algebra_with_omega_held(few, monkeypatch):
-    """Two classes: -log of the mean over chains of E[sigmoid], of every second sample given the others.
-
-    By compiled loops in lanes and in blocks, and by PyTorch.
-    """
+@pytest.mark.parametrize("is_compiled", [True, False])
+def test_the_loss_and_its_gradient_are_those_of_dense_algebra_with_omega_held(is_compiled, monkeypatch):
+    """Two classes: -log of the mean over chains of E[sigmoid], of every second sample given the others."""
     net = Tiny()
     x, y = torch.from_numpy(draw(3).normal(size=(12, 3))).float(), torch.tensor([0, 1, 1, 0, 0, 1] * 2)
     weight = net.body.weight.detach().clone()
-    if few is None:
+    if not is_compiled:
         monkeypatch.setenv(backend.SWITCH, "0")
-    else:
-        for name in ("MAX_LANE_SAMPLES", "MAX_LANE_PREDICTIONS"):
-            monkeypatch.setattr(compiled, name, few)
     loss, grads = loss_and_gradients(gp.Prior(chains=2), net, x, y, torch.tensor([[1, -1], [0, 0]]), draw())
     actual = grads["body.weight"]
     assert float(actual.norm()) > 1e-3
@@ -281,14 +262,14 @@ def test_the_loss_and_its_gradient_are_those_of_dense_algebra_with_omega_held(fe
 
 def omega_of(prior, unit, y, rng):
     """Omega (chains, n) of the first half of samples of two classes, as the loss of a tree with one node draws it."""
-    first_half = torch.from_numpy(compiled.mark_support(y.numpy())).bool()
+    first_half = torch.from_numpy(gp.mark_first_halves(y.numpy()))
     k = prior.kernel(unit[first_half], unit[first_half]) + prior.jitter * torch.eye(int(first_half.sum()))
-    return gp.run_gibbs(k, 1 - 2 * y[first_half], prior.chains, prior.sweeps, draws(rng)).double()
+    return gp.run_gibbs(prior, k[None], 1 - 2 * y[None, first_half], [len(k)], [draws(rng)])[0].double()
 
 
 def dense_loss(prior, z, y, omega):
     """-log of the mean over chains of E[sigmoid] of the other half, by inverses and a fine grid, in float64."""
-    first_half = torch.from_numpy(compiled.mark_support(y.numpy())).bool()
+    first_half = torch.from_numpy(gp.mark_first_halves(y.numpy()))
     z = normalize(z, dim=1)
     apart = torch.cdist(z, z, compute_mode="donot_use_mm_for_euclid_dist").square()
     k = prior.scale * torch.exp(-apart / (2 * prior.length**2))
@@ -356,80 +337,56 @@ def test_each_node_has_draws_of_its_own():
     assert twice == pytest.approx(2 * once, rel=0.2)
 
 
-def test_few_samples_and_many_take_one_loss():
-    """80 samples of two classes, in lanes and in blocks, from the same draws."""
-    z = torch.from_numpy(draw(1).normal(size=(2, 80, 5))).float()
-    y = torch.arange(80).expand(2, 80) % 2
-    trees = torch.tensor([[[1, -1]], [[-1, 1]]])
-
-    def result(few):
-        with pytest.MonkeyPatch.context() as patch:
-            for name in ("MAX_LANE_SAMPLES", "MAX_LANE_PREDICTIONS"):
-                patch.setattr(compiled, name, few)
-            return gp.losses_and_gradients(PRIOR, trees, z, y, [80, 65], [draw(2), draw(3)])
-
-    for in_lanes, in_blocks in zip(result(100), result(0), strict=True):
-        assert float(in_lanes.norm()) > 0.1
-        torch.testing.assert_close(in_lanes, in_blocks, rtol=1e-3, atol=1e-4)
-    assert not result(0)[1][1, 65:].any()
-
-
 @pytest.mark.compiled
-def test_sampling_in_lanes_and_in_blocks_is_that_by_lapack():
-    z = normalize(torch.from_numpy(draw(1).normal(size=(70, 5))).float(), dim=1)
-    k, sign = PRIOR.kernel(z, z) + 1e-3 * torch.eye(70), torch.where(z[:, 0] > 0, 1, -1)
-    expected = gp.run_gibbs(k, sign, 20, 5, draws(draw(2))).T.numpy()
-    for few in (0, 100):
+def test_compiled_sampling_is_that_by_lapack(monkeypatch):
+    """Two Gaussian processes of 70 and 33 samples, the second from its second draws on."""
+    z = normalize(torch.from_numpy(draw(1).normal(size=(2, 70, 5))).float(), dim=2)
+    sizes, exists = [70, 33], torch.arange(70) < torch.tensor([[70], [33]])
+    k, sign = (
+        PRIOR.kernel(z, z) * (exists[:, None] & exists[..., None]) + torch.eye(70) / 1000,
+        torch.where(z[..., 0] > 0, 1, -1),
+    )
+
+    def sample():
         key = gp.draw_key(draw(2))
-        omega, drawn = compiled.gibbs(k.numpy(), sign.numpy(), key, 0, 20, 5, few)
-        np.testing.assert_allclose(omega, expected, rtol=2e-3)
-        assert drawn == 5 * 2 * 70 * 20
+        return gp.run_gibbs(PRIOR, k, sign, sizes, [gp.Draws(key), gp.Draws(key, 5)])
+
+    actual = sample()
+    monkeypatch.setenv(backend.SWITCH, "0")
+    for own, expected, size in zip(actual, sample(), sizes, strict=True):
+        torch.testing.assert_close(own[:, :size], expected[:, :size], rtol=2e-3, atol=0)
 
 
-@pytest.mark.parametrize(("n", "m"), [(1, 3), (16, 1), (17, 40), (70, 33), (130, 1), (400, 2)])
-def test_blocks_are_dense_algebra(n, m):
-    """Means, variances and the gradient of a sum of them by the covariances, in float64."""
-    chains = 6
-    z = torch.from_numpy(draw(n).normal(size=(n + m, 6)))
-    z /= z.norm(dim=1, keepdim=True)
-    wide = PRIOR.kernel(z[:n], z)
-    wide[:, :n] += 1e-3 * torch.eye(n)
-    omega = draw(1).uniform(0.01, 0.3, size=(n, chains)).astype(np.float32)
-    labels = draw(2).choice([-1, 1], size=n + m)
-    by_mean, by_variance = draw(3).normal(size=(2, m, chains)).astype(np.float32)
+def test_a_node_gives_the_same_whatever_is_computed_with_it(monkeypatch):
+    """Nodes of 3 to 41 samples, and more queries than are predicted at a time; in one part and one by one."""
+    z = normalize(torch.from_numpy(draw(1).normal(size=(400, 4))).float(), dim=1)
+    sizes = [(41, 300), (3, 5), (40, 297), (9, 1), (12, 6)]
 
-    exact, objective = wide.clone().requires_grad_(), 0
-    k, cross = exact[:, :n], exact[:, n:]
-    moments = []
-    for c in range(chains):
-        w = torch.from_numpy(omega[:, c]).double()
-        inverse = torch.linalg.inv(k + torch.diag(1 / w))
-        mean = cross.T @ inverse @ (torch.from_numpy(labels[:n]) / 2 / w)
-        variance = 8 - (cross * (inverse @ cross)).sum(dim=0)
-        moments.append(torch.stack([mean, variance]))
-        objective += (torch.from_numpy(by_mean[:, c]) * mean + torch.from_numpy(by_variance[:, c]) * variance).sum()
-    (gradient,) = torch.autograd.grad(objective, exact)
-    gradient[:, :n] = (gradient[:, :n] + gradient[:, :n].T) / 2
+    def found(chosen):
+        rows = [(np.arange(n), 400 - q + np.arange(q)) for n, q in chosen]
+        sign = np.where(z[:, 0] > 0, 1, -1)
+        nodes = [gp.Node(a, b, sign[a], sign[b], draws(draw(len(a)))) for a, b in rows]
+        return gp.log_probabilities(gp.Prior(chains=4), PRIOR.kernel(z, z)[None], nodes)
 
-    actual = wide.float().numpy()
-    *factors, mean, variance = compiled.factor_and_predict(actual, labels, omega, 8.0, True)
-    for name, value, expected in zip(("mean", "variance"), (mean, variance), torch.stack(moments, dim=2), strict=True):
-        np.testing.assert_allclose(value, expected.detach(), atol=2e-4, err_msg=name)
-    *_, again, _ = compiled.factor_and_predict(actual, labels, omega, 8.0, False)
-    np.testing.assert_array_equal(again, mean)
-    compiled.gradient(*factors, omega, by_mean, by_variance, actual)
-    np.testing.assert_allclose(actual, gradient, rtol=1e-3, atol=1e-3)
+    together = found(sizes)
+    assert [len(values) for values in together] == [300, 5, 297, 1, 6]
+    for size, values in zip(sizes, together, strict=True):
+        assert torch.equal(found([size])[0], values)
+    monkeypatch.setattr(gp, "_MAX_NUMBERS", 1)
+    assert all(map(torch.equal, found(sizes), together))
 
 
-def test_answers_are_those_of_the_posterior(monkeypatch):
-    """More samples than lanes take, and more queries than one part has; by LAPACK, from the same draws."""
-    z = normalize(torch.from_numpy(draw(1).normal(size=(390, 4))).float(), dim=1)
-    sign = torch.where(z[:70, 0] > 0, 1, -1)
-    actual = gp.predict_positive(gp.Prior(chains=30), z[:70], sign, z[70:], draw(2))
-    posterior = gp.Posterior(gp.Prior(chains=30), z[:70], sign, draws(draw(2)))
-    expected = posterior.log_probability(z[70:], torch.ones(320)).double().exp()
-    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-3)
-    assert float(actual.std()) > 0.1
+def test_padding_reaches_no_other_client():
+    """The second client overflows: the loss and the gradient of the first one stay as they are."""
+    z = torch.from_numpy(draw(1).normal(size=(2, 12, 3))).float()
+    y, trees = torch.arange(12).expand(2, 12) % 2, torch.tensor([[1, -1]]).expand(2, 1, 2)
+    rngs = [draw(2), draw(3)]
+    expected = gp.losses_and_gradients(PRIOR, trees[:1], z[:1], y[:1], [10], [draw(2)])
+    z[1] = torch.nan
+    losses, grads = gp.losses_and_gradients(PRIOR, trees, z, y, [10, 12], rngs)
+    assert torch.equal(losses[:1], expected[0])
+    assert torch.equal(grads[:1], expected[1])
+    assert losses[1].isnan()
 
 
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
@@ -490,10 +447,11 @@ def test_without_rounds_the_answers_are_those_of_gps_on_the_first_embeddings():
     positive = []
     for node in torch.from_numpy(tree):
         sign = node[y]
-        posterior = gp.Posterior(gp.Prior(chains=30), z["train"][sign != 0], sign[sign != 0], draws(generator))
+        own, labels = z["train"][sign != 0], sign[sign != 0]
+        posterior = posterior_of(gp.Prior(chains=30), own, labels, z["test"], draws(generator))
         chains = [
-            dense(z["train"][sign != 0].numpy(), sign[sign != 0].numpy(), omega.double().numpy(), z["test"].numpy())
-            for omega in posterior.omega
+            dense(own.numpy(), labels.numpy(), omega.double().numpy(), z["test"].numpy())
+            for omega in posterior.omega[0, :, : len(own)]
         ]
         positive.append(np.mean([[integral(m, v) for m, v in zip(*chain, strict=True)] for chain in chains], axis=0))
     expected = np.ones((5, 3))
@@ -521,11 +479,11 @@ def test_clients_with_little_answer_by_the_rule_of_succession():
 def test_capacity_bounds_what_is_conditioned_on(monkeypatch):
     sizes = []
 
-    def watched(prior, z, *rest, predict=gp.predict_positive):
-        sizes.append(len(z))
-        return predict(prior, z, *rest)
+    def watched(prior, k, sign, of_nodes, *rest, sample=gp.run_gibbs):
+        sizes.extend(of_nodes)
+        return sample(prior, k, sign, of_nodes, *rest)
 
-    monkeypatch.setattr(gp, "predict_positive", watched)
+    monkeypatch.setattr(gp, "run_gibbs", watched)
     run = worlds.run("pfedgp", options={"capacity": 5})
     worlds.answers("pfedgp", run, {"body": parameters.part(run.init, "body.")})
     assert max(sizes) == 5

@@ -17,6 +17,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,6 +46,12 @@ _QUADRATURE_POINTS = 20
 
 QUERIES_AT_A_TIME = 256
 """Number of samples that are predicted at a time."""
+
+MAX_COMPILED_SAMPLES = 256
+"""Number of samples above which the factors of all chains leave the cache, and LAPACK is faster than compiled loops."""
+
+_MAX_NUMBERS = 1 << 19
+"""Number of values of one tensor that nodes of the same widths have together: they stay in the cache."""
 
 
 def build_tree(
@@ -146,7 +153,6 @@ def draw_stratified(y: NDArray[np.int64], size: int, rng: np.random.Generator) -
     return np.sort(order[first])
 
 
-@backend.accelerated("pfedgp", when=lambda prior, trees, z, *_: z.is_cpu)
 def losses_and_gradients(
     prior: Prior, trees: Tensor, z: Tensor, y: Tensor, sizes: Sequence[int], rngs: Sequence[np.random.Generator]
 ) -> tuple[Tensor, Tensor]:
@@ -156,29 +162,29 @@ def losses_and_gradients(
     (a, nodes, C) on the way to the class ``y`` (a, n). Only the first ``sizes`` samples of a client count. The draws of
     omega are constants.
     """
-    losses, by_z = z.new_zeros(len(z)), torch.zeros_like(z)
+    nodes, owner, count = list[Node](), list[int](), np.ones(len(z), np.int64)
     for client, (size, rng) in enumerate(zip(sizes, rngs, strict=True)):
-        draws = Draws(draw_key(rng))
-        with torch.enable_grad():
-            own = z[client, :size].detach().float().requires_grad_()
-            loss = _tree_loss(prior, trees[client], functional.normalize(own, dim=1), y[client, :size], draws)
-            if loss is not None:
-                losses[client] = loss.detach()
-                by_z[client, :size] = torch.autograd.grad(loss, own)[0]
-    return losses, by_z
-
-
-def _tree_loss(prior: Prior, tree: Tensor, unit: Tensor, y: Tensor, draws: Draws) -> Tensor | None:
-    """Return the mean of -log p over one half of the samples, summed over the nodes; None if no node predicts any."""
-    conditions = mark_first_halves(y, tree.shape[1])
-    losses = []
-    for node in tree:
-        sign = node[y]  # +1, -1, or 0 for samples that are not below the node
-        observed, predicted = conditions & (sign != 0), ~conditions & (sign != 0)
-        if predicted.any():
-            posterior = Posterior(prior, unit[observed], sign[observed], draws)
-            losses.append(-posterior.log_probability(unit[predicted], sign[predicted]).sum())
-    return torch.stack(losses).sum() / (~conditions).sum() if losses else None
+        labels, tree, used = y[client, :size].cpu().numpy(), trees[client].cpu().numpy(), 0
+        key, first_half = draw_key(rng), mark_first_halves(labels)
+        for sign in tree[tree.any(axis=1)][:, labels]:  # +1, -1, or 0 for samples that are not below the node
+            known, asked = np.flatnonzero(first_half & (sign != 0)), np.flatnonzero(~first_half & (sign != 0))
+            if len(asked):
+                nodes.append(Node(known, asked, sign[known], sign[asked], Draws(key, used), client))
+                owner.append(client)
+                used += prior.counters(len(known))
+        count[client] = max((~first_half).sum(), 1)
+    losses = z.new_zeros(len(z), dtype=torch.float32)
+    if not nodes:
+        return losses.to(z), torch.zeros_like(z)
+    with torch.enable_grad():
+        own = z.detach().float().requires_grad_()
+        unit = functional.normalize(own, dim=2)
+        found = log_probabilities(prior, prior.kernel(unit, unit), nodes)
+        sums = torch.stack([-values.sum() for values in found])
+        losses = losses.index_add(0, torch.tensor(owner, device=z.device), sums)
+        losses = losses / torch.from_numpy(count).to(losses)
+        (by_z,) = torch.autograd.grad(losses.sum(), own)
+    return losses.detach().to(z), by_z.to(z)
 
 
 def predict_classes(
@@ -189,20 +195,29 @@ def predict_classes(
     At most ``capacity`` samples, drawn by ``draw_stratified``, are used.
     """
     labels = y.cpu().numpy()
-    tree = torch.from_numpy(build_tree(z.cpu().numpy(), labels, classes, rng)).to(y.device)
-    rows = torch.from_numpy(draw_stratified(labels, capacity, rng)).to(y.device)
-    positive = queries.new_full((len(queries), len(tree)), 0.5, dtype=torch.float64)
+    tree = build_tree(z.cpu().numpy(), labels, classes, rng)
+    rows = draw_stratified(labels, capacity, rng)
+    asked, above = len(rows) + np.arange(len(queries)), np.ones(len(queries), np.int64)
+    nodes = dict[int, Node]()
     for number, node in enumerate(tree if len(queries) else ()):
-        below = rows[node[y[rows]] != 0]
+        sign = node[labels[rows]]
+        below = np.flatnonzero(sign)
         if len(below):
-            positive[:, number] = predict_positive(prior, z[below], node[y[below]], queries, rng)
-    return class_probabilities(tree, positive, torch.bincount(y, minlength=classes))
+            nodes[number] = Node(below, asked, sign[below], above, Draws(draw_key(rng)))
+    positive = queries.new_full((len(queries), len(tree)), 0.5, dtype=torch.float64)
+    own = z[torch.from_numpy(rows).to(z.device)]
+    found = log_probabilities(prior, prior.kernel(own, torch.cat([own, queries]))[None], [*nodes.values()])
+    for number, values in zip(nodes, found, strict=True):
+        positive[:, number] = values.double().exp()
+    return class_probabilities(torch.from_numpy(tree).to(y.device), positive, torch.bincount(y, minlength=classes))
 
 
-def mark_first_halves(y: Tensor, classes: int) -> Tensor:
+def mark_first_halves(y: NDArray[np.int64]) -> NDArray[np.bool_]:
     """Return a mask (n,) of the first, third, fifth, ... sample of each class in ``y`` (n,)."""
-    of_class = functional.one_hot(y, classes)
-    return of_class.cumsum(dim=0).gather(1, y[:, None])[:, 0] % 2 == 1
+    order = np.argsort(y, kind="stable")
+    ranks = np.empty_like(order)
+    ranks[order] = np.arange(len(y)) - np.searchsorted(y[order], y[order])
+    return np.asarray(ranks % 2 == 0)
 
 
 @dataclass(frozen=True)
@@ -219,6 +234,10 @@ class Prior:
     chains: int = 20
     sweeps: int = 5
 
+    def counters(self, size: int) -> int:
+        """Return the number of counters that a GP of ``size`` samples takes from its ``Draws``."""
+        return 2 * size * self.chains * self.sweeps
+
     def kernel(self, a: Tensor, b: Tensor) -> Tensor:
         """Return the covariances (..., n, q) of rows ``a`` (..., n, d) and ``b`` (..., q, d)."""
         squared = a.square().sum(dim=-1)[..., None] + b.square().sum(dim=-1)[..., None, :]
@@ -226,55 +245,141 @@ class Prior:
         return squared.div_(-2 * self.length**2).exp_() * self.scale  # a copy, as the gradient of exp needs its result
 
 
-class Posterior:
-    """A GP given samples ``z`` (n, d) with labels ``sign`` (n,) of +1 or -1.
+@dataclass(frozen=True)
+class Node:
+    """A two-class GP given samples ``known`` (n,), n > 0, and samples ``asked`` (q,), q > 0, that it predicts.
 
-    The chains' omega (chains, n) are drawn from ``draws``.
+    They are samples of ``client``, with the labels ``sign`` (n,) and ``asked_sign`` (q,) of +1 or -1. The chains' omega
+    are drawn from ``draws``.
     """
 
-    def __init__(self, prior: Prior, z: Tensor, sign: Tensor, draws: Draws) -> None:
-        self.prior, self._z = prior, z
-        k = training_covariance(prior, z)
-        self.omega = run_gibbs(k.detach(), sign, prior.chains, prior.sweeps, draws)
-        self._root = self.omega.sqrt()
-        self._factor = _cholesky(_augmented_covariance(k, self._root))
-        target = sign.to(z.dtype) / 2 / self._root
-        self._weight = self._root * _solve(self._factor, target)  # (chains, n): (K + W^-1)^-1 W^-1 kappa
+    known: NDArray[np.int64]
+    asked: NDArray[np.int64]
+    sign: NDArray[np.int64]
+    asked_sign: NDArray[np.int64]
+    draws: Draws
+    client: int = 0
 
-    def latent(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """Return mean and variance (chains, q) of f at rows ``z`` (q, d)."""
-        cross = self.prior.kernel(self._z, z)  # (n, q)
-        reduced = torch.linalg.solve_triangular(self._factor, self._root[:, :, None] * cross, upper=False)
-        variance = self.prior.scale - reduced.square().sum(dim=1)
-        return self._weight @ cross, variance.clamp_min(1e-6)
-
-    def log_probability(self, z: Tensor, sign: Tensor) -> Tensor:
-        """Return the log-probabilities (q,) that rows ``z`` (q, d) have the labels ``sign`` (q,), over all chains."""
-        pieces = zip(torch.split(z, QUERIES_AT_A_TIME), torch.split(sign, QUERIES_AT_A_TIME), strict=True)
-        return torch.cat([log_expected_sigmoid(*self.latent(part), labels) for part, labels in pieces])
+    @property
+    def widths(self) -> tuple[int, int]:
+        """Return the sizes to which the samples are padded, which depend on no other node."""
+        return _width(len(self.known)), _width(len(self.asked))
 
 
-@backend.accelerated("pfedgp", when=lambda prior, z, *_: z.is_cpu)
-def predict_positive(prior: Prior, z: Tensor, sign: Tensor, queries: Tensor, rng: np.random.Generator) -> Tensor:
-    """Return the probabilities (q,) of +1, in float64, of rows ``queries`` (q, d), by the ``Posterior``."""
-    posterior = Posterior(prior, z, sign, Draws(draw_key(rng)))
-    return posterior.log_probability(queries, torch.ones_like(queries[:, 0])).double().exp()
+def _width(size: int) -> int:
+    """Return ``size``, rounded up to a multiple of 8 or, above 64, of 32."""
+    step = 8 if size <= 64 else 32
+    return -(-size // step) * step
 
 
-def training_covariance(prior: Prior, z: Tensor) -> Tensor:
-    """Return the covariances (n, n) of samples ``z`` (n, d) that a GP is conditioned on."""
-    return prior.kernel(z, z) + prior.jitter * torch.eye(len(z), dtype=z.dtype, device=z.device)
+def log_probabilities(prior: Prior, kernel: Tensor, nodes: Sequence[Node]) -> list[Tensor]:
+    """Return the log-probabilities (q,) of the labels that each node asks for, over all chains, differentiable.
+
+    ``kernel`` (clients, n, n or more) are the covariances of the first n samples of each client with all its samples.
+    Nodes of the same widths are computed together.
+    """
+    found, groups = dict[int, Tensor](), dict[tuple[int, int], list[int]]()
+    for place, node in enumerate(nodes):
+        groups.setdefault(node.widths, []).append(place)
+    for (known, asked), places in sorted(groups.items()):
+        numbers = prior.chains * max(known * known, min(asked, QUERIES_AT_A_TIME) * max(known, _QUADRATURE_POINTS))
+        count = max(1, _MAX_NUMBERS // numbers)
+        for first in range(0, len(places), count):
+            part = places[first : first + count]
+            posterior = Posterior(prior, kernel, [nodes[place] for place in part])
+            for place, values in zip(part, posterior.log_probability(), strict=True):
+                found[place] = values[: len(nodes[place].asked)]
+    return [found[place] for place in range(len(nodes))]
+
+
+class Posterior:
+    """The posteriors of b nodes of the same widths, padded by samples that are independent of all others."""
+
+    def __init__(self, prior: Prior, kernel: Tensor, nodes: Sequence[Node]) -> None:
+        self.prior, self._kernel, self._nodes = prior, kernel, nodes
+        self._known, sign = self._pad([node.known for node in nodes]), self._pad([node.sign for node in nodes])
+        self._client = torch.tensor([node.client for node in nodes], device=kernel.device)
+        sizes, width = [len(node.known) for node in nodes], self._known.shape[1]
+        exists = torch.arange(width, device=kernel.device) < torch.tensor(sizes, device=kernel.device)[:, None]
+        self._exists = exists
+        own = torch.where(exists[:, None], self._covariances(self._known), 0.0)
+        self._k = own + torch.diag_embed(torch.where(exists, prior.jitter, 1.0))
+        with torch.no_grad():
+            self.omega = run_gibbs(prior, self._k.detach(), sign * exists, sizes, [node.draws for node in nodes])
+            self._root = self.omega.sqrt()
+            self._factor = _cholesky(_augmented_covariance(self._k, self._root))
+            self._target = (sign * exists)[:, None].to(self._k) / 2 / self._root  # (b, chains, n): W^-1/2 kappa
+
+    def _pad(self, values: Sequence[NDArray[np.int64]]) -> Tensor:
+        """Return values (b, width); padding repeats the first one."""
+        padded = np.repeat([own[:1] for own in values], _width(max(map(len, values))), axis=1)
+        for row, own in zip(padded, values, strict=True):
+            row[: len(own)] = own
+        return torch.from_numpy(padded).to(self._kernel.device)
+
+    def _covariances(self, asked: Tensor) -> Tensor:
+        """Return the covariances (b, n, q) with samples ``asked`` (b, q), zero for padding in the first ones."""
+        _, height, width = self._kernel.shape
+        rows = self._client[:, None] * height + self._known
+        at = rows[..., None] * width + asked[:, None]
+        found = self._kernel.flatten().index_select(0, at.flatten()).view(at.shape)
+        return torch.where(self._exists[..., None], found, 0.0)
+
+    def latent(self, asked: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and variance (b, chains, q) of f at samples ``asked`` (b, q)."""
+        cross = self._covariances(asked)
+        constants = self._root, self._factor, self._target
+        mean, reduction = _Moments.apply(self._k, cross, *constants)  # type: ignore[no-untyped-call]
+        return mean, (self.prior.scale - reduction).clamp_min(1e-6)
+
+    def log_probability(self) -> Tensor:
+        """Return the log-probabilities (b, q), over all chains, that the samples asked for have their labels."""
+        rows, sign = self._pad([node.asked for node in self._nodes]), self._pad([n.asked_sign for n in self._nodes])
+        pieces = zip(torch.split(rows, QUERIES_AT_A_TIME, 1), torch.split(sign, QUERIES_AT_A_TIME, 1), strict=True)
+        return torch.cat([log_expected_sigmoid(*self.latent(own), s) for own, s in pieces], dim=1)
+
+
+class _Moments(torch.autograd.Function):
+    """The mean (b, chains, q) of f, and by how much the samples reduce its variance, with omega held.
+
+    With S = (K + W^-1)^-1 = W^1/2 B^-1 W^1/2, w = S W^-1 kappa and A = S C for the covariances C (b, n, q), they are
+    C'w and the diagonal of C'A. As dS = -S dK S, no factor has to be differentiated.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, k: Tensor, cross: Tensor, root: Tensor, factor: Tensor, target: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return both."""
+        right = torch.cat([root[..., None] * cross[:, None], target[..., None]], dim=3)
+        solved = torch.cholesky_solve(right, factor).mul_(root[..., None])
+        a, w = solved[..., :-1], solved[..., -1]  # (b, chains, n, q), (b, chains, n)
+        ctx.save_for_backward(a, w)
+        return w @ cross, (a * cross[:, None]).sum(dim=2)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+        """Return the gradients by K (b, n, n) and C (b, n, q)."""
+        a, w = ctx.saved_tensors
+        by_mean, by_reduction = grads
+        weighted = a * by_reduction[:, :, None]
+        by_cross = w.mT @ by_mean + 2 * weighted.sum(dim=1)
+        pairs = [value.transpose(1, 2).flatten(2) for value in (weighted, a)]  # (b, n, chains q)
+        by_k = -(a @ by_mean[..., None])[..., 0].mT @ w - pairs[0] @ pairs[1].mT
+        return by_k, by_cross, None, None, None
 
 
 def log_expected_sigmoid(mean: Tensor, variance: Tensor, sign: Tensor) -> Tensor:
-    """Return log E[sigmoid(s f)] (q,) for f ~ N(mean, variance), (chains, q), averaged over chains; ``sign`` (q,).
+    """Return log E[sigmoid(s f)] (b, q) for f ~ N(mean, variance), (b, chains, q), averaged over chains.
+
+    The labels s are ``sign`` (b, q).
 
     Gauss-Hermite quadrature is at most 2e-4 off for standard deviations up to 3; that of a kernel of scale 8 is 2.8.
     """
     at, weight = (torch.from_numpy(part).to(mean) for part in gauss_hermite())
-    f = mean[..., None] + torch.sqrt(2 * variance)[..., None] * at  # (chains, q, points)
-    log_weight = weight.log() - math.log(len(mean))
-    return torch.logsumexp(functional.logsigmoid(sign[:, None] * f) + log_weight, dim=(0, 2))
+    # The points are symmetric, so that s f has them around s times the mean.
+    f = (sign[:, None] * mean)[..., None] + torch.sqrt(2 * variance)[..., None] * at  # (b, chains, q, points)
+    return (torch.sigmoid(f) @ weight).mean(dim=1).clamp_min(torch.finfo(f.dtype).tiny).log()
 
 
 @cache
@@ -284,23 +389,28 @@ def gauss_hermite() -> tuple[NDArray[np.float32], NDArray[np.float32]]:
     return at.astype(np.float32), (weight / math.sqrt(math.pi)).astype(np.float32)
 
 
+@backend.accelerated("pfedgp", when=lambda prior, k, *_: k.is_cpu and k.shape[1] <= MAX_COMPILED_SAMPLES)
 @torch.no_grad()
-def run_gibbs(k: Tensor, sign: Tensor, chains: int, sweeps: int, draws: Draws) -> Tensor:
-    """Return omega (chains, n) after ``sweeps`` from its mean for f = 0, given the covariances ``k`` (n, n) of f."""
-    draws_per_sweep = [
-        [torch.from_numpy(drawn).view(-1, len(k), chains).mT.to(k) for drawn in draws.draw_sweep(len(k) * chains)]
-        for _ in range(sweeps)
-    ]
+def run_gibbs(prior: Prior, k: Tensor, sign: Tensor, sizes: Sequence[int], draws: Sequence[Draws]) -> Tensor:
+    """Return omega (b, chains, n) after ``sweeps`` from its mean for f = 0, given the covariances ``k`` (b, n, n) of f.
+
+    Each of the b Gaussian processes has ``sizes`` samples, with the labels ``sign`` (b, n), and ``draws`` of its own.
+    """
     # In float32, the covariance of many nearly equal samples has no Cholesky factor.
     factor = _cholesky(k.double()).to(k.dtype)
-    omega = k.new_full((chains, len(k)), 0.25)
-    for (from_prior, noise), exponential in draws_per_sweep:
+    omega = k.new_full((len(k), prior.chains, k.shape[1]), 0.25)
+    for _ in range(prior.sweeps):
+        drawn = k.new_ones(2 + TERMS + 1, len(k), k.shape[1], prior.chains)
+        for place, (size, own) in enumerate(zip(sizes, draws, strict=True)):
+            numbers = np.concatenate(own.draw_sweep(size * prior.chains)).reshape(len(drawn), size, prior.chains)
+            drawn[:, place, :size] = torch.from_numpy(numbers).to(k)
+        normal, noise, *exponential = drawn.mT
         root = omega.sqrt()
         # A draw from the prior, corrected by its difference from the (noisy) targets: Matheron's rule.
-        prior = from_prior @ factor.T
-        residual = sign / 2 / root - root * prior - noise
-        f = prior + (root * _solve(_cholesky(_augmented_covariance(k, root)), residual)) @ k
-        omega = draw_polya_gamma(f, exponential)
+        from_prior = normal @ factor.mT
+        residual = sign[:, None] / 2 / root - root * from_prior - noise
+        f = from_prior + (root * _solve(_cholesky(_augmented_covariance(k, root)), residual)) @ k
+        omega = draw_polya_gamma(f, torch.stack(exponential))
     return omega
 
 
@@ -310,18 +420,18 @@ def draw_key(rng: np.random.Generator) -> NDArray[np.uint32]:
 
 
 class Draws:
-    """Random numbers of Gibbs sampling, determined by a ``key`` (2,).
+    """Random numbers of Gibbs sampling, determined by a ``key`` (2,) and the number of counters ``used`` before.
 
     Compiled loops draw the same numbers up to rounding.
     """
 
-    def __init__(self, key: NDArray[np.uint32]) -> None:
-        self._key, self._used = key, 0
+    def __init__(self, key: NDArray[np.uint32], used: int = 0) -> None:
+        self.key, self.used = key, used
 
     def draw_sweep(self, size: int) -> tuple[NDArray[np.float32], NDArray[np.float32]]:
         """Return the next normal (2, size) and exponential numbers (TERMS + 1, size)."""
-        bits = np.concatenate([philox_bits(self._key, self._used + first, size) for first in (0, size)])
-        self._used += 2 * size
+        bits = np.concatenate([philox_bits(self.key, self.used + first, size) for first in (0, size)])
+        self.used += 2 * size
         uniform = (bits.astype(np.float32) + np.float32(0.5)) * np.float32(2.0**-32)
         exponentials = -np.log(uniform[2 : TERMS + 3])
         # Box & Muller (1958). The lowest two bits choose one of four quarters of the circle, the others a place in it.
@@ -364,8 +474,9 @@ def draw_polya_gamma(c: Tensor, g: Tensor) -> Tensor:
 
 
 def _augmented_covariance(k: Tensor, root: Tensor) -> Tensor:
-    """Return B = I + W^1/2 K W^1/2 (chains, n, n) for ``root`` (chains, n), the diagonals of W^1/2."""
-    return root[:, :, None] * k * root[:, None, :] + torch.eye(len(k), dtype=k.dtype, device=k.device)
+    """Return B = I + W^1/2 K W^1/2 (b, chains, n, n) for ``root`` (b, chains, n), the diagonals of W^1/2."""
+    identity = torch.eye(k.shape[1], dtype=k.dtype, device=k.device)
+    return root[..., None] * k[:, None] * root[..., None, :] + identity
 
 
 def _cholesky(matrix: Tensor) -> Tensor:
@@ -375,5 +486,5 @@ def _cholesky(matrix: Tensor) -> Tensor:
 
 
 def _solve(factor: Tensor, right: Tensor) -> Tensor:
-    """Return B^-1 ``right`` (chains, n)."""
+    """Return B^-1 ``right`` (b, chains, n)."""
     return torch.cholesky_solve(right[..., None], factor)[..., 0]
