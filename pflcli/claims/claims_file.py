@@ -166,6 +166,13 @@ def read(path: Path, size: str = SIZES[0]) -> ClaimsFile:
         name: _read_experiment(entry, f"[experiments.{name}] in {path}", folder, known, size)
         for name, entry in tables.experiments.items()
     }
+    used = {method for claim in claims.values() for method in claim.methods}
+    for owner, options in [(str(path), tables.set), *((name, each.set) for name, each in experiments.items())]:
+        for method in options:
+            if method not in used:
+                raise UsageError(
+                    f"{owner}: options are set for {method}, which no claim is about", closest(method, used)
+                )
     return ClaimsFile(claims, experiments, tables.set)
 
 

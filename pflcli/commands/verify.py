@@ -11,7 +11,7 @@ from typing import Any
 from pflcli import config
 from pflcli.artifacts import csv_file
 from pflcli.artifacts import manifest as manifests
-from pflcli.artifacts.decision import Decision, require_folder
+from pflcli.artifacts.decision import Decision, require_folder, require_outside
 from pflcli.artifacts.kinds import verdicts
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
@@ -23,13 +23,16 @@ from pflcli.claims.comparisons import Cell, PlannedComparison, plan
 from pflcli.claims.judge import Runs, judge
 from pflcli.commands.compare import IncompleteError, compare
 from pflcli.commands.partition import partition
+from pflcli.comparison.variants import resolve_variants
 from pflcli.errors import UsageError, closest
 from pflcli.evaluation import summary
 from pflcli.evaluation.presentation import verdicts as presentation
 from pflcli.execution import Execution
+from pflcli.options.declaration import as_path
 from pflcli.options.function import command
 from pflcli.options.verify import Verify
 from pflcli.reporter import SILENT
+from pflcli.settings import Settings
 
 NAME = "verdicts"
 """The folder of the artifact inside ``out``; beside it is a folder per comparison."""
@@ -75,7 +78,9 @@ class Verification:
         """Read the file of claims, and plan the comparisons; raises UsageError for names that it does not have."""
         path, out = Path(asked.claims), Path(asked.out)
         require_folder(out)
-        asked = replace(asked, execution=asked.execution.reading(path))
+        weights = None if asked.weights is None else as_path(asked.weights)
+        asked = replace(asked, execution=asked.execution.reading(path, asked.root, weights))
+        require_outside(out / NAME, asked.execution.reads)  # before the comparisons, which take long
         file = claims_file.read(path, SIZES[asked.paper])
         if asked.seeds is not None and (
             not asked.seeds or len({*asked.seeds}) < len(asked.seeds) or min(asked.seeds) < 0
@@ -93,7 +98,11 @@ class Verification:
             for name, claim in file.claims.items()
             if not only or name in only or kept.get(name) == _recorded(claim)
         ]
-        return cls(asked, file, names, *plan(file, names, asked.seeds))
+        comparisons, cells = plan(file, names, asked.seeds)
+        for comparison in comparisons.values():  # before the first one runs, which may take long
+            training = config.build(Settings, comparison.experiment.training, comparison.name)
+            resolve_variants([*comparison.methods], comparison.methods, training)
+        return cls(asked, file, names, comparisons, cells)
 
     @property
     def out(self) -> Path:
