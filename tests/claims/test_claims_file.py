@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 
 import pytest
 
 from pflcli.claims import claims_file
 from pflcli.claims.comparisons import plan
+from pflcli.commands.new import new
 from pflcli.errors import InputError, UsageError
 
 SETTINGS = """
@@ -118,6 +120,14 @@ def test_a_method_in_a_file_is_found_beside_the_file_of_claims(read, tmp_path):
     (tmp_path / "my_claimed_method.py").write_text(template.read_text())
     file = read(EXPERIMENT + CLAIM.replace('"knn-per"', '"./my_claimed_method.py@strong"'))
     assert file.claims["better"].method == "my-claimed-method@strong"
+
+
+def test_the_claim_in_the_template_of_a_method_can_be_read(tmp_path):
+    template = new("method", tmp_path / "my_claimed_method.py").read_text()
+    example = template.partition("claims.toml::")[2].partition('"""')[0]
+    (tmp_path / "claims.toml").write_text(textwrap.dedent(example))
+    [claim] = claims_file.read(tmp_path / "claims.toml").claims.values()
+    assert claim.pairs == [("my-claimed-method", "fedavg-plus")]
 
 
 WRONG = {
