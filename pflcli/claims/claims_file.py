@@ -272,8 +272,8 @@ def _read_experiment(entry: Options, owner: str, folder: Path, known: Mapping[st
         like=own.like,
         **chosen,
         set=own.set,
-        target=own.target,
-        link=own.link,
+        target=base.get(size, {}).get("target") if own.target is None else own.target,
+        link=base.get(size, {}).get("link") if own.link is None else own.link,
         papers=_differences(parts, size) if base.get("paper") else {},
     )
     check_options(experiment, owner)

@@ -7,10 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from pflcli import config
 from pflcli.claims import claims_file
 from pflcli.claims.comparisons import plan
 from pflcli.commands.new import new
+from pflcli.comparison.variants import resolve_variants
 from pflcli.errors import InputError, UsageError
+from pflcli.settings import Settings
 
 SETTINGS = """
 [one.base]
@@ -22,6 +25,9 @@ clients = 60
 model = "cnn"
 rounds = 100
 batch-size = 32
+[one.base.small]
+target = 0.4
+link = "10:50"
 [one.base.small.partition]
 scheme = "natural"
 clients = 10
@@ -68,6 +74,8 @@ def test_an_experiment_takes_over_what_the_settings_say(read):
     assert experiment.dataset == "writers"
     assert experiment.partition == {"scheme": "classes", "clients": 10, "set": {"n": 2}}
     assert experiment.training == {"model": "mlp", "rounds": 7, "batch_size": 32}
+    assert (experiment.target, experiment.link) == (0.4, "10:50")
+    assert read(text.replace("[claims.", "target = 0.7\n[claims.")).experiments["writers"].target == 0.7
     # Of the paper: what differs. A change in the file of claims applies at both sizes.
     assert experiment.papers == {"scheme": "natural", "clients": 60, "n": None, "model": "cnn"}
     paper = read(text, "paper").experiments["writers"]
@@ -228,3 +236,24 @@ def test_files_that_are_missing_or_no_toml_are_input_errors(read, tmp_path):
     (tmp_path / "circle.toml").write_text('[a.b]\nlike = "a.b"\n')
     with pytest.raises(InputError, match="has no experiments"):
         read('settings = "circle.toml"\n' + EXPERIMENT + CLAIM)
+
+
+PAPERS = sorted((Path(__file__).parents[2] / "examples" / "papers").glob("*/claims.toml"))
+
+
+@pytest.mark.parametrize("size", claims_file.SIZES)
+@pytest.mark.parametrize("path", PAPERS, ids=lambda path: path.parent.name)
+def test_the_claims_of_a_paper_can_be_run(path, size):
+    file = claims_file.read(path, size)
+    comparisons, cells = plan(file, file.claims, None)
+    assert all(cells.values())
+    for comparison in comparisons.values():
+        training = config.build(Settings, comparison.experiment.training, comparison.name)
+        variants = resolve_variants([*comparison.methods], comparison.methods, training)
+        assert {item.name for item in variants} == {*comparison.methods}
+        if size == "small":
+            assert comparison.experiment.papers  # the table of verdicts shows what the paper has instead
+
+
+def test_every_paper_has_claims():
+    assert [path.parent.name for path in PAPERS] == ["fedattn", "fedham", "knn-per", "panm"]
