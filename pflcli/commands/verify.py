@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pflcli import config
+from pflcli import config, sources
 from pflcli.artifacts import csv_file
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.decision import Decision, require_folder, require_outside
@@ -226,10 +226,14 @@ class Verification:
         inputs = tuple(artifact.as_input(name, out) for name, artifact in made.items())
         request = {
             "claims": {name: _recorded(self.file.claims[name]) for name in self.names},
+            "experiments": {
+                name: {key: getattr(planned.experiment, key) for key in ("target", "link", "papers")}
+                for name, planned in self.comparisons.items()
+            },
             "paper": self.asked.paper,
             "statistics": summary.STATISTICS,
         }
-        spec = ArtifactSpec(NAME, request, inputs)
+        spec = ArtifactSpec(NAME, request, inputs, code={"judge": sources.module_hash("claims.judge")})
         old = manifests.read(out) if manifests.is_artifact(out) else None
         is_other = old is not None and old.kind == NAME and old.fingerprint != spec.fingerprint
         # Comparisons keep all that verdicts were derived from, so that nothing is lost.

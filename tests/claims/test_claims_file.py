@@ -77,14 +77,21 @@ def test_an_experiment_takes_over_what_the_settings_say(read):
     assert (experiment.target, experiment.link) == (0.4, "10:50")
     assert read(text.replace("[claims.", "target = 0.7\n[claims.")).experiments["writers"].target == 0.7
     # Of the paper: what differs. A change in the file of claims applies at both sizes.
-    assert experiment.papers == {"scheme": "natural", "clients": 60, "n": None, "model": "cnn"}
+    assert experiment.papers == {"scheme": "natural", "clients": 60, "n": None, "model": "cnn", "rounds": 100}
     paper = read(text, "paper").experiments["writers"]
-    assert (paper.partition["clients"], paper.training["model"], paper.papers) == (60, "cnn", {})
+    assert (paper.partition["clients"], paper.training["model"], paper.papers) == (60, "cnn", {"rounds": 100})
+
+
+def test_another_scheme_drops_the_options_of_the_earlier_one(read):
+    text = 'settings = "settings.toml"\n[experiments.writers]\nlike = "one.classes"\n' + CLAIM
+    other = text.replace("[claims.", 'partition = { scheme = "iid" }\n[claims.')
+    assert read(other).experiments["writers"].partition == {"scheme": "iid", "clients": 10}
 
 
 def test_claims_on_the_same_experiment_share_a_comparison(read):
     more = CLAIM.replace("better]", "cheaper]").replace('"fedavg"', '"ditto"') + "seeds = 5\n"
-    file = read(EXPERIMENT + CLAIM + more)
+    last = CLAIM.replace("better]", "best]") + "seeds = 2\n"
+    file = read(EXPERIMENT + CLAIM + more + last)
     comparisons, cells = plan(file, file.claims, None)
     [comparison] = comparisons.values()
     assert list(comparison.methods) == ["knn-per", "fedavg", "ditto"]
@@ -95,18 +102,22 @@ def test_claims_on_the_same_experiment_share_a_comparison(read):
 
 def test_a_grid_of_a_methods_option_makes_variants_and_one_of_training_makes_comparisons(read):
     grid = 'grid = { "knn-per.k" = [5, 10], "training.lr" = [0.1, 0.3], "partition.set.n" = [2] }\n'
-    options = "[set.knn-per]\nweight = 0.5\n"
+    options = "[set.knn-per]\nweight = 0.5\nsigma = 2.0\n"  # the experiment's sigma counts
     file = read(
-        options + EXPERIMENT + 'partition = { scheme = "classes", set = { n = 2 } }\nset.knn-per.k = 3\n' + CLAIM + grid
+        options
+        + EXPERIMENT
+        + 'partition = { scheme = "classes", set = { n = 2 } }\nset.knn-per = { k = 3, sigma = 3.0 }\n'
+        + CLAIM
+        + grid
     )
     comparisons, cells = plan(file, file.claims, None)
     assert list(comparisons) == ["writers@lr-0.1+n-2", "writers@lr-0.3+n-2"]
     for comparison, lr in zip(comparisons.values(), (0.1, 0.3), strict=True):
         assert comparison.experiment.training == {"rounds": 5, "lr": lr}
         assert comparison.methods == {
-            "knn-per@k-5": {"weight": 0.5, "k": 5},
+            "knn-per@k-5": {"weight": 0.5, "sigma": 3.0, "k": 5},
             "fedavg": {},
-            "knn-per@k-10": {"weight": 0.5, "k": 10},
+            "knn-per@k-10": {"weight": 0.5, "sigma": 3.0, "k": 10},
         }
     assert [cell.pairs for cell in cells["better"]] == [[(f"knn-per@k-{k}", "fedavg")] for k in (5, 5, 10, 10)]
     assert [cell.at["training.lr"] for cell in cells["better"]] == [0.1, 0.3, 0.1, 0.3]

@@ -11,6 +11,9 @@ from pflcli.wording import as_typed, counted
 
 _SIZES = {"clients": "client", "samples": "sample", "rounds": "round", "seeds": "seed"}
 
+_MIN_WHOLE = 1000
+"""Numbers from this one on have no decimals."""
+
 
 def build_table(claims: Mapping[str, Mapping[str, Any]]) -> Table:
     """Return a table with a row per claim: the verdict, in how many settings it holds, and what decided it."""
@@ -60,7 +63,7 @@ def _format(metric: str, value: float) -> str:
     entry = catalogue.METRICS.get(metric)
     if entry is not None and entry.percent:
         return f"{100 * value:+.1f}"
-    return f"{value:+.3g}"
+    return f"{value:+,.0f}" if abs(value) >= _MIN_WHOLE else f"{value:+.3g}"
 
 
 def _describe_sizes(cells: Iterable[Mapping[str, Any]]) -> str:
