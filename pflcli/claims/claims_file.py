@@ -159,6 +159,10 @@ def read(path: Path, size: str = SIZES[0]) -> ClaimsFile:
                     f"{path}: '{name}' is no name of {group}: it consists of letters, digits, ., - and _",
                     f"[{group}.{re.sub(r'[^A-Za-z0-9_.-]+', '-', name).strip('-.') or 'NAME'}]",
                 )
+    if "verdicts" in tables.experiments:
+        raise UsageError(
+            f"{path}: an experiment cannot be called verdicts, as the verdicts' folder is", "[experiments.other]"
+        )
     claims = {
         name: _read_claim(entry, f"[claims.{name}] in {path}", folder, tables.experiments)
         for name, entry in tables.claims.items()

@@ -11,7 +11,7 @@ from typing import Any
 from pflcli import config, sources
 from pflcli.artifacts import csv_file
 from pflcli.artifacts import manifest as manifests
-from pflcli.artifacts.decision import Decision, require_folder, require_outside
+from pflcli.artifacts.decision import Decision, decide, require_folder, require_outside
 from pflcli.artifacts.kinds import verdicts
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
@@ -80,19 +80,26 @@ class Verification:
         require_folder(out)
         weights = None if asked.weights is None else as_path(asked.weights)
         asked = replace(asked, execution=asked.execution.reading(path, asked.root, weights))
-        require_outside(out / NAME, asked.execution.reads)  # before the comparisons, which take long
+        # Before the comparisons, which may take long: the verdicts can be written.
+        require_outside(out / NAME, asked.execution.reads)
+        old = manifests.read(out / NAME) if manifests.is_artifact(out / NAME) else None
+        is_verdicts = old is not None and old.kind == NAME
+        decide(out / NAME, ArtifactSpec(NAME, {}), force=asked.execution.force or is_verdicts)
         file = claims_file.read(path, SIZES[asked.paper])
         if asked.seeds is not None and (
             not asked.seeds or len({*asked.seeds}) < len(asked.seeds) or min(asked.seeds) < 0
         ):
-            raise UsageError("--seeds is not a list of different numbers from 0 up", "--seeds 0,1,2")
+            raise UsageError(
+                f"--seeds {','.join(map(str, asked.seeds))} is not a list of different numbers from 0 up",
+                "--seeds 0,1,2",
+            )
         only = [word for word in asked.only or () if "/" not in word]
         if asked.only is not None and not asked.only:
             raise UsageError("--only names no claim", closest("", file.claims))
         for name in only:
             if name not in file.claims:
                 raise UsageError(f"{path} has no claim '{name}'", closest(name, file.claims))
-        kept = _judged(out / NAME)
+        kept = old.request.get("claims", {}) if old is not None and is_verdicts else {}
         names = [
             name
             for name, claim in file.claims.items()
@@ -280,15 +287,6 @@ class Verification:
 def _recorded(claim: Claim) -> dict[str, Any]:
     """Return a claim as the request of verdicts records it."""
     return config.plain(claim)
-
-
-def _judged(out: Path) -> Mapping[str, Any]:
-    """Return the claims that the verdicts at ``out`` are about, as they were recorded; empty if there are none."""
-    if not manifests.is_artifact(out):
-        return {}
-    manifest = manifests.read(out)
-    claims: Mapping[str, Any] = manifest.request.get("claims", {}) if manifest.kind == NAME else {}
-    return claims
 
 
 def _row(path: str, decision: str) -> dict[str, str]:

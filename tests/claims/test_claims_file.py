@@ -181,6 +181,11 @@ WRONG = {
         "options are set for knn-pre, which no claim is about",
         "knn-per",
     ),
+    "name of an experiment": (
+        CLAIM + '[experiments.verdicts]\ndataset = "writers"\n',
+        "cannot be called verdicts",
+        "[experiments.other]",
+    ),
     "no claims": ("", "has no claims", "[claims.NAME]"),
     "table": (CLAIM + "[claim.x]\n", "unknown option 'claim'", "claims"),
 }

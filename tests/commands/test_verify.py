@@ -210,6 +210,17 @@ def test_a_killed_run_resumes_and_ends_with_the_same_verdicts(judged, tmp_path, 
     assert read(tmp_path / "v") == read(judged / "v")
 
 
+def test_a_place_where_verdicts_cannot_be_written_is_named_before_anything_runs(judged, tmp_path, pfl, tree):
+    (tmp_path / "v" / "verdicts").mkdir(parents=True)
+    (tmp_path / "v" / "verdicts" / "mine.txt").touch()
+    before = tree(tmp_path)
+    for options in ((), ("--force",)):
+        ran = pfl("verify", judged / "claims.toml", "-o", tmp_path / "v", *options)
+        assert ran.code == ConflictError.exit_code
+        assert "verdicts exists and is not a pfl artifact" in ran.err
+        assert tree(tmp_path) == before
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
