@@ -51,6 +51,7 @@ _NOT_JUDGED = {"gain", "better_off", "worse_off", "validation_accuracy", "report
 METRICS = [*(name for name in catalogue.METRICS if name not in _NOT_JUDGED), *NEIGHBOURS]
 """The metrics that a claim can be about."""
 SIZES = ("small", "paper")
+_PARTS = ("partition", "training")
 
 
 @dataclass(frozen=True)
@@ -158,6 +159,10 @@ def read(path: Path, size: str = SIZES[0]) -> ClaimsFile:
                     f"{path}: '{name}' is no name of {group}: it consists of letters, digits, ., - and _",
                     f"[{group}.{re.sub(r'[^A-Za-z0-9_.-]+', '-', name).strip('-.') or 'NAME'}]",
                 )
+    if "verdicts" in tables.experiments:
+        raise UsageError(
+            f"{path}: an experiment cannot be called verdicts, as the verdicts' folder is", "[experiments.other]"
+        )
     claims = {
         name: _read_claim(entry, f"[claims.{name}] in {path}", folder, tables.experiments)
         for name, entry in tables.claims.items()
@@ -166,6 +171,13 @@ def read(path: Path, size: str = SIZES[0]) -> ClaimsFile:
         name: _read_experiment(entry, f"[experiments.{name}] in {path}", folder, known, size)
         for name, entry in tables.experiments.items()
     }
+    used = {method for claim in claims.values() for method in claim.methods}
+    for owner, options in [(str(path), tables.set), *((name, each.set) for name, each in experiments.items())]:
+        for method in options:
+            if method not in used:
+                raise UsageError(
+                    f"{owner}: options are set for {method}, which no claim is about", closest(method, used)
+                )
     return ClaimsFile(claims, experiments, tables.set)
 
 
@@ -255,19 +267,17 @@ def _read_experiment(entry: Options, owner: str, folder: Path, known: Mapping[st
     dataset = own.dataset or base.get("dataset", "")
     if not dataset:
         raise UsageError(f"{owner} is like {own.like}, which names no dataset", 'dataset = "mnist"')
-    parts = {
-        part: {key: merge(base.get(key, {}).get(part, {}), getattr(own, part)) for key in SIZES}
-        for part in ("partition", "training")
-    }
-    chosen = {part: {_underscored(key): value for key, value in tables[size].items()} for part, tables in parts.items()}
+    known_parts = {key: {part: base.get(key, {}).get(part, {}) for part in _PARTS} for key in SIZES}
+    merged = {part: merge(known_parts[size][part], getattr(own, part)) for part in _PARTS}
+    chosen = {part: {_underscored(key): value for key, value in table.items()} for part, table in merged.items()}
     experiment = Experiment(
         dataset=_resolve_path(dataset, folder),
         like=own.like,
         **chosen,
         set=own.set,
-        target=own.target,
-        link=own.link,
-        papers=_differences(parts, size) if base.get("paper") else {},
+        target=base.get(size, {}).get("target") if own.target is None else own.target,
+        link=base.get(size, {}).get("link") if own.link is None else own.link,
+        papers=_differences(known_parts, merged) if base.get("paper") else {},
     )
     check_options(experiment, owner)
     return experiment
@@ -283,13 +293,10 @@ def check_options(experiment: Experiment, owner: str) -> None:
     config.build(Settings, experiment.training, f"the training of {owner}")
 
 
-def _differences(parts: Mapping[str, Mapping[str, Any]], size: str) -> dict[str, Any]:
-    """Return the options and settings at the paper's size that differ from those at this ``size``; None without one."""
-    differing: dict[str, Any] = {}
-    for tables in parts.values():
-        paper, used = (_flat(tables[name]) for name in ("paper", size))
-        differing |= {key: paper.get(key) for key in {**paper, **used} if paper.get(key) != used.get(key)}
-    return differing
+def _differences(known: Mapping[str, Options], used: Options) -> dict[str, Any]:
+    """Return what the paper has instead of what is ``used``, None for a default, of the keys ``known`` at any size."""
+    paper, small, chosen = _flat(known["paper"]), _flat(known["small"]), _flat(used)
+    return {key: paper.get(key) for key in {**paper, **small} if paper.get(key) != chosen.get(key)}
 
 
 def _flat(table: Options) -> dict[str, Any]:

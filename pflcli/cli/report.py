@@ -16,9 +16,9 @@ def command(
     sources: Annotated[
         list[Path],
         typer.Argument(
-            help="Report these comparisons, evaluations and audits; at least one comparison or evaluation.",
+            help="Report these comparisons, evaluations, audits and verdicts; at least one comparison or evaluation.",
             metavar="COMPARISON...",
-            autocompletion=completion.artifacts("comparison", "evaluation", "audit"),
+            autocompletion=completion.artifacts("comparison", "evaluation", "audit", "verdicts"),
         ),
     ],
     out: Annotated[

@@ -22,7 +22,7 @@ def new(kind: str, path: Path) -> Path:
     template = (registry.ROOT / "templates" / f"{kind}.py").read_text(encoding="utf-8")
     try:
         with path.open("x", encoding="utf-8") as file:
-            file.write(template.replace("TITLE", name))
+            file.write(template.replace("TITLE", name).replace("FILE_NAME", path.name))
     except FileExistsError:
         raise ConflictError(f"{path} exists", "choose another name") from None
     except OSError as error:

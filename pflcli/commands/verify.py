@@ -8,10 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pflcli import config
+from pflcli import config, sources
 from pflcli.artifacts import csv_file
 from pflcli.artifacts import manifest as manifests
-from pflcli.artifacts.decision import Decision, require_folder
+from pflcli.artifacts.decision import Decision, decide, require_folder, require_outside
 from pflcli.artifacts.kinds import verdicts
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
@@ -23,13 +23,16 @@ from pflcli.claims.comparisons import Cell, PlannedComparison, plan
 from pflcli.claims.judge import Runs, judge
 from pflcli.commands.compare import IncompleteError, compare
 from pflcli.commands.partition import partition
+from pflcli.comparison.variants import resolve_variants
 from pflcli.errors import UsageError, closest
 from pflcli.evaluation import summary
 from pflcli.evaluation.presentation import verdicts as presentation
 from pflcli.execution import Execution
+from pflcli.options.declaration import as_path
 from pflcli.options.function import command
 from pflcli.options.verify import Verify
 from pflcli.reporter import SILENT
+from pflcli.settings import Settings
 
 NAME = "verdicts"
 """The folder of the artifact inside ``out``; beside it is a folder per comparison."""
@@ -75,25 +78,38 @@ class Verification:
         """Read the file of claims, and plan the comparisons; raises UsageError for names that it does not have."""
         path, out = Path(asked.claims), Path(asked.out)
         require_folder(out)
-        asked = replace(asked, execution=asked.execution.reading(path))
+        weights = None if asked.weights is None else as_path(asked.weights)
+        asked = replace(asked, execution=asked.execution.reading(path, asked.root, weights))
+        # Before the comparisons, which may take long: the verdicts can be written.
+        require_outside(out / NAME, asked.execution.reads)
+        old = manifests.read(out / NAME) if manifests.is_artifact(out / NAME) else None
+        is_verdicts = old is not None and old.kind == NAME
+        decide(out / NAME, ArtifactSpec(NAME, {}), force=asked.execution.force or is_verdicts)
         file = claims_file.read(path, SIZES[asked.paper])
         if asked.seeds is not None and (
             not asked.seeds or len({*asked.seeds}) < len(asked.seeds) or min(asked.seeds) < 0
         ):
-            raise UsageError("--seeds is not a list of different numbers from 0 up", "--seeds 0,1,2")
+            raise UsageError(
+                f"--seeds {','.join(map(str, asked.seeds))} is not a list of different numbers from 0 up",
+                "--seeds 0,1,2",
+            )
         only = [word for word in asked.only or () if "/" not in word]
         if asked.only is not None and not asked.only:
             raise UsageError("--only names no claim", closest("", file.claims))
         for name in only:
             if name not in file.claims:
                 raise UsageError(f"{path} has no claim '{name}'", closest(name, file.claims))
-        kept = _judged(out / NAME)
+        kept = old.request.get("claims", {}) if old is not None and is_verdicts else {}
         names = [
             name
             for name, claim in file.claims.items()
             if not only or name in only or kept.get(name) == _recorded(claim)
         ]
-        return cls(asked, file, names, *plan(file, names, asked.seeds))
+        comparisons, cells = plan(file, names, asked.seeds)
+        for comparison in comparisons.values():  # before the first one runs, which may take long
+            training = config.build(Settings, comparison.experiment.training, comparison.name)
+            resolve_variants([*comparison.methods], comparison.methods, training)
+        return cls(asked, file, names, comparisons, cells)
 
     @property
     def out(self) -> Path:
@@ -217,10 +233,14 @@ class Verification:
         inputs = tuple(artifact.as_input(name, out) for name, artifact in made.items())
         request = {
             "claims": {name: _recorded(self.file.claims[name]) for name in self.names},
+            "experiments": {
+                name: {key: getattr(planned.experiment, key) for key in ("target", "link", "papers")}
+                for name, planned in self.comparisons.items()
+            },
             "paper": self.asked.paper,
             "statistics": summary.STATISTICS,
         }
-        spec = ArtifactSpec(NAME, request, inputs)
+        spec = ArtifactSpec(NAME, request, inputs, code={"judge": sources.module_hash("claims.judge")})
         old = manifests.read(out) if manifests.is_artifact(out) else None
         is_other = old is not None and old.kind == NAME and old.fingerprint != spec.fingerprint
         # Comparisons keep all that verdicts were derived from, so that nothing is lost.
@@ -267,15 +287,6 @@ class Verification:
 def _recorded(claim: Claim) -> dict[str, Any]:
     """Return a claim as the request of verdicts records it."""
     return config.plain(claim)
-
-
-def _judged(out: Path) -> Mapping[str, Any]:
-    """Return the claims that the verdicts at ``out`` are about, as they were recorded; empty if there are none."""
-    if not manifests.is_artifact(out):
-        return {}
-    manifest = manifests.read(out)
-    claims: Mapping[str, Any] = manifest.request.get("claims", {}) if manifest.kind == NAME else {}
-    return claims
 
 
 def _row(path: str, decision: str) -> dict[str, str]:

@@ -2,7 +2,19 @@
 
 Replace this text by what your method does, and by its source: authors, year, link, algorithm. A method is a function
 of its state: it takes a state and returns a new one. It opens no file, prints nothing, and draws random numbers only by
-``run.rng``. ``pfl check FILE`` tests the laws that every method satisfies.
+``run.rng``. ``pfl check FILE`` tests the laws that every method satisfies. ``pfl verify claims.toml -o DIR`` judges
+claims about it, such as this one in claims.toml::
+
+    [experiments.writers]
+    dataset = "writers"
+
+    [claims.worst-tenth]
+    says = "TITLE beats FedAvg+ for the worst tenth of the clients"
+    on = ["writers"]
+    method = "./FILE_NAME"
+    metric = "bottom_decile"
+    direction = "higher"
+    against = ["fedavg-plus"]
 """
 
 from __future__ import annotations

@@ -21,6 +21,7 @@ from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.tune import tune
+from pflcli.commands.verify import verify
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "artifacts.md").read_text(encoding="utf-8")
@@ -28,6 +29,19 @@ LEVELS = {"MUST", "MUST+", "MAY", "OLD"}
 KEYS = ("kind", "schema", "fingerprint", "request", "inputs", "code", "files", "summary", "made", "seal")
 BELONGING = r"_(std_over_seeds|low|high|p|p_corrected|by_chance|by_chance_high)$"
 TABLE = "who,outcome,age,city\n" + "".join(f"{'ab'[i % 2]},{'ny'[i % 3 == 0]},{i},{'XY'[i > 9]}\n" for i in range(20))
+
+CLAIMS = """
+[experiments.claimed]
+dataset = "writers"
+partition = { clients = 4 }
+training = { model = "logistic", rounds = 1 }
+[claims.personal]
+says = "Local models are better than the global one"
+on = ["claimed"]
+method = "local"
+direction = "higher"
+against = ["fedavg"]
+"""
 
 
 def rows_of(name):
@@ -143,6 +157,9 @@ def runs(small, tmp_path_factory):
     compare([small.p], at / "c", methods=["local"], settings=mlp, references=False)
     tune("local", small.p, at.parent / "t", search={"lr": "0.1,1"}, settings=mlp)
     (at / "tuning").symlink_to(at.parent / "t" / "tuning")
+    (at.parent / "claims.toml").write_text(CLAIMS)
+    verify(at.parent / "claims.toml", at.parent / "v", seeds=[0])
+    (at / "verdicts").symlink_to(at.parent / "v" / "verdicts")
     partition("writers", at / "p-new", clients=6, seed=0, new_clients=0.3)
     partition("writers", at / "p-clusters", clients=20, seed=0, scheme="clusters", part=(1, 8))
     personalize("panm", at / "p-new", at / "panm-new", settings={**mlp, "participation": 1.0})
@@ -226,7 +243,7 @@ def examine_file(kind, path, is_new):
         cells, rows = pd.read_csv(path), below(kind, path.name)
         check(where, cells.columns, rows, is_new)
         check_cells(where, rows, cells)
-        if path.name == "table.csv" and kind not in ("audit", "sweep", "tuning"):
+        if path.name == "table.csv" and kind not in ("audit", "sweep", "tuning", "verdicts"):
             for column in set(cells.columns) - set(rows):
                 assert column in METRICS or re.sub(BELONGING, "", column) in METRICS, f"{where}: {column}"
     elif path.name.endswith(".vl.json"):

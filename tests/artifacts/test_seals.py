@@ -317,6 +317,8 @@ VALUES: dict[str, tuple[str, str, Callable[[bytes], bytes]]] = {
     "swept": ("sweep", "metrics.json", lambda raw: raw[:-5]),
     "tried": ("tuning", "trials.json", instead(b'"best"', b'"worst"')),
     "tried rows": ("tuning", "table.csv", instead(b",", b"")),
+    "judged": ("verdicts", "verdicts.json", instead(b'"verdict"', b'"verdicts"')),
+    "judged rows": ("verdicts", "settings.csv", instead(b",", b"")),
     "swept rows": ("sweep", "table.csv", instead(b",", b"")),
 }
 

@@ -98,9 +98,9 @@ def test_pfl_explains_itself(pfl):
     assert all(name in ran.out for name in APP)
     assert pfl("-h").out == ran.out
     shown = re.findall(r"^│ ([a-z][a-z-]+) ", ran.out, flags=re.M)
-    first = ["import", "partition", "compare", "report", "show", "tune", "predict", "new-client", "export"]
+    first = ["import", "partition", "compare", "verify", "report", "show", "tune", "predict", "new-client", "export"]
     assert shown == list(APP)
-    assert shown[:9] == first
+    assert shown[:10] == first
     assert ran.out.index("│ doctor ") < ran.out.index("│ --version ") < ran.out.index("│ --use ")
     assert pfl().code == 2
     assert pfl().err == ""

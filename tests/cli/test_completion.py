@@ -96,7 +96,7 @@ KINDS = {
     ("predict",): "predictions",
     ("new-client",): "predictions",
     ("export",): "predictions",
-    ("report",): "evaluation comparison audit",
+    ("report",): "evaluation comparison audit verdicts",
     ("track",): "comparison evaluation predictions backbone",
     ("show",): " ".join(kinds.schemas()),
 }

@@ -45,7 +45,7 @@ def tool(tmp_path, monkeypatch):
 
 
 def follow(page, pfl):
-    """Run the commands and the Python of a page, in their order, and yield every other block."""
+    """Run the commands and the Python of a page, write its TOML files, in their order, and yield every other block."""
     names = {}
     for language, text in blocks(page):
         if language == "python":
@@ -55,6 +55,8 @@ def follow(page, pfl):
                 assert program == "pfl"
                 ran = pfl(*arguments)
                 assert ran.code == 0, ran.err
+        elif language == "toml":
+            Path(text.splitlines()[0].removeprefix("# ")).write_text(text)
         else:
             yield language, text
 

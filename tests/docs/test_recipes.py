@@ -97,7 +97,8 @@ def recorded(tmp_path):
     folder.mkdir()
     (folder / "pfl").write_text(STUB)
     (folder / "pfl").chmod(0o755)
-    (folder / "python").symlink_to(sys.executable)
+    (folder / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
+    (folder / "python").chmod(0o755)
     log = tmp_path / "log"
     short = tmp_path / "settings.toml"  # a hundred steps of a shift are like four
     text = (PAPERS / "settings.toml").read_text(encoding="utf-8")
@@ -123,7 +124,7 @@ def experiments():
         import settings
     finally:
         sys.path.pop(0)
-    return settings.read(PAPERS / "settings.toml"), settings
+    return settings.read_experiments(PAPERS / "settings.toml"), settings
 
 
 def parsed(line):

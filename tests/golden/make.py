@@ -22,6 +22,22 @@ from pflcli.commands.personalize import personalize
 from pflcli.commands.sweep import sweep
 from pflcli.commands.train_global import train_global
 from pflcli.commands.tune import tune
+from pflcli.commands.verify import verify
+
+CLAIMS = """
+[experiments.claimed]
+dataset = "writers"
+partition = { clients = 4, part = "1/4" }
+training = { model = "logistic", rounds = 1 }
+
+[claims.learns]
+says = "Local models are better than a guess"
+on = ["claimed"]
+method = "local"
+direction = "higher"
+value = 0.1
+seeds = 2
+"""
 
 
 def main() -> None:
@@ -46,6 +62,9 @@ def main() -> None:
     compare([at / "partition"], at, methods=["local"], settings=settings, references=False)
     sweep(at / "embeddings", at / "sweep", **{"capacity": "0,0.5,1", "k": "1,3", "weight": "0,1"})
     tune("local", at / "partition", at, search={"lr": "0.1,1"}, settings={**settings, "rounds": 1})
+    with tempfile.TemporaryDirectory() as folder:
+        (Path(folder) / "claims.toml").write_text(CLAIMS)
+        verify(Path(folder) / "claims.toml", at)
 
 
 if __name__ == "__main__":

@@ -19,6 +19,17 @@ from pflcli.execution import Execution
 
 MODEL = ("--model", "mlp", "--rounds", "1")
 MOBILE = "torchvision:mobilenet_v2"
+CLAIMS = """
+[experiments.writers]
+dataset = "writers"
+training = { model = "mlp", rounds = 1 }
+[claims.personal]
+says = "Local models are better than the global one"
+on = ["writers"]
+method = "local"
+direction = "higher"
+against = ["fedavg"]
+"""
 COMMANDS = {
     "import": ("{table}", "--client", "who", "--label", "class"),
     "embed": ("writers", "--encoder", "onnx:{net}"),
@@ -36,6 +47,7 @@ COMMANDS = {
     "stack": ("{fedavg}", "{knn}"),
     "tune": ("local", "{p}", *MODEL, "--search", "lr=0.1"),
     "new-client": ("{fedavg}", "{samples}", "--client", "late"),
+    "verify": ("{claims}",),
 }
 OPTIONS = {
     ("import", "data"): ("{inside}/table.csv", "--client", "who", "--label", "class"),
@@ -55,6 +67,9 @@ OPTIONS = {
         *("{embedded}", *COMMANDS["new-client"][1:]),
         *("--encoder-weights", "{inside}/net.onnx"),
     ),
+    ("verify", "claims"): ("{inside}/claims.toml",),
+    ("verify", "root"): (*COMMANDS["verify"], "--root", "{inside}"),
+    ("verify", "weights"): (*COMMANDS["verify"], "--weights", "{inside}/weights.safetensors"),
     ("audit", "weights"): ("{began}", "--weights", "{inside}/weights.safetensors"),
     **{(name, "config_file"): (*line, "--config", "{inside}/x.toml") for name, line in COMMANDS.items()},
 }
@@ -98,7 +113,9 @@ def test_what_a_source_was_made_from_is_read_too(small_copy, pfl, tree, line):
 @pytest.mark.parametrize(("command", "option"), OPTIONS)
 def test_what_lies_in_the_output_is_not_read_and_deleted(small, tmp_path, pfl, tree, command, option, beside):
     out = tmp_path / "out"
-    place = out / {"compare": "seed-0/local", "tune": "tuning", "demo": "partition"}.get(command, "")
+    place = out / {"compare": "seed-0/local", "tune": "tuning", "demo": "partition", "verify": "verdicts"}.get(
+        command, ""
+    )
     make(place, spec(alpha=7), Execution(), build)
     if beside:
         with pytest.raises(KeyboardInterrupt):
@@ -106,6 +123,7 @@ def test_what_lies_in_the_output_is_not_read_and_deleted(small, tmp_path, pfl, t
     inside = place.with_name(place.name + beside)
     for folder in (tmp_path, inside):
         (folder / "table.csv").write_text("who,class,a\nann,yes,1\nbob,no,2\nann,no,3\nbob,yes,4\n")
+        (folder / "claims.toml").write_text(CLAIMS)
     (inside / "x.toml").touch()
     if option == "weights":
         weights = Path(shutil.copy(small.b / "weights.safetensors", inside))
@@ -134,6 +152,7 @@ def test_what_lies_in_the_output_is_not_read_and_deleted(small, tmp_path, pfl, t
         "net": tmp_path / "net.onnx",
         "inside": inside,
         "table": tmp_path / "table.csv",
+        "claims": tmp_path / "claims.toml",
         "began": tmp_path / "began",
         "embedded": tmp_path / "embedded",
     }

@@ -1,4 +1,4 @@
-"""Render the page as HTML: answers, tables, charts and audits. All text from data is escaped here."""
+"""Render the page as HTML: answers, tables, charts, audits and verdicts. All text from data is escaped here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pflcli import __version__, registry
-from pflcli.artifacts.kinds import audit
+from pflcli.artifacts.kinds import audit, verdicts
 from pflcli.artifacts.reader import Artifact
 from pflcli.errors import PflError
 from pflcli.evaluation import best_methods
@@ -25,6 +25,7 @@ from pflcli.evaluation.page.comparison import Comparison
 from pflcli.evaluation.page.lineage import HEADINGS, Lineage, list_commands
 from pflcli.evaluation.page.runs import Runs
 from pflcli.evaluation.presentation import audits, prediction_sets, tables
+from pflcli.evaluation.presentation import verdicts as verdict_tables
 from pflcli.wording import counted
 
 GENERATOR = '<meta name="generator" content="pfl report'
@@ -43,6 +44,7 @@ _NO_MARKS = best_methods.Best()
 _MAX_OPEN_ARTIFACTS = 12
 """The list of artifacts is collapsed if it is longer."""
 _AUDITS_ID, _AUDITS_TITLE = "audits", "What an attacker learns"
+_VERDICTS_ID, _VERDICTS_TITLE = "verdicts", "Which claims are confirmed"
 _AUDIT_CAPTION = (
     "Left, over all clients: the share of training samples that an attack recognizes (true positives) against the "
     "share of other samples that it mistakes for training samples (false positives); the dashed line is a guess. "
@@ -95,17 +97,42 @@ class Audit:
         return self.artifact.path.resolve().name
 
 
-def render_page(sections: Sequence[Section], shown_audits: Sequence[Audit], javascript: str, data_folder: str) -> str:
+@dataclass(frozen=True)
+class Judged:
+    """Verdicts on claims."""
+
+    artifact: Artifact
+
+    @cached_property
+    def claims(self) -> Mapping[str, Any]:
+        """The claims by name; raises InputError if the file is damaged."""
+        return verdicts.read(self.artifact)
+
+    @property
+    def title(self) -> str:
+        """The name of the folder of ``pfl verify``."""
+        return self.artifact.path.resolve().parent.name
+
+
+def render_page(
+    sections: Sequence[Section],
+    shown_audits: Sequence[Audit],
+    judged: Sequence[Judged],
+    javascript: str,
+    data_folder: str,
+) -> str:
     """Return the HTML; ``javascript`` draws the charts, ``data_folder`` has the numbers as CSV and JSON."""
     style, script = ((_FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js"))
     data = {"dark": vega.dark_colours(), "sections": [_collect_chart_data(section) for section in sections]}
     several = len(sections) > 1
     titles = [section.title if several else section.dataset for section in sections]
     body = "".join(_render_section(section, number, several) for number, section in enumerate(sections))
-    body += _render_audits(shown_audits)
+    body += _render_audits(shown_audits) + _render_verdicts(judged)
     parts = {f"c{number}": title for number, title in enumerate(titles)}
     if shown_audits:
         parts[_AUDITS_ID] = _AUDITS_TITLE
+    if judged:
+        parts[_VERDICTS_ID] = _VERDICTS_TITLE
     title = f"Personalization compared: {', '.join(titles)}"
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -366,6 +393,17 @@ def _render_audit_figure(item: Audit) -> str:
         f'<figure class="wide"><img class="picture" src="{url}" alt="{words}">\n<figcaption>{escape(_AUDIT_CAPTION)}'
         "</figcaption></figure>\n"
     )
+
+
+def _render_verdicts(judged: Sequence[Judged]) -> str:
+    """Return the section on claims, with a table of each file of claims; empty without any."""
+    if not judged:
+        return ""
+    body = ""
+    for item in judged:
+        table = verdict_tables.build_table(item.claims)
+        body += f"<h3>{escape(item.title)}</h3>\n{_render_plain_table(table.heading, table.rows, item.title)}\n"
+    return f'<section id="{_VERDICTS_ID}"><h2>{_VERDICTS_TITLE}</h2>\n{body}</section>\n'
 
 
 def _render_plain_table(heading: Iterable[str], rows: Iterable[Iterable[str]], label: str) -> str:

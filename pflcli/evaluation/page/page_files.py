@@ -11,11 +11,11 @@ from typing import Any
 
 from pflcli import __version__
 from pflcli.artifacts import csv_file, disk, plain_output
-from pflcli.artifacts.kinds import audit
+from pflcli.artifacts.kinds import audit, verdicts
 from pflcli.errors import ConflictError, InputError, UsageError
 from pflcli.evaluation import coverage
 from pflcli.evaluation.page import html
-from pflcli.evaluation.page.html import Audit, Section
+from pflcli.evaluation.page.html import Audit, Judged, Section
 from pflcli.evaluation.page.lineage import list_commands
 from pflcli.evaluation.presentation import audits, tables
 from pflcli.evaluation.scoring import replace_nonfinite
@@ -98,12 +98,14 @@ def _read_beginning(path: Path) -> str:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
 
 
-def build_files(sections: Sequence[Section], shown_audits: Sequence[Audit]) -> dict[str, bytes]:
-    """Return the files by name: ``report.json``, and CSV files of each comparison and audit.
+def build_files(
+    sections: Sequence[Section], shown_audits: Sequence[Audit], judged: Sequence[Judged]
+) -> dict[str, bytes]:
+    """Return the files by name: ``report.json``, and CSV files of each comparison, audit and file of claims.
 
-    Comparison N has ``N-methods.csv``, ``N-clients.csv`` and ``N-rounds.csv``; audit N has ``audit-N-table.csv`` and
-    ``audit-N-clients.csv``. With prediction sets, comparison N also has ``N-sets.csv`` and
-    ``N-sets_clients.csv``.
+    Comparison N has ``N-methods.csv``, ``N-clients.csv`` and ``N-rounds.csv``, and with prediction sets also
+    ``N-sets.csv`` and ``N-sets_clients.csv``. Audit N has ``audit-N-table.csv`` and ``audit-N-clients.csv``, verdicts N
+    have ``verdicts-N-table.csv`` and ``verdicts-N-settings.csv``.
     """
     content: dict[str, bytes] = {}
     for number, section in enumerate(sections, 1):
@@ -118,6 +120,9 @@ def build_files(sections: Sequence[Section], shown_audits: Sequence[Audit]) -> d
             content[f"{number}-rounds.csv"] = csv_file.encode(["method", "round", "validation_accuracy"], rows)
     for number, item in enumerate(shown_audits, 1):
         content |= {f"audit-{number}-{name}": item.artifact.read(name) for name in (audit.TABLE, audit.CLIENTS)}
+    for number, claims in enumerate(judged, 1):
+        files = (verdicts.TABLE, verdicts.SETTINGS)
+        content |= {f"verdicts-{number}-{name}": claims.artifact.read(name) for name in files}
     content = {name: csv_file.escape_formulas(text) for name, text in content.items()}  # all files so far are CSV
     index = {
         "generator": f"pfl report {__version__}",
@@ -127,6 +132,7 @@ def build_files(sections: Sequence[Section], shown_audits: Sequence[Audit]) -> d
             {"title": item.title, "answer": audits.describe_strongest(item.results), **item.results}
             for item in shown_audits
         ],
+        **({"claims": [dict(item.claims) for item in judged]} if judged else {}),
     }
     content[_INDEX] = (json.dumps(replace_nonfinite(index), indent=1, allow_nan=False) + "\n").encode()
     return content

@@ -9,15 +9,19 @@ from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.presentation.tables import Table
 from pflcli.wording import as_typed, counted
 
-_SIZES = ("clients", "samples", "rounds", "seeds")
+_SIZES = {"clients": "client", "samples": "sample", "rounds": "round", "seeds": "seed"}
+
+_MIN_WHOLE = 1000
+"""Numbers from this one on have no decimals."""
 
 
 def build_table(claims: Mapping[str, Mapping[str, Any]]) -> Table:
     """Return a table with a row per claim: the verdict, in how many settings it holds, and what decided it."""
-    heading = ["claim", "where", "condition", "verdict", "holds in", "decided by", "size"]
+    heading = ["claim", "says", "where", "condition", "verdict", "holds in", "decided by", "size"]
     rows = [
         [
             name,
+            claim["says"],
             claim["where"],
             _describe_condition(claim),
             claim["verdict"],
@@ -27,7 +31,7 @@ def build_table(claims: Mapping[str, Mapping[str, Any]]) -> Table:
         ]
         for name, claim in claims.items()
     ]
-    return Table(heading, rows, ["size", "where", "condition"])
+    return Table(heading, rows, ["says", "size", "where", "condition"])
 
 
 def _describe_condition(claim: Mapping[str, Any]) -> str:
@@ -59,7 +63,7 @@ def _format(metric: str, value: float) -> str:
     entry = catalogue.METRICS.get(metric)
     if entry is not None and entry.percent:
         return f"{100 * value:+.1f}"
-    return f"{value:+.3g}"
+    return f"{value:+,.0f}" if abs(value) >= _MIN_WHOLE else f"{value:+.3g}"
 
 
 def _describe_sizes(cells: Iterable[Mapping[str, Any]]) -> str:
@@ -69,7 +73,7 @@ def _describe_sizes(cells: Iterable[Mapping[str, Any]]) -> str:
 
 
 def _describe_size(cell: Mapping[str, Any]) -> str:
-    used = ", ".join(f"{cell['size'][key]} {key}" for key in _SIZES if key in cell["size"])
+    used = ", ".join(counted(cell["size"][key], noun) for key, noun in _SIZES.items() if key in cell["size"])
     paper = ", ".join(
         f"{key} {'default' if value is None else as_typed(value)}" for key, value in cell["paper"].items()
     )

@@ -1,0 +1,279 @@
+"""``pfl verify`` from a file of claims to verdicts, with real runs that take seconds."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from pflcli import verify
+from pflcli.artifacts.reader import open_artifact
+from pflcli.commands.compare import IncompleteError
+from pflcli.errors import ConflictError, UsageError
+from pflcli.methods import fedavg_plus
+
+CLAIMS = """
+[experiments.writers]
+dataset = "writers"
+partition = { clients = 12 }
+training = { model = "logistic", rounds = 3, participation = 1, lr = 0.1 }
+
+[claims.fine-tuning-helps]
+says = "Fine-tuning is more accurate than the global model"
+where = "Table 1"
+on = ["writers"]
+method = "fedavg-plus"
+direction = "higher"
+against = ["fedavg"]
+seeds = 2
+
+[claims.fine-tuning-is-free]
+says = "Fine-tuning sends no more than FedAvg"
+on = ["writers"]
+metric = "megabytes"
+method = "fedavg-plus"
+direction = "not-higher"
+against = ["fedavg"]
+seeds = 2
+grid = { "fedavg-plus.epochs" = [1, 3] }
+"""
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory):
+    """A folder with the file of claims and ``v``, the verdicts on them."""
+    at = tmp_path_factory.mktemp("verify")
+    (at / "claims.toml").write_text(CLAIMS)
+    verify(at / "claims.toml", at / "v", threads=1)
+    return at
+
+
+@pytest.fixture
+def copy(judged, tmp_path):
+    shutil.copytree(judged, tmp_path / "at")
+    return tmp_path / "at"
+
+
+def read(folder):
+    return json.loads((folder / "verdicts" / "verdicts.json").read_text())["claims"]
+
+
+def fingerprints(folder):
+    return {
+        str(path.parent.relative_to(folder)): json.loads(path.read_text())["fingerprint"]
+        for path in folder.rglob("manifest.json")
+    }
+
+
+def test_claims_are_judged_by_comparisons_that_are_made(judged):
+    claims = read(judged / "v")
+    table = open_artifact(judged / "v" / "writers" / "comparison").table("table.csv")
+    value = {row["method"]: float(row["accuracy"]) for row in table}
+    decided = claims["fine-tuning-helps"]["decided_by"]
+    assert decided["difference"] == pytest.approx(value["fedavg-plus"] - value["fedavg"], abs=2e-6)
+    assert decided["seeds"] == [0, 1]
+    [row] = [row for row in table if row["method"] == "fedavg-plus"]
+    gain, low, high = (float(row[name]) for name in ("gain", "gain_low", "gain_high"))
+    assert (decided["difference"], *decided["interval"]) == pytest.approx((gain, low, high), abs=2e-6)
+    assert claims["fine-tuning-helps"]["verdict"] == ("confirmed" if low > 0 else "undecided")
+    free = claims["fine-tuning-is-free"]
+    assert (free["verdict"], free["holds"], free["settings"]) == ("confirmed", 2, 2)
+    assert [cell["at"] for cell in free["cells"]] == [{"fedavg-plus.epochs": 1}, {"fedavg-plus.epochs": 3}]
+    assert free["cells"][0]["size"]["clients"] == 12
+    artifact = open_artifact(judged / "v" / "verdicts")
+    assert [(item.role, item.path) for item in artifact.manifest.inputs] == [("writers", "../writers/comparison")]
+
+
+def test_a_repetition_is_up_to_date_and_makes_nothing(copy, pfl, tree):
+    def contents():  # times of manifests are renewed, for make
+        return {name: content for name, (content, _) in tree(copy).items()}
+
+    before = contents()
+    ran = pfl("verify", copy / "claims.toml", "-o", copy / "v", "--json", "--threads", 1)
+    assert (ran.code, json.loads(ran.out)["decision"]) == (0, "up to date")
+    assert contents() == before
+
+
+def test_the_command_prints_a_table_and_show_and_report_know_it(judged, tmp_path, pfl):
+    ran = pfl("verify", judged / "claims.toml", "-o", judged / "v", "--threads", 1)
+    assert ran.out == f"{judged / 'v' / 'verdicts'}\n"
+    shown = pfl("show", judged / "v" / "verdicts").out
+    assert shown in ran.err
+    heading, *rows = [line.split("\t") for line in shown.splitlines()]
+    assert heading[0] == "claim"
+    assert [row[0] for row in rows] == ["fine-tuning-helps", "fine-tuning-is-free"]
+    assert "2 of 2 settings" in rows[1]
+    assert json.loads(pfl("show", judged / "v" / "verdicts", "--json").out)["claims"] == read(judged / "v")
+    assert "2 claims" in pfl("show", judged / "v" / "verdicts", "--lineage").out
+    page = tmp_path / "page.html"
+    assert pfl("report", judged / "v" / "writers" / "comparison", judged / "v" / "verdicts", "-o", page).code == 0
+    text = page.read_text()
+    assert "Which claims are confirmed" in text
+    assert "Fine-tuning sends no more than FedAvg" in text
+    index = json.loads((tmp_path / "page_data" / "report.json").read_text())
+    assert index["claims"] == [read(judged / "v")]
+    assert "verdicts-1-settings.csv" in index["files"]
+
+
+def test_a_dry_run_says_what_would_run_and_makes_nothing(judged, tmp_path, pfl):
+    ran = pfl("verify", judged / "claims.toml", "-o", tmp_path / "new", "-n")
+    assert ran.code == 0
+    assert not (tmp_path / "new").exists()
+    rows = dict(line.split("\t") for line in ran.err.splitlines())
+    assert rows["writers/partition-0"] == "new"
+    assert rows["writers/comparison"] == "after its partitions"
+    again = pfl("verify", judged / "claims.toml", "-o", judged / "v", "-n", "--seeds", "0,1,2").err
+    rows = dict(line.split("\t") for line in again.splitlines())
+    assert (rows["writers/partition-1"], rows["writers/partition-2"]) == ("up to date", "new")
+    done = pfl("verify", judged / "claims.toml", "-o", judged / "v", "-n").err
+    assert {line.split("\t")[1] for line in done.splitlines()[1:]} == {"up to date"}
+
+
+def test_further_seeds_and_changed_claims_extend_what_is_there(copy, pfl):
+    before = fingerprints(copy / "v")
+    changed = CLAIMS.replace("seeds = 2", "seeds = 3", 1).replace('says = "Fine-tuning is', 'says = "It is', 1)
+    (copy / "claims.toml").write_text(changed)
+    assert pfl("verify", copy / "claims.toml", "-o", copy / "v", "--threads", 1).code == 0
+    after = fingerprints(copy / "v")
+    kept = {path for path in before if "comparison" not in path and path != "verdicts"}
+    assert {path: after[path] for path in kept} == {path: before[path] for path in kept}
+    assert after["verdicts"] != before["verdicts"]
+    claims = read(copy / "v")
+    assert claims["fine-tuning-helps"]["decided_by"]["seeds"] == [0, 1, 2]
+    assert claims["fine-tuning-helps"]["says"].startswith("It is")
+
+
+def test_only_judges_the_named_claims_and_keeps_those_that_are_judged(copy, tmp_path, pfl):
+    line = ("verify", copy / "claims.toml", "-o", tmp_path / "w", "--threads", 1, "--only")
+    assert pfl(*line, "fine-tuning-helps").code == 0
+    assert [*read(tmp_path / "w")] == ["fine-tuning-helps"]
+    assert not (tmp_path / "w" / "writers" / "seed-0" / "fedavg-plus@epochs-3").exists()
+    assert pfl(*line, "fine-tuning-is-free").code == 0
+    assert [*read(tmp_path / "w")] == ["fine-tuning-helps", "fine-tuning-is-free"]
+    (copy / "claims.toml").write_text(CLAIMS.replace("Table 1", "Table 2"))
+    assert pfl(*line, "fine-tuning-is-free").code == 0
+    assert [*read(tmp_path / "w")] == ["fine-tuning-is-free"]  # the other one is a new claim now
+
+
+def test_too_few_seeds_leave_claims_undecided(copy, tmp_path):
+    verify(copy / "claims.toml", tmp_path / "w", seeds=[4], threads=1, only=["fine-tuning-helps"])
+    claim = read(tmp_path / "w")["fine-tuning-helps"]
+    assert (claim["verdict"], claim["decided_by"]["reason"]) == ("undecided", "1 of 2 seeds")
+    assert (tmp_path / "w" / "writers" / "seed-4").is_dir()
+
+
+def test_other_data_under_the_same_name_are_a_conflict(copy, pfl, tree):
+    (copy / "claims.toml").write_text(CLAIMS.replace("clients = 12", "clients = 10"))
+    before = tree(copy)
+    ran = pfl("verify", copy / "claims.toml", "-o", copy / "v", "--threads", 1)
+    assert ran.code == ConflictError.exit_code
+    assert "clients: 12 -> 10" in ran.err
+    assert tree(copy) == before
+
+
+def test_a_failed_run_leaves_its_claims_undecided_and_the_same_command_tries_again(copy, tmp_path, monkeypatch):
+    def fail(run, state, clients):
+        raise RuntimeError("no")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(fedavg_plus, "personalize", fail)
+        with pytest.raises(IncompleteError, match="some runs failed") as raised:
+            verify(copy / "claims.toml", tmp_path / "w", threads=1, only=["fine-tuning-helps"])
+    assert "fedavg-plus" in " ".join(raised.value.fix)
+    claim = read(tmp_path / "w")["fine-tuning-helps"]
+    assert (claim["verdict"], claim["decided_by"]["reason"]) == ("undecided", "fedavg-plus failed")
+    verify(copy / "claims.toml", tmp_path / "w", threads=1, only=["fine-tuning-helps"])
+    assert read(tmp_path / "w")["fine-tuning-helps"]["decided_by"]["difference"] is not None
+
+
+def test_a_killed_run_resumes_and_ends_with_the_same_verdicts(judged, tmp_path, pfl):
+    line = ["verify", judged / "claims.toml", "-o", tmp_path / "v", "--threads", "1"]
+    process = subprocess.Popen([sys.executable, "-m", "pflcli", *map(str, line)], stderr=subprocess.DEVNULL)
+    early = tmp_path / "v" / "writers" / "seed-0" / "backbone" / "manifest.json"
+    patience = time.monotonic() + 60
+    while not early.exists() and process.poll() is None and time.monotonic() < patience:
+        time.sleep(0.005)
+    os.kill(process.pid, signal.SIGKILL)
+    process.wait()
+    assert early.exists()
+    assert not (tmp_path / "v" / "verdicts").exists()
+    made = early.stat().st_ino
+    assert pfl(*line).code == 0
+    assert early.stat().st_ino == made
+    assert fingerprints(tmp_path / "v") == fingerprints(judged / "v")
+    assert read(tmp_path / "v") == read(judged / "v")
+
+
+def test_a_place_where_verdicts_cannot_be_written_is_named_before_anything_runs(judged, tmp_path, pfl, tree):
+    (tmp_path / "v" / "verdicts").mkdir(parents=True)
+    (tmp_path / "v" / "verdicts" / "mine.txt").touch()
+    before = tree(tmp_path)
+    for options in ((), ("--force",)):
+        ran = pfl("verify", judged / "claims.toml", "-o", tmp_path / "v", *options)
+        assert ran.code == ConflictError.exit_code
+        assert "verdicts exists and is not a pfl artifact" in ran.err
+        assert tree(tmp_path) == before
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (("--only", "fine-tuning-help"), "did you mean 'fine-tuning-helps'?"),
+        (("--only", ""), "--only names no claim"),
+        (("--only", "writer/comparison"), "did you mean 'writers'?"),
+        (("--only", "writers/partition-7"), "is no partition of these claims"),
+        (("--only", "writers/seed-0/fedavg-pls"), "did you mean 'seed-0/fedavg-plus'?"),
+        (("--seeds", "0,0"), "--seeds 0,1,2"),
+        (("--plan", "make", "--only", "fine-tuning-helps"), "--plan cannot be combined with --only"),
+    ],
+)
+def test_bad_options_are_one_clear_error(judged, pfl, options, message, tree):
+    before = tree(judged)
+    ran = pfl("verify", judged / "claims.toml", "-o", judged / "v", *options)
+    assert (ran.code, ran.out) == (UsageError.exit_code, "")
+    assert message in ran.err
+    assert tree(judged) == before
+
+
+@pytest.mark.parametrize(
+    ("wrong", "right", "message"),
+    [
+        ("metrics", "metric", "did you mean 'metric'?"),
+        ('"fedavg-pls"', '"fedavg-plus"', "did you mean 'fedavg-plus'?"),
+        ('"fedavg-plus.epoch"', '"fedavg-plus.epochs"', "did you mean 'epochs'?"),
+        ("client =", "clients =", "did you mean 'clients'?"),
+        ("rnds =", "rounds =", "did you mean 'rounds'?"),
+    ],
+)
+def test_a_wrong_file_is_one_clear_error_and_nothing_is_made(tmp_path, pfl, wrong, right, message):
+    assert right in CLAIMS
+    (tmp_path / "claims.toml").write_text(CLAIMS.replace(right, wrong))
+    ran = pfl("verify", tmp_path / "claims.toml", "-o", tmp_path / "v")
+    assert (ran.code, ran.out) == (UsageError.exit_code, "")
+    assert message in ran.err
+    assert not (tmp_path / "v").exists()
+
+
+def test_a_plan_makes_the_same_verdicts_by_make(judged, tmp_path, monkeypatch, pfl):
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "bin" / "pfl").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m pflcli "$@"\n')
+    (tmp_path / "bin" / "pfl").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
+    monkeypatch.chdir(tmp_path)
+    line = ("verify", judged / "claims.toml", "-o", "v", "--plan", "make")
+    script = pfl(*line).out
+    assert "--only writers/partition-1" in script
+    assert "--only writers/comparison" in script
+    for seed in (0, 1):  # once partitions exist, every run is a job
+        assert pfl("verify", judged / "claims.toml", "-o", "v", "--only", f"writers/partition-{seed}").code == 0
+    (tmp_path / "Makefile").write_text(pfl(*line).out)
+    assert "--only writers/seed-1/fedavg-plus@epochs-3" in (tmp_path / "Makefile").read_text()
+    subprocess.run(["make", "-j2", "-s"], check=True, capture_output=True)
+    assert read(tmp_path / "v") == read(judged / "v")
+    assert subprocess.run(["make", "-q"], check=False, capture_output=True).returncode == 0
