@@ -256,7 +256,13 @@ def test_a_file_that_is_not_what_the_manifest_says_is_made_again(tmp_path, monke
     assert "out.partial contains all files of the same request" in decide(out, spec(), force=False)[1]
     (tmp_path / "out.partial" / "b.txt").write_bytes(b"not")
     saved = []
-    make(out, spec(), Execution(), lambda work: (saved.append(work.read_checkpoint()), other(work))[1])
+
+    def remade(work):
+        assert not (work.folder / "manifest.json").exists()
+        saved.append(work.read_checkpoint())
+        return other(work)
+
+    make(out, spec(), Execution(), remade)
     assert saved == [b"state"]
     open_artifact(out).verify()
 
