@@ -14,14 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers import FORCE, build, listing, spec
+from helpers import listing
 from pflcli import foreign
-from pflcli.artifacts import placement
-from pflcli.artifacts.make import make
-from pflcli.artifacts.reader import open_artifact
 from pflcli.engine import process_settings
 from pflcli.engine.executors.shared_memory import Arena, attach
-from pflcli.execution import Execution
 
 ROOT = Path(__file__).parents[1]
 
@@ -57,47 +53,6 @@ def test_everything_is_imported_without_fcntl_and_resource():
     subprocess.run([sys.executable, "-c", f"{code}\nassert pflcli.foreign.free_memory() > 0"], check=True)
 
 
-# Exchange of two names
-
-
-class Library:
-    """A C library with some functions; each call is recorded."""
-
-    def __init__(self, **functions):
-        self.calls = []
-        for name, function in functions.items():
-            setattr(self, name, lambda *args, function=function: self.calls.append(args) or function(*args))
-
-
-def swap(one, other, flags):
-    assert flags == 2
-    Path(os.fsdecode(one)).rename(Path(os.fsdecode(one) + ".swap"))
-    Path(os.fsdecode(other)).rename(Path(os.fsdecode(one)))
-    Path(os.fsdecode(one) + ".swap").rename(Path(os.fsdecode(other)))
-    return 0
-
-
-@pytest.mark.parametrize(
-    ("library", "calls"),
-    [(Library(renamex_np=swap), 1), (Library(renamex_np=lambda *_: -1), 1), (Library(), 0), (None, 0)],
-    ids=["macos", "a file system of macOS that cannot", "neither function", "no C library"],
-)
-def test_an_artifact_is_replaced_on_other_systems(tmp_path, monkeypatch, library, calls):
-    def load(name, use_errno):
-        if library is None:
-            raise OSError("no library")
-        return library
-
-    out = tmp_path / "out"
-    make(out, spec(alpha=7), Execution(), build)
-    with monkeypatch.context() as patched:
-        patched.setattr(placement.ctypes, "CDLL", load)
-        make(out, spec(), FORCE, build)
-    assert listing(tmp_path) == ["out"]
-    assert open_artifact(out).manifest.request["alpha"] == 0.3
-    assert library is None or len(library.calls) == calls
-
-
 # Memory
 
 
@@ -123,6 +78,15 @@ def test_shared_memory_without_memfd_is_a_file_that_is_removed(tmp_path, monkeyp
     assert len(listing(tmp_path)) == 1
     arena.close()
     assert listing(tmp_path) == []
+
+
+class Library:
+    """A C library with some functions; each call is recorded."""
+
+    def __init__(self, **functions):
+        self.calls = []
+        for name, function in functions.items():
+            setattr(self, name, lambda *args, function=function: self.calls.append(args) or function(*args))
 
 
 def test_the_allocator_is_left_alone_on_macos_and_without_mallopt(monkeypatch):

@@ -6,7 +6,6 @@ Nothing here changes a file.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable
 from contextlib import suppress
 from enum import StrEnum
@@ -16,9 +15,6 @@ from pflcli.artifacts import kinds, locks, placement
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.manifest import ArtifactSpec, Manifest
 from pflcli.errors import ConflictError, InputError, OutgrownError, UsageError
-
-_LONGEST_SUFFIX = max(len(".replaced-") + 7, locks.LONGEST_SUFFIX)
-"""Maximum bytes that pfl adds to the name of an output; process ids have at most 7 digits."""
 
 
 class Decision(StrEnum):
@@ -42,15 +38,15 @@ def decide(out: Path, spec: ArtifactSpec, *, force: bool) -> tuple[Decision, str
     if old is not None and old.fingerprint == spec.fingerprint:
         if not force:
             return Decision.UP_TO_DATE, f"{out} was made by the same request"
-        if _cleans_up(out, spec):
+        if placement.find_replaced(out):
             return Decision.UP_TO_DATE, f"{out} was made by the same request, which was killed during its cleanup"
     _check_name(out, spec)
     partial = placement.partial_folder(out)
-    begun = manifests.read_draft(partial)
-    if not begun and _has_foreign_files(partial):
+    if _has_foreign_files(partial):
         raise ConflictError(
             f"{partial} was not made by pfl, which needs this folder to write {out}", "choose another folder for --out"
         )
+    begun = manifests.read_draft(partial)
     exists = old is not None or damage is not None
     if not exists and out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ConflictError(f"{out} exists and is not a pfl artifact", "choose another folder for --out")
@@ -123,17 +119,11 @@ def _input_changes(old: Manifest, spec: ArtifactSpec) -> list[str]:
     return lines or [f"order of the inputs: {', '.join(before)} -> {', '.join(after)}"]
 
 
-def _cleans_up(out: Path, spec: ArtifactSpec) -> bool:
-    """Whether a writer of this request finished the artifact at ``out``, but was killed before its cleanup."""
-    with suppress(InputError):
-        return manifests.read_draft(out).get("fingerprint") == spec.fingerprint
-    return False
-
-
 def _has_foreign_files(partial: Path) -> bool:
     """Whether a folder without a draft has files that pfl did not write."""
     names = {item.name for item in partial.iterdir()} if partial.is_dir() else set()
-    return not names <= {manifests.UNFINISHED_DRAFT} and not placement.is_only_artifact(partial)
+    is_ours = manifests.DRAFT in names or names <= {manifests.UNFINISHED_DRAFT}
+    return not is_ours and not placement.is_only_artifact(partial)
 
 
 def _check_name(out: Path, spec: ArtifactSpec) -> None:
@@ -142,14 +132,14 @@ def _check_name(out: Path, spec: ArtifactSpec) -> None:
     Raises UsageError for a name that is too long, ConflictError for a mount point, a broken link, and a folder that is
     an input of ``spec`` or inside one.
     """
-    longest = _longest_name(out.parent) - _LONGEST_SUFFIX
+    longest = _longest_name(out.parent) - locks.LONGEST_SUFFIX
     if len(os.fsencode(out.name)) > longest:
         raise UsageError(f"the name '{out.name}' is too long", f"choose one of at most {longest} bytes for --out")
     if out.is_symlink() and not out.exists():
         raise ConflictError(
             f"{out} is a link to {out.readlink()}, which does not exist", f"rm {out}, or choose another --out"
         )
-    if _is_mount(out):
+    if os.path.ismount(out):
         raise ConflictError(
             f"{out} is a mount point, and an artifact cannot replace it",
             f"choose a folder inside it: --out {out / spec.kind}",
@@ -178,17 +168,6 @@ def _longest_name(folder: Path) -> int:
         )
     except (OSError, ValueError):
         return 255
-
-
-def _is_mount(out: Path) -> bool:
-    if out.is_symlink() or not out.is_dir():
-        return False  # the link is replaced, and its target stays
-    try:  # os.path.ismount misses a bind mount of the same file system
-        lines = Path("/proc/self/mountinfo").read_bytes().splitlines()
-    except OSError:
-        return os.path.ismount(out)
-    path = os.fsencode(out.resolve())
-    return any(re.sub(rb"\\(\d{3})", lambda code: bytes([int(code[1], 8)]), line.split()[4]) == path for line in lines)
 
 
 def _ancestors(out: Path, spec: ArtifactSpec) -> set[Path]:

@@ -92,10 +92,8 @@ def make(
     if extends and decision is Decision.REPLACE:
         reason = extends
     outcome = Outcome(out, spec.kind, decision, spec.fingerprint, request=dict(spec.request))
-    for leftover in placement.find_leftovers(out):
-        execution.reporter.say(
-            f"found {leftover}, left behind by a killed run; it will be deleted when {out} is finished"
-        )
+    if old := placement.find_replaced(out):
+        execution.reporter.say(f"found {old}, left behind by a killed run; it will be deleted when {out} is finished")
     if decision is Decision.UP_TO_DATE:
         if not execution.dry_run:
             placement.tidy_after_kill(out)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 NAME = "manifest.json"
 
 DRAFT = "draft.json"
-"""Records the request of an unfinished artifact, until it is at its final path and all other files are removed."""
+"""Records the request of an unfinished artifact, until all its files are written."""
 
 UNFINISHED_DRAFT = "draft.tmp"
 """The temporary name of the draft, which a writer leaves if it is killed while it writes the draft."""
@@ -254,10 +254,13 @@ def draft_content(spec: ArtifactSpec, *, force: bool) -> bytes:
 
 
 def read_draft(folder: Path) -> dict[str, Any]:
-    """Return the fields of a folder's draft, empty if it has none; raises InputError if the draft is damaged."""
+    """Return the fields of a folder's draft, or of its manifest if all files are written; empty if it has neither.
+
+    Raises InputError if they are damaged.
+    """
     path = folder / DRAFT
     if not path.is_file():
-        return {}
+        return {**asdict(read(folder)), "force": True} if is_artifact(folder) else {}
     try:
         fields: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if fields.pop("seal") != digest(fields):

@@ -5,7 +5,6 @@ pfl deletes only files that it made. An old artifact stays until the new one rep
 
 from __future__ import annotations
 
-import ctypes
 import os
 import re
 import shutil
@@ -17,13 +16,15 @@ from pflcli.artifacts import locks
 from pflcli.artifacts import manifest as manifests
 from pflcli.errors import ConflictError, InputError
 
-_AT_FDCWD, _RENAME_EXCHANGE = -100, 2  # linux/fcntl.h, linux/fs.h
-_RENAME_SWAP = 2  # sys/stdio.h of macOS
-
 
 def partial_folder(out: Path) -> Path:
     """Return the folder in which the artifact at ``out`` is written."""
     return out.with_name(out.name + ".partial")
+
+
+def replaced_folder(out: Path) -> Path:
+    """Return the folder to which the old artifact at ``out`` is moved until the new one is there."""
+    return out.with_name(out.name + ".partial.old")
 
 
 def unlisted_files(out: Path) -> list[str]:
@@ -35,25 +36,22 @@ def unlisted_files(out: Path) -> list[str]:
     except InputError:
         text = (out / manifests.NAME).read_text(encoding="utf-8", errors="replace")
         listed = set(re.findall(r'"([^"\n]+)": \{\s*"sha256"', text))
-    expected = {*listed, manifests.NAME, manifests.DRAFT}
+    expected = {*listed, manifests.NAME}
     return sorted(
         item.name for item in out.iterdir() if item.name not in expected or (item.is_dir() and not item.is_symlink())
     )
 
 
 def move(folder: Path, out: Path) -> None:
-    """Rename ``folder`` to ``out``; an old artifact there becomes ``OUT.replaced-PID``, in one step if possible.
+    """Rename ``folder`` to ``out``, after the old artifact there, if any, to ``OUT.partial.old``.
 
-    Raises OSError; ``out`` is then unchanged, or the new artifact if the names were already exchanged.
+    Raises OSError; nothing is renamed then.
     """
     if not os.path.lexists(out) or (not out.is_symlink() and not any(out.iterdir())):
         folder.rename(out)  # also replaces an empty folder
         return
-    old = out.with_name(f"{out.name}.replaced-{os.getpid()}")
-    _remove(old)  # left by an earlier process with the same number
-    if _exchange(folder, out):
-        folder.rename(old)
-        return
+    old = replaced_folder(out)
+    _remove(old)  # from an earlier replacement
     out.rename(old)
     try:
         folder.rename(out)
@@ -62,42 +60,24 @@ def move(folder: Path, out: Path) -> None:
         raise
 
 
-def _exchange(first: Path, second: Path) -> bool:
-    """Exchange two names in one step; return False, without a change, if the system cannot."""
-    try:
-        library = ctypes.CDLL(None, use_errno=True)
-    except (OSError, TypeError):
-        return False
-    names = os.fsencode(first), os.fsencode(second)
-    if hasattr(library, "renameat2"):  # Linux
-        return bool(library.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0)
-    if hasattr(library, "renamex_np"):  # macOS
-        return bool(library.renamex_np(*names, _RENAME_SWAP) == 0)
-    return False
+def find_replaced(out: Path) -> Path | None:
+    """Return the old artifact that a killed writer moved away from ``out`` but did not remove."""
+    old = replaced_folder(out)
+    with suppress(OSError):
+        if old.is_symlink() or is_only_artifact(old) or not any(old.iterdir()):
+            return old
+    return None
 
 
-def find_leftovers(out: Path) -> list[Path]:
-    """Return the old artifacts that a killed writer moved away from ``out`` but did not remove."""
-    name = re.compile(re.escape(out.name) + r"\.replaced-\d+")
-    try:
-        paths = sorted(item for item in out.parent.iterdir() if name.fullmatch(item.name) and _is_removable(item))
-    except OSError:
-        return []
-    unfinished = partial_folder(out)
-    if manifests.is_artifact(out) and _is_removable(unfinished) and not (unfinished / manifests.DRAFT).exists():
-        paths.append(unfinished)  # the names were exchanged, and the old artifact was not renamed yet
-    return paths
+def find_interrupted(out: Path) -> tuple[Path | None, Path | None]:
+    """Return the folders of the old and of the new artifact if a writer was killed between its two renames.
 
-
-def find_interrupted(out: Path) -> tuple[list[Path], Path | None]:
-    """Return the folders of the old artifacts and of the complete new one after a writer was killed in its last step.
-
-    The new one is None if it is not complete. Returns no folders if ``out`` exists.
+    Each is None if it is not complete; both are if ``out`` exists.
     """
     if os.path.lexists(out):
-        return [], None
-    new = partial_folder(out)
-    return [item for item in find_leftovers(out) if _is_complete(item)], new if _is_complete(new) else None
+        return None, None
+    old, new = (folder if _is_complete(folder) else None for folder in (replaced_folder(out), partial_folder(out)))
+    return old, new
 
 
 def _is_complete(folder: Path) -> bool:
@@ -107,53 +87,45 @@ def _is_complete(folder: Path) -> bool:
         return False
 
 
-def _is_removable(item: Path) -> bool:
-    return item.is_symlink() or is_only_artifact(item) or (item.is_dir() and not any(item.iterdir()))
-
-
 def is_only_artifact(folder: Path) -> bool:
     """Whether a folder contains an artifact, complete or not, and no other files."""
     return manifests.is_artifact(folder) and not unlisted_files(folder)
 
 
 def tidy_after_kill(out: Path) -> None:
-    """Remove the files and the lock of a killed writer of ``out``, unless another writer is active."""
-    if find_leftovers(out) or locks.file(out).exists() or (out / manifests.DRAFT).exists():
+    """Remove the old artifact and the lock of a killed writer of ``out``, unless another writer is active."""
+    if find_replaced(out) or locks.file(out).exists():
         with suppress(ConflictError, OSError), locks.acquire(out):  # they may belong to another user, or host
             tidy(out)
 
 
 def tidy(out: Path) -> None:
-    """Remove the artifacts that were replaced at ``out``, also those of killed writers. Requires the lock."""
-    for item in find_leftovers(out):
-        _remove(item)
-    with suppress(OSError):
-        (out / manifests.DRAFT).unlink(missing_ok=True)
+    """Remove the artifact that was replaced at ``out``. Requires the lock."""
+    if old := find_replaced(out):
+        _remove(old)
 
 
 def _remove(folder: Path) -> None:
-    """Remove an artifact, the manifest last, so that it is recognized until then. Keep anything else."""
-    if folder.is_symlink():
-        folder.unlink()
-    elif is_only_artifact(folder):
-        clear(folder, {manifests.NAME})
-        shutil.rmtree(folder, ignore_errors=True)
-    else:
-        with suppress(OSError):
-            folder.rmdir()
+    """Remove an artifact or an empty folder; keep anything else."""
+    with suppress(OSError):
+        if folder.is_symlink():
+            folder.unlink()
+            return
+        if is_only_artifact(folder):
+            clear(folder)
+        folder.rmdir()
 
 
 def discard(partial: Path) -> None:
-    """Remove an unfinished folder, the draft last, so that it is recognized until then."""
+    """Remove an unfinished folder."""
     with suppress(OSError):
-        clear(partial, {manifests.DRAFT})
-        shutil.rmtree(partial)
+        clear(partial)
+        partial.rmdir()
 
 
-def clear(folder: Path, keep: Iterable[str]) -> None:
-    """Remove everything in a folder except the names in ``keep``."""
-    manifest_last = sorted(folder.iterdir(), key=lambda item: item.name == manifests.NAME)
-    for item in manifest_last:  # the folder is recognized as an artifact until then
+def clear(folder: Path, keep: Iterable[str] = ()) -> None:
+    """Remove everything in a folder except the names in ``keep``; draft and manifest, which mark it as ours, last."""
+    for item in sorted(folder.iterdir(), key=lambda item: item.name in (manifests.DRAFT, manifests.NAME)):
         if item.name in keep:
             continue
         if item.is_dir() and not item.is_symlink():

@@ -166,20 +166,20 @@ def open_artifact(path: Path | str | Artifact, *allowed: str) -> Artifact:
 
 
 def _interruption_error(folder: Path) -> InputError | None:
-    """Return the error, with remedies, for a folder that is missing because pfl was killed in its last step, or None.
-
-    If the system cannot exchange two names in one step, ``--force`` moves the old artifact away first.
-    """
+    """Return the error, with remedies, for a folder that pfl was about to replace when it was killed, or None."""
     old, new = placement.find_interrupted(folder)
-    if not old and new is None:
-        return None
-    kind = manifests.read(new or old[-1]).kind
-    where = [f"{item} contains the old {kind}" for item in old]
-    fix = [f"for the old {kind}: mv {shlex.quote(str(item))} {shlex.quote(str(folder))}" for item in old]
+    where, fix = [], []
     if new is not None:
+        kind = manifests.read(new).kind
         where.append(f"{new} contains the complete new {kind}")
         command = kinds.made_by(kind).replace("DIR", shlex.quote(str(folder)))
-        fix.insert(0, f"repeat the command that makes it ({command}) to put the new {kind} there")
+        fix.append(f"repeat the command that makes it ({command}) to put the new {kind} there")
+    if old is not None:
+        kind = manifests.read(old).kind
+        where.append(f"{old} contains the old {kind}")
+        fix.append(f"for the old {kind}: mv {shlex.quote(str(old))} {shlex.quote(str(folder))}")
+    if not where:
+        return None
     return InputError(f"{folder} is missing: pfl was killed in the last step of making it; {', '.join(where)}", *fix)
 
 

@@ -1,4 +1,4 @@
-"""Writes artifacts: files first, manifest last, then one rename.
+"""Writes artifacts: files first, manifest last, then a rename; an old artifact is moved aside before.
 
 Files are written to ``OUT.partial/`` under the lock ``OUT.partial.lock``. A folder without a manifest is not an
 artifact. If a writer is killed, the same request resumes its work.
@@ -64,10 +64,13 @@ class ArtifactWriter:
         self.folder.mkdir(exist_ok=True)
         if decision is Decision.RESUME:
             self.complete = self._read_complete_manifest()
-            return
-        placement.clear(self.folder, {manifests.DRAFT})  # the old draft marks the folder until it is replaced
+            if self.complete is not None:
+                return
+        else:
+            placement.clear(self.folder, {manifests.DRAFT, manifests.NAME})
         draft = manifests.draft_content(self.spec, force=self.force)
         _replace(self.folder / manifests.DRAFT, self.folder / manifests.UNFINISHED_DRAFT, draft)
+        (self.folder / manifests.NAME).unlink(missing_ok=True)  # it marked the folder until the draft was there
 
     def _require_lock(self) -> None:
         """Raise ConflictError if another process took over the lock, and with it the folder."""
@@ -79,14 +82,13 @@ class ArtifactWriter:
             )
 
     def _read_complete_manifest(self) -> Manifest | None:
-        """Return the manifest of a partial folder if all files are complete; otherwise remove it."""
+        """Return the manifest of a partial folder if it is of this request and all files are complete, or None."""
         with suppress(InputError):
             manifest = manifests.read(self.folder)
             if manifest.fingerprint == self.spec.fingerprint:
                 Artifact(self.folder, manifest).verify()
                 self._keep_folder = True
                 return manifest
-        (self.folder / manifests.NAME).unlink(missing_ok=True)
         return None
 
     def __enter__(self) -> Self:
@@ -221,9 +223,7 @@ class ArtifactWriter:
             if decision is Decision.UP_TO_DATE:  # another process has made the same artifact
                 placement.discard(self.folder)
                 return
-            placement.clear(self.folder, {*manifest.files, manifests.NAME, manifests.DRAFT})
-            with suppress(OSError):
-                (self.out / manifests.DRAFT).unlink(missing_ok=True)  # only the new artifact is unfinished
+            placement.clear(self.folder, {*manifest.files, manifests.NAME})
             placement.move(self.folder, self.out)
             disk.sync_folder(self.out.parent)
             placement.tidy(self.out)

@@ -177,10 +177,17 @@ def undo_preprocessing(x: NDArray[Any], preprocessing: Preprocessing) -> NDArray
 
 def _move(folder: Path, out: Path) -> None:
     """Rename ``folder`` to ``out``, then remove the folder that it replaces."""
+    if os.path.lexists(out):
+        _remove(placement.replaced_folder(out))  # from an export that was killed
     placement.move(folder, out)
-    old = out.with_name(f"{out.name}.replaced-{os.getpid()}")
+    _remove(placement.replaced_folder(out))
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder that ``export`` wrote, if it exists; keep anything else."""
     with suppress(OSError):
-        shutil.rmtree(old)
+        if {item.name for item in folder.iterdir()} <= FILES:
+            shutil.rmtree(folder)
 
 
 def _report(

@@ -194,7 +194,7 @@ def find_comparison(target: Path, kind: str, training: Settings, weights: str | 
     Otherwise return None. If a writer was killed after it had moved the comparison aside and before it wrote the new
     one, the comparison that was moved aside is returned.
     """
-    target = [target, *placement.find_interrupted(target)[0]][-1]
+    target = placement.find_interrupted(target)[0] or target
     if not manifests.is_artifact(target):
         return None
     try:

@@ -84,7 +84,7 @@ def _paths(incomplete: str, kinds: Sequence[str]) -> Offers:
     folders: list[str] = []
     for entry in sorted(os.scandir(Path(parent + slash).expanduser()), key=lambda entry: entry.name):
         is_hidden = entry.name.startswith(".") and not start.startswith(".")
-        is_unfinished = entry.name.endswith((".partial", ".partial.lock"))
+        is_unfinished = entry.name.endswith((".partial", ".partial.lock", ".partial.old"))
         if is_hidden or is_unfinished or not entry.name.startswith(start) or not entry.is_dir():
             continue
         kind = _kind(Path(entry.path))

@@ -14,7 +14,6 @@ from helpers import FORCE, build, error_text, kill, listing, spec
 from pflcli.artifacts import disk, locks, placement
 from pflcli.artifacts.decision import Decision, decide
 from pflcli.artifacts.make import make
-from pflcli.artifacts.manifest import draft_content
 from pflcli.artifacts.reader import open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
@@ -51,7 +50,6 @@ STEPS = [
     (disk, "write"),
     (disk, "sync_folder"),
     (Path, "rename"),
-    (placement, "_exchange"),
     (shutil, "rmtree"),
     (Path, "unlink"),
     (Path, "rmdir"),
@@ -92,8 +90,7 @@ def die_in_commit(monkeypatch, survived, raised=Killed):
 
 
 @pytest.mark.parametrize("stands", ["nothing", "an empty folder", "another request", "the same request", "a link"])
-@pytest.mark.parametrize("exchange", [True, False])
-def test_wherever_a_commit_is_killed_the_same_line_ends_it(tmp_path, monkeypatch, stands, exchange):
+def test_the_same_command_finishes_a_commit_when_it_was_killed_anywhere(tmp_path, monkeypatch, stands):
     survived, killed = 0, True
     while killed:
         folder = tmp_path / str(survived)
@@ -107,33 +104,31 @@ def test_wherever_a_commit_is_killed_the_same_line_ends_it(tmp_path, monkeypatch
             out.rename(tmp_path / f"there-{survived}")
             out.symlink_to(tmp_path / f"there-{survived}")
         with monkeypatch.context() as patched:
-            if not exchange:
-                patched.setattr(placement, "_exchange", lambda one, two: False)
             steps_done = die_in_commit(patched, survived)
             try:
                 make(out, spec(), Execution(force=force), other)
                 killed = False
             except Killed:
                 pass
-        if force and exchange:
-            open_artifact(out).verify()  # the old one or the new one
+        if force:
+            there = out if os.path.lexists(out) else placement.replaced_folder(out)
+            open_artifact(there).verify()  # the old one or the new one
         is_written = steps_done.count("_write") > 0
         if killed:
-            notes, remains = Notes(), placement.find_leftovers(out)
+            notes, old = Notes(), placement.find_replaced(out)
             make(out, spec(), Execution(force=force, reporter=notes), unwanted if is_written else other)
-            assert [path for path in remains if not any(str(path) in line for line in notes.said)] == []
+            assert old is None or any(f"found {old}" in line for line in notes.said)
         assert listing(folder) == ["out"], steps_done
         assert listing(out) == ["b.txt", "manifest.json"], steps_done
         open_artifact(out).verify()
         assert make(out, spec(), Execution(), unwanted).decision == Decision.UP_TO_DATE
         survived += 1
     assert survived > 5
-    assert ("_exchange" in steps_done) == force
+    assert steps_done.count("rename") == (2 if force else 1)
 
 
 @pytest.mark.parametrize(("renames", "force"), [(0, False), (0, True), (1, True)])
-@pytest.mark.parametrize("exchange", [True, False])
-def test_a_rename_that_is_refused_loses_nothing(tmp_path, monkeypatch, tree, renames, force, exchange):
+def test_a_commit_loses_nothing_when_a_rename_fails(tmp_path, monkeypatch, tree, renames, force):
     out, renamed, rename = tmp_path / "out", [], Path.rename
     if force:
         make(out, spec(alpha=7), Execution(), build)
@@ -149,28 +144,21 @@ def test_a_rename_that_is_refused_loses_nothing(tmp_path, monkeypatch, tree, ren
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "rename", busy)
-        if not exchange:
-            patched.setattr(placement, "_exchange", lambda one, two: False)
-        if exchange and renames:
+        with pytest.raises(InputError, match=r"cannot finish .*busy") as error:
             make(out, spec(), Execution(force=force), other)
-        else:
-            with pytest.raises(InputError, match=r"cannot finish .*busy") as error:
-                make(out, spec(), Execution(force=force), other)
-            assert "all files are kept" in error.value.fix[0]
-            if not (exchange and force):
-                assert {name: old for name, old in tree(tmp_path).items() if "partial" not in name} == before
-    make(out, spec(), Execution(force=force), unwanted if not (exchange and renames) else other)
+        assert "all files are kept" in error.value.fix[0]
+        assert {name: old for name, old in tree(tmp_path).items() if "partial" not in name} == before
+    make(out, spec(), Execution(force=force), unwanted)
     assert listing(tmp_path) == ["out"]
     assert listing(out) == ["b.txt", "manifest.json"]
 
 
-@pytest.mark.parametrize(("force", "survived"), [(False, 3), (True, 7)])
+@pytest.mark.parametrize(("force", "survived"), [(False, 4), (True, 6)])
 def test_what_is_missing_since_a_kill_says_where_it_is_and_what_to_type(tmp_path, monkeypatch, pfl, force, survived):
     out = tmp_path / "my out"
     if force:
         make(out, spec(alpha=7), Execution(), build)
     with monkeypatch.context() as patched:
-        patched.setattr(placement, "_exchange", lambda one, two: False)
         steps_done = die_in_commit(patched, survived)
         with pytest.raises(Killed):
             make(out, spec(), Execution(force=force), other)
@@ -202,19 +190,14 @@ def dies(monkeypatch, survived):
     return steps_done
 
 
-@pytest.mark.parametrize("exchanged", [True, False], ids=["exchanged", "renamed"])
-@pytest.mark.parametrize("same", [True, False], ids=["the same line", "another line"])
-def test_wherever_tidying_is_killed_it_is_finished_and_deletes_nothing_else(tmp_path, monkeypatch, exchanged, same):
-    """The new artifact stands; the old one bears the name of an unfinished folder, or has its own by then."""
+@pytest.mark.parametrize("same", [True, False], ids=["the same command", "another command"])
+def test_tidying_is_finished_and_deletes_nothing_else_when_it_was_killed_anywhere(tmp_path, monkeypatch, same):
 
     def begin(folder):
         out = folder / "out"
         make(out, spec(), Execution(), build)
-        (out / "draft.json").write_bytes(draft_content(spec(), force=True))
-        make(folder / "old", spec(), Execution(), other)
-        (folder / "old").rename(placement.partial_folder(out) if exchanged else folder / "out.replaced-77")
-        (folder / "out.replaced-7").mkdir()
-        (folder / "out.replaced-7" / "notes.txt").touch()
+        make(folder / "out.partial.old", spec(), Execution(), other)
+        (folder / "out.partial.old.txt").touch()
         return out
 
     again = spec() if same else spec(alpha=9)
@@ -235,37 +218,33 @@ def test_wherever_tidying_is_killed_it_is_finished_and_deletes_nothing_else(tmp_
         if killed:
             ended = make(out, again, FORCE, unwanted if same else other).decision
         assert not same or ended == Decision.UP_TO_DATE
-        assert listing(folder) == ["out", "out.replaced-7"], steps_done
-        assert listing(folder / "out.replaced-7") == ["notes.txt"]
+        assert listing(folder) == ["out", "out.partial.old.txt"], steps_done
         assert listing(out) == ["a.txt" if same else "b.txt", "manifest.json"]
         open_artifact(out).verify()
         survived += 1
     assert survived > 3
 
 
-@pytest.mark.parametrize("name", ["out.partial", "out.replaced-77"])
-def test_what_was_put_into_what_is_to_be_tidied_up_stays(tmp_path, tree, name):
+@pytest.mark.parametrize(("name", "error"), [("out.partial", ConflictError), ("out.partial.old", InputError)])
+def test_a_folder_with_a_name_that_pfl_needs_stays_when_it_has_other_files(tmp_path, tree, name, error):
     out = tmp_path / "out"
     make(out, spec(), Execution(), build)
     make(tmp_path / name, spec(alpha=7), Execution(), build)
     (tmp_path / name / "notes.txt").touch()
     before = tree(tmp_path / name)
     make(out, spec(), Execution(), unwanted)  # which tidies up
-    assert tree(tmp_path / name) == before
-    if name == "out.partial":
-        with pytest.raises(ConflictError, match="not made by pfl"):
-            make(out, spec(alpha=9), FORCE, unwanted)
-    else:
+    with pytest.raises(error, match=r"not made by pfl|cannot finish .*not empty"):
         make(out, spec(alpha=9), FORCE, build)
     assert tree(tmp_path / name) == before
+    open_artifact(out).verify()
 
 
 def test_a_dataset_without_a_slash_is_missed_too(tmp_path, monkeypatch, pfl):
     monkeypatch.chdir(tmp_path)
-    make(tmp_path / "data.replaced-7", spec("dataset"), Execution(), build)
+    make(tmp_path / "data.partial.old", spec("dataset"), Execution(), build)
     ran = pfl("partition", "data", "-o", "p")
     assert ran.code == InputError.exit_code
-    assert "mv data.replaced-7 data" in ran.err
+    assert "mv data.partial.old data" in ran.err
 
 
 def test_a_file_that_is_not_what_the_manifest_says_is_made_again(tmp_path, monkeypatch):
@@ -277,7 +256,13 @@ def test_a_file_that_is_not_what_the_manifest_says_is_made_again(tmp_path, monke
     assert "out.partial contains all files of the same request" in decide(out, spec(), force=False)[1]
     (tmp_path / "out.partial" / "b.txt").write_bytes(b"not")
     saved = []
-    make(out, spec(), Execution(), lambda work: (saved.append(work.read_checkpoint()), other(work))[1])
+
+    def remade(work):
+        assert not (work.folder / "manifest.json").exists()
+        saved.append(work.read_checkpoint())
+        return other(work)
+
+    make(out, spec(), Execution(), remade)
     assert saved == [b"state"]
     open_artifact(out).verify()
 
@@ -338,15 +323,6 @@ def test_a_link_to_nothing(tmp_path):
 
 def test_a_mount_point():
     assert "--out /proc/partition" in refused(Path("/proc"), match="/proc is a mount point")
-
-
-def test_a_folder_bound_from_the_same_file_system(tmp_path, monkeypatch):
-    (tmp_path / "a b").mkdir()
-    lines = f"36 35 98:0 /x {tmp_path}/a\\040b rw - ext4 /dev/root rw\n".encode()
-    read = Path.read_bytes
-    monkeypatch.setattr(Path, "read_bytes", lambda path: lines if path.name == "mountinfo" else read(path))
-    refused(tmp_path / "a b", match="mount point")
-    make(tmp_path / "b", spec(), Execution(), build)
 
 
 @pytest.mark.parametrize("force", [False, True])
@@ -423,15 +399,6 @@ def test_an_output_inside_an_input(tmp_path, tree, force, below):
     assert tree(tmp_path) == before
 
 
-def test_what_bears_the_name_of_what_was_replaced_and_is_not_pfls_stays(tmp_path):
-    foreign = tmp_path / "out.replaced-7"
-    foreign.mkdir()
-    (foreign / "notes.txt").touch()
-    make(tmp_path / "out", spec(), Execution(), build)
-    make(tmp_path / "out", spec(alpha=7), FORCE, build)
-    assert listing(tmp_path) == ["out", "out.replaced-7"]
-
-
 # A forced run that was interrupted
 
 
@@ -465,18 +432,18 @@ def test_force_discards_what_another_forced_run_began(tmp_path):
         assert work.read_checkpoint() is None
 
 
-def test_a_writer_that_comes_while_names_are_exchanged_waits(tmp_path, monkeypatch):
-    out = tmp_path / "out"
+def test_a_writer_is_refused_while_another_one_replaces_the_artifact(tmp_path, monkeypatch):
+    out, rename, refusals = tmp_path / "out", Path.rename, []
     make(out, spec(alpha=7), Execution(), build)
-    exchange = placement._exchange
 
-    def watched(one, two):
-        assert exchange(one, two)
-        with pytest.raises(ConflictError, match="another pfl"):
-            ArtifactWriter(out, spec(alpha=9), force=True)
-        make(out, spec(), Execution(), unwanted)
-        return True
+    def watched(path, target):
+        rename(path, target)
+        if path == out:  # the old artifact is aside, and the new one is not in its place yet
+            with pytest.raises(ConflictError, match="another pfl") as error:
+                ArtifactWriter(out, spec(alpha=9), force=True)
+            refusals.append(error)
 
-    monkeypatch.setattr(placement, "_exchange", watched)
+    monkeypatch.setattr(Path, "rename", watched)
     make(out, spec(), FORCE, build)
+    assert len(refusals) == 1
     assert listing(tmp_path) == ["out"]

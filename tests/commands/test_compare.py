@@ -17,7 +17,6 @@ import pytest
 from pflcli import registry
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds.evaluation import read
-from pflcli.artifacts.manifest import DRAFT, ArtifactSpec, draft_content
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.compare import MAKERS, IncompleteError, compare
 from pflcli.commands.evaluate import evaluate
@@ -317,15 +316,12 @@ def test_another_metric_joins_a_table(folder, tree, untrained):
     assert "metric" not in metrics(folder)
 
 
-def test_a_table_that_was_moved_aside_by_a_run_that_was_killed_is_joined_too(folder):
-    """Without an exchange of names in one step, there is a moment when it has no other place."""
-    (folder / "comparison").rename(folder / "comparison.replaced-77")
-    pair(folder, ["fedavg-plus"], (0,))
-    assert {m["label"] for m in metrics(folder)["methods"]} == {*PAIR, "fedavg-plus"}
-    assert not (folder / "comparison.replaced-77").exists()
-    (folder / "comparison").rename(folder / "comparison.replaced-78")
-    pair(folder, ["local"], (0,))
-    assert {m["label"] for m in metrics(folder)["methods"]} == {*PAIR, "fedavg-plus"}
+def test_compare_extends_the_old_table_when_it_was_killed_before_the_new_one_was_there(folder):
+    for added in "fedavg-plus", "local":
+        (folder / "comparison").rename(folder / "comparison.partial.old")
+        pair(folder, [added], (0,))
+        assert {m["label"] for m in metrics(folder)["methods"]} == {*PAIR, "fedavg-plus"}
+        assert not (folder / "comparison.partial.old").exists()
 
 
 def test_a_part_of_a_table_is_up_to_date(folder, tree, untrained):
@@ -559,12 +555,12 @@ def test_interrupted_it_resumes_where_it_stopped(new_folder, finished, after):
             assert (new_folder / file).read_bytes() == (finished / file).read_bytes()
 
 
-def test_it_tidies_up_for_a_step_that_was_killed_before_it_could(folder, untrained):
+def test_compare_removes_what_a_killed_run_replaced(folder, untrained):
     shutil.rmtree(folder / "comparison")
-    draft = folder / "seed-0" / "local" / DRAFT
-    draft.write_bytes(draft_content(ArtifactSpec("predictions", {}), force=False))
+    run = folder / "seed-0" / "local"
+    shutil.copytree(run, run.with_name("local.partial.old"))
     pair(folder)
-    assert not draft.exists()
+    assert not run.with_name("local.partial.old").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])

@@ -4,8 +4,9 @@
 
 COUNT kills for each command: half of them at a moment of its run, half at one of its file operations. A command is
 killed up to three times in a row before it may end. Then its output has the bytes of a run that was left alone, nothing
-is left beside it, no worker process is alive; and whenever it was killed, what stood at OUT was whole, the old or the
-new. Worker processes are forks, too. ``cold`` kills real processes, from the moment when Python starts.
+is left beside it, no worker process is alive; and whenever it was killed, the old or the new artifact is complete, at
+OUT or, between two renames, beside it. Worker processes are forks, too. ``cold`` kills real processes, from the moment
+when Python starts.
 """
 
 from __future__ import annotations
@@ -183,7 +184,7 @@ class Tries:
         artifacts = {
             str(path.parent.relative_to(folder)): trying.content(path.parent)
             for path in folder.rglob("manifest.json")
-            if not trying.leftovers(folder) or not any(".partial" in part or ".replaced" in part for part in path.parts)
+            if not trying.leftovers(folder) or not any(".partial" in part for part in path.parts)
         }
         # A file takes its place in one step, a page after the files of its folder.
         others = [path for path in folder.rglob("*") if path.is_file() and not artifacts]
@@ -251,8 +252,10 @@ class Tries:
         for name, content in self._outputs(folder).items():
             if content not in (self.expected.get(name), self.standing.get(name)):
                 self.tally.fault("broken", f"{name} is neither old nor new: {where}")
-        if self.old and not (folder / "out" / "manifest.json").is_file():
-            self.tally.fault("broken", f"neither old nor new is there: {where}")
+        if self.old and not (folder / "out").exists():  # killed between the two renames
+            aside = trying.content(folder / "out.partial.old")
+            if aside not in (self.expected["out"], self.standing["out"]):
+                self.tally.fault("broken", f"neither old nor new is there: {where}")
         return ended.code != 0
 
 

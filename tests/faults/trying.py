@@ -255,14 +255,11 @@ def wait_for_end(session: int, seconds: float = 5.0) -> bool:
 
 
 def content(folder: Path) -> dict[str, str]:
-    """Return a hash of every file of an artifact, but for wall-clock and CPU seconds, which nobody can repeat.
-
-    ``draft.json`` does not belong to it: it goes when a writer has tidied up.
-    """
+    """Return a hash of every file of an artifact, but for wall-clock and CPU seconds, which nobody can repeat."""
     return {
         str(path.relative_to(folder)): hashlib.sha256(_without_seconds(path)).hexdigest()
         for path in sorted(folder.rglob("*"))
-        if path.is_file() and path.name != "draft.json"
+        if path.is_file()
     }
 
 
@@ -301,7 +298,7 @@ def leftovers(folder: Path) -> list[str]:
 
 def is_leftover(path: Path) -> bool:
     """Return whether a path has a name that a writer uses until its output is complete."""
-    names = r".*(\.partial(\.lock(\.[\w.]+)?)?|\.replaced-\d+|\.tmp|draft\.json|checkpoint)"
+    names = r".*(\.partial(\.lock(\.[\w.]+)?|\.old)?|\.tmp|draft\.json|checkpoint)"
     return re.fullmatch(names, path.name) is not None
 
 

@@ -7,15 +7,11 @@ from __future__ import annotations
 
 from pflcli.artifacts.kinds import describe_count, describe_name, evaluation
 from pflcli.artifacts.manifest import Manifest
-from pflcli.artifacts.reader import Artifact
 
 SCHEMA = 1
 MADE_BY = "pfl compare PARTITION... -o DIR"
 
-
-def check(artifact: Artifact) -> None:
-    """Read every file; raises InputError if one is damaged or has an invalid value."""
-    evaluation.read(artifact)
+check = evaluation.read
 
 
 def describe(manifest: Manifest) -> list[str]:
