@@ -1,4 +1,4 @@
-"""The list of fast tests names tests that exist, and those that killed a mutant; the choice of tests runs every line."""
+"""The list of fast tests has tests that exist and those that killed mutants; the choice runs every line of all tests."""
 
 from __future__ import annotations
 
