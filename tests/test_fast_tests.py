@@ -1,4 +1,4 @@
-"""The list of fast tests has tests that exist and those that killed mutants; the choice runs every line of all tests."""
+"""The list of fast tests has tests that exist and all that killed mutants; the choice runs every line."""
 
 from __future__ import annotations
 
