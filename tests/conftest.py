@@ -25,9 +25,6 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 from helpers import NAMES
 from pflcli.engine import backend
 
-collect_ignore = ["accelerated"] if backend.why_off() else []
-"""The tests of compiled code import it."""
-
 # A shell that runs the tests in the background ignores SIGINT, nohup SIGHUP, and a child of theirs would too.
 _PFL = """
 import signal
@@ -41,6 +38,11 @@ run()
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Let tests that take minutes run when they are asked for."""
     parser.addoption("--long", action="store_true", help="run the long tests too")
+
+
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Ignore the tests of compiled code, which import it, where there is none."""
+    return True if collection_path.name == "accelerated" and backend.why_off() else None
 
 
 @pytest.hookimpl(wrapper=True)
@@ -70,6 +72,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     """Number parameters that are bytes: an id made of compressed bytes would change from one worker to the next."""
     return argname if isinstance(val, bytes) else None
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note which test fails on a mutant of mutmut, which runs the tests in a copy of the repository, ``mutants/``."""
+    mutant = os.environ.get("MUTANT_UNDER_TEST", "")
+    if report.failed and "__mutmut_" in mutant:
+        with (Path.cwd().parent / "tests" / "killers.tsv").open("a") as file:
+            file.write(f"{mutant}\t{report.nodeid}\n")
 
 
 @pytest.fixture(autouse=True)

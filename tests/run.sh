@@ -1,7 +1,9 @@
 #!/usr/bin/env bash
-# Install pfl with its test extras into a virtual environment of its own and pass the checks and tests.
+# Install pfl with its test extras into a virtual environment of its own, check format and types, and run tests.
 #
-#   bash tests/run.sh [PYTEST ARGUMENTS]
+#   bash tests/run.sh                       the fast tier: the tests that tests/fast.txt lists
+#   bash tests/run.sh --all                 all tests
+#   bash tests/run.sh PYTEST ARGUMENTS      what pytest selects
 set -euo pipefail
 
 # Each of the hundreds of processes that tests start would compile the package.
@@ -17,5 +19,9 @@ fi
 "$venv/bin/ruff" format --check .
 "$venv/bin/ruff" check .
 "$venv/bin/mypy"
+case "${1:-}" in
+  '') set -- @tests/fast.txt ;;
+  --all) shift ;;
+esac
 # A worker per core, and one thread for each, so that workers do not compete for cores.
 OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" "$venv/bin/python" -m pytest -n auto "$@"

@@ -478,7 +478,19 @@ def test_several_files_are_merged_and_the_last_one_wins(pfl, small, tmp_path):
         "[compare]\nlr = 0.2\nsteps = 7\nset = { knn-per = { k = 5 }, fedavg-plus = { epochs = 2 } }\n"
     )
     files = ("--config", tmp_path / "1.toml", "--config", tmp_path / "2.toml")
-    line = ("compare", small.p, "-o", tmp_path / "c", "-n", "--json", "-q", "--methods", "knn-per,fedavg-plus")
+    line = (
+        "compare",
+        small.p,
+        "-o",
+        tmp_path / "c",
+        "-n",
+        "--json",
+        "-q",
+        "--methods",
+        "knn-per,fedavg-plus",
+        "--model",
+        "mlp",
+    )
     ran = pfl(*line, *files, "--baseline", "fedavg-plus", "--set", "fedavg-plus.lr=0.3")
     assert ran.code == 0, ran.err
     asked = strict(ran.out)["request"]
@@ -915,11 +927,15 @@ def test_options_of_pfl_stand_before_or_after_every_command(pfl, command):
         ran = pfl(*line)
         assert (ran.code, ran.err.splitlines()[0]) == (2, "pfl: --use nothing is neither a Python file nor a module")
     assert pfl(command, "--version").out.startswith("pfl ")
+
+
+@pytest.mark.parametrize("flag", ["--quiet", "-q", "--verbose", "-v", "--json"])
+@pytest.mark.parametrize("command", ["partition", "show", "new"])
+def test_a_flag_before_a_command_does_what_it_does_after_it(pfl, command, flag):
     options = {name for param in typer.main.get_command(app).commands[command].params for name in param.opts}
-    for flag in ("--quiet", "-q", "--verbose", "-v", "--json"):
-        before, after = pfl(flag, command, "--help"), pfl(command, flag, "--help")
-        assert (before.code, before.out) == (after.code, after.out)
-        assert before.code == (0 if flag in options else 2)
+    before, after = pfl(flag, command, "--help"), pfl(command, flag, "--help")
+    assert (before.code, before.out) == (after.code, after.out)
+    assert before.code == (0 if flag in options else 2)
 
 
 def test_an_option_with_one_value_is_refused_if_it_is_given_twice():

@@ -21,8 +21,8 @@ from torch import nn
 from torch.nn import functional
 
 import worlds
-from helpers import set_own_products
-from pflcli import models, parameters, registry, rng
+from helpers import ONE_OF_EACH_KIND, set_own_products
+from pflcli import models, parameters, rng
 from pflcli.engine import engine as engines
 from pflcli.engine import linear_chain, process_settings, strategy, trainer
 from pflcli.engine.engine import Engine
@@ -854,7 +854,7 @@ class Reversed(Threads):
 
 
 @pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("method", registry.names("methods"))
+@pytest.mark.parametrize("method", ONE_OF_EACH_KIND)
 def test_the_order_in_which_an_executor_works_changes_no_bit(method, mode, monkeypatch):
     plain = worlds.run(method, rounds=2, participation=1.0, mode=mode)
     monkeypatch.setattr("pflcli.engine.engine.Threads", Reversed)
