@@ -19,11 +19,8 @@ import numpy as np
 
 
 def _digest(seed: int, key: tuple[str | int, ...]) -> bytes:
-    return hashlib.sha256(json.dumps([int(seed), *_plain(key)]).encode()).digest()
-
-
-def _plain(key: tuple[str | int, ...]) -> list[str | int]:
-    return [part if isinstance(part, str) else int(part) for part in key]
+    plain = [part if isinstance(part, str) else int(part) for part in key]
+    return hashlib.sha256(json.dumps([int(seed), *plain]).encode()).digest()
 
 
 def generator(seed: int, *key: str | int) -> np.random.Generator:

@@ -38,7 +38,7 @@ def layers(net: nn.Module) -> list[Layer] | None:
     """Return the layers of ``net``, or None if it is not a chain of linear layers and ReLU over flattened samples."""
     chain: list[Layer] = []
     flat = False
-    for name, module in _leaves(net):
+    for name, module in (*_expand("body", net.body), *_expand("head", net.head)):  # type: ignore[arg-type]
         if type(module) is nn.Flatten and not chain and (module.start_dim, module.end_dim) == (1, -1):
             flat = True
         elif type(module) is nn.Linear and flat:
@@ -54,13 +54,8 @@ def layers(net: nn.Module) -> list[Layer] | None:
     return chain if chain and not chain[-1].relu and len(set(tensors)) == len(tensors) else None
 
 
-def _leaves(net: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield the layers of body and head in order, with their names; nested ``Sequential`` modules are expanded."""
-    for part in ("body", "head"):
-        yield from _expand(part, getattr(net, part))
-
-
 def _expand(name: str, module: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield the layers of a module in order, with their names; nested ``Sequential`` modules are expanded."""
     if type(module) is nn.Sequential:
         for child, layer in module._modules.items():  # named_children would skip the second occurrence of a layer
             assert layer is not None

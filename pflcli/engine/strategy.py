@@ -105,7 +105,7 @@ class Strategy:
     independent: bool = True
     """whether no bit of a client depends on the other clients of a stack"""
     train: Callable[..., Any] | None = None
-    """takes all steps of clients instead of a ``Trainer``, with the arguments of ``trainer.train``"""
+    """takes all steps of clients instead of the trainer, with the arguments of ``trainer.train``"""
 
     def __str__(self) -> str:
         """Return the description for users."""

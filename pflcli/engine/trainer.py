@@ -17,27 +17,20 @@ from torch import Tensor
 from pflcli import parameters
 from pflcli.engine.augmentation import augment
 from pflcli.engine.federation import Federation
-from pflcli.engine.gradients import Pass, StackedBatch, StackedNetwork
+from pflcli.engine.gradients import Pass, StackedBatch
 from pflcli.engine.local_sgd import LEAST_WEIGHT, LocalSGD, is_stacked, learnable, widths
 from pflcli.engine.networks import ObjectiveNetwork, has_batch_norm
 from pflcli.engine.optimizer import Optimizer
 from pflcli.engine.strategy import Strategy, WorkerNet
-from pflcli.engine.task import Classification
 from pflcli.parameters import Params, Stacked
 
 
 @dataclass(frozen=True)
-class _Step:
-    """A minibatch of one client: ``rows`` (n,) of the federation, their ``weight`` (n,), and the learning rate."""
-
-    rows: NDArray[np.int64]
-    weight: NDArray[np.float32]
-    rate: float
-
-
-@dataclass(frozen=True)
 class _Schedule:
-    """Every step of every client: ``rows`` and ``weight`` (m, steps, batch), ``lr`` (m, steps), ``steps`` (m,)."""
+    """Every step of every client: ``rows`` and ``weight`` (m, steps, batch), ``lr`` (m, steps), ``steps`` (m,).
+
+    Clients with more steps come first: ``order`` (m,) are their places among the clients that were asked for.
+    """
 
     rows: Tensor
     weight: Tensor
@@ -45,49 +38,7 @@ class _Schedule:
     steps: NDArray[np.int64]
     sizes: NDArray[np.int64]
     """samples in each step (m, steps), without padding"""
-
-
-class Trainer:
-    """Trains a stack of ``models`` (m, ...) in place by a plan. Its first rows are the clients that still train."""
-
-    def __init__(
-        self,
-        network: StackedNetwork,
-        names: Sequence[str],
-        models: Stacked,
-        plan: LocalSGD,
-        task: Classification,
-        draws: Sequence[np.random.Generator],
-    ) -> None:
-        self._network, self._names, self._models, self._plan = network, names, models, plan
-        self._task, self._draws = task, draws
-        self._optimizer = Optimizer(plan.update, {name: models[name] for name in names})
-
-    @torch.no_grad()
-    def step(self, x: Tensor, y: Tensor, weight: Tensor, rate: float | Tensor) -> Tensor:
-        """Take one step on ``x`` (a, n, ...), ``y`` (a, n), and return the losses (a,).
-
-        The ``weight`` (a, n) of samples adds up to one for each client, unless samples have weights of their own. It is
-        zero for padding. ``rate`` is a learning rate, or (a,).
-        """
-        count, plan, network, optimizer = len(x), self._plan, self._network, self._optimizer
-        models, own = ({n: v[:count] for n, v in values.items()} for values in (self._models, plan.own))
-        batch = StackedBatch(x, y, weight, own, plan.shared, self._task, self._draws[:count])
-        optimizer.begin(rate, count)
-        if plan.gradient is not None:
-            losses, grads = plan.gradient(network, models, batch)
-            optimizer.add({name: grads[name] for name in self._names})
-        elif plan.objective is not None:
-            assert isinstance(network, ObjectiveNetwork)
-            losses, grads = network.differentiate(plan.objective, models, batch, self._names)
-            optimizer.add(grads)
-        else:
-            passes = plan.pass_rule(network, models, batch) if plan.pass_rule else [Pass(models, batch, plan.loss)]
-            losses = network.step(models, passes[0], optimizer)
-            for each in passes[1:]:
-                losses = losses + network.step(models, each, optimizer)
-        optimizer.step()
-        return losses
+    order: NDArray[np.int64]
 
 
 def train(
@@ -109,67 +60,80 @@ def train(
     ``image_draw`` draws the random changes of the images of an only client.
     """
     like = {name: value[0] for name, value in out.items()}
-    names = learnable(worker_net.net, like, plan.trainable)
+    names, joins_single = learnable(worker_net.net, like, plan.trainable), has_batch_norm(worker_net.net)
     network = strategy.network(names)
-    joins_single = has_batch_norm(worker_net.net)
-    schedules = [
-        _list_steps(data.rows(int(client), *plan.splits), plan, int(place), draw, join_single=joins_single)
-        for client, place, draw in zip(clients, places, draws, strict=True)
-    ]
-    order = np.argsort([-len(steps) for steps in schedules], kind="stable")
-    pads = (
-        0 if network.one_at_a_time else int(widths(data.sizes(*plan.splits)[clients], plan.batch_size).max(initial=0))
-    )
-    schedule = _pad([schedules[index] for index in order], pads, data.y.device)
-    rows = places[order]
+    schedule = _schedule(data, clients, draws, places, plan, pads=not network.one_at_a_time, join_single=joins_single)
+    rows, draws = places[schedule.order], [draws[index] for index in schedule.order]
     if is_stacked(start, like):
         models = {name: start[name].index_select(0, torch.from_numpy(rows).to(data.y.device)) for name in out}
     else:
         models = {name: start[name].repeat(len(rows), *[1] * value.ndim) for name, value in like.items()}
-    own_plan, own_draws = plan.for_clients(rows, like), [draws[index] for index in order]
-    trainer = Trainer(network, names, models, own_plan, data.task, own_draws)
-    total = torch.zeros(len(schedule.steps), dtype=torch.float64, device=data.y.device)
+    plan = plan.for_clients(rows, like)
+    optimizer = Optimizer(plan.update, {name: models[name] for name in names})
+    total = torch.zeros(len(rows), dtype=torch.float64, device=data.y.device)
     for s in range(schedule.steps.max(initial=0)):
-        active = int((schedule.steps > s).sum())  # clients with more steps come first
+        active = int((schedule.steps > s).sum())
         width = int(schedule.sizes[:active, s].max()) if network.one_at_a_time else schedule.rows.shape[2]
         samples, rate = schedule.rows[:active, s, :width], schedule.lr[:active, s]
         x = data.inputs(samples.flatten())
         if image_draw is not None:
             x = augment(x, plan.augment, image_draw, data.scale)
-        x = x.view(*samples.shape, *data.in_shape)
-        total[:active] += trainer.step(
-            x, data.y[samples], schedule.weight[:active, s, :width], rate if len(clients) > 1 else float(rate)
-        )
+        x, y, weight = x.view(*samples.shape, *data.in_shape), data.y[samples], schedule.weight[:active, s, :width]
+        moved, own = ({n: v[:active] for n, v in values.items()} for values in (models, plan.own))
+        batch = StackedBatch(x, y, weight, own, plan.shared, data.task, draws[:active])
+        with torch.no_grad():
+            optimizer.begin(rate if len(clients) > 1 else float(rate), active)
+            if plan.gradient is not None:
+                losses, grads = plan.gradient(network, moved, batch)
+                optimizer.add({name: grads[name] for name in names})
+            elif plan.objective is not None:
+                assert isinstance(network, ObjectiveNetwork)
+                losses, grads = network.differentiate(plan.objective, moved, batch, names)
+                optimizer.add(grads)
+            else:
+                passes = plan.pass_rule(network, moved, batch) if plan.pass_rule else [Pass(moved, batch, plan.loss)]
+                losses = network.step(moved, passes[0], optimizer)
+                for each in passes[1:]:
+                    losses = losses + network.step(moved, each, optimizer)
+            optimizer.step()
+        total[:active] += losses
     parameters.write_rows(out, rows, models)
-    losses = (total / torch.from_numpy(np.maximum(schedule.steps, 1)).to(total.device)).cpu().numpy()
-    return np.asarray(losses[np.argsort(order)])
+    means = (total / torch.from_numpy(np.maximum(schedule.steps, 1)).to(total.device)).cpu().numpy()
+    return np.asarray(means[np.argsort(schedule.order)])
 
 
-def _list_steps(
-    rows: NDArray[np.int64], plan: LocalSGD, index: int, draw: np.random.Generator, *, join_single: bool
-) -> list[_Step]:
-    """Return one client's steps."""
-    steps = []
-    for batch, rate in plan.schedule(index, len(rows), draw, join_single=join_single):
-        weight = np.full(len(batch), 1 / len(batch), np.float32)
-        if plan.sample_weights is not None:
-            weight *= np.maximum(plan.sample_weights[index].cpu().numpy()[batch], LEAST_WEIGHT)
-        steps.append(_Step(rows[batch], weight, rate))
-    return steps
-
-
-def _pad(clients: list[list[_Step]], width: int, device: torch.device) -> _Schedule:
-    """Return the clients' steps with minibatches padded to ``width``, or to the longest of them."""
-    counts = np.asarray([len(steps) for steps in clients])
-    longest = max((len(step.rows) for steps in clients for step in steps), default=0)
-    shape = (len(clients), int(counts.max(initial=0)), max(width, longest))
+def _schedule(
+    data: Federation,
+    clients: NDArray[np.int64],
+    draws: Sequence[np.random.Generator],
+    places: NDArray[np.int64],
+    plan: LocalSGD,
+    *,
+    pads: bool,
+    join_single: bool,
+) -> _Schedule:
+    """Return the steps of clients; with ``pads``, minibatches have their common width, else the longest one's."""
+    listed: list[list[tuple[NDArray[np.int64], NDArray[np.float32], float]]] = []
+    for client, place, draw in zip(clients.tolist(), places.tolist(), draws, strict=True):
+        own, steps = data.rows(client, *plan.splits), []
+        for chosen, rate in plan.schedule(place, len(own), draw, join_single=join_single):
+            share = np.full(len(chosen), 1 / len(chosen), np.float32)
+            if plan.sample_weights is not None:
+                share *= np.maximum(plan.sample_weights[place].cpu().numpy()[chosen], LEAST_WEIGHT)
+            steps.append((own[chosen], share, rate))
+        listed.append(steps)
+    counts = np.asarray([len(steps) for steps in listed])
+    order = np.argsort(-counts, kind="stable")
+    width = int(widths(data.sizes(*plan.splits)[clients], plan.batch_size).max(initial=0)) if pads else 0
+    width = max(width, max((len(own) for steps in listed for own, *_ in steps), default=0))
+    shape = (len(clients), int(counts.max(initial=0)), width)
     rows, weight, lr = np.zeros(shape, np.int64), np.zeros(shape, np.float32), np.zeros(shape[:2], np.float32)
-    for index, steps in enumerate(clients):
-        for s, step in enumerate(steps):
+    for index, client_index in enumerate(order.tolist()):
+        for s, (own, share, rate) in enumerate(listed[client_index]):
             # Pad with samples of the client: others could overflow, and a weight of zero would turn that into nan.
-            rows[index, s] = step.rows[0]
-            rows[index, s, : len(step.rows)] = step.rows
-            weight[index, s, : len(step.rows)] = step.weight
-            lr[index, s] = step.rate
-    tensors = [torch.from_numpy(array).to(device) for array in (rows, weight, lr)]
-    return _Schedule(tensors[0], tensors[1], tensors[2], counts, (weight > 0).sum(axis=2))
+            rows[index, s] = own[0]
+            rows[index, s, : len(own)] = own
+            weight[index, s, : len(own)] = share
+            lr[index, s] = rate
+    tensors = [torch.from_numpy(array).to(data.y.device) for array in (rows, weight, lr)]
+    return _Schedule(tensors[0], tensors[1], tensors[2], counts[order], (weight > 0).sum(axis=2), order)

@@ -113,20 +113,21 @@ def create(name: str, in_shape: tuple[int, ...], classes: int, seed: int, *, tok
     of a kind or size that the model does not take.
     """
     name = check(name)
-    kinds = _kinds(in_shape, tokens)
-    if not set(kinds) & set(_accepted_kinds(name)):
+    model, kinds = None if _is_class(name) else _load(name), _kinds(in_shape, tokens)
+    accepted = tuple(KINDS) if model is None else model.TAKES
+    if not set(kinds) & set(accepted):
         fit = [f"--model {other}" for other in registry.names("models") if set(kinds) & set(_accepted_kinds(other))]
         actual = f"{kinds[0]} of {_shape(in_shape)}" if kinds else f"samples of {_shape(in_shape)}"
-        raise UsageError(f"model {name} takes {' or '.join(_accepted_kinds(name))}, not {actual}", " or ".join(fit[:3]))
+        raise UsageError(f"model {name} takes {' or '.join(accepted)}, not {actual}", " or ".join(fit[:3]))
     family, colon, member = name.partition(":")
     with torch.random.fork_rng(devices=[]):
         torch.random.manual_seed(rng.integer(seed, "init", name))
-        if _is_class(name):
+        if model is None:
             from pflcli.models import _own_network
 
             module = registry.import_file("models", family)
             return _own_network.build(module, name, in_shape, classes, tokens=bool(tokens))
-        net = _load(name).build(in_shape, classes, *([member] if colon else []))
+        net = model.build(in_shape, classes, *([member] if colon else []))
         if registry.is_foreign("models", family):
             from pflcli.models import _own_network
 

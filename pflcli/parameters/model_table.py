@@ -33,10 +33,6 @@ _STRIDE_MULTIPLE, _STRIDE_PADDING = 8192, 4096 + 128
 """Bytes: the stride of large rows is a multiple of the first plus the second, see ``allocate_padded_rows``."""
 
 
-def _allocate_rows(count: int, numbers: int, dtype: torch.dtype) -> Tensor:
-    return torch.empty(count, numbers, dtype=dtype)
-
-
 def allocate_padded_rows(count: int, numbers: int, dtype: torch.dtype) -> Tensor:
     """Return memory for rows (count, numbers), with padding between large rows against cache conflicts.
 
@@ -82,9 +78,9 @@ class ModelTable:
 
         With ``padded``, their memory is that of ``allocate_padded_rows``.
         """
-        rows, stacked, new = self._row[clients], {}, allocate_padded_rows if padded else _allocate_rows
+        rows, stacked, new = self._row[clients], {}, allocate_padded_rows if padded else torch.empty
         for name, like in self.default.items():
-            values = new(len(rows) + len(more), like.numel(), like.dtype)
+            values = new(len(rows) + len(more), like.numel(), dtype=like.dtype)
             values[: len(rows)][torch.from_numpy(rows < 0)] = like.cpu().flatten()
             for value, model in zip(values[len(rows) :], more, strict=True):
                 value.copy_(model[name].flatten())

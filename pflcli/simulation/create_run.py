@@ -59,7 +59,8 @@ def create_run(
     reference = federation if normalized_like is None else normalized_like
     federation = normalization.normalized(federation, settings.normalize, reference)
     federation = federation.refitted() if settings.refit else federation
-    draw = draw_network or _draw_from_settings(federation, settings)
+    shape, outputs, tokens = federation.in_shape, federation.task.outputs, federation.has_tokens
+    draw = draw_network or partial(models.create, settings.model, shape, outputs, tokens=tokens)
     net = draw(seed)
     if initial_weights is not None:
         parameters.load(net, initial_weights(parameters.state(net)))
@@ -107,12 +108,6 @@ def _draw_parameters(
     if adapter is not None:
         drawn = models.add_adapter(models.Net(net.body, drawn.head), adapter, model_seed)
     return parameters.move(parameters.copy_params(drawn), device)
-
-
-def _draw_from_settings(federation: Federation, settings: Settings) -> DrawNetwork:
-    """Return a function that draws the network of ``settings.model``."""
-    shape, outputs, tokens = federation.in_shape, federation.task.outputs, federation.has_tokens
-    return lambda seed: models.create(settings.model, shape, outputs, seed, tokens=tokens)
 
 
 def private_mean(run: Run) -> PrivateMean:
