@@ -34,6 +34,7 @@ from pflcli.evaluation.charts import curves
 from pflcli.evaluation.metrics import catalogue, scores
 from pflcli.execution import Execution
 from pflcli.knn import capacity as capacities
+from pflcli.knn.spaces import DISTANCES, REPRESENTATIONS, Space
 from pflcli.knn.stores import call_in_threads
 from pflcli.methods import knn_per
 from pflcli.methods.parts.knn_grid import Queries, choose_lambdas, count_correct_on_grid
@@ -42,6 +43,8 @@ from pflcli.options.sweep import Sweep
 from pflcli.training import hardware, run_request
 
 TUNED = "tuned"
+_SPACES = {"representation": REPRESENTATIONS, "distance": DISTANCES}
+"""Values of the options that choose what is compared, and how."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +94,8 @@ def sweep(asked: Sweep) -> Outcome:
     """Score kNN-Per at every point of a grid, with each shared lambda and with the lambda that each client tunes.
 
     The defaults of the grid are those of ``Grid``. Stores keep training samples; lambda is tuned on validation samples.
-    ``plot`` is the horizontal axis of the picture, by default the first one with several values.
+    ``plot`` is the horizontal axis of the picture, by default the first one with several values. ``representation`` and
+    ``distance`` are those of kNN-Per.
 
     Raises UsageError for invalid values, and InputError if the backbone was trained on validation samples, on which
     lambda can then not be tuned.
@@ -110,9 +114,14 @@ def sweep(asked: Sweep) -> Outcome:
             "sweep the embeddings of a backbone that was trained without --refit",
         )
     seed = run_request.choose_seed(asked.seed, origin)
+    chosen = {"representation": asked.representation, "distance": asked.distance}
+    for name, value in chosen.items():
+        if value not in (known := _SPACES[name]):
+            raise UsageError(f"--{name} {value} is unknown", closest(value, known))
+    space = Space(**chosen)
     draft = ArtifactSpec(
         "sweep",
-        {**config.plain(points), "plot": plot, "seed": seed},
+        {**config.plain(points), "plot": plot, "seed": seed, **({} if space == Space() else chosen)},
         (origin.as_input("embeddings", Path(asked.out)),),
         code={
             "methods/knn-per": sources.code_hash("methods", "knn-per"),
@@ -122,7 +131,7 @@ def sweep(asked: Sweep) -> Outcome:
     )
 
     def build(work: ArtifactWriter) -> Built:
-        splits = embeddings.read(origin)
+        splits = {split: space.embed(part) for split, part in embeddings.read(origin).items()}
         if not len(splits["test"].y):
             raise InputError(f"{origin.path} has no test samples to score")
         threads = hardware.threads(execution.threads)

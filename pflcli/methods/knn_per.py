@@ -10,14 +10,20 @@ With ``decay``, an extension, lambda falls with the distance d(x) of a sample fr
 = lambda max(0, 1 - decay d(x) / s), where s is the median of d over the client's validation samples. This is the form
 of the distance-aware adapter of Dai et al. (2023), https://openreview.net/forum?id=uu1GBD9SlLe.
 
+``representation`` and ``distance``, extensions, search neighbours among logits in place of representations, and by
+angle in place of distance. A network that was not trained on the clients' data has representations whose distances say
+little, and logits of a head that was. With ``auto``, each client chooses the space by its validation samples, like
+lambda.
+
 ``vote``, an extension, hides neighbour distances from anyone who sees predictions: see ``knn.voting``, and
 docs/privacy.md for the costs.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Annotated, Literal
 
 import numpy as np
@@ -29,7 +35,9 @@ from pflcli.federation.predictor import ClientModel
 from pflcli.federation.run import Predictor, Run
 from pflcli.knn import voting
 from pflcli.knn.embedded import Embedded
-from pflcli.knn.stores import ClientStore, Neighbours, NeighbourVote, select_client
+from pflcli.knn.indexes import flat_indexes
+from pflcli.knn.spaces import AUTO, Space, apply_head, list_spaces
+from pflcli.knn.stores import ClientStore, Neighbours, NeighbourVote, Stores, select_client
 from pflcli.methods.parts.knn_grid import choose_lambdas, count_correct_by_client
 from pflcli.parameters import Params
 
@@ -60,6 +68,12 @@ class Config:
     sigma: Annotated[float, Gt(0)] | Literal["auto"] = 1.0
     """use this kernel scale; auto uses the median distance of a client's validation samples to their nearest stored
     sample, or the median of d^2 / dimension if scaled-squared"""
+    representation: Literal["features", "logits", "auto"] = "features"
+    """search neighbours among the network's representations (features, the paper) or logits; auto lets each client
+    choose by its validation samples"""
+    distance: Literal["euclidean", "cosine", "auto"] = "euclidean"
+    """compare them by Euclidean distance (euclidean, the paper) or by angle (cosine: the distance of unit vectors);
+    auto lets each client choose by its validation samples"""
     decay: Annotated[float, Ge(0)] | Literal["auto"] = 0.0
     """let lambda fall by this share of itself per median distance of a client's validation samples to their nearest
     stored sample; 0 is the paper; auto lets each client choose among 0, 0.2, 1/3 and 0.5, together with lambda"""
@@ -74,11 +88,26 @@ class Config:
             raise ValueError("grid is empty; give at least one lambda, such as 0.5")
         if self.vote != "distance" and (self.decay != 0 or self.sigma == "auto"):
             raise ValueError(f"vote={self.vote} hides distances: leave out decay and sigma=auto")
+        if self.vote == "noisy" and len(self.spaces) > 1:
+            raise ValueError("vote=noisy has no epsilon for the choice of a space: give representation and distance")
+
+    @property
+    def spaces(self) -> Sequence[Space]:
+        """The spaces in which neighbours are searched, of which each client chooses one."""
+        return list_spaces(self.representation, self.distance)
 
 
 def choices(cfg: Config) -> tuple[str, ...]:
     """Return what each client chooses by its validation samples."""
+    return _tuned_in_a_space(cfg) + tuple(name for name, value, _ in _SPACE_CHOICES if getattr(cfg, value) == AUTO)
+
+
+def _tuned_in_a_space(cfg: Config) -> tuple[str, ...]:
     return ("lambda",) * (cfg.weight is None) + ("sigma",) * (cfg.sigma == "auto") + ("decay",) * (cfg.decay != 0)
+
+
+_SPACE_CHOICES = (("logits", "representation", "logits"), ("cosine", "distance", "cosine"))
+"""Choices of a space: the name under which 0 or 1 is stored, the option, and its value that 1 stands for."""
 
 
 def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) -> Predictor:
@@ -94,6 +123,8 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
         parts[chosen_split] = run.arrived.take(clients)
     if run.cfg.vote == "noisy":
         _require_samples(run, clients)
+    if run.cfg.spaces != [Space()]:
+        return predict_in_spaces(run, clients, parts, _read_stored(run, clients), chosen_split)
     neighbours = {split: run.stores.search(clients, part.z, part.offsets, run.cfg.k) for split, part in parts.items()}
     predictor = build_predictor(run, clients, parts, neighbours, chosen_split)
     stores, backbone = run.stores, run.backbone
@@ -122,6 +153,94 @@ def client_model(
     decay = chosen.get("decay", 0.0)
     vote = NeighbourVote(store, run.cfg.k, chosen["lambda"], sigma, decay, run.cfg.kernel)
     return ClientModel((network,), neighbours=vote)
+
+
+def _read_stored(run: Run, clients: NDArray[np.int64]) -> Embedded:
+    """Return the vectors in the clients' stores, with the logits that the backbone's head gives them.
+
+    Raises UnsuitedError for a compressed store, and, if logits are needed, for a network without a linear head.
+    """
+    assert run.stores is not None
+    assert run.backbone is not None
+    stored = [select_client(run.stores, int(client)) for client in clients]
+    if any(store.z is None for store in stored):
+        raise UnsuitedError(
+            "representation and distance need stores with the samples' own vectors, and these are compressed",
+            "pfl build-datastore EMBEDDINGS -o DIR, with the index Flat",
+        )
+    assert run.embeddings is not None
+    width = run.embeddings["train"].z.shape[1]
+    z = np.concatenate(
+        [np.zeros((0, width), np.float32), *(store.z for store in stored if store.z is not None and len(store.y))]
+    )
+    offsets = np.cumsum([0, *(len(store.y) for store in stored)])
+    y = np.concatenate([np.zeros(0, np.int64), *(store.y for store in stored)])
+    logits = np.zeros((len(z), 0), np.float32)
+    if any(space.representation == "logits" for space in run.cfg.spaces):
+        head = {name: value.cpu().numpy() for name, value in run.backbone.items() if name.startswith("head.")}
+        weight = head.get("head.weight")
+        if weight is None or not {*head} <= {"head.weight", "head.bias"} or weight.shape[1:] != (width,):
+            raise UnsuitedError(
+                "representation=logits needs a network that ends in one linear layer, its head",
+                "--set representation=features",
+            )
+        logits = apply_head(z, weight, head.get("head.bias"))
+    return Embedded(z, logits, y, offsets)
+
+
+def predict_in_spaces(
+    run: Run, clients: NDArray[np.int64], parts: Mapping[str, Embedded], stored: Embedded, chosen_split: str
+) -> Predictor:
+    """Predict the clients' samples, ``parts``, from neighbours among ``stored`` in each space of the options.
+
+    Each client takes the space in which most of its samples of ``chosen_split`` are predicted correctly, with what it
+    tunes there; of equally good ones the first, which is the paper's if the options allow it.
+    """
+    spaces, places = run.cfg.spaces, np.arange(len(clients))
+    predictors = []
+    for space in spaces:
+        embedded = {split: space.embed(part) for split, part in parts.items()}
+        vectors = space.embed(stored).z
+        blob, offsets = flat_indexes([vectors[first:last] for first, last in pairwise(stored.offsets)])
+        sizes = np.diff(stored.offsets)
+        stores = Stores(blob, offsets, stored.y, stored.offsets, sizes, run.engine.threads)
+        neighbours = {split: stores.search(places, part.z, part.offsets, run.cfg.k) for split, part in embedded.items()}
+        predictors.append(build_predictor(run, clients, embedded, neighbours, chosen_split))
+    chosen = _read_spaces(run, clients)
+    if chosen is None:
+        validation = parts[chosen_split]
+        right = [predictor.answer(chosen_split)["p"].argmax(axis=1) == validation.y for predictor in predictors]
+        sums = [np.concatenate([[0], np.cumsum(each)])[validation.offsets] for each in right]
+        chosen = np.diff(np.stack(sums), axis=1).argmax(axis=0)
+
+    def answer(split: str) -> dict[str, NDArray[np.float32]]:
+        answers = [predictor.answer(split) for predictor in predictors]
+        of_sample = np.repeat(chosen, np.diff(parts[split].offsets))
+        rows = np.arange(len(of_sample))
+        return {name: np.stack([each[name] for each in answers])[of_sample, rows] for name in answers[0]}
+
+    tuned = {
+        name: np.stack([predictor.tuned[name] for predictor in predictors])[chosen, places]
+        for name in predictors[0].tuned
+    }
+    for name, option, value in _SPACE_CHOICES:
+        if getattr(run.cfg, option) == AUTO:
+            tuned[name] = np.asarray([float(getattr(space, option) == value) for space in spaces])[chosen]
+    return Predictor(answer, run.predicted_splits, tuned=tuned)
+
+
+def _read_spaces(run: Run, clients: NDArray[np.int64]) -> NDArray[np.int64] | None:
+    """Return the index of each client's space (m,) by the choices of an earlier run; None if they are tuned now."""
+    if len(run.cfg.spaces) == 1:
+        return np.zeros(len(clients), np.int64)
+    fits = np.ones((len(run.cfg.spaces), len(clients)), bool)
+    for name, option, value in _SPACE_CHOICES:
+        if getattr(run.cfg, option) == AUTO:
+            known = run.read_choices(name, clients)
+            if known is None:
+                return None
+            fits &= np.asarray([[getattr(space, option) == value] for space in run.cfg.spaces]) == (known > 0)
+    return np.asarray(fits.argmax(axis=0))
 
 
 def build_predictor(
@@ -167,7 +286,9 @@ def build_predictor(
         return {name: values.astype(np.float32) for name, values in parts_of_p.items()}
 
     choice = {"lambda": weight, "sigma": sigma, "decay": decay}
-    return Predictor(answer, run.predicted_splits, tuned={name: choice[name] for name in ("lambda", *choices(run.cfg))})
+    return Predictor(
+        answer, run.predicted_splits, tuned={name: choice[name] for name in ("lambda", *_tuned_in_a_space(run.cfg))}
+    )
 
 
 def _vote_without_distances(

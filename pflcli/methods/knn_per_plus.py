@@ -9,7 +9,7 @@ Nothing is sent.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -23,6 +23,7 @@ from pflcli.federation.predictor import ClientModel
 from pflcli.federation.run import Predictor, Run
 from pflcli.knn.embedded import Embedded
 from pflcli.knn.indexes import flat_indexes
+from pflcli.knn.spaces import Space
 from pflcli.knn.stores import ClientStore, Stores
 from pflcli.methods import fedavg_plus, knn_per
 from pflcli.methods.fedavg_plus import Config as FineTuning
@@ -63,13 +64,15 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
         for split in splits:
             outputs[split] += run.engine.outputs_each(part.clients, part.params, split, features=True)
     parts = {split: _embed(run, clients, split, outputs[split]) for split in splits}
+    if run.cfg.spaces != [Space()]:
+        found = knn_per.predict_in_spaces(run, clients, parts, parts["train"], "validation")
+        return Predictor(lambda split: _without_global(found.answer(split)), found.splits, found.tuned)
     stores, places = _build_stores(run, parts["train"]), np.arange(len(clients))
     neighbours = {split: stores.search(places, part.z, part.offsets, run.cfg.k) for split, part in parts.items()}
     predictor = knn_per.build_predictor(run, clients, parts, neighbours)
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
-        answers = predictor.answer(split)
-        return {"p": answers["p"], "knn": answers["knn"]}
+        return _without_global(predictor.answer(split))
 
     def model_of(client: int) -> ClientModel | None:
         if client not in networks:
@@ -79,6 +82,11 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
         return knn_per.client_model(run, predictor, clients, client, networks[client], store)
 
     return Predictor(answer, predictor.splits, predictor.tuned, model_of)
+
+
+def _without_global(answers: Mapping[str, NDArray[np.float32]]) -> dict[str, NDArray[np.float32]]:
+    """Return predictions without those of the network, which is the client's own."""
+    return {"p": answers["p"], "knn": answers["knn"]}
 
 
 def _embed(run: Run, clients: NDArray[np.int64], split: str, outputs: Sequence[tuple[Tensor, Tensor]]) -> Embedded:

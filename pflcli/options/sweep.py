@@ -58,6 +58,20 @@ class Sweep(Options):
             metavar="F,F",
         ),
     ] = None
+    representation: Annotated[
+        str,
+        typer.Option(
+            help="Search neighbours among the network's representations (features) or its logits.",
+            autocompletion=completion.words("features", "logits"),
+        ),
+    ] = "features"
+    distance: Annotated[
+        str,
+        typer.Option(
+            help="Compare samples by Euclidean distance (euclidean) or by angle (cosine).",
+            autocompletion=completion.words("euclidean", "cosine"),
+        ),
+    ] = "euclidean"
     plot: Annotated[
         str | None,
         typer.Option(

@@ -76,6 +76,23 @@ def test_a_row_is_the_chain_of_commands(small, swept, tmp_path, capacity, k, wei
         assert [int(r["n_train"]) for r in client_rows] == np.ceil(capacity * sizes).tolist()
 
 
+@pytest.mark.parametrize(("representation", "distance"), [("features", "cosine"), ("logits", "euclidean")])
+def test_a_row_in_another_space_is_the_chain_of_commands(small, tmp_path, representation, distance):
+    space = {"representation": representation, "distance": distance}
+    sweep(small.e, tmp_path / "s", **{**GRID, "capacity": 1.0, "k": 3}, **space)
+    build_datastore(small.e, tmp_path / "d")
+    personalize("knn-per", tmp_path / "d", tmp_path / "p", options={"k": 3, "sigma": 0.5, **space})
+    artifact = open_artifact(tmp_path / "p")
+    answers = predictions.read(artifact, "test")
+    right = scores.correct(answers.parts["p"], answers.y)
+    [row] = [row for row in table(tmp_path / "s" / "table.csv") if row["lambda"] == TUNED]
+    assert float(row["accuracy"]) == pytest.approx(right.mean(), abs=1e-6)
+    swept = [float(row["lambda"]) for row in table(tmp_path / "s" / "clients.csv")]
+    np.testing.assert_allclose(swept, predictions.read_tuned(artifact)["lambda"])
+    with pytest.raises(UsageError, match="unknown"):
+        sweep(small.e, tmp_path / "t", distance="cosin")
+
+
 def test_no_capacity_is_the_global_model(small, tmp_path):
     sweep(small.e, tmp_path / "s", **{"capacity": "0", "k": "5", "weight": "0,0.5,1"})
     part = embeddings.read(open_artifact(small.e))["test"]

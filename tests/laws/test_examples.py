@@ -33,11 +33,26 @@ FIRST = (
 )
 """Commands in an order in which examples find what earlier ones made."""
 
+CLAIMS = """
+[experiments.writers]
+dataset = "writers"
+partition = { clients = 6 }
+training = { model = "logistic", rounds = 1 }
+[claims.personal]
+says = "Local models are better than the global one"
+on = ["writers"]
+method = "local"
+direction = "higher"
+against = ["fedavg"]
+seeds = 1
+"""
+
 
 def write_inputs():
     """Write the files that examples read and no example makes."""
     write_network(Path("net.onnx"))
     write_weights(Path("w.pt"))
+    Path("claims.toml").write_text(CLAIMS)
     draw = np.random.default_rng(0)
     for name in ("visits.csv", "newer.csv"):
         rows = [[f"h{row % 3}", row % 2, *draw.normal(size=2).round(3)] for row in range(60)]

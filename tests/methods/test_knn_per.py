@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import numpy as np
 import pytest
 
 import worlds
 from by_hand import K, answers
-from pflcli.knn.indexes import flat_indexes
+from pflcli.errors import UnsuitedError
+from pflcli.knn.indexes import build, flat_indexes
 from pflcli.knn.stores import Neighbours, Stores
 from pflcli.knn.voting import vote_by_distance
 from pflcli.methods import knn_per
@@ -225,3 +227,95 @@ def test_earlier_choices_replace_validation_samples(method):
     other.choices = run.choices
     first, second = (worlds.answers(method, each, {})["test"] for each in (run, other))
     assert first.tobytes() == second.tobytes()
+
+
+SPACES = [("features", "cosine"), ("logits", "euclidean"), ("logits", "cosine")]
+
+
+def vectors(part, representation, distance):
+    """The samples' vectors in a space, as a few lines."""
+    values = (part.z if representation == "features" else part.logits).astype(float)
+    return values / np.linalg.norm(values, axis=1, keepdims=True) if distance == "cosine" else values
+
+
+@pytest.mark.parametrize(("representation", "distance"), SPACES)
+def test_neighbours_in_another_space_against_a_few_lines(representation, distance):
+    k, lam = 3, 0.4
+    options = {"k": k, "weight": lam, "sigma": 0.5, "representation": representation, "distance": distance}
+    run = worlds.run("knn-per", options=options)
+    actual = worlds.answers("knn-per", run, {})["test"]
+    parts, expected = run.embeddings, []
+    for client in run.clients:
+        stored, query = (parts[split].take(np.asarray([client])) for split in ("train", "test"))
+        z, x = vectors(stored, representation, distance), vectors(query, representation, distance)
+        for one, logits in zip(x, query.logits.astype(float), strict=True):
+            d = np.linalg.norm(z - one, axis=1)
+            near = np.argsort(d, kind="stable")[:k]
+            knn = np.bincount(stored.y[near], weights=np.exp(-d[near] / 0.5), minlength=worlds.CLASSES)
+            h = np.exp(logits) / np.exp(logits).sum()
+            expected.append(lam * knn / knn.sum() + (1 - lam) * h)
+    np.testing.assert_allclose(actual, expected, atol=1e-4)
+    paper = worlds.answers("knn-per", worlds.run("knn-per", options={"k": k, "weight": lam, "sigma": 0.5}), {})["test"]
+    assert np.abs(actual - paper).max() > 1e-3
+
+
+def world_with_noise(**options):
+    """A world in which features of clients 0 and 2 have noise that the head does not see: their logits are better."""
+    run = worlds.run("knn-per", options={"k": 1, "weight": 1.0, **options})
+    head = run.backbone["head.weight"].numpy()
+    hidden = np.linalg.svd(head)[2][len(head) :]  # (d - C, d), orthogonal to all rows of the head
+    draw = np.random.default_rng(0)
+    stored = []
+    for part in run.embeddings.values():
+        noise = (50 * draw.normal(size=(len(part.z), len(hidden))) @ hidden).astype(np.float32)
+        is_noisy = np.repeat(np.isin(run.clients, [0, 2]), np.diff(part.offsets))
+        part.z[is_noisy] += noise[is_noisy]
+    for client in run.clients:
+        stored.append(run.embeddings["train"].take(np.asarray([client])).z)
+    blob, offsets = flat_indexes(stored)
+    run.stores = dataclasses.replace(run.stores, blob=blob, bytes=offsets)
+    return run
+
+
+def test_each_client_chooses_the_space_that_is_right_most_often_on_its_validation_samples():
+    auto = world_with_noise(representation="auto", distance="auto")
+    chosen = knn_per.personalize(auto, {}, auto.clients)
+    assert {*chosen.tuned} == {"lambda", "logits", "cosine"}
+    part = auto.embeddings["validation"].take(auto.clients)
+    rights, answers_by_space = [], []
+    for representation, distance in [("features", "euclidean"), *SPACES]:
+        run = world_with_noise(representation=representation, distance=distance)
+        predictor = knn_per.personalize(run, {}, run.clients)
+        right = predictor.answer("validation")["p"].argmax(axis=1) == part.y
+        rights.append([right[a:b].sum() for a, b in zip(part.offsets, part.offsets[1:], strict=False)])
+        answers_by_space.append(predictor.answer("test")["p"])
+    best = np.argmax(rights, axis=0)
+    assert len({*best}) > 1  # otherwise the test would not tell whether clients choose
+    np.testing.assert_array_equal(2 * chosen.tuned["logits"] + chosen.tuned["cosine"], best)
+    test = auto.embeddings["test"].take(auto.clients)
+    of_sample = np.repeat(best, np.diff(test.offsets))
+    expected = np.stack(answers_by_space)[of_sample, np.arange(len(of_sample))]
+    np.testing.assert_allclose(chosen.answer("test")["p"], expected, atol=1e-6)
+
+
+def test_the_space_of_an_earlier_run_is_taken():
+    run = worlds.run("knn-per", options={"k": 1, "representation": "auto"})
+    count = len(run.clients)
+    run.choices = {"lambda": np.full(count, 0.5), "logits": np.arange(count) % 2.0}
+    predictor = knn_per.personalize(run, {}, run.clients)
+    np.testing.assert_array_equal(predictor.tuned["logits"], np.arange(count) % 2.0)
+
+
+def test_compressed_stores_and_noisy_choices_are_refused():
+    with pytest.raises(ValueError, match="no epsilon"):
+        knn_per.Config(vote="noisy", distance="auto")
+    run = worlds.run("knn-per", options={"distance": "cosine"})
+    blob, offsets = [], [0]
+    for client in run.clients:
+        stored = run.embeddings["train"].take(np.asarray([client]))
+        raw, _ = build("SQ8", stored.z, len(stored.y), {})
+        blob.append(raw)
+        offsets.append(offsets[-1] + len(raw))
+    run.stores = dataclasses.replace(run.stores, blob=np.concatenate(blob), bytes=np.asarray(offsets))
+    with pytest.raises(UnsuitedError, match="compressed"):
+        knn_per.personalize(run, {}, run.clients)

@@ -40,6 +40,13 @@ def test_knn_per_plus_is_what_it_consists_of_at_the_limits(method, options):
     np.testing.assert_allclose(worlds.answers("knn-per-plus", run, {})["test"], expected, atol=1e-6)
 
 
+@pytest.mark.parametrize("space", [{"representation": "logits"}, {"distance": "auto", "representation": "auto"}])
+def test_knn_per_plus_without_epochs_is_knn_per_in_every_space(space):
+    actual = worlds.answers("knn-per-plus", worlds.run("knn-per-plus", options={"epochs": 0, **space}), {})["test"]
+    expected = worlds.answers("knn-per", worlds.run("knn-per", options=space), {})["test"]
+    np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
 @pytest.mark.parametrize("method", ["knn-per", "knn-per-plus"])
 def test_the_model_of_a_client_has_its_own_store_whoever_else_is_predicted(method):
     run = worlds.run(method)
