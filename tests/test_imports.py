@@ -85,6 +85,9 @@ ALLOWED = {
     "laws": BASE
     | {"config", "data.datasets", "data.schemes", "models", "parameters", "engine", "knn", "federation"}
     | {"federation.aggregators", "federation.uploads", "methods", "simulation", "training", "prediction", "artifacts"},
+    "deployment": BASE
+    | {"execution", "config", "sources", "artifacts", "parameters", "engine", "federation", "federation.uploads"}
+    | {"methods", "simulation", "training", "laws"},
     "templates": {"data.datasets", "data.schemes", "federation", "federation.aggregators", "models", "parameters"},
     "options": BASE | {"config", "execution", "artifacts", "training"},  # the last two for types alone
     "jobs": BASE | {"execution", "artifacts", "engine", "sources", "training"},
@@ -99,7 +102,7 @@ ALLOWED = {
     | {"auditing", "data.splits"}
     | {"laws", "encoders", "federation", "federation.aggregators", "federation.privacy", "federation.uploads"}
     | {"evaluation", "evaluation.charts", "evaluation.metrics", "evaluation.presentation", "evaluation.page"}
-    | {"tracking", "jobs", "tuning", "comparison", "claims"},
+    | {"tracking", "jobs", "tuning", "comparison", "claims", "deployment"},
     "cli": BASE
     | {"execution", "config", "commands", "options", "artifacts", "jobs", "tuning", "prediction"}
     | {"evaluation", "evaluation.presentation"},

@@ -185,8 +185,12 @@ class ArtifactWriter:
 
     def read_checkpoint(self) -> bytes | None:
         """Return the last checkpoint of an unfinished run with this request, or None."""
-        path = self.folder / _CHECKPOINT
-        return path.read_bytes() if path.is_file() else None
+        return self.checkpoint.read_bytes() if self.checkpoint.is_file() else None
+
+    @property
+    def checkpoint(self) -> Path:
+        """The path of the checkpoint, whether there is one or not."""
+        return self.folder / _CHECKPOINT
 
     def commit(self, summary: dict[str, Any], circumstances: dict[str, Any]) -> Manifest:
         """Write the manifest, sync, and rename the folder to its final name.

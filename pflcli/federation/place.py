@@ -40,6 +40,9 @@ class Place(Protocol):
     def cohort(self, run: Run, t: int) -> NDArray[np.int64]:
         """Return the clients of round ``t`` that are here."""
 
+    def whole_cohort(self, cohort: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return all clients of this round that the place knows of, of which ``cohort`` are here."""
+
     def download(self, run: Run, params: Params, clients: NDArray[np.int64]) -> Params:
         """Send ``params`` from the server to clients (n,), count the bytes, and return what these receive."""
 
@@ -90,6 +93,10 @@ class Everywhere:
         """Draw the clients of round ``t``."""
         return run.draw_cohort(t, self.absent.get(t, ()))
 
+    def whole_cohort(self, cohort: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return ``cohort``."""
+        return cohort
+
     def download(self, run: Run, params: Params, clients: NDArray[np.int64]) -> Params:
         """Count the bytes, and return ``params``."""
         run.send("down", params, copies=len(clients))
@@ -134,6 +141,10 @@ class AtServer:
         """Draw the clients of round ``t``, none of which is here."""
         self.asked, self.downloads, self.uploaded = run.draw_cohort(t, self.absent), [], None
         return NOBODY
+
+    def whole_cohort(self, cohort: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the clients of this round."""
+        return self.asked
 
     def download(self, run: Run, params: Params, clients: NDArray[np.int64]) -> Params:
         """Record ``params``, and count the bytes for the clients of this round."""
@@ -201,6 +212,8 @@ class AtSite:
     """what the server sends in this round"""
     sent: dict[int, tuple[Params, float]] = field(default_factory=dict)
     """the upload of each client of this round, with its weight"""
+    uploaded: Params = field(default_factory=dict)
+    """what the clients of this round received of the tensors that they upload"""
     _received: int = 0
     """the number of ``downloads`` that the method has received"""
 
@@ -209,6 +222,10 @@ class AtSite:
         self.sent, self._received = {}, 0
         run.attendance.selected = self.asked
         return run.attendance.present
+
+    def whole_cohort(self, cohort: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return ``cohort``, as a site knows of no other client."""
+        return cohort
 
     def download(self, run: Run, params: Params, clients: NDArray[np.int64]) -> Params:
         """Return what the server has sent in place of ``params``; raises ComputationError if it does not fit."""
@@ -231,6 +248,7 @@ class _SentUploads(Average):
 
     def __init__(self, run: Run, downloaded: Params, place: AtSite) -> None:
         self._run, self._downloaded, self._place = run, downloaded, place
+        place.uploaded = downloaded
 
     def add(self, params: Stacked, weights: NDArray[np.float64], clients: NDArray[np.int64]) -> None:
         received = self._run.upload(params, self._downloaded, clients)

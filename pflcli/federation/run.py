@@ -166,14 +166,14 @@ class Run:
         return present if len(present) or self.privacy is not None else selected
 
     def share_of_samples(self, cohort: NDArray[np.int64]) -> float:
-        """Return the cohort's share of the participants' training samples.
+        """Return the cohort's share of the participants' training samples; only the server may use it.
 
         With differential privacy this is the sampling rate, which reveals nothing about the cohort.
         """
         if self.privacy is not None:
             return self.settings.participation
         sizes = self.federation.sizes("train")
-        return float(sizes[cohort].sum() / sizes[self.federation.participants].sum())
+        return float(sizes[self.place.whole_cohort(cohort)].sum() / sizes[self.federation.participants].sum())
 
     def send(self, link: str, params: Mapping[str, Tensor], copies: int = 1) -> None:
         """Count ``copies`` transmissions of ``params`` over ``up``, ``down`` or ``peer``.

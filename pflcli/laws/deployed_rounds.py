@@ -6,8 +6,9 @@ run at a site that has all clients, but of the server only what was downloaded: 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,15 @@ from pflcli.errors import ComputationError
 from pflcli.federation.place import NOBODY, AtSite, Average, Everywhere
 from pflcli.federation.run import Run
 from pflcli.federation.uploads import Encoding
-from pflcli.laws import NotApplicable, Subject, require
+from pflcli.laws import Law, NotApplicable, Subject, judge, require
 from pflcli.laws import small_federation as small
 from pflcli.methods import Method, State
 from pflcli.parameters import Params, Stacked
 from pflcli.parameters.model_table import ModelTable
 from pflcli.simulation import loop
+
+_MAX_ROUNDS = 50
+"""Rounds of a check: a method may do something else after some rounds, such as those of a warm-up."""
 
 
 @dataclass
@@ -84,9 +88,12 @@ class _RecordedMean(Average):
         self._clients.append(clients)
 
 
-def require_read_from_downloads(subject: Subject, rounds: int = 4, upload: tuple[str, ...] = ()) -> None:
+def require_read_from_downloads(
+    subject: Subject, rounds: int = 4, upload: tuple[str, ...] = (), *, are_apart: bool = False
+) -> None:
     """Raise BrokenLawError if a client's upload or what it keeps depends on more of the server than its downloads.
 
+    With ``are_apart``, each client is alone at its site, so that neither may depend on the other clients of the round.
     Raises NotApplicable for a method that exchanges something else than the updates of which it takes one mean a round.
     """
     code = methods.load(subject.name)
@@ -104,19 +111,33 @@ def require_read_from_downloads(subject: Subject, rounds: int = 4, upload: tuple
         _require_one_mean(run, played, before, t)
         if t < 0:
             continue
-        there.asked, there.downloads = played.asked, played.downloads
-        try:
-            own, _ = loop.play_round(site, subject.name, code, poison(code, own), t)
-        except ComputationError as error:
-            require(False, f"clients cannot train if they know only what they download: {error.message}")
-        require(there.sent.keys() == played.sent.keys(), "other clients upload at a site than in a simulation")
+        uploads = dict[int, tuple[Params, float]]()
+        for asked in np.split(played.asked, len(played.asked)) if are_apart else [played.asked]:
+            there.asked, there.downloads = asked, played.downloads
+            try:
+                own, _ = loop.play_round(site, subject.name, code, poison(code, own), t)
+            except ComputationError as error:
+                require(False, f"clients cannot train if they know only what they download: {error.message}")
+            uploads |= there.sent
+        require(uploads.keys() == played.sent.keys(), "other clients upload at a site than in a simulation")
+        depends = "depends on the other clients of the round" if are_apart else "depends on more than it downloaded"
         for client, (sent, weight) in played.sent.items():
-            other, its_weight = there.sent[client]
+            other, its_weight = uploads[client]
             differing = [name for name, value in sent.items() if _bytes(value) != _bytes(other.get(name))]
-            seen = f"round {t + 1}, client {client}: its upload depends on more of the server than it downloaded"
-            require(not differing and sent.keys() == other.keys(), f"{seen} ({', '.join(differing)})")
+            seen = f"round {t + 1}, client {client}: its upload {depends}"
+            require(not differing and sent.keys() == other.keys(), f"{seen} ({', '.join(differing[:1])})")
             require(weight == its_weight, f"{seen} (its weight)")
-        _require_same_rows(code, state, own, t)
+        _require_same_rows(code, state, own, f"round {t + 1}: what a client keeps {depends}")
+
+
+def find_obstacle(subject: Subject, rounds: int, upload: Sequence[str]) -> str:
+    """Return why a method with these options cannot run among real sites with its simulation's bytes; empty if it can.
+
+    ``rounds`` and the ``upload`` steps are those of the run.
+    """
+    rounds = min(rounds, _MAX_ROUNDS)
+    law = Law("methods", partial(require_read_from_downloads, rounds=rounds, upload=tuple(upload), are_apart=True))
+    return judge(law, subject).reason
 
 
 def describe_exchange(code: Method) -> str:
@@ -159,15 +180,14 @@ def _poison(value: Any) -> Any:
     return torch.full_like(value, True if value.dtype == torch.bool else torch.iinfo(value.dtype).max)
 
 
-def _require_same_rows(code: Method, state: State, own: State, t: int) -> None:
+def _require_same_rows(code: Method, state: State, own: State, otherwise: str) -> None:
     """Require that tables and what clients keep are the same, bit for bit."""
     for key, value in state.items():
         if isinstance(value, ModelTable) or key in code.KEEPS:
-            seen = f"round {t + 1}: what clients keep in '{key}' depends on more of the server than they downloaded"
-            require(small.are_equal(value, own.get(key)), seen)
+            require(small.are_equal(value, own.get(key)), f"{otherwise} ('{key}')")
         elif isinstance(value, Mapping):
             inner = own[key] if isinstance(own.get(key), Mapping) else {}
-            _require_same_rows(code, dict(value), inner, t)
+            _require_same_rows(code, dict(value), inner, otherwise)
 
 
 def _bytes(value: torch.Tensor | None) -> bytes:

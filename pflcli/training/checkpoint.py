@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 from safetensors import safe_open
 from safetensors.torch import load, save
@@ -47,12 +48,11 @@ def _seal(facts: Mapping[str, str], flat: Mapping[str, Tensor]) -> str:
     return hashlib.sha256(f"{json.dumps(facts, sort_keys=True)} {parameters.digest(flat)}".encode()).hexdigest()
 
 
-def unpack(content: bytes, work: ArtifactWriter, run: Run) -> tuple[Progress, dict[str, int], str]:
-    """Undo ``pack``: return the progress, the traffic and the engine's mode.
+def unpack(content: bytes, path: Path, run: Run) -> tuple[Progress, dict[str, int], str]:
+    """Undo ``pack`` of the ``content`` of the file at ``path``: return the progress, the traffic and the engine's mode.
 
     Raises InputError if the checkpoint or a row of a table was changed.
     """
-    path = work.folder / "checkpoint" / "state.safetensors"
     try:
         with safe_open(path, "pt") as file:
             facts = file.metadata()
@@ -61,7 +61,7 @@ def unpack(content: bytes, work: ArtifactWriter, run: Run) -> tuple[Progress, di
             raise ValueError
     except Exception:  # a parser raises anything on a damaged file
         raise InputError(
-            f"the checkpoint {path} is damaged", f"remove it (rm -r {work.folder}), and start again"
+            f"the checkpoint {path} is damaged", f"remove it (rm -r {path.parent.parent}), and start again"
         ) from None
     flat, known = {name: flat[name] for name in json.loads(facts["names"])}, dict[int, ModelTable]()
     # The tables of the last round come first, because those of the best round are snapshots of them.

@@ -84,7 +84,7 @@ def resume(
         except InputError as error:  # a method opens no files, so it rejects the data
             raise UnsuitedError(error.message, *error.fix) from None
     if saved is not None:
-        progress, run.traffic, mode = unpack(saved, work, run)
+        progress, run.traffic, mode = unpack(saved, work.checkpoint, run)
     else:
         assert continued is not None
         progress, mode = more_rounds.restore(continued, run, method), continued.manifest.made["engine"]

@@ -11,7 +11,6 @@ import signal
 import time
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -193,9 +192,9 @@ def test_a_checkpoint_keeps_the_order_of_names(tmp_path):
     state = {"global": run.initial_model(), "control": {"head.weight": torch.ones(2), "body.0": torch.ones(1)}}
     best = Best(1, "personal_accuracy", 0.5, copy.deepcopy(state))
     content = checkpoint.pack(run, Progress(state, best=best))
-    (tmp_path / "checkpoint").mkdir()
-    (tmp_path / "checkpoint" / "state.safetensors").write_bytes(content)
-    progress, _, _ = checkpoint.unpack(content, SimpleNamespace(folder=tmp_path), run)
+    file = tmp_path / "state.safetensors"
+    file.write_bytes(content)
+    progress, _, _ = checkpoint.unpack(content, file, run)
     for kept in (progress.state, progress.best.state):
         assert worlds.same(kept, state)
         assert {key: [*names] for key, names in kept.items()} == {key: [*names] for key, names in state.items()}

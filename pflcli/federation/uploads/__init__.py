@@ -48,6 +48,18 @@ class Upload(Protocol):
         """Return the bytes of one upload shaped like ``params``, which took ``size`` bytes before this step."""
         return size
 
+    def pack(self, params: Stacked, downloaded: Stacked, cfg: Any) -> Stacked:
+        """Return the tensors (m, ...) that travel from a real site; ``unpack`` makes of them what ``apply`` returns.
+
+        A file whose uploads have fewer bytes than ``params`` has both functions. By default, what ``apply`` returns
+        travels.
+        """
+        return params
+
+    def unpack(self, sent: Stacked, downloaded: Stacked, cfg: Any) -> Stacked:
+        """Return the uploads (m, ...) of the tensors that ``pack`` returned."""
+        return sent
+
 
 @dataclass(frozen=True)
 class Step:
@@ -71,6 +83,11 @@ class Step:
     def is_private(self) -> bool:
         """Whether the random numbers of the step are to be secret."""
         return self.is_random and self.file.RANDOM != "seed"
+
+    @property
+    def packs(self) -> bool:
+        """Whether an upload travels in another form than ``apply`` returns."""
+        return type(self.file).pack is not Upload.pack
 
     def apply(self, params: Stacked, downloaded: Stacked, draw: Draw | None = None) -> Stacked:
         """Return what the server receives (m, ...); ``draw(i)`` is the generator of the i-th upload.

@@ -10,12 +10,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from pflcli.parameters import Params, Stacked
 
 _MAX_LEVEL = 127
 _SCALE_BYTES = 4
 """Bytes of a tensor's scale."""
+_SCALE = "scale:"
+"""Prefix of the name of a tensor's scale."""
 
 
 @dataclass(frozen=True)
@@ -28,11 +31,44 @@ def apply(params: Stacked, downloaded: Stacked, cfg: Config, draw: object = None
     received = dict(params)
     for name, value in params.items():
         if value.is_floating_point():
-            update = value - downloaded[name]
-            largest = update.unsqueeze(-1).flatten(1).abs().amax(dim=1).view(-1, *[1] * (value.ndim - 1))
-            scale = torch.where(largest > 0, largest / _MAX_LEVEL, 1)
-            received[name] = downloaded[name] + torch.round(update / scale) * scale
+            levels, scale = _quantize(value - downloaded[name])
+            received[name] = _decode(levels, scale, downloaded[name])
     return received
+
+
+def pack(params: Stacked, downloaded: Stacked, cfg: Config) -> Stacked:
+    """Return the integers (m, ...) and the scales (m,) that are sent, of which ``unpack`` makes what ``apply`` returns."""
+    sent = Stacked()
+    for name, value in params.items():
+        sent[name] = value
+        if value.is_floating_point():
+            levels, scale = _quantize(value - downloaded[name])
+            sent |= {name: levels.to(torch.int8), _SCALE + name: scale.reshape(-1)}
+    return sent
+
+
+def unpack(sent: Stacked, downloaded: Stacked, cfg: Config) -> Stacked:
+    """Return the uploads (m, ...) of the tensors that ``pack`` returned."""
+    received = Stacked()
+    for name, value in sent.items():
+        if name not in downloaded:
+            continue  # a scale
+        received[name] = value
+        if downloaded[name].is_floating_point():
+            scale = sent[_SCALE + name].view(-1, *[1] * (value.ndim - 1))
+            received[name] = _decode(value.to(scale.dtype), scale, downloaded[name])
+    return received
+
+
+def _quantize(update: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the whole numbers (m, ...) of updates (m, ...), and their scales (m, 1, ...)."""
+    largest = update.unsqueeze(-1).flatten(1).abs().amax(dim=1).view(-1, *[1] * (update.ndim - 1))
+    scale = torch.where(largest > 0, largest / _MAX_LEVEL, 1)
+    return torch.round(update / scale), scale
+
+
+def _decode(levels: Tensor, scale: Tensor, downloaded: Tensor) -> Tensor:
+    return downloaded + levels * scale
 
 
 def size(params: Params, size: int, cfg: Config) -> int:

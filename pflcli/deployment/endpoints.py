@@ -1,0 +1,402 @@
+"""The server and a site of a deployment: a message in, a message out, and the state in a folder.
+
+Both play the rounds of a method by ``simulation.loop.play_round``, as a simulation does, and so give its bytes. Neither
+needs a process that stays: the server plays a round once to ask, and again to its end when the answers are there; a
+site plays it when it is asked. What a round changes is written to a folder of its own, which gets its name in one step.
+A killed process therefore repeats its round, with the same bytes, and a site that gets the same question again returns
+the answer that it has stored.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import shutil
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors.torch import load, save
+from torch import Tensor
+
+from pflcli import foreign, parameters
+from pflcli.artifacts import csv_file, disk
+from pflcli.deployment import messages
+from pflcli.deployment.messages import VERSION, Answer, ClientResult, Final, Layout, Message, Question
+from pflcli.errors import ComputationError, InputError
+from pflcli.federation.place import AtServer, AtSite, Pending, Reply
+from pflcli.federation.run import Run
+from pflcli.federation.uploads import Step
+from pflcli.methods import Method, State
+from pflcli.parameters import Params, Stacked
+from pflcli.parameters.model_table import ModelTable
+from pflcli.simulation import absences, loop
+from pflcli.simulation.progress import Row, tables
+from pflcli.training import checkpoint, state_files
+
+_STATE, _ANSWER, _ROUNDS, _ABSENT = "state.safetensors", "answer.msg", "rounds.csv", "absent.json"
+"""The files in the folder of a round."""
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What the server and all sites have agreed on.
+
+    ``federation`` is its hash, ``sites`` are the clients of each site by name. ``downloads`` and ``upload`` are the
+    layouts of what a client downloads in a round, one after the other, and of what it sends.
+    """
+
+    federation: str
+    method: str
+    sites: Mapping[str, tuple[int, ...]]
+    downloads: tuple[Layout, ...] = ()
+    upload: Layout | None = None
+
+
+class Server:
+    """The server of a deployment, whose state is in ``folder``: a checkpoint after each round."""
+
+    def __init__(self, terms: Terms, method: Method, run: Run, folder: Path) -> None:
+        """Continue after the last round in ``folder``, if there is one. ``run`` has no sample, but their numbers."""
+        self.terms, self.folder = terms, folder
+        self._method, self._run = method, run
+        self._place = run.place = AtServer()
+        self.absent: dict[int, list[int]] = {}
+        """the clients that did not answer, by round from 1"""
+        if (last := _find_last_round(folder)) is None:
+            self.progress = loop.set_up(run, method)
+            return
+        self.progress, run.traffic, run.engine.mode = checkpoint.unpack(
+            (last / _STATE).read_bytes(), last / _STATE, run
+        )
+        with foreign.parsing(str(last / _ABSENT), "JSON"):
+            self.absent = {int(t): list(clients) for t, clients in json.loads((last / _ABSENT).read_text()).items()}
+        if run.privacy is not None and self.progress.rows:
+            run.privacy.resume(len(self.progress.rows) - 1, self.progress.rows[-1])
+
+    @property
+    def rounds(self) -> int:
+        """The number of rounds that are closed."""
+        return len(self.progress.rows)
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether all rounds are closed."""
+        return self.rounds >= self._run.settings.rounds
+
+    def ask(self) -> tuple[dict[str, Question], Params]:
+        """Return the question of the next round to each site that has clients in it, and the tensors of all questions.
+
+        Rounds without a client to ask are closed.
+        """
+        while not self.is_finished:
+            self._place.replies, self._place.losses, self._place.absent = None, (), ()
+            try:
+                row = self._play()
+            except Pending:
+                return self._questions(), self._question_tensors()
+            self._commit(row, [])
+        return {}, {}
+
+    def _questions(self) -> dict[str, Question]:
+        asked, number = set(self._place.asked.tolist()), self.rounds + 1
+        chosen = {site: tuple(c for c in clients if c in asked) for site, clients in self.terms.sites.items()}
+        return {
+            site: Question(VERSION, self.terms.federation, site, number, clients)
+            for site, clients in chosen.items()
+            if clients
+        }
+
+    def _question_tensors(self) -> Params:
+        return {
+            f"{place}/{name}": value
+            for place, params in enumerate(self._place.downloads)
+            for name, value in params.items()
+        }
+
+    def exchanged(self) -> tuple[tuple[Layout, ...], Layout]:
+        """Return the layouts of a client's downloads and of its upload, after ``ask``."""
+        assert self._place.uploaded is not None
+        sent = _pack(self._run.uploads, self._place.uploaded, self._place.uploaded)
+        return tuple(parameters.outline(params) for params in self._place.downloads), parameters.outline(sent)
+
+    def check(self, path: Path, question: Question, digest: str) -> Message:
+        """Return the answer in a file to a ``question`` with this SHA-256; raises InputError if it does not fit."""
+        message = messages.read(path, Answer, self.terms.federation, question.site)
+        answer: Answer = message.head
+        if answer.round != question.round:
+            raise InputError(f"{path} answers round {answer.round}, not round {question.round}")
+        if answer.question != digest:
+            raise InputError(f"{path} answers another message of round {question.round}")
+        if tuple(result.client for result in answer.clients) != question.clients:
+            raise InputError(f"{path} does not answer for the clients {list(question.clients)} that were asked")
+        assert self.terms.upload is not None
+        expected = Layout()
+        for result in answer.clients:
+            if result.weight is not None:
+                if result.diverged or not result.trained or not 0 <= result.weight < math.inf:
+                    raise InputError(f"{path}: client {result.client} has an upload that does not fit its result")
+                expected |= {f"{result.client}/{name}": form for name, form in self.terms.upload.items()}
+        if any(not 0 <= weight < math.inf or loss in (math.inf, -math.inf) for loss, weight in answer.losses):
+            raise InputError(f"{path} has a loss or a weight that is not finite")
+        message.require_layout(expected)
+        return message
+
+    def close(self, answers: Mapping[str, Message]) -> Row:
+        """Play the round that was asked with these answers by site, and write the state after it; return its row.
+
+        Clients of sites without an answer count as dropped out. Raises InputError if an upload is not finite.
+        """
+        replies, losses = dict[int, Reply](), list[tuple[float, float]]()
+        for message in answers.values():
+            for result in message.head.clients:
+                reader = None if result.weight is None else self._reader(message, result.client)
+                replies[result.client] = Reply(result.trained, result.diverged, result.weight or 0.0, reader)
+            losses += [(math.nan if loss is None else loss, weight) for loss, weight in message.head.losses]
+        absent = [client for client in self._place.asked.tolist() if client not in replies]
+        self._place.replies, self._place.losses, self._place.absent = replies, losses, absent
+        row = self._play()
+        self._commit(row, absent)
+        return row
+
+    def _reader(self, message: Message, client: int) -> Callable[[], Params]:
+        def read() -> Params:
+            assert self._place.uploaded is not None
+            return _unpack(self._run.uploads, message.tensors(f"{client}/"), self._place.uploaded)
+
+        return read
+
+    def _play(self) -> Row:
+        with self.progress.round(self._run):
+            t, state = self.rounds, self.progress.state
+            self.progress.state, row = loop.play_round(self._run, self.terms.method, self._method, state, t)
+            self.progress.rows.append(row)
+        return row
+
+    def _commit(self, row: Row, absent: list[int]) -> None:
+        if absent:
+            self.absent[self.rounds] = absent
+        rows = absences.count_clients([*self.progress.before, *self.progress.rows])
+        files = {
+            _STATE: [checkpoint.pack(self._run, self.progress)],
+            _ROUNDS: [csv_file.encode_rounds(rows)],
+            _ABSENT: [json.dumps(self.absent).encode()],
+        }
+        _write_round(self.folder, self.rounds, files)
+
+    def final(self, site: str) -> tuple[Final, Params]:
+        """Return the last message to a site, and its tensors."""
+        head = Final(VERSION, self.terms.federation, site, self.rounds)
+        known = server_entries(self._method, self._method.setup(self._run))
+        entries = server_entries(self._method, self.progress.state)
+        return head, {name: entries[name] for name in known}
+
+
+class Site:
+    """A site of a deployment, whose state is in ``folder``: what its clients keep after the last round they played."""
+
+    def __init__(self, terms: Terms, method: Method, run: Run, site: str, folder: Path) -> None:
+        """Continue after the last round in ``folder``, if there is one. ``run`` has the samples of this site alone."""
+        self.terms, self.site, self.folder = terms, site, folder
+        self._method, self._run = method, run
+        self._place = run.place = AtSite()
+        self._steps = tuple(run.uploads)
+        if self._steps and self._steps[-1].packs:
+            run.uploads = self._steps[:-1]  # the last one travels packed
+        self._clients = np.asarray(terms.sites[site], dtype=np.int64)
+        self.state = method.setup(run)
+        self._last = _find_last_round(folder)
+        if self._last is not None:
+            self._restore(self._last / _STATE)
+
+    @property
+    def rounds(self) -> int:
+        """The last round that this site has played, from 1; 0 before the first."""
+        return 0 if self._last is None else _number(self._last)
+
+    def answer(self, path: Path) -> Path:
+        """Answer the question in a file, write the state, and return the file of the answer.
+
+        The question that was answered last gets the same answer again. Raises InputError for a message that does not
+        fit, ComputationError if the method fails.
+        """
+        message = messages.read(path, Question, self.terms.federation, self.site)
+        question: Question = message.head
+        digest = message.sha256()
+        if self._last is not None and question.round <= self.rounds:
+            return self._stored_answer(self._last, path, question, digest)
+        if not 1 <= question.round <= self._run.settings.rounds:
+            raise InputError(f"{path} is for round {question.round} of {self._run.settings.rounds}")
+        if not question.clients or question.clients != tuple(
+            c for c in self._clients.tolist() if c in question.clients
+        ):
+            raise InputError(
+                f"{path} asks clients {list(question.clients)}; those of {self.site} are {self._clients.tolist()}"
+            )
+        layouts = enumerate(self.terms.downloads)
+        message.require_layout({f"{place}/{name}": form for place, each in layouts for name, form in each.items()})
+        self._place.asked = np.asarray(question.clients, dtype=np.int64)
+        self._place.downloads = [message.tensors(f"{place}/") for place in range(len(self.terms.downloads))]
+        self._play(question.round - 1)
+        answer, tensors = self._answer(question, digest)
+        state = bytes(save(state_files.flatten(self._kept())))
+        files = {_STATE: [state], _ANSWER: messages.pieces(answer, tensors)}
+        self._last = _write_round(self.folder, question.round, files)
+        return self._last / _ANSWER
+
+    def _stored_answer(self, last: Path, path: Path, question: Question, digest: str) -> Path:
+        stored = messages.read(last / _ANSWER, Answer, self.terms.federation, self.site)
+        if stored.head.question == digest:
+            return stored.path
+        if question.round == self.rounds:
+            raise InputError(
+                f"{path} is another message of round {question.round} than the one that {self.site} answered"
+            )
+        raise InputError(
+            f"{path} is late: it is for round {question.round}, and {self.site} has played round {self.rounds}"
+        )
+
+    def _play(self, t: int) -> None:
+        """Play a round; clients that diverge are noted in the attendance, also if all of them do."""
+        try:
+            after, _ = loop.play_round(self._run, self.terms.method, self._method, self.state, t)
+        except ComputationError:
+            if not self._run.attendance.all_absent:
+                raise
+            self._place.sent = {}
+            return
+        if tables(after).keys() != tables(self.state).keys():
+            new = ", ".join(tables(after).keys() - tables(self.state).keys())
+            raise ComputationError(
+                f"{self.terms.method}, round {t + 1}: the method made the table '{new}' in a round, which a client that"
+                " is not in it would lack",
+                "make it in setup",
+            )
+        self.state = after
+
+    def _answer(self, question: Question, digest: str) -> tuple[Answer, Params]:
+        notes, sent = self._run.notes, self._place.sent
+        diverged = self._run.attendance.diverged
+        results = tuple(
+            ClientResult(c, c in notes.trained and c not in diverged, c in diverged, sent[c][1] if c in sent else None)
+            for c in question.clients
+        )
+        losses = tuple((loss if math.isfinite(loss) else None, weight) for loss, weight in notes.losses)
+        if not sent:
+            losses = ()
+        packed = {c: _pack(self._steps, params, self._place.uploaded) for c, (params, _) in sorted(sent.items())}
+        tensors = {f"{c}/{name}": value for c, params in packed.items() for name, value in params.items()}
+        head = Answer(VERSION, self.terms.federation, self.site, question.round, digest, results, losses)
+        return head, tensors
+
+    def _kept(self) -> State:
+        """Return what the clients of this site keep: rows of tables, and of the method's ``KEEPS``."""
+        kept: State = {"clients": torch.from_numpy(self._clients)}
+        for key, table in tables(self.state).items():
+            written = np.setdiff1d(self._clients, table.unwritten(self._clients))
+            kept[f"table {key}"] = {**table[written], ":clients": torch.from_numpy(written)}
+        return kept | {
+            f"keeps {key}": self.state[key][self._clients] for key in self._method.KEEPS if key in self.state
+        }
+
+    def _restore(self, path: Path) -> None:
+        """Read what ``_kept`` returned into the state; raises InputError if the file is damaged."""
+        with foreign.reading(path, "the state of a site"):
+            # Copies: tensors at odd places of a file give products with other last bits.
+            flat = {name: value.clone() for name, value in load(path.read_bytes()).items()}
+            if not torch.equal(flat["clients"], torch.from_numpy(self._clients)):
+                raise InputError(f"{path} belongs to other clients")
+            for key, table in tables(self.state).items():
+                rows = parameters.unprefixed(flat, f"table {key}/")
+                table[rows.pop(":clients").numpy()] = {name: rows[name] for name in table.default}
+            for key in self._method.KEEPS:
+                if key in self.state:
+                    self.state[key][self._clients] = flat[f"keeps {key}"]
+
+    def finish(self, path: Path) -> State:
+        """Return the state after all rounds, with the server's entries in the last message."""
+        message = messages.read(path, Final, self.terms.federation, self.site)
+        if message.head.rounds != self._run.settings.rounds or message.head.rounds < self.rounds:
+            raise InputError(f"{path} ends after round {message.head.rounds} of {self._run.settings.rounds}")
+        entries = server_entries(self._method, self.state)
+        message.require_layout(parameters.outline(entries))
+        return _replace_entries(self.state, message.tensors())
+
+
+def server_entries(method: Method, state: State) -> Params:
+    """Return the server's part of a state by path: without tables, and without what clients keep."""
+    return _list_entries({key: value for key, value in state.items() if key not in method.KEEPS})
+
+
+def _list_entries(state: Mapping[str, Any], prefix: str = "") -> Params:
+    found = Params()
+    for key, value in state.items():
+        if isinstance(value, Mapping):
+            found |= _list_entries(value, f"{prefix}{key}/")
+        elif not isinstance(value, ModelTable):
+            found[prefix + key] = value
+    return found
+
+
+def _replace_entries(state: Mapping[str, Any], entries: Mapping[str, Tensor], prefix: str = "") -> State:
+    return {
+        key: _replace_entries(value, entries, f"{prefix}{key}/")
+        if isinstance(value, Mapping)
+        else entries.get(prefix + key, value)
+        for key, value in state.items()
+    }
+
+
+def _pack(steps: Sequence[Step], upload: Params, downloaded: Params) -> Params:
+    """Return the tensors that travel of one client's upload, to which all steps but one that packs were applied."""
+    if not steps or not steps[-1].packs:
+        return upload
+    one, start = _stack_one(upload), _stack_one({name: downloaded[name] for name in upload})
+    return parameters.pick(steps[-1].file.pack(one, start, steps[-1].cfg), 0)
+
+
+def _unpack(steps: Sequence[Step], sent: Params, downloaded: Params) -> Params:
+    """Undo ``_pack``."""
+    if not steps or not steps[-1].packs:
+        return sent
+    return parameters.pick(steps[-1].file.unpack(_stack_one(sent), _stack_one(downloaded), steps[-1].cfg), 0)
+
+
+def _stack_one(params: Params) -> Stacked:
+    return {name: value.unsqueeze(0) for name, value in params.items()}
+
+
+def _number(folder: Path) -> int:
+    return int(folder.name.removeprefix("round-"))
+
+
+def _list_rounds(folder: Path) -> list[Path]:
+    """Return the folders of rounds, the last one at the end."""
+    found = [path for path in folder.glob("round-*") if re.fullmatch(r"round-\d+", path.name) and path.is_dir()]
+    return sorted(found, key=_number)
+
+
+def _find_last_round(folder: Path) -> Path | None:
+    return next(reversed(_list_rounds(folder)), None)
+
+
+def _write_round(folder: Path, number: int, files: Mapping[str, Iterable[bytes]]) -> Path:
+    """Write the folder of a round, which gets its name in one step, remove those of earlier rounds, and return it."""
+    target, temporary = folder / f"round-{number:06d}", folder / "round.tmp"
+    try:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+        for name, content in files.items():
+            disk.write(temporary / name, content)
+        disk.sync_folder(temporary)
+        temporary.rename(target)
+        disk.sync_folder(folder)
+    except OSError as error:
+        raise disk.write_error(f"cannot write {target}", folder, error) from None
+    for earlier in _list_rounds(folder)[:-1]:
+        shutil.rmtree(earlier, ignore_errors=True)
+    return target

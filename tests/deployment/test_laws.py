@@ -1,0 +1,123 @@
+"""Among real sites, a method has the bytes of its simulation: its states, rows, uploads and answers."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from worlds_of_sites import GROUPS, make_world
+
+from pflcli import laws, registry
+from pflcli.deployment.endpoints import server_entries
+from pflcli.laws import deployed_rounds
+from pflcli.laws import small_federation as small
+from pflcli.parameters.model_table import ModelTable
+
+ADMITTED = {
+    *("apfl", "ditto", "fedala", "fedavg", "fedbabu", "fedbn", "fedper", "fedprox", "fedrep", "fedrod"),
+    *("fedsgd", "lg-fedavg", "per-fedavg", "pfedfda", "pfedgp", "pfedme", "scaffold"),
+}
+
+
+def rows_of(state, clients, keeps, prefix=""):
+    """Return what clients keep in a state, by path."""
+    found = {}
+    for key, value in state.items():
+        if isinstance(value, dict):
+            found |= rows_of(value, clients, keeps, f"{prefix}{key}/")
+        elif isinstance(value, ModelTable):
+            found |= {f"{prefix}{key}/{name}": rows for name, rows in value[clients].items()}
+            found[f"{prefix}{key} unwritten"] = torch.from_numpy(value.unwritten(np.asarray(clients)))
+        elif key in keeps:
+            found[prefix + key] = value[list(clients)]
+    return found
+
+
+def require_same(first, second, what):
+    assert first.keys() == second.keys(), what
+    for name, value in first.items():
+        assert value.numpy().tobytes() == second[name].contiguous().numpy().tobytes(), f"{what}: {name}"
+
+
+def compare(world, absent=()):
+    """Play all rounds beside the simulation, and compare states, rows and answers."""
+    server, sites = world.make_server(), {site: world.make_site(site) for site in world.sites}
+    missing = {t: [c for site in names for c in world.sites[site]] for t, names in dict(absent).items()}
+    method = world.method
+    for t, (run, state, expected) in enumerate(world.simulate(missing)):  # noqa: B007
+        row = world.play(server, sites, dict(absent).get(t, ()))
+        require_same(
+            server_entries(method, state), server_entries(method, server.progress.state), f"the server, round {t + 1}"
+        )
+        for site, clients in world.sites.items():
+            kept, there = (rows_of(each, clients, method.KEEPS) for each in (state, sites[site].state))
+            require_same(kept, there, f"{site}, round {t + 1}")
+        assert row.keys() == expected.keys()
+        for key in expected.keys() - {"seconds"} - {key for key in expected if "accuracy" in key}:
+            same = row[key] == expected[key] or (math.isnan(row[key]) and math.isnan(expected[key]))
+            assert same, f"round {t + 1}: {key} is {row[key]}, not {expected[key]}"
+    assert server.is_finished
+    everything = small.predict(world.name, run, state)  # the last of the simulation
+    for site, clients in world.sites.items():
+        path = world.folder / f"final {site}.msg"
+        world.messages.write(path, *server.final(site))
+        last = sites[site].finish(path)
+        with sites[site]._run.personalizing():
+            predictor = method.personalize(sites[site]._run, last, np.asarray(clients))
+            for split in predictor.splits:
+                own = world.data.rows_of(np.asarray(clients), split)
+                all_rows = world.data.rows_of(world.data.clients, split)
+                expected = everything[split][np.searchsorted(all_rows, own)]
+                assert np.abs(predictor.answer(split)["p"] - expected).max(initial=0) <= 2e-7
+
+
+def find_obstacle(name, options=None, rounds=4, upload=()):
+    return deployed_rounds.find_obstacle(laws.Subject("methods", name, options or {}), rounds, upload)
+
+
+def test_methods_are_admitted_if_their_clients_need_only_what_they_download():
+    assert {name for name in registry.names("methods") if not find_obstacle(name)} == ADMITTED
+    # Its clients weigh their samples by losses that are computed in minibatches of several clients.
+    assert "depends on the other clients of the round" in find_obstacle("fedem")
+    assert find_obstacle("lg-fedavg", {"warmup": 6}, rounds=6) == ""
+    assert "know only what they download" in find_obstacle("lg-fedavg", {"warmup": 6}, rounds=10)
+
+
+@pytest.mark.parametrize("name", sorted(ADMITTED))
+@pytest.mark.parametrize("groups", GROUPS)
+def test_a_deployment_has_the_bytes_of_the_simulation(name, groups, tmp_path):
+    compare(make_world(name, tmp_path, GROUPS[groups]))
+
+
+@pytest.mark.parametrize("name", ["apfl", "ditto", "fedala", "scaffold"])
+@pytest.mark.parametrize("mode", ["loop", "stacked"])
+def test_both_modes_of_the_engine_have_the_bytes_of_the_simulation(name, mode, tmp_path):
+    compare(make_world(name, tmp_path, mode=mode))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "scaffold"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"upload": ("int8",)},
+        {"upload": ("clip:0.05", "int8")},
+        {"aggregator": "median"},
+        {"aggregator": "krum:0.2"},
+        {"dropout": 0.4, "participation": 1.0},
+        {"lr": 30.0, "rounds": 2},
+        {"dp_noise": 1.0, "dp_clip": "0.05", "dp_delta": 1e-5, "participation": 0.6},
+        {"dp_noise": 0.1, "dp_delta": 1e-5, "participation": 0.6},
+    ],
+    ids=str,
+)
+def test_options_have_the_bytes_of_the_simulation(name, settings, tmp_path):
+    compare(make_world(name, tmp_path, **settings))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "fedala", "lg-fedavg", "scaffold"])
+def test_sites_that_do_not_answer_drop_out(name, tmp_path):
+    compare(
+        make_world(name, tmp_path, rounds=4, participation=1.0), absent={0: ("a",), 2: ("b", "c"), 3: ("a", "b", "c")}
+    )

@@ -1,0 +1,320 @@
+"""Messages have the counted bytes and nothing else; damaged, foreign and late ones are refused; kills cost nothing."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from worlds_of_sites import digest, make_world
+
+from pflcli.artifacts import disk
+from pflcli.deployment import messages
+from pflcli.deployment.messages import Answer
+from pflcli.errors import ComputationError, InputError
+from pflcli.laws import small_federation as small
+
+
+@pytest.fixture
+def world(tmp_path):
+    return make_world("ditto", tmp_path, participation=1.0)
+
+
+@pytest.fixture
+def asked(world):
+    """A world whose site a has answered the first question: the endpoints, and both messages."""
+    server, site = world.make_server(), world.make_site("a")
+    questions, paths = world.write_questions(server)
+    answer = world.folder / "answer.msg"
+    shutil.copy(site.answer(paths["a"]), answer)
+    return world, server, questions["a"], paths["a"], answer
+
+
+def parse(path):
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    entries = json.loads(content[8 : 8 + length])
+    return json.loads(entries.pop("__metadata__")["pfl"]), entries, content[8 + length :]
+
+
+def rewrite(path, change):
+    """Write the message again after ``change(head, entries, data)``, which may return other data."""
+    head, entries, data = parse(path)
+    changed = change(head, entries, data)
+    text = json.dumps({"__metadata__": {"pfl": json.dumps(head)}, **entries}).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + (data if changed is None else changed))
+
+
+def put_number(number):
+    def change(head, entries, data):
+        return np.asarray([number], np.float32).tobytes() + data[4:]
+
+    return change
+
+
+def change_entry(**changes):
+    def change(head, entries, data):
+        entries[next(iter(entries))] |= changes
+
+    return change
+
+
+def add_tensor(head, entries, data):
+    entries["0/more"] = {"dtype": "F32", "shape": [1], "data_offsets": [len(data), len(data) + 4]}
+    return data + bytes(4)
+
+
+def drop_tensor(head, entries, data):
+    begin, _ = entries.popitem()[1]["data_offsets"]
+    return data[:begin]
+
+
+BOTH = {
+    "one more tensor": (add_tensor, "which does not belong"),
+    "one tensor less": (drop_tensor, "lacks the tensor"),
+    "one more key": (lambda head, *_: head.update(note="x"), "note"),
+    "another federation": (lambda head, *_: head.update(federation="other"), "another federation"),
+    "another site": (lambda head, *_: head.update(site="b"), "not for 'a'"),
+    "another version": (lambda head, *_: head.update(version=2), "another version"),
+    "another kind": (lambda head, *_: head.update(kind="final"), "is not a"),
+    "another type": (change_entry(dtype="I32"), "is int32"),
+    "an unknown type": (change_entry(dtype="F8"), "unknown type"),
+    "another shape": (change_entry(shape=[1000]), "is float32 1000"),
+    "a huge shape": (change_entry(shape=[1 << 60]), "does not follow"),
+    "a negative shape": (change_entry(shape=[-1]), "no valid shape"),
+    "overlapping tensors": (change_entry(data_offsets=[0, 4]), "does not follow"),
+    "not a number": (put_number(np.nan), "not finite"),
+    "a huge number": (put_number(1e30), "too large"),
+    "cut off": (lambda head, entries, data: data[:-1], "truncated"),
+    "bytes at the end": (lambda head, entries, data: data + b"x", "truncated"),
+}
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_an_answer_that_does_not_fit_is_refused_and_the_round_stays_open(name, asked):
+    world, server, question, path, answer = asked
+    change, words = BOTH[name]
+    rewrite(answer, change)
+    with pytest.raises(InputError, match=words):
+        server.close({"a": server.check(answer, question, digest(path))})
+    assert server.rounds == 0
+    assert not list(world.folder.glob("server/round-*"))
+
+
+@pytest.mark.parametrize("name", BOTH)
+def test_a_question_that_does_not_fit_is_refused_and_changes_nothing(name, asked):
+    world, _, _, path, _ = asked
+    change, words = BOTH[name]
+    site = world.make_site("a", "another folder")
+    rewrite(path, change)
+    with pytest.raises(InputError, match=words):
+        site.answer(path)
+    assert not list(world.folder.glob("another folder/round-*"))
+
+
+def set_result(**changes):
+    return lambda head, *_: head["clients"][0].update(changes)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda head, *_: head.update(round=2), "answers round 2, not round 1"),
+        (lambda head, *_: head.update(question="0" * 64), "another message of round 1"),
+        (lambda head, *_: head["clients"].append(dict(head["clients"][0], client=2)), "that were asked"),
+        (lambda head, *_: head["clients"].clear(), "that were asked"),
+        (set_result(weight=-1.0), "does not fit its result"),
+        (set_result(weight=float("inf")), "does not fit its result"),
+        (set_result(diverged=True), "does not fit its result"),
+        (set_result(weight=None), "which does not belong"),
+        (set_result(sample=[1.0]), "sample"),
+        (lambda head, *_: head["losses"].append([1.0, -1.0]), "not finite"),
+        (lambda head, *_: head["losses"].append([float("inf"), 1.0]), "not finite"),
+    ],
+)
+def test_an_answer_with_another_head_is_refused(change, words, asked):
+    _, server, question, path, answer = asked
+    rewrite(answer, change)
+    with pytest.raises(InputError, match=words):
+        server.check(answer, question, digest(path))
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda head, *_: head.update(clients=[0, 2]), "asks clients"),
+        (lambda head, *_: head.update(clients=[]), "asks clients"),
+        (lambda head, *_: head.update(round=4), "round 4 of 3"),
+        (lambda head, *_: head.update(round=0), "round 0 of 3"),
+    ],
+)
+def test_a_question_with_another_head_is_refused(change, words, asked):
+    world, _, _, path, _ = asked
+    rewrite(path, change)
+    with pytest.raises(InputError, match=words):
+        world.make_site("a", "another folder").answer(path)
+
+
+@pytest.mark.parametrize("content", [b"", b"abc", b"\xff" * 64, (1 << 40).to_bytes(8, "little") + b"{}", bytes(100)])
+def test_other_files_are_refused(content, tmp_path):
+    (tmp_path / "m").write_bytes(content)
+    for path in (tmp_path / "m", tmp_path, tmp_path / "missing"):
+        with pytest.raises(InputError):
+            messages.read(path, Answer, "hash", "a")
+
+
+def test_a_name_that_stands_twice_is_refused(asked):
+    _, server, question, path, answer = asked
+    content = answer.read_bytes().replace(b'\\"round\\": 1', b'\\"round\\": 1, \\"round\\": 1')
+    length = int.from_bytes(answer.read_bytes()[:8], "little") + len(content) - answer.stat().st_size
+    answer.write_bytes(length.to_bytes(8, "little") + content[8:])
+    with pytest.raises(InputError, match="stands twice"):
+        server.check(answer, question, digest(path))
+
+
+@pytest.mark.parametrize("upload", [(), ("int8",)])
+@pytest.mark.parametrize("name", ["fedavg", "fedrep", "scaffold"])
+def test_the_counted_bytes_are_those_of_the_tensors(name, upload, tmp_path):
+    world = make_world(name, tmp_path, upload=upload)
+    server, sites = world.make_server(), {site: world.make_site(site) for site in world.sites}
+    questions, paths = world.write_questions(server)
+    stored = {site: sites[site].answer(paths[site]) for site in questions}
+    row = server.close({site: server.check(stored[site], questions[site], digest(paths[site])) for site in questions})
+    assert row["bytes_up"] == sum(len(parse(path)[2]) for path in stored.values())
+    assert row["bytes_down"] == sum(len(parse(paths[site])[2]) * len(q.clients) for site, q in questions.items())
+    for site, path in stored.items():
+        assert path.stat().st_size - len(parse(path)[2]) < 3000 * len(questions[site].clients)
+
+
+def test_an_answer_depends_on_no_sample_of_another_site(world):
+    _, paths = world.write_questions(world.make_server())
+    expected = world.make_site("a").answer(paths["a"]).read_bytes()
+    world.data = small.replace_samples(world.data, "train", clients=np.asarray([2, 3, 4, 6]))
+    assert world.make_site("a", "other samples").answer(paths["a"]).read_bytes() == expected
+    world.data = small.replace_samples(world.data, "test", clients=np.asarray([0, 1]))
+    assert world.make_site("a", "other test samples").answer(paths["a"]).read_bytes() == expected
+    world.data = small.replace_samples(world.data, "train", clients=np.asarray([0]))
+    assert world.make_site("a", "other training samples").answer(paths["a"]).read_bytes() != expected
+
+
+def test_the_same_question_gets_the_stored_answer_and_a_late_one_an_error(world):
+    server, sites = world.make_server(), {site: world.make_site(site) for site in world.sites}
+    _, first = world.write_questions(server)
+    early = first["a"].read_bytes()
+    expected = sites["a"].answer(first["a"]).read_bytes()
+    again = world.make_site("a")  # a process that was started again
+    assert again.answer(first["a"]).read_bytes() == expected
+    rewrite(first["a"], put_number(0.5))
+    with pytest.raises(InputError, match="another message of round 1"):
+        again.answer(first["a"])
+    first["a"].write_bytes(early)
+    world.play(server, sites)
+    world.play(server, sites)
+    with pytest.raises(InputError, match="late: it is for round 1, and a has played round 2"):
+        sites["a"].answer(first["a"])
+
+
+@pytest.mark.parametrize("client", [0, 6])
+def test_a_client_that_diverges_drops_out_as_in_the_simulation(client, world):
+    x = world.data.x.clone()
+    x[world.data.rows(client, "train")] = 3e38
+    world.data = replace(world.data, x=x)
+    server, sites = world.make_server(), {site: world.make_site(site) for site in world.sites}
+    for _, state, expected in world.simulate():
+        row = world.play(server, sites)
+        assert row["diverged"] == expected["diverged"] == [client]
+        assert row["loss"] == expected["loss"]
+        assert small.are_equal(server.progress.state["global"], state["global"])
+
+
+def test_a_table_that_is_made_in_a_round_is_an_error(tmp_path):
+    world = make_world("lg-fedavg", tmp_path, options={"warmup": 1})
+    server, sites = world.make_server(), {site: world.make_site(site) for site in world.sites}
+    world.terms = replace(world.terms)
+    world.play(server, sites)
+    questions, paths = world.write_questions(server)
+    site = next(iter(questions))
+    with pytest.raises((InputError, ComputationError), match=r"lacks the tensor|does not belong|made the table"):
+        sites[site].answer(paths[site])
+
+
+class Killed(BaseException):
+    """What ends a process at any place."""
+
+
+STEPS = [(disk, "write"), (disk, "sync_folder"), (Path, "rename"), (Path, "replace"), (shutil, "rmtree")]
+
+
+def test_a_kill_before_any_write_changes_no_byte(tmp_path, monkeypatch):
+    """Endpoints are killed before each write, rename and removal of all rounds, one kill a run, and started again."""
+    sites = {"a": (0, 1, 2), "b": (3, 4, 5, 6)}
+    world = make_world("ditto", tmp_path, sites, participation=1.0, model="logistic", options={"lam": 1.0})
+    states, killed = set(), 0
+
+    def play(kill_at):
+        nonlocal killed
+        folder = world.folder / f"kill {kill_at}"
+        copy = replace(world, folder=folder)
+        count = 0
+
+        def counting(function):
+            def call(*args, **kwargs):
+                nonlocal count
+                count += 1
+                if count == kill_at:
+                    raise Killed
+                return function(*args, **kwargs)
+
+            return call
+
+        def attempt(make, use):
+            """Use an endpoint of a new process, as often as it is killed."""
+            nonlocal killed
+            while True:
+                try:
+                    return use(make())
+                except Killed:
+                    killed += 1
+
+        with monkeypatch.context() as patch:
+            for owner, name in STEPS:
+                patch.setattr(owner, name, counting(getattr(owner, name)))
+            for _ in range(2):
+                questions, paths = attempt(copy.make_server, copy.write_questions)
+                for site in questions:
+
+                    def answer(each, path=paths[site]):
+                        each.answer(path)
+
+                    attempt(partial(copy.make_site, site), answer)
+
+                def close(server, questions=questions, paths=paths):
+                    if server.rounds == next(iter(questions.values())).round:
+                        return  # it was killed after the round got its name
+                    server.ask()
+                    stored = {
+                        site: next((folder / f"site {site}").glob("round-*")) / "answer.msg" for site in questions
+                    }
+                    server.close({s: server.check(stored[s], questions[s], digest(paths[s])) for s in questions})
+
+                attempt(copy.make_server, close)
+        server, sites = copy.make_server(), {site: copy.make_site(site) for site in copy.sites}
+        assert server.rounds == 2
+        kept = [
+            torch.cat([value.flatten() for value in each.state["personal"][list(copy.sites[site])].values()])
+            for site, each in sites.items()
+        ]
+        whole = torch.cat([value.flatten() for value in server.progress.state["global"].values()])
+        states.add(torch.cat([whole, *kept]).numpy().tobytes())
+        return count
+
+    total = play(0)
+    for kill_at in range(1, total + 1):
+        play(kill_at)
+    assert killed == total > 30
+    assert len(states) == 1

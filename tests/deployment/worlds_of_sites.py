@@ -1,0 +1,115 @@
+"""A server and sites in one process, that exchange message files in a folder, beside the simulation of the same run."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pflcli import config, methods
+from pflcli.deployment import messages
+from pflcli.deployment.endpoints import Server, Site, Terms
+from pflcli.engine.federation import Federation
+from pflcli.federation.place import Everywhere
+from pflcli.laws import small_federation as small
+from pflcli.settings import Settings
+from pflcli.simulation import loop
+from pflcli.simulation.create_run import create_run
+
+GROUPS = {
+    "1 client a site": {f"site {client}": (client,) for client in range(7)},
+    "2 or 3 clients a site": {"a": (0, 1), "b": (2, 3, 5), "c": (4, 6)},
+    "all clients at one site": {"a": tuple(range(7))},
+}
+
+
+def keep_clients(data, clients):
+    """Return the federation with the samples of ``clients`` alone; the others keep their numbers."""
+    blocks = [data.rows(client, "train", "validation", "test") for client in clients]
+    rows = np.concatenate(blocks) if blocks else np.zeros(0, np.int64)
+    sizes = np.diff(data.offsets).reshape(-1, 3).copy()
+    sizes[np.setdiff1d(data.clients, clients)] = 0
+    offsets = np.concatenate([[0], np.cumsum(sizes.ravel())])
+    return replace(data, x=data.x[torch.from_numpy(rows)], y=data.y[torch.from_numpy(rows)], offsets=offsets)
+
+
+def declare(data):
+    """Return the federation as a server knows it: numbers of training samples, and no sample."""
+    sizes = np.diff(data.offsets).reshape(-1, 3) * [1, 0, 0]
+    return replace(data, x=data.x[:0], y=data.y[:0], offsets=np.concatenate([[0], np.cumsum(sizes.ravel())]))
+
+
+def make_run(name, data, *, mode="auto", options=None, **settings):
+    chosen = {"model": "mlp", "rounds": 3, "participation": 0.5, "batch_size": 4, **settings}
+    code = methods.load(name)
+    plan = config.build(Settings, chosen, "")
+    cfg = config.build(code.Config, options or {}, name)
+    return create_run(code, cfg, data, plan, 0, mode=mode, private_rng=lambda *key: small.rng.generator(1, *key))
+
+
+@dataclass
+class World:
+    """The endpoints of a deployment of the small federation in a folder."""
+
+    name: str
+    folder: Path
+    sites: dict[str, tuple[int, ...]]
+    settings: dict
+    data: Federation
+
+    def __post_init__(self):
+        self.messages = messages
+        self.method = methods.load(self.name)
+        self.terms = Terms("hash", self.name, self.sites)
+        first = self.make_server("first")
+        first.ask()
+        downloads, upload = first.exchanged()
+        self.terms = replace(self.terms, downloads=downloads, upload=upload)
+
+    def make_server(self, folder="server"):
+        return Server(
+            self.terms, self.method, make_run(self.name, declare(self.data), **self.settings), self.folder / folder
+        )
+
+    def make_site(self, site, folder=None):
+        run = make_run(self.name, keep_clients(self.data, self.sites[site]), **self.settings)
+        run.privacy = None
+        return Site(self.terms, self.method, run, site, self.folder / (folder or f"site {site}"))
+
+    def simulate(self, absent=()):
+        """Yield the state and the row after each round of the simulation."""
+        run = make_run(self.name, self.data, **self.settings)
+        run.place = Everywhere(dict(absent))
+        state = loop.set_up(run, self.method).state
+        for t in range(run.settings.rounds):
+            state, row = loop.play_round(run, self.name, self.method, state, t)
+            yield run, state, row
+
+    def write_questions(self, server):
+        """Return the path of each site's question, by site."""
+        questions, tensors = server.ask()
+        paths = {}
+        for site, question in questions.items():
+            paths[site] = self.folder / "exchange" / f"{question.round} {site}.msg"
+            messages.write(paths[site], question, tensors)
+        return questions, paths
+
+    def play(self, server, sites, absent=()):
+        """Play a round over messages, and return its row; sites answer in reverse order."""
+        questions, paths = self.write_questions(server)
+        answers = {}
+        for site in reversed([site for site in questions if site not in absent]):
+            answers[site] = server.check(sites[site].answer(paths[site]), questions[site], digest(paths[site]))
+        server.close(answers)
+        return server.progress.rows[-1]
+
+
+def digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def make_world(name, folder, sites=GROUPS["2 or 3 clients a site"], **settings):
+    return World(name, folder, dict(sites), settings, small.make_federation())
