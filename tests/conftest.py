@@ -256,7 +256,7 @@ def hostile(tmp_path_factory) -> Any:
     import synthetic
 
     at = tmp_path_factory.mktemp("hostile") / "comparison"
-    return synthetic.comparison(at, ["fedavg", "local@</script>", "<b>knn</b>"], synthetic.HOSTILE)
+    return synthetic.write_comparison(at, ["fedavg", "local@</script>", "<b>knn</b>"], synthetic.HOSTILE)
 
 
 @pytest.fixture

@@ -29,12 +29,12 @@ def test_every_command_that_writes_is_a_function_of_the_package():
     assert functions <= {*dir(pflcli)}
 
 
-def test_other_names_are_an_attribute_error():
+def test_unknown_attribute_of_the_package_is_an_attribute_error():
     with pytest.raises(AttributeError, match="'pflcli' has no attribute 'personalise'"):
         _ = pflcli.personalise
 
 
-def test_a_table_is_a_data_frame_with_a_row_per_method(small):
+def test_table_is_a_data_frame_with_one_row_per_method(small):
     table = evaluate([small.fedavg, small.knn], small.ev).table()
     assert table.index.name == "method"
     assert {*table.index} == {"fedavg", "knn-per"}
@@ -42,12 +42,12 @@ def test_a_table_is_a_data_frame_with_a_row_per_method(small):
     assert len(sweep(small.e, small.sw).table()) > 1
 
 
-def test_a_partition_has_no_table(small):
+def test_table_of_a_partition_is_refused(small):
     with pytest.raises(UsageError, match="this partition has no table"):
         partition("writers", small.p, clients=6, seed=0).table()
 
 
-def test_a_partition_takes_its_dataset_as_a_path(tmp_path):
+def test_partition_accepts_its_dataset_as_a_path(tmp_path):
     x = np.random.default_rng(0).normal(size=(20, 3)).astype("float32")
     np.savez(tmp_path / "a.npz", x=x, y=np.arange(20) % 2, owner=np.arange(20) % 4 // 2)
     dataset = import_data(tmp_path / "a.npz", tmp_path / "data", client="owner").path
@@ -70,7 +70,7 @@ EQUAL_CALLS = {
 
 
 @pytest.fixture(scope="module")
-def compared(tmp_path_factory):
+def partition_and_comparison(tmp_path_factory):
     """A partition of six clients, and a comparison on it."""
     folder = tmp_path_factory.mktemp("api")
     outcome = partition("writers", folder / "p", clients=6)
@@ -78,14 +78,14 @@ def compared(tmp_path_factory):
 
 
 @pytest.mark.parametrize("form", EQUAL_CALLS)
-def test_values_are_accepted_as_python_objects_and_as_on_the_command_line(compared, form):
-    partitioned, comparison = compared
+def test_functions_accept_python_objects_and_command_line_strings(partition_and_comparison, form):
+    partitioned, comparison = partition_and_comparison
     again = EQUAL_CALLS[form](partitioned, comparison.path.parent)
     assert (again.decision, again.fingerprint) == ("up to date", comparison.fingerprint)
 
 
-def test_a_training_setting_of_none_is_that_of_the_backbone_or_the_default(compared):
-    partitioned, comparison = compared
+def test_training_setting_none_means_the_default(partition_and_comparison):
+    partitioned, comparison = partition_and_comparison
     out = comparison.path.parent.with_name("none")
     requests = [
         personalize("fedavg", partitioned, out, dry_run=True, **SMALL, **given).request
@@ -95,8 +95,8 @@ def test_a_training_setting_of_none_is_that_of_the_backbone_or_the_default(compa
 
 
 @pytest.mark.parametrize("options", ["fedavg.lr=0.2", ["fedavg.lr=0.2"], {"fedavg": {"lr": 0.2}}], ids=str)
-def test_options_are_a_mapping_or_assignments(compared, options):
-    partitioned, comparison = compared
+def test_options_can_be_a_mapping_or_assignments(partition_and_comparison, options):
+    partitioned, comparison = partition_and_comparison
     out = comparison.path.parent.with_name("options")
     planned = compare(partitioned, out, methods="fedavg", options=options, dry_run=True, references=False, **SMALL)
     assert planned.request["methods"]["fedavg"]["settings"] == {"lr": 0.2}
@@ -113,19 +113,19 @@ def test_options_are_a_mapping_or_assignments(compared, options):
     ],
     ids=str,
 )
-def test_a_wrong_argument_is_an_error_that_names_it(compared, arguments, message):
-    partitioned, _ = compared
+def test_wrong_argument_is_refused_by_name(partition_and_comparison, arguments, message):
+    partitioned, _ = partition_and_comparison
     with pytest.raises(UsageError) as caught:
         compare(partitioned, "c", **arguments)
     assert message in caught.value.message
 
 
-def test_a_missing_argument_is_an_error_that_names_it_and_a_type_error():
+def test_missing_argument_is_a_type_error_that_names_it():
     with pytest.raises(TypeError, match="missing a required argument: 'out'"):
         compare("p")
 
 
-def test_a_misspelt_argument_gets_the_nearest_one():
+def test_misspelt_argument_is_answered_with_the_nearest_one():
     with pytest.raises(UsageError) as caught:
         compare("p", "c", round=3)
     assert caught.value.fix == ("did you mean 'rounds'?",)
@@ -153,5 +153,5 @@ def test_help_lists_every_keyword_with_a_type_and_a_sentence(name):
         assert {option.name for option in registry.options(Settings)} <= {*documented}
 
 
-def test_a_function_exists_for_every_class_of_options():
+def test_every_class_of_options_has_a_function():
     assert {*FUNCTIONS} == {*COMMANDS} - {"check", "report"}

@@ -19,7 +19,7 @@ from pflcli.data import schemes
 from pflcli.errors import InputError, UsageError
 
 
-def test_draws_depend_on_their_meaning_alone():
+def test_generator_depends_only_on_seed_and_key():
     first = rng.generator(0, "sgd", 3, 7).random(4)
     rng.generator(1, "other").random(100)
     np.testing.assert_array_equal(first, rng.generator(0, "sgd", np.int64(3), 7).random(4))
@@ -28,7 +28,7 @@ def test_draws_depend_on_their_meaning_alone():
     assert 0 <= rng.integer(0, "init") < 2**63
 
 
-def test_streams_never_change():
+def test_random_streams_equal_pinned_values():
     """Results on disk rest on these; a change needs a heading under Numbers."""
     assert rng.generator(0, "sgd", 1).integers(0, 10**6, 3).tolist() == PINNED
     assert rng.integer(0, "init") == PINNED_INTEGER
@@ -52,7 +52,7 @@ class Config:
             raise ValueError("name is bad")
 
 
-def test_strings_take_the_type_of_their_field():
+def test_build_converts_strings_to_the_type_of_the_field():
     values = {"count": "7", "share": "0.5", "grid": "0, .5,1", "kind": "b", "flag": "false", "name": "0"}
     assert config.build(Config, values, "x") == Config(7, 0.5, (0.0, 0.5, 1.0), "b", False, "0")
     assert config.build(Config, {"share": "none", "grid": [1, 2]}, "x").grid == (1.0, 2.0)
@@ -72,7 +72,7 @@ def test_strings_take_the_type_of_their_field():
         ({"name": "bad"}, "knn-per: name is bad"),
     ],
 )
-def test_what_does_not_fit_is_named(values, words):
+def test_build_refuses_and_names_wrong_options(values, words):
     with pytest.raises(UsageError, match=re.escape(words)):
         config.build(Config, values, "knn-per")
 
@@ -82,7 +82,7 @@ class Other:
     stride: int = 1
 
 
-def test_options_find_their_owner():
+def test_build_each_assigns_options_to_their_owners():
     owners = {"scheme a": Config, "dataset b": Other, "dataset c": None}
     assert config.build_each(owners, {"stride": "3", "count": "7"}) == [Config(count=7), Other(3), None]
     assert config.build_each({"dataset c": None}, {}) == [None]
@@ -93,7 +93,7 @@ def test_options_find_their_owner():
         config.build_each(owners, {"stride": "x"})
 
 
-def test_no_dataset_shares_an_option_with_a_scheme():
+def test_datasets_and_schemes_share_no_option_names():
     """``pfl partition --set`` takes the options of both."""
     schemes, datasets = (
         {option.name for card in registry.cards(group) for option in card.options} for group in ("schemes", "datasets")
@@ -103,7 +103,7 @@ def test_no_dataset_shares_an_option_with_a_scheme():
     assert not schemes & datasets
 
 
-def test_assignments():
+def test_parse_assignments_reads_key_value_pairs():
     assert config.parse_assignments(["a=1", "b=x=y", "c="]) == {"a": "1", "b": "x=y", "c": ""}
     with pytest.raises(UsageError, match="key=value"):
         config.parse_assignments(["a"])
@@ -112,7 +112,7 @@ def test_assignments():
 
 
 @pytest.mark.parametrize(("group", "name"), [(g, n) for g in registry.GROUPS for n in registry.names(g)])
-def test_every_card_speaks_for_itself(group, name):
+def test_card_documents_the_entry_and_its_options(group, name):
     card = registry.card(group, name)
     assert card.summary
     for option in card.options:
@@ -123,7 +123,7 @@ def test_every_card_speaks_for_itself(group, name):
         assert {"KIND", "NEEDS", "PAPER", "YEAR"} <= set(card.facts)
 
 
-def test_a_file_is_enough(tmp_path, monkeypatch):
+def test_file_in_the_folder_is_registered(tmp_path, monkeypatch):
     monkeypatch.setattr(registry, "folder", lambda group: tmp_path)
     (tmp_path / "foo_bar.py").write_text('"""Foo."""\nKIND = "local"\nimport torch\n')
     (tmp_path / "_hidden.py").write_text("")
@@ -154,20 +154,20 @@ def personalize(run, state, clients):
 """
 
 
-def method(source):
+def load_method_from_source(source):
     """A file of methods, with this text, as it is loaded."""
     module = ModuleType("example")
     exec(source, module.__dict__)
     return registry.complete(module, "example.py: method example", methods.Method)
 
 
-def test_what_a_method_leaves_out_is_filled_in():
-    full = method(FULL)
+def test_loaded_method_has_defaults_for_omitted_members():
+    full = load_method_from_source(FULL)
     assert (full.KIND, full.PERSONAL_MODELS, full.ADAPTS, full.has_rounds) == ("server", "", False, True)
     assert full.setup(None) == {}
     assert full.choices(full.Config()) == ()
     assert full.train_round(None, {"a": 1}, 0) == {"a": 1}
-    assert not method(FULL.replace("def train_round", "def _hidden")).has_rounds
+    assert not load_method_from_source(FULL.replace("def train_round", "def _hidden")).has_rounds
 
 
 @pytest.mark.parametrize(
@@ -187,9 +187,9 @@ def test_what_a_method_leaves_out_is_filled_in():
         ("state, clients)", "state, clients, k)", "has the unknown parameter 'k'", "run, state, clients"),
     ],
 )
-def test_an_unfit_method_is_refused_when_it_is_loaded(old, new, words, fix):
+def test_incomplete_method_is_refused_when_it_is_loaded(old, new, words, fix):
     with pytest.raises(InputError, match=f"example.py: method example.*{words}") as error:
-        method(FULL.replace(old, new))
+        load_method_from_source(FULL.replace(old, new))
     assert fix in error.value.fix[0]
 
 
@@ -197,12 +197,12 @@ def test_an_unfit_method_is_refused_when_it_is_loaded(old, new, words, fix):
     ("group", "contract"),
     [("methods", methods.Method), ("schemes", schemes.Scheme), ("datasets", data.Dataset), ("models", models.Model)],
 )
-def test_every_file_keeps_its_contract(group, contract):
+def test_registered_files_satisfy_their_contract(group, contract):
     for name in registry.names(group):
         assert contract in type(registry.load(group, name, contract)).__mro__
 
 
-def test_cards_need_no_torch():
+def test_cards_do_not_import_torch():
     code = "import sys; from pflcli import registry; registry.cards('methods'); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -211,6 +211,6 @@ def test_cards_need_no_torch():
     ("name", "words"),
     [("k", "int >= 1"), ("weight", "float >= 0 and <= 1 | none"), ("kernel", "euclidean | scaled-squared")],
 )
-def test_types_are_said_in_words(name, words):
+def test_option_types_are_described_in_words(name, words):
     options = {option.name: option for option in registry.card("methods", "knn-per").options}
     assert options[name].type == words

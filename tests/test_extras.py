@@ -20,7 +20,7 @@ def find_errors():
                     yield path.relative_to(ROOT), text
 
 
-def test_missing_packages_have_one_exit_code_and_one_form_of_message():
+def test_errors_of_missing_packages_have_the_same_exit_code_and_form():
     project = tomllib.loads((Path(ROOT).parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     found = [*find_errors()]
     assert len(found) > 5

@@ -118,28 +118,28 @@ def parse(path):
 
 
 @cache
-def imports_of(path):
+def read_imports(path):
     return tuple(imports(parse(path)))
 
 
-def area(module):
+def find_area(module):
     """Return the entry of ``ALLOWED`` that a module below the package belongs to: the longest that it begins with."""
     parts = module.split(".")
     return next((name for n in range(len(parts), 0, -1) if (name := ".".join(parts[:n])) in ALLOWED), parts[0])
 
 
-def module_of(path):
+def module_name(path):
     return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
 def test_imports_follow_the_layers():
     violations = []
     for path in FILES:
-        importer = area(module_of(path))
-        for name in imports_of(path):
+        importer = find_area(module_name(path))
+        for name in read_imports(path):
             below = name.removeprefix("pflcli.")
             if name.startswith("pflcli.") and below != "__version__" and not is_room(below):
-                imported = area(below)
+                imported = find_area(below)
                 if imported != importer and imported not in ALLOWED[importer]:
                     violations.append(f"{path.relative_to(ROOT)} imports {name}")
     assert violations == []
@@ -150,9 +150,9 @@ def is_room(module):
     return module not in ALLOWED and any(name.startswith(f"{module}.") for name in ALLOWED)
 
 
-def test_the_command_line_imports_nothing_heavy_at_the_top():
+def test_command_line_modules_import_no_heavy_packages_at_the_top():
     for path in FILES:
-        if area(module_of(path)) in {"cli", "options", "__main__"}:
+        if find_area(module_name(path)) in {"cli", "options", "__main__"}:
             top = ast.Module([n for n in parse(path).body if isinstance(n, ast.Import | ast.ImportFrom)], [])
             for name in imports(top):
                 assert name.split(".")[0] not in {"torch", "faiss", "h5py", "numpy", "pandas", "vl_convert"}, path
@@ -180,19 +180,21 @@ def test_the_command_line_imports_nothing_heavy_at_the_top():
         ),
     ],
 )
-def test_few_places_import(module, only):
+def test_package_is_imported_only_in_the_listed_files(module, only):
     places = {
-        str(path.relative_to(ROOT)) for path in FILES if any(name.split(".")[0] == module for name in imports_of(path))
+        str(path.relative_to(ROOT))
+        for path in FILES
+        if any(name.split(".")[0] == module for name in read_imports(path))
     }
     assert places <= only  # vision imports by name, as the module may need help first
 
 
-def test_acceleration_stands_behind_one_seam():
+def test_accelerated_package_is_used_only_through_the_backend():
     accelerated, backend = "pflcli.accelerated", "engine/backend.py"
     for path in FILES:
-        if area(module_of(path)) != "accelerated":
+        if find_area(module_name(path)) != "accelerated":
             place, text = str(path.relative_to(ROOT)), path.read_text()
-            for name in imports_of(path):
+            for name in read_imports(path):
                 assert name.split(".")[0] not in {"numba", "llvmlite"}, f"{place} imports {name}"
                 assert not (name + ".").startswith(accelerated + "."), f"{place} imports {name}"
             assert (f'"{accelerated}' in text) == (place == backend), f"{place} names {accelerated}"
@@ -204,12 +206,12 @@ def test_every_layer_imports_only_layers_below_it():
         assert all(order.index(other) <= order.index(name) for other in allowed), name
 
 
-def test_methods_and_fl_touch_no_file_terminal_or_global_seed():
+def test_kernel_packages_use_no_file_terminal_or_global_seed():
     forbidden = {"open", "print", "input", "manual_seed", "seed"}
     for path in FILES:
         # The arena's file is memory that processes share: nothing of it reaches a disk.
         if (
-            area(module_of(path)) in {"methods", "federation", "engine", "parameters", "knn"}
+            find_area(module_name(path)) in {"methods", "federation", "engine", "parameters", "knn"}
             and path.name != "shared_memory.py"
         ):
             for node in ast.walk(parse(path)):
@@ -219,9 +221,9 @@ def test_methods_and_fl_touch_no_file_terminal_or_global_seed():
                     assert name not in forbidden, f"{path.name} calls {name}"
 
 
-def test_charts_are_drawn_from_numbers_alone():
+def test_charts_import_only_charts_and_metrics():
     for path in (ROOT / "evaluation" / "charts").glob("*.py"):
-        for name in imports_of(path):
+        for name in read_imports(path):
             if name.startswith("pflcli."):
                 assert name.startswith(("pflcli.evaluation.charts", "pflcli.evaluation.metrics")), (
                     f"{path.name} imports {name}"

@@ -25,7 +25,7 @@ ROOT = Path(__file__).parents[1]
 # Windows
 
 
-def test_windows_is_refused_in_words(monkeypatch, capsys):
+def test_windows_is_refused_with_a_message(monkeypatch, capsys):
     from pflcli.__main__ import main
 
     monkeypatch.setattr(sys, "platform", "win32")
@@ -37,7 +37,7 @@ def test_windows_is_refused_in_words(monkeypatch, capsys):
     assert "Windows is not supported" in streams.err
 
 
-def test_windows_is_refused_before_modules_that_it_lacks_are_imported():
+def test_windows_is_refused_before_missing_modules_are_imported():
     code = (
         "import sys; sys.platform = 'win32'; sys.modules.update(fcntl=None, resource=None)\nimport pflcli.__main__ as m"
     )
@@ -48,7 +48,7 @@ def test_windows_is_refused_before_modules_that_it_lacks_are_imported():
 # Without modules of Unix
 
 
-def test_everything_is_imported_without_fcntl_and_resource():
+def test_package_can_be_imported_without_fcntl_and_resource():
     code = "import sys; sys.modules.update(fcntl=None, resource=None)\nimport pflcli.artifacts.make, pflcli.foreign"
     subprocess.run([sys.executable, "-c", f"{code}\nassert pflcli.foreign.free_memory() > 0"], check=True)
 
@@ -56,17 +56,17 @@ def test_everything_is_imported_without_fcntl_and_resource():
 # Memory
 
 
-def forbid(*_):
+def raise_permission_error(*_):
     raise OSError(errno.EPERM, "Operation not permitted")
 
 
 @pytest.mark.parametrize("how", ["missing", "forbidden", "no /proc"])
-def test_shared_memory_without_memfd_is_a_file_that_is_removed(tmp_path, monkeypatch, how):
+def test_shared_memory_without_memfd_uses_a_temporary_file(tmp_path, monkeypatch, how):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     if how == "missing":
         monkeypatch.delattr(os, "memfd_create")
     elif how == "forbidden":
-        monkeypatch.setattr(os, "memfd_create", forbid)
+        monkeypatch.setattr(os, "memfd_create", raise_permission_error)
     else:
         monkeypatch.setattr(os, "getpid", lambda: 2**30)
     arena = Arena()
@@ -89,7 +89,7 @@ class Library:
             setattr(self, name, lambda *args, function=function: self.calls.append(args) or function(*args))
 
 
-def test_the_allocator_is_left_alone_on_macos_and_without_mallopt(monkeypatch):
+def test_keep_freed_memory_does_nothing_on_macos_or_without_mallopt(monkeypatch):
     library = Library()
     monkeypatch.setattr(ctypes, "CDLL", lambda name: library)
     process_settings.keep_freed_memory()  # musl has no mallopt
@@ -103,7 +103,7 @@ def test_the_allocator_is_left_alone_on_macos_and_without_mallopt(monkeypatch):
 
 
 @pytest.mark.skipif(not hasattr(ctypes.CDLL(None), "mallopt"), reason="this C library has no mallopt")
-def test_a_large_block_that_a_thread_freed_is_used_again_without_page_faults():
+def test_keep_freed_memory_reuses_large_blocks_without_page_faults():
     code = """
 import ctypes, resource, threading
 from pflcli.engine.process_settings import keep_freed_memory
@@ -130,7 +130,7 @@ thread.join()
 
 
 @pytest.mark.parametrize("how", ["no /proc", "unknown names", "no sysconf"])
-def test_free_memory_is_known_or_not_bounded(monkeypatch, how):
+def test_free_memory_is_positive_without_proc_or_sysconf(monkeypatch, how):
     read = Path.read_text
 
     def without_proc(path, *args, **kwargs):
@@ -164,14 +164,14 @@ FOREIGN = {
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_scripts_keep_to_old_shells_and_plain_tools(script):
+def test_scripts_use_only_portable_shell_constructs(script):
     text = re.sub(r"^\s*#.*$", "", script.read_text(encoding="utf-8"), flags=re.M)
     for construct, pattern in FOREIGN.items():
         assert re.findall(pattern, text) == [], construct
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: str(path.relative_to(ROOT)))
-def test_arrays_that_may_be_empty_are_expanded_as_old_shells_need_it(script):
+def test_scripts_expand_possibly_empty_arrays_for_old_shells(script):
     """Before bash 4.4, ``set -u`` takes an empty array for an unset one: "${x[@]+"${x[@]}"}"."""
     texts = [path.read_text(encoding="utf-8") for path in (script, ROOT / "examples" / "papers" / "setup.sh")]
     empty = set(re.findall(r"(\w+)=\(\)", "".join(texts))) - {
@@ -181,6 +181,6 @@ def test_arrays_that_may_be_empty_are_expanded_as_old_shells_need_it(script):
     assert empty & bare == set()
 
 
-def test_scripts_can_be_parsed():
+def test_scripts_are_valid_bash():
     for script in SCRIPTS:
         subprocess.run(["bash", "-n", script], check=True)

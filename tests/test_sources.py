@@ -36,7 +36,7 @@ def f(x):
         (CODE.replace("x + 1", "1 + x"), False),
     ],
 )
-def test_code_is_what_it_does_not_how_it_is_written(tmp_path, monkeypatch, text, same):
+def test_code_hash_ignores_comments_and_docstrings(tmp_path, monkeypatch, text, same):
     monkeypatch.setattr(registry, "folder", lambda group: tmp_path)
     (tmp_path / "new_one.py").write_text(CODE)
     before = sources.code_hash("methods", "new-one")
@@ -44,11 +44,11 @@ def test_code_is_what_it_does_not_how_it_is_written(tmp_path, monkeypatch, text,
     assert (sources.code_hash("methods", "new-one") == before) is same
 
 
-def file_of(group, name):
+def find_file(group, name):
     return ROOT / registry.folder(group).relative_to(registry.ROOT) / f"{name.replace('-', '_')}.py"
 
 
-def reached(*files, shared=lambda module: False):
+def find_imported_files(*files, shared=lambda module: False):
     """All files of the package that these import, directly or through one another."""
     known, ahead = set(), list(files)
     while ahead:
@@ -64,7 +64,7 @@ def reached(*files, shared=lambda module: False):
     return known
 
 
-def names_of(files):
+def module_names(files):
     """The names of modules below the package."""
     return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in files}
 
@@ -72,25 +72,29 @@ def names_of(files):
 MATHEMATICS = ("federation", "parameters", "knn", "methods.parts")
 
 
-def test_what_is_shared_is_what_a_run_stands_on():
+def test_shared_modules_are_those_that_a_run_imports():
     """A new method changes nothing here, and new work on all samples or models has to be declared."""
-    stands = {name for name in names_of(reached(ROOT / "federation" / "run.py")) if name.startswith(MATHEMATICS)}
+    stands = {
+        name
+        for name in module_names(find_imported_files(ROOT / "federation" / "run.py"))
+        if name.startswith(MATHEMATICS)
+    }
     # The search in stores is kNN-Per's: a run only passes it on.
     shared = {name for name in sources.SHARED if name.startswith(MATHEMATICS)}
     shared -= {"parameters", "federation", "federation.uploads", "federation.aggregators"}
     assert stands - {f"knn.{name}" for name in ("stores", "indexes")} == shared
 
 
-def test_every_other_module_counts_for_a_result():
+def test_every_unshared_module_counts_for_some_method():
     counted = set()
     for name in METHODS:
-        counted |= names_of(reached(file_of("methods", name), shared=sources.is_shared))
+        counted |= module_names(find_imported_files(find_file("methods", name), shared=sources.is_shared))
     with_commands = {"knn.capacity", "knn.prototypes", "methods.parts.logarithmic_pool"}  # not of methods
     files = [file for package in MATHEMATICS for file in (ROOT / package.replace(".", "/")).glob("[!_]*.py")]
-    assert names_of(files) - sources.SHARED - with_commands == {n for n in counted if n.startswith(MATHEMATICS)}
+    assert module_names(files) - sources.SHARED - with_commands == {n for n in counted if n.startswith(MATHEMATICS)}
 
 
-def other_constant(text):
+def change_constant(text):
     """The same code with another constant; one is added where there is none."""
     tree = ast.parse(text)
     for node in ast.walk(tree):
@@ -102,12 +106,12 @@ def other_constant(text):
     return f"{text}\n_ADDED = 1\n"
 
 
-def other_words(text):
+def change_words(text):
     return "# A comment.\n" + text.replace('"""', '"""Other words. ', 1) + "\nimport os as not_used\n"
 
 
 @pytest.fixture(scope="module")
-def elsewhere(tmp_path_factory):
+def package_copy(tmp_path_factory):
     """A copy of the package, whose files a test may change."""
     root = tmp_path_factory.mktemp("copy") / "pflcli"
     shutil.copytree(ROOT, root, ignore=shutil.ignore_patterns("__pycache__"))
@@ -115,12 +119,12 @@ def elsewhere(tmp_path_factory):
 
 
 @pytest.fixture
-def edited(elsewhere, monkeypatch):
-    monkeypatch.setattr(registry, "ROOT", elsewhere)
+def edit_package(package_copy, monkeypatch):
+    monkeypatch.setattr(registry, "ROOT", package_copy)
     touched = {}
 
     def edit(path, change):
-        copy = elsewhere / path.relative_to(ROOT)
+        copy = package_copy / path.relative_to(ROOT)
         touched.setdefault(copy, copy.read_text())
         copy.write_text(change(touched[copy]))
 
@@ -130,60 +134,66 @@ def edited(elsewhere, monkeypatch):
 
 
 @pytest.fixture
-def drafted(monkeypatch):
+def return_fingerprints(monkeypatch):
     """Commands return what they would make, and make nothing."""
     for step in (personalize, train_global, sweep, build_datastore):
         monkeypatch.setattr(step, "make", lambda out, draft, execution, build, **more: draft.fingerprint)
 
 
-def holds(edited, files, fingerprint):
+def assert_fingerprint_follows_code(edited, files, fingerprint):
     before = fingerprint()
     for path in sorted(files):
-        edited(path, other_words)
+        edited(path, change_words)
         assert fingerprint() == before, f"words in {path}"
-        edited(path, other_constant)
+        edited(path, change_constant)
         assert fingerprint() != before, f"a constant in {path}"
         edited(path, lambda text: text)
     assert fingerprint() == before
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_constant_anywhere_in_its_mathematics_changes_the_request_and_words_do_not(
-    small, tmp_path, edited, drafted, method
+def test_request_of_a_method_changes_with_constants_and_not_with_words(
+    small, tmp_path, edit_package, return_fingerprints, method
 ):
-    files = reached(file_of("methods", method), shared=sources.is_shared)
+    files = find_imported_files(find_file("methods", method), shared=sources.is_shared)
     # What reads embeddings trains no model.
     if not {"embeddings", "datastore"} & {*registry.card("methods", method).facts["NEEDS"]}:
         files.add(ROOT / "models" / "mlp.py")
-    holds(edited, files, lambda: personalize.personalize(method, small.d, tmp_path / "m"))
+    assert_fingerprint_follows_code(
+        edit_package, files, lambda: personalize.personalize(method, small.d, tmp_path / "m")
+    )
 
 
-def test_the_values_that_are_searched_change_no_request(edited):
-    file, before = file_of("methods", "apfl"), sources.code_hash("methods", "apfl")
-    edited(file, lambda text: text.replace('GRID = {"alpha": (0.25, ', 'GRID = {"alpha": (0.2, '))
+def test_grid_values_do_not_change_the_code_hash(edit_package):
+    file, before = find_file("methods", "apfl"), sources.code_hash("methods", "apfl")
+    edit_package(file, lambda text: text.replace('GRID = {"alpha": (0.25, ', 'GRID = {"alpha": (0.2, '))
     assert "(0.2, " in registry.path("methods", "apfl").read_text()
     assert sources.code_hash("methods", "apfl") == before
 
 
 @pytest.mark.parametrize("model", ["lstm", "gru"])
-def test_a_model_of_series_counts_with_all_its_files(edited, model):
-    files = reached(file_of("models", model), shared=sources.is_shared)
+def test_code_hash_of_a_recurrent_model_covers_all_its_files(edit_package, model):
+    files = find_imported_files(find_file("models", model), shared=sources.is_shared)
     assert len(files) > 1
-    holds(edited, files, lambda: sources.code_hash("models", model))
+    assert_fingerprint_follows_code(edit_package, files, lambda: sources.code_hash("models", model))
 
 
 @pytest.mark.parametrize("model", ["mlp", "resnet-18"])
-def test_a_model_counts_with_all_its_files(small, tmp_path, edited, drafted, model):
-    files = reached(file_of("models", model), shared=sources.is_shared)
+def test_request_covers_all_files_of_a_model(small, tmp_path, edit_package, return_fingerprints, model):
+    files = find_imported_files(find_file("models", model), shared=sources.is_shared)
     assert (len(files) > 1) == (model != "mlp")
-    holds(edited, files, lambda: train_global.train_global(small.p, tmp_path / "b", settings={"model": model}))
+    assert_fingerprint_follows_code(
+        edit_package, files, lambda: train_global.train_global(small.p, tmp_path / "b", settings={"model": model})
+    )
 
 
 @pytest.mark.parametrize(
     "name", [f"{group}/{name}" for group in STEPS for name in registry.names(group) if name != "mean"]
 )
 @pytest.mark.parametrize("command", ["train-global", "personalize"])
-def test_an_aggregator_or_upload_step_counts_with_its_file(small, tmp_path, edited, drafted, command, name):
+def test_request_covers_the_file_of_an_aggregator_or_upload_step(
+    small, tmp_path, edit_package, return_fingerprints, command, name
+):
     group, _, member = name.partition("/")
     # The mean is not recorded, as older versions had no other aggregator.
     settings = {"model": "logistic", STEPS[group]: member if group == "aggregators" else [member]}
@@ -193,81 +203,85 @@ def test_an_aggregator_or_upload_step_counts_with_its_file(small, tmp_path, edit
             return train_global.train_global(small.p, tmp_path / "b", settings=settings)
         return personalize.personalize("fedprox", small.p, tmp_path / "m", settings=settings)
 
-    holds(edited, [file_of(group, member)], fingerprint)
+    assert_fingerprint_follows_code(edit_package, [find_file(group, member)], fingerprint)
 
 
-def test_a_sweep_depends_on_knn_per_on_stores_and_on_scores(small, tmp_path, edited, drafted):
+def test_request_of_a_sweep_covers_knn_per_stores_and_scores(small, tmp_path, edit_package, return_fingerprints):
     knn = ("methods/parts/knn_grid", "methods/knn_per", "knn/indexes", "knn/stores", "knn/capacity")
     names = (*knn, "evaluation/metrics/scores")
-    holds(edited, [ROOT / f"{name}.py" for name in names], lambda: sweep.sweep(small.e, tmp_path / "s"))
+    assert_fingerprint_follows_code(
+        edit_package, [ROOT / f"{name}.py" for name in names], lambda: sweep.sweep(small.e, tmp_path / "s")
+    )
 
 
-def test_stores_depend_on_who_keeps_what_and_on_the_prototypes(small, tmp_path, edited, drafted):
+def test_request_of_a_datastore_covers_capacity_prototypes_and_indexes(
+    small, tmp_path, edit_package, return_fingerprints
+):
     def fingerprint(**kwargs):
         return build_datastore.build_datastore(small.e, tmp_path / "d", **kwargs)
 
-    holds(edited, [ROOT / "knn" / "capacity.py"], fingerprint)
-    holds(edited, [ROOT / "knn" / "prototypes.py"], lambda: fingerprint(prototypes=2))
-    holds(edited, [ROOT / "knn" / "indexes.py"], lambda: fingerprint(index="SQ8"))
+    assert_fingerprint_follows_code(edit_package, [ROOT / "knn" / "capacity.py"], fingerprint)
+    assert_fingerprint_follows_code(edit_package, [ROOT / "knn" / "prototypes.py"], lambda: fingerprint(prototypes=2))
+    assert_fingerprint_follows_code(edit_package, [ROOT / "knn" / "indexes.py"], lambda: fingerprint(index="SQ8"))
     before = fingerprint()
-    edited(ROOT / "knn" / "prototypes.py", other_constant)
+    edit_package(ROOT / "knn" / "prototypes.py", change_constant)
     assert fingerprint() == before
 
 
-def test_a_scheme_counts_with_those_that_it_calls(edited):
-    files = reached(file_of("schemes", "clusters"), shared=sources.is_shared)
+def test_code_hash_of_a_scheme_covers_the_schemes_it_calls(edit_package):
+    files = find_imported_files(find_file("schemes", "clusters"), shared=sources.is_shared)
     assert {path.stem for path in files} == {"clusters", "dirichlet"}
     files.add(ROOT / "data" / "schemes" / "__init__.py")
-    holds(edited, files, lambda: sources.code_hash("schemes", "clusters"))
+    assert_fingerprint_follows_code(edit_package, files, lambda: sources.code_hash("schemes", "clusters"))
 
 
-def test_a_module_may_move(edited, elsewhere):
+def test_code_hash_does_not_change_when_a_module_moves(edit_package, package_copy):
     before = sources.code_hash("methods", "fedham")
-    moved = elsewhere / "methods" / "_hybrid.py"
-    moved.write_text((elsewhere / "methods" / "parts" / "ham.py").read_text())
-    edited(
-        file_of("methods", "fedham"),
+    moved = package_copy / "methods" / "_hybrid.py"
+    moved.write_text((package_copy / "methods" / "parts" / "ham.py").read_text())
+    edit_package(
+        find_file("methods", "fedham"),
         lambda text: text.replace("from pflcli.methods.parts import ham, records\n", "").replace(
             "KIND =", "from pflcli.methods import _hybrid as ham\nfrom pflcli.methods.parts import records\nKIND =", 1
         ),
     )
     try:
         assert sources.code_hash("methods", "fedham") == before
-        moved.write_text(other_constant(moved.read_text()))
+        moved.write_text(change_constant(moved.read_text()))
         assert sources.code_hash("methods", "fedham") != before
     finally:
         moved.unlink()
 
 
-def test_the_engine_changes_no_request(edited):
+def test_code_hash_does_not_cover_the_engine(edit_package):
     before = {name: sources.code_hash("methods", name) for name in METHODS}
-    edited(ROOT / "engine" / "engine.py", other_constant)
+    edit_package(ROOT / "engine" / "engine.py", change_constant)
     assert {name: sources.code_hash("methods", name) for name in METHODS} == before
 
 
 @pytest.mark.parametrize("name", ["b", "knn", "fedavg"])
-def test_the_code_of_a_method_is_part_of_what_it_made(small, name):
+def test_manifest_records_the_code_of_method_and_model(small, name):
     manifest = open_artifact(getattr(small, name)).manifest
     expected = [f"methods/{manifest.request['method']}", *(["models/mlp"] if name != "knn" else [])]
     assert manifest.code == {part: sources.code_hash(*part.split("/")) for part in expected}
 
 
-def test_a_backbone_of_older_code_is_not_taken_for_the_rounds(small, tmp_path, edited):
+def test_method_runs_its_own_rounds_when_the_code_of_the_backbone_changed(small, tmp_path, edit_package):
     """The method runs its rounds again, as its answers are to be those of the code that is there now."""
     assert not (small.fedavg / "rounds.csv").exists()
-    edited(ROOT / "models" / "mlp.py", other_constant)
+    edit_package(ROOT / "models" / "mlp.py", change_constant)
     personalize.personalize("fedavg", small.d, tmp_path / "f")
     assert (tmp_path / "f" / "rounds.csv").exists()
 
 
-def test_a_conflict_says_which_code_has_changed(small, small_copy, edited):
-    edited(ROOT / "methods" / "parts" / "knn_grid.py", other_constant)
+def test_conflict_names_the_code_that_changed(small, small_copy, edit_package):
+    edit_package(ROOT / "methods" / "parts" / "knn_grid.py", change_constant)
     with pytest.raises(ConflictError) as error:
         personalize.personalize("knn-per", small_copy.d, small_copy.knn, execution=Execution(dry_run=True))
     assert "the code of methods/knn-per has changed" in error.value.fix
 
 
-def test_another_model_or_method_is_no_changed_code(small_copy):
+def test_conflict_of_another_model_or_method_does_not_mention_code(small_copy):
     with pytest.raises(ConflictError) as error:
         train_global.train_global(
             small_copy.p, small_copy.b, settings={"model": "logistic", "rounds": 2, "participation": 0.5}

@@ -58,7 +58,7 @@ SETTINGS = ("--rounds", 2, "--model", "mlp", "--participation", 0.5, "--threads"
 
 
 @pytest.fixture
-def mine(tmp_path, monkeypatch):
+def method_file(tmp_path, monkeypatch):
     """A method in a file, beside a module that it imports."""
     (tmp_path / "my_method.py").write_text(METHOD)
     (tmp_path / "beside.py").write_text("SCALE = 1.0")
@@ -66,12 +66,12 @@ def mine(tmp_path, monkeypatch):
     return tmp_path / "my_method.py"
 
 
-def forget():
+def forget_used_files():
     """What the next command, a process of its own, would not know."""
     os.environ.pop(registry.USED, None)
 
 
-def test_a_file_runs_like_a_built_in_method(mine, small, pfl, tmp_path):
+def test_method_file_runs_like_a_built_in_method(method_file, small, pfl, tmp_path):
     ran = pfl("personalize", "./my_method.py", small.p, "-o", "m", "--set", "epochs=2", *SETTINGS, "-q")
     assert ran.code == 0, ran.err
     manifest = open_artifact("m").manifest
@@ -88,13 +88,13 @@ def test_a_file_runs_like_a_built_in_method(mine, small, pfl, tmp_path):
     assert (tmp_path / "j" / "predictions.h5").read_bytes() == (tmp_path / "m" / "predictions.h5").read_bytes()
 
 
-def test_a_comparison_takes_files_and_variants_of_them(mine, small, pfl, monkeypatch):
+def test_compare_accepts_method_files_and_their_variants(method_file, small, pfl, monkeypatch):
     listed = "fedavg,./my_method.py,./my_method.py@long"
     ran = pfl("compare", small.p, "-o", "c", "--methods", listed, "--set", "my-method@long.epochs=3", *SETTINGS, "-q")
     assert ran.code == 0, ran.err
-    assert json.loads((mine.parent / "c/seed-0/my-method@long/manifest.json").read_text())["request"]["options"] == {
-        "epochs": 3
-    }
+    assert json.loads((method_file.parent / "c/seed-0/my-method@long/manifest.json").read_text())["request"][
+        "options"
+    ] == {"epochs": 3}
     with monkeypatch.context() as later:
         later.delenv(registry.USED)  # a table in LaTeX has the names of PAPER, also without the file
         table = pfl("show", "c", "--latex").out
@@ -102,7 +102,7 @@ def test_a_comparison_takes_files_and_variants_of_them(mine, small, pfl, monkeyp
     assert sorted(names) == ["FedAvg", "Mine", "Mine (long)"]
 
 
-def test_list_describes_a_file(mine, pfl):
+def test_list_describes_a_method_file(method_file, pfl):
     ran = pfl("list", "methods", "./my_method.py", "--json")
     assert (ran.code, ran.err) == (0, "")
     facts = json.loads(ran.out)
@@ -115,31 +115,31 @@ def test_list_describes_a_file(mine, pfl):
     assert (ran.code, "pfl list methods ./my_method.py" in ran.err) == (2, True)
 
 
-def test_predicting_asks_for_the_file(mine, small, pfl):
+def test_predict_asks_for_the_file_of_the_method(method_file, small, pfl):
     assert pfl("personalize", "./my_method.py", small.p, "-o", "m", *SETTINGS, "-q").code == 0
     client = json.loads(open_artifact("m").path.joinpath("codebook.json").read_text())["clients"][0]
     line = ("predict", "m", small.samples, "--client", client)
-    forget()
+    forget_used_files()
     ran = pfl(*line)
     assert ran.code == 2
     assert "my_method.py" in ran.err
     assert open_artifact("m").manifest.code["methods/my-method"][:12] in ran.err
     assert "pfl --use" in ran.err
     assert pfl("--use", "my_method.py", *line, "-q").code == 0
-    forget()
-    mine.write_text(METHOD.replace('t="head"', 't="top"'))
+    forget_used_files()
+    method_file.write_text(METHOD.replace('t="head"', 't="top"'))
     assert "methods/my-method has changed" in pfl("--use", "my_method.py", *line).err
 
 
-def test_a_file_in_a_package_is_hashed_with_what_lies_beside_it(mine):
-    (mine.parent / "__init__.py").touch()
-    test_the_hash_covers_modules_beside_the_file(mine)
+def test_code_hash_of_a_file_in_a_package_covers_modules_beside_it(method_file):
+    (method_file.parent / "__init__.py").touch()
+    test_code_hash_covers_modules_beside_the_file(method_file)
 
 
-def test_the_hash_covers_modules_beside_the_file(mine):
+def test_code_hash_covers_modules_beside_the_file(method_file):
     registry.use("methods", "./my_method.py")
     before = sources.code_hash("methods", "my-method")
-    (mine.parent / "beside.py").write_text("SCALE = 2.0")
+    (method_file.parent / "beside.py").write_text("SCALE = 2.0")
     assert sources.code_hash("methods", "my-method") != before
 
 
@@ -152,19 +152,19 @@ def test_the_hash_covers_modules_beside_the_file(mine):
         ('KIND = "server"\n', "", 3, "has no KIND"),
     ],
 )
-def test_an_error_names_the_file_and_the_line(old, new, code, message, mine, small, pfl):
+def test_error_in_a_method_file_names_file_and_line(old, new, code, message, method_file, small, pfl):
     content = METHOD.replace(old, new)
-    mine.write_text(content)
+    method_file.write_text(content)
     ran = pfl("personalize", "./my_method.py", small.p, "-o", "m", *SETTINGS, "-q")
     assert ran.code == code
-    assert str(mine) in ran.err
+    assert str(method_file) in ran.err
     assert message in ran.err
     assert "bug in pfl" not in ran.err
     if message == "ZeroDivisionError":
         assert f"line {content[: content.index('1 / (1 - t)')].count(chr(10)) + 1}," in ran.err
 
 
-def test_a_name_that_is_taken_or_invalid_is_refused(mine, tmp_path):
+def test_method_file_with_a_taken_or_invalid_name_is_refused(method_file, tmp_path):
     for name in ("ditto.py", "Mine.py", "2nd.py"):
         (tmp_path / name).write_text(METHOD)
         with pytest.raises(UsageError, match=name):
@@ -179,7 +179,7 @@ def test_a_name_that_is_taken_or_invalid_is_refused(mine, tmp_path):
     assert registry.use("methods", "ditto") == "ditto"
 
 
-def test_other_kinds_of_files_run_like_built_in_ones(mine, pfl):
+def test_files_of_other_groups_run_like_built_in_ones(method_file, pfl):
     for kind in ("dataset", "scheme", "upload", "aggregator"):
         assert pfl("new", kind, f"own_{kind}.py").code == 0
     ran = pfl("partition", "./own_dataset.py", "--scheme", "./own_scheme.py", "--clients", 6, "-o", "p", "-q")
@@ -201,7 +201,7 @@ def test_other_kinds_of_files_run_like_built_in_ones(mine, pfl):
 
 
 @pytest.fixture
-def package(tmp_path, monkeypatch):
+def installed_package(tmp_path, monkeypatch):
     """An installed package that offers a method and a scheme."""
     (tmp_path / "offers").mkdir()
     (tmp_path / "offers" / "__init__.py").touch()
@@ -228,37 +228,39 @@ def package(tmp_path, monkeypatch):
         del sys.modules[name]
 
 
-def test_an_installed_package_offers_methods_and_schemes(package, small, pfl):
-    assert pfl("partition", "writers", "--scheme", "dealt", "--clients", 4, "-o", package / "p", "-q").code == 0
-    ran = pfl("personalize", "offered", small.p, "-o", package / "m", *SETTINGS, "-q")
+def test_installed_package_provides_methods_and_schemes(installed_package, small, pfl):
+    assert (
+        pfl("partition", "writers", "--scheme", "dealt", "--clients", 4, "-o", installed_package / "p", "-q").code == 0
+    )
+    ran = pfl("personalize", "offered", small.p, "-o", installed_package / "m", *SETTINGS, "-q")
     assert ran.code == 0, ran.err
-    manifest = open_artifact(package / "m").manifest
+    manifest = open_artifact(installed_package / "m").manifest
     assert manifest.made["command"].startswith("pfl personalize offered ")
     assert "files" not in manifest.made
     offered = {entry["name"]: entry["from"] for entry in json.loads(pfl("list", "schemes", "--json").out)}
     assert (offered["dealt"], offered["iid"]) == ("offers", "pfl")
     before = sources.code_hash("methods", "offered")
-    (package.parent / "numpy").mkdir()  # as in site-packages, where all packages lie in one folder
-    (package.parent / "numpy" / "__init__.py").write_text("VERSION = 3")
-    for folder in (package, package.parent):
+    (installed_package.parent / "numpy").mkdir()  # as in site-packages, where all packages lie in one folder
+    (installed_package.parent / "numpy" / "__init__.py").write_text("VERSION = 3")
+    for folder in (installed_package, installed_package.parent):
         (folder / "dataclasses.py").write_text("VERSION = 3")
     assert sources.code_hash("methods", "offered") == before
-    (package / "beside.py").write_text("SCALE = 2.0")
+    (installed_package / "beside.py").write_text("SCALE = 2.0")
     assert sources.code_hash("methods", "offered") != before
 
 
-def test_a_broken_package_is_named(package, small, pfl):
-    ran = pfl("personalize", "lost", small.p, "-o", package / "m", *SETTINGS)
+def test_broken_installed_package_is_named(installed_package, small, pfl):
+    ran = pfl("personalize", "lost", small.p, "-o", installed_package / "m", *SETTINGS)
     assert ran.code == InputError.exit_code
     assert "method 'lost': there is no module offers.lost" in ran.err
-    (package / "method.py").write_text(METHOD.replace("def setup(run):", "def setup(run:"))
-    ran = pfl("personalize", "offered", small.p, "-o", package / "m", *SETTINGS)
+    (installed_package / "method.py").write_text(METHOD.replace("def setup(run):", "def setup(run:"))
+    ran = pfl("personalize", "offered", small.p, "-o", installed_package / "m", *SETTINGS)
     assert ran.code == InputError.exit_code
     assert "method.py, line" in ran.err
 
 
 @pytest.mark.parametrize("word", ["mine", "", "./absent.py", "no.such.module"])
-def test_what_cannot_be_used_is_refused(word, mine, pfl):
+def test_use_option_refuses_invalid_files_and_modules(word, method_file, pfl):
     ran = pfl("--use", word, "list", "methods")
     assert ran.code in (UsageError.exit_code, InputError.exit_code)
     assert ran.out == ""

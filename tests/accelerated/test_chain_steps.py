@@ -17,7 +17,7 @@ from pflcli.engine.strategy import WorkerNet
 from pflcli.methods import fedproto
 
 
-def test_compiled_loops_train_the_body_by_a_rule_when_two_layers_lie_above_the_representation(monkeypatch):
+def test_compiled_loops_train_the_body_below_a_head_of_two_layers(monkeypatch):
     """Prototypes pull the body alone."""
     torch.manual_seed(0)
     data, trained = worlds.federation(), []
@@ -36,7 +36,7 @@ def test_compiled_loops_train_the_body_by_a_rule_when_two_layers_lie_above_the_r
 @pytest.mark.parametrize(
     "settings", [{}, {"momentum": 0.9}, {"gradient": cross_entropy_rule}, {"precision": "bfloat16"}]
 )
-def test_one_compiled_loop_takes_all_steps_when_these_are_plain(settings, monkeypatch):
+def test_one_compiled_loop_takes_all_steps_of_plain_sgd(settings, monkeypatch):
     set_own_products(monkeypatch, True)
     monkeypatch.setattr(linear_chain, "LARGE", 0)
     net = models.Net(nn.Sequential(nn.Flatten(), nn.Linear(5, 4), nn.ReLU()), nn.Linear(4, 3))

@@ -68,7 +68,7 @@ if __name__ == "__main__":
 
 
 @pytest.fixture
-def total(tmp_path, monkeypatch):
+def load_loop(tmp_path, monkeypatch):
     """A function that reads a compiled loop as a new process would, beside another one that adds ``step``."""
     # Python takes two files of one size for the same if they are written within a second.
     monkeypatch.setattr(sys, "dont_write_bytecode", True)
@@ -87,14 +87,14 @@ def total(tmp_path, monkeypatch):
     compiler._digest.cache_clear()
 
 
-def test_code_is_read_unless_a_function_in_another_file_changed(total):
+def test_cached_code_is_used_unless_a_called_function_changed(load_loop):
     for step, hits in ((1, 0), (1, 1), (2, 0)):
-        function = total(step)
+        function = load_loop(step)
         assert function(np.ones(3)) == 3 + step
         assert sum(function.stats.cache_hits.values()) == hits
 
 
-def test_a_new_process_reads_code_and_compiles_in_any_order(tmp_path):
+def test_new_process_mixes_cached_and_compiled_code_in_any_order(tmp_path):
     """Types and code of all functions of NumPy are registered to compile alone."""
     (tmp_path / "mixed.py").write_text(MIXED)
     path = os.pathsep.join(filter(None, sys.path))
@@ -112,33 +112,33 @@ def test_a_new_process_reads_code_and_compiles_in_any_order(tmp_path):
     assert run("4", "float32", "float64", "int64", "int32", "int16", "int8") == "6"
 
 
-def test_code_for_other_types_is_in_another_file(total, tmp_path):
+def test_code_for_each_type_has_its_own_cache_file(load_loop, tmp_path):
     """Numba's own files are numbered, and two processes that begin at once may both write the first."""
     for kind in ("float32", "int64"):
-        total(1)(np.ones(3, kind))
+        load_loop(1)(np.ones(3, kind))
     assert len([*tmp_path.glob("__pycache__/outer_of_test.total*.nbc")]) == 2
-    function = total(1)
+    function = load_loop(1)
     assert [function(np.ones(3, kind)) for kind in ("float32", "int64")] == [4, 4]
     assert sum(function.stats.cache_hits.values()) == 2
 
 
 @pytest.mark.parametrize("content", [b"", b"x" * 99])
-def test_damaged_code_is_compiled_again(total, tmp_path, content):
-    assert total(1)(np.ones(3)) == 4
+def test_damaged_cache_file_is_replaced(load_loop, tmp_path, content):
+    assert load_loop(1)(np.ones(3)) == 4
     (path,) = tmp_path.glob("__pycache__/outer_of_test.total*.nbc")
     before = path.read_bytes()
     path.write_bytes(content or before[:-1])
-    assert total(1)(np.ones(3)) == 4
+    assert load_loop(1)(np.ones(3)) == 4
     content = path.read_bytes()
     assert content[:32] == hashlib.sha256(content[32:]).digest()
 
 
-def test_a_full_disk_takes_time_alone(total, tmp_path, monkeypatch):
+def test_full_disk_only_prevents_caching(load_loop, tmp_path, monkeypatch):
     def write(path, content):
         raise OSError("no room")
 
     monkeypatch.setattr(compiler.Path, "write_bytes", write)
-    function = total(1)
+    function = load_loop(1)
     assert [function(np.ones(3, kind)) for kind in ("float32", "int64")] == [4, 4]
     assert not [*tmp_path.glob("__pycache__/*.nbc*")]
 
@@ -150,6 +150,6 @@ class Unreadable:
         return int, ("no number",)
 
 
-def test_code_of_other_sources_is_not_unpickled(tmp_path):
+def test_cached_code_of_other_sources_is_not_unpickled(tmp_path):
     compiler._Files(tmp_path, "total", b"old").save("key", Unreadable())
     assert compiler._Files(tmp_path, "total", b"new").load("key") is None

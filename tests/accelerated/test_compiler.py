@@ -46,7 +46,7 @@ if __name__ == "__main__":
 """
 
 
-def test_a_loop_finds_what_it_calls_whether_either_is_compiled_or_read(tmp_path):
+def test_compiled_loop_calls_others_whether_cached_or_compiled(tmp_path):
     (tmp_path / "loops.py").write_text(LOOPS)
     cache = tmp_path / "cache"
     surroundings = {**os.environ, "NUMBA_CACHE_DIR": str(cache), "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
@@ -73,7 +73,7 @@ def test_a_loop_finds_what_it_calls_whether_either_is_compiled_or_read(tmp_path)
 SLOW = {"all", "any", "astype", "copy", "flatnonzero", "full", "max", "min", "ones", "sum"}
 
 
-def slow_to_compile(function):
+def find_array_statements(function):
     """Return the lines of a function that work on whole arrays."""
     for node in ast.walk(function):
         if isinstance(node, ast.Assign) and not isinstance(node.value, ast.Constant):
@@ -84,19 +84,19 @@ def slow_to_compile(function):
             yield node.lineno
 
 
-def test_loops_are_written_out():
+def test_compiled_functions_contain_no_whole_array_statements():
     """Each of NumPy's functions is compiled for each type; a copy into a slice, with its errors, takes two seconds."""
     lines, count = [], 0
     for path in Path(pflcli.__file__).parent.rglob("*.py"):
         for function in ast.walk(ast.parse(path.read_text())):
             if isinstance(function, ast.FunctionDef) and "compiled" in map(ast.unparse, function.decorator_list):
                 count += 1
-                lines += [f"{path.name}:{line}" for line in slow_to_compile(function)]
+                lines += [f"{path.name}:{line}" for line in find_array_statements(function)]
     assert count > 50
     assert lines == []
 
 
-def test_old_objects_are_not_looked_through_while_loops_compile(monkeypatch, tmp_path):
+def test_garbage_collection_of_old_objects_is_off_during_compilation(monkeypatch, tmp_path):
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     thresholds, before = [], gc.get_threshold()
 

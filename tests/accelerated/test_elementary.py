@@ -25,13 +25,13 @@ def logarithms(x, out):
         out[i] = elementary.minus_log(x[i])
 
 
-def bits(count, first=0):
+def draw_bits(count, first=0):
     numbers = np.empty((4, count), np.uint32)
     elementary.fill_bits(KEY, first, numbers)
     return numbers
 
 
-def philox(key, counter):
+def compute_philox(key, counter):
     """Ten rounds of Philox 4x32 in Python's integers."""
     a, b, c, d = counter
     for turn in range(10):
@@ -47,7 +47,7 @@ def assert_quantiles(draws, inverse):
         assert abs((draws < inverse(p)).mean() - p) < 4 * math.sqrt(p * (1 - p) / len(draws))
 
 
-def test_exponentials_and_logarithms_have_seven_digits():
+def test_exponentials_and_logarithms_are_accurate_to_seven_digits():
     x = np.linspace(-86.9, 87.9, 100_001).astype(np.float32)
     actual = np.empty_like(x)
     exponentials(x, actual)
@@ -65,18 +65,18 @@ def test_exponentials_and_logarithms_have_seven_digits():
     assert (actual[x <= 1] >= 0).all()  # a root of it is taken
 
 
-def test_random_bits_are_those_of_philox():
+def test_random_bits_equal_philox():
     zero = np.empty((4, 1), np.uint32)
     elementary.fill_bits(np.zeros(2, np.uint32), 0, zero)
     known = [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]  # as its authors give them
-    assert zero[:, 0].tolist() == known == philox([0, 0], [0, 0, 0, 0])
+    assert zero[:, 0].tolist() == known == compute_philox([0, 0], [0, 0, 0, 0])
     first = 2**32 - 2  # the counter passes to its second word
-    for j, column in enumerate(bits(5, first).T.tolist()):
-        assert column == philox(KEY.tolist(), [(first + j) % 2**32, (first + j) >> 32, 0, 0])
+    for j, column in enumerate(draw_bits(5, first).T.tolist()):
+        assert column == compute_philox(KEY.tolist(), [(first + j) % 2**32, (first + j) >> 32, 0, 0])
 
 
-def test_normal_and_exponential_numbers_have_their_distributions():
-    numbers = bits(200_000)
+def test_normal_and_exponential_draws_have_their_distributions():
+    numbers = draw_bits(200_000)
     one, other, exponential = np.empty((3, 200_000), np.float32)
     elementary.fill_normal(numbers[0], numbers[1], one, other)
     elementary.fill_exponential(numbers[2], exponential)

@@ -26,7 +26,7 @@ def solve(count, a, b, c, rows, width, step):
 @pytest.mark.parametrize("rows", [0, 1, 2, 3, 4, 9])
 @pytest.mark.parametrize("count", [0, 1, 5])
 @pytest.mark.parametrize("step", [1, -1])
-def test_sums_of_products_lane_by_lane(width, rows, count, step):
+def test_subtract_and_solve_match_numpy_lane_by_lane(width, rows, count, step):
     draw = np.random.default_rng(width)
     a, b, c = (
         draw.normal(size=shape).astype(np.float32)
@@ -48,7 +48,7 @@ def multiply(factor, a, b, c, width):
 
 
 @pytest.mark.parametrize("width", [0, 1, 16, 20, 37])
-def test_products_lane_by_lane(width):
+def test_products_match_numpy_lane_by_lane(width):
     draw = np.random.default_rng(width)
     a, b, c = draw.normal(size=(3, width + 5)).astype(np.float32)
     expected = np.concatenate([c[:3], 0.5 * a[1 : width + 1] * b[2 : width + 2], c[width + 3 :]])

@@ -17,7 +17,7 @@ SHAPES = [
 """Sizes below, at and above those of tiles, vectors and blocks."""
 
 
-def matrix(draw, rows, columns, gap, dtype):
+def make_matrix(draw, rows, columns, gap, dtype):
     """Return memory whose rows are ``gap`` numbers longer than the matrix, and begin after two numbers."""
     memory = draw.standard_normal(2 + rows * (columns + gap)).astype(dtype)
     return memory, memory[2:].reshape(rows, -1)[:, :columns]
@@ -25,12 +25,12 @@ def matrix(draw, rows, columns, gap, dtype):
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
 @pytest.mark.parametrize("kind", ["product", "product_by_rows"])
-def test_products_of_any_size_are_those_in_double_precision(kind, dtype):
+def test_products_of_any_size_match_double_precision(kind, dtype):
     draw = np.random.default_rng(0)
     for m, n, k in SHAPES:
-        a, a_rows = matrix(draw, m, k, 3, dtype)
-        b, b_rows = matrix(draw, *((n, k) if kind == "product_by_rows" else (k, n)), 1, dtype)
-        c, _ = matrix(draw, m, n, 2, dtype)
+        a, a_rows = make_matrix(draw, m, k, 3, dtype)
+        b, b_rows = make_matrix(draw, *((n, k) if kind == "product_by_rows" else (k, n)), 1, dtype)
+        c, _ = make_matrix(draw, m, n, 2, dtype)
         expected = a_rows.astype(float) @ (b_rows.T if kind == "product_by_rows" else b_rows).astype(float)
         for more in (0, 1):
             before = c.astype(float)
@@ -43,7 +43,7 @@ def test_products_of_any_size_are_those_in_double_precision(kind, dtype):
             assert np.abs(c - after).max() <= 4 * (k + 8) * np.finfo(dtype).eps, (m, n, k, more)
 
 
-def test_a_row_of_a_product_depends_on_no_other():
+def test_row_of_a_product_does_not_depend_on_other_rows():
     """So a stack gives the bytes of its clients one by one, whatever the sizes of instructions."""
     draw = np.random.default_rng(1)
     a, b, c = (draw.standard_normal(shape, dtype=np.float32) for shape in ((25, 1500), (31, 1500), (25, 31)))
@@ -54,7 +54,7 @@ def test_a_row_of_a_product_depends_on_no_other():
         assert row.tobytes() == c[i].tobytes()
 
 
-def test_sums_of_a_tile_stay_in_their_order(monkeypatch, tmp_path):
+def test_dot_tile_keeps_the_order_of_sums(monkeypatch, tmp_path):
     """On CPUs without AVX-512 a row's last bits depended on others, as LLVM added up in the order it liked."""
     monkeypatch.setattr(numba.config, "CACHE_DIR", str(tmp_path))
     dots = instructions.dot_tile(3)
@@ -73,11 +73,11 @@ def test_sums_of_a_tile_stay_in_their_order(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_streamed_products_are_those_in_double_precision(dtype):
+def test_streamed_products_match_double_precision(dtype):
     draw = np.random.default_rng(3)
     for m, n, k in [*SHAPES, (30, 70, 64), (15, 33, 129)]:
         a, c = draw.standard_normal((m, k)).astype(dtype), draw.standard_normal((m, n + 2)).astype(dtype)
-        b, b_rows = matrix(draw, k, n, 1, dtype)
+        b, b_rows = make_matrix(draw, k, n, 1, dtype)
         expected = a.astype(float) @ b_rows.astype(float)
         for more in (0, 1):
             after = c.astype(float)
@@ -86,7 +86,7 @@ def test_streamed_products_are_those_in_double_precision(dtype):
             assert np.abs(c - after).max() <= 4 * (k + 8) * np.finfo(dtype).eps, (m, n, k, more)
 
 
-def test_a_row_of_a_streamed_product_depends_on_no_other():
+def test_row_of_a_streamed_product_does_not_depend_on_other_rows():
     draw = np.random.default_rng(4)
     a, b, c = (draw.standard_normal(shape, dtype=np.float32) for shape in ((25, 150), (150, 75), (25, 75)))
     products.streamed_product((25, 75, 150), a.ravel(), (150, 1), b.ravel(), 0, 75, c.reshape(-1), 75, 0)
@@ -98,7 +98,7 @@ def test_a_row_of_a_streamed_product_depends_on_no_other():
 
 @pytest.mark.parametrize("own", [False, True])
 @pytest.mark.parametrize("m", [3, 50])
-def test_products_with_a_weight_take_few_and_many_samples(monkeypatch, own, m):
+def test_multiply_by_rows_matches_torch_for_few_and_many_samples(monkeypatch, own, m):
     monkeypatch.setattr(products, "COMPILED", own)
     x, weight, out = torch.randn(m, 40), torch.randn(9, 40), torch.empty(m, 9)
     for step in products.multiply_by_rows(x, weight, out, torch.empty):
@@ -107,11 +107,11 @@ def test_products_with_a_weight_take_few_and_many_samples(monkeypatch, own, m):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-def test_a_transpose_is_written_between_its_borders(dtype):
+def test_transpose_writes_only_inside_the_matrix(dtype):
     draw = np.random.default_rng(2)
     for rows, columns in ((1, 1), (16, 16), (17, 3), (5, 40), (33, 31)):
-        x, values = matrix(draw, rows, columns, 3, dtype)
-        y, _ = matrix(draw, columns, rows, 1, dtype)
+        x, values = make_matrix(draw, rows, columns, 3, dtype)
+        y, _ = make_matrix(draw, columns, rows, 1, dtype)
         expected = y.copy()
         expected[2:].reshape(columns, -1)[:, :rows] = values.T
         products.transpose(x, 2, columns + 3, y, 2, rows + 1, rows, columns)
@@ -119,7 +119,7 @@ def test_a_transpose_is_written_between_its_borders(dtype):
 
 
 @pytest.mark.parametrize("fused", [True, False])
-def test_a_cpu_that_does_not_multiply_and_add_at_once_calls_no_function_for_it(fused, monkeypatch):
+def test_fma_is_used_only_when_the_cpu_has_it(fused, monkeypatch):
     """Machines that emulate an old CPU lack the instruction; a function per number took 30 times as long."""
     monkeypatch.setattr(instructions, "HAS_FMA", fused)
     combine = instructions.combination([[1, 3]])
@@ -135,7 +135,7 @@ def test_a_cpu_that_does_not_multiply_and_add_at_once_calls_no_function_for_it(f
     assert ("llvm.fma" in code) == fused
 
 
-def test_prefetching_reaches_the_cpu_and_changes_nothing():
+def test_prefetch_is_compiled_and_changes_nothing():
     def ask(x, place):
         instructions.prefetch(x, place)
 

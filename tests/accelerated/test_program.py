@@ -22,7 +22,7 @@ from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.strategy import WorkerNet
 
 
-def step(compiled, x, y, names=None, moves=None):
+def run_step(compiled, x, y, names=None, moves=None):
     """Return the cross-entropy of a batch, and write its gradients or take the moves."""
     logits, _ = compiled.forward(x)
     weight = logits.new_full((1, len(x)), 1 / len(x))
@@ -31,7 +31,7 @@ def step(compiled, x, y, names=None, moves=None):
     return losses[0]
 
 
-def depthwise(channels, stride=1, **how):
+def make_depthwise(channels, stride=1, **how):
     return nn.Conv2d(channels, channels, 3, stride=stride, padding=1, groups=channels, bias=False, **how)
 
 
@@ -44,7 +44,7 @@ class Block(nn.Module):
             nn.Conv2d(channels, 7, 1, bias=False),
             nn.BatchNorm2d(7),
             nn.ReLU(),
-            depthwise(7),
+            make_depthwise(7),
             nn.BatchNorm2d(7),
             nn.ReLU6(inplace=True),
             nn.Conv2d(7, channels, 1, bias=False),
@@ -60,48 +60,54 @@ class Shared(nn.Module):
 
     def __init__(self, channels):
         super().__init__()
-        self.inner = nn.Sequential(depthwise(channels), nn.BatchNorm2d(channels))
+        self.inner = nn.Sequential(make_depthwise(channels), nn.BatchNorm2d(channels))
 
     def forward(self, x):
         return self.inner(x) + x
 
 
-def body(*layers, first=None):
+def make_body(*layers, first=None):
     first = first or nn.Conv2d(2, 4, 5, stride=2, padding=1, bias=False)
     return nn.Sequential(first, nn.BatchNorm2d(4), nn.ReLU6(), *layers, nn.AdaptiveAvgPool2d(1), nn.Flatten())
 
 
-def small():
-    return models.Net(body(Block(4), Block(4), depthwise(4, 2), nn.BatchNorm2d(4)), nn.Linear(4, 3))
+def make_small():
+    return models.Net(make_body(Block(4), Block(4), make_depthwise(4, 2), nn.BatchNorm2d(4)), nn.Linear(4, 3))
 
 
-def capped():
+def make_capped():
     """Normalized values far beyond the 6 at which ReLU6 ends."""
-    net = small()
+    net = make_small()
     for module in net.modules():
         if isinstance(module, nn.BatchNorm2d):
             nn.init.constant_(module.weight, 10.0)
     return net
 
 
-def shared():
-    return models.Net(body(Shared(4), Block(4), Shared(4), Shared(4)), nn.Linear(4, 3))
+def make_shared():
+    return models.Net(make_body(Shared(4), Block(4), Shared(4), Shared(4)), nn.Linear(4, 3))
 
 
-def pooled(*how, inputs=2, outputs=5, **options):
+def make_pooled(*how, inputs=2, outputs=5, **options):
     return nn.Conv2d(inputs, outputs, *how, **options), nn.ReLU(), nn.MaxPool2d(2)
 
 
-def uneven():
+def make_uneven():
     """Odd maps, padding of more than the kernel needs, channels that fill no vector, two linear layers."""
-    first, second = pooled(4, padding=3), pooled(5, inputs=5, outputs=19, padding=4)
+    first, second = make_pooled(4, padding=3), make_pooled(5, inputs=5, outputs=19, padding=4)
     linear = nn.Linear(19 * 7 * 6, 18), nn.ReLU(), nn.Linear(18, 7)
     return models.Net(nn.Sequential(*first, *second, nn.Flatten(), *linear), nn.Linear(7, 3))
 
 
-def averaged():
+def make_averaged():
     """A CNN with batch normalization between convolutions, and a mean over all pixels."""
-    layers = *pooled(3), nn.BatchNorm2d(5), nn.ReLU(), *pooled(5, inputs=5, outputs=4), nn.AdaptiveAvgPool2d(1)
+    layers = (
+        *make_pooled(3),
+        nn.BatchNorm2d(5),
+        nn.ReLU(),
+        *make_pooled(5, inputs=5, outputs=4),
+        nn.AdaptiveAvgPool2d(1),
+    )
     return models.Net(nn.Sequential(*layers, nn.Flatten()), nn.Linear(4, 3))
 
 
@@ -109,11 +115,11 @@ NETS = {
     "cnn": (lambda: models.create("cnn", (1, 28, 28), 3, 0), (1, 28, 28)),
     "cnn, colours": (lambda: models.create("cnn", (3, 32, 32), 3, 0), (3, 32, 32)),
     "cnn-valid": (lambda: models.create("cnn-valid", (1, 28, 28), 3, 0), (1, 28, 28)),
-    "uneven": (uneven, (2, 17, 13)),
-    "averaged": (averaged, (2, 18, 17)),
-    "small": (small, (2, 9, 6)),
-    "capped": (capped, (2, 9, 6)),
-    "shared": (shared, (2, 9, 6)),
+    "uneven": (make_uneven, (2, 17, 13)),
+    "averaged": (make_averaged, (2, 18, 17)),
+    "small": (make_small, (2, 9, 6)),
+    "capped": (make_capped, (2, 9, 6)),
+    "shared": (make_shared, (2, 9, 6)),
     "mobilenet-v2": (lambda: models.create("mobilenet-v2", (3, 32, 32), 3, 0), (3, 32, 32)),
     "mobilenet-v2, grey": (lambda: models.create("mobilenet-v2", (1, 28, 28), 3, 0), (1, 28, 28)),
     "mobilenet-v2, large": (lambda: models.create("mobilenet-v2", (3, 64, 40), 3, 0), (3, 64, 40)),
@@ -126,7 +132,7 @@ def own_products(request, monkeypatch):
 
 
 @pytest.mark.parametrize("case", NETS)
-def test_gradients_and_statistics_are_those_of_autograd(case, own_products):
+def test_program_gradients_and_statistics_match_autograd(case, own_products):
     if products.COMPILED and case in ("mobilenet-v2, grey", "mobilenet-v2, large"):
         pytest.skip("the products differ in their sizes alone")
     build, shape = NETS[case]
@@ -140,27 +146,27 @@ def test_gradients_and_statistics_are_those_of_autograd(case, own_products):
         y = torch.randint(0, 3, (n,), generator=draw)
         loss = functional.cross_entropy(plain(x), y)
         grads = torch.autograd.grad(loss, list(plain.parameters()))
-        torch.testing.assert_close(step(compiled, x, y), loss.detach())
+        torch.testing.assert_close(run_step(compiled, x, y), loss.detach())
         for (name, _), grad in zip(plain.named_parameters(), grads, strict=True):
             torch.testing.assert_close(compiled.grads[name], grad, rtol=1e-6, atol=1e-9, msg=name)
         for name, value in plain.state_dict().items():
             torch.testing.assert_close(other.state_dict()[name], value, msg=name)
 
 
-def test_gradients_in_single_precision_are_as_exact_as_those_of_autograd(own_products):
+def test_program_gradients_are_accurate_in_single_precision(own_products):
     """Winograd's transforms cost a digit at most."""
     exact = models.create("cnn", (1, 28, 28), 3, 0).double().train()
     draw = torch.Generator().manual_seed(2)
     x, y = torch.rand(8, 1, 28, 28, generator=draw, dtype=torch.double), torch.arange(8) % 3
     expected = torch.autograd.grad(functional.cross_entropy(exact(x), y), list(exact.parameters()))
     compiled = backend.program(copy.deepcopy(exact).float(), (1, 28, 28))
-    step(compiled, x.float(), y)
+    run_step(compiled, x.float(), y)
     for (name, _), grad in zip(exact.named_parameters(), expected, strict=True):
         difference = (compiled.grads[name] - grad).abs().max() / grad.abs().max()
         assert difference < 1e-4, name
 
 
-def test_rounding_of_a_convolution_is_within_two_digits_of_the_direct_sum():
+def test_program_convolution_has_a_small_rounding_error():
     """2e-6 of the outputs' deviation in the mean, where the direct sum has 4e-7."""
     draw = torch.Generator().manual_seed(3)
     conv = nn.Conv2d(32, 64, 5).double()
@@ -176,20 +182,20 @@ def test_rounding_of_a_convolution_is_within_two_digits_of_the_direct_sum():
     assert error.abs().max() < 2e-5
 
 
-def test_weights_change_by_the_gradients_of_linear_layers_within_their_products(own_products):
+def test_program_updates_linear_weights_within_products_like_autograd(own_products):
     draw = torch.Generator().manual_seed(4)
-    plain = uneven().double().train()
+    plain = make_uneven().double().train()
     other = copy.deepcopy(plain)
     x, y = torch.rand(9, 2, 17, 13, generator=draw, dtype=torch.double), torch.arange(9) % 3
     expected, compiled = backend.program(plain, (2, 17, 13)), backend.program(other, (2, 17, 13))
     assert compiled.linear == {"body.7.weight", "body.9.weight", "head.weight"}
-    step(expected, x, y)
+    run_step(expected, x, y)
     before = {name: value.clone() for name, value in other.state_dict().items()}
     elsewhere = torch.ones(3, 7, dtype=torch.double)
-    step(compiled, x, y, moves={"head.weight": Move(elsewhere, 0.0)})  # a rate may fall to zero
+    run_step(compiled, x, y, moves={"head.weight": Move(elsewhere, 0.0)})  # a rate may fall to zero
     anchor, drift = (torch.rand(18, 19 * 7 * 6, generator=draw, dtype=torch.double) for _ in range(2))
     own = Move(other.body[7].weight.detach(), 0.5, anchor, 0.25, drift)
-    step(compiled, x, y, moves={"body.7.weight": own, "head.weight": Move(elsewhere, 0.25)})
+    run_step(compiled, x, y, moves={"body.7.weight": own, "head.weight": Move(elsewhere, 0.25)})
     torch.testing.assert_close(elsewhere, 1 - 0.25 * expected.grads["head.weight"])
     for name, value in other.state_dict().items():
         if name == "body.7.weight":
@@ -201,21 +207,21 @@ def test_weights_change_by_the_gradients_of_linear_layers_within_their_products(
             torch.testing.assert_close(compiled.grads[name], expected.grads[name], msg=name)
 
 
-def test_the_backward_pass_ends_with_the_lowest_layer_that_trains():
-    net = uneven().train()
+def test_backward_stops_at_the_lowest_trained_layer():
+    net = make_uneven().train()
     compiled, x, y = backend.program(net, (2, 17, 13)), torch.rand(4, 2, 17, 13), torch.arange(4) % 3
-    step(compiled, x, y)
+    run_step(compiled, x, y)
     expected = {name: grad.clone() for name, grad in compiled.grads.items()}
     for names, absent in ((["head.bias"], "body.9.weight"), (["body.7.weight"], "body.3.weight")):
         for grad in compiled.grads.values():
             grad.fill_(torch.nan)
-        step(compiled, x, y, names=names)
+        run_step(compiled, x, y, names=names)
         for name in names:
             assert torch.equal(compiled.grads[name], expected[name])
         assert compiled.grads[absent].isnan().all()
 
 
-def test_the_loss_counts_many_classes_of_little_probability():
+def test_cross_entropy_sums_many_improbable_classes_accurately():
     """Each alone is less than the last digit of the sum in single precision."""
     logits = np.full((1, 100_000), -17, np.float32)
     logits[0, 0] = 0
@@ -226,9 +232,9 @@ def test_the_loss_counts_many_classes_of_little_probability():
     assert grad[0, 1:].sum() == pytest.approx(-grad[0, 0], rel=1e-3)
 
 
-def test_a_number_that_is_not_finite_is_not_lost():
+def test_program_propagates_nan():
     """A client that diverges must be seen to."""
-    net = cnn().train()
+    net = make_cnn().train()
     compiled = backend.program(net, (2, 8, 8))
     x = torch.rand(3, 2, 8, 8)
     x[1] = torch.nan
@@ -237,13 +243,13 @@ def test_a_number_that_is_not_finite_is_not_lost():
     assert logits[[0, 2]].isfinite().all()
 
 
-def test_the_largest_of_a_window_is_that_of_pytorch():
+def test_program_max_pooling_breaks_ties_like_pytorch():
     """The first of equal ones, as the patches of constant images are equal, and none where none is positive."""
-    net = cnn().double().train()
+    net = make_cnn().double().train()
     for level in (0.0, 0.7):
         x, y = torch.full((2, 2, 8, 8), level, dtype=torch.double), torch.tensor([0, 1])
         compiled = backend.program(net, (2, 8, 8))
-        loss = step(compiled, x, y)
+        loss = run_step(compiled, x, y)
         expected = functional.cross_entropy(net(x), y)
         torch.testing.assert_close(loss, expected.detach())
         for (name, _), grad in zip(
@@ -252,22 +258,22 @@ def test_the_largest_of_a_window_is_that_of_pytorch():
             torch.testing.assert_close(compiled.grads[name], grad, msg=name)
 
 
-def test_the_parameters_are_read_where_they_lie():
-    net = small().train()
+def test_program_reads_current_parameters():
+    net = make_small().train()
     compiled, x, y = backend.program(net, (2, 8, 8)), torch.rand(4, 2, 8, 8), torch.arange(4) % 3
-    before = step(compiled, x, y)
+    before = run_step(compiled, x, y)
     with torch.no_grad():
         net.head.weight.zero_()
         net.head.bias.zero_()
     assert float(before) != pytest.approx(np.log(3), rel=1e-6)
-    assert float(step(compiled, x, y)) == pytest.approx(np.log(3), rel=1e-6)
+    assert float(run_step(compiled, x, y)) == pytest.approx(np.log(3), rel=1e-6)
 
 
 @pytest.mark.parametrize("size", [2, 30])
 @pytest.mark.parametrize("turned", [False, True])
-def test_linear_weights_of_a_model_are_read_and_change_where_they_lie(size, turned, own_products):
+def test_program_reads_and_updates_linear_weights_in_place(size, turned, own_products):
     """Also for more samples than a layer has inputs; a weight in another order of memory is copied."""
-    net, other = uneven().double(), uneven().double()
+    net, other = make_uneven().double(), make_uneven().double()
     compiled, draw = backend.program(net, (2, 17, 13)), torch.Generator().manual_seed(0)
     x, y = torch.randn(size, 2, 17, 13, generator=draw).double(), torch.randint(3, (size,), generator=draw)
     params = {name: value + 0.1 for name, value in parameters.copy_params(other).items()}
@@ -280,7 +286,7 @@ def test_linear_weights_of_a_model_are_read_and_change_where_they_lie(size, turn
     moves = {name: Move(params[name], 1.0) for name in compiled.linear if params[name].is_contiguous()}
     unmoved = {name: params[name].clone() for name in moves}
     with compiled.model(params):
-        loss = step(compiled, x, y, moves=moves)
+        loss = run_step(compiled, x, y, moves=moves)
     torch.testing.assert_close(loss, expected.detach())
     for name, value in expected_grads.items():
         torch.testing.assert_close(unmoved[name] - params[name] if name in moves else compiled.grads[name], value)
@@ -291,12 +297,12 @@ def test_linear_weights_of_a_model_are_read_and_change_where_they_lie(size, turn
     torch.testing.assert_close(compiled.forward(x)[0], before)  # it has forgotten the model
 
 
-def test_the_same_batch_gives_the_same_bytes():
+def test_program_is_deterministic():
     draws = []
     for _ in range(2):
         torch.manual_seed(0)
-        compiled = backend.program(small().train(), (2, 8, 8))
-        step(compiled, torch.rand(6, 2, 8, 8), torch.arange(6) % 3)
+        compiled = backend.program(make_small().train(), (2, 8, 8))
+        run_step(compiled, torch.rand(6, 2, 8, 8), torch.arange(6) % 3)
         draws.append(torch.cat([value.flatten() for value in compiled.grads.values()]))
     assert torch.equal(*draws)
 
@@ -345,8 +351,8 @@ class Idle(nn.Module):
         return x
 
 
-def stemmed(convolutions):
-    layers = (Stem(convolutions), depthwise(2), nn.BatchNorm2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+def make_stemmed(convolutions):
+    layers = (Stem(convolutions), make_depthwise(2), nn.BatchNorm2d(2), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     return models.Net(nn.Sequential(*layers), nn.Linear(2, 3))
 
 
@@ -367,37 +373,39 @@ class Before(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.one, self.two = norm(), norm()
-        self.act, self.conv = nn.ReLU(), depthwise(4)
+        self.one, self.two = make_norm(), make_norm()
+        self.act, self.conv = nn.ReLU(), make_depthwise(4)
 
     def forward(self, x):
         value = self.one(x)
         return value + self.two(self.conv(self.act(value)))
 
 
-def norm():
+def make_norm():
     return nn.BatchNorm2d(4)
 
 
-def reused(module):
-    return models.Net(body(module, norm(), nn.ReLU(), module, norm()), nn.Linear(4, 3))
+def make_reused(module):
+    return models.Net(make_body(module, make_norm(), nn.ReLU(), module, make_norm()), nn.Linear(4, 3))
 
 
-def tied():
-    one, two = depthwise(4), depthwise(4)
+def make_tied():
+    one, two = make_depthwise(4), make_depthwise(4)
     two.weight = one.weight
-    return models.Net(body(one, norm(), two, norm()), nn.Linear(4, 3))
+    return models.Net(make_body(one, make_norm(), two, make_norm()), nn.Linear(4, 3))
 
 
-def twice_normalized():
-    same = norm()
-    return models.Net(body(depthwise(4), same, nn.ReLU(), depthwise(4), same), nn.Linear(4, 3))
+def make_twice_normalized():
+    same = make_norm()
+    return models.Net(make_body(make_depthwise(4), same, nn.ReLU(), make_depthwise(4), same), nn.Linear(4, 3))
 
 
-def cnn(second=(), last=(), **first):
+def make_cnn(second=(), last=(), **first):
     """A small CNN, some of whose layers may be others."""
-    layers = [*(second or pooled(5, inputs=4, padding=2)), nn.Flatten()]
-    body = nn.Sequential(*pooled(5, outputs=4, padding=2, **first), *layers, nn.Linear(20, 6), *(last or [nn.ReLU()]))
+    layers = [*(second or make_pooled(5, inputs=4, padding=2)), nn.Flatten()]
+    body = nn.Sequential(
+        *make_pooled(5, outputs=4, padding=2, **first), *layers, nn.Linear(20, 6), *(last or [nn.ReLU()])
+    )
     return models.Net(body, nn.Linear(6, 3))
 
 
@@ -406,7 +414,7 @@ class BesideItsPool(nn.Module):
 
     def __init__(self):
         super().__init__()
-        self.conv, self.relu, self.pool = pooled(5, inputs=4, outputs=5, padding=2)
+        self.conv, self.relu, self.pool = make_pooled(5, inputs=4, outputs=5, padding=2)
 
     def forward(self, x):
         before = self.conv(x)
@@ -414,71 +422,78 @@ class BesideItsPool(nn.Module):
 
 
 UNKNOWN = {
-    "a CNN whose convolutions have no bias": lambda: cnn(bias=False),
-    "a CNN with dilation": lambda: cnn(dilation=1, stride=1, groups=2),
-    "a CNN with a convolution that is not 5x5": lambda: cnn(pooled(3, inputs=4, padding=1)),
-    "a CNN without ReLU": lambda: cnn((nn.Conv2d(4, 5, 5, padding=2), nn.MaxPool2d(2))),
-    "a CNN without pooling": lambda: cnn((nn.Conv2d(4, 5, 5, padding=2), nn.ReLU(), nn.AdaptiveMaxPool2d(2))),
-    "a CNN with other pooling": lambda: cnn((nn.Conv2d(4, 5, 5, padding=2), nn.ReLU(), nn.AvgPool2d(2))),
-    "a CNN with overlapping pools": lambda: cnn(
+    "a CNN whose convolutions have no bias": lambda: make_cnn(bias=False),
+    "a CNN with dilation": lambda: make_cnn(dilation=1, stride=1, groups=2),
+    "a CNN with a convolution that is not 5x5": lambda: make_cnn(make_pooled(3, inputs=4, padding=1)),
+    "a CNN without ReLU": lambda: make_cnn((nn.Conv2d(4, 5, 5, padding=2), nn.MaxPool2d(2))),
+    "a CNN without pooling": lambda: make_cnn((nn.Conv2d(4, 5, 5, padding=2), nn.ReLU(), nn.AdaptiveMaxPool2d(2))),
+    "a CNN with other pooling": lambda: make_cnn((nn.Conv2d(4, 5, 5, padding=2), nn.ReLU(), nn.AvgPool2d(2))),
+    "a CNN with overlapping pools": lambda: make_cnn(
         (nn.Conv2d(4, 5, 5, padding=2), nn.ReLU(), nn.MaxPool2d(2, ceil_mode=True))
     ),
-    "a CNN with another activation": lambda: cnn(last=[nn.Tanh()]),
-    "a CNN with dropout": lambda: cnn(last=[nn.ReLU(), nn.Dropout(0.1)]),
-    "a CNN whose maps are used twice": lambda: cnn([BesideItsPool()]),
-    "no depthwise convolution": lambda: models.Net(body(norm()), nn.Linear(4, 3)),
-    "a bias": lambda: models.Net(body(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), depthwise(4)), nn.Linear(4, 3)),
-    "another activation": lambda: models.Net(body(depthwise(4), nn.GELU()), nn.Linear(4, 3)),
+    "a CNN with another activation": lambda: make_cnn(last=[nn.Tanh()]),
+    "a CNN with dropout": lambda: make_cnn(last=[nn.ReLU(), nn.Dropout(0.1)]),
+    "a CNN whose maps are used twice": lambda: make_cnn([BesideItsPool()]),
+    "no depthwise convolution": lambda: models.Net(make_body(make_norm()), nn.Linear(4, 3)),
+    "a bias": lambda: models.Net(make_body(nn.Conv2d(4, 4, 1), nn.BatchNorm2d(4), make_depthwise(4)), nn.Linear(4, 3)),
+    "another activation": lambda: models.Net(make_body(make_depthwise(4), nn.GELU()), nn.Linear(4, 3)),
     "a norm without statistics": lambda: models.Net(
-        body(depthwise(4), nn.BatchNorm2d(4, track_running_stats=False)), nn.Linear(4, 3)
+        make_body(make_depthwise(4), nn.BatchNorm2d(4, track_running_stats=False)), nn.Linear(4, 3)
     ),
     "norms of different momentum": lambda: models.Net(
-        body(depthwise(4), nn.BatchNorm2d(4, momentum=0.5)), nn.Linear(4, 3)
+        make_body(make_depthwise(4), nn.BatchNorm2d(4, momentum=0.5)), nn.Linear(4, 3)
     ),
     "a dilated convolution": lambda: models.Net(
-        body(depthwise(4), nn.BatchNorm2d(4), first=nn.Conv2d(2, 4, 3, dilation=2, bias=False)), nn.Linear(4, 3)
+        make_body(make_depthwise(4), nn.BatchNorm2d(4), first=nn.Conv2d(2, 4, 3, dilation=2, bias=False)),
+        nn.Linear(4, 3),
     ),
     "padding with more than zeros": lambda: models.Net(
-        body(depthwise(4, padding_mode="reflect"), depthwise(4)), nn.Linear(4, 3)
+        make_body(make_depthwise(4, padding_mode="reflect"), make_depthwise(4)), nn.Linear(4, 3)
     ),
-    "a sum of a value with itself": lambda: models.Net(body(depthwise(4), nn.BatchNorm2d(4), Twice()), nn.Linear(4, 3)),
+    "a sum of a value with itself": lambda: models.Net(
+        make_body(make_depthwise(4), nn.BatchNorm2d(4), Twice()), nn.Linear(4, 3)
+    ),
     "sums that come after other branches": lambda: models.Net(
-        body(depthwise(4), nn.BatchNorm2d(4), Forked()), nn.Linear(4, 3)
+        make_body(make_depthwise(4), nn.BatchNorm2d(4), Forked()), nn.Linear(4, 3)
     ),
-    "a sum with the images": lambda: stemmed(1),
-    "two first convolutions": lambda: stemmed(2),
-    "a branch that nobody takes": lambda: models.Net(body(depthwise(4), nn.BatchNorm2d(4), Idle()), nn.Linear(4, 3)),
-    "an operator that is not a layer": lambda: models.Net(body(depthwise(4), Scaled()), nn.Linear(4, 3)),
-    "a layer in two places": lambda: reused(depthwise(4)),
-    "a norm in two places": twice_normalized,
-    "two layers with the same weights": tied,
-    "a value from before its ReLU": lambda: models.Net(body(depthwise(4), Before()), nn.Linear(4, 3)),
+    "a sum with the images": lambda: make_stemmed(1),
+    "two first convolutions": lambda: make_stemmed(2),
+    "a branch that nobody takes": lambda: models.Net(
+        make_body(make_depthwise(4), nn.BatchNorm2d(4), Idle()), nn.Linear(4, 3)
+    ),
+    "an operator that is not a layer": lambda: models.Net(make_body(make_depthwise(4), Scaled()), nn.Linear(4, 3)),
+    "a layer in two places": lambda: make_reused(make_depthwise(4)),
+    "a norm in two places": make_twice_normalized,
+    "two layers with the same weights": make_tied,
+    "a value from before its ReLU": lambda: models.Net(make_body(make_depthwise(4), Before()), nn.Linear(4, 3)),
     "a convolution of the user's own": lambda: models.Net(
-        body(Standardized(4, 4, 1, bias=False), norm(), depthwise(4), norm()), nn.Linear(4, 3)
+        make_body(Standardized(4, 4, 1, bias=False), make_norm(), make_depthwise(4), make_norm()), nn.Linear(4, 3)
     ),
-    "dropout": lambda: models.Net(body(depthwise(4)), nn.Sequential(nn.Dropout(0.2), nn.Linear(4, 3))),
-    "no bias of the head": lambda: models.Net(body(depthwise(4)), nn.Linear(4, 3, bias=False)),
-    "two linear layers": lambda: models.Net(body(depthwise(4)), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))),
+    "dropout": lambda: models.Net(make_body(make_depthwise(4)), nn.Sequential(nn.Dropout(0.2), nn.Linear(4, 3))),
+    "no bias of the head": lambda: models.Net(make_body(make_depthwise(4)), nn.Linear(4, 3, bias=False)),
+    "two linear layers": lambda: models.Net(
+        make_body(make_depthwise(4)), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 3))
+    ),
 }
 
 
 @pytest.mark.parametrize("case", UNKNOWN)
-def test_other_networks_have_no_program(case):
+def test_unsupported_networks_have_no_program(case):
     net = UNKNOWN[case]()
     net(torch.rand(2, 2, 8, 8))  # it is a network
     assert graph.read(net, (2, 8, 8)) is None
     assert backend.program(net, (2, 8, 8)) is None
 
 
-def test_a_known_network_differs_from_them():
-    assert graph.read(small(), (2, 8, 8)) is not None
+def test_supported_network_has_a_graph():
+    assert graph.read(make_small(), (2, 8, 8)) is not None
 
 
-def test_large_images_go_through_autograd():
-    assert backend.program(small(), (2, 65, 8)) is None
+def test_large_images_have_no_program():
+    assert backend.program(make_small(), (2, 65, 8)) is None
 
 
-def with_squares(logits, z, params, batch):
+def loss_with_squares(logits, z, params, batch):
     """Return the cross-entropy plus the mean squared representation."""
     return batch.loss(logits) + batch.mean(z.square().sum(dim=2))
 
@@ -490,15 +505,15 @@ PLANS = {
     "head alone": {"trainable": "head."},
     "weights of the head alone": {"trainable": "head.weight"},
     "frozen norm": {"frozen_norm": True},
-    "rule": {"loss": with_squares},
-    "rule of the head": {"loss": with_squares, "trainable": "head."},
-    "rule with momentum": {"loss": with_squares, "momentum": 0.9},
+    "rule": {"loss": loss_with_squares},
+    "rule of the head": {"loss": loss_with_squares, "trainable": "head."},
+    "rule with momentum": {"loss": loss_with_squares, "momentum": 0.9},
 }
 
 
-@pytest.mark.parametrize("build", [small, lambda: cnn()], ids=["small", "cnn"])
+@pytest.mark.parametrize("build", [make_small, lambda: make_cnn()], ids=["small", "cnn"])
 @pytest.mark.parametrize("case", PLANS)
-def test_a_client_trains_as_by_autograd(case, build, monkeypatch):
+def test_client_trained_by_the_program_matches_autograd(case, build, monkeypatch):
     draw = np.random.default_rng(0)
     x = draw.integers(0, 256, (11, 2, 8, 8), dtype=np.uint8)
     data = Federation(torch.from_numpy(x), torch.from_numpy(draw.integers(0, 3, 11)), np.asarray([0, 11, 11, 11]), 3)
@@ -524,12 +539,14 @@ def test_a_client_trains_as_by_autograd(case, build, monkeypatch):
         torch.testing.assert_close(out[name], value, rtol=1e-6, atol=1e-8, msg=name)
 
 
-@pytest.mark.parametrize(("build", "how"), [(small, {"threads": 3}), (small, {"jobs": 2}), (uneven, {"threads": 3})])
-def test_clients_side_by_side_train_to_the_same_bytes(build, how):
+@pytest.mark.parametrize(
+    ("build", "how"), [(make_small, {"threads": 3}), (make_small, {"jobs": 2}), (make_uneven, {"threads": 3})]
+)
+def test_program_training_gives_the_same_bytes_with_threads_and_jobs(build, how):
     draw = np.random.default_rng(0)
     sizes = [9, 30, 4, 17, 12]
     rows = np.cumsum([0, *(part for size in sizes for part in (size, 0, 0))])
-    shape = (2, 9, 6) if build is small else (2, 17, 13)
+    shape = (2, 9, 6) if build is make_small else (2, 17, 13)
     x = torch.from_numpy(draw.integers(0, 256, (rows[-1], *shape), dtype=np.uint8))
     data = Federation(x, torch.from_numpy(draw.integers(0, 3, len(x))), rows, 3)
     plan = LocalSGD(epochs=2, batch_size=8, lr=np.full(2, 0.05))
@@ -546,11 +563,11 @@ def test_clients_side_by_side_train_to_the_same_bytes(build, how):
         assert torch.equal(results[1][name], value), name
 
 
-def test_predictions_by_the_program_are_the_same_with_any_number_of_threads():
+def test_program_predictions_do_not_depend_on_the_number_of_threads():
     draw = np.random.default_rng(0)
     x = torch.from_numpy(draw.integers(0, 256, (150, 2, 17, 13), dtype=np.uint8))
     data = Federation(x, torch.from_numpy(draw.integers(0, 3, 150)), np.asarray([0, 150, 150, 150]), 3)
-    net = uneven().eval()
+    net = make_uneven().eval()
     rows = np.arange(150)
     with torch.no_grad():
         expected = net(data.inputs(torch.from_numpy(rows)))
@@ -566,9 +583,9 @@ def test_predictions_by_the_program_are_the_same_with_any_number_of_threads():
         assert torch.equal(one, other)
 
 
-def test_outputs_outlive_the_next_batch():
+def test_program_outputs_survive_the_next_batch():
     """A rule may pass several batches before it uses the outputs."""
-    net = uneven().train()
+    net = make_uneven().train()
     network = CompiledNetwork(net, [name for name, _ in net.named_parameters()], backend.program(net, (2, 17, 13)))
     models = {name: value[None].clone() for name, value in parameters.copy_params(net).items()}
     first = network.forward(models, torch.zeros(1, 4, 2, 17, 13))

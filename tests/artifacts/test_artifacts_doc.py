@@ -44,57 +44,57 @@ against = ["fedavg"]
 """
 
 
-def rows_of(name):
+def read_documented_rows(name):
     """Return the rows of a CSV file beside the page, each a cell by heading."""
     with (ROOT / "docs" / "artifacts" / f"{name}.csv").open(encoding="utf-8", newline="") as file:
         return list(csv.DictReader(file))
 
 
-def fields_of(name):
+def read_documented_fields(name):
     """Return the rows about each file of a kind, by the name of a field; those about files themselves are below ""."""
     fields = {"": {}}
-    for row in rows_of(name):
+    for row in read_documented_rows(name):
         file, field = (row["file"], row["name"]) if row["name"] else ("", row["file"])
         assert field not in fields.setdefault(file, {}), f"{name}: {file} {field} is there twice"
         fields[file][field] = row
     return fields
 
 
-FIELDS = {name: fields_of(name) for name in (*kinds.schemas(), "common")}
-MANIFEST = {row["key"]: row for row in rows_of("manifest")}
-METRICS = {row["metric"]: row for row in rows_of("metrics")}
+FIELDS = {name: read_documented_fields(name) for name in (*kinds.schemas(), "common")}
+MANIFEST = {row["key"]: row for row in read_documented_rows("manifest")}
+METRICS = {row["metric"]: row for row in read_documented_rows("metrics")}
 SECTIONS = dict(zip(*[iter(re.split(r"^## (.*)$", PAGE, flags=re.M)[1:])] * 2, strict=True))
 
 
-def below(kind, name):
+def find_documented_file(kind, name):
     """Return the rows about one file of a kind, wherever they are."""
     others = ["evaluation", "common"] if kind == "comparison" else ["common"]
     return next(FIELDS[where][name] for where in (kind, *others) if name in FIELDS[where])
 
 
-def pattern(row):
+def make_pattern(row):
     """Return the pattern of a name in the page; braces stand for any name, within a group if it is one of a group."""
     return re.sub(r"\\\{\w+\\\}", "[^/]+" if "/" in row else ".+", re.escape(row))
 
 
-def described(name, rows):
+def find_description(name, rows):
     """Return the row that describes a name: its own, else that with the most letters outside braces."""
-    fitting = [row for row in rows if re.fullmatch(pattern(row), name)]
+    fitting = [row for row in rows if re.fullmatch(make_pattern(row), name)]
     return rows[max(fitting, key=lambda row: len(re.sub(r"\{\w+\}", "", row)))] if fitting else None
 
 
-def check(where, names, rows, is_new):
+def check_names(where, names, rows, is_new):
     """Every name is described, and every name that must be there is."""
     assert {row["level"] for row in rows.values()} <= LEVELS
     for name in names:
-        row = described(name, rows)
+        row = find_description(name, rows)
         assert row, f"{where}: {name} is not documented"
         assert not (is_new and row["level"] == "OLD"), (
             f"{where}: the level of {name} says that it is not written any more"
         )
     for name, row in rows.items():
         if row["level"] == "MUST" or (is_new and row["level"] == "MUST+"):
-            assert any(re.fullmatch(pattern(name), present) for present in names), f"{where}: {name} is missing"
+            assert any(re.fullmatch(make_pattern(name), present) for present in names), f"{where}: {name} is missing"
 
 
 def check_array(where, row, shape, dtype):
@@ -107,7 +107,7 @@ def check_array(where, row, shape, dtype):
         assert dtype in re.split(r", | or ", types), f"{where}: {dtype}"
 
 
-def arrays(path):
+def read_arrays(path):
     """Return the shape and type of everything in an HDF5 or safetensors file, attributes as @NAME."""
     if path.suffix == ".safetensors":
         with safe_open(path, "numpy") as file:
@@ -128,14 +128,14 @@ def arrays(path):
 
 def check_cells(where, rows, cells):
     for name in cells.columns:
-        kind, known = described(name, rows)["type"], cells[name].dropna()
+        kind, known = find_description(name, rows)["type"], cells[name].dropna()
         if kind in ("integer", "number") and len(known):
             assert known.dtype.kind in "iuf", f"{where}: {name}"
             assert kind == "number" or (known % 1 == 0).all(), f"{where}: {name}"
 
 
 @pytest.fixture(scope="module")
-def runs(small, tmp_path_factory):
+def runs_of_every_kind(small, tmp_path_factory):
     """A folder of artifacts of every kind, by the names that the page gives them."""
     at = tmp_path_factory.mktemp("page") / "runs"
     at.mkdir()
@@ -177,7 +177,7 @@ def runs(small, tmp_path_factory):
     return at
 
 
-def listing(folder, name):
+def make_listing(folder, name):
     """Return what the page shows of an artifact: its files, with what is in them."""
     lines = [name]
     for path in sorted(folder.iterdir()):
@@ -187,13 +187,13 @@ def listing(folder, name):
         else:
             lines.append(f"  {path.name}")
         if path.suffix in (".h5", ".safetensors"):
-            entries = sorted(arrays(path).items())
+            entries = sorted(read_arrays(path).items())
             width = max((len(item) for item, _ in entries), default=0)
             lines += [f"    {item:{width}}  {shape}  {dtype}" for item, (shape, dtype) in entries]
     return "\n".join(lines)
 
 
-def test_every_kind_has_a_section_and_a_row():
+def test_artifacts_page_documents_every_kind():
     assert set(re.findall(r"^\| \[(\w+)\]", PAGE, flags=re.M)) == set(kinds.schemas())
     assert set(kinds.schemas()) <= set(SECTIONS)
     assert tuple(MANIFEST) == KEYS
@@ -201,13 +201,15 @@ def test_every_kind_has_a_section_and_a_row():
         assert schema == 1, f"{kind}: say on the page what the new schema changes"
 
 
-def test_golden_artifacts_are_as_the_page_says():
+def test_golden_artifacts_match_the_artifacts_page():
     folders = [path.parent for path in (ROOT / "tests" / "golden").rglob("manifest.json")]
     assert {examine(folder, is_new=False) for folder in folders} == set(kinds.schemas())
 
 
-def test_new_artifacts_are_as_the_page_says(runs):
-    folders = [path.parent for path in runs.glob("*/manifest.json")] + [runs / "c" / "comparison"]
+def test_new_artifacts_match_the_artifacts_page(runs_of_every_kind):
+    folders = [path.parent for path in runs_of_every_kind.glob("*/manifest.json")] + [
+        runs_of_every_kind / "c" / "comparison"
+    ]
     assert {examine(folder, is_new=True) for folder in folders} == set(kinds.schemas())
     files = {path.name for folder in folders for path in folder.iterdir()}
     assert {"rounds.csv", "neighbours.csv", "attention.csv", "validation.h5"} <= files
@@ -217,11 +219,11 @@ def examine(folder, is_new):
     """Compare a folder with the page, and return its kind."""
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     kind, where = manifest["kind"], f"{folder.name} ({manifest['kind']})"
-    check(where, manifest, MANIFEST, is_new)
+    check_names(where, manifest, MANIFEST, is_new)
     assert set(manifest["files"]) | {"manifest.json"} == {path.name for path in folder.iterdir()}
-    check(where, [*manifest["files"], "manifest.json"], FIELDS[kind][""], is_new)
+    check_names(where, [*manifest["files"], "manifest.json"], FIELDS[kind][""], is_new)
     keys = [f"{group}.{key}" for group in ("request", "summary", "made") for key in manifest[group]]
-    check(where, keys, {**FIELDS["common"]["manifest.json"], **FIELDS[kind]["manifest.json"]}, is_new)
+    check_names(where, keys, {**FIELDS["common"]["manifest.json"], **FIELDS[kind]["manifest.json"]}, is_new)
     roles = {item["role"] for item in manifest["inputs"]}
     marked = re.findall(r"`([^`]*)`", SECTIONS[kind])
     assert all(re.sub(r"^.*, seed \d+$", "LABEL, seed N", role) in marked for role in roles)
@@ -235,13 +237,13 @@ def examine_file(kind, path, is_new):
     if path.suffix in (".h5", ".safetensors"):
         heading = {"initial.safetensors": "weights.safetensors"}.get(path.name, path.name)
         rows = FIELDS[kind].get(heading) or FIELDS[kind]["{table}.safetensors"]
-        content = arrays(path)
-        check(where, content, rows, is_new)
+        content = read_arrays(path)
+        check_names(where, content, rows, is_new)
         for name, (shape, dtype) in content.items():
-            check_array(f"{where}: {name}", described(name, rows), shape, dtype)
+            check_array(f"{where}: {name}", find_description(name, rows), shape, dtype)
     elif path.suffix == ".csv":
-        cells, rows = pd.read_csv(path), below(kind, path.name)
-        check(where, cells.columns, rows, is_new)
+        cells, rows = pd.read_csv(path), find_documented_file(kind, path.name)
+        check_names(where, cells.columns, rows, is_new)
         check_cells(where, rows, cells)
         if path.name == "table.csv" and kind not in ("audit", "sweep", "tuning", "verdicts"):
             for column in set(cells.columns) - set(rows):
@@ -251,8 +253,8 @@ def examine_file(kind, path, is_new):
         assert {"layer", "hconcat"} & {*content}, f"{where} is no Vega-Lite specification"
     elif path.suffix == ".json":
         content = json.loads(path.read_text(encoding="utf-8"))
-        rows = below(kind, path.name)
-        check(where, content, {name: row for name, row in rows.items() if "." not in name}, is_new)
+        rows = find_documented_file(kind, path.name)
+        check_names(where, content, {name: row for name, row in rows.items() if "." not in name}, is_new)
         for name, value in content.items():
             if any(row.startswith(f"{name}.") for row in rows) and isinstance(value, dict):
                 for item in value.values() if name == "stacks" else [value]:
@@ -265,7 +267,7 @@ def examine_metrics(where, content, is_new):
     fields = FIELDS["common"]["metrics.json"]
     for row in content["methods"]:
         check_object(where, row, fields, "methods", is_new)
-        check(where, row["metrics"], METRICS, is_new)
+        check_names(where, row["metrics"], METRICS, is_new)
         for name, facts in row["metrics"].items():
             assert METRICS[name]["unit"] == facts["unit"], f"{where}: {name}"
             same = re.sub(r" \d+ rounds", " rounds", facts["weighting"]) == METRICS[name]["weighting"]
@@ -276,19 +278,19 @@ def examine_metrics(where, content, is_new):
 def check_object(where, content, fields, place, is_new):
     """Compare the keys of an object with the rows about its place in the file."""
     keys = {name.removeprefix(f"{place}."): row for name, row in fields.items() if name.rpartition(".")[0] == place}
-    check(f"{where} {place}", content, keys, is_new)
+    check_names(f"{where} {place}", content, keys, is_new)
 
 
-def test_listings_are_real(runs):
+def test_listings_on_the_artifacts_page_match_real_artifacts(runs_of_every_kind):
     """To renew one, paste what the failure shows."""
     listings = re.findall(r"^```text\n(runs/(\S+)\n.*?)\n?```$", PAGE, flags=re.M | re.S)
     assert len(listings) == len(kinds.schemas())
     for text, name in listings:
-        assert text.rstrip("\n") == listing(runs / name, f"runs/{name}")
+        assert text.rstrip("\n") == make_listing(runs_of_every_kind / name, f"runs/{name}")
 
 
-def test_snippets_run_without_pfl(runs, monkeypatch):
-    monkeypatch.chdir(runs.parent)
+def test_snippets_of_the_artifacts_page_run_without_pfl(runs_of_every_kind, monkeypatch):
+    monkeypatch.chdir(runs_of_every_kind.parent)
     snippets = re.findall(r"```python\n(.*?)```", PAGE, flags=re.S)
     assert len(snippets) > len(kinds.schemas())
     for code in snippets:
@@ -307,12 +309,12 @@ def test_snippets_run_without_pfl(runs, monkeypatch):
         exec(compile(code, "docs/artifacts.md", "exec"), {})
 
 
-def test_the_vectors_of_an_exact_store_are_those_of_the_embeddings(runs, monkeypatch):
-    monkeypatch.chdir(runs.parent)
+def test_snippet_reads_the_vectors_of_a_flat_datastore(runs_of_every_kind, monkeypatch):
+    monkeypatch.chdir(runs_of_every_kind.parent)
     [code] = [code for code in re.findall(r"```python\n(.*?)```", PAGE, flags=re.S) if "stores.faiss" in code]
     names = {}
     exec(compile(code, "docs/artifacts.md", "exec"), names)
-    with h5py.File(runs / "e" / "embeddings.h5") as file:
+    with h5py.File(runs_of_every_kind / "e" / "embeddings.h5") as file:
         rows = slice(*file["train/offsets"][2:4])
         np.testing.assert_array_equal(names["vectors"], file["train/z"][rows])
         np.testing.assert_array_equal(names["labels"], file["train/y"][rows])

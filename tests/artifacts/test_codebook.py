@@ -26,7 +26,7 @@ from pflcli.errors import InputError
 CLIENTS = ("cleveland", "hungarian", 'St. Mary\'s, "North"')
 
 
-def table(path: Path, words=("no", "yes"), clients=CLIENTS, features=("age", "pulse"), seed=0) -> Path:
+def write_table(path: Path, words=("no", "yes"), clients=CLIENTS, features=("age", "pulse"), seed=0) -> Path:
     """Write a table of 40 patients per client, half of whom are ill and older for it."""
     draw = np.random.default_rng(seed)
     with path.open("w", newline="") as file:
@@ -39,7 +39,7 @@ def table(path: Path, words=("no", "yes"), clients=CLIENTS, features=("age", "pu
     return path
 
 
-def chain(root: Path, source: Path, **options) -> Path:
+def make_chain(root: Path, source: Path, **options) -> Path:
     """Make every artifact from a table to the predictions."""
     import_data(source, root / "data", client="hospital", label="ill", **options)
     partition(str(root / "data"), root / "p")
@@ -54,15 +54,15 @@ ARTIFACTS = ("data", "p", "b", "e", "d", "knn")
 
 
 @pytest.fixture(scope="module")
-def artifacts(tmp_path_factory) -> Path:
+def artifact_chain(tmp_path_factory) -> Path:
     """A chain that is only read."""
     root = tmp_path_factory.mktemp("made")
-    return chain(root, table(root / "visits.csv"))
+    return make_chain(root, write_table(root / "visits.csv"))
 
 
-def test_every_artifact_knows_the_names_when_its_ancestors_are_gone(artifacts, tmp_path):
+def test_every_artifact_keeps_names_without_its_ancestors(artifact_chain, tmp_path):
     for kind in ARTIFACTS:
-        shutil.copytree(artifacts / kind, tmp_path / kind / "alone")
+        shutil.copytree(artifact_chain / kind, tmp_path / kind / "alone")
         known = codebook.read(open_artifact(tmp_path / kind / "alone"))
         assert known.classes == ("no", "yes"), kind
         assert known.features == ("age", "pulse"), kind
@@ -70,15 +70,15 @@ def test_every_artifact_knows_the_names_when_its_ancestors_are_gone(artifacts, t
         assert set(known.clients) == (set() if kind == "data" else set(CLIENTS)), kind
 
 
-def test_clients_are_named_in_tables(artifacts):
+def test_clients_csv_contains_client_names(artifact_chain):
     for kind in ("p", "d"):
-        rows = list(csv.DictReader((artifacts / kind / "clients.csv").open()))
+        rows = list(csv.DictReader((artifact_chain / kind / "clients.csv").open()))
         assert [(row["client"], row["name"]) for row in rows] == [
             (str(i), name) for i, name in enumerate(sorted(CLIENTS))
         ]
 
 
-def test_old_artifacts_find_in_their_lineage_what_is_left(tmp_path):
+def test_old_artifacts_find_names_in_their_lineage(tmp_path):
     golden = Path(__file__).parents[1] / "golden" / "schema-1"
     known = codebook.read(open_artifact(golden / "predictions"))
     assert known.clients == tuple(f"client-{i:04d}" for i in range(4))
@@ -91,7 +91,7 @@ def test_old_artifacts_find_in_their_lineage_what_is_left(tmp_path):
     assert Codebook().client_names(2) == ["0", "1"]
 
 
-def test_datasets_that_come_with_pfl_name_their_classes(tmp_path):
+def test_built_in_datasets_name_their_classes(tmp_path):
     partition("writers", tmp_path / "p", clients=3)
     known = codebook.read(open_artifact(tmp_path / "p"))
     assert known.classes == tuple("0123456789")
@@ -101,66 +101,66 @@ def test_datasets_that_come_with_pfl_name_their_classes(tmp_path):
     assert codebook.read(open_artifact(tmp_path / "q")).classes == ()
 
 
-def test_a_damaged_codebook_is_an_error(artifacts, tmp_path, pfl):
-    shutil.copytree(artifacts / "p", tmp_path / "p")
+def test_damaged_codebook_is_refused(artifact_chain, tmp_path, pfl):
+    shutil.copytree(artifact_chain / "p", tmp_path / "p")
     (tmp_path / "p" / "codebook.json").write_text("{}")
     ran = pfl("train-global", tmp_path / "p", "-o", tmp_path / "b", "--model", "mlp")
     assert (ran.code, "codebook.json differs from what was written" in ran.err) == (3, True)
 
 
-def test_reversed_classes_are_refused_and_both_sides_named(pfl, artifacts, tmp_path):
+def test_extract_refuses_reversed_classes_and_names_both_artifacts(pfl, artifact_chain, tmp_path):
     """``diseased`` comes before ``healthy`` as ``no`` before ``yes``: the numbers mean the opposite."""
-    source = table(tmp_path / "again.csv", words=("healthy", "diseased"))
+    source = write_table(tmp_path / "again.csv", words=("healthy", "diseased"))
     import_data(source, tmp_path / "data", client="hospital", label="ill")
     partition(str(tmp_path / "data"), tmp_path / "p")
     for words in ([], ["-n"]):
-        ran = pfl("extract", artifacts / "b", "--partition", tmp_path / "p", "-o", tmp_path / "e", *words)
+        ran = pfl("extract", artifact_chain / "b", "--partition", tmp_path / "p", "-o", tmp_path / "e", *words)
         assert ran.code == 3
         assert "differ in their classes: diseased, healthy against no, yes" in ran.err
         assert str(tmp_path / "p") in ran.err
-        assert str(artifacts / "b") in ran.err
+        assert str(artifact_chain / "b") in ran.err
         assert not (tmp_path / "e").exists()
     personalize("local", tmp_path / "p", tmp_path / "local", settings={"model": "mlp"})
-    ran = pfl("evaluate", artifacts / "knn", tmp_path / "local", "-o", tmp_path / "ev")
+    ran = pfl("evaluate", artifact_chain / "knn", tmp_path / "local", "-o", tmp_path / "ev")
     assert (ran.code, "no, yes against diseased, healthy" in ran.err) == (3, True)
 
 
-def test_other_clients_are_refused_and_named(pfl, artifacts, tmp_path):
-    source = table(tmp_path / "again.csv", clients=("basel", "bern"))
+def test_update_datastore_refuses_and_names_other_clients(pfl, artifact_chain, tmp_path):
+    source = write_table(tmp_path / "again.csv", clients=("basel", "bern"))
     import_data(source, tmp_path / "data", client="hospital", label="ill")
     partition(str(tmp_path / "data"), tmp_path / "p")
-    extract(artifacts / "b", tmp_path / "e", partition=tmp_path / "p")
-    ran = pfl("update-datastore", artifacts / "d", tmp_path / "e", "-o", tmp_path / "d", "-n")
+    extract(artifact_chain / "b", tmp_path / "e", partition=tmp_path / "p")
+    ran = pfl("update-datastore", artifact_chain / "d", tmp_path / "e", "-o", tmp_path / "d", "-n")
     assert ran.code == 3
     assert "differ in their clients: " in ran.err
     assert "against basel, bern" in ran.err
 
 
-def test_other_features_are_refused(pfl, artifacts, tmp_path):
-    source = table(tmp_path / "again.csv", features=("pulse", "age"))
+def test_extract_refuses_other_features(pfl, artifact_chain, tmp_path):
+    source = write_table(tmp_path / "again.csv", features=("pulse", "age"))
     import_data(source, tmp_path / "data", client="hospital", label="ill")
     partition(str(tmp_path / "data"), tmp_path / "p")
-    ran = pfl("extract", artifacts / "b", "--partition", tmp_path / "p", "-o", tmp_path / "e")
+    ran = pfl("extract", artifact_chain / "b", "--partition", tmp_path / "p", "-o", tmp_path / "e")
     assert (ran.code, "differ in their features: pulse, age against age, pulse" in ran.err) == (3, True)
 
 
-def test_pictures_name_clients_and_classes(monkeypatch, artifacts, tmp_path):
+def test_plots_name_clients_and_classes(monkeypatch, artifact_chain, tmp_path):
     from pflcli.evaluation import figures
 
     drawn = {}
     monkeypatch.setattr(figures, "draw_holdings", lambda *args: drawn.update(holdings=args) or b"")
     monkeypatch.setattr(figures, "draw_neighbours", lambda *args: drawn.update(neighbours=args) or b"")
-    figures.draw_partition(open_artifact(artifacts / "p"))
+    figures.draw_partition(open_artifact(artifact_chain / "p"))
     _, title, _, _, names, classes = drawn["holdings"]
     assert title == "visits.csv, natural, 3 clients"
     assert (sorted(names), classes) == (sorted(CLIENTS), ("no", "yes"))
-    personalize("gossip", artifacts / "p", tmp_path / "g", settings={"model": "mlp", "rounds": 1, "lr": 0.01})
+    personalize("gossip", artifact_chain / "p", tmp_path / "g", settings={"model": "mlp", "rounds": 1, "lr": 0.01})
     figures.draw_predictions(open_artifact(tmp_path / "g"))
     assert drawn["neighbours"][2] == "visits.csv: gossip, 3 clients, after 1 round"
     assert sorted(drawn["neighbours"][4]) == sorted(CLIENTS)
 
 
-def test_scales_of_clients_must_agree(tmp_path):
+def test_require_same_refuses_different_client_scales(tmp_path):
     """Samples that another split standardized, or another way of standardizing, are not what a model was trained on."""
     for name, options in {"a": {}, "b": {"split": 1}, "c": {"standardize": "federation"}}.items():
         partition("heart-disease", tmp_path / name, keep_test=True, options=options)
@@ -175,7 +175,7 @@ def test_scales_of_clients_must_agree(tmp_path):
 
 
 @pytest.mark.parametrize("sd", [["x"], [float("nan")], {"x": 1}, 1])
-def test_a_scale_that_is_no_number_is_refused(tmp_path, sd):
+def test_codebook_with_an_invalid_scale_is_refused(tmp_path, sd):
     partition("heart-disease", tmp_path / "p", keep_test=True)
     artifact, file = open_artifact(tmp_path / "p"), tmp_path / "p" / codebook.FILE
     facts = json.loads(file.read_text())
@@ -185,14 +185,14 @@ def test_a_scale_that_is_no_number_is_refused(tmp_path, sd):
         codebook._parse(artifact)
 
 
-def test_of_long_lists_only_the_names_that_differ_are_shown():
+def test_difference_of_long_lists_shows_only_names_that_differ():
     first, second = ([f"client-{i}" for i in range(start, start + 20)] for start in (0, 1))
     words = codebook._describe_difference("clients", first, second, ())
     assert words == "only the first has client-0, only the second client-20"
 
 
 @pytest.mark.parametrize("deviation", [(1.0, 0.0, 1.0), (1.0, 1.0)])
-def test_an_encoder_without_a_valid_normalization_is_refused(deviation):
+def test_codebook_with_an_invalid_encoder_normalization_is_refused(deviation):
     fields = codebook.to_fields(Codebook(encoder=Encoder("onnx:x", mean=(0.5, 0.5, 0.5), deviation=deviation)))
     artifact = SimpleNamespace(
         json=lambda name: fields, parsing=lambda name: nullcontext(), manifest=SimpleNamespace(summary={})

@@ -21,7 +21,7 @@ LINES = {
 
 @pytest.mark.parametrize("dry", [(), ("--dry-run",)])
 @pytest.mark.parametrize("line", LINES)
-def test_too_little_room_is_known_before_the_work(line, dry, small, tmp_path, pfl, monkeypatch):
+def test_too_little_disk_space_is_refused_before_the_work(line, dry, small, tmp_path, pfl, monkeypatch):
     monkeypatch.setattr(disk, "free_bytes", lambda folder: 1000)
     words = [word.format(b=small.b, e=small.e) for word in LINES[line]]
     ran = pfl(*words, "--out", tmp_path / "out", *dry)
@@ -31,7 +31,7 @@ def test_too_little_room_is_known_before_the_work(line, dry, small, tmp_path, pf
     assert not list(tmp_path.iterdir())
 
 
-def test_an_import_that_has_no_room_is_refused_before_it_is_written(tmp_path, pfl, monkeypatch):
+def test_import_is_refused_when_disk_space_is_too_small(tmp_path, pfl, monkeypatch):
     np.savez(tmp_path / "x.npz", x=np.zeros((50, 9), np.float32), y=np.arange(50) % 2, owner=np.arange(50) % 5)
     monkeypatch.setattr(disk, "free_bytes", lambda folder: 10)
     ran = pfl("import", tmp_path / "x.npz", "--out", tmp_path / "out", "--dry-run")
@@ -39,7 +39,7 @@ def test_an_import_that_has_no_room_is_refused_before_it_is_written(tmp_path, pf
     assert "needs about 1.8 kB of disk space, but 10 bytes are free" in ran.err
 
 
-def test_features_that_a_partition_standardizes_take_four_bytes_each(tmp_path, pfl, monkeypatch):
+def test_partition_estimates_four_bytes_per_standardized_feature(tmp_path, pfl, monkeypatch):
     cells = np.random.default_rng(0).normal(size=(50, 9))
     lines = [",".join([*map(str, row), "ab"[i % 2], str(i % 5)]) for i, row in enumerate(cells)]
     (tmp_path / "x.csv").write_text("\n".join([",".join([*"efghijklm", "label", "owner"]), *lines]) + "\n")
@@ -50,7 +50,7 @@ def test_features_that_a_partition_standardizes_take_four_bytes_each(tmp_path, p
     assert "needs about 1.8 kB of disk space" in ran.err
 
 
-def test_a_tight_disk_is_warned_of(small, tmp_path, pfl, monkeypatch):
+def test_extract_warns_when_disk_space_is_tight(small, tmp_path, pfl, monkeypatch):
     size = (small.e / "embeddings.h5").stat().st_size
     monkeypatch.setattr(disk, "free_bytes", lambda folder: int(size * 0.9))
     ran = pfl("extract", small.b, "--out", tmp_path / "out")
@@ -58,7 +58,7 @@ def test_a_tight_disk_is_warned_of(small, tmp_path, pfl, monkeypatch):
     assert "WARNING" in ran.err
 
 
-def test_a_disk_that_fills_up_says_what_is_needed_and_free(small, tmp_path, pfl, monkeypatch):
+def test_full_disk_error_states_needed_and_free_bytes(small, tmp_path, pfl, monkeypatch):
     def full(file, content, position):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -71,7 +71,7 @@ def test_a_disk_that_fills_up_says_what_is_needed_and_free(small, tmp_path, pfl,
     assert not (tmp_path / "out").exists()
 
 
-def test_more_neighbours_than_samples_take_no_room():
+def test_search_with_k_above_the_number_of_samples_allocates_little():
     z = np.arange(8, dtype=np.float32).reshape(4, 2)
     blob, ends = flat_indexes([z[:1], z[1:]])
     y, offsets = np.arange(4), np.asarray([0, 1, 4])

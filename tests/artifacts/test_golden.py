@@ -20,12 +20,12 @@ from pflcli.knn.stores import Stores
 VERSIONS = sorted((Path(__file__).parents[1] / "golden").glob("schema-*"))
 
 
-def test_there_is_one_for_every_version():
+def test_golden_artifacts_exist_for_every_schema_version():
     assert [path.name for path in VERSIONS] == [f"schema-{n + 1}" for n in range(max(kinds.schemas().values()))]
 
 
 @pytest.mark.parametrize("at", VERSIONS, ids=lambda path: path.name)
-def test_every_kind_is_whole_and_read(at):
+def test_golden_artifacts_of_every_kind_are_verified_and_read(at):
     for kind in kinds.schemas():
         assert show(at / kind, lineage=True, verify=True)["kind"] == kind
     stored = partition.read(open_artifact(at / "partition"))
@@ -46,7 +46,7 @@ def test_every_kind_is_whole_and_read(at):
 
 
 @pytest.mark.parametrize("at", VERSIONS, ids=lambda path: path.name)
-def test_it_is_scored_as_it_was(at, tmp_path):
+def test_golden_predictions_have_the_stored_scores(at, tmp_path):
     evaluate([at / "predictions"], tmp_path / "e")
     old, new = (json.loads((path / "metrics.json").read_text()) for path in (at / "evaluation", tmp_path / "e"))
     for name, metric in old["methods"][0]["metrics"].items():
@@ -54,7 +54,7 @@ def test_it_is_scored_as_it_was(at, tmp_path):
 
 
 @pytest.mark.parametrize("at", VERSIONS, ids=lambda path: path.name)
-def test_it_answers_as_it_did(at, tmp_path):
+def test_golden_datastore_gives_the_stored_predictions(at, tmp_path):
     personalize("knn-per", at / "datastore", tmp_path / "p", options={"k": 3})
     # Test samples were then answered from validation samples too, which is now what `refit` asks for.
     old, new = (predictions.read(open_artifact(path), "validation") for path in (at / "predictions", tmp_path / "p"))

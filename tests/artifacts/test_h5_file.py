@@ -24,7 +24,7 @@ ARRAYS = {
 }
 
 
-def in_memory(arrays, attrs):
+def encode_in_memory(arrays, attrs):
     """The bytes of the same file, as h5py makes them in memory."""
     memory = io.BytesIO()
     with h5py.File(memory, "w", locking=False) as file:
@@ -35,24 +35,24 @@ def in_memory(arrays, attrs):
     return memory.getvalue()
 
 
-def test_a_file_has_the_bytes_that_it_would_have_in_memory(tmp_path):
+def test_created_file_has_the_bytes_of_one_made_in_memory(tmp_path):
     with h5_file.create(tmp_path / "a.h5") as file:
         h5_file.fill(file, ARRAYS, {"classes": 3})
-    assert (tmp_path / "a.h5").read_bytes() == in_memory(ARRAYS, {"classes": 3})
+    assert (tmp_path / "a.h5").read_bytes() == encode_in_memory(ARRAYS, {"classes": 3})
 
 
-def test_arrays_that_are_filled_in_turn_have_the_same_bytes(tmp_path):
+def test_reserved_arrays_filled_in_turn_give_the_same_bytes(tmp_path):
     with h5_file.create(tmp_path / "a.h5") as file:
         datasets = {name: h5_file.reserve(file, name, ARRAYS[name].shape, ARRAYS[name].dtype) for name in ARRAYS}
         for first in range(0, 900, 100):
             for name in ("train/z", "train/y"):
                 datasets[name][first : first + 100] = ARRAYS[name][first : first + 100]
         datasets["names"][:] = ARRAYS["names"]
-    assert (tmp_path / "a.h5").read_bytes() == in_memory(ARRAYS, {})
+    assert (tmp_path / "a.h5").read_bytes() == encode_in_memory(ARRAYS, {})
 
 
 @pytest.mark.parametrize("rows", [DRAW.permutation(900)[:800], np.empty(0, np.int64)])
-def test_gathered_rows_are_those_of_the_array(rows, tmp_path, monkeypatch):
+def test_lazy_rows_equal_the_rows_of_the_array(rows, tmp_path, monkeypatch):
     monkeypatch.setattr(client_blocks, "PIECE_BYTES", 1000)
     source = ARRAYS["train/z"].astype(np.float64)
     gathered = LazyRows(source, rows, np.dtype(np.float32))
@@ -66,10 +66,10 @@ def test_gathered_rows_are_those_of_the_array(rows, tmp_path, monkeypatch):
     assert np.array_equal(np.asarray(gathered), expected)
     with h5_file.create(tmp_path / "a.h5") as file:
         h5_file.fill(file, {"x": gathered})
-    assert (tmp_path / "a.h5").read_bytes() == in_memory({"x": expected}, {})
+    assert (tmp_path / "a.h5").read_bytes() == encode_in_memory({"x": expected}, {})
 
 
-def test_a_large_array_is_mapped_and_cannot_be_written_to(tmp_path, monkeypatch):
+def test_map_or_read_maps_large_arrays_read_only(tmp_path, monkeypatch):
     monkeypatch.setattr(h5_file, "_SMALL_ARRAY", 1000)
     with h5_file.create(tmp_path / "a.h5") as file:
         h5_file.fill(file, ARRAYS)
@@ -81,7 +81,7 @@ def test_a_large_array_is_mapped_and_cannot_be_written_to(tmp_path, monkeypatch)
         assert arrays[name].flags.writeable == (name not in ("train/z", "train/y"))
 
 
-def test_a_disk_that_fills_up_is_an_error_with_the_bytes_that_are_needed(tmp_path, monkeypatch):
+def test_create_on_a_full_disk_states_the_needed_bytes(tmp_path, monkeypatch):
     written = os.pwrite
 
     def full(file, content, position):

@@ -40,7 +40,7 @@ time.sleep(600)
 
 
 @contextmanager
-def another_writer(out, host=""):
+def start_another_writer(out, host=""):
     """A process that writes ``out``, on this host or on one of another name; it is killed at the end."""
     words = [out, host, str(locks.LEASE_SECONDS), str(locks.RENEWAL_SECONDS)]
     process = subprocess.Popen([sys.executable, "-c", WRITE, *words], stdout=subprocess.PIPE, text=True)
@@ -52,7 +52,7 @@ def another_writer(out, host=""):
         process.communicate()
 
 
-def plant(out, host="elsewhere", pid=999999999):
+def plant_lock(out, host="elsewhere", pid=999999999):
     """Put the lock of another holder there."""
     lock, new = locks.file(out), out.with_name("new")
     new.write_text(f"filelock/2\npid={pid}\nhost={host}\nmode=lease\ntoken=7\nduration={locks.LEASE_SECONDS!r}\n")
@@ -60,7 +60,7 @@ def plant(out, host="elsewhere", pid=999999999):
 
 
 @pytest.fixture
-def short_lease(monkeypatch):
+def shorten_lease(monkeypatch):
     monkeypatch.setattr(locks, "LEASE_SECONDS", 1.0)
     monkeypatch.setattr(locks, "RENEWAL_SECONDS", 0.1)
 
@@ -73,9 +73,9 @@ def can_exchange(request, monkeypatch):
     return request.param
 
 
-def test_a_writer_that_is_killed_holds_up_nobody(tmp_path):
+def test_lock_of_a_killed_writer_is_taken_over(tmp_path):
     out = tmp_path / "out"
-    with another_writer(out) as process:
+    with start_another_writer(out) as process:
         with pytest.raises(ConflictError, match=f"another pfl .process {process.pid} on"):
             make(out, spec(), Execution(), build)
         process.send_signal(signal.SIGKILL)
@@ -87,9 +87,9 @@ def test_a_writer_that_is_killed_holds_up_nobody(tmp_path):
     assert listing(out) == ["a.txt", "manifest.json"]
 
 
-def test_a_writer_on_another_host_is_waited_for_while_it_renews_its_lock(tmp_path, short_lease, can_exchange):
+def test_lock_of_another_host_is_respected_while_it_is_renewed(tmp_path, shorten_lease, can_exchange):
     out = tmp_path / "out"
-    with another_writer(out, "node7") as process:
+    with start_another_writer(out, "node7") as process:
         with pytest.raises(ConflictError, match=f"another pfl .process {process.pid} on node7"):
             make(out, spec(), Execution(), build)
         process.kill()
@@ -103,24 +103,24 @@ def test_a_writer_on_another_host_is_waited_for_while_it_renews_its_lock(tmp_pat
     assert listing(tmp_path) == ["out"]
 
 
-def test_clocks_of_hosts_are_not_compared(tmp_path, short_lease, can_exchange):
+def test_lock_expiry_does_not_compare_clocks_of_hosts(tmp_path, shorten_lease, can_exchange):
     """A time far in the future or in the past says nothing; that it does not move says that the holder is dead."""
     for seconds in (0, 4e9):
-        os.utime(plant(tmp_path / "out"), (seconds, seconds))
+        os.utime(plant_lock(tmp_path / "out"), (seconds, seconds))
         locks.acquire(tmp_path / "out", lambda _: None).release()
         assert listing(tmp_path) == []
 
 
-def test_tidying_waits_for_nobody(tmp_path):
+def test_cleanup_does_not_wait_for_a_lock(tmp_path):
     out = tmp_path / "out"
     make(out, spec(), Execution(), build)
-    lock = plant(out)
+    lock = plant_lock(out)
     assert make(out, spec(), Execution(), build).decision == Decision.UP_TO_DATE
     assert lock.exists()
     with pytest.raises(ConflictError, match="on elsewhere") as error:
         plain_output.replace_file(out, b"")
     assert f"if it was killed, remove {lock}" in error.value.fix[0]
-    plant(out, SoftFileLease(tmp_path / "mine").acquire().lock.owner.hostname)
+    plant_lock(out, SoftFileLease(tmp_path / "mine").acquire().lock.owner.hostname)
     assert make(out, spec(), Execution(), build).decision == Decision.UP_TO_DATE
     assert listing(tmp_path) == ["out"]
 
@@ -152,7 +152,7 @@ while acquired < 8:
 """
 
 
-def test_many_processes_that_die_take_over_from_each_other_one_at_a_time(tmp_path):
+def test_dying_processes_take_over_a_lock_one_at_a_time(tmp_path):
     words = [sys.executable, "-W", "error", "-c", CONTEND, str(tmp_path / "out")]
     processes = [subprocess.Popen([*words, str(seed)], stderr=subprocess.PIPE) for seed in range(4)]
     for process in processes:
@@ -165,7 +165,7 @@ def test_many_processes_that_die_take_over_from_each_other_one_at_a_time(tmp_pat
 @pytest.mark.parametrize(
     "create", [Path.touch, Path.mkdir, lambda path: path.write_text("my notes\n")], ids=["empty", "a folder", "a text"]
 )
-def test_what_is_in_the_place_of_a_lock_stays(tmp_path, tree, create):
+def test_foreign_file_in_place_of_a_lock_is_kept(tmp_path, tree, create):
     create(tmp_path / "out.partial.lock")
     before = tree(tmp_path)
     with pytest.raises(ConflictError, match="does not name a process"):
@@ -174,11 +174,11 @@ def test_what_is_in_the_place_of_a_lock_stays(tmp_path, tree, create):
 
 
 @pytest.mark.parametrize("step", ["file", "checkpoint", "commit", "end"])
-def test_a_writer_that_was_taken_for_dead_notices(tmp_path, step):
+def test_suspended_writer_notices_that_its_lock_was_taken_over(tmp_path, step):
     """It was suspended for longer than the lease; the folder and the lock are its successor's."""
     out = tmp_path / "out"
     work = ArtifactWriter(out, spec())
-    successor = plant(out)
+    successor = plant_lock(out)
     before = listing(work.folder)
     steps = {
         "file": lambda: work.write("a.txt", b""),
@@ -196,7 +196,7 @@ def test_a_writer_that_was_taken_for_dead_notices(tmp_path, step):
     assert successor.exists()
 
 
-def test_a_lock_that_nobody_refers_to_is_released(tmp_path):
+def test_lock_is_released_when_it_is_garbage_collected(tmp_path):
     locks.acquire(tmp_path / "out")
     assert listing(tmp_path) == []
 
@@ -204,7 +204,7 @@ def test_a_lock_that_nobody_refers_to_is_released(tmp_path):
 # Laws
 
 
-def test_no_file_is_locked_by_the_system():
+def test_package_uses_no_operating_system_file_locks():
     """Some network file systems refuse such locks, and some grant them to everybody."""
     opened = 0
     for path in ROOT.rglob("*.py"):
@@ -218,10 +218,10 @@ def test_no_file_is_locked_by_the_system():
     assert opened >= 4
 
 
-def test_force_needs_the_lock_too(tmp_path):
+def test_force_also_requires_the_lock(tmp_path):
     out = tmp_path / "out"
     make(out, spec(alpha=7), Execution(), build)
-    with another_writer(tmp_path / "other"), pytest.raises(ConflictError, match="another pfl"):
+    with start_another_writer(tmp_path / "other"), pytest.raises(ConflictError, match="another pfl"):
         make(tmp_path / "other", spec(), FORCE, build)
     make(out, spec(), FORCE, build)
     assert listing(out) == ["a.txt", "manifest.json"]

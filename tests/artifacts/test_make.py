@@ -26,7 +26,7 @@ b/manifest.json: p/manifest.json
 
 
 @pytest.mark.skipif(shutil.which("make") is None, reason="make is not there")
-def test_make_asks_once_for_what_is_up_to_date(tmp_path):
+def test_makefile_does_not_rerun_up_to_date_targets(tmp_path):
     (tmp_path / "Makefile").write_text(MAKEFILE.format(python=sys.executable))
 
     def make():
@@ -44,7 +44,7 @@ def test_make_asks_once_for_what_is_up_to_date(tmp_path):
     assert (tmp_path / "b" / "manifest.json").read_bytes() == written
 
 
-def test_garbage_is_searched_for_only_after_worker_processes(tmp_path, monkeypatch):
+def test_garbage_collection_runs_only_after_worker_processes(tmp_path, monkeypatch):
     """A search takes as long as small artifacts do, and alone ends worker processes whose seconds count."""
     searches = []
     monkeypatch.setattr(gc, "collect", lambda: searches.append("search"))

@@ -36,11 +36,11 @@ class Notes:
         self.said.append(text)
 
 
-def unwanted(work):
+def fail_on_build(work):
     raise AssertionError("nothing is to be computed")
 
 
-def other(work):
+def build_other(work):
     work.write_checkpoint(b"state")
     work.write("b.txt", b"new")
     return {"n": 2}, {}
@@ -56,7 +56,7 @@ STEPS = [
 ]
 
 
-def dying(steps_done, survived, name, step, raised=Killed):
+def make_dying_step(steps_done, survived, name, step, raised=Killed):
     """A step that adds its name to what is done, and raises where there are as many as survive.
 
     Steps on the lock do not count: the lock of this process would not be that of a dead one (see test_locks.py).
@@ -80,7 +80,7 @@ def die_in_commit(monkeypatch, survived, raised=Killed):
 
     def commits(work, *args):
         for where, name in STEPS:
-            monkeypatch.setattr(where, name, dying(steps_done, survived, name, getattr(where, name), raised))
+            monkeypatch.setattr(where, name, make_dying_step(steps_done, survived, name, getattr(where, name), raised))
         return commit(work, *args)
 
     monkeypatch.setattr(ArtifactWriter, "commit", commits)
@@ -106,7 +106,7 @@ def test_the_same_command_finishes_a_commit_when_it_was_killed_anywhere(tmp_path
         with monkeypatch.context() as patched:
             steps_done = die_in_commit(patched, survived)
             try:
-                make(out, spec(), Execution(force=force), other)
+                make(out, spec(), Execution(force=force), build_other)
                 killed = False
             except Killed:
                 pass
@@ -116,12 +116,12 @@ def test_the_same_command_finishes_a_commit_when_it_was_killed_anywhere(tmp_path
         is_written = steps_done.count("_write") > 0
         if killed:
             notes, old = Notes(), placement.find_replaced(out)
-            make(out, spec(), Execution(force=force, reporter=notes), unwanted if is_written else other)
+            make(out, spec(), Execution(force=force, reporter=notes), fail_on_build if is_written else build_other)
             assert old is None or any(f"found {old}" in line for line in notes.said)
         assert listing(folder) == ["out"], steps_done
         assert listing(out) == ["b.txt", "manifest.json"], steps_done
         open_artifact(out).verify()
-        assert make(out, spec(), Execution(), unwanted).decision == Decision.UP_TO_DATE
+        assert make(out, spec(), Execution(), fail_on_build).decision == Decision.UP_TO_DATE
         survived += 1
     assert survived > 5
     assert steps_done.count("rename") == (2 if force else 1)
@@ -145,23 +145,23 @@ def test_a_commit_loses_nothing_when_a_rename_fails(tmp_path, monkeypatch, tree,
     with monkeypatch.context() as patched:
         patched.setattr(Path, "rename", busy)
         with pytest.raises(InputError, match=r"cannot finish .*busy") as error:
-            make(out, spec(), Execution(force=force), other)
+            make(out, spec(), Execution(force=force), build_other)
         assert "all files are kept" in error.value.fix[0]
         assert {name: old for name, old in tree(tmp_path).items() if "partial" not in name} == before
-    make(out, spec(), Execution(force=force), unwanted)
+    make(out, spec(), Execution(force=force), fail_on_build)
     assert listing(tmp_path) == ["out"]
     assert listing(out) == ["b.txt", "manifest.json"]
 
 
 @pytest.mark.parametrize(("force", "survived"), [(False, 4), (True, 6)])
-def test_what_is_missing_since_a_kill_says_where_it_is_and_what_to_type(tmp_path, monkeypatch, pfl, force, survived):
+def test_error_after_a_kill_says_where_the_artifact_is(tmp_path, monkeypatch, pfl, force, survived):
     out = tmp_path / "my out"
     if force:
         make(out, spec(alpha=7), Execution(), build)
     with monkeypatch.context() as patched:
         steps_done = die_in_commit(patched, survived)
         with pytest.raises(Killed):
-            make(out, spec(), Execution(force=force), other)
+            make(out, spec(), Execution(force=force), build_other)
     assert not out.exists(), steps_done
     for line in (["show", out], ["show", out / "manifest.json"], ["train-global", out, "-o", tmp_path / "x"]):
         ran = pfl(*line)
@@ -174,7 +174,7 @@ def test_what_is_missing_since_a_kill_says_where_it_is_and_what_to_type(tmp_path
         word = next(line for line in ran.err.splitlines() if "mv" in line).partition(": ")[2]
         subprocess.run(word, shell=True, check=True)
         assert open_artifact(out).manifest.request == {"alpha": 7}
-    make(out, spec(), Execution(force=force), unwanted)
+    make(out, spec(), Execution(force=force), fail_on_build)
     assert listing(tmp_path) == ["my out"]
     open_artifact(out).verify()
 
@@ -182,11 +182,11 @@ def test_what_is_missing_since_a_kill_says_where_it_is_and_what_to_type(tmp_path
 REMOVING = [(os, "unlink"), (os, "rmdir"), (Path, "rename")]  # also what shutil.rmtree does, one by one
 
 
-def dies(monkeypatch, survived):
+def die_while_removing(monkeypatch, survived):
     """Let every removal or rename but the first ``survived`` raise."""
     steps_done = []
     for where, name in REMOVING:
-        monkeypatch.setattr(where, name, dying(steps_done, survived, name, getattr(where, name)))
+        monkeypatch.setattr(where, name, make_dying_step(steps_done, survived, name, getattr(where, name)))
     return steps_done
 
 
@@ -196,7 +196,7 @@ def test_tidying_is_finished_and_deletes_nothing_else_when_it_was_killed_anywher
     def begin(folder):
         out = folder / "out"
         make(out, spec(), Execution(), build)
-        make(folder / "out.partial.old", spec(), Execution(), other)
+        make(folder / "out.partial.old", spec(), Execution(), build_other)
         (folder / "out.partial.old.txt").touch()
         return out
 
@@ -207,16 +207,16 @@ def test_tidying_is_finished_and_deletes_nothing_else_when_it_was_killed_anywher
         folder.mkdir()
         out = begin(folder)
         with monkeypatch.context() as patched:
-            steps_done = dies(patched, survived)
+            steps_done = die_while_removing(patched, survived)
             if not same:
                 patched.setattr(ArtifactWriter, "__exit__", lambda work, *_: kill(work))
             try:
-                ended = make(out, again, FORCE, unwanted if same else other).decision
+                ended = make(out, again, FORCE, fail_on_build if same else build_other).decision
                 killed = False
             except Killed:
                 killed = True
         if killed:
-            ended = make(out, again, FORCE, unwanted if same else other).decision
+            ended = make(out, again, FORCE, fail_on_build if same else build_other).decision
         assert not same or ended == Decision.UP_TO_DATE
         assert listing(folder) == ["out", "out.partial.old.txt"], steps_done
         assert listing(out) == ["a.txt" if same else "b.txt", "manifest.json"]
@@ -232,14 +232,14 @@ def test_a_folder_with_a_name_that_pfl_needs_stays_when_it_has_other_files(tmp_p
     make(tmp_path / name, spec(alpha=7), Execution(), build)
     (tmp_path / name / "notes.txt").touch()
     before = tree(tmp_path / name)
-    make(out, spec(), Execution(), unwanted)  # which tidies up
+    make(out, spec(), Execution(), fail_on_build)  # which tidies up
     with pytest.raises(error, match=r"not made by pfl|cannot finish .*not empty"):
         make(out, spec(alpha=9), FORCE, build)
     assert tree(tmp_path / name) == before
     open_artifact(out).verify()
 
 
-def test_a_dataset_without_a_slash_is_missed_too(tmp_path, monkeypatch, pfl):
+def test_missing_dataset_in_the_working_directory_is_located_after_a_kill(tmp_path, monkeypatch, pfl):
     monkeypatch.chdir(tmp_path)
     make(tmp_path / "data.partial.old", spec("dataset"), Execution(), build)
     ran = pfl("partition", "data", "-o", "p")
@@ -247,12 +247,12 @@ def test_a_dataset_without_a_slash_is_missed_too(tmp_path, monkeypatch, pfl):
     assert "mv data.partial.old data" in ran.err
 
 
-def test_a_file_that_is_not_what_the_manifest_says_is_made_again(tmp_path, monkeypatch):
+def test_damaged_file_of_an_unfinished_commit_is_rebuilt(tmp_path, monkeypatch):
     out = tmp_path / "out"
     with monkeypatch.context() as patched:
         die_in_commit(patched, 2)
         with pytest.raises(Killed):
-            make(out, spec(), Execution(), other)
+            make(out, spec(), Execution(), build_other)
     assert "out.partial contains all files of the same request" in decide(out, spec(), force=False)[1]
     (tmp_path / "out.partial" / "b.txt").write_bytes(b"not")
     saved = []
@@ -260,14 +260,14 @@ def test_a_file_that_is_not_what_the_manifest_says_is_made_again(tmp_path, monke
     def remade(work):
         assert not (work.folder / "manifest.json").exists()
         saved.append(work.read_checkpoint())
-        return other(work)
+        return build_other(work)
 
     make(out, spec(), Execution(), remade)
     assert saved == [b"state"]
     open_artifact(out).verify()
 
 
-def test_killed_while_it_discards_what_failed(tmp_path, monkeypatch):
+def test_build_killed_while_discarding_a_failure_can_be_repeated(tmp_path, monkeypatch):
     def failing(work):
         work.open_rows(0, empty=True)
         for name in "a.txt", "z.txt":
@@ -280,7 +280,7 @@ def test_killed_while_it_discards_what_failed(tmp_path, monkeypatch):
         out, steps_done = tmp_path / str(survived), []
         with monkeypatch.context() as patched:
             for where, name in steps:
-                patched.setattr(where, name, dying(steps_done, survived, name, getattr(where, name)))
+                patched.setattr(where, name, make_dying_step(steps_done, survived, name, getattr(where, name)))
             with pytest.raises((Killed, ComputationError)) as error:
                 make(out, spec(), Execution(), failing)
         raised, survived = error.type, survived + 1
@@ -289,7 +289,7 @@ def test_killed_while_it_discards_what_failed(tmp_path, monkeypatch):
     assert survived > 3
 
 
-def test_what_stands_in_its_place_by_then_costs_no_computation(tmp_path):
+def test_output_occupied_at_the_end_keeps_the_computation(tmp_path):
     out = tmp_path / "out"
 
     def slow(work):
@@ -300,35 +300,35 @@ def test_what_stands_in_its_place_by_then_costs_no_computation(tmp_path):
     with pytest.raises(ConflictError, match="not a pfl artifact"):
         make(out, spec(), FORCE, slow)
     shutil.rmtree(out)
-    assert make(out, spec(), FORCE, unwanted).decision == Decision.RESUME
+    assert make(out, spec(), FORCE, fail_on_build).decision == Decision.RESUME
     open_artifact(out).verify()
 
 
 # Places that are refused before anything is computed
 
 
-def refused(out, *inputs, error=ConflictError, match, force=False):
+def assert_refused(out, *inputs, error=ConflictError, match, force=False):
     for execution in (Execution(force=force), Execution(force=force, dry_run=True)):
         with pytest.raises(error, match=match) as raised:
-            make(out, spec(inputs=inputs), execution, unwanted)
+            make(out, spec(inputs=inputs), execution, fail_on_build)
         assert raised.value.fix
     return error_text(raised)
 
 
-def test_a_link_to_nothing(tmp_path):
+def test_output_that_is_a_dangling_link_is_refused(tmp_path):
     (tmp_path / "out").symlink_to("nowhere")
-    refused(tmp_path / "out", match="link to nowhere, which does not exist")
+    assert_refused(tmp_path / "out", match="link to nowhere, which does not exist")
     assert listing(tmp_path) == ["out"]
 
 
-def test_a_mount_point():
-    assert "--out /proc/partition" in refused(Path("/proc"), match="/proc is a mount point")
+def test_output_that_is_a_mount_point_is_refused():
+    assert "--out /proc/partition" in assert_refused(Path("/proc"), match="/proc is a mount point")
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_a_name_that_is_too_long_for_what_is_to_be_beside_it(tmp_path, force):
+def test_output_name_too_long_for_its_suffixes_is_refused(tmp_path, force):
     longest = os.pathconf(tmp_path, "PC_NAME_MAX") - locks.LONGEST_SUFFIX
-    message = refused(tmp_path / ("é" * (longest // 2 + 1)), error=UsageError, match="too long", force=force)
+    message = assert_refused(tmp_path / ("é" * (longest // 2 + 1)), error=UsageError, match="too long", force=force)
     assert f"at most {longest} bytes" in message
     assert listing(tmp_path) == []
     out = tmp_path / ("x" * longest)
@@ -341,20 +341,20 @@ def test_a_name_that_is_too_long_for_what_is_to_be_beside_it(tmp_path, force):
 
 
 @pytest.mark.parametrize("name", ["notes.txt", "b"])
-def test_force_never_deletes_what_the_manifest_does_not_list(tmp_path, tree, name):
+def test_force_keeps_files_that_the_manifest_does_not_list(tmp_path, tree, name):
     out = tmp_path / "out"
     make(out, spec(), Execution(), build)
     (out / name).mkdir() if name == "b" else (out / name).touch()
     before = tree(tmp_path)
     for force in (True, False):
         with pytest.raises(ConflictError) as error:
-            make(out, spec(alpha=7), Execution(force=force), unwanted)
+            make(out, spec(alpha=7), Execution(force=force), fail_on_build)
         assert f"{name}" in error_text(error)
         assert "move" in error_text(error)
     assert tree(tmp_path) == before
 
 
-def test_what_is_put_there_while_it_is_computed_stays(tmp_path):
+def test_file_added_to_the_old_output_during_a_build_is_kept(tmp_path):
     out = tmp_path / "out"
     make(out, spec(), Execution(), build)
 
@@ -365,56 +365,56 @@ def test_what_is_put_there_while_it_is_computed_stays(tmp_path):
     with pytest.raises(ConflictError, match=r"notes\.txt"):
         make(out, spec(alpha=7), FORCE, slow)
     (out / "notes.txt").unlink()
-    make(out, spec(alpha=7), FORCE, unwanted)
+    make(out, spec(alpha=7), FORCE, fail_on_build)
 
 
-def test_a_damaged_manifest_lists_what_can_still_be_read(tmp_path):
+def test_force_on_a_damaged_manifest_replaces_only_files_still_listed(tmp_path):
     out = tmp_path / "out"
     make(out, spec(), Execution(), build)
     content = (out / "manifest.json").read_bytes()
     (out / "manifest.json").write_bytes(content[:50])
     with pytest.raises(ConflictError, match=r"a\.txt"):
-        make(out, spec(alpha=7), FORCE, unwanted)
+        make(out, spec(alpha=7), FORCE, fail_on_build)
     (out / "manifest.json").write_bytes(content[:-20])
     make(out, spec(alpha=7), FORCE, build)
 
 
-def test_an_input_inside_the_output(tmp_path, tree):
+def test_output_that_contains_an_input_is_refused(tmp_path, tree):
     out = tmp_path / "out"
     make(out, spec(), Execution(), build)
     make(out / "p", spec(alpha=7), Execution(), build)
     before = tree(tmp_path)
     source = open_artifact(out / "p").as_input("source", out)
-    refused(out, source, match="out/p is an input of", force=True)
+    assert_refused(out, source, match="out/p is an input of", force=True)
     assert tree(tmp_path) == before
 
 
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("below", ["b", "b/c"])
-def test_an_output_inside_an_input(tmp_path, tree, force, below):
+def test_output_inside_an_input_is_refused(tmp_path, tree, force, below):
     make(tmp_path / "p", spec(), Execution(), build)
     before = tree(tmp_path)
     source = open_artifact(tmp_path / "p").as_input("source", tmp_path / "p" / below)
-    refused(tmp_path / "p" / below, source, match="is inside the partition", force=force)
+    assert_refused(tmp_path / "p" / below, source, match="is inside the partition", force=force)
     assert tree(tmp_path) == before
 
 
 # A forced run that was interrupted
 
 
-def interrupted(work):
+def interrupt(work):
     work.write_checkpoint(b"one")
     raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("stands", [None, {"alpha": 7}, {}])
-def test_the_same_line_with_force_resumes_where_it_stopped(tmp_path, stands):
+def test_interrupted_force_resumes_when_repeated(tmp_path, stands):
     out = tmp_path / "out"
     if stands is not None:
         make(out, spec(**stands), Execution(), build)
     with pytest.raises(KeyboardInterrupt):
-        make(out, spec(), FORCE, interrupted)
-    assert make(out, spec(), Execution(force=True, dry_run=True), unwanted).decision == "dry run: resume"
+        make(out, spec(), FORCE, interrupt)
+    assert make(out, spec(), Execution(force=True, dry_run=True), fail_on_build).decision == "dry run: resume"
     saved = []
     again = make(out, spec(), FORCE, lambda work: (saved.append(work.read_checkpoint()), build(work))[1])
     assert (saved, again.decision) == ([b"one"], Decision.RESUME)
@@ -425,9 +425,9 @@ def test_force_discards_what_another_forced_run_began(tmp_path):
     out = tmp_path / "out"
     make(out, spec(), Execution(), build)
     with pytest.raises(KeyboardInterrupt):
-        make(out, spec(alpha=7), FORCE, interrupted)
+        make(out, spec(alpha=7), FORCE, interrupt)
     with pytest.raises(KeyboardInterrupt):
-        make(out, spec(alpha=8), FORCE, interrupted)
+        make(out, spec(alpha=8), FORCE, interrupt)
     with ArtifactWriter(out, spec(alpha=7), force=True) as work:
         assert work.read_checkpoint() is None
 

@@ -30,7 +30,7 @@ from pflcli.errors import InputError
 GOLDEN = Path(__file__).parents[1] / "golden" / "schema-1"
 
 
-def edit(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
+def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     """Change the manifest of an artifact and leave its seal as it is."""
     path = folder / "manifest.json"
     raw = json.loads(path.read_text())
@@ -38,14 +38,14 @@ def edit(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
     path.write_text(json.dumps(raw, indent=2) + "\n")
 
 
-def exit_code(*arguments: str | Path) -> int:
+def run_and_get_exit_code(*arguments: str | Path) -> int:
     with pytest.raises(SystemExit) as end:
         main([*map(str, arguments)])
     return int(end.value.code or 0)
 
 
 @pytest.fixture(scope="module")
-def knn(small, tmp_path_factory) -> Path:
+def knn_copy(small, tmp_path_factory) -> Path:
     """A copy of predictions whose manifest the tests rewrite, each from the whole one."""
     copy = tmp_path_factory.mktemp("sealed") / "knn"
     shutil.copytree(small.knn, copy)
@@ -71,16 +71,20 @@ EDITS: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize("change", EDITS.values(), ids=EDITS)
-def test_an_edited_manifest_is_refused(small, knn, change, capsys):
-    shutil.copy(small.knn / "manifest.json", knn)
-    edit(knn, change)
-    for arguments in (("show", knn, "--verify"), ("show", knn, "--lineage"), ("evaluate", knn, "-o", knn.parent / "e")):
-        assert exit_code(*arguments) == 3
+def test_edited_manifest_is_refused(small, knn_copy, change, capsys):
+    shutil.copy(small.knn / "manifest.json", knn_copy)
+    edit_manifest(knn_copy, change)
+    for arguments in (
+        ("show", knn_copy, "--verify"),
+        ("show", knn_copy, "--lineage"),
+        ("evaluate", knn_copy, "-o", knn_copy.parent / "e"),
+    ):
+        assert run_and_get_exit_code(*arguments) == 3
         assert "manifest.json was edited or damaged" in capsys.readouterr().err
 
 
-def test_a_touched_or_indented_manifest_is_the_same(small_copy):
-    edit(small_copy.knn, lambda raw: None)
+def test_manifest_with_other_whitespace_or_times_is_accepted(small_copy):
+    edit_manifest(small_copy.knn, lambda raw: None)
     path = small_copy.knn / "manifest.json"
     path.write_text(json.dumps(json.loads(path.read_text()), indent=1, sort_keys=True))
     os.utime(path, (0, 0))
@@ -88,15 +92,15 @@ def test_a_touched_or_indented_manifest_is_the_same(small_copy):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_kind_is_sealed(small, name):
+def test_manifest_of_every_kind_has_a_seal(small, name):
     assert len(json.loads((getattr(small, name) / "manifest.json").read_text())["seal"]) == 64
 
 
 @pytest.mark.parametrize("kind", kinds.schemas())
-def test_without_a_seal_the_fingerprint_is_checked(tmp_path, kind):
+def test_fingerprint_is_checked_when_a_manifest_has_no_seal(tmp_path, kind):
     shutil.copytree(GOLDEN / kind, tmp_path / kind)
     open_artifact(tmp_path / kind).verify()
-    edit(tmp_path / kind, lambda raw: raw["request"].update(seed=12345))
+    edit_manifest(tmp_path / kind, lambda raw: raw["request"].update(seed=12345))
     with pytest.raises(InputError, match="was edited or damaged"):
         open_artifact(tmp_path / kind)
 
@@ -115,25 +119,25 @@ WRITTEN: dict[str, Callable[[dict[str, Any]], Any]] = {
 
 
 @pytest.mark.parametrize("change", WRITTEN.values(), ids=WRITTEN)
-def test_a_manifest_of_another_form_is_refused(tmp_path, change, capsys):
+def test_malformed_manifest_is_refused(tmp_path, change, capsys):
     shutil.copytree(GOLDEN / "predictions", tmp_path / "a")
-    edit(tmp_path / "a", change)
-    assert exit_code("show", tmp_path / "a", "--verify") == 3
+    edit_manifest(tmp_path / "a", change)
+    assert run_and_get_exit_code("show", tmp_path / "a", "--verify") == 3
     assert "manifest.json is damaged" in capsys.readouterr().err
 
 
-def test_a_manifest_nested_beyond_any_parser_is_refused(tmp_path, capsys):
+def test_deeply_nested_manifest_is_refused(tmp_path, capsys):
     shutil.copytree(GOLDEN / "predictions", tmp_path / "a")
     path = tmp_path / "a" / "manifest.json"
     path.write_text(path.read_text().rstrip()[:-1] + ', "x": ' + "[" * 100_000 + "]" * 100_000 + "}")
-    assert exit_code("show", tmp_path / "a") == 3
+    assert run_and_get_exit_code("show", tmp_path / "a") == 3
     assert "manifest.json is damaged" in capsys.readouterr().err
 
 
 # What its files are
 
 
-def resealed(folder: Path, name: str, content: bytes) -> None:
+def replace_and_reseal(folder: Path, name: str, content: bytes) -> None:
     """Replace a file of an artifact, and its hash, so that only its reader is left to refuse it."""
     (folder / name).write_bytes(content)
 
@@ -141,11 +145,11 @@ def resealed(folder: Path, name: str, content: bytes) -> None:
         raw["files"][name] = {"sha256": sha256(content).hexdigest(), "bytes": len(content)}
         raw.pop("seal", None)  # as in manifests from before there was one
 
-    edit(folder, change)
+    edit_manifest(folder, change)
 
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "link"])
-def test_only_files_of_the_folder_are_opened(tmp_path, kind, capsys):
+def test_verify_refuses_links_devices_and_pipes(tmp_path, kind, capsys):
     shutil.copytree(GOLDEN / "predictions", tmp_path / "a")
     path = tmp_path / "a" / "predictions.h5"
     if kind == "link":
@@ -154,26 +158,26 @@ def test_only_files_of_the_folder_are_opened(tmp_path, kind, capsys):
     else:
         path.unlink()
         os.mkfifo(path) if kind == "fifo" else path.symlink_to("/dev/null")
-    assert exit_code("show", tmp_path / "a", "--verify") == 3
+    assert run_and_get_exit_code("show", tmp_path / "a", "--verify") == 3
     assert "predictions.h5 is " in capsys.readouterr().err
 
 
-def _external(file: Any) -> None:
+def make_external(file: Any) -> None:
     del file["test/y"]
     file.create_dataset("test/y", (3,), "i8", external=[("/etc/hostname", 0, 24)])
 
 
-def _virtual(file: Any) -> None:
+def make_virtual(file: Any) -> None:
     layout = h5py.VirtualLayout((3,), "i8")
     layout[:] = h5py.VirtualSource("other.h5", "y", (3,))
     file.create_virtual_dataset("more", layout)
 
 
-def _linked(file: Any) -> None:
+def make_linked(file: Any) -> None:
     file["more"] = h5py.ExternalLink("other.h5", "y")
 
 
-def _ring(file: Any) -> None:
+def make_ring(file: Any) -> None:
     file["test/ring"] = file["test"]
 
 
@@ -186,7 +190,7 @@ def _set_value(name: str, values: Any) -> Callable[[Any], None]:
     return change
 
 
-def _believed(number: float) -> Callable[[Any], None]:
+def set_probability(number: float) -> Callable[[Any], None]:
     def change(file: Any) -> None:
         file["test/p"][0, 0] = number
 
@@ -194,48 +198,48 @@ def _believed(number: float) -> Callable[[Any], None]:
 
 
 HOSTILE: dict[str, Callable[[Any], None]] = {
-    "external": _external,
-    "virtual": _virtual,
-    "external link": _linked,
+    "external": make_external,
+    "virtual": make_virtual,
+    "external link": make_linked,
     "soft link": lambda file: file.update({"more": h5py.SoftLink("/test/y")}),
-    "ring": _ring,
+    "ring": make_ring,
     "huge": lambda file: file.create_dataset("more", (10**12,), "f8"),
     "no labels": _set_value("test/y", None),
     "labels are words": _set_value("test/y", ["a", "b"]),
     "offsets are floats": _set_value("test/offsets", [0.0, 1.0]),
     "no rows": _set_value("test/p", 1.0),
-    "NaN": _believed(np.nan),
-    "7.0": _believed(7.0),
+    "NaN": set_probability(np.nan),
+    "7.0": set_probability(7.0),
     "a label below": lambda file: file["test/y"].write_direct(np.full(file["test/y"].shape, -1)),
     "a label above": lambda file: file["test/y"].write_direct(np.full(file["test/y"].shape, 1000)),
 }
 
 
 @pytest.mark.parametrize("change", HOSTILE.values(), ids=HOSTILE)
-def test_hdf5_that_is_not_as_pfl_writes_it_is_refused(tmp_path, change):
+def test_hostile_hdf5_files_are_refused(tmp_path, change):
     shutil.copytree(GOLDEN / "predictions", tmp_path / "a")
     memory = io.BytesIO((tmp_path / "a" / "predictions.h5").read_bytes())
     with h5py.File(memory, "r+") as file:
         change(file)
-    resealed(tmp_path / "a", "predictions.h5", memory.getvalue())
+    replace_and_reseal(tmp_path / "a", "predictions.h5", memory.getvalue())
     with pytest.raises(InputError, match=r"predictions\.h5"):
         predictions.read(open_artifact(tmp_path / "a"), "test")
 
 
-@pytest.mark.parametrize("change", [_external, _virtual])
-def test_an_import_reads_no_other_file(tmp_path, change, capsys):
+@pytest.mark.parametrize("change", [make_external, make_virtual])
+def test_import_refuses_hdf5_data_stored_in_other_files(tmp_path, change, capsys):
     with h5py.File(tmp_path / "a.h5", "w") as file:
         file["x"], file["test/y"], file["owner"] = np.ones((3, 2)), [0, 1, 0], [0, 0, 1]
         change(file)
-    label = "more" if change is _virtual else "test/y"
-    assert exit_code("import", tmp_path / "a.h5", "--label", label, "-o", tmp_path / "d") == 3
+    label = "more" if change is make_virtual else "test/y"
+    assert run_and_get_exit_code("import", tmp_path / "a.h5", "--label", label, "-o", tmp_path / "d") == 3
     assert "is stored in other files" in capsys.readouterr().err
 
 
 # What its values are
 
 
-def tensors(change: Callable[[dict[str, Any]], Any]) -> Callable[[bytes], bytes]:
+def change_tensors(change: Callable[[dict[str, Any]], Any]) -> Callable[[bytes], bytes]:
     def changed(content: bytes) -> bytes:
         stored = load(content)
         change(stored)
@@ -244,7 +248,7 @@ def tensors(change: Callable[[dict[str, Any]], Any]) -> Callable[[bytes], bytes]
     return changed
 
 
-def arrays(change: Callable[[Any], Any]) -> Callable[[bytes], bytes]:
+def change_arrays(change: Callable[[Any], Any]) -> Callable[[bytes], bytes]:
     def changed(content: bytes) -> bytes:
         memory = io.BytesIO(content)
         with h5py.File(memory, "r+") as file:
@@ -254,18 +258,18 @@ def arrays(change: Callable[[Any], Any]) -> Callable[[bytes], bytes]:
     return changed
 
 
-def at(place: int, number: int, width: int = 8) -> Callable[[bytes], bytes]:
+def replace_integer(place: int, number: int, width: int = 8) -> Callable[[bytes], bytes]:
     return lambda raw: raw[:place] + number.to_bytes(width, "little", signed=True) + raw[place + width :]
 
 
-def first(name: str, value: float) -> Callable[[bytes], bytes]:
+def set_first(name: str, value: float) -> Callable[[bytes], bytes]:
     def change(file: Any) -> None:
         file[name][(0,) * file[name].ndim] = value
 
-    return arrays(change)
+    return change_arrays(change)
 
 
-def instead(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
+def replace_bytes(old: bytes, new: bytes) -> Callable[[bytes], bytes]:
     return lambda raw: raw.replace(old, new, 1)
 
 
@@ -277,74 +281,78 @@ def _retype(file: Any, name: str, dtype: str) -> None:
 
 
 VALUES: dict[str, tuple[str, str, Callable[[bytes], bytes]]] = {
-    "weight not finite": ("backbone", "weights.safetensors", tensors(lambda t: t["head.bias"].fill_(np.inf))),
+    "weight not finite": ("backbone", "weights.safetensors", change_tensors(lambda t: t["head.bias"].fill_(np.inf))),
     "weights cut": ("backbone", "weights.safetensors", lambda raw: raw[:200]),
-    "round not a number": ("backbone", "rounds.csv", instead(b"364880", b"much")),
-    "round too short": ("backbone", "rounds.csv", instead(b"364880,", b"")),
+    "round not a number": ("backbone", "rounds.csv", replace_bytes(b"364880", b"much")),
+    "round too short": ("backbone", "rounds.csv", replace_bytes(b"364880,", b"")),
     "no seconds": ("backbone", "rounds.csv", lambda raw: re.sub(rb",[\d.]+\n", b",\n", raw, count=1)),
-    "no bytes": ("backbone", "rounds.csv", instead(b"bytes_up", b"bytes_UP")),
-    "embedding not finite": ("embeddings", "embeddings.h5", first("train/z", np.nan)),
-    "logit not finite": ("embeddings", "embeddings.h5", first("test/logits", np.inf)),
-    "embedded label": ("embeddings", "embeddings.h5", first("validation/y", 1000)),
-    "offset": ("embeddings", "embeddings.h5", first("test/offsets", 5)),
-    "sample not finite": ("partition", "samples.h5", arrays(_set_value("x", np.full((3, 3), np.nan)))),
-    "label of a sample": ("partition", "samples.h5", first("y", -1)),
-    "label of another type": ("partition", "samples.h5", arrays(lambda file: _retype(file, "y", ">i8"))),
-    "cluster that is no number": ("partition", "samples.h5", arrays(lambda file: _retype(file, "cluster", "f8"))),
-    "sample of another byte order": ("partition", "samples.h5", arrays(lambda file: _retype(file, "x", ">f4"))),
+    "no bytes": ("backbone", "rounds.csv", replace_bytes(b"bytes_up", b"bytes_UP")),
+    "embedding not finite": ("embeddings", "embeddings.h5", set_first("train/z", np.nan)),
+    "logit not finite": ("embeddings", "embeddings.h5", set_first("test/logits", np.inf)),
+    "embedded label": ("embeddings", "embeddings.h5", set_first("validation/y", 1000)),
+    "offset": ("embeddings", "embeddings.h5", set_first("test/offsets", 5)),
+    "sample not finite": ("partition", "samples.h5", change_arrays(_set_value("x", np.full((3, 3), np.nan)))),
+    "label of a sample": ("partition", "samples.h5", set_first("y", -1)),
+    "label of another type": ("partition", "samples.h5", change_arrays(lambda file: _retype(file, "y", ">i8"))),
+    "cluster that is no number": (
+        "partition",
+        "samples.h5",
+        change_arrays(lambda file: _retype(file, "cluster", "f8")),
+    ),
+    "sample of another byte order": ("partition", "samples.h5", change_arrays(lambda file: _retype(file, "x", ">f4"))),
     "more classes than the manifest has": (
         "partition",
         "samples.h5",
-        arrays(lambda file: file.attrs.update(classes=2**60)),
+        change_arrays(lambda file: file.attrs.update(classes=2**60)),
     ),
-    "no classes": ("partition", "samples.h5", arrays(lambda file: file.attrs.pop("classes"))),
-    "label of a dataset": ("dataset", "samples.h5", first("y", 99)),
-    "stored label": ("datastore", "labels.h5", first("y", -1)),
-    "stored rows": ("datastore", "labels.h5", first("train", 10**6)),
-    "index of no kind": ("datastore", "stores.faiss", instead(b"IxF2", b"Ix??")),
-    "index of another kind": ("datastore", "stores.faiss", instead(b"IxF2", b"IHNf")),
-    "index that declares too many rows": ("datastore", "stores.faiss", at(8, 10**12)),
-    "index that declares negative rows": ("datastore", "stores.faiss", at(8, -1)),
-    "index of another dimension": ("datastore", "stores.faiss", at(4, 3, 4)),
+    "no classes": ("partition", "samples.h5", change_arrays(lambda file: file.attrs.pop("classes"))),
+    "label of a dataset": ("dataset", "samples.h5", set_first("y", 99)),
+    "stored label": ("datastore", "labels.h5", set_first("y", -1)),
+    "stored rows": ("datastore", "labels.h5", set_first("train", 10**6)),
+    "index of no kind": ("datastore", "stores.faiss", replace_bytes(b"IxF2", b"Ix??")),
+    "index of another kind": ("datastore", "stores.faiss", replace_bytes(b"IxF2", b"IHNf")),
+    "index that declares too many rows": ("datastore", "stores.faiss", replace_integer(8, 10**12)),
+    "index that declares negative rows": ("datastore", "stores.faiss", replace_integer(8, -1)),
+    "index of another dimension": ("datastore", "stores.faiss", replace_integer(4, 3, 4)),
     "index that holds what is not finite": ("datastore", "stores.faiss", lambda raw: raw[:-4] + b"\xff" * 4),
-    "probability": ("predictions", "predictions.h5", first("test/p", 7)),
-    "scores": ("evaluation", "metrics.json", instead(b'"methods"', b'"method"')),
+    "probability": ("predictions", "predictions.h5", set_first("test/p", 7)),
+    "scores": ("evaluation", "metrics.json", replace_bytes(b'"methods"', b'"method"')),
     "no scores": ("evaluation", "metrics.json", lambda raw: b"[" * 10**5),
-    "picture": ("evaluation", "accuracy.png", instead(b"IDAT", b"IDAS")),
-    "audited": ("audit", "audit.json", instead(b'"attacks"', b'"attack"')),
-    "audited rows": ("audit", "clients.csv", instead(b",", b"")),
-    "compared": ("comparison", "metrics.json", instead(b'"seeds"', b'"seed"')),
+    "picture": ("evaluation", "accuracy.png", replace_bytes(b"IDAT", b"IDAS")),
+    "audited": ("audit", "audit.json", replace_bytes(b'"attacks"', b'"attack"')),
+    "audited rows": ("audit", "clients.csv", replace_bytes(b",", b"")),
+    "compared": ("comparison", "metrics.json", replace_bytes(b'"seeds"', b'"seed"')),
     "swept": ("sweep", "metrics.json", lambda raw: raw[:-5]),
-    "tried": ("tuning", "trials.json", instead(b'"best"', b'"worst"')),
-    "tried rows": ("tuning", "table.csv", instead(b",", b"")),
-    "judged": ("verdicts", "verdicts.json", instead(b'"verdict"', b'"verdicts"')),
-    "judged rows": ("verdicts", "settings.csv", instead(b",", b"")),
-    "swept rows": ("sweep", "table.csv", instead(b",", b"")),
+    "tried": ("tuning", "trials.json", replace_bytes(b'"best"', b'"worst"')),
+    "tried rows": ("tuning", "table.csv", replace_bytes(b",", b"")),
+    "judged": ("verdicts", "verdicts.json", replace_bytes(b'"verdict"', b'"verdicts"')),
+    "judged rows": ("verdicts", "settings.csv", replace_bytes(b",", b"")),
+    "swept rows": ("sweep", "table.csv", replace_bytes(b",", b"")),
 }
 
 
 @pytest.mark.parametrize(("kind", "name", "change"), VALUES.values(), ids=VALUES)
-def test_verified_is_what_files_hold(tmp_path, kind, name, change, capsys):
+def test_verify_checks_the_content_of_resealed_files(tmp_path, kind, name, change, capsys):
     shutil.copytree(GOLDEN / kind, tmp_path / "a")
-    assert exit_code("show", tmp_path / "a", "--verify") == 0
+    assert run_and_get_exit_code("show", tmp_path / "a", "--verify") == 0
     before = (tmp_path / "a" / name).read_bytes()
     assert change(before) != before
-    resealed(tmp_path / "a", name, change(before))
-    assert exit_code("show", tmp_path / "a", "--verify") == 3
+    replace_and_reseal(tmp_path / "a", name, change(before))
+    assert run_and_get_exit_code("show", tmp_path / "a", "--verify") == 3
     assert str(tmp_path / "a" / name) in capsys.readouterr().err.splitlines()[0]
 
 
-def test_as_many_clients_are_named_as_there_are(small_copy, capsys):
+def test_codebook_with_too_many_client_names_is_refused(small_copy, capsys):
     codebook = json.loads((small_copy.knn / "codebook.json").read_text())
     codebook["clients"].append("one more")
-    resealed(small_copy.knn, "codebook.json", json.dumps(codebook).encode())
-    assert exit_code("evaluate", small_copy.knn, "-o", small_copy.root / "scores") == 3
+    replace_and_reseal(small_copy.knn, "codebook.json", json.dumps(codebook).encode())
+    assert run_and_get_exit_code("evaluate", small_copy.knn, "-o", small_copy.root / "scores") == 3
     assert "codebook.json" in capsys.readouterr().err
 
 
-def test_a_manifest_of_a_newer_version_is_named(small_copy, capsys):
-    edit(small_copy.knn, lambda raw: raw.update(schema=99))
-    assert exit_code("show", small_copy.knn) == 3
+def test_manifest_of_a_newer_schema_version_is_refused(small_copy, capsys):
+    edit_manifest(small_copy.knn, lambda raw: raw.update(schema=99))
+    assert run_and_get_exit_code("show", small_copy.knn) == 3
     message = capsys.readouterr().err
     assert str(small_copy.knn / "manifest.json") in message
     assert "newer pfl" in message
@@ -355,22 +363,22 @@ def test_a_manifest_of_a_newer_version_is_named(small_copy, capsys):
     lambda weights: weights.update({"head.bias": weights["head.bias"][1:].clone()}),
     lambda weights: weights.update(more=weights["head.bias"].clone()),
 ])  # fmt: skip
-def test_weights_of_another_model_are_refused(small_copy, change):
+def test_resealed_weights_of_another_model_are_refused(small_copy, change):
     path = small_copy.b / "weights.safetensors"
-    content = tensors(change)(path.read_bytes())
+    content = change_tensors(change)(path.read_bytes())
     path.write_bytes(content)
 
     def reseal(raw: dict[str, Any]) -> None:
         raw["files"][path.name].update(sha256=sha256(content).hexdigest(), bytes=len(content))
         raw["seal"] = manifests.digest({key: value for key, value in raw.items() if key != "seal"})
 
-    edit(small_copy.b, reseal)
+    edit_manifest(small_copy.b, reseal)
     for step in (extract, lambda source, out: personalize("fedavg", source, out)):
         with pytest.raises(InputError, match=r"weights\.safetensors does not fit its model"):
             step(small_copy.b, small_copy.root / "new")
 
 
-def test_a_request_that_lacks_something_is_refused(tmp_path, capsys):
+def test_manifest_with_an_incomplete_request_is_refused(tmp_path, capsys):
     """As a whole: the fingerprint follows from what is left."""
     shutil.copytree(GOLDEN / "predictions", tmp_path / "a")
 
@@ -380,15 +388,15 @@ def test_a_request_that_lacks_something_is_refused(tmp_path, capsys):
         inputs = [[item["role"], item["fingerprint"]] for item in raw["inputs"]]
         raw["fingerprint"] = manifests.digest({**{name: raw[name] for name in names}, "inputs": inputs})
 
-    edit(tmp_path / "a", change)
-    assert exit_code("show", tmp_path / "a", "--verify") == 0
-    assert exit_code("evaluate", tmp_path / "a", "-o", tmp_path / "e") == 3
+    edit_manifest(tmp_path / "a", change)
+    assert run_and_get_exit_code("show", tmp_path / "a", "--verify") == 0
+    assert run_and_get_exit_code("evaluate", tmp_path / "a", "-o", tmp_path / "e") == 3
     assert "manifest.json is damaged: it lacks 'settings'" in capsys.readouterr().err
 
 
-def test_a_damaged_neighbour_in_the_lineage_silences_no_warning(small_copy, capsys):
+def test_evaluate_refuses_a_damaged_backbone_in_the_lineage(small_copy, capsys):
     """Rounds are those of the backbone; that it is gone changes an evaluation, and that it is damaged does not."""
     path = small_copy.b / "rounds.csv"
     path.write_bytes(path.read_bytes().replace(b"2,", b"3,"))
-    assert exit_code("evaluate", small_copy.knn, "-o", small_copy.root / "scored") == 3
+    assert run_and_get_exit_code("evaluate", small_copy.knn, "-o", small_copy.root / "scored") == 3
     assert "rounds.csv differs from what was written" in capsys.readouterr().err

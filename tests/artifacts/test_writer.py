@@ -32,7 +32,7 @@ from pflcli.execution import Execution
 # What a request means for the output that it names
 
 
-def test_new_then_up_to_date(tmp_path, tree):
+def test_make_builds_a_new_artifact_and_then_finds_it_up_to_date(tmp_path, tree):
     out = tmp_path / "deep" / "er" / "out"
     assert make(out, spec(), Execution(), build).decision == Decision.NEW
     assert listing(out) == ["a.txt", "manifest.json"]
@@ -47,14 +47,14 @@ def test_new_then_up_to_date(tmp_path, tree):
     assert {name: content for name, (content, _) in tree(tmp_path).items()} == before
 
 
-def test_an_empty_folder_is_as_good_as_none(tmp_path):
+def test_empty_output_folder_is_used(tmp_path):
     (tmp_path / "out").mkdir()
     assert make(tmp_path / "out", spec(), Execution(), build).decision == Decision.NEW
     assert listing(tmp_path) == ["out"]
     assert listing(tmp_path / "out") == ["a.txt", "manifest.json"]
 
 
-def test_a_dry_run_leaves_nothing(tmp_path):
+def test_dry_run_writes_nothing(tmp_path):
     outcome = make(tmp_path / "deep" / "out", spec(), Execution(dry_run=True), build)
     assert outcome.decision == "dry run: new"
     assert listing(tmp_path) == []
@@ -71,7 +71,7 @@ def test_a_dry_run_leaves_nothing(tmp_path):
         (spec(settings={"rounds": 2}, code={"methods/x": "1"}), "it does not record the code of methods/x"),
     ],
 )
-def test_a_conflict_shows_what_differs(tmp_path, tree, changed, line):
+def test_conflict_shows_the_differences_of_requests(tmp_path, tree, changed, line):
     make(tmp_path / "out", spec(settings={"rounds": 2}), Execution(), build)
     before = tree(tmp_path)
     for execution in (Execution(), Execution(dry_run=True)):
@@ -82,14 +82,14 @@ def test_a_conflict_shows_what_differs(tmp_path, tree, changed, line):
     assert tree(tmp_path) == before
 
 
-def test_a_conflict_shows_only_what_differs(tmp_path):
+def test_conflict_shows_only_the_differences(tmp_path):
     make(tmp_path / "out", spec(seed=1), Execution(), build)
     with pytest.raises(ConflictError) as error:
         make(tmp_path / "out", spec(seed=2), Execution(), build)
     assert error.value.fix == ("seed: 1 -> 2", "--force replaces it")
 
 
-def test_force_replaces_all_of_it(tmp_path):
+def test_force_replaces_the_whole_artifact(tmp_path):
     def other(work):
         work.write("b.txt", b"other")
         return {}, {}
@@ -103,35 +103,42 @@ def test_force_replaces_all_of_it(tmp_path):
     assert listing(out) == ["a.txt", "manifest.json"]
 
 
-def a_folder(at):
+def make_foreign_folder(at):
     at.mkdir()
     (at / "notes.txt").write_text("mine")
 
 
-def a_web_application(at):
-    a_folder(at)
+def make_web_application(at):
+    make_foreign_folder(at)
     (at / "manifest.json").write_text('{"name": "app", "kind": "partition"}')
 
 
-def a_file(at):
+def make_foreign_file(at):
     at.write_text("mine")
 
 
-def a_partial_folder(at):
-    a_folder(at.with_name(at.name + ".partial"))
+def make_foreign_partial_folder(at):
+    make_foreign_folder(at.with_name(at.name + ".partial"))
 
 
-def a_partial_folder_beside_an_artifact(at):
+def make_partial_folder_beside_an_artifact(at):
     make(at, spec(alpha=7), Execution(), build)
-    a_partial_folder(at)
+    make_foreign_partial_folder(at)
 
 
 @pytest.mark.parametrize(
-    "create", [a_folder, a_web_application, a_file, a_partial_folder, a_partial_folder_beside_an_artifact]
+    "create",
+    [
+        make_foreign_folder,
+        make_web_application,
+        make_foreign_file,
+        make_foreign_partial_folder,
+        make_partial_folder_beside_an_artifact,
+    ],
 )
 @pytest.mark.parametrize("force", [False, True])
 @pytest.mark.parametrize("dry_run", [False, True])
-def test_what_pfl_did_not_make_is_never_touched(tmp_path, tree, create, force, dry_run):
+def test_files_not_made_by_pfl_are_never_changed(tmp_path, tree, create, force, dry_run):
     create(tmp_path / "out")
     before = tree(tmp_path)
     with pytest.raises(ConflictError, match=r"not.* pfl"):
@@ -139,11 +146,11 @@ def test_what_pfl_did_not_make_is_never_touched(tmp_path, tree, create, force, d
     assert tree(tmp_path) == before
 
 
-def test_what_came_to_stand_there_meanwhile_is_not_touched(tmp_path):
+def test_foreign_folder_created_during_a_build_is_kept(tmp_path):
     out = tmp_path / "out"
 
     def slow(work):
-        a_folder(out)
+        make_foreign_folder(out)
         work.write_checkpoint(b"state")
         return build(work)
 
@@ -155,7 +162,7 @@ def test_what_came_to_stand_there_meanwhile_is_not_touched(tmp_path):
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_an_input_is_never_replaced_by_what_is_made_from_it(small_copy, tree, force):
+def test_output_that_is_an_input_is_refused(small_copy, tree, force):
     before = tree(small_copy.root)
     with pytest.raises(ConflictError, match="is an input of"):
         train_global(
@@ -186,7 +193,7 @@ def test_force_on_a_link_replaces_the_link(tmp_path):
 
 
 @pytest.mark.parametrize("out", [".", "..", ""])
-def test_an_output_needs_a_name(tmp_path, monkeypatch, out):
+def test_output_without_a_name_is_refused(tmp_path, monkeypatch, out):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match="name"):
         make(out, spec(), Execution(), build)
@@ -198,7 +205,7 @@ def test_an_output_needs_a_name(tmp_path, monkeypatch, out):
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt, MemoryError])
 @pytest.mark.parametrize("late", [False, True])
-def test_a_failed_build_leaves_nothing(tmp_path, error, late):
+def test_failed_build_leaves_nothing(tmp_path, error, late):
     def failing(work):
         if late:
             work.write("a.txt", b"content")
@@ -210,7 +217,7 @@ def test_a_failed_build_leaves_nothing(tmp_path, error, late):
     make(tmp_path / "out", spec(), Execution(), build)
 
 
-def test_a_failed_replacement_leaves_the_old(tmp_path, tree):
+def test_failed_replacement_keeps_the_old_artifact(tmp_path, tree):
     make(tmp_path / "out", spec(), Execution(), build)
     before = tree(tmp_path / "out")
 
@@ -224,7 +231,7 @@ def test_a_failed_replacement_leaves_the_old(tmp_path, tree):
     assert listing(tmp_path) == ["out"]
 
 
-def unfinished(out, request, *states):
+def leave_unfinished(out, request, *states):
     """Interrupt a build after it has kept some checkpoints."""
 
     def failing(work):
@@ -236,9 +243,9 @@ def unfinished(out, request, *states):
         make(out, request, Execution(), failing)
 
 
-def test_the_same_request_resumes_from_the_last_checkpoint(tmp_path):
+def test_same_request_resumes_from_the_last_checkpoint(tmp_path):
     out = tmp_path / "out"
-    unfinished(out, spec(), b"one", b"two")
+    leave_unfinished(out, spec(), b"one", b"two")
     assert listing(tmp_path) == ["out.partial"]
     assert decide(out, spec(), force=False)[0] == Decision.RESUME
     checkpoints = []
@@ -257,8 +264,8 @@ def test_the_same_request_resumes_from_the_last_checkpoint(tmp_path):
     lambda raw: raw[:-1], lambda raw: raw.replace(b"0.3", b"0.4"), lambda raw: b"[]", lambda raw: b"",
     lambda raw: raw.replace(b'"force": false', b'"force": true'), lambda raw: raw.replace(b'"seal"', b'"none"'),
 ])  # fmt: skip
-def test_a_damaged_draft_is_refused(tmp_path, change, tree):
-    unfinished(tmp_path / "out", spec(), b"one")
+def test_damaged_draft_is_refused_with_the_command_to_remove_it(tmp_path, change, tree):
+    leave_unfinished(tmp_path / "out", spec(), b"one")
     path = tmp_path / "out.partial" / "draft.json"
     path.write_bytes(change(path.read_bytes()))
     before = tree(tmp_path)
@@ -269,7 +276,7 @@ def test_a_damaged_draft_is_refused(tmp_path, change, tree):
     assert tree(tmp_path) == before
 
 
-def test_a_writer_that_was_killed_before_its_draft_was_whole(tmp_path):
+def test_incomplete_draft_of_a_killed_writer_is_discarded(tmp_path):
     (tmp_path / "out.partial").mkdir()
     (tmp_path / "out.partial" / "draft.tmp").write_bytes(b'{"kin')
     make(tmp_path / "out", spec(), Execution(), build)
@@ -277,16 +284,16 @@ def test_a_writer_that_was_killed_before_its_draft_was_whole(tmp_path):
     assert listing(tmp_path / "out") == ["a.txt", "manifest.json"]
 
 
-def test_a_checkpoint_outlives_further_failures(tmp_path):
-    unfinished(tmp_path / "out", spec(), b"one")
-    unfinished(tmp_path / "out", spec())
+def test_checkpoint_survives_further_interruptions(tmp_path):
+    leave_unfinished(tmp_path / "out", spec(), b"one")
+    leave_unfinished(tmp_path / "out", spec())
     with ArtifactWriter(tmp_path / "out", spec()) as work:
         assert work.read_checkpoint() == b"one"
 
 
-def test_another_request_neither_resumes_nor_discards(tmp_path, tree):
+def test_another_request_conflicts_with_an_unfinished_run(tmp_path, tree):
     out = tmp_path / "out"
-    unfinished(out, spec(), b"one")
+    leave_unfinished(out, spec(), b"one")
     before = tree(tmp_path)
     with pytest.raises(ConflictError) as error:
         make(out, spec(alpha=0.1), Execution(), build)
@@ -296,9 +303,9 @@ def test_another_request_neither_resumes_nor_discards(tmp_path, tree):
 
 
 @pytest.mark.parametrize("new_spec", [spec(), spec(alpha=0.1)])
-def test_force_begins_anew(tmp_path, new_spec):
+def test_force_discards_the_checkpoint_of_an_unfinished_run(tmp_path, new_spec):
     out = tmp_path / "out"
-    unfinished(out, spec(), b"one")
+    leave_unfinished(out, spec(), b"one")
     checkpoints = []
 
     def build_anew(work):
@@ -310,8 +317,8 @@ def test_force_begins_anew(tmp_path, new_spec):
     assert listing(out) == ["a.txt", "manifest.json"]
 
 
-def test_an_unfinished_run_is_known_as_one_while_it_is_discarded(tmp_path, monkeypatch):
-    unfinished(tmp_path / "out", spec(), b"one")
+def test_draft_is_removed_last_when_an_unfinished_run_is_discarded(tmp_path, monkeypatch):
+    leave_unfinished(tmp_path / "out", spec(), b"one")
     removed, unlink = [], Path.unlink
 
     def watched(self, missing_ok=False):
@@ -324,7 +331,7 @@ def test_an_unfinished_run_is_known_as_one_while_it_is_discarded(tmp_path, monke
         assert removed == ["a.txt"]
 
 
-def test_a_failed_computation_is_not_resumed(tmp_path):
+def test_failed_computation_leaves_no_checkpoint(tmp_path):
     """It would fail again at the same place, and stand in the way of a request with a smaller learning rate."""
 
     def diverging(work):
@@ -336,13 +343,13 @@ def test_a_failed_computation_is_not_resumed(tmp_path):
     assert listing(tmp_path) == []
 
 
-def test_nothing_is_saved_before_the_first_checkpoint(tmp_path):
+def test_read_checkpoint_is_none_before_the_first_checkpoint(tmp_path):
     with ArtifactWriter(tmp_path / "out", spec()) as work:
         assert work.read_checkpoint() is None
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_two_writers(tmp_path, force):
+def test_second_writer_of_an_output_is_refused(tmp_path, force):
     out = tmp_path / "out"
     with ArtifactWriter(out, spec()) as first:
         first.write("a.txt", b"first")
@@ -356,7 +363,7 @@ def test_two_writers(tmp_path, force):
         pass
 
 
-def test_a_dead_writer_holds_no_lock(tmp_path):
+def test_lock_of_a_dead_writer_is_released(tmp_path):
     out = tmp_path / "out"
     work = ArtifactWriter(out, spec())
     work.write("stale.txt", b"")
@@ -368,21 +375,21 @@ def test_a_dead_writer_holds_no_lock(tmp_path):
 
 
 @pytest.mark.parametrize("out", ["file/out", "file/deep/out"])
-def test_a_parent_that_cannot_be_written(tmp_path, out):
+def test_output_below_a_file_is_refused(tmp_path, out):
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="cannot write"):
         make(tmp_path / out, spec(), Execution(), build)
     assert listing(tmp_path) == ["file"]
 
 
-def full_disk(*args):
+def raise_full_disk(*args):
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
 
 @pytest.mark.parametrize("step", ["draft", "file", "checkpoint", "manifest"])
-def test_a_full_disk(tmp_path, monkeypatch, step):
+def test_full_disk_at_any_step_is_one_error_and_leaves_nothing(tmp_path, monkeypatch, step):
     def fill(work=None):
-        monkeypatch.setattr(os, "fsync", full_disk)
+        monkeypatch.setattr(os, "fsync", raise_full_disk)
 
     def filling(work):
         if step == "file":
@@ -405,10 +412,10 @@ def test_a_full_disk(tmp_path, monkeypatch, step):
     assert listing(tmp_path) == ["out"]
 
 
-def test_a_full_disk_at_the_end_costs_no_training(tmp_path, monkeypatch):
+def test_full_disk_at_the_end_keeps_the_checkpoint(tmp_path, monkeypatch):
     def filling(work):
         work.write_checkpoint(b"one")
-        monkeypatch.setattr(os, "fsync", full_disk)
+        monkeypatch.setattr(os, "fsync", raise_full_disk)
         return {}, {}
 
     with pytest.raises(InputError, match="No space left"):
@@ -418,7 +425,7 @@ def test_a_full_disk_at_the_end_costs_no_training(tmp_path, monkeypatch):
         assert work.read_checkpoint() == b"one"
 
 
-def test_files_first_manifest_last(tmp_path, monkeypatch):
+def test_manifest_is_written_after_all_other_files(tmp_path, monkeypatch):
     """What is under the output's name is whole; what is not yet whole has no manifest."""
     order = []
     write = disk.write
@@ -457,7 +464,7 @@ with ArtifactWriter(Path(sys.argv[1]), ArtifactSpec("partition", {"alpha": 0.3})
 
 
 @pytest.mark.parametrize("force", [False, True])
-def test_whenever_it_is_killed_there_is_a_whole_artifact_or_none(tmp_path, force):
+def test_killed_writer_leaves_a_complete_artifact_or_none(tmp_path, force):
     for survived in range(20):
         folder = tmp_path / str(survived)
         folder.mkdir()
@@ -482,7 +489,7 @@ def test_whenever_it_is_killed_there_is_a_whole_artifact_or_none(tmp_path, force
 # What an artifact is
 
 
-def test_no_manifest_no_artifact(small_copy):
+def test_folder_without_a_manifest_is_not_an_artifact(small_copy):
     (small_copy.p / "manifest.json").unlink()
     with pytest.raises(InputError, match="not a pfl artifact"):
         open_artifact(small_copy.p)
@@ -490,7 +497,7 @@ def test_no_manifest_no_artifact(small_copy):
         open_artifact(small_copy.root / "nowhere")
 
 
-def test_a_manifest_names_its_folder(small):
+def test_open_artifact_accepts_the_path_of_a_manifest(small):
     assert open_artifact(small.p / "manifest.json").path == small.p
 
 
@@ -507,7 +514,7 @@ def test_a_manifest_names_its_folder(small):
         (lambda raw: [raw], "damaged"),
     ],
 )
-def test_a_manifest_that_cannot_be_read(small_copy, edit, words):
+def test_manifest_with_unknown_or_wrong_fields_is_refused(small_copy, edit, words):
     path = small_copy.p / "manifest.json"
     path.write_text(json.dumps(edit(json.loads(path.read_text()))))
     with pytest.raises(InputError, match=words):
@@ -515,14 +522,14 @@ def test_a_manifest_that_cannot_be_read(small_copy, edit, words):
 
 
 @pytest.mark.parametrize("content", [b"", b'{\n  "kind": "par', b"\xff\xfe"])
-def test_a_manifest_that_is_no_json(small_copy, content):
+def test_manifest_that_is_not_json_is_refused(small_copy, content):
     (small_copy.p / "manifest.json").write_bytes(content)
     with pytest.raises(InputError, match="damaged"):
         open_artifact(small_copy.p)
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_manifest_is_json_for_everyone(small, name):
+def test_manifest_is_standard_json(small, name):
     def refuse(word):
         raise AssertionError(f"{word} is not JSON")
 
@@ -530,7 +537,7 @@ def test_a_manifest_is_json_for_everyone(small, name):
     assert raw["schema"] == kinds.schemas()[raw["kind"]]
 
 
-def test_a_manifest_says_unknown_where_there_is_nothing_to_measure(tmp_path):
+def test_manifest_has_null_for_undefined_values(tmp_path):
     partition("writers", tmp_path / "p", clients=2, fractions=(0.8, 0.0, 0.2))
     train_global(tmp_path / "p", tmp_path / "b", settings={"model": "mlp", "rounds": 1})
     assert "NaN" not in (tmp_path / "b" / "manifest.json").read_text()
@@ -571,7 +578,7 @@ def test_verify_finds_a_flipped_byte_in_every_file(small_copy, name):
         ("knn", "predictions.h5", lambda at, out: evaluate([at.knn], out)),
     ],
 )
-def test_a_damaged_file_is_not_used(small_copy, tmp_path, name, file, use):
+def test_commands_refuse_damaged_input_files(small_copy, tmp_path, name, file, use):
     path = getattr(small_copy, name) / file
     content = path.read_bytes()
     path.write_bytes(content[:-1] + bytes([content[-1] ^ 1]))
@@ -584,7 +591,7 @@ def test_a_damaged_file_is_not_used(small_copy, tmp_path, name, file, use):
 # Fingerprints and bytes
 
 
-def test_a_fingerprint_is_that_of_request_inputs_and_code():
+def test_fingerprint_depends_on_request_inputs_and_code():
     one = Input("source", "partition", "a" * 64, "../p")
     base = spec(inputs=[one], code={"methods/x": "1"}, seed=0)
     others = [
@@ -602,41 +609,41 @@ def test_a_fingerprint_is_that_of_request_inputs_and_code():
     assert len({base.fingerprint, *(other.fingerprint for other in others)}) == 1 + len(others)
 
 
-def test_a_fingerprint_knows_no_path_and_no_order_of_words():
+def test_fingerprint_does_not_depend_on_paths_or_key_order():
     near, far = (Input("source", "partition", "a" * 64, path) for path in ("../p", "/elsewhere"))
     assert spec(inputs=[near]).fingerprint == spec(inputs=[far]).fingerprint
     forth, back = ArtifactSpec("partition", {"a": 1, "b": 2}), ArtifactSpec("partition", {"b": 2, "a": 1})
     assert forth.fingerprint == back.fingerprint
 
 
-def test_a_fingerprint_depends_on_the_schema(monkeypatch):
+def test_fingerprint_depends_on_the_schema_version(monkeypatch):
     before = spec().fingerprint
     monkeypatch.setitem(kinds.schemas(), "partition", 2)
     assert spec().fingerprint != before
 
 
-def test_the_same_request_gives_the_same_bytes(small, again):
+def test_same_request_gives_the_same_bytes(small, again):
     for name in NAMES:
         one, two = (open_artifact(getattr(at, name)) for at in (small, again))
         assert one.manifest.fingerprint == two.manifest.fingerprint
         for file in one.manifest.files:
             if file == "rounds.csv":
-                assert timeless(one.read(file)) == timeless(two.read(file))
+                assert drop_seconds(one.read(file)) == drop_seconds(two.read(file))
             elif name != "ev":  # an evaluation also says how long its inputs took
                 assert one.read(file) == two.read(file), f"{name}/{file}"
 
 
-def timeless(content):
+def drop_seconds(content):
     return [{**row, "seconds": ""} for row in csv.DictReader(content.decode().splitlines())]
 
 
-def test_the_same_predictions_give_the_same_evaluation(small, tmp_path):
+def test_same_predictions_give_the_same_evaluation(small, tmp_path):
     evaluate([small.fedavg, small.knn], tmp_path / "ev")
     for file in open_artifact(small.ev).manifest.files:
         assert (tmp_path / "ev" / file).read_bytes() == (small.ev / file).read_bytes(), file
 
 
-def test_another_seed_gives_other_bytes(small, tmp_path):
+def test_another_seed_gives_other_samples(small, tmp_path):
     partition("writers", tmp_path / "p", clients=6, seed=1)
     one, two = open_artifact(small.p), open_artifact(tmp_path / "p")
     assert one.manifest.fingerprint != two.manifest.fingerprint
@@ -646,7 +653,7 @@ def test_another_seed_gives_other_bytes(small, tmp_path):
 # Lineage
 
 
-def test_lineage_outlives_a_move_of_the_whole(small_copy, tmp_path):
+def test_lineage_survives_moving_all_artifacts_together(small_copy, tmp_path):
     moved = tmp_path / "another" / "place"
     moved.parent.mkdir()
     small_copy.root.rename(moved)
@@ -660,25 +667,25 @@ def test_lineage_outlives_a_move_of_the_whole(small_copy, tmp_path):
     assert personalize("knn-per", moved / "d", moved / "knn").decision == Decision.UP_TO_DATE
 
 
-def test_lineage_finds_an_input_that_got_another_name(small_copy):
+def test_lineage_finds_a_renamed_input(small_copy):
     small_copy.b.rename(small_copy.root / "backbone")
     backbone = ancestor(open_artifact(small_copy.d), "backbone")
     assert backbone.path == small_copy.root / "backbone"
 
 
-def test_a_damaged_neighbour_is_of_no_concern(small_copy):
+def test_lineage_ignores_a_damaged_neighbour(small_copy):
     small_copy.b.rename(small_copy.root / "backbone")
     (small_copy.root / "aa").mkdir()
     (small_copy.root / "aa" / "manifest.json").write_text("{")
     assert ancestor(open_artifact(small_copy.d), "backbone").path == small_copy.root / "backbone"
 
 
-def test_lineage_ends_where_there_is_none(small):
+def test_ancestor_is_none_beyond_the_lineage(small):
     assert ancestor(open_artifact(small.p), "backbone") is None
     assert ancestor(open_artifact(small.p), "partition").path == small.p
 
 
-def test_an_input_that_was_made_anew(small_copy):
+def test_input_replaced_by_another_request_is_refused(small_copy):
     train_global(small_copy.p, small_copy.b, settings={"model": "mlp", "rounds": 1}, execution=FORCE)
     embeddings = open_artifact(small_copy.e)
     with pytest.raises(InputError, match="was replaced by another request"):
@@ -688,14 +695,14 @@ def test_an_input_that_was_made_anew(small_copy):
     assert not (small_copy.root / "new").exists()
 
 
-def test_an_input_that_was_made_again_by_the_same_request(small_copy):
+def test_input_rebuilt_by_the_same_request_is_accepted(small_copy):
     train_global(
         small_copy.p, small_copy.b, settings={"model": "mlp", "rounds": 2, "participation": 0.5}, execution=FORCE
     )
     personalize("knn-per", small_copy.d, small_copy.root / "new")
 
 
-def test_an_input_that_is_gone(small_copy):
+def test_missing_input_is_reported(small_copy):
     shutil.rmtree(small_copy.b)
     with pytest.raises(InputError, match="no longer exists"):
         personalize("knn-per", small_copy.d, small_copy.root / "new")
@@ -703,7 +710,7 @@ def test_an_input_that_is_gone(small_copy):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_an_artifact_of_the_wrong_kind_is_refused(small, tmp_path, name):
+def test_artifact_of_the_wrong_kind_is_refused(small, tmp_path, name):
     at = getattr(small, name)
     if name != "e":
         with pytest.raises(PflError) as error:
@@ -713,7 +720,7 @@ def test_an_artifact_of_the_wrong_kind_is_refused(small, tmp_path, name):
         assert "pfl extract" in error_text(error)
 
 
-def test_a_partition_holds_more_names_than_an_attribute_can(tmp_path):
+def test_partition_stores_more_client_names_than_an_hdf5_attribute_holds(tmp_path):
     # HDF5 keeps attributes to 64 KiB, which 4,500 client names do not fit.
     partition("writers", tmp_path / "p", scheme="iid", clients=4500)
     assert show(tmp_path / "p")["summary"]["clients"] == 4500

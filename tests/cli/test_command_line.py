@@ -32,7 +32,7 @@ APP = typer.main.get_command(app).commands
 TINY = ("--model", "mlp", "--rounds", "2", "--participation", "0.5")
 
 
-def strict(text):
+def parse_strict_json(text):
     """Exactly one JSON value, without the NaN that Python alone understands."""
 
     def refuse(word):
@@ -41,7 +41,7 @@ def strict(text):
     return json.loads(text, parse_constant=refuse)
 
 
-def steps(at):
+def make_command_lines(at):
     """The command line that made each artifact of the chain."""
     return {
         "p": ("partition", "writers", "--clients", 6, "--out", at.p),
@@ -59,7 +59,7 @@ def steps(at):
     }
 
 
-STEPS = list(steps(SimpleNamespace(**dict.fromkeys((*NAMES, "samples"), ""))))
+STEPS = list(make_command_lines(SimpleNamespace(**dict.fromkeys((*NAMES, "samples"), ""))))
 
 
 # Help, and what it costs
@@ -77,7 +77,7 @@ def test_every_command_that_makes_an_artifact_ends_with_the_same_options(name):
 
 @pytest.mark.parametrize("name", APP)
 @pytest.mark.parametrize("flag", ["-h", "--help"])
-def test_every_command_explains_itself(pfl, name, flag):
+def test_help_of_every_command_explains_all_options(pfl, name, flag):
     ran = pfl(name, flag)
     assert (ran.code, ran.err) == (0, "")
     doc = APP[name].help or ""
@@ -92,7 +92,7 @@ def test_every_command_explains_itself(pfl, name, flag):
             assert opt in help_text or param.param_type_name == "argument", opt
 
 
-def test_pfl_explains_itself(pfl):
+def test_help_of_pfl_lists_all_commands_in_order(pfl):
     ran = pfl("--help")
     assert (ran.code, ran.err) == (0, "")
     assert all(name in ran.out for name in APP)
@@ -106,7 +106,7 @@ def test_pfl_explains_itself(pfl):
     assert pfl().err == ""
 
 
-def test_the_version(pfl):
+def test_version_option_prints_the_version(pfl):
     ran = pfl("--version")
     assert (ran.code, ran.out.split()[0], ran.err) == (0, "pfl", "")
 
@@ -145,7 +145,7 @@ run()
 """
 
 
-def test_a_process_does_not_search_what_it_imports_for_unreachable_objects():
+def test_process_skips_garbage_collection_of_imports():
     """Python would do so while it imports, and again while it ends: 0.8 s with PyTorch."""
     output = subprocess.run([sys.executable, "-c", OBJECTS], check=True, capture_output=True, text=True).stdout
     threshold, objects_at_end = map(int, output.splitlines()[-1].split())
@@ -157,18 +157,18 @@ def test_a_process_does_not_search_what_it_imports_for_unreachable_objects():
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_the_result_is_the_path(pfl, small, step):
-    words = steps(small)[step]
+def test_stdout_is_the_path_of_the_artifact(pfl, small, step):
+    words = make_command_lines(small)[step]
     ran = pfl(*words)
     assert (ran.code, ran.out) == (0, f"{words[-1]}\n")
     assert "up to date" in ran.err
 
 
 @pytest.mark.parametrize("step", STEPS)
-def test_the_result_is_one_json_object(pfl, small, step):
-    words = steps(small)[step]
+def test_json_option_prints_one_object(pfl, small, step):
+    words = make_command_lines(small)[step]
     ran = pfl(*words, "--json")
-    facts = strict(ran.out)
+    facts = parse_strict_json(ran.out)
     manifest = open_artifact(words[-1]).manifest
     assert ran.code == 0
     assert facts == {
@@ -183,13 +183,13 @@ def test_the_result_is_one_json_object(pfl, small, step):
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("how", [(), ("--json",), ("-v",), ("-q",)])
-def test_what_is_made_is_said_on_stderr(pfl, small_copy, step, how):
-    words = steps(small_copy)[step]
+def test_progress_and_summary_go_to_stderr(pfl, small_copy, step, how):
+    words = make_command_lines(small_copy)[step]
     shutil.rmtree(words[-1])
     ran = pfl(*words, *how)
     assert ran.code == 0
     if how == ("--json",):
-        assert strict(ran.out)["decision"] == "new"
+        assert parse_strict_json(ran.out)["decision"] == "new"
     else:
         assert ran.out == f"{words[-1]}\n"
     if how == ("-q",):
@@ -198,13 +198,13 @@ def test_what_is_made_is_said_on_stderr(pfl, small_copy, step, how):
         assert ran.err
 
 
-def test_what_is_unknown_is_null_in_json(pfl, tmp_path):
+def test_json_has_null_for_undefined_values(pfl, tmp_path):
     pfl("partition", "writers", "--clients", 2, "--fractions", "0.8,0,0.2", "-o", tmp_path / "p")
     ran = pfl("train-global", tmp_path / "p", "-o", tmp_path / "b", "--model", "mlp", "--rounds", 1, "--json")
-    assert strict(ran.out)["summary"]["validation_accuracy"] is None
+    assert parse_strict_json(ran.out)["summary"]["validation_accuracy"] is None
 
 
-def test_a_process_has_these_streams_and_codes(spawn, tmp_path):
+def test_process_has_the_right_streams_and_exit_codes(spawn, tmp_path):
     def ran(*words):
         process = spawn(*words, cwd=tmp_path)
         return (*process.communicate(), process.returncode)
@@ -228,7 +228,7 @@ BUFFERING = pytest.mark.parametrize(
 
 @BUFFERING
 @pytest.mark.parametrize("line", ["list methods", "list --json", "--help"])
-def test_a_reader_that_stops_early(spawn, line, env):
+def test_closed_stdout_pipe_is_not_an_error(spawn, line, env):
     """``pfl list | head -1`` is no error."""
     read, write = os.pipe()
     os.close(read)
@@ -250,7 +250,7 @@ def test_work_continues_when_stderr_is_closed(spawn, tmp_path):
 
 @BUFFERING
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device that is always full")
-def test_a_result_that_cannot_be_written(spawn, env):
+def test_full_stdout_device_is_an_error(spawn, env):
     with Path("/dev/full").open("w") as full:
         process = spawn("list", "methods", stdout=full, env=env)
         assert process.communicate()[1] == "pfl: No space left on device\n"
@@ -258,19 +258,19 @@ def test_a_result_that_cannot_be_written(spawn, env):
 
 
 @pytest.mark.parametrize("group", registry.GROUPS)
-def test_a_list_is_tab_separated_when_piped(pfl, group):
+def test_list_is_tab_separated_when_piped(pfl, group):
     ran = pfl("list", group)
     heading, *rows = (line.split("\t") for line in ran.out.splitlines())
     assert (ran.code, ran.err) == (0, "")
     assert heading[0] == "name"
     assert [row[0] for row in rows] == registry.names(group)
     assert {len(row) for row in rows} == {len(heading)}
-    entries = strict(pfl("list", group, "--json").out)
+    entries = parse_strict_json(pfl("list", group, "--json").out)
     assert [[str(value) for value in entry.values()] for entry in entries] == rows
     assert [list(entry) for entry in entries] == [heading] * len(rows)
 
 
-def test_a_list_of_everything(pfl):
+def test_list_without_arguments_lists_every_group(pfl):
     lines = pfl("list").out.splitlines()
     assert lines[0] == "kind\tname\tsummary"
     assert [line.split("\t")[:2] for line in lines[1:]] == [[g, n] for g in registry.GROUPS for n in registry.names(g)]
@@ -279,19 +279,20 @@ def test_a_list_of_everything(pfl):
 @pytest.mark.parametrize(
     ("group", "name"), [(group, name) for group in registry.GROUPS for name in registry.names(group)]
 )
-def test_one_of_a_list_shows_its_options(pfl, group, name):
+def test_list_of_one_entry_shows_its_options(pfl, group, name):
     ran = pfl("list", group, name)
-    card = strict(pfl("list", group, name, "--json").out)
+    card = parse_strict_json(pfl("list", group, name, "--json").out)
     assert ran.out.startswith(card["doc"])
     for option in card["options"]:
         assert re.fullmatch(r"[A-Z][a-z-]+ .*\.", option["meaning"]), "a sentence that begins with a verb"
         assert "\t".join([option["option"], option["type"], option["default"], option["meaning"]]) in ran.out
 
 
-def test_a_list_says_which_data_is_there(pfl, tmp_path):
+def test_list_of_datasets_says_which_data_are_found(pfl, tmp_path):
     (tmp_path / "fashion_mnist.npz").touch()
     available = {
-        entry["name"]: entry["found"] for entry in strict(pfl("list", "datasets", "--json", "--root", tmp_path).out)
+        entry["name"]: entry["found"]
+        for entry in parse_strict_json(pfl("list", "datasets", "--json", "--root", tmp_path).out)
     }
     assert (available["writers"], available["fashion-mnist"]) == ("with pfl", "fashion_mnist.npz")
     for name, sources in {
@@ -306,8 +307,8 @@ def test_a_list_says_which_data_is_there(pfl, tmp_path):
     assert available["v-mnist"] == "train-images-idx3-ubyte*, fashion_mnist.npz, cifar10_12k.npz"
 
 
-def test_show_says_what_it_is(pfl, small):
-    facts = strict(pfl("show", small.knn, "--json", "--lineage", "--verify").out)
+def test_show_prints_kind_request_and_verified_lineage(pfl, small):
+    facts = parse_strict_json(pfl("show", small.knn, "--json", "--lineage", "--verify").out)
     assert (facts["kind"], facts["verified"]) == ("predictions", 3)
     assert facts["inputs"][0]["inputs"][0]["kind"] == "embeddings"
     ran = pfl("show", small.knn, "-v")
@@ -356,10 +357,10 @@ def test_show_names_the_worst_client(pfl, small):
     assert facts["test accuracy"] == f"{100 * np.average(clients['accuracy'], weights=clients['n_test']):.1f} %"
 
 
-def test_the_doctor_finds_this_machine_well(pfl):
+def test_doctor_passes_all_checks_on_this_machine(pfl):
     ran = pfl("doctor", "--json")
     assert ran.code == 0
-    assert all(check["ok"] and check["found"] for check in strict(ran.out))
+    assert all(check["ok"] and check["found"] for check in parse_strict_json(ran.out))
 
 
 # Dry runs
@@ -367,8 +368,8 @@ def test_the_doctor_finds_this_machine_well(pfl):
 
 @pytest.mark.parametrize("step", STEPS)
 @pytest.mark.parametrize("state", ["there", "gone", "forced"])
-def test_a_dry_run_changes_nothing(pfl, small_copy, tree, step, state):
-    words = steps(small_copy)[step]
+def test_dry_run_changes_nothing(pfl, small_copy, tree, step, state):
+    words = make_command_lines(small_copy)[step]
     if state == "gone":
         shutil.rmtree(words[-1])
     before = tree(small_copy.root)
@@ -378,9 +379,9 @@ def test_a_dry_run_changes_nothing(pfl, small_copy, tree, step, state):
     assert tree(small_copy.root) == before
 
 
-def test_a_dry_run_says_so_in_json(pfl, small, tmp_path):
+def test_dry_run_is_stated_in_json(pfl, small, tmp_path):
     ran = pfl("extract", small.b, "-o", tmp_path / "e", "-n", "--json")
-    assert strict(ran.out)["decision"] == "dry run: new"
+    assert parse_strict_json(ran.out)["decision"] == "dry run: new"
     assert list(tmp_path.iterdir()) == []
 
 
@@ -388,19 +389,19 @@ def test_a_dry_run_says_so_in_json(pfl, small, tmp_path):
 
 
 @pytest.fixture
-def request_of(pfl, tmp_path):
+def dry_run_request(pfl, tmp_path):
     """What a partition would be, under a configuration file."""
 
     def run(text, *words):
         (tmp_path / "pfl.toml").write_text(text)
         ran = pfl("partition", *words, "--config", tmp_path / "pfl.toml", "-n", "--json", "-o", tmp_path / "p")
         assert ran.code == 0, ran.err
-        return strict(ran.out)["request"]
+        return parse_strict_json(ran.out)["request"]
 
     return run
 
 
-def test_a_file_gives_defaults_and_what_is_typed_wins(request_of):
+def test_typed_options_override_the_config_file(dry_run_request):
     text = """
     [partition]
     scheme = "dirichlet"
@@ -412,12 +413,12 @@ def test_a_file_gives_defaults_and_what_is_typed_wins(request_of):
     [train-global]
     rounds = 9
     """
-    request = request_of(text, "writers")
+    request = dry_run_request(text, "writers")
     assert request["scheme"] == "dirichlet"
     assert (request["clients"], request["min_samples"], request["seed"]) == (4, 3, 7)
     assert request["fractions"] == [0.5, 0.25, 0.25]
     assert request["options"] == {"alpha": 2.0}
-    request = request_of(
+    request = dry_run_request(
         text, "writers", "--clients", 5, "--set", "alpha=0.7", "--fractions", "0.6,0.2,0.2", "--seed", 0
     )
     assert (request["clients"], request["min_samples"], request["seed"]) == (5, 3, 0)
@@ -425,33 +426,33 @@ def test_a_file_gives_defaults_and_what_is_typed_wins(request_of):
     assert request["options"] == {"alpha": 0.7}
 
 
-def test_typed_options_stand_beside_those_of_the_file(request_of):
+def test_typed_set_options_are_merged_with_the_config_file(dry_run_request):
     text = '[partition]\nscheme = "clusters"\nclients = 8\nset = { groups = 2, kind = "labels" }\n'
-    assert request_of(text, "writers")["options"] == {"groups": 2, "kind": "labels", "alpha": None}
-    options = request_of(text, "writers", "--set", "groups=4")["options"]
+    assert dry_run_request(text, "writers")["options"] == {"groups": 2, "kind": "labels", "alpha": None}
+    options = dry_run_request(text, "writers", "--set", "groups=4")["options"]
     assert options == {"groups": 4, "kind": "labels", "alpha": None}
 
 
-def test_a_file_may_have_a_table_for_every_command(request_of):
+def test_config_file_may_have_a_table_for_every_command(dry_run_request):
     text = "".join(f"[{name}]\n" for name in APP)
-    assert request_of(f"{text}[train-global.x]\nrounds = 9\n", "writers")["clients"] is None
+    assert dry_run_request(f"{text}[train-global.x]\nrounds = 9\n", "writers")["clients"] is None
 
 
-def test_a_file_names_the_dataset(request_of):
-    assert request_of('[partition]\ndataset = "writers"\n')["dataset"] == "writers"
+def test_config_file_can_name_the_dataset(dry_run_request):
+    assert dry_run_request('[partition]\ndataset = "writers"\n')["dataset"] == "writers"
 
 
-def test_a_key_is_written_as_the_option_is(pfl, small, tmp_path):
+def test_config_keys_are_spelled_like_options(pfl, small, tmp_path):
     (tmp_path / "pfl.toml").write_text("[extract]\njson = true\ndry-run = true\nquiet = true\n")
     ran = pfl("extract", small.b, "-o", tmp_path / "e", "--config", tmp_path / "pfl.toml")
-    assert strict(ran.out)["decision"] == "dry run: new"
+    assert parse_strict_json(ran.out)["decision"] == "dry run: new"
     assert ran.err == ""
 
 
-def test_training_takes_a_file(pfl, small, tmp_path):
+def test_train_global_reads_a_config_file(pfl, small, tmp_path):
     (tmp_path / "pfl.toml").write_text("[train-global]\nrounds = 3\nlr = 0.5\nmilestones = [1, 2]\n")
     ran = pfl("train-global", small.p, "-n", "--json", "--lr", "0.2", "--config", tmp_path / "pfl.toml", "-o", "b")
-    settings = strict(ran.out)["request"]["settings"]
+    settings = parse_strict_json(ran.out)["request"]["settings"]
     assert (settings["rounds"], settings["lr"], settings["milestones"]) == (3, 0.2, [1, 2])
 
 
@@ -467,11 +468,11 @@ def test_training_takes_a_file(pfl, small, tmp_path):
 def test_typed_steps_or_epochs_override_the_other_in_a_file(pfl, small, tmp_path, in_file, typed, expected):
     (tmp_path / "pfl.toml").write_text(f"[train-global]\n{in_file}\n")
     line = ("train-global", small.p, "-n", "--json", *typed, "--config", tmp_path / "pfl.toml", "-o", tmp_path / "b")
-    settings = strict(pfl(*line).out)["request"]["settings"]
+    settings = parse_strict_json(pfl(*line).out)["request"]["settings"]
     assert {"steps": settings.get("steps", 0), "epochs": settings["epochs"]} == expected
 
 
-def test_several_files_are_merged_and_the_last_one_wins(pfl, small, tmp_path):
+def test_several_config_files_are_merged_and_the_last_one_wins(pfl, small, tmp_path):
     """Nested tables are merged too; steps replace the epochs of an earlier file; what is typed wins over all."""
     (tmp_path / "1.toml").write_text("[compare]\nlr = 0.5\nepochs = 3\nset = { knn-per = { k = 3, weight = 0.4 } }\n")
     (tmp_path / "2.toml").write_text(
@@ -493,14 +494,14 @@ def test_several_files_are_merged_and_the_last_one_wins(pfl, small, tmp_path):
     )
     ran = pfl(*line, *files, "--baseline", "fedavg-plus", "--set", "fedavg-plus.lr=0.3")
     assert ran.code == 0, ran.err
-    asked = strict(ran.out)["request"]
+    asked = parse_strict_json(ran.out)["request"]
     assert (asked["settings"]["lr"], asked["settings"]["epochs"], asked["settings"]["steps"]) == (0.2, 1, 7)
     options = {name: facts["options"] for name, facts in asked["methods"].items()}
     assert (options["knn-per"]["k"], options["knn-per"]["weight"]) == (5, 0.4)
     assert (options["fedavg-plus"]["epochs"], options["fedavg-plus"]["lr"]) == (2, 0.3)
 
 
-def test_a_file_with_steps_and_epochs_is_refused(pfl, small, tmp_path):
+def test_config_file_with_steps_and_epochs_is_refused(pfl, small, tmp_path):
     (tmp_path / "pfl.toml").write_text("[train-global]\nepochs = 3\nsteps = 7\n")
     ran = pfl("train-global", small.p, "--config", tmp_path / "pfl.toml", "-o", tmp_path / "b")
     assert ran.code == 2
@@ -511,7 +512,7 @@ def test_a_file_with_steps_and_epochs_is_refused(pfl, small, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def bad(small, tmp_path_factory):
+def bad_inputs(small, tmp_path_factory):
     """All that can be wrong with an input, a folder each."""
     root = tmp_path_factory.mktemp("bad")
     for name, file in (("p", "samples.h5"), ("e", "embeddings.h5"), ("knn", "predictions.h5"), ("d", "stores.faiss")):
@@ -524,15 +525,15 @@ def bad(small, tmp_path_factory):
     (root / "foreign" / "notes.txt").write_text("mine")
     (root / "file").write_text("")
     x, y = np.zeros((8, 4), np.float32), np.arange(8)
-    npz(root / "good", x, y, x, y)
+    write_npz(root / "good", x, y, x, y)
     hole = x.copy()
     hole[3, 2] = np.nan
-    npz(root / "nan", x, y, hole, y)
-    npz(root / "inf", x + np.inf, y, x, y)
-    npz(root / "label", x, y, x, y + 5)
-    npz(root / "lengths", x, y[:5], x, y)
-    npz(root / "shapes", x, y, x[:, :3], y)
-    npz(root / "none", x[:0], y[:0], x[:0], y[:0])
+    write_npz(root / "nan", x, y, hole, y)
+    write_npz(root / "inf", x + np.inf, y, x, y)
+    write_npz(root / "label", x, y, x, y + 5)
+    write_npz(root / "lengths", x, y[:5], x, y)
+    write_npz(root / "shapes", x, y, x[:, :3], y)
+    write_npz(root / "none", x[:0], y[:0], x[:0], y[:0])
     shutil.copytree(root / "good", root / "half")
     os.truncate(root / "half" / "fashion_mnist.npz", 300)
     (root / "text").mkdir()
@@ -554,7 +555,7 @@ def bad(small, tmp_path_factory):
     return root
 
 
-def npz(folder, x_train, y_train, x_test, y_test):
+def write_npz(folder, x_train, y_train, x_test, y_test):
     folder.mkdir()
     np.savez(folder / "fashion_mnist.npz", x_train=x_train, y_train=y_train, x_test=x_test, y_test=y_test)
 
@@ -854,7 +855,7 @@ WRONG = {
 }
 
 
-def fails(ran, code, words):
+def assert_fails(ran, code, words):
     """One error, for a person: what is wrong, and what to type; nothing else, no traceback."""
     assert ran.code == code, ran.err
     assert ran.out == ""
@@ -867,13 +868,13 @@ def fails(ran, code, words):
 
 
 @pytest.fixture
-def typed(pfl, small, bad, tmp_path):
+def run_failing_line(pfl, small, bad_inputs, tmp_path):
     """Type a line in which ``{out}`` is a new folder, ``{small}`` the chain, ``{bad}`` what is wrong."""
-    names = {"out": tmp_path / "out", "small": small.root, "bad": bad}
+    names = {"out": tmp_path / "out", "small": small.root, "bad": bad_inputs}
 
     def run(line, code, *words):
         ran = pfl(*(part.format(**names) for part in line.split()))
-        fails(ran, code, [word.format(**names) for word in words])
+        assert_fails(ran, code, [word.format(**names) for word in words])
         assert not (tmp_path / "out").exists()
         assert not (tmp_path / "out.partial").exists()
 
@@ -881,15 +882,15 @@ def typed(pfl, small, bad, tmp_path):
 
 
 @pytest.mark.parametrize("case", NEARLY)
-def test_a_slip_is_answered_with_the_nearest_name(typed, case):
+def test_misspelt_name_is_answered_with_the_nearest_one(run_failing_line, case):
     line, *words = NEARLY[case]
-    typed(line, 2, *words)
+    run_failing_line(line, 2, *words)
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_said_in_one_line(typed, case):
+def test_wrong_command_line_ends_in_one_error(run_failing_line, case):
     line, code, *words = WRONG[case]
-    typed(line, code, *words)
+    run_failing_line(line, code, *words)
 
 
 @pytest.mark.parametrize(
@@ -903,7 +904,7 @@ def test_what_is_wrong_is_said_in_one_line(typed, case):
     ],
 )
 @pytest.mark.parametrize("verbose", [False, True])
-def test_unforeseen_errors(pfl, monkeypatch, error, code, words, verbose):
+def test_unexpected_exceptions_end_in_one_error_with_the_right_exit_code(pfl, monkeypatch, error, code, words, verbose):
     def fail(*args, **kwargs):
         raise error
 
@@ -914,15 +915,15 @@ def test_unforeseen_errors(pfl, monkeypatch, error, code, words, verbose):
     assert ("Traceback" in ran.err) is (verbose and code == 1)
 
 
-def test_nothing_to_score(pfl, tmp_path):
+def test_evaluate_refuses_predictions_without_test_samples(pfl, tmp_path):
     at = tmp_path
     pfl("partition", "writers", "--clients", 2, "--fractions", "0.8,0.2,0", "-o", at / "p")
     pfl("personalize", "local", at / "p", "--model", "mlp", "--rounds", 1, "-o", at / "l")
-    fails(pfl("evaluate", at / "l", "-o", at / "ev"), 3, ["has no test samples to score", "--fractions"])
+    assert_fails(pfl("evaluate", at / "l", "-o", at / "ev"), 3, ["has no test samples to score", "--fractions"])
 
 
 @pytest.mark.parametrize("command", sorted(typer.main.get_command(app).commands))
-def test_options_of_pfl_stand_before_or_after_every_command(pfl, command):
+def test_global_options_are_accepted_before_and_after_every_command(pfl, command):
     for line in (("--use", "nothing", command), (command, "--use", "nothing"), (command, "--use=nothing", "--json")):
         ran = pfl(*line)
         assert (ran.code, ran.err.splitlines()[0]) == (2, "pfl: --use nothing is neither a Python file nor a module")
@@ -938,7 +939,7 @@ def test_a_flag_before_a_command_does_what_it_does_after_it(pfl, command, flag):
     assert before.code == (0 if flag in options else 2)
 
 
-def test_an_option_with_one_value_is_refused_if_it_is_given_twice():
+def test_single_value_option_given_twice_is_refused():
     """Of every command: Click keeps the last value in silence. Flags and options that are lists may be repeated."""
     for name, command in typer.main.get_command(app).commands.items():
         with command.make_context(name, [], resilient_parsing=True) as context:
@@ -953,12 +954,12 @@ def test_an_option_with_one_value_is_refused_if_it_is_given_twice():
                     assert is_refused == (not (param.multiple or param.is_flag)), (name, param.opts)
 
 
-def test_flag_before_the_command_has_its_effect(pfl, small, tmp_path):
+def test_flags_before_the_command_take_effect(pfl, small, tmp_path):
     ran = pfl("-q", "--json", "evaluate", small.fedavg, "-o", tmp_path / "e")
     assert (ran.code, ran.err) == (0, "")
     assert json.loads(ran.out)["kind"] == "evaluation"
 
 
-def test_own_file_is_used_when_it_is_named_after_the_command(pfl, tmp_path):
+def test_use_option_after_the_command_loads_the_file(pfl, tmp_path):
     assert pfl("new", "method", tmp_path / "mine.py").code == 0
     assert "mine" in pfl("list", "methods", "--use", tmp_path / "mine.py").out

@@ -24,7 +24,7 @@ from pflcli.options import completion
 
 
 @pytest.fixture
-def offers(monkeypatch, capsys):
+def complete_line(monkeypatch, capsys):
     """Ask for completions of a line in this process, as the script of a shell does; the last word is unfinished."""
     monkeypatch.setattr("pflcli.cli.app", get_command(app))  # built once
 
@@ -70,11 +70,11 @@ LINES = {
 
 
 @pytest.mark.parametrize("line", LINES, ids=" ".join)
-def test_words_are_completed(offers, line, tmp_path, monkeypatch):
+def test_completion_offers_commands_options_and_values(complete_line, line, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").touch()
     (tmp_path / "sub").mkdir()
-    assert offers(*line) == LINES[line]
+    assert complete_line(*line) == LINES[line]
 
 
 SOURCES = "partition backbone embeddings datastore"
@@ -103,15 +103,15 @@ KINDS = {
 
 
 @pytest.mark.parametrize("line", KINDS, ids=" ".join)
-def test_artifacts_are_completed_by_kind(offers, small, monkeypatch, line):
+def test_completion_offers_artifacts_of_the_right_kind(complete_line, small, monkeypatch, line):
     monkeypatch.chdir(small.root)
     kind_of = {folder.name: open_artifact(folder).kind for folder in small.root.iterdir() if folder.is_dir()}
     expected = sorted(name for name, kind in kind_of.items() if kind in KINDS[line].split())
     assert len(expected) >= 1
-    assert offers("pfl", *line, "") == expected
+    assert complete_line("pfl", *line, "") == expected
 
 
-def test_every_command_that_takes_an_artifact_completes_it():
+def test_cases_cover_every_command_that_takes_an_artifact():
     expected = {
         name
         for name, command in get_command(app).commands.items()
@@ -122,7 +122,7 @@ def test_every_command_that_takes_an_artifact_completes_it():
     assert expected <= {line[0] for line in KINDS} | {"partition", "embed"}
 
 
-def test_folders_are_parts_of_paths(offers, small, tmp_path, monkeypatch):
+def test_completion_descends_into_folders(complete_line, small, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     deeper = tmp_path / "my runs" / "seed-0"
     shutil.copytree(small.p, deeper / "p")
@@ -130,28 +130,28 @@ def test_folders_are_parts_of_paths(offers, small, tmp_path, monkeypatch):
         shutil.copytree(small.p, deeper / name)
     (deeper / "broken").mkdir()
     (deeper / "broken" / "manifest.json").write_text("{")
-    assert offers("pfl", "compare", "my") == ["my runs/seed-0/p", "my runs/seed-0/broken/"]
-    assert offers("pfl", "compare", r"my\ runs/seed-0/p") == ["my runs/seed-0/p"]
-    assert offers("pfl", "compare", "nowhere/") == []
+    assert complete_line("pfl", "compare", "my") == ["my runs/seed-0/p", "my runs/seed-0/broken/"]
+    assert complete_line("pfl", "compare", r"my\ runs/seed-0/p") == ["my runs/seed-0/p"]
+    assert complete_line("pfl", "compare", "nowhere/") == []
     monkeypatch.setenv("HOME", str(deeper))
-    assert offers("pfl", "compare", "~/p") == ["~/p"]
+    assert complete_line("pfl", "compare", "~/p") == ["~/p"]
 
 
-def test_metrics_are_those_of_the_catalogue():
+def test_completion_offers_the_metrics_of_the_catalogue():
     assert sorted(completion.METRICS) == sorted(name for name, metric in catalogue.METRICS.items() if metric.ranks)
 
 
-def test_no_value_of_any_option_fails(offers, tmp_path, monkeypatch):
+def test_completion_of_any_option_never_fails(complete_line, tmp_path, monkeypatch):
     """Every option and argument of every command, before anything, behind nonsense, and in broken quotes."""
     monkeypatch.chdir(tmp_path)
     for name, command in get_command(app).commands.items():
         for param in command.params:
             option = [opt for opt in param.opts if opt.startswith("--")][:1]
-            offers("pfl", name, *option, "")
-            offers("pfl", name, "nowhere", "nothing", *option, "'x=\"")
+            complete_line("pfl", name, *option, "")
+            complete_line("pfl", name, "nowhere", "nothing", *option, "'x=\"")
 
 
-def test_nothing_heavy_is_loaded():
+def test_completion_loads_no_heavy_package():
     code = (
         "import os, sys; os.environ |= {'_PFL_COMPLETE': 'complete_bash', 'COMP_CWORD': '2',"
         "'COMP_WORDS': 'pfl\\npersonalize\\ndit'}\n"
@@ -175,7 +175,7 @@ printf '<%s>' "$@"; echo '<end>'
 
 
 @pytest.fixture
-def workplace(small, tmp_path, monkeypatch):
+def completion_folder(small, tmp_path, monkeypatch):
     """A folder with artifacts, and a ``pfl`` on the path."""
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "pfl").write_text(_PFL)
@@ -190,7 +190,7 @@ def workplace(small, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
 
-def shell(name, *args):
+def find_shell(name, *args):
     """Return the path of a shell; skips the test where it is not installed."""
     path = shutil.which(name)
     if path is None:
@@ -198,7 +198,7 @@ def shell(name, *args):
     return [path, *args]
 
 
-def typed(command, set_up, line):
+def type_into_shell(command, set_up, line):
     """Type a line with tabulators into an interactive shell; return the words that ``pfl`` then receives."""
     process, terminal = pty.fork()
     if process == 0:
@@ -224,23 +224,23 @@ LINE = "pfl personali\tdit\tru\t--model mob\t"
 WORDS = ["personalize", "ditto", "runs/p", "--model", "mobilenet-v2"]
 
 
-def test_bash_completes(workplace):
-    words = typed(shell("bash", "--norc", "-i"), 'eval "$(pfl --show-completion)"', LINE)
+def test_bash_completes(completion_folder):
+    words = type_into_shell(find_shell("bash", "--norc", "-i"), 'eval "$(pfl --show-completion)"', LINE)
     assert words == WORDS
 
 
-def test_zsh_completes(workplace):
+def test_zsh_completes(completion_folder):
     set_up = 'autoload -U compinit; compinit -u; eval "$(pfl --show-completion)"'
-    assert typed(shell("zsh", "-f", "-i"), set_up, LINE) == WORDS
+    assert type_into_shell(find_shell("zsh", "-f", "-i"), set_up, LINE) == WORDS
 
 
-def test_fish_completes(workplace):
+def test_fish_completes(completion_folder):
     lines = {
         "pfl personali": ["personalize"],
         "pfl personalize ditto ru": ["runs/p"],
         "pfl personalize ditto runs/p --model mob": ["mobilenet-v2"],
     }
     script = "pfl --show-completion | source; " + "; echo; ".join(f"complete -C '{line}'" for line in lines)
-    result = subprocess.run(shell("fish", "-c", script), capture_output=True, text=True, check=True)
+    result = subprocess.run(find_shell("fish", "-c", script), capture_output=True, text=True, check=True)
     offers = [[offer.split("\t")[0] for offer in block.splitlines()] for block in result.stdout.split("\n\n")]
     assert offers == [*lines.values()]

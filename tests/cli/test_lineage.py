@@ -17,17 +17,17 @@ from pflcli.commands.train_global import train_global
 GOLDEN = Path(__file__).parents[1] / "golden" / "schema-1"
 
 
-def shape(text):
+def normalize_lines(text):
     """The lines without what differs between machines (seconds, accuracy), and without the first column's width."""
     text = re.sub(r"\d+\.\d s$", "T s", re.sub(r"(?<=\w) {2,}", "  ", text), flags=re.M)
     return re.sub(r"accuracy \d+\.\d %", "accuracy A %", text).splitlines()
 
 
-def test_a_chain_is_a_tree_of_one_line_per_artifact(pfl, small_copy, monkeypatch):
+def test_lineage_is_a_tree_with_one_line_per_artifact(pfl, small_copy, monkeypatch):
     monkeypatch.chdir(small_copy.root)
     ran = pfl("show", "knn", "--lineage", "--verify")
     assert (ran.code, ran.err) == (0, "")
-    assert shape(ran.out) == [
+    assert normalize_lines(ran.out) == [
         "knn  predictions: knn-per, seed 0, model mlp, 2 rounds, T s",
         "└─ d  datastore: index Flat, 6 stores, 285 samples, 0.2 MB, T s",
         "   └─ e  embeddings: 473 samples, 200 dimensions, T s",
@@ -37,9 +37,9 @@ def test_a_chain_is_a_tree_of_one_line_per_artifact(pfl, small_copy, monkeypatch
     ]
 
 
-def test_what_is_shared_is_described_once(pfl, small_copy, monkeypatch):
+def test_lineage_describes_a_shared_input_once(pfl, small_copy, monkeypatch):
     monkeypatch.chdir(small_copy.root)
-    lines = shape(pfl("show", "ud", "--lineage").out)
+    lines = normalize_lines(pfl("show", "ud", "--lineage").out)
     assert [re.sub(r"  (\w+):.*", r"  \1", line) for line in lines] == [
         "ud  datastore",
         "├─ e  embeddings",
@@ -51,7 +51,7 @@ def test_what_is_shared_is_described_once(pfl, small_copy, monkeypatch):
     ]
 
 
-def test_what_is_shared_is_verified_once(small, monkeypatch):
+def test_lineage_verifies_a_shared_input_once(small, monkeypatch):
     checked = []
     monkeypatch.setattr(verification, "verify", lambda artifact: checked.append(artifact.path))
     root = trace(small.ud, verify=True)
@@ -59,7 +59,7 @@ def test_what_is_shared_is_verified_once(small, monkeypatch):
     assert root.inputs[0] is root.inputs[1].inputs[0]
 
 
-def test_json_nests_every_input_in_full(pfl, small):
+def test_lineage_json_nests_every_input(pfl, small):
     facts = json.loads(pfl("show", small.ud, "--lineage", "--verify", "--json").out)
     embeddings, store = facts["inputs"]
     assert store["inputs"] == [embeddings]
@@ -70,7 +70,7 @@ def test_json_nests_every_input_in_full(pfl, small):
 
 
 @pytest.mark.parametrize("kind", kinds.schemas())
-def test_every_kind_describes_old_artifacts_and_bare_ones(kind):
+def test_describe_handles_old_and_empty_manifests_of_every_kind(kind):
     manifest = open_artifact(GOLDEN / kind).manifest
     facts = kinds.load(kind).describe(manifest)
     assert len([fact for fact in facts if fact]) >= 2
@@ -80,7 +80,7 @@ def test_every_kind_describes_old_artifacts_and_bare_ones(kind):
     assert not any(kinds.load(kind).describe(manifest))
 
 
-def test_a_lineage_that_was_cut_is_an_error(pfl, small_copy):
+def test_lineage_with_a_replaced_input_is_an_error(pfl, small_copy):
     train_global(small_copy.p, small_copy.b, settings={"model": "mlp", "rounds": 1}, execution=FORCE)
     ran = pfl("show", small_copy.knn, "--lineage")
     assert (ran.code, ran.out) == (3, "")

@@ -37,7 +37,7 @@ for line in json.loads(sys.argv[1]):
 """
 
 
-def terminal(width, lines):
+def run_in_terminal(width, lines):
     """What a terminal of this width shows of some command lines."""
     import json
 
@@ -69,7 +69,7 @@ def terminal(width, lines):
 
 
 @pytest.fixture(scope="module")
-def compared(small, tmp_path_factory):
+def terminal_comparison(small, tmp_path_factory):
     out = tmp_path_factory.mktemp("terminal") / "c"
     words = {"model": "logistic", "rounds": 2}
     methods = ["fedavg", "local", "fedavg-plus", "fedavg-plus@with-a-long-name"]
@@ -78,7 +78,7 @@ def compared(small, tmp_path_factory):
     return out / "comparison", [*line, "--methods", ",".join(methods)]
 
 
-def is_whole(lines, width, artifact, table):
+def assert_whole(lines, width, artifact, table):
     """Assert that each method stands there with numbers that are in the whole table, in its order."""
     rule = next(place for place, line in enumerate(lines) if line.startswith("──"))
     body = lines[rule + 1 : rule + 1 + len(table.rows)]
@@ -96,14 +96,14 @@ def is_whole(lines, width, artifact, table):
 
 
 @pytest.mark.parametrize("width", WIDTHS)
-def test_tables_keep_names_and_numbers_whole(small, compared, width):
-    comparison, again = compared
+def test_tables_keep_names_and_numbers_whole(small, terminal_comparison, width):
+    comparison, again = terminal_comparison
     evaluation = ["evaluate", small.fedavg, small.knn, "-o", small.ev]
     lists = [["list", "methods"], ["list", "datasets"], ["list", "methods", "fedham"], ["list"]]
-    outputs = terminal(width, [again, ["show", comparison], evaluation, ["show", small.ev], *lists])
+    outputs = run_in_terminal(width, [again, ["show", comparison], evaluation, ["show", small.ev], *lists])
     for part, artifact in zip(outputs[:4], (comparison, comparison, small.ev, small.ev), strict=True):
         opened = open_artifact(artifact)
-        is_whole(part, width, artifact, tables.build(read(opened), opened.kind))
+        assert_whole(part, width, artifact, tables.build(read(opened), opened.kind))
     for part in outputs[4:]:
         assert max(map(len, part)) <= max(width, 120 if part is outputs[6] else 0)  # docstrings are 120 wide
     from pflcli import registry
@@ -116,7 +116,7 @@ HEADING = ["method", "accuracy %", "bottom decile %", "note"]
 ROWS = [["fedavg-plus", "79.8 ± 0.6", "-", "two words"], ["local", "+1.0 [-1, +3]", "5.0", ""]]
 
 
-def test_columns_give_way_in_the_stated_order():
+def test_fit_table_drops_columns_in_the_given_order():
     previous = []
     for width in range(80, 0, -1):
         lines, left_out = fit_table(HEADING, ROWS, width, ["bottom decile %", "note"])
@@ -130,7 +130,7 @@ def test_columns_give_way_in_the_stated_order():
     assert previous == ["bottom decile %", "note"]
 
 
-def test_texts_wrap_between_words_and_nothing_is_lost():
+def test_fit_table_wraps_text_between_words():
     text = "a sentence of some length that is not to be cut anywhere but between words"
     lines, left_out = fit_table(["name", "summary"], [["knn-per", text]], 30)
     assert left_out == []
@@ -138,8 +138,8 @@ def test_texts_wrap_between_words_and_nothing_is_lost():
     assert " ".join(line[9:].strip() for line in lines[2:]) == text
 
 
-def test_a_pipe_gets_everything(pfl, compared):
-    comparison, _ = compared
+def test_piped_table_is_complete(pfl, terminal_comparison):
+    comparison, _ = terminal_comparison
     ran = pfl("show", comparison)
     table = tables.build(read(open_artifact(comparison)), "comparison")
     assert [line.split("\t") for line in ran.out.splitlines()] == [table.heading, *table.rows]

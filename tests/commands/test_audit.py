@@ -32,7 +32,7 @@ BRIEF = {"model": "logistic", "rounds": 1}
 
 
 @pytest.fixture(scope="module")
-def splits(tmp_path_factory):
+def models_on_three_splits(tmp_path_factory):
     """Four writers under three splits, each with models that clients train alone."""
     at = tmp_path_factory.mktemp("splits")
     for number in range(3):
@@ -41,16 +41,16 @@ def splits(tmp_path_factory):
     return at
 
 
-def rows(folder, name="table.csv"):
+def read_rows(folder, name="table.csv"):
     with (folder / name).open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def by_attack(folder):
+def read_attacks(folder):
     return {row["attack"]: row for row in audits.read(open_artifact(folder))["attacks"]}
 
 
-def answering(monkeypatch, answer):
+def replace_predictions(monkeypatch, answer):
     """Let clients answer what ``answer`` says of each sample: whether it is a member, its label, and random numbers."""
 
     def predict_queries(predictor, sent_queries, execution):
@@ -65,26 +65,26 @@ def answering(monkeypatch, answer):
     monkeypatch.setattr(queries, "predict_queries", predict_queries)
 
 
-def test_a_predictor_that_looks_samples_up_is_recognized(splits, tmp_path, monkeypatch):
-    answering(monkeypatch, lambda member, draw: np.where(member, 0.9, 0.6))
-    audit(splits / "local0", tmp_path / "a")
-    row = by_attack(tmp_path / "a")["confidence"]
+def test_audit_reports_auc_1_when_predictions_reveal_membership(models_on_three_splits, tmp_path, monkeypatch):
+    replace_predictions(monkeypatch, lambda member, draw: np.where(member, 0.9, 0.6))
+    audit(models_on_three_splits / "local0", tmp_path / "a")
+    row = read_attacks(tmp_path / "a")["confidence"]
     assert (row["auc"], row["auc_high"], row["worst_client_auc"]) == (1, 1, 1)
     assert row["auc_low"] < 1
     assert row["above_chance"] == row["clients"] > 0
-    assert by_attack(tmp_path / "a")["label"]["auc"] == 0.5  # all answers are right
+    assert read_attacks(tmp_path / "a")["label"]["auc"] == 0.5  # all answers are right
 
 
-def test_a_predictor_that_knows_nothing_of_members_is_a_guess(splits, tmp_path, monkeypatch):
-    answering(monkeypatch, lambda member, draw: draw.uniform(0.2, 0.9, len(member)))
-    audit(splits / "local0", tmp_path / "a")
-    row = by_attack(tmp_path / "a")["confidence"]
+def test_audit_reports_auc_near_one_half_when_predictions_are_random(models_on_three_splits, tmp_path, monkeypatch):
+    replace_predictions(monkeypatch, lambda member, draw: draw.uniform(0.2, 0.9, len(member)))
+    audit(models_on_three_splits / "local0", tmp_path / "a")
+    row = read_attacks(tmp_path / "a")["confidence"]
     assert row["auc_low"] < 0.5 < row["auc_high"]
     assert abs(row["auc"] - 0.5) < 0.15
 
 
-def test_samples_that_are_sent_get_the_answers_of_predict(splits):
-    artifact = open_artifact(splits / "local0")
+def test_audit_queries_get_the_same_predictions_as_pfl_predict(models_on_three_splits):
+    artifact = open_artifact(models_on_three_splits / "local0")
     predictor = stored_predictor.open_predictor(artifact)
     data = partitions.read(predictor.partition)
     sent_queries = queries.select_queries(data, queries.split_numbers(data) == 0)
@@ -96,18 +96,18 @@ def test_samples_that_are_sent_get_the_answers_of_predict(splits):
         np.testing.assert_allclose(parts["p"][own], expected, rtol=0, atol=1e-6)
 
 
-def test_members_and_non_members_are_as_many_for_each_client(splits, tmp_path):
-    audit(splits / "local0", tmp_path / "a")
-    data = partitions.read(open_artifact(splits / "p0"))
+def test_audit_uses_equally_many_members_and_non_members_per_client(models_on_three_splits, tmp_path):
+    audit(models_on_three_splits / "local0", tmp_path / "a")
+    data = partitions.read(open_artifact(models_on_three_splits / "p0"))
     expected = np.minimum(data.sizes[:, 0], data.sizes[:, 2])
-    own = [row for row in rows(tmp_path / "a", "clients.csv") if row["attack"] == "confidence"]
+    own = [row for row in read_rows(tmp_path / "a", "clients.csv") if row["attack"] == "confidence"]
     assert {int(row["client"]): int(row["members"]) for row in own} == dict(enumerate(expected.tolist()))
     areas = [float(row["auc"]) for row in own if row["auc"]]
-    strongest = max(by_attack(tmp_path / "a").values(), key=lambda row: row["auc"])["attack"]
+    strongest = max(read_attacks(tmp_path / "a").values(), key=lambda row: row["auc"])["attack"]
     assert strongest != "confidence" or areas == sorted(areas, reverse=True)
 
 
-def test_a_client_with_few_samples_has_no_area_and_is_counted(tmp_path, monkeypatch):
+def test_audit_counts_clients_with_too_few_samples_for_an_auc(tmp_path, monkeypatch):
     draw = np.random.default_rng(0)
     owner = np.repeat(["=few", "x\x1b[31m", "$\\alpha$", "many"], [3, 40, 40, 40])
     x, y = draw.normal(size=(123, 3)).astype(np.float32), np.arange(123) % 2
@@ -116,15 +116,15 @@ def test_a_client_with_few_samples_has_no_area_and_is_counted(tmp_path, monkeypa
     partition(str(tmp_path / "data"), tmp_path / "p")
     personalize("local", tmp_path / "p", tmp_path / "m", settings=BRIEF, execution=ONE)
     audit(tmp_path / "m", tmp_path / "a")
-    row = by_attack(tmp_path / "a")["confidence"]
+    row = read_attacks(tmp_path / "a")["confidence"]
     assert (row["clients"], row["undefined"]) == (3, 1)
-    few = [row for row in rows(tmp_path / "a", "clients.csv") if int(row["members"]) < attacks.MIN_MEMBERS]
+    few = [row for row in read_rows(tmp_path / "a", "clients.csv") if int(row["members"]) < attacks.MIN_MEMBERS]
     assert {row["name"] for row in few} == {"=few"}
     assert all(row["auc"] == "" for row in few)
     assert any("1 client with fewer than 5" in line for line in audits.read(open_artifact(tmp_path / "a"))["warnings"])
 
 
-def test_without_test_samples_nothing_can_be_audited(tmp_path):
+def test_audit_refuses_a_partition_without_test_samples(tmp_path):
     partition("writers", tmp_path / "p", clients=3, fractions=(0.8, 0.2, 0.0))
     personalize("local", tmp_path / "p", tmp_path / "m", settings=BRIEF, execution=ONE)
     with pytest.raises(InputError) as error:
@@ -133,16 +133,20 @@ def test_without_test_samples_nothing_can_be_audited(tmp_path):
     assert not (tmp_path / "a").exists()
 
 
-def test_references_add_the_likelihood_ratio(splits, tmp_path):
-    outcome = audit(splits / "local0", tmp_path / "a", references=[splits / "local1", splits / "local2"])
+def test_reference_models_add_the_likelihood_ratio_attack(models_on_three_splits, tmp_path):
+    outcome = audit(
+        models_on_three_splits / "local0",
+        tmp_path / "a",
+        references=[models_on_three_splits / "local1", models_on_three_splits / "local2"],
+    )
     assert "likelihood-ratio" in outcome.table().index
     assert [item.role for item in open_artifact(tmp_path / "a").manifest.inputs] == [
         "predictions", "reference 0", "reference 1"
     ]  # fmt: skip
 
 
-def test_a_split_seed_changes_the_splits_alone(splits, tmp_path):
-    first, second = (partitions.read(open_artifact(splits / name)) for name in ("p0", "p1"))
+def test_split_seed_changes_only_the_splits(models_on_three_splits, tmp_path):
+    first, second = (partitions.read(open_artifact(models_on_three_splits / name)) for name in ("p0", "p1"))
     assert first.names == second.names
     assert set(first.sample) == set(second.sample)
     assert not np.array_equal(first.sample, second.sample)
@@ -150,50 +154,52 @@ def test_a_split_seed_changes_the_splits_alone(splits, tmp_path):
         span = slice(first.offsets[3 * client], first.offsets[3 * client + 3])
         assert set(first.sample[span]) == set(second.sample[span])
     partition("writers", tmp_path / "p", clients=4, seed=0, split_seed=0)
-    fingerprints = {open_artifact(path).manifest.fingerprint for path in (tmp_path / "p", splits / "p0")}
+    fingerprints = {
+        open_artifact(path).manifest.fingerprint for path in (tmp_path / "p", models_on_three_splits / "p0")
+    }
     assert len(fingerprints) == 1
 
 
-def test_references_that_cannot_serve_are_refused(splits, tmp_path):
-    personalize("local", splits / "p0", tmp_path / "seed", settings=BRIEF, seed=7, execution=ONE)
-    personalize("local", splits / "p1", tmp_path / "lr", settings={**BRIEF, "lr": 0.5}, execution=ONE)
+def test_audit_refuses_unsuitable_reference_models(models_on_three_splits, tmp_path):
+    personalize("local", models_on_three_splits / "p0", tmp_path / "seed", settings=BRIEF, seed=7, execution=ONE)
+    personalize("local", models_on_three_splits / "p1", tmp_path / "lr", settings={**BRIEF, "lr": 0.5}, execution=ONE)
     partition("writers", tmp_path / "p", clients=3, seed=5)
     personalize("local", tmp_path / "p", tmp_path / "others", settings=BRIEF, execution=ONE)
-    good = splits / "local1"
+    good = models_on_three_splits / "local1"
     cases = [
         (UsageError, [good], "need at least 2"),
         (UsageError, [good, good], "twice"),
-        (UsageError, [good, splits / "local0"], "audited artifact itself"),
+        (UsageError, [good, models_on_three_splits / "local0"], "audited artifact itself"),
         (InputError, [good, tmp_path / "lr"], "another method, other options"),
         (InputError, [good, tmp_path / "seed"], "--split-seed"),
         (InputError, [good, tmp_path / "others"], "do not have the same samples"),
     ]
     for kind, references, words in cases:
         with pytest.raises(PflError) as error:
-            audit(splits / "local0", tmp_path / "a", references=references)
+            audit(models_on_three_splits / "local0", tmp_path / "a", references=references)
         assert isinstance(error.value, kind)
         assert words in error_text(error)
 
 
-def test_a_store_reveals_its_samples_by_distance(small):
-    attacked = by_attack(small.au)
+def test_distance_attack_on_a_datastore_has_auc_1(small):
+    attacked = read_attacks(small.au)
     assert [*attacked] == [name for name in attacks.SEES if name != "likelihood-ratio"]
     assert attacked["distance"]["auc"] == 1
     assert attacked["distance"]["tpr_at_0_1_percent"] is None  # six writers have fewer than 1000 test samples
 
 
-def test_unseen_clients_are_left_out(tmp_path):
+def test_audit_leaves_out_unseen_clients(tmp_path):
     partition("writers", tmp_path / "p", clients=6, new_clients=0.3)
     personalize("fedavg", tmp_path / "p", tmp_path / "m", settings=BRIEF, execution=ONE)
     audit(tmp_path / "m", tmp_path / "a")
     content = json.loads((tmp_path / "a" / "audit.json").read_text())
     assert (content["audited_clients"], content["unseen_clients"]) == (4, 2)
     data = partitions.read(open_artifact(tmp_path / "p"))
-    members = {int(row["client"]): int(row["members"]) for row in rows(tmp_path / "a", "clients.csv")}
+    members = {int(row["client"]): int(row["members"]) for row in read_rows(tmp_path / "a", "clients.csv")}
     assert {client for client, count in members.items() if count == 0} == set(np.flatnonzero(data.new))
 
 
-def test_test_samples_that_were_given_are_named_in_a_warning(tmp_path):
+def test_audit_warns_when_test_samples_were_given_and_not_drawn(tmp_path):
     x, y = np.random.default_rng(0).integers(0, 256, (240, 28, 28), dtype=np.uint8), np.arange(240) % 10
     np.savez(tmp_path / "fashion_mnist.npz", x_train=x[:180], y_train=y[:180], x_test=x[180:], y_test=y[180:])
     for name, is_given in (("given", True), ("drawn", False)):
@@ -205,7 +211,7 @@ def test_test_samples_that_were_given_are_named_in_a_warning(tmp_path):
         assert any("test samples were given, not drawn" in line for line in warnings) == is_given
 
 
-def test_a_stack_is_audited_by_its_own_answers(small, tmp_path):
+def test_audit_of_a_stack_uses_the_predictions_of_the_stack(small, tmp_path):
     audit(small.st, tmp_path / "a", execution=ONE)
     predictor = stored_predictor.open_predictor(open_artifact(small.st))
     data = partitions.read(predictor.partition)
@@ -215,16 +221,16 @@ def test_a_stack_is_audited_by_its_own_answers(small, tmp_path):
     np.testing.assert_allclose(parts["p"][slice(*sent_queries.offsets[2:4])], expected, atol=1e-6)
 
 
-def test_a_stack_of_a_single_client_is_audited(tmp_path):
+def test_audit_accepts_a_stack_of_a_single_client(tmp_path):
     partition("writers", tmp_path / "p", clients=1)
     for method in ("local", "fedavg"):
         personalize(method, tmp_path / "p", tmp_path / method, settings=BRIEF, execution=ONE)
     stack([tmp_path / "local", tmp_path / "fedavg"], tmp_path / "s")
     audit(tmp_path / "s", tmp_path / "a")
-    assert {row["client"] for row in rows(tmp_path / "a", "clients.csv")} == {"0"}
+    assert {row["client"] for row in read_rows(tmp_path / "a", "clients.csv")} == {"0"}
 
 
-def test_the_command_prints_a_table_and_makes_nothing_in_a_dry_run(small, tmp_path, pfl):
+def test_audit_prints_its_table_and_a_dry_run_writes_nothing(small, tmp_path, pfl):
     ran = pfl("audit", small.fedavg, "-o", tmp_path / "a", "--threads", 1)
     assert (ran.code, ran.out) == (0, f"{tmp_path / 'a'}\n")
     printed_table = [line for line in ran.err.splitlines() if "\t" in line]
@@ -240,7 +246,7 @@ def test_the_command_prints_a_table_and_makes_nothing_in_a_dry_run(small, tmp_pa
     assert not (tmp_path / "b").exists()
 
 
-def test_a_class_is_inverted_to_the_picture_that_the_model_knows(tmp_path, monkeypatch):
+def test_inversion_recovers_the_typical_image_of_a_class(tmp_path, monkeypatch):
     """Two classes, each of one bright half: the picture of a class is bright there, and recognized."""
     draw = np.random.default_rng(0)
     y = np.arange(120) % 2
@@ -256,11 +262,11 @@ def test_a_class_is_inverted_to_the_picture_that_the_model_knows(tmp_path, monke
     inverted = audits.read(open_artifact(outcome.path))["inverted"]
     assert (inverted["clients"], inverted["classes"], inverted["recognized"]) == (1, 2, 2)
     assert inverted["correlation"] > 0.6
-    assert [row["recognized_as"] for row in rows(outcome.path, "classes.csv")] == ["0", "1"]
+    assert [row["recognized_as"] for row in read_rows(outcome.path, "classes.csv")] == ["0", "1"]
     assert (outcome.path / "classes.png").read_bytes()[:4] == b"\x89PNG"
 
 
-def test_votes_of_a_store_are_inverted_as_they_are_answered(small):
+def test_inversion_predicts_like_the_knn_model_it_attacks(small):
     """The answer through which gradients flow is the one that the client gives."""
     model = stored_predictor.open_predictor(open_artifact(small.knn))
     parts = build_standalone_model(model.run, 1, ONE)
@@ -270,7 +276,7 @@ def test_votes_of_a_store_are_inverted_as_they_are_answered(small):
     np.testing.assert_allclose(p, parts.p, atol=1e-5)
 
 
-def test_what_cannot_be_inverted_is_left_out_in_words(small, tmp_path):
+def test_audit_explains_why_classes_are_not_inverted(small, tmp_path):
     audit(small.st, tmp_path / "a", invert=1, execution=ONE)
     assert any("a stack predicts by several" in line for line in audits.read(open_artifact(tmp_path / "a"))["warnings"])
     with pytest.raises(UsageError):
@@ -281,27 +287,27 @@ def test_what_cannot_be_inverted_is_left_out_in_words(small, tmp_path):
     assert (results, remarks) == ([], ["classes are not inverted: samples are not images"])
 
 
-def test_an_attacker_of_answers_sees_no_more_than_leaves(small, tmp_path):
+def test_answers_option_restricts_the_attacks_to_the_disclosed_output(small, tmp_path):
     for answers, attacked in (("full", ["label", "confidence", "calibrated"]), ("label", ["label", "calibrated"])):
         audit(small.knn, tmp_path / answers, answers=answers, execution=ONE)
-        assert [*by_attack(tmp_path / answers)] == attacked
+        assert [*read_attacks(tmp_path / answers)] == attacked
         assert open_artifact(tmp_path / answers).manifest.request["answers"] == answers
-    full = by_attack(small.au)
+    full = read_attacks(small.au)
     for name in ("label", "confidence", "calibrated"):
-        assert by_attack(tmp_path / "full")[name]["auc"] == pytest.approx(full[name]["auc"])
+        assert read_attacks(tmp_path / "full")[name]["auc"] == pytest.approx(full[name]["auc"])
 
 
-def test_rounding_hides_what_members_gain_below_half_a_unit(splits, tmp_path, monkeypatch):
-    answering(monkeypatch, lambda member, draw: np.where(member, 0.94, 0.91))
+def test_rounded_answers_hide_membership_below_the_rounding_step(models_on_three_splits, tmp_path, monkeypatch):
+    replace_predictions(monkeypatch, lambda member, draw: np.where(member, 0.94, 0.91))
     for answers, auc in (("full", 1.0), ("rounded:2", 1.0), ("rounded:1", 0.5), ("label", 0.5)):
-        audit(splits / "local0", tmp_path / answers, answers=answers)
-        assert by_attack(tmp_path / answers)["label" if answers == "label" else "confidence"]["auc"] == auc
-    references = [splits / "local1", splits / "local2"]
-    audit(splits / "local0", tmp_path / "r", references=references, answers="label")
-    assert [*by_attack(tmp_path / "r")] == ["label", "likelihood-ratio"]
+        audit(models_on_three_splits / "local0", tmp_path / answers, answers=answers)
+        assert read_attacks(tmp_path / answers)["label" if answers == "label" else "confidence"]["auc"] == auc
+    references = [models_on_three_splits / "local1", models_on_three_splits / "local2"]
+    audit(models_on_three_splits / "local0", tmp_path / "r", references=references, answers="label")
+    assert [*read_attacks(tmp_path / "r")] == ["label", "likelihood-ratio"]
 
 
-def test_gradients_are_estimated_from_answers_and_through_rounding():
+def test_estimate_gradient_works_with_full_rounded_and_label_only_answers():
     """A client whose answer rises with the left half: the estimate points there, rounded or as a class alone too."""
 
     def answer(pictures):
@@ -317,19 +323,19 @@ def test_gradients_are_estimated_from_answers_and_through_rounding():
             assert torch.corrcoef(direction)[0, 1] > least, text
 
 
-def test_forms_of_answers_that_cannot_be_are_refused(small, tmp_path):
+def test_audit_refuses_invalid_values_of_answers(small, tmp_path):
     for text in ("rounded", "rounded:0", "rounded:7", "rounded:x", "label:1", "none"):
         with pytest.raises(UsageError) as error:
             audit(small.knn, tmp_path / "a", answers=text)
         assert "--answers rounded:1" in error_text(error)
 
 
-def test_the_epsilon_of_noisy_votes_is_stated(small, tmp_path):
+def test_audit_reports_the_epsilon_of_noisy_votes(small, tmp_path):
     personalize("knn-per", small.d, tmp_path / "m", options={"vote": "noisy", "vote_epsilon": 0.1}, execution=ONE)
     audit(tmp_path / "m", tmp_path / "a", answers="label", execution=ONE)
     content = audits.read(open_artifact(tmp_path / "a"))
     votes = content["noisy_votes"]
-    most = max(int(row["members"]) for row in rows(tmp_path / "a", "clients.csv"))
+    most = max(int(row["members"]) for row in read_rows(tmp_path / "a", "clients.csv"))
     assert votes["queries"] == 2 * most
     assert votes["epsilon"] == pytest.approx(0.2 * most)
     assert votes["epsilon_at_delta"] <= votes["epsilon"]
@@ -337,7 +343,7 @@ def test_the_epsilon_of_noisy_votes_is_stated(small, tmp_path):
     assert "noisy_votes" not in audits.read(open_artifact(small.au))
 
 
-def test_an_audit_says_that_noisy_votes_from_a_seed_have_no_guarantee(small, tmp_path, pfl):
+def test_audit_warns_when_noisy_votes_use_a_dp_seed(small, tmp_path, pfl):
     options, settings = {"vote": "noisy", "vote_epsilon": 0.1}, {"dp_seed": 4}
     personalize("knn-per", small.d, tmp_path / "m", options=options, settings=settings, execution=ONE)
     ran = pfl("audit", tmp_path / "m", "-o", tmp_path / "a", "--threads", 1)
@@ -347,7 +353,7 @@ def test_an_audit_says_that_noisy_votes_from_a_seed_have_no_guarantee(small, tmp
     )
 
 
-def test_sentences_say_what_each_access_reveals():
+def test_describe_access_says_what_each_kind_of_access_reveals():
     def row(attack, auc, low, share, above):
         rates = {"tpr_at_1_percent": share, "above_chance": above, "clients": 8}
         return {"attack": attack, "auc": auc, "auc_low": low, "auc_high": auc, **rates}
@@ -368,7 +374,7 @@ def test_sentences_say_what_each_access_reveals():
     assert "and 12.5 % of them" in model
 
 
-def test_command_prints_sentences_below_the_table(small, pfl):
+def test_show_prints_the_sentences_of_an_audit(small, pfl):
     expected = presented.describe_access(audits.read(open_artifact(small.au)))
     assert len(expected) == 2
     assert pfl("show", small.au).err.splitlines()[:2] == expected

@@ -29,7 +29,7 @@ SHAPE = (400, 10)
 PRIVATE = {"model": "logistic", "rounds": 2, "participation": 1.0, "dp_noise": 1.0, "dp_delta": DELTA, "dp_clip": "1"}
 
 
-def vectors(seed, *, count=100, rate=1.0, clip=1.0, adapts=False):
+def run_canaries(seed, *, count=100, rate=1.0, clip=1.0, adapts=False):
     """What canaries show of rounds in which clients send vectors that have much in common."""
     draws = partial(rng.generator, seed)
     mean = CanaryMean(PrivateMean(NOISE, clip, adapts, rate, CLIENTS, draws), count)
@@ -47,17 +47,17 @@ def vectors(seed, *, count=100, rate=1.0, clip=1.0, adapts=False):
     return summarize(mean, DELTA, accounting.compute_epsilon(NOISE, rate, ROUNDS, DELTA))
 
 
-def without_noise(patch):
+def remove_noise(patch):
     patch.setattr(Release, "noise", lambda self, name, like: 0.0)
 
 
-def noise_of_another_count(patch):
+def divide_noise_by_client_count(patch):
     """The noise of the sum is divided by the number of clients, as if it were that of the mean already."""
     noise = Release.noise
     patch.setattr(Release, "noise", lambda self, name, like: noise(self, name, like) / self._mechanism.expected)
 
 
-def counted_twice(patch):
+def add_updates_twice(patch):
     add = Release.add
 
     def twice(self, stacked, weights):
@@ -67,7 +67,7 @@ def counted_twice(patch):
     patch.setattr(Release, "add", twice)
 
 
-def clipped_after_averaging(patch):
+def clip_after_averaging(patch):
     """Updates are averaged as they are, and the mean is clipped."""
 
     def value(self):
@@ -82,39 +82,39 @@ def clipped_after_averaging(patch):
     patch.setattr(Release, "value", value)
 
 
-FAULTS = [without_noise, noise_of_another_count, counted_twice, clipped_after_averaging]
+FAULTS = [remove_noise, divide_noise_by_client_count, add_updates_twice, clip_after_averaging]
 
 
 @pytest.mark.parametrize(
     "options", [{}, {"rate": 0.3}, {"adapts": True, "clip": 0.1}], ids=["all", "poisson", "median"]
 )
-def test_the_bound_stays_below_the_accounted_epsilon(options):
-    shows = vectors(0, **options)
+def test_canary_bound_stays_below_the_accounted_epsilon(options):
+    shows = run_canaries(0, **options)
     assert 0 < shows["epsilon_low"] < shows["epsilon"]
     assert shows["epsilon_low"] < shows["accounted_epsilon"]
     assert not shows["contradicts"]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_a_fault_is_caught(fault, monkeypatch):
+def test_canaries_detect_a_faulty_mechanism(fault, monkeypatch):
     fault(monkeypatch)
-    assert vectors(0)["contradicts"]
+    assert run_canaries(0)["contradicts"]
 
 
 @pytest.mark.long
-def test_the_bound_stays_below_in_twenty_runs():
+def test_canary_bound_exceeds_epsilon_in_at_most_one_of_twenty_runs():
     """At a confidence of 95 % one of twenty may lie above: canaries disturb each other, which lowers the bound."""
-    assert sum(vectors(seed)["contradicts"] for seed in range(20)) <= 1
+    assert sum(run_canaries(seed)["contradicts"] for seed in range(20)) <= 1
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_a_fault_is_caught_in_nineteen_of_twenty_runs(fault, monkeypatch):
+def test_canaries_detect_a_faulty_mechanism_in_nineteen_of_twenty_runs(fault, monkeypatch):
     fault(monkeypatch)
-    assert sum(vectors(seed)["contradicts"] for seed in range(20)) >= 19
+    assert sum(run_canaries(seed)["contradicts"] for seed in range(20)) >= 19
 
 
-def test_directions_are_of_length_one_and_updates_longer_than_the_clip():
+def test_canary_directions_have_unit_norm_and_updates_exceed_the_clip():
     mean = CanaryMean(PrivateMean(1.0, 0.5, False, 1.0, 4, partial(rng.generator, 0)), 30)
     like = {"w": torch.ones(50, 3), "b": torch.zeros(3)}
     uploads = mean._uploads(like, np.arange(30))
@@ -126,7 +126,7 @@ def test_directions_are_of_length_one_and_updates_longer_than_the_clip():
 
 
 @pytest.fixture(scope="module")
-def private(tmp_path_factory):
+def private_runs(tmp_path_factory):
     """Four writers, a private global model, and predictions that stand on it; and FedAvg without privacy."""
     at = tmp_path_factory.mktemp("private")
     partition("writers", at / "p", clients=4)
@@ -139,8 +139,8 @@ def private(tmp_path_factory):
 
 
 @pytest.mark.parametrize("name", ["fedavg", "plus"])
-def test_rounds_of_training_are_audited(private, tmp_path, name, pfl):
-    ran = pfl("audit", private / name, "-o", tmp_path / "a", "--canaries", 40, "--threads", 1)
+def test_audit_canaries_measures_the_training_rounds(private_runs, tmp_path, name, pfl):
+    ran = pfl("audit", private_runs / name, "-o", tmp_path / "a", "--canaries", 40, "--threads", 1)
     assert ran.code == 0, ran.err
     shows = audits.read(open_artifact(tmp_path / "a"))["canaries"]
     assert shows["accounted_epsilon"] == pytest.approx(accounting.compute_epsilon(1.0, 1.0, 2, DELTA))
@@ -148,19 +148,19 @@ def test_rounds_of_training_are_audited(private, tmp_path, name, pfl):
     assert "40 canaries show that epsilon is at least" in ran.err
 
 
-def test_a_fault_is_caught_in_training(private, tmp_path, monkeypatch):
-    without_noise(monkeypatch)
-    audit(private / "fedavg", tmp_path / "a", canaries=40, execution=Execution(threads=1))
+def test_audit_canaries_detects_missing_noise_in_training(private_runs, tmp_path, monkeypatch):
+    remove_noise(monkeypatch)
+    audit(private_runs / "fedavg", tmp_path / "a", canaries=40, execution=Execution(threads=1))
     content = audits.read(open_artifact(tmp_path / "a"))
     assert content["canaries"]["contradicts"]
     assert "contradicts the accounted" in content["warnings"][-1]
 
 
-def test_canaries_that_say_nothing_are_refused(private, tmp_path):
+def test_audit_refuses_too_few_canaries_or_a_run_without_privacy(private_runs, tmp_path):
     with pytest.raises(UsageError) as error:
-        audit(private / "fedavg", tmp_path / "a", canaries=5)
+        audit(private_runs / "fedavg", tmp_path / "a", canaries=5)
     assert "--canaries 200" in error_text(error)
     with pytest.raises(InputError) as error:
-        audit(private / "open", tmp_path / "a", canaries=50)
+        audit(private_runs / "open", tmp_path / "a", canaries=50)
     assert "no differential privacy" in error_text(error)
     assert not (tmp_path / "a").exists()

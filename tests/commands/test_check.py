@@ -19,19 +19,19 @@ TEMPLATES = {kind: (registry.ROOT / "templates" / f"{kind}.py").read_text() for 
 
 
 @pytest.fixture
-def folder(tmp_path, monkeypatch):
+def working_folder(tmp_path, monkeypatch):
     """An empty folder to work in."""
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def failed(file, **kwargs):
+def check_and_list_failures(file, **kwargs):
     return {verdict.law.name: verdict.reason for verdict in check(str(file), **kwargs) if verdict.result == "failed"}
 
 
 @pytest.mark.parametrize("kind", registry.KINDS)
-def test_a_template_satisfies_all_laws(kind, folder):
-    assert failed(new(kind, folder / f"my_{kind}.py")) == {}
+def test_template_satisfies_all_laws(kind, working_folder):
+    assert check_and_list_failures(new(kind, working_folder / f"my_{kind}.py")) == {}
 
 
 AVERAGE = 'return {"global": run.average(trained, downloaded)}'
@@ -146,15 +146,15 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("law", [law.name for law in list_laws("methods")])
-def test_every_law_of_methods_can_fail(law, folder):
+def test_changed_method_template_breaks_the_law(law, working_folder):
     old, other = BROKEN[law]
     assert old in TEMPLATES["method"]
     text = TEMPLATES["method"].replace(old, other)
     if "calibrated" in other:
         splits = "('train', 'test') if run.cfg.calibrated else ('train',)"
         text = text.replace('t="tune",', f'splits={splits}, t="tune",')
-    (folder / "broken.py").write_text(text)
-    assert law in failed("./broken.py", only=[law])
+    (working_folder / "broken.py").write_text(text)
+    assert law in check_and_list_failures("./broken.py", only=[law])
 
 
 ODD = """
@@ -254,14 +254,14 @@ OTHERS = {
 
 
 @pytest.mark.parametrize("law", OTHERS)
-def test_every_other_law_can_fail(law, folder):
+def test_changed_template_of_another_group_breaks_the_law(law, working_folder):
     kind, old, other = OTHERS[law]
     assert old in TEMPLATES[kind]
-    (folder / "broken.py").write_text(TEMPLATES[kind].replace(old, other) + ODD * ("Odd" in other))
-    assert law in failed("./broken.py", only=[law])
+    (working_folder / "broken.py").write_text(TEMPLATES[kind].replace(old, other) + ODD * ("Odd" in other))
+    assert law in check_and_list_failures("./broken.py", only=[law])
 
 
-def test_every_law_is_broken_by_a_file():
+def test_every_law_has_a_file_or_a_case_that_breaks_it():
     named = re.findall(r"^(?:Breaks|Warns): (.+)$", "\n".join(file.read_text() for file in WRONG), re.MULTILINE)
     broken = {name.strip() for line in named for name in line.split(",")}
     laws = {law.name for group in registry.KINDS.values() for law in list_laws(group)}
@@ -292,8 +292,8 @@ class Other(nn.Module):
 """
 
 
-def test_a_class_in_a_file_of_several_is_checked_by_its_name(folder, pfl):
-    (folder / "nets.py").write_text(NETWORKS)
+def test_check_takes_the_class_name_when_a_file_has_several_networks(working_folder, pfl):
+    (working_folder / "nets.py").write_text(NETWORKS)
     only = ("--only", "a-head-follows-a-body")
     assert pfl("check", "./nets.py:Wide", "--set", "width=4", *only).code == 0  # series of 64 steps, not of 12
     ran = pfl("check", "./nets.py:Wide")
@@ -303,18 +303,18 @@ def test_a_class_in_a_file_of_several_is_checked_by_its_name(folder, pfl):
     assert "has several networks" in pfl("check", "./nets.py").err
 
 
-def test_a_reason_that_laws_share_is_printed_once(folder, pfl):
-    (folder / "nets.py").write_text(NETWORKS)
+def test_check_prints_a_shared_reason_once(working_folder, pfl):
+    (working_folder / "nets.py").write_text(NETWORKS)
     ran = pfl("check", "./nets.py:Other")
     assert ran.code == ComputationError.exit_code
     assert ran.out.count("none of the shapes that were tried") == 1
     assert "for the same reason as a-head-follows-a-body" in ran.out
 
 
-def test_a_partition_gives_the_shape_of_samples(folder, pfl, small):
-    (folder / "nets.py").write_text(NETWORKS.replace("return self.out(x)", "return self.out(x.flatten(1))"))
-    (folder / "nets.py").write_text(
-        (folder / "nets.py")
+def test_check_like_takes_the_sample_shape_of_a_partition(working_folder, pfl, small):
+    (working_folder / "nets.py").write_text(NETWORKS.replace("return self.out(x)", "return self.out(x.flatten(1))"))
+    (working_folder / "nets.py").write_text(
+        (working_folder / "nets.py")
         .read_text()
         .replace("in_features)", "in_shape)", 1)
         .replace("assert in_features == 784", "assert in_shape == (1, 28, 28)")
@@ -326,9 +326,9 @@ def test_a_partition_gives_the_shape_of_samples(folder, pfl, small):
     assert "--like is for models" in pfl("check", "ditto", "--like", small.p).err
 
 
-def test_a_network_that_onnx_cannot_write_is_refused_in_words(folder, capfd):
+def test_check_warns_when_a_network_cannot_be_exported_to_onnx(working_folder, capfd):
     pooled = "nn.AdaptiveAvgPool1d(4)(self.conv(x.transpose(1, 2))).amax(dim=2)"
-    (folder / "nets.py").write_text(NETWORKS.replace("self.conv(x.transpose(1, 2)).amax(dim=2)", pooled))
+    (working_folder / "nets.py").write_text(NETWORKS.replace("self.conv(x.transpose(1, 2)).amax(dim=2)", pooled))
     (verdict,) = check("./nets.py:Wide", options={"width": 4}, only=["onnx-predicts-the-same"])
     assert verdict.result == "warning"
     why = "the network cannot be written as ONNX: Unsupported: ONNX export of operator adaptive_avg_pool1d"
@@ -336,21 +336,27 @@ def test_a_network_that_onnx_cannot_write_is_refused_in_words(folder, capfd):
     assert capfd.readouterr() == ("", "")  # PyTorch would print its graph
 
 
-def test_a_verdict_names_the_line_of_an_error(folder):
-    (folder / "mine.py").write_text(TEMPLATES["method"].replace("cohort = run.cohort(t)", "cohort = run.cohrt(t)"))
-    reason = failed("./mine.py", only=["predictions-are-probabilities"])["predictions-are-probabilities"]
+def test_check_names_the_file_and_line_of_an_exception(working_folder):
+    (working_folder / "mine.py").write_text(
+        TEMPLATES["method"].replace("cohort = run.cohort(t)", "cohort = run.cohrt(t)")
+    )
+    reason = check_and_list_failures("./mine.py", only=["predictions-are-probabilities"])[
+        "predictions-are-probabilities"
+    ]
     assert "mine.py, line " in reason
     assert "AttributeError" in reason
 
 
-def test_the_command_prints_a_line_for_each_law(folder, pfl):
+def test_check_prints_one_line_per_law_and_counts_the_results(working_folder, pfl):
     assert pfl("new", "scheme", "mine.py").out == "mine.py\n"
     ran = pfl("check", "./mine.py", "--set", "ratio=2")
     assert (ran.code, ran.err) == (0, "11 laws passed, none failed\n")
     assert ran.out.splitlines()[0] == "passed          no-sample-has-two-clients"
     verdicts = json.loads(pfl("check", "schemes/shards", "--json").out)
     assert {verdict["result"] for verdict in verdicts} == {"passed"}
-    (folder / "other.py").write_text((folder / "mine.py").read_text().replace("np.sort(part) for", "part // 2 for"))
+    (working_folder / "other.py").write_text(
+        (working_folder / "mine.py").read_text().replace("np.sort(part) for", "part // 2 for")
+    )
     ran = pfl("check", "./other.py", "--quiet")
     assert ran.code == ComputationError.exit_code
     assert ran.out.startswith("failed          no-sample-has-two-clients\n")
@@ -358,7 +364,7 @@ def test_the_command_prints_a_line_for_each_law(folder, pfl):
     assert "./other.py breaks 2 of 11 laws" in ran.err
 
 
-def test_a_doubt_is_a_warning_and_no_failure(folder, pfl, monkeypatch):
+def test_check_reports_a_doubtful_law_as_a_warning(working_folder, pfl, monkeypatch):
     def methods_are_young(subject):
         """A method is from this decade.
 
@@ -373,7 +379,7 @@ def test_a_doubt_is_a_warning_and_no_failure(folder, pfl, monkeypatch):
     assert "warning" not in pfl("check", "fedavg", "--quiet").out
 
 
-def test_a_law_that_says_nothing_about_a_file_is_not_applicable():
+def test_check_reports_a_law_that_does_not_concern_a_file_as_not_applicable():
     (verdict,) = check("prior", only=["divergence-is-reported"])
     assert (verdict.result, verdict.reason) == ("not applicable", "the method has no rounds")
 
@@ -394,9 +400,9 @@ def test_a_law_that_says_nothing_about_a_file_is_not_applicable():
         (("new", "method", "no/mine.py"), InputError, "cannot write no/mine.py"),
     ],
 )
-def test_wrong_words_end_in_one_error(words, error, message, folder, pfl):
-    (folder / "empty.py").touch()
-    (folder / "syntax.py").write_text("def f(:\n")
+def test_wrong_arguments_of_new_or_check_end_in_one_error(words, error, message, working_folder, pfl):
+    (working_folder / "empty.py").touch()
+    (working_folder / "syntax.py").write_text("def f(:\n")
     ran = pfl(*words)
     assert ran.code == error.exit_code
     assert message in ran.err

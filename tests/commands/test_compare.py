@@ -60,23 +60,23 @@ class Listener:
         yield advance
 
 
-def pair(out, methods=PAIR, seeds=(0, 1), **kwargs):
+def compare_pair(out, methods=PAIR, seeds=(0, 1), **kwargs):
     return compare([out.parent / "p"], out, methods=methods, seeds=seeds, settings=FEW, references=False, **kwargs)
 
 
 @pytest.fixture(scope="module")
-def finished(small, tmp_path_factory):
+def finished_comparison(small, tmp_path_factory):
     """The comparison of two methods under two seeds beside its partition; only to be read."""
     out = tmp_path_factory.mktemp("whole") / "c"
     shutil.copytree(small.p, out.parent / "p")
-    pair(out)
+    compare_pair(out)
     return out
 
 
 @pytest.fixture
-def folder(finished, tmp_path):
+def comparison_copy(finished_comparison, tmp_path):
     """A copy of it that a test may change."""
-    shutil.copytree(finished.parent, tmp_path / "mine")
+    shutil.copytree(finished_comparison.parent, tmp_path / "mine")
     return tmp_path / "mine" / "c"
 
 
@@ -88,7 +88,7 @@ def new_folder(small, tmp_path):
 
 
 @pytest.fixture
-def untrained(monkeypatch):
+def forbid_training(monkeypatch):
     """Nothing may be trained any more."""
 
     def refuse(*args):
@@ -97,7 +97,7 @@ def untrained(monkeypatch):
     monkeypatch.setattr("pflcli.simulation.create_run.Engine", refuse)
 
 
-def folders(at):
+def list_artifacts(at):
     return sorted(str(path.parent.relative_to(at)) for path in at.rglob("manifest.json"))
 
 
@@ -105,7 +105,7 @@ def metrics(at):
     return read(open_artifact(at / "comparison"))
 
 
-def numbers(methods):
+def select_repeatable_metrics(methods):
     """All metrics by method but the seconds, which nobody can repeat."""
     return {
         m["label"]: (m["seeds"], {name: value for name, value in m["metrics"].items() if "seconds" not in name})
@@ -116,29 +116,29 @@ def numbers(methods):
 # What is made
 
 
-def test_every_run_is_an_ordinary_artifact(small, finished, tmp_path):
-    assert folders(finished) == [
+def test_compare_makes_the_artifacts_that_the_single_commands_make(small, finished_comparison, tmp_path):
+    assert list_artifacts(finished_comparison) == [
         "comparison", "seed-0/backbone", "seed-0/fedavg", "seed-0/local", "seed-1/backbone", "seed-1/fedavg",
         "seed-1/local",
     ]  # fmt: skip
-    assert show(finished / "comparison", lineage=True, verify=True)["verified"] == 6
+    assert show(finished_comparison / "comparison", lineage=True, verify=True)["verified"] == 6
     train_global(small.p, tmp_path / "b", settings=FEW, seed=1)
     personalize("fedavg", tmp_path / "b", tmp_path / "fedavg", seed=1)
     personalize("local", small.p, tmp_path / "local", settings=FEW, seed=1)
     for name in PAIR:
-        one, two = (open_artifact(at / name) for at in (finished / "seed-1", tmp_path))
+        one, two = (open_artifact(at / name) for at in (finished_comparison / "seed-1", tmp_path))
         assert one.manifest.fingerprint == two.manifest.fingerprint
         assert one.read("predictions.h5") == two.read("predictions.h5")
 
 
-def test_fedavg_continues_from_the_backbone(finished):
-    facts = open_artifact(finished / "seed-1" / "fedavg").manifest
+def test_fedavg_in_a_comparison_uses_the_backbone(finished_comparison):
+    facts = open_artifact(finished_comparison / "seed-1" / "fedavg").manifest
     assert [item.kind for item in facts.inputs] == ["backbone"]
     assert facts.made["seconds_inputs"] > 0
     assert facts.summary["rounds"] == 2
 
 
-def test_options_of_fedavg_train_the_backbone_that_all_stand_on(small, tmp_path):
+def test_options_of_fedavg_apply_to_the_shared_backbone(small, tmp_path):
     options = {"fedavg": {"server": "adam"}, "fedavg@sgd": {}}
     plan = {"options": options, "settings": FEW}
     compare([small.p], tmp_path, methods=["fedavg", "fedavg-plus", "fedavg@sgd"], references=False, **plan)
@@ -153,16 +153,16 @@ def test_options_of_fedavg_train_the_backbone_that_all_stand_on(small, tmp_path)
         assert manifests[name].inputs[0].fingerprint == manifests["backbone"].fingerprint
 
 
-def test_only_what_a_method_needs_is_made(new_folder):
-    pair(new_folder, ["local"], (3,))
-    assert folders(new_folder) == ["comparison", "seed-3/local"]
-    pair(new_folder, ["local", "fedavg-plus"], (3,))
-    assert folders(new_folder) == ["comparison", "seed-3/backbone", "seed-3/fedavg-plus", "seed-3/local"]
-    pair(new_folder, ["local", "fedavg-plus", "knn-per"], (3,))
-    assert {"seed-3/embeddings", "seed-3/datastore", "seed-3/knn-per"} < {*folders(new_folder)}
+def test_compare_makes_only_the_inputs_that_its_methods_need(new_folder):
+    compare_pair(new_folder, ["local"], (3,))
+    assert list_artifacts(new_folder) == ["comparison", "seed-3/local"]
+    compare_pair(new_folder, ["local", "fedavg-plus"], (3,))
+    assert list_artifacts(new_folder) == ["comparison", "seed-3/backbone", "seed-3/fedavg-plus", "seed-3/local"]
+    compare_pair(new_folder, ["local", "fedavg-plus", "knn-per"], (3,))
+    assert {"seed-3/embeddings", "seed-3/datastore", "seed-3/knn-per"} < {*list_artifacts(new_folder)}
 
 
-def test_all_stands_for_every_method(small, tmp_path):
+def test_methods_default_to_all_registered_methods(small, tmp_path):
     outcome = compare([small.p], tmp_path / "c", settings=FEW, execution=Execution(dry_run=True), references=False)
     steps = [step["step"] for step in outcome.summary["plan"]]
     assert steps == ["backbone", "embeddings", "datastore", *registry.names("methods")]
@@ -171,38 +171,38 @@ def test_all_stands_for_every_method(small, tmp_path):
 # What the table says
 
 
-def test_the_numbers_are_those_of_evaluate(finished, tmp_path):
-    evaluate([finished / f"seed-{seed}" / name for seed in (0, 1) for name in PAIR], tmp_path / "e")
+def test_comparison_has_the_same_metrics_as_evaluate(finished_comparison, tmp_path):
+    evaluate([finished_comparison / f"seed-{seed}" / name for seed in (0, 1) for name in PAIR], tmp_path / "e")
     evaluated = read(open_artifact(tmp_path / "e"))
-    compared = metrics(finished)
-    assert numbers(compared["methods"]) == numbers(evaluated["methods"])
+    compared = metrics(finished_comparison)
+    assert select_repeatable_metrics(compared["methods"]) == select_repeatable_metrics(evaluated["methods"])
     assert compared["failed"] == {}
-    client_rows = (finished / "comparison" / "clients.csv").read_text().splitlines()
+    client_rows = (finished_comparison / "comparison" / "clients.csv").read_text().splitlines()
     assert sorted(client_rows) == sorted((tmp_path / "e" / "clients.csv").read_text().splitlines())
 
 
-def test_a_row_is_the_mean_and_deviation_over_seeds(finished, tmp_path):
+def test_table_rows_are_means_and_standard_deviations_over_seeds(finished_comparison, tmp_path):
     each = []
     for seed in (0, 1):
-        evaluate([finished / f"seed-{seed}" / "local"], tmp_path / str(seed))
+        evaluate([finished_comparison / f"seed-{seed}" / "local"], tmp_path / str(seed))
         each.append(read(open_artifact(tmp_path / str(seed)))["methods"][0]["metrics"])
-    row = next(m for m in metrics(finished)["methods"] if m["label"] == "local")
+    row = next(m for m in metrics(finished_comparison)["methods"] if m["label"] == "local")
     for name in ("accuracy", "accuracy_mean", "bottom_decile", "worst", "log_loss"):
         values = [one[name]["value"] for one in each]
         assert row["metrics"][name]["value"] == pytest.approx(np.mean(values))
         assert row["metrics"][name]["std_over_seeds"] == pytest.approx(abs(values[0] - values[1]) / np.sqrt(2))
 
 
-def test_the_best_stands_first_in_every_file(finished):
-    compared = metrics(finished)
+def test_all_output_files_list_the_best_method_first(finished_comparison):
+    compared = metrics(finished_comparison)
     scores = [m["metrics"]["accuracy"]["value"] for m in compared["methods"]]
     labels = [m["label"] for m in compared["methods"]]
     assert scores == sorted(scores, reverse=True)
-    assert open_artifact(finished / "comparison").manifest.summary["best"] == labels[0]
-    lines = (finished / "comparison" / "table.md").read_text().splitlines()
+    assert open_artifact(finished_comparison / "comparison").manifest.summary["best"] == labels[0]
+    lines = (finished_comparison / "comparison" / "table.md").read_text().splitlines()
     assert [line.split(" | ")[0].removeprefix("| ") for line in lines[2:] if line.startswith("|")] == labels
     assert lines[2 + len(labels) + 1] == compared["conclusion"]["sentence"]
-    with (finished / "comparison" / "table.csv").open(newline="") as file:
+    with (finished_comparison / "comparison" / "table.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["method"] for row in rows] == labels
     for row, method in zip(rows, compared["methods"], strict=True):
@@ -212,15 +212,15 @@ def test_the_best_stands_first_in_every_file(finished):
     low, high = next(m["metrics"]["gain"]["interval"] for m in compared["methods"] if m["label"] == "local")
     row = next(row for row in rows if row["method"] == "local")
     assert (float(row["gain_low"]), float(row["gain_high"])) == pytest.approx((low, high), rel=1e-5)
-    assert (finished / "comparison" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
+    assert (finished_comparison / "comparison" / "accuracy.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_gains_may_be_measured_against_another(folder):
+def test_baseline_option_changes_the_reference_of_gains(comparison_copy):
     with pytest.raises(ConflictError, match="another request") as error:
-        pair(folder, baseline="local")
+        compare_pair(comparison_copy, baseline="local")
     assert error.value.fix[0] == 'baseline: "fedavg" -> "local"'
-    pair(folder, baseline="local", execution=FORCE)
-    gains = {m["label"]: m["metrics"]["gain"]["value"] for m in metrics(folder)["methods"]}
+    compare_pair(comparison_copy, baseline="local", execution=FORCE)
+    gains = {m["label"]: m["metrics"]["gain"]["value"] for m in metrics(comparison_copy)["methods"]}
     assert gains["local"] == 0.0
     assert gains["fedavg"] != 0.0
 
@@ -228,11 +228,11 @@ def test_gains_may_be_measured_against_another(folder):
 # Typed again
 
 
-def test_run_again_it_is_up_to_date(folder, tree, untrained):
-    before = tree(folder)
+def test_repeated_comparison_is_up_to_date(comparison_copy, tree, forbid_training):
+    before = tree(comparison_copy)
     for methods, seeds in ((PAIR, (0, 1)), (PAIR[::-1], (1, 0))):
-        assert pair(folder, methods, seeds).decision == "up to date"
-    after = tree(folder)
+        assert compare_pair(comparison_copy, methods, seeds).decision == "up to date"
+    after = tree(comparison_copy)
     for name in ("comparison", "comparison/manifest.json"):  # newer than its inputs, for make
         assert after[name][1] > before[name][1]
         assert after.pop(name)[0] == before.pop(name)[0]
@@ -247,120 +247,135 @@ def test_run_again_it_is_up_to_date(folder, tree, untrained):
         (["fedavg-plus", *PAIR], (0, 1, 2), "replace: adds fedavg-plus, seed 2"),
     ],
 )
-def test_what_comes_later_finds_the_rest_there(folder, tree, methods, seeds, says):
-    before = tree(folder)
+def test_compare_reuses_existing_runs_when_methods_or_seeds_are_added(comparison_copy, tree, methods, seeds, says):
+    before = tree(comparison_copy)
     reporter = Listener()
-    assert pair(folder, methods, seeds, execution=Execution(reporter=reporter)).decision == "replace"
+    assert compare_pair(comparison_copy, methods, seeds, execution=Execution(reporter=reporter)).decision == "replace"
     assert says in reporter.said
-    after = tree(folder)
+    after = tree(comparison_copy)
     run_files = {name: content for name, content in before.items() if name.count("/") == 2}
     assert {name.split("/")[1] for name in run_files} == {"backbone", *PAIR}
     assert run_files.items() <= after.items()
-    assert {(m["label"], *m["seeds"]) for m in metrics(folder)["methods"]} == {(m, *sorted(seeds)) for m in methods}
+    assert {(m["label"], *m["seeds"]) for m in metrics(comparison_copy)["methods"]} == {
+        (m, *sorted(seeds)) for m in methods
+    }
 
 
 @pytest.mark.parametrize("name", PAIR)
-def test_a_seed_is_known_by_any_of_its_runs(folder, name):
-    shutil.rmtree(folder / "seed-1" / name)
+def test_seed_partition_is_found_through_any_run_of_the_seed(comparison_copy, name):
+    shutil.rmtree(comparison_copy / "seed-1" / name)
     dry = Execution(dry_run=True)
-    assert pair(folder, [*PAIR, "prior"], (0,), execution=dry).request["seeds"] == [0, 1]
+    assert compare_pair(comparison_copy, [*PAIR, "prior"], (0,), execution=dry).request["seeds"] == [0, 1]
     for other in PAIR:
-        shutil.rmtree(folder / "seed-1" / other, ignore_errors=True)
+        shutil.rmtree(comparison_copy / "seed-1" / other, ignore_errors=True)
     with pytest.raises(InputError, match="no longer exists"):
-        pair(folder, [*PAIR, "prior"], (0,), execution=dry)
+        compare_pair(comparison_copy, [*PAIR, "prior"], (0,), execution=dry)
 
 
-def test_a_table_is_joined_only_if_it_has_the_same_weights_and_settings(folder):
-    training = run_request.resolve_settings({}, FEW, open_artifact(folder.parent / "p"))
-    table = folder / "comparison"
+def test_find_comparison_requires_the_same_weights_and_settings(comparison_copy):
+    training = run_request.resolve_settings({}, FEW, open_artifact(comparison_copy.parent / "p"))
+    table = comparison_copy / "comparison"
     assert find_comparison(table, "comparison", training, None) is not None
     assert find_comparison(table, "comparison", training, "0" * 64) is None
     assert find_comparison(table, "comparison", replace(training, lr=0.5), None) is None
 
 
-def test_the_methods_of_a_table_need_not_be_listed_again(folder, tree):
+def test_compare_keeps_the_methods_and_options_of_an_existing_table(comparison_copy, tree):
     """More methods and seeds join what is there, with the options that each was compared with."""
     options = {"local": {"epochs": "1"}, "fedavg@slow": {"lr": "0.01"}}
-    pair(folder, [*PAIR, "fedavg@slow"], options=options, execution=FORCE)
-    before = tree(folder)
+    compare_pair(comparison_copy, [*PAIR, "fedavg@slow"], options=options, execution=FORCE)
+    before = tree(comparison_copy)
     reporter = Listener()
-    pair(folder, ["fedavg-plus"], (0,), execution=Execution(reporter=reporter))
-    assert all(text in reporter.said[0] for text in (f"{folder}/comparison", "fedavg, local, fedavg@slow"))
+    compare_pair(comparison_copy, ["fedavg-plus"], (0,), execution=Execution(reporter=reporter))
+    assert all(text in reporter.said[0] for text in (f"{comparison_copy}/comparison", "fedavg, local, fedavg@slow"))
     assert any("adds fedavg-plus" in line for line in reporter.said)
-    seeds = {m["label"]: m["seeds"] for m in metrics(folder)["methods"]}
+    seeds = {m["label"]: m["seeds"] for m in metrics(comparison_copy)["methods"]}
     assert seeds == {name: [0, 1] for name in [*PAIR, "fedavg@slow", "fedavg-plus"]}
-    pair(folder, ["local"], (2,))
-    facts = open_artifact(folder / "comparison").manifest.request
+    compare_pair(comparison_copy, ["local"], (2,))
+    facts = open_artifact(comparison_copy / "comparison").manifest.request
     assert facts["seeds"] == [0, 1, 2]
     assert facts["methods"]["local"]["options"]["epochs"] == 1
     assert facts["methods"]["fedavg@slow"]["settings"] == {"lr": 0.01}
-    assert open_artifact(folder / "seed-2" / "fedavg@slow").manifest.request["settings"]["lr"] == 0.01
-    after = tree(folder)
+    assert open_artifact(comparison_copy / "seed-2" / "fedavg@slow").manifest.request["settings"]["lr"] == 0.01
+    after = tree(comparison_copy)
     assert all(after[name] == before[name] for name in before if name.startswith("seed") and "/" in name[7:])
 
 
-def test_another_metric_joins_a_table(folder, tree, untrained):
-    before = tree(folder)
+def test_metric_can_be_added_to_an_existing_table(comparison_copy, tree, forbid_training):
+    before = tree(comparison_copy)
     reporter = Listener()
-    assert pair(folder, metrics=["auroc", "f1"], execution=Execution(reporter=reporter)).decision == "replace"
+    assert (
+        compare_pair(comparison_copy, metrics=["auroc", "f1"], execution=Execution(reporter=reporter)).decision
+        == "replace"
+    )
     assert "replace: adds metric auroc,f1" in reporter.said
-    assert {name.split("/")[0] for name, content in tree(folder).items() if before.get(name) != content} == {
+    assert {name.split("/")[0] for name, content in tree(comparison_copy).items() if before.get(name) != content} == {
         "comparison"
     }
-    values = [method["metrics"]["auroc"]["value"] for method in metrics(folder)["methods"]]
+    values = [method["metrics"]["auroc"]["value"] for method in metrics(comparison_copy)["methods"]]
     assert values == sorted(values, reverse=True)
-    assert pair(folder).decision == "up to date"  # what the table shows need not be typed again
+    assert compare_pair(comparison_copy).decision == "up to date"  # what the table shows need not be typed again
     with pytest.raises(ConflictError, match="another request"):
-        pair(folder, metrics=["f1"])
-    assert pair(folder, metrics=["accuracy"], execution=FORCE).decision == "replace"
-    assert "metric" not in metrics(folder)
+        compare_pair(comparison_copy, metrics=["f1"])
+    assert compare_pair(comparison_copy, metrics=["accuracy"], execution=FORCE).decision == "replace"
+    assert "metric" not in metrics(comparison_copy)
 
 
-def test_compare_extends_the_old_table_when_it_was_killed_before_the_new_one_was_there(folder):
+def test_compare_extends_the_old_table_when_it_was_killed_before_the_new_one_was_there(comparison_copy):
     for added in "fedavg-plus", "local":
-        (folder / "comparison").rename(folder / "comparison.partial.old")
-        pair(folder, [added], (0,))
-        assert {m["label"] for m in metrics(folder)["methods"]} == {*PAIR, "fedavg-plus"}
-        assert not (folder / "comparison.partial.old").exists()
+        (comparison_copy / "comparison").rename(comparison_copy / "comparison.partial.old")
+        compare_pair(comparison_copy, [added], (0,))
+        assert {m["label"] for m in metrics(comparison_copy)["methods"]} == {*PAIR, "fedavg-plus"}
+        assert not (comparison_copy / "comparison.partial.old").exists()
 
 
-def test_a_part_of_a_table_is_up_to_date(folder, tree, untrained):
-    before = tree(folder)
-    assert pair(folder, ["local"], (1,)).decision == "up to date"
-    assert {name: content for name, (content, _) in tree(folder).items()} == {
+def test_compare_of_a_subset_of_the_table_is_up_to_date(comparison_copy, tree, forbid_training):
+    before = tree(comparison_copy)
+    assert compare_pair(comparison_copy, ["local"], (1,)).decision == "up to date"
+    assert {name: content for name, (content, _) in tree(comparison_copy).items()} == {
         name: content for name, (content, _) in before.items()
     }
 
 
-def test_other_options_of_a_method_are_a_conflict_of_that_method(pfl, folder, tree, untrained):
-    before = tree(folder)
-    line = ("compare", folder.parent / "p", "-o", folder, *WORDS, "--methods", "local,fedavg-plus", "--seeds", "0,1")
+def test_changed_options_of_a_method_are_a_conflict_naming_the_method(pfl, comparison_copy, tree, forbid_training):
+    before = tree(comparison_copy)
+    line = (
+        "compare",
+        comparison_copy.parent / "p",
+        "-o",
+        comparison_copy,
+        *WORDS,
+        "--methods",
+        "local,fedavg-plus",
+        "--seeds",
+        "0,1",
+    )
     ran = pfl(*line, "--set", "local.epochs=1", "--set", "local.lr=0.5")
     assert ran.code == 4
     assert ran.err.splitlines() == [
-        f"pfl: {folder}/comparison compares these methods with other options",
+        f"pfl: {comparison_copy}/comparison compares these methods with other options",
         "     local: epochs: 0 -> 1",
         "     local: lr: null -> 0.5",
         "     --methods local@other and the same options add a variant; --force replaces these methods",
     ]
-    assert tree(folder) == before
+    assert tree(comparison_copy) == before
 
 
-def test_a_seed_on_another_partition_is_refused(folder, small):
-    partition("writers", folder.parent / "fewer", clients=5, seed=7)
+def test_compare_refuses_another_partition(comparison_copy, small):
+    partition("writers", comparison_copy.parent / "fewer", clients=5, seed=7)
     with pytest.raises(ConflictError, match="is another partition") as error:
-        compare([folder.parent / "fewer"], folder, methods=["local"], settings=FEW, references=False)
+        compare([comparison_copy.parent / "fewer"], comparison_copy, methods=["local"], settings=FEW, references=False)
     assert error.value.fix[0] == "clients: 6 -> 5"
 
 
-def test_another_request_is_refused_before_anything_is_made(folder, tree, untrained):
-    before = tree(folder)
+def test_changed_settings_are_refused_before_any_training(comparison_copy, tree, forbid_training):
+    before = tree(comparison_copy)
     other = {**FEW, "rounds": 1}
     for execution in (Execution(), Execution(dry_run=True)):
         with pytest.raises(ConflictError, match="seed-0/backbone exists") as error:
             compare(
-                [folder.parent / "p"],
-                folder,
+                [comparison_copy.parent / "p"],
+                comparison_copy,
                 methods=PAIR,
                 seeds=(0, 1),
                 settings=other,
@@ -368,42 +383,42 @@ def test_another_request_is_refused_before_anything_is_made(folder, tree, untrai
                 references=False,
             )
         assert error.value.fix == ("settings.rounds: 2 -> 1", "--force replaces it")
-    assert tree(folder) == before
+    assert tree(comparison_copy) == before
 
 
-def test_force_replaces_what_differs_and_nothing_else(folder, tree):
-    before = tree(folder)
+def test_force_replaces_only_runs_that_differ(comparison_copy, tree):
+    before = tree(comparison_copy)
     options = {"local": {"epochs": "1"}}
     with pytest.raises(ConflictError, match="other options"):
-        pair(folder, options=options)
-    pair(folder, options=options, execution=FORCE)
-    after = tree(folder)
+        compare_pair(comparison_copy, options=options)
+    compare_pair(comparison_copy, options=options, execution=FORCE)
+    after = tree(comparison_copy)
     changed = {name.split("/")[1] for name in before if name.count("/") == 2 and after[name] != before[name]}
     assert changed == {"local"}
-    assert open_artifact(folder / "seed-1" / "local").manifest.request["options"]["epochs"] == 1
+    assert open_artifact(comparison_copy / "seed-1" / "local").manifest.request["options"]["epochs"] == 1
 
 
-def test_what_is_no_longer_needed_is_not_made_again(folder, untrained):
-    shutil.rmtree(folder / "seed-0" / "backbone")
-    shutil.rmtree(folder / "comparison")
-    assert pair(folder).decision == "new"
-    assert not (folder / "seed-0" / "backbone").exists()
+def test_deleted_backbone_is_not_rebuilt_when_unneeded(comparison_copy, forbid_training):
+    shutil.rmtree(comparison_copy / "seed-0" / "backbone")
+    shutil.rmtree(comparison_copy / "comparison")
+    assert compare_pair(comparison_copy).decision == "new"
+    assert not (comparison_copy / "seed-0" / "backbone").exists()
 
 
-def test_what_is_needed_again_is_made_again(folder, tree):
-    before = tree(folder)
-    shutil.rmtree(folder / "seed-0" / "backbone")
+def test_deleted_backbone_is_rebuilt_identically_when_needed(comparison_copy, tree):
+    before = tree(comparison_copy)
+    shutil.rmtree(comparison_copy / "seed-0" / "backbone")
     reporter = Listener()
-    pair(folder, [*PAIR, "fedavg-plus"], execution=Execution(reporter=reporter))
+    compare_pair(comparison_copy, [*PAIR, "fedavg-plus"], execution=Execution(reporter=reporter))
     assert reporter.said[0] == "3 methods, 2 seeds: 3 artifacts to make, 5 up to date"
     name = "seed-0/backbone/weights.safetensors"
-    assert tree(folder)[name][0] == before[name][0]
+    assert tree(comparison_copy)[name][0] == before[name][0]
 
 
 # Failures
 
 
-def test_a_method_that_fails_costs_no_other(pfl, small, tmp_path):
+def test_compare_finishes_the_other_methods_when_one_fails(pfl, small, tmp_path):
     out = tmp_path / "c"
     line = ("compare", small.p, "-o", out, *WORDS, "--seeds", "0,1", "--methods", "fedavg,fedavg-plus,local")
     for _ in range(2):
@@ -414,7 +429,7 @@ def test_a_method_that_fails_costs_no_other(pfl, small, tmp_path):
         for seed, reason in zip((0, 1), lines[1:3], strict=True):
             assert reason.startswith(f"     seed {seed}, fedavg-plus: the parameters of all clients ")
         assert lines[3:] == ["     a smaller --lr may help"]
-        assert numbers(metrics(out)["methods"]).keys() == {"fedavg", "local"}
+        assert select_repeatable_metrics(metrics(out)["methods"]).keys() == {"fedavg", "local"}
         assert metrics(out)["failed"] == {"fedavg-plus": [0, 1]}
         assert "`fedavg-plus` failed under seed 0, 1" in (out / "comparison" / "table.md").read_text()
     ran = pfl(*line, "--set", "fedavg-plus.lr=0.01")
@@ -423,7 +438,7 @@ def test_a_method_that_fails_costs_no_other(pfl, small, tmp_path):
     assert len(metrics(out)["methods"]) == 3
 
 
-def test_variant_that_a_conflict_proposes_is_added(pfl, small, tmp_path):
+def test_variant_suggested_by_a_conflict_can_be_added(pfl, small, tmp_path):
     (tmp_path / "best.toml").write_text("[compare]\nset = { knn-per = { k = 3 } }\n")
     line = ("compare", small.p, "-o", tmp_path / "c", "--model", "logistic", "--rounds", 1, "--methods")
     assert pfl(*line, "fedavg,knn-per").code == 0
@@ -439,7 +454,7 @@ def test_variant_that_a_conflict_proposes_is_added(pfl, small, tmp_path):
     assert (ran.code, "--methods knn-per@other --set knn-per@other.KEY=VALUE" in ran.err) == (4, True)
 
 
-def test_failed_method_leaves_when_it_is_no_longer_requested(pfl, small, tmp_path):
+def test_failed_method_is_removed_when_it_is_no_longer_requested(pfl, small, tmp_path):
     out = tmp_path / "c"
     line = ("compare", small.p, "-o", out, *WORDS)
     assert pfl(*line, "--methods", "fedavg,fedavg-plus", "--set", "fedavg-plus.lr=1e9").code == 5
@@ -451,7 +466,7 @@ def test_failed_method_leaves_when_it_is_no_longer_requested(pfl, small, tmp_pat
     assert pfl(*line, "--methods", "fedavg").err.count("up to date")
 
 
-def test_what_fails_under_one_seed_costs_what_needs_it(new_folder, small, monkeypatch):
+def test_failed_backbone_of_one_seed_skips_only_its_dependants(new_folder, small, monkeypatch):
     def fail(source, out, *, seed, **kwargs):
         if seed == 1 and not kwargs["execution"].dry_run:
             raise ComputationError("fedavg, round 2: client 3 became non-finite", "a smaller --lr may help")
@@ -459,7 +474,7 @@ def test_what_fails_under_one_seed_costs_what_needs_it(new_folder, small, monkey
 
     monkeypatch.setitem(MAKERS, "backbone", fail)
     with pytest.raises(IncompleteError) as error:
-        pair(new_folder, ["fedavg", "knn-per", "local"])
+        compare_pair(new_folder, ["fedavg", "knn-per", "local"])
     assert error.value.message.startswith("2 of 6 runs failed")
     assert error.value.fix == (
         "seed 1, backbone: fedavg, round 2: client 3 became non-finite",
@@ -471,38 +486,38 @@ def test_what_fails_under_one_seed_costs_what_needs_it(new_folder, small, monkey
     assert seeds == {"fedavg": [0], "knn-per": [0], "local": [0, 1]}
 
 
-def test_a_bug_in_one_method_costs_no_other(new_folder, monkeypatch):
+def test_compare_finishes_the_other_methods_when_one_raises(new_folder, monkeypatch):
     monkeypatch.setattr(local, "personalize", lambda run, state, clients: 1 / 0)
     with pytest.raises(IncompleteError, match="1 of 2 runs failed") as error:
-        pair(new_folder, seeds=(0,))
+        compare_pair(new_folder, seeds=(0,))
     assert error.value.fix == ("seed 0, local: a bug: ZeroDivisionError: division by zero",)
-    assert folders(new_folder) == ["comparison", "seed-0/backbone", "seed-0/fedavg"]
+    assert list_artifacts(new_folder) == ["comparison", "seed-0/backbone", "seed-0/fedavg"]
 
 
 @pytest.mark.parametrize(
     "error",
     [MemoryError(), RuntimeError("DefaultCPUAllocator: can't allocate memory"), RuntimeError("CUDA out of memory")],
 )
-def test_a_method_that_needs_more_memory_than_there_is_costs_no_other(new_folder, monkeypatch, error):
+def test_compare_finishes_the_other_methods_when_one_is_out_of_memory(new_folder, monkeypatch, error):
     def fail(run, state, clients):
         raise error
 
     monkeypatch.setattr(local, "personalize", fail)
     with pytest.raises(IncompleteError, match="1 of 2 runs failed") as failed:
-        pair(new_folder, seeds=(0,))
+        compare_pair(new_folder, seeds=(0,))
     assert failed.value.fix[0] == "seed 0, local: out of memory"
     assert "--batch-size" in failed.value.fix[1]
 
 
-def test_where_all_fails_there_is_no_table(new_folder, monkeypatch):
+def test_compare_writes_no_table_when_all_runs_fail(new_folder, monkeypatch):
     monkeypatch.setattr(local, "personalize", lambda run, state, clients: 1 / 0)
     with pytest.raises(ComputationError, match="all runs failed") as error:
-        pair(new_folder, ["local"], (0,))
+        compare_pair(new_folder, ["local"], (0,))
     assert error.value.fix == ("seed 0, local: a bug: ZeroDivisionError: division by zero",)
-    assert folders(new_folder) == []
+    assert list_artifacts(new_folder) == []
 
 
-def test_a_damaged_partition_is_an_input_error(small, tmp_path):
+def test_compare_refuses_a_damaged_partition(small, tmp_path):
     shutil.copytree(small.p, tmp_path / "p")
     (tmp_path / "p" / "samples.h5").write_bytes(b"")
     with pytest.raises(InputError, match=r"samples\.h5 differs from what was written"):
@@ -510,7 +525,7 @@ def test_a_damaged_partition_is_an_input_error(small, tmp_path):
 
 
 @pytest.fixture
-def choosy(monkeypatch):
+def fedavg_and_unsuited_local(monkeypatch):
     """FedAvg and Local alone exist, and Local wants to know what the partition does not."""
 
     def refuse(run):
@@ -521,10 +536,10 @@ def choosy(monkeypatch):
     monkeypatch.setattr(local, "setup", refuse, raising=False)
 
 
-def test_of_all_methods_those_that_do_not_suit_the_data_are_left_out(new_folder, choosy):
+def test_methods_all_leaves_out_methods_that_do_not_suit_the_data(new_folder, fedavg_and_unsuited_local):
     reporter = Listener()
     for decision in ("new", "up to date"):
-        assert pair(new_folder, ["all"], execution=Execution(reporter=reporter)).decision == decision
+        assert compare_pair(new_folder, ["all"], execution=Execution(reporter=reporter)).decision == decision
         assert reporter.said.count("local is left out: the clusters are not known") == 1
         reporter.said.clear()
     manifest = open_artifact(new_folder / "comparison").manifest
@@ -532,9 +547,9 @@ def test_of_all_methods_those_that_do_not_suit_the_data_are_left_out(new_folder,
     assert manifest.summary["failed"] == {}
 
 
-def test_a_method_that_is_named_and_does_not_suit_the_data_fails(new_folder, choosy):
+def test_named_method_that_does_not_suit_the_data_fails(new_folder, fedavg_and_unsuited_local):
     with pytest.raises(IncompleteError) as error:
-        pair(new_folder, seeds=(0,))
+        compare_pair(new_folder, seeds=(0,))
     assert error.value.fix == ("seed 0, local: the clusters are not known",)
 
 
@@ -542,29 +557,31 @@ def test_a_method_that_is_named_and_does_not_suit_the_data_fails(new_folder, cho
 
 
 @pytest.mark.parametrize("after", [1, 3, 6])
-def test_interrupted_it_resumes_where_it_stopped(new_folder, finished, after):
+def test_interrupted_comparison_resumes_with_the_same_bytes(new_folder, finished_comparison, after):
     with pytest.raises(KeyboardInterrupt):
-        pair(new_folder, execution=Execution(reporter=Listener(after)))
+        compare_pair(new_folder, execution=Execution(reporter=Listener(after)))
     assert not (new_folder / "comparison").exists()
-    pair(new_folder)
-    assert folders(new_folder) == folders(finished)
-    assert numbers(metrics(new_folder)["methods"]) == numbers(metrics(finished)["methods"])
+    compare_pair(new_folder)
+    assert list_artifacts(new_folder) == list_artifacts(finished_comparison)
+    assert select_repeatable_metrics(metrics(new_folder)["methods"]) == select_repeatable_metrics(
+        metrics(finished_comparison)["methods"]
+    )
     for seed in ("seed-0", "seed-1"):
         for name in PAIR:
             file = f"{seed}/{name}/predictions.h5"
-            assert (new_folder / file).read_bytes() == (finished / file).read_bytes()
+            assert (new_folder / file).read_bytes() == (finished_comparison / file).read_bytes()
 
 
-def test_compare_removes_what_a_killed_run_replaced(folder, untrained):
-    shutil.rmtree(folder / "comparison")
-    run = folder / "seed-0" / "local"
+def test_compare_removes_what_a_killed_run_replaced(comparison_copy, forbid_training):
+    shutil.rmtree(comparison_copy / "comparison")
+    run = comparison_copy / "seed-0" / "local"
     shutil.copytree(run, run.with_name("local.partial.old"))
-    pair(folder)
+    compare_pair(comparison_copy)
     assert not run.with_name("local.partial.old").exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_killed_it_is_resumed_by_the_same_line(spawn, pfl, small, tmp_path, number):
+def test_killed_comparison_is_resumed_by_the_same_command(spawn, pfl, small, tmp_path, number):
     out = tmp_path / "c"
     words = ("--model", "mlp", "--rounds", 120, "--participation", 0.2, "--methods", "fedavg", "--eval-every", 50)
     words += ("--no-references",)
@@ -592,13 +609,13 @@ def test_killed_it_is_resumed_by_the_same_line(spawn, pfl, small, tmp_path, numb
 # Dry runs and the command line
 
 
-def test_a_dry_run_touches_nothing(pfl, folder, tree):
-    before = tree(folder)
+def test_dry_run_changes_no_file(pfl, comparison_copy, tree):
+    before = tree(comparison_copy)
     line = (
         "compare",
-        folder.parent / "p",
+        comparison_copy.parent / "p",
         "-o",
-        folder,
+        comparison_copy,
         *WORDS,
         "--methods",
         "fedavg,knn-per,local",
@@ -607,9 +624,11 @@ def test_a_dry_run_touches_nothing(pfl, folder, tree):
         "-n",
     )
     ran = pfl(*line)
-    assert (ran.code, ran.out) == (0, f"{folder}/comparison\n")
+    assert (ran.code, ran.out) == (0, f"{comparison_copy}/comparison\n")
     decision, needs, *table = (line for line in ran.err.splitlines() if not line.startswith("estimate: "))
-    assert all(text in decision for text in (f"comparison {folder}/comparison", "replace", "adds knn-per, seed 2"))
+    assert all(
+        text in decision for text in (f"comparison {comparison_copy}/comparison", "replace", "adds knn-per, seed 2")
+    )
     assert needs.startswith("needs about ")
     assert table[0].endswith("\tprocessor seconds\tMB of disk")
     assert ["\t".join(line.split("\t")[:4]) for line in table] == [
@@ -626,24 +645,24 @@ def test_a_dry_run_touches_nothing(pfl, folder, tree):
     assert facts["summary"]["plan"][3] == {
         "seed": 0,
         "step": "fedavg",
-        "path": f"{folder}/seed-0/fedavg",
+        "path": f"{comparison_copy}/seed-0/fedavg",
         "decision": "up to date",
     }
-    assert tree(folder) == before
+    assert tree(comparison_copy) == before
 
 
-def test_a_dry_run_makes_no_folder(pfl, small, tmp_path):
+def test_dry_run_creates_no_folder(pfl, small, tmp_path):
     ran = pfl("compare", small.p, "-o", tmp_path / "deep" / "c", *WORDS, "--methods", "fedavg,local", "-n")
     assert ran.code == 0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_result_is_one_json_object(pfl, finished):
+def test_compare_json_prints_one_object(pfl, finished_comparison):
     line = (
         "compare",
-        finished.parent / "p",
+        finished_comparison.parent / "p",
         "-o",
-        finished,
+        finished_comparison,
         *WORDS,
         "--methods",
         "fedavg,local",
@@ -652,10 +671,10 @@ def test_the_result_is_one_json_object(pfl, finished):
         "--json",
     )
     ran = pfl(*line)
-    manifest = open_artifact(finished / "comparison").manifest
+    manifest = open_artifact(finished_comparison / "comparison").manifest
     assert ran.code == 0
     assert json.loads(ran.out) == {
-        "path": f"{finished}/comparison",
+        "path": f"{finished_comparison}/comparison",
         "kind": "comparison",
         "decision": "up to date",
         "fingerprint": manifest.fingerprint,
@@ -666,11 +685,11 @@ def test_the_result_is_one_json_object(pfl, finished):
     assert manifest.request["methods"]["local"]["settings"] == {}
     assert "up to date" in ran.err
     assert pfl(*line[:-1], "-q").err == ""
-    displayed = pfl("show", finished / "comparison")
+    displayed = pfl("show", finished_comparison / "comparison")
     assert [*displayed.out.splitlines(), *displayed.err.splitlines()] == pfl(*line[:-1]).err.splitlines()[1:]
 
 
-def test_a_file_sets_options_of_methods(pfl, small, tmp_path):
+def test_config_file_sets_options_of_methods(pfl, small, tmp_path):
     (tmp_path / "pfl.toml").write_text(
         '[compare]\nmethods = ["fedavg-plus", "local"]\nseeds = [4, 2]\nrounds = 3\nmodel = "mlp"\n'
         'set.local.epochs = 2\nset.local.lr = 0.05\nset."fedavg-plus".trainable = "head."\n'
@@ -693,16 +712,16 @@ def test_options_of_a_method_apply_to_its_variants_unless_it_is_compared_itself(
         assert assign_options(methods, options) == options
 
 
-def test_a_training_setting_of_one_method_is_its_own(folder):
+def test_training_setting_of_one_method_does_not_change_the_backbone(comparison_copy):
     with pytest.raises(ConflictError, match="other options"):
-        pair(folder, options={"fedavg": {"lr": "0.2"}})
-    pair(folder, options={"fedavg": {"lr": "0.2"}}, execution=FORCE)
-    own, shared = (open_artifact(folder / "seed-0" / name).manifest for name in ("fedavg", "backbone"))
+        compare_pair(comparison_copy, options={"fedavg": {"lr": "0.2"}})
+    compare_pair(comparison_copy, options={"fedavg": {"lr": "0.2"}}, execution=FORCE)
+    own, shared = (open_artifact(comparison_copy / "seed-0" / name).manifest for name in ("fedavg", "backbone"))
     assert (own.request["settings"]["lr"], shared.request["settings"]["lr"]) == (0.2, 0.1)
     assert [item.kind for item in own.inputs] == ["partition"]
 
 
-def test_several_partitions_are_several_seeds(pfl, small, tmp_path):
+def test_compare_takes_one_seed_from_each_of_several_partitions(pfl, small, tmp_path):
     partition("writers", tmp_path / "p1", clients=6, seed=1)
     sources = (tmp_path / "p1", small.p)
     ran = pfl("compare", *sources, "-o", tmp_path / "c", *WORDS, "--methods", "local")
@@ -754,7 +773,7 @@ WRONG = {
 
 
 @pytest.fixture(scope="module")
-def places(small, tmp_path_factory):
+def paths(small, tmp_path_factory):
     at = tmp_path_factory.mktemp("places")
     partition("writers", at / "untested", clients=2, fractions=(0.8, 0.2, 0))
     (at / "file").write_text("")
@@ -764,32 +783,32 @@ def places(small, tmp_path_factory):
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_is_said_before_anything_is_made(pfl, places, untrained, case):
+def test_wrong_arguments_are_refused_before_any_training(pfl, paths, forbid_training, case):
     line, code, *words = WRONG[case]
-    ran = pfl(*(part.format(**places) for part in line.split()))
+    ran = pfl(*(part.format(**paths) for part in line.split()))
     assert (ran.code, ran.out) == (code, ""), ran.err
     assert ran.err.startswith("pfl: ")
     for word in words:
-        assert word.format(**places) in ran.err
-    assert not places["out"].exists()
+        assert word.format(**paths) in ran.err
+    assert not paths["out"].exists()
 
 
-def test_without_fedavg_there_are_no_gains(new_folder):
+def test_comparison_without_fedavg_has_no_gains(new_folder):
     reporter = Listener()
-    pair(new_folder, ["local"], (0,), execution=Execution(reporter=reporter))
+    compare_pair(new_folder, ["local"], (0,), execution=Execution(reporter=reporter))
     assert "gain" not in metrics(new_folder)["methods"][0]["metrics"]
     assert any("fedavg, which is not in the table" in line for line in reporter.said)
 
 
-def test_an_option_set_to_what_it_is_anyway_makes_no_other_request(folder, untrained):
+def test_option_set_to_its_current_value_does_not_change_the_request(comparison_copy, forbid_training):
     options = {"local": {"epochs": "0"}, "fedavg": {"rounds": "2"}}
-    assert pair(folder, options=options).decision == "up to date"
+    assert compare_pair(comparison_copy, options=options).decision == "up to date"
 
 
 # Variants of one method
 
 
-def test_variants_of_a_method_are_rows_of_their_own(new_folder, small):
+def test_variants_of_a_method_have_separate_rows(new_folder, small):
     compare(
         [new_folder.parent / "p"],
         new_folder,
@@ -819,12 +838,12 @@ def test_variants_of_a_method_are_rows_of_their_own(new_folder, small):
         (["locl@a"], "locl"),
     ],
 )
-def test_variants_that_cannot_be(new_folder, methods, message):
+def test_invalid_variants_are_refused(new_folder, methods, message):
     with pytest.raises(UsageError, match=message):
         compare([new_folder.parent / "p"], new_folder, methods=methods, settings=FEW, references=False)
 
 
-def test_variants_stand_beside_all():
+def test_variants_can_be_combined_with_all_methods():
     variants = resolve_variants(
         ["all", "panm@grad"], {"panm@grad": {"metric": "grad"}}, run_request.resolve_settings({}, {})
     )
@@ -832,7 +851,7 @@ def test_variants_stand_beside_all():
     assert (variants[-1].method, variants[-1].options["metric"]) == ("panm", "grad")
 
 
-def test_a_positive_class_is_added_to_a_comparison(pfl, tmp_path):
+def test_positive_class_can_be_added_to_a_comparison(pfl, tmp_path):
     """The patients are trained once; each class then has its own sensitivity, which is the other's specificity."""
     at, out = tmp_path / "p", tmp_path / "c"
     assert pfl("partition", "heart-disease", "-o", at).code == 0

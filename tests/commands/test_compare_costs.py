@@ -36,24 +36,28 @@ class Listener(NullReporter):
 
 
 @pytest.fixture(scope="module")
-def writers(tmp_path_factory):
+def writers_folder(tmp_path_factory):
     folder = tmp_path_factory.mktemp("costs")
     partition("writers", folder / "p")
     return folder
 
 
 @pytest.fixture(scope="module")
-def planned(writers):
+def dry_run_outcome(writers_folder):
     """The outcome of a dry run, what it said, and the names of all files before and after."""
-    before, listener = sorted(writers.rglob("*")), Listener()
+    before, listener = sorted(writers_folder.rglob("*")), Listener()
     outcome = compare(
-        [writers / "p"], writers / "c", references=False, **WORDS, execution=Execution(dry_run=True, reporter=listener)
+        [writers_folder / "p"],
+        writers_folder / "c",
+        references=False,
+        **WORDS,
+        execution=Execution(dry_run=True, reporter=listener),
     )
-    return outcome, listener.lines, before, sorted(writers.rglob("*"))
+    return outcome, listener.lines, before, sorted(writers_folder.rglob("*"))
 
 
-def test_a_dry_run_says_what_is_needed_and_writes_nothing(planned):
-    outcome, lines, before, after = planned
+def test_dry_run_reports_time_and_disk_and_writes_nothing(dry_run_outcome):
+    outcome, lines, before, after = dry_run_outcome
     assert before == after
     facts = outcome.summary["needs"]
     assert all(facts[name] > 0 for name in ("seconds", "processor_seconds", "disk_bytes"))
@@ -63,7 +67,7 @@ def test_a_dry_run_says_what_is_needed_and_writes_nothing(planned):
     assert "of disk" in line
 
 
-def test_the_bytes_of_all_rounds_follow_from_those_of_two_by_hand(tmp_path, monkeypatch):
+def test_extrapolate_bytes_matches_a_hand_computed_value(tmp_path, monkeypatch):
     for name, bytes_ in {"rounds.csv": 24, "predictions.h5": 100, "state.safetensors": 50}.items():
         (tmp_path / name).write_bytes(b"x" * bytes_)
     artifact = SimpleNamespace(manifest=SimpleNamespace(summary={"model_bytes": 20}))
@@ -73,51 +77,59 @@ def test_the_bytes_of_all_rounds_follow_from_those_of_two_by_hand(tmp_path, monk
     assert stored == pytest.approx(24 * 12 / 2 + 100 + 20 + 30 * seen)
 
 
-def test_the_temporary_folder_is_removed(planned, tmp_path, monkeypatch, writers):
+def test_cost_estimate_removes_its_temporary_folder(dry_run_outcome, tmp_path, monkeypatch, writers_folder):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     listening = Execution(dry_run=True, reporter=Listener())
     outcome = compare(
-        [writers / "p"], writers / "c4", references=False, **{**WORDS, "methods": ["local"]}, execution=listening
+        [writers_folder / "p"],
+        writers_folder / "c4",
+        references=False,
+        **{**WORDS, "methods": ["local"]},
+        execution=listening,
     )
     assert outcome.summary["needs"]["seconds"] > 0
     assert not [*tmp_path.iterdir()]
 
 
-def test_the_disk_that_is_estimated_is_the_disk_that_is_taken(planned, writers):
-    outcome, *_ = planned
-    compare([writers / "p"], writers / "c", references=False, **WORDS)
+def test_estimated_disk_space_matches_the_real_one(dry_run_outcome, writers_folder):
+    outcome, *_ = dry_run_outcome
+    compare([writers_folder / "p"], writers_folder / "c", references=False, **WORDS)
     for row in outcome.summary["plan"]:
-        size = sum(path.stat().st_size for path in (writers / "c" / "seed-0" / row["step"]).iterdir())
+        size = sum(path.stat().st_size for path in (writers_folder / "c" / "seed-0" / row["step"]).iterdir())
         # Which clients are ever selected is a draw; of ditto's models of 60 clients there are about 44.
         assert row["disk_bytes"] == pytest.approx(size, rel=0.25 if row["step"] == "ditto" else 0.02, abs=2000), row
     listening = Execution(dry_run=True, reporter=Listener())
-    again = compare([writers / "p"], writers / "c", references=False, **WORDS, execution=listening)
+    again = compare([writers_folder / "p"], writers_folder / "c", references=False, **WORDS, execution=listening)
     assert "needs" not in again.summary, "what is there already costs nothing"
     more = {**WORDS, "methods": ["fedavg", "ditto", "knn-per", "local"]}
-    added = compare([writers / "p"], writers / "c", references=False, **more, execution=listening)
+    added = compare([writers_folder / "p"], writers_folder / "c", references=False, **more, execution=listening)
     assert [row["step"] for row in added.summary["plan"] if "disk_bytes" in row] == ["local"]
 
 
-def test_more_rounds_cost_more_of_the_rounds_alone(planned, writers):
-    few, *_ = planned
+def test_more_rounds_raise_only_the_estimate_of_the_rounds(dry_run_outcome, writers_folder):
+    few, *_ = dry_run_outcome
     words = {**WORDS, "settings": {**WORDS["settings"], "rounds": 100_000}}
     listening = Execution(dry_run=True, reporter=Listener())
-    many = compare([writers / "p"], writers / "c5", references=False, **words, execution=listening)
+    many = compare([writers_folder / "p"], writers_folder / "c5", references=False, **words, execution=listening)
     cost = {name: {row["step"]: row for row in run.summary["plan"]} for name, run in (("few", few), ("many", many))}
     assert cost["many"]["backbone"]["processor_seconds"] > 50 * cost["few"]["backbone"]["processor_seconds"]
     assert cost["many"]["datastore"]["disk_bytes"] == pytest.approx(cost["few"]["datastore"]["disk_bytes"], rel=0.01)
 
 
-def test_a_method_that_refuses_the_data_has_no_estimate(writers):
+def test_method_that_refuses_the_data_has_no_estimate(writers_folder):
     listener = Listener()
     words = {**WORDS, "methods": ["fedavg", "oracle"]}
     compare(
-        [writers / "p"], writers / "c2", references=False, **words, execution=Execution(dry_run=True, reporter=listener)
+        [writers_folder / "p"],
+        writers_folder / "c2",
+        references=False,
+        **words,
+        execution=Execution(dry_run=True, reporter=listener),
     )
     assert any(line.startswith("oracle will be left out") and "true clusters" in line for line in listener.lines)
 
 
-def test_a_full_disk_is_said_with_what_to_change(monkeypatch, tmp_path):
+def test_cost_lines_warn_when_the_disk_is_too_small(monkeypatch, tmp_path):
     estimated = Costs(by_name={"fedavg": Cost(2.0, 4.0, 1e6), "fedham": Cost(3.0, 5.0, 9e9)}, total=Cost(5.0, 9.0, 9e9))
     monkeypatch.setattr("pflcli.artifacts.disk.free_bytes", lambda folder: 10**9)
     needs, warning = estimated.lines(tmp_path)
@@ -132,7 +144,7 @@ def test_a_full_disk_is_said_with_what_to_change(monkeypatch, tmp_path):
     ("seconds", "words"),
     [(0.2, "1 s"), (59, "59 s"), (150, "2.5 min"), (3000, "50 min"), (9000, "2.5 h"), (360000, "4.2 days")],
 )
-def test_durations_in_words(seconds, words):
+def test_duration_formats_seconds_with_a_unit(seconds, words):
     assert duration(seconds) == words
 
 
@@ -182,7 +194,7 @@ class Trial:
         (40, 40, False, 2400 + 40, "2 of 10 clients of a round, 2 of 20 clients predicted"),
     ],
 )
-def test_a_trial_is_stopped_after_seconds_and_extrapolated(
+def test_cost_trial_stops_after_its_time_limit_and_extrapolates(
     monkeypatch, rounds, predictions, is_made, seconds, measured
 ):
     clock, notes = Clock(), []
@@ -202,9 +214,19 @@ def test_a_trial_is_stopped_after_seconds_and_extrapolated(
     assert all(note.startswith("measuring ditto: ") for note in notes)
 
 
-def test_a_slow_method_is_stopped_and_the_table_says_what_was_measured(writers, monkeypatch, pfl):
+def test_dry_run_table_says_what_was_measured_when_a_trial_is_stopped(writers_folder, monkeypatch, pfl):
     monkeypatch.setattr(costs, "_PHASE_SECONDS", 0.0)
-    ran = pfl("compare", writers / "p", "-o", writers / "c6", "-n", "--methods", "local,knn-per", "--model", "logistic")
+    ran = pfl(
+        "compare",
+        writers_folder / "p",
+        "-o",
+        writers_folder / "c6",
+        "-n",
+        "--methods",
+        "local,knn-per",
+        "--model",
+        "logistic",
+    )
     assert ran.code == 0
     assert "extrapolated from" in ran.err
     assert re.search(r"\nlocal\tnew\t[\d.]+\t\t16 of 60 clients predicted", ran.err)

@@ -61,7 +61,7 @@ def at_once(monkeypatch):
     return ray
 
 
-def test_methods_side_by_side_make_the_table_of_one_after_the_other(pfl, small, at_once, tmp_path):
+def test_compare_on_ray_makes_the_same_table_as_in_one_process(pfl, small, at_once, tmp_path):
     words = (small.p, "--methods", "fedavg,fedavg-plus,local,stack", "--model", "mlp", "--rounds", 2, "--threads", 1)
     one, two = (
         pfl("compare", *words, "-o", tmp_path / "a"),
@@ -77,7 +77,7 @@ def test_methods_side_by_side_make_the_table_of_one_after_the_other(pfl, small, 
     assert "seed 0, local: finished in" in two.err
 
 
-def test_what_needs_a_failed_step_is_left_out(pfl, small, at_once, tmp_path, monkeypatch):
+def test_compare_on_ray_skips_steps_that_need_a_failed_one(pfl, small, at_once, tmp_path, monkeypatch):
     def planned_only(*args, execution, **values):
         if execution.dry_run:
             return train_global(*args, execution=execution, **values)

@@ -14,48 +14,60 @@ FEW = {"model": "logistic", "rounds": 1, "threads": 1}
 LINE = ("--references", "--model", "logistic", "--rounds", 1, "--threads", 1)
 
 
-def marks(out):
+def read_reference_flags(out):
     """The rows of a table: whether each one is a reference, by name."""
     table = json.loads((out / "comparison" / "metrics.json").read_text())
     return {row["label"]: bool(row.get("reference")) for row in table["methods"]}
 
 
 @pytest.fixture
-def made(small, tmp_path):
+def comparison_with_references(small, tmp_path):
     """A comparison of FedAvg with the references."""
     compare(small.p, tmp_path / "c", methods="fedavg", **FEW)
     return tmp_path / "c"
 
 
-def test_comparison_has_references_below_the_methods_and_is_reused(small, made):
-    assert next(iter(marks(made))) == "fedavg"
-    assert marks(made) == {"fedavg": False, "constant": True, "pooled": True, "local": True}
-    recorded = open_artifact(made / "comparison").manifest
+def test_comparison_has_references_below_the_methods_and_is_reused(small, comparison_with_references):
+    assert next(iter(read_reference_flags(comparison_with_references))) == "fedavg"
+    assert read_reference_flags(comparison_with_references) == {
+        "fedavg": False,
+        "constant": True,
+        "pooled": True,
+        "local": True,
+    }
+    recorded = open_artifact(comparison_with_references / "comparison").manifest
     assert [name for name, facts in recorded.request["methods"].items() if facts.get("reference")] == ["local"]
     assert "fedavg" in recorded.made["command"]
     assert "local" not in " ".join(recorded.made["command"])
-    assert compare(small.p, made, methods="fedavg", **FEW).decision == "up to date"
-    assert compare(small.p, made, methods="fedavg", references=False, **FEW).decision == "up to date"
+    assert compare(small.p, comparison_with_references, methods="fedavg", **FEW).decision == "up to date"
+    assert (
+        compare(small.p, comparison_with_references, methods="fedavg", references=False, **FEW).decision == "up to date"
+    )
 
 
-def test_local_is_ranked_once_it_is_named_and_stays_so(small, made, tree):
-    before = tree(made / "seed-0")
-    outcome = compare(small.p, made, methods="fedavg,local", **FEW)
+def test_local_becomes_a_ranked_method_once_it_is_named(small, comparison_with_references, tree):
+    before = tree(comparison_with_references / "seed-0")
+    outcome = compare(small.p, comparison_with_references, methods="fedavg,local", **FEW)
     assert outcome.decision == "replace"
-    assert marks(made) == {"fedavg": False, "local": False, "constant": True, "pooled": True}
-    assert {path: content for path, (content, _) in tree(made / "seed-0").items()} == {
+    assert read_reference_flags(comparison_with_references) == {
+        "fedavg": False,
+        "local": False,
+        "constant": True,
+        "pooled": True,
+    }
+    assert {path: content for path, (content, _) in tree(comparison_with_references / "seed-0").items()} == {
         path: content for path, (content, _) in before.items()
     }
-    assert compare(small.p, made, methods="fedavg", **FEW).decision == "up to date"
-    assert marks(made)["local"] is False
+    assert compare(small.p, comparison_with_references, methods="fedavg", **FEW).decision == "up to date"
+    assert read_reference_flags(comparison_with_references)["local"] is False
 
 
-def test_references_extend_a_comparison_without_them(small, tmp_path):
+def test_references_are_added_to_a_comparison_without_them(small, tmp_path):
     out = tmp_path / "c"
     options = {"local": {"epochs": 2}}
     compare(small.p, out, methods="fedavg,local", options=options, references=False, **FEW)
     assert compare(small.p, out, methods="fedavg,local", options=options, **FEW).decision == "replace"
-    assert marks(out) == {"fedavg": False, "local": False, "constant": True, "pooled": True}
+    assert read_reference_flags(out) == {"fedavg": False, "local": False, "constant": True, "pooled": True}
     forced = compare(small.p, out, methods="fedavg", force=True, **FEW)
     assert forced.request["methods"]["local"]["options"]["epochs"] == 2  # force applies to methods that are named
 
@@ -71,7 +83,7 @@ def test_references_extend_a_comparison_without_them(small, tmp_path):
 def test_reference_that_does_not_suit_the_settings_is_left_out(pfl, small, tmp_path, settings, reason):
     ran = pfl("compare", small.p, "-o", tmp_path / "c", *LINE, "--methods", "fedavg", *settings)
     assert (ran.code, reason in ran.err) == (0, True), ran.err
-    assert marks(tmp_path / "c") == {"fedavg": False, "constant": True, "local": True}
+    assert read_reference_flags(tmp_path / "c") == {"fedavg": False, "constant": True, "local": True}
 
 
 def test_comparison_without_an_unsuited_reference_is_up_to_date(small, tmp_path):
@@ -79,7 +91,7 @@ def test_comparison_without_an_unsuited_reference_is_up_to_date(small, tmp_path)
     assert lines == ["new", "up to date"]
 
 
-def test_variant_of_a_method_stands_in_for_its_reference(small, tmp_path):
+def test_variant_of_local_replaces_the_local_reference(small, tmp_path):
     dry = Execution(dry_run=True)
     options = {"local": {"epochs": 2}}
     planned = compare(small.p, tmp_path / "c", methods="fedavg,local@two", options=options, execution=dry, **{**FEW})
@@ -87,7 +99,7 @@ def test_variant_of_a_method_stands_in_for_its_reference(small, tmp_path):
     assert [step for step in steps if step.startswith("local")] == ["local@two"]
 
 
-def test_references_are_planned_and_made_alone(pfl, small, tmp_path):
+def test_references_are_planned_and_can_be_made_by_only(pfl, small, tmp_path):
     line = ("compare", small.p, "-o", tmp_path / "c", *LINE, "--methods", "fedavg")
     script = pfl(*line, "--plan", "sh").out
     assert all(f"seed-0/{name}" in script for name in ("fedavg", "constant", "pooled", "local"))
@@ -109,7 +121,7 @@ def test_stack_does_not_pool_the_references(small, tmp_path):
     assert outcome.request["methods"]["stack"]["options"]["pool"] == ["fedavg", "fedprox"]
 
 
-def test_comparison_fails_if_only_its_references_are_made(pfl, small, tmp_path, monkeypatch):
+def test_comparison_fails_when_only_its_references_succeed(pfl, small, tmp_path, monkeypatch):
     from pflcli.errors import InputError
     from pflcli.methods import ditto
 

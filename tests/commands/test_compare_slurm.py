@@ -41,7 +41,7 @@ def cluster() -> Iterator[slurm_cluster.Cluster]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def jobs_of(work: Path) -> list[int]:
+def find_job_processes(work: Path) -> list[int]:
     """Return the processes of pfl that write to ``work``."""
     processes = []
     for folder in Path("/proc").glob("[0-9]*"):
@@ -51,10 +51,10 @@ def jobs_of(work: Path) -> list[int]:
     return processes
 
 
-def lose(cluster: slurm_cluster.Cluster, work: Path, rng: random.Random) -> str:
+def kill_a_job(cluster: slurm_cluster.Cluster, work: Path, rng: random.Random) -> str:
     """Lose a running job in one of four ways while a node drains; return its name, empty if no job was running."""
     running = [task for task, state, *_ in cluster.states() if state == "RUNNING"]
-    processes, node = jobs_of(work), rng.choice(slurm_cluster.NODES)
+    processes, node = find_job_processes(work), rng.choice(slurm_cluster.NODES)
     cause = rng.choice(["kill -9", "scancel", "node down", "requeue"])
     if not running or not processes:
         return ""
@@ -82,7 +82,7 @@ def lose(cluster: slurm_cluster.Cluster, work: Path, rng: random.Random) -> str:
     [("fedavg,knn-per,local,stack", "0", 1), (METHODS, "0,1,2", 30)],
     ids=["one loss", "thirty losses"],
 )
-def test_the_table_is_the_same_however_many_jobs_are_lost(methods, seeds, losses, cluster, tmp_path, monkeypatch):
+def test_table_is_the_same_after_slurm_jobs_are_lost(methods, seeds, losses, cluster, tmp_path, monkeypatch):
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin" / "pfl").write_text(PFL.format(python=sys.executable))
     (tmp_path / "bin" / "pfl").chmod(0o755)
@@ -106,9 +106,9 @@ def test_the_table_is_the_same_however_many_jobs_are_lost(methods, seeds, losses
             options = (f"--output={tmp_path}/%x-%A-%a.log", "--open-mode=append")
             subprocess.run(["bash", script, *options], env=environment, check=True, capture_output=True)
         time.sleep(rng.uniform(0.2, 2))
-        if len(lost) < losses and (cause := lose(cluster, tmp_path, rng)):
+        if len(lost) < losses and (cause := kill_a_job(cluster, tmp_path, rng)):
             lost.append(cause)
-    while jobs_of(tmp_path):
+    while find_job_processes(tmp_path):
         time.sleep(0.2)
     print(
         f"{len(lost)} lost ({', '.join(f'{lost.count(cause)} by {cause}' for cause in sorted({*lost}))}), "

@@ -53,7 +53,7 @@ def stack_options(out, name="stack"):
 
 
 @pytest.fixture(scope="module")
-def stacked(small, tmp_path_factory):
+def stacked_comparison(small, tmp_path_factory):
     """Three methods and a stack of them under two seeds beside their partition; only to be read."""
     out = tmp_path_factory.mktemp("stacked") / "c"
     shutil.copytree(small.p, out.parent / "p")
@@ -62,14 +62,14 @@ def stacked(small, tmp_path_factory):
 
 
 @pytest.fixture
-def copied(stacked, tmp_path):
+def comparison_copy(stacked_comparison, tmp_path):
     """A copy of it that a test may change."""
-    shutil.copytree(stacked.parent, tmp_path / "copy")
+    shutil.copytree(stacked_comparison.parent, tmp_path / "copy")
     return tmp_path / "copy" / "c"
 
 
 @pytest.fixture
-def untrained(monkeypatch):
+def forbid_training(monkeypatch):
     """Fail the test if anything is trained."""
 
     def refuse(*args):
@@ -78,36 +78,36 @@ def untrained(monkeypatch):
     monkeypatch.setattr("pflcli.simulation.create_run.Engine", refuse)
 
 
-def test_it_is_the_stack_that_pfl_stack_makes(stacked, tmp_path):
-    stack([stacked / "seed-1" / name for name in METHODS], tmp_path / "st")
-    one, two = (open_artifact(path) for path in (stacked / "seed-1" / "stack", tmp_path / "st"))
+def test_stack_of_a_comparison_equals_the_one_of_pfl_stack(stacked_comparison, tmp_path):
+    stack([stacked_comparison / "seed-1" / name for name in METHODS], tmp_path / "st")
+    one, two = (open_artifact(path) for path in (stacked_comparison / "seed-1" / "stack", tmp_path / "st"))
     assert one.manifest.fingerprint == two.manifest.fingerprint
     assert one.read("predictions.h5") == two.read("predictions.h5")
 
 
-def test_it_is_scored_like_a_method(stacked):
-    result = metrics(stacked)
+def test_stack_is_scored_like_a_method(stacked_comparison):
+    result = metrics(stacked_comparison)
     rows = {row["label"]: row for row in result["methods"]}
     assert {*rows} == {*METHODS, "stack"}
     assert rows["stack"]["seeds"] == [0, 1]
     assert len(rows["stack"]["metrics"]["gain"]["interval"]) == 2
     assert {"by_chance", "by_chance_high", "exceeds_chance"} < rows["stack"]["metrics"]["worse_off"].keys()
     assert result["conclusion"]["compared"] == 3
-    text = (stacked / "comparison" / "clients.csv").read_text()
+    text = (stacked_comparison / "comparison" / "clients.csv").read_text()
     assert sum(line.startswith("stack,") for line in text.splitlines()) == 12
-    assert stack_options(stacked) == {"pool": sorted(METHODS), "gate": True, "own": False}
+    assert stack_options(stacked_comparison) == {"pool": sorted(METHODS), "gate": True, "own": False}
 
 
-def test_the_best_single_method_and_the_bound_stand_beside_it(stacked):
+def test_table_reports_the_best_single_method_and_the_upper_bound_of_a_stack(stacked_comparison):
     """Both worked out from the stored predictions."""
     right, offsets, validation = {}, {}, {}
     for seed in (0, 1):
         for name in METHODS:
-            artifact = open_artifact(stacked / f"seed-{seed}" / name)
+            artifact = open_artifact(stacked_comparison / f"seed-{seed}" / name)
             test, held_out = (predictions.read(artifact, split) for split in ("test", "validation"))
             right[name, seed], offsets[seed] = scores.correct(test.parts["p"], test.y), test.offsets
             validation[name, seed] = scores.correct(held_out.parts["p"], held_out.y).mean()
-    beside = metrics(stacked)["stacks"]["stack"]
+    beside = metrics(stacked_comparison)["stacks"]["stack"]
     assert beside["pool"] == sorted(METHODS)
     best = {seed: max(sorted(METHODS), key=lambda name: validation[name, seed]) for seed in (0, 1)}
     assert beside["best_by_validation"] == {str(seed): name for seed, name in best.items()}
@@ -121,32 +121,38 @@ def test_the_best_single_method_and_the_bound_stand_beside_it(stacked):
     bound = [np.average(table[seed], weights=np.diff(offsets[seed])) for seed in (0, 1)]
     assert beside["bound"]["accuracy"]["value"] == pytest.approx(np.mean(bound))
     assert beside["bound"]["bottom_decile"]["value"] == pytest.approx(np.mean([table[seed].min() for seed in (0, 1)]))
-    accuracy = {row["label"]: row["metrics"]["accuracy"]["value"] for row in metrics(stacked)["methods"]}
+    accuracy = {row["label"]: row["metrics"]["accuracy"]["value"] for row in metrics(stacked_comparison)["methods"]}
     assert beside["bound"]["accuracy"]["value"] >= max(accuracy[name] for name in METHODS)
-    (line,) = (line for line in (stacked / "comparison" / "table.md").read_text().splitlines() if "upper bound" in line)
+    (line,) = (
+        line
+        for line in (stacked_comparison / "comparison" / "table.md").read_text().splitlines()
+        if "upper bound" in line
+    )
     assert line.startswith(f"`stack` pools fedavg, fedavg-plus, local: accuracy {100 * accuracy['stack']:.1f} %")
     assert f"{100 * np.mean(single):.1f} %" in line
     assert f"{100 * np.mean(bound):.1f} %" in line
 
 
-def test_of_another_metric_they_stand_there_too(copied, untrained):
-    run(copied, ["stack"], metrics=["log_loss"])
-    beside = metrics(copied)["stacks"]["stack"]
+def test_table_reports_the_upper_bound_of_a_stack_for_another_metric(comparison_copy, forbid_training):
+    run(comparison_copy, ["stack"], metrics=["log_loss"])
+    beside = metrics(comparison_copy)["stacks"]["stack"]
     assert {*beside["bound"]} == {"log_loss", "log_loss_bottom_decile"}
-    least = min(row["metrics"]["log_loss"]["value"] for row in metrics(copied)["methods"] if row["label"] != "stack")
+    least = min(
+        row["metrics"]["log_loss"]["value"] for row in metrics(comparison_copy)["methods"] if row["label"] != "stack"
+    )
     assert beside["bound"]["log_loss"]["value"] <= least
     assert "log-loss" in next(
-        line for line in (copied / "comparison" / "table.md").read_text().splitlines() if "bound" in line
+        line for line in (comparison_copy / "comparison" / "table.md").read_text().splitlines() if "bound" in line
     )
 
 
-def test_the_table_says_that_there_is_too_little_to_learn_from(stacked):
-    (line,) = (line for line in metrics(stacked)["warnings"] if line.startswith("stack: "))
-    samples = open_artifact(stacked / "seed-0" / "stack").manifest.summary["validation_samples"]
+def test_table_warns_when_a_stack_has_few_validation_samples(stacked_comparison):
+    (line,) = (line for line in metrics(stacked_comparison)["warnings"] if line.startswith("stack: "))
+    samples = open_artifact(stacked_comparison / "seed-0" / "stack").manifest.summary["validation_samples"]
     assert f"{samples} validation samples of 6 clients" in line
 
 
-def test_it_is_the_last_step_of_each_seed(small, tmp_path, pfl):
+def test_stack_is_the_last_step_of_each_seed(small, tmp_path, pfl):
     line = ("compare", small.p, "-o", tmp_path / "c", *WORDS, "--methods", "stack,fedavg,stack@own,local")
     ran = pfl(*line, "--seeds", "0,1", "--set", "stack@own.own=true", "--set", "stack@own.pool=local,fedavg", "-n")
     assert ran.code == 0, ran.err
@@ -157,7 +163,7 @@ def test_it_is_the_last_step_of_each_seed(small, tmp_path, pfl):
     assert "stack pools fedavg, local (2 of 2 methods)" in ran.err
 
 
-def test_it_is_not_tuned(small, tmp_path):
+def test_stack_is_not_tuned(small, tmp_path):
     methods = ["fedavg", "local", "stack"]
     outcome = compare([small.p], tmp_path / "c", methods=methods, settings=FEW, tune=2, execution=DRY, references=False)
     steps = {step["step"]: step["decision"] for step in outcome.summary["plan"]}
@@ -165,7 +171,7 @@ def test_it_is_not_tuned(small, tmp_path):
     assert steps["stack"] == "after tuning"
 
 
-def test_of_all_methods_those_on_the_backbone_and_local_are_pooled(small, tmp_path):
+def test_stack_of_all_methods_pools_local_and_those_on_the_backbone(small, tmp_path):
     """A pool of all would cost what all of them cost."""
     outcome = compare(
         [small.p], tmp_path / "c", methods=["all", "stack"], settings=FEW, execution=DRY, references=False
@@ -179,7 +185,7 @@ def test_of_all_methods_those_on_the_backbone_and_local_are_pooled(small, tmp_pa
 
 
 @pytest.mark.parametrize(("count", "pooled"), [(12, 12), (13, 2)])
-def test_up_to_twelve_methods_are_pooled_all(count, pooled):
+def test_stack_pools_all_methods_up_to_twelve(count, pooled):
     names = ["fedavg", "local", *(f"ditto@{number}" for number in range(count - 2))]
     # FedAvg is the backbone; the others are trained on the partition.
     variant = resolve_variants([*names, "stack"], {}, Settings())[-1]
@@ -187,7 +193,7 @@ def test_up_to_twelve_methods_are_pooled_all(count, pooled):
     assert len(variant.options["pool"]) == pooled
 
 
-def test_one_that_learned_from_validation_samples_is_not_pooled(small, tmp_path):
+def test_stack_does_not_pool_a_method_trained_on_validation_samples(small, tmp_path):
     options = {"fedavg@refit": {"refit": "true"}}
     methods = ["fedavg", "fedavg@refit", "local", "stack"]
     outcome = compare(
@@ -196,49 +202,49 @@ def test_one_that_learned_from_validation_samples_is_not_pooled(small, tmp_path)
     assert outcome.request["methods"]["stack"]["options"]["pool"] == ["fedavg", "local"]
 
 
-def test_it_joins_a_table(copied, untrained, tree):
-    shutil.rmtree(copied / "comparison")
+def test_stack_can_be_added_to_an_existing_table(comparison_copy, forbid_training, tree):
+    shutil.rmtree(comparison_copy / "comparison")
     for seed in (0, 1):
-        shutil.rmtree(copied / f"seed-{seed}" / "stack")
-    run(copied, METHODS)
-    before = tree(copied)
-    assert run(copied, ["stack"]).decision == "replace"
-    assert stack_options(copied)["pool"] == sorted(METHODS)
-    after = tree(copied)
+        shutil.rmtree(comparison_copy / f"seed-{seed}" / "stack")
+    run(comparison_copy, METHODS)
+    before = tree(comparison_copy)
+    assert run(comparison_copy, ["stack"]).decision == "replace"
+    assert stack_options(comparison_copy)["pool"] == sorted(METHODS)
+    after = tree(comparison_copy)
     assert all(after[name] == before[name] for name in before if name.count("/") == 2)
-    assert run(copied, ["stack"]).decision == "up to date"
+    assert run(comparison_copy, ["stack"]).decision == "up to date"
 
 
-def test_it_keeps_its_pool_until_told_otherwise(copied):
+def test_stack_keeps_its_pool_when_methods_are_added(comparison_copy):
     reporter = Lines()
-    run(copied, [*METHODS, "fedavg-plus@head", "stack"], options={"fedavg-plus@head": {"trainable": "head."}},
+    run(comparison_copy, [*METHODS, "fedavg-plus@head", "stack"], options={"fedavg-plus@head": {"trainable": "head."}},
         execution=Execution(reporter=reporter))  # fmt: skip
-    assert stack_options(copied)["pool"] == sorted(METHODS)
+    assert stack_options(comparison_copy)["pool"] == sorted(METHODS)
     more = {"stack": {"pool": "fedavg,local,fedavg-plus@head"}}
     with pytest.raises(ConflictError, match="other options") as error:
-        run(copied, ["stack"], options=more)
+        run(comparison_copy, ["stack"], options=more)
     assert error.value.fix[0].startswith("stack: pool: ")
-    run(copied, ["stack"], options=more, execution=FORCE)
-    assert stack_options(copied)["pool"] == ["fedavg", "fedavg-plus@head", "local"]
-    inputs = open_artifact(copied / "seed-1" / "stack").manifest.inputs
-    assert sorted(item.path.rsplit("/", 1)[1] for item in inputs) == stack_options(copied)["pool"]
+    run(comparison_copy, ["stack"], options=more, execution=FORCE)
+    assert stack_options(comparison_copy)["pool"] == ["fedavg", "fedavg-plus@head", "local"]
+    inputs = open_artifact(comparison_copy / "seed-1" / "stack").manifest.inputs
+    assert sorted(item.path.rsplit("/", 1)[1] for item in inputs) == stack_options(comparison_copy)["pool"]
 
 
-def test_a_source_that_changes_makes_it_stale(copied, tree):
-    before = tree(copied)
+def test_stack_is_replaced_when_a_pooled_method_changes(comparison_copy, tree):
+    before = tree(comparison_copy)
     options = {"local": {"epochs": "1"}}
-    plan = {(step["step"], step["seed"]): step["decision"] for step in run(copied, ["local"], options=options,
+    plan = {(step["step"], step["seed"]): step["decision"] for step in run(comparison_copy, ["local"], options=options,
             execution=Execution(dry_run=True, force=True)).summary["plan"]}  # fmt: skip
     assert {name for (name, _), decision in plan.items() if decision == "replace"} == {"local", "stack"}
-    run(copied, ["local"], options=options, execution=FORCE)
-    after = tree(copied)
+    run(comparison_copy, ["local"], options=options, execution=FORCE)
+    after = tree(comparison_copy)
     changed = {name.split("/")[1] for name in before if name.count("/") == 2 and after[name] != before[name]}
     assert changed == {"local", "stack"}
 
 
-def test_killed_it_is_resumed(copied, stacked, monkeypatch, tree, untrained):
-    shutil.rmtree(copied / "comparison")
-    shutil.rmtree(copied / "seed-1" / "stack")
+def test_interrupted_stack_is_resumed(comparison_copy, stacked_comparison, monkeypatch, tree, forbid_training):
+    shutil.rmtree(comparison_copy / "comparison")
+    shutil.rmtree(comparison_copy / "seed-1" / "stack")
 
     def interrupt(*args, **kwargs):
         raise KeyboardInterrupt
@@ -246,18 +252,19 @@ def test_killed_it_is_resumed(copied, stacked, monkeypatch, tree, untrained):
     with monkeypatch.context() as patch:
         patch.setattr(pool, "fit_pool", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            run(copied, [*METHODS, "stack"])
-    assert not (copied / "comparison").exists()
-    run(copied, [*METHODS, "stack"])
+            run(comparison_copy, [*METHODS, "stack"])
+    assert not (comparison_copy / "comparison").exists()
+    run(comparison_copy, [*METHODS, "stack"])
     file = "seed-1/stack/predictions.h5"
-    assert (copied / file).read_bytes() == (stacked / file).read_bytes()
+    assert (comparison_copy / file).read_bytes() == (stacked_comparison / file).read_bytes()
     one, two = (
-        {row["label"]: row["metrics"]["accuracy"] for row in metrics(at)["methods"]} for at in (copied, stacked)
+        {row["label"]: row["metrics"]["accuracy"] for row in metrics(at)["methods"]}
+        for at in (comparison_copy, stacked_comparison)
     )
     assert one == two
 
 
-def test_a_source_that_fails_costs_it(small, tmp_path, monkeypatch):
+def test_stack_is_skipped_when_a_pooled_method_fails(small, tmp_path, monkeypatch):
     shutil.copytree(small.p, tmp_path / "p")
     monkeypatch.setattr(local, "personalize", lambda run, state, clients: 1 / 0)
     with pytest.raises(IncompleteError) as error:
@@ -269,18 +276,18 @@ def test_a_source_that_fails_costs_it(small, tmp_path, monkeypatch):
     assert "stacks" not in metrics(tmp_path / "c")
 
 
-def test_a_seed_without_a_source_does_not_count_beside_it(copied, monkeypatch):
+def test_best_single_method_skips_seeds_with_a_missing_pooled_method(comparison_copy, monkeypatch):
     """The stack is up to date, and its source, which was deleted, fails."""
-    shutil.rmtree(copied / "comparison")
-    shutil.rmtree(copied / "seed-1" / "local")
+    shutil.rmtree(comparison_copy / "comparison")
+    shutil.rmtree(comparison_copy / "seed-1" / "local")
     monkeypatch.setattr(local, "personalize", lambda run, state, clients: 1 / 0)
     with pytest.raises(IncompleteError):
-        run(copied, [*METHODS, "stack"])
-    assert [*metrics(copied)["stacks"]["stack"]["best_by_validation"]] == ["0"]
-    assert next(row["seeds"] for row in metrics(copied)["methods"] if row["label"] == "stack") == [0, 1]
+        run(comparison_copy, [*METHODS, "stack"])
+    assert [*metrics(comparison_copy)["stacks"]["stack"]["best_by_validation"]] == ["0"]
+    assert next(row["seeds"] for row in metrics(comparison_copy)["methods"] if row["label"] == "stack") == [0, 1]
 
 
-def test_of_all_methods_one_that_does_not_suit_the_data_costs_it(small, tmp_path, monkeypatch):
+def test_stack_of_all_methods_is_left_out_when_too_few_methods_suit_the_data(small, tmp_path, monkeypatch):
     def refuse(run):
         raise InputError("the clusters are not known")
 
@@ -320,24 +327,24 @@ WRONG = {
 
 
 @pytest.fixture(scope="module")
-def places(small, tmp_path_factory):
+def paths(small, tmp_path_factory):
     at = tmp_path_factory.mktemp("places")
     partition("writers", at / "unvalidated", clients=2, fractions=(0.8, 0, 0.2))
     return {"p": small.p, "unvalidated": at / "unvalidated", "out": at / "out"}
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_cannot_be_pooled_is_refused_before_anything_is_made(pfl, places, untrained, case):
+def test_invalid_pools_are_refused_before_any_training(pfl, paths, forbid_training, case):
     line, code, *words = WRONG[case]
-    ran = pfl(*(part.format(**places) for part in line.split()))
+    ran = pfl(*(part.format(**paths) for part in line.split()))
     assert (ran.code, ran.out) == (code, ""), ran.err
     assert len([text for text in ran.err.splitlines() if text.startswith("pfl: ")]) == 1
     for word in words:
         assert word in ran.err
-    assert not places["out"].exists()
+    assert not paths["out"].exists()
 
 
-def test_a_gate_may_be_left_out(small, tmp_path):
+def test_stack_gate_can_be_turned_off(small, tmp_path):
     methods, options = ["ditto", "local", "stack"], {"stack": {"gate": "false"}}
     outcome = compare(
         [small.p], tmp_path / "c", methods=methods, options=options, settings=FEW, execution=DRY, references=False
@@ -345,6 +352,6 @@ def test_a_gate_may_be_left_out(small, tmp_path):
     assert outcome.request["methods"]["stack"]["options"] == {"pool": ["ditto", "local"], "gate": False, "own": False}
 
 
-def test_an_unknown_pool_is_a_usage_error_in_python_too(small, tmp_path):
+def test_compare_in_python_refuses_a_stack_without_two_methods(small, tmp_path):
     with pytest.raises(UsageError, match="needs two methods or more"):
         compare([small.p], tmp_path / "c", methods=["stack"], settings=FEW, references=False)

@@ -31,7 +31,7 @@ def run(source, out, **kwargs):
 
 
 @pytest.fixture(scope="module")
-def writers(tmp_path_factory):
+def writers_partition(tmp_path_factory):
     """The partition; only to be read."""
     path = tmp_path_factory.mktemp("writers") / "p"
     partition("writers", path, clients=4, seed=0)
@@ -39,21 +39,21 @@ def writers(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def original(writers, tmp_path_factory):
+def tuned_comparison(writers_partition, tmp_path_factory):
     """The comparison of three methods under two seeds; only to be read."""
     out = tmp_path_factory.mktemp("tuned") / "c"
-    run(writers, out)
+    run(writers_partition, out)
     return out
 
 
 @pytest.fixture
-def copied(original, tmp_path):
-    shutil.copytree(original, tmp_path / "c")
+def comparison_copy(tuned_comparison, tmp_path):
+    shutil.copytree(tuned_comparison, tmp_path / "c")
     return tmp_path / "c"
 
 
 @pytest.fixture
-def untrained(monkeypatch):
+def forbid_training(monkeypatch):
     """Fail the test if anything is trained."""
 
     def refuse(*args):
@@ -66,7 +66,7 @@ def manifest(path):
     return open_artifact(path).manifest
 
 
-def best(out, method):
+def find_best_trial(out, method):
     """The best trial of a method, and its folder."""
     folder = out / "tune" / method / "tuning"
     record = tuning.read(open_artifact(folder))
@@ -74,62 +74,104 @@ def best(out, method):
     return row["values"], folder / row["path"]
 
 
-def choices(out):
+def read_choices(out):
     return {path.parent.parent.name: path.read_bytes() for path in sorted(out.glob("tune/*/tuning/best.toml"))}
 
 
-def test_each_method_is_tuned_as_pfl_tune_tunes_it(writers, original):
-    assert {*choices(original)} == {*METHODS}
-    for method, source in (("fedavg", writers), ("ditto", writers), ("knn-per", original / "seed-0" / "datastore")):
-        settings = {**FEW, "lr": best(original, "fedavg")[0]["training.lr"]} if method == "knn-per" else FEW
-        outcome = tune(method, source, original / "tune" / method, trials=2, settings=settings, seed=0, execution=DRY)
+def test_compare_tunes_each_method_like_pfl_tune(writers_partition, tuned_comparison):
+    assert {*read_choices(tuned_comparison)} == {*METHODS}
+    for method, source in (
+        ("fedavg", writers_partition),
+        ("ditto", writers_partition),
+        ("knn-per", tuned_comparison / "seed-0" / "datastore"),
+    ):
+        settings = (
+            {**FEW, "lr": find_best_trial(tuned_comparison, "fedavg")[0]["training.lr"]} if method == "knn-per" else FEW
+        )
+        outcome = tune(
+            method, source, tuned_comparison / "tune" / method, trials=2, settings=settings, seed=0, execution=DRY
+        )
         assert outcome.decision == "up to date"
         assert manifest(outcome.path).summary["trials"] == 2
 
 
-def test_the_best_trial_is_what_is_compared(original):
-    values, trial = best(original, "ditto")
-    assert manifest(original / "seed-0" / "ditto").fingerprint == manifest(trial).fingerprint
-    compared = manifest(original / "comparison").request["methods"]["ditto"]
+def test_compare_uses_the_best_trial_of_each_method(tuned_comparison):
+    values, trial = find_best_trial(tuned_comparison, "ditto")
+    assert manifest(tuned_comparison / "seed-0" / "ditto").fingerprint == manifest(trial).fingerprint
+    compared = manifest(tuned_comparison / "comparison").request["methods"]["ditto"]
     assert compared["options"]["lam"] == values["lam"]
-    assert manifest(original / "seed-1" / "ditto").request["settings"]["lr"] == values["training.lr"]
-    k = best(original, "knn-per")[0]["k"]
-    assert [manifest(original / f"seed-{seed}" / "knn-per").request["options"]["k"] for seed in (0, 1)] == [k, k]
+    assert manifest(tuned_comparison / "seed-1" / "ditto").request["settings"]["lr"] == values["training.lr"]
+    k = find_best_trial(tuned_comparison, "knn-per")[0]["k"]
+    assert [manifest(tuned_comparison / f"seed-{seed}" / "knn-per").request["options"]["k"] for seed in (0, 1)] == [
+        k,
+        k,
+    ]
 
 
-def test_the_backbone_is_trained_by_the_best_of_fedavg(original):
-    lr = best(original, "fedavg")[0]["training.lr"]
-    assert [manifest(original / f"seed-{seed}" / "backbone").request["settings"]["lr"] for seed in (0, 1)] == [lr, lr]
-    assert manifest(original / "comparison").request["settings"]["lr"] == lr
+def test_backbone_is_trained_with_the_best_settings_of_fedavg(tuned_comparison):
+    lr = find_best_trial(tuned_comparison, "fedavg")[0]["training.lr"]
+    assert [manifest(tuned_comparison / f"seed-{seed}" / "backbone").request["settings"]["lr"] for seed in (0, 1)] == [
+        lr,
+        lr,
+    ]
+    assert manifest(tuned_comparison / "comparison").request["settings"]["lr"] == lr
 
 
-def test_the_table_and_the_files_say_so(original):
-    assert manifest(original / "comparison").request["tune"] == {"trials": 2, "seed": 0}
-    record = evaluation.read(open_artifact(original / "comparison"))["tune"]
+def test_table_and_files_record_the_tuning(tuned_comparison):
+    assert manifest(tuned_comparison / "comparison").request["tune"] == {"trials": 2, "seed": 0}
+    record = evaluation.read(open_artifact(tuned_comparison / "comparison"))["tune"]
     assert record["methods"] == {
-        name: {"trials": 2, "grid": size, "values": best(original, name)[0]}
+        name: {"trials": 2, "grid": size, "values": find_best_trial(tuned_comparison, name)[0]}
         for name, size in (("fedavg", 4), ("ditto", 16), ("knn-per", 8))
     }
-    (line,) = [text for text in (original / "comparison" / "table.md").read_text().splitlines() if "tuned" in text]
+    (line,) = [
+        text for text in (tuned_comparison / "comparison" / "table.md").read_text().splitlines() if "tuned" in text
+    ]
     assert line.startswith("each method tuned with at most 2 trials by accuracy on validation samples, under seed 0: ")
-    lr, k = best(original, "fedavg")[0]["training.lr"], best(original, "knn-per")[0]["k"]
+    lr, k = (
+        find_best_trial(tuned_comparison, "fedavg")[0]["training.lr"],
+        find_best_trial(tuned_comparison, "knn-per")[0]["k"],
+    )
     assert f"fedavg: training.lr={lr} (2 of 4); " in line
     assert f"knn-per: k={k} (2 of 8)" in line
 
 
-def test_typed_again_it_is_up_to_date(writers, copied, untrained, pfl):
-    line = ("compare", writers, "-o", copied, *WORDS, "--methods", ",".join(METHODS), "--seeds", "0,1", "--tune", 2)
+def test_repeated_tuned_comparison_is_up_to_date(writers_partition, comparison_copy, forbid_training, pfl):
+    line = (
+        "compare",
+        writers_partition,
+        "-o",
+        comparison_copy,
+        *WORDS,
+        "--methods",
+        ",".join(METHODS),
+        "--seeds",
+        "0,1",
+        "--tune",
+        2,
+    )
     ran = pfl(*line)
     assert ran.code == 0, ran.err
-    assert f"{copied}/comparison is up to date" in ran.err
+    assert f"{comparison_copy}/comparison is up to date" in ran.err
     ran = pfl(*line, "-n")
     assert [row.split("\t")[:2] for row in ran.err.splitlines() if row.startswith("tune ") and "\t" in row] == [
         [f"tune {name}", "up to date"] for name in METHODS
     ]
 
 
-def test_a_dry_run_counts_the_trials(writers, tmp_path, pfl):
-    line = ("compare", writers, "-o", tmp_path / "c", *WORDS, "--methods", "fedavg,ditto,knn-per", "--tune", 8, "-n")
+def test_dry_run_counts_the_tuning_trials(writers_partition, tmp_path, pfl):
+    line = (
+        "compare",
+        writers_partition,
+        "-o",
+        tmp_path / "c",
+        *WORDS,
+        "--methods",
+        "fedavg,ditto,knn-per",
+        "--tune",
+        8,
+        "-n",
+    )
     ran = pfl(*line, "--json")
     assert ran.code == 0, ran.err
     assert "tune: 20 trials of 3 methods to make, then the runs" in ran.err
@@ -144,36 +186,39 @@ def test_a_dry_run_counts_the_trials(writers, tmp_path, pfl):
 # It cannot cheat
 
 
-def test_the_choices_are_the_same_to_the_byte_when_test_labels_are_shuffled(writers, original, tmp_path):
-    shuffled = shuffle_test_labels(writers, tmp_path / "p")
+def test_tuned_choices_do_not_depend_on_test_labels(writers_partition, tuned_comparison, tmp_path):
+    shuffled = shuffle_test_labels(writers_partition, tmp_path / "p")
     run(shuffled, tmp_path / "s", seeds=(0,))
-    assert choices(tmp_path / "s") == choices(original)
-    requests = [manifest(out / "comparison").request["methods"] for out in (tmp_path / "s", original)]
+    assert read_choices(tmp_path / "s") == read_choices(tuned_comparison)
+    requests = [manifest(out / "comparison").request["methods"] for out in (tmp_path / "s", tuned_comparison)]
     assert requests[0] == requests[1]
 
 
-def test_they_are_made_by_the_metric_of_the_comparison(writers, copied):
-    shutil.rmtree(copied / "comparison")
+def test_tuning_uses_the_metric_of_the_comparison(writers_partition, comparison_copy):
+    shutil.rmtree(comparison_copy / "comparison")
     with pytest.raises(ConflictError) as error:
-        run(writers, copied, metrics=["log_loss", "accuracy"])
+        run(writers_partition, comparison_copy, metrics=["log_loss", "accuracy"])
     assert 'metric: null -> "log_loss"' in error.value.fix
 
 
 # What joins, and what is refused
 
 
-def test_a_method_and_a_seed_join_later_under_the_seed_of_the_tuning(writers, copied):
-    run(writers, copied, methods=["local"], seeds=(1,))
-    assert [manifest(copied / f"seed-{seed}" / "local").kind for seed in (0, 1)] == ["predictions", "predictions"]
-    assert manifest(copied / "tune" / "local" / "tuning").request["seed"] == 0
-    record = evaluation.read(open_artifact(copied / "comparison"))["tune"]["methods"]
+def test_methods_and_seeds_added_later_keep_the_seed_of_the_tuning(writers_partition, comparison_copy):
+    run(writers_partition, comparison_copy, methods=["local"], seeds=(1,))
+    assert [manifest(comparison_copy / f"seed-{seed}" / "local").kind for seed in (0, 1)] == [
+        "predictions",
+        "predictions",
+    ]
+    assert manifest(comparison_copy / "tune" / "local" / "tuning").request["seed"] == 0
+    record = evaluation.read(open_artifact(comparison_copy / "comparison"))["tune"]["methods"]
     assert {*record} == {*METHODS, "local"}
     assert record["ditto"]["trials"] == 2
 
 
-def test_a_stack_joins_later_and_pools_the_tuned_methods(writers, copied):
-    run(writers, copied, methods=["stack"])
-    assert manifest(copied / "comparison").request["methods"]["stack"]["options"]["pool"] == sorted(METHODS)
+def test_stack_added_later_pools_the_tuned_methods(writers_partition, comparison_copy):
+    run(writers_partition, comparison_copy, methods=["stack"])
+    assert manifest(comparison_copy / "comparison").request["methods"]["stack"]["options"]["pool"] == sorted(METHODS)
 
 
 @pytest.mark.parametrize(
@@ -183,43 +228,43 @@ def test_a_stack_joins_later_and_pools_the_tuned_methods(writers, copied):
         (3, "was made with --tune 2, not with --tune 3", "--tune 2, or another --out"),
     ],
 )
-def test_another_budget_is_a_conflict(writers, copied, untrained, budget, message, fix):
+def test_another_tuning_budget_is_a_conflict(writers_partition, comparison_copy, forbid_training, budget, message, fix):
     with pytest.raises(ConflictError, match=message) as error:
-        run(writers, copied, tune=budget)
+        run(writers_partition, comparison_copy, tune=budget)
     assert error.value.fix == (fix,)
 
 
-def test_with_force_trials_are_added(writers, tmp_path):
+def test_force_adds_trials_to_an_existing_tuning(writers_partition, tmp_path):
     out = tmp_path / "c"
-    run(writers, out, methods=["fedavg"], seeds=(0,), tune=1)
+    run(writers_partition, out, methods=["fedavg"], seeds=(0,), tune=1)
     before = {path: path.stat().st_mtime_ns for path in out.glob("tune/*/trials/*/predictions.h5")}
-    run(writers, out, methods=["fedavg"], seeds=(0,), execution=FORCE)
+    run(writers_partition, out, methods=["fedavg"], seeds=(0,), execution=FORCE)
     assert manifest(out / "comparison").request["tune"]["trials"] == 2
     assert {path: path.stat().st_mtime_ns for path in before} == before
     assert len([*out.glob("tune/fedavg/trials/*/predictions.h5")]) == 2
 
 
-def test_runs_without_tuning_are_a_conflict(writers, tmp_path, untrained):
+def test_compare_with_tune_conflicts_with_runs_without_it(writers_partition, tmp_path, forbid_training):
     (tmp_path / "c" / "seed-0" / "local").mkdir(parents=True)
     with pytest.raises(ConflictError, match="has runs without --tune"):
-        run(writers, tmp_path / "c")
+        run(writers_partition, tmp_path / "c")
 
 
-def test_a_table_without_tuning_is_a_conflict(writers, tmp_path, monkeypatch):
-    run(writers, tmp_path / "c", methods=["local"], seeds=(0,), tune=None)
+def test_compare_with_tune_conflicts_with_a_table_without_it(writers_partition, tmp_path, monkeypatch):
+    run(writers_partition, tmp_path / "c", methods=["local"], seeds=(0,), tune=None)
     with pytest.raises(ConflictError, match="was made without --tune, not with --tune 2") as error:
-        run(writers, tmp_path / "c", methods=["local"], seeds=(0,))
+        run(writers_partition, tmp_path / "c", methods=["local"], seeds=(0,))
     assert error.value.fix == ("leave out --tune, or another --out",)
 
 
-def test_of_several_partitions_none_is_chosen_on(writers, tmp_path, untrained):
+def test_compare_refuses_tune_with_several_partitions(writers_partition, tmp_path, forbid_training):
     partition("writers", tmp_path / "q", clients=4, seed=1)
     with pytest.raises(UsageError, match="--tune needs a single partition") as error:
-        compare([writers, tmp_path / "q"], tmp_path / "c", tune=2, references=False)
-    assert error.value.fix == (f"pfl compare {writers} -o DIR --seeds 0,1,2 --tune 2",)
+        compare([writers_partition, tmp_path / "q"], tmp_path / "c", tune=2, references=False)
+    assert error.value.fix == (f"pfl compare {writers_partition} -o DIR --seeds 0,1,2 --tune 2",)
 
 
-def test_what_cannot_be_is_refused_before_anything_is_made(writers, tmp_path, untrained):
+def test_wrong_tuning_arguments_are_refused_before_any_training(writers_partition, tmp_path, forbid_training):
     for kwargs, message in (
         ({"tune": 0}, "--tune must be at least 1"),
         ({"baseline": "fedprox"}, "'fedprox' is not among the compared methods"),
@@ -228,7 +273,7 @@ def test_what_cannot_be_is_refused_before_anything_is_made(writers, tmp_path, un
         ({"options": {"ditto": {"lamb": 1}}}, "unknown option 'lamb' for ditto"),
     ):
         with pytest.raises(UsageError, match=message):
-            run(writers, tmp_path / "c", **kwargs)
+            run(writers_partition, tmp_path / "c", **kwargs)
     partition("writers", tmp_path / "q", clients=3, fractions=(0.8, 0.0, 0.2))
     with pytest.raises(InputError, match="no validation samples"):
         run(tmp_path / "q", tmp_path / "c")
@@ -238,41 +283,63 @@ def test_what_cannot_be_is_refused_before_anything_is_made(writers, tmp_path, un
 # What the user sets stays
 
 
-def test_a_method_with_nothing_to_tune_says_so(writers, tmp_path):
-    run(writers, tmp_path / "c", methods=["fedavg", "local", "stack"], seeds=(0,), settings={**FEW, "lr": 0.3})
+def test_table_says_when_a_method_has_nothing_to_tune(writers_partition, tmp_path):
+    run(
+        writers_partition, tmp_path / "c", methods=["fedavg", "local", "stack"], seeds=(0,), settings={**FEW, "lr": 0.3}
+    )
     assert not (tmp_path / "c" / "tune").exists()
     text = (tmp_path / "c" / "comparison" / "table.md").read_text()
     assert "fedavg: nothing to tune; local: nothing to tune; stack: nothing to tune" in text
     assert manifest(tmp_path / "c" / "seed-0" / "local").request["settings"]["lr"] == 0.3
 
 
-def test_training_settings_of_fedavg_are_those_of_the_backbone_and_of_no_other_method(writers, tmp_path):
+def test_training_settings_of_fedavg_apply_only_to_the_backbone(writers_partition, tmp_path):
     options = {"fedavg": {"steps": "2", "lr": "0.3"}, "ditto": {"lam": "0.5", "training.lr": "0.03"}}
     few = {**FEW, "epochs": 2}
-    run(writers, tmp_path / "c", methods=["fedavg", "ditto"], seeds=(0,), settings=few, options=options, tune=1)
+    run(
+        writers_partition,
+        tmp_path / "c",
+        methods=["fedavg", "ditto"],
+        seeds=(0,),
+        settings=few,
+        options=options,
+        tune=1,
+    )
     settings = {name: manifest(tmp_path / "c" / "seed-0" / name).request["settings"] for name in ("backbone", "ditto")}
     assert (settings["backbone"]["steps"], settings["backbone"]["lr"]) == (2, 0.3)
     assert (settings["ditto"]["epochs"], settings["ditto"].get("steps", 0), settings["ditto"]["lr"]) == (2, 0, 0.03)
     assert not (tmp_path / "c" / "tune" / "ditto").exists()
 
 
-def test_with_refit_choices_are_made_without(writers, tmp_path):
-    run(writers, tmp_path / "c", methods=["fedavg", "knn-per"], seeds=(0,), settings={**FEW, "refit": True}, tune=1)
+def test_tuning_with_refit_uses_artifacts_made_without_refit(writers_partition, tmp_path):
+    run(
+        writers_partition,
+        tmp_path / "c",
+        methods=["fedavg", "knn-per"],
+        seeds=(0,),
+        settings={**FEW, "refit": True},
+        tune=1,
+    )
     tuned = open_artifact(tmp_path / "c" / "tune" / "knn-per" / "tuning").manifest
     assert tuned.inputs[0].fingerprint == manifest(tmp_path / "c" / "seed-0" / "choosing" / "datastore").fingerprint
     assert manifest(tmp_path / "c" / "seed-0" / "knn-per").request["settings"]["refit"]
 
 
-def test_a_method_whose_trials_fail_keeps_its_options(writers, tmp_path):
+def test_method_whose_trials_fail_is_left_out_of_the_tuning_record(writers_partition, tmp_path):
     with pytest.raises(IncompleteError, match="1 of 2 runs failed"):
-        run(writers, tmp_path / "c", methods=["local", "ditto"], seeds=(0,), tune=1, options={"ditto": {"lr": 1e30}})
+        run(
+            writers_partition,
+            tmp_path / "c",
+            methods=["local", "ditto"],
+            seeds=(0,),
+            tune=1,
+            options={"ditto": {"lr": 1e30}},
+        )
     record = evaluation.read(open_artifact(tmp_path / "c" / "comparison"))["tune"]["methods"]
     assert {*record} == {"fedavg", "local"}
 
 
-def test_a_table_keeps_its_seed_its_metric_and_the_choices_of_methods_that_are_not_tuned_again(
-    small, tmp_path, monkeypatch
-):
+def test_table_keeps_its_tuning_seed_metric_and_earlier_choices(small, tmp_path, monkeypatch):
     def chosen(lr):
         return {"trials": 2, "grid": 4, "values": {"training.lr": lr}}
 
@@ -294,9 +361,9 @@ def test_a_table_keeps_its_seed_its_metric_and_the_choices_of_methods_that_are_n
     assert record["tune"]["methods"] == {"fedavg": chosen(0.1), "local": chosen(1.0), "fedper": chosen(0.1)}
 
 
-def test_stack_is_planned_before_the_methods_that_it_pools_are_tuned_again(writers, original):
+def test_stack_of_methods_that_were_tuned_before_is_planned_after_tuning(writers_partition, tuned_comparison):
     """It pools FedAvg and kNN-Per of the comparison, which are not requested again."""
     dry = Execution(dry_run=True, force=True)
-    planned = run(writers, original, methods=["ditto", "stack"], tune=3, execution=dry)
+    planned = run(writers_partition, tuned_comparison, methods=["ditto", "stack"], tune=3, execution=dry)
     decisions = {row["step"]: row["decision"] for row in planned.summary["plan"]}
     assert decisions == {"tune fedavg": "1 trial", "tune ditto": "1 trial", "ditto": LATER, "stack": LATER}

@@ -14,11 +14,11 @@ QUICKSTART = (helpers.ROOT.parent / "examples" / "quickstart.sh").read_text(enco
 
 
 @pytest.fixture(autouse=True)
-def brief(monkeypatch):
+def shorten_rounds(monkeypatch):
     monkeypatch.setattr(demo, "SETTINGS", {**demo.SETTINGS, "rounds": 1})
 
 
-def test_its_methods_and_settings_are_those_of_the_quickstart(monkeypatch):
+def test_demo_has_the_methods_and_settings_of_the_quickstart(monkeypatch):
     monkeypatch.undo()
     line = re.search(r"pfl train-global .*?\n\n|pfl train-global .*?(?=\npfl)", QUICKSTART, flags=re.S)[0]
     typed = dict(re.findall(r"--([a-z-]+) ([\w.]+)", line))
@@ -26,7 +26,7 @@ def test_its_methods_and_settings_are_those_of_the_quickstart(monkeypatch):
     assert re.search(r"for method in (.*);", QUICKSTART)[1].split() == [*demo.METHODS]
 
 
-def test_it_compares_and_says_where_the_results_are(pfl, tmp_path, without_vega):
+def test_demo_compares_methods_and_prints_where_the_results_are(pfl, tmp_path, without_vega):
     out = tmp_path / "demo"
     plan = pfl("demo", "-o", out, "-n")
     assert (plan.code, out.exists()) == (0, False)

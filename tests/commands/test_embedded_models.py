@@ -42,7 +42,7 @@ SETTINGS = {"model": "logistic", "rounds": 2}
 
 
 @pytest.fixture(scope="module")
-def at(tmp_path_factory):
+def embedded_models(tmp_path_factory):
     """Images of three clients, their features by two kinds of encoders, and a trained method on each."""
     root = tmp_path_factory.mktemp("embedded")
     _, x, y = write_images(root)
@@ -64,24 +64,27 @@ def at(tmp_path_factory):
     return SimpleNamespace(root=root, x=x, y=y, features=features)
 
 
-def stored_answer(path: Path, client: int) -> tuple[np.ndarray, np.ndarray]:
+def read_stored_predictions(path: Path, client: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the sample numbers of a client's test samples, and their stored probabilities."""
     split = predictions.read(open_artifact(path), "test")
     rows = slice(*split.offsets[client : client + 2])
     return split.sample[rows], split.parts["p"][rows]
 
 
-def test_an_encoder_of_timm_has_the_size_and_normalization_of_its_weights(at, tmp_path):
+def test_timm_encoder_uses_the_size_and_normalization_of_its_weights(embedded_models, tmp_path):
     net = timm().create_model("vit_tiny_patch16_224", num_classes=4).eval()
     save_file(net.state_dict(), tmp_path / "w.safetensors")
     embed(
-        at.root / "images", tmp_path / "data", encoder="timm:vit_tiny_patch16_224", weights=tmp_path / "w.safetensors"
+        embedded_models.root / "images",
+        tmp_path / "data",
+        encoder="timm:vit_tiny_patch16_224",
+        weights=tmp_path / "w.safetensors",
     )
     facts = codebook.read(open_artifact(tmp_path / "data")).encoder
     advice = timm().get_pretrained_cfg("vit_tiny_patch16_224")
     assert advice.mean == (0.5, 0.5, 0.5)  # not ImageNet's
     assert (facts.size, facts.mean, facts.deviation) == (advice.input_size[1], advice.mean, advice.std)
-    x = torch.from_numpy(at.x[:4]).permute(0, 3, 1, 2).float() / 255
+    x = torch.from_numpy(embedded_models.x[:4]).permute(0, 3, 1, 2).float() / 255
     x = torch.nn.functional.interpolate(x, size=(facts.size,) * 2, mode="bilinear")
     x = (x - torch.tensor(facts.mean)[:, None, None]) / torch.tensor(facts.deviation)[:, None, None]
     with torch.no_grad():
@@ -90,34 +93,36 @@ def test_an_encoder_of_timm_has_the_size_and_normalization_of_its_weights(at, tm
 
 
 @pytest.mark.parametrize("kind", ["torchvision", "onnx"])
-def test_predict_embeds_images(at, tmp_path, kind):
-    path = at.root / kind / "ditto"
-    sample, p = stored_answer(path, 1)
-    np.savez(tmp_path / "images.npz", x=at.x[sample])
-    np.savez(tmp_path / "features.npz", x=at.features[kind][sample])
+def test_predict_gives_the_stored_probabilities_for_images_and_for_features(embedded_models, tmp_path, kind):
+    path = embedded_models.root / kind / "ditto"
+    sample, p = read_stored_predictions(path, 1)
+    np.savez(tmp_path / "images.npz", x=embedded_models.x[sample])
+    np.savez(tmp_path / "features.npz", x=embedded_models.features[kind][sample])
     for file in ("images.npz", "features.npz"):
         predicted = predict_samples(path, tmp_path / file, client="bob", execution=ONE)
         np.testing.assert_allclose(predicted.parts["p"], p, atol=1e-5)
 
 
-def test_predict_embeds_a_folder_of_images(at, tmp_path):
-    sample, p = stored_answer(at.root / "onnx" / "knn", 2)
+def test_predict_gives_the_stored_probabilities_for_a_folder_of_images(embedded_models, tmp_path):
+    sample, p = read_stored_predictions(embedded_models.root / "onnx" / "knn", 2)
     (tmp_path / "photos").mkdir()
     for number, row in enumerate(sample):
-        Image.fromarray(at.x[row]).save(tmp_path / "photos" / f"{number:02}.png")
-    predicted = predict_samples(at.root / "onnx" / "knn", tmp_path / "photos", client="eve", execution=ONE)
+        Image.fromarray(embedded_models.x[row]).save(tmp_path / "photos" / f"{number:02}.png")
+    predicted = predict_samples(embedded_models.root / "onnx" / "knn", tmp_path / "photos", client="eve", execution=ONE)
     np.testing.assert_allclose(predicted.parts["p"], p, atol=1e-5)
 
 
-def test_images_of_another_shape_are_refused(at, tmp_path):
+def test_predict_refuses_images_of_another_shape(embedded_models, tmp_path):
     np.savez(tmp_path / "images.npz", x=np.zeros((2, 9, 9, 3), np.uint8))
     with pytest.raises(InputError, match="takes images of 12x12x3, or their features; the samples have 9x9x3"):
-        predict_samples(at.root / "onnx" / "ditto", tmp_path / "images.npz", client="ann", execution=ONE)
+        predict_samples(embedded_models.root / "onnx" / "ditto", tmp_path / "images.npz", client="ann", execution=ONE)
 
 
-def test_weights_that_moved_are_asked_for(at, tmp_path):
-    shutil.copytree(at.root / "torchvision", tmp_path / "runs" / "torchvision")  # without the weights beside it
-    np.savez(tmp_path / "images.npz", x=at.x[:2])
+def test_predict_asks_for_encoder_weights_that_moved(embedded_models, tmp_path):
+    shutil.copytree(
+        embedded_models.root / "torchvision", tmp_path / "runs" / "torchvision"
+    )  # without the weights beside it
+    np.savez(tmp_path / "images.npz", x=embedded_models.x[:2])
     path = tmp_path / "runs" / "torchvision" / "ditto"
     with pytest.raises(InputError) as error:
         predict_samples(path, tmp_path / "images.npz", client="ann", execution=ONE)
@@ -129,47 +134,49 @@ def test_weights_that_moved_are_asked_for(at, tmp_path):
             path, tmp_path / "images.npz", client="ann", encoder_weights=tmp_path / "other.pt", execution=ONE
         )
     known = predict_samples(
-        path, tmp_path / "images.npz", client="ann", encoder_weights=at.root / "weights.pt", execution=ONE
+        path, tmp_path / "images.npz", client="ann", encoder_weights=embedded_models.root / "weights.pt", execution=ONE
     )
-    again = predict_samples(at.root / "torchvision" / "ditto", tmp_path / "images.npz", client="ann", execution=ONE)
+    again = predict_samples(
+        embedded_models.root / "torchvision" / "ditto", tmp_path / "images.npz", client="ann", execution=ONE
+    )
     assert np.array_equal(known.parts["p"], again.parts["p"])
 
 
-def test_a_model_of_other_samples_needs_no_weights_of_an_encoder(small, tmp_path):
+def test_encoder_weights_are_refused_for_a_model_without_encoder(small, tmp_path):
     np.savez(tmp_path / "images.npz", x=np.zeros((2, 28, 28), np.uint8))
     with pytest.raises(UsageError, match="pfl embed"):
         predict_samples(small.fedavg, tmp_path / "images.npz", client="none", encoder_weights="w.pt", execution=ONE)
 
 
 @pytest.mark.parametrize("method", ["ditto", "knn"])
-def test_a_new_client_may_bring_images(at, tmp_path, method):
-    path = at.root / "onnx" / method
-    np.savez(tmp_path / "images.npz", x=at.x[:30], y=at.y[:30])
-    np.savez(tmp_path / "features.npz", x=at.features["onnx"][:30], y=at.y[:30])
+def test_new_client_accepts_images_for_a_model_of_features(embedded_models, tmp_path, method):
+    path = embedded_models.root / "onnx" / method
+    np.savez(tmp_path / "images.npz", x=embedded_models.x[:30], y=embedded_models.y[:30])
+    np.savez(tmp_path / "features.npz", x=embedded_models.features["onnx"][:30], y=embedded_models.y[:30])
     for name in ("images", "features"):
         new_client(path, tmp_path / f"{name}.npz", tmp_path / name, client="zoe", execution=ONE)
-    (_, by_images), (_, by_features) = (stored_answer(tmp_path / name, 3) for name in ("images", "features"))
+    (_, by_images), (_, by_features) = (read_stored_predictions(tmp_path / name, 3) for name in ("images", "features"))
     assert len(by_images) == 6
     np.testing.assert_allclose(by_images, by_features, atol=1e-5)
 
 
 @pytest.mark.parametrize(("kind", "method"), [("torchvision", "ditto"), ("onnx", "ditto"), ("onnx", "knn")])
-def test_an_exported_model_takes_images(at, tmp_path, kind, method):
-    path = at.root / kind / method
-    sample, p = stored_answer(path, 1)
+def test_exported_model_of_features_accepts_images(embedded_models, tmp_path, kind, method):
+    path = embedded_models.root / kind / method
+    sample, p = read_stored_predictions(path, 1)
     written = export(path, tmp_path / "model", client="bob", execution=ONE)
     assert {"images.onnx", "encoder.onnx", "network.onnx"} <= set(listing(tmp_path / "model"))
     assert written.model["input"] == {"dtype": "uint8", "shape": [12, 12, 3], "layout": "channels-last", "resize": None}
     assert written.model["agreement"]["samples"] == len(sample) + 8
     assert written.model["agreement"]["largest_difference"] < 1e-4
     answer = reader.predict(
-        tmp_path / "model", json.loads((tmp_path / "model" / "model.json").read_text()), at.x[sample]
+        tmp_path / "model", json.loads((tmp_path / "model" / "model.json").read_text()), embedded_models.x[sample]
     )
     np.testing.assert_allclose(answer, p, atol=1e-4)
 
 
-def test_an_exported_model_takes_features_if_the_weights_are_gone(at, tmp_path, pfl):
-    shutil.copytree(at.root / "torchvision", tmp_path / "runs" / "torchvision")
+def test_exported_model_accepts_features_when_the_encoder_weights_are_missing(embedded_models, tmp_path, pfl):
+    shutil.copytree(embedded_models.root / "torchvision", tmp_path / "runs" / "torchvision")
     path = tmp_path / "runs" / "torchvision" / "ditto"
     ran = pfl("export", path, "-o", tmp_path / "model", "--client", "bob")
     assert ran.code == 0
@@ -180,9 +187,9 @@ def test_an_exported_model_takes_features_if_the_weights_are_gone(at, tmp_path, 
     assert not (tmp_path / "other").exists()
 
 
-def test_embeddings_from_elsewhere_record_their_encoder(at, tmp_path):
+def test_imported_embeddings_record_the_name_of_their_encoder(embedded_models, tmp_path):
     owner = np.repeat(["ann", "bob", "eve"], 50)
-    np.savez(tmp_path / "f.npz", x=at.features["onnx"], y=at.y, owner=owner)
+    np.savez(tmp_path / "f.npz", x=embedded_models.features["onnx"], y=embedded_models.y, owner=owner)
     import_data(tmp_path / "f.npz", tmp_path / "a", embeddings=True, encoder_name="clip-vit-b32")
     import_data(tmp_path / "f.npz", tmp_path / "b", embeddings=True)
     import_data(tmp_path / "f.npz", tmp_path / "like", like=tmp_path / "a")
@@ -191,9 +198,9 @@ def test_embeddings_from_elsewhere_record_their_encoder(at, tmp_path):
     for name in ("a", "b"):
         partition(tmp_path / name, tmp_path / f"p-{name}")
         personalize("local", tmp_path / f"p-{name}", tmp_path / f"m-{name}", settings=SETTINGS, execution=ONE)
-    plain = partition(at.root / "onnx" / "data", tmp_path / "p")
-    assert plain.summary["shape"] == [at.features["onnx"].shape[1]]
-    np.savez(tmp_path / "images.npz", x=at.x[:2])
+    plain = partition(embedded_models.root / "onnx" / "data", tmp_path / "p")
+    assert plain.summary["shape"] == [embedded_models.features["onnx"].shape[1]]
+    np.savez(tmp_path / "images.npz", x=embedded_models.x[:2])
     with pytest.raises(InputError, match="takes features"):  # pfl does not have that encoder
         predict_samples(tmp_path / "m-a", tmp_path / "images.npz", client="ann", execution=ONE)
 
@@ -206,7 +213,7 @@ def test_embeddings_from_elsewhere_record_their_encoder(at, tmp_path):
         ({"x": np.zeros((6, 4), np.float32)}, {"encoder_name": "clip"}, "only with --embeddings"),
     ],
 )
-def test_what_is_no_embedding_is_refused(tmp_path, samples, options, fact):
+def test_import_refuses_samples_that_are_not_embeddings(tmp_path, samples, options, fact):
     np.savez(tmp_path / "f.npz", y=np.arange(6) % 2, owner=np.repeat(["a", "b"], 3), **samples)
     with pytest.raises((InputError, UsageError), match=fact):
         import_data(tmp_path / "f.npz", tmp_path / "out", **options)

@@ -54,7 +54,7 @@ CASES = [
 ]
 
 
-def samples(kind, shape, n):
+def make_samples(kind, shape, n):
     draw = np.random.default_rng(0)
     if kind == "images":
         return draw.integers(0, 256, (n, *shape), dtype=np.uint8)
@@ -63,7 +63,7 @@ def samples(kind, shape, n):
     return draw.normal(size=(n, *shape)).astype(np.float32)
 
 
-def unlike_new(net):
+def randomize_network(net):
     """Give a network other statistics and weights than it begins with."""
     with torch.no_grad():
         for name, value in net.state_dict().items():
@@ -79,13 +79,13 @@ def unlike_new(net):
 @pytest.mark.parametrize(("name", "kind", "shape"), CASES)
 def test_every_model_gives_the_same_probabilities_as_onnx(name, kind, shape):
     """Batch normalization, recurrent layers, tokens and normalized pixels, for another number of samples as well."""
-    x = samples(kind, shape, 3)
+    x = make_samples(kind, shape, 3)
     data = Federation.from_blocks(x, np.zeros(3, np.int64), np.asarray([0, 3, 3, 3]), CLASSES)
     pixels = None
     if kind == "images":
         pixels = np.linspace(0.3, 0.5, data.in_shape[0], dtype=np.float32), np.full(data.in_shape[0], 0.2, np.float32)
         data = replace(data, scale=tuple(torch.from_numpy(values)[:, None, None] for values in pixels))
-    net = unlike_new(models.create(name, data.in_shape, CLASSES, 0, tokens=kind == "tokens"))
+    net = randomize_network(models.create(name, data.in_shape, CLASSES, 0, tokens=kind == "tokens"))
     with torch.no_grad():
         expected = torch.softmax(net(data.inputs(slice(0, 3))), dim=1).numpy()
     form = Preprocessing("p", Form(shape, TYPES[kind], CLASSES))
@@ -96,12 +96,12 @@ def test_every_model_gives_the_same_probabilities_as_onnx(name, kind, shape):
         np.testing.assert_allclose(p, expected[:n], rtol=0, atol=1e-5)
 
 
-def answers(folder, x):
+def predict_by_reader(folder, x):
     return reader.predict(folder, json.loads((folder / "model.json").read_text()), x)
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory):
+def digits_of_four_writers(tmp_path_factory):
     """Digits of four writers with normalized pixels, a client's name, and digits of another one (n, 28, 28)."""
     at = tmp_path_factory.mktemp("digits")
     partition("writers", at / "p", clients=4, part=(1, 6))
@@ -114,12 +114,12 @@ def digits(tmp_path_factory):
 
 
 @pytest.mark.parametrize("method", ["local", "fedem"])
-def test_further_images_are_answered_as_predict_does(digits, tmp_path, method):
-    at, client = digits
+def test_exported_model_predicts_images_like_pfl_predict(digits_of_four_writers, tmp_path, method):
+    at, client = digits_of_four_writers
     exported = export(at / method, tmp_path / "x", client=client, execution=ONE)
     assert listing(tmp_path / "x") == ["model.json", "network.onnx", "reader.py"]
     expected = predict(at / method, at / "q.npy", client=client, execution=ONE)
-    np.testing.assert_allclose(answers(tmp_path / "x", np.load(at / "q.npy")), expected.p, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(predict_by_reader(tmp_path / "x", np.load(at / "q.npy")), expected.p, rtol=0, atol=1e-5)
     assert sum(exported.model["networks"]) == pytest.approx(1)
     assert exported.model["contains_client_data"] is False
     assert exported.model["agreement"]["largest_difference"] < 1e-5
@@ -134,13 +134,13 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize("case", OPTIONS)
-def test_a_store_answers_by_every_option(small, tmp_path, case):
+def test_exported_knn_model_predicts_like_pfl_predict_for_every_option(small, tmp_path, case):
     data = partitions.read(open_artifact(small.p))
     personalize("knn-per", small.d, tmp_path / "m", options=OPTIONS[case], execution=ONE)
     exported = export(tmp_path / "m", tmp_path / "x", client=data.names[2], execution=ONE)
     np.savez(tmp_path / "q.npz", x=data.x[:40])
     expected = predict(tmp_path / "m", tmp_path / "q.npz", client=data.names[2], execution=ONE)
-    np.testing.assert_allclose(answers(tmp_path / "x", data.x[:40]), expected.p, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(predict_by_reader(tmp_path / "x", data.x[:40]), expected.p, rtol=0, atol=1e-5)
     assert exported.model["contains_client_data"] is True
     with np.load(tmp_path / "x" / "store.npz") as store:
         first, last = data.offsets[6:8]
@@ -149,21 +149,21 @@ def test_a_store_answers_by_every_option(small, tmp_path, case):
 
 
 @pytest.mark.parametrize("index", ["SQ8", "PCA16,Flat", "HNSW8"])
-def test_a_compressed_store_stays_one_of_faiss(small, tmp_path, index):
+def test_compressed_index_is_exported_as_a_faiss_file(small, tmp_path, index):
     data = partitions.read(open_artifact(small.p))
     build_datastore(small.e, tmp_path / "d", index=index)
     personalize("knn-per", tmp_path / "d", tmp_path / "m", execution=ONE)
     exported = export(tmp_path / "m", tmp_path / "x", client=data.names[2], execution=ONE)
     np.savez(tmp_path / "q.npz", x=data.x[:40])
     expected = predict(tmp_path / "m", tmp_path / "q.npz", client=data.names[2], execution=ONE)
-    np.testing.assert_allclose(answers(tmp_path / "x", data.x[:40]), expected.p, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(predict_by_reader(tmp_path / "x", data.x[:40]), expected.p, rtol=0, atol=1e-5)
     assert "store.faiss" in exported.files
     with np.load(tmp_path / "x" / "store.npz") as store:
         assert set(store) == {"y"}
 
 
 @pytest.mark.parametrize("method", ["knn-per", "fedem"])
-def test_a_client_that_came_later_is_exported_too(small, tmp_path, method):
+def test_model_of_a_new_client_can_be_exported(small, tmp_path, method):
     data = partitions.read(open_artifact(small.p))
     if method == "fedem":
         personalize(method, small.p, tmp_path / "m", settings={"model": "logistic", "rounds": 1}, execution=ONE)
@@ -176,13 +176,13 @@ def test_a_client_that_came_later_is_exported_too(small, tmp_path, method):
     assert exported.model["agreement"]["largest_difference"] < 1e-5
     np.savez(tmp_path / "q.npz", x=data.x[40:60])
     expected = predict(tmp_path / "with", tmp_path / "q.npz", client="N", execution=ONE)
-    np.testing.assert_allclose(answers(tmp_path / "x", data.x[40:60]), expected.p, rtol=0, atol=1e-5)
+    np.testing.assert_allclose(predict_by_reader(tmp_path / "x", data.x[40:60]), expected.p, rtol=0, atol=1e-5)
 
 
 # Tables
 
 
-def visits():
+def iterate_visits():
     """Sixty visits to three hospitals, some without a pressure or a word."""
     draw = random.Random(0)
     for number in range(60):
@@ -194,17 +194,17 @@ def visits():
 COLUMNS = ["hospital", "age", "smokes", "pressure", "outcome"]
 
 
-def table(path, rows, columns=COLUMNS, delimiter=","):
+def write_table(path, rows, columns=COLUMNS, delimiter=","):
     with path.open("w", newline="") as file:
         csv.writer(file, delimiter=delimiter).writerows([columns, *rows])
     return path
 
 
 @pytest.fixture(scope="module", params=["client", "federation"])
-def clinic(request, tmp_path_factory):
+def exported_hospital_model(request, tmp_path_factory):
     """What ditto answers for hospitals' visits with words, gaps and a scale, and hospital B's model in ``x``."""
     at = tmp_path_factory.mktemp(request.param)
-    source = table(at / "visits.csv", visits())
+    source = write_table(at / "visits.csv", iterate_visits())
     import_data(source, at / "data", client="hospital", label="outcome", missing="median", standardize=request.param)
     partition(str(at / "data"), at / "p")
     personalize("ditto", at / "p", at / "m", settings={"model": "mlp", "rounds": 1}, execution=ONE)
@@ -220,26 +220,33 @@ assert not {"pflcli", "torch", "pandas", "faiss"} & set(sys.modules)
 """
 
 
-def test_the_script_prints_what_predict_prints(clinic, tmp_path):
+def test_exported_script_predicts_a_table_like_pfl_predict(exported_hospital_model, tmp_path):
     """Columns by name, words, gaps and scale; no module of pfl, and no other package than NumPy and onnxruntime."""
-    path = table(tmp_path / "q.tsv", [row[::-1] for row in visits()], COLUMNS[::-1], "\t")
-    line = [sys.executable, "-c", ALONE, clinic / "x" / "reader.py", clinic / "x", path]
+    path = write_table(tmp_path / "q.tsv", [row[::-1] for row in iterate_visits()], COLUMNS[::-1], "\t")
+    line = [
+        sys.executable,
+        "-c",
+        ALONE,
+        exported_hospital_model / "x" / "reader.py",
+        exported_hospital_model / "x",
+        path,
+    ]
     printed = subprocess.run(line, capture_output=True, text=True, check=True, cwd=tmp_path).stdout
     rows = list(csv.DictReader(io.StringIO(printed)))
-    expected = predict(clinic / "m", path, client="B", execution=ONE)
+    expected = predict(exported_hospital_model / "m", path, client="B", execution=ONE)
     assert list(rows[0]) == ["sample", "class", "probability", "p(no)", "p(yes)"]
     assert [row["class"] for row in rows] == [expected.classes[label] for label in expected.labels]
     p = np.asarray([[row["p(no)"], row["p(yes)"]] for row in rows], dtype=np.float64)
     np.testing.assert_allclose(p, expected.p, rtol=0, atol=1e-5)
 
 
-def test_the_model_says_how_a_table_is_prepared(clinic):
-    model = json.loads((clinic / "x" / "model.json").read_text())
+def test_exported_model_describes_its_preprocessing(exported_hospital_model):
+    model = json.loads((exported_hospital_model / "x" / "model.json").read_text())
     gaps = "a feature of 0 and 1 behind each column with gaps says where x is nan, then median where x is nan"
     assert f"network.onnx: {gaps}, then (x - mean) / sd, or 0 where sd is 0" in json.dumps(model)
 
 
-def test_samples_of_a_partition_are_as_in_the_file_again():
+def test_undo_preprocessing_restores_the_values_of_the_file():
     """Two columns with gaps, and one without between them: a feature behind a number says whether it was missing."""
     columns = (Column("a", gaps=True), Column("b"), Column("c", gaps=True), Column("d", words=("x", "y")))
     preprocessing = Preprocessing("", Form((7,), "float32", 2), columns, median=(1.0, 2.0, 3.0, 0.0, 0.0))
@@ -248,12 +255,12 @@ def test_samples_of_a_partition_are_as_in_the_file_again():
     np.testing.assert_array_equal(exports.undo_preprocessing(x, preprocessing), expected)
 
 
-def test_the_script_reads_a_table_that_begins_with_a_byte_order_mark(clinic, tmp_path, capsys):
+def test_exported_script_reads_a_table_with_a_byte_order_mark(exported_hospital_model, tmp_path, capsys):
     """As spreadsheets write it: the mark is no part of the first column's name."""
     printed = []
     for encoding in ("utf-8", "utf-8-sig"):
         (tmp_path / "q.csv").write_text("age,smokes,pressure\n50,never,120\n", encoding=encoding)
-        reader.main(clinic / "x", tmp_path / "q.csv")
+        reader.main(exported_hospital_model / "x", tmp_path / "q.csv")
         printed.append(capsys.readouterr().out)
     assert printed[0].startswith("sample,class,probability,")
     assert printed[1] == printed[0]
@@ -272,10 +279,10 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("text", REFUSED)
-def test_the_script_names_what_it_cannot_read(clinic, tmp_path, capsys, text):
+def test_exported_script_names_the_cell_or_column_it_cannot_read(exported_hospital_model, tmp_path, capsys, text):
     (tmp_path / "q.csv").write_text(text)
     with pytest.raises(SystemExit) as end:
-        reader.main(clinic / "x", tmp_path / "q.csv")
+        reader.main(exported_hospital_model / "x", tmp_path / "q.csv")
     assert REFUSED[text] in str(end.value)
     assert capsys.readouterr().out == ""
 
@@ -291,40 +298,42 @@ def test_the_script_names_what_it_cannot_read(clinic, tmp_path, capsys, text):
         ("utf16.csv", "cannot be read"),
     ],
 )
-def test_the_script_ends_with_one_line(clinic, tmp_path, name, expected):
+def test_exported_script_prints_one_error_line_for_an_unreadable_file(
+    exported_hospital_model, tmp_path, name, expected
+):
     np.save(tmp_path / "wide.npy", np.zeros((2, 9)))
     np.save(tmp_path / "none.npy", np.zeros((0, 5)))
     (tmp_path / "cut.npy").write_bytes((tmp_path / "wide.npy").read_bytes()[:-9])
     np.save(tmp_path / "complex.npy", np.zeros((2, 5), np.complex128))
     (tmp_path / "utf16.csv").write_text("age,smokes,pressure\n50,never,120\n", encoding="utf-16")
-    line = [sys.executable, clinic / "x" / "reader.py", clinic / "x", tmp_path / name]
+    line = [sys.executable, exported_hospital_model / "x" / "reader.py", exported_hospital_model / "x", tmp_path / name]
     ran = subprocess.run(line, capture_output=True, text=True)
     assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (1, "", 1)
     assert expected in ran.stderr
 
 
-def test_a_client_without_test_samples_is_checked_by_its_own(clinic, tmp_path):
+def test_export_checks_a_client_without_test_samples_on_its_training_samples(exported_hospital_model, tmp_path):
     """One training sample: the client's scale makes 0 of each number, and not of those of others."""
-    source = table(tmp_path / "own.csv", [["D", "50.0", "never", "", "no"]])
-    new_client(clinic / "m", source, tmp_path / "n", client="D", label="outcome", execution=ONE)
+    source = write_table(tmp_path / "own.csv", [["D", "50.0", "never", "", "no"]])
+    new_client(exported_hospital_model / "m", source, tmp_path / "n", client="D", label="outcome", execution=ONE)
     agreement = export(tmp_path / "n", tmp_path / "x", client="D", execution=ONE).model["agreement"]
     assert agreement["samples"] == 1
     assert agreement["largest_difference"] < 1e-5
 
 
-def test_the_same_request_gives_the_same_bytes_and_no_path(clinic, tmp_path):
-    export(clinic / "m", tmp_path / "x", client="B", execution=ONE)
-    for name in listing(clinic / "x"):
+def test_export_is_deterministic_and_contains_no_path(exported_hospital_model, tmp_path):
+    export(exported_hospital_model / "m", tmp_path / "x", client="B", execution=ONE)
+    for name in listing(exported_hospital_model / "x"):
         content = (tmp_path / "x" / name).read_bytes()
-        assert content == (clinic / "x" / name).read_bytes()
-        assert str(clinic).encode() not in content
+        assert content == (exported_hospital_model / "x" / name).read_bytes()
+        assert str(exported_hospital_model).encode() not in content
         assert exports.__file__.removesuffix("commands/export.py").encode() not in content
 
 
 # The command
 
 
-def test_the_command_prints_the_path_and_warns_of_a_store(small, tmp_path, pfl):
+def test_export_prints_its_path_and_warns_that_a_store_contains_data(small, tmp_path, pfl):
     name = partitions.read(open_artifact(small.p)).names[2]
     line = ("export", small.knn, "--client", name, "--out", tmp_path / "x", "--threads", 1)
     ran = pfl(*line)
@@ -343,27 +352,32 @@ def test_the_command_prints_the_path_and_warns_of_a_store(small, tmp_path, pfl):
     assert listing(tmp_path) == ["x"]
 
 
-def test_a_folder_takes_its_place_in_one_step(clinic, tmp_path, monkeypatch):
+def test_failed_export_leaves_no_folder(exported_hospital_model, tmp_path, monkeypatch):
     def broken(number):
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(exports.os, "fsync", broken)
     with pytest.raises(InputError) as error:
-        export(clinic / "m", tmp_path / "x", client="B", execution=ONE)
+        export(exported_hospital_model / "m", tmp_path / "x", client="B", execution=ONE)
     assert "No space left" in error_text(error)
     assert listing(tmp_path) == []
     assert disk.free_bytes(tmp_path) > 0
 
 
-def test_an_empty_folder_takes_the_files_by_whatever_name(clinic, tmp_path, monkeypatch):
+def test_export_writes_into_an_empty_working_directory(exported_hospital_model, tmp_path, monkeypatch):
     (tmp_path / "x").mkdir()
     monkeypatch.chdir(tmp_path / "x")
-    assert export(clinic / "m", ".", client="B", execution=ONE).path == tmp_path / "x"
+    assert export(exported_hospital_model / "m", ".", client="B", execution=ONE).path == tmp_path / "x"
     assert "model.json" in listing(tmp_path / "x")
 
 
-def test_answers_that_differ_from_those_of_pfl_are_counted_or_refused(clinic, tmp_path, monkeypatch, pfl):
-    predict, line = reader.predict, ("export", clinic / "m", "--client", "B", "-o", tmp_path / "x", "--threads", 1)
+def test_export_counts_small_differences_of_predictions_and_refuses_large_ones(
+    exported_hospital_model, tmp_path, monkeypatch, pfl
+):
+    predict, line = (
+        reader.predict,
+        ("export", exported_hospital_model / "m", "--client", "B", "-o", tmp_path / "x", "--threads", 1),
+    )
     monkeypatch.setattr(reader, "predict", lambda *arguments: predict(*arguments) + 1e-4)
     ran = pfl(*line)
     assert ran.code == 0
@@ -377,20 +391,35 @@ def test_answers_that_differ_from_those_of_pfl_are_counted_or_refused(clinic, tm
     assert listing(tmp_path) == ["x"]
 
 
-def test_what_cannot_be_exported_is_named(small, clinic, tmp_path, monkeypatch):
+def test_export_refuses_wrong_arguments_and_names_the_reason(small, exported_hospital_model, tmp_path, monkeypatch):
     (tmp_path / "foreign").mkdir()
     (tmp_path / "foreign" / "notes.txt").write_text("notes")
-    export(clinic / "m", tmp_path / "more", client="B", execution=ONE)
+    export(exported_hospital_model / "m", tmp_path / "more", client="B", execution=ONE)
     (tmp_path / "more" / "notes.txt").write_text("notes")
     force = Execution(threads=1, force=True)
     for error, words, source, options in (
-        (InputError, "no client 'D'", clinic / "m", {"client": "D"}),
-        (InputError, "mkdir -p", clinic / "m", {"out": tmp_path / "no" / "x"}),
-        (ConflictError, "pfl export did not write it", clinic / "m", {"out": tmp_path / "foreign", "execution": force}),
-        (ConflictError, "notes.txt", clinic / "m", {"out": tmp_path / "more", "execution": force}),
-        (ConflictError, "pfl export did not write it", clinic / "m", {"out": clinic / "p", "execution": force}),
-        (ConflictError, "is an artifact", clinic / "m", {"out": clinic / "p" / "x"}),
-        (UsageError, "neither .safetensors", clinic / "m", {"weights": tmp_path / "foreign" / "notes.txt"}),
+        (InputError, "no client 'D'", exported_hospital_model / "m", {"client": "D"}),
+        (InputError, "mkdir -p", exported_hospital_model / "m", {"out": tmp_path / "no" / "x"}),
+        (
+            ConflictError,
+            "pfl export did not write it",
+            exported_hospital_model / "m",
+            {"out": tmp_path / "foreign", "execution": force},
+        ),
+        (ConflictError, "notes.txt", exported_hospital_model / "m", {"out": tmp_path / "more", "execution": force}),
+        (
+            ConflictError,
+            "pfl export did not write it",
+            exported_hospital_model / "m",
+            {"out": exported_hospital_model / "p", "execution": force},
+        ),
+        (ConflictError, "is an artifact", exported_hospital_model / "m", {"out": exported_hospital_model / "p" / "x"}),
+        (
+            UsageError,
+            "neither .safetensors",
+            exported_hospital_model / "m",
+            {"weights": tmp_path / "foreign" / "notes.txt"},
+        ),
         (InputError, "is a stack", small.st, {}),
     ):
         with pytest.raises(PflError) as refused:
@@ -400,6 +429,6 @@ def test_what_cannot_be_exported_is_named(small, clinic, tmp_path, monkeypatch):
     assert listing(tmp_path) == ["foreign", "more"]
     monkeypatch.setattr(onnx_network.importlib.util, "find_spec", lambda name: None)
     with pytest.raises(UsageError) as refused:
-        export(clinic / "m", tmp_path / "x", client="B", execution=ONE)
+        export(exported_hospital_model / "m", tmp_path / "x", client="B", execution=ONE)
     assert "onnx and onnxruntime" in refused.value.message
     assert refused.value.fix == ("pip install 'pflcli[export]'",)

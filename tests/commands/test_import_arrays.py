@@ -24,7 +24,7 @@ ROLES = {"y": np.arange(12) % 2, "owner": np.arange(12) // 6}
 
 
 @pytest.fixture
-def take(tmp_path):
+def import_arrays(tmp_path):
     """Import arrays and return the dataset."""
 
     def run(x, **options):
@@ -48,36 +48,36 @@ SPELLINGS = {
 
 @pytest.mark.parametrize("spelling", SPELLINGS)
 @pytest.mark.parametrize("images", [GREY, RGB], ids=["grey", "colour"])
-def test_import_gives_the_same_images_for_every_spelling_of_pixels(spelling, images, take):
+def test_import_gives_the_same_images_for_every_spelling_of_pixels(spelling, images, import_arrays):
     x = SPELLINGS[spelling](images)
-    np.testing.assert_array_equal(take(x, samples="images").x, images)
+    np.testing.assert_array_equal(import_arrays(x, samples="images").x, images)
     if images is RGB:
-        np.testing.assert_array_equal(take(x).x, images)
-        np.testing.assert_array_equal(take(x.transpose(0, 3, 1, 2), layout="channels-first").x, images)
+        np.testing.assert_array_equal(import_arrays(x).x, images)
+        np.testing.assert_array_equal(import_arrays(x.transpose(0, 3, 1, 2), layout="channels-first").x, images)
 
 
-def test_import_finds_the_channels_of_floating_point_images(take):
+def test_import_finds_the_channels_of_floating_point_images(import_arrays):
     first = (RGB / 255).transpose(0, 3, 1, 2)
-    np.testing.assert_array_equal(take(first).x, RGB)
-    np.testing.assert_array_equal(take((GREY / 255)[..., None]).x, GREY[..., None])
+    np.testing.assert_array_equal(import_arrays(first).x, RGB)
+    np.testing.assert_array_equal(import_arrays((GREY / 255)[..., None]).x, GREY[..., None])
     with pytest.raises(UsageError, match="where are the channels"):
-        take(np.zeros((12, 3, 9, 3)))
+        import_arrays(np.zeros((12, 3, 9, 3)))
 
 
 @pytest.mark.parametrize("spelling", list(SPELLINGS)[1:])
-def test_import_asks_when_samples_can_be_images_or_series(spelling, take):
+def test_import_asks_when_samples_can_be_images_or_series(spelling, import_arrays):
     x = SPELLINGS[spelling](GREY)
     with pytest.raises(UsageError, match="its samples are images or series") as error:
-        take(x)
+        import_arrays(x)
     assert [line.partition(" for")[0] for line in error.value.fix] == ["--samples images", "--samples series"]
-    series = take(x, samples="series").x
+    series = import_arrays(x, samples="series").x
     np.testing.assert_array_equal(series, x.astype(np.float32))
 
 
-def test_import_asks_when_rectangles_have_the_values_of_pixels(take):
+def test_import_asks_when_rectangles_have_the_values_of_pixels(import_arrays):
     for x in (GREY[:, :9] / 255, GREY[:, :9].astype(np.float32)):
         with pytest.raises(UsageError, match="its samples are images or series"):
-            take(x)
+            import_arrays(x)
 
 
 @pytest.mark.parametrize(
@@ -90,22 +90,22 @@ def test_import_asks_when_rectangles_have_the_values_of_pixels(take):
     ],
     ids=["negative", "few channels", "fractions", "missing values"],
 )
-def test_import_reads_series_when_they_cannot_be_images(x, take):
-    assert take(x, missing="median").x.shape[:2] == x.shape[:2]
+def test_import_reads_series_when_they_cannot_be_images(x, import_arrays):
+    assert import_arrays(x, missing="median").x.shape[:2] == x.shape[:2]
 
 
-def test_import_keeps_images_of_other_numbers(take):
+def test_import_keeps_images_of_other_numbers(import_arrays):
     x = DRAW.normal(size=(12, 3, 8, 8)).astype(np.float32)
-    np.testing.assert_array_equal(take(x).x, x)
+    np.testing.assert_array_equal(import_arrays(x).x, x)
     assert "not scaled" in arrays.check_samples("x", x, None)[1]
-    np.testing.assert_array_equal(take(x.transpose(0, 2, 3, 1)).x, x)
+    np.testing.assert_array_equal(import_arrays(x.transpose(0, 2, 3, 1)).x, x)
     unit = DRAW.random((12, 3, 8, 8)).astype(np.float32)
-    np.testing.assert_array_equal(take(unit, samples="numbers").x, unit)
-    read = take(unit).x
+    np.testing.assert_array_equal(import_arrays(unit, samples="numbers").x, unit)
+    read = import_arrays(unit).x
     assert "rounded to 8 bits" in arrays.check_samples("x", unit, None)[1]
     np.testing.assert_array_equal(read, np.rint(255 * unit).transpose(0, 2, 3, 1))
     pixels = DRAW.integers(0, 256, (12, 8, 8, 3), dtype=np.uint8)
-    read = take(pixels, samples="numbers").x
+    read = import_arrays(pixels, samples="numbers").x
     np.testing.assert_array_equal(read, pixels.transpose(0, 3, 1, 2).astype(np.float32))
 
 
@@ -118,14 +118,14 @@ def test_import_keeps_images_of_other_numbers(take):
         (np.full((12, 8, 8, 3), 4095, np.uint16), None),
     ],
 )
-def test_import_refuses_pixels_when_their_range_is_unknown(x, samples, take):
+def test_import_refuses_pixels_when_their_range_is_unknown(x, samples, import_arrays):
     with pytest.raises(PflError, match="from") as error:
-        take(x, samples=samples)
+        import_arrays(x, samples=samples)
     assert "--samples numbers" in "\n".join(error.value.fix)
 
 
-def test_the_kind_of_samples_is_part_of_the_request(take, tmp_path):
-    take(GREY / 255, samples="images")
+def test_samples_option_is_recorded_and_reused_by_like(import_arrays, tmp_path):
+    import_arrays(GREY / 255, samples="images")
     assert open_artifact(tmp_path / "out").manifest.request["samples"] == "images"
     np.savez(tmp_path / "new.npz", x=GREY / 255, **ROLES)
     import_data(tmp_path / "new.npz", tmp_path / "new", like=tmp_path / "out")
@@ -133,7 +133,7 @@ def test_the_kind_of_samples_is_part_of_the_request(take, tmp_path):
 
 
 @pytest.mark.parametrize("upper", [False, True])
-def test_splits_of_keras_are_kept(upper, tmp_path):
+def test_import_keeps_the_splits_of_keras_arrays(upper, tmp_path):
     x = DRAW.integers(0, 256, (12, 5, 5), dtype=np.uint8)
     parts = {"x_train": x[:8], "y_train": np.arange(8) % 2, "x_test": x[8:], "y_test": np.arange(4) % 2}
     parts = {name.replace("x", "X") if upper else name: values for name, values in parts.items()}
@@ -178,6 +178,6 @@ def test_import_names_text_that_is_not_utf8(suffix, tmp_path):
 
 
 @pytest.mark.parametrize("model", ["cnn", "alexnet", "resnet-18", "mobilenet-v2", "cnn-valid"])
-def test_models_name_the_pixels_and_channels_that_are_too_few(model):
+def test_model_refuses_images_that_are_too_small(model):
     with pytest.raises(UsageError, match=r"images of at least \d+x\d+ pixels, not 16x3 pixels with 16 channels"):
         create(model, (16, 16, 3), 2, 0, tokens=False)

@@ -44,7 +44,7 @@ def write_file(tmp_path):
 
 
 @pytest.fixture
-def take(tmp_path):
+def import_and_read(tmp_path):
     """Import a file and return the dataset that came of it."""
 
     def run(path, **options):
@@ -54,7 +54,7 @@ def take(tmp_path):
     return run
 
 
-def holds(dataset, x, y, classes, owner, features=()):
+def assert_dataset(dataset, x, y, classes, owner, features=()):
     assert dataset.x.dtype == (np.uint8 if np.asarray(x).dtype == np.uint8 else np.float32)
     assert dataset.y.dtype == np.int64
     np.testing.assert_array_equal(dataset.x, np.asarray(x, dtype=dataset.x.dtype))
@@ -84,38 +84,40 @@ SPELLINGS = {
 
 
 @pytest.mark.parametrize("case", SPELLINGS)
-def test_a_table_however_it_is_spelled(write_file, take, case):
+def test_import_reads_a_table_in_every_csv_dialect(write_file, import_and_read, case):
     content, options = SPELLINGS[case]
-    dataset = take(write_file(content), **COLUMNS, **options)
-    holds(dataset, X, [1, 0, 0], ["no", "yes"], ["ann", "bob", "ann"], ["a", "b"])
+    dataset = import_and_read(write_file(content), **COLUMNS, **options)
+    assert_dataset(dataset, X, [1, 0, 0], ["no", "yes"], ["ann", "bob", "ann"], ["a", "b"])
 
 
-def test_a_suffix_says_tabs(write_file, take):
-    dataset = take(write_file(PLAIN.replace(",", "\t"), "table.TSV"), **COLUMNS)
-    holds(dataset, X, [1, 0, 0], ["no", "yes"], ["ann", "bob", "ann"], ["a", "b"])
+def test_import_reads_a_tsv_file_with_tabs(write_file, import_and_read):
+    dataset = import_and_read(write_file(PLAIN.replace(",", "\t"), "table.TSV"), **COLUMNS)
+    assert_dataset(dataset, X, [1, 0, 0], ["no", "yes"], ["ann", "bob", "ann"], ["a", "b"])
 
 
-def test_cells_in_quotes_hold_anything(write_file, take):
+def test_import_reads_quoted_cells_with_delimiters_and_line_breaks(write_file, import_and_read):
     content = 'who,class,"a, b"\n"St. Mary\'s, ""North""",x,1\n"two\nlines",y,2\nürsüla,x,3\n'
-    dataset = take(write_file(content), **COLUMNS)
-    holds(dataset, [[1], [2], [3]], [0, 1, 0], ["x", "y"], ['St. Mary\'s, "North"', "two\nlines", "ürsüla"], ["a, b"])
-    dataset = take(write_file(content), **COLUMNS, features='"a, b"')
+    dataset = import_and_read(write_file(content), **COLUMNS)
+    assert_dataset(
+        dataset, [[1], [2], [3]], [0, 1, 0], ["x", "y"], ['St. Mary\'s, "North"', "two\nlines", "ürsüla"], ["a, b"]
+    )
+    dataset = import_and_read(write_file(content), **COLUMNS, features='"a, b"')
     assert dataset.features == ("a, b",)
 
 
-def test_random_numbers_come_back_as_float32_prints_them(write_file, take):
+def test_import_reads_printed_float32_numbers_exactly(write_file, import_and_read):
     x = np.random.default_rng(0).normal(size=(500, 3)).astype(np.float32) * np.float32([1e-20, 1, 1e20])
     lines = [",".join([f"c{i % 7}", str(i % 3), *(repr(float(value)) for value in row)]) for i, row in enumerate(x)]
-    dataset = take(write_file("\n".join(["who,class,a,b,c", *lines]) + "\n"), **COLUMNS)
+    dataset = import_and_read(write_file("\n".join(["who,class,a,b,c", *lines]) + "\n"), **COLUMNS)
     np.testing.assert_array_equal(dataset.x, x)
 
 
-def test_features_are_taken_in_the_order_asked_for(write_file, take):
-    assert take(write_file(PLAIN), **COLUMNS, features="b, a").x.tolist() == np.float32(X)[:, ::-1].tolist()
-    assert take(write_file(PLAIN), **COLUMNS, features=["b"]).features == ("b",)
+def test_import_takes_features_in_the_given_order(write_file, import_and_read):
+    assert import_and_read(write_file(PLAIN), **COLUMNS, features="b, a").x.tolist() == np.float32(X)[:, ::-1].tolist()
+    assert import_and_read(write_file(PLAIN), **COLUMNS, features=["b"]).features == ("b",)
 
 
-def test_what_is_no_number_is_left_out_and_said(pfl, write_file, tmp_path):
+def test_import_leaves_out_and_names_columns_without_numbers(pfl, write_file, tmp_path):
     path = write_file(
         ",who,city,class,a,day,empty,yes\n0,ann,Rome,1,1,2020-01-02,,True\n1,bob,Oslo,0,2,2020-01-03,,False\n"
     )
@@ -123,12 +125,14 @@ def test_what_is_no_number_is_left_out_and_said(pfl, write_file, tmp_path):
     assert ran.code == 0
     assert "left out, not numbers: city, day, empty\n" in ran.err
     dataset = datasets.read(open_artifact(tmp_path / "d"))
-    holds(dataset, [[1, 1], [2, 0]], [1, 0], ["0", "1"], ["ann", "bob"], ["a", "yes"])
+    assert_dataset(dataset, [[1, 1], [2, 0]], [1, 0], ["0", "1"], ["ann", "bob"], ["a", "yes"])
 
 
-def test_truths_are_numbers(write_file, take):
-    dataset = take(write_file("who,class,a,b\nx,1,True,TRUE\ny,2,False,\nz,2,True,FALSE\n"), **COLUMNS, missing="drop")
-    holds(dataset, [[1, 1], [1, 0]], [0, 1], ["1", "2"], ["x", "z"], ["a", "b"])
+def test_import_reads_true_and_false_as_1_and_0(write_file, import_and_read):
+    dataset = import_and_read(
+        write_file("who,class,a,b\nx,1,True,TRUE\ny,2,False,\nz,2,True,FALSE\n"), **COLUMNS, missing="drop"
+    )
+    assert_dataset(dataset, [[1, 1], [1, 0]], [0, 1], ["1", "2"], ["x", "z"], ["a", "b"])
 
 
 LABELS = {
@@ -146,26 +150,26 @@ LABELS = {
 
 
 @pytest.mark.parametrize("case", LABELS)
-def test_labels_become_classes_and_keep_their_names(write_file, take, case):
+def test_import_turns_labels_into_classes_with_their_names(write_file, import_and_read, case):
     labels, classes, y = LABELS[case]
     lines = [f"w,{label},{i}" for i, label in enumerate(labels)]
-    dataset = take(write_file("\n".join(["who,class,a", *lines]) + "\n"), **COLUMNS)
+    dataset = import_and_read(write_file("\n".join(["who,class,a", *lines]) + "\n"), **COLUMNS)
     assert (dataset.classes, dataset.y.tolist()) == (classes, y)
 
 
-def test_integers_beyond_64_bits_lack_values_too(write_file, take):
+def test_import_drops_missing_values_beside_integers_beyond_64_bits(write_file, import_and_read):
     path = write_file("who,class,a\nx,1,123456789012345678901234567890\ny,0,NA\nz,0,7\n")
-    assert take(path, **COLUMNS, missing="drop").x.tolist() == [[np.float32(1.2345678901234568e29)], [7]]
+    assert import_and_read(path, **COLUMNS, missing="drop").x.tolist() == [[np.float32(1.2345678901234568e29)], [7]]
 
 
-def test_clients_keep_their_names(write_file, take):
-    dataset = take(write_file("who,class,a\n007,0,1\n7,1,2\nNA,0,3\n123456789012345678901,0,3\n"), **COLUMNS)
+def test_import_keeps_client_names_as_text(write_file, import_and_read):
+    dataset = import_and_read(write_file("who,class,a\n007,0,1\n7,1,2\nNA,0,3\n123456789012345678901,0,3\n"), **COLUMNS)
     assert dataset.owner.tolist() == ["007", "7", "NA", "123456789012345678901"]
 
 
-def test_samples_without_clients(pfl, write_file, take, tmp_path):
+def test_import_accepts_samples_without_clients(pfl, write_file, import_and_read, tmp_path):
     path = write_file("class,a\n" + "".join(f"{i % 2},{i / 10}\n" for i in range(40)))
-    assert take(path, client="none", label="class").owner is None
+    assert import_and_read(path, client="none", label="class").owner is None
     ran = pfl("partition", tmp_path / "out", "-o", tmp_path / "p")
     assert (ran.code, "--scheme dirichlet" in ran.err) == (2, True)
     assert pfl("partition", tmp_path / "out", "--scheme", "iid", "--clients", 4, "-o", tmp_path / "p").code == 0
@@ -238,12 +242,12 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_what_is_wrong_with_a_table_is_said(write_file, tmp_path, case):
+def test_import_refuses_a_bad_table_and_names_the_problem(write_file, tmp_path, case):
     content, options, *words = BAD[case]
-    refused(write_file(content), words, tmp_path, **{**COLUMNS, **options})
+    assert_refused(write_file(content), words, tmp_path, **{**COLUMNS, **options})
 
 
-def refused(path, words, tmp_path, **options):
+def assert_refused(path, words, tmp_path, **options):
     """One error that holds these words, before anything is made; a dry run finds it too."""
     for execution in (Execution(), Execution(dry_run=True)):
         with pytest.raises(PflError) as error:
@@ -256,11 +260,13 @@ def refused(path, words, tmp_path, **options):
         assert not (tmp_path / "out.partial").exists()
 
 
-def test_samples_that_lack_a_value_are_dropped(pfl, write_file, tmp_path):
+def test_import_missing_drop_drops_incomplete_samples(pfl, write_file, tmp_path):
     path = write_file("who,class,a,b\nw,0,1,2\n,1,1,2\nx,,1,2\ny,1,,2\nz,1,5,6\nz,1,inf,nan\n")
     ran = pfl("import", path, "--client", "who", "--label", "class", "--missing", "drop", "-o", tmp_path / "d")
     assert "4 of 6 samples lack a value and are left out" in ran.err
-    holds(datasets.read(open_artifact(tmp_path / "d")), [[1, 2], [5, 6]], [0, 1], ["0", "1"], ["w", "z"], ["a", "b"])
+    assert_dataset(
+        datasets.read(open_artifact(tmp_path / "d")), [[1, 2], [5, 6]], [0, 1], ["0", "1"], ["w", "z"], ["a", "b"]
+    )
     assert open_artifact(tmp_path / "d").manifest.summary["dropped"] == 4
 
 
@@ -273,14 +279,14 @@ def import_notes(pfl, path, tmp_path, *words):
     return ran.err
 
 
-def test_the_summary(pfl, write_file, tmp_path):
+def test_import_prints_a_summary(pfl, write_file, tmp_path):
     err = import_notes(pfl, write_file(PLAIN), tmp_path)
     for fact in ("3 samples", "2 classes", "2 features", "2 clients", "1 / 1.5 / 2", "no 2, yes 1", "a, b"):
         assert fact in err
     assert import_notes(pfl, write_file(PLAIN), tmp_path, "-f", "-q") == ""
 
 
-def test_many_classes_and_features_are_summed_up(pfl, write_file, tmp_path):
+def test_import_summary_shortens_long_lists(pfl, write_file, tmp_path):
     lines = [",".join(["w", f"k{i:02}", *["1"] * 30]) for i in range(20)]
     err = import_notes(
         pfl, write_file("\n".join([",".join(["who", "class", *(f"f{i}" for i in range(30))]), *lines])), tmp_path
@@ -299,7 +305,7 @@ def test_many_classes_and_features_are_summed_up(pfl, write_file, tmp_path):
         ("16777217,16777216,5", "1,1,1", "'a' is rounded to 7 digits", ""),
     ],
 )
-def test_hints(pfl, write_file, tmp_path, a, b, words, standardized):
+def test_import_suggests_standardizing_features(pfl, write_file, tmp_path, a, b, words, standardized):
     cells = zip(a.split(","), b.split(","), strict=True)
     path = write_file("who,class,a,b\n" + "".join(f"w,{i % 2},{x},{y}\n" for i, (x, y) in enumerate(cells)))
     err = import_notes(pfl, path, tmp_path)
@@ -310,14 +316,14 @@ def test_hints(pfl, write_file, tmp_path, a, b, words, standardized):
     assert err.splitlines()[-1] == "standardized by `pfl partition`, by training samples"
 
 
-def test_features_are_standardized_by_training_samples(write_file, take, tmp_path):
+def test_partition_standardizes_features_by_training_samples(write_file, import_and_read, tmp_path):
     values = np.random.default_rng(1).normal([5, 1e9, 0.1], [2, 1e3, 0], (200, 3))
     lines = [",".join(["w", str(i % 2), *map(repr, map(float, row))]) for i, row in enumerate(values)]
     path = write_file("\n".join(["who,class,a,b,constant", *lines]) + "\n")
-    dataset = take(path, **COLUMNS, standardize=True)
+    dataset = import_and_read(path, **COLUMNS, standardize=True)
     assert (dataset.x.dtype, dataset.standardize) == (np.float64, True)
     np.testing.assert_array_equal(dataset.x, values)
-    stored, known = cut(tmp_path / "out", tmp_path / "p")
+    stored, known = partition_dataset(tmp_path / "out", tmp_path / "p")
     train = stored.x[: stored.offsets[1]]
     np.testing.assert_allclose(train[:, :2].mean(axis=0), 0, atol=1e-6)
     np.testing.assert_allclose(train[:, :2].std(axis=0), 1, atol=1e-6)
@@ -326,10 +332,10 @@ def test_features_are_standardized_by_training_samples(write_file, take, tmp_pat
     assert known.sd[2] == 0
     mean, sd = np.asarray(known.mean), np.asarray(known.sd)
     np.testing.assert_allclose((stored.x * sd + mean)[:, :2], values[stored.sample, :2], rtol=1e-6)
-    assert not take(path, **COLUMNS).standardize
+    assert not import_and_read(path, **COLUMNS).standardize
 
 
-def cut(dataset, out, **options):
+def partition_dataset(dataset, out, **options):
     """Partition an imported dataset, and return the partition and its codebook."""
     partition(str(dataset), out, execution=Execution(force=True), **options)
     return partitions.read(open_artifact(out)), codebook.read(open_artifact(out))
@@ -338,13 +344,13 @@ def cut(dataset, out, **options):
 # Parquet
 
 
-def parquet(path, **columns):
+def write_parquet(path, **columns):
     pq.write_table(pa.table(columns), path)
     return path
 
 
-def test_parquet(tmp_path, take):
-    path = parquet(
+def test_import_reads_parquet(tmp_path, import_and_read):
+    path = write_parquet(
         tmp_path / "table.parquet",
         who=pa.array([2**60 + 1, 5, 2**60 + 1]),
         kind=pa.array(["x", "y", "x"]).dictionary_encode(),
@@ -356,17 +362,33 @@ def test_parquet(tmp_path, take):
         words=["p", "q", "r"],
         __index_level_0__=pa.array([0, 1, 2]),
     )
-    dataset = take(path, client="who", label="kind")
+    dataset = import_and_read(path, client="who", label="kind")
     x = [[0.5, 1, 1, 1.25], [1.5, 2, 0, 2.5], [-1, 3, 1, 3]]
-    holds(dataset, x, [0, 1, 0], ["x", "y"], ["1152921504606846977", "5", "1152921504606846977"], ["a", "b", "c", "d"])
+    assert_dataset(
+        dataset, x, [0, 1, 0], ["x", "y"], ["1152921504606846977", "5", "1152921504606846977"], ["a", "b", "c", "d"]
+    )
 
 
-def test_what_pandas_writes(tmp_path, take):
+def test_import_reads_files_written_by_pandas(tmp_path, import_and_read):
     frame = pd.DataFrame({"who": list("aba"), "class": [1.0, 0.0, 1.0], "a": [1.5, 2.5, 3.5]}, index=[4, 5, 9])
     frame.to_parquet(tmp_path / "table.parquet")
-    holds(take(tmp_path / "table.parquet", **COLUMNS), [[1.5], [2.5], [3.5]], [1, 0, 1], ["0", "1"], [*"aba"], ["a"])
+    assert_dataset(
+        import_and_read(tmp_path / "table.parquet", **COLUMNS),
+        [[1.5], [2.5], [3.5]],
+        [1, 0, 1],
+        ["0", "1"],
+        [*"aba"],
+        ["a"],
+    )
     frame.to_csv(tmp_path / "table.csv")
-    holds(take(tmp_path / "table.csv", **COLUMNS), [[1.5], [2.5], [3.5]], [1, 0, 1], ["0", "1"], [*"aba"], ["a"])
+    assert_dataset(
+        import_and_read(tmp_path / "table.csv", **COLUMNS),
+        [[1.5], [2.5], [3.5]],
+        [1, 0, 1],
+        ["0", "1"],
+        [*"aba"],
+        ["a"],
+    )
 
 
 IDS, KIND = ["u", "v", "u"], [0, 1, 0]
@@ -392,33 +414,37 @@ BAD_PARQUET = {
 
 
 @pytest.mark.parametrize("case", BAD_PARQUET)
-def test_what_is_wrong_with_parquet_is_said(tmp_path, case):
+def test_import_refuses_bad_parquet_and_names_the_problem(tmp_path, case):
     columns, options, *words = BAD_PARQUET[case]
-    refused(parquet(tmp_path / "table.parquet", **columns), words, tmp_path, **COLUMNS, **options)
+    assert_refused(write_parquet(tmp_path / "table.parquet", **columns), words, tmp_path, **COLUMNS, **options)
 
 
-def test_damaged_parquet(tmp_path, write_file):
-    path = parquet(tmp_path / "table.parquet", who=IDS * 900, a=np.arange(2700), **{"class": KIND * 900})
+def test_import_refuses_damaged_parquet(tmp_path, write_file):
+    path = write_parquet(tmp_path / "table.parquet", who=IDS * 900, a=np.arange(2700), **{"class": KIND * 900})
     os.truncate(path, path.stat().st_size // 2)
-    refused(path, ["cannot be read as Parquet"], tmp_path, **COLUMNS)
-    refused(write_file("nothing of the kind", "text.parquet"), ["cannot be read as Parquet"], tmp_path, **COLUMNS)
+    assert_refused(path, ["cannot be read as Parquet"], tmp_path, **COLUMNS)
+    assert_refused(
+        write_file("nothing of the kind", "text.parquet"), ["cannot be read as Parquet"], tmp_path, **COLUMNS
+    )
 
 
-def test_parquet_without_pyarrow(tmp_path, monkeypatch, write_file):
+def test_import_of_parquet_names_the_missing_pyarrow(tmp_path, monkeypatch, write_file):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    refused(write_file("", "table.parquet"), ["needs pyarrow", "pip install 'pflcli[parquet]'"], tmp_path, **COLUMNS)
+    assert_refused(
+        write_file("", "table.parquet"), ["needs pyarrow", "pip install 'pflcli[parquet]'"], tmp_path, **COLUMNS
+    )
 
 
 # Arrays
 
 
-def npz(path, **arrays):
+def write_npz(path, **arrays):
     np.savez(path, **arrays)
     return path
 
 
-def hdf5(path, **arrays):
+def write_hdf5(path, **arrays):
     with h5py.File(path, "w") as file:
         for name, values in arrays.items():
             values = np.asarray(values)
@@ -429,7 +455,7 @@ def hdf5(path, **arrays):
     return path
 
 
-BOTH = pytest.mark.parametrize(("write", "name"), [(npz, "d.npz"), (hdf5, "d.h5"), (hdf5, "d.hdf5")])
+BOTH = pytest.mark.parametrize(("write", "name"), [(write_npz, "d.npz"), (write_hdf5, "d.h5"), (write_hdf5, "d.hdf5")])
 DRAW = np.random.default_rng(3)
 ARRAYS = {
     "features": (DRAW.normal(size=(4, 3)), "features"),
@@ -445,25 +471,27 @@ ARRAYS = {
 
 @BOTH
 @pytest.mark.parametrize("case", ARRAYS)
-def test_arrays(tmp_path, take, write, name, case):
+def test_import_reads_arrays_of_every_type(tmp_path, import_and_read, write, name, case):
     x, kind = ARRAYS[case]
-    dataset = take(write(tmp_path / name, x=x, y=[3, 1, 3, 2], owner=["b", "a", "b", "ä"]))
+    dataset = import_and_read(write(tmp_path / name, x=x, y=[3, 1, 3, 2], owner=["b", "a", "b", "ä"]))
     expected = x if kind == "pixels" else x.astype(np.float32)
-    holds(dataset, expected, [2, 0, 2, 1], ["1", "2", "3"], ["b", "a", "b", "ä"])
+    assert_dataset(dataset, expected, [2, 0, 2, 1], ["1", "2", "3"], ["b", "a", "b", "ä"])
 
 
 @BOTH
-def test_arrays_of_other_names(tmp_path, take, write, name):
+def test_import_reads_arrays_with_given_names(tmp_path, import_and_read, write, name):
     x = np.float32([[0.5], [1.5]])
     path = write(tmp_path / name, **{"data/x": x, "kind": ["p", "q"], "who": [1.0, 2.0]})
-    holds(take(path, features="data/x", label="kind", client="who"), x, [0, 1], ["p", "q"], ["1", "2"])
-    assert take(path, features="data/x", label="kind", client="none").owner is None
+    assert_dataset(
+        import_and_read(path, features="data/x", label="kind", client="who"), x, [0, 1], ["p", "q"], ["1", "2"]
+    )
+    assert import_and_read(path, features="data/x", label="kind", client="none").owner is None
     with pytest.raises(UsageError, match="--client is missing: name the array") as error:
-        take(path, features="data/x", label="kind")
+        import_and_read(path, features="data/x", label="kind")
     assert error.value.fix == ("--client NAME, one of: who", "--client none if samples are not assigned to clients yet")
     path = write(tmp_path / name, x=x, y=[True, False], client=np.asarray([b"v", b"w"]))
-    holds(take(path), x, [1, 0], ["False", "True"], ["v", "w"])
-    assert take(path, client="none").owner is None
+    assert_dataset(import_and_read(path), x, [1, 0], ["False", "True"], ["v", "w"])
+    assert import_and_read(path, client="none").owner is None
 
 
 ONE = np.float32([[1, 2], [3, 4]])
@@ -508,47 +536,49 @@ BAD_ARRAYS = {
 }
 
 
-@pytest.mark.parametrize(("write", "name"), [(npz, "d.npz"), (hdf5, "d.h5")])
+@pytest.mark.parametrize(("write", "name"), [(write_npz, "d.npz"), (write_hdf5, "d.h5")])
 @pytest.mark.parametrize("case", BAD_ARRAYS)
-def test_what_is_wrong_with_arrays_is_said(tmp_path, write, name, case):
+def test_import_refuses_bad_arrays_and_names_the_problem(tmp_path, write, name, case):
     arrays, options, *words = BAD_ARRAYS[case]
     options = options if "owner" in arrays else {"client": "none", **options}
-    refused(write(tmp_path / name, **arrays), words, tmp_path, **options)
+    assert_refused(write(tmp_path / name, **arrays), words, tmp_path, **options)
 
 
-def test_nothing_is_unpickled(tmp_path, write_file):
-    path = npz(tmp_path / "d.npz", x=ONE, y=np.asarray(["a", None], dtype=object))
-    refused(path, ["array 'y' contains Python objects, which pfl does not unpickle", "y.tolist()"], tmp_path)
+def test_import_refuses_pickled_objects(tmp_path, write_file):
+    path = write_npz(tmp_path / "d.npz", x=ONE, y=np.asarray(["a", None], dtype=object))
+    assert_refused(path, ["array 'y' contains Python objects, which pfl does not unpickle", "y.tolist()"], tmp_path)
     np.save(tmp_path / "one.npy", ONE)
-    refused(write_file((tmp_path / "one.npy").read_bytes(), "one.npz"), ["is one array, not an NPZ file"], tmp_path)
+    assert_refused(
+        write_file((tmp_path / "one.npy").read_bytes(), "one.npz"), ["is one array, not an NPZ file"], tmp_path
+    )
 
 
-def test_rows_that_lack_a_value_are_dropped_from_arrays(tmp_path, take):
+def test_import_drops_incomplete_rows_of_arrays(tmp_path, import_and_read):
     x = np.float32([[1, 2], [np.nan, 4], [5, 6], [7, 8]])
-    dataset = take(npz(tmp_path / "d.npz", x=x, y=[0, 1, np.nan, 1], owner=[*"abcd"]), missing="drop")
-    holds(dataset, x[[0, 3]], [0, 1], ["0", "1"], ["a", "d"])
+    dataset = import_and_read(write_npz(tmp_path / "d.npz", x=x, y=[0, 1, np.nan, 1], owner=[*"abcd"]), missing="drop")
+    assert_dataset(dataset, x[[0, 3]], [0, 1], ["0", "1"], ["a", "d"])
 
 
-@pytest.mark.parametrize(("write", "name", "form"), [(npz, "d.npz", "NPZ"), (hdf5, "d.h5", "HDF5")])
-def test_damaged_arrays(tmp_path, write_file, write, name, form):
+@pytest.mark.parametrize(("write", "name", "form"), [(write_npz, "d.npz", "NPZ"), (write_hdf5, "d.h5", "HDF5")])
+def test_import_refuses_damaged_array_files(tmp_path, write_file, write, name, form):
     path = write(tmp_path / name, x=np.ones((500, 9)), y=np.arange(500))
     os.truncate(path, path.stat().st_size // 2)
-    refused(path, [f"cannot be read as {form}"], tmp_path)
-    refused(write_file("no such thing", name), [f"cannot be read as {form}"], tmp_path)
+    assert_refused(path, [f"cannot be read as {form}"], tmp_path)
+    assert_refused(write_file("no such thing", name), [f"cannot be read as {form}"], tmp_path)
 
 
-def test_ragged_rows_of_hdf5(tmp_path):
+def test_import_refuses_ragged_hdf5_arrays(tmp_path):
     with h5py.File(tmp_path / "d.h5", "w") as file:
         ragged = file.create_dataset("x", 2, dtype=h5py.vlen_dtype(np.float32))
         ragged[0], ragged[1] = [1], [2, 3]
         file["y"] = [0, 1]
-    refused(tmp_path / "d.h5", ["'x' is ragged"], tmp_path)
+    assert_refused(tmp_path / "d.h5", ["'x' is ragged"], tmp_path)
 
 
-def test_series_are_standardized_by_channel(tmp_path, take):
+def test_partition_standardizes_series_by_channel(tmp_path, import_and_read):
     x = DRAW.normal([0, 50], [1, 9], (30, 4, 2))
-    take(npz(tmp_path / "d.npz", x=x, y=np.arange(30) % 2, owner=np.zeros(30)), standardize=True)
-    stored, known = cut(tmp_path / "out", tmp_path / "p")
+    import_and_read(write_npz(tmp_path / "d.npz", x=x, y=np.arange(30) % 2, owner=np.zeros(30)), standardize=True)
+    stored, known = partition_dataset(tmp_path / "out", tmp_path / "p")
     train = x[stored.sample[: stored.offsets[1]]]
     np.testing.assert_allclose(known.mean, train.mean(axis=(0, 1)))
     np.testing.assert_allclose(stored.x, (x[stored.sample] - known.mean) / train.std(axis=(0, 1)), atol=1e-5)
@@ -557,20 +587,20 @@ def test_series_are_standardized_by_channel(tmp_path, take):
 # Integers: classes or a quantity
 
 
-def progressions(distinct, samples):
+def make_integer_label_table(distinct, samples):
     """Return a table with a label of ``distinct`` integers."""
     return "who,class,a\n" + "".join(f"c{row % 2},{25 + row % distinct},{row}.5\n" for row in range(samples))
 
 
 @pytest.mark.parametrize(("distinct", "samples"), [(214, 442), (21, 209)])
-def test_many_distinct_integers_look_like_a_quantity(pfl, write_file, tmp_path, distinct, samples):
-    path, out = write_file(progressions(distinct, samples)), tmp_path / "d"
-    ran = pfl(*line(path, out))
+def test_import_asks_for_classes_when_labels_have_many_distinct_integers(pfl, write_file, tmp_path, distinct, samples):
+    path, out = write_file(make_integer_label_table(distinct, samples)), tmp_path / "d"
+    ran = pfl(*make_command(path, out))
     assert (ran.code, out.exists()) == (3, False)
     assert "column 'class'" in ran.err
     assert f"{distinct} distinct integers in {samples} samples" in ran.err
     assert "if each integer is a class: --classes" in ran.err
-    ran = pfl(*line(path, out, "--classes"))
+    ran = pfl(*make_command(path, out, "--classes"))
     assert ran.code == 0, ran.err
     artifact = open_artifact(out)
     assert (len(datasets.read(artifact).classes), artifact.manifest.request["classes"]) == (distinct, True)
@@ -583,100 +613,109 @@ def test_many_distinct_integers_look_like_a_quantity(pfl, write_file, tmp_path, 
 
 
 @pytest.mark.parametrize(("distinct", "samples"), [(20, 40), (21, 210)])
-def test_few_integers_or_many_samples_of_each_are_classes(write_file, tmp_path, take, distinct, samples):
-    assert len(take(write_file(progressions(distinct, samples)), **COLUMNS).classes) == distinct
+def test_import_reads_few_or_frequent_integers_as_classes(write_file, tmp_path, import_and_read, distinct, samples):
+    assert len(import_and_read(write_file(make_integer_label_table(distinct, samples)), **COLUMNS).classes) == distinct
     assert "classes" not in open_artifact(tmp_path / "out").manifest.request
 
 
-def test_declared_classes_and_words_may_be_many(tmp_path, take, write_file):
+def test_import_accepts_many_classes_when_they_are_declared(tmp_path, import_and_read, write_file):
     x, y = DRAW.normal(size=(60, 2)), np.arange(60) % 30
     names = np.asarray([str(number) for number in range(30)])
-    assert len(take(npz(tmp_path / "named.npz", x=x, y=y, owner=np.arange(60) % 3, classes=names)).classes) == 30
-    refused(
-        npz(tmp_path / "d.npz", x=x, y=y, owner=np.arange(60) % 3), ["30 distinct integers in 60"], tmp_path / "new"
+    assert (
+        len(
+            import_and_read(write_npz(tmp_path / "named.npz", x=x, y=y, owner=np.arange(60) % 3, classes=names)).classes
+        )
+        == 30
+    )
+    assert_refused(
+        write_npz(tmp_path / "d.npz", x=x, y=y, owner=np.arange(60) % 3),
+        ["30 distinct integers in 60"],
+        tmp_path / "new",
     )
     words = write_file("who,class,a\n" + "".join(f"c{row % 2},w{row % 30},{row}.5\n" for row in range(60)))
-    refused(words, ["30 distinct words in 60", "--classes"], tmp_path / "new", **COLUMNS)
-    assert len(take(words, **COLUMNS, classes=True).classes) == 30
+    assert_refused(words, ["30 distinct words in 60", "--classes"], tmp_path / "new", **COLUMNS)
+    assert len(import_and_read(words, **COLUMNS, classes=True).classes) == 30
     for number in range(22):
-        image(tmp_path / "album" / "ann" / str(number) / "1.png", GREY)
-    assert len(take(tmp_path / "album").classes) == 22
+        write_image(tmp_path / "album" / "ann" / str(number) / "1.png", GREY)
+    assert len(import_and_read(tmp_path / "album").classes) == 22
 
 
 # Folders of images
 
 
-def image(path, pixels, **options):
+def write_image(path, pixels, **options):
     path.parent.mkdir(parents=True, exist_ok=True)
     Image.fromarray(pixels).save(path, **options)
     return pixels
 
 
 @pytest.fixture
-def album(tmp_path):
+def image_folder(tmp_path):
     """Two clients' grey images, and what a system leaves among them."""
     root = tmp_path / "album"
     places = ["ann/cat/1.png", "ann/dog/1.PNG", "bob/cat/a.png", "bob/cat/b.png"]
-    x = np.stack([image(root / place, DRAW.integers(0, 256, (5, 4), dtype=np.uint8)) for place in places])
+    x = np.stack([write_image(root / place, DRAW.integers(0, 256, (5, 4), dtype=np.uint8)) for place in places])
     (root / ".DS_Store").write_text("")
     return root, x
 
 
-def test_a_folder_of_grey_images(album, take):
-    root, x = album
-    holds(take(root), x, [0, 1, 0, 0], ["cat", "dog"], ["ann", "ann", "bob", "bob"])
+def test_import_reads_a_folder_of_grey_images(image_folder, import_and_read):
+    root, x = image_folder
+    assert_dataset(import_and_read(root), x, [0, 1, 0, 0], ["cat", "dog"], ["ann", "ann", "bob", "bob"])
 
 
-def test_a_folder_of_colour_images(tmp_path, take):
+def test_import_reads_a_folder_of_colour_images(tmp_path, import_and_read):
     places = ["0/10/1.png", "0/9/1.png", "1/9/1.jpg"]
-    x = [image(tmp_path / "album" / place, DRAW.integers(0, 256, (6, 4, 3), dtype=np.uint8)) for place in places]
-    dataset = take(tmp_path / "album")
+    x = [write_image(tmp_path / "album" / place, DRAW.integers(0, 256, (6, 4, 3), dtype=np.uint8)) for place in places]
+    dataset = import_and_read(tmp_path / "album")
     assert (dataset.y.tolist(), dataset.classes, dataset.owner.tolist()) == ([1, 0, 0], ["9", "10"], ["0", "0", "1"])
     np.testing.assert_array_equal(dataset.x[:2], x[:2])
     with Image.open(tmp_path / "album" / places[2]) as jpg:
         np.testing.assert_array_equal(dataset.x[2], np.asarray(jpg))
 
 
-def test_images_without_clients(album, take):
-    root, x = album
-    holds(take(root / "ann", client="none"), x[:2], [0, 1], ["cat", "dog"], None)
+def test_import_reads_images_without_clients(image_folder, import_and_read):
+    root, x = image_folder
+    assert_dataset(import_and_read(root / "ann", client="none"), x[:2], [0, 1], ["cat", "dog"], None)
 
 
-def test_resized(album, take):
-    root, x = album
-    image(root / "bob/dog/large.png", np.full((40, 60), 7, np.uint8))
-    dataset = take(root, resize=3)
+def test_import_resizes_images(image_folder, import_and_read):
+    root, x = image_folder
+    write_image(root / "bob/dog/large.png", np.full((40, 60), 7, np.uint8))
+    dataset = import_and_read(root, resize=3)
     assert dataset.x.shape == (5, 3, 3)
     assert (dataset.x[4] == 7).all()
     half = Image.fromarray(x[0]).resize((3, 3), Image.Resampling.BILINEAR)
     np.testing.assert_array_equal(dataset.x[0], np.asarray(half))
 
 
-def test_other_modes(tmp_path, take):
+def test_import_reads_images_with_palette_alpha_and_orientation(tmp_path, import_and_read):
     root, colours = tmp_path / "album", DRAW.integers(0, 256, (5, 4, 3), dtype=np.uint8)
     opaque = np.concatenate([colours, np.full((5, 4, 1), 255, np.uint8)], axis=2)
-    image(root / "a/x/opaque.png", opaque)
+    write_image(root / "a/x/opaque.png", opaque)
     palette = Image.fromarray(colours).quantize(256)
     (root / "a/y").mkdir()
     palette.save(root / "a/y/palette.png")
-    dataset = take(root)
+    dataset = import_and_read(root)
     np.testing.assert_array_equal(dataset.x, [colours, np.asarray(palette.convert("RGB"))])
     turned = Image.fromarray(colours)
     exif = turned.getexif()
     exif[0x0112] = 6  # orientation: turn by 90 degrees to the right
     turned.save(root / "a/x/turned.png", exif=exif)
-    refused(root, ["turned.png has 5x4 pixels (width x height)", "opaque.png 4x5", "--resize 32"], tmp_path / "b")
+    assert_refused(
+        root, ["turned.png has 5x4 pixels (width x height)", "opaque.png 4x5", "--resize 32"], tmp_path / "b"
+    )
 
 
-def test_what_lies_beside_images_is_said(pfl, album, tmp_path):
-    root, _ = album
+def test_import_names_ignored_files_beside_images(pfl, image_folder, tmp_path):
+    root, _ = image_folder
     (root / "ann" / "notes.txt").write_text("")
     ran = pfl("import", root, "-o", tmp_path / "d")
     assert "ignored, not images: 1 file, such as ann/notes.txt" in ran.err
     assert "4 samples of 2 classes, 5x4 pixels, 2 clients" in ran.err
 
 
-def bomb():
+def make_decompression_bomb():
     """A PNG that says it is 60,000 pixels a side."""
 
     def chunk(name, content):
@@ -697,7 +736,7 @@ BAD_IMAGES = {
     "no image": ("bob/dog/x.png", b"plain text", "bob/dog/x.png cannot be read as an image"),
     "half an image": ("bob/dog/x.png", encoded(DRAW.integers(0, 256, (99, 99), dtype=np.uint8))[:500], "x.png cannot"),
     "an image of nothing": ("bob/dog/x.jpg", b"", "bob/dog/x.jpg cannot be read as an image"),
-    "a bomb": ("bob/dog/x.png", bomb(), "bob/dog/x.png cannot be read as an image"),
+    "a bomb": ("bob/dog/x.png", make_decompression_bomb(), "bob/dog/x.png cannot be read as an image"),
     "another size": ("bob/dog/x.png", encoded(GREY[:3]), "x.png has 4x3 pixels", "ann/cat/1.png 4x5", "--resize 32"),
     "another colour": ("bob/dog/x.png", encoded(np.stack([GREY] * 3, axis=2)), "x.png is in colour", "1.png grey"),
     "16 bits": ("bob/dog/x.png", encoded(GREY.astype(np.uint16) * 999), "x.png has 16 bits", "--convert grey"),
@@ -708,12 +747,12 @@ BAD_IMAGES = {
 
 
 @pytest.mark.parametrize("case", BAD_IMAGES)
-def test_what_is_wrong_with_images_is_said(album, tmp_path, case):
+def test_import_refuses_bad_images_and_names_the_file(image_folder, tmp_path, case):
     place, content, *words = BAD_IMAGES[case]
-    path = album[0] / place
+    path = image_folder[0] / place
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
-    refused(album[0], words, tmp_path)
+    assert_refused(image_folder[0], words, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -728,13 +767,13 @@ def test_what_is_wrong_with_images_is_said(album, tmp_path, case):
         ({"client": "none"}, "is not at LABEL/IMAGE"),
     ],
 )
-def test_what_a_folder_has_no_use_for(album, tmp_path, options, words):
-    refused(album[0], [words], tmp_path, **options)
+def test_import_refuses_table_options_for_a_folder_of_images(image_folder, tmp_path, options, words):
+    assert_refused(image_folder[0], [words], tmp_path, **options)
 
 
-def test_one_class_of_images(tmp_path):
-    image(tmp_path / "album" / "ann" / "cat" / "1.png", GREY)
-    refused(tmp_path / "album", ["cat/1.png: every label is 'cat'"], tmp_path)
+def test_import_refuses_images_of_a_single_class(tmp_path):
+    write_image(tmp_path / "album" / "ann" / "cat" / "1.png", GREY)
+    assert_refused(tmp_path / "album", ["cat/1.png: every label is 'cat'"], tmp_path)
 
 
 # Forms
@@ -752,62 +791,62 @@ def test_one_class_of_images(tmp_path):
         ),
     ],
 )
-def test_other_forms(write_file, tmp_path, name, words):
-    refused(write_file("", name), [words], tmp_path)
+def test_import_refuses_unsupported_file_formats_with_a_suggestion(write_file, tmp_path, name, words):
+    assert_refused(write_file("", name), [words], tmp_path)
 
 
-def test_what_is_not_there(tmp_path, small):
-    refused(tmp_path / "nowhere.csv", ["nowhere.csv does not exist"], tmp_path)
-    refused(small.p, ["p is an artifact of pfl (partition)"], tmp_path)
+def test_import_refuses_missing_empty_or_unsuitable_paths(tmp_path, small):
+    assert_refused(tmp_path / "nowhere.csv", ["nowhere.csv does not exist"], tmp_path)
+    assert_refused(small.p, ["p is an artifact of pfl (partition)"], tmp_path)
     (tmp_path / "empty").mkdir()
-    refused(tmp_path / "empty", ["empty has no image", "CLIENT/LABEL/IMAGE"], tmp_path)
+    assert_refused(tmp_path / "empty", ["empty has no image", "CLIENT/LABEL/IMAGE"], tmp_path)
     (tmp_path / "empty" / "notes.md").write_text("nothing")
-    refused(tmp_path / "empty", ["empty has no image, but notes.md"], tmp_path)
+    assert_refused(tmp_path / "empty", ["empty has no image, but notes.md"], tmp_path)
 
 
 # The command's manners
 
 
-def line(path, out, *words):
+def make_command(path, out, *words):
     return ("import", path, "--client", "who", "--label", "class", "-o", out, *words)
 
 
-def test_again_and_otherwise(pfl, write_file, tmp_path, tree):
+def test_import_is_up_to_date_or_conflicts_when_repeated(pfl, write_file, tmp_path, tree):
     def contents():  # that it is up to date makes it newer than its inputs
         return {name: content for name, (content, _) in tree(out).items()}
 
     path, out = write_file(PLAIN), tmp_path / "d"
-    assert pfl(*line(path, out)).out == f"{out}\n"
+    assert pfl(*make_command(path, out)).out == f"{out}\n"
     before = contents()
-    ran = pfl(*line(path, out))
+    ran = pfl(*make_command(path, out))
     assert (ran.code, ran.out, ran.err) == (0, f"{out}\n", f"{out} is up to date\n")
     path = path.rename(tmp_path / "renamed.csv")
-    assert "up to date" in pfl(*line(path, out)).err
+    assert "up to date" in pfl(*make_command(path, out)).err
     assert contents() == before
-    ran = pfl(*line(path, out, "--standardize"))
+    ran = pfl(*make_command(path, out, "--standardize"))
     assert (ran.code, 'standardize: false -> "by training samples"' in ran.err) == (4, True)
     write_file(PLAIN + "cid,no,1,1\n", "renamed.csv")
-    ran = pfl(*line(path, out))
+    ran = pfl(*make_command(path, out))
     assert (ran.code, "sha256: " in ran.err) == (4, True)
-    assert pfl(*line(path, out, "--force")).code == 0
+    assert pfl(*make_command(path, out, "--force")).code == 0
     assert open_artifact(out).manifest.summary["samples"] == 4
     assert open_artifact(out).manifest.made["source"] == "renamed.csv"
 
 
-def test_json_and_a_dry_run(pfl, write_file, tmp_path, tree):
+def test_import_json_of_a_dry_run_equals_that_of_the_real_run(pfl, write_file, tmp_path, tree):
     path, out = write_file(PLAIN), tmp_path / "d"
     before = tree(tmp_path)
-    dry = json.loads(pfl(*line(path, out, "-n", "--json")).out)
+    dry = json.loads(pfl(*make_command(path, out, "-n", "--json")).out)
     assert tree(tmp_path) == before
-    outcome = json.loads(pfl(*line(path, out, "--json")).out)
+    outcome = json.loads(pfl(*make_command(path, out, "--json")).out)
     assert (dry.pop("decision"), outcome.pop("decision")) == ("dry run: new", "new")
     assert dry == outcome
     assert outcome["kind"] == "dataset"
     assert outcome["summary"]["classes"] == {"no": 2, "yes": 1}
-    assert "would make dataset" in pfl(*line(path, tmp_path / "e", "-n")).err
+    assert "would make dataset" in pfl(*make_command(path, tmp_path / "e", "-n")).err
 
 
-def test_the_hash_is_the_files(write_file, tmp_path):
+def test_import_records_the_hash_of_the_file(write_file, tmp_path):
     import hashlib
 
     path = write_file(PLAIN)
@@ -817,8 +856,8 @@ def test_the_hash_is_the_files(write_file, tmp_path):
     assert manifest.made["source"] == "table.csv"
 
 
-def test_a_moved_image_is_another_request(album, tmp_path):
-    root, _ = album
+def test_import_fingerprint_changes_when_an_image_moves_within_the_folder(image_folder, tmp_path):
+    root, _ = image_folder
     first = import_data(root, tmp_path / "a").fingerprint
     (root / "ann/cat/1.png").rename(root / "ann/dog/2.png")
     assert import_data(root, tmp_path / "b").fingerprint != first
@@ -827,7 +866,7 @@ def test_a_moved_image_is_another_request(album, tmp_path):
     assert import_data(tmp_path / "elsewhere", tmp_path / "c").fingerprint == first
 
 
-def test_the_same_file_gives_the_same_bytes(write_file, tmp_path):
+def test_import_is_deterministic(write_file, tmp_path):
     path = write_file(PLAIN)
     for out in ("a", "b"):
         import_data(path, tmp_path / out, **COLUMNS)
@@ -836,7 +875,7 @@ def test_the_same_file_gives_the_same_bytes(write_file, tmp_path):
     assert one.read("samples.h5") == two.read("samples.h5")
 
 
-def test_a_file_of_defaults(pfl, write_file, tmp_path):
+def test_import_takes_options_from_a_config_file(pfl, write_file, tmp_path):
     path = write_file(PLAIN)
     (tmp_path / "pfl.toml").write_text('[import]\nclient = "who"\nlabel = "class"\nfeatures = ["b", "a"]\n')
     ran = pfl("import", path, "--config", tmp_path / "pfl.toml", "-o", tmp_path / "d", "--json")
@@ -847,7 +886,7 @@ def test_a_file_of_defaults(pfl, write_file, tmp_path):
 
 
 @pytest.fixture
-def own(tmp_path, write_file):
+def imported_hospitals(tmp_path, write_file):
     """Three hospitals whose patients fall ill for different reasons, imported."""
     draw = np.random.default_rng(5)
     rows = ["hospital,age,pressure,outcome"]
@@ -861,9 +900,9 @@ def own(tmp_path, write_file):
     return tmp_path / "own"
 
 
-def test_the_chain_over_a_table_of_ones_own(pfl, own, tmp_path):
+def test_command_chain_runs_on_an_imported_table(pfl, imported_hospitals, tmp_path):
     at = tmp_path
-    assert pfl("partition", own, "-o", at / "p").code == 0
+    assert pfl("partition", imported_hospitals, "-o", at / "p").code == 0
     assert pfl("train-global", at / "p", "--model", "logistic", "--rounds", 2, "--lr", 1, "-o", at / "b").code == 0
     assert pfl("personalize", "local", at / "b", "-o", at / "local").code == 0
     assert pfl("evaluate", at / "local", "-o", at / "ev", "-q").code == 0
@@ -878,9 +917,9 @@ def test_the_chain_over_a_table_of_ones_own(pfl, own, tmp_path):
     assert facts["made"]["source"] == "table.csv"
 
 
-def test_a_partition_holds_what_was_imported(own, tmp_path):
-    partition(str(own), tmp_path / "p", seed=3)
-    stored, source = partitions.read(open_artifact(tmp_path / "p")), datasets.read(open_artifact(own))
+def test_partition_contains_the_imported_samples(imported_hospitals, tmp_path):
+    partition(str(imported_hospitals), tmp_path / "p", seed=3)
+    stored, source = partitions.read(open_artifact(tmp_path / "p")), datasets.read(open_artifact(imported_hospitals))
     assert stored.names == ["hôp 0", "hôp 1", "hôp 2"]
     known = codebook.read(open_artifact(tmp_path / "p"))
     np.testing.assert_allclose(stored.x, (source.x[stored.sample] - known.mean) / known.sd, rtol=1e-5, atol=1e-6)
@@ -890,11 +929,11 @@ def test_a_partition_holds_what_was_imported(own, tmp_path):
     assert sorted(stored.sample) == list(range(90))
 
 
-def test_a_partition_outlives_what_it_was_imported_from(pfl, own, tmp_path):
+def test_partition_works_after_its_dataset_is_deleted(pfl, imported_hospitals, tmp_path):
     at = tmp_path
-    partition(str(own), at / "p")
-    assert ancestor(open_artifact(at / "p"), "dataset").path.resolve() == own.resolve()
-    own.rename(at / "own.old")
+    partition(str(imported_hospitals), at / "p")
+    assert ancestor(open_artifact(at / "p"), "dataset").path.resolve() == imported_hospitals.resolve()
+    imported_hospitals.rename(at / "own.old")
     assert ancestor(open_artifact(at / "p"), "dataset").path.name == "own.old"
     for file in (at / "own.old").iterdir():
         file.unlink()
@@ -914,15 +953,17 @@ def test_a_partition_outlives_what_it_was_imported_from(pfl, own, tmp_path):
         (("writters",), 2, "did you mean 'writers'?"),
     ],
 )
-def test_what_cannot_be_partitioned(pfl, own, small, tmp_path, words, code, message):
-    places = {"own": own, "table": tmp_path / "table.csv", "small": small.root}
+def test_partition_refuses_wrong_arguments_for_an_imported_dataset(
+    pfl, imported_hospitals, small, tmp_path, words, code, message
+):
+    places = {"own": imported_hospitals, "table": tmp_path / "table.csv", "small": small.root}
     ran = pfl("partition", *(word.format(**places) for word in words), "-o", tmp_path / "out")
     assert (ran.code, ran.out) == (code, "")
     assert message in ran.err
 
 
-def test_a_known_name_is_not_a_folder(pfl, own, tmp_path, monkeypatch):
-    own.rename(tmp_path / "writers")
+def test_dataset_name_takes_precedence_over_a_folder_of_the_same_name(pfl, imported_hospitals, tmp_path, monkeypatch):
+    imported_hospitals.rename(tmp_path / "writers")
     monkeypatch.chdir(tmp_path)
     by_name, by_path = (
         json.loads(pfl("partition", name, "-n", "--json", "-o", "p").out)["request"]
@@ -932,10 +973,10 @@ def test_a_known_name_is_not_a_folder(pfl, own, tmp_path, monkeypatch):
     assert (by_path["dataset"], by_path["samples"]) == ("imported", 90)
 
 
-def test_a_damaged_dataset_is_not_used(own, tmp_path):
-    content = bytearray((own / "samples.h5").read_bytes())
+def test_partition_refuses_a_damaged_dataset(imported_hospitals, tmp_path):
+    content = bytearray((imported_hospitals / "samples.h5").read_bytes())
     content[-1] ^= 1
-    (own / "samples.h5").write_bytes(content)
+    (imported_hospitals / "samples.h5").write_bytes(content)
     with pytest.raises(InputError, match=r"samples\.h5 differs from what was written") as error:
-        partition(str(own), tmp_path / "p")
+        partition(str(imported_hospitals), tmp_path / "p")
     assert error.value.fix == ("make it again with --force: pfl import DATA -o DIR",)

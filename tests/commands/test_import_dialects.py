@@ -36,7 +36,7 @@ COLUMNS = ("--client", "site", "--label", "y")
 
 
 @pytest.fixture
-def take(tmp_path):
+def import_text(tmp_path):
     """Import a text and return the dataset."""
 
     def run(text, name="t.csv", **options):
@@ -48,7 +48,7 @@ def take(tmp_path):
     return run
 
 
-def text(column, delimiter=";", count=60, label=lambda row: "ab"[row % 2]):
+def make_table(column, delimiter=";", count=60, label=lambda row: "ab"[row % 2]):
     """A table with a column of numbers, and one more, whose cells a function of the row gives."""
     rows = [[f"s{row % 3}", label(row), f"{row + 1}", str(column(row))] for row in range(count)]
     return "\n".join(delimiter.join(row) for row in [["site", "y", "a", "m"], *rows]) + "\n"
@@ -125,13 +125,13 @@ def follow_proposals(path, options, depth=3):
 
 @pytest.mark.parametrize("share", [1, 2])
 @pytest.mark.parametrize("mark", MARKS)
-def test_no_mark_drops_a_column_and_a_proposed_option_reads_it(tmp_path, mark, share):
+def test_marks_in_numbers_lose_no_column_and_the_suggested_option_reads_them(tmp_path, mark, share):
     """A law: a table that is read has all of its columns of numbers; a proposed option reads the same numbers."""
     path = tmp_path / "t.csv"
     for name, number in NUMBERS.items():
-        path.write_text(text(number))
+        path.write_text(make_table(number))
         plain = read_table(path)
-        path.write_text(text(lambda row: MARKS[mark](number(row)) if row % share == 0 else number(row)))  # noqa: B023
+        path.write_text(make_table(lambda row: MARKS[mark](number(row)) if row % share == 0 else number(row)))  # noqa: B023
         read = list(follow_proposals(path, {}))
         assert all([column.name for column in each.columns] == ["a", "m"] for each in read), name
         if mark in NO_OPTION:
@@ -143,22 +143,22 @@ def test_no_mark_drops_a_column_and_a_proposed_option_reads_it(tmp_path, mark, s
         assert is_ambiguous or any(each.x.tobytes() == plain.x.tobytes() for each in read), name
 
 
-def test_a_decimal_point_is_read_beside_a_decimal_comma_unless_it_may_separate_thousands(take):
+def test_decimal_points_beside_decimal_commas_are_read_unless_ambiguous(import_text):
     rows = [f"s{row % 3};{'ab'[row % 2]};{row},5;{row}.25" for row in range(30)]
-    dataset = take("site;y;a;m\n" + "\n".join(rows) + "\n", delimiter=";", decimal=",")
+    dataset = import_text("site;y;a;m\n" + "\n".join(rows) + "\n", delimiter=";", decimal=",")
     assert dataset.x[:2].tolist() == [[0.5, 0.25], [1.5, 1.25]]
     with pytest.raises(InputError) as error:
-        take("site;y;a;m\n" + "\n".join([*rows, "s1;a;1,5;1.250"]) + "\n", delimiter=";", decimal=",")
+        import_text("site;y;a;m\n" + "\n".join([*rows, "s1;a;1,5;1.250"]) + "\n", delimiter=";", decimal=",")
     assert "'1.250' is not a number" in error.value.message
 
 
-def test_columns_with_different_marks_are_named_in_one_error(take):
+def test_columns_with_different_marks_are_named_in_one_error(import_text):
     rows = "".join(f"s{row % 3};{'ab'[row % 2]};{row},5;{90 + row} %\n" for row in range(30))
     with pytest.raises(InputError) as error:
-        take("site;y;temp;sat\n" + rows, delimiter=";")
+        import_text("site;y;temp;sat\n" + rows, delimiter=";")
     facts = error_text(error)
     assert all(word in facts for word in ("--decimal ,", "(temp)", "--strip %", "(sat)", "--leave-out temp,sat"))
-    dataset = take("site;y;temp;sat\n" + rows, delimiter=";", leave_out="temp", strip="%")
+    dataset = import_text("site;y;temp;sat\n" + rows, delimiter=";", leave_out="temp", strip="%")
     assert dataset.features == ("sat",)
 
 
@@ -174,7 +174,7 @@ SILENT = {
 
 @pytest.mark.parametrize("case", SILENT)
 def test_columns_without_numbers_are_left_out_and_named(pfl, tmp_path, case):
-    (tmp_path / "t.csv").write_text(text(SILENT[case], ","))
+    (tmp_path / "t.csv").write_text(make_table(SILENT[case], ","))
     ran = pfl("import", tmp_path / "t.csv", "--client", "site", "--label", "y", "-o", tmp_path / "d")
     assert (ran.code, "left out, not numbers: m\n" in ran.err) == (0, True)
     assert ("--order m" in ran.err) == ("dates" in case)
@@ -214,22 +214,22 @@ ASKED = {
 
 
 @pytest.mark.parametrize("case", ASKED)
-def test_a_doubtful_column_is_a_question_with_its_answers(take, case):
+def test_doubtful_column_is_refused_with_the_options_to_choose_from(import_text, case):
     column, words, first, features, second, others = ASKED[case]
     with pytest.raises(InputError) as error:
-        take(text(column, ","))
+        import_text(make_table(column, ","))
     assert all(word in error_text(error) for word in words)
-    assert take(text(column, ","), **first).features == ("a", *features)
-    read = take(text(column, ","), **second)
+    assert import_text(make_table(column, ","), **first).features == ("a", *features)
+    read = import_text(make_table(column, ","), **second)
     assert others is None or read.features == ("a", *others)
 
 
-def test_a_number_for_nothing_is_missing_in_every_spelling(take):
-    dataset = take(text(lambda row: "-999.0" if row % 2 else row, ","), na="-999", missing="median")
+def test_na_number_marks_missing_values_in_every_spelling(import_text):
+    dataset = import_text(make_table(lambda row: "-999.0" if row % 2 else row, ","), na="-999", missing="median")
     assert np.isnan(dataset.x[:, 1]).tolist() == [bool(row % 2) for row in range(60)]
 
 
-def test_ordinary_numbers_are_not_questioned(take):
+def test_ordinary_columns_are_read_without_a_question(import_text):
     for column in (
         lambda row: 99 if row % 7 == 0 else row,  # a usual value
         lambda row: 1700000000 if row % 2 else 0,
@@ -239,7 +239,7 @@ def test_ordinary_numbers_are_not_questioned(take):
         lambda row: f"[{row % 5 * 10}-{row % 5 * 10 + 10})",
         lambda row: ["True", "0", "1", "FALSE"][row % 4],
     ):
-        assert len(take(text(column, ",")).features) > 1
+        assert len(import_text(make_table(column, ",")).features) > 1
 
 
 LABELS = {
@@ -272,38 +272,38 @@ LABELS = {
 
 
 @pytest.mark.parametrize("case", LABELS)
-def test_a_doubtful_label_is_a_question_with_its_answers(take, case):
+def test_doubtful_label_is_refused_with_the_options_to_choose_from(import_text, case):
     labels, words, first, classes, second, others = LABELS[case]
-    table = text(lambda row: row % 7, ",", label=lambda row: str(labels[row % len(labels)]))
+    table = make_table(lambda row: row % 7, ",", label=lambda row: str(labels[row % len(labels)]))
     with pytest.raises(InputError) as error:
-        take(table)
+        import_text(table)
     assert all(word in error_text(error) for word in words)
-    assert take(table, **first).classes == classes
-    assert take(table, **second).classes == others
+    assert import_text(table, **first).classes == classes
+    assert import_text(table, **second).classes == others
 
 
-def test_several_classes_become_two(take, tmp_path):
-    table = text(lambda row: row % 7, ",", label=lambda row: str(row % 5))
-    plain = take(table).y
-    two = take(table, label_map={"0": "well", **{str(number): "ill" for number in range(1, 5)}})
+def test_label_map_and_threshold_reduce_labels_to_two_classes(import_text, tmp_path):
+    table = make_table(lambda row: row % 7, ",", label=lambda row: str(row % 5))
+    plain = import_text(table).y
+    two = import_text(table, label_map={"0": "well", **{str(number): "ill" for number in range(1, 5)}})
     assert (two.classes, two.y.tolist()) == (["ill", "well"], (plain == 0).astype(int).tolist())
-    more = take(table, label="y>0")
+    more = import_text(table, label="y>0")
     assert (more.classes, more.y.tolist()) == (["y<=0", "y>0"], (plain > 0).astype(int).tolist())
     np.savez(tmp_path / "a.npz", x=np.arange(20.0).reshape(10, 2), y=np.arange(10) % 5, owner=np.arange(10) % 2)
     import_data(tmp_path / "a.npz", tmp_path / "a", label="y>0")
     assert datasets.read(open_artifact(tmp_path / "a")).y.tolist() == [int(number % 5 > 0) for number in range(10)]
     with pytest.raises(UsageError, match="no label is '9'"):
-        take(table, label_map={"9": "ill"})
+        import_text(table, label_map={"9": "ill"})
     with pytest.raises(InputError, match="'b' is not a number, as y>0 needs"):
-        take(table.replace("s2,2,", "s2,b,"), label="y>0")
+        import_text(table.replace("s2,2,", "s2,b,"), label="y>0")
 
 
-def test_clients_that_differ_by_case_are_a_question_and_equal_numbers_a_warning(take, pfl, tmp_path):
+def test_client_names_that_differ_by_case_are_refused_and_equal_numbers_warned_of(import_text, pfl, tmp_path):
     table = "site,y,a\n" + "".join(f"{['A', 'a ', 'B'][row % 3]},{row % 2},{row}.5\n" for row in range(30))
     with pytest.raises(InputError, match="'A' and 'a' differ only by case or spaces"):
-        take(table)
-    assert set(take(table, fold_case=True).owner.tolist()) == {"A", "B"}
-    assert set(take(table, fold_case=False).owner.tolist()) == {"A", "a", "B"}
+        import_text(table)
+    assert set(import_text(table, fold_case=True).owner.tolist()) == {"A", "B"}
+    assert set(import_text(table, fold_case=False).owner.tolist()) == {"A", "a", "B"}
     (tmp_path / "n.csv").write_text(
         "site,y,a\n" + "".join(f"{['1', '1.0', '01', '2'][row % 4]},{row % 2},{row}.5\n" for row in range(40))
     )
@@ -336,23 +336,23 @@ FORMS = {
 
 
 @pytest.mark.parametrize("case", FORMS)
-def test_dates_in_another_form_are_read_by_the_proposed_option(take, case):
+def test_dates_in_another_form_are_read_by_the_proposed_option(import_text, case):
     column, forms = FORMS[case]
     with pytest.raises(InputError) as error:
-        take(text(column, ","), order="m")
+        import_text(make_table(column, ","), order="m")
     assert [form for form in forms if form in error_text(error)] == forms
-    dataset = take(text(column, ","), order="m", date_format=forms[0])
+    dataset = import_text(make_table(column, ","), order="m", date_format=forms[0])
     times = pd.to_datetime([column(row) for row in range(60)], format=forms[0])
     order = np.argsort(times.to_numpy(), kind="stable")
     assert dataset.x[:, 0].tolist() == (order + 1.0).tolist()
     with pytest.raises(InputError, match="is not a date of --date-format"):
-        take(text(column, ","), order="m", date_format="%Y")
+        import_text(make_table(column, ","), order="m", date_format="%Y")
 
 
 # Text
 
 
-PLAIN = text(lambda row: row % 7, ",")
+PLAIN = make_table(lambda row: row % 7, ",")
 LAYOUTS = {
     # name: (text, options that it needs, words of the error without them)
     "a title": ("A report of 2024\n" + PLAIN, {"skip_rows": 1}, ["--skip-rows 1"]),
@@ -379,36 +379,36 @@ LAYOUTS = {
 
 @pytest.mark.parametrize("suffix", [".csv", ".txt", ".dat", ".data"])
 @pytest.mark.parametrize("case", LAYOUTS)
-def test_text_is_read_by_the_proposed_option(take, case, suffix):
+def test_text_is_read_by_the_proposed_option(import_text, case, suffix):
     table, options, words = LAYOUTS[case]
     if words is not None:
         with pytest.raises(PflError) as error:
-            take(table, "u" + suffix)
+            import_text(table, "u" + suffix)
         assert all(word in error_text(error) for word in words)
-    dataset = take(table, "t" + suffix, **options)
-    expected = take(PLAIN, "p.csv")
+    dataset = import_text(table, "t" + suffix, **options)
+    expected = import_text(PLAIN, "p.csv")
     assert (dataset.x.tobytes(), dataset.features, dataset.classes) == (
         expected.x.tobytes(), expected.features, expected.classes,
     )  # fmt: skip
 
 
-def test_errors_name_the_line_of_the_file_when_lines_are_skipped(take):
+def test_errors_name_the_line_of_the_file_when_lines_are_skipped(import_text):
     table = "title\n# note\n" + PLAIN.replace("s1,b,2,1", "s1,b,two,1")
     with pytest.raises(InputError, match=r"t.csv, line 5, column 'a': 'two' is not a number"):
-        take(table, skip_rows=1, comment="#")
+        import_text(table, skip_rows=1, comment="#")
 
 
-def test_a_comment_mark_in_quotes_is_kept(take):
+def test_a_comment_mark_in_quotes_is_kept(import_text):
     table = 'site,y,a\n"s#1",a,1 # one\n"s#1",b,2\n"s\n#2",a,3\n'
-    assert take(table, comment="#").owner.tolist() == ["s#1", "s#1", "s\n#2"]
+    assert import_text(table, comment="#").owner.tolist() == ["s#1", "s#1", "s\n#2"]
 
 
-def test_the_last_line_that_is_a_footer_is_named(take):
+def test_footer_line_is_named_in_the_error(import_text):
     with pytest.raises(InputError) as error:
-        take(PLAIN + "Sum,60\n")
+        import_text(PLAIN + "Sum,60\n")
     assert "line 62, the last line, has only 2 cells of 4" in error_text(error)
     with pytest.raises(InputError) as error:
-        take(PLAIN + "Sum,,,\n")
+        import_text(PLAIN + "Sum,,,\n")
     assert "footer" in error_text(error)
 
 
@@ -422,22 +422,22 @@ HEADERS = ("label,0,1,2,3", "site,2019,2020,2021,y", "y,400.5,401,401.5,402,403.
 
 
 @pytest.mark.parametrize("case", HEADERLESS)
-def test_a_missing_header_is_noticed_and_names_are_not_questioned(take, case):
+def test_missing_header_is_detected_and_real_headers_are_accepted(import_text, case):
     table = "".join(HEADERLESS[case](row) + "\n" for row in range(40))
     with pytest.raises(InputError, match="are the column names missing"):
-        take(table, client="none", label="0")
-    dataset = take(table, client="none", label="0", header=False, strip=";", leave_out="none", classes=True)
+        import_text(table, client="none", label="0")
+    dataset = import_text(table, client="none", label="0", header=False, strip=";", leave_out="none", classes=True)
     assert len(dataset.y) == 40
     for header in HEADERS:
         width = header.count(",") + 1
         rows = "".join(",".join(str(row % (2 + at)) for at in range(width)) + "\n" for row in range(20))
-        assert len(take(f"{header}\n{rows}", client="none", label=header.partition(",")[0]).y) == 20
+        assert len(import_text(f"{header}\n{rows}", client="none", label=header.partition(",")[0]).y) == 20
 
 
 COMPRESSED = {".gz": gzip.compress, ".bz2": bz2.compress, ".xz": lzma.compress}
 
 
-def test_one_table_gives_the_same_samples_in_every_form(take, tmp_path):
+def test_import_gives_the_same_samples_for_every_file_format(import_text, tmp_path):
     """A law over all forms: the bytes of samples, and classes, clients and features."""
     draw = np.random.default_rng(0)
     frame = pd.DataFrame({
@@ -479,7 +479,7 @@ def test_one_table_gives_the_same_samples_in_every_form(take, tmp_path):
     assert len(set(map(str, read.values()))) == 1, [name for name in read if read[name] != read["t.csv"]]
 
 
-def test_excel_and_spss_give_the_same_samples(take, tmp_path):
+def test_import_gives_the_same_samples_for_excel_and_spss(import_text, tmp_path):
     pytest.importorskip("openpyxl")
     frame = pd.DataFrame({
         "site": [f"s{row % 3}" for row in range(40)],
@@ -487,7 +487,7 @@ def test_excel_and_spss_give_the_same_samples(take, tmp_path):
         "a": [row * 0.1 for row in range(40)],
         "m": [row % 7 for row in range(40)],
     })  # fmt: skip
-    expected = take(frame.to_csv(index=False))
+    expected = import_text(frame.to_csv(index=False))
     frame.to_excel(tmp_path / "t.xlsx", index=False, sheet_name="visits")
     import_data(tmp_path / "t.xlsx", tmp_path / "x", **ROLES)
     assert datasets.read(open_artifact(tmp_path / "x")).x.tobytes() == expected.x.tobytes()
@@ -514,7 +514,7 @@ def test_import_names_the_extra_when_datasets_is_not_installed(tmp_path, monkeyp
 
 
 @pytest.mark.parametrize(("suffix", "package"), [("xlsx", "openpyxl"), ("sav", "pyreadstat"), ("feather", "pyarrow")])
-def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch, suffix, package):
+def test_import_names_the_extra_of_a_missing_package(tmp_path, monkeypatch, suffix, package):
     monkeypatch.setitem(__import__("sys").modules, package, None)
     (tmp_path / f"t.{suffix}").write_bytes(b"-")
     with pytest.raises(UsageError) as error:
@@ -523,25 +523,25 @@ def test_a_missing_package_is_named_with_its_extra(tmp_path, monkeypatch, suffix
     assert "pip install 'pflcli[" in error.value.fix[0]
 
 
-def test_lines_of_json_are_named(take):
+def test_import_names_the_bad_line_of_a_json_lines_file(import_text):
     lines = [json.dumps({"site": f"s{row % 2}", "y": row % 2, "a": row}) for row in range(20)]
     with pytest.raises(InputError, match="line 4: "):
-        take("\n".join([*lines[:3], "{", *lines[3:]]), "t.jsonl")
+        import_text("\n".join([*lines[:3], "{", *lines[3:]]), "t.jsonl")
     with pytest.raises(InputError, match="line 5, column 'a': 'x' is not a number"):
-        take("\n".join([*lines[:3], "", lines[3].replace("3}", '"x"}'), *lines[4:]]), "t.jsonl")
+        import_text("\n".join([*lines[:3], "", lines[3].replace("3}", '"x"}'), *lines[4:]]), "t.jsonl")
     with pytest.raises(InputError, match="line 1 is not a JSON object"):
-        take("[1]\n".replace("[", '{"a": [').replace("]", "]}").replace('{"a": [1]}', "7"), "t.jsonl")
+        import_text("[1]\n".replace("[", '{"a": [').replace("]", "]}").replace('{"a": [1]}', "7"), "t.jsonl")
 
 
-def test_compressed_text_is_checked(take, monkeypatch):
+def test_import_refuses_damaged_or_oversized_gzip_files(import_text, monkeypatch):
     packed = gzip.compress(PLAIN.encode())
     with pytest.raises(InputError, match="cannot be read as CSV"):
-        take(packed[:-20], "t.csv.gz")
+        import_text(packed[:-20], "t.csv.gz")
     with pytest.raises(InputError, match=r"line 3 .*'two' is not a number"):
-        take(gzip.compress(PLAIN.replace("s1,b,2,1", "s1,b,two,1").encode()), "t.csv.gz")
+        import_text(gzip.compress(PLAIN.replace("s1,b,2,1", "s1,b,two,1").encode()), "t.csv.gz")
     monkeypatch.setattr("pflcli.foreign._ALWAYS_ALLOWED_BYTES", 1000)
     with pytest.raises(InputError, match=r"b.csv.gz declares .* 500 times"):
-        take(gzip.compress(b"site,y,a\n" + b"0,1,1\n" * 200_000, 9), "b.csv.gz")
+        import_text(gzip.compress(b"site,y,a\n" + b"0,1,1\n" * 200_000, 9), "b.csv.gz")
 
 
 # Several files
@@ -574,7 +574,7 @@ def test_one_file_per_client_equals_one_table_with_their_names(pfl, tmp_path):
     assert ran.code == 4
 
 
-def test_files_with_other_columns_or_bad_cells_are_named(tmp_path):
+def test_import_of_several_files_names_the_file_with_other_columns_or_bad_cells(tmp_path):
     files = write_files(tmp_path / "sites")
     files[1].write_text(files[1].read_text().replace("7", "seven"))
     with pytest.raises(InputError, match=r"south.csv, line 3 .*column 'a': 'seven' is not a number"):
@@ -593,7 +593,7 @@ def test_files_with_other_columns_or_bad_cells_are_named(tmp_path):
 # Later data
 
 
-def test_later_data_are_read_as_the_first_were(tmp_path):
+def test_like_predict_and_new_client_read_tables_like_the_first_import(tmp_path):
     """A law over the commands that read tables: --like, predict and new-client read a German table like a plain one."""
     rows = [[f"s{row % 3}", "yn"[row % 2], f"{row * 1.25 + 1000:.2f}", str(row % 5), "NN" if row % 7 else "high"]
             for row in range(60)]  # fmt: skip
@@ -641,7 +641,7 @@ def test_later_data_are_read_as_the_first_were(tmp_path):
         predict(tmp_path / "german" / "m", tmp_path / "x.npy", client="s1", decimal=",")
 
 
-def test_a_failed_import_leaves_no_folder(pfl, tmp_path):
+def test_failed_import_leaves_no_folder(pfl, tmp_path):
     (tmp_path / "t.csv").write_text(PLAIN.replace("s1,b,2,1", "s1,b,two,1"))
     (tmp_path / "kept").mkdir()
     for out in ("runs/d", "runs/deep/d", "kept/d"):
@@ -649,10 +649,10 @@ def test_a_failed_import_leaves_no_folder(pfl, tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "t.csv"]
 
 
-def test_a_name_in_use_is_not_proposed_for_a_missing_column(take, tmp_path):
+def test_missing_column_suggestion_excludes_columns_in_use(import_text, tmp_path):
     names = "site,y,Acc X mean,Acc Y mean,Acc Z mean"
     rows = "".join(f"s{row % 2},{row % 2},{row}.5,{row * row},{row % 7}\n" for row in range(20))
-    take(f"{names}\n{rows}")
+    import_text(f"{names}\n{rows}")
     (tmp_path / "later.csv").write_text(f"{names.replace('Acc Y mean', 'Acc Y')}\n{rows}")
     with pytest.raises(InputError) as error:
         import_data(tmp_path / "later.csv", tmp_path / "l", like=tmp_path / "out")
@@ -660,7 +660,7 @@ def test_a_name_in_use_is_not_proposed_for_a_missing_column(take, tmp_path):
     assert "Acc Z" not in error_text(error)
 
 
-def test_unknown_words_are_refused_or_missing_and_unknown_clients_refused(pfl, tmp_path):
+def test_predict_refuses_unknown_words_without_missing_and_unknown_clients(pfl, tmp_path):
     rows = [f"s{row % 3},{'yn'[row % 2]},{row % 9},{['low', 'high'][row % 2]}" for row in range(60)]
     (tmp_path / "t.csv").write_text("\n".join(["site,y,a,phone", *rows]) + "\n")
     holes = [row.replace("high", "") if at % 5 == 1 else row for at, row in enumerate(rows)]
@@ -700,7 +700,7 @@ def test_unknown_words_are_refused_or_missing_and_unknown_clients_refused(pfl, t
     assert (ran.code, "did you mean 'missing'?" in ran.err) == (2, True)
 
 
-def test_a_client_without_any_value_of_a_column_is_named(pfl, tmp_path):
+def test_import_names_a_client_without_any_value_of_a_column(pfl, tmp_path):
     rows = "".join(f"s{row % 3},{row % 2},{row}.5,{'' if row % 3 == 1 else row % 5}\n" for row in range(30))
     (tmp_path / "t.csv").write_text("site,y,a,m\n" + rows)
     line = (
@@ -718,7 +718,7 @@ def test_a_client_without_any_value_of_a_column_is_named(pfl, tmp_path):
     assert "WARNING: without any value of 'm': s1\n" in pfl(*line).err
 
 
-def test_the_recorded_command_has_the_options_as_they_are_typed(tmp_path):
+def test_recorded_import_command_has_the_options_as_typed(tmp_path):
     files = [tmp_path / "a.csv", tmp_path / "b.csv"]
     for path in files:
         path.write_text("".join(f"{row % 3};{row},5 kg\n" for row in range(20)))
@@ -733,16 +733,16 @@ def test_the_recorded_command_has_the_options_as_they_are_typed(tmp_path):
     assert values == {"--label": "0>0", "--na": ",-9", "--strip": "kg", "--label-map": "0>0=ill"}
 
 
-def test_words_that_usually_mark_missing_values_are_words_with_an_empty_na(take):
-    table = text(lambda row: ["None", "Apnea", "NA"][row % 3], ",")
+def test_empty_na_option_reads_none_and_na_as_words(import_text):
+    table = make_table(lambda row: ["None", "Apnea", "NA"][row % 3], ",")
     with pytest.raises(InputError) as error:
-        take(table, categorical="m")
+        import_text(table, categorical="m")
     assert all(word in error_text(error) for word in ("as 'None' marks a missing one", "--na ''"))
-    assert take(table, na="").features == ("a", "m=Apnea", "m=NA", "m=None")
-    assert take(table, na=["", "NA"], missing="drop").features == ("a", "m=Apnea", "m=None")
+    assert import_text(table, na="").features == ("a", "m=Apnea", "m=NA", "m=None")
+    assert import_text(table, na=["", "NA"], missing="drop").features == ("a", "m=Apnea", "m=None")
 
 
-def test_import_proposes_the_delimiter_when_decimal_commas_divide_the_lines(tmp_path):
+def test_import_suggests_the_delimiter_when_decimal_commas_split_the_lines(tmp_path):
     (tmp_path / "t.csv").write_text("site;y;temp\nA;1;36,5\nA;0;37,1\nB;1;38,2\nB;0;36,9\n")
     with pytest.raises(InputError) as caught:
         import_data(tmp_path / "t.csv", tmp_path / "d", client="site", label="y")

@@ -28,7 +28,7 @@ SCHEMES = {
 }
 
 
-def frame(rows=120, patients=30, seed=0):
+def make_visits(rows=120, patients=30, seed=0):
     """Visits of patients, some of whom are in two wards, at days in no order; some days have several visits."""
     draw = np.random.default_rng(seed)
     patient = draw.integers(patients, size=rows)
@@ -48,23 +48,23 @@ def frame(rows=120, patients=30, seed=0):
 
 
 @pytest.fixture
-def source(tmp_path):
-    frame().to_csv(tmp_path / "visits.csv", index=False)
+def visits_file(tmp_path):
+    make_visits().to_csv(tmp_path / "visits.csv", index=False)
     return tmp_path / "visits.csv"
 
 
-def stored(path):
+def read_partition(path):
     return partitions.read(open_artifact(path))
 
 
-def blocks(result):
+def iterate_splits(result):
     """Yield for each client the rows of its training, validation and test samples in the dataset."""
     for client in range(len(result.names)):
         yield [result.sample[slice(*result.offsets[3 * client + split :][:2])] for split in range(3)]
 
 
 def require_together(result, group):
-    for splits in blocks(result):
+    for splits in iterate_splits(result):
         values = [set(group[rows].tolist()) for rows in splits]
         assert not values[0] & values[1]
         assert not values[0] & values[2]
@@ -73,47 +73,47 @@ def require_together(result, group):
 
 
 def require_in_time(result, time):
-    for train, validation, test in blocks(result):
+    for train, validation, test in iterate_splits(result):
         parts = [time[rows] for rows in (train, validation, test) if len(rows)]
         assert all(first.max() <= later.min() for first, later in itertools.pairwise(parts))
         assert len(train)
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)
-def test_one_patient_is_in_one_split_of_a_client(tmp_path, source, scheme):
-    import_data(source, tmp_path / "d", **COLUMNS, features="age", group="patient")
+def test_partition_keeps_a_group_in_one_split_of_a_client(tmp_path, visits_file, scheme):
+    import_data(visits_file, tmp_path / "d", **COLUMNS, features="age", group="patient")
     dataset = datasets.read(open_artifact(tmp_path / "d"))
-    _, expected = np.unique(frame()["patient"], return_inverse=True)
+    _, expected = np.unique(make_visits()["patient"], return_inverse=True)
     np.testing.assert_array_equal(dataset.group, expected)
     assert dataset.features == ("age",)
     for seed in (0, 1):
         partition(str(tmp_path / "d"), tmp_path / f"p{seed}", seed=seed, **SCHEMES[scheme])
-        require_together(stored(tmp_path / f"p{seed}"), dataset.group)
-    assert stored(tmp_path / "p0").sample.tolist() != stored(tmp_path / "p1").sample.tolist()
+        require_together(read_partition(tmp_path / f"p{seed}"), dataset.group)
+    assert read_partition(tmp_path / "p0").sample.tolist() != read_partition(tmp_path / "p1").sample.tolist()
 
 
 @pytest.mark.parametrize("scheme", ["by owner", "iid", "filled", "two that join"])
 @pytest.mark.parametrize("column", ["date", "time"])
-def test_training_samples_are_not_later_than_others(tmp_path, source, scheme, column):
-    import_data(source, tmp_path / "d", **COLUMNS, features="age,days", order=column)
+def test_partition_orders_splits_by_time(tmp_path, visits_file, scheme, column):
+    import_data(visits_file, tmp_path / "d", **COLUMNS, features="age,days", order=column)
     dataset = datasets.read(open_artifact(tmp_path / "d"))
     assert dataset.is_ordered
-    np.testing.assert_array_equal(dataset.x[:, 1], np.sort(frame()["days"]))
+    np.testing.assert_array_equal(dataset.x[:, 1], np.sort(make_visits()["days"]))
     partition(str(tmp_path / "d"), tmp_path / "p", **SCHEMES[scheme])
-    require_in_time(stored(tmp_path / "p"), dataset.x[:, 1])
+    require_in_time(read_partition(tmp_path / "p"), dataset.x[:, 1])
     partition(str(tmp_path / "d"), tmp_path / "q", **{**SCHEMES[scheme], "new_clients": 0, "new_capacity": 1})
-    sizes = stored(tmp_path / "q").sizes
+    sizes = read_partition(tmp_path / "q").sizes
     assert (abs(sizes - np.outer(sizes.sum(axis=1), (0.6, 0.2, 0.2))) <= 1).all()
 
 
-def test_samples_without_clients_have_a_time_too(tmp_path, source):
-    import_data(source, tmp_path / "d", client="none", label="ill", features="days", order="date")
+def test_partition_orders_splits_by_time_for_samples_without_clients(tmp_path, visits_file):
+    import_data(visits_file, tmp_path / "d", client="none", label="ill", features="days", order="date")
     partition(str(tmp_path / "d"), tmp_path / "p", scheme="dirichlet", clients=4)
-    require_in_time(stored(tmp_path / "p"), datasets.read(open_artifact(tmp_path / "d")).x[:, 0])
+    require_in_time(read_partition(tmp_path / "p"), datasets.read(open_artifact(tmp_path / "d")).x[:, 0])
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_fractions_are_met_as_closely_as_groups_allow(seed):
+def test_split_by_group_meets_the_fractions_as_closely_as_groups_allow(seed):
     draw = np.random.default_rng(seed)
     group = np.repeat(np.arange(12), draw.integers(1, 9, size=12))
     rows, fractions = draw.permutation(len(group)) + 5, (0.6, 0.2, 0.2)
@@ -133,7 +133,7 @@ def test_fractions_are_met_as_closely_as_groups_allow(seed):
 
 
 @pytest.mark.parametrize("sizes", [[7], [1, 1], [50, 1], [1] * 3])
-def test_a_client_keeps_one_group_to_train_on(sizes):
+def test_split_by_group_keeps_a_group_for_training(sizes):
     group = np.repeat(np.arange(len(sizes)), sizes)
     for fractions in ((0.6, 0.2, 0.2), (0.01, 0.5, 0.49)):
         splits = client_splits.split_by_group(np.arange(len(group)), fractions, group, np.random.default_rng(0))
@@ -142,8 +142,8 @@ def test_a_client_keeps_one_group_to_train_on(sizes):
 
 @pytest.mark.parametrize("form", ["npz", "h5", "parquet"])
 @pytest.mark.parametrize("role", ["group", "order"])
-def test_arrays_and_parquet_have_them(tmp_path, form, role):
-    visits = frame()
+def test_arrays_and_parquet_support_group_and_order(tmp_path, form, role):
+    visits = make_visits()
     name = {"group": "patient", "order": "date"}[role]
     dates = visits["date"].to_numpy("datetime64[D]")
     if form == "parquet":
@@ -165,17 +165,17 @@ def test_arrays_and_parquet_have_them(tmp_path, form, role):
     dataset = datasets.read(open_artifact(tmp_path / "d"))
     partition(str(tmp_path / "d"), tmp_path / "p")
     if role == "group":
-        require_together(stored(tmp_path / "p"), np.unique(visits["patient"], return_inverse=True)[1])
+        require_together(read_partition(tmp_path / "p"), np.unique(visits["patient"], return_inverse=True)[1])
     else:
-        require_in_time(stored(tmp_path / "p"), dataset.x[:, 1])
+        require_in_time(read_partition(tmp_path / "p"), dataset.x[:, 1])
 
 
 @pytest.mark.parametrize("role", ["group", "order"])
-def test_new_data_are_split_like_the_old(tmp_path, source, role):
+def test_import_like_reuses_group_and_order(tmp_path, visits_file, role):
     name = {"group": "patient", "order": "date"}[role]
-    import_data(source, tmp_path / "d", **COLUMNS, features="age", **{role: name})
+    import_data(visits_file, tmp_path / "d", **COLUMNS, features="age", **{role: name})
     partition(str(tmp_path / "d"), tmp_path / "p")
-    frame(seed=1).to_csv(tmp_path / "new.csv", index=False)
+    make_visits(seed=1).to_csv(tmp_path / "new.csv", index=False)
     import_data(tmp_path / "new.csv", tmp_path / "n", like=tmp_path / "p")
     later = datasets.read(open_artifact(tmp_path / "n"))
     assert later.is_ordered == (role == "order")
@@ -200,24 +200,24 @@ CONTRADICTIONS = {
 
 
 @pytest.mark.parametrize("case", CONTRADICTIONS)
-def test_contradictions_are_one_error(tmp_path, source, case):
+def test_contradictory_group_and_order_options_are_one_error(tmp_path, visits_file, case):
     options, message = CONTRADICTIONS[case]
     with pytest.raises((InputError, UsageError), match=message):
-        import_data(source, tmp_path / "d", **COLUMNS, **options)
+        import_data(visits_file, tmp_path / "d", **COLUMNS, **options)
 
 
-def test_a_feature_of_earlier_data_is_no_time(tmp_path, source):
-    import_data(source, tmp_path / "d", **COLUMNS, features="age,days")
+def test_import_like_refuses_a_feature_as_order(tmp_path, visits_file):
+    import_data(visits_file, tmp_path / "d", **COLUMNS, features="age,days")
     with pytest.raises(UsageError, match=r"column 'days' is a feature of .*d, and cannot be --order"):
-        import_data(source, tmp_path / "n", like=tmp_path / "d", order="days")
+        import_data(visits_file, tmp_path / "n", like=tmp_path / "d", order="days")
 
 
-def test_a_partition_refuses_what_would_part_them(tmp_path, source):
-    import_data(source, tmp_path / "d", **COLUMNS, features="age", group="patient")
+def test_partition_refuses_options_that_break_groups_or_order(tmp_path, visits_file):
+    import_data(visits_file, tmp_path / "d", **COLUMNS, features="age", group="patient")
     for options in ({"part": (1, 2)}, {"keep_test": True}):
         with pytest.raises(UsageError, match=r"--group"):
             partition(str(tmp_path / "d"), tmp_path / "p", **options)
-    import_data(source, tmp_path / "d", **COLUMNS, features="age", order="date", execution=Execution(force=True))
+    import_data(visits_file, tmp_path / "d", **COLUMNS, features="age", order="date", execution=Execution(force=True))
     for options, message in (({"part": (1, 2)}, "ordered by time"), ({"keep_test": True}, "no published test")):
         with pytest.raises(UsageError, match=message):
             partition(str(tmp_path / "d"), tmp_path / "p", **options)
@@ -233,7 +233,7 @@ TIMES = {
 
 
 @pytest.mark.parametrize("case", TIMES)
-def test_a_time_that_is_none_is_named_by_line(tmp_path, case):
+def test_import_names_the_line_of_an_invalid_time(tmp_path, case):
     times, message = TIMES[case]
     rows = [f"{'ab'[row % 2]},{row % 2},{row},{time}" for row, time in enumerate(times * 2)]
     rows = rows[:3] + [row.replace(",,", ",1,") for row in rows[3:]]
@@ -251,19 +251,19 @@ MIXED = {
 
 
 @pytest.mark.parametrize("case", MIXED)
-def test_times_are_compared_by_value(tmp_path, case):
+def test_import_compares_times_by_value(tmp_path, case):
     rows = [f"a,{row % 2},{place},{time}" for row, (place, time) in enumerate(zip((1, 0, 2), MIXED[case], strict=True))]
     (tmp_path / "a.csv").write_text("who,y,place,at\n" + "\n".join(rows) + "\n")
     import_data(tmp_path / "a.csv", tmp_path / "d", client="who", label="y", order="at")
     assert datasets.read(open_artifact(tmp_path / "d")).x[:, 0].tolist() == [0, 1, 2]
 
 
-def test_the_command_says_what_became_of_them(pfl, tmp_path, source):
+def test_import_and_partition_report_groups_and_order(pfl, tmp_path, visits_file):
     columns = ("--client", "ward", "--label", "ill", "--features", "age")
-    pfl("import", source, *columns, "--group", "patient", "-o", tmp_path / "d")
+    pfl("import", visits_file, *columns, "--group", "patient", "-o", tmp_path / "d")
     result = pfl("partition", tmp_path / "d", "-o", tmp_path / "p")
     assert "samples of one --group are in one split: 0." in result.err
     assert "values of --group with samples of several clients" in result.err
-    pfl("import", source, *columns, "--order", "date", "-o", tmp_path / "e")
+    pfl("import", visits_file, *columns, "--order", "date", "-o", tmp_path / "e")
     assert "split by time" in (report := pfl("partition", tmp_path / "e", "-o", tmp_path / "q").err)
     assert "left out" not in report

@@ -22,7 +22,7 @@ from pflcli.execution import Execution
 COLUMNS = {"client": "hospital", "label": "ill"}
 
 
-def patients(path, *, seed=0, count=90, words=("no", "yes"), shift=0.0, holes=True, extra=()):
+def write_patients(path, *, seed=0, count=90, words=("no", "yes"), shift=0.0, holes=True, extra=()):
     """Write patients of three hospitals: a number with holes, a code from 1 to 3, and a word."""
     draw = np.random.default_rng(seed)
     lines = ["hospital,ill,age,chol,cp,sex"]
@@ -35,9 +35,9 @@ def patients(path, *, seed=0, count=90, words=("no", "yes"), shift=0.0, holes=Tr
 
 
 @pytest.fixture
-def own(tmp_path):
+def imported_patients(tmp_path):
     """Import patients with all that can be wished, and partition them with a hospital that joins late."""
-    path = patients(tmp_path / "patients.csv")
+    path = write_patients(tmp_path / "patients.csv")
     import_data(path, tmp_path / "data", **COLUMNS, missing="median", standardize=True, categorical="cp,sex")
     partition(str(tmp_path / "data"), tmp_path / "p", new_clients=0.34)
     return tmp_path
@@ -50,8 +50,8 @@ def read(path):
     return partitions.read(open_artifact(path)), codebook.read(open_artifact(path))
 
 
-def test_medians_and_scale_are_those_of_training_samples_of_clients_that_train(own):
-    raw, (stored, known) = datasets.read(open_artifact(own / "data")), read(own / "p")
+def test_medians_and_scale_use_only_training_samples_of_participating_clients(imported_patients):
+    raw, (stored, known) = datasets.read(open_artifact(imported_patients / "data")), read(imported_patients / "p")
     assert known.features == raw.features == FEATURES
     train = np.concatenate([np.arange(*stored.offsets[3 * c : 3 * c + 2]) for c in np.flatnonzero(~stored.new)])
     x = raw.x[stored.sample]
@@ -67,58 +67,69 @@ def test_medians_and_scale_are_those_of_training_samples_of_clients_that_train(o
     assert (known.mean[3:], known.sd[3:]) == ((0.0,) * 5, (1.0,) * 5)
 
 
-def test_no_other_sample_moves_what_is_trained_on(own):
+def test_training_samples_do_not_depend_on_test_samples_or_new_clients(imported_patients):
     """A law: training samples stay bit for bit the same when test samples or new clients' samples change."""
-    stored, _ = read(own / "p")
+    stored, _ = read(imported_patients / "p")
     train = np.concatenate([np.arange(*stored.offsets[3 * c : 3 * c + 2]) for c in np.flatnonzero(~stored.new)])
-    lines = (own / "patients.csv").read_text().splitlines()
+    lines = (imported_patients / "patients.csv").read_text().splitlines()
     others = np.setdiff1d(np.arange(len(stored.y)), train)
     for row in stored.sample[others].tolist():
         cells = lines[row + 1].split(",")
         lines[row + 1] = ",".join([*cells[:2], "777", "?", *cells[4:]])
-    (own / "changed.csv").write_text("\n".join(lines) + "\n")
-    import_data(own / "changed.csv", own / "d2", **COLUMNS, missing="median", standardize=True, categorical="cp,sex")
-    partition(str(own / "d2"), own / "p2", new_clients=0.34)
-    changed, _ = read(own / "p2")
+    (imported_patients / "changed.csv").write_text("\n".join(lines) + "\n")
+    import_data(
+        imported_patients / "changed.csv",
+        imported_patients / "d2",
+        **COLUMNS,
+        missing="median",
+        standardize=True,
+        categorical="cp,sex",
+    )
+    partition(str(imported_patients / "d2"), imported_patients / "p2", new_clients=0.34)
+    changed, _ = read(imported_patients / "p2")
     np.testing.assert_array_equal(changed.sample, stored.sample)
     np.testing.assert_array_equal(changed.x[train], stored.x[train])
     assert (changed.x[others, 0] != stored.x[others, 0]).all()
 
 
-def test_new_data_are_read_like_the_old(own):
+def test_import_like_reuses_columns_classes_and_scale(imported_patients):
     """Other ages, other codes, other clients: columns, words, classes, mean, deviation and medians stay."""
-    _, old = read(own / "p")
-    lines = patients(own / "x.csv", seed=1, count=30, shift=40).read_text().splitlines()
+    _, old = read(imported_patients / "p")
+    lines = write_patients(imported_patients / "x.csv", seed=1, count=30, shift=40).read_text().splitlines()
     rows = [line.split(",") for line in lines]
     turned = [[row[5], row[0], row[3], row[2], row[4], row[1]] for row in rows if row[4] != "2.0"]
-    (own / "new.csv").write_text("\n".join(",".join(row) for row in turned) + "\n")
-    import_data(own / "new.csv", own / "new", like=own / "p")
-    partition(str(own / "new"), own / "q", seed=1)
-    stored, known = read(own / "q")
+    (imported_patients / "new.csv").write_text("\n".join(",".join(row) for row in turned) + "\n")
+    import_data(imported_patients / "new.csv", imported_patients / "new", like=imported_patients / "p")
+    partition(str(imported_patients / "new"), imported_patients / "q", seed=1)
+    stored, known = read(imported_patients / "q")
     for field in codebook.INPUTS:
         assert getattr(known, field) == getattr(old, field), field
     assert stored.x[:, 0].mean() > 2
     assert not stored.x[:, 4].any()
-    train_global(own / "p", own / "b", settings={"rounds": 1, "lr": 0.01})
-    assert extract(own / "b", own / "e", partition=own / "q").decision == "new"
+    train_global(imported_patients / "p", imported_patients / "b", settings={"rounds": 1, "lr": 0.01})
+    assert (
+        extract(imported_patients / "b", imported_patients / "e", partition=imported_patients / "q").decision == "new"
+    )
 
 
-def test_without_the_dataset_its_partition_is_enough(own):
-    (own / "data").rename(own.parent / "gone")
-    patients(own / "new.csv", seed=1)
+def test_import_like_a_partition_works_without_its_dataset(imported_patients):
+    (imported_patients / "data").rename(imported_patients.parent / "gone")
+    write_patients(imported_patients / "new.csv", seed=1)
     with pytest.raises(UsageError, match="--client is missing"):
-        import_data(own / "new.csv", own / "new", like=own / "p")
-    import_data(own / "new.csv", own / "new", like=own / "p", **COLUMNS)
-    assert codebook.read(open_artifact(own / "new")).mean
+        import_data(imported_patients / "new.csv", imported_patients / "new", like=imported_patients / "p")
+    import_data(imported_patients / "new.csv", imported_patients / "new", like=imported_patients / "p", **COLUMNS)
+    assert codebook.read(open_artifact(imported_patients / "new")).mean
 
 
-def test_like_a_dataset_that_was_not_partitioned(pfl, own):
-    patients(own / "new.csv", seed=1)
-    ran = pfl("import", own / "new.csv", "--like", own / "data", "-o", own / "new")
+def test_import_like_an_unpartitioned_dataset_warns_and_cannot_be_extracted(pfl, imported_patients):
+    write_patients(imported_patients / "new.csv", seed=1)
+    ran = pfl(
+        "import", imported_patients / "new.csv", "--like", imported_patients / "data", "-o", imported_patients / "new"
+    )
     assert (ran.code, "is not partitioned" in ran.err) == (0, True)
-    partition(str(own / "new"), own / "q")
-    train_global(own / "p", own / "b", settings={"rounds": 1, "lr": 0.01})
-    ran = pfl("extract", own / "b", "--partition", own / "q", "-o", own / "e")
+    partition(str(imported_patients / "new"), imported_patients / "q")
+    train_global(imported_patients / "p", imported_patients / "b", settings={"rounds": 1, "lr": 0.01})
+    ran = pfl("extract", imported_patients / "b", "--partition", imported_patients / "q", "-o", imported_patients / "e")
     assert (ran.code, "differ in their standardization: the mean of 'age' is" in ran.err) == (3, True)
 
 
@@ -130,46 +141,46 @@ UNLIKE = {
 
 
 @pytest.mark.parametrize("case", UNLIKE)
-def test_what_does_not_fit_is_named(own, case):
+def test_import_like_names_values_that_do_not_fit(imported_patients, case):
     options, extra, *words = UNLIKE[case]
-    path = patients(own / "new.csv", **options, extra=extra)
+    path = write_patients(imported_patients / "new.csv", **options, extra=extra)
     with pytest.raises(InputError) as error:
-        import_data(path, own / "new", like=own / "p")
+        import_data(path, imported_patients / "new", like=imported_patients / "p")
     for word in words:
         assert word in error.value.message
 
 
-def test_a_column_that_is_gone_is_named(own):
-    path = patients(own / "new.csv")
+def test_import_like_names_a_missing_column(imported_patients):
+    path = write_patients(imported_patients / "new.csv")
     path.write_text(path.read_text().replace("chol", "cholesterol"))
     with pytest.raises(InputError, match="has no column 'chol'") as error:
-        import_data(path, own / "new", like=own / "p")
+        import_data(path, imported_patients / "new", like=imported_patients / "p")
     assert "are needed" in error.value.fix[-1]
     for options in ({"features": "age"}, {"categorical": "cp"}):
         with pytest.raises(UsageError, match="contradicts --like"):
-            import_data(path, own / "new", like=own / "p", **options)
+            import_data(path, imported_patients / "new", like=imported_patients / "p", **options)
 
 
 @pytest.mark.parametrize(("client", "layout"), [(None, "CLIENT/LABEL/IMAGE"), ("none", "LABEL/IMAGE")])
-def test_images_need_no_label(tmp_path, client, layout):
+def test_import_refuses_a_label_option_for_images(tmp_path, client, layout):
     with pytest.raises(UsageError, match="--label is for tables and arrays") as error:
         import_data(tmp_path, tmp_path / "new", client=client, label="outcome")
     assert error.value.fix == (layout,)
 
 
-def test_reversed_words_keep_their_classes(own):
+def test_import_like_keeps_the_class_numbers_of_words(imported_patients):
     """New data whose first row is ill and whose words stand in another order mean the same."""
-    path = patients(own / "new.csv", words=("yes", "no"))
-    import_data(path, own / "new", like=own / "p")
-    dataset = datasets.read(open_artifact(own / "new"))
+    path = write_patients(imported_patients / "new.csv", words=("yes", "no"))
+    import_data(path, imported_patients / "new", like=imported_patients / "p")
+    dataset = datasets.read(open_artifact(imported_patients / "new"))
     assert (dataset.classes, dataset.y[:2].tolist()) == (["no", "yes"], [1, 0])
     path.write_text("\n".join(line for line in path.read_text().splitlines() if ",no," not in line) + "\n")
-    import_data(path, own / "one", like=own / "p")
-    assert set(datasets.read(open_artifact(own / "one")).y) == {1}
+    import_data(path, imported_patients / "one", like=imported_patients / "p")
+    assert set(datasets.read(open_artifact(imported_patients / "one")).y) == {1}
 
 
-def test_columns_of_few_words_become_features(pfl, tmp_path):
-    path = patients(tmp_path / "d.csv", holes=False)
+def test_import_turns_columns_of_few_words_into_features(pfl, tmp_path):
+    path = write_patients(tmp_path / "d.csv", holes=False)
     ran = pfl("import", path, "--client", "hospital", "--label", "ill", "-o", tmp_path / "d")
     assert "one feature per word: sex (female, male)\n" in ran.err
     dataset = datasets.read(open_artifact(tmp_path / "d"))
@@ -178,10 +189,10 @@ def test_columns_of_few_words_become_features(pfl, tmp_path):
     import_data(path, tmp_path / "e", **COLUMNS, categorical="none")
     assert datasets.read(open_artifact(tmp_path / "e")).features == ("age", "chol", "cp")
     with pytest.raises(InputError, match=r"column 'age' has .* distinct words; a categorical column has 1 to 200"):
-        import_data(patients(path, count=900), tmp_path / "f", **COLUMNS, categorical="age")
+        import_data(write_patients(path, count=900), tmp_path / "f", **COLUMNS, categorical="age")
 
 
-def test_clients_that_lose_most_samples_are_named_and_columns_blamed(pfl, tmp_path):
+def test_import_names_clients_that_lose_most_samples_and_the_columns_at_fault(pfl, tmp_path):
     lines = [
         "hospital,ill,a,b",
         *(f"good,{i % 2},{i}.5,1" for i in range(20)),
@@ -206,7 +217,7 @@ def test_clients_that_lose_most_samples_are_named_and_columns_blamed(pfl, tmp_pa
     assert json.loads((tmp_path / "d" / "manifest.json").read_text())["summary"]["clients"] == 2
 
 
-def test_arrays_with_names_of_classes(tmp_path):
+def test_import_reads_class_names_from_arrays(tmp_path):
     x = np.random.default_rng(0).normal(size=(6, 9, 12)).astype(np.float32)
     y, owner = [2, 0, 2, 0, 2, 0], list("aabbcc")
     np.savez(tmp_path / "d.npz", x=x, y=y, owner=owner, classes=["run", "sit", "walk"])
@@ -218,7 +229,7 @@ def test_arrays_with_names_of_classes(tmp_path):
     assert datasets.read(open_artifact(tmp_path / "w")).y.tolist() == y
 
 
-def test_series_say_how_they_were_read(pfl, tmp_path):
+def test_import_reports_the_layout_of_series(pfl, tmp_path):
     x = np.random.default_rng(0).normal(size=(6, 9, 128)).astype(np.float32)
     np.savez(tmp_path / "d.npz", x=x, y=[0, 1] * 3, owner=list("aabbcc"))
     ran = pfl("import", tmp_path / "d.npz", "-o", tmp_path / "d")
@@ -236,7 +247,7 @@ def test_series_say_how_they_were_read(pfl, tmp_path):
     np.testing.assert_array_equal(datasets.read(open_artifact(tmp_path / "i")).x, images.transpose(0, 2, 3, 1))
 
 
-def test_gaps_of_series_are_filled_channel_by_channel(tmp_path):
+def test_missing_values_of_series_are_filled_by_channel(tmp_path):
     x = np.random.default_rng(0).normal(size=(30, 4, 2))
     x[3, 1, 0] = np.nan
     np.savez(tmp_path / "d.npz", x=x, y=np.arange(30) % 2, owner=np.zeros(30))
@@ -249,7 +260,7 @@ def test_gaps_of_series_are_filled_channel_by_channel(tmp_path):
     assert stored.x[row, 1, 0] == np.float32(np.nanmedian(x[stored.sample[: stored.offsets[1]], :, 0]))
 
 
-def test_a_packed_file_says_what_to_do(tmp_path):
+def test_import_suggests_what_to_do_with_a_packed_file(tmp_path):
     for name, word in (
         ("a.npz.gz", "unpack it first"),
         ("a.pkl.gz", "to CSV"),
@@ -261,7 +272,7 @@ def test_a_packed_file_says_what_to_do(tmp_path):
         assert word in "\n".join(error.value.fix)
 
 
-def test_names_that_are_not_utf8(pfl, tmp_path):
+def test_import_refuses_file_names_that_are_not_utf8(pfl, tmp_path):
     folder = tmp_path / "album" / "ann" / "cat"
     folder.mkdir(parents=True)
     try:
@@ -273,7 +284,7 @@ def test_names_that_are_not_utf8(pfl, tmp_path):
     assert not (tmp_path / "d").exists()
 
 
-def test_an_old_dataset_is_not_standardized_twice(tmp_path):
+def test_dataset_standardized_by_an_old_version_is_not_standardized_again(tmp_path):
     from pathlib import Path
 
     golden = Path(__file__).parents[1] / "golden" / "schema-1" / "dataset"
@@ -284,7 +295,7 @@ def test_an_old_dataset_is_not_standardized_twice(tmp_path):
     assert len(known.mean) == 2
 
 
-def test_one_client_is_one(pfl, tmp_path):
+def test_summary_of_one_client_uses_the_singular(pfl, tmp_path):
     """Plurals: one client, one sample."""
     lines = ["hospital,ill,age", *(f"only,{row % 2},{row}.5" for row in range(10))]
     (tmp_path / "d.csv").write_text("\n".join(lines) + "\n")

@@ -18,7 +18,7 @@ CYCLE = ("train", "Training", "val", "TEST", "train", "valid", "validation", "te
 SPLITS = {"t": 0, "v": 1, "T": 2}
 
 
-def table(path, words=CYCLE, count=54, shift=0.0):
+def write_table(path, words=CYCLE, count=54, shift=0.0):
     """Write patients of three hospitals of different ages, who are for what ``words`` say in turn."""
     draw = np.random.default_rng(0)
     lines = ["hospital,ill,age,pulse,use"]
@@ -48,8 +48,8 @@ def splits_of(stored):
     return splits
 
 
-def test_a_given_split_is_kept(tmp_path):
-    import_data(table(tmp_path / "a.csv"), tmp_path / "data", **COLUMNS, split_column="use")
+def test_import_and_partition_keep_a_given_split(tmp_path):
+    import_data(write_table(tmp_path / "a.csv"), tmp_path / "data", **COLUMNS, split_column="use")
     dataset = datasets.read(open_artifact(tmp_path / "data"))
     assert dataset.features == ("age", "pulse")
     np.testing.assert_array_equal(dataset.split, listed_splits(CYCLE))
@@ -62,9 +62,9 @@ def test_a_given_split_is_kept(tmp_path):
         partition(str(tmp_path / "data"), tmp_path / "r", fractions=(0.8, 0.2, 0))
 
 
-def test_without_validation_samples_some_are_drawn_from_those_for_training(tmp_path):
+def test_partition_draws_validation_from_training_samples_when_the_split_has_none(tmp_path):
     words = ("train", "train", "test")
-    import_data(table(tmp_path / "a.csv", words), tmp_path / "data", **COLUMNS, split_column="use")
+    import_data(write_table(tmp_path / "a.csv", words), tmp_path / "data", **COLUMNS, split_column="use")
     partition(str(tmp_path / "data"), tmp_path / "p")
     stored, _ = read(tmp_path / "p")
     splits = splits_of(stored)
@@ -77,7 +77,7 @@ def test_without_validation_samples_some_are_drawn_from_those_for_training(tmp_p
 
 
 @pytest.mark.parametrize("suffix", ["npz", "h5"])
-def test_arrays_may_give_a_split(tmp_path, suffix):
+def test_import_reads_a_split_from_arrays(tmp_path, suffix):
     words = np.asarray([CYCLE[row % len(CYCLE)] for row in range(18)])
     x, y, owner = np.random.default_rng(0).normal(size=(18, 2)), np.arange(18) % 2, np.repeat([0, 1], 9)
     if suffix == "npz":
@@ -104,26 +104,28 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_is_wrong_with_a_split_is_said(tmp_path, case):
+def test_import_refuses_a_bad_split_column_and_names_the_problem(tmp_path, case):
     words, options, message = WRONG[case]
     with pytest.raises((InputError, UsageError), match=message):
-        import_data(table(tmp_path / "a.csv", words), tmp_path / "d", **{**COLUMNS, "split_column": "use", **options})
+        import_data(
+            write_table(tmp_path / "a.csv", words), tmp_path / "d", **{**COLUMNS, "split_column": "use", **options}
+        )
 
 
-def test_a_client_without_training_samples_is_named(tmp_path):
+def test_import_names_a_client_without_training_samples(tmp_path):
     words = ("train", "test") * 18 + ("test",) * 18
     with pytest.raises(InputError, match=r"a\.csv: client 'h2' has no training samples"):
-        import_data(table(tmp_path / "a.csv", words), tmp_path / "data", **COLUMNS, split_column="use")
+        import_data(write_table(tmp_path / "a.csv", words), tmp_path / "data", **COLUMNS, split_column="use")
 
 
-def test_images_have_no_column(tmp_path):
+def test_import_refuses_split_column_for_images(tmp_path):
     (tmp_path / "album").mkdir()
     with pytest.raises(UsageError, match="--split-column is for tables and arrays"):
         import_data(tmp_path / "album", tmp_path / "data", split_column="use")
 
 
-def test_each_client_is_standardized_by_its_own_training_samples(tmp_path):
-    table(tmp_path / "a.csv")
+def test_standardize_client_scales_each_client_by_its_training_samples(tmp_path):
+    write_table(tmp_path / "a.csv")
     import_data(tmp_path / "a.csv", tmp_path / "data", **COLUMNS, split_column="use", standardize="client")
     partition(str(tmp_path / "data"), tmp_path / "p")
     stored, book = read(tmp_path / "p")
@@ -134,10 +136,10 @@ def test_each_client_is_standardized_by_its_own_training_samples(tmp_path):
         np.testing.assert_allclose(train.std(axis=0), 1, atol=1e-6)
 
 
-def test_new_data_are_standardized_like_the_old(tmp_path):
-    import_data(table(tmp_path / "a.csv"), tmp_path / "data", **COLUMNS, split_column="use", standardize="client")
+def test_import_like_reuses_the_scale_of_each_client(tmp_path):
+    import_data(write_table(tmp_path / "a.csv"), tmp_path / "data", **COLUMNS, split_column="use", standardize="client")
     partition(str(tmp_path / "data"), tmp_path / "p")
-    import_data(table(tmp_path / "b.csv", shift=5.0), tmp_path / "new", like=tmp_path / "p")
+    import_data(write_table(tmp_path / "b.csv", shift=5.0), tmp_path / "new", like=tmp_path / "p")
     partition(str(tmp_path / "new"), tmp_path / "q")
     assert read(tmp_path / "q")[1].scales == read(tmp_path / "p")[1].scales
     codebook.require_same(open_artifact(tmp_path / "p"), open_artifact(tmp_path / "q"), *codebook.INPUTS)
@@ -156,16 +158,16 @@ WAYS = {
 
 
 @pytest.mark.parametrize("case", WAYS)
-def test_how_it_is_typed(pfl, tmp_path, case):
+def test_standardize_option_accepts_every_spelling(pfl, tmp_path, case):
     typed, expected = WAYS[case]
-    table(tmp_path / "a.csv")
+    write_table(tmp_path / "a.csv")
     columns = ("--client", "hospital", "--label", "ill", "--split-column", "use")
     pfl("import", tmp_path / "a.csv", *columns, "-o", tmp_path / "d", *typed)
     assert open_artifact(tmp_path / "d").manifest.request["standardize"] == expected
 
 
-def test_data_may_stand_behind_it(pfl, tmp_path):
-    table(tmp_path / "a.csv")
+def test_standardize_without_a_value_may_precede_the_data(pfl, tmp_path):
+    write_table(tmp_path / "a.csv")
     columns = ("--client", "hospital", "--label", "ill", "--split-column", "use")
     pfl("import", "--standardize", tmp_path / "a.csv", *columns, "-o", tmp_path / "d")
     artifact = open_artifact(tmp_path / "d")
@@ -174,8 +176,8 @@ def test_data_may_stand_behind_it(pfl, tmp_path):
 
 
 @pytest.mark.parametrize(("value", "expected"), [("true", "by training samples"), ("false", False)])
-def test_a_file_may_still_say_true(pfl, tmp_path, value, expected):
-    table(tmp_path / "a.csv")
+def test_config_file_accepts_true_and_false_for_standardize(pfl, tmp_path, value, expected):
+    write_table(tmp_path / "a.csv")
     (tmp_path / "pfl.toml").write_text(
         f"[import]\nstandardize = {value}\nclient = 'hospital'\nlabel = 'ill'\nleave-out = 'use'\n"
     )
@@ -183,6 +185,6 @@ def test_a_file_may_still_say_true(pfl, tmp_path, value, expected):
     assert open_artifact(tmp_path / "d").manifest.request["standardize"] == expected
 
 
-def test_another_word_is_answered_with_the_nearest(tmp_path):
+def test_unknown_value_of_standardize_is_refused(tmp_path):
     with pytest.raises(UsageError, match="unknown --standardize 'clients'"):
-        import_data(table(tmp_path / "a.csv"), tmp_path / "d", **COLUMNS, standardize="clients")
+        import_data(write_table(tmp_path / "a.csv"), tmp_path / "d", **COLUMNS, standardize="clients")

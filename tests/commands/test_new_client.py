@@ -75,7 +75,7 @@ def digits(tmp_path_factory):
 
 
 @pytest.mark.parametrize("method", ["knn-per", "fedavg-plus", "ditto"])
-def test_it_is_answered_as_an_unseen_client_of_the_partition(digits, tmp_path, method):
+def test_new_client_gets_the_predictions_of_an_unseen_client(digits, tmp_path, method):
     new_client(digits / "alone" / method, digits / "me.npz", tmp_path / "m", client="me", split_column="split")
     artifact, expected = open_artifact(tmp_path / "m"), open_artifact(digits / "beside" / method)
     before = open_artifact(digits / "alone" / method)
@@ -95,7 +95,7 @@ def test_it_is_answered_as_an_unseen_client_of_the_partition(digits, tmp_path, m
         np.testing.assert_allclose(predictions.read_tuned(artifact)[name][4], values[4])
 
 
-def test_it_predicts_evaluates_stacks_and_has_a_successor(digits, tmp_path):
+def test_result_of_new_client_works_with_predict_evaluate_stack_and_new_client(digits, tmp_path):
     """Its stored test samples get the stored answers to the bit, as do those of the others, and of one more client."""
     for method in ("knn-per", "fedavg"):
         new_client(digits / "alone" / method, digits / "me.npz", tmp_path / method, client="me", split_column="split")
@@ -125,7 +125,7 @@ def test_it_predicts_evaluates_stacks_and_has_a_successor(digits, tmp_path):
     assert len(np.unique(split.sample)) == len(split.sample)
 
 
-def test_a_client_of_a_table_has_a_scale_of_its_own(tmp_path, pfl):
+def test_new_client_of_a_table_is_standardized_by_its_own_samples(tmp_path, pfl):
     """Standardized by client: a later one by its own training samples. Its gaps get the old medians."""
     draw, rows = np.random.default_rng(0), []
     for number in range(90):
@@ -175,7 +175,7 @@ def test_a_client_of_a_table_has_a_scale_of_its_own(tmp_path, pfl):
     assert not (tmp_path / "no").exists()
 
 
-def test_what_cannot_be_is_refused(digits, tmp_path):
+def test_new_client_refuses_wrong_arguments(digits, tmp_path):
     source = digits / "alone" / "ditto"
     stack([digits / "alone" / "fedavg", source], tmp_path / "stack")
     known = codebook.read(open_artifact(source)).clients[0]
@@ -202,7 +202,7 @@ def test_what_cannot_be_is_refused(digits, tmp_path):
     assert not (tmp_path / "m").exists()
 
 
-def test_a_method_that_needs_to_know_the_cluster_refuses(tmp_path):
+def test_new_client_refuses_a_method_that_needs_known_clusters(tmp_path):
     partition("writers", tmp_path / "p", scheme="clusters", clients=4, options={"groups": "2"}, part=(1, 12))
     data = partitions.read(open_artifact(tmp_path / "p"))
     personalize("oracle", tmp_path / "p", tmp_path / "m", settings={**BRIEF, "model": "logistic"}, execution=ONE)
@@ -211,7 +211,7 @@ def test_a_method_that_needs_to_know_the_cluster_refuses(tmp_path):
     assert "oracle cannot add a client" in error_text(error)
 
 
-def test_choices_of_an_earlier_run_are_of_no_use(small, tmp_path):
+def test_new_client_refuses_a_refit_run_that_uses_earlier_choices(small, tmp_path):
     settings = {"model": "logistic", "rounds": 1, "refit": True}
     train_global(small.p, tmp_path / "b", settings=settings, execution=ONE)
     plain = {**settings, "refit": False}
@@ -228,7 +228,7 @@ def test_choices_of_an_earlier_run_are_of_no_use(small, tmp_path):
     assert f"pfl new-client {tmp_path / 'm0'}" in error_text(error)
 
 
-def test_a_run_that_learned_from_validation_samples_does_so_for_a_later_client(small, tmp_path):
+def test_new_client_of_a_refit_run_trains_on_validation_samples(small, tmp_path):
     """They are training samples then, and what is answered for them with --answer-train are those too."""
     settings = {"model": "mlp", "rounds": 1, "refit": True, "answer_train": True}
     personalize("fedper", small.p, tmp_path / "m", settings=settings, execution=ONE)

@@ -25,7 +25,7 @@ from pflcli.errors import InputError, UsageError
 
 
 @pytest.fixture(scope="module")
-def source():
+def writers_samples():
     return datasets.load("writers").load(None)
 
 
@@ -33,7 +33,7 @@ def read(path):
     return artifact.read(open_artifact(path))
 
 
-def test_splits_of_clients_of_every_size():
+def test_assemble_splits_clients_of_every_size():
     sizes = [0, 1, 2, 3, 5, 10, 100]
     n = sum(sizes)
     samples = Samples(np.zeros((n, 2), np.float32), np.zeros(n, np.int64), 1)
@@ -44,7 +44,7 @@ def test_splits_of_clients_of_every_size():
     assert result.sizes.tolist() == [[0, 0, 0], [1, 0, 0], [2, 0, 0], [1, 1, 1], [3, 1, 1], [6, 2, 2], [60, 20, 20]]
 
 
-def test_the_artifact_holds_the_source_rows(tmp_path):
+def test_partition_contains_the_samples_of_the_dataset(tmp_path):
     outcome = partition("writers", tmp_path / "p", scheme="dirichlet", options={"alpha": 0.05}, clients=40)
     stored = artifact.read(open_artifact(tmp_path / "p"))
     source = datasets.load("writers").load(None)
@@ -62,26 +62,26 @@ def blocks_of(stored):
     return [(client, slice(bounds[client], bounds[client + 1])) for client in range(len(stored.names))]
 
 
-def test_turned_back_images_are_the_source(tmp_path, source):
+def test_rotated_images_of_clusters_are_the_source_images_when_rotated_back(tmp_path, writers_samples):
     partition("writers", tmp_path / "p", scheme="clusters", options={"groups": 4}, clients=10)
     stored = read(tmp_path / "p")
     assert stored.cluster.tolist() == [0, 1, 2, 3, 0, 1, 2, 3, 0, 1]
     for client, rows in blocks_of(stored):
         back = np.stack([np.rot90(image, -int(stored.cluster[client])) for image in stored.x[rows]])
-        np.testing.assert_array_equal(back, source.x[stored.sample[rows]])
-    np.testing.assert_array_equal(stored.y, source.y[stored.sample])
-    assert not np.array_equal(stored.x, source.x[stored.sample])
+        np.testing.assert_array_equal(back, writers_samples.x[stored.sample[rows]])
+    np.testing.assert_array_equal(stored.y, writers_samples.y[stored.sample])
+    assert not np.array_equal(stored.x, writers_samples.x[stored.sample])
 
 
-def test_labels_of_a_group_are_one_bijection(tmp_path, source):
+def test_labels_of_a_cluster_are_permuted_by_one_bijection(tmp_path, writers_samples):
     outcome = partition("writers", tmp_path / "p", scheme="clusters", options={"groups": 3, "kind": "both"}, clients=9)
     stored = read(tmp_path / "p")
     maps: dict[int, set] = {group: set() for group in range(3)}
     for client, rows in blocks_of(stored):
         group = int(stored.cluster[client])
-        maps[group] |= set(zip(source.y[stored.sample[rows]].tolist(), stored.y[rows].tolist(), strict=True))
+        maps[group] |= set(zip(writers_samples.y[stored.sample[rows]].tolist(), stored.y[rows].tolist(), strict=True))
         back = np.rot90(stored.x[rows], -group, axes=(1, 2))
-        np.testing.assert_array_equal(back, source.x[stored.sample[rows]])
+        np.testing.assert_array_equal(back, writers_samples.x[stored.sample[rows]])
     for pairs in maps.values():
         assert sorted(a for a, _ in pairs) == sorted(b for _, b in pairs) == list(range(10))
     assert maps[0] == {(label, label) for label in range(10)}
@@ -91,7 +91,7 @@ def test_labels_of_a_group_are_one_bijection(tmp_path, source):
     assert [int(row["cluster"]) for row in rows] == stored.cluster.tolist()
 
 
-def test_new_clients_are_kept(tmp_path):
+def test_new_clients_are_drawn_by_seed_and_recorded(tmp_path):
     outcomes = [partition("writers", tmp_path / str(i), new_clients=0.2, seed=seed) for i, seed in enumerate((0, 0, 1))]
     first, again, other = (read(tmp_path / str(i)).new for i in range(3))
     assert first.dtype == np.bool_
@@ -107,7 +107,7 @@ def test_new_clients_are_kept(tmp_path):
     np.testing.assert_array_equal(without_new.sample, read(tmp_path / "0").sample)
 
 
-def test_new_clients_are_chosen_by_name(pfl, tmp_path):
+def test_new_clients_can_be_chosen_by_name(pfl, tmp_path):
     partition("writers", tmp_path / "all")
     names = read(tmp_path / "all").names
     chosen = [names[7], names[2]]
@@ -122,7 +122,7 @@ def test_new_clients_are_chosen_by_name(pfl, tmp_path):
     assert (ran.code, "no training samples" in ran.err) == (2, True)
 
 
-def test_what_is_known_of_each_client_has_one_value_each(small):
+def test_check_refuses_client_facts_of_the_wrong_length(small):
     stored = read(small.p)
     with pytest.raises(InputError, match=r"6 clients, new of shape \(5,\)"):
         dataclasses.replace(stored, new=np.zeros(5, dtype=bool)).check("here")
@@ -140,7 +140,7 @@ def test_new_clients_are_in_no_cohort():
     assert run.clients.tolist() == list(range(7))
 
 
-def test_validation_of_the_global_model_sees_seen_clients_only():
+def test_validation_of_the_global_model_excludes_new_clients():
     run = worlds.run()
     model, data = run.initial_model(), run.federation
     for late in ([], [0], [0, 2, 6]):
@@ -151,7 +151,7 @@ def test_validation_of_the_global_model_sees_seen_clients_only():
         assert run.accuracy(model, "validation") == pytest.approx(float((guess == data.y[rows]).double().mean()))
 
 
-def test_a_chain_with_new_clients(tmp_path):
+def test_command_chain_trains_without_new_clients_and_evaluates_them(tmp_path):
     partition("writers", tmp_path / "p", clients=10, new_clients=0.3)
     new = read(tmp_path / "p").new
     settings = {"model": "mlp", "rounds": 3, "participation": 1.0}
@@ -177,13 +177,13 @@ def test_a_chain_with_new_clients(tmp_path):
     assert "| unseen % |" in (tmp_path / "e" / "table.md").read_text()
 
 
-def test_without_new_clients_nothing_speaks_of_them(small):
+def test_evaluation_without_new_clients_does_not_mention_unseen_ones(small):
     assert "unseen" not in (small.ev / "metrics.json").read_text()
     assert "unseen" not in (small.ev / "clients.csv").read_text()
 
 
 @pytest.mark.parametrize("fraction", ["-0.1", "1", "1.5", "nan"])
-def test_a_fraction_of_new_clients_is_below_one(pfl, tmp_path, fraction):
+def test_partition_refuses_a_fraction_of_new_clients_outside_0_to_1(pfl, tmp_path, fraction):
     ran = pfl("partition", "writers", "-o", tmp_path / "p", f"--new-clients={fraction}")
     assert (ran.code, ran.out) == (2, "")
     assert "is not a fraction from 0 to below 1" in ran.err
@@ -201,7 +201,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_cannot_be_is_said(pfl, tmp_path, case):
+def test_partition_refuses_wrong_options_and_names_the_problem(pfl, tmp_path, case):
     line, *words = WRONG[case]
     ran = pfl("partition", "writers", "-o", tmp_path / "p", *line.split())
     assert (ran.code, ran.out) == (2, "")
@@ -209,7 +209,7 @@ def test_what_cannot_be_is_said(pfl, tmp_path, case):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_features_cannot_be_turned(pfl, tmp_path):
+def test_clusters_scheme_refuses_to_rotate_features(pfl, tmp_path):
     x, y = np.zeros((8, 4), np.float32), np.arange(8)
     np.savez(tmp_path / "fashion_mnist.npz", x_train=x, y_train=y, x_test=x, y_test=y)
     line = ["--root", tmp_path, "--scheme", "clusters", "--clients", "4", "-o", tmp_path / "p"]
@@ -219,7 +219,7 @@ def test_features_cannot_be_turned(pfl, tmp_path):
     assert pfl("partition", "fashion-mnist", *line, "--set", "kind=labels").code == 0
 
 
-def test_label_divergence_is_in_the_summary(pfl, tmp_path):
+def test_summary_contains_the_label_divergence(pfl, tmp_path):
     divergences = {}
     for name, options in (("iid", {}), ("classes", {"n": 1})):
         outcome = partition("writers", tmp_path / name, scheme=name, options=options, clients=10)
@@ -235,7 +235,7 @@ def test_label_divergence_is_in_the_summary(pfl, tmp_path):
     ("line", "clients"),
     [("", None), ("--scheme clusters --set groups=2 --new-clients 0.2", 20), ("--scheme dirichlet", 300)],
 )
-def test_a_picture_of_who_holds_what(pfl, tmp_path, line, clients):
+def test_show_plots_the_partition(pfl, tmp_path, line, clients):
     many = [] if clients is None else ["--clients", clients]
     pfl("partition", "writers", "-o", tmp_path / "p", *line.split(), *many)
     ran = pfl("show", tmp_path / "p", "--plot", tmp_path / "p.png")
@@ -247,7 +247,7 @@ def test_a_picture_of_who_holds_what(pfl, tmp_path, line, clients):
     assert (tmp_path / "again.png").read_bytes() == first
 
 
-def test_what_cannot_be_drawn(small, tmp_path):
+def test_plot_refuses_wrong_formats_and_artifacts(small, tmp_path):
     with pytest.raises(UsageError, match="not the name of a PNG, SVG or PDF file"):
         plot(small.p, tmp_path / "p.gif")
     with pytest.raises(InputError, match="contains a backbone, but this command needs a partition"):
@@ -257,7 +257,7 @@ def test_what_cannot_be_drawn(small, tmp_path):
 
 
 @pytest.fixture
-def published(tmp_path):
+def fashion_mnist_folder(tmp_path):
     """A folder with Fashion-MNIST of 300 training and 60 test images; the latter are all dark."""
     draw = np.random.default_rng(0)
     x = draw.integers(1, 256, (300, 28, 28), dtype=np.uint8)
@@ -269,9 +269,15 @@ def published(tmp_path):
 
 
 @pytest.mark.parametrize("scheme", ["dirichlet", "classes", "iid"])
-def test_published_test_samples_are_the_test_samples(published, tmp_path, scheme):
+def test_keep_test_uses_the_published_test_samples(fashion_mnist_folder, tmp_path, scheme):
     outcome = partition(
-        "fashion-mnist", tmp_path / "p", scheme=scheme, clients=10, keep_test=True, root=published, min_samples=10
+        "fashion-mnist",
+        tmp_path / "p",
+        scheme=scheme,
+        clients=10,
+        keep_test=True,
+        root=fashion_mnist_folder,
+        min_samples=10,
     )
     stored = read(tmp_path / "p")
     split = np.repeat(np.tile([0, 1, 2], 10), stored.sizes.ravel())
@@ -280,12 +286,12 @@ def test_published_test_samples_are_the_test_samples(published, tmp_path, scheme
     of_others = stored.sizes[:, :2].sum(axis=1)
     np.testing.assert_array_equal(stored.sizes[:, 1], np.round(0.2 * of_others))
     part = partition(
-        "fashion-mnist", tmp_path / "q", scheme="iid", clients=3, keep_test=True, root=published, part=(1, 2)
+        "fashion-mnist", tmp_path / "q", scheme="iid", clients=3, keep_test=True, root=fashion_mnist_folder, part=(1, 2)
     )
     assert part.summary["test"] == (read(tmp_path / "q").sample >= 300).sum() > 0
 
 
-def test_partitions_that_keep_the_test_samples_agree_on_validation_samples(published, tmp_path):
+def test_keep_test_draws_mostly_the_same_validation_samples_for_other_seeds(fashion_mnist_folder, tmp_path):
     sets = []
     for seed, alpha in ((0, 100.0), (1, 1.0)):
         options = {"alpha": alpha}
@@ -297,7 +303,7 @@ def test_partitions_that_keep_the_test_samples_agree_on_validation_samples(publi
             clients=2,
             options=options,
             keep_test=True,
-            root=published,
+            root=fashion_mnist_folder,
             seed=seed,
         )
         stored = read(out)
@@ -308,14 +314,14 @@ def test_partitions_that_keep_the_test_samples_agree_on_validation_samples(publi
     assert len(other & validation) < 0.3 * len(validation)  # by chance it would be 0.8
 
 
-def test_what_cannot_be_kept_is_said(published, tmp_path):
+def test_keep_test_is_refused_without_published_test_samples(fashion_mnist_folder, tmp_path):
     with pytest.raises(UsageError, match="writers has no published test samples"):
         partition("writers", tmp_path / "p", keep_test=True)
     with pytest.raises(UsageError, match="fraction for test must be 0"):
-        partition("fashion-mnist", tmp_path / "p", keep_test=True, fractions=(0.6, 0.2, 0.2), root=published)
+        partition("fashion-mnist", tmp_path / "p", keep_test=True, fractions=(0.6, 0.2, 0.2), root=fashion_mnist_folder)
 
 
-def test_new_clients_keep_less_and_other_clients_do_not(tmp_path):
+def test_new_capacity_reduces_only_the_samples_of_new_clients(tmp_path):
     wholes = partition("writers", tmp_path / "1", clients=12, new_clients=0.25)
     by_capacity = {"1": read(wholes.path)}
     for fraction in ("0.6", "0.2"):
@@ -337,7 +343,7 @@ def test_new_clients_keep_less_and_other_clients_do_not(tmp_path):
         partition("writers", tmp_path / "p", new_capacity=0.5)
 
 
-def test_less_data_of_new_clients_leaves_the_global_model_as_it_is(tmp_path):
+def test_new_capacity_does_not_change_the_global_model(tmp_path):
     states = []
     for capacity in (1.0, 0.3):
         partition("writers", tmp_path / f"p{capacity}", clients=8, new_clients=0.25, new_capacity=capacity)
@@ -348,7 +354,7 @@ def test_less_data_of_new_clients_leaves_the_global_model_as_it_is(tmp_path):
 
 
 @pytest.mark.parametrize("download", [False, True])
-def test_a_dataset_is_downloaded_if_asked(tmp_path, monkeypatch, download):
+def test_partition_passes_the_download_option_to_the_dataset(tmp_path, monkeypatch, download):
     calls = []
 
     def load(root, *, download=False):

@@ -33,7 +33,7 @@ BRIEF = {"model": "logistic", "rounds": 1}
 ONE = Execution(threads=1)
 
 
-def visits():
+def make_visits():
     """Sixty visits to three hospitals, some without a pressure; whether a patient smokes is a word."""
     draw = random.Random(0)
     rows = []
@@ -45,17 +45,17 @@ def visits():
     return rows
 
 
-def table(path, rows, columns=COLUMNS, delimiter=","):
+def write_table(path, rows, columns=COLUMNS, delimiter=","):
     with path.open("w", newline="") as file:
         csv.writer(file, delimiter=delimiter).writerows([columns, *rows])
     return path
 
 
 @pytest.fixture(scope="module", params=["client", "federation"])
-def clinic(request, tmp_path_factory):
+def hospital_predictions(request, tmp_path_factory):
     """Hospitals' visits, imported with words, medians and a scale, and what ditto answers for them."""
     at = tmp_path_factory.mktemp(request.param)
-    source = table(at / "visits.csv", visits())
+    source = write_table(at / "visits.csv", make_visits())
     import_data(source, at / "data", client="hospital", label="outcome", missing="median", standardize=request.param)
     partition(str(at / "data"), at / "p")
     personalize("ditto", at / "p", at / "m", settings=BRIEF, execution=ONE)
@@ -63,7 +63,7 @@ def clinic(request, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def digits(tmp_path_factory):
+def digits_of_four_writers(tmp_path_factory):
     """Digits of four writers, and what FedAvg, local training and both together answer for them."""
     at = tmp_path_factory.mktemp("digits")
     partition("writers", at / "p", clients=4, part=(1, 6))
@@ -79,7 +79,7 @@ def hospital_rows(clinic, name="B"):
     split = predictions.read(artifact, "test")
     client = codebook.read(artifact).clients.index(name)
     own = slice(*split.offsets[client : client + 2])
-    return [visits()[row] for row in split.sample[own]], split.parts["p"][own]
+    return [make_visits()[row] for row in split.sample[own]], split.parts["p"][own]
 
 
 def own_digits(digits, client=1):
@@ -88,68 +88,71 @@ def own_digits(digits, client=1):
     return data.names[client], data.x[slice(*data.offsets[3 * client + 2 : 3 * client + 4])]
 
 
-def columns_of(rows, *names):
+def select_columns(rows, *names):
     return [[row[COLUMNS.index(name)] for name in names] for row in rows]
 
 
 @pytest.mark.parametrize("form", ["csv", "tsv", "semicolons", "parquet"])
-def test_a_table_is_preprocessed_as_at_import(clinic, tmp_path, form):
+def test_predict_preprocesses_a_table_like_import(hospital_predictions, tmp_path, form):
     """Columns by name and in any order, beside others; words, gaps and scale as they were; a label is not needed."""
-    rows, expected = hospital_rows(clinic)
-    assert any(row[3] == "" for row in visits())
+    rows, expected = hospital_rows(hospital_predictions)
+    assert any(row[3] == "" for row in make_visits())
     names = ("smokes", "pressure", "age", "hospital")
-    cells, delimiter = columns_of(rows, *names), {"tsv": "\t", "semicolons": ";"}.get(form, ",")
-    path = table(tmp_path / ("q.tsv" if form == "tsv" else "q.csv"), cells, names, delimiter)
+    cells, delimiter = select_columns(rows, *names), {"tsv": "\t", "semicolons": ";"}.get(form, ",")
+    path = write_table(tmp_path / ("q.tsv" if form == "tsv" else "q.csv"), cells, names, delimiter)
     if form == "parquet":
         pandas = pytest.importorskip("pandas")
         pytest.importorskip("pyarrow")
         pandas.read_csv(path).to_parquet(path := tmp_path / "q.parquet")
     semicolon = ";" if form == "semicolons" else None
-    answers = predict(clinic / "m", path, client="B", delimiter=semicolon, execution=ONE)
+    answers = predict(hospital_predictions / "m", path, client="B", delimiter=semicolon, execution=ONE)
     assert answers.p.tobytes() == expected.tobytes()
     assert answers.classes == ("no", "yes")
     assert answers.samples == tuple(range(len(rows)))
 
 
-def test_arrays_hold_the_columns_in_their_order(clinic, tmp_path):
-    rows, expected = hospital_rows(clinic)
-    words = codebook.read(open_artifact(clinic / "m")).columns[1].words
+def test_predict_reads_arrays_with_the_columns_of_the_import(hospital_predictions, tmp_path):
+    rows, expected = hospital_rows(hospital_predictions)
+    words = codebook.read(open_artifact(hospital_predictions / "m")).columns[1].words
     x = [[float(age), *(word == smokes for word in words), float(mm or "nan")] for _, age, smokes, mm, _ in rows]
     np.savez(tmp_path / "q.npz", x=np.asarray(x), y=np.zeros(3))
     with h5py.File(tmp_path / "q.h5", "w") as file:
         file["visits"] = np.asarray(x)
     np.save(tmp_path / "q.npy", np.asarray(x))
     for name in ("q.npz", "q.h5", "q.npy"):
-        assert predict(clinic / "m", tmp_path / name, client="B", execution=ONE).p.tobytes() == expected.tobytes()
+        assert (
+            predict(hospital_predictions / "m", tmp_path / name, client="B", execution=ONE).p.tobytes()
+            == expected.tobytes()
+        )
 
 
-def test_images_come_as_arrays_or_as_a_folder(digits, tmp_path):
-    writer, x = own_digits(digits)
+def test_predict_reads_images_from_an_array_or_a_folder(digits_of_four_writers, tmp_path):
+    writer, x = own_digits(digits_of_four_writers)
     np.save(tmp_path / "q.npy", x)
     (tmp_path / "images" / "deep").mkdir(parents=True)
     for number, image in enumerate(x):
         Image.fromarray(image).save(tmp_path / "images" / "deep" / f"{number:03}.png")
-    answers = [predict(digits / "local", path, client=writer, execution=ONE) for path in
+    answers = [predict(digits_of_four_writers / "local", path, client=writer, execution=ONE) for path in
                (tmp_path / "q.npy", tmp_path / "images")]  # fmt: skip
     assert answers[0].p.tobytes() == answers[1].p.tobytes()
     assert answers[1].samples == tuple(f"deep/{number:03}.png" for number in range(len(x)))
 
 
-def test_a_stack_answers_as_it_did(digits, tmp_path):
-    writer, x = own_digits(digits)
+def test_predict_by_a_stack_gives_its_stored_probabilities(digits_of_four_writers, tmp_path):
+    writer, x = own_digits(digits_of_four_writers)
     np.save(tmp_path / "q.npy", x)
-    split = predictions.read(open_artifact(digits / "stack"), "test")
-    answers = predict(digits / "stack", tmp_path / "q.npy", client=writer, execution=ONE)
+    split = predictions.read(open_artifact(digits_of_four_writers / "stack"), "test")
+    answers = predict(digits_of_four_writers / "stack", tmp_path / "q.npy", client=writer, execution=ONE)
     for part, values in split.parts.items():
         assert answers.parts[part].tobytes() == values[slice(*split.offsets[1:3])].tobytes()
     assert set(answers.tuned) == {"pooled"}
 
 
 @pytest.mark.parametrize("methods", [("fedavg", "local"), ("local", "fedavg")])
-def test_a_stack_without_a_gate_answers_as_it_did(digits, tmp_path, methods):
+def test_predict_by_a_stack_without_gate_gives_its_stored_probabilities(digits_of_four_writers, tmp_path, methods):
     """No client keeps the global model, as nothing was stored that says who would."""
-    stack([digits / method for method in methods], tmp_path / "stack", gate=False)
-    writer, x = own_digits(digits)
+    stack([digits_of_four_writers / method for method in methods], tmp_path / "stack", gate=False)
+    writer, x = own_digits(digits_of_four_writers)
     np.save(tmp_path / "q.npy", x)
     split = predictions.read(open_artifact(tmp_path / "stack"), "test")
     answers = predict(tmp_path / "stack", tmp_path / "q.npy", client=writer, execution=ONE)
@@ -159,11 +162,13 @@ def test_a_stack_without_a_gate_answers_as_it_did(digits, tmp_path, methods):
     assert answers.tuned == {}
 
 
-def test_a_client_that_is_not_known_gets_the_global_model(digits, tmp_path, pfl):
-    _, x = own_digits(digits)
+def test_predict_for_an_unknown_client_uses_the_global_model(digits_of_four_writers, tmp_path, pfl):
+    _, x = own_digits(digits_of_four_writers)
     np.save(tmp_path / "q.npy", x)
-    split = predictions.read(open_artifact(digits / "fedavg"), "test")
-    ran = pfl("predict", digits / "fedavg", tmp_path / "q.npy", "--client", "none", "--json", "--threads", 1)
+    split = predictions.read(open_artifact(digits_of_four_writers / "fedavg"), "test")
+    ran = pfl(
+        "predict", digits_of_four_writers / "fedavg", tmp_path / "q.npy", "--client", "none", "--json", "--threads", 1
+    )
     facts = json.loads(ran.out)
     assert ran.code == 0
     assert "predicted by the global model" in ran.err
@@ -172,25 +177,25 @@ def test_a_client_that_is_not_known_gets_the_global_model(digits, tmp_path, pfl)
     probabilities = [[row["p"][name] for name in facts["classes"]] for row in facts["answers"]]
     np.testing.assert_allclose(probabilities, own, atol=2e-7)
     with pytest.raises(InputError) as error:
-        predict(digits / "local", tmp_path / "q.npy", client="none", execution=ONE)
+        predict(digits_of_four_writers / "local", tmp_path / "q.npy", client="none", execution=ONE)
     assert "local has no global model" in error_text(error)
 
 
-def test_a_client_without_a_scale_is_refused(clinic, tmp_path):
-    rows, _ = hospital_rows(clinic)
-    path = table(tmp_path / "q.csv", rows)
-    if codebook.read(open_artifact(clinic / "m")).scales:
+def test_predict_for_an_unknown_client_is_refused_when_scales_are_per_client(hospital_predictions, tmp_path):
+    rows, _ = hospital_rows(hospital_predictions)
+    path = write_table(tmp_path / "q.csv", rows)
+    if codebook.read(open_artifact(hospital_predictions / "m")).scales:
         with pytest.raises(InputError) as error:
-            predict(clinic / "m", path, client="none", execution=ONE)
+            predict(hospital_predictions / "m", path, client="none", execution=ONE)
         assert "has no scale" in error_text(error)
     else:
-        assert not predict(clinic / "m", path, client="none", execution=ONE).is_known
+        assert not predict(hospital_predictions / "m", path, client="none", execution=ONE).is_known
 
 
-def test_answers_in_every_form(clinic, tmp_path, pfl):
-    rows, expected = hospital_rows(clinic)
-    path = table(tmp_path / "q.csv", rows)
-    line = ("predict", clinic / "m", path, "--client", "B", "--threads", 1)
+def test_predict_writes_csv_jsonl_and_npz(hospital_predictions, tmp_path, pfl):
+    rows, expected = hospital_rows(hospital_predictions)
+    path = write_table(tmp_path / "q.csv", rows)
+    line = ("predict", hospital_predictions / "m", path, "--client", "B", "--threads", 1)
     printed = pfl(*line)
     for name in ("a.csv", "a.jsonl", "a.npz"):
         assert pfl(*line, "-o", tmp_path / name).out == f"{tmp_path / name}\n"
@@ -215,11 +220,11 @@ def test_answers_in_every_form(clinic, tmp_path, pfl):
         assert np.asarray([*row["p"].values()], np.float32).tobytes() == p.tobytes()
 
 
-def test_a_file_is_replaced_by_force_alone_and_in_one_step(clinic, tmp_path, pfl, monkeypatch):
-    rows, _ = hospital_rows(clinic)
-    path, out = table(tmp_path / "q.csv", rows), tmp_path / "a.csv"
+def test_predict_replaces_a_file_only_with_force_and_atomically(hospital_predictions, tmp_path, pfl, monkeypatch):
+    rows, _ = hospital_rows(hospital_predictions)
+    path, out = write_table(tmp_path / "q.csv", rows), tmp_path / "a.csv"
     out.write_text("old")
-    line = ("predict", clinic / "m", path, "--client", "B", "-o", out, "--threads", 1)
+    line = ("predict", hospital_predictions / "m", path, "--client", "B", "-o", out, "--threads", 1)
     ran = pfl(*line)
     assert (ran.code, out.read_text()) == (4, "old")
     assert "--force" in ran.err
@@ -236,20 +241,20 @@ def test_a_file_is_replaced_by_force_alone_and_in_one_step(clinic, tmp_path, pfl
     assert out.read_text().startswith("sample,class")
 
 
-def test_stdin_is_a_table(clinic, tmp_path, pfl, monkeypatch):
-    rows, _ = hospital_rows(clinic)
-    text = table(tmp_path / "q.csv", rows).read_bytes()
+def test_predict_reads_a_table_from_stdin(hospital_predictions, tmp_path, pfl, monkeypatch):
+    rows, _ = hospital_rows(hospital_predictions)
+    text = write_table(tmp_path / "q.csv", rows).read_bytes()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text)))
-    ran = pfl("predict", clinic / "m", "-", "--client", "B", "-q", "--threads", 1)
-    answers = predict(clinic / "m", tmp_path / "q.csv", client="B", execution=ONE)
+    ran = pfl("predict", hospital_predictions / "m", "-", "--client", "B", "-q", "--threads", 1)
+    answers = predict(hospital_predictions / "m", tmp_path / "q.csv", client="B", execution=ONE)
     assert (ran.code, ran.err) == (0, "")
     assert ran.out == prediction_file.encode_csv(answers).decode()
     monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(text.replace(b"smokes", b"smoked"))))
-    ran = pfl("predict", clinic / "m", "-", "--client", "B")
+    ran = pfl("predict", hospital_predictions / "m", "-", "--client", "B")
     assert ran.code == 3
     assert "pfl: stdin has no column 'smokes'" in ran.err
     monkeypatch.setattr(sys, "stdin", None)
-    ran = pfl("predict", clinic / "m", "-", "--client", "B")
+    ran = pfl("predict", hospital_predictions / "m", "-", "--client", "B")
     assert (ran.code, ran.err) == (3, "pfl: stdin cannot be read: it is closed\n")
 
 
@@ -267,24 +272,24 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_a_model_cannot_take_is_named(clinic, tmp_path, pfl, case):
+def test_predict_refuses_a_bad_table_and_names_the_problem(hospital_predictions, tmp_path, pfl, case):
     text, words = REFUSED[case]
     (tmp_path / "q.csv").write_text(text)
-    ran = pfl("predict", clinic / "m", tmp_path / "q.csv", "--client", "B")
+    ran = pfl("predict", hospital_predictions / "m", tmp_path / "q.csv", "--client", "B")
     assert (ran.code, ran.out) == (3, "")
     assert words in ran.err
     for option in ("Traceback", "--like", "--categorical", "--features"):  # those of import
         assert option not in ran.err
 
 
-def test_what_is_no_image_of_the_model_is_named(digits, tmp_path):
-    writer, x = own_digits(digits)
+def test_predict_refuses_unsuitable_images_and_names_the_problem(digits_of_four_writers, tmp_path):
+    writer, x = own_digits(digits_of_four_writers)
     np.save(tmp_path / "small.npy", x[:, :5])
     np.save(tmp_path / "floats.npy", x.astype(np.float32) * 2)
     np.save(tmp_path / "objects.npy", np.asarray([{}], dtype=object), allow_pickle=True)
     np.savez(tmp_path / "two.npz", a=x, b=x)
     (tmp_path / "cut.npy").write_bytes((tmp_path / "small.npy").read_bytes()[:200])
-    table(tmp_path / "q.csv", [[1, 2]], ["a", "b"])
+    write_table(tmp_path / "q.csv", [[1, 2]], ["a", "b"])
     (tmp_path / "q.md").write_text("1")
     cases = {
         "small.npy": "takes images of shape 28x28; the samples have 5x28",
@@ -297,15 +302,15 @@ def test_what_is_no_image_of_the_model_is_named(digits, tmp_path):
         "p": "is an artifact of pfl",
         "nowhere.npy": "does not exist",
     }
-    shutil.copytree(digits / "p", tmp_path / "p")
+    shutil.copytree(digits_of_four_writers / "p", tmp_path / "p")
     for name, words in cases.items():
         with pytest.raises(PflError) as error:
-            predict(digits / "local", tmp_path / name, client=writer)
+            predict(digits_of_four_writers / "local", tmp_path / name, client=writer)
         assert words in error_text(error), name
 
 
-def test_options_that_do_not_fit_are_refused(digits, tmp_path):
-    writer, x = own_digits(digits)
+def test_predict_refuses_contradictory_options(digits_of_four_writers, tmp_path):
+    writer, x = own_digits(digits_of_four_writers)
     np.save(tmp_path / "q.npy", x)
     (tmp_path / "folder.csv").mkdir()
     for error, options in (
@@ -318,13 +323,13 @@ def test_options_that_do_not_fit_are_refused(digits, tmp_path):
         (InputError, {"features": "z"}),
         (InputError, {"out": tmp_path / "no" / "a.csv"}),
         (ConflictError, {"out": tmp_path / "folder.csv"}),
-        (ConflictError, {"out": digits / "p" / "a.csv"}),
+        (ConflictError, {"out": digits_of_four_writers / "p" / "a.csv"}),
     ):
         with pytest.raises(error):
-            predict(digits / "local", tmp_path / "q.npy", client=writer, execution=ONE, **options)
+            predict(digits_of_four_writers / "local", tmp_path / "q.npy", client=writer, execution=ONE, **options)
 
 
-def test_the_weights_of_a_file_are_needed_again(tmp_path):
+def test_predict_asks_for_the_initial_weights_of_a_run(tmp_path):
     from safetensors.torch import save_file
 
     from pflcli import models, parameters
@@ -346,22 +351,22 @@ def test_the_weights_of_a_file_are_needed_again(tmp_path):
         assert answers.p.tobytes() == split.parts["p"][slice(*split.offsets[1:3])].tobytes()
 
 
-def test_a_method_that_has_changed_is_named(digits, tmp_path, monkeypatch, pfl):
+def test_predict_warns_when_the_code_of_the_method_has_changed(digits_of_four_writers, tmp_path, monkeypatch, pfl):
     from pflcli import sources
 
-    writer, x = own_digits(digits)
+    writer, x = own_digits(digits_of_four_writers)
     np.save(tmp_path / "q.npy", x)
     monkeypatch.setattr(sources, "code_hash", lambda group, name: "another")
-    ran = pfl("predict", digits / "local", tmp_path / "q.npy", "--client", writer, "--threads", 1)
+    ran = pfl("predict", digits_of_four_writers / "local", tmp_path / "q.npy", "--client", writer, "--threads", 1)
     assert ran.code == 0
     assert "methods/local has changed" in ran.err
 
 
-def test_no_more_of_an_answer_leaves_than_is_said(digits, tmp_path):
+def test_answers_option_limits_what_predict_returns(digits_of_four_writers, tmp_path):
     """Classes are those of the full answer, where rounding makes ties too; what explains an answer stays."""
-    writer, x = own_digits(digits)
+    writer, x = own_digits(digits_of_four_writers)
     np.save(tmp_path / "q.npy", x)
-    source = digits / "stack"
+    source = digits_of_four_writers / "stack"
     plain = predict(source, tmp_path / "q.npy", client=writer, execution=ONE)
     for text, digits_left in (("full", None), ("rounded:1", 1), ("label", 0)):
         answers = predict(source, tmp_path / "q.npy", client=writer, answers=text, execution=ONE)

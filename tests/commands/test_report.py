@@ -22,22 +22,22 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 pytestmark = pytest.mark.usefixtures("without_vega")
 
 
-def names(folder):
+def list_files(folder):
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
 
 
-def test_it_prints_the_path_and_the_answer(small, tmp_path, pfl):
+def test_report_prints_its_path_and_the_conclusion(small, tmp_path, pfl):
     result = pfl("report", small.ev, "-o", tmp_path / "report.html")
     assert (result.code, result.out) == (0, f"{tmp_path / 'report.html'}\n")
     assert "fedavg" in result.err
     data = ["1-clients.csv", "1-methods.csv", "1-rounds.csv", "report.json"]
-    assert names(tmp_path) == ["report.html", *(f"report_data/{name}" for name in data)]
+    assert list_files(tmp_path) == ["report.html", *(f"report_data/{name}" for name in data)]
     index = json.loads((tmp_path / "report_data" / "report.json").read_text())
     assert index["comparisons"][0]["answer"][0] == result.err.strip()
     assert (tmp_path / "report_data" / "1-clients.csv").read_bytes() == (small.ev / "clients.csv").read_bytes()
 
 
-def test_audits_come_at_the_end(small, tmp_path):
+def test_report_shows_audits_in_the_last_section(small, tmp_path):
     folder = tmp_path / "<audit>"
     audit(small.fedavg, folder)
     page = report([folder, small.ev], tmp_path / "report.html")
@@ -57,7 +57,7 @@ def test_audits_come_at_the_end(small, tmp_path):
 
 
 @pytest.mark.parametrize("at", sorted(GOLDEN.glob("schema-*")), ids=lambda path: path.name)
-def test_old_artifacts_have_a_page(at, tmp_path):
+def test_report_shows_artifacts_of_old_schema_versions(at, tmp_path):
     page = report([at / "comparison", at / "evaluation"], tmp_path / "report.html")
     assert len(page.answers) == 2
     text = page.path.read_text()
@@ -65,42 +65,42 @@ def test_old_artifacts_have_a_page(at, tmp_path):
     assert text.count("<p>best accuracy: ") == 2
 
 
-def test_its_own_page_is_replaced_and_what_an_earlier_one_left_is_removed(small, tmp_path):
+def test_report_replaces_its_own_page_and_removes_leftover_files(small, tmp_path):
     shutil.copytree(small.ev, tmp_path / "ev2")
     report([small.ev, tmp_path / "ev2"], tmp_path / "report.html")
-    assert "report_data/2-clients.csv" in names(tmp_path)
+    assert "report_data/2-clients.csv" in list_files(tmp_path)
     (tmp_path / "report_data" / "notes.txt").write_text("mine")
     report([small.ev], tmp_path / "report.html")
-    assert "report_data/2-clients.csv" not in names(tmp_path)
-    assert "report_data/notes.txt" in names(tmp_path)
+    assert "report_data/2-clients.csv" not in list_files(tmp_path)
+    assert "report_data/notes.txt" in list_files(tmp_path)
 
 
 @pytest.mark.parametrize("name", ["report.html", "report_data/thesis.txt"])
-def test_a_foreign_file_stays_unless_forced(small, tmp_path, name):
+def test_report_replaces_a_foreign_file_only_with_force(small, tmp_path, name):
     path = tmp_path / name
     path.parent.mkdir(exist_ok=True)
     path.write_text("<html>my thesis</html>")
     with pytest.raises(ConflictError) as error:
         report([small.ev], tmp_path / "report.html")
     assert "--force" in error_text(error)
-    assert names(tmp_path) == [name]
+    assert list_files(tmp_path) == [name]
     report([small.ev], tmp_path / "report.html", force=True)
     assert (tmp_path / "report_data" / "report.json").is_file()
     assert name == "report.html" or path.read_text() == "<html>my thesis</html>"
 
 
 @pytest.mark.parametrize("name", ["report", "report.pdf", ""])
-def test_another_name_is_refused(small, tmp_path, name):
+def test_report_refuses_an_output_without_html_suffix(small, tmp_path, name):
     with pytest.raises(UsageError):
         report([small.ev], tmp_path / name)
 
 
-def test_a_page_is_not_written_into_the_artifact_that_it_shows(small_copy):
+def test_report_refuses_to_write_into_its_input(small_copy):
     with pytest.raises(ConflictError):
         report([small_copy.ev], small_copy.ev / "report.html")
 
 
-def test_the_wrong_kind_and_the_same_twice_are_refused(small, tmp_path):
+def test_report_refuses_artifacts_of_the_wrong_kind_or_given_twice(small, tmp_path):
     with pytest.raises(InputError, match="needs a comparison or an evaluation"):
         report([small.p], tmp_path / "report.html")
     with pytest.raises(UsageError, match="not only audits"):
@@ -109,24 +109,24 @@ def test_the_wrong_kind_and_the_same_twice_are_refused(small, tmp_path):
         report([small.ev, small.root / "." / "ev"], tmp_path / "report.html")
 
 
-def test_a_folder_whose_name_is_no_utf_8_is_shown(small, tmp_path):
+def test_report_shows_a_folder_name_that_is_not_utf8(small, tmp_path):
     folder = tmp_path / "runs-\udcff"
     shutil.copytree(small.ev, folder / "ev")
     assert b"runs-?" in report([folder / "ev"], tmp_path / "report.html").path.read_bytes()
 
 
-def test_a_write_that_fails_leaves_the_old_page(small, tmp_path, monkeypatch):
+def test_failed_report_keeps_the_old_page(small, tmp_path, monkeypatch):
     report([small.ev], tmp_path / "report.html")
     before = (tmp_path / "report.html").read_bytes()
     monkeypatch.setattr("os.fsync", lambda handle: (_ for _ in ()).throw(OSError(28, "No space left on device")))
     with pytest.raises(InputError, match="No space left"):
         report([small.ev], tmp_path / "report.html")
     assert (tmp_path / "report.html").read_bytes() == before
-    assert not [name for name in names(tmp_path) if "/." in name or name.startswith(".")]
+    assert not [name for name in list_files(tmp_path) if "/." in name or name.startswith(".")]
 
 
 @pytest.mark.parametrize("written", [1, 2])
-def test_a_page_can_be_written_after_a_write_that_failed(small, tmp_path, monkeypatch, written):
+def test_report_can_be_repeated_after_a_failed_write(small, tmp_path, monkeypatch, written):
     replace, paths = plain_output.replace_file, []
 
     def full(path, content):
@@ -142,7 +142,7 @@ def test_a_page_can_be_written_after_a_write_that_failed(small, tmp_path, monkey
     report([small.ev], tmp_path / "report.html")
 
 
-def test_a_folder_of_artifacts_names_those_that_it_contains(small, tmp_path, pfl):
+def test_report_error_lists_the_artifacts_in_a_folder(small, tmp_path, pfl):
     result = pfl("report", small.root, "-o", tmp_path / "report.html")
     assert result.code == 3
     assert f"{small.root} is not a pfl artifact: it has no manifest.json\n     it contains: {small.au}, " in result.err

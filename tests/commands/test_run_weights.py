@@ -30,7 +30,7 @@ LINES = {
 
 
 @pytest.fixture(scope="module")
-def at(small, tmp_path_factory):
+def runs_with_weights(small, tmp_path_factory):
     """Runs that started from the weights in a file, with and without a backbone, and at random; and stacks of runs."""
     d = tmp_path_factory.mktemp("weights")
     pflcli.train_global(small.p, d / "g", settings={"model": "mlp", "rounds": 1}, execution=Execution(threads=1))
@@ -58,11 +58,11 @@ def at(small, tmp_path_factory):
     return SimpleNamespace(d=d, client=client, w=d / "w.safetensors", other=d / "other.safetensors")
 
 
-def line_of(at, command, run, out):
+def make_line(at, command, run, out):
     return LINES[command].format(run=at.d / run, d=at.d, client=at.client, out=out / "out").split()
 
 
-def test_every_command_that_reads_initial_weights_again_is_here():
+def test_cases_cover_every_command_with_a_weights_option():
     assert cli.app
     known = [(options.NAME, fields(options)) for options in Options.__subclasses__()]
     having = {name for name, options in known if any(each.type == "RunWeights" for each in options)}
@@ -71,30 +71,30 @@ def test_every_command_that_reads_initial_weights_again_is_here():
 
 @pytest.mark.parametrize("run", ["alone", "stack"])
 @pytest.mark.parametrize("command", LINES)
-def test_the_hint_names_the_weights_if_a_run_needs_them(at, tmp_path, pfl, command, run):
+def test_hint_names_the_weights_file_that_a_run_needs(runs_with_weights, tmp_path, pfl, command, run):
     if run == "stack" and command in ("export", "new-client"):
         pytest.skip("the command refuses stacks")
-    line = line_of(at, command, run, tmp_path)
-    for wrong in ([], ["--weights", at.other]):
+    line = make_line(runs_with_weights, command, run, tmp_path)
+    for wrong in ([], ["--weights", runs_with_weights.other]):
         ran = pfl(*line, *wrong)
         assert ran.code == 2
-        assert str(at.d / "alone") in ran.err
+        assert str(runs_with_weights.d / "alone") in ran.err
         assert "leave out" not in ran.err
         (hint,) = [part.strip() for part in ran.err.splitlines() if part.strip().startswith("--weights")]
-        assert hint == f"--weights {at.w}"
+        assert hint == f"--weights {runs_with_weights.w}"
         assert not (tmp_path / "out").exists()
     assert pfl(*line, *shlex.split(hint)).code == 0
 
 
 @pytest.mark.parametrize("run", ["backbone", "random", "random-stack"])
 @pytest.mark.parametrize("command", LINES)
-def test_the_hint_leaves_out_weights_that_a_run_does_not_need(at, tmp_path, pfl, command, run):
+def test_hint_says_to_leave_out_weights_that_a_run_does_not_need(runs_with_weights, tmp_path, pfl, command, run):
     if run == "random-stack" and command in ("export", "new-client"):
         pytest.skip("the command refuses stacks")
-    line = line_of(at, command, run, tmp_path)
-    for given in (at.other, at.w):
+    line = make_line(runs_with_weights, command, run, tmp_path)
+    for given in (runs_with_weights.other, runs_with_weights.w):
         ran = pfl(*line, "--weights", given)
-        if (run, given) == ("backbone", at.w):  # the backbone started from them
+        if (run, given) == ("backbone", runs_with_weights.w):  # the backbone started from them
             assert ran.code == 0
             shutil.rmtree(tmp_path / "out", ignore_errors=True)
             continue
@@ -104,15 +104,15 @@ def test_the_hint_leaves_out_weights_that_a_run_does_not_need(at, tmp_path, pfl,
 
 
 @pytest.mark.parametrize("command", LINES)
-def test_the_hint_names_no_file_that_is_gone_or_has_other_weights(at, tmp_path, pfl, command):
-    line = line_of(at, command, "alone", tmp_path)
-    at.w.rename(at.d / "moved.safetensors")
+def test_hint_does_not_name_a_missing_or_different_weights_file(runs_with_weights, tmp_path, pfl, command):
+    line = make_line(runs_with_weights, command, "alone", tmp_path)
+    runs_with_weights.w.rename(runs_with_weights.d / "moved.safetensors")
     try:
-        for wrong in ([], ["--weights", at.other]):
+        for wrong in ([], ["--weights", runs_with_weights.other]):
             ran = pfl(*line, *wrong)
             assert (ran.code, "--weights FILE, with the weights" in ran.err) == (2, True)
-        shutil.copyfile(at.other, at.w)
-        ran = pfl(*line, "--weights", at.w)
+        shutil.copyfile(runs_with_weights.other, runs_with_weights.w)
+        ran = pfl(*line, "--weights", runs_with_weights.w)
         assert (ran.code, "--weights FILE, with the weights" in ran.err) == (2, True)
     finally:
-        (at.d / "moved.safetensors").replace(at.w)
+        (runs_with_weights.d / "moved.safetensors").replace(runs_with_weights.w)

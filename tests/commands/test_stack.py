@@ -37,7 +37,7 @@ class Recorder(type(SILENT)):
         self.lines.append(text)
 
 
-def split(draw, sharp, y, first):
+def draw_split(draw, sharp, y, first):
     z = draw.normal(size=(len(y), CLASSES)) + sharp * np.eye(CLASSES)[y]
     p = (np.exp(z) / np.exp(z).sum(1, keepdims=True)).astype(np.float32)
     offsets = np.arange(0, len(y) + 1, len(y) // CLIENTS)
@@ -45,14 +45,14 @@ def split(draw, sharp, y, first):
 
 
 @pytest.fixture
-def predictions_of(tmp_path):
+def write_predictions(tmp_path):
     """Make predictions of a method; ``labels`` changes those of test samples, ``parts`` adds to what is answered."""
 
     def write(folder, method, labels=lambda y: y, parts=None, **request):
         draw = np.random.default_rng(5)
         y = {"validation": draw.integers(0, CLASSES, 10 * CLIENTS), "test": draw.integers(0, CLASSES, 6 * CLIENTS)}
         own = np.random.default_rng(len(method))
-        splits = {name: split(own, KNOWS[method], values, 1000 * len(name)) for name, values in y.items()}
+        splits = {name: draw_split(own, KNOWS[method], values, 1000 * len(name)) for name, values in y.items()}
         test = splits["test"]
         splits["test"] = predictions.SplitPredictions(test.parts, labels(test.y), test.sample, test.offsets)
         for known in splits.values():
@@ -72,11 +72,11 @@ def predictions_of(tmp_path):
 
 
 @pytest.fixture
-def three(predictions_of):
-    return [predictions_of(method, method) for method in KNOWS]
+def three_predictions(write_predictions):
+    return [write_predictions(method, method) for method in KNOWS]
 
 
-def test_it_is_an_ordinary_artifact_of_predictions(small, tmp_path):
+def test_stack_is_a_valid_predictions_artifact(small, tmp_path):
     facts = show(small.st, verify=True)
     assert (facts["kind"], facts["request"]["method"]) == ("predictions", "stack")
     exponents = facts["summary"]["exponents"]
@@ -91,7 +91,7 @@ def test_it_is_an_ordinary_artifact_of_predictions(small, tmp_path):
     assert own < seconds["stack"] < seconds["fedavg"] + seconds["knn-per"] + own
 
 
-def test_answers_are_the_pool_of_what_was_stored(small):
+def test_stack_pools_the_stored_probabilities(small):
     knn, fedavg, stacked = (open_artifact(path) for path in (small.knn, small.fedavg, small.st))
     b = load_file(small.st / "state.safetensors")["exponents"]
     parts = [predictions.read(fedavg, "test").parts["p"], predictions.read(knn, "test").parts["knn"]]
@@ -102,17 +102,17 @@ def test_answers_are_the_pool_of_what_was_stored(small):
     assert stacked.manifest.summary["tuned"]["pooled"]["mean"] == pooled.mean()
 
 
-def test_the_order_of_inputs_is_no_part_of_the_request(three, tmp_path):
-    one = stack(three, tmp_path / "s")
-    assert stack(three[::-1], tmp_path / "s").decision == "up to date"
+def test_stack_does_not_depend_on_the_order_of_inputs(three_predictions, tmp_path):
+    one = stack(three_predictions, tmp_path / "s")
+    assert stack(three_predictions[::-1], tmp_path / "s").decision == "up to date"
     assert one.request["options"] == {"gate": True, "own": False}
 
 
-def test_labels_of_test_samples_decide_nothing(predictions_of, tmp_path):
+def test_stack_does_not_depend_on_test_labels(write_predictions, tmp_path):
     """Shuffled on disk, they change scores and not one answer."""
     stacks = {}
     for name, labels in {"true": lambda y: y, "shuffled": lambda y: np.random.default_rng(1).permutation(y)}.items():
-        inputs = [predictions_of(f"{name}-{method}", method, labels) for method in KNOWS]
+        inputs = [write_predictions(f"{name}-{method}", method, labels) for method in KNOWS]
         stack(inputs, tmp_path / name, own=True)
         stacks[name] = open_artifact(tmp_path / name)
     one, two = (predictions.read(artifact, "test") for artifact in stacks.values())
@@ -122,15 +122,15 @@ def test_labels_of_test_samples_decide_nothing(predictions_of, tmp_path):
     assert stacks["true"].read("state.safetensors") == stacks["shuffled"].read("state.safetensors")
 
 
-def test_the_global_model_comes_from_the_input_that_has_it(predictions_of, tmp_path):
-    uniform = predictions_of("uniform", "ditto", parts=lambda p: {"global": np.full_like(p, 1 / CLASSES)})
-    outcome = stack([uniform, predictions_of("local", "local")], tmp_path / "s")
+def test_stack_takes_the_global_model_from_the_input_that_stores_it(write_predictions, tmp_path):
+    uniform = write_predictions("uniform", "ditto", parts=lambda p: {"global": np.full_like(p, 1 / CLASSES)})
+    outcome = stack([uniform, write_predictions("local", "local")], tmp_path / "s")
     assert [*outcome.summary["exponents"]] == ["ditto", "local", "global"]
     assert "global" in predictions.read(open_artifact(tmp_path / "s"), "test").parts
 
 
-def test_a_gate_needs_a_global_model(predictions_of, tmp_path):
-    inputs = [predictions_of(method, method) for method in ("ditto", "local")]
+def test_stack_gate_requires_predictions_of_a_global_model(write_predictions, tmp_path):
+    inputs = [write_predictions(method, method) for method in ("ditto", "local")]
     with pytest.raises(InputError, match="none of ditto, local stores predictions of the global model") as error:
         stack(inputs, tmp_path / "s")
     assert "--no-gate" in error_text(error)
@@ -139,29 +139,31 @@ def test_a_gate_needs_a_global_model(predictions_of, tmp_path):
     assert "global" not in outcome.summary["validation_log_loss"]
 
 
-def test_one_input_alone_is_scaled_in_temperature(predictions_of, tmp_path):
-    path = predictions_of("ditto", "ditto")
+def test_stack_of_one_input_only_scales_its_temperature(write_predictions, tmp_path):
+    path = write_predictions("ditto", "ditto")
     outcome = stack([path], tmp_path / "s", gate=False)
     before, after = (predictions.read(open_artifact(at), "test").parts["p"] for at in (path, outcome.path))
     np.testing.assert_array_equal(before.argmax(1), after.argmax(1))
 
 
-def test_own_exponents_are_stored_by_client(three, tmp_path):
-    outcome = stack(three, tmp_path / "s", own=True)
+def test_stack_own_stores_exponents_per_client(three_predictions, tmp_path):
+    outcome = stack(three_predictions, tmp_path / "s", own=True)
     tuned = predictions.read_tuned(open_artifact(outcome.path))
     assert {*tuned} == {"pooled", "exponent ditto", "exponent fedavg", "exponent local"}
     assert all(values.shape == (CLIENTS,) for values in tuned.values())
     assert "own_ridge" in outcome.summary
 
 
-def test_methods_of_the_same_name_get_different_labels(predictions_of, tmp_path):
-    inputs = [predictions_of(f"k{k}", "fedavg", options={"k": k}, parts=lambda p, k=k: {"p": p[::k]}) for k in (1, -1)]
+def test_stack_labels_inputs_of_the_same_method_by_their_options(write_predictions, tmp_path):
+    inputs = [
+        write_predictions(f"k{k}", "fedavg", options={"k": k}, parts=lambda p, k=k: {"p": p[::k]}) for k in (1, -1)
+    ]
     assert [*stack(inputs, tmp_path / "s").summary["exponents"]] == ["fedavg k=-1", "fedavg k=1"]
 
 
-def test_it_says_when_it_has_too_little_to_learn_from(three, tmp_path):
+def test_stack_warns_when_it_has_few_validation_samples(three_predictions, tmp_path):
     recorder = Recorder()
-    stack(three, tmp_path / "s", execution=Execution(reporter=recorder))
+    stack(three_predictions, tmp_path / "s", execution=Execution(reporter=recorder))
     assert any("80 validation samples of 8 clients" in line for line in recorder.lines)
     assert any(line.startswith("stack: exponents ditto ") for line in recorder.lines)
 
@@ -184,20 +186,20 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_cannot_be_pooled_is_refused_in_words(case, predictions_of, three, tmp_path):
+def test_stack_refuses_unsuitable_inputs_and_names_the_problem(case, write_predictions, three_predictions, tmp_path):
     inputs, kind, words = REFUSED[case]
     with pytest.raises(kind, match=words):
-        stack(inputs(predictions_of, three), tmp_path / "s")
+        stack(inputs(write_predictions, three_predictions), tmp_path / "s")
 
 
-def test_another_partition_is_named(small, tmp_path):
+def test_stack_refuses_and_names_another_partition(small, tmp_path):
     partition("writers", tmp_path / "p", clients=6, seed=1)
     personalize("local", tmp_path / "p", tmp_path / "local", settings={"model": "mlp", "rounds": 1}, seed=0)
     with pytest.raises(InputError, match=f"partition .*{tmp_path / 'p'}"):
         stack([small.fedavg, tmp_path / "local"], tmp_path / "s")
 
 
-def test_without_validation_samples_there_is_nothing_to_learn(tmp_path):
+def test_stack_refuses_inputs_without_validation_samples(tmp_path):
     partition("writers", tmp_path / "p", clients=3, seed=0, fractions=(0.8, 0, 0.2))
     settings = {"model": "mlp", "rounds": 1}
     for method in ("fedavg", "local"):
@@ -206,7 +208,7 @@ def test_without_validation_samples_there_is_nothing_to_learn(tmp_path):
         stack([tmp_path / "fedavg", tmp_path / "local"], tmp_path / "s")
 
 
-def test_clients_without_validation_samples_are_pooled(tmp_path):
+def test_stack_pools_clients_without_validation_samples(tmp_path):
     partition("writers", tmp_path / "p", clients=6, seed=0, fractions=(0.92, 0.04, 0.04))
     for method in ("fedavg", "local"):
         personalize(method, tmp_path / "p", tmp_path / method, settings={"model": "mlp", "rounds": 1})
@@ -216,7 +218,7 @@ def test_clients_without_validation_samples_are_pooled(tmp_path):
     assert predictions.read_tuned(stacked)["pooled"][none].all()
 
 
-def test_stack_of_a_comparison_with_several_seeds_proposes_commands_that_run(pfl, small, tmp_path):
+def test_stack_of_several_seeds_suggests_commands_that_work(pfl, small, tmp_path):
     quick = ("--model", "logistic", "--rounds", 1, "--methods")
     assert pfl("compare", small.p, "-o", tmp_path / "c", *quick, "fedavg,local", "--seeds", "3,4").code == 0
     ran = pfl("stack", tmp_path / "c", "-o", tmp_path / "s")
@@ -226,7 +228,7 @@ def test_stack_of_a_comparison_with_several_seeds_proposes_commands_that_run(pfl
     assert pfl("compare", small.p, "-o", tmp_path / "c2", *quick, "fedavg,local,stack", "-n", "-q").code == 0
 
 
-def test_evaluate_puts_the_best_first_as_compare_does(pfl, small, tmp_path):
+def test_evaluate_lists_the_best_method_first(pfl, small, tmp_path):
     for metric in ("accuracy", "log_loss"):
         ran = pfl("evaluate", small.fedavg, small.st, small.knn, "-o", tmp_path / metric, "--metric", metric)
         metrics = read(open_artifact(tmp_path / metric))

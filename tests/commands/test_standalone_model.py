@@ -21,17 +21,17 @@ from pflcli.prediction.standalone_model import build_standalone_model
 ONE = Execution(threads=1)
 
 
-def outputs(network, x):
+def compute_outputs(network, x):
     """Return logits and representations of images (n, 28, 28)."""
     with torch.no_grad():
         z = network.body(torch.from_numpy(x)[:, None].float() / 255)
         return network.head(z), z.numpy()
 
 
-def test_knn_per_is_a_network_and_a_store(small):
+def test_standalone_model_of_knn_per_is_a_network_and_a_store(small):
     artifact, data = open_artifact(small.knn), partitions.read(open_artifact(small.p))
     one = build_standalone_model(reopened_run.reopen(artifact, None), 2, ONE)
-    logits, z = outputs(one.networks[0], data.x[slice(*data.offsets[8:10])])
+    logits, z = compute_outputs(one.networks[0], data.x[slice(*data.offsets[8:10])])
     model = torch.softmax(logits.double(), dim=1).numpy()
     store = one.neighbours.store
     distance = np.linalg.norm(z[:, None] - store.z, axis=2)
@@ -46,18 +46,18 @@ def test_knn_per_is_a_network_and_a_store(small):
     assert one.client == data.names[2]
 
 
-def test_a_personal_model_is_a_network(small, tmp_path):
+def test_standalone_model_of_a_personal_model_is_one_network(small, tmp_path):
     personalize("fedper", small.p, tmp_path / "m", settings={"model": "mlp", "rounds": 1}, execution=ONE)
     artifact, data = open_artifact(tmp_path / "m"), partitions.read(open_artifact(small.p))
     one = build_standalone_model(reopened_run.reopen(artifact, None), 2, ONE)
-    logits, _ = outputs(one.networks[0], data.x[slice(*data.offsets[8:10])])
+    logits, _ = compute_outputs(one.networks[0], data.x[slice(*data.offsets[8:10])])
     split = predictions.read(artifact, "test")
     expected = split.parts["p"][slice(*split.offsets[2:4])]
     np.testing.assert_allclose(torch.softmax(logits, dim=1).numpy(), expected, atol=1e-5)
     assert (one.neighbours, one.pixels, one.shares) == (None, None, (1.0,))
 
 
-def test_a_client_without_a_sound_model_is_refused(small, tmp_path, monkeypatch):
+def test_standalone_model_is_refused_when_training_diverged(small, tmp_path, monkeypatch):
     personalize("local", small.p, tmp_path / "m", settings={"model": "logistic", "rounds": 1}, execution=ONE)
     predict_client = standalone_model.stored_predictor.predict_client
 
@@ -71,7 +71,7 @@ def test_a_client_without_a_sound_model_is_refused(small, tmp_path, monkeypatch)
     assert "has no sound model: training diverged" in error_text(error)
 
 
-def test_normalized_images_say_how(small, tmp_path):
+def test_standalone_model_contains_the_pixel_normalization(small, tmp_path):
     settings = {"model": "logistic", "rounds": 1, "normalize": "dataset"}
     personalize("local", small.p, tmp_path / "m", settings=settings, execution=ONE)
     artifact, data = open_artifact(tmp_path / "m"), partitions.read(open_artifact(small.p))

@@ -24,19 +24,19 @@ from pflcli.evaluation.metrics import scores
 GRID = {"capacity": (0.4, 1.0), "k": (3, 10), "sigma": (0.5,), "weight": (0.0, 0.7)}
 
 
-def table(path):
+def read_table(path):
     with path.open() as file:
         return list(csv.DictReader(file))
 
 
 @pytest.fixture(scope="module")
-def swept(small, tmp_path_factory):
+def sweep_folder(small, tmp_path_factory):
     at = tmp_path_factory.mktemp("sweep") / "s"
     sweep(small.e, at, **GRID)
     return at
 
 
-def chain(small, tmp_path, capacity, k, weight):
+def run_command_chain(small, tmp_path, capacity, k, weight):
     """Accuracy and lambda of each client by the commands themselves."""
     build_datastore(small.e, tmp_path / "d", capacity=capacity)
     options = {"k": k, "sigma": 0.5, **({} if weight == TUNED else {"weight": weight})}
@@ -51,15 +51,15 @@ def chain(small, tmp_path, capacity, k, weight):
 @pytest.mark.parametrize("capacity", GRID["capacity"])
 @pytest.mark.parametrize("k", GRID["k"])
 @pytest.mark.parametrize("weight", [TUNED, 0.0, 0.7])
-def test_a_row_is_the_chain_of_commands(small, swept, tmp_path, capacity, k, weight):
-    accuracy, n, chosen = chain(small, tmp_path, capacity, k, weight)
+def test_sweep_row_equals_the_chain_of_single_commands(small, sweep_folder, tmp_path, capacity, k, weight):
+    accuracy, n, chosen = run_command_chain(small, tmp_path, capacity, k, weight)
 
     def is_point(row):
         return (float(row["capacity"]), int(row["k"])) == (capacity, k)
 
     (row,) = [
         r
-        for r in table(swept / "table.csv")
+        for r in read_table(sweep_folder / "table.csv")
         if is_point(r) and r["lambda"] == (weight if weight == TUNED else f"{weight:g}")
     ]
     assert float(row["accuracy"]) == pytest.approx(scores.weighted_mean(accuracy, n), abs=1e-6)
@@ -67,7 +67,7 @@ def test_a_row_is_the_chain_of_commands(small, swept, tmp_path, capacity, k, wei
     assert float(row["bottom_decile"]) == pytest.approx(scores.bottom_decile(accuracy), abs=1e-6)
     assert float(row["worst"]) == pytest.approx(np.nanmin(accuracy), abs=1e-6)
     if weight == TUNED:
-        client_rows = [r for r in table(swept / "clients.csv") if is_point(r)]
+        client_rows = [r for r in read_table(sweep_folder / "clients.csv") if is_point(r)]
         np.testing.assert_allclose([float(r["accuracy"]) for r in client_rows], accuracy, atol=1e-6)
         assert [float(r["lambda"]) for r in client_rows] == chosen.tolist()
         assert [int(r["n_test"]) for r in client_rows] == n.tolist()
@@ -85,42 +85,42 @@ def test_a_row_in_another_space_is_the_chain_of_commands(small, tmp_path, repres
     artifact = open_artifact(tmp_path / "p")
     answers = predictions.read(artifact, "test")
     right = scores.correct(answers.parts["p"], answers.y)
-    [row] = [row for row in table(tmp_path / "s" / "table.csv") if row["lambda"] == TUNED]
+    [row] = [row for row in read_table(tmp_path / "s" / "table.csv") if row["lambda"] == TUNED]
     assert float(row["accuracy"]) == pytest.approx(right.mean(), abs=1e-6)
-    swept = [float(row["lambda"]) for row in table(tmp_path / "s" / "clients.csv")]
+    swept = [float(row["lambda"]) for row in read_table(tmp_path / "s" / "clients.csv")]
     np.testing.assert_allclose(swept, predictions.read_tuned(artifact)["lambda"])
     with pytest.raises(UsageError, match="unknown"):
         sweep(small.e, tmp_path / "t", distance="cosin")
 
 
-def test_no_capacity_is_the_global_model(small, tmp_path):
+def test_sweep_with_capacity_0_equals_the_global_model(small, tmp_path):
     sweep(small.e, tmp_path / "s", **{"capacity": "0", "k": "5", "weight": "0,0.5,1"})
     part = embeddings.read(open_artifact(small.e))["test"]
     expected = (part.logits.argmax(axis=1) == part.y).mean()
-    rows = table(tmp_path / "s" / "table.csv")
+    rows = read_table(tmp_path / "s" / "table.csv")
     assert [row["lambda"] for row in rows] == ["0", "0.5", "1", "tuned"]
     assert [float(row["accuracy"]) for row in rows] == pytest.approx([expected] * 4, abs=1e-6)
 
 
-def test_what_is_typed_twice_or_in_disorder_is_one_grid(small, swept, tmp_path):
+def test_sweep_grid_ignores_order_and_duplicates(small, sweep_folder, tmp_path):
     grid = {"capacity": "1,0.4,1", "k": "10,3", "sigma": [0.5], "weight": "0.7,0"}
-    assert sweep(small.e, swept, **grid).decision == "up to date"
+    assert sweep(small.e, sweep_folder, **grid).decision == "up to date"
 
 
-def test_threads_change_nothing(small, swept, tmp_path):
+def test_sweep_gives_the_same_bytes_for_any_number_of_threads(small, sweep_folder, tmp_path):
     from pflcli.execution import Execution
 
     sweep(small.e, tmp_path / "s", **GRID, execution=Execution(threads=3))
-    for name in open_artifact(swept).manifest.files:
-        assert (tmp_path / "s" / name).read_bytes() == (swept / name).read_bytes(), name
+    for name in open_artifact(sweep_folder).manifest.files:
+        assert (tmp_path / "s" / name).read_bytes() == (sweep_folder / name).read_bytes(), name
 
 
-def test_the_numbers_say_what_they_are(swept):
-    metrics = json.loads((swept / "metrics.json").read_text())
+def test_sweep_describes_every_metric_and_reports_the_best_on_validation(sweep_folder):
+    metrics = json.loads((sweep_folder / "metrics.json").read_text())
     assert len(metrics["rows"]) == 2 * 2 * 1 * 3
     assert metrics["clients"] == 6
     assert set(metrics["metrics"]) == set(metrics["rows"][0]) - {"capacity", "k", "sigma", "lambda"}
-    best = open_artifact(swept).manifest.summary["best_on_validation"]
+    best = open_artifact(sweep_folder).manifest.summary["best_on_validation"]
     tuned = [row for row in metrics["rows"] if row["lambda"] == "tuned"]
     top = max(row["validation_accuracy"] for row in tuned)
     (best_row,) = [row for row in tuned if {axis: row[axis] for axis in best} == best]
@@ -128,21 +128,21 @@ def test_the_numbers_say_what_they_are(swept):
 
 
 @pytest.mark.parametrize("plot", ["capacity", "k", "sigma", "lambda"])
-def test_every_axis_can_be_drawn(small, tmp_path, plot):
+def test_sweep_plots_every_axis(small, tmp_path, plot):
     sweep(small.e, tmp_path / "s", **{"capacity": "0.5,1", "k": "5", "sigma": "0.1,1,1000"}, plot=plot)
     assert (tmp_path / "s" / "sweep.png").read_bytes().startswith(b"\x89PNG")
 
 
-def test_clients_that_join_later_are_scored_apart(tmp_path):
+def test_sweep_scores_unseen_clients_separately(tmp_path):
     partition("writers", tmp_path / "p", clients=6, new_clients=0.3)
     train_global(tmp_path / "p", tmp_path / "b", settings={"model": "mlp", "rounds": 1})
     extract(tmp_path / "b", tmp_path / "e")
     sweep(tmp_path / "e", tmp_path / "s", **{"capacity": "1", "k": "5", "weight": "0"})
-    rows = [r for r in table(tmp_path / "s" / "clients.csv") if r["unseen"] == "1"]
+    rows = [r for r in read_table(tmp_path / "s" / "clients.csv") if r["unseen"] == "1"]
     assert len(rows) == 2
     n = np.asarray([int(r["n_test"]) for r in rows])
     expected = np.average([float(r["accuracy"]) for r in rows], weights=n)
-    assert float(table(tmp_path / "s" / "table.csv")[-1]["accuracy_unseen"]) == pytest.approx(expected, abs=1e-5)
+    assert float(read_table(tmp_path / "s" / "table.csv")[-1]["accuracy_unseen"]) == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_clients_that_join_later_are_scored_apart(tmp_path):
         ({}, "capacty", "not an axis"),
     ],
 )
-def test_what_cannot_be_swept(small, tmp_path, grid, plot, words):
+def test_sweep_refuses_invalid_grids(small, tmp_path, grid, plot, words):
     with pytest.raises(UsageError, match=words):
         sweep(small.e, tmp_path / "s", **grid, plot=plot)
     assert not (tmp_path / "s").exists()

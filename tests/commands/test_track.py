@@ -27,7 +27,7 @@ ROUNDS = 3
 
 
 @pytest.fixture(scope="module")
-def compared(small, tmp_path_factory):
+def comparison_folder(small, tmp_path_factory):
     """The folder of a comparison of two methods under two seeds."""
     out = tmp_path_factory.mktemp("track") / "writers"
     settings = {"model": "logistic", "rounds": ROUNDS, "eval_every": 1}
@@ -35,37 +35,39 @@ def compared(small, tmp_path_factory):
     return out
 
 
-def clients_of(compared, method, seed):
+def read_clients(compared, method, seed):
     rows = csv.DictReader((compared / "comparison" / "clients.csv").open())
     return [row for row in rows if (row["method"], row["seed"]) == (method, str(seed))]
 
 
-def test_a_comparison_is_read_with_its_runs(compared):
-    whole, *single = records.read(open_artifact(compared / "comparison"))
+def test_records_of_a_comparison_include_its_runs(comparison_folder):
+    whole, *single = records.read(open_artifact(comparison_folder / "comparison"))
     assert [record.name for record in [whole, *single]] == [
         "comparison", *(f"{method}, seed {seed}" for method in ("ditto", "fedavg") for seed in (0, 1))
     ]  # fmt: skip
     assert {record.group for record in [whole, *single]} == {"writers"}
-    metrics = json.loads((compared / "comparison" / "metrics.json").read_text())["methods"]
+    metrics = json.loads((comparison_folder / "comparison" / "metrics.json").read_text())["methods"]
     for row in metrics:
         assert whole.scores[f"accuracy/{row['label']}"] == row["metrics"]["accuracy"]["value"]
-    assert whole.pictures["accuracy.png"] == (compared / "comparison" / "accuracy.png").read_bytes()
-    assert whole.texts["table"] == (compared / "comparison" / "table.md").read_text()
+    assert whole.pictures["accuracy.png"] == (comparison_folder / "comparison" / "accuracy.png").read_bytes()
+    assert whole.texts["table"] == (comparison_folder / "comparison" / "table.md").read_text()
     assert "pfl compare" in whole.texts["commands"]
     assert whole.settings["settings.model"] == "logistic"
     assert whole.settings["seeds"] == "[0, 1]"
 
 
 @pytest.mark.parametrize("method", ["fedavg", "ditto"])
-def test_a_run_has_its_rounds_settings_and_scores(compared, method):
-    run = next(one for one in records.read(open_artifact(compared / "comparison")) if one.name == f"{method}, seed 1")
-    stored = compared / "seed-1" / ("backbone" if method == "fedavg" else method)
+def test_record_of_a_run_has_rounds_settings_and_scores(comparison_folder, method):
+    run = next(
+        one for one in records.read(open_artifact(comparison_folder / "comparison")) if one.name == f"{method}, seed 1"
+    )
+    stored = comparison_folder / "seed-1" / ("backbone" if method == "fedavg" else method)
     rows = list(csv.DictReader((stored / "rounds.csv").open()))
     assert sorted(run.rounds) == [1, 2, 3]
     for row in rows:
         assert run.rounds[int(row["round"])]["loss"] == float(row["loss"])
         assert run.rounds[int(row["round"])]["bytes_up"] == float(row["bytes_up"])
-    clients = clients_of(compared, method, 1)
+    clients = read_clients(comparison_folder, method, 1)
     accuracy = np.asarray([float(row["accuracy"]) for row in clients])
     counts = np.asarray([float(row["n_test"]) for row in clients])
     assert run.clients["accuracy"] == accuracy.tolist()
@@ -78,16 +80,16 @@ def test_a_run_has_its_rounds_settings_and_scores(compared, method):
     assert run.settings["dataset"] == "writers"
 
 
-def test_scores_of_runs_agree_with_the_table(compared):
-    whole, *single = records.read(open_artifact(compared / "comparison"))
+def test_scores_of_runs_agree_with_the_table(comparison_folder):
+    whole, *single = records.read(open_artifact(comparison_folder / "comparison"))
     for name in ("accuracy", "accuracy_mean", "bottom_decile", "worst"):
         values = [run.scores[name] for run in single if run.settings["method"] == "ditto"]
         assert whole.scores[f"{name}/ditto"] == pytest.approx(np.mean(values), abs=1e-6)
 
 
-def test_runs_that_are_gone_keep_their_scores(compared, tmp_path):
-    before = records.read(open_artifact(compared / "comparison"))
-    shutil.copytree(compared, tmp_path / "writers")
+def test_records_of_deleted_runs_keep_their_scores(comparison_folder, tmp_path):
+    before = records.read(open_artifact(comparison_folder / "comparison"))
+    shutil.copytree(comparison_folder, tmp_path / "writers")
     shutil.rmtree(tmp_path / "writers" / "seed-1" / "ditto")
     after = records.read(open_artifact(tmp_path / "writers" / "comparison"))
     old, new = (next(run for run in found if run.name == "ditto, seed 1") for found in (before, after))
@@ -96,7 +98,7 @@ def test_runs_that_are_gone_keep_their_scores(compared, tmp_path):
     assert [run.name for run in after] == [run.name for run in before]
 
 
-def test_single_runs_have_rounds_and_no_scores(small):
+def test_records_of_single_runs_have_rounds_and_no_scores(small):
     (run,) = records.read(open_artifact(small.b))
     assert run.rounds
     assert run.settings["method"] == "fedavg"
@@ -133,7 +135,7 @@ class Memory:
 
 
 @pytest.fixture
-def memory(monkeypatch):
+def memory_writer(monkeypatch):
     """Write to memory instead of for a tool."""
     writer = Memory()
     monkeypatch.setattr("pflcli.commands.track.open_writer", lambda tool, out: writer)
@@ -141,80 +143,80 @@ def memory(monkeypatch):
     return writer
 
 
-def test_again_writes_nothing_and_more_writes_the_rest(compared, small, tmp_path, memory):
-    first = track([compared], tmp_path / "deep" / "out", to="tensorboard")
-    assert (first.written, first.unchanged, len(memory.written)) == (5, 0, 5)
-    again = track([compared, compared / "comparison"], tmp_path / "deep" / "out", to="tensorboard")
-    assert (again.written, again.unchanged, len(memory.written)) == (0, 5, 5)
-    more = track([compared, small.ev], tmp_path / "deep" / "out", to="tensorboard")
+def test_track_writes_only_records_that_are_new(comparison_folder, small, tmp_path, memory_writer):
+    first = track([comparison_folder], tmp_path / "deep" / "out", to="tensorboard")
+    assert (first.written, first.unchanged, len(memory_writer.written)) == (5, 0, 5)
+    again = track([comparison_folder, comparison_folder / "comparison"], tmp_path / "deep" / "out", to="tensorboard")
+    assert (again.written, again.unchanged, len(memory_writer.written)) == (0, 5, 5)
+    more = track([comparison_folder, small.ev], tmp_path / "deep" / "out", to="tensorboard")
     assert more.unchanged == 5
-    assert more.written == len(memory.written) - 5 > 0
-    forced = track([compared], tmp_path / "deep" / "out", to="tensorboard", execution=Execution(force=True))
+    assert more.written == len(memory_writer.written) - 5 > 0
+    forced = track([comparison_folder], tmp_path / "deep" / "out", to="tensorboard", execution=Execution(force=True))
     assert (forced.written, forced.unchanged) == (5, 0)
-    assert memory.closed
+    assert memory_writer.closed
 
 
-def test_the_command_prints_the_folder_and_the_way_to_look(compared, tmp_path, memory, pfl):
-    ran = pfl("track", compared, "--to", "mlflow", "-o", tmp_path / "out")
+def test_track_prints_its_folder_and_the_command_to_view_it(comparison_folder, tmp_path, memory_writer, pfl):
+    ran = pfl("track", comparison_folder, "--to", "mlflow", "-o", tmp_path / "out")
     assert (ran.code, ran.out) == (0, f"{tmp_path / 'out'}\n")
     assert "5 runs written for mlflow: look" in ran.err
-    ran = pfl("track", compared, "--to", "mlflow", "-o", tmp_path / "out", "--json")
+    ran = pfl("track", comparison_folder, "--to", "mlflow", "-o", tmp_path / "out", "--json")
     assert json.loads(ran.out) == {"path": str(tmp_path / "out"), "written": 0, "unchanged": 5, "command": "look"}
 
 
-def test_wrong_input_is_refused(compared, small, tmp_path, memory):
+def test_track_refuses_wrong_inputs_and_outputs(comparison_folder, small, tmp_path, memory_writer):
     with pytest.raises(InputError, match="does not exist"):
         track([tmp_path / "nowhere"], tmp_path / "out", to="tensorboard")
     with pytest.raises(InputError, match="partition"):
         track([small.p], tmp_path / "out", to="tensorboard")
     with pytest.raises(ConflictError, match="is an artifact"):
-        track([compared], compared / "comparison", to="tensorboard")
+        track([comparison_folder], comparison_folder / "comparison", to="tensorboard")
     with pytest.raises(ConflictError, match="or inside one"):
-        track([compared], compared / "comparison" / "tracked", to="tensorboard")
+        track([comparison_folder], comparison_folder / "comparison" / "tracked", to="tensorboard")
     (tmp_path / "file").write_text("mine")
     with pytest.raises(ConflictError, match="is a file"):
-        track([compared], tmp_path / "file", to="tensorboard")
+        track([comparison_folder], tmp_path / "file", to="tensorboard")
     assert not (tmp_path / "out").exists()
 
 
-def test_an_error_of_a_tool_is_one_sentence(compared, tmp_path, memory, monkeypatch, pfl):
+def test_track_prints_one_line_when_a_tool_fails(comparison_folder, tmp_path, memory_writer, monkeypatch, pfl):
     def fail(record):
         raise RuntimeError("the store is damaged\nat line 3")
 
-    monkeypatch.setattr(memory, "begin", fail)
-    ran = pfl("track", compared, "--to", "mlflow", "-o", tmp_path / "out")
+    monkeypatch.setattr(memory_writer, "begin", fail)
+    ran = pfl("track", comparison_folder, "--to", "mlflow", "-o", tmp_path / "out")
     assert ran.code == 3
     assert f"pfl: mlflow cannot write to {tmp_path / 'out'}: the store is damaged\n" in ran.err
-    assert memory.closed
+    assert memory_writer.closed
 
 
-def test_a_callback_writes_the_rounds_of_a_simulation_while_they_are_played(tmp_path, memory, monkeypatch):
-    monkeypatch.setattr("pflcli.tracking.live.open_writer", lambda tool, out: memory)
+def test_tracker_callback_writes_rounds_while_a_simulation_runs(tmp_path, memory_writer, monkeypatch):
+    monkeypatch.setattr("pflcli.tracking.live.open_writer", lambda tool, out: memory_writer)
     monkeypatch.setattr("pflcli.tracking.live.require_tool", lambda tool: None)
     x, client = np.random.default_rng(0).normal(size=(60, 3)), np.repeat([0, 1, 2], 20)
     federation, seen = Federation.from_arrays(x, (x[:, 0] > 0).astype(int), client), []
 
     class Look(Callback):
         def after_round(self, run, progress):
-            seen.append([*memory.rounds])
+            seen.append([*memory_writer.rounds])
 
     tracker = Tracker(tmp_path / "out", name="mine")
     result = simulate("fedavg", federation, model="logistic", rounds=3, eval_every=1, callbacks=[tracker, Look()])
     assert seen == [[1], [1, 2], [1, 2, 3]]
-    assert memory.written == ["mine"]
-    assert memory.closed
-    assert [row["loss"] for row in memory.rounds.values()] == result.rounds["loss"].tolist()
-    assert memory.rounds[2]["validation_accuracy"] == result.rounds["validation_accuracy"][2]
+    assert memory_writer.written == ["mine"]
+    assert memory_writer.closed
+    assert [row["loss"] for row in memory_writer.rounds.values()] == result.rounds["loss"].tolist()
+    assert memory_writer.rounds[2]["validation_accuracy"] == result.rounds["validation_accuracy"][2]
 
 
-def test_unknown_and_missing_tools_are_named(compared, tmp_path, monkeypatch):
+def test_track_names_unknown_and_missing_tools(comparison_folder, tmp_path, monkeypatch):
     with pytest.raises(UsageError, match="unknown --to 'tensorbord'") as caught:
-        track([compared], tmp_path / "out", to="tensorbord")
+        track([comparison_folder], tmp_path / "out", to="tensorbord")
     assert caught.value.fix == ("did you mean 'tensorboard'?",)
     for tool in tracking.TOOLS:
         monkeypatch.setitem(sys.modules, tool, None)
         with pytest.raises(UsageError, match=f"--to {tool} needs the package {tool}, which is not installed") as caught:
-            track([compared], tmp_path / "out", to=tool)
+            track([comparison_folder], tmp_path / "out", to=tool)
         assert caught.value.fix == (f"pip install 'pflcli[{tool}]'",)
     assert not (tmp_path / "out").exists()
 
@@ -222,15 +224,15 @@ def test_unknown_and_missing_tools_are_named(compared, tmp_path, monkeypatch):
 # The tools themselves
 
 
-def test_tensorboard_shows_every_run_once(compared, tmp_path):
+def test_track_writes_every_run_once_for_tensorboard(comparison_folder, tmp_path):
     reader = pytest.importorskip(
         "tensorboard.backend.event_processing.event_accumulator", reason="TensorBoard is not installed"
     )
     for _ in range(2):
-        result = track([compared], tmp_path / "out", to="tensorboard", execution=Execution(force=True))
+        result = track([comparison_folder], tmp_path / "out", to="tensorboard", execution=Execution(force=True))
     assert result.written == 5
-    assert track([compared], tmp_path / "out", to="tensorboard").written == 0
-    for record in records.read(open_artifact(compared / "comparison")):
+    assert track([comparison_folder], tmp_path / "out", to="tensorboard").written == 0
+    for record in records.read(open_artifact(comparison_folder / "comparison")):
         events = reader.EventAccumulator(str(tmp_path / "out" / "writers" / record.folder)).Reload()
         tags = events.Tags()
         for number, row in record.rounds.items():
@@ -247,27 +249,27 @@ def test_tensorboard_shows_every_run_once(compared, tmp_path):
         assert "settings/text_summary" in tags["tensors"]
 
 
-def test_an_interrupted_run_of_tensorboard_is_written_again(compared, tmp_path):
+def test_interrupted_tensorboard_run_is_written_again(comparison_folder, tmp_path):
     pytest.importorskip("tensorboard", reason="TensorBoard is not installed")
     out = tmp_path / "out"
-    track([compared], out, to="tensorboard")
+    track([comparison_folder], out, to="tensorboard")
     run = next((out / "writers").glob("ditto*"))
     mark = json.loads((run / "pfl.json").read_text())
     (run / "pfl.json").write_text(json.dumps({**mark, "content": ""}))
     files = len(list(run.iterdir()))
-    result = track([compared], out, to="tensorboard")
+    result = track([comparison_folder], out, to="tensorboard")
     assert (result.written, len(list(run.iterdir()))) == (1, files)
     (run / "pfl.json").unlink()
     with pytest.raises(ConflictError, match="pfl track did not write it"):
-        track([compared], out, to="tensorboard")
+        track([comparison_folder], out, to="tensorboard")
 
 
 @pytest.mark.parametrize("tool", ["tensorboard", "mlflow", "wandb"])
-def test_a_run_is_in_one_group_only(compared, tmp_path, tool):
+def test_run_tracked_again_in_a_comparison_moves_to_its_group(comparison_folder, tmp_path, tool):
     pytest.importorskip(tool, reason=f"{tool} is not installed")
     out = tmp_path / "out"
-    track([compared / "seed-0" / "ditto", compared / "seed-0" / "backbone"], out, to=tool)
-    assert track([compared], out, to=tool).written == 5
+    track([comparison_folder / "seed-0" / "ditto", comparison_folder / "seed-0" / "backbone"], out, to=tool)
+    assert track([comparison_folder], out, to=tool).written == 5
     if tool == "tensorboard":
         assert len(list(out.glob("*/ditto*-seed-0-*"))) == 1
         assert not list(out.glob("seed-0/ditto*"))
@@ -281,17 +283,17 @@ def test_a_run_is_in_one_group_only(compared, tmp_path, tool):
         assert len(client.search_runs(experiments)) == 6
 
 
-def test_mlflow_shows_every_run_once(compared, tmp_path):
+def test_track_writes_every_run_once_for_mlflow(comparison_folder, tmp_path):
     mlflow = pytest.importorskip("mlflow", reason="MLflow is not installed")
     out = tmp_path / "out"
-    track([compared], out, to="mlflow")
-    assert track([compared], out, to="mlflow").written == 0
-    assert track([compared], out, to="mlflow", execution=Execution(force=True)).written == 5
+    track([comparison_folder], out, to="mlflow")
+    assert track([comparison_folder], out, to="mlflow").written == 0
+    assert track([comparison_folder], out, to="mlflow", execution=Execution(force=True)).written == 5
     client = mlflow.MlflowClient(tracking_uri=f"sqlite:///{out / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("writers")
     shown = {run.info.run_name: run for run in client.search_runs([experiment.experiment_id])}
     assert len(client.search_runs([experiment.experiment_id])) == 5
-    for record in records.read(open_artifact(compared / "comparison")):
+    for record in records.read(open_artifact(comparison_folder / "comparison")):
         run = shown[record.name]
         assert run.info.status == "FINISHED"
         for name, value in record.settings.items():
@@ -309,21 +311,21 @@ def test_mlflow_shows_every_run_once(compared, tmp_path):
         )
 
 
-def test_mlflow_refuses_a_folder_that_its_store_cannot_be_in(compared, tmp_path):
+def test_track_for_mlflow_refuses_a_folder_with_special_characters(comparison_folder, tmp_path):
     pytest.importorskip("mlflow", reason="MLflow is not installed")
     with pytest.raises(UsageError, match=r"no store in a folder with \? or %"):
-        track([compared], tmp_path / "a?b", to="mlflow")
+        track([comparison_folder], tmp_path / "a?b", to="mlflow")
     assert not list(tmp_path.glob("a*"))
 
 
-def test_wandb_has_every_run_once(compared, tmp_path):
+def test_track_writes_every_run_once_for_wandb(comparison_folder, tmp_path):
     pytest.importorskip("wandb", reason="wandb is not installed")
     out = tmp_path / "out"
-    track([compared], out, to="wandb")
-    assert track([compared], out, to="wandb").written == 0
+    track([comparison_folder], out, to="wandb")
+    assert track([comparison_folder], out, to="wandb").written == 0
     shutil.rmtree(next((out / "wandb").glob("offline-run-*")))
-    assert track([compared], out, to="wandb").written == 1
-    for record in records.read(open_artifact(compared / "comparison")):
+    assert track([comparison_folder], out, to="wandb").written == 1
+    for record in records.read(open_artifact(comparison_folder / "comparison")):
         (folder,) = (out / "wandb").glob(f"offline-run-*-{record.key[:16]}")
         (file,) = folder.glob("*.wandb")
         content = file.read_bytes()
@@ -333,7 +335,7 @@ def test_wandb_has_every_run_once(compared, tmp_path):
 
 
 @contextmanager
-def largest_file(size):
+def limit_file_size(size):
     """Let no file of this process become larger than so many bytes, as a quota does."""
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
@@ -346,18 +348,18 @@ def largest_file(size):
 @pytest.mark.parametrize(
     ("tool", "size"), [("tensorboard", 1), ("tensorboard", 1000), ("tensorboard", 8000), ("mlflow", 1000), ("wandb", 1)]
 )
-def test_a_full_disk_is_one_error_with_every_tool(compared, tmp_path, pfl, tool, size):
+def test_full_disk_is_one_error_with_every_tracking_tool(comparison_folder, tmp_path, pfl, tool, size):
     pytest.importorskip(tool, reason=f"{tool} is not installed")
-    line = ("track", compared, "--to", tool, "-o", tmp_path / "out")
-    with largest_file(size):
+    line = ("track", comparison_folder, "--to", tool, "-o", tmp_path / "out")
+    with limit_file_size(size):
         ran = pfl(*line)
     assert (ran.code, ran.err.count("pfl: "), "Traceback" in ran.err) == (3, 1, False), ran.err
     assert str(tmp_path / "out") in ran.err
     if tool == "tensorboard":
-        assert (pfl(*line).code, track([compared], tmp_path / "out", to=tool).written) == (0, 0)
+        assert (pfl(*line).code, track([comparison_folder], tmp_path / "out", to=tool).written) == (0, 0)
 
 
-def test_an_error_in_a_thread_of_a_tool_is_raised_and_not_printed(capsys):
+def test_errors_in_threads_of_a_tool_are_raised_and_not_printed(capsys):
     def fail():
         time.sleep(0.05)
         raise OSError("no room")

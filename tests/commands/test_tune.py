@@ -31,7 +31,7 @@ SEARCH = {"training.lr": [0.1, 1.0, 1e30]}
 SET = {"lam": 0.1}
 
 
-def searched(source, out, **kwargs):
+def tune_ditto(source, out, **kwargs):
     return tune("ditto", source, out, **{"search": SEARCH, "options": SET, "settings": FEW, **kwargs})
 
 
@@ -45,7 +45,7 @@ PLANNED = {
 
 
 @pytest.fixture(scope="module")
-def writers(tmp_path_factory):
+def writers_partition(tmp_path_factory):
     """The partition that is tuned on; only to be read."""
     path = tmp_path_factory.mktemp("writers") / "p"
     partition("writers", path, clients=6, seed=0)
@@ -53,28 +53,28 @@ def writers(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def finished(writers, tmp_path_factory):
+def finished_search(writers_partition, tmp_path_factory):
     """A search of three points, one of which diverges; only to be read."""
     out = tmp_path_factory.mktemp("tuned") / "t"
-    searched(writers, out)
+    tune_ditto(writers_partition, out)
     return out
 
 
 @pytest.fixture
-def folder(finished, tmp_path):
-    shutil.copytree(finished, tmp_path / "t")
+def search_copy(finished_search, tmp_path):
+    shutil.copytree(finished_search, tmp_path / "t")
     return tmp_path / "t"
 
 
 @pytest.fixture
-def unchosen(folder):
+def trials_without_choice(search_copy):
     """The trials without the choice among them, so that nothing is trained again."""
-    shutil.rmtree(folder / "tuning")
-    return folder
+    shutil.rmtree(search_copy / "tuning")
+    return search_copy
 
 
 @pytest.fixture
-def untrained(monkeypatch):
+def forbid_training(monkeypatch):
     """Nothing may be trained any more."""
 
     def refuse(*args):
@@ -87,46 +87,46 @@ def search_result(out):
     return tuning.read(open_artifact(out / "tuning"))
 
 
-def rows(out):
+def read_trials(out):
     """The trials without the seconds, which nobody can repeat."""
     return [{**row, "seconds": 0} for row in search_result(out)["trials"]]
 
 
-def choice(out):
+def read_choice(out):
     return (out / "tuning" / "best.toml").read_bytes()
 
 
 # What is made
 
 
-def test_every_trial_is_what_personalize_makes(writers, finished, tmp_path):
-    good = [row for row in search_result(finished)["trials"] if not row["problem"]]
+def test_trial_is_the_artifact_that_personalize_makes(writers_partition, finished_search, tmp_path):
+    good = [row for row in search_result(finished_search)["trials"] if not row["problem"]]
     assert len(good) == 2
     row = good[-1]
     settings = {**FEW, "lr": row["values"]["training.lr"]}
-    personalize("ditto", writers, tmp_path / "x", options=SET, settings=settings)
-    same(tmp_path / "x", finished / "tuning" / row["path"])
+    personalize("ditto", writers_partition, tmp_path / "x", options=SET, settings=settings)
+    same(tmp_path / "x", finished_search / "tuning" / row["path"])
     assert row["fingerprint"] == open_artifact(tmp_path / "x").manifest.fingerprint
 
 
-def test_what_diverges_is_a_row_with_its_reason_and_not_the_end(finished):
-    bad = [row for row in search_result(finished)["trials"] if row["problem"]]
+def test_diverged_trial_is_recorded_with_its_reason(finished_search):
+    bad = [row for row in search_result(finished_search)["trials"] if row["problem"]]
     assert [row["values"]["training.lr"] for row in bad] == [1e30]
     assert all("non-finite" in row["problem"] and row["validation_accuracy"] is None for row in bad)
-    summary = open_artifact(finished / "tuning").manifest.summary
+    summary = open_artifact(finished_search / "tuning").manifest.summary
     assert (summary["trials"], summary["failed"]) == (3, 1)
-    assert len((finished / "tuning" / "table.md").read_text().splitlines()) == 5
+    assert len((finished_search / "tuning" / "table.md").read_text().splitlines()) == 5
 
 
-def test_the_best_is_the_first_of_the_highest_accuracy(finished):
-    scored = [row for row in search_result(finished)["trials"] if not row["problem"]]
+def test_best_trial_is_the_first_of_highest_validation_accuracy(finished_search):
+    scored = [row for row in search_result(finished_search)["trials"] if not row["problem"]]
     best = max(row["validation_accuracy"] for row in scored)
     first = next(row for row in scored if row["validation_accuracy"] == best)
-    assert search_result(finished)["best"] == first["trial"]
-    assert open_artifact(finished / "tuning").manifest.summary["best"] == first["values"]
+    assert search_result(finished_search)["best"] == first["trial"]
+    assert open_artifact(finished_search / "tuning").manifest.summary["best"] == first["values"]
 
 
-def test_the_table_begins_with_the_best_trial_and_ends_with_failed_ones():
+def test_table_lists_the_best_trial_first_and_failed_ones_last():
     def trial(number, accuracy, log_loss, problem=""):
         scores = {"validation_accuracy": accuracy, "validation_log_loss": log_loss, "bottom_decile": accuracy}
         return {"trial": number, "values": {"lam": number}, **scores, "seconds": 1.0, "problem": problem}
@@ -137,51 +137,53 @@ def test_the_table_begins_with_the_best_trial_and_ends_with_failed_ones():
         assert [line[0] for line in readable({"metric": metric, "trials": trials})[1]] == order
 
 
-def test_the_best_is_taken_by_personalize_and_by_compare(writers, finished, tmp_path, pfl):
+def test_best_toml_reproduces_the_best_trial_in_personalize_and_compare(
+    writers_partition, finished_search, tmp_path, pfl
+):
     """What a dry run of either would make is the best trial."""
-    best = search_result(finished)["trials"][search_result(finished)["best"] - 1]
-    config = finished / "tuning" / "best.toml"
-    ran = pfl("personalize", "ditto", writers, "-o", tmp_path / "x", "--config", config, "-n", "--json")
+    best = search_result(finished_search)["trials"][search_result(finished_search)["best"] - 1]
+    config = finished_search / "tuning" / "best.toml"
+    ran = pfl("personalize", "ditto", writers_partition, "-o", tmp_path / "x", "--config", config, "-n", "--json")
     assert ran.code == 0, ran.err
     assert json.loads(ran.out)["fingerprint"] == best["fingerprint"]
-    shutil.copytree(finished / "tuning" / best["path"], tmp_path / "c" / "seed-0" / "ditto")
+    shutil.copytree(finished_search / "tuning" / best["path"], tmp_path / "c" / "seed-0" / "ditto")
     line = ("--methods", "ditto", "--baseline", "ditto", "--config", config, "-n")
-    ran = pfl("compare", writers, "-o", tmp_path / "c", *line)
+    ran = pfl("compare", writers_partition, "-o", tmp_path / "c", *line)
     assert ran.code == 0, ran.err
     assert ran.err.splitlines()[-1] == "ditto\tup to date"
 
 
-def test_a_backbone_is_trained_by_the_best_of_fedavg(writers, tmp_path, pfl):
-    line = ("tune", "fedavg", writers, "-o", tmp_path / "t", *WORDS, "--search", "lr=0.03,0.3")
+def test_best_toml_of_fedavg_configures_train_global(writers_partition, tmp_path, pfl):
+    line = ("tune", "fedavg", writers_partition, "-o", tmp_path / "t", *WORDS, "--search", "lr=0.03,0.3")
     assert pfl(*line).code == 0
     config = tmp_path / "t" / "tuning" / "best.toml"
-    assert pfl("train-global", writers, "-o", tmp_path / "b", "--config", config).code == 0
+    assert pfl("train-global", writers_partition, "-o", tmp_path / "b", "--config", config).code == 0
     values = tomllib.loads(config.read_text())["personalize"]
     assert open_artifact(tmp_path / "b").manifest.request["settings"]["lr"] == values["lr"]
 
 
 @pytest.fixture(scope="module")
-def neighbours(writers, tmp_path_factory):
+def knn_search(writers_partition, tmp_path_factory):
     """A search of a method that stands on a datastore; only to be read."""
     out = tmp_path_factory.mktemp("neighbours") / "t"
-    tune("knn-per", writers, out, search={"k": "1,3"}, settings=FEW)
+    tune("knn-per", writers_partition, out, search={"k": "1,3"}, settings=FEW)
     return out
 
 
-def test_what_a_method_stands_on_is_made_once_beside_its_trials(neighbours, tmp_path):
-    assert {path.name for path in neighbours.iterdir()} == {
+def test_tune_makes_the_inputs_of_a_method_once(knn_search, tmp_path):
+    assert {path.name for path in knn_search.iterdir()} == {
         *("backbone", "embeddings", "datastore", "trials", "tuning"),
     }
-    tune("knn-per", neighbours / "datastore", tmp_path / "d", search={"k": "1,3"})
+    tune("knn-per", knn_search / "datastore", tmp_path / "d", search={"k": "1,3"})
     assert {path.name for path in (tmp_path / "d").iterdir()} == {"trials", "tuning"}
-    assert rows(tmp_path / "d") == rows(neighbours)
+    assert read_trials(tmp_path / "d") == read_trials(knn_search)
 
 
 # Made once, and gone on with
 
 
-def test_run_again_it_is_up_to_date(writers, folder, untrained):
-    assert searched(writers, folder).decision == "up to date"
+def test_repeated_tune_is_up_to_date(writers_partition, search_copy, forbid_training):
+    assert tune_ditto(writers_partition, search_copy).decision == "up to date"
 
 
 class Interrupting:
@@ -201,39 +203,42 @@ class Interrupting:
         yield lambda steps, note: None
 
 
-def test_interrupted_and_run_again_it_chooses_the_same(writers, finished, tmp_path):
+def test_interrupted_tune_resumes_and_chooses_the_same(writers_partition, finished_search, tmp_path):
     with pytest.raises(KeyboardInterrupt):
-        searched(writers, tmp_path / "t", execution=Execution(reporter=Interrupting("trial 3 of 3")))
+        tune_ditto(writers_partition, tmp_path / "t", execution=Execution(reporter=Interrupting("trial 3 of 3")))
     written = {path: path.stat().st_mtime_ns for path in (tmp_path / "t" / "trials").glob("*/predictions.h5")}
     assert 1 <= len(written) <= 2
-    searched(writers, tmp_path / "t")
+    tune_ditto(writers_partition, tmp_path / "t")
     assert all(path.stat().st_mtime_ns == before for path, before in written.items())
-    assert (choice(tmp_path / "t"), rows(tmp_path / "t")) == (choice(finished), rows(finished))
+    assert (read_choice(tmp_path / "t"), read_trials(tmp_path / "t")) == (
+        read_choice(finished_search),
+        read_trials(finished_search),
+    )
 
 
-def test_more_trials_join_those_that_are_there(writers, finished, unchosen):
-    searched(writers, unchosen, trials=1)
-    assert rows(unchosen) == rows(finished)[:1]
-    searched(writers, unchosen)
-    assert rows(unchosen) == rows(finished)
+def test_more_trials_extend_a_search_and_fewer_conflict(writers_partition, finished_search, trials_without_choice):
+    tune_ditto(writers_partition, trials_without_choice, trials=1)
+    assert read_trials(trials_without_choice) == read_trials(finished_search)[:1]
+    tune_ditto(writers_partition, trials_without_choice)
+    assert read_trials(trials_without_choice) == read_trials(finished_search)
     with pytest.raises(ConflictError):
-        searched(writers, unchosen, trials=2)
+        tune_ditto(writers_partition, trials_without_choice, trials=2)
     with pytest.raises(ConflictError):
-        searched(writers, unchosen, search={"training.lr": [0.1]})
+        tune_ditto(writers_partition, trials_without_choice, search={"training.lr": [0.1]})
 
 
-def test_no_trial_begins_when_the_time_is_spent(writers, finished, unchosen):
-    searched(writers, unchosen, minutes=1e-6)
-    assert len(rows(unchosen)) == 1
-    assert searched(writers, unchosen, minutes=1e-6).decision == "up to date"
-    searched(writers, unchosen, minutes=60)
-    assert rows(unchosen) == rows(finished)
+def test_tune_starts_no_trial_after_the_given_minutes(writers_partition, finished_search, trials_without_choice):
+    tune_ditto(writers_partition, trials_without_choice, minutes=1e-6)
+    assert len(read_trials(trials_without_choice)) == 1
+    assert tune_ditto(writers_partition, trials_without_choice, minutes=1e-6).decision == "up to date"
+    tune_ditto(writers_partition, trials_without_choice, minutes=60)
+    assert read_trials(trials_without_choice) == read_trials(finished_search)
 
 
 @pytest.mark.parametrize(
     ("minutes", "score", "count"), [(None, 0.5, 4), (2.0, 0.5, 3), (1.0, 0.5, 2), (0.8, 0.5, 1), (1.0, None, 4)]
 )
-def test_the_minutes_of_a_search_include_all_trials(minutes, score, count, monkeypatch, tmp_path):
+def test_minutes_of_a_search_include_earlier_trials(minutes, score, count, monkeypatch, tmp_path):
     """A trial takes 50 seconds. Without a score there is nothing to stop with."""
     monkeypatch.setattr(tuning_trials, "run_job", lambda job, call, progress: None)
     monkeypatch.setattr(
@@ -246,22 +251,22 @@ def test_the_minutes_of_a_search_include_all_trials(minutes, score, count, monke
     assert [trial.number for trial in made] == [*range(1, count + 1)]
 
 
-def test_a_dry_run_says_how_many_trials_there_would_be(writers, folder, tmp_path, pfl):
+def test_dry_run_counts_existing_and_new_trials(writers_partition, search_copy, tmp_path, pfl):
     line = ("--search", "training.lr=0.1,1.0,1e30", "--set", "lam=0.1", *WORDS, "-n")
-    ran = pfl("tune", "ditto", writers, "-o", tmp_path / "t2", *line, "--trials", 2)
+    ran = pfl("tune", "ditto", writers_partition, "-o", tmp_path / "t2", *line, "--trials", 2)
     assert "2 trials of ditto of a grid of 3: 0 up to date, 2 to make" in ran.err
     assert not (tmp_path / "t2").exists()
-    shutil.rmtree(folder / "tuning")
-    assert "2 up to date, 1 to make" in pfl("tune", "ditto", writers, "-o", folder, *line).err
+    shutil.rmtree(search_copy / "tuning")
+    assert "2 up to date, 1 to make" in pfl("tune", "ditto", writers_partition, "-o", search_copy, *line).err
 
 
-def test_what_another_request_made_is_replaced_with_force_and_nothing_else(writers, folder):
-    before = {path: path.stat().st_mtime_ns for path in folder.glob("trials/*/predictions.h5")}
+def test_force_replaces_only_trials_of_another_request(writers_partition, search_copy):
+    before = {path: path.stat().st_mtime_ns for path in search_copy.glob("trials/*/predictions.h5")}
     with pytest.raises(ConflictError):
-        searched(writers, folder, settings={**FEW, "rounds": 2})
+        tune_ditto(writers_partition, search_copy, settings={**FEW, "rounds": 2})
     assert {path: path.stat().st_mtime_ns for path in before} == before
-    searched(writers, folder, search={"training.lr": [1.0, 0.1]}, execution=Execution(force=True))
-    assert len(rows(folder)) == 2
+    tune_ditto(writers_partition, search_copy, search={"training.lr": [1.0, 0.1]}, execution=Execution(force=True))
+    assert len(read_trials(search_copy)) == 2
     assert {path: path.stat().st_mtime_ns for path in before} == before
 
 
@@ -269,42 +274,44 @@ def test_what_another_request_made_is_replaced_with_force_and_nothing_else(write
 
 
 @pytest.fixture(scope="module")
-def shuffled(writers, tmp_path_factory):
+def shuffled_search(writers_partition, tmp_path_factory):
     """The partition with its test labels shuffled, and trials on it."""
     at = tmp_path_factory.mktemp("shuffled")
-    searched(shuffle_test_labels(writers, at / "p"), at / "t")
+    tune_ditto(shuffle_test_labels(writers_partition, at / "p"), at / "t")
     return at
 
 
-def test_the_choice_is_the_same_to_the_byte_when_test_labels_are_shuffled(finished, shuffled):
-    assert choice(shuffled / "t") == choice(finished)
-    assert rows(shuffled / "t") == rows(finished)
+def test_choice_does_not_depend_on_test_labels(finished_search, shuffled_search):
+    assert read_choice(shuffled_search / "t") == read_choice(finished_search)
+    assert read_trials(shuffled_search / "t") == read_trials(finished_search)
 
 
 @pytest.mark.parametrize("metric", ["log_loss", "balanced_accuracy"])
-def test_by_another_metric_too(writers, finished, shuffled, unchosen, tmp_path, metric):
-    shutil.copytree(shuffled / "t" / "trials", tmp_path / "s" / "trials")
-    searched(shuffled / "p", tmp_path / "s", metric=metric)
-    searched(writers, unchosen, metric=metric)
-    assert choice(tmp_path / "s") == choice(unchosen)
-    assert rows(tmp_path / "s") == rows(unchosen)
-    assert choice(unchosen) != choice(finished)
+def test_choice_by_another_metric_does_not_depend_on_test_labels(
+    writers_partition, finished_search, shuffled_search, trials_without_choice, tmp_path, metric
+):
+    shutil.copytree(shuffled_search / "t" / "trials", tmp_path / "s" / "trials")
+    tune_ditto(shuffled_search / "p", tmp_path / "s", metric=metric)
+    tune_ditto(writers_partition, trials_without_choice, metric=metric)
+    assert read_choice(tmp_path / "s") == read_choice(trials_without_choice)
+    assert read_trials(tmp_path / "s") == read_trials(trials_without_choice)
+    assert read_choice(trials_without_choice) != read_choice(finished_search)
 
 
 # By another metric
 
 
-def test_the_best_is_that_of_the_metric(writers, unchosen, capsys, pfl):
+def test_best_trial_is_chosen_by_the_given_metric(writers_partition, trials_without_choice, capsys, pfl):
     """Its score worked out from the stored predictions; of a log-loss the lowest is the best."""
     line = ("--search", "training.lr=0.1,1.0,1e30", "--set", "lam=0.1", *WORDS, "--metric", "log-loss")
-    ran = pfl("tune", "ditto", writers, "-o", unchosen, *line)
+    ran = pfl("tune", "ditto", writers_partition, "-o", trials_without_choice, *line)
     assert ran.code == 0, ran.err
     losses = {}
-    for row in rows(unchosen):
+    for row in read_trials(trials_without_choice):
         if row["problem"]:
             assert row["validation_log_loss"] is None
             continue
-        held_out = predictions.read(open_artifact(unchosen / "tuning" / row["path"]), "validation")
+        held_out = predictions.read(open_artifact(trials_without_choice / "tuning" / row["path"]), "validation")
         p = np.take_along_axis(held_out.parts["p"], held_out.y[:, None], axis=1).astype(float)
         losses[row["trial"]] = -np.log(np.maximum(p, 1e-12)).mean()  # clients by samples: the mean over samples
         assert row["validation_log_loss"] == pytest.approx(losses[row["trial"]], abs=1e-6)
@@ -312,18 +319,18 @@ def test_the_best_is_that_of_the_metric(writers, unchosen, capsys, pfl):
         assert row["validation_accuracy"] == pytest.approx(right.mean(), abs=1e-6)
         for name in ("validation_log_loss", "validation_accuracy", "bottom_decile"):
             assert row[name] == round(row[name], 6)
-    result = search_result(unchosen)
+    result = search_result(trials_without_choice)
     assert (result["metric"], result["best"]) == ("log_loss", min(losses, key=losses.get))
-    manifest = open_artifact(unchosen / "tuning").manifest
+    manifest = open_artifact(trials_without_choice / "tuning").manifest
     assert manifest.request["metric"] == "log_loss"
     assert manifest.summary["validation_log_loss"] == pytest.approx(min(losses.values()))
-    heading, best = (unchosen / "tuning" / "table.md").read_text().splitlines()[::2][:2]
+    heading, best = (trials_without_choice / "tuning" / "table.md").read_text().splitlines()[::2][:2]
     assert "validation log-loss | validation accuracy % |" in heading
     assert f"| {min(losses.values()):.3f} |" in best
     assert f"validation log-loss {min(losses.values()):.4f}" in ran.err
 
 
-def test_a_metric_that_no_client_defines_is_no_score(tmp_path):
+def test_tune_fails_when_the_metric_is_undefined_for_every_client(tmp_path):
     """Every client of this partition has one class."""
     partition("writers", tmp_path / "p", scheme="classes", clients=10, options={"n": 1})
     with pytest.raises(ComputationError, match="all 1 trials failed") as error:
@@ -331,19 +338,19 @@ def test_a_metric_that_no_client_defines_is_no_score(tmp_path):
     assert error.value.fix == ("AUROC is not defined: no client has validation samples of two classes",)
 
 
-def test_the_samples_that_are_tested_are_not_read_to_choose(writers, unchosen, monkeypatch):
+def test_tune_reads_only_predictions_on_validation_samples(writers_partition, trials_without_choice, monkeypatch):
     read, splits_read = predictions.read, []
     monkeypatch.setattr(
         predictions, "read", lambda artifact, split: (splits_read.append(split), read(artifact, split))[1]
     )
-    searched(writers, unchosen)
+    tune_ditto(writers_partition, trials_without_choice)
     assert set(splits_read) == {"validation"}
 
 
 # Ranges
 
 
-def test_random_draws_the_same_again_the_default_first_and_no_point_twice(writers, tmp_path):
+def test_random_sampler_is_deterministic_starts_at_the_default_and_never_repeats(writers_partition, tmp_path):
     search = {"training.lr": "0.001..1", "lam": "none,0.1,1", "steps": "1..3", "epochs": "1..500"}
     ranges = search_space("ditto", search, {}, {}, "random")
     default = {"training.lr": 0.1, "lam": None, "steps": 1, "epochs": 5}
@@ -358,10 +365,12 @@ def test_random_draws_the_same_again_the_default_first_and_no_point_twice(writer
     assert 75 < low < 125
     few = search_space("ditto", {"steps": "1..3"}, {}, {}, "random")
     assert len(samplers.sampler("random", few, 20, {"steps": 0}, 0).points) == 3
-    assert [row["decision"] for row in tune("ditto", writers, tmp_path / "t", **PLANNED).summary["plan"]] == ["new"] * 4
+    assert [row["decision"] for row in tune("ditto", writers_partition, tmp_path / "t", **PLANNED).summary["plan"]] == [
+        "new"
+    ] * 4
 
 
-def test_random_on_lists_is_the_grid():
+def test_random_sampler_on_lists_equals_the_grid():
     lists = search_space("ditto", {"lam": "none,0.1,1", "training.lr": "0.1,1"}, {}, {}, "random")
     default = {"lam": None, "training.lr": 0.1}
     drawn = [samplers.sampler(name, lists, 4, default, 3).points for name in ("grid", "random")]
@@ -371,14 +380,14 @@ def test_random_on_lists_is_the_grid():
 # Optuna
 
 
-def test_optuna_that_is_missing_is_named_with_what_to_type(writers, tmp_path, monkeypatch):
+def test_missing_optuna_is_named_with_the_install_command(writers_partition, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "optuna", None)
     with pytest.raises(UsageError, match="Optuna, which is not installed") as error:
-        searched(writers, tmp_path / "t", sampler="optuna")
+        tune_ditto(writers_partition, tmp_path / "t", sampler="optuna")
     assert error.value.fix == ("pip install 'pflcli[tune]'",)
 
 
-def proposed(searched, count, scores=(), seed=0):
+def propose_points(searched, count, scores=(), seed=0):
     """The points that Optuna proposes, told so."""
     sampler = samplers.sampler("optuna", searched, count, {"training.lr": 0.1, "lam": None}, seed)
     points = []
@@ -388,19 +397,19 @@ def proposed(searched, count, scores=(), seed=0):
     return points
 
 
-def test_optuna_proposes_the_same_again_the_default_first_and_no_point_twice():
+def test_optuna_sampler_is_deterministic_starts_at_the_default_and_never_repeats():
     ranges = search_space("ditto", {"training.lr": "0.001..1", "lam": "none,0.1,1"}, {}, {}, "optuna")
-    points = proposed(ranges, 15, [0.1, None, 0.9])
-    assert points == proposed(ranges, 15, [0.1, None, 0.9])
-    assert points[:8] == proposed(ranges, 8, [0.1, None, 0.9])
+    points = propose_points(ranges, 15, [0.1, None, 0.9])
+    assert points == propose_points(ranges, 15, [0.1, None, 0.9])
+    assert points[:8] == propose_points(ranges, 8, [0.1, None, 0.9])
     assert points[0] == {"training.lr": 0.1, "lam": None}
     assert len({json.dumps(point) for point in points}) == 15
-    assert points != proposed(ranges, 15, [0.1, None, 0.9], seed=1)
+    assert points != propose_points(ranges, 15, [0.1, None, 0.9], seed=1)
     lists = search_space("ditto", {"training.lr": "0.1,1", "lam": "none,0.1,1"}, {}, {}, "optuna")
-    assert len({json.dumps(point) for point in proposed(lists, 50)}) == 6
+    assert len({json.dumps(point) for point in propose_points(lists, 50)}) == 6
 
 
-def test_optuna_takes_the_range_that_a_grid_spans():
+def test_optuna_sampler_uses_the_range_of_the_grid():
     axes = {axis.key: axis for axis in search_space("knn-per", None, {}, {}, "optuna").axes}
     assert axes["k"].plain() == {"low": 1, "high": 16}
     assert axes["k"].is_whole
@@ -418,18 +427,21 @@ def test_optuna_takes_the_range_that_a_grid_spans():
         ((10_000, 90_000), 12_345, 12_345),
     ],
 )
-def test_numbers_from_optuna_have_four_digits_and_stay_in_their_range(bounds, value, expected):
+def test_optuna_numbers_are_rounded_to_four_digits_within_their_range(bounds, value, expected):
     assert samplers._round(Axis("lr", (), bounds), value) == expected
 
 
-def test_a_search_by_optuna_resumes_where_it_was_interrupted(neighbours, tmp_path):
-    datastore = neighbours / "datastore"
+def test_interrupted_optuna_search_resumes_with_the_same_trials(knn_search, tmp_path):
+    datastore = knn_search / "datastore"
     line = {"search": {"k": "1..16"}, "sampler": "optuna", "trials": 4}
     tune("knn-per", datastore, tmp_path / "a", **line)
     with pytest.raises(KeyboardInterrupt):
         tune("knn-per", datastore, tmp_path / "b", **line, execution=Execution(reporter=Interrupting("trial 3 of 4")))
     tune("knn-per", datastore, tmp_path / "b", **line)
-    assert (choice(tmp_path / "a"), rows(tmp_path / "a")) == (choice(tmp_path / "b"), rows(tmp_path / "b"))
+    assert (read_choice(tmp_path / "a"), read_trials(tmp_path / "a")) == (
+        read_choice(tmp_path / "b"),
+        read_trials(tmp_path / "b"),
+    )
 
 
 # What is refused
@@ -465,20 +477,22 @@ def test_a_search_by_optuna_resumes_where_it_was_interrupted(neighbours, tmp_pat
         ),
     ],
 )
-def test_what_cannot_be_searched_is_refused_in_words(writers, tmp_path, method, search, kwargs, message):
+def test_tune_refuses_invalid_searches_and_names_the_problem(
+    writers_partition, tmp_path, method, search, kwargs, message
+):
     with pytest.raises(UsageError) as error:
-        tune(method, writers, tmp_path / "t", search=search, **{"settings": FEW, **kwargs})
+        tune(method, writers_partition, tmp_path / "t", search=search, **{"settings": FEW, **kwargs})
     assert message in error.value.message
     assert not (tmp_path / "t").exists()
 
 
-def test_without_validation_samples_nothing_is_chosen(tmp_path):
+def test_tune_refuses_a_partition_without_validation_samples(tmp_path):
     partition("writers", tmp_path / "p", clients=3, fractions=(0.8, 0.0, 0.2))
     with pytest.raises(InputError, match="no validation samples"):
         tune("local", tmp_path / "p", tmp_path / "t", settings=FEW)
 
 
-def test_where_all_trials_fail_nothing_is_chosen(writers, tmp_path):
+def test_tune_writes_no_choice_when_all_trials_fail(writers_partition, tmp_path):
     with pytest.raises(ComputationError, match="all 2 trials failed"):
-        tune("fedavg", writers, tmp_path / "t", search={"lr": [1e30, 1e31]}, settings=FEW)
+        tune("fedavg", writers_partition, tmp_path / "t", search={"lr": [1e30, 1e31]}, settings=FEW)
     assert not (tmp_path / "t" / "tuning").exists()

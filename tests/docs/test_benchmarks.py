@@ -21,7 +21,7 @@ PROJECT = ROOT.parent
 
 
 @pytest.fixture
-def benchmark(monkeypatch):
+def import_benchmark(monkeypatch):
     """Imports a program of benchmarks/ as a module."""
     monkeypatch.syspath_prepend(str(PROJECT / "benchmarks"))
     yield importlib.import_module
@@ -30,19 +30,19 @@ def benchmark(monkeypatch):
 
 
 @pytest.fixture
-def gpu(benchmark):
+def gpu(import_benchmark):
     """benchmarks/gpu.py as a module."""
-    return benchmark("gpu")
+    return import_benchmark("gpu")
 
 
-def run(program, *words):
+def get_exit_code(program, *words):
     """The exit code of a program."""
     with pytest.raises(SystemExit) as end:
         program.main(list(words))
     return end.value.code
 
 
-def test_every_program_can_be_loaded():
+def test_every_benchmark_program_can_be_imported():
     """In a process of its own, as some change the package that they measure."""
     names = sorted(path.stem for path in (PROJECT / "benchmarks").glob("*.py"))
     code = f"import importlib\nfor name in {names}: importlib.import_module(name)"
@@ -52,7 +52,7 @@ def test_every_program_can_be_loaded():
 
 
 @pytest.mark.parametrize("file", sorted((PROJECT / "benchmarks").rglob("*.py")), ids=lambda file: file.stem)
-def test_every_name_of_pfl_that_a_program_uses_exists(file):
+def test_benchmark_program_uses_existing_names_of_the_package(file):
     tree = ast.parse(file.read_text())
     modules = {}
     for node in ast.walk(tree):
@@ -70,21 +70,21 @@ def test_every_name_of_pfl_that_a_program_uses_exists(file):
             assert known, f"{file.name}:{node.lineno}: {node.value.id} has no {node.attr}"
 
 
-def test_without_a_gpu_the_program_says_so_in_one_line(gpu, monkeypatch):
+def test_gpu_benchmark_without_a_gpu_prints_one_line(gpu, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    message = run(gpu, "--parts", "stacked")
+    message = get_exit_code(gpu, "--parts", "stacked")
     assert "no CUDA device" in message
     assert "--device cpu" in message
     assert len(message.splitlines()) == 1
 
 
-def test_an_unknown_part_is_refused(gpu, capsys):
-    assert run(gpu, "--device", "cpu", "--parts", "speed") == 2
+def test_gpu_benchmark_refuses_an_unknown_part(gpu, capsys):
+    assert get_exit_code(gpu, "--device", "cpu", "--parts", "speed") == 2
     assert "no part speed: choose from stacked,pfllib,agree,tf32" in capsys.readouterr().err
 
 
-def test_the_parts_run_on_a_cpu(gpu, capsys):
-    assert run(gpu, "--device", "cpu", "--parts", "stacked,agree,tf32", "--methods", "fedprox") == 0
+def test_gpu_benchmark_parts_run_on_a_cpu(gpu, capsys):
+    assert get_exit_code(gpu, "--device", "cpu", "--parts", "stacked,agree,tf32", "--methods", "fedprox") == 0
     printed = capsys.readouterr().out
     assert "times the plain loop" in printed
     assert "fedprox, mlp" in printed
@@ -92,7 +92,7 @@ def test_the_parts_run_on_a_cpu(gpu, capsys):
 
 
 @pytest.mark.parametrize(("difference", "agreed"), [(0.0, True), (0.019, True), (0.021, False)])
-def test_answers_agree_within_the_tolerance(gpu, difference, agreed):
+def test_gpu_benchmark_accepts_predictions_within_the_tolerance(gpu, difference, agreed):
     answers = gpu.gpu_methods.predictions.SplitPredictions
     rows = (np.array([0]), np.array([0]), np.array([0, 1]))
     first = answers({"p": np.array([[0.7, 0.3]], np.float32)}, *rows)
@@ -100,8 +100,10 @@ def test_answers_agree_within_the_tolerance(gpu, difference, agreed):
     assert gpu.gpu_methods.compared("fedavg", first, second) is agreed
 
 
-def test_the_options_of_methods_that_pfllib_shares_exist(gpu, benchmark):
-    pairs = {pair.method: dict(option.split("=") for option in pair.options) for pair in benchmark("pfllib").PAIRS}
+def test_options_of_methods_shared_with_pfllib_are_valid(gpu, import_benchmark):
+    pairs = {
+        pair.method: dict(option.split("=") for option in pair.options) for pair in import_benchmark("pfllib").PAIRS
+    }
     for name, options in [*pairs.items(), *gpu.gpu_methods.SHARED.items()]:
         config.build(methods.load(name).Config, options, name)
     assert len(pairs) == 10
@@ -109,13 +111,13 @@ def test_the_options_of_methods_that_pfllib_shares_exist(gpu, benchmark):
 
 
 @pytest.mark.long
-def test_the_published_setting_runs_and_says_that_it_extrapolates(gpu, capsys):
-    assert run(gpu, "--device", "cpu", "--parts", "pfllib", "--methods", "fedavg", "--rounds", "2") == 0
+def test_pfllib_part_runs_and_says_that_it_extrapolates(gpu, capsys):
+    assert get_exit_code(gpu, "--device", "cpu", "--parts", "pfllib", "--methods", "fedavg", "--rounds", "2") == 0
     assert "extrapolated from 2 rounds, not measured" in capsys.readouterr().out
 
 
 @pytest.mark.compiled
-def test_the_ceiling_counts_convolutions_directly(monkeypatch):
+def test_ceiling_matches_hand_computed_operations_of_a_cnn(monkeypatch):
     monkeypatch.syspath_prepend(str(PROJECT / "benchmarks"))
     ceiling = importlib.import_module("subjects.ceiling")
     # Of an image: 25 taps x 784 pixels x 32 x 2, 800 x 196 x 64 x 3, 3136 x 512 x 3, 512 x 62 x 3; 2,500 of them.

@@ -19,16 +19,16 @@ SHIM = '#!/bin/sh\nexec "{python}" -m pflcli "$@"\n'
 RECORDER = '#!/bin/sh\necho "$*" >> "$LOG"\n'
 
 
-def blocks(page):
+def find_blocks(page):
     return re.findall(r"^```([\w-]+)\n(.*?)^```", PAGES[page], flags=re.S | re.M)
 
 
-def commands(text):
+def parse_commands(text):
     return [shlex.split(line) for line in text.splitlines() if line.strip()]
 
 
 @pytest.fixture
-def tool(tmp_path, monkeypatch):
+def install_tools(tmp_path, monkeypatch):
     """Work in an empty folder, where ``pfl`` is this script, and return its surroundings."""
 
     def install(pfl, sbatch="exit 1"):
@@ -44,14 +44,14 @@ def tool(tmp_path, monkeypatch):
     return install
 
 
-def follow(page, pfl):
+def run_page(page, pfl):
     """Run the commands and the Python of a page, write its TOML files, in their order, and yield every other block."""
     names = {}
-    for language, text in blocks(page):
+    for language, text in find_blocks(page):
         if language == "python":
             exec(text, names)
         elif language == "sh":
-            for program, *arguments in commands(text):
+            for program, *arguments in parse_commands(text):
                 assert program == "pfl"
                 ran = pfl(*arguments)
                 assert ran.code == 0, ran.err
@@ -62,9 +62,9 @@ def follow(page, pfl):
 
 
 @pytest.mark.parametrize("page", sorted({*PAGES} - {"cluster", "make", "pfllib-flbench"}))
-def test_a_page_runs(page, pfl, tmp_path, monkeypatch):
+def test_cookbook_page_runs(page, pfl, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    for language, text in follow(page, pfl):  # recipes, which take long: tests of their own run them with a stub
+    for language, text in run_page(page, pfl):  # recipes, which take long: tests of their own run them with a stub
         assert language == "bash"
         assert (ROOT / shlex.split(text)[1]).is_file()
     assert any(tmp_path.iterdir())
@@ -76,27 +76,27 @@ def run_plan(text, pfl, surroundings):
     line, file = first.split(" > ")
     Path(file).write_text(pfl(*shlex.split(line)[1:]).out)
     subprocess.run(shlex.split(second), env=surroundings, check=True, capture_output=True)
-    lines = commands(Path(surroundings["LOG"]).read_text())
+    lines = parse_commands(Path(surroundings["LOG"]).read_text())
     assert [pfl(*words).code for words in lines] == [0] * len(lines)
     assert "up to date" in pfl(*shlex.split(line.partition(" --plan")[0])[1:]).err
 
 
-def test_the_jobs_of_a_cluster_make_the_table(pfl, tool):
-    surroundings = tool(RECORDER, slurm_cluster.SBATCH)
-    for language, text in follow("cluster", pfl):
+def test_cluster_page_jobs_make_the_table(pfl, install_tools):
+    surroundings = install_tools(RECORDER, slurm_cluster.SBATCH)
+    for language, text in run_page("cluster", pfl):
         assert language == "bash"
         run_plan(text, pfl, surroundings)
 
 
-def test_the_makefile_of_a_comparison_makes_the_table(pfl, tool):
-    surroundings = tool(RECORDER)
+def test_make_page_plan_makes_the_table(pfl, install_tools):
+    surroundings = install_tools(RECORDER)
     pfl("partition", "writers", "-o", "runs/p", "--clients", 6)
-    run_plan(blocks("make")[-1][1], pfl, surroundings)
+    run_plan(find_blocks("make")[-1][1], pfl, surroundings)
 
 
-def test_the_makefile_names_every_step_once(tool):
-    surroundings = tool(RECORDER)
-    (language, makefile), (_, line) = blocks("make")[:2]
+def test_make_page_makefile_names_every_step_once(install_tools):
+    surroundings = install_tools(RECORDER)
+    (language, makefile), (_, line) = find_blocks("make")[:2]
     assert language == "make"
     Path("Makefile").write_text(makefile)
     dry = subprocess.run([*shlex.split(line), "-n"], env=surroundings, check=True, capture_output=True, text=True)
@@ -106,9 +106,9 @@ def test_the_makefile_names_every_step_once(tool):
 
 
 @pytest.mark.long
-def test_make_runs_the_chain_and_then_has_nothing_to_do(tool):
-    surroundings = tool(SHIM.format(python=sys.executable))
-    (_, makefile), (_, line) = blocks("make")[:2]
+def test_make_page_makefile_runs_the_chain_and_is_then_up_to_date(install_tools):
+    surroundings = install_tools(SHIM.format(python=sys.executable))
+    (_, makefile), (_, line) = find_blocks("make")[:2]
     Path("Makefile").write_text(makefile)
     subprocess.run(shlex.split(line), env=surroundings, check=True)
     assert Path("runs/ev/table.csv").exists()

@@ -41,17 +41,17 @@ def load_script(name):
     return script
 
 
-def section(title):
+def read_section(title):
     return README.split(f"\n## {title}\n")[1].split("\n## ")[0]
 
 
-def test_every_command_is_in_the_table_and_no_other():
-    rows = re.findall(r"^\| `pfl ([a-z-]+)", section("Commands"), flags=re.M)
+def test_readme_table_lists_exactly_the_commands():
+    rows = re.findall(r"^\| `pfl ([a-z-]+)", read_section("Commands"), flags=re.M)
     assert rows == list(COMMANDS)
 
 
-def test_the_table_of_methods_is_what_list_says():
-    rows = re.findall(r"^\| `([a-z-]+)` \| .* \| (\w+) \| (\w+) \|$", section("Methods"), flags=re.M)
+def test_readme_table_of_methods_equals_pfl_list():
+    rows = re.findall(r"^\| `([a-z-]+)` \| .* \| (\w+) \| (\w+) \|$", read_section("Methods"), flags=re.M)
     facts = [registry.card("methods", name) for name in registry.names("methods")]
     assert rows == [(card.name, card.facts["KIND"], ", ".join(card.facts["NEEDS"]) or "partition") for card in facts]
 
@@ -66,27 +66,27 @@ def test_the_table_of_methods_is_what_list_says():
         ("aggregators", "guide"),
     ],
 )
-def test_every_name_is_mentioned(group, page):
+def test_page_mentions_every_registered_name(group, page):
     for name in registry.names(group):
         assert f"`{name}`" in PAGES[f"docs/{page}.md"]
 
 
-def test_commands_and_laws_are_what_the_script_writes():
+def test_reference_pages_are_up_to_date():
     for path, text in load_script("reference").write_files().items():
         assert path.read_text(encoding="utf-8") == text, f"{path.name}: run python docs/reference.py"
 
 
-def test_the_readme_gives_the_number_of_laws():
+def test_readme_states_the_number_of_laws():
     assert f"under {len(list_laws('methods'))} laws" in README
 
 
 @pytest.mark.parametrize("command", ["train-global", "personalize", "compare"])
-def test_every_training_setting_is_an_option(command):
+def test_every_training_setting_is_a_command_option(command):
     flags = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(Settings)}
-    assert flags <= options(COMMANDS[command])
+    assert flags <= list_options(COMMANDS[command])
 
 
-def options(command):
+def list_options(command):
     return {opt for param in command.params for opt in (*param.opts, *param.secondary_opts)}
 
 
@@ -97,7 +97,7 @@ WITH_COMMANDS = [
 
 
 @pytest.mark.parametrize("path", WITH_COMMANDS)
-def test_every_command_line_that_is_shown_can_be_typed(path):
+def test_command_lines_in_the_docs_use_existing_options(path):
     command_lines = re.findall(
         r"^[^#\n]*?\bpfl ([a-z-]+)([^\n|)#]*)", (ROOT / path).read_text(encoding="utf-8"), flags=re.M
     )
@@ -105,29 +105,29 @@ def test_every_command_line_that_is_shown_can_be_typed(path):
     assert lines
     for name, rest in lines:
         for option in re.findall(r"(?<=\s)--?[a-z][a-z-]*", rest):
-            assert option in options(COMMANDS[name]), f"{path}: pfl {name} has no {option}"
+            assert option in list_options(COMMANDS[name]), f"{path}: pfl {name} has no {option}"
 
 
-def test_the_template_on_the_page_is_what_pfl_new_writes(tmp_path):
+def test_methods_page_shows_the_template_of_pfl_new(tmp_path):
     code = re.search(r"```python\n(.*?)```", PAGES["docs/methods.md"], flags=re.S)[1]
     assert code == new("method", tmp_path / "my_method.py").read_text()
 
 
-def test_what_a_method_may_call_exists():
+def test_methods_page_names_existing_members_of_run():
     calls = re.findall(r"`run\.(\w+)", PAGES["docs/methods.md"])
     assert calls
     members = {*dir(Run), *(field.name for field in dataclasses.fields(Run))}
     assert {*calls} <= members
 
 
-def test_the_constants_of_a_method_that_the_page_names_exist():
+def test_methods_page_names_existing_constants():
     names = {*re.findall(r"`([A-Z_]{3,})\b", PAGES["docs/methods.md"])}
     assert names
     contracts = (methods.Method, Model, Dataset, Scheme, Upload)
     assert names <= {name for contract in contracts for name in contract.__annotations__}
 
 
-def test_the_script_of_the_api_runs(tmp_path, monkeypatch, capsys):
+def test_scripts_of_the_api_page_run(tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     in_memory, commands = re.findall(r"```python\n(.*?)```", PAGES["docs/api.md"], flags=re.S)[:2]
     exec(in_memory, simulated := {})
@@ -141,9 +141,9 @@ def test_the_script_of_the_api_runs(tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.startswith("new 3 clients\n4 runs/p exists and was made by another request")
 
 
-def test_the_functions_of_the_api_are_those_of_the_commands():
+def test_api_page_lists_one_function_per_command():
     rows = re.findall(r"^\| `([\w.]+)` \| (.*) \| \w", PAGES["docs/api.md"], flags=re.M)
-    making = re.findall(r"^\| `pfl ([a-z-]+).*\| \w+ \|$", section("Commands"), flags=re.M)
+    making = re.findall(r"^\| `pfl ([a-z-]+).*\| \w+ \|$", read_section("Commands"), flags=re.M)
     assert [row[0].split(".")[-1].replace("import_data", "import") for row in rows] == [
         name.replace("-", "_") for name in making
     ]
@@ -155,27 +155,27 @@ def test_the_functions_of_the_api_are_those_of_the_commands():
 
 
 @pytest.mark.parametrize("page", ["README.md", *(f"docs/{name}.md" for name in FOR_USERS)])
-def test_every_option_that_is_named_exists(page):
+def test_pages_name_only_existing_options(page):
     of_recipes = {"--paper"}
     pfl = typer.main.get_command(app)
-    known = set().union(*(options(command) for command in (pfl, *COMMANDS.values())), {"--help"}, of_recipes)
+    known = set().union(*(list_options(command) for command in (pfl, *COMMANDS.values())), {"--help"}, of_recipes)
     assert set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", PAGES[page])) <= known
 
 
-def anchors(page):
+def list_anchors(page):
     """Return the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", re.sub(r"^```.*?^```", "", page, flags=re.M | re.S), flags=re.M)
     return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
 
 
-def test_the_readme_leads_to_every_page():
+def test_readme_links_to_every_page():
     assert [name for name in PAGES if name != "README.md" and f"({name})" not in README] == []
 
 
 @pytest.mark.parametrize(
     "name", [*PAGES, *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "docs" / "cookbook").glob("*.md")))]
 )
-def test_links_lead_somewhere(name):
+def test_links_in_the_docs_resolve(name):
     for link in re.findall(r"\]\(([^)\s]+)\)", (ROOT / name).read_text(encoding="utf-8")):
         target, _, anchor = link.partition("#")
         if "://" in link:
@@ -183,13 +183,13 @@ def test_links_lead_somewhere(name):
         linked = (ROOT / name).parent / target if target else ROOT / name
         assert linked.exists(), f"{name}: {link}"
         if anchor:
-            assert anchor in anchors(linked.read_text(encoding="utf-8")), f"{name}: {link}"
+            assert anchor in list_anchors(linked.read_text(encoding="utf-8")), f"{name}: {link}"
 
 
 GLOSSARY = PAGES["docs/glossary.md"]
 
 
-def test_the_glossary_defines_each_term_once():
+def test_glossary_defines_each_term_once():
     rows = re.findall(r"^\| (\*\*.*?) \| (.*) \|$", GLOSSARY, flags=re.M)
     terms = [term for bold, meaning in rows for term in re.findall(r"\*\*(.+?)\*\*", bold + meaning)]
     assert terms
@@ -200,13 +200,13 @@ ARCHITECTURE = PAGES["docs/architecture.md"]
 PACKAGE = ROOT / "pflcli"
 
 
-def test_the_map_has_a_line_for_every_package_and_no_other():
+def test_architecture_map_lists_exactly_the_packages():
     mapped = re.findall(r"^\| `(pflcli/\S+)` \|", ARCHITECTURE.split("## What is where")[1], flags=re.M)
     packages = [f"pflcli/{path.parent.name}/" for path in PACKAGE.glob("*/__init__.py")]
     assert mapped == sorted([*packages, *(f"pflcli/{path.name}" for path in PACKAGE.glob("*.py"))])
 
 
-def test_every_place_on_the_map_exists():
+def test_architecture_map_names_existing_paths():
     table = ARCHITECTURE.split("## Where do I put X?")[1]
     kinds = re.findall(r"^\| an? ([\w ]+?)(?: \||,)", table, flags=re.M)
     groups = ["method", "dataset", "scheme", "model", "metric", "artifact kind", "command", "upload step", "executor"]
@@ -234,17 +234,17 @@ def test_every_place_on_the_map_exists():
 
 
 @pytest.fixture(scope="module")
-def fill():
+def fill_script():
     """docs/fill.py as a module."""
     return load_script("fill")
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_shows_the_rows_that_its_csv_files_contain(fill, name):
-    assert PAGES[name] == fill.fill(PAGES[name], (ROOT / name).parent), "run python docs/fill.py"
+def test_tables_on_a_page_match_their_csv_files(fill_script, name):
+    assert PAGES[name] == fill_script.fill(PAGES[name], (ROOT / name).parent), "run python docs/fill.py"
 
 
-def test_a_page_leads_to_every_csv_file():
+def test_every_csv_file_is_linked_from_a_page():
     links = {
         (ROOT / name).parent / link
         for name, page in PAGES.items()
@@ -253,32 +253,32 @@ def test_a_page_leads_to_every_csv_file():
     assert links == {*(ROOT / "docs").rglob("*.csv")}
 
 
-def test_every_table_that_a_command_prints_has_a_file(fill):
-    commands = tomllib.loads((fill.RESULTS / "commands.toml").read_text(encoding="utf-8"))
+def test_every_table_in_commands_toml_has_a_csv_file(fill_script):
+    commands = tomllib.loads((fill_script.RESULTS / "commands.toml").read_text(encoding="utf-8"))
     names = [name for tables in commands.values() for name in tables if name]
     assert len({*names}) == len(names)
     for name in names:
-        assert (fill.RESULTS / f"{name}.csv").exists()
+        assert (fill_script.RESULTS / f"{name}.csv").exists()
 
 
-def test_tables_of_markdown_are_found_and_rows_shown_side_by_side(fill):
-    one, two = fill.parse_tables(
+def test_parse_tables_and_select_combine_markdown_tables(fill_script):
+    one, two = fill_script.parse_tables(
         "Of a:\n\n| method | b | c |\n|---|--:|--:|\n| `x` | 1 | 2 |\n| `y` | 4 | 5 |\n\n"
         "| method | c |\n|-|-|\n| `x` | 3 |\n"
     )
     assert one == [["method", "b", "c"], ["x", "1", "2"], ["y", "4", "5"]]
-    assert fill.select({"one": one, "two": two}, ["y", "x"], ["c"]) == [
+    assert fill_script.select({"one": one, "two": two}, ["y", "x"], ["c"]) == [
         ["method", "one: c", "two: c"], ["y", "5", "-"], ["x", "2", "3"],
     ]  # fmt: skip
     with pytest.raises(ValueError, match="no row z"):
-        fill.select({"": one}, ["z"], [])
+        fill_script.select({"": one}, ["z"], [])
 
 
 CLAIMS = re.findall(r"^\| (?!claim|---)(.*?) \|$", PAGES["docs/claims.md"], flags=re.M)
 
 
 @pytest.mark.parametrize("row", CLAIMS, ids=[row.split(" | ")[0][:40] for row in CLAIMS])
-def test_every_verdict_names_its_evidence(row):
+def test_every_verdict_on_a_claim_names_its_evidence(row):
     claim, _, verdict, evidence = row.split(" | ")
     assert re.match(r"(\*\*)?(confirmed|in part|not confirmed|not run|not testable)\b", verdict), claim
     recipes = re.findall(r"`((?:[\w-]+/)?[\w-]+\.sh)", evidence)

@@ -11,13 +11,13 @@ import pytest
 
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
-from test_cookbook import PAGES, follow
+from test_cookbook import PAGES, run_page
 
 DRAW = np.random.default_rng(0)
 TRAIN, TEST = 10, 4
 
 
-def draw(count):
+def draw_samples(count):
     return DRAW.integers(0, 256, (count, 8, 8), dtype=np.uint8), np.arange(count) % 3
 
 
@@ -42,10 +42,10 @@ def write_flbench(x, y, clients):
 
 
 @pytest.fixture
-def clients(tmp_path, monkeypatch):
+def clients_of_both_libraries(tmp_path, monkeypatch):
     """Work in a folder with twelve clients of both libraries, and return those of PFLlib and all of FL-bench."""
     monkeypatch.chdir(tmp_path)
-    dealt = [{"train": draw(TRAIN), "test": draw(TEST)} for _ in range(12)]
+    dealt = [{"train": draw_samples(TRAIN), "test": draw_samples(TEST)} for _ in range(12)]
     write_pfllib(dealt)
     x, y = DRAW.integers(0, 256, (60, 28, 28)) / np.float32(255), np.arange(60) % 4
     rows = DRAW.permutation(60).reshape(2, 30)
@@ -60,9 +60,9 @@ def run_functions():
     return names
 
 
-def test_clients_keep_their_test_samples_when_a_folder_is_converted(clients, pfl):
-    assert not list(follow("pfllib-flbench", pfl))
-    dealt, (x, _, indices) = clients
+def test_clients_keep_their_test_samples_when_a_folder_is_converted(clients_of_both_libraries, pfl):
+    assert not list(run_page("pfllib-flbench", pfl))
+    dealt, (x, _, indices) = clients_of_both_libraries
     stored = partitions.read(open_artifact("runs/pfllib-p"))
     assert list(stored.names) == [f"{number:04d}" for number in range(12)]
     assert stored.sizes.tolist() == [[8, 2, TEST]] * 12
@@ -79,8 +79,8 @@ def test_clients_keep_their_test_samples_when_a_folder_is_converted(clients, pfl
             assert sorted(map(bytes, stored.x[first:last])) == sorted(map(bytes, pixels))
 
 
-def test_conversion_refuses_pfllib_when_a_sample_is_in_two_places(clients):
-    dealt, _ = clients
+def test_conversion_refuses_pfllib_when_a_sample_is_in_two_places(clients_of_both_libraries):
+    dealt, _ = clients_of_both_libraries
     dealt[1]["test"] = dealt[0]["train"]
     write_pfllib(dealt)
     names = run_functions()
@@ -89,8 +89,8 @@ def test_conversion_refuses_pfllib_when_a_sample_is_in_two_places(clients):
     assert not Path("pfllib.npz").exists()
 
 
-def test_conversion_refuses_flbench_when_an_index_is_in_two_places(clients):
-    _, (x, y, indices) = clients
+def test_conversion_refuses_flbench_when_an_index_is_in_two_places(clients_of_both_libraries):
+    _, (x, y, indices) = clients_of_both_libraries
     indices[1]["test"][0] = indices[0]["val"][2]
     write_flbench(x, y, indices)
     names = run_functions()
@@ -98,7 +98,7 @@ def test_conversion_refuses_flbench_when_an_index_is_in_two_places(clients):
         list(names["read_flbench"]("FL-bench/data/femnist", x, y))
 
 
-def test_conversion_writes_series_with_channels_last(clients):
+def test_conversion_writes_series_with_channels_last(clients_of_both_libraries):
     names = run_functions()
     x = DRAW.normal(size=(6, 9, 1, 16)).astype(np.float32)
     for split, rows in (("train", slice(0, 4)), ("test", slice(4, 6))):

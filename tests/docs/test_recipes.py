@@ -91,7 +91,7 @@ TRAINING = {f"--{field.name.replace('_', '-')}" for field in dataclasses.fields(
 
 
 @pytest.fixture
-def recorded(tmp_path):
+def record_recipe(tmp_path):
     """Run a recipe with a stub in place of pfl, and return the command lines."""
     folder = tmp_path / "bin"
     folder.mkdir()
@@ -118,7 +118,7 @@ def recorded(tmp_path):
     return run
 
 
-def experiments():
+def load_experiments():
     sys.path.insert(0, str(PAPERS))
     try:
         import settings
@@ -127,7 +127,7 @@ def experiments():
     return settings.read_experiments(PAPERS / "settings.toml"), settings
 
 
-def parsed(line):
+def parse_options(line):
     """The options of a command line, with those of --set by themselves."""
     options, own, place = {}, {}, 0
     flags = {opt for param in COMMANDS[line[0]].params if getattr(param, "is_flag", False) for opt in param.opts}
@@ -146,7 +146,7 @@ def parsed(line):
     return options, own
 
 
-def typed(table):
+def make_options(table):
     return {f"--{key}": value if value is True else str(value) for key, value in table.items() if key != "set"}, {
         key: str(value).lower() if isinstance(value, bool) else str(value)
         for key, value in table.get("set", {}).items()
@@ -155,15 +155,15 @@ def typed(table):
 
 @pytest.mark.parametrize("size", ["paper", "small"])
 @pytest.mark.parametrize(("recipe", "name"), RECIPES, ids=[recipe for recipe, _ in RECIPES])
-def test_a_recipe_runs_what_the_table_says(recorded, recipe, name, size):
-    table, settings = experiments()
-    lines = recorded(recipe, *(["--paper"] if size == "paper" else []))
-    listed, listed_own = typed(table[name][size]["partition"])
+def test_recipe_runs_the_settings_of_the_table(record_recipe, recipe, name, size):
+    table, settings = load_experiments()
+    lines = record_recipe(recipe, *(["--paper"] if size == "paper" else []))
+    listed, listed_own = make_options(table[name][size]["partition"])
     if "shift" in recipe:
         listed["--clients"] = str(table["knn-per.shift"][size]["clients"])
     for line in (line for line in lines if line[0] == "partition"):
         assert line[1] == table[name].get("dataset", "mnist")
-        options, own = parsed(line)
+        options, own = parse_options(line)
         assert {key: value for key, value in options.items() if key not in FREE} == listed
         fixed = VARIED if listed_own.keys() & VARIED or "shift" not in recipe else set()
         assert {k: v for k, v in own.items() if k not in VARIED} == {
@@ -173,16 +173,16 @@ def test_a_recipe_runs_what_the_table_says(recorded, recipe, name, size):
     if "ablations" in recipe:
         numbers |= settings._flat(table["panm.ablations"][size])
     for line in (line for line in lines if line[0] in ("compare", "personalize")):
-        for key, value in parsed(line)[1].items():
+        for key, value in parse_options(line)[1].items():
             option = key.rpartition(".")[2]
             if re.fullmatch(r"[\d.e-]+", value) and not {key, option} & DEFINING:
                 number = numbers[SETTING_OF.get(key, option.replace("_", "-"))]
                 assert value in map(str, number if isinstance(number, list) else [number]), key
-    training, _ = typed(table[name][size]["training"])
+    training, _ = make_options(table[name][size]["training"])
     trained = [line for line in lines if line[0] in ("compare", "train-global")]
     assert trained
     for line in trained:
-        options, _ = parsed(line)
+        options, _ = parse_options(line)
         training_options = {key: value for key, value in options.items() if key in TRAINING}
         if "tables" in recipe and name.startswith("knn-per"):
             assert training_options.pop("--refit", False) == table[name][size]["refit"]
@@ -197,8 +197,8 @@ def test_a_recipe_runs_what_the_table_says(recorded, recipe, name, size):
 
 
 @pytest.mark.parametrize(("recipe", "name"), RECIPES[::4], ids=[recipe for recipe, _ in RECIPES[::4]])
-def test_every_option_of_a_recipe_exists(recorded, recipe, name):
-    for line in recorded(recipe, "--paper", "--download", "--root", "data", "--weights", "w.pt"):
+def test_recipe_uses_existing_options(record_recipe, recipe, name):
+    for line in record_recipe(recipe, "--paper", "--download", "--root", "data", "--weights", "w.pt"):
         known = {opt for param in COMMANDS[line[0]].params for opt in (*param.opts, *param.secondary_opts)}
         assert {word for word in line if word.startswith("-")} <= known
         if line[0] == "partition":
@@ -207,27 +207,29 @@ def test_every_option_of_a_recipe_exists(recorded, recipe, name):
             assert line[line.index("--weights") + 1] == "w.pt"
 
 
-def test_figures_vary_what_the_papers_vary(recorded):
-    lines = recorded("knn-per/figures.sh cifar10", "--paper")
-    alphas = {parsed(line)[1]["alpha"] for line in lines if line[0] == "partition"}
+def test_figures_vary_what_the_papers_vary(record_recipe):
+    lines = record_recipe("knn-per/figures.sh cifar10", "--paper")
+    alphas = {parse_options(line)[1]["alpha"] for line in lines if line[0] == "partition"}
     assert alphas == {"0.1", "0.3", "0.5", "0.7", "1.0"}
-    lines = recorded("knn-per/capacity.sh cifar10", "--paper")
+    lines = record_recipe("knn-per/capacity.sh cifar10", "--paper")
     varied = [
-        (parsed(line)[1]["alpha"], parsed(line)[0]["--new-capacity"]) for line in lines if "--new-capacity" in line
+        (parse_options(line)[1]["alpha"], parse_options(line)[0]["--new-capacity"])
+        for line in lines
+        if "--new-capacity" in line
     ]
     assert len(set(varied)) == 3 * 2
-    assert len(experiments()[0]["knn-per.capacity"]["paper"]["capacities"]) == 10
-    lines = recorded("knn-per/tables.sh cifar10-v2", "--paper")
-    assert [parsed(line)[0]["--new-clients"] for line in lines if line[0] == "partition"] == ["0", "0.2"]
-    methods = parsed(lines[-1])[0]["--methods"].split(",")
+    assert len(load_experiments()[0]["knn-per.capacity"]["paper"]["capacities"]) == 10
+    lines = record_recipe("knn-per/tables.sh cifar10-v2", "--paper")
+    assert [parse_options(line)[0]["--new-clients"] for line in lines if line[0] == "partition"] == ["0", "0.2"]
+    methods = parse_options(lines[-1])[0]["--methods"].split(",")
     assert len(methods) == 9
     assert "pfedgp" in methods
 
 
-def test_what_is_misspelt_is_named(recorded):
-    assert recorded("knn-per/tables.sh cifar11", code=2) == []
-    assert recorded("knn-per/figures.sh writers", code=2) == []
-    assert recorded("fedham/tables.sh", code=1) == []
+def test_recipe_refuses_misspelt_arguments(record_recipe):
+    assert record_recipe("knn-per/tables.sh cifar11", code=2) == []
+    assert record_recipe("knn-per/figures.sh writers", code=2) == []
+    assert record_recipe("fedham/tables.sh", code=1) == []
 
 
 # What a reader of the papers finds there, typed once more.
@@ -249,8 +251,8 @@ FACTS = {
 
 
 @pytest.mark.parametrize("name", FACTS)
-def test_the_table_says_what_the_papers_say(name):
-    table, settings = experiments()
+def test_settings_table_matches_the_papers(name):
+    table, settings = load_experiments()
     flat = settings._flat(table[name]["paper"])
     assert {key: flat.get(key) for key in FACTS[name]} == FACTS[name]
     for key, value in FACTS[name].items():
@@ -258,14 +260,14 @@ def test_the_table_says_what_the_papers_say(name):
 
 
 def test_learning_rates_of_knn_per_lie_within_its_grid():
-    table = experiments()[0]
+    table = load_experiments()[0]
     for name, experiment in table.items():
         if name.startswith("knn-per.") and "training" in experiment["paper"]:
             assert 10**-2.5 <= experiment["paper"]["training"]["lr"] <= 10**-0.5, name
 
 
-def test_every_source_belongs_to_a_setting():
-    table, settings = experiments()
+def test_every_cited_source_belongs_to_a_setting():
+    table, settings = load_experiments()
     for name, experiment in table.items():
         known = settings._flat(experiment["paper"])
         assert experiment["cited"].keys() - known.keys() - {"alpha", "beta"} == set(), name
@@ -273,23 +275,23 @@ def test_every_source_belongs_to_a_setting():
 
 
 @pytest.mark.parametrize("paper", ["knn-per", "fedham", "fedattn", "panm"])
-def test_the_docs_show_the_table(paper):
-    table, settings = experiments()
+def test_docs_show_the_settings_table(paper):
+    table, settings = load_experiments()
     with (ROOT / "docs" / "results" / f"settings-{paper}.csv").open(encoding="utf-8", newline="") as file:
         shown = list(csv.reader(file))
     heading, _, *rows = (line[2:-2].split(" | ") for line in settings.markdown(table, paper).splitlines())
     assert shown == [[cell.strip() for cell in row] for row in (heading, *rows)]
 
 
-def test_the_docs_show_every_note():
+def test_docs_show_every_note_of_the_settings():
     page = (ROOT / "docs" / "settings.md").read_text(encoding="utf-8")
-    table = experiments()[0]
+    table = load_experiments()[0]
     assert [name for name, experiment in table.items() if experiment.get("note", "") not in page] == []
 
 
 @pytest.mark.parametrize(("paper", "where"), [("knn-per", "new-clients-0.2/"), ("panm", "")])
 @pytest.mark.parametrize(("folder", "name"), [("tables", "writers"), ("writers-v2", "writers-v2")])
-def test_a_combined_table_names_the_dataset_whatever_the_folder(tmp_path, paper, where, folder, name):
+def test_combined_table_names_the_dataset_for_any_folder(tmp_path, paper, where, folder, name):
     score = {"value": 0.5, "n": 4}
     keys = ("accuracy", "bottom_decile", "macro_precision", "megabytes", "seconds")
     rows = [{"label": "fedavg", "seeds": [0], "metrics": dict.fromkeys(keys, score)}]

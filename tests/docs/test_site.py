@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("material", reason="pip install '.[docs]'")
 
 
-def test_the_site_builds_without_a_warning(tmp_path):
+def test_documentation_site_builds_without_warnings(tmp_path):
     command = [sys.executable, "-m", "mkdocs", "build", "--strict", "-d", str(tmp_path / "site")]
     env = {**os.environ, "NO_MKDOCS_2_WARNING": "1"}
     done = subprocess.run(command, cwd=Path(__file__).parents[2], capture_output=True, text=True, env=env)

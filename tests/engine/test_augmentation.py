@@ -20,7 +20,7 @@ from pflcli.settings import Settings
 DRAW = np.random.default_rng(0)
 
 
-def federation(side=16, sizes=(11, 5, 1), channels=3, scale="none"):
+def make_federation(side=16, sizes=(11, 5, 1), channels=3, scale="none"):
     counts = np.ravel([(n, 1, 1) if isinstance(n, int) else n for n in sizes])
     offsets = np.concatenate([[0], np.cumsum(counts)])
     cluster = np.arange(len(sizes)) % 2
@@ -29,7 +29,7 @@ def federation(side=16, sizes=(11, 5, 1), channels=3, scale="none"):
     return normalized(data, scale)
 
 
-def run_on(data, model="cnn", mode="loop", threads=1, **settings):
+def make_run(data, model="cnn", mode="loop", threads=1, **settings):
     run = worlds.run(mode=mode, **settings)
     net = models.create(model, data.in_shape, 3, 0)
     run.federation, run.init = data, parameters.copy_params(net)
@@ -37,15 +37,15 @@ def run_on(data, model="cnn", mode="loop", threads=1, **settings):
     return run
 
 
-def trained(data, **settings):
-    run = run_on(data, epochs=2, **settings)
+def train_models(data, **settings):
+    run = make_run(data, epochs=2, **settings)
     parts = [*run.local_sgd(data.clients, run.init, t=0)]
     return {name: torch.cat([part.params[name] for part in parts]) for name in run.init}
 
 
 @pytest.mark.parametrize("scale", ["none", "dataset"])
-def test_each_image_is_mirrored_and_shifted_on_a_black_ground(scale):
-    data = federation(scale=scale)
+def test_augment_mirrors_and_shifts_each_image_with_black_padding(scale):
+    data = make_federation(scale=scale)
     images = data.inputs(slice(0, 8)).repeat(20, 1, 1, 1)
     changed = augment(images, ("flip", "crop"), np.random.default_rng(1), data.scale)
     black = torch.zeros(3, 1, 1) if scale == "none" else -data.scale[0] / data.scale[1]
@@ -62,7 +62,7 @@ def test_each_image_is_mirrored_and_shifted_on_a_black_ground(scale):
     assert {form for *_, form in seen} == {"plain", "mirrored"}
 
 
-def test_half_of_the_images_are_mirrored_and_all_shifts_are_equally_likely():
+def test_augment_mirrors_half_of_the_images_and_draws_shifts_uniformly():
     images = torch.zeros(8000, 1, 16, 16)
     images[:, 0, 8, 5] = 1  # one bright pixel says what happened to its image
     bright = augment(images, ("flip", "crop"), np.random.default_rng(0))[:, 0].flatten(1).argmax(dim=1)
@@ -77,7 +77,7 @@ def test_half_of_the_images_are_mirrored_and_all_shifts_are_equally_likely():
 
 
 @pytest.mark.parametrize(("side", "largest"), [(7, 1), (8, 1), (15, 1), (16, 2), (32, 4)])
-def test_the_largest_shift_is_an_eighth_of_the_side(side, largest):
+def test_largest_crop_shift_is_an_eighth_of_the_side(side, largest):
     images = torch.zeros(500, 1, side, side)
     images[:, 0, side // 2, side // 2] = 1
     bright = augment(images, ("crop",), np.random.default_rng(0))[:, 0].flatten(1).argmax(dim=1)
@@ -85,8 +85,8 @@ def test_the_largest_shift_is_an_eighth_of_the_side(side, largest):
     assert set((bright % side - side // 2).tolist()) == set(range(-largest, largest + 1))
 
 
-def test_each_kind_does_nothing_else():
-    data = federation()
+def test_flip_and_crop_can_be_used_separately():
+    data = make_federation()
     images = data.inputs(slice(0, 16))
     flipped = augment(images, ("flip",), np.random.default_rng(0))
     is_mirrored = [bool(a.equal(b.flip(-1))) for a, b in zip(flipped, images, strict=True)]
@@ -98,9 +98,9 @@ def test_each_kind_does_nothing_else():
         assert (a.flip(-1) if mirrored else a).equal(b)
 
 
-def test_a_client_trains_on_changed_images_as_by_hand():
-    data = federation(sizes=(10,))
-    run = run_on(data, model="logistic", epochs=2, augment=("flip", "crop"), lr=0.05)
+def test_local_training_on_augmented_images_matches_a_hand_written_loop():
+    data = make_federation(sizes=(10,))
+    run = make_run(data, model="logistic", epochs=2, augment=("flip", "crop"), lr=0.05)
     (part,) = run.local_sgd([0], run.init, t=3)
     net = models.create("logistic", data.in_shape, 3, 0)
     orders, changes = rng.generator(0, "sgd", 3, 0), rng.generator(0, "augment", "sgd", 3, 0)
@@ -116,23 +116,23 @@ def test_a_client_trains_on_changed_images_as_by_hand():
 
 
 @pytest.mark.parametrize("model", ["logistic", "mlp", "cnn"])
-def test_draws_do_not_depend_on_threads_and_modes(model):
-    data, kinds = federation(28, sizes=(5, 4) * 12), ("flip", "crop")  # as many as several stacks of clients need
-    once = trained(data, model=model, augment=kinds)
+def test_augmentation_does_not_depend_on_threads_and_modes(model):
+    data, kinds = make_federation(28, sizes=(5, 4) * 12), ("flip", "crop")  # as many as several stacks of clients need
+    once = train_models(data, model=model, augment=kinds)
     for other in ({"threads": 2}, {"mode": "stacked"}):
-        assert worlds.same(once, trained(data, model=model, augment=kinds, **other)), other
-    assert not worlds.same(once, trained(data, model=model))
+        assert worlds.same(once, train_models(data, model=model, augment=kinds, **other)), other
+    assert not worlds.same(once, train_models(data, model=model))
 
 
 @pytest.mark.parametrize("method", registry.names("methods"))
-def test_every_method_trains_on_changed_images(method):
-    data = federation(8, sizes=((6, 4, 4), (5, 3, 3), (1, 1, 1), (7, 3, 4)))
+def test_method_trains_on_augmented_images(method):
+    data = make_federation(8, sizes=((6, 4, 4), (5, 3, 3), (1, 1, 1), (7, 3, 4)))
     run = worlds.run(method, data=data, augment=("flip", "crop"))
     answers = worlds.answers(method, run, worlds.play(method, run))
     assert np.isfinite(answers["test"]).all()
 
 
-def test_only_requests_with_changes_record_them(tmp_path):
+def test_request_records_augmentation_only_when_it_is_set(tmp_path):
     partition("writers", tmp_path / "p", clients=3)
     settings = {"rounds": 1, "model": "logistic"}
     plain = personalize("fedavg", tmp_path / "p", out=tmp_path / "a", settings=settings)
@@ -142,11 +142,11 @@ def test_only_requests_with_changes_record_them(tmp_path):
 
 
 @pytest.mark.parametrize(("word", "kinds"), [("none", ()), ("crop", ("crop",)), ("flip, crop", ("flip", "crop"))])
-def test_kinds_are_separated_by_commas(word, kinds):
+def test_augment_setting_reads_kinds_separated_by_commas(word, kinds):
     assert config.build(Settings, {"augment": word}, "the training settings").augment == kinds
 
 
-def test_only_images_can_be_changed(tmp_path):
+def test_augmentation_is_refused_for_samples_that_are_not_images(tmp_path):
     partition("heart-disease", tmp_path / "p")
     with pytest.raises(UsageError, match="images"):
         personalize("fedavg", tmp_path / "p", out=tmp_path / "a", settings={"rounds": 1, "augment": "flip"})

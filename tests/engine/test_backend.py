@@ -60,7 +60,7 @@ def test_methods_run_without_acceleration(mode, why, tmp_path):
     assert why in process.stdout
 
 
-def test_the_environment_turns_acceleration_off(monkeypatch):
+def test_environment_variable_turns_acceleration_off(monkeypatch):
     monkeypatch.setenv(backend.SWITCH, "0")
     assert backend.why_off() == "PFL_ACCELERATED is 0"
     assert backend.part("products") is None

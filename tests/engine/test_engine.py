@@ -37,7 +37,7 @@ from pflcli.parameters.row_storage import InMemoryRows
 from pflcli.training import hardware
 
 
-def reference(net, data, client, plan, key, seed):
+def train_by_reference(net, data, client, plan, key, seed):
     """One client's local SGD as most people write it, with the same draw of minibatches."""
     model = copy.deepcopy(net).train()
     rows = torch.from_numpy(data.rows(client, *plan.splits))
@@ -84,7 +84,7 @@ MODES = ("loop", "stacked")
 
 
 @pytest.fixture(autouse=True)
-def one_stack(monkeypatch, request):
+def allow_one_stack(monkeypatch, request):
     """Few clients in one stack: a stack of one would be the loop, which it is compared with."""
     monkeypatch.setattr(engines, "_MIN_STACKS", 1)
     if "callspec" in dir(request.node) and request.node.callspec.params.get("kind") == "compiled chain":
@@ -92,7 +92,7 @@ def one_stack(monkeypatch, request):
         monkeypatch.setattr(linear_chain, "LARGE", 0)
 
 
-def network(kind, data, seed=0):
+def make_network(kind, data, seed=0):
     """A chain of linear layers, which runs without autograd, or a network that is none."""
     if kind.endswith("chain"):
         return models.create("mlp", data.in_shape, worlds.CLASSES, seed)
@@ -104,10 +104,10 @@ def network(kind, data, seed=0):
 KINDS = ("chain", "compiled chain", "other")
 
 
-def test_chains_are_known():
+def test_layers_recognizes_chains_of_linear_layers():
     data = worlds.federation()
-    assert [linear_chain.layers(network(kind, data)) is None for kind in KINDS] == [False, False, True]
-    names = [layer.weight for layer in linear_chain.layers(network("chain", data))]
+    assert [linear_chain.layers(make_network(kind, data)) is None for kind in KINDS] == [False, False, True]
+    names = [layer.weight for layer in linear_chain.layers(make_network("chain", data))]
     assert names == ["body.1.weight", "body.3.weight", "head.weight"]
     assert linear_chain.layers(models.create("logistic", (4, 2), 3, 0)) == [
         linear_chain.Layer("head.weight", "head.bias", False)
@@ -122,7 +122,7 @@ def test_chains_are_known():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_weights_in_two_places_are_one_parameter(mode):
+def test_shared_weights_are_trained_as_one_parameter(mode):
     data = worlds.federation()
     torch.manual_seed(0)
     shared, tied = nn.Linear(worlds.FEATURES, worlds.FEATURES), nn.Linear(worlds.FEATURES, worlds.FEATURES)
@@ -137,7 +137,7 @@ def test_weights_in_two_places_are_one_parameter(mode):
         start = parameters.repeat(parameters.copy_params(net), 2)
         (part,) = engine.local_sgd([2, 0], start, plan, ("sgd", 0))
         for place, client in enumerate((2, 0)):
-            expected = reference(net, data, client, plan, ("sgd", 0), 0)
+            expected = train_by_reference(net, data, client, plan, ("sgd", 0), 0)
             for name in names:
                 torch.testing.assert_close(part.params[name][place], expected[name], rtol=1e-5, atol=1e-6)
 
@@ -149,21 +149,21 @@ def plain_loss(model, params, batch):
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("name", PLANS)
-def test_local_sgd_is_sgd(name, mode, kind):
+def test_local_sgd_equals_torch_sgd(name, mode, kind):
     data = worlds.federation()
-    net = network(kind, data)
+    net = make_network(kind, data)
     plan = LocalSGD(**{"epochs": 3, "batch_size": 4, "lr": [0.1] * 3, **PLANS[name]})
     engine = Engine(net, data, seed=5, threads=2, mode=mode)
     clients = [1, 2, 0, 5, 4, 6]
     (part,) = engine.local_sgd(clients, parameters.copy_params(net), plan, ("sgd", 1))
     assert part.weights.tolist() == data.sizes(*plan.splits)[clients].tolist()
     for place, client in enumerate(clients):
-        expected = reference(net, data, client, plan, ("sgd", 1), 5)
+        expected = train_by_reference(net, data, client, plan, ("sgd", 1), 5)
         for key, value in parameters.pick(part.params, place).items():
             torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6)
 
 
-def test_compiled_loops_train_a_single_layer(monkeypatch):
+def test_compiled_loops_train_a_single_layer_like_torch_sgd(monkeypatch):
     set_own_products(monkeypatch, True)
     monkeypatch.setattr(linear_chain, "LARGE", 0)
     data = worlds.federation()
@@ -171,21 +171,21 @@ def test_compiled_loops_train_a_single_layer(monkeypatch):
     plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1] * 2)
     (part,) = Engine(net, data, seed=5).local_sgd([2, 0], parameters.copy_params(net), plan, ("sgd", 0))
     for place, client in enumerate((2, 0)):
-        expected = reference(net, data, client, plan, ("sgd", 0), 5)
+        expected = train_by_reference(net, data, client, plan, ("sgd", 0), 5)
         for key, value in parameters.pick(part.params, place).items():
             torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", MODES)
-def test_proximal_term_pulls_to_its_anchor(mode, kind):
+def test_proximal_term_matches_the_reference(mode, kind):
     data = worlds.federation()
-    net = network(kind, data)
-    anchor = parameters.copy_params(network(kind, data, 1))
+    net = make_network(kind, data)
+    anchor = parameters.copy_params(make_network(kind, data, 1))
     engine = Engine(net, data, seed=5, mode=mode)
     plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1] * 2, prox=(anchor, 0.7))
     (part,) = engine.local_sgd([0], parameters.copy_params(net), plan, ("sgd", 0))
-    expected = reference(net, data, 0, plan, ("sgd", 0), 5)
+    expected = train_by_reference(net, data, 0, plan, ("sgd", 0), 5)
     for key, value in parameters.pick(part.params, 0).items():
         torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6)
 
@@ -193,9 +193,12 @@ def test_proximal_term_pulls_to_its_anchor(mode, kind):
 @pytest.mark.parametrize("extra", [{}, {"momentum": 0.9}, {"weight_decay": 0.1}], ids=["plain", "momentum", "decay"])
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", MODES)
-def test_anchors_and_drifts_of_the_clients_change_each_step(mode, kind, extra):
+def test_anchors_and_drifts_per_client_match_the_reference(mode, kind, extra):
     data, clients = worlds.federation(), np.asarray([4, 0, 2])
-    net, others = network(kind, data), [parameters.copy_params(network(kind, data, seed)) for seed in (1, 2, 3)]
+    net, others = (
+        make_network(kind, data),
+        [parameters.copy_params(make_network(kind, data, seed)) for seed in (1, 2, 3)],
+    )
     names, stack = [name for name, _ in net.named_parameters()], parameters.stack(others)
     own, anchor = {name: 0.3 * stack[name].flip(0) for name in names}, {name: stack[name] for name in names}
     plan = LocalSGD(
@@ -211,16 +214,16 @@ def test_anchors_and_drifts_of_the_clients_change_each_step(mode, kind, extra):
     for place, client in enumerate(clients):
         only = plan.for_clients(np.asarray([place]), parameters.copy_params(net))
         alone = replace(only, own=parameters.pick(only.own, 0), prox=(parameters.pick(only.prox[0], 0), 0.7))
-        expected = reference(net, data, client, alone, ("sgd", 0), 5)
+        expected = train_by_reference(net, data, client, alone, ("sgd", 0), 5)
         for name in names:
             torch.testing.assert_close(part.params[name][place], expected[name], rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", MODES)
-def test_frozen_parameters_do_not_move(mode, kind):
+def test_frozen_parameters_do_not_change(mode, kind):
     data = worlds.federation()
-    net = network(kind, data)
+    net = make_network(kind, data)
     plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1] * 1, trainable="head.", weight_decay=0.5)
     (part,) = Engine(net, data, seed=0, mode=mode).local_sgd([0], parameters.copy_params(net), plan, ("sgd", 0))
     for key, value in parameters.pick(part.params, 0).items():
@@ -229,25 +232,25 @@ def test_frozen_parameters_do_not_move(mode, kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", MODES)
-def test_each_client_may_start_from_its_own_model(mode, kind):
+def test_clients_can_start_from_different_models(mode, kind):
     data = worlds.federation()
-    nets = [network(kind, data, seed) for seed in (0, 1)]
+    nets = [make_network(kind, data, seed) for seed in (0, 1)]
     plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1] * 1)
     engine = Engine(nets[0], data, seed=0, mode=mode)
     (part,) = engine.local_sgd(
         [0, 2], parameters.stack([parameters.copy_params(net) for net in nets]), plan, ("sgd", 0)
     )
     for place, (client, net) in enumerate(zip((0, 2), nets, strict=True)):
-        expected = reference(net, data, client, plan, ("sgd", 0), 0)
+        expected = train_by_reference(net, data, client, plan, ("sgd", 0), 0)
         torch.testing.assert_close(part.params["head.weight"][place], expected["head.weight"])
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", MODES)
-def test_clients_of_a_table_train_as_from_a_stack_and_leave_the_table_alone(mode, kind, monkeypatch):
+def test_training_from_a_model_table_equals_a_stack_and_does_not_change_the_table(mode, kind, monkeypatch):
     data = worlds.federation()
-    net = network(kind, data)
-    own = parameters.stack([parameters.copy_params(network(kind, data, seed)) for seed in (0, 1, 2)])
+    net = make_network(kind, data)
+    own = parameters.stack([parameters.copy_params(make_network(kind, data, seed)) for seed in (0, 1, 2)])
     table = ModelTable(parameters.copy_params(net), len(data.clients), InMemoryRows())
     table[[0, 2]] = parameters.take(own, np.asarray([1, 2]))  # client 4 has the default
     before, stack = table[data.clients], parameters.take(own, np.asarray([1, 2, 0]))
@@ -264,7 +267,7 @@ def test_clients_of_a_table_train_as_from_a_stack_and_leave_the_table_alone(mode
     assert worlds.same(table[data.clients], before)
 
 
-def test_the_model_given_to_the_engine_is_left_alone():
+def test_local_sgd_does_not_change_the_given_model():
     data = worlds.federation()
     net = models.create("mlp", data.in_shape, worlds.CLASSES, 0)
     start = parameters.copy_params(net)
@@ -275,7 +278,7 @@ def test_the_model_given_to_the_engine_is_left_alone():
     assert worlds.same(before, parameters.copy_params(net))
 
 
-def batch_norm_world():
+def make_batch_norm_case():
     draw = np.random.default_rng(0)
     sizes = [(9, 0, 2), (1, 0, 1)]
     x = draw.integers(0, 255, size=(sum(map(sum, sizes)), 16, 16), dtype=np.uint8)
@@ -287,8 +290,8 @@ def batch_norm_world():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_batch_norm_buffers_are_trained_and_a_lone_sample_is_not_a_batch(mode):
-    data, net = batch_norm_world()
+def test_batch_norm_buffers_are_updated_and_single_samples_join_a_batch(mode):
+    data, net = make_batch_norm_case()
     plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1] * 1)
     engine = Engine(net, data, seed=0, threads=2, mode=mode)
     (part,) = engine.local_sgd([0, 1], parameters.copy_params(net), plan, ("sgd", 0))
@@ -300,8 +303,8 @@ def test_batch_norm_buffers_are_trained_and_a_lone_sample_is_not_a_batch(mode):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_under_batch_norm_one_sample_is_no_batch_at_any_batch_size(mode):
-    data, _ = batch_norm_world()
+def test_batch_norm_statistics_skip_batches_of_one_sample(mode):
+    data, _ = make_batch_norm_case()
     torch.manual_seed(0)
     depthwise = nn.Conv2d(4, 4, 3, padding=1, groups=4, bias=False)
     layers = [nn.Conv2d(1, 4, 3, stride=4, bias=False), nn.BatchNorm2d(4), nn.ReLU(), depthwise, nn.BatchNorm2d(4)]
@@ -325,8 +328,8 @@ def test_under_batch_norm_one_sample_is_no_batch_at_any_batch_size(mode):
         torch.testing.assert_close(part.params[name][0], value, rtol=1e-4, atol=1e-5)
 
 
-def test_ways_agree_under_batch_norm():
-    data, net = batch_norm_world()
+def test_loop_and_stacked_agree_with_batch_norm():
+    data, net = make_batch_norm_case()
     plan = LocalSGD(epochs=3, batch_size=4, lr=[0.1] * 3, momentum=0.9)
     parts = [
         next(Engine(net, data, seed=0, mode=mode).local_sgd([1, 0], parameters.copy_params(net), plan, ("sgd", 0)))
@@ -336,8 +339,8 @@ def test_ways_agree_under_batch_norm():
         torch.testing.assert_close(parts[1].params[key], value, rtol=1e-4, atol=1e-5)
 
 
-def test_ways_agree_after_a_round_on_convolutions():
-    data, _ = batch_norm_world()
+def test_loop_and_stacked_agree_with_convolutions():
+    data, _ = make_batch_norm_case()
     data = Federation(data.x[:, :, :8, :8].contiguous(), data.y, data.offsets, 2)
     net = models.create("cnn", data.in_shape, 2, 0)
     plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1] * 2, momentum=0.9)
@@ -350,8 +353,8 @@ def test_ways_agree_after_a_round_on_convolutions():
     np.testing.assert_allclose(parts[1].loss, parts[0].loss, rtol=1e-4)
 
 
-def test_the_choice_is_a_rule():
-    data, net = batch_norm_world()
+def test_fastest_mode_depends_on_network_and_device():
+    data, net = make_batch_norm_case()
     assert Engine(net, data, seed=0).mode == "loop"
     small, large = (models.create(name, (1, 28, 28), 10, 0) for name in ("logistic", "cnn"))
     modes = [strategy.fastest_mode(net, device) for net, device in ((small, "cpu"), (large, "cpu"), (large, "cuda"))]
@@ -368,7 +371,7 @@ def test_batches_cover_every_sample_once():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_divergence_is_reported_and_the_start_restored(mode):
+def test_divergence_is_reported_and_the_initial_model_restored(mode):
     data = worlds.federation()
     net = models.create("mlp", data.in_shape, worlds.CLASSES, 0)
     plan = LocalSGD(epochs=5, batch_size=4, lr=[1e20] * 5)
@@ -381,7 +384,7 @@ def test_divergence_is_reported_and_the_start_restored(mode):
     assert worlds.same(parameters.pick(part.params, 0), parameters.copy_params(net))
 
 
-def test_inference_does_not_depend_on_the_cut():
+def test_inference_does_not_depend_on_batching():
     data = worlds.federation()
     net = models.create("mlp", data.in_shape, worlds.CLASSES, 0).eval()
     rows = np.resize(np.arange(len(data.y)), 1500)  # tasks of two batches, the last of which is smaller
@@ -391,7 +394,7 @@ def test_inference_does_not_depend_on_the_cut():
         torch.testing.assert_close(logits, net(data.inputs(torch.from_numpy(rows))))
 
 
-def test_memory_bounds_the_parts(monkeypatch):
+def test_local_sgd_yields_parts_that_fit_the_memory_limit(monkeypatch):
     data = worlds.federation()
     net = models.create("mlp", data.in_shape, worlds.CLASSES, 0)
     monkeypatch.setattr("pflcli.engine.engine._CHUNK_BYTES", {"cpu": 2 * parameters.size(parameters.copy_params(net))})
@@ -401,7 +404,7 @@ def test_memory_bounds_the_parts(monkeypatch):
     assert [part.clients.tolist() for part in parts] == [[0, 2], [3, 4], [6]]
 
 
-def crowd(shape, classes):
+def make_forty_clients(shape, classes):
     """Forty clients with very different numbers of samples."""
     draw = np.random.default_rng(0)
     sizes = draw.integers(1, 60, 40)
@@ -412,8 +415,8 @@ def crowd(shape, classes):
 
 @pytest.mark.parametrize("batch_size", [7, 10, 32, 1000])
 @pytest.mark.parametrize(("model", "shape", "classes"), [("mlp", (2, 9), 3), ("logistic", (13,), 7)])
-def test_a_client_learns_the_same_bytes_in_any_company(model, shape, classes, batch_size, monkeypatch):
-    data = crowd(shape, classes)
+def test_client_gets_the_same_bytes_in_parts_of_any_size(model, shape, classes, batch_size, monkeypatch):
+    data = make_forty_clients(shape, classes)
     net = models.create(model, shape, classes, 0)
     plan = LocalSGD(epochs=1, batch_size=batch_size, lr=[0.1], momentum=0.5)
     engine = Engine(net, data, seed=0, threads=2)
@@ -426,20 +429,20 @@ def test_a_client_learns_the_same_bytes_in_any_company(model, shape, classes, ba
             assert torch.equal(torch.cat([part.params[name] for part in parts]), value), name
 
 
-def test_a_stack_is_as_wide_as_its_clients_samples_say():
+def test_widths_round_up_the_batch_sizes_of_clients():
     sizes = np.asarray([0, 1, 4, 5, 9, 31, 33, 400])
     assert widths(sizes, 32).tolist() == [4, 4, 4, 8, 16, 32, 32, 32]
     assert widths(sizes, 10).tolist() == [4, 4, 4, 8, 12, 12, 12, 12]
     assert widths(np.asarray([0, 33, 65, 78, 97, 129, 400]), 300).tolist() == [4, 64, 80, 80, 112, 160, 300]
 
 
-def test_free_memory_has_no_part_in_a_run():
+def test_engine_does_not_depend_on_free_memory():
     memory_options = [name for name in inspect.signature(Engine).parameters if "memory" in name]
     assert not memory_options
     assert not hasattr(hardware, "memory")
 
 
-def test_mean_is_weighted_and_renormalised():
+def test_mean_divides_by_the_sum_of_weights():
     mean = parameters.Mean()
     mean.add({"w": torch.tensor([[1.0], [3.0]]), "n": torch.tensor([4, 7])}, np.asarray([1.0, 2.0]))
     mean.add({"w": torch.tensor([[10.0]]), "n": torch.tensor([5])}, np.asarray([5.0]))
@@ -452,7 +455,7 @@ def test_mean_is_weighted_and_renormalised():
 
 
 @pytest.mark.parametrize("count", [1, 2, 7, 32, 77])
-def test_a_mean_has_the_same_bytes_whoever_sums_its_parts(count):
+def test_mean_has_the_same_bytes_for_any_division_into_parts(count):
     draw = np.random.default_rng(count)
     models = {"w": torch.from_numpy(draw.normal(size=(count, 3, 5)).astype(np.float32)), "n": torch.arange(count)}
     weights = draw.random(count)  # not whole numbers, so that sums of weights round, too
@@ -494,9 +497,9 @@ def test_images_become_channels_first_and_unit_range():
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", MODES)
-def test_rates_anchors_and_starts_may_be_each_clients_own(mode, kind):
+def test_learning_rates_anchors_and_initial_models_can_differ_by_client(mode, kind):
     data = worlds.federation()
-    nets = [network(kind, data, seed) for seed in (0, 1, 2)]
+    nets = [make_network(kind, data, seed) for seed in (0, 1, 2)]
     stack = parameters.stack([parameters.copy_params(net) for net in nets])
     rates = np.asarray([[0.1, 0.2], [0.3, 0.0], [0.05, 0.02]])
     engine = Engine(nets[0], data, seed=0, threads=2, mode=mode)
@@ -505,16 +508,16 @@ def test_rates_anchors_and_starts_may_be_each_clients_own(mode, kind):
     (part,) = engine.local_sgd([1, 2, 0], stack, plan, ("sgd", 0))
     for place, (client, net) in enumerate(zip((1, 2, 0), nets, strict=True)):
         own = LocalSGD(epochs=2, batch_size=4, lr=rates[place], prox=(parameters.copy_params(nets[2 - place]), 0.5))
-        expected = reference(net, data, client, own, ("sgd", 0), 0)
+        expected = train_by_reference(net, data, client, own, ("sgd", 0), 0)
         for key, value in parameters.pick(part.params, place).items():
             torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("mode", MODES)
-def test_adam_is_adam(mode, kind):
+def test_adam_equals_torch_adam(mode, kind):
     data = worlds.federation()
-    net = network(kind, data)
+    net = make_network(kind, data)
     plan = LocalSGD(epochs=3, batch_size=4, lr=[0.01] * 3, optimizer="adam")
     (part,) = Engine(net, data, seed=0, mode=mode).local_sgd([0, 2], parameters.copy_params(net), plan, ("sgd", 0))
     for place, client in enumerate((0, 2)):
@@ -531,9 +534,9 @@ def test_adam_is_adam(mode, kind):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_adam_with_a_rate_for_each_client_is_that_of_each_alone(mode):
+def test_adam_with_learning_rates_per_client_equals_each_client_alone(mode):
     data = worlds.federation()
-    engine = Engine(net := network("chain", data), data, seed=0, mode=mode)
+    engine = Engine(net := make_network("chain", data), data, seed=0, mode=mode)
     start, rates = parameters.repeat(parameters.copy_params(net), 3), np.asarray([[0.01], [0.002], [0.03]])
     plan = LocalSGD(epochs=1, batch_size=4, lr=rates, optimizer="adam")
     (together,) = engine.local_sgd([1, 2, 0], start, plan, ("sgd", 0))
@@ -544,30 +547,30 @@ def test_adam_with_a_rate_for_each_client_is_that_of_each_alone(mode):
             torch.testing.assert_close(together.params[key][place], value[0], rtol=1e-4, atol=1e-5)
 
 
-def test_a_stack_is_as_large_as_what_its_clients_share():
+def test_stack_size_grows_with_shared_bytes():
     data = worlds.federation()
-    engine = Engine(network("chain", data), data, seed=0)
+    engine = Engine(make_network("chain", data), data, seed=0)
     assert engine.stack_size(1 << 20, 100) == 4
     assert engine.stack_size(1 << 20, 100, shared=39 << 20) == 39
     assert engine.stack_size(1 << 20, 10, shared=39 << 20) == 10
 
 
-def test_stacks_have_one_width_unless_they_share_much():
+def test_stacks_group_clients_of_equal_width():
     sizes = np.asarray([70, 33, 20, 9, 8, 5, 0])
     assert [stack.tolist() for stack in stacks(sizes, 2, 32)] == [[0, 1], [2], [3], [4, 5], [6]]
     assert [stack.tolist() for stack in stacks(sizes, 3, None)] == [[0, 1, 2], [3, 4, 5], [6]]
 
 
-def test_what_clients_share_is_read_in_half_as_many_stacks(monkeypatch):
+def test_stack_size_doubles_when_clients_share_large_tensors(monkeypatch):
     monkeypatch.setattr(engines, "_MIN_STACKS", 4)
     data = worlds.federation()
-    engine = Engine(network("chain", data), data, seed=0)
+    engine = Engine(make_network("chain", data), data, seed=0)
     assert engine.stack_size(1 << 20, 30, shared=39 << 20) == 15
     assert engine.stack_size(1 << 10, 30) == 8
 
 
 @pytest.mark.parametrize("model", ["mlp", "logistic"])
-def test_a_chain_answers_as_its_network_does_to_the_bit(model):
+def test_predictions_of_a_linear_chain_are_identical_to_the_network(model):
     data = worlds.federation()
     net = models.create(model, data.in_shape, worlds.CLASSES, 0)
     engine = Engine(net, data, seed=0)
@@ -585,7 +588,7 @@ def test_a_chain_answers_as_its_network_does_to_the_bit(model):
 
 
 @pytest.mark.compiled
-def test_compiled_predictions_of_a_chain_agree_with_its_network_and_do_not_depend_on_threads(monkeypatch):
+def test_compiled_chain_predictions_match_the_network_for_any_number_of_threads(monkeypatch):
     set_own_products(monkeypatch, True)
     monkeypatch.setattr(linear_chain, "LARGE", 0)
     data, predictions = worlds.federation(), []
@@ -603,23 +606,23 @@ def test_compiled_predictions_of_a_chain_agree_with_its_network_and_do_not_depen
     assert not torch.equal(plain, predictions[0][0])  # the loops did it
 
 
-def interpolated(model, params, batch):
+def interpolated_loss(model, params, batch):
     """The loss of the mean of two models, one of them constant, with a learned scale of the logits."""
     both = {name: (value + batch.own[name]) / 2 for name, value in params.items() if name != "scale"}
     return batch.loss(params["scale"] * batch.shared["sign"] * model(both, batch.x))
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_an_objective_is_minimised_over_whatever_the_start_holds(mode):
+def test_objective_is_minimised_over_all_tensors_of_the_initial_model(mode):
     data = worlds.federation()
-    nets = [network("other", data, seed) for seed in range(4)]
+    nets = [make_network("other", data, seed) for seed in range(4)]
     stack, own = (
         parameters.stack([parameters.copy_params(net) for net in nets[:2]]),
         parameters.stack([parameters.copy_params(net) for net in nets[2:]]),
     )
     start = {**stack, "scale": torch.tensor([1.0, 2.0])}
     shared = {"sign": torch.tensor(1.0)}
-    plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1, 0.1], objective=interpolated, own=own, shared=shared)
+    plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1, 0.1], objective=interpolated_loss, own=own, shared=shared)
     (part,) = Engine(nets[0], data, seed=0, mode=mode).local_sgd([2, 0], start, plan, ("sgd", 0))
     for place, client in enumerate((2, 0)):
         a = {name: value[place].clone().requires_grad_() for name, value in start.items()}
@@ -637,9 +640,9 @@ def test_an_objective_is_minimised_over_whatever_the_start_holds(mode):
             torch.testing.assert_close(value, a[name].detach(), rtol=1e-5, atol=1e-6)
 
 
-def test_a_stack_of_one_is_the_loop(monkeypatch):
+def test_stack_of_one_client_is_trained_by_the_loop(monkeypatch):
     monkeypatch.setattr(engines, "_MIN_STACKS", 4)
-    data, net = worlds.federation(), network("other", worlds.federation())
+    data, net = worlds.federation(), make_network("other", worlds.federation())
     start, calls = {**parameters.stack([parameters.copy_params(net)] * 6), "scale": torch.ones(6)}, []
     original = trainer.train
     monkeypatch.setattr(
@@ -650,7 +653,7 @@ def test_a_stack_of_one_is_the_loop(monkeypatch):
         ),
     )
     own, shared = parameters.stack([parameters.copy_params(net)] * 6), {"sign": torch.tensor(1.0)}
-    plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1], objective=interpolated, own=own, shared=shared)
+    plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1], objective=interpolated_loss, own=own, shared=shared)
     list(Engine(net, data, seed=0, mode="stacked").local_sgd(worlds.ABLE, start, plan, ("sgd", 0)))
     assert calls == [(True, 2)] * 3
     few = {name: value[:4] for name, value in start.items()}
@@ -666,7 +669,7 @@ def test_a_stack_of_one_is_the_loop(monkeypatch):
     assert worlds.same(alone[0][0].params, alone[1][0].params)
 
 
-def noisy(network, params, batch):
+def noisy_gradient(network, params, batch):
     """The gradient of the cross-entropy of some samples, whose number each client draws."""
     sizes = (batch.weight > 0).sum(dim=1).tolist()
     counts = torch.tensor([int(own.integers(1, size + 1)) for size, own in zip(sizes, batch.draws, strict=True)])
@@ -675,10 +678,10 @@ def noisy(network, params, batch):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_rule_draws_the_same_whoever_trains_beside_a_client(kind):
-    data, net = worlds.federation(), network(kind, worlds.federation())
+def test_random_draws_of_a_gradient_rule_do_not_depend_on_other_clients(kind):
+    data, net = worlds.federation(), make_network(kind, worlds.federation())
     start = parameters.repeat(parameters.copy_params(net), 3)
-    plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1, 0.1], gradient=noisy)
+    plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1, 0.1], gradient=noisy_gradient)
     trained = []
     processes = int(kind != "compiled chain")  # processes would not know that the test wants it compiled
     for mode, jobs in (("loop", 0), ("stacked", 0), ("stacked", processes)):
@@ -692,9 +695,9 @@ def test_a_rule_draws_the_same_whoever_trains_beside_a_client(kind):
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_half_precision_is_close_and_weights_stay_single(mode):
+def test_bfloat16_training_is_close_and_keeps_float32_weights(mode):
     data = worlds.federation()
-    net = network("chain", data)
+    net = make_network("chain", data)
     heads = []
     for precision in ("float32", "bfloat16"):
         plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1, 0.1], precision=precision)
@@ -708,7 +711,7 @@ def test_half_precision_is_close_and_weights_stay_single(mode):
 @pytest.mark.parametrize("mode", MODES)
 def test_processes_give_the_same_bytes_as_threads(mode):
     data = worlds.federation()
-    nets = [network("other", data, seed) for seed in range(6)]
+    nets = [make_network("other", data, seed) for seed in range(6)]
     stack, own = (
         parameters.stack([parameters.copy_params(net) for net in nets[:3]]),
         parameters.stack([parameters.copy_params(net) for net in nets[3:]]),
@@ -733,12 +736,12 @@ def test_processes_give_the_same_bytes_as_threads(mode):
 
 def interpolated_with_scale(model, params, batch):
     """The same without a learned scale."""
-    return interpolated(model, {**params, "scale": torch.ones(())}, batch)
+    return interpolated_loss(model, {**params, "scale": torch.ones(())}, batch)
 
 
-def test_a_worker_process_that_dies_is_an_error():
+def test_killed_worker_process_raises_lost_worker_error():
     data = worlds.federation()
-    net = network("chain", data)
+    net = make_network("chain", data)
     engine = Engine(net, data, seed=0, jobs=1)
     plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1])
     list(engine.local_sgd([0], parameters.copy_params(net), plan, ("sgd", 0)))
@@ -758,16 +761,16 @@ def shared_memory_files():
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux lists the open files of a process in /proc")
-def test_an_engine_that_is_closed_has_released_its_shared_memory():
+def test_close_releases_the_shared_memory_of_an_engine():
     data = worlds.federation()
-    engine = Engine(network("chain", data), data, seed=0, jobs=1)
+    engine = Engine(make_network("chain", data), data, seed=0, jobs=1)
     while_open = len(shared_memory_files())
     engine.close()
     # That of the samples and that of the parameters; tensors that are still in use hold further ones.
     assert len(shared_memory_files()) == while_open - 2
 
 
-def test_a_worker_process_ends_when_the_process_that_started_it_has_ended():
+def test_worker_process_ends_when_its_parent_has_ended():
     """Even if it does not read its pipe, as while it trains."""
     own_end, other_end = connection.Pipe()
     parent = "0"  # no process has this number, so the parent counts as ended
@@ -783,7 +786,7 @@ def test_a_worker_process_ends_when_the_process_that_started_it_has_ended():
         other_end.close()
 
 
-def test_portions_hold_what_memory_does(monkeypatch):
+def test_client_chunks_fit_the_memory_limit(monkeypatch):
     monkeypatch.setattr("pflcli.engine.engine._CHUNK_BYTES", {"cpu": 100})
     run = worlds.run()
     clients = np.asarray([4, 0, 6, 2, 3])
@@ -792,7 +795,7 @@ def test_portions_hold_what_memory_does(monkeypatch):
     assert list(run.client_chunks(clients[:0], 50)) == []
 
 
-def test_a_model_is_taken_apart_and_repeated():
+def test_part_selects_parameters_and_repeat_stacks_them():
     params = {"body.0.weight": torch.ones(2), "head.weight": torch.zeros(3, 2)}
     assert list(parameters.part(params, "body.")) == ["body.0.weight"]
     assert parameters.repeat(params, 4)["head.weight"].shape == (4, 3, 2)
@@ -800,13 +803,13 @@ def test_a_model_is_taken_apart_and_repeated():
         parameters.part({"head.weight": torch.zeros(1)}, "body.")
 
 
-def test_no_clients_train_to_nothing():
+def test_local_sgd_without_clients_yields_nothing():
     run = worlds.run()
     none = run.clients[:0]
     assert list(run.local_sgd(none, parameters.repeat(run.init, 0), t=0)) == []
 
 
-def test_upper_layers_are_counted_in_the_order_of_the_network():
+def test_upper_counts_layers_in_network_order():
     names = ["body.2.weight", "body.2.bias", "body.10.weight", "head.weight", "head.bias"]
     params = dict.fromkeys(names, torch.zeros(1))
     assert parameters.upper(params, 2) == ("body.10.", "head.")
@@ -814,24 +817,24 @@ def test_upper_layers_are_counted_in_the_order_of_the_network():
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_the_server_trains_on_rows_as_a_client_would(mode):
+def test_server_sgd_trains_on_rows_like_a_client(mode):
     run = worlds.run(mode=mode)
     rows = np.concatenate([run.federation.rows(3, "train"), run.federation.rows(0, "test")])
     actual = run.server_sgd(rows, run.init, t=4, epochs=2, momentum=0.5)
     plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1] * 2, momentum=0.5)
     net = models.create("mlp", run.federation.in_shape, worlds.CLASSES, 0)
-    expected = reference(net, run.federation.pooled(rows), 0, plan, ("server", 4), 0)
+    expected = train_by_reference(net, run.federation.pooled(rows), 0, plan, ("server", 4), 0)
     for name, value in expected.items():
         torch.testing.assert_close(actual[name], value, rtol=1e-5, atol=1e-6)
 
 
-def test_divergence_at_the_server_is_an_error():
+def test_server_sgd_raises_an_error_when_it_diverges():
     run = worlds.run()
     with pytest.raises(ComputationError, match="the server's parameters"):
         run.server_sgd(run.federation.rows(0, "train"), run.init, t="cloud", lr=1e20)
 
 
-def test_a_client_that_trains_twice_in_a_round_is_one():
+def test_client_that_trains_twice_in_a_round_is_recorded_once():
     run = worlds.run()
     for name in ("head", "body"):
         list(run.local_sgd([0, 2], run.init, t=0, name=name))
@@ -855,7 +858,7 @@ class Reversed(Threads):
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("method", ONE_OF_EACH_KIND)
-def test_the_order_in_which_an_executor_works_changes_no_bit(method, mode, monkeypatch):
+def test_order_of_tasks_in_an_executor_changes_no_bit(method, mode, monkeypatch):
     plain = worlds.run(method, rounds=2, participation=1.0, mode=mode)
     monkeypatch.setattr("pflcli.engine.engine.Threads", Reversed)
     backwards = worlds.run(method, rounds=2, participation=1.0, mode=mode)
@@ -867,7 +870,7 @@ def test_the_order_in_which_an_executor_works_changes_no_bit(method, mode, monke
     assert all(np.array_equal(p, others[split]) for split, p in answers.items())
 
 
-def test_the_engine_says_how_clients_train_and_why():
+def test_strategy_explains_how_clients_are_trained():
     explanations = []
     for model, settings in (("mlp", {}), ("cnn", {"precision": "bfloat16"}), ("mlp", {"precision": "bfloat16"})):
         shape = (1, 28, 28) if model == "cnn" else (worlds.FEATURES,)
@@ -888,7 +891,7 @@ def test_the_engine_says_how_clients_train_and_why():
 
 
 @pytest.mark.compiled
-def test_compiled_chains_may_lack_biases(monkeypatch):
+def test_compiled_chains_support_layers_without_bias(monkeypatch):
     set_own_products(monkeypatch, True)
     monkeypatch.setattr(linear_chain, "LARGE", 0)
     data = worlds.federation()
@@ -903,14 +906,14 @@ def test_compiled_chains_may_lack_biases(monkeypatch):
     assert [each.train is not None for each in chosen] == [True, False]
     (part,) = Engine(net, data, seed=5).local_sgd([2, 4], parameters.copy_params(net), plan, ("sgd", 0))
     for place, client in enumerate([2, 4]):
-        expected = reference(net, data, client, plan, ("sgd", 0), 5)
+        expected = train_by_reference(net, data, client, plan, ("sgd", 0), 5)
         for key, value in parameters.pick(part.params, place).items():
             torch.testing.assert_close(value, expected[key], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("features", [False, True])
 @pytest.mark.parametrize("most", [1, 64])
-def test_compiled_predictions_of_each_client_are_those_of_its_net(features, most, monkeypatch):
+def test_compiled_predictions_match_the_network_of_each_client(features, most, monkeypatch):
     """In stacks of two, where no client has more than a few samples; a client without samples predicts none."""
     set_own_products(monkeypatch, True)
     monkeypatch.setattr(linear_chain, "LARGE", 0)
@@ -933,18 +936,18 @@ def test_compiled_predictions_of_each_client_are_those_of_its_net(features, most
             assert torch.equal(actual, same)
 
 
-def test_a_single_worker_is_the_thread_that_calls_and_others_are_not():
+def test_single_thread_executor_uses_the_calling_thread():
     data = worlds.federation()
-    net = network("chain", data)
+    net = make_network("chain", data)
     caller = threading.get_ident()
     assert set(Threads(net, data, 1).each(lambda _: threading.get_ident(), 3)) == {caller}
     assert caller not in Threads(net, data, 2).each(lambda _: threading.get_ident(), 3)
 
 
 @pytest.mark.parametrize("mode", MODES)
-def test_clients_train_the_same_by_any_number_of_threads_where_the_caller_takes_no_gradients(mode):
+def test_training_under_no_grad_is_the_same_for_any_number_of_threads(mode):
     data, trained = worlds.federation(), []
-    net = network("other", data)
+    net = make_network("other", data)
     for count in (1, 2):
         engine = Engine(net, data, seed=0, threads=count, mode=mode)
         with torch.no_grad():

@@ -16,14 +16,14 @@ N = int(OFFSETS[-1])
 DRAW = np.random.default_rng(0)
 
 
-def federation(x):
+def make_federation(x):
     return Federation.from_blocks(x, np.arange(N) % 3, OFFSETS, 3)
 
 
 @pytest.mark.parametrize("clients", [[0, 1, 2, 3], [3, 0], [1], []])
 @pytest.mark.parametrize("split", SPLITS)
-def test_the_rows_of_many_clients_are_those_of_each(split, clients):
-    data = federation(DRAW.normal(size=(N, 2)).astype(np.float32))
+def test_rows_of_several_clients_are_concatenated(split, clients):
+    data = make_federation(DRAW.normal(size=(N, 2)).astype(np.float32))
     rows = data.rows_of(np.asarray(clients, dtype=np.int64), split)
     expected = [row for client in clients for row in data.rows(client, split).tolist()]
     assert rows.tolist() == expected
@@ -34,25 +34,25 @@ def test_the_rows_of_many_clients_are_those_of_each(split, clients):
 @pytest.mark.parametrize(
     ("shape", "kind"), [((4, 5), np.uint8), ((4, 5, 3), np.uint8), ((7,), np.float32), ((7,), np.int16)]
 )
-def test_samples_are_read_by_rows_in_any_order_and_form(shape, kind, rows):
+def test_samples_returns_rows_in_any_order_for_every_data_type(shape, kind, rows):
     x = DRAW.integers(0, 200, size=(N, *shape)).astype(kind)
     first = x if kind != np.uint8 else x[:, None] if len(shape) == 2 else x.transpose(0, 3, 1, 2)
     places = np.asarray(rows, dtype=np.int64)
     for positions in (places, torch.from_numpy(places)):
-        samples = federation(x).samples(positions)
+        samples = make_federation(x).samples(positions)
         assert samples.is_contiguous()
         np.testing.assert_array_equal(samples.numpy(), first[places])
         assert samples.numpy().dtype == kind
-    np.testing.assert_array_equal(federation(x).samples(slice(2, 5)).numpy(), first[2:5])
+    np.testing.assert_array_equal(make_federation(x).samples(slice(2, 5)).numpy(), first[2:5])
 
 
 @pytest.mark.parametrize("shape", [(4, 5), (4, 5, 3), (4, 5, 1)])
-def test_images_that_are_mapped_are_read_with_channels_first(shape, tmp_path):
+def test_memory_mapped_images_are_read_with_channels_first(shape, tmp_path):
     x = DRAW.integers(0, 256, size=(N, *shape), dtype=np.uint8)
     x.tofile(tmp_path / "x")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        data = federation(np.asarray(np.memmap(tmp_path / "x", np.uint8, "r", shape=x.shape)))
+        data = make_federation(np.asarray(np.memmap(tmp_path / "x", np.uint8, "r", shape=x.shape)))
     expected = torch.from_numpy(x[:, None] if len(shape) == 2 else np.ascontiguousarray(x.transpose(0, 3, 1, 2)))
     assert data.in_shape == tuple(expected.shape[1:])
     for rows in (slice(2, 9), torch.tensor([5, 0, 5])):

@@ -50,63 +50,67 @@ class Written(nn.Module):
         return values[-1]
 
 
-def norm(channels):
+def make_norm(channels):
     return nn.BatchNorm2d(channels)
 
 
-def depthwise(draw, channels):
+def make_depthwise(draw, channels):
     return nn.Conv2d(channels, channels, 3, stride=draw.choice([1, 1, 2]), padding=1, groups=channels, bias=False)
 
 
-def pointwise(draw, channels):
+def make_pointwise(draw, channels):
     return nn.Conv2d(channels, draw.choice([channels, channels, 6]), 1, bias=draw.random() < 0.1)
 
 
-def activation(draw):
+def draw_activation(draw):
     return draw.choice([nn.ReLU, nn.ReLU6])(inplace=draw.random() < 0.4)
 
 
-def layer(draw, channels):
+def draw_layer(draw, channels):
     """A layer or a few for maps of so many channels, as the networks have that the engine knows, or nearly."""
     kind = draw.choice(
         ["depthwise", "depthwise", "pointwise", "norm", "act", "act", "pool", "sequence", "same", "conv"]
     )
     if kind == "depthwise":
-        return depthwise(draw, channels)
+        return make_depthwise(draw, channels)
     if kind == "pointwise":
-        return pointwise(draw, channels)
+        return make_pointwise(draw, channels)
     if kind == "norm":
-        return norm(channels)
+        return make_norm(channels)
     if kind == "act":
-        return activation(draw)
+        return draw_activation(draw)
     if kind == "pool":
         return draw.choice([nn.MaxPool2d(2), nn.MaxPool2d(3, 1, 1), nn.AvgPool2d(2)])
     if kind == "conv":
         return nn.Conv2d(channels, channels, 3, padding=1)
     if kind == "same":
         return draw.choice([nn.Identity(), nn.Dropout(0.0)])
-    return sequence(draw, channels)
+    return draw_sequence(draw, channels)
 
 
-def sequence(draw, channels):
+def draw_sequence(draw, channels):
     """A block as in MobileNet, or a convolution with pooling, perhaps with one activation module in two places."""
-    act, shared = activation(draw), draw.random() < 0.3
+    act, shared = draw_activation(draw), draw.random() < 0.3
     if draw.random() < 0.5:
-        first = [depthwise(draw, channels), norm(channels), act]
-        return nn.Sequential(*first, nn.Conv2d(channels, channels, 1, bias=False), norm(channels))
+        first = [make_depthwise(draw, channels), make_norm(channels), act]
+        return nn.Sequential(*first, nn.Conv2d(channels, channels, 1, bias=False), make_norm(channels))
     pool = nn.MaxPool2d(2)
     parts = [act, pool] if draw.random() < 0.3 else [nn.Conv2d(channels, channels, 3, padding=1), act, pool]
     if draw.random() < 0.5:
         again = nn.Conv2d(channels, channels, 3, padding=1)
-        parts += [again, act if shared else activation(draw), pool if shared else nn.MaxPool2d(2)][
+        parts += [again, act if shared else draw_activation(draw), pool if shared else nn.MaxPool2d(2)][
             draw.choice([0, 1]) :
         ]
     return nn.Sequential(*parts)
 
 
-def images(draw):
+def draw_image_network(draw):
     """A network of convolutions for images (2, 8, 8)."""
-    modules = [nn.Conv2d(2, 4, 3, stride=draw.choice([1, 2]), padding=1, bias=False), norm(4), activation(draw)]
+    modules = [
+        nn.Conv2d(2, 4, 3, stride=draw.choice([1, 2]), padding=1, bias=False),
+        make_norm(4),
+        draw_activation(draw),
+    ]
     lines = [("module", place, (place,)) for place in range(3)]
     shapes = [(2, 8, 8)]
     state = Written(modules, lines)
@@ -124,7 +128,7 @@ def images(draw):
         elif kind == "again":
             line = ("module", draw.randint(1, len(modules) - 1), (source,))
         else:
-            modules.append(layer(draw, shapes[source][0]))
+            modules.append(draw_layer(draw, shapes[source][0]))
             line = ("module", len(modules) - 1, (source,))
         tried = Written(modules, [*lines, line])
         try:
@@ -141,9 +145,9 @@ def images(draw):
     return models.Net(nn.Sequential(state, pool, nn.Flatten()), head), (2, 8, 8)
 
 
-def mobile(draw):
+def draw_mobile_network(draw):
     """A network of the layers that there are programs for, wired in modes that there may be none for."""
-    modules = [nn.Conv2d(2, 4, 3, stride=draw.choice([1, 2]), padding=1, bias=False), norm(4)]
+    modules = [nn.Conv2d(2, 4, 3, stride=draw.choice([1, 2]), padding=1, bias=False), make_norm(4)]
     lines, values = [("module", 0, (0,)), ("module", 1, (1,))], [2]
 
     def call(module, value):
@@ -156,7 +160,7 @@ def mobile(draw):
 
     for _ in range(draw.randint(1, 5)):
         value = values[-1] if draw.random() < 0.8 else draw.choice(values)
-        after = call(activation(draw), value) if draw.random() < 0.5 else value
+        after = call(draw_activation(draw), value) if draw.random() < 0.5 else value
         if draw.random() < 0.15:
             after = call(nn.Identity(), after)
         again = draw.random() < 0.1
@@ -165,14 +169,14 @@ def mobile(draw):
         known = [place for place, module in enumerate(modules) if place and not isinstance(module, nn.BatchNorm2d)]
         output = call(draw.choice(known) if again and known else new_layer, after if draw.random() < 0.9 else value)
         norms = [place for place, module in enumerate(modules) if isinstance(module, nn.BatchNorm2d)]
-        output = call(draw.choice(norms) if draw.random() < 0.08 else norm(4), output)
+        output = call(draw.choice(norms) if draw.random() < 0.08 else make_norm(4), output)
         if draw.random() < 0.5:
             lines.append(
                 ("add", None, tuple(draw.sample([draw.choice([after, value, draw.choice(values)]), output], 2)))
             )
             output = len(lines)
         values.append(output)
-    modules += [depthwise(draw, 4), norm(4)]
+    modules += [make_depthwise(draw, 4), make_norm(4)]
     lines += [("module", len(modules) - 2, (values[-1],)), ("module", len(modules) - 1, (len(lines) + 1,))]
     return models.Net(nn.Sequential(Written(modules, lines), nn.AdaptiveAvgPool2d(1), nn.Flatten()), nn.Linear(4, 3)), (
         2,
@@ -188,16 +192,16 @@ class Scaled(nn.Conv2d):
         return self._conv_forward(x, 2 * self.weight, self.bias)
 
 
-def sequential(draw):
+def draw_sequential(draw):
     """A plain Sequential of convolutions and pooling for images (2, 8, 8), some modules in two places."""
-    act, pool, conv = activation(draw), nn.MaxPool2d(2), nn.Conv2d(3, 3, 3, padding=1)
+    act, pool, conv = draw_activation(draw), nn.MaxPool2d(2), nn.Conv2d(3, 3, 3, padding=1)
     parts = [nn.Conv2d(2, 3, 3, padding=1)]
     for _ in range(draw.randint(1, 6)):
-        parts.append(draw.choice([act, act, pool, nn.ReLU(), conv, nn.MaxPool2d(2), norm(3), nn.Identity()]))
+        parts.append(draw.choice([act, act, pool, nn.ReLU(), conv, nn.MaxPool2d(2), make_norm(3), nn.Identity()]))
     return models.Net(nn.Sequential(*parts, nn.AdaptiveAvgPool2d(2), nn.Flatten()), nn.Linear(12, CLASSES)), (2, 8, 8)
 
 
-def linear(draw):
+def draw_linear_chain(draw):
     """A chain of linear layers for samples (2, 3), some modules in two places."""
     act, again = nn.ReLU(inplace=draw.random() < 0.5), nn.Linear(5, 5, bias=draw.random() < 0.7)
     parts = [nn.Flatten(), nn.Linear(6, 5)]
@@ -213,10 +217,15 @@ def linear(draw):
     return models.Net(nn.Sequential(*parts), nn.Linear(5, CLASSES)), (2, 3)
 
 
-KINDS = {"images": images, "mobile": mobile, "sequential": sequential, "linear": linear}
+KINDS = {
+    "images": draw_image_network,
+    "mobile": draw_mobile_network,
+    "sequential": draw_sequential,
+    "linear": draw_linear_chain,
+}
 
 
-def samples(shape, seed):
+def make_samples(shape, seed):
     draw = np.random.default_rng(seed)
     x = torch.from_numpy(draw.normal(size=(sum(SIZES), *shape)))
     y = torch.from_numpy(draw.integers(0, CLASSES, len(x)))
@@ -226,7 +235,7 @@ def samples(shape, seed):
 PLAN = LocalSGD(epochs=EPOCHS, batch_size=BATCH, lr=np.asarray([0.05, 0.02]))
 
 
-def by_autograd(net, data, client, key):
+def train_by_autograd(net, data, client, key):
     """One client's local SGD by plain autograd."""
     net = copy.deepcopy(net).train()
     draw, rows = generator(0, *key, client), torch.from_numpy(data.rows(client, "train"))
@@ -243,14 +252,14 @@ def by_autograd(net, data, client, key):
     return np.mean(losses), parameters.copy_params(net)
 
 
-def agree(draw, kind):
+def check_modes_agree(draw, kind):
     """Train clients in both modes and by autograd; returns whether the network has a program of its own."""
     torch.manual_seed(draw.randint(0, 10**6))
     net, shape = KINDS[kind](draw)
     net = net.double()
-    data, key = samples(shape, draw.randint(0, 10**6)), ("sgd", 0)
+    data, key = make_samples(shape, draw.randint(0, 10**6)), ("sgd", 0)
     try:
-        expected = [by_autograd(net, data, client, key) for client in range(len(SIZES))]
+        expected = [train_by_autograd(net, data, client, key) for client in range(len(SIZES))]
     except RuntimeError:  # a value that autograd needs was changed in place: no network at all
         return None
     except ValueError:  # batch normalization of one value
@@ -275,5 +284,5 @@ def agree(draw, kind):
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
 @given(draw=st.randoms(use_true_random=False))
-def test_generated_networks_train_as_by_autograd(kind, draw):
-    assume(agree(draw, kind) is not None)
+def test_generated_networks_train_like_autograd(kind, draw):
+    assume(check_modes_agree(draw, kind) is not None)

@@ -29,13 +29,13 @@ from pflcli.errors import ComputationError
 MODES = ("loop", "stacked")
 
 
-def mlp():
+def make_mlp():
     torch.manual_seed(0)
     body = nn.Sequential(nn.Flatten(), nn.Linear(12, 7), nn.ReLU(), nn.Linear(7, 5), nn.ReLU())
     return models.Net(body, nn.Linear(5, 3)), (3, 2, 2)
 
 
-def mobile():
+def make_mobile():
     """A network that has a compiled program."""
     torch.manual_seed(0)
     first = nn.Conv2d(2, 4, 3, padding=1, bias=False)
@@ -44,7 +44,7 @@ def mobile():
     return models.Net(nn.Sequential(*body, nn.Flatten()), nn.Linear(4, 3)), (2, 6, 6)
 
 
-def cnn():
+def make_cnn():
     """A network of convolutions with pooling, which has a compiled program as well."""
     torch.manual_seed(0)
     one, other = (nn.Conv2d(channels, 4, 5, padding=2) for channels in (2, 4))
@@ -54,7 +54,7 @@ def cnn():
     ), (2, 9, 6)
 
 
-def forms(kind, net, shape, trained):
+def iterate_forms(kind, net, shape, trained):
     """The forms of a network, with the number of models that each takes."""
     yield networks.AutogradNetwork(copy.deepcopy(net), trained, "float32"), 1
     if kind == "mlp":
@@ -70,8 +70,8 @@ def forms(kind, net, shape, trained):
 @pytest.mark.parametrize("kind", ["mlp", "mobile", "cnn"])
 @pytest.mark.parametrize("prefix", ["", "head.", "body."])
 @pytest.mark.parametrize("by_z", [False, True])
-def test_gradients_by_logits_and_representations(kind, prefix, by_z):
-    net, shape = {"mlp": mlp, "mobile": mobile, "cnn": cnn}[kind]()
+def test_backward_from_logits_and_representations_matches_autograd(kind, prefix, by_z):
+    net, shape = {"mlp": make_mlp, "mobile": make_mobile, "cnn": make_cnn}[kind]()
     net.train()
     names = [name for name, _ in net.named_parameters()]
     trained = [name for name in names if name.startswith(prefix)]
@@ -82,7 +82,7 @@ def test_gradients_by_logits_and_representations(kind, prefix, by_z):
         stack[name] = stack[name] + 0.1 * torch.randn(stack[name].shape, generator=draw)
     dtype = stack["head.weight"].dtype
     x = torch.rand(size, 4, *shape, generator=draw, dtype=dtype)
-    for network, count in forms(kind, net, shape, trained):
+    for network, count in iterate_forms(kind, net, shape, trained):
         own = {name: value[:count].clone() for name, value in stack.items()}
         with torch.no_grad():
             outputs = network.forward(own, x[:count])
@@ -109,10 +109,10 @@ def test_gradients_by_logits_and_representations(kind, prefix, by_z):
                 torch.testing.assert_close(own[name][row], leaves[name], rtol=1e-4, atol=1e-5)
 
 
-def test_names_may_differ_from_those_that_are_trained():
-    net, shape = mlp()
+def test_backward_returns_gradients_of_the_requested_names():
+    net, shape = make_mlp()
     stack, draw = parameters.stack([parameters.copy_params(net)] * 2), torch.Generator().manual_seed(1)
-    for network, count in forms("mlp", net, shape, ()):
+    for network, count in iterate_forms("mlp", net, shape, ()):
         own = {name: value[:count] for name, value in stack.items()}
         outputs = network.forward(own, torch.randn(count, 32, *shape, generator=draw))
         assert network.backward(outputs, torch.ones_like(outputs.logits)) == {}
@@ -125,8 +125,8 @@ def test_names_may_differ_from_those_that_are_trained():
 @pytest.mark.parametrize("prefix", ["", "head.", "body."])
 @pytest.mark.parametrize(("lam", "count"), [(0.0, 1), (2.0, 3)])
 @pytest.mark.parametrize("kind", ["mlp", "cnn"])
-def test_networks_descend_to_an_anchor_in_every_form(kind, prefix, lam, count):
-    net, shape = {"mlp": mlp, "cnn": cnn}[kind]()
+def test_descent_with_an_anchor_agrees_in_every_network_form(kind, prefix, lam, count):
+    net, shape = {"mlp": make_mlp, "cnn": make_cnn}[kind]()
     trained = [name for name, _ in net.named_parameters() if name.startswith(prefix)]
     draw = torch.Generator().manual_seed(1)
     start = {name: torch.randn(2, *value.shape, generator=draw) for name, value in parameters.copy_params(net).items()}
@@ -135,7 +135,7 @@ def test_networks_descend_to_an_anchor_in_every_form(kind, prefix, lam, count):
     weight = torch.tensor(
         [[0.25] * 4, [0.0, 0.4, 0.6, 0.0]]
     )  # the second has a sample that does not count, and padding
-    for network, _ in forms(kind, net, shape, trained):
+    for network, _ in iterate_forms(kind, net, shape, trained):
         size = 2
         stack = {name: value[:size].clone() for name, value in start.items()}
         batch = gradients.StackedBatch(x[:size], y[:size], weight[:size], {}, {}, worlds.TASK)
@@ -173,15 +173,15 @@ def take_step(network, models, each, rate):
 @pytest.mark.parametrize("prefix", ["", "head.", "body."])
 @pytest.mark.parametrize("by", ["logits", "z", "both"])
 @pytest.mark.parametrize("elsewhere", [False, True])
-def test_models_descend_by_the_gradients_of_the_same_or_of_other_models(prefix, by, elsewhere):
-    net, shape = mlp()
+def test_descent_by_gradients_of_the_same_or_other_models_matches_autograd(prefix, by, elsewhere):
+    net, shape = make_mlp()
     trained = [name for name, _ in net.named_parameters() if name.startswith(prefix)]
     draw, rate = torch.Generator().manual_seed(1), torch.tensor([0.1, 0.3])
     start = {name: torch.randn(2, *value.shape, generator=draw) for name, value in parameters.copy_params(net).items()}
     x, counts = torch.rand(2, 4, *shape, generator=draw), [4, 3]
     # The second client has a sample that does not count, and padding.
     weight = torch.tensor([[0.25] * 4, [0.5, 0.0, 0.5, 0.0]])
-    for network in (form for form, _ in forms("mlp", net, shape, trained) if not form.one_at_a_time):
+    for network in (form for form, _ in iterate_forms("mlp", net, shape, trained) if not form.one_at_a_time):
         stack = {name: value.clone() for name, value in start.items()}
         models = {name: torch.ones_like(value) for name, value in start.items()} if elsewhere else stack
         before = {name: value.clone() for name, value in models.items()}
@@ -217,11 +217,11 @@ def test_models_descend_by_the_gradients_of_the_same_or_of_other_models(prefix, 
 @pytest.mark.parametrize("kind", ["mobile", "cnn"])
 @pytest.mark.parametrize("prefix", ["", "head.", "none"])
 @pytest.mark.compiled
-def test_compiled_networks_descend_as_by_autograd(kind, prefix):
-    net, shape = {"mobile": mobile, "cnn": cnn}[kind]()
+def test_compiled_networks_descend_like_autograd(kind, prefix):
+    net, shape = {"mobile": make_mobile, "cnn": make_cnn}[kind]()
     net.train()
     trained = [name for name, _ in net.named_parameters() if name.startswith(prefix)]
-    (by_autograd, _), (network, _) = forms(kind, net, shape, trained)
+    (by_autograd, _), (network, _) = iterate_forms(kind, net, shape, trained)
     start = parameters.stack([parameters.copy_params(net)])
     x, y = torch.rand(1, 4, *shape), torch.tensor([[0, 2, 1, 1]])
     batch = gradients.StackedBatch(x, y, torch.full((1, 4), 0.25), {}, {}, worlds.TASK)
@@ -239,14 +239,14 @@ def test_compiled_networks_descend_as_by_autograd(kind, prefix):
         torch.testing.assert_close(models[name], start[name] + 1 - moved, rtol=1e-4, atol=1e-5)
 
 
-def test_models_descend_by_the_cross_entropy_of_others():
-    net, shape = mlp()
+def test_descent_by_the_cross_entropy_of_other_models_matches_autograd():
+    net, shape = make_mlp()
     names = [name for name, _ in net.named_parameters()]
     draw, rate, scale = torch.Generator().manual_seed(1), torch.tensor([0.1, 0.3]), torch.tensor([2.0, 0.5])
     start = {name: torch.randn(2, *value.shape, generator=draw) for name, value in parameters.copy_params(net).items()}
     x, y = torch.rand(2, 4, *shape, generator=draw), torch.randint(3, (2, 4), generator=draw)
     weight = torch.tensor([[0.25] * 4, [0.0, 0.4, 0.6, 0.0]])
-    for network, _ in forms("mlp", net, shape, names[1:]):
+    for network, _ in iterate_forms("mlp", net, shape, names[1:]):
         if network.one_at_a_time:
             continue
         stack, models = ({name: value + more for name, value in start.items()} for more in (0, 1))
@@ -263,16 +263,16 @@ def test_models_descend_by_the_cross_entropy_of_others():
                 assert torch.equal(stack[name][row], start[name][row])
 
 
-def test_a_network_of_one_model_takes_those_of_a_stack_one_by_one():
+def test_single_model_network_processes_a_stack_one_by_one():
     """Each with its own scale, without the padding of its batch, but with samples before it that do not count."""
-    net, shape = mlp()
+    net, shape = make_mlp()
     names = [name for name, _ in net.named_parameters()]
     draw, scale = torch.Generator().manual_seed(1), torch.tensor([2.0, 0.5, 1.5])
     stack = {name: torch.randn(3, *value.shape, generator=draw) for name, value in parameters.copy_params(net).items()}
     x, y = torch.rand(3, 4, *shape, generator=draw), torch.randint(3, (3, 4), generator=draw)
     weight = torch.tensor([[0.25] * 4, [0.4, 0.6, 0.0, 0.0], [0.0, 0.5, 0.0, 0.5]])
     batch = gradients.StackedBatch(x, y, weight, {}, {}, worlds.TASK)
-    one_model, *stacked = (form for form, _ in forms("mlp", net, shape, names))
+    one_model, *stacked = (form for form, _ in iterate_forms("mlp", net, shape, names))
     moved, expected = ({name: value.clone() for name, value in stack.items()} for _ in range(2))
     losses = take_step(one_model, moved, gradients.Pass(stack, batch, scale=scale), 0.5)
     expected_losses = take_step(stacked[1], expected, gradients.Pass(stack, batch, scale=scale), 0.5)
@@ -282,7 +282,7 @@ def test_a_network_of_one_model_takes_those_of_a_stack_one_by_one():
         assert not torch.equal(moved[name], stack[name])
 
 
-def with_representations(logits, z, params, batch):
+def loss_with_representations(logits, z, params, batch):
     """Return the cross-entropy plus the mean squared representation; learns a number as well."""
     return batch.loss(logits) + batch.mean(z.square().sum(dim=2)) + params["number"].square()
 
@@ -307,8 +307,8 @@ def test_loss_is_refused_when_it_is_not_one_number_per_client(mode):
 
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 @pytest.mark.parametrize("compiles", [False, True])
-def test_rules_train_alike_whoever_takes_the_step(momentum, compiles, monkeypatch):
-    rules = {"gradient": gradient_with_representations}, {"loss": with_representations}
+def test_gradient_and_loss_rules_train_alike_in_every_mode(momentum, compiles, monkeypatch):
+    rules = {"gradient": gradient_with_representations}, {"loss": loss_with_representations}
     if compiles:
         set_own_products(monkeypatch, True)
         monkeypatch.setattr(linear_chain, "LARGE", 0)
@@ -373,11 +373,11 @@ def test_sample_weights_multiply_the_losses(kind, mode, monkeypatch):
 
 
 @pytest.mark.parametrize("kind", ["cnn", "mobile", "tanh"])
-def test_clients_in_lockstep_learn_what_each_learns_alone(kind, monkeypatch):
+def test_lockstep_training_equals_each_client_alone(kind, monkeypatch):
     """By a compiled program to the bit; by autograd PyTorch's products depend on where samples lie."""
     monkeypatch.setattr(engines, "_MIN_STACKS", 1)
     shape = (2, 9, 6)
-    net = mobile()[0] if kind == "mobile" else cnn()[0]
+    net = make_mobile()[0] if kind == "mobile" else make_cnn()[0]
     if kind == "tanh":
         net = models.Net(nn.Sequential(nn.Flatten(), nn.Linear(108, 4), nn.Tanh()), nn.Linear(4, 3))
     net, draw = net.float(), np.random.default_rng(0)
@@ -404,10 +404,10 @@ def test_clients_in_lockstep_learn_what_each_learns_alone(kind, monkeypatch):
 
 @pytest.mark.parametrize("mode", ["loop", "lockstep"])
 @pytest.mark.compiled
-def test_a_network_keeps_no_weight_of_the_models_that_it_passed(mode, monkeypatch):
+def test_network_keeps_no_weights_of_earlier_models(mode, monkeypatch):
     """Linear weights of a model are read where they lie; the next client trains in the network itself."""
     monkeypatch.setattr(engines, "_MIN_STACKS", 1)
-    net, shape = cnn()
+    net, shape = make_cnn()
     draw, ends = np.random.default_rng(0), np.asarray([0, 7, 7, 7, 12, 12, 12])
     x = draw.normal(size=(12, *shape)).astype(np.float32)
     data, net = Federation.from_blocks(x, draw.integers(0, 3, 12), ends, 3), net.float()
@@ -426,9 +426,9 @@ def test_a_network_keeps_no_weight_of_the_models_that_it_passed(mode, monkeypatc
 
 
 @pytest.mark.compiled
-def test_frozen_statistics_keep_a_network_from_its_program_only_if_it_has_any():
+def test_frozen_norm_disables_the_compiled_program_only_with_batch_norm():
     plan = LocalSGD(1, 4, [0.1], gradient=cross_entropy_rule, frozen_norm=True, lockstep=True)
-    for net, shape in (cnn(), mobile()):
+    for net, shape in (make_cnn(), make_mobile()):
         worker_net = WorkerNet.compile(net.float(), shape, worlds.TASK)
         assert worker_net.program is not None
         for count, name in ((1, "compiled program"), (2, "lockstep")):

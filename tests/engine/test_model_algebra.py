@@ -14,7 +14,7 @@ from pflcli.parameters.row_storage import InMemoryRows
 
 @pytest.mark.parametrize("is_slice", [True, False])
 @pytest.mark.parametrize(("r", "m", "d"), [(5, 61, 5003), (33, 40, 1030), (1, 70, 20000), (40, 3, 9001), (2, 3, 5)])
-def test_products_are_those_in_double_precision(r, m, d, is_slice):
+def test_mix_and_inner_products_match_double_precision(r, m, d, is_slice):
     weights, models = torch.rand(r, m), torch.randn(m, d + 7)[:, : d if is_slice else None]
     expected, out = weights.double() @ models.double(), torch.zeros(r, 2 * models.shape[1])[:, 3 : 3 + models.shape[1]]
     model_algebra.mix(weights, models, out)
@@ -26,7 +26,7 @@ def test_products_are_those_in_double_precision(r, m, d, is_slice):
 
 @pytest.mark.parametrize("is_slice", [True, False])
 @pytest.mark.parametrize(("r", "m", "d"), [(5, 61, 5003), (1, 70, 20), (40, 3, 901), (2, 1, 1)])
-def test_sums_of_few_models_are_those_in_double_precision_and_read_no_others(r, m, d, is_slice):
+def test_mix_sparse_matches_double_precision_and_skips_unused_models(r, m, d, is_slice):
     models, weights = torch.randn(m, d), torch.rand(r, m).where(torch.rand(r, m) < 0.2, 0.0)
     weights[torch.arange(r), torch.arange(r) % m] = 1.0
     models[weights.sum(dim=0) == 0] = torch.nan
@@ -37,7 +37,7 @@ def test_sums_of_few_models_are_those_in_double_precision_and_read_no_others(r, 
 
 
 @pytest.mark.parametrize("room", [3, 40, 1000])
-def test_means_of_few_models_are_those_in_double_precision(room, monkeypatch):
+def test_weighted_means_of_few_models_match_double_precision(room, monkeypatch):
     count = 40
     models = ModelTable({"a": torch.zeros(70, 90), "b": torch.zeros(()), "n": torch.tensor(0)}, count, InMemoryRows())
     models[range(count)] = {
@@ -61,7 +61,7 @@ def test_means_of_few_models_are_those_in_double_precision(room, monkeypatch):
     assert bool(calls) == (room > 3)  # of three receivers, each model that one of them takes is a third of all
 
 
-def test_means_of_most_models_are_one_product(monkeypatch):
+def test_weighted_means_of_most_models_use_a_dense_product(monkeypatch):
     models = ModelTable({"a": torch.zeros(30)}, 4, InMemoryRows())
     models[range(4)] = {"a": torch.randn(4, 30)}
     monkeypatch.delattr(model_algebra, "mix_sparse")
@@ -71,7 +71,7 @@ def test_means_of_most_models_are_one_product(monkeypatch):
 
 @pytest.mark.parametrize("own", [False, pytest.param(True, marks=pytest.mark.compiled)])
 @pytest.mark.parametrize("stride", [4096, 4097])
-def test_mixtures_of_tensors_of_any_shape(stride, own, monkeypatch):
+def test_mixtures_support_tensors_of_any_shape(stride, own, monkeypatch):
     set_own_products(monkeypatch, own)
     monkeypatch.setattr(model_algebra, "_MIN_MULTIPLICATIONS", 0)
     shares = torch.rand(5, 3)
@@ -84,7 +84,7 @@ def test_mixtures_of_tensors_of_any_shape(stride, own, monkeypatch):
     assert mixed["count"].tolist() == [3] * 5
 
 
-def test_large_rows_lie_at_distances_that_are_no_multiple_of_a_page():
+def test_allocate_padded_rows_avoids_strides_of_whole_pages():
     for numbers in (2048, 4096, 16384, 51200, 156800, 1605632):
         rows = allocate_padded_rows(61, numbers, torch.float32)
         assert rows.shape == (61, numbers)

@@ -24,26 +24,26 @@ from pflcli.engine.process_settings import intra_op
 from pflcli.errors import UsageError
 
 
-def images(channels=3, new=None):
+def make_images(channels=3, new=None):
     """Two clients with three training samples and one more of each split."""
     draw = np.random.default_rng(0)
     x = torch.from_numpy(draw.integers(0, 256, (10, channels, 4, 5), dtype=np.uint8))
     return Federation(x, torch.arange(10) % 2, np.asarray([0, 3, 4, 5, 8, 9, 10]), 2, new)
 
 
-def test_imagenets_numbers_normalize_colour_and_grey():
-    x = images().x / 255.0
-    red = normalized(images(), "imagenet").inputs(slice(None))[:, 0]
+def test_imagenet_normalization_supports_colour_and_grey_images():
+    x = make_images().x / 255.0
+    red = normalized(make_images(), "imagenet").inputs(slice(None))[:, 0]
     torch.testing.assert_close(red, (x[:, 0] - 0.485) / 0.229)
-    grey = normalized(images(1), "imagenet").inputs(slice(None))
-    torch.testing.assert_close(grey, (images(1).x / 255.0 - 0.449) / 0.226)
-    assert normalized(images(), "none").scale is None
+    grey = normalized(make_images(1), "imagenet").inputs(slice(None))
+    torch.testing.assert_close(grey, (make_images(1).x / 255.0 - 0.449) / 0.226)
+    assert normalized(make_images(), "none").scale is None
 
 
-def test_the_datasets_numbers_are_those_of_the_seen_clients_training_samples():
+def test_dataset_normalization_uses_training_samples_of_seen_clients():
     new = np.asarray([False, True])
-    data = normalized(images(new=new), "dataset")
-    pixels = (images().x[:3] / 255.0).double()
+    data = normalized(make_images(new=new), "dataset")
+    pixels = (make_images().x[:3] / 255.0).double()
     mean, deviation = pixels.mean(dim=(0, 2, 3)), pixels.std(dim=(0, 2, 3), unbiased=False)
     torch.testing.assert_close(data.scale[0].flatten().double(), mean, rtol=1e-6, atol=1e-7)
     torch.testing.assert_close(data.scale[1].flatten().double(), deviation, rtol=1e-6, atol=1e-7)
@@ -54,9 +54,9 @@ def test_the_datasets_numbers_are_those_of_the_seen_clients_training_samples():
     assert normalized(flat, "dataset").inputs(slice(None)).abs().max() < 1e-6
 
 
-def test_what_cannot_be_normalized_is_refused():
+def test_normalization_refuses_two_channels_and_features():
     with pytest.raises(UsageError, match="one, not of 2"):
-        normalized(images(2), "imagenet")
+        normalized(make_images(2), "imagenet")
     features = Federation(torch.zeros(2, 3), torch.zeros(2).long(), np.asarray([0, 2, 2, 2]), 2)
     with pytest.raises(UsageError, match="is for images"):
         normalized(features, "dataset")
@@ -64,8 +64,8 @@ def test_what_cannot_be_normalized_is_refused():
 
 @pytest.mark.parametrize("jobs", [0, 1])
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
-def test_every_mode_trains_on_what_is_normalized(mode, jobs):
-    data = normalized(images(), "dataset")
+def test_every_mode_trains_on_normalized_images(mode, jobs):
+    data = normalized(make_images(), "dataset")
     torch.manual_seed(0)
     net = models.Net(nn.Sequential(nn.Conv2d(3, 2, 3), nn.Flatten()), nn.Linear(12, 2))
     engine = Engine(net, data, seed=0, mode=mode, jobs=jobs)
@@ -78,7 +78,7 @@ def test_every_mode_trains_on_what_is_normalized(mode, jobs):
         torch.testing.assert_close(part.params[name], value)
 
 
-def test_the_lineage_normalizes_alike(small, tmp_path):
+def test_extract_uses_the_normalization_of_its_backbone(small, tmp_path):
     settings = {"model": "mlp", "rounds": 1, "participation": 0.5, "normalize": "dataset"}
     train_global(small.p, tmp_path / "b", settings=settings)
     assert "normalize" not in open_artifact(small.b).manifest.request["settings"]
@@ -108,7 +108,7 @@ def test_the_lineage_normalizes_alike(small, tmp_path):
         personalize("fedavg-plus", tmp_path / "b", tmp_path / "g", settings={"normalize": "none"})
 
 
-def test_float32_is_float32_inside_the_engine():
+def test_engine_disables_tf32():
     before = torch.backends.cudnn.allow_tf32, torch.backends.cuda.matmul.allow_tf32
     torch.backends.cudnn.allow_tf32 = True
     with intra_op(1):

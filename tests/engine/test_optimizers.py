@@ -21,7 +21,7 @@ OPTIMIZERS = {
 
 @pytest.mark.parametrize("clip", [None, 0.2])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_client_trains_as_by_torch_optim(optimizer, clip):
+def test_optimizer_equals_torch_optim(optimizer, clip):
     momentum = 0.9 if optimizer == "sgd" else 0.0
     settings = {"optimizer": optimizer, "momentum": momentum, "weight_decay": 0.1, "clip_gradients": clip, "lr": 0.05}
     run = worlds.run(mode="loop", epochs=3, **settings)
@@ -42,19 +42,19 @@ def test_a_client_trains_as_by_torch_optim(optimizer, clip):
 @pytest.mark.parametrize("clip", [None, 0.2])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("model", ["mlp", "cnn"])
-def test_stacks_train_as_loops(model, optimizer, clip):
+def test_loop_and_stacked_agree_for_every_optimizer(model, optimizer, clip):
     trained = []
     for mode in ("loop", "stacked"):
         run = worlds.run(mode=mode, optimizer=optimizer, weight_decay=0.1, clip_gradients=clip, lr=0.01)
         if model == "cnn":
-            run = with_images(run, mode)
+            run = use_images(run, mode)
         (part,) = run.local_sgd(run.clients, run.init, t=0)
         trained.append(part.params)
     worlds.close(trained[1], trained[0], atol=2e-5)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_clients_of_a_stack_train_at_their_own_learning_rates(optimizer):
+def test_stacked_clients_train_at_their_own_learning_rates(optimizer):
     """Clients have numbers of steps of their own, so that in one step of a stack they are in different epochs."""
     rates = {
         "of each epoch": lambda epoch: 0.03 / (epoch + 1) ** 2,
@@ -69,7 +69,7 @@ def test_clients_of_a_stack_train_at_their_own_learning_rates(optimizer):
         worlds.close(trained[1], trained[0], atol=2e-5)
 
 
-def with_images(run, mode):
+def use_images(run, mode):
     """The run with images of 28 x 28 and a network that is no chain of linear layers."""
     from pflcli.engine.engine import Engine
     from pflcli.engine.federation import Federation
@@ -84,7 +84,7 @@ def with_images(run, mode):
 
 
 @pytest.mark.parametrize("method", [name for name in registry.names("methods") if name != "scaffold"])
-def test_every_method_trains_with_adamw_and_clipping(method):
+def test_method_trains_with_adamw_and_clipping(method):
     run = worlds.run(method, optimizer="adamw", weight_decay=0.01, clip_gradients=1.0, lr=0.01, lr_schedule="cosine")
     answers = worlds.answers(method, run, worlds.play(method, run))
     assert np.isfinite(answers["test"]).all()
@@ -95,7 +95,7 @@ def test_scaffold_refuses_other_optimizers():
         worlds.play("scaffold", worlds.run("scaffold", optimizer="adam"))
 
 
-def test_schedules():
+def test_lr_at_follows_the_learning_rate_schedule():
     def rates(**settings):
         plan = Settings(lr=1.0, rounds=6, **settings)
         return [round(plan.lr_at(t), 4) for t in range(6)]

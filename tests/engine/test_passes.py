@@ -16,7 +16,7 @@ from pflcli.engine.networks import AutogradNetwork
     "options",
     [{"epochs": 1}, {"epochs": 3}, {"epochs": 2, "batches": 2}, {"epochs": 1, "steps": 5}, {"steps": 4, "batches": 1}],
 )
-def test_trained_samples_are_those_of_the_minibatches(options, join_single):
+def test_trained_samples_counts_the_samples_of_all_minibatches(options, join_single):
     plan = LocalSGD(**{"epochs": 1, "batch_size": 4, "lr": np.full(5, 0.1), **options})
     sizes = np.asarray([0, 1, 3, 4, 5, 9, 13])
     counted = []
@@ -26,7 +26,7 @@ def test_trained_samples_are_those_of_the_minibatches(options, join_single):
     assert plan.trained_samples(sizes, join_single=join_single).tolist() == counted
 
 
-def test_a_round_of_fedavg_trains_each_sample_of_its_cohort_once_per_epoch():
+def test_passes_of_a_fedavg_round_count_each_sample_once_per_epoch():
     run = worlds.run("fedavg", epochs=2)
     run.engine.passes.predicted = 0
     worlds.play("fedavg", run, last=1)
@@ -34,13 +34,13 @@ def test_a_round_of_fedavg_trains_each_sample_of_its_cohort_once_per_epoch():
     assert run.engine.passes.predicted == 0
 
 
-def test_ditto_trains_a_personal_model_beside_the_shared_one():
+def test_passes_of_ditto_count_the_shared_and_the_personal_model():
     run = worlds.run("ditto", options={"lam": 0.5})
     worlds.play("ditto", run, last=1)
     assert run.engine.passes.trained == 2 * run.federation.sizes("train")[run.cohort(0)].sum()
 
 
-def test_clients_of_ifca_try_every_model():
+def test_passes_of_ifca_count_predictions_by_every_model():
     run = worlds.run("ifca", options={"k": 3})
     run.engine.passes.predicted = 0
     worlds.play("ifca", run, last=1)
@@ -48,7 +48,7 @@ def test_clients_of_ifca_try_every_model():
 
 
 @pytest.mark.parametrize("name", ["apfl", "feddbe", "fedrod", "per-fedavg", "pfedme"])
-def test_rules_pass_samples_as_often_as_they_say(name, monkeypatch):
+def test_gradient_rules_make_the_declared_number_of_passes(name, monkeypatch):
     passed = {"forward": 0, "backward": 0}
     forward, backward = AutogradNetwork.forward, AutogradNetwork.backward
 
@@ -76,7 +76,7 @@ def test_rules_pass_samples_as_often_as_they_say(name, monkeypatch):
         assert (passed["forward"] + 2 * passed["backward"]) / 3 == pytest.approx(declared)
 
 
-def test_training_at_the_server_counts():
+def test_passes_count_training_at_the_server():
     run = worlds.run("fedhealth", options={"cloud_epochs": 4})
     worlds.play("fedhealth", run, last=0)
     rows = np.arange(6)

@@ -29,7 +29,7 @@ class Log:
 
 
 @pytest.mark.parametrize("how", [{"engine": "loop"}, {"engine": "stacked"}, {"jobs": 2}])
-def test_clients_that_are_through_are_counted(how, small, tmp_path, monkeypatch):
+def test_progress_counts_finished_clients_during_a_long_step(how, small, tmp_path, monkeypatch):
     monkeypatch.setattr(reporter, "_PATIENCE_SECONDS", -1)
     log = Log()
     personalize("local", small.p, tmp_path / "l", settings={"model": "mlp"}, execution=Execution(reporter=log, **how))
@@ -42,7 +42,7 @@ def test_clients_that_are_through_are_counted(how, small, tmp_path, monkeypatch)
     assert sum(steps for steps, _ in log.shown) == total
 
 
-def test_steps_that_are_soon_over_are_not(small, tmp_path):
+def test_progress_of_short_steps_shows_no_client_counts(small, tmp_path):
     log = Log()
     personalize("local", small.p, tmp_path / "l", settings={"model": "mlp"}, execution=Execution(reporter=log))
     assert all(steps for steps, _ in log.shown)

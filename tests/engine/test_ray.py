@@ -30,54 +30,54 @@ def ray():
     assert not module.is_initialized()
 
 
-def on_ray(run, workers):
+def train_on_ray(run, workers):
     """Let Ray train the clients of a run."""
     net = models.create("mlp", run.federation.in_shape, worlds.CLASSES, run.seed)
     run.engine = Engine(net, run.federation, seed=run.seed, mode=run.engine.mode, jobs=workers, ray=RayCluster())
     return run
 
 
-def play(method, run):
+def play_with_losses(method, run):
     state = worlds.play(method, run)
     return {**state, "losses": run.notes.losses, "traffic": run.traffic}
 
 
-def a_run(method, steps=(), **settings):
+def make_run(method, steps=(), **settings):
     data = worlds.clustered(GROUPS, CLIENTS // GROUPS)
     run = worlds.run(method, data=data, rounds=2, participation=1.0, **settings)
     run.uploads = tuple(uploads.load(step) for step in steps)
     return run
 
 
-def test_ray_gives_the_bytes_of_threads_and_one_sum_comes_back(ray, capfd):
+def test_ray_gives_the_same_bytes_as_threads_and_returns_one_sum(ray, capfd):
     steps = ("clip:0.5", "int8")
-    expected = play("fedavg", a_run("fedavg", steps))
-    run = on_ray(a_run("fedavg", steps), 2)
+    expected = play_with_losses("fedavg", make_run("fedavg", steps))
+    run = train_on_ray(make_run("fedavg", steps), 2)
     engine, notes, warnings = run.engine, [], []
     engine.detail, engine.warn = notes.append, warnings.append
-    assert worlds.same(play("fedavg", run), expected)
+    assert worlds.same(play_with_losses("fedavg", run), expected)
     assert len(notes) == 1
     assert "sum of models" in notes[0]
     # In float64, the sum of a round takes twice the bytes of a model in float32, whatever the number of clients.
     assert engine.executor.received_bytes == 2 * run.settings.rounds * parameters.size(run.init)
 
-    run = a_run("apfl")
+    run = make_run("apfl")
     run.engine, before = engine, engine.executor.received_bytes
-    assert worlds.same(play("apfl", run), play("apfl", a_run("apfl")))
+    assert worlds.same(play_with_losses("apfl", run), play_with_losses("apfl", make_run("apfl")))
     assert len(notes) == 2
     assert "model of each client" in notes[1]
     assert engine.executor.received_bytes - before >= run.settings.rounds * CLIENTS * parameters.size(run.init)
 
     first, last = engine.executor._workers
     os.kill(ray.get(first.actor.process.remote()), signal.SIGKILL)
-    run = a_run("fedavg", steps)
+    run = make_run("fedavg", steps)
     run.engine = engine
-    assert worlds.same(play("fedavg", run), expected)  # by one worker
+    assert worlds.same(play_with_losses("fedavg", run), expected)  # by one worker
     assert len(warnings) == 1
     assert "the others do their work" in warnings[0]
     ray.kill(last.actor)
     with pytest.raises(LostWorkerError, match="last Ray worker"):
-        play("fedavg", run)
+        play_with_losses("fedavg", run)
     with pytest.raises(UsageError, match="room for 0 workers with 1 CPU and 1 GPU each"):
         Engine(*engine_inputs(run), seed=0, ray=RayCluster(gpus_per_worker=1))
     with pytest.raises(UsageError, match="room for 2 workers"):
@@ -89,7 +89,7 @@ def engine_inputs(run):
     return models.create("mlp", run.federation.in_shape, worlds.CLASSES, 0), run.federation
 
 
-def test_without_ray_one_line_says_what_to_install(monkeypatch):
+def test_missing_ray_is_named_with_the_install_command(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UsageError, match="Ray, which is not installed") as error:
         ray_runtime.connect(RayCluster(), 1)
@@ -98,10 +98,10 @@ def test_without_ray_one_line_says_what_to_install(monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.parametrize("mode", ["auto", "loop"])
-def test_every_method_has_the_same_bytes_on_ray(ray, mode):
+def test_methods_give_the_same_bytes_on_ray(ray, mode):
     for method in registry.names("methods"):
         plain = worlds.run(method, rounds=2, participation=1.0, mode=mode)
-        other = on_ray(worlds.run(method, rounds=2, participation=1.0, mode=mode), 2)
+        other = train_on_ray(worlds.run(method, rounds=2, participation=1.0, mode=mode), 2)
         state, others = worlds.play(method, plain), worlds.play(method, other)
         assert worlds.same(state, others), method
         assert plain.losses == other.losses, method
@@ -110,18 +110,18 @@ def test_every_method_has_the_same_bytes_on_ray(ray, mode):
 
 
 @pytest.mark.long
-def test_a_node_killed_in_mid_round_changes_no_byte(capfd):
+def test_killed_ray_node_changes_no_byte(capfd):
     ray_runtime.configure(RayCluster())
     from ray.cluster_utils import Cluster
 
     steps, store = ("clip:0.5", "int8"), 100 << 20
-    expected = play("fedavg", a_run("fedavg", steps))
+    expected = play_with_losses("fedavg", make_run("fedavg", steps))
     cluster = Cluster(
         initialize_head=True, head_node_args={"num_cpus": 1, "object_store_memory": store, "include_dashboard": False}
     )
     for last_result in range(20):
         node = cluster.add_node(num_cpus=1, object_store_memory=store)
-        run, warnings = a_run("fedavg", steps), []
+        run, warnings = make_run("fedavg", steps), []
         run.engine = Engine(*engine_inputs(run), seed=0, jobs=2, ray=RayCluster(cluster.address))
         run.engine.warn = warnings.append
         results = run.engine.executor._results
@@ -135,7 +135,7 @@ def test_a_node_killed_in_mid_round_changes_no_byte(capfd):
                 yield result
 
         run.engine.executor._results = until_killed
-        assert worlds.same(play("fedavg", run), expected), last_result
+        assert worlds.same(play_with_losses("fedavg", run), expected), last_result
         assert len(warnings) == 1
         run.engine.close()
     ray_runtime.disconnect()
@@ -158,18 +158,18 @@ class Net(nn.Module):
 """
 
 
-def test_files_of_users_travel_to_workers_that_lack_them(ray, tmp_path, monkeypatch):
+def test_ray_workers_receive_user_files(ray, tmp_path, monkeypatch):
     monkeypatch.setenv(registry.USED, "")
     file, package = tmp_path / "user_net.py", tmp_path / "user_layers"
     package.mkdir()
     (package / "__init__.py").write_text("")
     (package / "width.py").write_text("WIDTH = 7")
     file.write_text(NETWORK)
-    name, plain, other = registry.use("models", str(file)), a_run("fedavg"), a_run("fedavg")
+    name, plain, other = registry.use("models", str(file)), make_run("fedavg"), make_run("fedavg")
     nets = [models.create(name, plain.federation.in_shape, worlds.CLASSES, 0) for _ in range(2)]
     plain.engine = Engine(nets[0], plain.federation, seed=0)
     plain.init = other.init = parameters.copy_params(nets[0])
-    expected = play("fedavg", plain)
+    expected = play_with_losses("fedavg", plain)
     sent = sources.read_used_files()
     found = [sorted(each.contents) for each in sent]
     assert found == [["user_layers/__init__.py", "user_layers/width.py", "user_net.py"]]
@@ -177,5 +177,5 @@ def test_files_of_users_travel_to_workers_that_lack_them(ray, tmp_path, monkeypa
     file.unlink()
     shutil.rmtree(package)  # now this machine is like another one
     other.engine = Engine(nets[1], other.federation, seed=0, jobs=2, ray=RayCluster())
-    assert worlds.same(play("fedavg", other), expected)
+    assert worlds.same(play_with_losses("fedavg", other), expected)
     other.engine.close()

@@ -31,7 +31,7 @@ from pflcli.prediction import prediction_file
 from pflcli.settings import Settings
 
 
-def split(label_p, y, sizes, classes=3):
+def make_split(label_p, y, sizes, classes=3):
     """Predictions in which the label has these probabilities, the class after it half of the rest, and so on."""
     p = np.zeros((len(y), classes))
     for row, (value, label) in enumerate(zip(label_p, y, strict=True)):
@@ -40,7 +40,7 @@ def split(label_p, y, sizes, classes=3):
     return SplitPredictions({"p": p.astype(np.float32)}, np.asarray(y, int), np.arange(len(y)), np.cumsum([0, *sizes]))
 
 
-def store(folder, method, validation, test, *, seed=0, tuned=None, settings=None, names=()):
+def write_predictions(folder, method, validation, test, *, seed=0, tuned=None, settings=None, names=()):
     splits = {"test": test} if validation is None else {"validation": validation, "test": test}
     request = {"method": method, "options": {}, "settings": settings or {}, "seed": seed}
     with ArtifactWriter(folder, ArtifactSpec("predictions", request)) as work:
@@ -50,7 +50,7 @@ def store(folder, method, validation, test, *, seed=0, tuned=None, settings=None
     return folder
 
 
-def rows(path):
+def read_rows(path):
     with path.open(newline="") as file:
         return list(csv.DictReader(file))
 
@@ -64,15 +64,15 @@ def read_choices(folder):
     return chosen
 
 
-def by_hand(folder, method="fedavg", **kwargs):
+def write_two_clients(folder, method="fedavg", **kwargs):
     """Two clients at 75 %: the first has three validation samples, enough for its own threshold; the second two."""
-    validation = split([0.75, 0.5, 0.625, 0.125, 0.25], [0, 1, 2, 0, 1], [3, 2])
-    test = split([0.5, 0.375, 0.125, 0.0625], [0, 1, 2, 0], [3, 1])
-    return store(folder, method, validation, test, names=("anna", "=berta"), **kwargs)
+    validation = make_split([0.75, 0.5, 0.625, 0.125, 0.25], [0, 1, 2, 0, 1], [3, 2])
+    test = make_split([0.5, 0.375, 0.125, 0.0625], [0, 1, 2, 0], [3, 1])
+    return write_predictions(folder, method, validation, test, names=("anna", "=berta"), **kwargs)
 
 
-def test_sets_by_hand(tmp_path):
-    evaluate([by_hand(tmp_path / "a")], tmp_path / "e", coverage=0.75)
+def test_prediction_sets_match_hand_computed_ones(tmp_path):
+    evaluate([write_two_clients(tmp_path / "a")], tmp_path / "e", coverage=0.75)
     sets = json.loads((tmp_path / "e" / "metrics.json").read_text())["sets"]
     assert {key: sets[key] for key in ("coverage", "score", "fewest_samples", "pseudo_count")} == {
         "coverage": 0.75, "score": "1 - p(label)", "fewest_samples": 3, "pseudo_count": 8,
@@ -97,12 +97,12 @@ def test_sets_by_hand(tmp_path):
             "set_size_mean": (3 + 2) / 2, "infinite_thresholds": 0,
         }
     )  # fmt: skip
-    first, second = rows(tmp_path / "e" / "sets_clients.csv")
+    first, second = read_rows(tmp_path / "e" / "sets_clients.csv")
     assert (first["name"], first["n_validation"], first["n_test"]) == ("anna", "3", "3")
     assert (first["threshold_own"], first["coverage_own"], first["set_size_own"]) == ("0.5", "0.666667", "1")
     assert (second["name"], second["threshold_own"], second["set_size_own"]) == ("=berta", "inf", "3")
     assert (second["threshold_pooled"], second["coverage_pooled"]) == ("0.875", "0")
-    table = rows(tmp_path / "e" / "sets.csv")
+    table = read_rows(tmp_path / "e" / "sets.csv")
     assert [(row["method"], row["threshold"]) for row in table] == [("fedavg", rule) for rule in conformal.RULES]
     assert [float(row["coverage"]) for row in table[:2]] == [0.75, 0.75]
     page = (tmp_path / "e" / "table.md").read_text()
@@ -114,11 +114,13 @@ def test_sets_by_hand(tmp_path):
     )
 
 
-def test_the_sets_of_several_seeds_have_a_spread_and_clients_by_run(tmp_path):
-    many = split([0.5] * 12, [0, 1, 2] * 4, [6, 6])
-    test = split([0.5, 0.2], [0, 1], [1, 1])
-    store(tmp_path / "a", "fedavg", many, test)
-    one = store(tmp_path / "b", "fedavg", split([0.5] * 7, [0] * 7, [6, 1]), split([0.9, 0.9], [0, 1], [1, 1]), seed=1)
+def test_prediction_sets_of_several_seeds_have_a_standard_deviation(tmp_path):
+    many = make_split([0.5] * 12, [0, 1, 2] * 4, [6, 6])
+    test = make_split([0.5, 0.2], [0, 1], [1, 1])
+    write_predictions(tmp_path / "a", "fedavg", many, test)
+    one = write_predictions(
+        tmp_path / "b", "fedavg", make_split([0.5] * 7, [0] * 7, [6, 1]), make_split([0.9, 0.9], [0, 1], [1, 1]), seed=1
+    )
     evaluate([tmp_path / "a", one], tmp_path / "e", coverage=0.8)
     metrics = json.loads((tmp_path / "e" / "metrics.json").read_text())
     method = metrics["sets"]["methods"]["fedavg"]
@@ -132,32 +134,32 @@ def test_the_sets_of_several_seeds_have_a_spread_and_clients_by_run(tmp_path):
     assert any("(fedavg seed 1): client 1" in line for line in prediction_sets.notes(metrics))
 
 
-def test_clients_without_test_samples_do_not_count(tmp_path):
-    validation = split([0.5] * 9, [0] * 9, [4, 4, 1])
+def test_coverage_excludes_clients_without_test_samples(tmp_path):
+    validation = make_split([0.5] * 9, [0] * 9, [4, 4, 1])
     evaluate(
-        [store(tmp_path / "a", "fedavg", validation, split([0.5, 0.5], [0, 1], [1, 1, 0]))],
+        [write_predictions(tmp_path / "a", "fedavg", validation, make_split([0.5, 0.5], [0, 1], [1, 1, 0]))],
         tmp_path / "e",
         coverage=0.8,
     )
     method = json.loads((tmp_path / "e" / "metrics.json").read_text())["sets"]["methods"]["fedavg"]
     assert method["too_few_samples"] == {"0": []}
     assert method["thresholds"]["own"]["infinite_thresholds"]["value"] == 0
-    assert rows(tmp_path / "e" / "sets_clients.csv")[2]["coverage_own"] == ""
+    assert read_rows(tmp_path / "e" / "sets_clients.csv")[2]["coverage_own"] == ""
 
 
 @pytest.mark.parametrize(
     ("method", "kwargs"),
     [("ditto", {"tuned": {"lambda": np.ones(2)}}), ("stack", {}), ("fedavg", {"settings": {"report": "best"}})],
 )
-def test_a_method_that_chose_on_the_same_samples_is_named(tmp_path, method, kwargs):
-    evaluate([by_hand(tmp_path / "a", method, **kwargs)], tmp_path / "e", coverage=0.75)
+def test_evaluation_names_methods_that_chose_on_the_calibration_samples(tmp_path, method, kwargs):
+    evaluate([write_two_clients(tmp_path / "a", method, **kwargs)], tmp_path / "e", coverage=0.75)
     assert read_choices(tmp_path / "e") == {method}
-    evaluate([by_hand(tmp_path / "b", "local")], tmp_path / "f", coverage=0.75)
+    evaluate([write_two_clients(tmp_path / "b", "local")], tmp_path / "f", coverage=0.75)
     assert read_choices(tmp_path / "f") == set()
 
 
-def test_the_coverage_that_remains_counts_clients_by_their_test_samples(tmp_path):
-    scored = scoring.score([open_artifact(by_hand(tmp_path / "a"))], "test", "fedavg", level=0.75)
+def test_least_coverage_weights_clients_by_test_samples(tmp_path):
+    scored = scoring.score([open_artifact(write_two_clients(tmp_path / "a"))], "test", "fedavg", level=0.75)
     facts = scoring.summarize(scored, "test", "fedavg", tried={"fedavg": 5})["sets"]["methods"]["fedavg"]
     bound = conformal.least_coverage(0.75, 3, 5)
     assert bound < 0.5
@@ -167,7 +169,7 @@ def test_the_coverage_that_remains_counts_clients_by_their_test_samples(tmp_path
     assert (facts["chose_on_validation"], facts["models_tried"]) == (True, 5)
 
 
-def test_tuned_methods_are_named_with_the_coverage_that_remains(small, tmp_path, pfl):
+def test_tuned_comparison_states_the_least_coverage_of_each_method(small, tmp_path, pfl):
     line = ("compare", small.p, "-o", tmp_path / "c", "--methods", "fedavg,local,prior", "--rounds", 1)
     assert pfl(*line, "--model", "logistic", "--tune", 2, "--coverage", 0.8).code == 0
     folder = tmp_path / "c" / "comparison"
@@ -196,7 +198,7 @@ def test_tuned_methods_are_named_with_the_coverage_that_remains(small, tmp_path,
     assert "also chose on the validation samples" in (tmp_path / "page.html").read_text()
 
 
-def test_a_method_is_chosen_from_the_trials_only_if_one_of_them_has_a_score():
+def test_count_models_counts_only_tunings_with_a_scored_trial():
     chosen = {
         "fedavg": {"trials": 0, "grid": 0, "values": {}},  # all its options were fixed
         "prior": {"trials": 4, "grid": 4, "values": {"weight": 1.0}},
@@ -210,36 +212,36 @@ def test_a_method_is_chosen_from_the_trials_only_if_one_of_them_has_a_score():
     assert tunings.count_models({"tune": {"methods": chosen}}, variants) == {**tried, "fedavg": 2, "prior": 8}
 
 
-def test_without_coverage_nothing_is_different(tmp_path):
-    outcome = evaluate([by_hand(tmp_path / "a")], tmp_path / "e")
+def test_evaluation_without_coverage_is_unchanged(tmp_path):
+    outcome = evaluate([write_two_clients(tmp_path / "a")], tmp_path / "e")
     assert "coverage" not in outcome.request
     assert not list((tmp_path / "e").glob("sets*"))
     assert "sets" not in json.loads((tmp_path / "e" / "metrics.json").read_text())
 
 
 @pytest.mark.parametrize("level", [0, 1, 1.5, math.nan])
-def test_a_coverage_that_is_none_is_refused(tmp_path, level):
+def test_evaluate_refuses_a_coverage_outside_0_to_1(tmp_path, level):
     with pytest.raises(UsageError, match="is not between 0 and 1"):
-        evaluate([by_hand(tmp_path / "a")], tmp_path / "e", coverage=level)
+        evaluate([write_two_clients(tmp_path / "a")], tmp_path / "e", coverage=level)
     assert not (tmp_path / "e").exists()
 
 
-def test_what_cannot_be_calibrated_is_one_error(tmp_path):
-    test = split([0.5], [0], [1])
-    refit = store(tmp_path / "refit", "fedavg", None, test)
+def test_evaluate_refuses_coverage_without_calibration_samples(tmp_path):
+    test = make_split([0.5], [0], [1])
+    refit = write_predictions(tmp_path / "refit", "fedavg", None, test)
     with pytest.raises(InputError, match=r"no predictions on validation samples.*--refit") as error:
         evaluate([refit], tmp_path / "e", coverage=0.9)
     assert "without --refit" in str(error.value.fix)
-    empty = store(tmp_path / "empty", "fedavg", split([], [], [0]), test)
+    empty = write_predictions(tmp_path / "empty", "fedavg", make_split([], [], [0]), test)
     with pytest.raises(InputError, match="has no validation samples, which --coverage calibrates on") as error:
         evaluate([empty], tmp_path / "e", coverage=0.9)
     assert "--fractions" in str(error.value.fix)
     with pytest.raises(UsageError, match="measured on test samples"):
-        evaluate([by_hand(tmp_path / "a")], tmp_path / "e", coverage=0.9, split="validation")
+        evaluate([write_two_clients(tmp_path / "a")], tmp_path / "e", coverage=0.9, split="validation")
     assert not (tmp_path / "e").exists()
 
 
-def test_a_simulated_federation_is_covered(tmp_path):
+def test_prediction_sets_cover_a_simulated_federation(tmp_path):
     """The whole way: stored answers of 40 clients whose labels are drawn from the probabilities themselves."""
     rng = np.random.default_rng(0)
 
@@ -248,7 +250,7 @@ def test_a_simulated_federation_is_covered(tmp_path):
         y = np.minimum((p.cumsum(axis=1) < rng.random((len(p), 1))).sum(axis=1), 4)
         return SplitPredictions({"p": p}, y, np.arange(len(y)), np.cumsum([0, *sizes]))
 
-    store(tmp_path / "a", "fedavg", drawn([30] * 40), drawn([100] * 40))
+    write_predictions(tmp_path / "a", "fedavg", drawn([30] * 40), drawn([100] * 40))
     evaluate([tmp_path / "a"], tmp_path / "e", coverage=0.8)
     rules = json.loads((tmp_path / "e" / "metrics.json").read_text())["sets"]["methods"]["fedavg"]["thresholds"]
     for rule, most in (("own", 1 / 31), ("pooled", 1 / 1201), ("shrunk", 1 / 41)):
@@ -260,12 +262,12 @@ def test_a_simulated_federation_is_covered(tmp_path):
         assert 1 <= rules[rule]["set_size"]["value"] < 5
 
 
-def client_of(artifact):
+def read_client_names(artifact):
     return codebook.read(open_artifact(artifact)).clients
 
 
 @pytest.fixture(scope="module")
-def queries(small, tmp_path_factory):
+def queries_file(small, tmp_path_factory):
     """The stored test samples of the first client as a file, in the form of the partition."""
     with h5py.File(small.p / "samples.h5") as file:
         first, last = file["offsets"][2:4]
@@ -276,9 +278,9 @@ def queries(small, tmp_path_factory):
 
 
 @pytest.mark.parametrize("rule", conformal.RULES)
-def test_predict_answers_with_the_sets_that_evaluate_scores(small, queries, rule):
-    name = client_of(small.knn)[0]
-    result = predict(small.knn, queries, client=name, coverage=0.8, threshold=rule)
+def test_predict_returns_the_prediction_sets_that_evaluate_scores(small, queries_file, rule):
+    name = read_client_names(small.knn)[0]
+    result = predict(small.knn, queries_file, client=name, coverage=0.8, threshold=rule)
     stored, validation = (predictions.read(open_artifact(small.knn), name) for name in ("test", "validation"))
     count = stored.offsets[1]
     np.testing.assert_array_equal(result.p, stored.parts["p"][:count])
@@ -291,43 +293,43 @@ def test_predict_answers_with_the_sets_that_evaluate_scores(small, queries, rule
     assert result.sets.n_validation == validation.offsets[1]
 
 
-def test_answers_with_sets_in_every_form(small, queries, tmp_path):
-    name = client_of(small.knn)[0]
-    result = predict(small.knn, queries, client=name, coverage=0.8)
+def test_predict_writes_prediction_sets_in_every_format(small, queries_file, tmp_path):
+    name = read_client_names(small.knn)[0]
+    result = predict(small.knn, queries_file, client=name, coverage=0.8)
     first = next(csv.DictReader(prediction_file.encode_csv(result).decode().splitlines()))
     assert list(first)[:5] == ["sample", "class", "set", "set_size", "probability"]
     classes = first["set"].split("|")
     assert (len(classes), first["class"] in classes) == (int(first["set_size"]), True)
     line = json.loads(prediction_file.encode_json_lines(result).splitlines()[0])
     assert (line["set"], line["set_size"]) == (classes, len(classes))
-    predict(small.knn, queries, client=name, coverage=0.8, out=tmp_path / "a.npz")
+    predict(small.knn, queries_file, client=name, coverage=0.8, out=tmp_path / "a.npz")
     arrays = np.load(tmp_path / "a.npz")
     np.testing.assert_array_equal(arrays["set"], result.sets.members)
     np.testing.assert_array_equal(arrays["set_size"], result.sets.members.sum(axis=1))
 
 
-def test_a_separator_in_a_name_is_escaped():
+def test_csv_escapes_separators_in_class_names_of_sets():
     sets = coverage.PredictionSets(0.9, "own", 0.5, 20, np.asarray([[True, True, False]]))
     labels, p = np.asarray([0]), {"p": np.asarray([[0.5, 0.4, 0.1]], np.float32)}
     result = prediction_file.PredictedSamples("fedavg", "a", True, (0,), ("a|b", "c\\", "d"), labels, p, {}, sets)
     assert next(csv.DictReader(prediction_file.encode_csv(result).decode().splitlines()))["set"] == r"a\|b|c\\"
 
 
-def test_a_set_tells_no_more_than_the_answer_beside_it(small, queries):
-    name = client_of(small.knn)[0]
-    alone = predict(small.knn, queries, client=name, coverage=0.8, answers="label")
+def test_prediction_sets_disclose_no_more_than_the_answers_option_allows(small, queries_file):
+    name = read_client_names(small.knn)[0]
+    alone = predict(small.knn, queries_file, client=name, coverage=0.8, answers="label")
     assert alone.parts == {}
     # Of the label alone, scores are 0 and 1: a set is the label, or all classes.
     assert set(alone.sets.members.sum(axis=1)) <= {1, len(alone.classes)}
     assert alone.sets.members[np.arange(len(alone.labels)), alone.labels].all()
-    rounded = predict(small.knn, queries, client=name, coverage=0.8, answers="rounded:1")
+    rounded = predict(small.knn, queries_file, client=name, coverage=0.8, answers="rounded:1")
     expected = conformal.build_sets(rounded.p, rounded.sets.threshold, rounded.labels)
     np.testing.assert_array_equal(rounded.sets.members, expected)
     assert round(rounded.sets.threshold, 1) == pytest.approx(rounded.sets.threshold)
 
 
-def test_the_global_model_has_no_validation_samples_of_its_own(small, queries, pfl):
-    words = ["predict", small.fedavg, queries, "--client", "none", "--coverage", "0.8"]
+def test_predict_for_no_client_needs_a_pooled_threshold(small, queries_file, pfl):
+    words = ["predict", small.fedavg, queries_file, "--client", "none", "--coverage", "0.8"]
     ran = pfl(*words)
     assert ran.code == 0
     assert "0 validation samples of the client are too few for coverage 80 % (own threshold)" in ran.err
@@ -339,8 +341,8 @@ def test_the_global_model_has_no_validation_samples_of_its_own(small, queries, p
     assert facts["answers"][0]["class"] in facts["answers"][0]["set"]
 
 
-def test_what_predict_refuses(small, queries, pfl):
-    words = ["predict", small.knn, queries, "--client", client_of(small.knn)[0]]
+def test_predict_refuses_wrong_coverage_options(small, queries_file, pfl):
+    words = ["predict", small.knn, queries_file, "--client", read_client_names(small.knn)[0]]
     for options, message in (
         (["--coverage", "1.0"], "--coverage 1 is not between 0 and 1"),
         (["--threshold", "pooled"], "--threshold needs --coverage"),
@@ -350,7 +352,7 @@ def test_what_predict_refuses(small, queries, pfl):
         assert (ran.code, message in ran.err, ran.out) == (2, True, "")
 
 
-def test_coverage_on_the_command_line(small, tmp_path, pfl):
+def test_evaluate_coverage_option_is_recorded_and_changes_the_request(small, tmp_path, pfl):
     out = tmp_path / "e"
     ran = pfl("evaluate", small.fedavg, small.knn, "-o", out, "--coverage", "0.9")
     assert ran.code == 0
@@ -376,7 +378,7 @@ def test_coverage_on_the_command_line(small, tmp_path, pfl):
     assert (tmp_path / "page_data" / "1-sets_clients.csv").exists()
 
 
-def test_coverage_is_added_to_a_comparison(small, tmp_path, pfl):
+def test_coverage_can_be_added_to_a_comparison(small, tmp_path, pfl):
     out = tmp_path / "c"
     words = ["compare", small.p, "-o", out, "--methods", "fedavg,local", "--rounds", "1", "--model", "logistic"]
     for options, message in (
@@ -391,14 +393,14 @@ def test_coverage_is_added_to_a_comparison(small, tmp_path, pfl):
     metrics = json.loads((out / "comparison" / "metrics.json").read_text())
     assert list(metrics["sets"]["methods"]) == ["fedavg", "local"]
     order = [row["label"] for row in metrics["methods"]]
-    assert list(dict.fromkeys(row["method"] for row in rows(out / "comparison" / "sets.csv"))) == order
+    assert list(dict.fromkeys(row["method"] for row in read_rows(out / "comparison" / "sets.csv"))) == order
     kept = pfl(*words)
     assert (kept.code, "up to date" in kept.err) == (0, True)
     other = pfl(*words, "--coverage", "0.8")
     assert (other.code, "coverage: 0.9 -> 0.8" in other.err) == (4, True)
 
 
-def test_a_comparison_without_validation_samples_is_refused_before_it_trains(tmp_path, pfl):
+def test_compare_with_coverage_refuses_a_partition_without_validation_samples(tmp_path, pfl):
     assert pfl("partition", "writers", "-o", tmp_path / "p", "--clients", "3", "--fractions", "0.8,0,0.2").code == 0
     ran = pfl("compare", tmp_path / "p", "-o", tmp_path / "c", "--methods", "fedavg,local", "--coverage", "0.9")
     assert (ran.code, "has no validation samples, which --coverage calibrates on" in ran.err) == (3, True)

@@ -14,7 +14,7 @@ CLASS_0, CLASS_1, UNSURE = (0.9, 0.1), (0.1, 0.9), (0.51, 0.49)
 WRONG = (0.001, 0.999)
 
 
-def scored(p, y):
+def make_scored_run(p, y):
     """A run with predictions ``p`` (n, 2) for samples of the classes ``y`` (n,)."""
     p, y = np.asarray(p, np.float32), np.asarray(y)
     answers = SimpleNamespace(parts={"p": p}, y=y)
@@ -38,22 +38,22 @@ def scored(p, y):
         ([WRONG, CLASS_0], [0, 0], [], ""),
     ],
 )
-def test_a_run_that_did_not_learn_is_named_with_what_shows_it(p, y, losses, words, monkeypatch):
+def test_find_warnings_names_runs_that_did_not_learn(p, y, losses, words, monkeypatch):
     rows = [{"loss": ""}, *({"loss": str(loss)} for loss in losses)]
     monkeypatch.setattr(round_costs, "read_rounds", lambda artifact: (None, rows))
     names = SimpleNamespace(class_names=lambda count: [*map(str, range(count))])
     monkeypatch.setattr(codebook, "read", lambda artifact: names)
-    lines = failed_training.find_warnings({"fedavg": [scored(p, y)]})
+    lines = failed_training.find_warnings({"fedavg": [make_scored_run(p, y)]})
     assert len(lines) == bool(words)
     assert all(line.startswith(f"`fedavg` {words}") and "--lr" in line for line in lines)
 
 
-def test_the_first_seed_with_a_reason_is_named_among_several(monkeypatch):
+def test_find_warnings_names_the_first_failed_seed(monkeypatch):
     monkeypatch.setattr(round_costs, "read_rounds", lambda artifact: (None, []))
     monkeypatch.setattr(codebook, "read", lambda artifact: SimpleNamespace(class_names=lambda count: ["no", "yes"]))
-    failed, learned = scored([CLASS_1] * 2, [0, 1]), scored([CLASS_0, CLASS_1], [0, 1])
+    failed, learned = make_scored_run([CLASS_1] * 2, [0, 1]), make_scored_run([CLASS_0, CLASS_1], [0, 1])
     failed.seed, learned.seed = 5, 4
-    later = scored([CLASS_1] * 2, [0, 1])
+    later = make_scored_run([CLASS_1] * 2, [0, 1])
     later.seed = 6
     (line,) = failed_training.find_warnings({"local": [learned, failed, later], "oracle": [learned]})
     assert line.startswith("`local` predicts class yes for all 2 samples under seed 5:")

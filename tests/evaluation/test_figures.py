@@ -41,16 +41,16 @@ def render(spec):
     return pixels
 
 
-def panels(spec, title):
+def find_panels(spec, title):
     """Return the panels whose title is or begins with this one."""
     views = [panel for part in spec.values() if isinstance(part, list) for panel in part if isinstance(panel, dict)]
-    nested = [panel for part in views for panel in panels(part, title)]
+    nested = [panel for part in views for panel in find_panels(part, title)]
     titles = [(part, part.get("title")) for part in views]
     texts = [(part, name["text"] if isinstance(name, dict) else name) for part, name in titles]
     return [part for part, text in texts if (text[0] if isinstance(text, list) else text) == title] + nested
 
 
-def image(spec):
+def decode_image(spec):
     """Return the cells of the first matrix of a chart, (h, w, 3), a pixel per cell of ``count`` clients."""
     row = next(row for row in chart_rows(spec) if "url" in row)
     pixels = np.asarray(Image.open(io.BytesIO(base64.b64decode(row["url"].partition(",")[2]))).convert("RGB"))
@@ -58,7 +58,7 @@ def image(spec):
 
 
 @pytest.fixture(scope="module")
-def grouped(tmp_path_factory):
+def clustered_partition(tmp_path_factory):
     """Two groups of three clients that call digits by other names."""
     out = tmp_path_factory.mktemp("drawn") / "p"
     partition("writers", out, scheme="clusters", clients=6, options={"groups": 2, "kind": "labels"})
@@ -66,8 +66,8 @@ def grouped(tmp_path_factory):
 
 
 @pytest.mark.parametrize("method", ["fedham", "panm", "gossip", "oracle", "ifca", "clustered-fl", "fedattn"])
-def test_a_picture_of_what_a_method_kept(pfl, grouped, tmp_path, method):
-    personalize(method, grouped, tmp_path / "m", settings=FEW)
+def test_show_plots_the_state_of_a_method(pfl, clustered_partition, tmp_path, method):
+    personalize(method, clustered_partition, tmp_path / "m", settings=FEW)
     ran = pfl("show", tmp_path / "m", "--plot", tmp_path / "m.png")
     assert ran.code == 0
     first = (tmp_path / "m.png").read_bytes()
@@ -76,9 +76,9 @@ def test_a_picture_of_what_a_method_kept(pfl, grouped, tmp_path, method):
     assert (tmp_path / "again.png").read_bytes() == first
 
 
-def test_the_attention_of_chosen_rounds(pfl, grouped, tmp_path):
+def test_show_plots_and_writes_attention_of_given_rounds(pfl, clustered_partition, tmp_path):
     settings = {**FEW, "rounds": 6, "participation": 1.0}
-    personalize("fedham", grouped, tmp_path / "m", settings=settings, options={"warmup": 2})
+    personalize("fedham", clustered_partition, tmp_path / "m", settings=settings, options={"warmup": 2})
     show = ("show", tmp_path / "m", "--plot", tmp_path / "m.png")
     assert pfl(*show).code == 0
     last = (tmp_path / "m.png").read_bytes()
@@ -109,9 +109,9 @@ def test_the_attention_of_chosen_rounds(pfl, grouped, tmp_path):
     assert float(means[0]["own_group"]) == pytest.approx(own / 6, rel=1e-5)
 
 
-def test_rounds_that_are_not_there(pfl, grouped, small, tmp_path):
-    personalize("fedham", grouped, tmp_path / "m", settings=FEW, options={"warmup": 2})
-    personalize("gossip", grouped, tmp_path / "g", settings=FEW)
+def test_show_refuses_rounds_without_attention(pfl, clustered_partition, small, tmp_path):
+    personalize("fedham", clustered_partition, tmp_path / "m", settings=FEW, options={"warmup": 2})
+    personalize("gossip", clustered_partition, tmp_path / "g", settings=FEW)
     x, y = ("--plot", tmp_path / "x.png"), ("--attention", tmp_path / "x.csv")
     for words, message in [
         ((tmp_path / "m", *x, "--plot-rounds", "2"), "has no attention of round 2"),
@@ -120,7 +120,7 @@ def test_rounds_that_are_not_there(pfl, grouped, small, tmp_path):
         ((tmp_path / "m", "--plot-rounds", "3"), "--plot-rounds needs --plot or --attention"),
         ((tmp_path / "g", *x, "--plot-rounds", "3"), "has no attention"),
         ((tmp_path / "g", *y), "has no attention"),
-        ((grouped, *x, "--plot-rounds", "3"), "is a partition without rounds"),
+        ((clustered_partition, *x, "--plot-rounds", "3"), "is a partition without rounds"),
     ]:
         ran = pfl("show", *words)
         assert ran.code == 2
@@ -129,7 +129,7 @@ def test_rounds_that_are_not_there(pfl, grouped, small, tmp_path):
     assert not (tmp_path / "x.csv").exists()
 
 
-def test_what_holds_nothing_to_draw(pfl, small, tmp_path):
+def test_show_refuses_to_plot_a_method_without_attention(pfl, small, tmp_path):
     ran = pfl("show", small.fedavg, "--plot", tmp_path / "x.png")
     assert (ran.code, ran.out) == (2, "")
     assert f"{small.fedavg} has nothing to draw: fedavg stores no attention" in ran.err
@@ -140,7 +140,7 @@ def test_what_holds_nothing_to_draw(pfl, small, tmp_path):
         plot(tmp_path / "warm", tmp_path / "x.png")
 
 
-def test_a_state_that_is_damaged_or_whose_partition_is_gone(small, tmp_path):
+def test_plot_refuses_a_damaged_state_or_a_missing_partition(small, tmp_path):
     partition("writers", tmp_path / "p", clients=6)
     personalize("gossip", tmp_path / "p", tmp_path / "g", settings=FEW)
     (tmp_path / "p").rename(tmp_path.parent / "elsewhere")
@@ -152,7 +152,7 @@ def test_a_state_that_is_damaged_or_whose_partition_is_gone(small, tmp_path):
         plot(tmp_path / "g", tmp_path / "x.png")
 
 
-def test_attention_is_that_of_each_clients_last_round():
+def test_select_last_round_takes_attention_of_the_last_round_of_each_client():
     first = np.zeros((2, 3, 3))
     first[0, 0], first[1, 1] = [0, 0.5, 0.5], [1, 0, 0]
     took = np.asarray([[True, True, False], [False, True, False]])
@@ -164,24 +164,24 @@ def test_attention_is_that_of_each_clients_last_round():
 
 
 @pytest.mark.parametrize("count", [1, 5, 30])
-def test_every_method_has_a_panel_of_its_own(count):
+def test_draw_ranked_has_one_panel_per_method(count):
     rng = np.random.default_rng(0)
     scores = {f"m{place}": rng.random(40) for place in range(count + 1)}
     scores["m1"][:10] = np.nan
     spec = clients.draw_ranked(scores, "m0", "Accuracy")
     render(spec)
-    (lines,) = panels(spec, "Accuracy")
+    (lines,) = find_panels(spec, "Accuracy")
     assert {row["method"] for row in chart_rows(lines) if "method" in row} == {*scores}
     gains = 100 * (scores["m1"] - scores["m0"])[10:]
     for place in range(1, count + 1):
-        assert len(panels(spec, f"m{place}")) == 1
-    (panel,) = panels(spec, "m1")
+        assert len(find_panels(spec, f"m{place}")) == 1
+    (panel,) = find_panels(spec, "m1")
     assert f"↑ {100 * np.mean(gains > 0):.0f} %" in panel["title"]["text"][1]
     dots = {(row["base"], row["gain"]) for row in chart_rows(panel) if "base" in row}
     assert dots == {*zip(scores["m0"][10:].round(4).tolist(), gains.round(4).tolist(), strict=True)}
 
 
-def test_dots_of_many_clients_are_thinned_and_the_title_says_so():
+def test_draw_ranked_thins_dots_of_many_clients():
     rng = np.random.default_rng(0)
     spec = clients.draw_ranked({f"m{place}": rng.random(1000) for place in range(31)}, "m0", "Accuracy")
     dots = [row for row in chart_rows(spec) if "base" in row]
@@ -189,20 +189,20 @@ def test_dots_of_many_clients_are_thinned_and_the_title_says_so():
     assert "100 of 1000 are drawn" in json.dumps(spec)
 
 
-def test_without_a_baseline_there_are_lines_alone():
+def test_draw_ranked_without_a_baseline_has_only_lines():
     spec = clients.draw_ranked({"m0": np.asarray([0.1, 0.9])}, None, "Accuracy")
     assert [row["score"] for row in chart_rows(spec) if "score" in row] == [0.1, 0.9]
     render(spec)
 
 
-def test_where_less_is_better_the_worst_served_have_the_highest_score():
+def test_draw_ranked_sorts_by_highest_score_when_lower_is_better():
     brier = catalogue.METRICS["brier_score"]
     spec = clients.draw_ranked({"m0": np.asarray([0.1, 0.9, np.nan])}, None, "Brier", brier)
     assert [row["score"] for row in chart_rows(spec) if "score" in row] == [0.9, 0.1]
 
 
 @pytest.mark.parametrize("count", [0, 1, 19])
-def test_a_row_per_client_is_sorted_by_the_baseline(count):
+def test_draw_clients_sorts_rows_by_the_baseline(count):
     rng = np.random.default_rng(0)
     scores = {f"m{place}": rng.random(count) for place in range(12)}
     if count:
@@ -218,7 +218,7 @@ def test_a_row_per_client_is_sorted_by_the_baseline(count):
 
 
 @pytest.mark.parametrize("form", vega.FORMATS)
-def test_names_that_break_charts_are_shown(form):
+def test_charts_show_hostile_names(form):
     scores = {name: np.linspace(0, 1, len(HOSTILE)) for name in HOSTILE}
     charts = [
         clients.draw_clients(HOSTILE, scores, HOSTILE[0], HOSTILE[1]),
@@ -239,7 +239,7 @@ def test_names_that_break_charts_are_shown(form):
     assert min(sizes) > 1500  # what Vega fails to draw is an empty picture
 
 
-def test_text_can_be_drawn_and_told_apart():
+def test_escape_name_keeps_names_distinct_and_printable():
     texts = [vega.escape_name(name) for name in HOSTILE]
     assert len({*texts}) == len(HOSTILE)
     assert texts == [vega.escape_name(name) for name in texts]
@@ -247,14 +247,14 @@ def test_text_can_be_drawn_and_told_apart():
     assert vega.escape_name("\x00") == "\\x00"
 
 
-def test_a_specification_fetches_nothing():
+def test_render_refuses_external_data():
     """A specification that somebody else wrote may name an address."""
     spec = {"data": {"url": "http://127.0.0.1:9/a.csv"}, "mark": "text", "encoding": {"text": {"field": "a"}}}
     with pytest.raises(ValueError, match="not allowed"):
         vega.render(spec, "svg")
 
 
-def test_clients_stand_by_group():
+def test_group_clients_orders_clients_by_group():
     order = Order.group_clients(4, CLUSTER)
     assert order.place.tolist() == [1, 3, 0, 2]
     assert order.group.tolist() == [0, 0, 1, 1]
@@ -262,21 +262,21 @@ def test_clients_stand_by_group():
     assert Order.group_clients(3, None).place.tolist() == [0, 1, 2]
 
 
-def test_many_groups_are_numbers_and_few_are_words():
+def test_group_ticks_are_words_for_few_groups_and_numbers_for_many():
     title, places, labels = Order.group_clients(12, np.arange(12) % 2).ticks("client")
     assert (title, places, labels) == ("client", [2.5, 8.5], ["group 0", "group 1"])
     title, _, labels = Order.group_clients(12, np.arange(12) % 6).ticks("client")
     assert (title, labels) == ("client, by group", [*"012345"])
 
 
-def test_few_clients_are_called_by_their_names():
+def test_client_ticks_are_names_for_few_clients():
     names = ["ann", "a name that is long", "bob"]
     assert Order.group_clients(3, None, names).ticks("client")[2] == ["ann", "a name that is …", "bob"]
     assert Order.group_clients(3, np.asarray([0, 1, 1]), names).ticks("client")[2] == ["group 0", "group 1"]
     assert Order.group_clients(50, None).ticks("client")[2] == ["0", "10", "20", "30", "40"]
 
 
-def test_means_of_attention_by_hand():
+def test_draw_attention_matches_hand_computed_means():
     """Of two clients in the first round and one in the second, weights to the own group are added up."""
     first, second = np.zeros((2, 4, 4)), np.zeros((2, 4, 3))
     first[0, 0], second[0, 0] = [0, 0.2, 0.5, 0.3], [0.5, 0.5, 0]
@@ -284,7 +284,7 @@ def test_means_of_attention_by_hand():
     first[1, 2], second[1, 2] = [0.4, 0.6, 0, 0], [1, 0, 0]
     spec = matrices.draw_attention(first, second, np.asarray([3, 4]), "title", CLUSTER)
     render(spec)
-    (panel,) = panels(spec, "mean over clients")
+    (panel,) = find_panels(spec, "mean over clients")
     means = {}
     for row in chart_rows(panel):
         means.setdefault(row["curve"], {})[row["round"]] = row["value"]
@@ -299,22 +299,22 @@ GRAPH = np.zeros((4, 4), bool)
 GRAPH[0, 2] = GRAPH[2, 0] = GRAPH[1, 0] = True
 
 
-def test_neighbours_have_the_colour_of_their_group_or_of_a_mistake():
+def test_neighbours_are_coloured_by_right_or_wrong_group():
     order = Order.group_clients(4, CLUSTER)
     ordered = GRAPH[np.ix_(order.place, order.place)]
     # 1, 3, 0, 2 from above: 1 has 0 of another group, 0 and 2 have one another.
     kinds = [[0, 0, 2, 0], [0, 0, 0, 0], [0, 0, 0, 1], [0, 0, 1, 0]]
     assert matrices.classify_pairs(ordered, order).tolist() == kinds
-    pixels, _ = image(matrices.draw_neighbours(GRAPH, [], "title", CLUSTER))
+    pixels, _ = decode_image(matrices.draw_neighbours(GRAPH, [], "title", CLUSTER))
     side = len(pixels) // 4
     cells = pixels[side // 2 :: side, side // 2 :: side]
     colours = {0: [255, 255, 255], 1: [0x88, 0x88, 0x88], 2: [0xD5, 0x5E, 0x00]}
     assert cells.tolist() == [[colours[kind] for kind in row] for row in kinds]
 
 
-def test_a_graph_on_a_circle():
+def test_neighbour_graph_is_drawn_on_a_circle():
     spec = matrices.draw_neighbours(GRAPH, [], "title", CLUSTER)
-    (panel,) = panels(spec, "neighbours, in either direction")
+    (panel,) = find_panels(spec, "neighbours, in either direction")
     edges = [row for row in chart_rows(panel) if "across" in row]
     assert [row["across"] for row in edges] == [False, True]  # drawn once, whoever has whom
     nodes = [row for row in chart_rows(panel) if "label" in row][:4]
@@ -324,32 +324,32 @@ def test_a_graph_on_a_circle():
     assert {(edges[1]["x"], edges[1]["y"]), (edges[1]["x2"], edges[1]["y2"])} == {at["0"], at["1"]}
 
 
-def test_curves_of_neighbours():
+def test_neighbour_curves_show_precision_and_recall_or_counts():
     rows = [
         {"round": 1, "neighbours": 2.0, "precision": 0.5, "recall": 0.1},
         {"round": 2, "neighbours": 3.0, "precision": 1.0, "recall": 0.2},
     ]
-    (panel,) = panels(matrices.draw_neighbours(GRAPH, rows, "title", CLUSTER), "neighbours against true groups")
+    (panel,) = find_panels(matrices.draw_neighbours(GRAPH, rows, "title", CLUSTER), "neighbours against true groups")
     drawn = [(row["curve"], row["round"], row["value"]) for row in chart_rows(panel)]
     assert drawn == [("precision", 1, 0.5), ("precision", 2, 1.0), ("recall", 1, 0.1), ("recall", 2, 0.2)]
-    (panel,) = panels(matrices.draw_neighbours(GRAPH, rows, "title"), "number of neighbours")
+    (panel,) = find_panels(matrices.draw_neighbours(GRAPH, rows, "title"), "number of neighbours")
     assert [row["value"] for row in chart_rows(panel)] == [2.0, 3.0]
 
 
 @pytest.mark.parametrize("count", [1, 60, 61])
-def test_any_number_of_clients_can_be_drawn(count):
+def test_matrices_can_be_drawn_for_any_number_of_clients(count):
     graph = np.random.default_rng(0).random((count, count)) < 0.2
     for cluster in (None, np.arange(count) % 9):
         render(matrices.draw_neighbours(graph, [{"round": 1, "neighbours": 1.0}], "x", cluster))
         render(matrices.draw_holdings(graph.astype(np.int64), "x", cluster))
 
 
-def test_many_clients_are_drawn_together():
+def test_matrix_cells_combine_many_clients():
     """A cell of several clients shows the neighbours that any of them has."""
     graph = np.zeros((2500, 2500), dtype=bool)
     graph[0, 2499] = graph[1200, 1201] = True
     spec = matrices.draw_neighbours(graph, [{"round": 1, "neighbours": 0.0}], "many", np.arange(2500) // 1250)
-    pixels, row = image(spec)
+    pixels, row = decode_image(spec)
     cells = pixels[:: len(pixels) // 834, :: len(pixels) // 834]
     assert cells.shape == (834, 834, 3)
     assert np.argwhere((cells != 255).any(axis=2)).tolist() == [[0, 833], [400, 400]]
@@ -357,17 +357,17 @@ def test_many_clients_are_drawn_together():
     assert [row[key] for key in ("x", "x2", "y", "y2")] == [-0.5, 2499.5, -0.5, 2499.5]
 
 
-def test_a_partition_of_many_clients_is_an_image():
+def test_holdings_of_many_clients_are_drawn_as_an_image():
     counts = np.ones((3000, 3), dtype=np.int64)
     counts[:, 0] = np.arange(3000)
     spec = matrices.draw_holdings(counts, "many", new=np.arange(3000) > 2000)
     assert len(chart_rows(spec)) < 3100
     assert sum(row["kind"].startswith("new") for row in chart_rows(spec) if "kind" in row) == 999
-    pixels, _ = image(spec)
+    pixels, _ = decode_image(spec)
     assert pixels.std() > 1
 
 
-def test_a_collapse_into_what_is_not_finite():
+def test_draw_collapse_leaves_out_non_finite_values():
     rounds = np.arange(3, 6)
     history = {
         "rho": np.asarray([0.9, 1.5, 9]),
@@ -381,7 +381,7 @@ def test_a_collapse_into_what_is_not_finite():
     assert values == [[0.9, 1.5, 9], [0.1, 1e30], [0.9, 0.1, 0.0]]
 
 
-def test_a_roc_curve_keeps_its_corners():
+def test_draw_roc_keeps_corners_and_thins_points():
     step = np.repeat(np.arange(5001) / 5000, 2)
     false, true = step[:-1], step[1:]
     spec = attacks.draw_roc(
@@ -398,7 +398,7 @@ def test_a_roc_curve_keeps_its_corners():
 
 
 @pytest.mark.parametrize("form", vega.FORMATS)
-def test_an_artifact_contains_its_figure_in_any_format(pfl, small, tmp_path, form):
+def test_show_writes_the_figure_of_an_artifact_in_any_format(pfl, small, tmp_path, form):
     for source in (small.ev, small.au):
         ran = pfl("show", source, "--plot", tmp_path / f"figure.{form}")
         assert ran.code == 0
@@ -408,7 +408,7 @@ def test_an_artifact_contains_its_figure_in_any_format(pfl, small, tmp_path, for
         assert len(content) > 1500
 
 
-def test_an_artifact_of_an_earlier_version_has_no_specification(pfl, tmp_path):
+def test_show_refuses_to_plot_artifacts_of_old_versions_as_svg(pfl, tmp_path):
     golden = GOLDEN / "schema-1"
     for kind in ("evaluation", "comparison", "sweep", "audit"):
         ran = pfl("show", golden / kind, "--plot", tmp_path / "x.svg")
@@ -418,14 +418,14 @@ def test_an_artifact_of_an_earlier_version_has_no_specification(pfl, tmp_path):
     assert not (tmp_path / "x.svg").exists()
 
 
-def test_another_suffix_is_refused(pfl, small, tmp_path):
+def test_show_refuses_an_unknown_plot_suffix(pfl, small, tmp_path):
     ran = pfl("show", small.p, "--plot", tmp_path / "x.jpg")
     assert ran.code == 2
     assert "--plot" in ran.err
     assert not (tmp_path / "x.jpg").exists()
 
 
-def test_a_specification_that_is_damaged(small, tmp_path):
+def test_plot_refuses_a_damaged_specification(small, tmp_path):
     shutil.copytree(small.ev, tmp_path / "ev")
     (tmp_path / "ev" / "accuracy.vl.json").write_text("{}")
     with pytest.raises(InputError, match="differs from what was written"):

@@ -24,7 +24,7 @@ GOLDEN = Path(__file__).parents[1] / "golden"
 CLIENTS, EACH = 12, 20
 
 
-def store(folder, method, right, *, seed=0):
+def write_predictions(folder, method, right, *, seed=0):
     """Predictions with so many right answers of 20 for each client, with certainty 0.8."""
     y = np.tile(np.arange(EACH) % 2, len(right))
     correct = (np.arange(EACH)[None] < np.asarray(right)[:, None]).ravel()
@@ -70,7 +70,7 @@ def assert_readable(text):
         assert text.count(f"\\{rule}") == text.count(r"\begin{tabular}")
 
 
-def rows(text):
+def parse_rows(text):
     """Return the cells of the first table by method and heading."""
     lines = [line.strip().removesuffix(r" \\").split(" & ") for line in text.split(r"\end{table}")[0].splitlines()]
     heading, *body = [line for line in lines if len(line) > 2]
@@ -78,27 +78,27 @@ def rows(text):
 
 
 @pytest.fixture
-def three(tmp_path):
+def three_methods(tmp_path):
     """Methods of which one is much worse than the others, for all clients; these differ by chance."""
     base = np.tile([13, 15, 17], CLIENTS // 3)
     sign = np.tile([1, -1], CLIENTS // 2)
     return [
-        store(tmp_path / "a", "fedavg", base - 8),
-        store(tmp_path / "b", "ditto", base + sign),
-        store(tmp_path / "c", "local", base + np.where(np.arange(CLIENTS) == 0, 1, 0)),
+        write_predictions(tmp_path / "a", "fedavg", base - 8),
+        write_predictions(tmp_path / "b", "ditto", base + sign),
+        write_predictions(tmp_path / "c", "local", base + np.where(np.arange(CLIENTS) == 0, 1, 0)),
     ]
 
 
-def find(artifact, name):
+def find_best(artifact, name):
     found = best_methods.find(artifact, read(artifact), [name])[name]
     return {*found.best}, {*found.not_worse}
 
 
-def test_the_best_is_bold_and_what_is_not_shown_to_be_worse_has_a_dagger(three, tmp_path):
-    evaluate(three, tmp_path / "e")
+def test_best_method_is_bold_and_those_not_significantly_worse_have_a_dagger(three_methods, tmp_path):
+    evaluate(three_methods, tmp_path / "e")
     text = latex.render(open_artifact(tmp_path / "e"))
     assert_readable(text)
-    table = rows(text)
+    table = parse_rows(text)
     assert {name: row[r"accuracy \%"] for name, row in table.items()} == {
         "FedAvg": "35.0", "Ditto": r"75.0$^{\dagger}$", "Local": r"\textbf{75.4}",
     }  # fmt: skip
@@ -114,63 +114,66 @@ def test_the_best_is_bold_and_what_is_not_shown_to_be_worse_has_a_dagger(three, 
     assert r"$^{\dagger}$ not shown to be worse" in caption
 
 
-def test_a_small_difference_of_all_clients_can_be_told(tmp_path):
+def test_consistent_small_difference_is_significant(tmp_path):
     base = np.tile([13, 15, 17], CLIENTS // 3)
-    paths = [store(tmp_path / "a", "fedavg", base), store(tmp_path / "b", "ditto", base + 1)]
+    paths = [write_predictions(tmp_path / "a", "fedavg", base), write_predictions(tmp_path / "b", "ditto", base + 1)]
     evaluate(paths, tmp_path / "e")
     artifact = open_artifact(tmp_path / "e")
     # Clients differ much more from each other than methods do: only pairs of scores show it.
-    assert find(artifact, "accuracy") == ({"ditto"}, set())
+    assert find_best(artifact, "accuracy") == ({"ditto"}, set())
     assert "dagger" not in latex.render(artifact)
 
 
 def test_equal_scores_are_all_bold(tmp_path):
     base = np.full(CLIENTS, 12)
-    paths = [store(tmp_path / name, name, base) for name in ("fedavg", "ditto")]
+    paths = [write_predictions(tmp_path / name, name, base) for name in ("fedavg", "ditto")]
     evaluate(paths, tmp_path / "e")
-    assert find(open_artifact(tmp_path / "e"), "accuracy") == ({"fedavg", "ditto"}, set())
+    assert find_best(open_artifact(tmp_path / "e"), "accuracy") == ({"fedavg", "ditto"}, set())
 
 
-def test_the_correction_is_for_the_number_of_methods(tmp_path):
+def test_significance_is_corrected_for_the_number_of_methods(tmp_path):
     """A difference that is significant alone is not among many."""
     base = np.full(CLIENTS, 12)
     gap = np.asarray([3, -1, 2, 0, 1, -1, 3, 0, 1, 2, 0, 1])
-    paths = [store(tmp_path / "a", "fedavg", base), store(tmp_path / "b", "best", base + gap)]
+    paths = [write_predictions(tmp_path / "a", "fedavg", base), write_predictions(tmp_path / "b", "best", base + gap)]
     evaluate(paths, tmp_path / "two")
-    paths += [store(tmp_path / f"m{number}", f"m{number}", base + gap - np.roll(gap, number)) for number in range(1, 6)]
+    paths += [
+        write_predictions(tmp_path / f"m{number}", f"m{number}", base + gap - np.roll(gap, number))
+        for number in range(1, 6)
+    ]
     evaluate(paths, tmp_path / "seven")
     two, seven = (open_artifact(tmp_path / name) for name in ("two", "seven"))
-    assert find(two, "accuracy") == ({"best"}, set())
-    best, not_worse = find(seven, "accuracy")
+    assert find_best(two, "accuracy") == ({"best"}, set())
+    best, not_worse = find_best(seven, "accuracy")
     assert "best" in best
     assert "fedavg" in not_worse
 
 
-def test_lower_is_better_where_it_is(three, tmp_path):
-    evaluate(three, tmp_path / "e", metrics=["brier_score"])
+def test_lowest_score_is_best_when_lower_is_better(three_methods, tmp_path):
+    evaluate(three_methods, tmp_path / "e", metrics=["brier_score"])
     artifact = open_artifact(tmp_path / "e")
-    assert find(artifact, "brier_score") == ({"local"}, {"ditto"})
+    assert find_best(artifact, "brier_score") == ({"local"}, {"ditto"})
     text = latex.render(artifact)
     assert_readable(text)
-    assert next(iter(rows(text)["Local"])) == "method"
-    assert r"\textbf" in rows(text)["Local"]["Brier score"]
+    assert next(iter(parse_rows(text)["Local"])) == "method"
+    assert r"\textbf" in parse_rows(text)["Local"]["Brier score"]
 
 
-def test_seeds_have_a_deviation(tmp_path):
+def test_latex_shows_the_standard_deviation_over_seeds(tmp_path):
     base = np.tile([13, 15, 17], CLIENTS // 3)
-    paths = [store(tmp_path / f"a{seed}", "fedavg", base - seed, seed=seed) for seed in (0, 1)]
-    paths += [store(tmp_path / f"b{seed}", "ditto", base + 2 - seed, seed=seed) for seed in (0, 1)]
+    paths = [write_predictions(tmp_path / f"a{seed}", "fedavg", base - seed, seed=seed) for seed in (0, 1)]
+    paths += [write_predictions(tmp_path / f"b{seed}", "ditto", base + 2 - seed, seed=seed) for seed in (0, 1)]
     evaluate(paths, tmp_path / "e")
     text = latex.render(open_artifact(tmp_path / "e"))
     assert_readable(text)
-    assert rows(text)["FedAvg"][r"accuracy \%"] == r"72.5 $\pm$ 3.5"
-    assert rows(text)["Ditto"][r"accuracy \%"] == r"\textbf{82.5 $\pm$ 3.5}"
+    assert parse_rows(text)["FedAvg"][r"accuracy \%"] == r"72.5 $\pm$ 3.5"
+    assert parse_rows(text)["Ditto"][r"accuracy \%"] == r"\textbf{82.5 $\pm$ 3.5}"
     assert r"Mean $\pm$ standard deviation over 2 seeds." in text
 
 
-def test_names_are_escaped(tmp_path):
+def test_latex_escapes_names(tmp_path):
     names = [r"a_b%c&d#e$f{g}h~i^j\k<l>m|n", "[x] *y", "*z", "line\nbreak"]
-    paths = [store(tmp_path / f"{n}", name, np.full(CLIENTS, 10 + n)) for n, name in enumerate(names)]
+    paths = [write_predictions(tmp_path / f"{n}", name, np.full(CLIENTS, 10 + n)) for n, name in enumerate(names)]
     out = tmp_path / "e_1%"
     evaluate(paths, out, baseline=names[0], coverage=0.9)
     text = latex.render(open_artifact(out))
@@ -187,14 +190,14 @@ def test_names_are_escaped(tmp_path):
 
 
 @pytest.mark.parametrize("name", registry.names("methods"))
-def test_every_method_has_its_own_name_in_a_paper(name):
+def test_paper_name_of_a_method_is_unique(name):
     papers = Counter(card.facts["PAPER"] for card in registry.cards("methods"))
     paper = registry.card("methods", name).facts["PAPER"]
     assert papers[paper] == 1
     assert "," not in paper  # a name, not a description such as "FedAvg, baseline"
 
 
-def test_methods_have_the_names_of_their_papers_and_variants_say_which():
+def test_name_methods_uses_paper_names_and_marks_variants():
     rows = [
         {"label": "fedavg", "method": "fedavg"},
         {"label": "knn-per", "method": "knn-per"},
@@ -217,31 +220,31 @@ def test_methods_have_the_names_of_their_papers_and_variants_say_which():
     }
 
 
-def test_a_method_alone_is_not_bold(tmp_path):
-    evaluate([store(tmp_path / "a", "fedavg", np.full(CLIENTS, 10))], tmp_path / "e")
+def test_single_method_is_not_bold(tmp_path):
+    evaluate([write_predictions(tmp_path / "a", "fedavg", np.full(CLIENTS, 10))], tmp_path / "e")
     text = latex.render(open_artifact(tmp_path / "e"))
     assert_readable(text)
     assert "textbf" not in text
     assert "Bold" not in text
 
 
-def test_other_clients_cannot_be_compared(tmp_path):
+def test_methods_on_different_clients_are_not_compared(tmp_path):
     base = np.tile([13, 15, 17], CLIENTS // 3)
-    paths = [store(tmp_path / "a", "ditto", base), store(tmp_path / "b", "local", base[:6])]
+    paths = [write_predictions(tmp_path / "a", "ditto", base), write_predictions(tmp_path / "b", "local", base[:6])]
     evaluate(paths, tmp_path / "e")
     artifact = open_artifact(tmp_path / "e")
-    assert find(artifact, "accuracy") == ({"ditto"}, set())
+    assert find_best(artifact, "accuracy") == ({"ditto"}, set())
 
 
 @pytest.mark.parametrize("path", sorted(path.parent for path in GOLDEN.rglob("metrics.json")), ids=str)
-def test_tables_of_all_versions(path):
+def test_latex_renders_tables_of_all_schema_versions(path):
     artifact = open_artifact(path)
     if artifact.kind in tables.KINDS:
         assert_readable(latex.render(artifact))
 
 
-def test_on_the_command_line(three, small, tmp_path, pfl):
-    evaluate(three, tmp_path / "e")
+def test_show_latex_prints_the_table_and_refuses_other_options(three_methods, small, tmp_path, pfl):
+    evaluate(three_methods, tmp_path / "e")
     ran = pfl("show", tmp_path / "e", "--latex")
     assert (ran.code, ran.err) == (0, "")
     assert ran.out == latex.render(open_artifact(tmp_path / "e"))

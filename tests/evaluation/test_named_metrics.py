@@ -29,7 +29,7 @@ from pflcli.options import declaration
 RANKING = [metric.name for metric in catalogue.METRICS.values() if metric.ranks]
 
 
-def store(folder, method, ill, y, sizes, *, seed=0, base=None, classes=2):
+def write_predictions(folder, method, ill, y, sizes, *, seed=0, base=None, classes=2):
     """Predictions of the probability to be ill, for clients of these sizes."""
 
     def both(p):
@@ -45,7 +45,7 @@ def store(folder, method, ill, y, sizes, *, seed=0, base=None, classes=2):
     return folder
 
 
-def scored(out):
+def read_scores(out):
     metrics = json.loads((out / "metrics.json").read_text(), parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
     return metrics, {row["label"]: row["metrics"] for row in metrics["methods"]}
 
@@ -56,11 +56,11 @@ GOOD = [0.1, 0.2, 0.3, 0.4, 0.2, 0.9, 0.1, 0.1, 0.1]  # AUROC 1 and 1/2, accurac
 BAD = [0.4, 0.1, 0.3, 0.9, 0.6, 0.7, 0.9, 0.7, 0.7]  # AUROC 3/4 and 1, accuracy 3/4, 2/3 and 0
 
 
-def test_all_that_is_said_of_a_metric_by_hand(tmp_path):
-    fedavg = store(tmp_path / "a", "fedavg", BAD, Y, SIZES)
-    other = store(tmp_path / "b", "other", GOOD, Y, SIZES)
+def test_metric_option_matches_hand_computed_scores(tmp_path):
+    fedavg = write_predictions(tmp_path / "a", "fedavg", BAD, Y, SIZES)
+    other = write_predictions(tmp_path / "b", "other", GOOD, Y, SIZES)
     evaluate([fedavg, other], tmp_path / "e", metrics=["auroc", "sensitivity"])
-    metrics, rows = scored(tmp_path / "e")
+    metrics, rows = read_scores(tmp_path / "e")
     auroc = {name: metric["value"] for name, metric in rows["other"].items() if name.startswith("auroc")}
     assert auroc == {
         "auroc": pytest.approx((4 * 1 + 3 * 0.5) / 7), "auroc_mean": 0.75, "auroc_bottom_decile": 0.5,
@@ -92,12 +92,12 @@ def test_all_that_is_said_of_a_metric_by_hand(tmp_path):
 
 
 @pytest.mark.parametrize("positive", [None, "1", "0"])
-def test_either_class_is_the_positive_one_by_hand(tmp_path, positive):
+def test_positive_option_matches_hand_computed_scores(tmp_path, positive):
     """Six samples; 0.5 is a tie, which counts as class 0."""
-    artifact = store(tmp_path / "a", "fedavg", [0.9, 0.8, 0.7, 0.5, 0.4, 0.1], [1, 0, 1, 1, 0, 0], [6])
+    artifact = write_predictions(tmp_path / "a", "fedavg", [0.9, 0.8, 0.7, 0.5, 0.4, 0.1], [1, 0, 1, 1, 0, 0], [6])
     metrics = ["sensitivity", "specificity", "average_precision", "auroc"]
     outcome = evaluate([artifact], tmp_path / "e", metrics=metrics, positive=positive)
-    content, rows = scored(tmp_path / "e")
+    content, rows = read_scores(tmp_path / "e")
     values = [rows["fedavg"][name]["value"] for name in metrics]
     # Ordered by the probability of class 1 the labels are 1 0 1 1 0 0, by that of class 0 they are 0 0 1 1 0 1.
     if positive == "0":
@@ -108,12 +108,12 @@ def test_either_class_is_the_positive_one_by_hand(tmp_path, positive):
     assert outcome.request.get("positive") == positive
 
 
-def test_exchanging_the_classes_exchanges_sensitivity_and_specificity(tmp_path):
+def test_exchanging_the_positive_class_swaps_sensitivity_and_specificity(tmp_path):
     """Of three ill two are found, of two healthy one: (0.9, 0.6, 0.2) and (0.5, 0.7), where the tie is class 0."""
-    artifact = store(tmp_path / "a", "fedavg", [0.9, 0.6, 0.2, 0.5, 0.7], [1, 1, 1, 0, 0], [5])
+    artifact = write_predictions(tmp_path / "a", "fedavg", [0.9, 0.6, 0.2, 0.5, 0.7], [1, 1, 1, 0, 0], [5])
     for positive, expected in (("1", (2 / 3, 1 / 2)), ("0", (1 / 2, 2 / 3))):
         evaluate([artifact], tmp_path / positive, metrics=["sensitivity", "specificity"], positive=positive)
-        _, rows = scored(tmp_path / positive)
+        _, rows = read_scores(tmp_path / positive)
         assert [rows["fedavg"][name]["value"] for name in ("sensitivity", "specificity")] == pytest.approx(expected)
         (row,) = csv.DictReader((tmp_path / positive / "clients.csv").open())
         assert [float(row[name]) for name in ("sensitivity", "specificity")] == pytest.approx(expected, abs=1e-6)
@@ -121,19 +121,19 @@ def test_exchanging_the_classes_exchanges_sensitivity_and_specificity(tmp_path):
     assert "--positive 0" in line
 
 
-def test_gains_are_of_the_positive_class(tmp_path):
+def test_gains_use_the_positive_class(tmp_path):
     """The method finds one more of two healthy than the baseline, and one fewer of two ill."""
     y = [1, 1, 0, 0]
-    fedavg = store(tmp_path / "a", "fedavg", [0.9, 0.9, 0.9, 0.1], y, [4])
-    other = store(tmp_path / "b", "other", [0.9, 0.1, 0.1, 0.1], y, [4])
+    fedavg = write_predictions(tmp_path / "a", "fedavg", [0.9, 0.9, 0.9, 0.1], y, [4])
+    other = write_predictions(tmp_path / "b", "other", [0.9, 0.1, 0.1, 0.1], y, [4])
     for positive, gain in (("1", -0.5), ("0", 0.5)):
         evaluate([fedavg, other], tmp_path / positive, metrics=["sensitivity"], positive=positive)
-        assert scored(tmp_path / positive)[1]["other"]["gain"]["value"] == gain
+        assert read_scores(tmp_path / positive)[1]["other"]["gain"]["value"] == gain
 
 
-def test_a_positive_class_is_one_of_two(tmp_path):
-    two = store(tmp_path / "a", "fedavg", [0.9, 0.1], [1, 0], [2])
-    three = store(tmp_path / "b", "fedavg", [0.9, 0.1], [1, 0], [2], classes=3)
+def test_positive_option_is_refused_for_unknown_or_more_than_two_classes(tmp_path):
+    two = write_predictions(tmp_path / "a", "fedavg", [0.9, 0.1], [1, 0], [2])
+    three = write_predictions(tmp_path / "b", "fedavg", [0.9, 0.1], [1, 0], [2], classes=3)
     with pytest.raises(UsageError, match="unknown class 'ill' for --positive"):
         evaluate([two], tmp_path / "e", positive="ill")
     with pytest.raises(UsageError, match="--positive is for two classes, and there are 3"):
@@ -141,18 +141,18 @@ def test_a_positive_class_is_one_of_two(tmp_path):
     assert not (tmp_path / "e").exists()
 
 
-def test_a_name_close_to_a_class_is_suggested():
+def test_positive_option_suggests_a_similar_class_name():
     with pytest.raises(UsageError) as error:
         catalogue.positive_class("healty", ["healthy", "ill"])
     assert "did you mean 'healthy'" in " ".join(error.value.fix)
     assert catalogue.positive_class("healthy", ["healthy", "ill"]) == 0
 
 
-def test_methods_are_ranked_by_it(tmp_path):
+def test_methods_are_ranked_by_the_given_metric(tmp_path):
     """FedAvg calls everybody ill, but knows better who is; of errors the lowest is the best."""
     y, sizes = [0, 0, 0, 1, 1], [5]
-    fedavg = store(tmp_path / "a", "fedavg", [0.6, 0.6, 0.6, 0.9, 0.9], y, sizes)
-    other = store(tmp_path / "b", "other", [0.1, 0.1, 0.6, 0.2, 0.9], y, sizes)
+    fedavg = write_predictions(tmp_path / "a", "fedavg", [0.6, 0.6, 0.6, 0.9, 0.9], y, sizes)
+    other = write_predictions(tmp_path / "b", "other", [0.1, 0.1, 0.6, 0.2, 0.9], y, sizes)
     best = {
         name: evaluate([fedavg, other], tmp_path / name, metrics=[name]).summary["best"]
         for name in ("accuracy", "auroc", "brier-score", "log_loss")
@@ -161,18 +161,20 @@ def test_methods_are_ranked_by_it(tmp_path):
     for name in best:
         assert ("metric" in open_artifact(tmp_path / name).manifest.request) == (name != "accuracy")
         assert [path.stem for path in (tmp_path / name).glob("*.png")] == [name.replace("-", "_")]
-    _, rows = scored(tmp_path / "brier-score")
+    _, rows = read_scores(tmp_path / "brier-score")
     assert rows["fedavg"]["brier_score"]["value"] == pytest.approx((3 * 0.36 + 2 * 0.01) / 5)
     assert rows["other"]["gain"]["value"] == pytest.approx((3 * 0.36 + 0.01 - 2 * 0.01 - 0.36 - 0.64) / 5)
     assert rows["other"]["better_off"]["value"] == 1
 
 
-def test_the_table_shows_it_first_and_is_no_wider(tmp_path):
-    artifacts = [store(tmp_path / name, name, p, Y, SIZES) for name, p in (("fedavg", BAD), ("other", GOOD))]
+def test_table_shows_the_ranking_metric_first_and_is_not_wider(tmp_path):
+    artifacts = [
+        write_predictions(tmp_path / name, name, p, Y, SIZES) for name, p in (("fedavg", BAD), ("other", GOOD))
+    ]
     evaluate(artifacts, tmp_path / "e")
-    plain, _ = scored(tmp_path / "e")
+    plain, _ = read_scores(tmp_path / "e")
     evaluate(artifacts, tmp_path / "f", metrics=["brier_score", "f1"])
-    chosen, _ = scored(tmp_path / "f")
+    chosen, _ = read_scores(tmp_path / "f")
     before, after = tables.build(plain, "comparison"), tables.build(chosen, "comparison")
     assert after.heading[2:5] == ["Brier score", "plain mean", "worst"]
     assert {*after.heading} - {*before.heading} == {"Brier score", "plain mean", "worst", "F1 %", "gain"}
@@ -184,26 +186,28 @@ def test_the_table_shows_it_first_and_is_no_wider(tmp_path):
     assert cells["gain"].startswith("+0.")
 
 
-def test_the_default_is_written_as_before(tmp_path):
-    artifacts = [store(tmp_path / name, name, p, Y, SIZES) for name, p in (("fedavg", BAD), ("other", GOOD))]
+def test_accuracy_as_metric_equals_the_default(tmp_path):
+    artifacts = [
+        write_predictions(tmp_path / name, name, p, Y, SIZES) for name, p in (("fedavg", BAD), ("other", GOOD))
+    ]
     for out, options in (("e", {}), ("f", {"metrics": ["accuracy"]})):
         evaluate(artifacts, tmp_path / out, **options)
-    metrics, rows = scored(tmp_path / "e")
+    metrics, rows = read_scores(tmp_path / "e")
     assert "metric" not in metrics
     assert metrics["definitions"] == ["1 of 4 clients have no test samples and are not counted: client 1"]
     assert not {name for name in rows["other"] if name.startswith("auroc")}
     assert open_artifact(tmp_path / "e").manifest.fingerprint == open_artifact(tmp_path / "f").manifest.fingerprint
 
 
-def test_the_global_part_is_the_baseline_of_any_metric(tmp_path):
-    evaluate([store(tmp_path / "a", "mine", GOOD, Y, SIZES, base=BAD)], tmp_path / "e", metrics=["auroc"])
-    metrics, rows = scored(tmp_path / "e")
+def test_global_model_is_the_baseline_of_any_metric(tmp_path):
+    evaluate([write_predictions(tmp_path / "a", "mine", GOOD, Y, SIZES, base=BAD)], tmp_path / "e", metrics=["auroc"])
+    metrics, rows = read_scores(tmp_path / "e")
     assert metrics["baseline"] == "global"
     assert rows["mine"]["gain"]["value"] == pytest.approx((4 * 0.25 - 3 * 0.5) / 7)
 
 
-def test_a_metric_that_cannot_be(tmp_path):
-    artifacts = [store(tmp_path / "a", "mine", GOOD, Y, SIZES, classes=3)]
+def test_evaluate_refuses_unknown_or_undefined_metrics(tmp_path):
+    artifacts = [write_predictions(tmp_path / "a", "mine", GOOD, Y, SIZES, classes=3)]
     for names, words in (
         (["aurok"], "unknown metric 'aurok'"), (["macro_precision"], "unknown"), ([], "--metric names no metric"),
         (["specificity"], "specificity is defined for two classes, and there are 3"),
@@ -212,7 +216,7 @@ def test_a_metric_that_cannot_be(tmp_path):
             evaluate(artifacts, tmp_path / "e", metrics=names)
     assert not (tmp_path / "e").exists()
     evaluate(artifacts, tmp_path / "e", metrics=["auroc"])
-    assert "AUROC: mean over the classes" in scored(tmp_path / "e")[0]["definitions"][0]
+    assert "AUROC: mean over the classes" in read_scores(tmp_path / "e")[0]["definitions"][0]
 
 
 DEGENERATE = {
@@ -230,14 +234,14 @@ def test_every_metric_is_defined_or_counted_as_not_defined(tmp_path, monkeypatch
     sizes, y = DEGENERATE[case]
     draw = np.random.default_rng(0)
     artifacts = [
-        store(tmp_path / f"{name}{seed}", name, draw.random(len(y)), y, sizes, seed=seed)
+        write_predictions(tmp_path / f"{name}{seed}", name, draw.random(len(y)), y, sizes, seed=seed)
         for seed in (0, 1)
         for name in ("fedavg", "mine")
     ]
     clients = 2 * sum(size > 0 for size in sizes)
     for name in RANKING:
         evaluate(artifacts, tmp_path / name, metrics=[name])
-        metrics, rows = scored(tmp_path / name)
+        metrics, rows = read_scores(tmp_path / name)
         column = [row[name] for row in csv.DictReader((tmp_path / name / "clients.csv").open())]
         defined = sum(cell != "" for cell in column) // 2
         for row in rows.values():
@@ -252,7 +256,7 @@ def test_every_metric_is_defined_or_counted_as_not_defined(tmp_path, monkeypatch
         assert tables.build(metrics).rows
 
 
-def test_every_metric_has_what_tables_and_conclusions_take_from_it():
+def test_every_ranking_metric_has_its_parts_in_the_catalogue():
     for name in RANKING:
         for part in ("mean", "bottom_decile", "worst", "seen", "unseen"):
             entry = catalogue.METRICS[catalogue.part(name, part)]
@@ -263,12 +267,12 @@ def test_every_metric_has_what_tables_and_conclusions_take_from_it():
         assert len({*headings}) == len(headings)
 
 
-def test_the_help_names_every_metric():
+def test_help_of_the_metric_option_names_every_metric():
     _, option = declaration.Metrics.__metadata__
     assert {*RANKING} <= {*re.split(r"[^a-z0-9_]+", option.help)}
 
 
-def test_pictures_are_of_the_metric(tmp_path, monkeypatch):
+def test_plots_show_the_given_metric(tmp_path, monkeypatch):
     drawn = []
     draw = pictures.draw_clients
 
@@ -277,7 +281,9 @@ def test_pictures_are_of_the_metric(tmp_path, monkeypatch):
         return draw(names, scores, baseline, title, metric)
 
     monkeypatch.setattr(pictures, "draw_clients", by_client)
-    artifacts = [store(tmp_path / name, name, p, Y, SIZES) for name, p in (("fedavg", BAD), ("other", GOOD))]
+    artifacts = [
+        write_predictions(tmp_path / name, name, p, Y, SIZES) for name, p in (("fedavg", BAD), ("other", GOOD))
+    ]
     evaluate(artifacts, tmp_path / "e", metrics=["auroc"])
     assert drawn == [("AUROC by client, test split", "auroc", {"fedavg": [0.75, 1.0], "other": [1.0, 0.5]})]
     empty = {"fedavg": np.zeros(0), "other": np.zeros(0)}
@@ -288,8 +294,8 @@ def test_pictures_are_of_the_metric(tmp_path, monkeypatch):
         assert len(vega.render(spec)) > 10_000
 
 
-def test_seen_and_unseen_clients_by_hand(tmp_path):
-    artifacts = [open_artifact(store(tmp_path / "a", "mine", GOOD, Y, SIZES))]
+def test_scores_of_seen_and_unseen_clients_match_hand_computed_values(tmp_path):
+    artifacts = [open_artifact(write_predictions(tmp_path / "a", "mine", GOOD, Y, SIZES))]
     (item,) = scoring.score(artifacts, "test", "fedavg", metric_names=("auroc",))
     late = replace(item, new=np.asarray([False, False, True, True]))
     rows = scoring.summarize([late], "test", "fedavg")["methods"][0]["metrics"]

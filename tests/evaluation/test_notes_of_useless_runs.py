@@ -12,7 +12,7 @@ from pflcli.errors import InputError
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
+def notes_folder(tmp_path_factory):
     """A folder with a dataset of eight owners of 25 samples, and three of one sample each."""
     folder = tmp_path_factory.mktemp("notes")
     draw = np.random.default_rng(0)
@@ -24,17 +24,24 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def dealt(folder):
-    return partition(folder / "data", folder / "p").path
+def notes_partition(notes_folder):
+    return partition(notes_folder / "data", notes_folder / "p").path
 
 
 def read_metrics(outcome):
     return json.loads((outcome.path / "metrics.json").read_text())
 
 
-def test_a_method_that_ties_counts_as_compared_and_its_reason_is_given(folder, dealt):
+def test_method_with_equal_predictions_counts_as_compared_and_is_explained(notes_folder, notes_partition):
     metrics = read_metrics(
-        compare(dealt, folder / "ties", methods="fedavg,fedbn,local", rounds=3, model="mlp", references=False)
+        compare(
+            notes_partition,
+            notes_folder / "ties",
+            methods="fedavg,fedbn,local",
+            rounds=3,
+            model="mlp",
+            references=False,
+        )
     )
     assert metrics["conclusion"]["compared"] == 2
     gain = {row["label"]: row["metrics"]["gain"] for row in metrics["methods"]}
@@ -47,34 +54,38 @@ def test_a_method_that_ties_counts_as_compared_and_its_reason_is_given(folder, d
     assert not any("`local` has the same" in line for line in metrics["definitions"])
 
 
-def test_a_baseline_with_ties_alone_was_compared(folder, dealt):
+def test_conclusion_handles_a_baseline_with_only_ties(notes_folder, notes_partition):
     metrics = read_metrics(
-        compare(dealt, folder / "tie", methods="fedavg,fedbn", rounds=3, model="mlp", references=False)
+        compare(notes_partition, notes_folder / "tie", methods="fedavg,fedbn", rounds=3, model="mlp", references=False)
     )
     assert "no method was compared" not in metrics["conclusion"]["sentence"]
     assert metrics["conclusion"]["sentence"].startswith("no method scores better than fedavg; fedbn has the same score")
 
 
-def test_runs_that_blew_up_are_named_with_what_shows_it(folder, dealt):
-    outcome = compare(dealt, folder / "blown", methods="fedavg,local", rounds=5, model="mlp", lr=50, references=False)
+def test_comparison_warns_of_diverged_runs(notes_folder, notes_partition):
+    outcome = compare(
+        notes_partition, notes_folder / "blown", methods="fedavg,local", rounds=5, model="mlp", lr=50, references=False
+    )
     warnings = read_metrics(outcome)["warnings"]
     assert any(line.startswith("`fedavg` ") and "a smaller --lr" in line for line in warnings)
 
 
-def test_runs_that_learned_are_not_warned_of(folder, dealt):
+def test_comparison_does_not_warn_of_runs_that_learned(notes_folder, notes_partition):
     warnings = read_metrics(
-        compare(dealt, folder / "fine", methods="fedavg,local", rounds=8, model="mlp", references=False)
+        compare(notes_partition, notes_folder / "fine", methods="fedavg,local", rounds=8, model="mlp", references=False)
     )["warnings"]
     assert not any("a smaller --lr" in line for line in warnings)
 
 
-def test_clients_without_test_samples_are_counted_and_named_below_the_table(folder, dealt):
-    outcome = compare(dealt, folder / "fine", methods="fedavg,local", rounds=8, model="mlp", references=False)
+def test_table_notes_name_clients_without_test_samples(notes_folder, notes_partition):
+    outcome = compare(
+        notes_partition, notes_folder / "fine", methods="fedavg,local", rounds=8, model="mlp", references=False
+    )
     line = "3 of 11 clients have no test samples and are not counted: alone A, alone B, alone C"
     assert line in (outcome.path / "table.md").read_text()
 
 
-def test_partition_says_how_many_clients_have_no_test_samples(folder, tmp_path):
+def test_partition_reports_clients_without_test_samples(notes_folder, tmp_path):
     said = []
 
     class Listener:
@@ -84,12 +95,12 @@ def test_partition_says_how_many_clients_have_no_test_samples(folder, tmp_path):
         def detail(self, text):
             pass
 
-    partition(folder / "data", tmp_path / "p", reporter=Listener())
+    partition(notes_folder / "data", tmp_path / "p", reporter=Listener())
     assert "without test samples: 3 clients with too few samples, which no metric will count" in said
 
 
-def test_without_validation_samples_the_notes_say_that_defaults_were_used(folder, tmp_path):
-    outcome = partition(folder / "data", tmp_path / "p", fractions="0.75,0,0.25")
+def test_table_notes_say_that_nothing_was_chosen_without_validation_samples(notes_folder, tmp_path):
+    outcome = partition(notes_folder / "data", tmp_path / "p", fractions="0.75,0,0.25")
     text = (
         compare(outcome, tmp_path / "c", methods="fedavg,knn-per", rounds=2, references=False).path / "table.md"
     ).read_text()
@@ -97,8 +108,8 @@ def test_without_validation_samples_the_notes_say_that_defaults_were_used(folder
     assert "validation samples were used only to select" not in text
 
 
-def test_a_partition_of_clients_with_one_sample_each_names_the_cause(folder, tmp_path):
-    content = dict(np.load(folder / "samples.npz"))
+def test_compare_explains_clients_with_one_sample_each(notes_folder, tmp_path):
+    content = dict(np.load(notes_folder / "samples.npz"))
     np.savez(tmp_path / "ids.npz", **{**content, "owner": np.arange(len(content["y"])).astype(str)})
     import_data(tmp_path / "ids.npz", tmp_path / "data", client="owner")
     partition(tmp_path / "data", tmp_path / "p")

@@ -30,7 +30,7 @@ BEFORE = OWN.replace(HEAD, HEAD + "0,0,,,,,3000000,1000000,0,2.5\n")
 FEW = {"model": "mlp", "rounds": 4, "participation": 0.5, "eval_every": 2}
 
 
-def artifact(out, rounds, seed=0, method="m", **more) -> Artifact:
+def write_predictions(out, rounds, seed=0, method="m", **more) -> Artifact:
     summary = {"rounds": 3, "clients": 4, "model_bytes": 100_000, **more}
     draft = ArtifactSpec(
         "predictions", {"method": method, "options": {}, "settings": {}, "seed": seed, "x": rounds}, ()
@@ -52,31 +52,34 @@ def artifact(out, rounds, seed=0, method="m", **more) -> Artifact:
         (BEFORE, 0.7, (2, 6, 10.5, 13.125)),  # what comes before the first round counts and is no round
     ],
 )
-def test_by_hand(tmp_path, rounds, target, expected):
-    actual = round_costs.measure_time_to_target(artifact(tmp_path / "a", rounds), target)
+def test_measure_time_to_target_matches_hand_computed_values(tmp_path, rounds, target, expected):
+    actual = round_costs.measure_time_to_target(write_predictions(tmp_path / "a", rounds), target)
     assert (actual and tuple(actual.values())) == (expected and pytest.approx(expected))
     assert not actual or list(actual) == list(round_costs.TARGET_METRICS)
 
 
-def test_a_model_is_one_to_every_client_that_takes_part(tmp_path):
-    actual = round_costs.measure_time_to_target(artifact(tmp_path / "a", OWN, participants=2), 0.7)
+def test_exchanges_to_target_count_models_per_participant(tmp_path):
+    actual = round_costs.measure_time_to_target(write_predictions(tmp_path / "a", OWN, participants=2), 0.7)
     assert actual["exchanges_to_target"] == pytest.approx(2 * 8.125)
 
 
-def test_the_global_accuracy_is_not_that_of_clients_that_adapt_after_the_rounds(tmp_path):
-    assert round_costs.measure_time_to_target(artifact(tmp_path / "fedbabu", SHARED, method="fedbabu"), 0.81) is None
+def test_time_to_target_ignores_global_accuracy_of_methods_that_adapt_later(tmp_path):
     assert (
-        round_costs.measure_time_to_target(artifact(tmp_path / "fedavg", SHARED, method="fedavg"), 0.81)[
+        round_costs.measure_time_to_target(write_predictions(tmp_path / "fedbabu", SHARED, method="fedbabu"), 0.81)
+        is None
+    )
+    assert (
+        round_costs.measure_time_to_target(write_predictions(tmp_path / "fedavg", SHARED, method="fedavg"), 0.81)[
             "rounds_to_target"
         ]
         == 1
     )
-    actual = round_costs.measure_time_to_target(artifact(tmp_path / "measured", OWN, method="fedbabu"), 0.71)
+    actual = round_costs.measure_time_to_target(write_predictions(tmp_path / "measured", OWN, method="fedbabu"), 0.71)
     assert actual["rounds_to_target"] == 3
 
 
-def test_seeds_that_never_reach_it_are_left_out_and_counted(tmp_path):
-    runs = [artifact(tmp_path / str(i), text, i) for i, text in enumerate((OWN, LATER, HEAD))]
+def test_time_to_target_leaves_out_and_counts_seeds_that_miss_it(tmp_path):
+    runs = [write_predictions(tmp_path / str(i), text, i) for i, text in enumerate((OWN, LATER, HEAD))]
     metrics = round_costs.summarize_time_to_target(runs, 0.7)
     rounds = metrics["rounds_to_target"]
     assert (rounds["value"], rounds["std_over_seeds"], rounds["n"], rounds["of"]) == (
@@ -99,7 +102,7 @@ def test_seeds_that_never_reach_it_are_left_out_and_counted(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def runs(small, tmp_path_factory):
+def runs_folder(small, tmp_path_factory):
     root = tmp_path_factory.mktemp("runs")
     train_global(small.p, root / "b", settings=FEW)
     for method in ("fedavg", "fedavg-plus", "local", "ditto"):
@@ -107,45 +110,49 @@ def runs(small, tmp_path_factory):
     return root
 
 
-def known(folder, column):
+def read_known_values(folder, column):
     with (folder / "rounds.csv").open(newline="") as file:
         return [(int(row["round"]), float(row[column])) for row in csv.DictReader(file) if row[column]]
 
 
-def test_whose_rounds_they_are(runs):
+def test_time_to_target_uses_the_rounds_of_the_backbone_or_the_method(runs_folder):
     """Those of the backbone for methods that go on from it, and none for one that trains alone beside it."""
-    target = known(runs / "b", "validation_accuracy")[-1][1]
-    first = next(number for number, value in known(runs / "b", "validation_accuracy") if value >= target)
-    assert not (runs / "fedavg" / "rounds.csv").exists()
-    assert round_costs.measure_time_to_target(open_artifact(runs / "fedavg"), target)["rounds_to_target"] == first
-    # In the rounds of the backbone nobody was fine-tuned, so nobody knows when that would have reached it.
-    assert round_costs.measure_time_to_target(open_artifact(runs / "fedavg-plus"), 1e-9) is None
-    assert round_costs.measure_time_to_target(open_artifact(runs / "local"), 1e-9) is None
-    own = known(runs / "ditto", "personal_accuracy")
-    assert round_costs.measure_time_to_target(open_artifact(runs / "ditto"), own[-1][1])["rounds_to_target"] == next(
-        number for number, value in own if value >= own[-1][1]
+    target = read_known_values(runs_folder / "b", "validation_accuracy")[-1][1]
+    first = next(
+        number for number, value in read_known_values(runs_folder / "b", "validation_accuracy") if value >= target
     )
+    assert not (runs_folder / "fedavg" / "rounds.csv").exists()
+    assert (
+        round_costs.measure_time_to_target(open_artifact(runs_folder / "fedavg"), target)["rounds_to_target"] == first
+    )
+    # In the rounds of the backbone nobody was fine-tuned, so nobody knows when that would have reached it.
+    assert round_costs.measure_time_to_target(open_artifact(runs_folder / "fedavg-plus"), 1e-9) is None
+    assert round_costs.measure_time_to_target(open_artifact(runs_folder / "local"), 1e-9) is None
+    own = read_known_values(runs_folder / "ditto", "personal_accuracy")
+    assert round_costs.measure_time_to_target(open_artifact(runs_folder / "ditto"), own[-1][1])[
+        "rounds_to_target"
+    ] == next(number for number, value in own if value >= own[-1][1])
     assert {number for number, _ in own} == {2, 4}
 
 
-def test_rounds_of_a_backbone_that_clients_adapt_after_count_where_they_were_measured(small, tmp_path):
+def test_time_to_target_uses_measured_rounds_of_an_adapting_backbone(small, tmp_path):
     train_global(small.p, tmp_path / "b", method="fedbabu", settings={**FEW, "personal_every": 2})
     personalize("fedbabu", tmp_path / "b", tmp_path / "m")
     assert not (tmp_path / "m" / "rounds.csv").exists()
-    own = known(tmp_path / "b", "personal_accuracy")
+    own = read_known_values(tmp_path / "b", "personal_accuracy")
     assert [number for number, _ in own] == [2, 4]
     first = next(number for number, value in own if value >= own[-1][1])
     assert round_costs.measure_time_to_target(open_artifact(tmp_path / "m"), own[-1][1])["rounds_to_target"] == first
 
 
-def test_evaluate_says_it_when_asked_and_is_the_same_when_not(pfl, runs, tmp_path):
-    evaluate([runs / "fedavg", runs / "local"], tmp_path / "plain")
-    words = ("evaluate", runs / "fedavg", runs / "local", "-o", tmp_path / "asked", "--target", "0.01")
+def test_evaluate_reports_time_to_target_only_when_requested(pfl, runs_folder, tmp_path):
+    evaluate([runs_folder / "fedavg", runs_folder / "local"], tmp_path / "plain")
+    words = ("evaluate", runs_folder / "fedavg", runs_folder / "local", "-o", tmp_path / "asked", "--target", "0.01")
     assert pfl(*words).code == 0
     plain, targeted = (read(open_artifact(tmp_path / name)) for name in ("plain", "asked"))
     assert "target" not in plain
     assert "target" not in open_artifact(tmp_path / "plain").manifest.request
-    evaluate([runs / "fedavg", runs / "local"], tmp_path / "linked", link="10:50")
+    evaluate([runs_folder / "fedavg", runs_folder / "local"], tmp_path / "linked", link="10:50")
     requests = [open_artifact(tmp_path / name).manifest.request for name in ("plain", "linked")]
     assert [request.get("link") for request in requests] == [None, "10:50"]
     assert "link" not in requests[0]
@@ -161,8 +168,8 @@ def test_evaluate_says_it_when_asked_and_is_the_same_when_not(pfl, runs, tmp_pat
     )
     assert local["rounds_to_target"]["of"] == 1
     # Of FedAvg a round is as many models there and back as clients take part; 0.5 of those with training samples.
-    (cohort,) = {int(row["clients"]) for row in csv.DictReader((runs / "b" / "rounds.csv").open())}
-    share = cohort / open_artifact(runs / "fedavg").manifest.summary["participants"]
+    (cohort,) = {int(row["clients"]) for row in csv.DictReader((runs_folder / "b" / "rounds.csv").open())}
+    share = cohort / open_artifact(runs_folder / "fedavg").manifest.summary["participants"]
     assert fedavg["exchanges"]["value"] == pytest.approx(4 * share)
     assert fedavg["exchanges_to_target"]["value"] == pytest.approx(2 * share)
     assert local["exchanges"]["value"] == 0
@@ -173,15 +180,15 @@ def test_evaluate_says_it_when_asked_and_is_the_same_when_not(pfl, runs, tmp_pat
 
 
 @pytest.mark.parametrize("target", ["0", "1.5", "90", "nan", "-0.1"])
-def test_a_target_that_is_no_share(pfl, runs, tmp_path, target):
-    for words in (("evaluate", runs / "fedavg"), ("compare", runs.parent)):
+def test_target_outside_0_to_1_is_refused(pfl, runs_folder, tmp_path, target):
+    for words in (("evaluate", runs_folder / "fedavg"), ("compare", runs_folder.parent)):
         ran = pfl(*words, "-o", tmp_path / "x", "--target", target)
         assert ran.code == 2
         assert f"--target {target} is not an accuracy" in ran.err
         assert "--target 0.9" in ran.err
 
 
-def test_a_comparison_takes_a_target_up(small, tmp_path):
+def test_target_can_be_added_to_a_comparison(small, tmp_path):
     """It trains nothing anew, and a table with another target is another request."""
     shutil.copytree(small.p, tmp_path / "p")
 
@@ -211,16 +218,16 @@ def test_a_comparison_takes_a_target_up(small, tmp_path):
         compared(2)
 
 
-def test_seconds_behind_links_by_hand(tmp_path):
+def test_simulated_seconds_match_hand_computed_values(tmp_path):
     """Two clients a round, 1 Mbit/s up and 4 down: 0.5 MB up and 1 MB down each are 4 and 2 seconds."""
-    run, link = artifact(tmp_path / "a", OWN), round_costs.Link.parse("1:4")
+    run, link = write_predictions(tmp_path / "a", OWN), round_costs.Link.parse("1:4")
     first = 1.5 / 2 + 4 + 2
     # What peers send, a quarter of a MB each, counts up and down.
     second = 2 / 2 + 4 + 2 + 2 + 0.5
     third = 4 / 2 + 8 * 9e-6 / 2 * 1.25
     assert round_costs.simulate_seconds(run, link) == pytest.approx(first + second + third)
     assert round_costs.simulate_seconds(run, link, 2) == pytest.approx(first + second)
-    metrics = round_costs.summarize_simulated_time([run, artifact(tmp_path / "b", LATER, 1)], link, 0.7)
+    metrics = round_costs.summarize_simulated_time([run, write_predictions(tmp_path / "b", LATER, 1)], link, 0.7)
     assert metrics["simulated_seconds"]["value"] == pytest.approx(first + second + third)
     to_target = metrics["simulated_seconds_to_target"]
     assert to_target["value"] == pytest.approx((first + second + first + second + third) / 2)
@@ -229,7 +236,7 @@ def test_seconds_behind_links_by_hand(tmp_path):
     assert "simulated_seconds_to_target" not in round_costs.summarize_simulated_time([run], link, None)
 
 
-def test_workers_of_this_machine_are_no_clients(tmp_path):
+def test_simulated_seconds_do_not_depend_on_local_workers(tmp_path):
     """Four workers train two clients at once: each client took the whole time."""
     row = next(csv.DictReader(OWN.splitlines()))
     link = round_costs.Link.parse("1:4")
@@ -237,12 +244,12 @@ def test_workers_of_this_machine_are_no_clients(tmp_path):
 
 
 @pytest.mark.parametrize("text", ["10", "10:0", "-1:5", "a:b", "1:2:3", "inf:1", "nan:1"])
-def test_what_is_no_link(text):
+def test_link_parse_refuses_invalid_speeds(text):
     with pytest.raises(UsageError, match="is not two speeds in Mbit/s"):
         round_costs.Link.parse(text)
 
 
-def test_links_are_simulated_on_request(small, tmp_path, pfl):
+def test_evaluate_simulates_links_only_when_requested(small, tmp_path, pfl):
     ran = pfl("evaluate", small.fedavg, small.knn, "-o", tmp_path / "ev", "--link", "10:50", "--target", "0.01")
     assert ran.code == 0
     assert "seconds simulated at 10:50 Mbit/s" in (tmp_path / "ev" / "table.md").read_text()

@@ -65,14 +65,14 @@ def repeat(word, count, kind=None):
     return pa.RunEndEncodedArray.from_arrays(pa.array([count], pa.int32()), pa.array([word], kind))
 
 
-def view(word, count):
+def make_string_views(word, count):
     views = np.frombuffer(pa.array([word], pa.string_view()).buffers()[1], np.uint8)
     return pa.Array.from_buffers(
         pa.string_view(), count, [None, pa.py_buffer(np.tile(views, count)), pa.py_buffer(word.encode())]
     )
 
 
-def view_lists(count, length):
+def make_list_views(count, length):
     return pa.ListViewArray.from_arrays(
         pa.array(np.zeros(count, np.int32)), pa.array(np.full(count, length, np.int32)), pa.array(np.zeros(length))
     )
@@ -93,8 +93,8 @@ BOMBS = {
         "feather", TABLE,
         lambda: {"who": ["a"], "a": pa.FixedSizeListArray.from_arrays(pa.nulls(2 * 10**9), 2 * 10**9)},
     ),
-    "Feather, views of one list": ("feather", TABLE, lambda: {"who": ["a"] * 9**4, "a": view_lists(9**4, 10**5)}),
-    "Feather, views of one word": ("feather", TABLE, lambda: {"who": view(WORD, HALF), **LABELS}),
+    "Feather, views of one list": ("feather", TABLE, lambda: {"who": ["a"] * 9**4, "a": make_list_views(9**4, 10**5)}),
+    "Feather, views of one word": ("feather", TABLE, lambda: {"who": make_string_views(WORD, HALF), **LABELS}),
     "Feather, structures of nulls": (
         "feather", TABLE,
         lambda: {"who": pa.StructArray.from_arrays([pa.nulls(2**30)], ["a"]), "class": pa.nulls(2**30)},
@@ -134,7 +134,7 @@ PROGRAM = textwrap.dedent("""
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
-def test_import_refuses_a_small_file_when_it_unpacks_to_gigabytes(tmp_path):
+def test_import_refuses_small_files_that_unpack_to_gigabytes(tmp_path):
     jobs = []
     for at, (form, options, content) in enumerate(BOMBS.values()):
         path = tmp_path / f"{at}.{'h5' if form == 'h5' else form}"

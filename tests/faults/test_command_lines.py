@@ -7,7 +7,7 @@ import os
 from faults.command_lines import HEAVY, lines, wrong
 
 
-def test_random_command_lines_end_as_they_say(small, tmp_path, pfl, monkeypatch):
+def test_random_command_lines_succeed_or_end_in_one_error(small, tmp_path, pfl, monkeypatch):
     for name in ("p", "b", "e", "d", "knn", "fedavg"):
         (tmp_path / name).symlink_to(getattr(small, name))
     (tmp_path / "data.npz").write_bytes(b"no arrays")

@@ -12,7 +12,7 @@ SLOW = {"a bomb", "a line without end", "a value in every row", "1,000 names"} |
 
 
 @pytest.mark.parametrize("reader", READERS, ids=lambda reader: reader.name)
-def test_what_no_file_is_or_declares_too_much_is_refused_by_name(reader, small, tmp_path, pfl, monkeypatch):
+def test_reader_refuses_non_files_and_oversized_files_by_name(reader, small, tmp_path, pfl, monkeypatch):
     (tmp_path / "p").symlink_to(small.p)
     traps = {name: lambda path, make=make: path.write_bytes(make()) for name, make in reader.traps.items()}
     no_files = {

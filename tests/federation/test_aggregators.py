@@ -43,7 +43,7 @@ class _Recording(parameters.Mean):
 
 
 @pytest.mark.parametrize("method", AVERAGING)
-def test_every_average_is_taken_by_the_aggregator(method):
+def test_method_averages_only_by_the_aggregator(method):
     plain, recorded = worlds.run(method, rounds=2), worlds.run(method, rounds=2)
     recorded.aggregator = record = Recorded()
     assert worlds.same(worlds.play(method, plain), worlds.play(method, recorded))
@@ -52,13 +52,13 @@ def test_every_average_is_taken_by_the_aggregator(method):
 
 
 @pytest.mark.parametrize("method", AVERAGING)
-def test_the_mean_by_its_name_is_the_default_to_the_bit(method):
+def test_mean_aggregator_is_identical_to_the_default(method):
     plain, by_name = worlds.run(method, rounds=1), worlds.run(method, rounds=1)
     by_name.aggregator = aggregators.load("mean")
     assert worlds.same(worlds.play(method, plain), worlds.play(method, by_name))
 
 
-def test_the_mean_follows_from_sums_over_parts():
+def test_mean_aggregator_adds_up_over_parts():
     draw = np.random.default_rng(0)
     uploads, weights = {"w": torch.from_numpy(draw.normal(size=(7, 3)))}, draw.random(7)
     mean = aggregators.load("mean")
@@ -72,7 +72,7 @@ def test_the_mean_follows_from_sums_over_parts():
 ROBUST = [name for name in registry.names("aggregators") if name != "mean"]
 
 
-def uploads(n, seed=0):
+def make_uploads(n, seed=0):
     """Uploads (n, ...) with one far outlier, the model that was sent, weights (n,), and all numbers as (n, 11)."""
     draw = np.random.default_rng(seed)
     flat = draw.normal(size=(n, 11)).astype(np.float32)
@@ -84,7 +84,7 @@ def uploads(n, seed=0):
     return {k: torch.from_numpy(v) for k, v in stacked.items()}, downloaded, draw.integers(1, 9, n) * 1.0, flat, start
 
 
-def in_numpy(name, flat, start, weights, options):
+def aggregate_in_numpy(name, flat, start, weights, options):
     """The aggregators in NumPy, written from the papers: the model, and the share of each upload that is left out."""
     flat, n = flat.astype(np.float64), len(flat)
     if name == "median":
@@ -115,15 +115,15 @@ SETTINGS = [
 
 @pytest.mark.parametrize("n", [1, 2, 7, 12])
 @pytest.mark.parametrize(("name", "options"), SETTINGS, ids=str)
-def test_it_is_what_numpy_computes(name, options, n):
-    stacked, downloaded, weights, flat, start = uploads(n)
+def test_aggregator_matches_numpy(name, options, n):
+    stacked, downloaded, weights, flat, start = make_uploads(n)
     chosen = aggregators.load(":".join([name, *map(str, options)])).begin(downloaded)
     cut = n // 3
     for rows in (slice(cut), slice(cut, n)):  # as parts, and with an upload that does not count
         chosen.add({k: v[rows] for k, v in stacked.items()}, weights[rows])
     chosen.add({k: v[:1] * 0 + 99 for k, v in stacked.items()}, np.zeros(1))
     model = chosen.value()
-    expected, left_out = in_numpy(name, flat, start, weights, options)
+    expected, left_out = aggregate_in_numpy(name, flat, start, weights, options)
     np.testing.assert_allclose(np.concatenate([model["w"].flatten(), model["b"]]), expected, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(chosen.left_out, [*left_out, 0], atol=1e-6)
     assert (model["w"].shape, model["w"].dtype) == ((2, 3), torch.float32)
@@ -131,37 +131,37 @@ def test_it_is_what_numpy_computes(name, options, n):
 
 
 @pytest.mark.parametrize("name", ROBUST)
-def test_nothing_to_aggregate_is_an_error_as_for_the_mean(name):
+def test_aggregator_without_uploads_is_an_error(name):
     for text in (name, "mean"):
         chosen = aggregators.load(text).begin({"w": torch.zeros(2)})
         with pytest.raises(ValueError, match="not defined"):
             chosen.value()
 
 
-def test_distances_tell_near_uploads_apart_that_are_far_from_zero():
+def test_krum_distances_are_accurate_for_near_uploads_far_from_zero():
     near = {"w": torch.tensor([[4096.0, 1.0], [4096.0, 1.001], [4096.0, 1.003]])}
     squared = krum.squared_distances(near)
     np.testing.assert_allclose(squared[0], [0, 1e-6, 9e-6], rtol=1e-2)
     assert (squared == squared.T).all()
 
 
-def tensors(state):
+def iterate_tensors(state):
     """The global tensors of a state, whatever the depth; history may lack values."""
     for name, value in state.items():
         if isinstance(value, dict) and name != "history":
-            yield from tensors(value)
+            yield from iterate_tensors(value)
         elif isinstance(value, torch.Tensor):
             yield value
 
 
 @pytest.mark.parametrize("name", ROBUST)
 @pytest.mark.parametrize("method", AVERAGING)
-def test_every_method_that_averages_runs_with_it_and_counts_who_was_left_out(method, name):
+def test_averaging_method_runs_with_a_robust_aggregator_and_records_left_out_clients(method, name):
     run = worlds.run(method, rounds=1, participation=1.0)
     run.aggregator = aggregators.load(name)
     run.attack = Attack(np.asarray([1.0, 1, -50, 1, 1, 1, 1]), np.zeros(7), 0)
     state = worlds.play(method, run)
-    assert all(torch.isfinite(value).all() for value in tensors(state))
+    assert all(torch.isfinite(value).all() for value in iterate_tensors(state))
     assert set(run.notes.left_out) <= set(worlds.ABLE)
     assert all(0 <= share <= 1 for shares in run.notes.left_out.values() for share in shares)
     assert run.notes.left_out
@@ -169,7 +169,7 @@ def test_every_method_that_averages_runs_with_it_and_counts_who_was_left_out(met
 
 @pytest.mark.parametrize("name", ROBUST)
 @pytest.mark.parametrize("method", sorted(SEND_MORE))
-def test_a_method_that_does_more_with_uploads_is_refused(method, name):
+def test_robust_aggregator_refuses_a_method_that_needs_single_uploads(method, name):
     run = worlds.run(method, rounds=2)
     run.aggregator = aggregators.load(name)
     with pytest.raises(UnsuitedError, match=f"--aggregator {name}.* does not apply"):
@@ -177,7 +177,7 @@ def test_a_method_that_does_more_with_uploads_is_refused(method, name):
 
 
 @pytest.mark.parametrize("method", [name for name in registry.names("methods") if methods.load(name).KIND == "peer"])
-def test_peers_have_no_server_that_aggregates(method):
+def test_robust_aggregator_refuses_a_peer_method(method):
     run = worlds.run(method, rounds=2)
     run.aggregator = aggregators.load("median")
     with pytest.raises(UnsuitedError, match="does not apply"):
@@ -193,13 +193,13 @@ def test_peers_have_no_server_that_aggregates(method):
         ("trimmed-mean:0.5", "share=0.5 does not fit"),
     ],
 )
-def test_an_aggregator_that_cannot_be_is_refused(text, words):
+def test_load_refuses_an_invalid_aggregator(text, words):
     with pytest.raises(UsageError, match=words):
         aggregators.load(text)
 
 
 @pytest.mark.parametrize("name", ["median", "trimmed-mean", "krum", "norm-clip"])
-def test_an_aggregator_takes_a_parameter_that_is_a_single_number(name):
+def test_aggregator_accepts_a_scalar_parameter(name):
     start = {"w": torch.zeros(3), "scale": torch.zeros(())}
     taken = aggregators.load(name).begin(start)
     taken.add({"w": torch.ones(5, 3), "scale": torch.ones(5)}, np.ones(5))

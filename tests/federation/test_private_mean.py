@@ -24,14 +24,14 @@ COVERED = [name for name in SENDING if not methods.load(name).SENDS_MORE]
 PARTICIPANTS = len(worlds.ABLE)
 
 
-def private(method, *, noise=0.0, clip=0.1, adapts=False, rate=1.0, **settings):
+def make_private_run(method, *, noise=0.0, clip=0.1, adapts=False, rate=1.0, **settings):
     """A run of a method whose mean is private."""
     run = worlds.run(method, **settings)
     run.privacy = PrivateMean(noise, clip, adapts, rate, PARTICIPANTS, run.rng)
     return run
 
 
-def played(method, run, rounds=1, state=None, first=0):
+def play_rounds(method, run, rounds=1, state=None, first=0):
     """The state of a run after some rounds, and their rows."""
     definition, rows = methods.load(method), []
     state = loop.set_up(run, definition).state if state is None else state
@@ -41,36 +41,36 @@ def played(method, run, rounds=1, state=None, first=0):
     return state, rows
 
 
-def shared(state):
+def flatten_shared_state(state):
     """All that the server keeps for all clients, as one vector; what it keeps for each client is left out."""
     flat = [torch.zeros(0, dtype=torch.float64)]
     for value in state.values():
         if isinstance(value, dict):
-            flat.append(shared(value))
+            flat.append(flatten_shared_state(value))
         elif not isinstance(value, ModelTable) and value.is_floating_point() and len(value) != len(worlds.SIZES):
             flat.append(value.double().flatten())
     return torch.cat(flat)
 
 
 @pytest.mark.parametrize("method", COVERED)
-def test_one_client_moves_what_the_server_keeps_by_at_most_the_clip(method):
+def test_absence_of_one_client_moves_the_server_state_by_at_most_the_clip(method):
     """This is the sensitivity: whatever a client sends, it counts once, and nothing else depends on who takes part."""
     clip, moved = 0.1, []
-    everybody = shared(played(method, private(method, clip=clip))[0])
+    everybody = flatten_shared_state(play_rounds(method, make_private_run(method, clip=clip))[0])
     for absent in worlds.ABLE:
-        run = private(method, clip=clip)
+        run = make_private_run(method, clip=clip)
         run.privacy.sample = lambda participants, t, absent=absent: np.setdiff1d(participants, [absent])
-        moved.append(float(torch.linalg.vector_norm(shared(played(method, run)[0]) - everybody)))
+        moved.append(float(torch.linalg.vector_norm(flatten_shared_state(play_rounds(method, run)[0]) - everybody)))
     assert 0 < max(moved) <= clip / PARTICIPANTS * (1 + 1e-3)
 
 
 @pytest.mark.parametrize("method", COVERED)
-def test_a_round_without_clients_is_noise_of_the_right_size_everywhere(method):
-    run = private(method, noise=2.0, clip=0.3, rate=0.5)
+def test_round_without_clients_adds_noise_of_the_stated_deviation(method):
+    run = make_private_run(method, noise=2.0, clip=0.3, rate=0.5)
     run.privacy.sample = lambda participants, t: participants[:0]
-    before = shared(loop.set_up(run, methods.load(method)).state)
-    state, (row,) = played(method, run)
-    noise = shared(state) - before
+    before = flatten_shared_state(loop.set_up(run, methods.load(method)).state)
+    state, (row,) = play_rounds(method, run)
+    noise = flatten_shared_state(state) - before
     assert row["clients"] == row["uploads"] == 0
     changed = noise[noise != 0]
     assert len(changed) > 10
@@ -79,27 +79,27 @@ def test_a_round_without_clients_is_noise_of_the_right_size_everywhere(method):
 
 
 @pytest.mark.parametrize("method", sorted(set(SENDING) - set(COVERED)))
-def test_a_method_that_sends_more_is_refused_even_where_nobody_says_so(method):
-    run = private(method, noise=1.0, rounds=2)
+def test_private_run_refuses_a_method_that_sends_more_than_its_updates(method):
+    run = make_private_run(method, noise=1.0, rounds=2)
     with pytest.raises((UnsuitedError, ComputationError)):
-        played(method, run, rounds=2)
+        play_rounds(method, run, rounds=2)
 
 
-def equal_clients():
+def make_equal_clients():
     """Six clients with four training samples each."""
     data = worlds.federation()
     return replace(data, offsets=np.cumsum([0, *[4, 2, 3] * 6]))
 
 
-def test_without_clip_and_noise_the_bytes_are_those_of_fedavg():
-    plain = worlds.run("fedavg", data=equal_clients(), participation=1.0)
-    run = worlds.run("fedavg", data=equal_clients(), participation=1.0)
+def test_private_mean_without_clip_and_noise_is_identical_to_fedavg():
+    plain = worlds.run("fedavg", data=make_equal_clients(), participation=1.0)
+    run = worlds.run("fedavg", data=make_equal_clients(), participation=1.0)
     run.privacy = PrivateMean(0.0, math.inf, False, 1.0, 6, run.rng)
-    assert worlds.same(played("fedavg", plain, 3)[0], played("fedavg", run, 3)[0])
+    assert worlds.same(play_rounds("fedavg", plain, 3)[0], play_rounds("fedavg", run, 3)[0])
 
 
-def test_clients_count_alike_over_a_fixed_denominator():
-    run, start = private("fedavg", clip=1.0, rate=0.5), {"w": torch.zeros(2), "b": torch.zeros(1)}
+def test_private_mean_weights_clients_equally_over_a_fixed_denominator():
+    run, start = make_private_run("fedavg", clip=1.0, rate=0.5), {"w": torch.zeros(2), "b": torch.zeros(1)}
     run.privacy.begin_round(0)
     mean = run.averaging(start)
     mean.add(
@@ -119,8 +119,8 @@ def test_clients_count_alike_over_a_fixed_denominator():
     assert run.privacy.end_round() == {"clip": 1.0, "uploads": 2, "clipped": 1}
 
 
-def test_each_client_is_sampled_on_its_own():
-    run = private("fedavg", rate=0.3)
+def test_private_mean_samples_each_client_independently():
+    run = make_private_run("fedavg", rate=0.3)
     many = np.arange(4000)
     counts = [len(run.privacy.sample(many, t)) for t in range(200)]
     assert np.mean(counts) == pytest.approx(1200, abs=3 * math.sqrt(840 / 200))
@@ -129,8 +129,8 @@ def test_each_client_is_sampled_on_its_own():
     assert picked & set(range(3999)) == set(run.privacy.sample(many[:-1], 7).tolist())  # a client less changes no other
 
 
-def test_the_clip_follows_the_median_of_norms():
-    run = private("fedavg", adapts=True, clip=0.1, rounds=200)
+def test_adaptive_clip_approaches_the_median_norm():
+    run = make_private_run("fedavg", adapts=True, clip=0.1, rounds=200)
     norms = np.asarray([0.5, 1.0, 2.0, 3.0, 4.0])
     for t in range(200):
         run.privacy.begin_round(t)
@@ -141,9 +141,9 @@ def test_the_clip_follows_the_median_of_norms():
     assert 1.9 < run.privacy.clip < 3.1
 
 
-def test_the_noise_of_count_and_sum_together_is_that_of_the_multiplier():
+def test_noise_of_count_and_sum_composes_to_the_multiplier():
     for noise, rate in ((0.5, 0.5), (3.0, 1.0), (0.01, 1.0)):
-        privacy = private("fedavg", noise=noise, adapts=True, rate=rate).privacy
+        privacy = make_private_run("fedavg", noise=noise, adapts=True, rate=rate).privacy
         assert (2 * privacy.count_noise) ** -2 + privacy.sum_noise**-2 == pytest.approx(noise**-2)
         assert privacy.sum_noise <= 1.2 * noise
 
@@ -164,8 +164,8 @@ def test_noise_on_the_count_and_on_the_mean_has_the_stated_standard_deviation(cl
         assert stats.kstest(np.asarray(values) / deviation, "norm").pvalue > 1e-3
 
 
-def test_a_network_with_a_single_number_as_a_parameter_is_clipped_with_it():
-    run, start = private("fedavg", clip=1.0), {"w": torch.zeros(2), "scale": torch.zeros(())}
+def test_clipping_includes_a_scalar_parameter():
+    run, start = make_private_run("fedavg", clip=1.0), {"w": torch.zeros(2), "scale": torch.zeros(())}
     run.privacy.begin_round(0)
     mean = run.averaging(start)
     trained = {"w": torch.tensor([[3.0, 0.0]]), "scale": torch.tensor([4.0])}
@@ -174,26 +174,26 @@ def test_a_network_with_a_single_number_as_a_parameter_is_clipped_with_it():
     torch.testing.assert_close(mean.value()["scale"], torch.tensor(0.8 / PARTICIPANTS))
 
 
-def test_a_resumed_run_draws_the_same_noise_and_has_the_same_clip():
-    uninterrupted = private("fedavg", noise=0.5, adapts=True, rate=0.6)
-    state, rows = played("fedavg", uninterrupted, 4)
-    begun = private("fedavg", noise=0.5, adapts=True, rate=0.6)
-    half, first = played("fedavg", begun, 2)
-    resumed = private("fedavg", noise=0.5, adapts=True, rate=0.6)
+def test_resumed_private_mean_has_the_same_noise_and_clip():
+    uninterrupted = make_private_run("fedavg", noise=0.5, adapts=True, rate=0.6)
+    state, rows = play_rounds("fedavg", uninterrupted, 4)
+    begun = make_private_run("fedavg", noise=0.5, adapts=True, rate=0.6)
+    half, first = play_rounds("fedavg", begun, 2)
+    resumed = make_private_run("fedavg", noise=0.5, adapts=True, rate=0.6)
     resumed.privacy.resume(1, first[-1])
-    again, last = played("fedavg", resumed, 2, half, first=2)
+    again, last = play_rounds("fedavg", resumed, 2, half, first=2)
     assert worlds.same(state, again)
     assert [row["clip"] for row in rows] == [row["clip"] for row in (*first, *last)]
     assert uninterrupted.privacy.clip == resumed.privacy.clip
 
 
-def test_clients_that_diverge_or_drop_out_only_lower_the_sum():
-    run = private("fedavg", noise=0.1, rate=1.0, lr=1e30)
-    state, (row,) = played("fedavg", run)
+def test_diverged_and_dropped_clients_only_reduce_the_private_sum():
+    run = make_private_run("fedavg", noise=0.1, rate=1.0, lr=1e30)
+    state, (row,) = play_rounds("fedavg", run)
     assert (row["uploads"], len(row["diverged"])) == (0, PARTICIPANTS)
     assert parameters.finite(parameters.stack([state["global"]])).all()
-    run = private("fedavg", noise=0.1, rate=1.0, dropout=0.99)
-    assert played("fedavg", run)[1][0]["uploads"] < PARTICIPANTS
+    run = make_private_run("fedavg", noise=0.1, rate=1.0, dropout=0.99)
+    assert play_rounds("fedavg", run)[1][0]["uploads"] < PARTICIPANTS
 
 
 def test_noise_differs_between_rounds_tensors_and_seeds():
@@ -210,8 +210,8 @@ def test_noise_differs_between_rounds_tensors_and_seeds():
         assert abs(np.corrcoef(first, other)[0, 1]) < 0.1
 
 
-def test_integers_are_refused_and_so_is_a_round_without_noise():
-    run = private("fedavg", noise=1.0)
+def test_private_mean_refuses_integer_parameters_and_a_round_without_a_mean():
+    run = make_private_run("fedavg", noise=1.0)
     run.notes = RoundNotes()
     run.privacy.begin_round(0)
     with pytest.raises(UnsuitedError, match="batch normalization"):

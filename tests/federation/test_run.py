@@ -13,7 +13,7 @@ from pflcli.errors import ComputationError
 from pflcli.federation.attendance import AllAbsent, Attendance, RoundNotes
 
 
-def test_a_run_without_further_models_has_the_common_one():
+def test_initial_models_without_further_draws_gives_only_the_common_model():
     run = worlds.run()
     run.draw_model = None
     assert worlds.same(run.initial_models(1), parameters.stack([run.init]))
@@ -21,7 +21,7 @@ def test_a_run_without_further_models_has_the_common_one():
         run.initial_models(2)
 
 
-def test_no_sum_is_computed_in_a_round_that_no_client_completes():
+def test_sum_uploads_raises_all_absent_when_no_client_completes_the_round():
     run = worlds.run()
     run.notes = RoundNotes(Attendance(selected=np.asarray([0, 2]), dropped=np.asarray([0, 2])))
     with pytest.raises(AllAbsent):
@@ -29,7 +29,7 @@ def test_no_sum_is_computed_in_a_round_that_no_client_completes():
 
 
 @pytest.mark.parametrize(("participation", "count"), [(0.01, 1), (0.4, 2), (0.6, 4), (1.0, 6)])
-def test_a_cohort_is_the_nearest_number_of_participants_without_repetition(participation, count):
+def test_cohort_has_the_rounded_share_of_participants_without_repetition(participation, count):
     run = worlds.run(participation=participation)
     cohorts = [run.cohort(t) for t in range(20)]
     assert {len(np.intersect1d(cohort, run.federation.participants)) for cohort in cohorts} == {count}
@@ -46,14 +46,14 @@ def test_each_selected_client_drops_out_independently_in_each_round():
     assert (present[1:] != present[:-1]).any(axis=1).mean() > 0.5
 
 
-def test_clients_that_have_trained_are_recorded():
+def test_local_sgd_records_the_clients_that_trained():
     run = worlds.run()
     for part in run.local_sgd([6, 0, 3], run.init, t=0):
         assert run.notes.trained.issuperset(part.clients.tolist())
     assert run.notes.trained == {0, 3, 6}
 
 
-def test_only_clients_without_an_entry_adapt_before_they_predict():
+def test_adapt_trains_only_clients_without_a_table_entry():
     run = worlds.run()
     clients, start = np.asarray([6, 0, 3]), run.initial_model()
     table = run.table(start)
@@ -70,7 +70,7 @@ def test_only_clients_without_an_entry_adapt_before_they_predict():
     assert table.written.tolist() == [0], "the table itself must not change"
 
 
-def test_adaptation_keeps_the_entries_of_the_table_alone_and_reads_the_rows_of_newcomers():
+def test_adapt_keeps_only_table_entries_and_reads_per_client_values_of_newcomers():
     run, seen = worlds.run(), []
     clients, start = np.asarray([6, 0, 3]), run.initial_model()
     head = parameters.part(start, "head.")
@@ -97,7 +97,7 @@ def test_adaptation_keeps_the_entries_of_the_table_alone_and_reads_the_rows_of_n
 
 
 @pytest.mark.parametrize("kind", ["plain", "gradient", "objective"])
-def test_clients_train_from_one_model_as_from_a_stack_of_it(kind):
+def test_local_sgd_from_one_model_equals_training_from_a_stack_of_it(kind):
     def objective(model, params, batch):
         return batch.loss(model(params, batch.x))
 

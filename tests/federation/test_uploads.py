@@ -21,14 +21,14 @@ SEND_MORE = {"fedamp", "fedattn", "fedhealth", "pooled"}
 AVERAGING = [name for name in SERVER if name not in SEND_MORE]
 
 
-def played(method, *steps):
+def play_two_rounds(method, *steps):
     """A run with upload steps, after two rounds, and its state."""
     run = worlds.run(method, rounds=2)
     run.uploads = tuple(uploads.load(step) for step in steps)
     return run, worlds.play(method, run)
 
 
-def test_a_long_update_is_clipped_and_a_short_one_stays():
+def test_clip_shortens_only_updates_above_the_norm():
     start = {"w": torch.tensor([[1.0, 1.0], [1.0, 1.0]]), "b": torch.tensor([[0.5], [0.5]])}
     params = {"w": torch.tensor([[4.0, 1.0], [1.3, 1.0]]), "b": torch.tensor([[4.5], [0.1]])}  # updates of norm 5, 0.5
     received = uploads.load("clip:1.0").apply(params, start)
@@ -37,7 +37,7 @@ def test_a_long_update_is_clipped_and_a_short_one_stays():
     assert all(torch.equal(received[name][1], params[name][1]) for name in params)
 
 
-def test_eight_bits_are_the_nearest_of_255_levels():
+def test_int8_rounds_to_the_nearest_of_255_levels():
     start = {"w": torch.ones(2, 3), "count": torch.ones(2, dtype=torch.int64)}
     update = torch.tensor([[-1.27, 0.004, 0.016], [0.0, 0.0, 0.0]])
     received = uploads.load("int8").apply({"w": 1 + update, "count": torch.tensor([3, 4])}, start)
@@ -47,15 +47,15 @@ def test_eight_bits_are_the_nearest_of_255_levels():
 
 
 @pytest.mark.parametrize("method", AVERAGING)
-def test_clipping_above_all_updates_changes_no_bit(method):
-    plain, clipped = played(method), played(method, "clip:1e9")
+def test_clip_above_all_norms_changes_no_bit(method):
+    plain, clipped = play_two_rounds(method), play_two_rounds(method, "clip:1e9")
     assert worlds.same(plain[1], clipped[1])
     assert plain[0].traffic == clipped[0].traffic
 
 
 @pytest.mark.parametrize("method", AVERAGING)
-def test_eight_bits_cost_a_byte_a_number_and_a_scale_a_tensor(method):
-    plain, coded = played(method), played(method, "int8")
+def test_int8_costs_one_byte_per_number_and_one_scale_per_tensor(method):
+    plain, coded = play_two_rounds(method), play_two_rounds(method, "int8")
     assert plain[0].traffic["down"] == coded[0].traffic["down"]
     scales = coded[0].traffic["up"] - plain[0].traffic["up"] / 4
     assert scales > 0
@@ -65,14 +65,14 @@ def test_eight_bits_cost_a_byte_a_number_and_a_scale_a_tensor(method):
     assert not worlds.same(plain[1], coded[1])
 
 
-def test_the_bytes_of_fedavg_are_those_of_its_uploads():
-    run, state = played("fedavg", "clip:0.01", "int8")
+def test_traffic_of_fedavg_counts_the_encoded_uploads():
+    run, state = play_two_rounds("fedavg", "clip:0.01", "int8")
     one = sum(value.numel() + 4 for value in state["global"].values())
     assert run.traffic["up"] == 2 * one * len(run.cohort(0))
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox", "per-fedavg"])
-def test_the_mean_moves_no_further_than_a_clipped_update(method):
+def test_global_model_moves_at_most_by_the_clip_norm(method):
     run = worlds.run(method, rounds=1)
     run.uploads = (uploads.load("clip:0.01"),)
     before = run.initial_model()
@@ -82,9 +82,9 @@ def test_the_mean_moves_no_further_than_a_clipped_update(method):
 
 
 @pytest.mark.parametrize("method", sorted(SEND_MORE))
-def test_a_method_that_sends_more_than_averages_is_refused(method):
+def test_upload_steps_refuse_a_method_that_sends_more_than_averages(method):
     with pytest.raises(UnsuitedError, match="--upload int8 does not apply"):
-        played(method, "int8")
+        play_two_rounds(method, "int8")
 
 
 @pytest.mark.parametrize(
@@ -96,13 +96,13 @@ def test_a_method_that_sends_more_than_averages_is_refused(method):
         ("clip:", "does not fit", ""),
     ],
 )
-def test_a_step_that_cannot_be_is_refused(text, words, fix):
+def test_load_refuses_an_invalid_upload_step(text, words, fix):
     with pytest.raises(UsageError, match=words) as error:
         uploads.load(text)
     assert fix in "".join(error.value.fix)
 
 
-def test_from_the_command_line(pfl, small, tmp_path):
+def test_personalize_upload_option_reduces_traffic_and_is_recorded(pfl, small, tmp_path):
     line = ["personalize", "fedavg", small.p, "--model", "mlp", "--rounds", "1", "-q"]
     assert pfl(*line, "--upload", "clip:1", "--upload", "int8", "-o", tmp_path / "coded").code == 0
     assert pfl(*line, "-o", tmp_path / "plain").code == 0
@@ -118,7 +118,7 @@ def test_from_the_command_line(pfl, small, tmp_path):
 
 
 @pytest.mark.parametrize("step", ["clip:1.0", "int8", "noise:0.1"])
-def test_a_step_takes_a_parameter_that_is_a_single_number(step):
+def test_upload_step_accepts_a_scalar_parameter(step):
     start = {"w": torch.zeros(2, 3), "scale": torch.zeros(2)}
     trained = {name: value + 1 for name, value in start.items()}
     received = uploads.load(step).apply(trained, start, np.random.default_rng)
@@ -145,28 +145,28 @@ def apply(params, downloaded, cfg, draw):
     ("declared", "depends_on"),
     [("RANDOM = True", "secret"), ('RANDOM = "seed"', "seed"), ("", None), ("RANDOM = 2", None)],
 )
-def test_a_step_draws_from_the_secret_of_the_run_unless_it_declares_otherwise(declared, depends_on, tmp_path):
+def test_upload_step_draws_from_the_secret_unless_it_declares_the_seed(declared, depends_on, tmp_path):
     file = tmp_path / f"step_{len(declared)}.py"
     file.write_text(STEP.format(declared=declared))
     name = registry.use("uploads", str(file))
     clients, start = np.asarray([0]), {"w": torch.zeros(1)}
     if depends_on is None:
         with pytest.raises(InputError, match=r"RANDOM|declare"):
-            _draw(name, clients, start)
+            draw_once(name, clients, start)
         return
-    first = _draw(name, clients, start)
-    assert (_draw(name, clients, start, secret=1) != first) == (depends_on == "secret")
-    assert (_draw(name, clients, start, seed=1) != first) == (depends_on == "seed")
+    first = draw_once(name, clients, start)
+    assert (draw_once(name, clients, start, secret=1) != first) == (depends_on == "secret")
+    assert (draw_once(name, clients, start, seed=1) != first) == (depends_on == "seed")
 
 
-def _draw(name, clients, start, **case):
+def draw_once(name, clients, start, **case):
     run = worlds.run("fedavg", **case)
     run.uploads = (uploads.load(name),)
     return float(run.upload({"w": torch.zeros(1, 1)}, start, clients)["w"])
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_of_two_steps_each_draws_from_its_own_source(order, tmp_path):
+def test_two_upload_steps_draw_from_their_own_sources(order, tmp_path):
     (tmp_path / "step_by_seed.py").write_text(STEP.format(declared='RANDOM = "seed"'))
     steps = uploads.load(registry.use("uploads", str(tmp_path / "step_by_seed.py"))), uploads.load("noise:0.5")
     run, start = worlds.run("fedavg"), {"w": torch.zeros(1)}
@@ -181,7 +181,7 @@ def test_of_two_steps_each_draws_from_its_own_source(order, tmp_path):
     }
 
 
-def test_noise_is_of_the_deviation_and_each_upload_has_its_own():
+def test_noise_step_has_the_given_deviation_and_is_independent_per_upload():
     start = {"w": torch.zeros(2, 20_000), "count": torch.zeros(2, dtype=torch.int64)}
     generators = [np.random.default_rng(seed) for seed in (0, 1)]
     received = uploads.load("noise:0.3").apply(start, start, generators.__getitem__)
@@ -191,16 +191,20 @@ def test_noise_is_of_the_deviation_and_each_upload_has_its_own():
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedham", "scaffold"])
-def test_noise_differs_from_round_to_round_and_repeats_with_the_seed(method):
-    plain, noisy, again = played(method), played(method, "noise:0.1"), played(method, "noise:0.1")
+def test_noise_step_repeats_with_the_seed(method):
+    plain, noisy, again = (
+        play_two_rounds(method),
+        play_two_rounds(method, "noise:0.1"),
+        play_two_rounds(method, "noise:0.1"),
+    )
     assert worlds.same(noisy[1], again[1])
     assert not worlds.same(noisy[1], plain[1])
-    assert worlds.same(played(method, "noise:0")[1], plain[1])
+    assert worlds.same(play_two_rounds(method, "noise:0")[1], plain[1])
     assert plain[0].traffic == noisy[0].traffic
 
 
-def test_a_client_that_uploads_twice_in_a_round_draws_noise_twice():
-    run, _ = played("fedavg", "noise:1.0")
+def test_noise_differs_between_two_uploads_of_a_client_in_a_round():
+    run, _ = play_two_rounds("fedavg", "noise:1.0")
     clients, start = np.asarray([0, 2]), {"w": torch.zeros(4)}
     first, second = (run.upload({"w": torch.zeros(2, 4)}, start, clients)["w"] for _ in range(2))
     assert len({tuple(row) for row in torch.cat([first, second]).tolist()}) == 4

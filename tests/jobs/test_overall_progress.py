@@ -31,14 +31,14 @@ class Screen(NullReporter):
         self.updates.append((self.now[0], percent, note))
 
 
-def job(seed, name, work):
+def make_job(seed, name, work):
     return Job(name, Path(), lambda inputs, execution: None, (), seed=seed, work=work)
 
 
-def test_progress_goes_by_the_time_that_jobs_take():
+def test_overall_progress_weights_jobs_by_their_duration():
     """Two seeds of a job that takes 3 s and one that takes 1 s: what is known after the first tells of the second."""
     now = [0.0]
-    jobs = [job(seed, name, 1.0) for seed in (0, 1) for name in ("slow", "fast")]
+    jobs = [make_job(seed, name, 1.0) for seed in (0, 1) for name in ("slow", "fast")]
     screen = Screen(now)
     progress = OverallProgress(screen, jobs, clock=lambda: now[0])
     with progress.overall():
@@ -58,10 +58,10 @@ def test_progress_goes_by_the_time_that_jobs_take():
     assert screen.said[:2] == ["seed 0, slow: all well", "seed 0, slow: finished in 3.0 s"]
 
 
-def test_a_resumed_job_is_not_taken_for_a_fast_one():
+def test_overall_progress_ignores_rounds_finished_before_a_resume():
     """Rounds of before took no time now: 90 of 100 rounds are there, the next 5 take 5 s, so 5 s are left."""
     now = [0.0]
-    screen, resumed = Screen(now), job(0, "backbone", 100.0)
+    screen, resumed = Screen(now), make_job(0, "backbone", 100.0)
     progress = OverallProgress(screen, [resumed], clock=lambda: now[0])
     with progress.overall(), progress.job(resumed), progress.progress("fedavg", 100, 90) as advance:
         now[0] = 5.0
@@ -69,9 +69,9 @@ def test_a_resumed_job_is_not_taken_for_a_fast_one():
         assert screen.updates[-1][1] == pytest.approx(50)
 
 
-def test_progress_never_goes_back():
+def test_overall_progress_never_decreases():
     """The first job takes 1 s, and the second turns out to be slower than was assumed."""
-    now, jobs = [0.0], [job(0, name, 1.0) for name in ("fast", "slow", "last")]
+    now, jobs = [0.0], [make_job(0, name, 1.0) for name in ("fast", "slow", "last")]
     screen = Screen(now)
     progress = OverallProgress(screen, jobs, clock=lambda: now[0])
     with progress.overall():

@@ -18,7 +18,7 @@ from pflcli.reporter import NullReporter
 
 
 @pytest.mark.parametrize("conflict", [None, ConflictError("it was made by another request")])
-def test_a_job_replaces_an_artifact_of_another_request_only_if_the_plan_found_one(conflict):
+def test_job_replaces_an_artifact_only_if_the_plan_found_a_conflict(conflict):
     """Otherwise it would replace what another process has put there since, and discard what it has begun."""
     forced = []
     job = Job("fedavg", Path("x"), lambda inputs, execution: forced.append(execution.force), ())
@@ -27,7 +27,7 @@ def test_a_job_replaces_an_artifact_of_another_request_only_if_the_plan_found_on
     assert forced == [conflict is not None]
 
 
-def test_an_artifact_of_another_request_is_no_conflict_if_no_job_needs_it(small, tmp_path):
+def test_plan_ignores_a_conflicting_artifact_that_no_job_needs(small, tmp_path):
     def conflict(inputs, execution):
         if not execution.force:
             raise ConflictError("it was made by another request")
@@ -49,7 +49,7 @@ def test_an_artifact_of_another_request_is_no_conflict_if_no_job_needs_it(small,
         Graph.create(tmp_path, more).require_free(Execution())
 
 
-def test_a_file_that_the_command_reads_is_a_conflict_if_its_folder_is_to_be_replaced(tmp_path):
+def test_plan_refuses_to_replace_a_folder_that_contains_an_input_file(tmp_path):
     job = Job("fedavg", tmp_path / "x", lambda inputs, execution: None, ())
     reading = Execution().reading(tmp_path / "x" / "weights.pt")
     done, new = (

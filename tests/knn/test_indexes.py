@@ -25,21 +25,21 @@ KINDS = (
 D, ALL, TRAIN = 16, 90, 60
 
 
-def points(n, seed):
+def make_points(n, seed):
     return np.random.default_rng(seed).normal(size=(n, D)).astype(np.float32)
 
 
-def blob(kind, z, train, **parameters):
+def build_index(kind, z, train, **parameters):
     raw, built = indexes.build(kind, z, train, parameters)
     assert built == kind
     return raw
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_training_rows_alone_are_searched_as_if_there_were_no_others(kind):
-    z, queries = points(ALL, 0), points(25, 1)
-    distance, row = indexes.search(blob(kind, z, TRAIN), queries, 7, TRAIN)
-    expected, first = indexes.search(blob(kind, z[:TRAIN], TRAIN), queries, 7, TRAIN)
+def test_search_of_training_rows_ignores_the_other_rows(kind):
+    z, queries = make_points(ALL, 0), make_points(25, 1)
+    distance, row = indexes.search(build_index(kind, z, TRAIN), queries, 7, TRAIN)
+    expected, first = indexes.search(build_index(kind, z[:TRAIN], TRAIN), queries, 7, TRAIN)
     assert row.shape == (25, 7)
     assert row.max() < TRAIN
     known = first >= 0
@@ -52,22 +52,22 @@ def test_training_rows_alone_are_searched_as_if_there_were_no_others(kind):
 
 
 @pytest.mark.parametrize("kind", ["Flat", *(kind for kind in KINDS if "HNSW" not in kind)])
-def test_the_first_rows_of_an_index_take_as_many_bytes_as_an_index_of_them(kind):
-    z = points(ALL, 0)
-    raw = indexes.first_rows(blob(kind, z, TRAIN), TRAIN)
-    assert len(raw) == len(blob(kind, z[:TRAIN], TRAIN))
-    distance, row = indexes.search(raw, points(25, 1), 7, TRAIN)
-    expected, same = indexes.search(blob(kind, z, TRAIN), points(25, 1), 7, TRAIN)
+def test_first_rows_has_the_size_of_an_index_of_those_rows(kind):
+    z = make_points(ALL, 0)
+    raw = indexes.first_rows(build_index(kind, z, TRAIN), TRAIN)
+    assert len(raw) == len(build_index(kind, z[:TRAIN], TRAIN))
+    distance, row = indexes.search(raw, make_points(25, 1), 7, TRAIN)
+    expected, same = indexes.search(build_index(kind, z, TRAIN), make_points(25, 1), 7, TRAIN)
     np.testing.assert_array_equal(row, same)
     np.testing.assert_array_equal(distance, expected)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_all_rows_are_searched_as_faiss_does(kind):
+def test_search_of_all_rows_equals_faiss(kind):
     import faiss
 
-    z, queries = points(ALL, 0), points(25, 1)
-    raw = blob(kind, z, TRAIN)
+    z, queries = make_points(ALL, 0), make_points(25, 1)
+    raw = build_index(kind, z, TRAIN)
     distance, row = indexes.search(raw, queries, 7, ALL)
     expected, same = faiss.deserialize_index(raw).search(queries, 7)
     np.testing.assert_array_equal(row, same)
@@ -76,12 +76,12 @@ def test_all_rows_are_searched_as_faiss_does(kind):
 
 
 @pytest.mark.parametrize("kind", ["PCA16,Flat", "HNSW32", "SQfp16", "IVF4,Flat"])
-def test_what_loses_nothing_finds_the_nearest(kind):
-    z, queries = points(ALL, 0), points(25, 1)
+def test_lossless_indexes_find_the_nearest_neighbours(kind):
+    z, queries = make_points(ALL, 0), make_points(25, 1)
     parameters = {"nprobe": "4"} if "IVF" in kind else {}
     sizes = np.asarray([0, ALL])
     answers = []
-    for raw in (flat_indexes([z])[0], blob(kind, z, TRAIN, **parameters)):
+    for raw in (flat_indexes([z])[0], build_index(kind, z, TRAIN, **parameters)):
         stores = [Stores(raw, np.asarray([0, len(raw)]), np.arange(ALL), sizes, np.asarray([n])) for n in (TRAIN, ALL)]
         answers.append([store.search([0], queries, np.asarray([0, 25]), 5) for store in stores])
     for exact, other in zip(*answers, strict=True):
@@ -90,31 +90,31 @@ def test_what_loses_nothing_finds_the_nearest(kind):
 
 
 @pytest.mark.parametrize("kind", ["PQ4x4", "IVF4,Flat", "PCA8,Flat", "PQ4x4,RFlat"])
-def test_too_few_samples_to_train(kind, capfd):
+def test_build_uses_the_exact_index_with_too_few_training_samples(kind, capfd):
     for train in (0, 3):
-        raw, built = indexes.build(kind, points(9, 0), train, {})
+        raw, built = indexes.build(kind, make_points(9, 0), train, {})
         assert built == indexes.EXACT
-        np.testing.assert_array_equal(indexes.flat_vectors(raw), points(9, 0))
-    assert indexes.build(kind, points(40, 0), 20, {})[1] == kind
+        np.testing.assert_array_equal(indexes.flat_vectors(raw), make_points(9, 0))
+    assert indexes.build(kind, make_points(40, 0), 20, {})[1] == kind
     assert capfd.readouterr() == ("", "")
 
 
-def test_fewer_lists_asked_than_neighbours_wanted():
-    z = points(ALL, 0)
-    distance, row = indexes.search(blob("IVF16,Flat", z, TRAIN), points(25, 1), 20, TRAIN)
+def test_search_returns_empty_places_when_probed_lists_have_too_few_rows():
+    z = make_points(ALL, 0)
+    distance, row = indexes.search(build_index("IVF16,Flat", z, TRAIN), make_points(25, 1), 20, TRAIN)
     assert (row < 0).any()
     assert row.max() < TRAIN
     assert np.isfinite(distance[row >= 0]).all()
     # Such places stay empty in a search of stores.
-    raw = blob("IVF16,Flat", z, TRAIN)
+    raw = build_index("IVF16,Flat", z, TRAIN)
     store = Stores(raw, np.asarray([0, len(raw)]), np.arange(ALL), np.asarray([0, ALL]), np.asarray([TRAIN]))
-    near = store.search([0], points(25, 1), np.asarray([0, 25]), 20)
+    near = store.search([0], make_points(25, 1), np.asarray([0, 25]), 20)
     np.testing.assert_array_equal(near.label < 0, np.isinf(near.distance))
     assert (near.label < 0).sum() == (row < 0).sum()
 
 
 @pytest.mark.parametrize("kind", ["Wonder", "PQ15x4", "PCA16", "LSH", "IDMap,Flat", "NSG16", "", "FlatIP"])
-def test_what_is_no_index(kind):
+def test_check_refuses_unknown_indexes(kind):
     with pytest.raises(UsageError) as error:
         indexes.check(kind, D, {})
     assert f"--index {kind}" in error.value.message
@@ -122,26 +122,26 @@ def test_what_is_no_index(kind):
 
 
 @pytest.mark.parametrize("options", [{"nprobe": "4"}, {"efSearch": "many"}, {"wieght": "1"}])
-def test_what_is_no_option_of_an_index(options):
+def test_check_refuses_unknown_index_options(options):
     for kind in ("Flat", "HNSW32"):
         with pytest.raises(UsageError, match=next(iter(options))):
             indexes.check(kind, D, options)
     indexes.check("IVF4,Flat", D, {"nprobe": "2"})
 
 
-def rows(path):
+def read_rows(path):
     with (path / "clients.csv").open() as file:
         return list(csv.DictReader(file))
 
 
 @pytest.mark.parametrize("kind", ["SQ8", "PQ8x4", "PCA16,Flat", "HNSW32", "IVF4,Flat"])
-def test_a_datastore_of_every_kind_answers(small, tmp_path, kind):
+def test_datastore_of_every_index_type_predicts(small, tmp_path, kind):
     outcome = build_datastore(small.e, tmp_path / "d", index=kind)
     artifact = open_artifact(tmp_path / "d")
     packed = datastore.read(artifact)
-    assert np.diff(packed.bytes).tolist() == [int(row["bytes"]) for row in rows(tmp_path / "d")]
+    assert np.diff(packed.bytes).tolist() == [int(row["bytes"]) for row in read_rows(tmp_path / "d")]
     assert outcome.summary["bytes_client"]["max"] == np.diff(packed.bytes).max()
-    assert outcome.summary["exact_instead"] == sum(row["index"] == "Flat" for row in rows(tmp_path / "d"))
+    assert outcome.summary["exact_instead"] == sum(row["index"] == "Flat" for row in read_rows(tmp_path / "d"))
     personalize("knn-per", tmp_path / "d", tmp_path / "knn", options={"weight": 1.0})
     personalize("knn-per", small.d, tmp_path / "exact", options={"weight": 1.0})
     approximate, exact = (predictions.read(open_artifact(tmp_path / name), "test") for name in ("knn", "exact"))
@@ -149,15 +149,15 @@ def test_a_datastore_of_every_kind_answers(small, tmp_path, kind):
     assert agree > (0.9 if kind in ("SQ8", "HNSW32") else 0.6)
 
 
-def test_clients_with_too_few_samples_get_the_exact_index(small, tmp_path):
+def test_datastore_gives_clients_with_few_samples_the_exact_index(small, tmp_path):
     outcome = build_datastore(small.e, tmp_path / "d", index="PQ8x4", capacity=0.3)
-    train = [int(row["samples"]) for row in rows(tmp_path / "d")]
-    exact = [row["index"] == "Flat" for row in rows(tmp_path / "d")]
+    train = [int(row["samples"]) for row in read_rows(tmp_path / "d")]
+    exact = [row["index"] == "Flat" for row in read_rows(tmp_path / "d")]
     assert exact == [n < 16 for n in train]
     assert outcome.summary["exact_instead"] == sum(exact) > 0
 
 
-def test_the_same_request_gives_the_same_bytes(small, tmp_path):
+def test_build_datastore_is_deterministic(small, tmp_path):
     for kind in ("PQ8x4", "HNSW16", "IVF4,Flat"):
         paths = [build_datastore(small.e, tmp_path / f"{kind}-{i}", index=kind).path for i in (0, 1)]
         assert (paths[0] / "stores.faiss").read_bytes() == (paths[1] / "stores.faiss").read_bytes()
@@ -171,20 +171,20 @@ def test_the_same_request_gives_the_same_bytes(small, tmp_path):
         ({"index": "IVF4,Flat"}, {"parameters": {"nprobe": 2}}),
     ],
 )
-def test_another_option_makes_another_request(small, tmp_path, options, other):
+def test_build_datastore_with_another_option_conflicts(small, tmp_path, options, other):
     build_datastore(small.e, tmp_path / "d", **options)
     with pytest.raises(ConflictError, match="another request"):
         build_datastore(small.e, tmp_path / "d", **options, **other)
 
 
-def test_half_of_the_clients_are_weak(small, tmp_path):
+def test_capacity_spread_gives_half_of_the_clients_less_capacity(small, tmp_path):
     sizes = np.diff(embeddings.read(open_artifact(small.e))["train"].offsets)
     weak = []
     for spread in (0.1, 0.4):
         build_datastore(small.e, tmp_path / f"{spread}", capacity=0.5, capacity_spread=spread)
-        own = [float(row["capacity"]) for row in rows(tmp_path / f"{spread}")]
+        own = [float(row["capacity"]) for row in read_rows(tmp_path / f"{spread}")]
         assert sorted(set(own)) == pytest.approx([0.5 - spread, 0.5 + spread])
-        assert [int(row["samples"]) for row in rows(tmp_path / f"{spread}")] == [
+        assert [int(row["samples"]) for row in read_rows(tmp_path / f"{spread}")] == [
             np.ceil(round(part * n, 6)) for part, n in zip(own, sizes, strict=True)
         ]
         weak.append([part < 0.5 for part in own])
@@ -192,11 +192,11 @@ def test_half_of_the_clients_are_weak(small, tmp_path):
     assert sum(weak[0]) == 3
 
 
-def test_of_an_odd_number_of_clients_the_smaller_half_is_weak():
+def test_capacity_spread_rounds_down_half_of_an_odd_number_of_clients():
     assert sorted(capacity.draw_capacities(0.5, 0.25, 5, seed=0).tolist()) == [0.25] * 2 + [0.75] * 3
 
 
-def test_samples_arrive_in_another_order_for_each_seed_split_and_client():
+def test_arrival_order_differs_by_seed_split_and_client():
     keys = [(seed, split, client) for seed in (0, 1) for split in ("train", "validation") for client in (0, 1)]
     orders = [capacity.arrival_order(*key, 50).tolist() for key in keys]
     assert all(sorted(order) == [*range(50)] for order in orders)
@@ -204,24 +204,24 @@ def test_samples_arrive_in_another_order_for_each_seed_split_and_client():
 
 
 @pytest.mark.parametrize("options", [{"capacity_spread": 0.1}, {"capacity": 0.5, "capacity_spread": -0.1}])
-def test_nobody_holds_more_than_everything(small, tmp_path, options):
+def test_capacity_spread_beyond_0_to_1_is_refused(small, tmp_path, options):
     with pytest.raises(UsageError, match="--capacity-spread"):
         build_datastore(small.e, tmp_path / "d", **options)
 
 
-def test_stores_of_many_sizes_are_read_side_by_side(monkeypatch):
+def test_indexes_of_different_sizes_are_read_in_parallel(monkeypatch):
     """FAISS has its limits once for a process: whoever sets them gives way to other threads here, before it reads."""
     module, draw = indexes.faiss(), np.random.default_rng(0)
     limit = module.set_deserialization_loop_limit
     monkeypatch.setattr(module, "set_deserialization_loop_limit", lambda n: (limit(n), time.sleep(1e-3)))
     known = [draw.normal(size=(n, 8)).astype(np.float32) for n in (3, 4000)]
-    raws = [np.asarray(indexes.faiss().serialize_index(_filled(z))) for z in known]
+    raws = [np.asarray(indexes.faiss().serialize_index(make_filled_index(z))) for z in known]
     with ThreadPoolExecutor(8) as pool:
         counts = list(pool.map(lambda place: indexes.read(raws[place % 2]).ntotal, range(40)))
     assert counts == [3, 4000] * 20
 
 
-def _filled(z):
+def make_filled_index(z):
     index = indexes.faiss().index_factory(z.shape[1], "SQ8")
     index.train(z)
     index.add(z)

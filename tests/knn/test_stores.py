@@ -15,47 +15,47 @@ from pflcli.knn.indexes import build, find_nearest, flat_indexes, flat_vectors, 
 from pflcli.knn.stores import Stores, select_client
 
 
-def points(n, d=7, seed=0):
+def make_points(n, d=7, seed=0):
     return np.random.default_rng(seed).normal(size=(n, d)).astype(np.float32)
 
 
-def brute(stored, queries, k):
+def search_by_brute_force(stored, queries, k):
     squared = ((queries[:, None].astype(np.float64) - stored[None]) ** 2).sum(axis=2)
     order = np.argsort(squared, axis=1, kind="stable")[:, :k]
     return np.take_along_axis(squared, order, axis=1), order
 
 
 @pytest.mark.parametrize(("n", "k"), [(1, 1), (5, 5), (40, 10), (300, 7)])
-def test_nearest_is_brute_force(n, k):
-    stored, queries = points(n), points(23, seed=1)
+def test_find_nearest_equals_brute_force(n, k):
+    stored, queries = make_points(n), make_points(23, seed=1)
     distance, row = find_nearest(stored, queries, k)
-    expected, order = brute(stored, queries, k)
+    expected, order = search_by_brute_force(stored, queries, k)
     np.testing.assert_array_equal(row, order)
     np.testing.assert_allclose(distance, expected, rtol=1e-5)
 
 
-def test_distances_to_near_duplicates_keep_their_digits():
+def test_find_nearest_is_accurate_for_near_duplicates():
     # Far from the origin, |q|^2 - 2 q.x + |x|^2 has no digit left of a distance of 1e-4.
-    stored = points(50, 64) + 100
+    stored = make_points(50, 64) + 100
     queries = stored[:9].copy()
     queries[:, 0] += 0.01
     distance, row = find_nearest(stored, queries, 3)
-    expected, order = brute(stored, queries, 3)
+    expected, order = search_by_brute_force(stored, queries, 3)
     np.testing.assert_array_equal(row[:, 0], order[:, 0])
     np.testing.assert_allclose(distance[:, 0], expected[:, 0], rtol=1e-3)
     same, _ = find_nearest(stored, stored[:9], 1)
     assert (same == 0).all()
 
 
-def test_ties_go_to_the_first_row():
-    stored = np.repeat(points(3), 4, axis=0)
+def test_find_nearest_breaks_ties_by_row():
+    stored = np.repeat(make_points(3), 4, axis=0)
     _, row = find_nearest(stored, stored[[0, 8]], 6)
     assert row[0, :4].tolist() == [0, 1, 2, 3]
     assert row[1, :4].tolist() == [8, 9, 10, 11]
     assert set(row[0, 4:]) in ({4, 5}, {8, 9})
 
 
-def test_equal_vectors_are_as_near_wherever_they_stand_in_a_store():
+def test_find_nearest_gives_equal_vectors_equal_distances():
     """Products compute the last few columns by other instructions."""
     draw = np.random.default_rng(0)
     for _ in range(300):
@@ -67,18 +67,18 @@ def test_equal_vectors_are_as_near_wherever_they_stand_in_a_store():
 
 
 @pytest.mark.parametrize("n_queries", [1, 19, 43, 700])
-def test_a_query_has_the_same_distances_alone_and_among_others(n_queries):
-    stored, queries = points(700, 300), points(n_queries, 300, seed=1)
+def test_find_nearest_gives_a_query_the_same_result_alone_and_in_a_batch(n_queries):
+    stored, queries = make_points(700, 300), make_points(n_queries, 300, seed=1)
     distance, row = find_nearest(stored, queries, 9)
     alone = find_nearest(stored, queries[-1:], 9)
     assert (alone[0].tobytes(), alone[1].tobytes()) == (distance[-1:].tobytes(), row[-1:].tobytes())
 
 
 @pytest.mark.parametrize("n", [0, 1, 33])
-def test_an_index_is_one_that_faiss_reads_and_writes(n):
+def test_flat_indexes_are_bytes_that_faiss_reads_and_writes(n):
     import faiss
 
-    stored = points(n)
+    stored = make_points(n)
     index = faiss.IndexFlatL2(7)
     index.add(stored)
     blob, _ = flat_indexes([stored])
@@ -89,17 +89,17 @@ def test_an_index_is_one_that_faiss_reads_and_writes(n):
 
 
 @pytest.mark.parametrize("searched", [20, 30])
-def test_other_indexes_are_searched_by_faiss_and_agree(searched):
+def test_search_of_hnsw_indexes_agrees_with_flat_ones(searched):
     import faiss
 
     sizes, train = [30, 0, 12], np.asarray([searched, 0, 12])
-    z = [points(n, seed=n) for n in sizes]
+    z = [make_points(n, seed=n) for n in sizes]
     other = []
     for part in z:
         index = faiss.index_factory(7, "HNSW32")
         index.add(part)
         other.append(faiss.serialize_index(index).tobytes())
-    queries, bounds = points(15, seed=9), np.asarray([0, 6, 8, 15])
+    queries, bounds = make_points(15, seed=9), np.asarray([0, 6, 8, 15])
     results = []
     packed = np.frombuffer(bytearray().join(other), np.uint8), np.cumsum([0, *map(len, other)])
     for blob, ends in (flat_indexes(z), packed):
@@ -116,7 +116,7 @@ def test_other_indexes_are_searched_by_faiss_and_agree(searched):
 
 
 @pytest.mark.parametrize("first", ["torch", "faiss"])
-def test_either_order_of_import_leaves_both_working(first):
+def test_torch_and_faiss_work_in_either_import_order(first):
     code = f"""
 import {first}
 import torch, faiss, numpy as np
@@ -130,7 +130,7 @@ assert (i[:, 0] == np.arange(500)).all() and torch.isfinite(a).all()
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
 
 
-def test_a_search_of_many_clients_is_that_of_each():
+def test_search_of_many_clients_equals_each_client_alone():
     run = worlds.run()
     part = run.embeddings["test"]
     together = run.stores.search(run.clients, part.z, part.offsets, 3)
@@ -144,16 +144,16 @@ def test_a_search_of_many_clients_is_that_of_each():
         assert (together.label[span, width:] == -1).all()
 
 
-def world(sizes, n_queries, d, train=None):
-    z = [points(n, d, seed=i) for i, n in enumerate(sizes)]
+def make_stores(sizes, n_queries, d, train=None):
+    z = [make_points(n, d, seed=i) for i, n in enumerate(sizes)]
     blob, ends = flat_indexes(z)
     offsets, bounds = np.cumsum([0, *sizes]), np.cumsum([0, *n_queries])
     train = np.asarray(sizes if train is None else train)
-    return z, points(bounds[-1], d, seed=99), bounds, [blob, ends, np.arange(sum(sizes)), offsets, train]
+    return z, make_points(bounds[-1], d, seed=99), bounds, [blob, ends, np.arange(sum(sizes)), offsets, train]
 
 
 @pytest.fixture(params=["FAISS", "products"])
-def form(request, monkeypatch):
+def search_form(request, monkeypatch):
     """Search stores of every size by FAISS, or by products, which large stores use, of few queries each."""
     monkeypatch.setattr(indexes, "_LARGE", 0 if request.param == "products" else 1 << 40)
     monkeypatch.setattr(indexes, "_QUERIES", 100)
@@ -161,16 +161,16 @@ def form(request, monkeypatch):
 
 
 @pytest.mark.parametrize("k", [1, 9])
-def test_a_search_is_brute_force_for_stores_of_all_sizes(k, form):
+def test_search_equals_brute_force_for_stores_of_all_sizes(k, search_form):
     sizes, n_queries = [1, 0, 5, 64, 65, 200, 7], [3, 4, 16, 17, 33, 300, 0]
-    z, queries, bounds, arguments = world(sizes, n_queries, 37, train=[1, 0, 4, 64, 65, 130, 7])
+    z, queries, bounds, arguments = make_stores(sizes, n_queries, 37, train=[1, 0, 4, 64, 65, 130, 7])
     clients = np.asarray([6, 0, 1, 2, 3, 4, 5])  # in another order than they are stored
     bounds = np.cumsum([0, *np.asarray(n_queries)[clients]])
     results = [Stores(*arguments, threads).search(clients, queries, bounds, k) for threads in (1, 3)]
     assert results[0].distance.tobytes() == results[1].distance.tobytes()
     for place, client in enumerate(clients):
         span, width = slice(*bounds[place : place + 2]), min(k, arguments[4][client])
-        squared, order = brute(z[client][: arguments[4][client]], queries[span], k)
+        squared, order = search_by_brute_force(z[client][: arguments[4][client]], queries[span], k)
         np.testing.assert_array_equal(results[1].label[span, :width], order + arguments[3][client])
         np.testing.assert_allclose(results[1].distance[span, :width], squared, rtol=1e-5)
         assert (results[1].label[span, width:] == -1).all()
@@ -178,8 +178,8 @@ def test_a_search_is_brute_force_for_stores_of_all_sizes(k, form):
 
 
 @pytest.mark.parametrize("k", [1, 20])
-def test_a_search_keeps_ties_in_order_and_the_digits_of_near_duplicates(k, form):
-    first, second = np.repeat(points(3, 64), 30, axis=0), points(50, 64) + 100
+def test_search_breaks_ties_by_row_and_is_accurate_for_near_duplicates(k, search_form):
+    first, second = np.repeat(make_points(3, 64), 30, axis=0), make_points(50, 64) + 100
     blob, ends = flat_indexes([first, second])
     queries = np.concatenate([first[[0, 60]], second[:9]])
     queries[0] += 1  # of the ties, none is at a distance of 0
@@ -188,18 +188,18 @@ def test_a_search_keeps_ties_in_order_and_the_digits_of_near_duplicates(k, form)
     result = Stores(blob, ends, np.arange(140), offsets, np.diff(offsets)).search(
         [0, 1], queries, np.asarray([0, 2, 11]), k
     )
-    assert result.label[0].tolist() == brute(first, queries[:1], k)[1][0].tolist()
+    assert result.label[0].tolist() == search_by_brute_force(first, queries[:1], k)[1][0].tolist()
     assert result.label[1].tolist() == [*range(60, 60 + k)]
     assert (result.distance[1] == 0).all()
-    expected, order = brute(second, queries[2:], 1)
+    expected, order = search_by_brute_force(second, queries[2:], 1)
     np.testing.assert_array_equal(result.label[2:, :1], order + 90)
     np.testing.assert_allclose(result.distance[2:, :1], expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["Flat", "SQ8", "HNSW8"])
-def test_the_store_of_one_client_has_only_the_rows_that_are_searched(kind):
+def test_select_client_returns_only_training_rows(kind):
     """The vectors behind them are validation samples, in old datastores."""
-    train, sizes, z = [6, 0, 9], [9, 4, 9], points(22, 8)
+    train, sizes, z = [6, 0, 9], [9, 4, 9], make_points(22, 8)
     offsets = np.cumsum([0, *sizes])
     raws = [build(kind, own, n, {})[0] for own, n in zip(np.split(z, offsets[1:-1]), train, strict=True)]
     ends = np.cumsum([0, *map(len, raws)])
@@ -214,8 +214,8 @@ def test_the_store_of_one_client_has_only_the_rows_that_are_searched(kind):
             assert store.z.tolist() == z[first : first + count].tolist()
 
 
-def test_queries_that_are_no_numbers_have_no_neighbours(form):
-    _, queries, bounds, arguments = world([30], [20], 8)
+def test_search_gives_non_finite_queries_no_neighbours(search_form):
+    _, queries, bounds, arguments = make_stores([30], [20], 8)
     queries[4, 2], queries[7], queries[9] = np.nan, np.inf, 1e30
     result = Stores(*arguments).search([0], queries, bounds, 3)
     assert (result.label[[4, 7, 9]] == -1).all()

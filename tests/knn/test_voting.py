@@ -18,14 +18,14 @@ from pflcli.knn.stores import Neighbours, Stores
 from pflcli.methods import knn_per
 
 
-def neighbours(*labels):
+def make_neighbours(*labels):
     label = np.asarray(labels)
     return Neighbours(np.where(label < 0, np.inf, np.arange(label.shape[1]) + 1.0), label)
 
 
-def test_votes_by_hand():
+def test_votes_match_hand_computed_counts():
     """Classes 2, 0, 2, a tie of 1 and 2, and an empty store."""
-    near = neighbours([2, 0, 2], [2, 1, -1], [-1, -1, -1])
+    near = make_neighbours([2, 0, 2], [2, 1, -1], [-1, -1, -1])
     by_class = voting.count_votes(near, 3)
     assert by_class.tolist() == [[1, 0, 2], [0, 1, 1], [0, 0, 0]]
     np.testing.assert_allclose(voting.normalize_votes(by_class), [[1 / 3, 0, 2 / 3], [0, 0.5, 0.5], [0, 0, 0]])
@@ -34,14 +34,14 @@ def test_votes_by_hand():
     assert voting.select_majority(by_class, noise).tolist() == [[1, 0, 0], [0, 0, 1], [0, 0, 0]]
 
 
-def test_one_neighbour_votes_alike_however_it_votes():
+def test_votes_of_one_neighbour_are_the_same_for_every_rule():
     expected = worlds.answers("knn-per", worlds.run("knn-per", options={"k": 1}), {})
     for vote in ("count", "label"):
         actual = worlds.answers("knn-per", worlds.run("knn-per", options={"k": 1, "vote": vote}), {})
         assert all(np.array_equal(actual[split], expected[split]) for split in expected)
 
 
-def test_little_noise_changes_no_vote_and_much_leaves_a_guess():
+def test_noisy_votes_approach_majority_or_guessing_with_epsilon():
     options = {"k": 5, "weight": 1.0}
     expected = worlds.answers("knn-per", worlds.run("knn-per", options={**options, "vote": "label"}), {})["test"]
     by_epsilon = {
@@ -50,7 +50,7 @@ def test_little_noise_changes_no_vote_and_much_leaves_a_guess():
         )["test"]
         for epsilon in (1e-6, 1e6)
     }
-    untied = np.asarray([np.sort(row)[-1] > np.sort(row)[-2] for row in _counts(5)])
+    untied = np.asarray([np.sort(row)[-1] > np.sort(row)[-2] for row in count_votes_of_run(5)])
     assert np.array_equal(by_epsilon[1e6][untied], expected[untied])
     assert abs((by_epsilon[1e-6] == expected).all(axis=1).mean() - 1 / worlds.CLASSES) < 0.25
     again = worlds.run("knn-per", options={**options, "vote": "noisy", "vote_epsilon": 1e-6})
@@ -60,24 +60,24 @@ def test_little_noise_changes_no_vote_and_much_leaves_a_guess():
         assert np.array_equal(alone, by_epsilon[1e-6][own])
 
 
-def _counts(k):
+def count_votes_of_run(k):
     run = worlds.run("knn-per", options={"k": k})
     part = run.embeddings["test"]
     return voting.count_votes(run.stores.search(run.clients, part.z, part.offsets, k), worlds.CLASSES)
 
 
-def test_the_noise_is_laplace_of_twice_the_inverse_epsilon():
-    values = _noise([_store([0, 1])], 0, np.arange(4000))
+def test_vote_noise_has_the_scale_of_twice_the_inverse_epsilon():
+    values = draw_vote_noise([make_store([0, 1])], 0, np.arange(4000))
     assert np.abs(values).mean() == pytest.approx(2 / 0.5, rel=0.05)
     assert np.median(values) == pytest.approx(0, abs=0.2)
 
 
-def _store(labels):
+def make_store(labels):
     """Two samples of one feature with these labels."""
     return np.asarray([[0.0], [1.0]], np.float32), np.asarray(labels)
 
 
-def _noise(stores, client, queries, secret=0):
+def draw_vote_noise(stores, client, queries, secret=0):
     """The noise at epsilon 0.5 on the votes of two classes for queries to one of the clients with these stores."""
     blob = flat_indexes([z for z, _ in stores])
     counts = 2 * np.arange(len(stores) + 1)
@@ -87,23 +87,23 @@ def _noise(stores, client, queries, secret=0):
     return voting.draw_noise(part, np.asarray([client]), 2, 0.5, held, partial(rng.generator, secret))
 
 
-def test_noise_repeats_for_the_same_query_and_is_independent_for_another_client_store_or_secret():
+def test_vote_noise_repeats_only_for_the_same_query_client_store_and_secret():
     """Answers to a query that differ between two stores would otherwise tell for certain that its votes differ."""
-    stores, queries = [_store([0, 1]), _store([0, 1])], np.arange(2000)
-    first = _noise(stores, 0, queries)
-    np.testing.assert_array_equal(_noise(stores, 0, queries[::-1])[::-1], first)
-    relabelled, moved = [_store([1, 1]), stores[1]], [(stores[0][0] + 1, stores[0][1]), stores[1]]
+    stores, queries = [make_store([0, 1]), make_store([0, 1])], np.arange(2000)
+    first = draw_vote_noise(stores, 0, queries)
+    np.testing.assert_array_equal(draw_vote_noise(stores, 0, queries[::-1])[::-1], first)
+    relabelled, moved = [make_store([1, 1]), stores[1]], [(stores[0][0] + 1, stores[0][1]), stores[1]]
     for other in (
-        _noise(stores, 1, queries),
-        _noise(relabelled, 0, queries),
-        _noise(moved, 0, queries),
-        _noise(stores, 0, queries, secret=1),
+        draw_vote_noise(stores, 1, queries),
+        draw_vote_noise(relabelled, 0, queries),
+        draw_vote_noise(moved, 0, queries),
+        draw_vote_noise(stores, 0, queries, secret=1),
     ):
         assert abs(np.corrcoef(first.ravel(), other.ravel())[0, 1]) < 0.1
 
 
 @pytest.mark.parametrize("k", [1, 4])
-def test_one_replaced_sample_moves_one_vote_at_most(k):
+def test_replacing_one_sample_moves_at_most_one_vote(k):
     draw = np.random.default_rng(0)
     z, y, queries = draw.normal(size=(12, 2)).astype(np.float32), draw.integers(0, 3, 12), draw.normal(size=(30, 2))
     votes, most = [], 0
@@ -118,7 +118,7 @@ def test_one_replaced_sample_moves_one_vote_at_most(k):
     assert most == voting.SENSITIVITY
 
 
-def test_noise_is_refused_where_one_sample_changes_more_than_one_vote():
+def test_noisy_votes_are_refused_without_an_exact_store_of_samples():
     run = worlds.run("knn-per", options={"vote": "noisy"})
     knn_per.personalize(run, {}, run.clients)
     size = len(run.stores.y)
@@ -143,6 +143,6 @@ def test_noise_is_refused_where_one_sample_changes_more_than_one_vote():
         ("knn-per", {"vote_epsilon": 0}),
     ],
 )
-def test_options_that_contradict_hidden_distances_are_refused(method, options):
+def test_options_that_reveal_distances_are_refused_with_hidden_votes(method, options):
     with pytest.raises(UsageError):
         worlds.run(method, options=options)

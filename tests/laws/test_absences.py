@@ -28,7 +28,7 @@ BAD = 6
 """The client whose training diverges: it is drawn for the first and the last of three rounds."""
 
 
-def poison(run, *clients):
+def make_training_overflow(run, *clients):
     """Let clients hold training samples under which any training overflows."""
     for client in clients:
         run.federation.x[run.federation.rows(client, "train")] = 3e38
@@ -48,7 +48,7 @@ def play(method, run, spoil=lambda t: None):
     return state, rows
 
 
-def answers(method, run, state):
+def predict_by_split(method, run, state):
     """The clients' predictions by split, and flags of what went wrong with them."""
     with run.personalizing():
         predictor = methods.load(method).personalize(run, state, run.clients)
@@ -57,7 +57,7 @@ def answers(method, run, state):
 
 
 @pytest.fixture
-def silence(monkeypatch):
+def drop_out_from(monkeypatch):
     """Let a client drop out of all rounds from ``first`` on."""
 
     def silent(client, first):
@@ -76,23 +76,23 @@ def silence(monkeypatch):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_run_counts_a_client_when_it_diverges(method, silence):
+def test_run_counts_a_client_when_it_diverges(method, drop_out_from):
     """All others end as if it had dropped out, and so does what it had before."""
     first = -1 if method == "fedhealth" else 1  # whose cloud model diverges before the rounds
     runs = [worlds.run(method), worlds.run(method)]
-    state, rows = play(method, runs[0], lambda t: poison(runs[0], BAD) if t == first else None)
+    state, rows = play(method, runs[0], lambda t: make_training_overflow(runs[0], BAD) if t == first else None)
     left_out = {row["round"]: row["diverged"] for row in rows if row["diverged"]}
     assert left_out == ({} if method not in TRAINED else {0: [BAD], 1: [BAD], 3: [BAD]} if first < 0 else {3: [BAD]})
     if method not in TRAINED:
-        poison(runs[0], BAD)
-    by_split, befell = answers(method, runs[0], state)
+        make_training_overflow(runs[0], BAD)
+    by_split, befell = predict_by_split(method, runs[0], state)
     for parts in by_split.values():
         assert np.isfinite(parts["p"]).all()
         np.testing.assert_allclose(parts["p"].sum(axis=1), 1, atol=1e-5)
     if method in ("local", "fedavg-plus", "knn-per-plus"):
         assert absences.name_flagged(befell, [*"abcdefg"])["diverged_personalizing"] == ["g"]
-    silence(BAD, first)
-    expected, dropped = play(method, runs[1], lambda t: poison(runs[1], BAD) if t == first else None)
+    drop_out_from(BAD, first)
+    expected, dropped = play(method, runs[1], lambda t: make_training_overflow(runs[1], BAD) if t == first else None)
     if method not in TRAINED:
         return
     assert {row["round"]: [BAD] for row in dropped if row["dropped"]} == {r: c for r, c in left_out.items() if r > 0}
@@ -100,7 +100,7 @@ def test_run_counts_a_client_when_it_diverges(method, silence):
     for row, other in zip(rows, dropped, strict=True):
         assert (row["bytes_up"], row["bytes_peer"]) == (other["bytes_up"], other["bytes_peer"])
         assert row["bytes_down"] == other["bytes_down"] or method in ("fedattn", "fedham")
-    again, _ = answers(method, runs[1], expected)
+    again, _ = predict_by_split(method, runs[1], expected)
     for split, parts in by_split.items():
         np.testing.assert_array_equal(parts["p"], again[split]["p"])
 
@@ -115,7 +115,7 @@ def test_run_ends_with_the_reason_when_all_clients_diverge(method):
 
 
 @pytest.mark.parametrize("method", TRAINED)
-def test_round_is_recorded_as_unanswered_when_all_clients_drop_out(method):
+def test_round_records_no_uploads_when_all_clients_drop_out(method):
     run = worlds.run(method, rounds=2, dropout=1 - 1e-9)
     begun = methods.load(method).setup(worlds.run(method, rounds=2))
     state, rows = play(method, run)
@@ -125,7 +125,7 @@ def test_round_is_recorded_as_unanswered_when_all_clients_drop_out(method):
         assert (row["clients"], row["dropped"], row["bytes_up"], row["bytes_peer"]) == (0, 3, 0, 0)
         # Before anybody answers, FedProto has no prototypes to send.
         assert (row["bytes_down"] > 0) == (run.kind == "server" and method != "fedproto")
-    by_split, _ = answers(method, run, state)
+    by_split, _ = predict_by_split(method, run, state)
     assert np.isfinite(by_split["test"]["p"]).all()
     assert checkpointed.describe_last(rows).startswith("no client uploaded")
     facts = absences.summarize(rows, [*"abcdefg"])
@@ -134,7 +134,7 @@ def test_round_is_recorded_as_unanswered_when_all_clients_drop_out(method):
 
 
 @pytest.mark.parametrize("method", RECORDING)
-def test_round_without_uploads_repeats_neighbours_and_measures_nothing(method):
+def test_round_without_uploads_keeps_recorded_neighbours_and_measures_no_similarity(method):
     run, code = worlds.run(method, rounds=4, options={"fedham": {"warmup": 1}}.get(method)), methods.load(method)
     before = worlds.play(method, run, last=3)
     records = {name: before[name] for name in code.RECORDS}

@@ -21,7 +21,7 @@ COUNTS = {
 """Numbers of clients, neighbours and models, and whether more than there are mean all."""
 
 
-def options(kind, *owners):
+def list_options_of_type(kind, *owners):
     """Names and options of this type, or of this type or none."""
     return [
         (owner, field.name)
@@ -34,34 +34,34 @@ def options(kind, *owners):
 OWNERS = [(name, methods.load(name).Config) for name in METHODS if methods.load(name).Config]
 
 
-def played(method, **kwargs):
+def play_rounds(method, **kwargs):
     run = worlds.run(method, **kwargs)
     return worlds.answers(method, run, worlds.play(method, run))
 
 
-@pytest.mark.parametrize(("owner", "option"), options(int, *OWNERS, ("training", Settings)))
-def test_a_billion_of_anything_is_refused_in_words(owner, option):
+@pytest.mark.parametrize(("owner", "option"), list_options_of_type(int, *OWNERS, ("training", Settings)))
+def test_integer_option_of_one_billion_is_refused_with_a_message(owner, option):
     cls = Settings if owner == "training" else methods.load(owner).Config
     with pytest.raises(UsageError, match=rf"{option}.*1000000000.* (the most|are asked for|not fit)"):
         config.build(cls, {option: "1000000000"}, owner)
 
 
 @pytest.mark.parametrize(("method", "option"), COUNTS)
-def test_more_than_there_are_mean_all_or_are_refused_in_words(method, option):
+def test_count_option_above_the_number_of_clients_uses_all_clients_or_is_refused(method, option):
     if COUNTS[method, option]:
-        assert "test" in played(method, options={option: 10**6}, rounds=2)
+        assert "test" in play_rounds(method, options={option: 10**6}, rounds=2)
     else:
         with pytest.raises(UsageError, match="1000000 models are too many; the maximum is 1000"):
-            played(method, options={option: 10**6})
+            play_rounds(method, options={option: 10**6})
 
 
 @pytest.mark.parametrize("method", ["gossip", "fedattn"])
-def test_all_others_are_as_many_as_there_are(method):
-    answers = [played(method, options={"k": k}, rounds=2)["test"] for k in (len(worlds.SIZES), 10**6)]
+def test_k_above_the_number_of_clients_gives_the_same_predictions_as_all_clients(method):
+    answers = [play_rounds(method, options={"k": k}, rounds=2)["test"] for k in (len(worlds.SIZES), 10**6)]
     assert answers[0].tobytes() == answers[1].tobytes()
 
 
-def test_a_rate_beyond_float32_diverges(small, tmp_path, pfl):
+def test_learning_rate_diverges_near_and_is_refused_above_the_float32_limit(small, tmp_path, pfl):
     ran = pfl("personalize", "pfedme", small.p, "-o", tmp_path / "x", "--model", "mlp", "--rounds", "1", "--lr", "1e38")
     assert ran.code == ComputationError.exit_code, ran.err
     assert "a smaller --lr may help" in ran.err

@@ -17,7 +17,7 @@ CASES = [*((name, {}) for name in registry.names("methods")), *OPTIONS.items()]
 
 
 @pytest.mark.parametrize(("method", "options"), CASES)
-def test_compiled_loops_train_as_operators_do(method, options, monkeypatch):
+def test_compiled_loops_train_to_the_same_predictions_as_pytorch_operators(method, options, monkeypatch):
     """After three rounds: in the first, personal models do not differ from the global one yet."""
     answers = []
     for compiles in (False, True):

@@ -10,7 +10,7 @@ from pflcli.engine.linear_chain import ChainNetwork
 
 
 @pytest.mark.parametrize("method", registry.names("methods"))
-def test_the_declared_passes_are_those_of_the_network(method, monkeypatch):
+def test_declared_passes_per_step_equal_those_counted_in_the_network(method, monkeypatch):
     """A forward pass of a sample counts a third, and its backward pass two thirds."""
     counted, samples = [], {}
 

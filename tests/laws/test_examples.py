@@ -69,7 +69,7 @@ def write_images():
 
 
 @pytest.mark.parametrize("name", COMMANDS)
-def test_the_help_ends_with_two_examples(pfl, monkeypatch, name):
+def test_command_help_ends_with_its_examples(pfl, monkeypatch, name):
     monkeypatch.setenv("COLUMNS", "80")
     lines = [line.strip() for line in pfl(name, "--help").out.splitlines() if line.strip()]
     examples = COMMANDS[name].examples
@@ -88,7 +88,7 @@ def replace_options(words, others):
     return [*words, *others]
 
 
-def test_the_examples_of_all_commands_run(pfl, tmp_path, monkeypatch):
+def test_help_examples_of_all_commands_run(pfl, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo, "SETTINGS", {**demo.SETTINGS, "rounds": 1})
     monkeypatch.setattr(

@@ -50,7 +50,7 @@ COMMANDS = typer.main.get_command(app).commands
 
 
 @pytest.fixture(scope="module")
-def folders(small, tmp_path_factory):
+def comparison_and_tuning(small, tmp_path_factory):
     """The folders of a comparison and a tuning of one method."""
     from pflcli.commands.compare import compare
     from pflcli.commands.tune import tune
@@ -63,7 +63,7 @@ def folders(small, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def several(small, tmp_path_factory):
+def comparison_of_two_seeds(small, tmp_path_factory):
     """The folder of a comparison of a method, its variant and another method with two seeds."""
     from pflcli.commands.compare import compare
 
@@ -79,7 +79,7 @@ def several(small, tmp_path_factory):
     return at
 
 
-def test_no_command_that_reads_artifacts_is_left_out():
+def test_folder_cases_cover_every_command_that_reads_artifacts():
     """The arguments say what they read by their metavar, which the help shows; three have none."""
     reading = {
         name
@@ -94,7 +94,9 @@ def test_no_command_that_reads_artifacts_is_left_out():
 @pytest.mark.parametrize(
     "line", [line for lines in LINES.values() for line in lines], ids=lambda line: " ".join(map(str, line))
 )
-def test_the_folder_is_accepted_or_choices_are_listed(pfl, small, folders, tmp_path, made_by, line):
+def test_command_accepts_a_compare_or_tune_folder_or_lists_the_choices(
+    pfl, small, comparison_and_tuning, tmp_path, made_by, line
+):
     data = tmp_path / "data.npz"
     samples = np.load(small.samples)
     np.savez(data, x=samples["x"], y=samples["y"])
@@ -113,11 +115,11 @@ def test_the_folder_is_accepted_or_choices_are_listed(pfl, small, folders, tmp_p
     def run(place):
         return pfl(*(str(word).format(f=place, **places) for word in line), *out)
 
-    ran = run(folders / made_by)
+    ran = run(comparison_and_tuning / made_by)
     assert "is not a pfl artifact" not in ran.err
     if ran.code and "choose one of" not in ran.err and "it contains" not in ran.err:
         # What is wrong then is wrong with the predictions in the folder: with their own path it is the same.
-        predictions, *others = open_by_path.open_all(folders / made_by, "predictions")
+        predictions, *others = open_by_path.open_all(comparison_and_tuning / made_by, "predictions")
         assert not others
         assert (ran.code, ran.err) == (run(predictions.path).code, run(predictions.path).err)
         assert line in UNSUITABLE
@@ -132,17 +134,17 @@ CHOOSING = [
 
 
 @pytest.mark.parametrize("line", CHOOSING, ids=lambda line: line[0])
-def test_method_and_seed_choose_among_the_runs_of_a_folder(pfl, small, several, tmp_path, line):
+def test_method_and_seed_options_select_a_run_of_a_folder(pfl, small, comparison_of_two_seeds, tmp_path, line):
     samples = np.load(small.samples)
     np.savez(tmp_path / "data.npz", x=samples["x"], y=samples["y"])
     places = {"client": codebook.read(open_artifact(small.p)).clients[0], "data": tmp_path / "data.npz"}
-    seed = several / "seed-1"
+    seed = comparison_of_two_seeds / "seed-1"
     places |= {name: seed / name for name in ("backbone", "embeddings", "datastore")}
     options = {name for parameter in COMMANDS[line[0]].params for name in parameter.opts}
     choice = ["--method", "knn-per"] if "--method" in options and line[0] != "train-global" else []
     assert "--seed" in options
     out = tmp_path / f"out{FORMS.get(line[0], '')}"
-    words = [str(word).format(f=several, **places) for word in line]
+    words = [str(word).format(f=comparison_of_two_seeds, **places) for word in line]
     ran = pfl(*words, *choice, "--seed", 1, "-o", out)
     if line[0] in ("personalize", "tune"):  # they read several kinds, of which the user chooses one
         choices = ran.err.splitlines()[1].split(", ")
@@ -155,15 +157,15 @@ def test_method_and_seed_choose_among_the_runs_of_a_folder(pfl, small, several, 
         assert not [path for path in used if "/seed-1/" not in path or "@" in path]
 
 
-def test_ambiguous_folder_proposes_the_options_that_choose(pfl, several, tmp_path):
-    ran = pfl("audit", several, "-o", tmp_path / "a")
+def test_error_for_an_ambiguous_folder_suggests_the_method_and_seed_options(pfl, comparison_of_two_seeds, tmp_path):
+    ran = pfl("audit", comparison_of_two_seeds, "-o", tmp_path / "a")
     assert (ran.code, "or choose by --method NAME and --seed N" in ran.err) == (2, True)
-    ran = pfl("sweep", several, "-o", tmp_path / "s")
+    ran = pfl("sweep", comparison_of_two_seeds, "-o", tmp_path / "s")
     assert (ran.code, "or choose by --seed N" in ran.err) == (2, True)
 
 
-def test_seed_of_a_folder_with_one_seed_remains_that_of_the_draws(pfl, folders, tmp_path):
-    assert pfl("audit", folders / "compared", "-o", tmp_path / "a", "--seed", 7).code == 0
+def test_seed_option_sets_the_random_seed_when_a_folder_has_one_seed(pfl, comparison_and_tuning, tmp_path):
+    assert pfl("audit", comparison_and_tuning / "compared", "-o", tmp_path / "a", "--seed", 7).code == 0
     assert open_artifact(tmp_path / "a").manifest.request["seed"] == 7
 
 
@@ -175,7 +177,7 @@ def test_seed_of_a_folder_with_one_seed_remains_that_of_the_draws(pfl, folders, 
 @pytest.mark.parametrize(
     "state", ["unfinished comparison", "unfinished tuning", "file of samples", "file of an artifact"]
 )
-def test_command_says_what_is_missing_when_it_is_given_no_artifact(pfl, small, tmp_path, state, line):
+def test_command_says_what_is_missing_when_its_input_is_not_an_artifact(pfl, small, tmp_path, state, line):
     unfinished = {"unfinished comparison": "seed-0/backbone.partial", "unfinished tuning": "trials/000.partial"}
     path = {"file of samples": tmp_path / "har.csv", "file of an artifact": small.ev / "table.csv"}.get(
         state, tmp_path / "c"

@@ -22,7 +22,7 @@ Y = np.arange(COUNT) % 2
 PLACES = [("a", "train"), ("a", "test"), ("b", "train"), ("b", "test")]
 
 
-def frame(x):
+def make_frame(x):
     rows = [
         {"who": client, "use": split, "class": Y[at], **{f"f{i}": value for i, value in enumerate(values)}}
         for (client, split), part in zip(PLACES, x, strict=True)
@@ -35,12 +35,12 @@ TABLE = {"client": "who", "label": "class", "split_column": "use"}
 
 
 def write_csv(root, x):
-    frame(x).to_csv(root / "d.csv", index=False)
+    make_frame(x).to_csv(root / "d.csv", index=False)
     return root / "d.csv", TABLE
 
 
 def write_parquet(root, x):
-    frame(x).to_parquet(root / "d.parquet", index=False)
+    make_frame(x).to_parquet(root / "d.parquet", index=False)
     return root / "d.parquet", TABLE
 
 
@@ -96,7 +96,7 @@ def test_import_refuses_splits_when_they_share_samples(write, case, tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def raw(x, splits, owner=None):
+def make_raw_samples(x, splits, owner=None):
     return RawSamples(
         x=np.asarray(x),
         label=np.asarray(["a"] * len(x)),
@@ -106,31 +106,31 @@ def raw(x, splits, owner=None):
     )
 
 
-def test_splits_that_share_a_few_samples_are_reported():
+def test_require_separate_warns_when_splits_share_a_few_samples():
     x = np.vstack([np.arange(10.0)] * 2).T
     x[9] = x[0]
-    (remark,) = require_separate(raw(x, ["train"] * 6 + ["val"] * 2 + ["test"] * 2), "d").remarks
+    (remark,) = require_separate(make_raw_samples(x, ["train"] * 6 + ["val"] * 2 + ["test"] * 2), "d").remarks
     assert remark == (
         "WARNING: 1 of 4 samples for validation and test are also training samples, such as row 9 and row 0"
     )
 
 
-def test_features_of_few_values_are_reported_and_not_refused():
+def test_require_separate_only_warns_when_features_take_few_values():
     x = np.asarray([[0.0], [1.0]] * 20)
-    (remark,) = require_separate(raw(x, ["train"] * 30 + ["test"] * 10), "d").remarks
+    (remark,) = require_separate(make_raw_samples(x, ["train"] * 30 + ["test"] * 10), "d").remarks
     assert remark.startswith("WARNING: 10 of 10 samples")
 
 
-def test_clients_that_share_training_samples_are_reported():
+def test_require_separate_warns_when_clients_share_training_samples():
     x = np.vstack([np.arange(10.0), np.arange(10.0)]).T
     owner = np.repeat(["a", "b"], 5)
-    assert require_separate(raw(x, ["train"] * 10, owner), "d").remarks == ()
+    assert require_separate(make_raw_samples(x, ["train"] * 10, owner), "d").remarks == ()
     x[5:] = x[:5]
-    (remark,) = require_separate(raw(x, ["train"] * 10, owner), "d").remarks
+    (remark,) = require_separate(make_raw_samples(x, ["train"] * 10, owner), "d").remarks
     assert remark == "WARNING: 5 of 5 training samples are those of several clients"
 
 
-def test_the_same_features_with_another_label_are_another_sample():
-    samples = raw(np.ones((4, 2)), ["train", "train", "test", "test"])
+def test_samples_with_equal_features_and_different_labels_are_distinct():
+    samples = make_raw_samples(np.ones((4, 2)), ["train", "train", "test", "test"])
     samples.label[2:] = "b"
     assert require_separate(samples, "d").remarks == ()

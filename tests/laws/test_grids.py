@@ -10,7 +10,7 @@ from pflcli.tuning.space import search_space
 
 
 @pytest.mark.parametrize("name", registry.names("methods"))
-def test_a_grid_begins_at_the_defaults(name):
+def test_method_grid_contains_the_defaults_and_only_valid_points(name):
     algorithm = methods.load(name)
     searched = search_space(name, None, {}, {}, "grid")
     known = {**{f"training.{key}": value for key, value in config.plain(Settings()).items()}}

@@ -28,7 +28,7 @@ CLASSES = ["constructor", "\x1btoString"]
 QUICK = ("--model", "logistic", "--rounds", "1", "--threads", "1")
 
 
-def dataset(path, names=NAMES, classes=CLASSES):
+def write_dataset(path, names=NAMES, classes=CLASSES):
     rng = np.random.default_rng(0)
     owner = np.repeat(np.asarray(names), 10)
     y = np.asarray(classes)[rng.integers(0, len(classes), len(owner))]
@@ -36,9 +36,9 @@ def dataset(path, names=NAMES, classes=CLASSES):
     return path
 
 
-def test_every_name_that_import_accepts_works_everywhere(pfl, tmp_path):
+def test_every_client_and_class_name_that_import_accepts_works_in_all_commands(pfl, tmp_path):
     d, p, c = tmp_path / "d", tmp_path / "p", tmp_path / "c"
-    data = dataset(tmp_path / "data.npz")
+    data = write_dataset(tmp_path / "data.npz")
     assert pfl("import", data, "-o", d, "--client", "owner", "--label", "y").code == 0
     assert pfl("partition", d, "-o", p, "--scheme", "natural").code == 0
     assert pfl("show", p).code == 0
@@ -61,7 +61,7 @@ def test_every_name_that_import_accepts_works_everywhere(pfl, tmp_path):
         assert json.loads((tmp_path / "out" / "model.json").read_text())["client"] == name
 
 
-def test_no_cell_of_a_report_is_a_formula():
+def test_escape_formulas_quotes_csv_cells_that_a_spreadsheet_would_evaluate():
     table = csv_file.encode(["client", "score"], [["=1+1|cmd", -0.5], ["-@x", "-inf"], ["+a", "+1e3"], ["\tb", "@c"]])
     rows = list(csv.reader(csv_file.escape_formulas(table).decode().splitlines()))
     assert rows[1:] == [["'=1+1|cmd", "-0.5"], ["'-@x", "-inf"], ["'+a", "+1e3"], ["'\tb", "'@c"]]
@@ -69,9 +69,9 @@ def test_no_cell_of_a_report_is_a_formula():
 
 @pytest.mark.parametrize("name", ["a\ud800b", "a\0b"])
 @pytest.mark.parametrize("role", ["client", "class"])
-def test_a_name_that_no_file_can_hold_is_refused_by_row(pfl, tmp_path, name, role):
+def test_import_refuses_a_client_or_class_name_that_cannot_be_stored(pfl, tmp_path, name, role):
     names, classes = (["ok", name], CLASSES) if role == "client" else (["ok", "too"], ["ok", name])
-    ran = pfl("import", dataset(tmp_path / "data.npz", names, classes), "-o", tmp_path / "d", "--client", "owner")
+    ran = pfl("import", write_dataset(tmp_path / "data.npz", names, classes), "-o", tmp_path / "d", "--client", "owner")
     assert ran.code == 3
     assert "cannot be stored" in ran.err
     assert ascii(name) in ran.err

@@ -51,7 +51,7 @@ def read(root, **options):
     return images.read(folder, images.Decoding(**options), lambda *step: None)
 
 
-def say(error):
+def join_message_and_fix(error):
     return "\n".join([error.message, *error.fix])
 
 
@@ -82,7 +82,7 @@ def test_images_give_the_same_samples_in_every_lossless_format(suffix, tmp_path)
 
 @pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("name", ["0", "0.bin", "0.png.bak"])
-def test_import_refuses_an_image_when_its_name_hides_it(form, name, tmp_path):
+def test_import_refuses_an_image_when_its_file_name_has_no_image_suffix(form, name, tmp_path):
     content = encode(form, "RGB") or encode(form, "L") or encode(form, "1") or encode(form, "F")
     if content is None or form in ("PALM", "PDF", "EPS"):  # Pillow does not identify them
         pytest.skip(f"Pillow does not write {form}")
@@ -108,7 +108,7 @@ def test_import_refuses_dicom_when_its_name_has_no_ending(tmp_path):
 
 
 @pytest.mark.parametrize("place", ["c/x/notes.txt", "c/readme.md", "a/z/labels.csv", "b/z/thumbs.db"])
-def test_import_refuses_a_client_or_class_when_it_loses_all_files(place, tmp_path):
+def test_import_refuses_a_client_or_class_folder_that_has_files_but_no_image(place, tmp_path):
     path = write(tmp_path, "0.png", (encode("PNG", "RGB")))
     other = tmp_path / place
     other.parent.mkdir(parents=True, exist_ok=True)
@@ -119,7 +119,7 @@ def test_import_refuses_a_client_or_class_when_it_loses_all_files(place, tmp_pat
     assert path.exists()
 
 
-def test_import_names_what_it_leaves_out(tmp_path):
+def test_import_reports_the_files_and_folders_it_ignores(tmp_path):
     write(tmp_path, "0.png", encode("PNG", "RGB"))
     (tmp_path / "readme.txt").write_text("text")
     (tmp_path / "paper.pdf").write_text("beside the clients")
@@ -135,7 +135,7 @@ def test_import_names_what_it_leaves_out(tmp_path):
     )
 
 
-def test_folders_behind_links_are_read(tmp_path):
+def test_import_follows_symbolic_links_and_refuses_a_cycle(tmp_path):
     write(tmp_path / "one", "0.png", encode("PNG", "RGB"))
     (tmp_path / "two").mkdir()
     (tmp_path / "two" / "d").symlink_to(tmp_path / "one" / "a")
@@ -174,18 +174,18 @@ def test_import_converts_an_image_only_when_asked(case, tmp_path):
     with pytest.raises(InputError) as error:
         read(tmp_path)
     assert str(path) in error.value.message
-    assert "--convert" in say(error.value)
+    assert "--convert" in join_message_and_fix(error.value)
     x = read(tmp_path, convert=convert).x
     assert x.shape == (3, 16, 16, *(3,) * (convert == "rgb"))
     if grey is not None:
         np.testing.assert_array_equal(x[2], np.dstack([grey] * 3) if convert == "rgb" else grey)
 
 
-def test_grey_and_coloured_images_are_made_alike(tmp_path):
+def test_import_requires_convert_when_grey_and_colour_images_are_mixed(tmp_path):
     write(tmp_path, "0.png", encode("PNG", "L"))
     with pytest.raises(InputError, match=r"is grey, .* in colour") as error:
         read(tmp_path)
-    assert "--convert rgb or --convert grey" in say(error.value)
+    assert "--convert rgb or --convert grey" in join_message_and_fix(error.value)
     np.testing.assert_array_equal(
         read(tmp_path, convert="grey").x, [np.asarray(Image.fromarray(PIXELS).convert("L"))] * 3
     )
@@ -220,7 +220,7 @@ def test_import_asks_for_the_frame_when_an_image_has_several(form, tmp_path):
     with pytest.raises(InputError, match="has 3 frames or pages") as error:
         read(tmp_path)
     assert str(path) in error.value.message
-    assert "--frame 1" in say(error.value)
+    assert "--frame 1" in join_message_and_fix(error.value)
     x = read(tmp_path, frame=1, convert="rgb").x
     np.testing.assert_array_equal(x[0], PIXELS)
     np.testing.assert_allclose(x[2].astype(int), 0, atol=2)

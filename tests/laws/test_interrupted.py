@@ -34,7 +34,7 @@ FEW = {"model": "mlp", "rounds": 2, "participation": 0.5, "batch_size": 8, "eval
 
 
 @pytest.fixture(scope="module")
-def tiny(tmp_path_factory):
+def tiny_datastore(tmp_path_factory):
     """A datastore, with all that it stands on, of six clients in two groups."""
     root, draw = tmp_path_factory.mktemp("tiny"), np.random.default_rng(0)
     y = draw.integers(0, 3, 120)
@@ -90,12 +90,12 @@ class Lines:
         return self._line
 
 
-def number(*key):
+def hash_key(*key):
     """A number that belongs to a key, as if drawn."""
     return int.from_bytes(hashlib.sha256(repr(key).encode()).digest()[:8], "big")
 
 
-def check(method, tiny, out, monkeypatch, turns, *, keep_every_round):
+def check_interrupted_runs(method, tiny, out, monkeypatch, turns, *, keep_every_round):
     """Interrupt runs in both phases, each where a hash of the method and the turn says, and compare what they end with.
 
     Without ``keep_every_round`` a run keeps nothing until it is interrupted.
@@ -106,7 +106,7 @@ def check(method, tiny, out, monkeypatch, turns, *, keep_every_round):
     else:
         monkeypatch.setattr(checkpoint.Checkpoints, "_offer", lambda self: None)
     needs = registry.card("methods", method).facts["NEEDS"]
-    settings = {} if "backbone" in needs else {**FEW, "dropout": 0.4 * (number(method, "dropout") % 4 == 0)}
+    settings = {} if "backbone" in needs else {**FEW, "dropout": 0.4 * (hash_key(method, "dropout") % 4 == 0)}
 
     def run(name, lines=None):
         # Interrupted on the last line of a block under no_grad, Python leaves it without restoring the mode; a command
@@ -120,8 +120,8 @@ def check(method, tiny, out, monkeypatch, turns, *, keep_every_round):
         for phase in ("rounds", "answers"):
             places = sorted(place for place in uninterrupted.ran if place[0] == phase)
             if places:
-                place = places[number(method, turn, phase) % len(places)]
-                count = 1 + number(method, turn, *place[:2]) % uninterrupted.ran[place]
+                place = places[hash_key(method, turn, phase) % len(places)]
+                count = 1 + hash_key(method, turn, *place[:2]) % uninterrupted.ran[place]
                 with pytest.raises(KeyboardInterrupt):
                     run("again", Lines(place, count))
         run("again")
@@ -130,8 +130,12 @@ def check(method, tiny, out, monkeypatch, turns, *, keep_every_round):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_interrupted_anywhere(method, tiny, tmp_path, monkeypatch):
-    check(method, tiny, tmp_path, monkeypatch, turns=[0], keep_every_round=number(method) % 4 == 0)
+def test_run_interrupted_at_one_line_ends_with_the_same_bytes_when_resumed(
+    method, tiny_datastore, tmp_path, monkeypatch
+):
+    check_interrupted_runs(
+        method, tiny_datastore, tmp_path, monkeypatch, turns=[0], keep_every_round=hash_key(method) % 4 == 0
+    )
 
 
 _BEGINS = """
@@ -166,7 +170,7 @@ cli.app = command
 """
 
 
-def program(before, number):
+def run_pfl_with_signal(before, number):
     """Run the process ``pfl`` after some lines that find the name of a signal in sys.argv[0]."""
     lines = f"import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n{before}"
     lines += f"sys.argv[0] = {number!r}\nfrom pflcli.__main__ import run\nrun()"
@@ -178,14 +182,14 @@ def program(before, number):
     [(_BEGINS, "SIGINT", 130), (_ENDS, "SIGINT", -signal.SIGINT), (_ENDS, "SIGTERM", -signal.SIGTERM)],
     ids=["begins", "ends, SIGINT", "ends, SIGTERM"],
 )
-def test_interrupted_while_python_begins_or_ends_it_shows_no_traceback(before, number, code):
-    ended = program(before, number)
+def test_pfl_shows_no_traceback_when_interrupted_while_python_starts_or_exits(before, number, code):
+    ended = run_pfl_with_signal(before, number)
     assert (ended.returncode, ended.stderr) == (code, "")
 
 
 @pytest.mark.parametrize("number", ["SIGINT", "SIGTERM"])
-def test_an_interruption_that_python_would_ignore_is_none_the_less_one(number):
-    ended = program(_WITHIN, number)
+def test_pfl_exits_with_130_when_python_would_ignore_the_interruption(number):
+    ended = run_pfl_with_signal(_WITHIN, number)
     assert ended.returncode == 130
     assert ended.stderr.startswith("pfl: interrupted; to resume, run again:")
 
@@ -193,5 +197,9 @@ def test_an_interruption_that_python_would_ignore_is_none_the_less_one(number):
 @pytest.mark.long
 @pytest.mark.parametrize("keep_every_round", [False, True])
 @pytest.mark.parametrize("method", METHODS)
-def test_interrupted_at_many_places(method, tiny, tmp_path, monkeypatch, keep_every_round):
-    check(method, tiny, tmp_path, monkeypatch, turns=range(1, 21), keep_every_round=keep_every_round)
+def test_run_interrupted_at_many_lines_ends_with_the_same_bytes_when_resumed(
+    method, tiny_datastore, tmp_path, monkeypatch, keep_every_round
+):
+    check_interrupted_runs(
+        method, tiny_datastore, tmp_path, monkeypatch, turns=range(1, 21), keep_every_round=keep_every_round
+    )

@@ -20,7 +20,7 @@ METHODS = registry.names("methods")
 
 @pytest.mark.parametrize("law", list_laws("methods"), ids=lambda law: law.name)
 @pytest.mark.parametrize("method", METHODS)  # one after the other, as the laws of a method share a run
-def test_methods(method, law):
+def test_built_in_method_obeys_the_law(method, law):
     with suppress(NotApplicable):
         law.test(Subject("methods", method))
 
@@ -58,13 +58,13 @@ OTHERS = [
 
 
 @pytest.mark.parametrize(("law", "name"), OTHERS, ids=lambda value: getattr(value, "name", value))
-def test_other_files(law, name):
+def test_built_in_file_of_another_group_obeys_the_law(law, name):
     with suppress(NotApplicable):
         law.test(Subject(law.group, name))
 
 
 @pytest.mark.parametrize("kind", LINKS)
-def test_a_link_of_another_kind_is_refused(kind):
+def test_run_refuses_a_link_that_the_kind_of_the_method_does_not_allow(kind):
     run = worlds.run()
     run.kind = kind
     for link in ("up", "down", "peer"):
@@ -76,7 +76,7 @@ def test_a_link_of_another_kind_is_refused(kind):
                 run.send(link, run.init)
 
 
-def test_nothing_is_sent_while_clients_personalize():
+def test_run_refuses_to_send_while_clients_personalize():
     run = worlds.run("fedavg")
     with pytest.raises(ComputationError, match="personalizing"), run.personalizing():
         run.send("up", run.init)

@@ -34,7 +34,7 @@ OPTIONS = {"fedhealth": {"public": 1.0}}
 
 
 @pytest.mark.parametrize("method", DECLARING)
-def test_bytes_grow_with_the_square_of_the_clients_if_the_method_declares_it(method):
+def test_traffic_grows_quadratically_with_clients_when_the_method_declares_it(method):
     """The converse is a law of all methods. Of a n^2 + b n + c, for 8, 16 and 32 clients, a must not be negligible."""
     sent_bytes = []
     for clients in (8, 16, 32):
@@ -46,7 +46,7 @@ def test_bytes_grow_with_the_square_of_the_clients_if_the_method_declares_it(met
     assert is_quadratic(sent_bytes), sent_bytes
 
 
-def test_costs_of_pairs_count_the_clients_of_a_round_and_the_models_of_all(small, monkeypatch):
+def test_pair_costs_count_the_cohort_of_a_round_and_the_models_of_all_clients(small, monkeypatch):
     monkeypatch.setattr(run_request, "MIN_CLIENTS_FOR_PAIR_COSTS", 1)
     monkeypatch.setattr(run_request, "_model_bytes", lambda settings, partition: 10**9)
     method, settings = methods.load("fedham"), Settings(participation=0.5)
@@ -65,7 +65,7 @@ class Recorder(NullReporter):
 
 
 @pytest.fixture(scope="module")
-def many(tmp_path_factory):
+def partition_of_300_clients(tmp_path_factory):
     """A partition among 300 clients."""
     at = tmp_path_factory.mktemp("many")
     draw, clients = np.random.default_rng(0), 300
@@ -80,12 +80,12 @@ SETTINGS = {"model": "logistic", "rounds": 2, "participation": 0.2}
 
 
 @pytest.mark.parametrize("method", ["knn-per", "ditto", "pens"])
-def test_no_command_opens_files_by_the_client(many, method, tmp_path):
+def test_commands_do_not_open_one_file_per_client(partition_of_300_clients, method, tmp_path):
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     execution = Execution(threads=1)
     resource.setrlimit(resource.RLIMIT_NOFILE, (len([*Path("/dev/fd").iterdir()]) + 64, hard))
     try:
-        source, settings = many / "p", SETTINGS
+        source, settings = partition_of_300_clients / "p", SETTINGS
         if method == "knn-per":
             train_global(source, tmp_path / "b", settings=settings, execution=execution)
             extract(tmp_path / "b", tmp_path / "e", execution=execution)
@@ -102,27 +102,35 @@ FACTS = (
 )
 
 
-def test_a_warning_names_what_grows_with_the_square_of_the_clients(many, monkeypatch, tmp_path):
+def test_personalize_warns_of_costs_that_grow_quadratically_with_clients(
+    partition_of_300_clients, monkeypatch, tmp_path
+):
     """In numbers that follow from the request: models a round, bytes, pairs."""
     monkeypatch.setattr(run_request, "MIN_CLIENTS_FOR_PAIR_COSTS", 300)
     for method, number in FACTS:
         reporter = Recorder()
         execution = Execution(dry_run=True, reporter=reporter)
-        personalize(method, many / "p", tmp_path / method, settings=SETTINGS, execution=execution)
+        personalize(method, partition_of_300_clients / "p", tmp_path / method, settings=SETTINGS, execution=execution)
         assert any(number in line for line in reporter.lines), reporter.lines
     monkeypatch.setattr(run_request, "MIN_CLIENTS_FOR_PAIR_COSTS", 301)
     reporter = Recorder()
     personalize(
-        "panm", many / "p", tmp_path / "panm", settings=SETTINGS, execution=Execution(dry_run=True, reporter=reporter)
+        "panm",
+        partition_of_300_clients / "p",
+        tmp_path / "panm",
+        settings=SETTINGS,
+        execution=Execution(dry_run=True, reporter=reporter),
     )
     assert len(reporter.lines) == 1
 
 
-def test_a_planned_comparison_names_what_grows_with_the_square_of_the_clients(many, monkeypatch, tmp_path):
+def test_compare_dry_run_warns_of_costs_that_grow_quadratically_with_clients(
+    partition_of_300_clients, monkeypatch, tmp_path
+):
     monkeypatch.setattr(run_request, "MIN_CLIENTS_FOR_PAIR_COSTS", 300)
     execution = Execution(dry_run=True, reporter=Recorder())
     compare(
-        [many / "p"],
+        [partition_of_300_clients / "p"],
         tmp_path / "c",
         methods=["fedavg", "panm"],
         settings=SETTINGS,

@@ -15,7 +15,7 @@ QUICK = ("--model", "logistic", "--rounds", 1, "--threads", 1)
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_method_says_that_it_divides_models_when_a_logistic_model_fails(method):
+def test_method_declares_that_it_divides_models_exactly_when_a_logistic_model_fails(method):
     run, failure = worlds.run(method, model="logistic", rounds=1), None
     try:
         worlds.answers(method, run, worlds.play(method, run))

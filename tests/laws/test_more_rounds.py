@@ -25,7 +25,7 @@ SETTINGS = {
 
 
 @pytest.fixture(scope="module")
-def clustered(tmp_path_factory):
+def clustered_partition(tmp_path_factory):
     """Six clients in two known clusters, which ``oracle`` needs."""
     out = tmp_path_factory.mktemp("more") / "p"
     partition("heart-disease", out, scheme="clusters", options={"groups": "2", "kind": "labels"}, clients=6)
@@ -38,10 +38,10 @@ def run(method, source, out, rounds, execution=None, **settings):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_more_rounds_give_the_bytes_of_a_longer_run(method, clustered, tmp_path):
-    run(method, clustered, tmp_path / "short", 2)
-    assert run(method, clustered, tmp_path / "short", 4).decision == "replace"
-    run(method, clustered, tmp_path / "long", 4)
+def test_run_continued_by_more_rounds_has_the_bytes_of_a_longer_run(method, clustered_partition, tmp_path):
+    run(method, clustered_partition, tmp_path / "short", 2)
+    assert run(method, clustered_partition, tmp_path / "short", 4).decision == "replace"
+    run(method, clustered_partition, tmp_path / "long", 4)
     same(tmp_path / "short", tmp_path / "long")
 
 
@@ -54,21 +54,25 @@ def test_more_rounds_give_the_bytes_of_a_longer_run(method, clustered, tmp_path)
         {"dp_noise": 1.0, "dp_delta": 1e-5, "dropout": 0.0},
     ],
 )
-def test_more_rounds_of_a_backbone_give_the_bytes_of_a_longer_run(settings, clustered, tmp_path, monkeypatch):
+def test_backbone_continued_by_more_rounds_has_the_bytes_of_a_longer_run(
+    settings, clustered_partition, tmp_path, monkeypatch
+):
     accuracies = iter([0.1, 0.2, 0.3, 0.3, 0.3, 0.1, 0.2, 0.3, 0.3, 0.3])  # of the rounds 1-2, 3-5 and 1-5
     if settings.get("eval_every") == 1:
         monkeypatch.setattr("pflcli.federation.run.Run.accuracy", lambda *_: next(accuracies))
     monkeypatch.setattr("pflcli.training.dp_secret.secrets.token_hex", lambda count: "ab" * count)
     for out, rounds in (("short", 2), ("short", 5), ("long", 5)):
-        train_global(clustered, tmp_path / out, settings={**SETTINGS, "test_last": 0, **settings, "rounds": rounds})
+        train_global(
+            clustered_partition, tmp_path / out, settings={**SETTINGS, "test_last": 0, **settings, "rounds": rounds}
+        )
     same(tmp_path / "short", tmp_path / "long")
 
 
-def test_a_continued_run_keeps_the_secret_of_its_noise(clustered, tmp_path):
+def test_continued_run_keeps_the_secret_of_its_noise(clustered_partition, tmp_path):
     settings = {**SETTINGS, "test_last": 0, "dp_noise": 1.0, "dp_delta": 1e-5, "dropout": 0.0}
     secrets = []
     for rounds in (2, 3):
-        train_global(clustered, tmp_path / "b", settings={**settings, "rounds": rounds})
+        train_global(clustered_partition, tmp_path / "b", settings={**settings, "rounds": rounds})
         secrets.append(open_artifact(tmp_path / "b").read(dp_secret.FILE))
     assert secrets[0] == secrets[1]
 
@@ -84,39 +88,43 @@ def test_a_continued_run_keeps_the_secret_of_its_noise(clustered, tmp_path):
         ("local", {}, "exists and was made by another request"),
     ],
 )
-def test_more_rounds_are_refused_if_the_earlier_ones_would_be_others(method, settings, reason, clustered, tmp_path):
+def test_more_rounds_are_refused_when_they_would_change_the_earlier_rounds(
+    method, settings, reason, clustered_partition, tmp_path
+):
     few = {"model": "mlp", "test_last": 0, **settings}
-    personalize(method, clustered, tmp_path / "x", settings={**few, "rounds": 2})
+    personalize(method, clustered_partition, tmp_path / "x", settings={**few, "rounds": 2})
     before = open_artifact(tmp_path / "x").manifest
     with pytest.raises(ConflictError, match=reason) as error:
-        personalize(method, clustered, tmp_path / "x", settings={**few, "rounds": 5})
+        personalize(method, clustered_partition, tmp_path / "x", settings={**few, "rounds": 5})
     assert "settings.rounds: 2 -> 5" in error_text(error)
     assert "--force" in error_text(error)
     assert open_artifact(tmp_path / "x").manifest == before
 
 
-def test_a_run_is_not_continued_if_its_last_state_is_missing(clustered, tmp_path, monkeypatch):
+def test_more_rounds_are_refused_when_the_state_after_the_last_round_is_missing(
+    clustered_partition, tmp_path, monkeypatch
+):
     settings = {**SETTINGS, "rounds": 2}
-    train_global(clustered, tmp_path / "b", method="scaffold", settings=settings)
+    train_global(clustered_partition, tmp_path / "b", method="scaffold", settings=settings)
     with pytest.raises(ConflictError, match="contains only the global model, and the rounds of scaffold need more"):
-        train_global(clustered, tmp_path / "b", method="scaffold", settings={**settings, "rounds": 5})
-    train_global(clustered, tmp_path / "f", settings=settings)
+        train_global(clustered_partition, tmp_path / "b", method="scaffold", settings={**settings, "rounds": 5})
+    train_global(clustered_partition, tmp_path / "f", settings=settings)
     personalize("fedavg", tmp_path / "f", tmp_path / "x")
     with pytest.raises(ConflictError, match="its rounds are those of its backbone"):
         personalize("fedavg", tmp_path / "f", tmp_path / "x", settings={"rounds": 5})
     accuracies = iter([0.2, 0.1])
     monkeypatch.setattr("pflcli.federation.run.Run.accuracy", lambda *_: next(accuracies))
     best = {**settings, "report": "best", "eval_every": 1, "test_last": 0}
-    train_global(clustered, tmp_path / "best", settings=best)
+    train_global(clustered_partition, tmp_path / "best", settings=best)
     with pytest.raises(ConflictError, match=r"contains the models of its best round \(1\), not of its last one"):
-        train_global(clustered, tmp_path / "best", settings={**best, "rounds": 5})
+        train_global(clustered_partition, tmp_path / "best", settings={**best, "rounds": 5})
 
 
-def test_more_rounds_of_a_comparison_give_the_bytes_of_a_longer_one(clustered, tmp_path):
+def test_comparison_continued_by_more_rounds_has_the_bytes_of_a_longer_one(clustered_partition, tmp_path):
     def make(out, rounds, only=None):
         settings = {"model": "mlp", "rounds": rounds, "participation": 0.5}
         compared = ["fedavg", "ditto", "knn-per", "local"]
-        compare([clustered], tmp_path / out, methods=compared, settings=settings, references=False, only=only)
+        compare([clustered_partition], tmp_path / out, methods=compared, settings=settings, references=False, only=only)
 
     make("short", 1)
     for path in ("backbone", "embeddings"):  # as the jobs of a plan are run
@@ -131,16 +139,16 @@ def test_more_rounds_of_a_comparison_give_the_bytes_of_a_longer_one(clustered, t
     assert open_artifact(tmp_path / "short" / "seed-0" / "ditto").manifest.summary["rounds"] == 3
 
 
-def test_fewer_rounds_and_changed_settings_are_a_conflict(clustered, tmp_path):
-    run("fedavg", clustered, tmp_path / "x", 3)
+def test_fewer_rounds_or_changed_settings_conflict_with_a_finished_run(clustered_partition, tmp_path):
+    run("fedavg", clustered_partition, tmp_path / "x", 3)
     for rounds, settings in ((2, {}), (5, {"lr": 0.2})):
         with pytest.raises(ConflictError, match="was made by another request"):
-            run("fedavg", clustered, tmp_path / "x", rounds, **settings)
-    assert run("fedavg", clustered, tmp_path / "x", 5, execution=FORCE).decision == "replace"
+            run("fedavg", clustered_partition, tmp_path / "x", rounds, **settings)
+    assert run("fedavg", clustered_partition, tmp_path / "x", 5, execution=FORCE).decision == "replace"
 
 
-def test_the_old_run_is_whole_if_its_continuation_is_interrupted(clustered, tmp_path, monkeypatch):
-    run("ditto", clustered, tmp_path / "x", 2)
+def test_finished_run_stays_complete_when_its_continuation_is_interrupted(clustered_partition, tmp_path, monkeypatch):
+    run("ditto", clustered_partition, tmp_path / "x", 2)
     before = open_artifact(tmp_path / "x").manifest
     play, played = loop.play_round, []
 
@@ -152,13 +160,13 @@ def test_the_old_run_is_whole_if_its_continuation_is_interrupted(clustered, tmp_
 
     monkeypatch.setattr(loop, "play_round", interrupt)
     with pytest.raises(KeyboardInterrupt):
-        run("ditto", clustered, tmp_path / "x", 6)
+        run("ditto", clustered_partition, tmp_path / "x", 6)
     open_artifact(tmp_path / "x").verify()
     assert open_artifact(tmp_path / "x").manifest == before
     monkeypatch.undo()
     with pytest.raises(ConflictError, match=r"x\.partial contains an unfinished run of another request"):
-        run("ditto", clustered, tmp_path / "x", 5)
-    assert run("ditto", clustered, tmp_path / "x", 6).decision == "resume"
+        run("ditto", clustered_partition, tmp_path / "x", 5)
+    assert run("ditto", clustered_partition, tmp_path / "x", 6).decision == "resume"
     assert played == [2, 3, 4]
-    run("ditto", clustered, tmp_path / "long", 6)
+    run("ditto", clustered_partition, tmp_path / "long", 6)
     same(tmp_path / "x", tmp_path / "long")

@@ -79,29 +79,29 @@ def test_new_clients_are_predicted_and_never_trained_in_a_round(method, world, t
     assert np.isfinite(answers.parts["p"]).all()
 
 
-def restricted(state: object, like: object, clients: int) -> object:
+def restrict_to_first_clients(state: object, like: object, clients: int) -> object:
     """The part of a state that is of the first ``clients``: rows of tables, and the head of every longer axis."""
     if isinstance(like, ModelTable):
         assert state.written.tolist() == like.written.tolist()
         return state[range(clients)]
     if isinstance(like, dict):
         assert state.keys() == like.keys()
-        return {key: restricted(state[key], like[key], clients) for key in like}
+        return {key: restrict_to_first_clients(state[key], like[key], clients) for key in like}
     if isinstance(like, torch.Tensor):
         return state[tuple(slice(n) for n in like.shape)]
     return state
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_run_with_new_clients_is_to_the_bit_the_run_without_them(method):
+def test_state_of_the_other_clients_is_identical_with_and_without_new_clients(method):
     base = worlds.federation()
     without, beside = (
         worlds.run(method, data=base, rounds=4),
         worlds.run(method, data=add_new_clients(base, SIZES), rounds=4),
     )
     expected, actual = worlds.play(method, without), worlds.play(method, beside)
-    tables_read = restricted(expected, expected, len(base.clients))
-    assert worlds.same(restricted(actual, expected, len(base.clients)), tables_read)
+    tables_read = restrict_to_first_clients(expected, expected, len(base.clients))
+    assert worlds.same(restrict_to_first_clients(actual, expected, len(base.clients)), tables_read)
 
 
 class StateFiles:
@@ -127,7 +127,7 @@ class StateFiles:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_client_that_comes_after_the_rounds_is_served_as_one_that_they_left_out(method):
+def test_client_added_after_training_gets_the_predictions_of_a_held_out_client(method):
     """To the bit: its samples, and a state that was kept before it came, are all that its predictions need."""
     base = worlds.federation()
     data, code, late = add_new_clients(base, ((11, 3, 4),)), methods.load(method), np.asarray([len(base.clients)])
@@ -140,7 +140,7 @@ def test_a_client_that_comes_after_the_rounds_is_served_as_one_that_they_left_ou
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_stored_table_keeps_its_default(method):
+def test_stored_model_table_keeps_its_default(method):
     """To the bit, whether ``setup`` or a round made the table."""
     run, files = worlds.run(method, rounds=2), StateFiles(len(worlds.federation().clients))
     state = worlds.play(method, run)
@@ -151,7 +151,7 @@ def test_a_stored_table_keeps_its_default(method):
         assert np.array_equal(loaded[name].written, table.written), name
 
 
-def test_perfect_neighbours_are_perfect_however_many_clients_are_new():
+def test_neighbour_precision_and_recall_ignore_new_clients():
     """Among ten clients of two groups, of which two are new and one has no samples to train on."""
     cluster, able = np.arange(10) % 2, np.asarray([0, 1, 2, 3, 4, 5, 6])
     graph = client_relations.share_cluster(cluster)
@@ -160,7 +160,7 @@ def test_perfect_neighbours_are_perfect_however_many_clients_are_new():
     assert row == {"round": 1, "neighbours": (4 * 3 + 3 * 2) / 7, "precision": 1, "recall": 1}
 
 
-def test_whom_a_client_met_last_stays_its_neighbour_of_gossip():
+def test_gossip_keeps_the_neighbours_of_a_client_that_sits_out_a_round():
     """As of neighbours that other methods find: a round that it sits out takes none from it."""
     run = worlds.run("gossip", participation=0.34, rounds=6, options={"k": 1})
     graph = client_relations.unpack_graph(worlds.play("gossip", run)["graph"].numpy(), len(run.clients))

@@ -40,7 +40,7 @@ def judge(file: Path, only: list[str]) -> dict[str, dict[str, str]]:
 
 
 @pytest.mark.parametrize("file", WRONG, ids=lambda file: file.stem)
-def test_a_wrong_file_breaks_the_laws_that_it_names(file):
+def test_wrong_plugin_fails_exactly_the_laws_that_its_docstring_names(file):
     broken, doubtful = read_line(file, "Breaks"), read_line(file, "Warns")
     assert broken + doubtful, "the docstring has no line 'Breaks: LAW' or 'Warns: LAW'"
     judged = judge(file, only=[*broken, *doubtful])
@@ -48,5 +48,5 @@ def test_a_wrong_file_breaks_the_laws_that_it_names(file):
 
 
 @pytest.mark.parametrize("file", RIGHT, ids=lambda file: file.stem)
-def test_a_right_file_passes_every_law(file):
+def test_right_plugin_passes_every_law(file):
     assert judge(file, only=[]) == {"failed": {}, "warning": {name: mock.ANY for name in read_line(file, "Warns")}}

@@ -45,7 +45,7 @@ ONE = Execution(threads=1)
 
 
 @pytest.fixture
-def recorded(monkeypatch):
+def record_noise(monkeypatch):
     """Record the noise of each round and tensor, and the cohorts, in ``noise`` and ``cohorts``."""
     record = {"noise": [], "cohorts": []}
     draw, sample = Release.noise, PrivateMean.sample
@@ -89,7 +89,7 @@ PURPOSES = {
 NOISE = {"normal", "standard_normal", "laplace", "gumbel", "exponential", "logistic", "randn", "normal_", "randn_like"}
 
 
-def test_every_draw_of_noise_has_a_purpose():
+def test_every_call_that_draws_noise_is_listed_with_its_purpose():
     """A new draw must be listed; noise that protects clients comes from ``Run.private_rng``, as tests below require."""
     found = set()
     for file in registry.ROOT.rglob("*.py"):
@@ -132,7 +132,7 @@ def draw_counts(**case):
 
 
 @pytest.mark.parametrize("draw", [draw_votes, draw_uploads, draw_mean, draw_cohorts, draw_counts])
-def test_noise_that_protects_clients_depends_on_the_secret_and_not_on_the_seed(draw):
+def test_privacy_noise_depends_on_the_secret_and_not_on_the_seed(draw):
     first = draw(secret=1)
     assert np.array_equal(draw(secret=1), first)
     assert not np.array_equal(draw(secret=2), first)
@@ -140,7 +140,7 @@ def test_noise_that_protects_clients_depends_on_the_secret_and_not_on_the_seed(d
         assert np.array_equal(draw(secret=1, seed=5), first)
 
 
-def correlation(one, other):
+def correlate(one, other):
     count = min(len(one), len(other))
     return abs(np.corrcoef(one[:count], other[:count])[0, 1])
 
@@ -148,12 +148,12 @@ def correlation(one, other):
 def require_independent(runs):
     for one, other in itertools.combinations(runs, 2):
         bound = 5 / np.sqrt(min(len(one), len(other)))
-        assert correlation(one, other) < bound
+        assert correlate(one, other) < bound
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_resumed_run_repeats_its_noise_and_another_of_the_same_request_does_not(
-    method, small, tmp_path, recorded, monkeypatch
+def test_resumed_run_repeats_its_noise_and_a_second_run_draws_other_noise(
+    method, small, tmp_path, record_noise, monkeypatch
 ):
     release = PrivateMean.end_round
 
@@ -172,29 +172,31 @@ def test_a_resumed_run_repeats_its_noise_and_another_of_the_same_request_does_no
             with pytest.raises(KeyboardInterrupt):
                 run()
 
-        before, _ = recorded(stopped)
+        before, _ = record_noise(stopped)
     secret = (tmp_path / "run.partial" / dp_secret.FILE).read_bytes()
-    after, _ = recorded(run)
+    after, _ = record_noise(run)
     assert (tmp_path / "run" / dp_secret.FILE).read_bytes() == secret
     np.testing.assert_array_equal(after, before[-len(after) :])  # round 2, which was interrupted, once more
-    again, _ = recorded(partial(run, "again"))
+    again, _ = record_noise(partial(run, "again"))
     require_independent([before, again])
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedper"])
-def test_runs_that_differ_in_one_option_have_independent_noise(method, small, tmp_path, recorded):
+def test_runs_with_different_options_have_independent_noise(method, small, tmp_path, record_noise):
     """Neither the noise of a secret nor, with ``dp_seed``, that of a seed is used by two requests."""
     variants = {"once": {}, "lr": {"lr": 0.2}, "seeded": {"dp_seed": 1}, "seeded lr": {"dp_seed": 1, "lr": 0.2}}
     runs = []
     for name, changes in variants.items():
         act = partial(personalize, method, small.p, tmp_path / name, settings={**PRIVATE, **changes}, execution=ONE)
-        runs.append(recorded(act)[0])
+        runs.append(record_noise(act)[0])
     require_independent(runs)
 
 
-def test_a_seed_repeats_a_run(small, tmp_path, recorded):
+def test_runs_with_the_same_dp_seed_have_the_same_noise_and_weights(small, tmp_path, record_noise):
     settings = {**PRIVATE, "dp_seed": 0}
-    runs = [recorded(partial(train_global, small.p, tmp_path / out, settings=settings, execution=ONE)) for out in "ab"]
+    runs = [
+        record_noise(partial(train_global, small.p, tmp_path / out, settings=settings, execution=ONE)) for out in "ab"
+    ]
     np.testing.assert_array_equal(runs[0][0], runs[1][0])
     assert runs[0][1] == runs[1][1]
     weights = [(tmp_path / out / "weights.safetensors").read_bytes() for out in "ab"]
@@ -202,7 +204,7 @@ def test_a_seed_repeats_a_run(small, tmp_path, recorded):
     assert not (tmp_path / "a" / dp_secret.FILE).exists()
 
 
-def test_with_a_seed_other_samples_under_the_same_request_have_other_noise(small):
+def test_noise_from_a_dp_seed_differs_when_the_samples_differ(small):
     """A client that leaves changes the samples, and need not change the request of the partition."""
     partition, settings = open_artifact(small.p), Settings(dp_noise=1.0, dp_delta=1e-3, dp_seed=7)
     files = {name: {**facts, "sha256": "0" * 64} for name, facts in partition.manifest.files.items()}
@@ -212,7 +214,7 @@ def test_with_a_seed_other_samples_under_the_same_request_have_other_noise(small
     assert len(seeds) == 2
 
 
-def test_the_difference_of_two_released_models_does_not_tell_who_took_part(small, tmp_path):
+def test_difference_of_two_released_models_does_not_reveal_the_participants(small, tmp_path):
     """The attack: least squares of the difference of two models on all clients' updates, which the attacker knows.
 
     With shared noise, every client was told apart, to five digits.
@@ -226,14 +228,16 @@ def test_the_difference_of_two_released_models_does_not_tell_who_took_part(small
         net = models.create("logistic", (1, *data.x.shape[1:]), data.classes, 0)
         start = {name: value.detach().clone() for name, value in net.named_parameters()}
         released.append(torch.cat([(weights[name] - start[name]).flatten() for name in start]).double())
-        updates.append(torch.stack([clipped_update(net, data, client, lr) for client in range(len(data.names))], dim=1))
+        updates.append(
+            torch.stack([compute_clipped_update(net, data, client, lr) for client in range(len(data.names))], dim=1)
+        )
     expected = 0.5 * len(data.names)
     difference, basis = released[0] - released[1], (updates[0] - updates[1]) / expected
     member = torch.linalg.lstsq(basis, difference[:, None]).solution[:, 0].numpy()
     assert np.abs(member - member.round()).max() > 1e-2
 
 
-def clipped_update(net, data, client, lr):
+def compute_clipped_update(net, data, client, lr):
     """The update of one client after one step on all its training samples, clipped to 1."""
     block = len(client_blocks.SPLITS) * client
     rows = slice(*data.offsets[block : block + 2])
@@ -251,7 +255,7 @@ UPLOADS = {"model": "logistic", "rounds": 1, "participation": 1.0, "upload": ["n
 def test_noise_on_uploads_differs_between_runs_of_one_seed(method, small, tmp_path):
     """The difference of two models with the same noise would have none."""
     plain, *noisy = (
-        run_state(method, small.p, tmp_path / name, {**UPLOADS, **changes})
+        run_and_read_state(method, small.p, tmp_path / name, {**UPLOADS, **changes})
         for name, changes in {
             "plain": {"upload": []},
             "once": {},
@@ -270,14 +274,14 @@ def test_noise_on_uploads_differs_between_runs_of_one_seed(method, small, tmp_pa
     assert not (tmp_path / "seeded" / dp_secret.FILE).exists()
 
 
-def run_state(method, source, out, settings):
+def run_and_read_state(method, source, out, settings):
     """All numbers of the state after a run."""
     personalize(method, source, out, settings=settings, execution=ONE)
     tensors = load_file(out / "state.safetensors")
     return np.concatenate([tensors[name].ravel() for name in sorted(tensors) if tensors[name].dtype == np.float32])
 
 
-def test_noise_on_uploads_is_the_same_after_a_resume(small, tmp_path, monkeypatch):
+def test_resumed_run_repeats_the_noise_on_uploads(small, tmp_path, monkeypatch):
     settings, play = {**UPLOADS, "rounds": 2}, loop.play_round
 
     def interrupted(run, name, method, state, t):
@@ -290,14 +294,12 @@ def test_noise_on_uploads_is_the_same_after_a_resume(small, tmp_path, monkeypatc
         with pytest.raises(KeyboardInterrupt):
             personalize("fedavg", small.p, tmp_path / "run", settings=settings, execution=ONE)
     shutil.copytree(tmp_path / "run.partial", tmp_path / "copy.partial")
-    first, copied = (run_state("fedavg", small.p, tmp_path / name, settings) for name in ("run", "copy"))
+    first, copied = (run_and_read_state("fedavg", small.p, tmp_path / name, settings) for name in ("run", "copy"))
     np.testing.assert_array_equal(first, copied)  # the same noise was released twice, not two with a difference
-    assert not np.array_equal(first, run_state("fedavg", small.p, tmp_path / "again", settings))
+    assert not np.array_equal(first, run_and_read_state("fedavg", small.p, tmp_path / "again", settings))
 
 
-def test_a_run_that_is_interrupted_after_its_rounds_keeps_its_secret_and_refuses_a_damaged_one(
-    small, tmp_path, monkeypatch
-):
+def test_run_interrupted_after_its_rounds_keeps_its_secret_and_refuses_a_damaged_one(small, tmp_path, monkeypatch):
     def run():
         personalize("fedavg", small.p, tmp_path / "run", settings=UPLOADS, execution=ONE)
 
@@ -323,14 +325,14 @@ def interrupt(*_):
 VOTES = {"vote": "noisy", "vote_epsilon": 0.2, "weight": 1.0}
 
 
-def votes(artifact, split="test"):
+def read_votes(artifact, split="test"):
     return predictions.read(open_artifact(artifact), split).parts["p"]
 
 
 def test_noisy_votes_differ_between_runs_of_one_seed_and_repeat_within_one(small, tmp_path):
     for name, settings in {"once": {}, "again": {}, "seeded": {"dp_seed": 0}, "repeated": {"dp_seed": 0}}.items():
         personalize("knn-per", small.d, tmp_path / name, options=VOTES, settings=settings, execution=ONE)
-    once, again, seeded, repeated = (votes(tmp_path / name) for name in ("once", "again", "seeded", "repeated"))
+    once, again, seeded, repeated = (read_votes(tmp_path / name) for name in ("once", "again", "seeded", "repeated"))
     assert not np.array_equal(once, again)
     assert not np.array_equal(once, seeded)
     np.testing.assert_array_equal(seeded, repeated)
@@ -343,14 +345,14 @@ def test_noisy_votes_differ_between_runs_of_one_seed_and_repeat_within_one(small
             np.testing.assert_array_equal(answer.parts["p"], stored[: own.stop - own.start])
 
 
-def test_a_client_that_is_added_changes_no_noisy_answer_of_others(small, tmp_path):
+def test_added_client_does_not_change_the_noisy_votes_of_the_others(small, tmp_path):
     data = partitions.read(open_artifact(small.p))
     own = slice(*data.offsets[0:4:3])
     np.savez(tmp_path / "new.npz", x=data.x[own], y=data.y[own])
     for name, settings in {"secret": {}, "seeded": {"dp_seed": 1}}.items():
         personalize("knn-per", small.d, tmp_path / name, options=VOTES, settings=settings, execution=ONE)
         new_client(tmp_path / name, tmp_path / "new.npz", tmp_path / f"{name} later", client="late", execution=ONE)
-        before, after = votes(tmp_path / name), votes(tmp_path / f"{name} later")
+        before, after = read_votes(tmp_path / name), read_votes(tmp_path / f"{name} later")
         np.testing.assert_array_equal(after[: len(before)], before)
         predictor = stored_predictor.open_predictor(open_artifact(tmp_path / f"{name} later"))
         rows = slice(*data.offsets[2:4])
@@ -358,7 +360,7 @@ def test_a_client_that_is_added_changes_no_noisy_answer_of_others(small, tmp_pat
         np.testing.assert_array_equal(answer.parts["p"], before[: rows.stop - rows.start])
 
 
-def test_noisy_votes_without_their_secret_are_refused(small, tmp_path):
+def test_noisy_votes_are_refused_when_the_secret_of_the_noise_is_missing(small, tmp_path):
     """With fresh noise, the mean over answers to one query would have less and less of it."""
     personalize("knn-per", small.d, tmp_path / "m", options=VOTES, execution=ONE)
     artifact = open_artifact(tmp_path / "m")
@@ -369,7 +371,7 @@ def test_noisy_votes_without_their_secret_are_refused(small, tmp_path):
         predictor.predict(0, np.asarray(partitions.read(predictor.partition).x[:1]), ONE)
 
 
-def test_the_secret_is_in_no_other_file(small, tmp_path, pfl):
+def test_secret_of_the_noise_is_written_to_no_other_file(small, tmp_path, pfl):
     personalize("knn-per", small.d, tmp_path / "m", options=VOTES, execution=ONE)
     personalize("fedavg", small.p, tmp_path / "u", settings=UPLOADS, execution=ONE)
     secrets = [(tmp_path / name / dp_secret.FILE).read_text().split()[-1] for name in ("m", "u")]
@@ -381,7 +383,7 @@ def test_the_secret_is_in_no_other_file(small, tmp_path, pfl):
             assert not any(secret.encode() in file.read_bytes() for secret in secrets), file
 
 
-def test_a_seed_without_noise_is_said_to_have_no_effect(small, tmp_path, pfl):
+def test_personalize_warns_when_a_dp_seed_has_no_noise_to_seed(small, tmp_path, pfl):
     line = ("--model", "logistic", "--rounds", 1, "--dp-seed", 3, "--threads", 1)
     for method, upload, words in (
         ("fedavg", (), "has no effect"),

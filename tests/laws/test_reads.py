@@ -79,7 +79,7 @@ NO_ARTIFACT = {"predict", "export", "report", "track"}
 """Commands that replace a single file, or that write nothing but files of their own to a folder."""
 
 
-def test_every_path_that_a_command_reads_is_tried():
+def test_cases_cover_every_path_option_of_every_command():
     path_options = set()
     for command in app.registered_commands:
         hints = inspect.signature(command.callback, eval_str=True).parameters
@@ -89,7 +89,7 @@ def test_every_path_that_a_command_reads_is_tried():
     assert path_options == set(OPTIONS)
 
 
-def interrupted(work):
+def interrupt(work):
     work.write_checkpoint(b"one")
     raise KeyboardInterrupt
 
@@ -101,7 +101,7 @@ def interrupted(work):
         *("update-datastore {d} {e}", "evaluate {knn}", "audit {knn}", "sweep {e}", "stack {knn}"),
     ],
 )
-def test_what_a_source_was_made_from_is_read_too(small_copy, pfl, tree, line):
+def test_output_over_an_ancestor_of_the_source_is_refused(small_copy, pfl, tree, line):
     before = tree(small_copy.root)
     ran = pfl(*line.format(**vars(small_copy)).split(), "-o", small_copy.p, "--force")
     assert ran.code == ConflictError.exit_code
@@ -111,7 +111,7 @@ def test_what_a_source_was_made_from_is_read_too(small_copy, pfl, tree, line):
 
 @pytest.mark.parametrize("beside", ["", ".partial"])
 @pytest.mark.parametrize(("command", "option"), OPTIONS)
-def test_what_lies_in_the_output_is_not_read_and_deleted(small, tmp_path, pfl, tree, command, option, beside):
+def test_input_inside_the_output_folder_is_refused_and_kept(small, tmp_path, pfl, tree, command, option, beside):
     out = tmp_path / "out"
     place = out / {"compare": "seed-0/local", "tune": "tuning", "demo": "partition", "verify": "verdicts"}.get(
         command, ""
@@ -119,7 +119,7 @@ def test_what_lies_in_the_output_is_not_read_and_deleted(small, tmp_path, pfl, t
     make(place, spec(alpha=7), Execution(), build)
     if beside:
         with pytest.raises(KeyboardInterrupt):
-            make(place, spec(alpha=8), Execution(force=True), interrupted)
+            make(place, spec(alpha=8), Execution(force=True), interrupt)
     inside = place.with_name(place.name + beside)
     for folder in (tmp_path, inside):
         (folder / "table.csv").write_text("who,class,a\nann,yes,1\nbob,no,2\nann,no,3\nbob,yes,4\n")
@@ -166,7 +166,7 @@ def test_what_lies_in_the_output_is_not_read_and_deleted(small, tmp_path, pfl, t
 
 
 @pytest.mark.parametrize("option", ["data", "weights"])
-def test_answers_do_not_replace_what_they_were_made_from(small, tmp_path, pfl, tree, option):
+def test_predict_refuses_to_overwrite_its_inputs(small, tmp_path, pfl, tree, option):
     data = shutil.copy(small.samples, tmp_path / "data.npz")
     out = {"data": data, "weights": tmp_path / "weights.npz"}[option]
     shutil.copy(small.b / "weights.safetensors", tmp_path / "weights.npz")

@@ -20,7 +20,7 @@ METHODS = (*ONE_OF_EACH_KIND, "fedattn", "fedham", "fedproto", "fedrep", "pfedfd
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
+def comparisons_with_and_without_acceleration(tmp_path_factory):
     """Comparisons of the methods on the same partition with acceleration on and off."""
     at = tmp_path_factory.mktemp("reference")
     words = ["compare", "p", "--methods", ",".join(METHODS), "--rounds", "1", "--model", "mlp", "--threads", "1", "-q"]
@@ -34,7 +34,7 @@ def folders(tmp_path_factory):
     return at
 
 
-def probabilities(path):
+def read_probabilities(path):
     """All probabilities that are stored for a method, one array per split and part."""
     found = {}
 
@@ -48,8 +48,11 @@ def probabilities(path):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_predictions_are_the_same_when_acceleration_is_off(method, folders):
-    on, off = (probabilities(folders / mode / "seed-0" / method) for mode in ("on", "off"))
+def test_predictions_are_the_same_when_acceleration_is_off(method, comparisons_with_and_without_acceleration):
+    on, off = (
+        read_probabilities(comparisons_with_and_without_acceleration / mode / "seed-0" / method)
+        for mode in ("on", "off")
+    )
     assert on.keys() == off.keys() != set()
     for name, expected in on.items():
         np.testing.assert_allclose(off[name], expected, rtol=0, atol=1e-4, err_msg=name)

@@ -25,7 +25,7 @@ REFIT = {**FEW, "refit": True}
 
 
 @pytest.fixture(scope="module")
-def refit(small, tmp_path_factory):
+def refit_chain(small, tmp_path_factory):
     """The chain under a backbone that has learned from validation samples."""
     root = tmp_path_factory.mktemp("refit")
     train_global(small.p, root / "b", settings=REFIT)
@@ -34,70 +34,73 @@ def refit(small, tmp_path_factory):
     return SimpleNamespace(root=root, b=root / "b", e=root / "e", d=root / "d")
 
 
-def samples(split, artifact):
+def read_sample_ids(split, artifact):
     data = partitions.read(open_artifact(artifact))
     blocks = [data.sample[a:b] for a, b in zip(data.offsets[:-1], data.offsets[1:], strict=True)]
     return set(np.concatenate(blocks[("train", "validation", "test").index(split) :: 3]))
 
 
-def test_stores_hold_what_the_backbone_learned_from(small, refit):
-    train, validation = samples("train", small.p), samples("validation", small.p)
+def test_refit_datastore_contains_training_and_validation_samples(small, refit_chain):
+    train, validation = read_sample_ids("train", small.p), read_sample_ids("validation", small.p)
     assert set(datastore.read(open_artifact(small.d)).sample) == train
-    assert set(datastore.read(open_artifact(refit.d)).sample) == train | validation
-    assert not len(embeddings.read(open_artifact(refit.e))["validation"].y)
+    assert set(datastore.read(open_artifact(refit_chain.d)).sample) == train | validation
+    assert not len(embeddings.read(open_artifact(refit_chain.e))["validation"].y)
 
 
-def test_it_takes_what_the_earlier_run_chose(small, refit, tmp_path):
-    personalize("knn-per", refit.d, tmp_path / "k", choices=small.knn)
+def test_refit_uses_the_choices_of_an_earlier_run_and_adds_its_costs(small, refit_chain, tmp_path):
+    personalize("knn-per", refit_chain.d, tmp_path / "k", choices=small.knn)
     earlier, now = (predictions.read_tuned(open_artifact(path)) for path in (small.knn, tmp_path / "k"))
     np.testing.assert_array_equal(earlier["lambda"], now["lambda"])
     with pytest.raises(InputError, match="no predictions on validation"):
         evaluate([tmp_path / "k"], tmp_path / "e", split="validation")
     evaluate([tmp_path / "k"], tmp_path / "e")
     # Choosing has cost an earlier backbone, which counts.
-    own, first = (open_artifact(path).manifest for path in (refit.b, small.b))
+    own, first = (open_artifact(path).manifest for path in (refit_chain.b, small.b))
     sent_bytes = open_artifact(tmp_path / "k").manifest.summary["bytes_up"]
     assert sent_bytes == own.summary["bytes_up"] + first.summary["bytes_up"]
-    chain = [open_artifact(path).manifest.made["seconds"] for path in (refit.b, refit.e, refit.d, small.knn)]
+    chain = [
+        open_artifact(path).manifest.made["seconds"]
+        for path in (refit_chain.b, refit_chain.e, refit_chain.d, small.knn)
+    ]
     earlier_inputs = open_artifact(small.knn).manifest.made["seconds_inputs"]
     spent = open_artifact(tmp_path / "k").manifest.made["seconds_inputs"]
     assert spent == pytest.approx(sum(chain) + earlier_inputs, abs=0.01)
 
 
-def test_what_is_missing_or_does_not_go_together_is_refused(small, refit, tmp_path):
+def test_personalize_refuses_missing_or_incompatible_refit_choices(small, refit_chain, tmp_path):
     def run(*args, **kwargs):
         personalize(*args, tmp_path / "k", **kwargs)
 
     with pytest.raises(UsageError, match="knn-per chooses lambda on validation samples"):
-        run("knn-per", refit.d)
+        run("knn-per", refit_chain.d)
     with pytest.raises(UsageError, match="chooses itself without --refit"):
         run("knn-per", small.d, choices=small.knn)
     with pytest.raises(UsageError, match="has nothing to choose"):
-        run("knn-per", refit.d, choices=small.knn, options={"weight": 0.5})
+        run("knn-per", refit_chain.d, choices=small.knn, options={"weight": 0.5})
     with pytest.raises(UsageError, match="trained without --refit"):
         run("knn-per", small.d, settings={"refit": True}, choices=small.knn)
     with pytest.raises(InputError, match="another options"):
-        run("knn-per", refit.d, choices=small.knn, options={"k": 3})
+        run("knn-per", refit_chain.d, choices=small.knn, options={"k": 3})
     with pytest.raises(InputError, match="another method"):
-        run("knn-per", refit.d, choices=small.fedavg)
-    run("knn-per", refit.d, options={"weight": 0.5})
+        run("knn-per", refit_chain.d, choices=small.fedavg)
+    run("knn-per", refit_chain.d, options={"weight": 0.5})
     with pytest.raises(InputError, match="chose nothing"):
-        personalize("knn-per", refit.d, tmp_path / "k2", choices=tmp_path / "k")
+        personalize("knn-per", refit_chain.d, tmp_path / "k2", choices=tmp_path / "k")
     with pytest.raises(InputError, match="no validation samples are left"):
-        sweep(refit.e, tmp_path / "s")
+        sweep(refit_chain.e, tmp_path / "s")
 
 
-def test_choices_of_other_clients_are_refused(small, refit, tmp_path):
+def test_choices_made_on_another_partition_are_refused(small, refit_chain, tmp_path):
     partition("writers", tmp_path / "p", clients=5, seed=0)
     train_global(tmp_path / "p", tmp_path / "b", settings=FEW)
     extract(tmp_path / "b", tmp_path / "e")
     build_datastore(tmp_path / "e", tmp_path / "d")
     personalize("knn-per", tmp_path / "d", tmp_path / "k")
     with pytest.raises(InputError, match="made on the partition"):
-        personalize("knn-per", refit.d, tmp_path / "k2", choices=tmp_path / "k")
+        personalize("knn-per", refit_chain.d, tmp_path / "k2", choices=tmp_path / "k")
 
 
-def test_a_comparison_lets_those_choose_that_choose(small, tmp_path):
+def test_compare_refit_makes_choosing_runs_only_for_methods_that_choose(small, tmp_path):
     methods = ["fedavg", "local", "knn-per", "fedham"]
     plain = compare([small.p], tmp_path / "plain", methods=methods, settings=FEW, references=False)
     refitted = compare([small.p], tmp_path / "c", methods=methods, settings=REFIT, references=False)

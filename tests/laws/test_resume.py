@@ -34,7 +34,7 @@ WORDS = ("--model", "mlp", "--rounds", ROUNDS, "--participation", "0.2", "--eval
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(small, tmp_path_factory):
+def uninterrupted_run(small, tmp_path_factory):
     """The run that was left alone."""
     out = tmp_path_factory.mktemp("whole") / "b"
     train_global(small.p, out, settings=SETTINGS)
@@ -43,7 +43,7 @@ def uninterrupted(small, tmp_path_factory):
 
 
 @pytest.fixture
-def stopped(spawn, small, tmp_path):
+def run_until_signal(spawn, small, tmp_path):
     """Start a run and send it a signal as soon as its first checkpoint is there."""
 
     def run(number):
@@ -64,22 +64,24 @@ def stopped(spawn, small, tmp_path):
     return run
 
 
-def resumed_after(err):
+def parse_resumed_round(err):
     return int(re.search(rf"^resuming after round (\d+) of {ROUNDS}$", err, flags=re.M)[1])
 
 
-def test_killed(stopped, pfl, small, uninterrupted, tmp_path):
-    code, _ = stopped(signal.SIGKILL)
+def test_killed_run_resumes_with_the_bytes_of_an_uninterrupted_run(
+    run_until_signal, pfl, small, uninterrupted_run, tmp_path
+):
+    code, _ = run_until_signal(signal.SIGKILL)
     assert code == -signal.SIGKILL
     ran = pfl("train-global", small.p, "-o", tmp_path / "b", *WORDS)
     assert (ran.code, ran.out) == (0, f"{tmp_path / 'b'}\n")
-    assert 1 <= resumed_after(ran.err) < ROUNDS
-    same(tmp_path / "b", uninterrupted)
+    assert 1 <= parse_resumed_round(ran.err) < ROUNDS
+    same(tmp_path / "b", uninterrupted_run)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
-def test_interrupted(stopped, pfl, uninterrupted, tmp_path, number):
-    code, err = stopped(number)
+def test_interrupted_run_prints_the_command_that_resumes_it(run_until_signal, pfl, uninterrupted_run, tmp_path, number):
+    code, err = run_until_signal(number)
     assert code == 130
     lines = err[err.index("pfl: ") :].splitlines()
     assert lines[0] == "pfl: interrupted; to resume, run again:"
@@ -89,11 +91,11 @@ def test_interrupted(stopped, pfl, uninterrupted, tmp_path, number):
     assert command == "pfl"
     ran = pfl(*words)
     assert (ran.code, ran.out) == (0, f"{tmp_path / 'b'}\n")
-    assert 1 <= resumed_after(ran.err) < ROUNDS
-    same(tmp_path / "b", uninterrupted)
+    assert 1 <= parse_resumed_round(ran.err) < ROUNDS
+    same(tmp_path / "b", uninterrupted_run)
 
 
-def test_its_terminal_closes(small, spawn, tmp_path):
+def test_run_exits_with_130_when_its_terminal_closes(small, spawn, tmp_path):
     terminal, end = os.openpty()
     endless = ("--model", "mlp", "--rounds", 100_000, "--eval-every", 1000)  # or a quick machine is through before that
     process = spawn("train-global", small.p, "-o", tmp_path / "b", *endless, stderr=end)
@@ -106,7 +108,7 @@ def test_its_terminal_closes(small, spawn, tmp_path):
 
 
 @pytest.mark.parametrize("words", [("--engine", "loop"), ("--engine", "stacked"), ("--jobs", 1)])
-def test_interrupted_it_ends_at_once_whatever_a_client_still_trains(small, spawn, tmp_path, words):
+def test_run_ends_soon_when_interrupted_during_long_training(small, spawn, tmp_path, words):
     process = spawn(
         "personalize", "local", small.p, "--model", "mlp", "--set", "epochs=100000", "-o", tmp_path / "l", *words
     )
@@ -158,14 +160,14 @@ def train(at, out, reporter, **kwargs):
     return train_global(at.p, out, settings=few, execution=Execution(reporter=reporter, **kwargs))
 
 
-def answer(at, out, reporter, **kwargs):
+def train_and_predict(at, out, reporter, **kwargs):
     few = {"model": "mlp", "rounds": 6, "participation": 0.5, "eval_every": 2}
     return personalize("fedavg", at.p, out, settings=few, execution=Execution(reporter=reporter, **kwargs))
 
 
-@pytest.mark.parametrize("step", [train, answer])
+@pytest.mark.parametrize("step", [train, train_and_predict])
 @pytest.mark.parametrize("stops", [(1,), (5,), (2, 1, 2), (6,)])
-def test_interrupted_after_any_round(small, tmp_path, step, stops):
+def test_run_interrupted_after_any_round_resumes_with_the_same_bytes(small, tmp_path, step, stops):
     step(small, tmp_path / "whole", Stop())
     rounds_done = 0
     for after in stops:
@@ -180,13 +182,13 @@ def test_interrupted_after_any_round(small, tmp_path, step, stops):
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])
-def test_the_digest_of_values_that_are_one_in_memory(count):
+def test_digest_of_an_expanded_tensor_equals_that_of_a_copy(count):
     values = torch.ones((), dtype=torch.int64).expand(count)
     assert parameters.digest({"pairs": values}) == parameters.digest({"pairs": torch.ones(count, dtype=torch.int64)})
     assert parameters.digest({"pairs": torch.from_numpy(np.broadcast_to(np.int64(1), count).copy())})
 
 
-def test_a_checkpoint_keeps_the_order_of_names(tmp_path):
+def test_checkpoint_keeps_the_order_of_tensor_names(tmp_path):
     """A sum over tensors in another order differs in its last bits, as the norm of an update that is clipped."""
     run = worlds.run("fedavg")
     state = {"global": run.initial_model(), "control": {"head.weight": torch.ones(2), "body.0": torch.ones(1)}}
@@ -200,7 +202,7 @@ def test_a_checkpoint_keeps_the_order_of_names(tmp_path):
         assert {key: [*names] for key, names in kept.items()} == {key: [*names] for key, names in state.items()}
 
 
-def test_a_worker_process_that_is_ended_from_outside_costs_no_rounds(small, tmp_path):
+def test_run_resumes_after_its_last_round_when_a_worker_process_was_killed(small, tmp_path):
     lost = LostWorkerError("a worker process was ended by signal 9")
     with pytest.raises(LostWorkerError):
         train(small, tmp_path / "out", Stop(3, lost))
@@ -210,7 +212,7 @@ def test_a_worker_process_that_is_ended_from_outside_costs_no_rounds(small, tmp_
 
 
 @pytest.mark.parametrize("method", ["local", "fedavg-plus", "knn-per", "knn-per-plus"])
-def test_interrupted_while_clients_personalize(small, tmp_path, monkeypatch, method):
+def test_run_interrupted_while_clients_personalize_keeps_finished_clients(small, tmp_path, monkeypatch, method):
     """What a client has answered is kept, and only the others answer when the command is typed again."""
     monkeypatch.setattr("pflcli.simulation.predict.MIN_BATCH", 1)
     options = {} if method == "knn-per" else {"epochs": 1}
@@ -230,43 +232,43 @@ def test_interrupted_while_clients_personalize(small, tmp_path, monkeypatch, met
 
 
 @pytest.fixture
-def unfinished(small, tmp_path):
+def unfinished_run(small, tmp_path):
     """The output of a run that was interrupted after two rounds of six."""
     with pytest.raises(KeyboardInterrupt):
         train(small, tmp_path / "out", Stop(2))
     return tmp_path / "out"
 
 
-def test_force_begins_at_the_first_round(small, tmp_path, unfinished):
+def test_force_restarts_at_the_first_round(small, tmp_path, unfinished_run):
     reporter = Stop()
-    train(small, unfinished, reporter, force=True)
+    train(small, unfinished_run, reporter, force=True)
     assert not any("resuming" in line for line in reporter.lines)
     train(small, tmp_path / "whole", Stop())
-    same(unfinished, tmp_path / "whole")
+    same(unfinished_run, tmp_path / "whole")
 
 
-def test_the_error_for_another_request_says_what_differs(pfl, small, unfinished, tree):
-    before = tree(unfinished.parent)
+def test_error_for_an_unfinished_run_of_another_request_lists_the_differences(pfl, small, unfinished_run, tree):
+    before = tree(unfinished_run.parent)
     with pytest.raises(ConflictError, match="unfinished run of another request"):
-        train_global(small.p, unfinished, settings={"model": "mlp", "rounds": 7})
-    ran = pfl("train-global", small.p, "-o", unfinished, "--model", "mlp", "--rounds", 7, "--participation", 0.5)
+        train_global(small.p, unfinished_run, settings={"model": "mlp", "rounds": 7})
+    ran = pfl("train-global", small.p, "-o", unfinished_run, "--model", "mlp", "--rounds", 7, "--participation", 0.5)
     assert ran.code == 4
     assert "settings.rounds: 6 -> 7\n" in ran.err
-    assert tree(unfinished.parent) == before
+    assert tree(unfinished_run.parent) == before
 
 
-def test_a_dry_run_says_that_it_would_resume(small, unfinished, tree):
-    before = tree(unfinished.parent)
+def test_a_dry_run_says_that_it_would_resume(small, unfinished_run, tree):
+    before = tree(unfinished_run.parent)
     reporter = Stop()
-    assert train(small, unfinished, reporter, dry_run=True).decision == "dry run: resume"
-    assert tree(unfinished.parent) == before
+    assert train(small, unfinished_run, reporter, dry_run=True).decision == "dry run: resume"
+    assert tree(unfinished_run.parent) == before
 
 
-def cut(content):
+def truncate(content):
     return content[:-100]
 
 
-def flipped(at):
+def flip_bit(at):
     """Flip a bit at a fraction of a file."""
 
     def change(content):
@@ -276,12 +278,12 @@ def flipped(at):
     return change
 
 
-DAMAGE = [lambda content: b"", lambda content: b"\x08\0\0\0\0\0\0\0{}      ", cut, flipped(0.9)]
+DAMAGE = [lambda content: b"", lambda content: b"\x08\0\0\0\0\0\0\0{}      ", truncate, flip_bit(0.9)]
 
 
 @pytest.mark.parametrize("forced", [False, True])
 @pytest.mark.parametrize("change", DAMAGE)
-def test_a_damaged_checkpoint(small, tmp_path, change, forced):
+def test_damaged_checkpoint_is_refused_with_the_command_to_remove_it(small, tmp_path, change, forced):
     """What the message says to type begins anew, also where --force would go on with what it began."""
     unfinished = tmp_path / "out"
     with pytest.raises(KeyboardInterrupt):
@@ -297,7 +299,7 @@ def test_a_damaged_checkpoint(small, tmp_path, change, forced):
     same(unfinished, tmp_path / "whole")
 
 
-def test_a_damaged_table(small, tmp_path):
+def test_damaged_table_row_is_refused_when_a_run_resumes(small, tmp_path):
     """Rows of clients are checked before a run goes on from them."""
 
     def step(reporter):
@@ -309,7 +311,7 @@ def test_a_damaged_table(small, tmp_path):
     with pytest.raises(KeyboardInterrupt):
         step(Stop(1))
     path = tmp_path / "out.partial" / "checkpoint" / "table-0.rows"
-    path.write_bytes(flipped(0.5)(path.read_bytes()))
+    path.write_bytes(flip_bit(0.5)(path.read_bytes()))
     with pytest.raises(InputError, match=r"table-0\.rows is damaged: row \d+ differs from what was written") as error:
         step(Stop())
     assert error.value.fix == (f"remove it (rm -r {tmp_path / 'out.partial'}), and start again",)

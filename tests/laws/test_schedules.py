@@ -31,7 +31,7 @@ SCHEDULES = {
         *((method, schedule) for method in ("fedavg", "ditto", "pens") for schedule in ("milestones", "warm-up")),
     ],
 )
-def test_clients_personalize_at_the_last_learning_rate(method, schedule):
+def test_clients_personalize_at_the_learning_rate_of_the_last_round(method, schedule):
     """With the same state, predictions are those of a run whose rate is constant: the last one of the schedule."""
     data = small.add_new_clients(small.make_federation(), ((11, 3, 4), (5, 2, 3)))
     scheduled = worlds.run(method, data=data, **SCHEDULES[schedule])
@@ -43,7 +43,7 @@ def test_clients_personalize_at_the_last_learning_rate(method, schedule):
 
 
 @pytest.mark.parametrize("method", [name for name in METHODS if methods.load(name).has_rounds])
-def test_a_round_trains_at_its_own_learning_rate(method):
+def test_round_trains_at_its_scheduled_learning_rate(method):
     """From the same state, a round has the result of one of a run whose rate is constant: that of the round."""
     code, scheduled = methods.load(method), worlds.run(method, options=OPTIONS.get(method), **SCHEDULES["cosine"])
     rate = scheduled.settings.lr_at(1)

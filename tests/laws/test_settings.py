@@ -34,20 +34,20 @@ UNUSED_BY_DEFAULT = {"fedsgd": ("batch_size",)}
 """By method, settings that only one of its options uses, as its docstring says."""
 
 
-def outcome(method, **settings):
+def run_and_predict(method, **settings):
     """The predictions of all clients after two rounds, and the bytes that were sent."""
     run = small.make_run(method, **{"rounds": 2, **settings})
     return small.predict(method, run, small.play_rounds(method, run)), dict(run.traffic)
 
 
 @pytest.mark.parametrize("method", [name for name in registry.names("methods") if methods.load(name).has_rounds])
-def test_a_setting_changes_the_result_or_is_said_to_have_no_effect(method):
+def test_setting_changes_the_result_or_is_reported_to_have_no_effect(method):
     """Without rounds of its own, a method takes its settings from the backbone, which a setting changes."""
-    predicted, traffic = outcome(method)
+    predicted, traffic = run_and_predict(method)
     code = methods.load(method)
     for name, value in CHANGES.items():
         try:
-            changed, sent = outcome(method, **{name: value})
+            changed, sent = run_and_predict(method, **{name: value})
         except UsageError:  # which says why it does not apply
             continue
         is_same = traffic == sent and all(np.array_equal(changed[split], p) for split, p in predicted.items())

@@ -40,7 +40,7 @@ PAIR = {16, 17}
 
 
 @pytest.fixture(scope="module")
-def chain(tmp_path_factory):
+def datastore_chain(tmp_path_factory):
     """Eighteen clients, more than answer at a time, four of them unseen, with all that a method may need."""
     at = tmp_path_factory.mktemp("chain")
     writers = {"scheme": "clusters", "options": {"groups": "2"}, "part": (1, 30)}
@@ -52,13 +52,13 @@ def chain(tmp_path_factory):
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_stored_test_samples_get_the_stored_answers(method, chain, tmp_path):
-    source = chain / "d" if methods.load(method).NEEDS else chain / "p"
+def test_predictions_for_test_samples_sent_as_a_file_equal_the_stored_ones(method, datastore_chain, tmp_path):
+    source = datastore_chain / "d" if methods.load(method).NEEDS else datastore_chain / "p"
     execution = Execution(engine=ENGINES[method], threads=1)
     personalize(method, source, tmp_path / "m", settings={} if source.name == "d" else BRIEF, execution=execution)
     artifact = open_artifact(tmp_path / "m")
     assert predictions.read_new_clients(artifact)[[*PAIR]].sum() == 1
-    model, data = reopened_run.reopen(artifact, None), partitions.read(open_artifact(chain / "p"))
+    model, data = reopened_run.reopen(artifact, None), partitions.read(open_artifact(datastore_chain / "p"))
     expected, tuned = predictions.read(artifact, "test"), predictions.read_tuned(artifact)
     own = data.x[slice(*data.offsets[3 * 17 + 2 : 3 * 17 + 4])]
     at = stored_predictor.prepare_client(model, 17, own, Execution(threads=1))

@@ -51,7 +51,7 @@ OPTIONS = {"apfl": {"adaptive": True, "alpha_lr": 0.5}, "fedala": {"eta": 20.0},
 """Options by which a method learns enough in three rounds to compare."""
 
 
-def optimizer_of(weights, settings):
+def make_optimizer(weights, settings):
     """The optimizer of PyTorch that the settings name."""
     if settings.optimizer == "sgd":
         return torch.optim.SGD(weights, lr=1.0, momentum=settings.momentum, weight_decay=settings.weight_decay)
@@ -91,7 +91,7 @@ def differentiate(net, passes, params, trained):
     return total, grads
 
 
-def reference(run, method):
+def make_reference_training(run, method):
     """Training as ``Engine.local_sgd`` does it, client by client in float64 with the optimizers of PyTorch.
 
     The options of the optimizer are those of the run's settings, or none for what ``OWN_LEARNING`` lists: not what the
@@ -108,7 +108,7 @@ def reference(run, method):
         if is_own:
             stepper = (torch.optim.Adam if method == "fedham" else torch.optim.SGD)(weights, lr=1.0)
         else:
-            stepper = optimizer_of(weights, settings)
+            stepper = make_optimizer(weights, settings)
         network, draw = AutogradNetwork(net, trained, "float32"), rng.generator(run.seed, *key, client)
         steps = []
         for epoch in itertools.count() if plan.steps else range(plan.epochs if len(rows) else 0):
@@ -198,22 +198,22 @@ def reference(run, method):
     return local_sgd, train_at_server
 
 
-def numbers_of(state, prefix=""):
+def iterate_numbers(state, prefix=""):
     """All numbers of a state, by name."""
     if isinstance(state, ModelTable):
-        return numbers_of(state[range(len(state))], prefix)
+        return iterate_numbers(state[range(len(state))], prefix)
     if isinstance(state, torch.Tensor):
         return {prefix: state.double().numpy()} if state.is_floating_point() else {}
     if isinstance(state, dict):
         found = {}
         for name, value in state.items():
-            found |= numbers_of(value, f"{prefix}/{name}")
+            found |= iterate_numbers(value, f"{prefix}/{name}")
         return found
     return {}
 
 
 @pytest.mark.parametrize(("method", "settings"), CASES)
-def test_every_method_trains_as_the_reference(method, settings):
+def test_method_trains_like_the_float64_reference_with_each_training_option(method, settings):
     """Numbers are compared on average: Adam turns a gradient that is zero but for rounding into a whole step."""
     chosen = SETTINGS[settings]
     if method == "scaffold" and settings != "sgd":
@@ -222,9 +222,9 @@ def test_every_method_trains_as_the_reference(method, settings):
     for is_reference in (False, True):
         run = worlds.run(method, options=OPTIONS.get(method), **{"lr": 0.1, **chosen})
         if is_reference:
-            run.engine.local_sgd, run.engine.train_at_server = reference(run, method)
+            run.engine.local_sgd, run.engine.train_at_server = make_reference_training(run, method)
         state = worlds.play(method, run)
-        results.append(({**numbers_of(state)}, worlds.answers(method, run, state)))
+        results.append(({**iterate_numbers(state)}, worlds.answers(method, run, state)))
     (actual, actual_answers), (expected, expected_answers) = results
     assert actual.keys() == expected.keys()
     tolerance = TOLERANCE.get(method, 1e-4)

@@ -37,14 +37,14 @@ COMMANDS = {
 }
 
 
-def typed(command, method, source, out):
+def make_command_line(command, method, source, out):
     words = [word.replace("METHOD", str(method)).replace("SOURCE", str(source)) for word in COMMANDS[command]]
     return [*words, "-o", out, *PRIVATE]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_leaky_method_is_refused_before_its_first_private_round(command, small, tmp_path, pfl):
-    refused = pfl(*typed(command, LEAKY, small.p, tmp_path / "out"))
+def test_method_that_breaks_privacy_is_refused_before_its_first_private_round(command, small, tmp_path, pfl):
+    refused = pfl(*make_command_line(command, LEAKY, small.p, tmp_path / "out"))
     assert refused.code == 2, refused.err
     assert "no epsilon can be stated for method-private-feddyn-raw-sum" in refused.err
     assert f"pfl check {LEAKY}" in refused.err
@@ -52,39 +52,39 @@ def test_a_leaky_method_is_refused_before_its_first_private_round(command, small
     assert not (tmp_path / "out").exists()
 
 
-def test_a_leaky_method_runs_without_privacy_and_a_correct_one_with_it(small, tmp_path, pfl):
+def test_method_that_breaks_privacy_runs_without_it_and_a_correct_one_runs_with_it(small, tmp_path, pfl):
     plain = pfl("personalize", LEAKY, small.p, "-o", tmp_path / "plain", *PRIVATE[4:], "-q")
     assert plain.code == 0, plain.err
-    private = pfl(*typed("personalize", CORRECT, small.p, tmp_path / "private"), "-q")
+    private = pfl(*make_command_line("personalize", CORRECT, small.p, tmp_path / "private"), "-q")
     assert private.code == 0, private.err
     assert open_artifact(tmp_path / "private").manifest.summary["privacy"]["epsilon"] > 0
 
 
-def test_a_leaky_method_of_an_installed_package_is_refused(small, tmp_path, pfl, monkeypatch):
+def test_method_of_an_installed_package_is_refused_when_it_breaks_privacy(small, tmp_path, pfl, monkeypatch):
     point = EntryPoint("leaky", LEAKY.stem, "pflcli.methods")
     installed = registry._installed
     monkeypatch.syspath_prepend(str(LEAKY.parent))
     monkeypatch.setattr(
         registry, "_installed", lambda group: {"leaky": point} if group == "methods" else installed(group)
     )
-    refused = pfl(*typed("personalize", "leaky", small.p, tmp_path / "out"))
+    refused = pfl(*make_command_line("personalize", "leaky", small.p, tmp_path / "out"))
     assert (refused.code, "no epsilon can be stated for leaky" in refused.err) == (2, True), refused.err
 
 
-def test_an_upload_step_that_mixes_clients_is_refused(small, tmp_path, pfl):
+def test_upload_step_that_mixes_clients_is_refused_with_privacy(small, tmp_path, pfl):
     file = tmp_path / "mixing.py"
     file.write_text(MIXING)
-    refused = pfl(*typed("personalize", "fedavg", small.p, tmp_path / "out"), "--upload", file)
+    refused = pfl(*make_command_line("personalize", "fedavg", small.p, tmp_path / "out"), "--upload", file)
     assert refused.code == 2, refused.err
     assert "uploads something else" in refused.err
     assert f"pfl check {file}" in refused.err
 
 
-def test_a_method_that_cannot_be_checked_is_refused(small, tmp_path, pfl):
+def test_private_run_refuses_a_method_that_fails_inside_the_check(small, tmp_path, pfl):
     file = tmp_path / "needs_images.py"
     broken = CORRECT.read_text().replace("    cohort, dual", "    assert run.federation.x.ndim == 4\n    cohort, dual")
     file.write_text(broken)
-    refused = pfl(*typed("personalize", file, small.p, tmp_path / "out"))
+    refused = pfl(*make_command_line("personalize", file, small.p, tmp_path / "out"))
     assert refused.code == 2, refused.err
     assert "line" in refused.err
 
@@ -110,10 +110,10 @@ class Net(nn.Module):
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_network_that_remembers_samples_is_refused_before_its_first_private_round(command, small, tmp_path, pfl):
+def test_network_that_stores_samples_is_refused_before_its_first_private_round(command, small, tmp_path, pfl):
     net = tmp_path / "net.py"
     net.write_text(REMEMBERS)
-    words = [*typed(command, "fedprox", small.p, tmp_path / "out")]
+    words = [*make_command_line(command, "fedprox", small.p, tmp_path / "out")]
     words[words.index("--model") + 1] = net
     refused = pfl(*words)
     assert refused.code == 2, refused.err
@@ -122,10 +122,10 @@ def test_a_network_that_remembers_samples_is_refused_before_its_first_private_ro
     assert not (tmp_path / "out").exists()
 
 
-def test_a_network_of_the_user_that_remembers_nothing_runs_with_privacy(small, tmp_path, pfl):
+def test_user_network_that_stores_no_samples_runs_with_privacy(small, tmp_path, pfl):
     net = tmp_path / "net.py"
     net.write_text(REMEMBERS.replace("x + 0.1 * self.seen, x.detach().mean(dim=0)", "x, 0"))
-    words = [*typed("personalize", "fedavg", small.p, tmp_path / "out"), "-q"]
+    words = [*make_command_line("personalize", "fedavg", small.p, tmp_path / "out"), "-q"]
     words[words.index("--model") + 1] = net
     private = pfl(*words)
     assert private.code == 0, private.err

@@ -20,7 +20,7 @@ from pflcli.settings import Settings
 METHODS = registry.names("methods")
 
 
-def configs():
+def iterate_option_classes():
     """Every class of options, with its name."""
     yield "settings", Settings
     for name in METHODS:
@@ -32,15 +32,15 @@ def configs():
                 yield f"{group}/{name}", module.Config
 
 
-@pytest.mark.parametrize(("name", "cls"), list(configs()))
-def test_options_read_back_from_a_request_are_those_of_the_request(name, cls):
+@pytest.mark.parametrize(("name", "cls"), list(iterate_option_classes()))
+def test_options_read_back_from_a_stored_request_are_unchanged(name, cls):
     """A default such as 1 for a float would be recorded as 1, and as 1.0 when it is read from a request."""
     once = config.plain(config.build(cls, {}, name))
     again = config.plain(config.build(cls, json.loads(json.dumps(once)), name))
     assert json.dumps(again) == json.dumps(once)
 
 
-def test_values_that_only_json_tells_apart_are_a_difference():
+def test_differences_lists_values_that_differ_only_in_json():
     assert manifests.differences({"grid": [1, 2]}, {"grid": [1.0, 2.0]}) == ["grid: [1, 2] -> [1.0, 2.0]"]
 
 
@@ -55,7 +55,7 @@ def test_values_that_only_json_tells_apart_are_a_difference():
         (tune, ("fedavg",), "p"),
     ],
 )
-def test_a_seed_of_0_is_the_one_that_was_given_and_none_is_that_of_the_source(small, tmp_path, command, words, source):
+def test_seed_0_is_used_as_given_and_none_takes_the_seed_of_the_source(small, tmp_path, command, words, source):
     artifact = open_artifact(getattr(small, source))
     other = replace(artifact, manifest=replace(artifact.manifest, request={**artifact.manifest.request, "seed": 5}))
     for given, seed in ((None, 5), (0, 0), (3, 3)):
@@ -75,7 +75,7 @@ for line in json.load(sys.stdin):
 """
 
 
-def run(lines):
+def run_command_lines(lines):
     """Run command lines one after the other in a new process; return what they said."""
     command = [sys.executable, "-c", _REPEAT]
     done = subprocess.run(command, input=json.dumps(lines), text=True, capture_output=True, check=False)
@@ -83,7 +83,7 @@ def run(lines):
     return done.stderr
 
 
-def test_every_method_is_up_to_date_compared_and_alone(small, tmp_path):
+def test_every_method_is_up_to_date_when_repeated_alone_or_in_a_comparison(small, tmp_path):
     """The runs of a comparison are what ``personalize`` makes; hash seeds differ between the two processes."""
     names = [name for name in METHODS if name != "oracle"]  # which needs clusters that are known
     quick, at = ["--rounds", "1", "--model", "mlp", "--threads", "1"], tmp_path / "c"
@@ -96,12 +96,12 @@ def test_every_method_is_up_to_date_compared_and_alone(small, tmp_path):
         source = at / "seed-0" / "backbone" if name == "fedavg" else source
         settings = [] if kind in ("embeddings", "datastore") else quick
         alone.append(["personalize", name, str(source), "-o", str(at / "seed-0" / name), *settings])
-    run([compared])
-    said = run([compared, *alone])
+    run_command_lines([compared])
+    said = run_command_lines([compared, *alone])
     assert said.count("is up to date") == len(alone) + 1, said
 
 
-def test_every_command_is_up_to_date(small, tmp_path):
+def test_every_command_is_up_to_date_when_repeated(small, tmp_path):
     at = {name: str(tmp_path / name) for name in ("p", "b", "e", "d", "k", "f", "ev", "st", "sw", "au", "t", "c")}
     quick = ["--rounds", "1", "--model", "mlp", "--threads", "1"]
     lines = [
@@ -118,7 +118,7 @@ def test_every_command_is_up_to_date(small, tmp_path):
         ["tune", "gaussian-head", at["p"], "-o", at["t"], "--trials", "2", *quick],
         ["compare", at["p"], "-o", at["c"], "--methods", "fedavg,gaussian-head", "--tune", "2", *quick],
     ]
-    run(lines)
-    said = run(lines)
+    run_command_lines(lines)
+    said = run_command_lines(lines)
     at |= {"t": f"{at['t']}/tuning", "c": f"{at['c']}/comparison"}
     assert [path for path in at.values() if f"{path} is up to date" not in said] == []

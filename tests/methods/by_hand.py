@@ -13,7 +13,7 @@ from pflcli.evaluation.metrics import client_relations
 from pflcli.methods.parts import peers
 
 
-def net_of(params):
+def build_net(params):
     """The ``mlp`` with these parameters as a network of PyTorch."""
     body = nn.Sequential(nn.Flatten(), nn.Linear(worlds.FEATURES, 200), nn.ReLU(), nn.Linear(200, 200), nn.ReLU())
     model = nn.Module()
@@ -24,7 +24,7 @@ def net_of(params):
 
 def train(params, x, y, seed, key, client, epochs, batch, lr):
     """A client's local training with torch.optim.SGD."""
-    model = net_of(params)
+    model = build_net(params)
     optimizer = torch.optim.SGD(model.parameters(), lr=lr)
     draw = rng.generator(seed, *key, client)
     for _ in range(epochs):
@@ -41,7 +41,7 @@ def client_loss(model, data, client):
     return float(functional.cross_entropy(worlds.logits(model, data.inputs(rows)), data.y[rows]))
 
 
-def mean_of(run, models, members):
+def mean_members(run, models, members):
     """The mean of the members' models, weighted by their training samples."""
     return worlds.mean([models[c] for c in members], run.federation.sizes("train")[members].tolist())
 
@@ -64,7 +64,7 @@ def class_frequencies(run, kappa):
     return common, (np.bincount(own, minlength=worlds.CLASSES) + kappa * common) / (len(own) + kappa)
 
 
-def loss_of(w, data, rows):
+def compute_loss(w, data, rows):
     """The cross-entropy of the model ``w`` on some rows."""
     return functional.cross_entropy(worlds.logits(w, data.inputs(rows)), data.y[rows])
 
@@ -72,7 +72,7 @@ def loss_of(w, data, rows):
 def gradient(w, data, rows):
     """The gradient of the loss at ``w`` on some rows, by name."""
     at = {name: value.detach().clone().requires_grad_() for name, value in w.items()}
-    return dict(zip(at, torch.autograd.grad(loss_of(at, data, rows), list(at.values())), strict=True))
+    return dict(zip(at, torch.autograd.grad(compute_loss(at, data, rows), list(at.values())), strict=True))
 
 
 def move(w, direction, by):
@@ -96,7 +96,7 @@ K = 3
 """The number of neighbours that vote."""
 
 
-def answers(stored, labels, z, logits, k=K):
+def predict_with_neighbours(stored, labels, z, logits, k=K):
     """Distances to the nearest stored sample (n,), votes of the neighbours and answers of the network (n, C) each."""
     squared = ((z[:, None] - stored[None]) ** 2).sum(axis=2)
     near = np.argsort(squared, axis=1, kind="stable")[:, :k]
@@ -119,7 +119,7 @@ def train_clients(run, models, clients, t, **options):
 
 def mean_with(run, models, i, partners):
     """The mean of the models of client ``i`` and its partners."""
-    return mean_of(run, models, [i, *partners])
+    return mean_members(run, models, [i, *partners])
 
 
 def draw_ids(run, key, among, count):

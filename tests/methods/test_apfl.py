@@ -21,7 +21,7 @@ def apfl_steps(v, w, alpha, data, client, key, epochs=1, lr=0.1):
 
 
 @pytest.mark.parametrize("adaptive", [False, True])
-def test_apfl_rounds_by_hand(mode, adaptive, monkeypatch):
+def test_apfl_rounds_match_hand_computed_models(mode, adaptive, monkeypatch):
     run = worlds.run("apfl", mode=mode, epochs=2, options={"alpha": 0.3, "adaptive": adaptive, "alpha_lr": 5.0})
     two_clients = 4 * parameters.size(run.init)
     monkeypatch.setattr("pflcli.engine.engine._CHUNK_BYTES", {"cpu": two_clients})
@@ -52,21 +52,21 @@ def test_apfl_rounds_by_hand(mode, adaptive, monkeypatch):
 
 
 @pytest.mark.parametrize("settings", [{}, {"clip_gradients": 0.3, "momentum": 0.9, "weight_decay": 0.1}])
-def test_apfl_leaves_the_global_model_to_fedavg(settings):
+def test_apfl_trains_the_global_model_like_fedavg(settings):
     runs = [worlds.run(name, **settings) for name in ("fedavg", "apfl")]
     expected, actual = (worlds.play(*args)["global"] for args in zip(("fedavg", "apfl"), runs, strict=True))
     worlds.close(actual, expected)
     assert runs[0].traffic == runs[1].traffic
 
 
-def test_apfl_at_zero_answers_as_fedavg():
+def test_apfl_with_alpha_0_predicts_like_fedavg():
     run = worlds.run("apfl", options={"alpha": 0.0})
     state = worlds.play("apfl", run)
     actual = worlds.answers("apfl", run, state)["test"]
     np.testing.assert_allclose(actual, worlds.answers("fedavg", run, state)["test"], atol=1e-6)
 
 
-def test_apfl_at_one_is_training_alone():
+def test_apfl_with_alpha_1_equals_local_training():
     run = worlds.run("apfl", participation=1.0, options={"alpha": 1.0})
     state = worlds.play("apfl", run)
     for c in worlds.ABLE:
@@ -76,7 +76,7 @@ def test_apfl_at_one_is_training_alone():
         worlds.close(parameters.pick(state["local"][[c]], 0), expected)
 
 
-def test_alpha_never_leaves_its_range():
+def test_apfl_adaptive_alpha_stays_between_0_and_1():
     run = worlds.run("apfl", participation=1.0, options={"adaptive": True, "alpha_lr": 1e4})
     alpha = worlds.play("apfl", run)["alpha"]
     assert alpha.min() >= 0
@@ -84,7 +84,7 @@ def test_alpha_never_leaves_its_range():
     assert len(alpha.unique()) > 1
 
 
-def test_a_newcomer_of_apfl_begins_at_the_global_model():
+def test_apfl_personalizes_a_newcomer_from_the_global_model():
     run = worlds.run("apfl", options={"alpha": 0.3, "newcomer_epochs": 2})
     state = worlds.play("apfl", run)
     new = next(c for c in worlds.ABLE if c not in state["local"].written and run.federation.sizes("test")[c])

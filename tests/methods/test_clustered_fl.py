@@ -7,14 +7,14 @@ import pytest
 import torch
 
 import worlds
-from by_hand import client_loss, mean_of
+from by_hand import client_loss, mean_members
 from pflcli import parameters
 from pflcli.engine import model_algebra
 from pflcli.methods import clustered_fl
 
 
 @pytest.mark.parametrize("options", [{"eps1": 0.0}, {"warmup": 9}, {"gamma": 1.0, "warmup": 0, "eps1": 9.0}])
-def test_clustered_fl_that_never_splits_is_fedavg(options):
+def test_clustered_fl_equals_fedavg_when_it_never_splits(options):
     runs = [worlds.run("fedavg"), worlds.run("clustered-fl", options={"warmup": 0, **options})]
     expected, actual = (worlds.play(name, run) for name, run in zip(("fedavg", "clustered-fl"), runs, strict=True))
     assert worlds.same(expected["global"], parameters.pick(actual["models"], 0))
@@ -22,7 +22,7 @@ def test_clustered_fl_that_never_splits_is_fedavg(options):
     assert runs[0].traffic == runs[1].traffic
 
 
-def cut(products, members=worlds.ABLE, largest=0.0, t=0, **options):
+def split_cluster(products, members=worlds.ABLE, largest=0.0, t=0, **options):
     """Which of the clients a cluster with updates of these products lets go."""
     run = worlds.run("clustered-fl", options={"warmup": 0, **options})
     values, axes = np.linalg.eigh(np.asarray(products, dtype=float))
@@ -34,41 +34,41 @@ def cut(products, members=worlds.ABLE, largest=0.0, t=0, **options):
     return far.tolist(), mean
 
 
-def test_clustered_fl_thresholds_by_hand():
+def test_clustered_fl_splits_at_hand_computed_thresholds():
     """Clients 0, 2 and 3 have 12, 7 and 6 samples; two pull one way, the third the other."""
     updates = np.asarray([[1.0, 0.1], [1.0, -0.1], [-3.0, 0.0]])
     products, members = updates @ updates.T, [0, 2, 3]
     mean, longest = float(np.linalg.norm(np.asarray([12, 7, 6]) @ updates / 25)), 3.0
     split = ([False, False, True], pytest.approx(mean, rel=1e-5))
     unsplit = ([False] * 3, pytest.approx(mean, rel=1e-5))
-    assert cut(products, members) == split
-    assert cut(products, members, eps1=mean / longest * 1.01) == split
-    assert cut(products, members, eps1=mean / longest * 0.99) == unsplit
-    assert cut(products, members, largest=2.0, eps2=1.49) == split
-    assert cut(products, members, largest=2.0, eps2=1.51) == unsplit
+    assert split_cluster(products, members) == split
+    assert split_cluster(products, members, eps1=mean / longest * 1.01) == split
+    assert split_cluster(products, members, eps1=mean / longest * 0.99) == unsplit
+    assert split_cluster(products, members, largest=2.0, eps2=1.49) == split
+    assert split_cluster(products, members, largest=2.0, eps2=1.51) == unsplit
     absolute = {"thresholds": "absolute", "largest": 2.0}
-    assert cut(products, members, eps1=mean * 1.01, eps2=2.99, **absolute) == split
-    assert cut(products, members, eps1=mean * 0.99, eps2=2.99, **absolute) == unsplit
-    assert cut(products, members, eps1=mean * 1.01, eps2=3.01, **absolute) == unsplit
-    assert cut(products, members, **absolute) == split  # the authors' 0.4 and 1.6
-    assert cut(products, members, warmup=3, t=2) == unsplit
-    assert cut(products, members, warmup=3, t=3) == split
+    assert split_cluster(products, members, eps1=mean * 1.01, eps2=2.99, **absolute) == split
+    assert split_cluster(products, members, eps1=mean * 0.99, eps2=2.99, **absolute) == unsplit
+    assert split_cluster(products, members, eps1=mean * 1.01, eps2=3.01, **absolute) == unsplit
+    assert split_cluster(products, members, **absolute) == split  # the authors' 0.4 and 1.6
+    assert split_cluster(products, members, warmup=3, t=2) == unsplit
+    assert split_cluster(products, members, warmup=3, t=3) == split
     across = -1 / np.sqrt(1.01)
-    assert cut(products, members, gamma=np.sqrt((1 - across) / 2) * 0.999) == split
-    assert cut(products, members, gamma=min(np.sqrt((1 - across) / 2) * 1.001, 1.0)) == unsplit
+    assert split_cluster(products, members, gamma=np.sqrt((1 - across) / 2) * 0.999) == split
+    assert split_cluster(products, members, gamma=min(np.sqrt((1 - across) / 2) * 1.001, 1.0)) == unsplit
     within = 0.99 / 1.01
-    assert cut(products, members, gap=(within - across) * 0.999) == split
-    assert cut(products, members, gap=min((within - across) * 1.001, 2.0)) == unsplit
-    assert cut(products[:2, :2], members[:2], eps1=9.0)[0] == [False] * 2  # two clients stay together
+    assert split_cluster(products, members, gap=(within - across) * 0.999) == split
+    assert split_cluster(products, members, gap=min((within - across) * 1.001, 2.0)) == unsplit
+    assert split_cluster(products[:2, :2], members[:2], eps1=9.0)[0] == [False] * 2  # two clients stay together
 
 
-def test_clustered_fl_leaves_noise_together_unless_set_as_in_the_paper():
+def test_clustered_fl_does_not_split_random_updates_unless_gap_is_0():
     noise = np.random.default_rng(0).normal(size=(6, 400))
-    assert not any(cut(noise @ noise.T, eps1=9.0)[0])
-    assert any(cut(noise @ noise.T, eps1=9.0, gap=0.0)[0])
+    assert not any(split_cluster(noise @ noise.T, eps1=9.0)[0])
+    assert any(split_cluster(noise @ noise.T, eps1=9.0, gap=0.0)[0])
 
 
-def test_clustered_fl_lets_ids_go_and_not_positions(monkeypatch):
+def test_clustered_fl_splits_by_client_id_and_not_by_position(monkeypatch):
     """An implementation is known that takes positions within a cluster for the names of clients."""
     data = worlds.clustered(2, 4)
     far = iter([[0, 1, 0, 0, 1, 0, 1, 1], [0, 1, 1, 0], [0, 0, 1, 1]])
@@ -88,12 +88,12 @@ def test_clustered_fl_lets_ids_go_and_not_positions(monkeypatch):
     assert state["cluster"].tolist() == [0, 1, 2, 2, 1, 0, 3, 3]
     for c, members in ((0, [0, 2, 3, 5]), (1, [1, 4, 6, 7])):
         uploads = {i: worlds.steps(halves[c], data, i, ("sgd", 1)) for i in members}
-        expected = mean_of(run, uploads, members)
+        expected = mean_members(run, uploads, members)
         worlds.close(parameters.pick(state["models"], c), expected, atol=1e-5)
         worlds.close(parameters.pick(state["models"], 2 + c), expected, atol=1e-5)
 
 
-def test_clustered_fl_judges_by_the_last_updates_that_it_knows(monkeypatch):
+def test_clustered_fl_splits_by_the_last_known_update_of_each_client(monkeypatch):
     judged = []
 
     def split(run, members, update, largest, t):
@@ -108,14 +108,14 @@ def test_clustered_fl_judges_by_the_last_updates_that_it_knows(monkeypatch):
         cohort = run.cohort(t).tolist()
         uploads = {i: worlds.steps(model, run.federation, i, ("sgd", t)) for i in cohort}
         last |= {i: torch.cat([(uploads[i][n] - model[n]).flatten() for n in model]).double() for i in cohort}
-        model = mean_of(run, uploads, cohort)
+        model = mean_members(run, uploads, cohort)
         members, products = judged[t]
         assert members == sorted(last)
         expected = [[float(last[a] @ last[b]) for b in members] for a in members]
         np.testing.assert_allclose(products, expected, rtol=1e-3, atol=1e-5)
 
 
-def test_clustered_fl_remembers_the_largest_norm_of_a_mean_update():
+def test_clustered_fl_records_the_largest_norm_of_a_mean_update():
     run = worlds.run("clustered-fl", participation=1.0, options={"eps1": 0.0})
     before, norms, state = run.init, [], None
     for t in range(3):
@@ -126,7 +126,7 @@ def test_clustered_fl_remembers_the_largest_norm_of_a_mean_update():
         assert float(state["largest"]) == pytest.approx(max(norms), rel=1e-4)
 
 
-def test_a_client_that_joins_after_a_split_takes_the_model_of_the_lowest_loss():
+def test_clustered_fl_gives_a_late_client_the_cluster_model_of_lowest_loss():
     run = worlds.run("clustered-fl", participation=0.34, rounds=9)
     state = worlds.play("clustered-fl", run, last=1)
     state["models"] = run.initial_models(3)
@@ -145,7 +145,7 @@ def test_a_client_that_joins_after_a_split_takes_the_model_of_the_lowest_loss():
 
 
 @pytest.mark.parametrize("linkage", ["complete", "single"])
-def test_clustered_fl_finds_three_clusters_by_two_splits(linkage):
+def test_clustered_fl_recovers_three_known_clusters(linkage):
     data, options = worlds.clustered(), {"warmup": 5, "linkage": linkage, "gap": 0.4}
     run = worlds.run("clustered-fl", data=data, options=options, rounds=14, participation=1.0, epochs=3, batch_size=10)
     actual = worlds.play("clustered-fl", run)["cluster"].numpy()

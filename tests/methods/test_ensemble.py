@@ -20,7 +20,7 @@ from pflcli.prediction.standalone_model import build_standalone_model
 CLIENT = np.asarray([0])
 
 
-def models(run):
+def train_models(run):
     """The models of client 0."""
     with run.personalizing():
         return [
@@ -29,11 +29,11 @@ def models(run):
 
 
 @pytest.mark.parametrize("pool", ["mean", "votes"])
-def test_models_answer_together(pool):
+def test_fedavg_plus_averages_probabilities_or_votes_of_its_models(pool):
     run = worlds.run("fedavg-plus", options={"models": 3, "pool": pool})
     actual = worlds.answers("fedavg-plus", run, {}, CLIENT)["test"]
     rows = run.federation.rows(0, "test")
-    each = [run.task.predict(run.engine.infer(model, rows)[0]) for model in models(run)]
+    each = [run.task.predict(run.engine.infer(model, rows)[0]) for model in train_models(run)]
     if pool == "votes":
         each = [np.eye(worlds.CLASSES)[p.argmax(axis=1)] for p in each]
     np.testing.assert_allclose(actual, np.mean(each, axis=0), atol=1e-6)
@@ -41,18 +41,18 @@ def test_models_answer_together(pool):
 
 
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
-def test_a_sample_changes_one_model_alone(mode):
-    before = models(worlds.run("fedavg-plus", options={"models": 3}, mode=mode))
+def test_a_training_sample_affects_exactly_one_model_of_the_ensemble(mode):
+    before = train_models(worlds.run("fedavg-plus", options={"models": 3}, mode=mode))
     run = worlds.run("fedavg-plus", options={"models": 3}, mode=mode)
     row = run.federation.rows(0, "train")[0]
     run.federation.y[row] = (run.federation.y[row] + 1) % worlds.CLASSES
-    after = models(run)
+    after = train_models(run)
     pairs = zip(before, after, strict=True)
     changed = [any(not torch.equal(old[name], new[name]) for name in old) for old, new in pairs]
     assert sum(changed) == 1
 
 
-def test_one_model_is_that_of_fedavg_plus_and_more_are_refused_beside_a_store():
+def test_ensemble_of_one_equals_fedavg_plus_and_knn_per_plus_refuses_several_models():
     plain = worlds.answers("fedavg-plus", worlds.run("fedavg-plus"), {})
     voting = worlds.answers("fedavg-plus", worlds.run("fedavg-plus", options={"models": 1, "pool": "votes"}), {})
     assert all(np.array_equal(plain[split], voting[split]) for split in plain)
@@ -60,7 +60,7 @@ def test_one_model_is_that_of_fedavg_plus_and_more_are_refused_beside_a_store():
         worlds.run("knn-per-plus", options={"models": 2})
 
 
-def test_a_mean_of_networks_is_taken_apart_and_votes_are_not(small, tmp_path):
+def test_standalone_model_reproduces_the_mean_of_networks_and_refuses_votes(small, tmp_path):
     one = Execution(threads=1)
     for pool in ("mean", "votes"):
         personalize("fedavg-plus", small.b, tmp_path / pool, options={"models": 2, "pool": pool}, execution=one)

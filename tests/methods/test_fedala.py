@@ -12,7 +12,7 @@ from by_hand import minibatch_samples
 from pflcli import parameters
 
 
-def test_fedala_rounds_by_hand():
+def test_fedala_rounds_match_hand_computed_models():
     options = {"eta": 20.0, "first_epochs": 3, "weight_epochs": 2, "newcomer_epochs": 0}
     run = worlds.run("fedala", participation=1.0, rounds=4, options=options)
     state = worlds.play("fedala", run)
@@ -53,7 +53,7 @@ def test_fedala_rounds_by_hand():
 
 
 @pytest.mark.parametrize("upper", [1, 2, 9])
-def test_fedala_with_weights_that_stay_is_fedavg(upper):
+def test_fedala_equals_fedavg_when_eta_is_0(upper):
     runs = [worlds.run("fedavg"), worlds.run("fedala", options={"eta": 0.0, "upper": upper, "newcomer_epochs": 0})]
     states = [worlds.play(*args) for args in zip(("fedavg", "fedala"), runs, strict=True)]
     assert worlds.same(states[0]["global"], states[1]["global"])
@@ -62,7 +62,7 @@ def test_fedala_with_weights_that_stay_is_fedavg(upper):
     np.testing.assert_allclose(actual[0], actual[1], atol=1e-6)
 
 
-def test_fedala_trains_the_last_mixture_if_asked():
+def test_fedala_trains_the_last_mixture_for_final_epochs():
     run = worlds.run("fedala", options={"final_epochs": 2, "eta": 0.0})
     state = worlds.play("fedala", run)
     client = int(next(c for c in state["local"].written if run.federation.sizes("test")[c]))

@@ -16,7 +16,7 @@ FORMS = ("heuristic", "attention")
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_fedamp_without_a_pull_is_training_alone(form):
+def test_fedamp_with_lambda_0_equals_local_training(form):
     run = worlds.run("fedamp", options={"lam": 0.0, "form": form, "start": "own"})
     state, alone = worlds.play("fedamp", run), worlds.run()
     models = alone.table(alone.initial_model())
@@ -28,7 +28,7 @@ def test_fedamp_without_a_pull_is_training_alone(form):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_fedamp_pulls_by_its_gradient(form):
+def test_fedamp_models_get_closer_as_lambda_grows(form):
     """An implementation is known whose proximal term has no gradient, so that it trains alone whatever lambda is."""
     heads = []
     for lam in (0.0, 0.1, 1.0):
@@ -40,7 +40,7 @@ def test_fedamp_pulls_by_its_gradient(form):
     assert spread[0] > spread[1] > spread[2]  # the stronger the pull, the nearer to each other
 
 
-def test_fedamp_that_starts_from_the_cloud_model_keeps_clients_nearer_to_each_other():
+def test_fedamp_models_are_closer_when_training_starts_from_the_cloud_model():
     """Where the pull is weak, the start carries what others have learned; by default it is the client's own model."""
     models = []
     for options in ({}, {"start": "own"}, {"start": "cloud"}):
@@ -51,7 +51,7 @@ def test_fedamp_that_starts_from_the_cloud_model_keeps_clients_nearer_to_each_ot
     assert spread[2] < 0.8 * spread[1]
 
 
-def test_fedamp_with_all_weight_on_itself_starts_from_itself():
+def test_fedamp_with_self_weight_1_gives_equal_models_for_both_starts():
     """The cloud model is then the client's own, so that both starts are one, and without a pull training alone."""
     runs = [worlds.run("fedamp", options={"self_weight": 1.0, "start": start}) for start in ("own", "cloud")]
     models = [worlds.play("fedamp", run)["model"] for run in runs]
@@ -59,7 +59,7 @@ def test_fedamp_with_all_weight_on_itself_starts_from_itself():
         worlds.close(parameters.pick(models[0][[i]], 0), parameters.pick(models[1][[i]], 0))
 
 
-def test_fedamp_with_all_weight_on_itself_ignores_other_clients():
+def test_fedamp_with_self_weight_1_ignores_other_clients():
     """Clients are held by their own last models alone: what the others have does not matter."""
     states = []
     for flip in (False, True):
@@ -89,14 +89,14 @@ def reference_weights(cfg, w, known, origin):
         return xi
     v = w - origin if cfg.centred else w
     for i in range(n):
-        e = {j: np.exp((cfg.sigma or 10) * cosine(v[i], v[j])) for j in others[i]}
+        e = {j: np.exp((cfg.sigma or 10) * cosine_similarity(v[i], v[j])) for j in others[i]}
         xi[i, i] = 1 / (len(e) + 1) if cfg.self_weight is None else cfg.self_weight
         for j in others[i]:
             xi[i, j] = (1 - xi[i, i]) * e[j] / sum(e.values())
     return xi
 
 
-def cosine(a, b):
+def cosine_similarity(a, b):
     size = np.sqrt((a @ a) * (b @ b))
     return float(a @ b / size) if size else 0.0
 
@@ -111,7 +111,7 @@ WEIGHTS = {
 
 
 @pytest.mark.parametrize("name", WEIGHTS)
-def test_fedamp_weights_by_hand(name):
+def test_fedamp_weights_match_the_definitions_pair_by_pair(name):
     draw = np.random.default_rng(0)
     w, origin = draw.normal(size=(5, 9)), draw.normal(size=9)
     cfg, known = fedamp.Config(**WEIGHTS[name]), np.asarray([True, True, False, True, True])
@@ -127,14 +127,14 @@ def test_fedamp_weights_by_hand(name):
         assert np.diag(actual).max() < 1e-12
 
 
-def test_fedamp_weights_of_the_first_round_are_ones_own():
+def test_fedamp_weights_are_the_identity_in_the_first_round():
     for form in FORMS:
         actual = fedamp.weights(fedamp.Config(form=form), np.ones((3, 3)), np.zeros(3, dtype=bool))
         np.testing.assert_array_equal(actual, np.eye(3))
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_fedamp_gives_equal_clients_equal_means(form):
+def test_fedamp_gives_clients_with_equal_models_equal_cloud_models(form):
     """Equal models with equal weight on both: their means are the same."""
     rows = np.asarray([[1.0, 2.0], [1.0, 2.0], [-1.0, 0.5]])
     cfg = fedamp.Config(form=form, sigma=2.0, self_weight=0.5)
@@ -145,7 +145,7 @@ def test_fedamp_gives_equal_clients_equal_means(form):
 
 @pytest.mark.parametrize("start", ["own", "cloud"])
 @pytest.mark.parametrize("options", [{}, {"form": "attention"}, {"form": "attention", "alpha": 0.5, "sigma": 9.0}])
-def test_fedamp_rounds_by_hand(options, start):
+def test_fedamp_rounds_match_hand_computed_models(options, start):
     run = worlds.run("fedamp", participation=0.7, rounds=3, options={"lam": 0.3, "start": start, **options})
     state = worlds.play("fedamp", run)
     own, known, cfg = dict.fromkeys(range(7), run.init), set(), run.cfg
@@ -169,7 +169,7 @@ def test_fedamp_rounds_by_hand(options, start):
     assert run.traffic == {"up": sent_bytes, "down": sent_bytes, "peer": 0}
 
 
-def test_fedamp_weighs_its_own_cluster_more():
+def test_fedamp_gives_clients_of_the_same_cluster_more_weight():
     data = worlds.clustered()
     run = worlds.run("fedamp", data=data, rounds=6, participation=1.0, epochs=3, batch_size=10)
     state = worlds.play("fedamp", run)

@@ -38,7 +38,7 @@ def features(w, x):
     return torch.relu(h @ w["body.3.weight"].T + w["body.3.bias"])
 
 
-def trained(start, data, client, t, *, batch=4, lr=0.1, pull=0.0, anchor=None):
+def train_one_epoch(start, data, client, t, *, batch=4, lr=0.1, pull=0.0, anchor=None):
     """One local epoch with nothing but autograd; ``pull`` draws biases to ``anchor``."""
     w = {name: value.clone().requires_grad_() for name, value in start.items()}
     rows, draw = data.rows(client, "train"), rng.generator(0, "sgd", t, client)
@@ -50,7 +50,7 @@ def trained(start, data, client, t, *, batch=4, lr=0.1, pull=0.0, anchor=None):
     return {name: value.detach() for name, value in w.items()}
 
 
-def vector(w):
+def flatten_biases(w):
     return torch.cat([w[name] for name in LAYERS]).double()
 
 
@@ -59,7 +59,7 @@ def with_biases(w, b):
     return {**w, **{name: piece.float() for name, piece in zip(LAYERS, pieces, strict=True)}}
 
 
-def represented(w, data, client):
+def mean_features(w, data, client):
     return features(w, data.x[data.rows(client, "train")]).mean(dim=0).double()
 
 
@@ -71,10 +71,10 @@ def reference(run, cfg, theta, rounds):
     guarded = cfg.form == "guarded"
     form = (lambda v: (v - v.mean()) / (v.var(unbiased=False) + 1e-5).sqrt()) if guarded else (lambda v: v)
     for t in range(rounds):
-        own, cohort, personal, models, anchors = vector(g), run.cohort(t).tolist(), {}, {}, {}
+        own, cohort, personal, models, anchors = flatten_biases(g), run.cohort(t).tolist(), {}, {}, {}
         before = dict(z)
         for i in cohort:
-            query = form(z.get(i, represented(g, data, i)))
+            query = form(z.get(i, mean_features(g, data, i)))
             distance = {j: float((form(before[j]) - query).norm()) for j in before if j != i}
             near = sorted(distance, key=distance.get)[: cfg.k - 1]
             keys = torch.stack([query, *(form(before[j]) for j in near)])
@@ -96,9 +96,9 @@ def reference(run, cfg, theta, rounds):
             near_mean = values.mean(dim=0) + (own if guarded else 0)
             pull = cfg.mu_g + cfg.mu_n
             anchors[i] = with_biases(g, (cfg.mu_g * own + cfg.mu_n * near_mean) / pull) if pull else None
-            models[i] = trained(with_biases(g, attended.detach()), data, i, t, pull=pull, anchor=anchors[i])
+            models[i] = train_one_epoch(with_biases(g, attended.detach()), data, i, t, pull=pull, anchor=anchors[i])
         n = {i: len(data.rows(i, "train")) / sum(len(data.rows(j, "train")) for j in cohort) for i in cohort}
-        change = {i: n[i] * (personal[i].detach().float().double() - vector(models[i])) for i in cohort}
+        change = {i: n[i] * (personal[i].detach().float().double() - flatten_biases(models[i])) for i in cohort}
         g = {name: sum(n[i] * models[i][name] for i in cohort) for name in g}
         g = with_biases(g, own - sum(change.values()))
         optimizer.zero_grad()
@@ -107,8 +107,8 @@ def reference(run, cfg, theta, rounds):
             nn.utils.clip_grad_norm_(theta.values(), 1.0)
         optimizer.step()
         for i in cohort:
-            z[i] = represented(models[i], data, i)
-            m[i] = vector(models[i]) - (vector(g) if guarded else 0)
+            z[i] = mean_features(models[i], data, i)
+            m[i] = flatten_biases(models[i]) - (flatten_biases(g) if guarded else 0)
     return SimpleNamespace(g=g, z=z, m=m, theta=theta)
 
 
@@ -125,7 +125,7 @@ FORMS = {
 
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("name", FORMS)
-def test_rounds_against_an_independent_loop(name, participation):
+def test_fedattn_rounds_match_an_independent_loop(name, participation):
     run = worlds.run("fedattn", participation=participation, options={"k": 3, **FORMS[name]})
     theta = fedattn.setup(run)["attention"]
     state = worlds.play("fedattn", run)
@@ -143,7 +143,7 @@ def test_rounds_against_an_independent_loop(name, participation):
         assert near.double().mean() > 0.97
 
 
-def test_no_attention_is_fedavg_to_the_bit():
+def test_fedattn_without_attention_is_identical_to_fedavg():
     run, plain = worlds.run("fedattn", options={"attention": "none"}), worlds.run("fedavg")
     state, expected = worlds.play("fedattn", run), worlds.play("fedavg", plain)
     assert worlds.same(state["global"], expected["global"])
@@ -152,24 +152,24 @@ def test_no_attention_is_fedavg_to_the_bit():
     assert all(np.array_equal(actual[split], other[split]) for split in other)
 
 
-def test_the_warm_up_is_fedavg_to_the_bit():
+def test_fedattn_warm_up_is_identical_to_fedavg():
     run, plain = worlds.run("fedattn", options={"warmup": 3}), worlds.run("fedavg")
     assert worlds.same(worlds.play("fedattn", run)["global"], worlds.play("fedavg", plain)["global"])
     later = worlds.run("fedattn", options={"warmup": 2})
     assert worlds.play("fedattn", later)["history"]["rho"].shape == (1,)
 
 
-def test_one_neighbour_is_fedavg_with_private_biases():
+def test_fedattn_with_one_neighbour_equals_fedavg_with_private_biases():
     options = {"form": "faithful", "value": "identity", "k": 1}
     run = worlds.run("fedattn", participation=1.0, options=options)
     state = worlds.play("fedattn", run)
     actual = worlds.answers("fedattn", run, state)["test"]
     data, g, able = run.federation, run.initial_model(), [0, 1, 2, 3, 4, 6]
-    private = {i: vector(g) for i in able}
+    private = {i: flatten_biases(g) for i in able}
     n = data.sizes("train")[able] / data.sizes("train").sum()
     for t in range(3):
-        uploads = [trained(with_biases(g, private[i]), data, i, t) for i in able]
-        private = {i: vector(w) for i, w in zip(able, uploads, strict=True)}
+        uploads = [train_one_epoch(with_biases(g, private[i]), data, i, t) for i in able]
+        private = {i: flatten_biases(w) for i, w in zip(able, uploads, strict=True)}
         g = {name: sum(w * model[name] for w, model in zip(n, uploads, strict=True)) for name in g}
     rows = [
         torch.softmax(logits(with_biases(g, private[i]), data.x[data.block(i, "test")]), 1)
@@ -180,7 +180,7 @@ def test_one_neighbour_is_fedavg_with_private_biases():
 
 
 @pytest.mark.parametrize("options", [{"form": "faithful"}, {"value": "full"}, {"trust": 0.02}], ids=str)
-def test_the_servers_gradient_is_that_of_the_whole_chain(options, monkeypatch):
+def test_server_gradient_equals_autograd_through_the_whole_chain(options, monkeypatch):
     """A full-batch step of rate r returns r times the gradient: W_Q, W_K and W_V get that of the clients' mean loss."""
     rate, grads = 0.01, {}
     run = worlds.run("fedattn", participation=1.0, batch_size=1000, lr=rate, options={"k": 3, **options})
@@ -189,7 +189,7 @@ def test_the_servers_gradient_is_that_of_the_whole_chain(options, monkeypatch):
     monkeypatch.setattr(fedattn, "adam_step", lambda theta, g, *more: grads.update(g) or keep(theta, g, *more))
     before = {name: value.clone().requires_grad_() for name, value in state["attention"].items()}
     cohort, data, start = run.cohort(2), run.federation, state["global"]
-    near, own = fedattn._find_neighbours(run, state, cohort, 2), vector(start)
+    near, own = fedattn._find_neighbours(run, state, cohort, 2), flatten_biases(start)
     personal = fedattn._attention(run).attend(before, near, own)
     n = data.sizes("train")[cohort] / data.sizes("train")[cohort].sum()
     net = models.create("mlp", data.in_shape, worlds.CLASSES, 0).double()
@@ -207,7 +207,7 @@ def test_the_servers_gradient_is_that_of_the_whole_chain(options, monkeypatch):
         torch.testing.assert_close(grad, value, rtol=1e-3, atol=3e-3 * float(value.abs().max()))
 
 
-def test_blocks_stay_blocks():
+def test_block_diagonal_value_matrix_stays_block_diagonal():
     run = worlds.run("fedattn", options={"form": "faithful", "value": "blocks"})
     v = worlds.play("fedattn", run)["attention"]["v"]
     outside = fedattn._attention(run).layout.block_mask() == 0
@@ -215,12 +215,12 @@ def test_blocks_stay_blocks():
     assert not torch.equal(v, fedattn.setup(run)["attention"]["v"])
 
 
-def test_frozen_attention_stays():
+def test_frozen_attention_matrices_do_not_change():
     run = worlds.run("fedattn", options={"attention": "frozen"})
     assert worlds.same(worlds.play("fedattn", run)["attention"], fedattn.setup(run)["attention"])
 
 
-def test_traffic_by_hand():
+def test_fedattn_traffic_matches_hand_computed_bytes():
     """A model each way, Z up; a newcomer also sends its first Z and is sent its biases apart from the model."""
     run = worlds.run("fedattn", options={"mu_g": 0.1})
     worlds.play("fedattn", run)
@@ -231,7 +231,7 @@ def test_traffic_by_hand():
     assert run.traffic["down"] == count * (model + b) + new * b  # the pull's anchor for everyone
 
 
-def test_clients_that_never_took_part_are_no_clients_neighbours():
+def test_clients_that_never_took_part_are_not_neighbours_of_others():
     run = worlds.run("fedattn", rounds=1, options={"k": 7})
     state = worlds.play("fedattn", run)
     near = fedattn._find_neighbours(run, state, run.clients, "personalize")
@@ -239,7 +239,7 @@ def test_clients_that_never_took_part_are_no_clients_neighbours():
     assert near.exists.sum(dim=1).tolist() == [3 if knows else 4 for knows in known]  # itself, and the known others
 
 
-def test_a_client_is_its_first_neighbour_unless_left_out():
+def test_client_is_its_own_first_neighbour_unless_include_self_is_false():
     for include in (True, False):
         run = worlds.run("fedattn", participation=1.0, options={"k": 2, "include_self": include})
         state = worlds.play("fedattn", run)
@@ -256,7 +256,7 @@ def test_clients_attend_to_five_neighbours_by_default():
     assert fedattn._find_neighbours(run, state, run.cohort(0), 3).exists.shape == (6, 5)
 
 
-def test_random_neighbours_are_drawn_anew_and_are_others():
+def test_random_neighbours_change_every_round_and_exclude_the_client_itself():
     run = worlds.run("fedattn", participation=1.0, options={"k": 3, "neighbours": "random"})
     state = worlds.play("fedattn", run)
     able = run.cohort(0)
@@ -267,7 +267,7 @@ def test_random_neighbours_are_drawn_anew_and_are_others():
     assert not (first[:, 1:] == own[:, None]).all(dim=2).any()
 
 
-def with_poison(form):
+def make_run_with_overflow(form):
     """The federation, in which client 2's features are so large that its training overflows."""
     run = worlds.run("fedattn", participation=1.0, options={"form": form})
     run.federation.x[run.federation.rows(2, "train")] *= 1e30
@@ -275,8 +275,8 @@ def with_poison(form):
 
 
 @pytest.mark.parametrize("form", ["guarded", "faithful"])
-def test_an_upload_that_is_not_finite_is_rejected(form):
-    run = with_poison(form)
+def test_fedattn_rejects_a_non_finite_upload(form):
+    run = make_run_with_overflow(form)
     state = fedattn.setup(run)
     for t in range(3):
         state, row = loop.play_round(run, "fedattn", methods.load("fedattn"), state, t)
@@ -286,7 +286,7 @@ def test_an_upload_that_is_not_finite_is_rejected(form):
     assert all(value.isfinite().all() for value in state["global"].values())
 
 
-def test_a_round_of_rejected_uploads_changes_nothing():
+def test_round_with_only_rejected_uploads_ends_the_run_or_keeps_the_state_in_faithful_form():
     """It ends a run, but for the form that shows the collapse."""
     run = worlds.run("fedattn", lr=1e30, options={"form": "faithful"})
     before = fedattn.setup(run)
@@ -308,7 +308,7 @@ def logistic_run(**options):
     return create_run(methods.load("fedattn"), cfg, data, plan, 0)
 
 
-def test_the_faithful_form_amplifies_biases_and_the_default_does_not():
+def test_biases_grow_in_the_faithful_form_and_not_by_default():
     history = worlds.play("fedattn", logistic_run(form="faithful"))["history"]
     assert history["rho"].shape == (80,)
     assert (history["rho"] > 1).all()
@@ -318,12 +318,12 @@ def test_the_faithful_form_amplifies_biases_and_the_default_does_not():
     assert history["largest"].max() < 3
 
 
-def test_pulls_to_global_and_neighbouring_biases_delay_the_growth():
+def test_mu_g_and_mu_n_slow_the_growth_of_biases():
     history = worlds.play("fedattn", logistic_run(form="faithful", mu_g=0.1, mu_n=0.1))["history"]
     assert history["largest"].max() < 1e3
 
 
-def test_a_model_that_overflows_answers_nothing():
+def test_predictions_stay_probabilities_when_a_model_overflows():
     run = worlds.run("fedattn", options={"form": "faithful"})
     state = worlds.play("fedattn", run)
     state["attention"]["v"] *= 1e37
@@ -333,7 +333,7 @@ def test_a_model_that_overflows_answers_nothing():
 
 
 @pytest.mark.parametrize("options", [*FORMS.values(), {"neighbours": "random"}, {"include_self": False}], ids=str)
-def test_every_form_resumes_and_runs_both_ways(options):
+def test_every_form_resumes_identically_and_agrees_between_loop_and_stacked(options):
     runs = [worlds.run("fedattn", mode=mode, rounds=4, options=options) for mode in ("loop", "stacked", "loop")]
     expected, other = (worlds.play("fedattn", one) for one in runs[:2])
     for name, value in expected["global"].items():
@@ -343,13 +343,13 @@ def test_every_form_resumes_and_runs_both_ways(options):
     assert worlds.same(worlds.play("fedattn", runs[2], first=2, state=resumed), expected)
 
 
-def test_a_model_without_biases_is_refused():
+def test_bias_layout_refuses_a_model_without_biases():
     net = models.Net(nn.Flatten(), nn.Linear(5, 3, bias=False))
     with pytest.raises(UsageError, match="has none"):
         BiasLayout(parameters.copy_params(net), ["head.weight"])
 
 
-def test_biases_of_every_kind_of_layer_count():
+def test_bias_layout_includes_biases_of_every_kind_of_layer():
     net = nn.ModuleDict({"c": nn.Conv2d(1, 2, 3), "n": nn.BatchNorm2d(2), "g": nn.GRU(3, 2)})
     names = [name for name, _ in net.named_parameters()]
     assert BiasLayout(parameters.copy_params(net), names).sizes == {
@@ -360,7 +360,7 @@ def test_biases_of_every_kind_of_layer_count():
     }
 
 
-def test_biases_go_there_and_back():
+def test_bias_layout_flattens_and_unflattens_biases():
     params = {"a.bias": torch.tensor([1.0, 2.0]), "w": torch.zeros(2, 2), "b.bias": torch.tensor([3.0])}
     layout = BiasLayout(params, params)
     vector = layout.flatten(params)
@@ -371,7 +371,7 @@ def test_biases_go_there_and_back():
     assert layout.block_mask().tolist() == [[1, 1, 0], [1, 1, 0], [0, 0, 1]]
 
 
-def test_the_trust_region_by_hand():
+def test_limit_norms_matches_a_hand_computed_trust_region():
     own = torch.tensor([3.0, 4.0, 0.0, 1.0]).double()  # layers of norm 5 and 1
     offsets = torch.tensor([[30.0, 40.0, 1.0, 0.0], [6.0, 8.0, 3.0, 4.0]]).double()
     params = {name: torch.zeros(2) for name in ("a.bias", "b.bias")}
@@ -381,7 +381,7 @@ def test_the_trust_region_by_hand():
     assert layout.limit_norms(torch.zeros(1, 4).double(), own, 2.0).tolist() == [[0.0] * 4]
 
 
-def skewed():
+def make_skewed_federation():
     """Six clients, most of whose samples are of one class, which two of them share; classes are balanced over all."""
     draw = np.random.default_rng(3)
     splits = (40, 20, 20)
@@ -390,25 +390,27 @@ def skewed():
     return Federation.from_blocks(x.astype(np.float32), y, np.cumsum([0, *splits * 6]), worlds.CLASSES)
 
 
-def test_offsets_may_outgrow_global_biases_that_are_near_zero():
+def test_default_offsets_may_exceed_near_zero_global_biases_and_improve_accuracy():
     """Over balanced classes the head's global biases are no measure of what a client's own labels ask for."""
     correct = {}
     for name, options in {"default": {}, "within twice": {"trust": 2.0}, "one": {"attention": "none"}}.items():
-        run = worlds.run("fedattn", data=skewed(), participation=1.0, rounds=12, options={"k": 2, **options})
+        run = worlds.run(
+            "fedattn", data=make_skewed_federation(), participation=1.0, rounds=12, options={"k": 2, **options}
+        )
         state = worlds.play("fedattn", run)
         p = worlds.answers("fedattn", run, state)["validation"]
         y = np.concatenate([run.federation.y[run.federation.block(c, "validation")] for c in range(6)])
         correct[name] = int((p.argmax(axis=1) == y).sum())
         if name == "default":
             near = fedattn._find_neighbours(run, state, run.clients, 12)
-            own = vector(state["global"])
+            own = flatten_biases(state["global"])
             personal = fedattn._attention(run).attend(state["attention"], near, own)
             assert ((personal - own)[:, -3:].norm(dim=1) > 2 * own[-3:].norm()).all()
     assert correct["default"] > correct["within twice"] > correct["one"]
 
 
 @pytest.mark.parametrize(("is_guarded", "gradient", "expected"), [(False, 1, 5), (True, 0.1, 0.5), (True, 1, 1)])
-def test_only_the_guarded_gradient_is_clipped_and_all_matrices_together(is_guarded, gradient, expected):
+def test_only_the_guarded_form_clips_the_joint_norm_of_the_gradients(is_guarded, gradient, expected):
     params = {"a.bias": torch.zeros(2)}
     actual = BiasAttention(BiasLayout(params, params), is_guarded, "identity", 0.0)
     theta = {name: torch.tensor(1.0).double().requires_grad_() for name in ("a", "b")}
@@ -417,7 +419,7 @@ def test_only_the_guarded_gradient_is_clipped_and_all_matrices_together(is_guard
     assert [value.item() for value in grads.values()] == pytest.approx([expected * 0.6, expected * 0.8])
 
 
-def test_attention_by_hand():
+def test_attention_weights_match_hand_computed_values():
     query, keys = torch.tensor([2.0, 0, 0, 0]), torch.tensor([[1.0, 0, 0, 0], [0, 9, 9, 9], [2.0, 0, 0, 0]])
     allowed = torch.tensor([True, True, False])
     e = math.exp(1)
@@ -429,20 +431,20 @@ def test_attention_by_hand():
     assert huge.tolist() == [0, 0, 1]
 
 
-def test_divergence_by_hand():
+def test_divergence_matches_a_hand_computed_value():
     p, q = torch.tensor([0.5, 0.5, 0.0]), torch.tensor([0.25, 0.5, 0.25])
     assert ham.divergence(p, q).item() == pytest.approx(0.5 * math.log(2))
     assert ham.divergence(p, p).item() == 0
 
 
-def test_spectral_radius_is_the_gain_of_repetition():
+def test_spectral_radius_is_the_largest_absolute_eigenvalue():
     assert bias_attention.spectral_radius(torch.tensor([[0.0, 2.0], [-2.0, 0.0]])) == pytest.approx(2)
     assert bias_attention.spectral_radius(torch.tensor([[0.5, 100.0], [0.0, 0.5]])) == pytest.approx(
         0.5
     )  # its norm is 100
 
 
-def test_initial_projections():
+def test_initial_projections_are_orthonormal_rows_or_xavier_draws():
     draw = np.random.default_rng(0)
     rows = bias_attention._draw_orthonormal(3, 8, draw)
     torch.testing.assert_close(rows @ rows.T, torch.eye(3).double())
@@ -452,7 +454,7 @@ def test_initial_projections():
     assert drawn.std().item() == pytest.approx(300**-0.5, rel=0.02)
 
 
-def test_the_servers_adam_is_adam():
+def test_adam_step_of_the_server_equals_torch_adam():
     theta = {"a": torch.tensor([1.0, -2.0]).double(), "b": torch.tensor(3.0).double()}
     free = [value.clone().requires_grad_() for value in theta.values()]
     optimizer, moments = torch.optim.Adam(free, lr=0.1), server_optimizer.adam_moments(theta)
@@ -466,7 +468,7 @@ def test_the_servers_adam_is_adam():
         torch.testing.assert_close(value, expected.detach())
 
 
-def test_nearest_others_against_brute_force():
+def test_find_nearest_others_equals_brute_force():
     draw = np.random.default_rng(0)
     known, z = np.asarray([1, 4, 5, 9]), draw.normal(size=(12, 6)).astype(np.float32)
     clients = np.arange(12)
@@ -478,7 +480,7 @@ def test_nearest_others_against_brute_force():
     assert find_nearest_others(known[:0], z[:0], clients[:1], z[:1], 2).tolist() == [[-1, -1]]
 
 
-def test_a_twin_is_a_neighbour_and_never_oneself():
+def test_nearest_others_include_identical_clients_and_never_the_client_itself():
     z = np.zeros((4, 3), np.float32)
     actual = find_nearest_others(np.arange(4), z, np.arange(4), z, 3)
     assert [sorted(row) for row in actual.tolist()] == [[1, 2, 3], [0, 2, 3], [0, 1, 3], [0, 1, 2]]
@@ -486,7 +488,7 @@ def test_a_twin_is_a_neighbour_and_never_oneself():
 
 
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
-def test_representations_are_means_of_each_clients_own_model(mode):
+def test_represent_returns_mean_features_of_the_model_of_each_client(mode):
     data = worlds.federation()
     nets = [models.create("mlp", data.in_shape, worlds.CLASSES, seed) for seed in (0, 1, 2)]
     engine = Engine(nets[0], data, seed=0, threads=2, mode=mode)
@@ -499,7 +501,7 @@ def test_representations_are_means_of_each_clients_own_model(mode):
 
 
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
-def test_divergence_may_be_left_to_the_method(mode):
+def test_local_sgd_returns_non_finite_models_when_may_diverge_is_set(mode):
     data = Federation(**vars(worlds.federation()))
     data.x[data.rows(2, "train")] *= 1e30
     run = worlds.run(mode=mode)
@@ -508,5 +510,5 @@ def test_divergence_may_be_left_to_the_method(mode):
     assert parameters.finite(part.params).tolist() == [True, False]
 
 
-def test_the_card_names_its_source():
+def test_card_of_fedattn_names_its_authors():
     assert "Luo" in registry.card("methods", "fedattn").doc

@@ -7,11 +7,11 @@ import torch
 from torch.nn import functional
 
 import worlds
-from by_hand import net_of, train
+from by_hand import build_net, train
 from pflcli import parameters
 
 
-def test_fedavg_round_by_hand():
+def test_fedavg_round_matches_a_hand_computed_model():
     run = worlds.run("fedavg", participation=1.0, epochs=2)
     after = worlds.play("fedavg", run, last=1)["global"]
     data, able = run.federation, [0, 1, 2, 3, 4, 6]  # client 5 has no samples
@@ -26,13 +26,13 @@ def test_fedavg_round_by_hand():
     assert run.traffic["up"] == run.traffic["down"] == 6 * parameters.size(run.init)
 
 
-def test_fedavg_of_full_batches_is_centralized_gradient_descent():
+def test_fedavg_with_full_batches_equals_centralized_gradient_descent():
     """One epoch of one batch each: the weighted mean of steps is one step on all samples together."""
     run = worlds.run("fedavg", participation=1.0, batch_size=1000, rounds=3)
     after = worlds.play("fedavg", run)["global"]
     data = run.federation
     rows = np.concatenate([data.rows(int(c), "train") for c in run.clients])
-    model = net_of(run.init)
+    model = build_net(run.init)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for _ in range(3):
         optimizer.zero_grad()

@@ -7,18 +7,18 @@ import pytest
 import torch
 
 import worlds
-from by_hand import net_of, train
+from by_hand import build_net, train
 from pflcli.errors import UsageError
 
 
-def test_fedavg_plus_starts_from_the_backbone():
+def test_fedavg_plus_fine_tunes_the_backbone():
     run = worlds.run("fedavg-plus", options={"epochs": 2})
     actual = worlds.answers("fedavg-plus", run, {})["test"]
     data, expected = run.federation, []
     for client in run.clients:
         rows = data.rows(client, "train")
         params = train(run.backbone, data.x[rows], data.y[rows], 0, ("sgd", "fine-tune"), client, 2, 4, 0.1)
-        model = net_of(params)
+        model = build_net(params)
         with torch.no_grad():
             expected.append(torch.softmax(model.head(model.body(data.x[data.block(client, "test")])), 1))
     np.testing.assert_allclose(actual, torch.cat(expected), atol=1e-5)
@@ -27,7 +27,7 @@ def test_fedavg_plus_starts_from_the_backbone():
 @pytest.mark.parametrize(
     ("options", "trainable"), [({"upper": 2}, ("body.3.", "head.")), ({"trainable": "head."}, "head.")]
 )
-def test_fedavg_plus_may_train_upper_layers_alone(options, trainable):
+def test_fedavg_plus_trains_only_the_chosen_layers(options, trainable):
     run = worlds.run("fedavg-plus", options={"epochs": 2, **options})
     actual = worlds.answers("fedavg-plus", run, {}, np.asarray([0]))["test"]
     plan = {"epochs": 2, "trainable": trainable}
@@ -35,7 +35,7 @@ def test_fedavg_plus_may_train_upper_layers_alone(options, trainable):
     np.testing.assert_allclose(actual, worlds.probabilities(model, run.federation, 0), atol=1e-6)
 
 
-def test_fedavg_plus_refuses_a_choice_that_trains_nothing():
+def test_fedavg_plus_refuses_invalid_choices_of_trainable_layers():
     run = worlds.run("fedavg-plus", options={"trainable": "haed."})
     with pytest.raises(UsageError, match="no parameters under"):
         worlds.answers("fedavg-plus", run, {})

@@ -9,7 +9,7 @@ import worlds
 from by_hand import body_of, head_of
 
 
-def test_fedbabu_rounds_by_hand():
+def test_fedbabu_rounds_match_hand_computed_models():
     run = worlds.run("fedbabu", weight_decay=0.0)
     actual = worlds.play("fedbabu", run)["global"]
     data, shared = run.federation, run.init
@@ -20,7 +20,7 @@ def test_fedbabu_rounds_by_hand():
     worlds.close(actual, shared)
 
 
-def test_fedbabu_never_touches_the_head_before_fine_tuning():
+def test_fedbabu_does_not_train_the_head_before_fine_tuning():
     run = worlds.run("fedbabu", momentum=0.9, weight_decay=0.1)
     actual = worlds.play("fedbabu", run)["global"]
     assert worlds.same(head_of(actual), head_of(run.init))
@@ -28,7 +28,7 @@ def test_fedbabu_never_touches_the_head_before_fine_tuning():
 
 
 @pytest.mark.parametrize("tune", ["all", "head", "body"])
-def test_fedbabu_fine_tunes_what_is_asked_for(tune):
+def test_fedbabu_fine_tunes_the_part_that_tune_names(tune):
     run = worlds.run("fedbabu", options={"epochs": 2, "lr": 0.05, "tune": tune})
     state = worlds.play("fedbabu", run)
     actual = worlds.answers("fedbabu", run, state, np.asarray([0]))

@@ -12,7 +12,7 @@ from by_hand import sent_names
 from pflcli import parameters, rng
 
 
-def test_fedbn_without_batch_norm_is_fedavg():
+def test_fedbn_equals_fedavg_when_the_model_has_no_batch_norm():
     runs = [worlds.run(name) for name in ("fedavg", "fedbn")]
     expected, actual = (worlds.play(*args) for args in zip(("fedavg", "fedbn"), runs, strict=True))
     assert worlds.same(expected["global"], actual["shared"])
@@ -23,7 +23,7 @@ def test_fedbn_without_batch_norm_is_fedavg():
 NORM = [f"body.2.{name}" for name in ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")]
 
 
-def batch_norm_steps(net, start, data, client, key, trainable=""):
+def train_with_batch_norm(net, start, data, client, key, trainable=""):
     net.load_state_dict(start)
     net.train()
     optimizer = torch.optim.SGD([p for name, p in net.named_parameters() if name.startswith(trainable)], lr=0.1)
@@ -36,7 +36,7 @@ def batch_norm_steps(net, start, data, client, key, trainable=""):
 
 
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
-def test_fedbn_rounds_by_hand(mode):
+def test_fedbn_rounds_match_hand_computed_models(mode):
     run, net = worlds.normalized("fedbn", mode)
     names = sent_names(run)
     state = worlds.play("fedbn", run)
@@ -44,7 +44,7 @@ def test_fedbn_rounds_by_hand(mode):
     own = {c: {name: run.init[name] for name in NORM} for c in range(4)}
     for t in range(2):
         cohort = run.cohort(t).tolist()
-        trained = [batch_norm_steps(net, {**shared, **own[c]}, data, c, ("sgd", t)) for c in cohort]
+        trained = [train_with_batch_norm(net, {**shared, **own[c]}, data, c, ("sgd", t)) for c in cohort]
         own |= {c: {name: model[name] for name in NORM} for c, model in zip(cohort, trained, strict=True)}
         shared = worlds.mean(trained, n[cohort].tolist())
     assert names == set(state["shared"]) == set(run.init) - set(NORM)
@@ -61,14 +61,14 @@ def test_fedbn_rounds_by_hand(mode):
         np.testing.assert_allclose(actual[offsets[c] : offsets[c + 1]], p, atol=1e-5)
 
 
-def test_a_newcomer_of_fedbn_trains_its_normalization_alone():
+def test_fedbn_newcomer_trains_only_its_normalization_layers():
     run, net = worlds.normalized("fedbn")
     run.cfg = type(run.cfg)(newcomer_epochs=1)
     state = worlds.play("fedbn", run, last=1)
     (new,) = state["norms"].unwritten(np.asarray([0, 1, 3]))
     actual = worlds.answers("fedbn", run, state, np.asarray([new]))["test"]
     start = {**state["shared"], **{name: run.init[name] for name in NORM}}
-    model = batch_norm_steps(net, start, run.federation, int(new), ("sgd", "newcomer"), trainable="body.2.")
+    model = train_with_batch_norm(net, start, run.federation, int(new), ("sgd", "newcomer"), trainable="body.2.")
     net.load_state_dict(model)
     with torch.no_grad():
         p = torch.softmax(net.eval()(run.federation.inputs(run.federation.block(int(new), "test"))), 1)

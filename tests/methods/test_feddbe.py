@@ -13,7 +13,7 @@ from pflcli import parameters
 from pflcli.methods import feddbe
 
 
-def test_feddbe_rounds_by_hand():
+def test_feddbe_rounds_match_hand_computed_models():
     run = worlds.run("feddbe", options={"kappa": 3.0})
     data = run.federation
     sizes = data.sizes("train")
@@ -49,7 +49,7 @@ def test_feddbe_rounds_by_hand():
     np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
-def test_the_loss_of_feddbe_has_half_the_squared_distance_to_the_consensus():
+def test_feddbe_loss_adds_half_the_squared_distance_to_the_consensus():
     run = worlds.run("feddbe", rounds=1, participation=1.0, batch_size=100, options={"kappa": 30.0})
     state, data = worlds.play("feddbe", run, last=0), run.federation
     before, expected = len(run.notes.losses), []
@@ -66,14 +66,14 @@ def test_the_loss_of_feddbe_has_half_the_squared_distance_to_the_consensus():
     assert actual == pytest.approx(wanted, rel=1e-5)
 
 
-def test_feddbe_sends_a_model_and_a_mean_before_the_rounds():
+def test_feddbe_sends_models_down_and_means_up_before_the_first_round():
     run = worlds.run("feddbe", rounds=0)
     worlds.play("feddbe", run)
     size = parameters.size(run.init)
     assert run.traffic == {"up": 6 * 200 * 4, "down": 6 * size, "peer": 0}
 
 
-def test_a_newcomer_of_feddbe_trains_its_memory_alone():
+def test_feddbe_newcomer_trains_only_its_memory():
     run = worlds.run("feddbe", options={"newcomer_epochs": 2})
     state = worlds.play("feddbe", run)
     data, shared = run.federation, state["global"]

@@ -13,20 +13,20 @@ from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 
 
-def losses(models, data, rows):
+def compute_losses(models, data, rows):
     """The loss of each model on each sample, (n, K)."""
     each = [functional.cross_entropy(worlds.logits(w, data.x[rows]), data.y[rows], reduction="none") for w in models]
     return torch.stack(each, dim=1)
 
 
-def answering(pi, models, data, rows):
+def compute_responsibility(pi, models, data, rows):
     """q by Bayes' rule, literally."""
-    joint = pi * torch.exp(-losses(models, data, rows))
+    joint = pi * torch.exp(-compute_losses(models, data, rows))
     return (joint / joint.sum(dim=1, keepdim=True)).detach()
 
 
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
-def test_rounds_by_hand(mode, monkeypatch):
+def test_fedem_rounds_match_hand_computed_models(mode, monkeypatch):
     run = worlds.run("fedem", mode=mode, epochs=2, options={"components": 2})
     two_clients = 4 * parameters.size(run.init)
     monkeypatch.setattr("pflcli.engine.engine._CHUNK_BYTES", {"cpu": two_clients})
@@ -40,12 +40,16 @@ def test_rounds_by_hand(mode, monkeypatch):
             rows, draw = torch.from_numpy(data.rows(c, "train")), rng.generator(0, "sgd", t, c)
             for _ in range(2):
                 for part in rows[torch.from_numpy(draw.permutation(len(rows)))].split(4):
-                    loss = (answering(pi[c], current, data, part) * losses(own, data, part)).sum(dim=1).mean()
+                    loss = (
+                        (compute_responsibility(pi[c], current, data, part) * compute_losses(own, data, part))
+                        .sum(dim=1)
+                        .mean()
+                    )
                     grads = torch.autograd.grad(loss, [value for model in own for value in model.values()])
                     with torch.no_grad():
                         for value, grad in zip((v for model in own for v in model.values()), grads, strict=True):
                             value -= 0.1 * grad
-            pi[c] = answering(pi[c], current, data, rows).mean(dim=0)
+            pi[c] = compute_responsibility(pi[c], current, data, rows).mean(dim=0)
             trained.append([{name: value.detach() for name, value in model.items()} for model in own])
         current = [worlds.mean([client[k] for client in trained], n[cohort].tolist()) for k in range(2)]
     for k in range(2):
@@ -54,27 +58,27 @@ def test_rounds_by_hand(mode, monkeypatch):
     drawn = sum(len(run.cohort(t)) for t in range(3))
     assert run.traffic["up"] == run.traffic["down"] == 2 * drawn * parameters.size(run.init)
     c = 0
-    share = answering(pi[c], current, data, data.rows(c, "train")).mean(dim=0).numpy()
+    share = compute_responsibility(pi[c], current, data, data.rows(c, "train")).mean(dim=0).numpy()
     expected = sum(share[k] * worlds.probabilities(current[k], data, c) for k in range(2))
     np.testing.assert_allclose(worlds.answers("fedem", run, state, np.asarray([c]))["test"], expected, atol=1e-5)
 
 
-def test_the_loss_of_a_round_is_that_of_the_samples_by_their_weights():
+def test_fedem_round_loss_is_the_responsibility_weighted_mean_over_samples():
     """One step over all samples of each client: each component's loss is that of the components which were sent."""
     run = worlds.run("fedem", rounds=1, participation=1.0, batch_size=100, options={"components": 2})
     worlds.play("fedem", run)
     data, components = run.federation, [run.init, run.draw_model(1)]
     total = counted = 0.0
     for c in worlds.ABLE:
-        each = losses(components, data, data.rows(c, "train"))
-        share = answering(torch.full((2,), 0.5), components, data, data.rows(c, "train"))
+        each = compute_losses(components, data, data.rows(c, "train"))
+        share = compute_responsibility(torch.full((2,), 0.5), components, data, data.rows(c, "train"))
         total, counted = total + (share * each).sum().item(), counted + share.sum().item()
     values, weights = np.transpose(run.notes.losses)
     assert weights.sum() == pytest.approx(counted)
     assert np.average(values, weights=weights) == pytest.approx(total / counted, rel=1e-5)
 
 
-def test_one_component_is_fedavg():
+def test_fedem_with_one_component_equals_fedavg():
     runs = [worlds.run(name, options=o) for name, o in (("fedavg", {}), ("fedem", {"components": 1}))]
     expected, actual = (worlds.play(*args) for args in zip(("fedavg", "fedem"), runs, strict=True))
     worlds.close(parameters.pick(actual["components"], 0), expected["global"])
@@ -82,7 +86,7 @@ def test_one_component_is_fedavg():
     assert (actual["shares"] == 1).all()
 
 
-def test_components_begin_apart_and_shares_stay_shares():
+def test_fedem_components_start_different_and_shares_sum_to_1():
     run = worlds.run("fedem")
     start = worlds.play("fedem", run, last=0)
     assert worlds.same(parameters.pick(start["components"], 0), run.init)
@@ -92,7 +96,7 @@ def test_components_begin_apart_and_shares_stay_shares():
     assert torch.equal(shares[5], torch.full((3,), 1 / 3))  # client 5 has no samples
 
 
-def test_shares_find_two_distributions():
+def test_fedem_shares_separate_clients_of_two_distributions():
     """Half of the clients have names of their own for the classes: no model serves both halves."""
     run = worlds.run("fedem", participation=1.0, rounds=15, options={"components": 2})
     draw = np.random.default_rng(0)
@@ -109,7 +113,7 @@ def test_shares_find_two_distributions():
     assert (shares[:4].argmax(dim=1) != shares[4:].argmax(dim=1)).all()
 
 
-def test_a_client_without_training_samples_keeps_its_shares():
+def test_fedem_client_without_training_samples_keeps_its_shares():
     from pflcli.methods.fedem import _update_shares
 
     q = [torch.tensor([[0.25, 0.75], [0.75, 0.25], [0.75, 0.25]]), torch.zeros(0, 2)]
@@ -117,7 +121,7 @@ def test_a_client_without_training_samples_keeps_its_shares():
     torch.testing.assert_close(shares, torch.tensor([[0.5, 0.5], [0.9, 0.1], [1.75 / 3, 1.25 / 3]]))
 
 
-def test_extreme_losses_leave_no_nan():
+def test_fedem_responsibility_is_finite_when_losses_are_extreme():
     from pflcli.methods.fedem import _responsibility
 
     q = _responsibility(torch.tensor([0.0, 1.0]), torch.tensor([[0.0, 1e4], [1e5, 1e5]]))
@@ -125,7 +129,7 @@ def test_extreme_losses_leave_no_nan():
     torch.testing.assert_close(q, torch.tensor([[1.0, 0.0], [0.0, 1.0]]))
 
 
-def test_ways_agree_under_batch_norm():
+def test_fedem_loop_and_stacked_agree_with_batch_norm():
     states = []
     for mode in ("loop", "stacked"):
         run, net = worlds.normalized("fedem", mode)

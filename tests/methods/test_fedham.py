@@ -37,7 +37,7 @@ ABLE = [0, 1, 2, 3, 4, 6]
 
 
 @pytest.fixture(autouse=True)
-def one_stack(monkeypatch):
+def allow_one_stack(monkeypatch):
     """Few clients in one stack: a stack of one would be the loop, which it is compared with."""
     monkeypatch.setattr(engines, "_MIN_STACKS", 1)
 
@@ -47,7 +47,7 @@ def logits(w, x):
     return torch.relu(h @ w["body.3.weight"].T + w["body.3.bias"]) @ w["head.weight"].T + w["head.bias"]
 
 
-def trained(start, data, client, t, *, batch=4, lr=0.1, epochs=1, also=lambda w, part: 0):
+def train_locally(start, data, client, t, *, batch=4, lr=0.1, epochs=1, also=lambda w, part: 0):
     """Local SGD with nothing but autograd, on the loss and what is ``also`` minimised."""
     w = {name: value.clone().requires_grad_() for name, value in start.items()}
     draw = rng.generator(0, "sgd", t, client)
@@ -66,12 +66,12 @@ def minibatches(data, client, draw, epochs, batch=4):
         yield from torch.from_numpy(rows[draw.permutation(len(rows))]).split(batch)
 
 
-def mean(answers, data):
+def weighted_mean(answers, data):
     n = {i: len(data.rows(i, "train")) for i in answers}
     return {k: sum(n[i] * w[k] for i, w in answers.items()) / sum(n.values()) for k in next(iter(answers.values()))}
 
 
-def unit(v):
+def unit_vector(v):
     return v / v.norm().clamp_min(1e-12)
 
 
@@ -85,7 +85,7 @@ def validation_loss(w, data, i):
     return float(functional.cross_entropy(logits(w, data.x[rows]), data.y[rows])) if len(rows) else 0.0
 
 
-def sketched(sketch, w):
+def sketch_model(sketch, w):
     """The sketch of one model, which a gradient goes through."""
     sums = torch.zeros(sketch._width, dtype=torch.float64)
     for name, (bucket, sign) in sketch._maps.items():
@@ -93,13 +93,13 @@ def sketched(sketch, w):
     return sums
 
 
-def hybrid(theta, cfg, sketches, x, i, g, data, share=None):
+def compute_hybrid(theta, cfg, sketches, x, i, g, data, share=None):
     """Eq. 5 to 9 word by word: the hybrid of client i, its first layer by client, its second layer, and its share."""
     others = [j for j in x if j != i]
-    z = {j: unit(sketches[j]) for j in [*x, "g"]}
+    z = {j: unit_vector(sketches[j]) for j in [*x, "g"]}
     a = attend(theta["q1"] @ z[i], [theta["k1"] @ z[j] for j in others])
     mixed = {k: sum(w * x[j][k] for w, j in zip(a, others, strict=True)) for k in g}
-    s = unit(sum(w * sketches[j] for w, j in zip(a, others, strict=True)))
+    s = unit_vector(sum(w * sketches[j] for w, j in zip(a, others, strict=True)))
     candidates = {"self": (x[i], z[i]), "others": (mixed, s), "global": (g, z["g"])}
     attended_slots = {"ham": ["self", "others", "global"], "aml1": ["others"], "aml2": ["self", "global"]}[cfg.variant]
     if cfg.form == "guarded":
@@ -133,10 +133,10 @@ def reference(run, rounds):
             }
             start = {}
             for i in ABLE:
-                prior = hybrid(first, cfg, points, x, i, g, data)[2]
+                prior = compute_hybrid(first, cfg, points, x, i, g, data)[2]
                 optimizer, draw = torch.optim.Adam(theta[i].values(), lr=cfg.ham_lr), rng.generator(0, "ham", t, i)
                 for batch in minibatches(data, i, draw, cfg.ham_epochs):
-                    learned, _, a, *_ = hybrid(theta[i], cfg, points, x, i, g, data)
+                    learned, _, a, *_ = compute_hybrid(theta[i], cfg, points, x, i, g, data)
                     loss = functional.cross_entropy(logits(learned, data.x[batch]), data.y[batch])
                     if cfg.form == "guarded":
                         loss = loss + cfg.rho * sum(p * (p / a[j]).log() for j, p in prior.items())
@@ -144,19 +144,19 @@ def reference(run, rounds):
                     loss.backward()
                     optimizer.step()
                 with torch.no_grad():
-                    _, start[i], a, b, share = hybrid(theta[i], cfg, points, x, i, g, data)
+                    _, start[i], a, b, share = compute_hybrid(theta[i], cfg, points, x, i, g, data)
                 if cfg.lam:
-                    also[i] = partial(through_hybrid, run, sketch, theta[i], points, centre, x, i, g, share)
+                    also[i] = partial(hybrid_loss, run, sketch, theta[i], points, centre, x, i, g, share)
                 attention.append((i, {j: float(w) for j, w in a.items()}, {slot: float(w) for slot, w in b.items()}))
-        x = {i: trained(start[i], data, i, t, also=also[i]) for i in ABLE}
-        g = mean(x, data)
+        x = {i: train_locally(start[i], data, i, t, also=also[i]) for i in ABLE}
+        g = weighted_mean(x, data)
     return g, x, attention
 
 
-def through_hybrid(run, sketch, theta, points, centre, x, i, g, share, w, part):
+def hybrid_loss(run, sketch, theta, points, centre, x, i, g, share, w, part):
     """The second term of Eq. 1: lambda times the loss of the hybrid, with w in the place of x_i."""
-    own = (sketched(sketch, w) - centre).float()
-    _, mixed, *_ = hybrid(theta, run.cfg, {**points, i: own}, {**x, i: w}, i, g, run.federation, share)
+    own = (sketch_model(sketch, w) - centre).float()
+    _, mixed, *_ = compute_hybrid(theta, run.cfg, {**points, i: own}, {**x, i: w}, i, g, run.federation, share)
     return run.cfg.lam * functional.cross_entropy(logits(mixed, run.federation.x[part]), run.federation.y[part])
 
 
@@ -177,7 +177,7 @@ CASES = {
 
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
 @pytest.mark.parametrize("name", CASES)
-def test_rounds_against_an_independent_loop(name, mode):
+def test_fedham_rounds_match_an_independent_loop(name, mode):
     options = {"warmup": 1, "sketch": 16, **CASES[name]}
     run = worlds.run("fedham", participation=1.0, mode=mode, options=options)
     state = worlds.play("fedham", run)
@@ -199,7 +199,7 @@ def test_rounds_against_an_independent_loop(name, mode):
     assert (state["attention"]["first"].diagonal(dim1=1, dim2=2) == 0).all()
 
 
-def double_world():
+def make_double_precision_case():
     """A tiny network in double precision, four models of it, and a batch; client 1 of four is the target."""
     torch.manual_seed(0)
     net = models.Net(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.Tanh()), nn.Linear(3, 2)).double()
@@ -209,8 +209,8 @@ def double_world():
 
 
 @pytest.mark.parametrize("slots", [(1, 1, 1), (0, 1, 1), (0, 1, 0), (1, 0, 1)])
-def test_the_gradient_through_the_hybrid_is_exact(slots):
-    net, basis, x, y = double_world()
+def test_gradient_through_the_hybrid_passes_gradcheck(slots):
+    net, basis, x, y = make_double_precision_case()
     theta = {name: torch.randn(6, 6).double().requires_grad_() for name in ("q1", "k1", "q2", "k2")}
     me = torch.eye(4).double()[1]
     shared = {"points": torch.randn(5, 6).double(), "slots": torch.tensor(slots).double()}
@@ -239,9 +239,9 @@ def test_the_gradient_through_the_hybrid_is_exact(slots):
 
 @pytest.mark.parametrize("centred", [0.0, 1.0])
 @pytest.mark.parametrize("slots", [(1, 1, 1), (0, 1, 1), (0, 1, 0), (1, 0, 1)])
-def test_the_gradient_in_a_clients_own_model_is_exact(slots, centred):
+def test_gradient_with_respect_to_the_client_model_passes_gradcheck(slots, centred):
     """Eq. 15: x_i enters the hybrid as query, key and value."""
-    net, basis, x, y = double_world()
+    net, basis, x, y = make_double_precision_case()
     like = {name: value[0] for name, value in basis.items()}
     sketch = CountSketch(like, like, 6, np.random.default_rng(0))
     own = {name: torch.randn_like(value, requires_grad=True) for name, value in like.items()}
@@ -269,9 +269,9 @@ def test_the_gradient_in_a_clients_own_model_is_exact(slots, centred):
     assert torch.autograd.gradcheck(loss, tuple(own.values()))
 
 
-def test_the_gradient_is_that_of_two_stages():
+def test_share_gradient_is_the_inner_product_of_hybrid_gradient_and_model():
     """d loss / d share_j is the inner product of the hybrid's gradient with model j."""
-    net, basis, x, y = double_world()
+    net, basis, x, y = make_double_precision_case()
     share = torch.rand(5).double().requires_grad_()
     mixed = ham.mix(share, basis)
     (direct,) = torch.autograd.grad(functional.cross_entropy(functional_call(net, mixed, x), y), share)
@@ -281,7 +281,7 @@ def test_the_gradient_is_that_of_two_stages():
     torch.testing.assert_close(direct, torch.stack(second))
 
 
-def test_the_first_attention_is_the_softmax_of_cosines():
+def test_first_attention_layer_starts_as_the_softmax_of_cosines():
     points = torch.randn(6, 8, generator=torch.Generator().manual_seed(0))
     points[-1] = 0  # x^g is the centre
     me, theta = torch.eye(5)[2], ham.initial_projections(8, 5.0)
@@ -294,7 +294,7 @@ def test_the_first_attention_is_the_softmax_of_cosines():
     assert b.tolist() == [0, 0.5, 0.5]
 
 
-def test_a_lone_client_mixes_itself_and_the_global_model():
+def test_single_client_mixes_its_own_and_the_global_model():
     points, me = torch.tensor([[1.0, 2.0], [0.0, 0.0]]), torch.ones(1)
     a, b = ham.attend(ham.initial_projections(2, 5.0), points, me, torch.ones(3))
     assert a.tolist() == [0]
@@ -302,7 +302,7 @@ def test_a_lone_client_mixes_itself_and_the_global_model():
 
 
 @pytest.mark.parametrize("slots", [(1, 1, 1), (0, 1, 1), (1, 0, 1)])
-def test_the_second_layers_keys_by_hand(slots):
+def test_second_attention_layer_matches_hand_computed_keys(slots):
     """The key of x^a is that of the mixture itself, as if it had been sketched; without others it is that of x^g."""
     draw = np.random.default_rng(0)
     theta = {name: torch.from_numpy(draw.normal(size=(6, 6))) for name in ("q1", "k1", "q2", "k2")}
@@ -312,15 +312,15 @@ def test_the_second_layers_keys_by_hand(slots):
         me = torch.eye(n).double()[n // 2]
         a, b = ham.attend(theta, candidates, me, slots)
         mixed = sum(a[j] * candidates[j] for j in range(n)) if n > 1 else candidates[-1]
-        query = theta["q2"] @ unit(candidates[n // 2])
-        keys = [theta["k2"] @ unit(v) for v in (candidates[n // 2], mixed, candidates[-1])]
+        query = theta["q2"] @ unit_vector(candidates[n // 2])
+        keys = [theta["k2"] @ unit_vector(v) for v in (candidates[n // 2], mixed, candidates[-1])]
         present = [place for place in range(3) if slots[place]]
         torch.testing.assert_close(b[present], attend(query, [keys[place] for place in present]))
         assert b.sum() == pytest.approx(1)
         assert a.sum() == pytest.approx(float(n > 1))
 
 
-def test_coefficients_and_mixtures_by_hand():
+def test_hybrid_shares_and_mixtures_match_hand_computed_values():
     a, b, me = torch.tensor([0.25, 0.0, 0.75]), torch.tensor([0.5, 0.4, 0.1]), torch.eye(3)[1]
     share = ham.hybrid_shares(a, b, me)
     torch.testing.assert_close(share, torch.tensor([0.1, 0.5, 0.3, 0.1]))
@@ -332,7 +332,7 @@ def test_coefficients_and_mixtures_by_hand():
     torch.testing.assert_close(ham.add_own_share(torch.tensor([0.0, 0.75, 0.25]), 0.2), torch.tensor([0.2, 0.6, 0.2]))
 
 
-def test_sketches_are_linear_and_keep_cosines():
+def test_count_sketches_are_linear_and_preserve_cosines():
     like = {"a": torch.zeros(40, 50), "b": torch.zeros(300), "buffer": torch.zeros(9)}
     sketch = CountSketch(like, ["b", "a"], 256, np.random.default_rng(0))
     draw = torch.Generator().manual_seed(0)
@@ -354,7 +354,7 @@ def test_sketches_are_linear_and_keep_cosines():
     assert abs(np.mean(pairs) - exact[0, 1]) < 4 * 0.1 / 16  # unbiased: a hundred maps err by a tenth
 
 
-def test_a_sketch_by_hand():
+def test_count_sketch_matches_a_hand_computed_value():
     class Draws:
         def __init__(self):
             self.left = [np.asarray([0, 2, 0]), np.asarray([1, 0, 0])]
@@ -366,29 +366,29 @@ def test_a_sketch_by_hand():
     assert sketch({"w": torch.tensor([[10.0, 20.0, 30.0]])}).tolist() == [[10 - 30, 0, -20, 0]]
 
 
-def test_all_on_itself_is_training_alone():
+def test_fedham_with_self_share_1_equals_local_training():
     run = worlds.run("fedham", participation=1.0, options={"warmup": 0, "self_share": 1.0})
     state = worlds.play("fedham", run)
     for i in ABLE:
         w = run.initial_model()
         for t in range(3):
-            w = trained(w, run.federation, i, t)
+            w = train_locally(w, run.federation, i, t)
         for key, value in w.items():
             torch.testing.assert_close(state["models"][[i]][key][0], value, rtol=1e-4, atol=1e-5)
 
 
-def test_ftl_is_fedavg_whose_clients_answer_with_what_they_sent():
+def test_ftl_variant_is_fedavg_with_the_last_upload_as_personal_model():
     run, plain = worlds.run("fedham", options={"variant": "ftl", "warmup": 1}), worlds.run("fedavg")
     state, before = worlds.play("fedham", run), worlds.play("fedavg", plain, last=2)
     assert worlds.same(state["global"], worlds.play("fedavg", plain)["global"])
     assert run.traffic["down"] == run.traffic["up"] == 9 * parameters.size(run.init)
     for i in run.cohort(2).tolist():
-        expected = trained(before["global"], run.federation, i, 2)
+        expected = train_locally(before["global"], run.federation, i, 2)
         for key, value in expected.items():
             torch.testing.assert_close(state["models"][[i]][key][0], value, rtol=1e-4, atol=1e-5)
 
 
-def test_a_client_that_never_took_part_answers_with_the_global_model():
+def test_client_that_never_took_part_predicts_with_the_global_model():
     run = worlds.run("fedham", rounds=1, options={"answer": "final"})
     state = worlds.play("fedham", run)
     actual = worlds.answers("fedham", run, state)["test"]
@@ -402,7 +402,7 @@ def test_a_client_that_never_took_part_answers_with_the_global_model():
 @pytest.mark.parametrize(
     ("options", "received"), [({}, 7), ({"variant": "aml1"}, 7), ({"variant": "aml2"}, 1)], ids=str
 )
-def test_traffic_by_hand(options, received):
+def test_fedham_traffic_matches_hand_computed_bytes(options, received):
     """After a round of FedAvg each of the six is sent the global model and all six uploads, its own among them."""
     run = worlds.run("fedham", participation=1.0, options={"warmup": 1, **options})
     worlds.play("fedham", run)
@@ -410,7 +410,7 @@ def test_traffic_by_hand(options, received):
     assert run.traffic == {"up": 3 * 6 * size, "down": (6 + 2 * 6 * received) * size, "peer": 0}
 
 
-def test_clusters_bound_what_is_sent_and_attended_to():
+def test_clusters_limit_the_models_sent_and_attended_to():
     run = worlds.run("fedham", participation=1.0, options={"warmup": 1, "k": 3})
     state = worlds.play("fedham", run)
     first = state["attention"]["first"]
@@ -420,7 +420,7 @@ def test_clusters_bound_what_is_sent_and_attended_to():
     assert sum(sizes) < 2 * 36
 
 
-def test_cluster_labels():
+def test_cluster_finds_separated_groups_and_numbers_them_in_order():
     draw = np.random.default_rng(0)
     points = np.concatenate([draw.normal(size=(n, 5)) * 0.1 + c for n, c in ((4, 0), (5, 3), (6, -3))])
     points = points[draw.permutation(15)]
@@ -438,7 +438,7 @@ def test_cluster_labels():
     assert clustering.cluster(points[:1], "mean-shift", 1, np.random.default_rng(1)).tolist() == [0]
 
 
-def test_the_nearest_uploads_by_hand():
+def test_select_nearest_matches_hand_computed_neighbours():
     points = np.asarray([[1.0, 0.0], [2.0, 0.1], [0.0, 3.0], [0.2, 1.0], [-1.0, 0.0]])
     received = clustering.select_nearest(points, 2)  # of four others two, and its own
     assert [np.flatnonzero(row).tolist() for row in received] == [[0, 1, 3], [0, 1, 3], [1, 2, 3], [1, 2, 3], [2, 3, 4]]
@@ -454,7 +454,7 @@ def test_the_nearest_uploads_by_hand():
         np.testing.assert_array_equal(mask, label == label[members[0]])
 
 
-def test_those_who_are_sent_the_same_go_together():
+def test_group_equal_rows_groups_clients_that_receive_the_same_models():
     rows = np.asarray([[1, 1, 0], [0, 1, 1], [1, 1, 0]], dtype=bool)
     together = [(places.tolist(), row.tolist()) for places, row in clustering.group_equal_rows(rows)]
     assert together == [([0, 2], [True, True, False]), ([1], [False, True, True])]
@@ -462,7 +462,7 @@ def test_those_who_are_sent_the_same_go_together():
     assert [places.tolist() for places, _ in together] == [[0], [1]]
 
 
-def test_the_nearest_of_the_round_before_are_sent():
+def test_nearest_clustering_sends_the_nearest_uploads_of_the_previous_round():
     """What a client is sent does not depend on who trained before it: hybrids are mixed of the last uploads."""
     options = {"warmup": 1, "clustering": "nearest", "k": 2, "answer": "hybrid", "form": "joint"}
     run = worlds.run("fedham", participation=1.0, rounds=3, options=options)
@@ -509,12 +509,12 @@ EFFECTS = {
 """For each option, values that must differ in what they give."""
 
 
-def test_every_option_is_tried():
+def test_effect_cases_cover_every_option_of_fedham():
     assert {name.partition(",")[0] for name in EFFECTS} == {field.name for field in dataclasses.fields(fedham.Config)}
 
 
 @pytest.mark.parametrize("name", EFFECTS)
-def test_every_option_has_an_effect(name):
+def test_fedham_option_changes_the_result(name):
     """By more than float noise: Adam hides the scale of a loss, but for the last digits."""
     states = []
     for options in EFFECTS[name]:
@@ -539,18 +539,18 @@ def clustered_run(**options):
     return create_run(methods.load("fedham"), cfg, data, config.build(Settings, plan, ""), 0)
 
 
-def right(run, state):
+def compute_accuracy(run, state):
     p = fedham.personalize(run, state, run.clients).answer("test")["p"]
     y = np.concatenate([run.federation.y[run.federation.block(c, "test")] for c in run.clients])
     return (p.argmax(axis=1) == y).mean()
 
 
-def test_the_faithful_form_collapses_onto_the_client_itself_and_the_default_does_not():
+def test_faithful_form_collapses_to_self_attention_and_the_default_does_not():
     accuracies = {}
     for form in ("faithful", "joint", "guarded"):
         run = clustered_run(form=form, ham_lr=0.05)
         state = worlds.play("fedham", run)
-        accuracies[form] = right(run, state)
+        accuracies[form] = compute_accuracy(run, state)
         own_weight = state["attention"]["second"][:, :, 0].mean(dim=1)
         if form == "guarded":
             assert own_weight.max() < 0.6
@@ -562,7 +562,7 @@ def test_the_faithful_form_collapses_onto_the_client_itself_and_the_default_does
     assert accuracies["guarded"] > max(accuracies["faithful"], accuracies["joint"]) + 0.08
 
 
-def test_the_warm_up_ends_when_the_loss_no_longer_falls():
+def test_warm_up_ends_when_the_loss_stops_falling():
     run = worlds.run("fedham", rounds=100)
     state = fedham.setup(run)
     assert fedham._is_warm_up(run, state, 19)
@@ -577,14 +577,14 @@ def test_the_warm_up_ends_when_the_loss_no_longer_falls():
     assert still["attention"]["first"].shape[0] == 34  # of 8 rounds at most it takes 6: one, and five that do not fall
 
 
-def test_the_warm_up_lasts_a_fifth_of_the_rounds_at_most_rounded_up():
+def test_warm_up_lasts_at_most_a_fifth_of_the_rounds():
     for rounds, last in ((6, 1), (5, 0), (4, 0), (1, 0)):
         run = worlds.run("fedham", rounds=rounds)
         state = fedham.setup(run)
         assert [fedham._is_warm_up(run, state, t) for t in range(rounds)] == [t <= last for t in range(rounds)]
 
 
-def test_the_warm_up_watches_the_mean_loss_over_samples():
+def test_warm_up_tracks_the_mean_loss_over_samples():
     run = worlds.run("fedham", participation=0.5)
     state = fedham.setup(run)
     cohort, start = run.cohort(0), run.initial_model()
@@ -598,7 +598,7 @@ def test_the_warm_up_watches_the_mean_loss_over_samples():
     assert worlds.play("fedham", run, last=1, state=equal)["warmup"]["stale"].item() == 3  # it has not fallen
 
 
-def test_models_and_sketches_are_those_that_the_server_received():
+def test_stored_models_and_sketches_are_those_after_the_upload_steps():
     """With an upload step, these are not the models that clients trained."""
     run = worlds.run("fedham", options={"warmup": 1})
     run.uploads = (uploads.load("clip:0.01"),)
@@ -607,7 +607,7 @@ def test_models_and_sketches_are_those_that_the_server_received():
     torch.testing.assert_close(state["sketches"][uploaded], fedham._sketch(run)(state["models"][uploaded]))
 
 
-def test_a_first_upload_is_trained_from_the_global_model():
+def test_first_upload_of_a_late_client_is_trained_from_the_global_model():
     run = worlds.run("fedham", rounds=3, participation=0.5, options={"warmup": 1, "sketch": 16})
     before = worlds.play("fedham", run, last=1)
     known, start = before["models"].written, before["global"]
@@ -615,12 +615,12 @@ def test_a_first_upload_is_trained_from_the_global_model():
     assert len(late)
     state = worlds.play("fedham", run, first=1, last=2, state=before)
     for i in late.tolist():
-        for key, value in trained(start, run.federation, i, 1).items():
+        for key, value in train_locally(start, run.federation, i, 1).items():
             torch.testing.assert_close(state["models"][[i]][key][0], value, rtol=1e-4, atol=1e-5)
         assert not state["attention"]["second"][-1, i].any()
 
 
-def test_the_history_of_hybrids_by_hand():
+def test_history_records_validation_accuracy_of_hybrids_in_evaluated_rounds():
     """Their validation accuracy before they are trained, in rounds that are validated; elsewhere -1."""
     options = {"warmup": 1, "sketch": 16, "answer": "hybrid"}
     run = worlds.run("fedham", rounds=5, participation=1.0, eval_every=2, lr=0.5, options=options)
@@ -633,7 +633,7 @@ def test_the_history_of_hybrids_by_hand():
     assert expected[1] != run.is_correct(np.asarray(ABLE), state["hybrids"][ABLE], "train").mean()
 
 
-def test_the_reach_of_mean_shift_by_hand():
+def test_mean_shift_bandwidth_matches_a_hand_computed_value():
     """How far each of seven points must go for 30 % of the others, that is two of six; on average."""
     line = np.asarray([0.0, 1.0, 3.0, 7.0, 15.0, 31.0, 63.0])
     distance = np.abs(line[:, None] - line)
@@ -643,7 +643,7 @@ def test_the_reach_of_mean_shift_by_hand():
     assert clustering._mean_shift_bandwidth(distance[:1, :1]) == 0.0
 
 
-def test_attention_is_kept_for_every_round_of_few_clients_only(monkeypatch):
+def test_attention_of_every_round_is_kept_only_when_clients_are_few(monkeypatch):
     def rounds(remember):
         run = worlds.run("fedham", options={"warmup": 1, "remember": remember})
         return [len(attention) for attention in worlds.play("fedham", run)["attention"].values()]
@@ -653,7 +653,7 @@ def test_attention_is_kept_for_every_round_of_few_clients_only(monkeypatch):
     assert [rounds(remember) for remember in (7, 6)] == [[2, 2], [0, 0]]
 
 
-def test_those_who_are_sent_the_same_may_train_some_at_a_time():
+def test_fedham_result_is_the_same_when_clients_train_in_chunks():
     together, in_parts = (worlds.run("fedham", options={"warmup": 1}, participation=1.0) for _ in range(2))
     in_parts.engine.clients_that_fit = lambda size: 2
     expected, actual = worlds.play("fedham", together), worlds.play("fedham", in_parts)
@@ -662,7 +662,7 @@ def test_those_who_are_sent_the_same_may_train_some_at_a_time():
     assert in_parts.traffic == together.traffic
 
 
-def test_samples_that_ham_learned_from_are_not_answered():
+def test_fedham_predicts_only_test_samples_when_ham_learns_from_validation():
     options = {"warmup": 1, "ham_split": "validation", "answer": "final", "self_share": 0.3}
     run = worlds.run("fedham", participation=1.0, options=options)
     state = worlds.play("fedham", run)
@@ -672,7 +672,7 @@ def test_samples_that_ham_learned_from_are_not_answered():
     assert changed == [bool(n) for n in run.federation.sizes("validation")[ABLE]]
 
 
-def test_the_hybrid_may_answer():
+def test_answer_option_selects_hybrid_or_trained_model():
     answers = {}
     for answer in ("final", "hybrid"):
         run = worlds.run("fedham", participation=1.0, options={"warmup": 1, "answer": answer})
@@ -685,7 +685,7 @@ def test_the_hybrid_may_answer():
     assert not np.array_equal(answers["final"], answers["hybrid"])
 
 
-def test_validation_samples_choose_which_model_answers():
+def test_default_answer_is_the_model_of_lowest_validation_loss():
     """By default the hybrid, the upload or the global model: the least validation loss, word by word."""
     answers = {}
     for answer in ("final", "hybrid", "best"):
@@ -714,14 +714,14 @@ def test_validation_samples_choose_which_model_answers():
     assert set(chosen) == {"hybrid", "final", "global"}
 
 
-def test_validation_samples_that_ham_learns_from_choose_nothing():
+def test_config_refuses_validation_choices_when_ham_learns_from_validation():
     for options in ({}, {"self_share": 0.3}, {"answer": "final"}, {"form": "joint", "answer": "best"}):
         with pytest.raises(ValueError, match="give answer=final and self_share="):
             fedham.Config(ham_split="validation", **options)
     assert fedham.Config(ham_split="validation", form="faithful").predicts_with == "final"
 
 
-def test_own_losses_by_hand():
+def test_client_losses_match_hand_computed_cross_entropy():
     run = worlds.run("fedham", participation=1.0)
     models = parameters.stack([run.initial_model() for _ in run.clients])
     models["head.weight"][:] = 0
@@ -744,7 +744,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-def test_every_form_resumes_and_runs_both_ways(options):
+def test_every_form_resumes_identically_and_agrees_between_loop_and_stacked(options):
     options = {"warmup": 1, "sketch": 32, **options}
     runs = [worlds.run("fedham", mode=mode, rounds=5, options=options) for mode in ("loop", "stacked", "loop")]
     expected, other = (worlds.play("fedham", one) for one in runs[:2])
@@ -756,7 +756,7 @@ def test_every_form_resumes_and_runs_both_ways(options):
     assert all(np.isfinite(p).all() for p in worlds.answers("fedham", runs[0], expected).values())
 
 
-def normalising(mode, **options):
+def make_batch_norm_run(mode, **options):
     """A run of FedHAM on a network with BatchNorm and small images."""
     draw = np.random.default_rng(0)
     x = draw.integers(0, 255, size=(60, 8, 8), dtype=np.uint8)
@@ -770,8 +770,8 @@ def normalising(mode, **options):
 
 
 @pytest.mark.parametrize("lam", [0.0, 1.0])
-def test_normalising_layers_are_mixed_and_used_in_evaluation_mode(lam):
-    runs = [normalising(mode, lam=lam)[0] for mode in ("loop", "stacked")]
+def test_fedham_loop_and_stacked_agree_with_batch_norm(lam):
+    runs = [make_batch_norm_run(mode, lam=lam)[0] for mode in ("loop", "stacked")]
     states = [worlds.play("fedham", run) for run in runs]
     for name, value in states[0]["global"].items():
         torch.testing.assert_close(states[1]["global"][name], value, rtol=1e-3, atol=1e-4)
@@ -781,8 +781,8 @@ def test_normalising_layers_are_mixed_and_used_in_evaluation_mode(lam):
 
 
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
-def test_frozen_norm_uses_running_statistics_and_keeps_them(mode):
-    run, net = normalising(mode)
+def test_frozen_norm_uses_running_statistics_and_does_not_update_them(mode):
+    run, net = make_batch_norm_run(mode)
     plan = LocalSGD(epochs=1, batch_size=100, lr=[0.5], frozen_norm=True)
     (part,) = run.engine.local_sgd([1], parameters.copy_params(net), plan, ("sgd", 0))
     net.eval()
@@ -796,7 +796,7 @@ def test_frozen_norm_uses_running_statistics_and_keeps_them(mode):
 
 
 @pytest.mark.parametrize("lam", [0.0, 1.0])
-def test_processes_train_ham_as_threads_do(lam):
+def test_fedham_gives_the_same_bytes_with_processes_and_threads(lam):
     states = []
     for jobs in (0, 1):
         run = worlds.run("fedham", participation=1.0, options={"warmup": 1, "sketch": 16, "lam": lam})
@@ -807,7 +807,7 @@ def test_processes_train_ham_as_threads_do(lam):
 
 
 @pytest.mark.compiled
-def test_any_number_of_workers_trains_two_stacks_of_ham_with_the_same_bytes(monkeypatch):
+def test_fedham_in_two_stacks_gives_the_same_bytes_for_any_number_of_threads(monkeypatch):
     """Compiled loops serve the network, and clients share more than a stack may have."""
     monkeypatch.setattr(engines, "_MIN_STACKS", 4)
     set_own_products(monkeypatch, True)
@@ -842,7 +842,7 @@ def image_run(threads):
     return create_run(method, cfg, data, settings, 0, draw_network=lambda seed: net, mode="loop", threads=threads)
 
 
-def test_any_number_of_workers_trains_ham_by_a_program_with_the_same_bytes(monkeypatch):
+def test_fedham_by_a_compiled_program_gives_the_same_bytes_for_any_number_of_threads(monkeypatch):
     monkeypatch.setattr(engines, "_MIN_STACKS", 4)
     set_own_products(monkeypatch, True)
     monkeypatch.setattr(engines, "_STACK_BYTES", {"cpu": 1})

@@ -8,11 +8,11 @@ import numpy as np
 import torch
 
 import worlds
-from by_hand import loss_of, minibatches
+from by_hand import compute_loss, minibatches
 from pflcli.methods import fedhealth
 
 
-def test_the_public_set_is_a_tenth_of_every_clients_training_samples_and_is_paid_for():
+def test_fedhealth_public_set_takes_the_given_share_of_each_client_and_counts_as_traffic():
     run = worlds.run("fedhealth", options={"public": 0.3}, rounds=0)
     rows = fedhealth._draw_public_rows(run, run.federation.seen_clients)
     for c in run.clients:
@@ -26,7 +26,7 @@ def test_the_public_set_is_a_tenth_of_every_clients_training_samples_and_is_paid
     assert not np.array_equal(rows, fedhealth._draw_public_rows(other, other.federation.seen_clients))
 
 
-def test_the_cloud_model_is_trained_on_the_public_set(mode):
+def test_fedhealth_trains_the_cloud_model_on_the_public_set(mode):
     run = worlds.run("fedhealth", mode=mode, options={"cloud_epochs": 3}, rounds=0)
     actual = worlds.play("fedhealth", run)["global"]
     data = run.federation.pooled(fedhealth._draw_public_rows(run, run.federation.seen_clients))
@@ -40,7 +40,7 @@ def test_fedhealth_rounds_are_fedavg_from_the_cloud_model():
     assert worlds.same(actual, worlds.play("fedavg", worlds.run("fedavg"), state=start)["global"])
 
 
-def test_fedhealth_transfer_by_hand(mode):
+def test_fedhealth_transfer_matches_hand_computed_models(mode):
     options = {"weight": 30.0, "aligned": 3, "epochs": 2, "lr": 0.05, "public": 0.2}
     run = worlds.run("fedhealth", mode=mode, options=options, rounds=1)
     state = worlds.play("fedhealth", run)
@@ -54,7 +54,7 @@ def test_fedhealth_transfer_by_hand(mode):
             at = {name: value.clone().requires_grad_(not name.startswith("body.1.")) for name, value in w.items()}
             z, far = (features(at, x) for x in (data.x[rows], public))
             apart = (covariance(z) - covariance(far)).pow(2).sum() / (4 * 200**2)
-            loss = loss_of(at, data, rows) + 30.0 * apart
+            loss = compute_loss(at, data, rows) + 30.0 * apart
             chosen = [name for name, value in at.items() if value.requires_grad]
             grads = torch.autograd.grad(loss, [at[name] for name in chosen])
             w |= {name: w[name] - 0.05 * grad for name, grad in zip(chosen, grads, strict=True)}
@@ -71,7 +71,7 @@ def covariance(z):
     return torch.cov(z.T, correction=0)
 
 
-def test_fedhealth_without_alignment_is_fine_tuning_of_the_upper_layers():
+def test_fedhealth_with_weight_0_equals_fine_tuning_of_the_upper_layers():
     run = worlds.run("fedhealth", options={"weight": 0.0, "upper": 1, "epochs": 2})
     state = worlds.play("fedhealth", run)
     actual = worlds.answers("fedhealth", run, state, np.asarray([0]))["test"]

@@ -9,7 +9,7 @@ from by_hand import body_of, head_of
 from pflcli import parameters
 
 
-def test_fedper_rounds_by_hand():
+def test_fedper_rounds_match_hand_computed_models():
     run = worlds.run("fedper", epochs=2)
     state = worlds.play("fedper", run)
     data, shared, heads = run.federation, body_of(run.init), dict.fromkeys(range(7), head_of(run.init))

@@ -11,7 +11,7 @@ from by_hand import descend, detach, minibatch_samples, representation, require_
 from pflcli import parameters
 
 
-def test_fedproto_rounds_by_hand():
+def test_fedproto_rounds_match_hand_computed_models():
     run = worlds.run("fedproto", options={"lam": 2.0})
     state = worlds.play("fedproto", run)
     data = run.federation
@@ -48,7 +48,7 @@ def test_fedproto_rounds_by_hand():
     np.testing.assert_allclose(actual, torch.softmax(-apart / 2, 1), atol=1e-4)
 
 
-def test_fedproto_embeds_the_training_samples_of_a_round_by_compiled_loops(monkeypatch):
+def test_fedproto_embeds_training_samples_by_compiled_loops_during_training(monkeypatch):
     run, compiled = worlds.run("fedproto"), []
     state, infer = worlds.play("fedproto", run, last=0), run.engine.executor.infer
 
@@ -63,7 +63,7 @@ def test_fedproto_embeds_the_training_samples_of_a_round_by_compiled_loops(monke
     assert all(compiled)
 
 
-def test_fedproto_without_a_pull_is_training_alone():
+def test_fedproto_with_lambda_0_equals_local_training():
     """Its clients train one epoch in each round that they take part in, as ``steps`` does."""
     run = worlds.run("fedproto", options={"lam": 0.0, "answer": "head"}, participation=1.0)
     state = worlds.play("fedproto", run)
@@ -74,7 +74,7 @@ def test_fedproto_without_a_pull_is_training_alone():
     np.testing.assert_allclose(actual, worlds.probabilities(model, run.federation, 0), atol=1e-5)
 
 
-def test_fedproto_pulls_to_the_prototypes_that_are_known_while_others_are_not():
+def test_fedproto_pulls_to_known_prototypes_when_others_are_unknown():
     models = []
     for lam in (0.0, 5.0):
         run = worlds.run("fedproto", options={"lam": lam}, participation=1.0)
@@ -84,7 +84,7 @@ def test_fedproto_pulls_to_the_prototypes_that_are_known_while_others_are_not():
     assert not torch.equal(*models)
 
 
-def test_prototypes_that_no_client_renews_stay():
+def test_fedproto_keeps_prototypes_of_classes_absent_from_the_round():
     """Client 4 has one class: in a round of its own the prototypes of the others stay."""
     run = worlds.run("fedproto")
     state = worlds.play("fedproto", run)

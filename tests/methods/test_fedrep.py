@@ -11,7 +11,7 @@ from pflcli import parameters
 
 
 @pytest.mark.parametrize("final", [0, 4])
-def test_fedrep_rounds_by_hand(final):
+def test_fedrep_rounds_match_hand_computed_models(final):
     run = worlds.run("fedrep", options={"head_epochs": 3, "body_epochs": 2, "final_epochs": final})
     state = worlds.play("fedrep", run)
     data, shared, heads = run.federation, body_of(run.init), dict.fromkeys(range(7), head_of(run.init))
@@ -36,7 +36,7 @@ def test_fedrep_rounds_by_hand(final):
     np.testing.assert_allclose(actual, worlds.probabilities(last, data, 0), atol=1e-5)
 
 
-def test_fedrep_without_steps_on_heads_is_fedbabu():
+def test_fedrep_without_head_epochs_equals_fedbabu():
     """Both train bodies under the initial head."""
     run = worlds.run("fedrep", participation=1.0, options={"head_epochs": 0})
     first = worlds.play("fedrep", run, last=1)

@@ -11,7 +11,7 @@ from by_hand import descend, detach, minibatch_samples, representation, require_
 from pflcli import parameters
 
 
-def test_fedrod_rounds_by_hand():
+def test_fedrod_rounds_match_hand_computed_models():
     run = worlds.run("fedrod", options={"gamma": 0.5})
     state = worlds.play("fedrod", run)
     data, shared = run.federation, run.init
@@ -43,14 +43,14 @@ def test_fedrod_rounds_by_hand():
     assert run.traffic["up"] == sum(len(run.cohort(t)) for t in range(3)) * parameters.size(run.init)
 
 
-def test_the_generic_model_of_fedrod_without_balance_is_that_of_fedavg():
+def test_fedrod_generic_model_with_gamma_0_equals_that_of_fedavg():
     runs = [worlds.run("fedavg"), worlds.run("fedrod", options={"gamma": 0.0})]
     expected, actual = (worlds.play(*args)["global"] for args in zip(("fedavg", "fedrod"), runs, strict=True))
     worlds.close(actual, expected, atol=1e-5)
     assert runs[0].traffic == runs[1].traffic
 
 
-def test_a_newcomer_of_fedrod_trains_its_head_on_the_generic_model():
+def test_fedrod_newcomer_trains_only_its_head_on_the_generic_model():
     run = worlds.run("fedrod", options={"newcomer_epochs": 2}, weight_decay=0.0)
     state = worlds.play("fedrod", run)
     new = next(c for c in worlds.ABLE if c not in state["heads"].written and run.federation.sizes("test")[c])

@@ -11,7 +11,7 @@ import worlds
 from pflcli import rng
 
 
-def test_fedsgd_is_fedavg_of_one_full_batch():
+def test_fedsgd_equals_fedavg_with_one_full_batch():
     one = worlds.run("fedavg", epochs=1, batch_size=1000)
     expected = worlds.play("fedavg", one)
     run = worlds.run("fedsgd", epochs=7, batch_size=2, momentum=0.9)
@@ -19,7 +19,7 @@ def test_fedsgd_is_fedavg_of_one_full_batch():
     assert run.traffic == one.traffic
 
 
-def test_fedsgd_is_a_step_along_the_gradient_of_all_samples():
+def test_fedsgd_round_is_one_gradient_step_on_all_samples():
     run = worlds.run("fedsgd", participation=1.0)
     actual = worlds.play("fedsgd", run, last=1)["global"]
     data = run.federation
@@ -34,7 +34,7 @@ def test_fedsgd_is_a_step_along_the_gradient_of_all_samples():
 
 
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
-def test_fedsgd_by_minibatches_by_hand(mode):
+def test_fedsgd_with_minibatches_matches_hand_computed_models(mode):
     """One minibatch per client and round, another one in the next, weighted by all of a client's samples."""
     run = worlds.run("fedsgd", participation=1.0, mode=mode, epochs=3, options={"batch": "minibatch"})
     data, w = run.federation, run.init

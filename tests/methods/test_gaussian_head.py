@@ -12,7 +12,7 @@ from by_hand import CLIENT, class_frequencies, training_embeddings
 
 
 @pytest.mark.parametrize("kappa", [0.5, 10.0])
-def test_gaussian_head_by_hand(kappa):
+def test_gaussian_head_matches_hand_computed_probabilities(kappa):
     run = worlds.run("gaussian-head", options={"kappa": kappa, "ridge": 0.3, "temperature": 7.0})
     state = worlds.play("gaussian-head", run)
     z, y = training_embeddings(run, worlds.ABLE)
@@ -35,7 +35,7 @@ def test_gaussian_head_by_hand(kappa):
     assert run.traffic == {"up": 4 * (6 * (3 + size * size) + classes * size), "down": down, "peer": 0}
 
 
-def test_the_temperature_is_the_one_of_least_validation_log_loss():
+def test_gaussian_head_chooses_the_temperature_of_lowest_validation_loss():
     run = worlds.run("gaussian-head", options={"grid": (1.0, 4.0, 16.0, 64.0)})
     state = worlds.play("gaussian-head", run)
     chosen = worlds.tuned("gaussian-head", run, state)["temperature"]

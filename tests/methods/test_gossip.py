@@ -10,7 +10,7 @@ from by_hand import draw_ids, mean_with, train_clients, unpack_graph
 from pflcli import parameters
 
 
-def test_gossip_with_everybody_is_fedavg():
+def test_gossip_with_all_clients_as_partners_equals_fedavg():
     run = worlds.run("gossip", participation=1.0, options={"k": 6})
     state, shared = worlds.play("gossip", run), worlds.run("fedavg", participation=1.0)
     expected = worlds.play("fedavg", shared)["global"]
@@ -21,7 +21,7 @@ def test_gossip_with_everybody_is_fedavg():
 
 
 @pytest.mark.parametrize("uniform", [True, False])
-def test_gossip_round_by_hand(uniform):
+def test_gossip_round_matches_hand_computed_models(uniform):
     run = worlds.run("gossip", participation=1.0, options={"k": 2, "uniform": uniform})
     state = worlds.play("gossip", run, last=1)
     models = train_clients(run, dict.fromkeys(worlds.ABLE, run.init), worlds.ABLE, 0)
@@ -36,7 +36,7 @@ def test_gossip_round_by_hand(uniform):
         assert np.flatnonzero(unpack_graph(run, state)[0][i]).tolist() == partners
 
 
-def test_others_are_drawn_uniformly():
+def test_gossip_draws_partners_uniformly():
     run = worlds.run("gossip", participation=1.0, rounds=1, options={"k": 2})
     met = np.zeros((7, 7))
     for t in range(300):

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import worlds
-from by_hand import K, answers
+from by_hand import K, predict_with_neighbours
 from pflcli.errors import UnsuitedError
 from pflcli.knn.indexes import build, flat_indexes
 from pflcli.knn.stores import Neighbours, Stores
@@ -17,7 +17,7 @@ from pflcli.knn.voting import vote_by_distance
 from pflcli.methods import knn_per
 
 
-def test_an_empty_store_is_fedavg():
+def test_knn_per_with_empty_stores_equals_fedavg():
     run = worlds.run("knn-per", options={"weight": 1.0})
     lone = run.stores
     count = len(run.clients)
@@ -30,7 +30,7 @@ def test_an_empty_store_is_fedavg():
 
 
 @pytest.mark.parametrize("kernel", ["euclidean", "scaled-squared"])
-def test_knn_per_against_a_few_lines(kernel):
+def test_knn_per_matches_a_brute_force_reference(kernel):
     """p = lambda p_kNN + (1 - lambda) h, neighbours by brute force, exp(-d) taken literally."""
     k, lam = 3, 0.4
     run = worlds.run("knn-per", options={"k": k, "weight": lam, "kernel": kernel, "sigma": 2.0})
@@ -50,7 +50,7 @@ def test_knn_per_against_a_few_lines(kernel):
     np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
-def test_lambda_is_tuned_on_validation_samples_alone():
+def test_lambda_is_tuned_only_on_validation_samples():
     run = worlds.run("knn-per", options={"k": 2})
     chosen = knn_per.personalize(run, {}, run.clients).tuned["lambda"]
     test = run.embeddings["test"]
@@ -60,7 +60,7 @@ def test_lambda_is_tuned_on_validation_samples_alone():
     assert chosen[[1, 3, 5]].tolist() == [0.5] * 3  # no validation samples: nearest to one half
 
 
-def tune(knn, model, y, **options):
+def tune_lambda(knn, model, y, **options):
     from pflcli.knn.embedded import Embedded
 
     part = Embedded(np.zeros((len(y), 1)), np.log(np.asarray(model)), np.asarray(y), np.asarray([0, len(y)]))
@@ -68,17 +68,17 @@ def tune(knn, model, y, **options):
     return weight[0]
 
 
-def test_lambda_by_hand():
+def test_tune_chooses_the_hand_computed_lambda():
     right, wrong, hardly = [0.9, 0.1], [0.1, 0.9], [0.6, 0.4]
-    assert tune([right], [right], [0]) == 0.5  # all of the grid is right
-    assert tune([hardly], [wrong], [0]) == 0.9  # .6 lam + .1 (1 - lam) > 1/2 from lam = .8 on
-    assert tune([wrong], [hardly], [0]) == 0.1  # .1 lam + .6 (1 - lam) > 1/2 up to lam = .2
-    assert tune([right, wrong, wrong], [wrong, right, right], [0, 0, 0], grid=(0.0, 1.0)) == 0.0
+    assert tune_lambda([right], [right], [0]) == 0.5  # all of the grid is right
+    assert tune_lambda([hardly], [wrong], [0]) == 0.9  # .6 lam + .1 (1 - lam) > 1/2 from lam = .8 on
+    assert tune_lambda([wrong], [hardly], [0]) == 0.1  # .1 lam + .6 (1 - lam) > 1/2 up to lam = .2
+    assert tune_lambda([right, wrong, wrong], [wrong, right, right], [0, 0, 0], grid=(0.0, 1.0)) == 0.0
     for low, high in ((0.1, 0.9), (0.3, 0.7), (0.0, 1.0), (0.45, 0.55)):  # equally near one half: the smaller
-        assert tune([right], [right], [0], grid=(low, high)) == low
+        assert tune_lambda([right], [right], [0], grid=(low, high)) == low
 
 
-def test_votes_by_hand():
+def test_vote_by_distance_matches_hand_computed_votes():
     neighbours = Neighbours(np.asarray([[1.0, 4.0, 9.0], [4.0, np.inf, np.inf]]), np.asarray([[2, 0, 2], [1, -1, -1]]))
     e = np.exp([-1.0, -2.0, -3.0])
     p = vote_by_distance(neighbours, 3, -np.sqrt(neighbours.distance))
@@ -86,20 +86,20 @@ def test_votes_by_hand():
     np.testing.assert_allclose(p[1], [0, 1, 0])
 
 
-def test_votes_of_far_neighbours_do_not_underflow():
+def test_vote_by_distance_does_not_underflow_when_neighbours_are_far():
     neighbours = Neighbours(np.asarray([[1e8, 1e8 + 1e4]]), np.asarray([[0, 1]]))
     p = vote_by_distance(neighbours, 2, -neighbours.distance)
     np.testing.assert_allclose(p, [[1, 0]])
 
 
-def test_votes_without_neighbours_are_zero():
+def test_vote_by_distance_is_zero_without_neighbours():
     neighbours = Neighbours(np.full((1, 2), np.inf), np.full((1, 2), -1))
     assert vote_by_distance(neighbours, 2, -neighbours.distance).tolist() == [[0, 0]]
     none = Neighbours(np.zeros((0, 2)), np.zeros((0, 2), int))
     assert vote_by_distance(none, 2, -none.distance).shape == (0, 2)
 
 
-def test_search_is_exact_and_clamped():
+def test_search_finds_exact_neighbours_within_the_capacity():
     draw = np.random.default_rng(0)
     sizes = [40, 3, 0, 17]
     z = [draw.normal(size=(n, 6)).astype(np.float32) for n in sizes]
@@ -124,72 +124,76 @@ def test_search_is_exact_and_clamped():
             assert np.isinf(neighbours.distance[row, depth:]).all()
 
 
-def nearest(run, neighbours):
+def nearest_distance(run, neighbours):
     return knn_per._kernel_distance(run.cfg, neighbours, run.embeddings["test"].z.shape[1])[:, 0]
 
 
-def test_auto_sigma_is_of_the_kernel_that_it_scales():
+def test_auto_sigma_uses_the_distance_of_the_chosen_kernel():
     """By ``scaled-squared`` it is of d^2 / dimension: the median sample's nearest neighbour has the exponent -1."""
     run = worlds.run("knn-per", options={"sigma": "auto", "kernel": "scaled-squared"})
     part = run.embeddings["validation"]
     neighbours = run.stores.search(run.clients, part.z, part.offsets, 1)
-    sigma = knn_per._kernel_scales(run.cfg, nearest(run, neighbours), part.offsets)
+    sigma = knn_per._kernel_scales(run.cfg, nearest_distance(run, neighbours), part.offsets)
     expected = np.median(neighbours.distance[: part.offsets[1], 0]) / part.z.shape[1]
     assert sigma[0] == pytest.approx(expected)
     assert sigma[1] == 1  # no validation samples
 
 
-def test_auto_sigma_is_the_median_nearest_distance():
+def test_auto_sigma_is_the_median_distance_to_the_nearest_neighbour():
     run = worlds.run("knn-per", options={"sigma": "auto"})
     part = run.embeddings["validation"]
     neighbours = run.stores.search(run.clients, part.z, part.offsets, 1)
-    sigma = knn_per._kernel_scales(run.cfg, nearest(run, neighbours), part.offsets)
+    sigma = knn_per._kernel_scales(run.cfg, nearest_distance(run, neighbours), part.offsets)
     first = np.sqrt(neighbours.distance[:4, 0])
     assert sigma[0] == pytest.approx(np.median(first))
     assert sigma[1] == 1  # no validation samples
     scaled = copy.deepcopy(neighbours)
     scaled.distance[:] *= 4
-    np.testing.assert_allclose(knn_per._kernel_scales(run.cfg, nearest(run, scaled), part.offsets)[0], 2 * sigma[0])
+    np.testing.assert_allclose(
+        knn_per._kernel_scales(run.cfg, nearest_distance(run, scaled), part.offsets)[0], 2 * sigma[0]
+    )
 
 
 LAMBDAS = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
 
 
-def embedded(part, client):
+def read_embeddings(part, client):
     """Representations, logits and labels of one client, in float64."""
     one = part.take(np.asarray([client]))
     return one.z.astype(float), one.logits.astype(float), one.y
 
 
-def faded(lam, decay, scale, distance):
+def fade_lambda(lam, decay, scale, distance):
     """lambda(x) = lambda max(0, 1 - decay d(x) / s), (n, 1)."""
     return (lam * np.clip(1 - decay * distance / scale, 0, None))[:, None]
 
 
-def test_lambda_by_distance_against_a_few_lines():
+def test_lambda_with_decay_matches_a_short_reference():
     lam, decay, client = 0.8, 0.6, 0
     run = worlds.run("knn-per", options={"k": K, "weight": lam, "decay": decay})
-    stored, labels = (embedded(run.embeddings["train"], client)[i] for i in (0, 2))
-    scale = np.median(answers(stored, labels, *embedded(run.embeddings["validation"], client)[:2])[0])
-    distance, votes, h = answers(stored, labels, *embedded(run.embeddings["test"], client)[:2])
-    share = faded(lam, decay, scale, distance)
+    stored, labels = (read_embeddings(run.embeddings["train"], client)[i] for i in (0, 2))
+    scale = np.median(
+        predict_with_neighbours(stored, labels, *read_embeddings(run.embeddings["validation"], client)[:2])[0]
+    )
+    distance, votes, h = predict_with_neighbours(stored, labels, *read_embeddings(run.embeddings["test"], client)[:2])
+    share = fade_lambda(lam, decay, scale, distance)
     assert len(np.unique(share)) > 2  # or nothing falls
     actual = worlds.answers("knn-per", run, {}, np.asarray([client]))["test"]
     np.testing.assert_allclose(actual, share * votes + (1 - share) * h, atol=1e-5)
     assert worlds.tuned("knn-per", run, {})["decay"][[0, 1]] == pytest.approx([decay / scale, 0])  # 1 has no samples
 
 
-def test_lambda_and_decay_are_chosen_together_by_validation_samples():
+def test_lambda_and_decay_are_chosen_jointly_on_validation_samples():
     run = worlds.run("knn-per", options={"k": K, "decay": "auto"}, seed=6)
     chosen = worlds.tuned("knn-per", run, {})
     falling = 0
     for client in (0, 2, 4, 6):
-        stored, labels = (embedded(run.embeddings["train"], client)[i] for i in (0, 2))
-        z, logits, y = embedded(run.embeddings["validation"], client)
-        distance, votes, h = answers(stored, labels, z, logits)
+        stored, labels = (read_embeddings(run.embeddings["train"], client)[i] for i in (0, 2))
+        z, logits, y = read_embeddings(run.embeddings["validation"], client)
+        distance, votes, h = predict_with_neighbours(stored, labels, z, logits)
         scale = np.median(distance)
         counts = {
-            (lam, decay): ((s := faded(lam, decay, scale, distance)) * votes + (1 - s) * h).argmax(axis=1) == y
+            (lam, decay): ((s := fade_lambda(lam, decay, scale, distance)) * votes + (1 - s) * h).argmax(axis=1) == y
             for lam in LAMBDAS
             for decay in (0, 0.2, 1 / 3, 0.5)
         }
@@ -205,7 +209,7 @@ def test_lambda_and_decay_are_chosen_together_by_validation_samples():
     assert chosen["decay"][3] == 0  # no validation samples
 
 
-def test_lambda_that_falls_at_once_leaves_the_global_model_and_one_that_never_falls_is_the_paper():
+def test_huge_decay_gives_the_global_model_and_tiny_decay_plain_knn_per():
     plain = worlds.run("knn-per", options={"k": K})
     expected = worlds.answers("knn-per", plain, {})["test"]
     slow = worlds.run("knn-per", options={"k": K, "decay": 1e-12})
@@ -217,7 +221,7 @@ def test_lambda_that_falls_at_once_leaves_the_global_model_and_one_that_never_fa
 
 
 @pytest.mark.parametrize("method", ["knn-per", "knn-per-plus"])
-def test_earlier_choices_replace_validation_samples(method):
+def test_given_choices_make_predictions_independent_of_validation_samples(method):
     """As with refit: nothing of the answers depends on validation samples once all that they choose is given."""
     options = {"k": K, "decay": "auto", "sigma": "auto"}
     run = worlds.run(method, options=options)

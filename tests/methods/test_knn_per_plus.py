@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import worlds
-from by_hand import K, answers
+from by_hand import K, predict_with_neighbours
 from pflcli import methods
 
 
-def test_knn_per_plus_against_a_few_lines():
+def test_knn_per_plus_matches_a_brute_force_reference():
     """Plain steps of SGD, then neighbours by brute force among what the fine-tuned network makes of the samples."""
     lam, client = 0.4, 0
     run = worlds.run("knn-per-plus", options={"k": K, "weight": lam, "epochs": 2, "lr": 0.05})
@@ -25,7 +25,7 @@ def test_knn_per_plus_against_a_few_lines():
         return z.double().numpy(), worlds.logits(w, x).double().numpy()
 
     labels = data.y[data.block(client, "train")].numpy()
-    _, votes, h = answers(outputs("train")[0], labels, *outputs("test"))
+    _, votes, h = predict_with_neighbours(outputs("train")[0], labels, *outputs("test"))
     actual = worlds.answers("knn-per-plus", run, {}, np.asarray([client]))["test"]
     np.testing.assert_allclose(actual, lam * votes + (1 - lam) * h, atol=1e-5)
 
@@ -33,7 +33,7 @@ def test_knn_per_plus_against_a_few_lines():
 @pytest.mark.parametrize(
     ("method", "options"), [("knn-per", {"epochs": 0}), ("fedavg-plus", {"weight": 0.0, "epochs": 2})]
 )
-def test_knn_per_plus_is_what_it_consists_of_at_the_limits(method, options):
+def test_knn_per_plus_equals_knn_per_or_fedavg_plus_with_neutral_options(method, options):
     run = worlds.run("knn-per-plus", options=options)
     own = {key: value for key, value in options.items() if key == "epochs" and method == "fedavg-plus"}
     expected = worlds.answers(method, worlds.run(method, options=own), {})["test"]
@@ -48,7 +48,7 @@ def test_knn_per_plus_without_epochs_is_knn_per_in_every_space(space):
 
 
 @pytest.mark.parametrize("method", ["knn-per", "knn-per-plus"])
-def test_the_model_of_a_client_has_its_own_store_whoever_else_is_predicted(method):
+def test_model_of_a_client_has_the_store_of_that_client(method):
     run = worlds.run(method)
     run.keeps_models = True
     predictor = methods.load(method).personalize(run, {}, np.asarray([1, 3]))

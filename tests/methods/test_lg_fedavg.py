@@ -9,7 +9,7 @@ from by_hand import body_of, head_of
 from pflcli import parameters
 
 
-def test_lg_fedavg_rounds_by_hand(monkeypatch):
+def test_lg_fedavg_rounds_match_hand_computed_models(monkeypatch):
     run = worlds.run("lg-fedavg", epochs=2, options={"warmup": 1})
     monkeypatch.setattr("pflcli.engine.engine._CHUNK_BYTES", {"cpu": parameters.size(run.init)})  # one client each
     state = worlds.play("lg-fedavg", run)
@@ -28,7 +28,7 @@ def test_lg_fedavg_rounds_by_hand(monkeypatch):
     assert run.traffic["up"] == run.traffic["down"] == up
 
 
-def test_lg_fedavg_of_warm_up_alone_is_fedavg():
+def test_lg_fedavg_with_only_warm_up_rounds_equals_fedavg():
     runs = [worlds.run(name, options=o) for name, o in (("fedavg", {}), ("lg-fedavg", {"warmup": 3}))]
     states = [worlds.play(name, run) for name, run in zip(("fedavg", "lg-fedavg"), runs, strict=True)]
     assert worlds.same(states[0]["global"], {**states[1]["body"], **states[1]["head"]})
@@ -37,7 +37,7 @@ def test_lg_fedavg_of_warm_up_alone_is_fedavg():
     assert runs[0].traffic == runs[1].traffic
 
 
-def test_a_newcomer_of_lg_fedavg_trains_its_body_under_the_head():
+def test_lg_fedavg_newcomer_trains_only_its_body():
     run = worlds.run("lg-fedavg", options={"newcomer_epochs": 2})
     state = worlds.play("lg-fedavg", run)
     new = next(c for c in worlds.ABLE if c not in state["bodies"].written and run.federation.sizes("test")[c])

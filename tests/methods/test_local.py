@@ -8,32 +8,32 @@ import torch
 from torch.nn import functional
 
 import worlds
-from by_hand import net_of, train
+from by_hand import build_net, train
 from pflcli import rng
 
 
 @pytest.mark.parametrize("refit", [True, False])
-def test_local_is_training_alone(refit):
+def test_local_trains_each_client_on_its_own_samples(refit):
     run = worlds.run("local", options={"epochs": 3}, refit=refit)
     actual = worlds.answers("local", run, {})
     data, expected = run.federation, []
     for client in run.clients:
         rows = worlds.federation().rows(client, *(("train", "validation") if refit else ("train",)))
         params = train(run.init, data.x[rows], data.y[rows], 0, ("sgd", "local"), client, 3, 4, 0.1)
-        model = net_of(params)
+        model = build_net(params)
         with torch.no_grad():
             expected.append(torch.softmax(model.head(model.body(data.x[data.block(client, "test")])), 1))
     np.testing.assert_allclose(actual["test"], torch.cat(expected), atol=1e-5)
 
 
-def test_local_trains_as_long_as_a_client_of_fedavg():
+def test_local_trains_as_many_epochs_as_a_fedavg_client_by_default():
     run = worlds.run("local", rounds=10, participation=0.5, epochs=2)
     by_default = worlds.answers("local", run, {})["test"]
     run = worlds.run("local", rounds=10, participation=0.5, epochs=2, options={"epochs": 10})
     np.testing.assert_array_equal(by_default, worlds.answers("local", run, {})["test"])
 
 
-def test_local_takes_as_many_steps_as_a_client_of_fedavg():
+def test_local_takes_as_many_steps_as_a_fedavg_client_by_default():
     """With the learning rate of the round that a client of FedAvg would be in."""
     settings = {"rounds": 4, "participation": 0.5, "steps": 3, "milestones": "2", "gamma": 0.5}
     run = worlds.run("local", **settings)
@@ -46,10 +46,10 @@ def test_local_takes_as_many_steps_as_a_client_of_fedavg():
     np.testing.assert_array_equal(worlds.answers("local", by_steps, {})["test"], expected)
 
 
-def test_local_by_adam_is_torchs_adam():
+def test_local_with_adam_equals_torch_adam():
     run = worlds.run("local", options={"steps": 7, "optimizer": "adam"}, lr=0.01)
     actual = worlds.answers("local", run, {}, np.asarray([0]))["test"]
-    data, net = run.federation, net_of(run.init)
+    data, net = run.federation, build_net(run.init)
     rows, draw = torch.from_numpy(data.rows(0, "train")), rng.generator(0, "sgd", "local", 0)
     batches = [part for _ in range(3) for part in rows[torch.from_numpy(draw.permutation(len(rows)))].split(4)][:7]
     optimizer = torch.optim.Adam(net.parameters(), lr=0.01)

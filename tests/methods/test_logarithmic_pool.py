@@ -13,7 +13,7 @@ CLASSES = 3
 M = 12
 
 
-def world(seed=0, samples=9, sharpness=(2.0, 1.0, 0.0)):
+def make_learners(seed=0, samples=9, sharpness=(2.0, 1.0, 0.0)):
     """Answers (n, C) of learners that know the label more or less, of M clients with as many samples each."""
     draw = np.random.default_rng(seed)
     y = draw.integers(0, CLASSES, M * samples)
@@ -22,7 +22,7 @@ def world(seed=0, samples=9, sharpness=(2.0, 1.0, 0.0)):
     return answers, y, np.arange(0, len(y) + 1, samples)
 
 
-def literal(answers, b):
+def pool_literally(answers, b):
     """The pool as its formula has it, sample by sample."""
     rows = []
     for sample in range(len(answers[0])):
@@ -34,33 +34,33 @@ def literal(answers, b):
     return np.stack(rows)
 
 
-def penalized(answers, y, b, centre, ridge):
-    chosen = literal(answers, b)[np.arange(len(y)), y]
+def compute_penalized_loss(answers, y, b, centre, ridge):
+    chosen = pool_literally(answers, b)[np.arange(len(y)), y]
     return -np.log(chosen).sum() + ridge / 2 * ((np.asarray(b) - centre) ** 2).sum()
 
 
-def test_the_answer_is_the_normalized_product_of_powers():
-    answers, _, _ = world()
+def test_pool_predicts_the_normalized_product_of_powers():
+    answers, _, _ = make_learners()
     for b in ([1.0, 0.5, -0.3], [0, 0, 0], [4.0, -3.0, 2.0]):
         actual = pool.predict(pool.log_probabilities(answers), np.asarray(b, float))
-        np.testing.assert_allclose(actual, literal(answers, b), atol=1e-5)
+        np.testing.assert_allclose(actual, pool_literally(answers, b), atol=1e-5)
 
 
-def test_the_exponents_are_those_that_a_search_over_a_grid_finds():
-    answers, y, _ = world(samples=3, sharpness=(2.0, 0.5))
+def test_fit_exponents_finds_the_minimum_of_a_grid_search():
+    answers, y, _ = make_learners(samples=3, sharpness=(2.0, 0.5))
     b = pool.fit_exponents(pool.log_probabilities(answers), y, np.full(2, 0.5), 1.0)
     grid = [(i, j) for i in np.arange(0, 3, 0.2) for j in np.arange(-0.6, 2, 0.2)]
-    best = min(grid, key=lambda pair: penalized(answers, y, pair, 0.5, 1.0))
+    best = min(grid, key=lambda pair: compute_penalized_loss(answers, y, pair, 0.5, 1.0))
     np.testing.assert_allclose(b, best, atol=0.15)
-    assert penalized(answers, y, b, 0.5, 1.0) <= penalized(answers, y, best, 0.5, 1.0)
+    assert compute_penalized_loss(answers, y, b, 0.5, 1.0) <= compute_penalized_loss(answers, y, best, 0.5, 1.0)
 
 
 @pytest.mark.parametrize("ridge", [0.0, 1.0, 100.0])
-def test_gradient_and_hessian_are_those_of_the_cost(ridge, monkeypatch):
-    answers, y, _ = world()
+def test_penalized_loss_gradient_and_hessian_match_finite_differences(ridge, monkeypatch):
+    answers, y, _ = make_learners()
     logs, b, centre = pool.log_probabilities(answers), np.asarray([0.7, -0.2, 1.1]), np.full(3, 1 / 3)
     value, slope, bend = pool.penalized_loss(logs, y, b, centre, ridge)
-    assert value == pytest.approx(penalized(answers, y, b, centre, ridge), rel=1e-5)
+    assert value == pytest.approx(compute_penalized_loss(answers, y, b, centre, ridge), rel=1e-5)
     for at, step in enumerate(1e-5 * np.eye(3)):
         (up, more, _), (down, less, _) = (
             pool.penalized_loss(logs, y, b + move, centre, ridge) for move in (step, -step)
@@ -73,8 +73,8 @@ def test_gradient_and_hessian_are_those_of_the_cost(ridge, monkeypatch):
     np.testing.assert_allclose(pool.penalized_loss(logs, y, b, centre, ridge)[1], slope, rtol=1e-10)
 
 
-def test_no_start_is_too_far_and_zeros_are_no_trouble():
-    answers, y, offsets = world()
+def test_fit_exponents_is_finite_with_zero_probabilities_and_distant_centres():
+    answers, y, offsets = make_learners()
     answers.append(np.eye(CLASSES, dtype=np.float32)[(y + 1) % CLASSES])  # sure, and always wrong
     logs = pool.log_probabilities(answers)
     near = pool.fit_exponents(logs, y, np.full(4, 0.25), 1e-3)
@@ -89,20 +89,20 @@ def test_no_start_is_too_far_and_zeros_are_no_trouble():
     )
 
 
-def test_of_one_learner_it_is_temperature_scaling():
-    (sure,), y, offsets = world(sharpness=(0.5,))  # twice as sure as it should be
+def test_pool_of_one_learner_is_temperature_scaling():
+    (sure,), y, offsets = make_learners(sharpness=(0.5,))  # twice as sure as it should be
     learned = pool.fit_pool(pool.log_probabilities([sure]), y, offsets, base=None)
     (b,) = learned.exponents
     grid = np.arange(0.05, 2, 0.05)
-    best = min(grid, key=lambda power: penalized([sure], y, [power], 1.0, learned.ridge))
+    best = min(grid, key=lambda power: compute_penalized_loss([sure], y, [power], 1.0, learned.ridge))
     assert b == pytest.approx(best, abs=0.03)
     assert b < 0.9
     pooled = pool.predict(pool.log_probabilities([sure]), learned.exponents)
     np.testing.assert_array_equal(pooled.argmax(1), sure.argmax(1))
 
 
-def test_the_order_of_learners_and_one_that_comes_twice_change_no_answer():
-    answers, y, offsets = world()
+def test_pool_is_independent_of_learner_order_and_duplicates():
+    answers, y, offsets = make_learners()
     one = pool.fit_pool(pool.log_probabilities(answers), y, offsets, base=0)
     other = pool.fit_pool(pool.log_probabilities(answers[::-1]), y, offsets, base=2)
     np.testing.assert_allclose(one.exponents, other.exponents[::-1], atol=2e-6)
@@ -114,8 +114,8 @@ def test_the_order_of_learners_and_one_that_comes_twice_change_no_answer():
     assert twice[0] == pytest.approx(twice[3], abs=1e-6)
 
 
-def test_a_client_that_gains_nothing_keeps_the_base_and_one_without_samples_is_pooled():
-    answers, y, offsets = world(samples=12)
+def test_client_without_gain_keeps_the_base_and_one_without_samples_is_pooled():
+    answers, y, offsets = make_learners(samples=12)
     base = np.full_like(answers[0], 0.1 / CLASSES)
     first = np.arange(12)
     base[first, y[first]] += 0.9  # right for the first client alone, for which the others are wrong
@@ -133,8 +133,8 @@ def test_a_client_that_gains_nothing_keeps_the_base_and_one_without_samples_is_p
     assert pool.fit_pool(logs, y, offsets, base=None).pooled.all()
 
 
-def test_common_exponents_are_learned_from_seen_clients_alone():
-    answers, y, offsets = world()
+def test_common_exponents_are_learned_only_from_seen_clients():
+    answers, y, offsets = make_learners()
     unseen = np.arange(M) >= 8
     other = y.copy()
     other[offsets[8] :] = (y[offsets[8] :] + 1) % CLASSES
@@ -145,9 +145,9 @@ def test_common_exponents_are_learned_from_seen_clients_alone():
     assert (one.exponents != pool.fit_pool(logs, y, offsets, base=0).exponents).any()
 
 
-def test_a_sample_is_answered_by_exponents_that_were_learned_without_it(monkeypatch):
+def test_held_out_predictions_use_exponents_learned_without_the_sample(monkeypatch):
     monkeypatch.setattr(pool, "RIDGES", (1.0,))
-    answers, y, offsets = world(samples=4)
+    answers, y, offsets = make_learners(samples=4)
     logs, before = (
         pool.log_probabilities(answers),
         pool.fit_pool(*[pool.log_probabilities(answers), y, offsets], base=0).held_out,
@@ -160,8 +160,8 @@ def test_a_sample_is_answered_by_exponents_that_were_learned_without_it(monkeypa
         assert (after != before).any()
 
 
-def test_clients_have_exponents_of_their_own_where_that_pays():
-    answers, y, offsets = world(samples=40, sharpness=(3.0, 0.0))
+def test_clients_get_their_own_exponents_when_this_lowers_the_loss():
+    answers, y, offsets = make_learners(samples=40, sharpness=(3.0, 0.0))
     half = offsets[M // 2]
     mixed = [np.concatenate([a[:half], b[half:]]) for a, b in (answers, answers[::-1])]
     shared = pool.fit_pool(pool.log_probabilities(mixed), y, offsets, base=0)
@@ -174,14 +174,14 @@ def test_clients_have_exponents_of_their_own_where_that_pays():
     np.testing.assert_allclose(alike.own, np.tile(alike.exponents, (M, 1)), atol=1.0)
 
 
-def test_the_same_samples_and_seed_give_the_same_pool():
-    answers, y, offsets = world()
+def test_fit_pool_is_deterministic_for_a_seed():
+    answers, y, offsets = make_learners()
     one, two = (pool.fit_pool(pool.log_probabilities(answers), y, offsets, base=0, own=True, seed=3) for _ in range(2))
     assert all(np.array_equal(a, b) for a, b in zip(astuple(one), astuple(two), strict=True))
 
 
-def test_no_client_has_samples():
-    answers, y, _ = world()
+def test_fit_pool_gives_equal_exponents_when_no_client_has_samples():
+    answers, y, _ = make_learners()
     logs = pool.log_probabilities([p[:0] for p in answers])
     learned = pool.fit_pool(logs, y[:0], np.zeros(4, np.int64), base=0)
     np.testing.assert_allclose(learned.exponents, 1 / 3, atol=1e-6)

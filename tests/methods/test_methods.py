@@ -13,7 +13,7 @@ from pflcli.errors import UsageError
 from pflcli.settings import Settings, changed
 
 
-def test_cohorts_are_uniform_sorted_and_hold_samples():
+def test_cohorts_are_sorted_uniform_draws_of_clients_with_samples():
     run = worlds.run("fedavg", participation=0.5)
     drawn = np.zeros(len(run.clients))
     for t in range(600):
@@ -30,7 +30,7 @@ def test_learning_rate_falls_at_milestones():
     assert [plan.lr_at(t) for t in range(6)] == pytest.approx([1, 1, 0.1, 0.1, 0.01, 0.01])
 
 
-def test_steps_of_fine_tuning_stand_for_epochs():
+def test_fine_tuning_steps_equal_the_same_number_of_epochs():
     run = worlds.run("fedavg-plus", options={"steps": 6})
     actual = worlds.answers("fedavg-plus", run, {}, np.asarray([0]))["test"]  # 12 samples in batches of 4
     run = worlds.run("fedavg-plus", options={"epochs": 2})
@@ -46,7 +46,7 @@ def test_epochs_and_steps_exclude_each_other(method, options):
         worlds.run(method, options=options) if method else worlds.run("fedavg", **options)
 
 
-def test_steps_take_the_place_of_epochs_and_the_other_way_round():
+def test_changed_steps_replace_epochs_and_vice_versa():
     assert changed({"epochs": 5, "lr": 0.1}, {"steps": 100}) == {"lr": 0.1, "steps": 100}
     assert changed({"steps": 100, "epochs": 1}, {"epochs": "3"}) == {"epochs": "3"}
     assert changed({"epochs": 5}, {"steps": "0"}) == {"epochs": 5, "steps": "0"}
@@ -61,7 +61,7 @@ NEUTRAL = {
 
 
 @pytest.mark.parametrize("name", NEUTRAL)
-def test_neutral_setting_is_fedavg(name):
+def test_method_with_a_neutral_setting_equals_fedavg(name):
     method, options = NEUTRAL[name]
     run = worlds.run(method, options=options)
     actual = worlds.answers(method, run, {})["test"]
@@ -70,7 +70,7 @@ def test_neutral_setting_is_fedavg(name):
 
 
 @pytest.mark.parametrize("method", ["apfl", "fedhealth", "per-fedavg", "pfedme", "scaffold"])
-def test_ways_agree_under_batch_norm(method):
+def test_loop_and_stacked_agree_with_batch_norm(method):
     states = []
     for mode in ("loop", "stacked"):
         run, _ = worlds.normalized(method, mode)
@@ -87,7 +87,7 @@ def test_ways_agree_under_batch_norm(method):
 
 
 @pytest.mark.parametrize("method", ["panm", "gossip"])
-def test_no_neighbours_is_training_alone(method):
+def test_peer_method_with_k_0_equals_local_training(method):
     """Each client trains on from its own model, round after round, and nothing is sent."""
     run = worlds.run(method, participation=1.0, options={"k": 0})
     state = worlds.play(method, run)
@@ -103,7 +103,7 @@ def test_no_neighbours_is_training_alone(method):
 
 @pytest.mark.parametrize("method", ["fedrod", "fedala", "feddbe"])
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
-def test_batch_normalization_goes_with_the_global_model(method, mode):
+def test_running_statistics_belong_to_the_global_model(method, mode):
     run, _ = worlds.normalized(method, mode)
     state = worlds.play(method, run)
     assert set(state["global"]) == set(run.init)
@@ -116,7 +116,7 @@ TRAVELS = {"fedper": "body.", "fedrep": "body.", "fedbabu": "body.", "lg-fedavg"
 
 
 @pytest.mark.parametrize("method", TRAVELS)
-def test_only_its_part_travels(method):
+def test_method_sends_only_its_shared_part_of_the_model(method):
     run = worlds.run(method)
     names = sent_names(run)
     worlds.play(method, run)
@@ -127,7 +127,7 @@ def test_only_its_part_travels(method):
 
 
 @pytest.mark.parametrize("method", TRAVELS)
-def test_a_model_without_a_body_is_refused(method):
+def test_method_refuses_a_model_without_a_body(method):
     run = worlds.run(method)
     run.init = head_of(run.init)
     with pytest.raises(UsageError, match="no parameters under"):
@@ -136,7 +136,7 @@ def test_a_model_without_a_body_is_refused(method):
 
 @pytest.mark.parametrize("method", ["fedper", "fedrep"])
 @pytest.mark.parametrize("epochs", [0, 2])
-def test_a_newcomer_trains_its_head_alone(method, epochs):
+def test_newcomer_trains_only_its_head(method, epochs):
     options = {"newcomer_epochs": epochs} if method == "fedper" else {"head_epochs": epochs, "final_epochs": 0}
     run = worlds.run(method, options=options)
     state = worlds.play(method, run)

@@ -13,31 +13,36 @@ from pflcli.evaluation.metrics import client_relations
 from pflcli.methods import panm
 
 
-def flat(model, origin):
+def flatten_difference(model, origin):
     return torch.cat([(model[name] - origin[name]).flatten() for name in model]).double()
 
 
-def cosine(a, b):
+def cosine_similarity(a, b):
     return float(a @ b / (a.norm() * b.norm()))
 
 
-def similarities(run, metric, models, before, i, contacts):
+def compute_similarities(run, metric, models, before, i, contacts):
     """The poster's Eq. 1 to 4 for client i, by name of the client asked."""
     data, init = run.federation, run.init
     if metric == "loss":
         return {j: 1 / (client_loss(models[j], data, i) + 1e-8) for j in contacts}
-    vectors = [{c: flat(models[c], origin(c)) for c in (i, *contacts)} for origin in (before.get, lambda c: init)]
+    vectors = [
+        {c: flatten_difference(models[c], origin(c)) for c in (i, *contacts)} for origin in (before.get, lambda c: init)
+    ]
     if metric == "grad-centred":
         for rows in vectors:
             middle = sum(rows.values()) / len(rows)
             rows.update({c: value - middle for c, value in rows.items()})
     first, second = vectors
     alpha = run.cfg.alpha
-    return {j: alpha * cosine(first[i], first[j]) + (1 - alpha) * cosine(second[i], second[j]) for j in contacts}
+    return {
+        j: alpha * cosine_similarity(first[i], first[j]) + (1 - alpha) * cosine_similarity(second[i], second[j])
+        for j in contacts
+    }
 
 
 @pytest.mark.parametrize("metric", ["loss", "grad", "grad-centred"])
-def test_panm_initialisation_by_hand(metric):
+def test_panm_first_rounds_match_hand_computed_neighbours(metric):
     """Two rounds of Eq. 5: the k best of those asked and those had before."""
     options = {"metric": metric, "k": 2, "l": 2, "t1": 2, "alpha": 0.3}
     run = worlds.run("panm", participation=1.0, epochs=2, options=options)
@@ -49,7 +54,7 @@ def test_panm_initialisation_by_hand(metric):
         for i in worlds.ABLE:
             far = [c for c in worlds.ABLE if c != i and c not in bags[i]]
             candidates = [*bags[i], *draw_ids(run, ("asked", t, i), far, 2)]
-            s = similarities(run, metric, models, before, i, candidates)
+            s = compute_similarities(run, metric, models, before, i, candidates)
             bags[i] = sorted(sorted(candidates, key=s.get)[-2:])
             own[i] = mean_with(run, models, i, bags[i])
             contacts += len(candidates)
@@ -61,7 +66,7 @@ def test_panm_initialisation_by_hand(metric):
     assert run.traffic["peer"] == contacts * parameters.size(run.init) * (1 if metric == "loss" else 2)
 
 
-def matched(run, state, bags, t=5):
+def play_matching_round(run, state, bags, t=5):
     """One round of matching from given neighbours; the trained models of all."""
     state["bag"] = torch.zeros_like(state["bag"])
     for i, bag in bags.items():
@@ -69,12 +74,12 @@ def matched(run, state, bags, t=5):
     return panm.train_round(run, state, t)
 
 
-def test_panm_matching_keeps_those_that_it_did_not_ask():
+def test_panm_matching_keeps_neighbours_that_it_did_not_ask():
     """Eq. 10, B - S + H: an implementation is known whose EM's answer replaces the neighbours."""
     run = worlds.run("panm", participation=1.0, data=worlds.clustered(2, 6), options={"t1": 1, "l": 3, "k": 2})
     state = worlds.play("panm", run, last=1)
     bags = {i: [c for c in range(12) if c != i and c % 2 == i % 2] for i in range(12)}
-    actual = matched(run, state, bags)["bag"].numpy()
+    actual = play_matching_round(run, state, bags)["bag"].numpy()
     for i in range(12):
         near = draw_ids(run, ("asked", 5, i), bags[i], 3)
         unasked = set(bags[i]) - set(near)
@@ -82,19 +87,19 @@ def test_panm_matching_keeps_those_that_it_did_not_ask():
         assert unasked <= set(np.flatnonzero(actual[i]).tolist())
 
 
-def test_panm_matching_drops_outliers_and_finds_the_others():
+def test_panm_matching_drops_wrong_neighbours_and_finds_the_right_ones():
     """Neighbours are half wrong; those that EM rejects leave, and those of its cluster among the others come."""
     run = worlds.run(
         "panm", participation=1.0, epochs=5, data=worlds.clustered(2, 6), options={"t1": 1, "l": 20, "k": 2}
     )
     state = worlds.play("panm", run, last=2)
     bags = {i: [(i + 2) % 12, (i + 4) % 12, (i + 1) % 12] for i in range(12)}
-    actual = matched(run, state, bags)["bag"].numpy()
+    actual = play_matching_round(run, state, bags)["bag"].numpy()
     truth = client_relations.share_cluster(run.federation.cluster)
     assert (actual == truth).mean() > 0.95
 
 
-def test_panm_between_matchings_leaves_neighbours_and_receives_k_models():
+def test_panm_between_matchings_keeps_neighbours_and_receives_k_models():
     run = worlds.run("panm", rounds=4, participation=1.0, options={"t1": 1, "tau": 3, "k": 2, "metric": "grad"})
     state = worlds.play("panm", run, last=2)
     before, sent_bytes = state["bag"].clone(), run.traffic["peer"]
@@ -125,30 +130,32 @@ def test_panm_averages_with_k_or_with_all_neighbours():
             worlds.close(parameters.pick(after["model"][[i]], 0), mean_with(run, models, i, chosen), atol=1e-5)
 
 
-def test_panm_with_everybody_as_neighbour_asks_neighbours_alone():
+def test_panm_keeps_neighbours_when_everybody_is_a_neighbour():
     """No others are left to ask: there is no EM, and neighbours stay."""
     run = worlds.run("panm", participation=1.0, options={"t1": 1, "k": 2, "l": 3})
     state = worlds.play("panm", run, last=1)
     bags = {i: [c for c in worlds.ABLE if c != i] for i in worlds.ABLE}
-    after = matched(run, state, bags)
+    after = play_matching_round(run, state, bags)
     assert all(np.flatnonzero(after["bag"][i].numpy()).tolist() == bags[i] for i in worlds.ABLE)
 
 
 @pytest.mark.parametrize("isolated", [True, False])
-def test_panm_matching_leaves_the_most_similar_unless_it_may_isolate(monkeypatch, isolated):
+def test_panm_matching_keeps_the_most_similar_client_unless_isolation_is_allowed(monkeypatch, isolated):
     monkeypatch.setattr(panm.mixture, "match_neighbours", lambda y, near, as_printed: np.zeros(len(y), bool))
     options = {"t1": 1, "k": 2, "l": 9, "allow_isolated": isolated}
     run = worlds.run("panm", participation=1.0, options=options)
     state = worlds.play("panm", run, last=1)
     own = {i: parameters.pick(state["model"][[i]], 0) for i in worlds.ABLE}
     models = train_clients(run, own, worlds.ABLE, 5)
-    after = matched(run, state, {i: [worlds.ABLE[place - 1]] for place, i in enumerate(worlds.ABLE)})["bag"].numpy()
+    after = play_matching_round(run, state, {i: [worlds.ABLE[place - 1]] for place, i in enumerate(worlds.ABLE)})[
+        "bag"
+    ].numpy()
     for i in worlds.ABLE:
         nearest = min((c for c in worlds.ABLE if c != i), key=lambda c: client_loss(models[c], run.federation, i))
         assert np.flatnonzero(after[i]).tolist() == ([] if isolated else [nearest])
 
 
-def test_panm_asks_only_who_has_trained_and_they_answer_with_their_last_model():
+def test_panm_asks_only_trained_clients_and_uses_their_last_models():
     run = worlds.run("panm", participation=0.34, rounds=4, options={"k": 2, "t1": 4})
     state, trained_clients, models = worlds.play("panm", run, last=0), set(), {}
     for t in range(4):
@@ -164,7 +171,7 @@ def test_panm_asks_only_who_has_trained_and_they_answer_with_their_last_model():
     assert len(trained_clients) > 2
 
 
-def test_a_client_that_never_took_part_trains_alone():
+def test_panm_client_that_never_took_part_trains_locally():
     run = worlds.run("panm", rounds=1, participation=0.34, options={"newcomer_epochs": 2})
     state = worlds.play("panm", run)
     (newcomer, *_) = [c for c in (0, 3, 4, 6) if c not in run.cohort(0)]
@@ -174,7 +181,7 @@ def test_a_client_that_never_took_part_trains_alone():
     np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 
-def played(options, **settings):
+def measure_neighbours_by_round(options, **settings):
     run = worlds.run(
         "panm",
         data=worlds.clustered(),
@@ -186,28 +193,28 @@ def played(options, **settings):
 
 
 @pytest.mark.parametrize("sim", ["inverse", "negative", "negative-log"])
-def test_panm_finds_the_clusters_by_loss(sim):
-    precision, recall = played({"metric": "loss", "sim": sim})[-1]
+def test_panm_recovers_the_clusters_by_loss(sim):
+    precision, recall = measure_neighbours_by_round({"metric": "loss", "sim": sim})[-1]
     assert precision > 0.95
     assert recall > 0.85
 
 
 @pytest.mark.parametrize("metric", ["grad", "grad-centred"])
-def test_panm_finds_the_clusters_by_gradients(metric):
-    precision, recall = played({"metric": metric})[-1]
+def test_panm_recovers_the_clusters_by_gradients(metric):
+    precision, recall = measure_neighbours_by_round({"metric": metric})[-1]
     assert precision > 0.95
     assert recall > 0.85
 
 
-def test_panm_as_the_poster_prints_its_start_finds_the_other_clusters():
+def test_panm_with_the_start_of_the_poster_selects_the_wrong_cluster():
     """The first matching turns neighbours that are nearly all right into ones that are nearly all wrong."""
-    actual = played({"em": "poster", "t1": 4})
+    actual = measure_neighbours_by_round({"em": "poster", "t1": 4})
     assert actual[3][0] > 0.9
     assert actual[4][0] < 0.2
-    assert played({"t1": 4})[4][0] > 0.9
+    assert measure_neighbours_by_round({"t1": 4})[4][0] > 0.9
 
 
-def test_panm_by_default_leaves_its_sizes_to_the_federation():
+def test_panm_default_sizes_depend_on_clients_and_rounds():
     run = worlds.run("panm", rounds=24)
     assert panm._sizes(run) == (3, 5, 6)
     assert panm._sizes(worlds.run("panm", rounds=100))[2] == 10

@@ -12,7 +12,7 @@ from pflcli.errors import UsageError
 from pflcli.evaluation.metrics import client_relations
 
 
-def test_pens_by_hand():
+def test_pens_rounds_match_hand_computed_models():
     """Two rounds of asking and counting; then neighbours taken more often than by chance."""
     run = worlds.run("pens", participation=1.0, rounds=4, options={"n": 3, "m": 1, "t1": 2, "partners": 1})
     state = worlds.play("pens", run)
@@ -39,13 +39,13 @@ def test_pens_by_hand():
     assert unpack_graph(run, state)[-1][worlds.ABLE].any(axis=1).all()
 
 
-def test_pens_that_takes_all_that_it_asks_has_no_neighbours():
+def test_pens_has_no_neighbours_when_it_selects_all_clients_asked():
     """Who is always taken is not taken more often than by chance, whatever sums of fractions come to."""
     run = worlds.run("pens", participation=1.0, rounds=12, options={"n": 2, "m": 2, "t1": 12})
     assert not unpack_graph(run, worlds.play("pens", run)).any()
 
 
-def test_pens_finds_the_clusters():
+def test_pens_recovers_the_known_clusters():
     run = worlds.run(
         "pens", data=worlds.clustered(), rounds=12, participation=1.0, epochs=3, batch_size=10, options={"n": 6}
     )
@@ -56,6 +56,6 @@ def test_pens_finds_the_clusters():
     assert recall > 0.9
 
 
-def test_pens_cannot_take_more_than_it_asks():
+def test_pens_refuses_m_above_n():
     with pytest.raises(UsageError, match="m=3 models cannot be taken of the n=2"):
         worlds.run("pens", options={"n": 2, "m": 3})

@@ -12,7 +12,7 @@ from pflcli.engine import gradients
 from pflcli.methods import per_fedavg
 
 
-def test_per_fedavg_round_by_hand(mode):
+def test_per_fedavg_round_matches_a_hand_computed_model(mode):
     run = worlds.run("per-fedavg", mode=mode, participation=1.0, epochs=2, options={"alpha": 0.2})
     actual = worlds.play("per-fedavg", run, last=1)["global"]
     data, trained = run.federation, []
@@ -26,7 +26,7 @@ def test_per_fedavg_round_by_hand(mode):
     assert run.traffic["up"] == run.traffic["down"] == 6 * parameters.size(run.init)
 
 
-def test_the_outer_gradient_is_of_other_samples_than_the_inner():
+def test_inner_and_outer_gradients_use_different_samples():
     def halves(weights):
         weight = torch.tensor(weights)
         places = torch.arange(weight.shape[1]).expand(len(weight), -1)
@@ -49,7 +49,7 @@ def test_the_outer_gradient_is_of_other_samples_than_the_inner():
         torch.testing.assert_close(half.weight.sum(dim=1), torch.ones(2))
 
 
-def test_per_fedavg_fine_tunes_at_rate_alpha():
+def test_per_fedavg_fine_tunes_at_learning_rate_alpha():
     run = worlds.run("per-fedavg", options={"alpha": 0.2, "epochs": 2})
     state = worlds.play("per-fedavg", run)
     actual = worlds.answers("per-fedavg", run, state, np.asarray([0]))

@@ -15,7 +15,7 @@ from pflcli.methods import pfedfda
 from pflcli.methods.parts import gaussians
 
 
-def gaussian(z, means, covariance, prior):
+def predict_gaussian(z, means, covariance, prior):
     """Probabilities (n, C) of Gaussian classes by their densities."""
     covariance = (1 - 1e-4) * covariance + 1e-4 * np.trace(covariance) / len(covariance) * np.eye(len(covariance))
     inverse, apart = np.linalg.inv(covariance), z[:, None] - means
@@ -24,16 +24,16 @@ def gaussian(z, means, covariance, prior):
     )
 
 
-def estimates(z, y, common):
+def estimate_statistics(z, y, common):
     means = np.stack([z[y == c].mean(axis=0) if (y == c).any() else common[0][c] for c in range(worlds.CLASSES)])
     return means, (z - means[y]).T @ (z - means[y]) / (len(y) - 1) + np.eye(200)
 
 
-def mixed(own, common, beta):
+def mix_statistics(own, common, beta):
     return [beta * a + (1 - beta) * b for a, b in zip(own, common, strict=True)]
 
 
-def best_beta(data, client, z, y, common, prior, key):
+def find_best_beta(data, client, z, y, common, prior, key):
     """Two-fold cross-validation of beta, by densities."""
     draw, fold = rng.generator(0, "folds", key, client), np.full(len(y), -1)
     for c in np.unique(y):
@@ -44,8 +44,10 @@ def best_beta(data, client, z, y, common, prior, key):
         loss = 0
         for half in (0, 1):
             test_half = fold == half
-            p = gaussian(
-                z[test_half], *mixed(estimates(z[fold == 1 - half], y[fold == 1 - half], common), common, beta), prior
+            p = predict_gaussian(
+                z[test_half],
+                *mix_statistics(estimate_statistics(z[fold == 1 - half], y[fold == 1 - half], common), common, beta),
+                prior,
             )
             loss -= np.log(p[np.arange(test_half.sum()), y[test_half]]).mean()
         losses.append(loss)
@@ -53,7 +55,7 @@ def best_beta(data, client, z, y, common, prior, key):
 
 
 @pytest.mark.parametrize("beta", [None, 0.3])
-def test_pfedfda_rounds_by_hand(beta):
+def test_pfedfda_rounds_match_hand_computed_models(beta):
     run = worlds.run("pfedfda", participation=1.0, lr=0.01, options={"beta": beta, "ridge": 1.0})
     state = worlds.play("pfedfda", run, last=2)
     data, shared = run.federation, parameters.part(run.init, "body.")
@@ -74,11 +76,11 @@ def test_pfedfda_rounds_by_hand(beta):
             bodies.append(parameters.part(trained, "body."))
             z = representation(trained, data.inputs(rows)).double().numpy()
             usable = len(y) > 1 and max(np.bincount(y)) > 1
-            chosen = beta if beta is not None else best_beta(data, c, z, y, common, prior, t) if usable else 0.0
-            own = estimates(z, y, common) if len(y) > 1 else (common[0].copy(), np.eye(200))
+            chosen = beta if beta is not None else find_best_beta(data, c, z, y, common, prior, t) if usable else 0.0
+            own = estimate_statistics(z, y, common) if len(y) > 1 else (common[0].copy(), np.eye(200))
             if len(y) == 1:
                 own[0][y[0]] = z[0]
-            adapted.append(mixed(own, common, chosen))
+            adapted.append(mix_statistics(own, common, chosen))
         weights = sizes[worlds.ABLE] / sizes[worlds.ABLE].sum()
         common = [sum(w * a[k] for w, a in zip(weights, adapted, strict=True)) for k in (0, 1)]
         shared = worlds.mean(bodies, sizes[worlds.ABLE].tolist())
@@ -91,15 +93,15 @@ def test_pfedfda_rounds_by_hand(beta):
     )
     prior = np.bincount(y, minlength=worlds.CLASSES) / len(y) + 1e-4
     prior /= prior.sum()
-    chosen = best_beta(data, 0, z, y, common, prior, "personalize") if beta is None else beta
-    expected = gaussian(test_z, *mixed(estimates(z, y, common), common, chosen), prior)
+    chosen = find_best_beta(data, 0, z, y, common, prior, "personalize") if beta is None else beta
+    expected = predict_gaussian(test_z, *mix_statistics(estimate_statistics(z, y, common), common, chosen), prior)
     np.testing.assert_allclose(worlds.answers("pfedfda", run, state, np.asarray([0]))["test"], expected, atol=2e-3)
     size = parameters.size(shared) + 4 * (3 * 200 + 200 * 200)
     assert run.traffic == {"up": 2 * 6 * size, "down": 2 * 6 * size, "peer": 0}
 
 
 @pytest.mark.parametrize("samples", [2, 12, 30])
-def test_pfedfda_heads_of_the_grid_are_those_of_the_interpolated_statistics(samples):
+def test_pfedfda_grid_heads_equal_those_of_the_interpolated_statistics(samples):
     """By the formulas as they are printed, in the original axes and with an inverse, for few samples and for many."""
     draw, cfg = rng.generator(0, "test"), pfedfda.Config()
     z, y = draw.normal(size=(samples, 40)), np.arange(samples) % 2
@@ -116,13 +118,13 @@ def test_pfedfda_heads_of_the_grid_are_those_of_the_interpolated_statistics(samp
     means = np.stack([z[y == 0].mean(axis=0), z[y == 1].mean(axis=0), common["means"][2]])
     covariance = (z - means[y]).T @ (z - means[y]) / (samples - 1) + 0.1 * np.eye(40)
     for place, beta in enumerate(cfg.grid):
-        mean, of_all = mixed([means, covariance], [common["means"], scatter.T @ scatter / 90], beta)
+        mean, of_all = mix_statistics([means, covariance], [common["means"], scatter.T @ scatter / 90], beta)
         expected = mean @ np.linalg.inv((1 - 1e-4) * of_all + 1e-4 * np.trace(of_all) / 40 * np.eye(40))
         np.testing.assert_allclose(weight[place] @ axes.T.to(weight), expected, rtol=1e-3, atol=2e-3)
         np.testing.assert_allclose(bias[place], -(expected * mean).sum(axis=1) / 2, rtol=1e-3)
 
 
-def fitted(z, y, common, ridge):
+def fit_statistics(z, y, common, ridge):
     """Means and covariance of features in double precision, as the paper has them; one sample has no covariance."""
     means = np.stack([z[y == c].mean(axis=0) if (y == c).any() else common["means"][c] for c in range(3)])
     apart = z - means[y]
@@ -130,7 +132,7 @@ def fitted(z, y, common, ridge):
 
 
 @pytest.mark.parametrize("sizes", [[0, 1, 2, 9, 17], [0], [1, 1], [70, 3, 12]])
-def test_pfedfda_adapts_a_group_as_each_client_alone(sizes):
+def test_pfedfda_adapts_a_group_of_clients_like_each_client_alone(sizes):
     """Clients without samples, with one, with one class, and with more samples than features."""
     draw, cfg = rng.generator(0, "group"), pfedfda.Config(grid=(0.1, 0.35, 0.6, 0.9))
     scatter = draw.normal(size=(90, 20)) * np.linspace(0.3, 2, 20)
@@ -147,21 +149,23 @@ def test_pfedfda_adapts_a_group_as_each_client_alone(sizes):
         losses = np.zeros(len(cfg.grid))
         for index, candidate in enumerate(cfg.grid):
             for half in (0, 1):
-                own = fitted(z[fold == half], y[fold == half], common, cfg.ridge)
-                means, covariance = mixed(own, [common["means"], common["covariance"]], candidate)
+                own = fit_statistics(z[fold == half], y[fold == half], common, cfg.ridge)
+                means, covariance = mix_statistics(own, [common["means"], common["covariance"]], candidate)
                 queries, true = z[fold == 1 - half], y[fold == 1 - half]
-                p = gaussian(queries, means, covariance, prior)[np.arange(len(true)), true]
+                p = predict_gaussian(queries, means, covariance, prior)[np.arange(len(true)), true]
                 losses[index] -= np.log(p).mean() if len(p) else 0
         assert beta == (cfg.grid[int(losses.argmin())] if (fold >= 0).any() else 0.0)
     chosen = np.linspace(0, 1, len(sizes))
     adapted = gaussians.mixed_statistics(samples, chosen, exact, cfg.ridge)
     for place, ((z, y), beta) in enumerate(zip(clients, chosen, strict=True)):
-        means, covariance = mixed(fitted(z, y, common, cfg.ridge), [common["means"], common["covariance"]], beta)
+        means, covariance = mix_statistics(
+            fit_statistics(z, y, common, cfg.ridge), [common["means"], common["covariance"]], beta
+        )
         np.testing.assert_allclose(adapted["means"][place], means, rtol=1e-4, atol=1e-5)
         np.testing.assert_allclose(adapted["covariance"][place], covariance, rtol=1e-4, atol=1e-5)
 
 
-def test_pfedfda_names_only_the_client_of_a_group_whose_features_overflow(monkeypatch):
+def test_pfedfda_names_only_the_client_whose_features_overflow(monkeypatch):
     run = worlds.run("pfedfda", participation=1.0, lr=0.01)
     state, features = worlds.play("pfedfda", run, last=1), pfedfda._features
 

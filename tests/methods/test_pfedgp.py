@@ -24,7 +24,7 @@ compiled = pytest.importorskip("pflcli.accelerated.pfedgp", exc_type=ImportError
 PRIOR = gp.Prior()
 
 
-def draw(seed=0):
+def make_rng(seed=0):
     return rng.generator(seed, "test")
 
 
@@ -36,7 +36,7 @@ def numpy_kernel(a, b):
     return 8 * np.exp(-np.square(a[:, None] - b).sum(axis=2) / 2)
 
 
-def draws(rng):
+def make_draws(rng):
     return gp.Draws(gp.draw_key(rng))
 
 
@@ -47,31 +47,31 @@ def posterior_of(prior, z, sign, points, drawn):
     return gp.Posterior(prior, prior.kernel(z, torch.cat([z, points]))[None], [node])
 
 
-def dense(z, sign, omega, points):
+def compute_dense_posterior(z, sign, omega, points):
     """Mean and variance of f at ``asked`` by the formulas as they are printed, with an inverse, in float64."""
     inverse = np.linalg.inv(numpy_kernel(z, z) + 1e-3 * np.eye(len(z)) + np.diag(1 / omega))
     cross = numpy_kernel(z, points)
     return cross.T @ inverse @ (sign / 2 / omega), 8 - np.diag(cross.T @ inverse @ cross)
 
 
-def integral(mean, variance):
+def integrate_sigmoid(mean, variance):
     """E[sigmoid(f)] on a fine grid."""
     at = np.linspace(-10, 10, 4001)
     weight = np.exp(-np.square(at) / 2)
     return (sigmoid(mean + np.sqrt(variance) * at) * weight).sum() / weight.sum()
 
 
-def compiled_polya_gamma(c, g):
+def draw_compiled_polya_gamma(c, g):
     omega = np.empty(len(c), np.float32)
     compiled.polya_gamma(c.numpy(), g.numpy(), omega)
     return torch.from_numpy(omega)
 
 
-@pytest.mark.parametrize("form", [gp.draw_polya_gamma, compiled_polya_gamma])
+@pytest.mark.parametrize("form", [gp.draw_polya_gamma, draw_compiled_polya_gamma])
 @pytest.mark.parametrize("c", [0.0, 0.5, 2.0, 6.0, 20.0])
 def test_polya_gamma_draws_have_the_known_moments_and_transform(c, form):
     n = 200_000
-    g = torch.from_numpy(draw().standard_exponential((gp.TERMS + 1, n), dtype=np.float32))
+    g = torch.from_numpy(make_rng().standard_exponential((gp.TERMS + 1, n), dtype=np.float32))
     for value in (c, -c):
         omega = form(torch.full((n,), value), g).double().numpy()
         mean = math.tanh(c / 2) / (2 * c) if c else 1 / 4
@@ -84,14 +84,14 @@ def test_polya_gamma_draws_have_the_known_moments_and_transform(c, form):
             assert np.exp(-t * omega).mean() == pytest.approx(known, rel=0.01)
 
 
-def test_both_forms_of_polya_gamma_draw_the_same():
-    c = torch.from_numpy(draw().normal(size=500) * 20).float()
-    g = torch.from_numpy(draw(1).standard_exponential((gp.TERMS + 1, 500), dtype=np.float32))
+def test_compiled_and_torch_polya_gamma_draw_the_same_values():
+    c = torch.from_numpy(make_rng().normal(size=500) * 20).float()
+    g = torch.from_numpy(make_rng(1).standard_exponential((gp.TERMS + 1, 500), dtype=np.float32))
     expected = gp.draw_polya_gamma(c.double(), g.double())
-    torch.testing.assert_close(compiled_polya_gamma(c, g).double(), expected, rtol=1e-4, atol=1e-6)
+    torch.testing.assert_close(draw_compiled_polya_gamma(c, g).double(), expected, rtol=1e-4, atol=1e-6)
 
 
-def test_the_kernel_by_hand():
+def test_kernel_matches_hand_computed_values():
     z = torch.tensor([[1.0, 0.0], [0.0, 1.0], [-1.0, 0.0]])
     expected = 8 * torch.exp(-torch.tensor([[0.0, 1.0, 2.0], [1.0, 0.0, 1.0], [2.0, 1.0, 0.0]]))
     torch.testing.assert_close(PRIOR.kernel(z, z), expected)
@@ -100,11 +100,11 @@ def test_the_kernel_by_hand():
     )
 
 
-def test_expected_sigmoid_by_a_fine_grid():
+def test_log_expected_sigmoid_matches_integration_on_a_fine_grid():
     mean, variance = np.asarray([[0.0, 3.0, -2.0], [1.0, -6.0, 0.5]]), np.asarray([[8.0, 4.0, 1e-6], [1.0, 8.0, 2.0]])
     sign = np.asarray([1, -1, 1])
     expected = [
-        np.mean([integral(s * m, v) for m, v in zip(column, width, strict=True)])
+        np.mean([integrate_sigmoid(s * m, v) for m, v in zip(column, width, strict=True)])
         for column, width, s in zip(mean.T, variance.T, sign, strict=True)
     ]
     moments, labels = (torch.from_numpy(mean)[None], torch.from_numpy(variance)[None]), torch.from_numpy(sign)[None]
@@ -113,20 +113,20 @@ def test_expected_sigmoid_by_a_fine_grid():
     torch.testing.assert_close(actual + turned, torch.ones(3, dtype=torch.float64))
 
 
-def test_the_posterior_is_that_of_dense_algebra():
-    z = normalize(torch.from_numpy(draw(1).normal(size=(30, 4))).float(), dim=1)
+def test_posterior_matches_dense_algebra():
+    z = normalize(torch.from_numpy(make_rng(1).normal(size=(30, 4))).float(), dim=1)
     sign = torch.where(z[:, 0] > 0, 1, -1)
-    posterior = posterior_of(gp.Prior(chains=3), z[:20], sign[:20], z[20:], draws(draw()))
+    posterior = posterior_of(gp.Prior(chains=3), z[:20], sign[:20], z[20:], make_draws(make_rng()))
     mean, variance = (values[0] for values in posterior.latent(torch.arange(20, 30)[None]))
     assert posterior.omega.shape == (1, 3, 24)  # padded
     for chain in range(3):
         omega = posterior.omega[0, chain, :20].double().numpy()
-        expected = dense(z[:20].numpy(), sign[:20].numpy(), omega, z[20:].numpy())
+        expected = compute_dense_posterior(z[:20].numpy(), sign[:20].numpy(), omega, z[20:].numpy())
         np.testing.assert_allclose(mean[chain], expected[0], atol=1e-4)
         np.testing.assert_allclose(variance[chain], expected[1], atol=1e-4)
 
 
-def test_gibbs_draws_the_true_posterior():
+def test_gibbs_sampling_matches_the_exact_posterior():
     """Two samples of either label and one between them: sums over a grid of their latent values are exact."""
     z, points = np.asarray([[0.0], [0.8]]), np.asarray([[0.1], [0.6], [3.0]])
     sign = np.asarray([1, -1])
@@ -138,26 +138,28 @@ def test_gibbs_draws_the_true_posterior():
     exact = []
     for cross in numpy_kernel(z, points).T:
         mean, variance = f[keep] @ np.linalg.solve(k, cross), 8 - cross @ np.linalg.solve(k, cross)
-        exact.append(sum(w * integral(m, variance) for w, m in zip(weight[keep], mean, strict=True)))
+        exact.append(sum(w * integrate_sigmoid(m, variance) for w, m in zip(weight[keep], mean, strict=True)))
     exact = np.asarray(exact) / weight[keep].sum()
     prior, rows = gp.Prior(chains=4000, sweeps=30), (torch.tensor(z).float(), torch.tensor(points).float())
-    posterior = posterior_of(prior, rows[0], torch.tensor(sign), rows[1], draws(draw()))
+    posterior = posterior_of(prior, rows[0], torch.tensor(sign), rows[1], make_draws(make_rng()))
     actual = posterior.log_probability()[0, :3].exp()
     np.testing.assert_allclose(actual, exact, atol=0.012)
     assert actual[0] > 0.55
     assert actual[1] < 0.45
 
 
-def test_a_factor_that_does_not_exist_is_not_a_crash():
+def test_posterior_returns_nan_when_the_factorization_fails():
     z = torch.full((4, 2), torch.nan)
-    assert posterior_of(PRIOR, z, torch.tensor([1, 1, -1, -1]), z, draws(draw())).log_probability().isnan().all()
+    assert (
+        posterior_of(PRIOR, z, torch.tensor([1, 1, -1, -1]), z, make_draws(make_rng())).log_probability().isnan().all()
+    )
 
 
-def test_the_tree_splits_near_classes_last():
+def test_build_tree_splits_similar_classes_last():
     """Classes 1, 2 and 4 lie at 0, 1 and 10, class 6 at 12: {1, 2} | {4, 6}, then single ones."""
     y = np.asarray([1, 1, 2, 4, 6, 6])
     z = np.asarray([-1, 1, 1, 10, 11, 13], dtype=np.float32)[:, None]
-    tree = gp.build_tree(z, y, 8, draw())
+    tree = gp.build_tree(z, y, 8, make_rng())
     assert tree.shape == (7, 8)
     np.testing.assert_array_equal(tree[0], [0, 1, 1, 0, -1, 0, -1, 0])
     np.testing.assert_array_equal(tree[1], [0, 1, -1, 0, 0, 0, 0, 0])
@@ -172,11 +174,11 @@ def test_the_tree_splits_near_classes_last():
 
 
 @pytest.mark.parametrize("classes", [0, 1, 2, 3, 12])
-def test_a_tree_separates_all_classes_whatever_they_look_like(classes):
+def test_build_tree_separates_all_classes(classes):
     for seed in range(5):
         y = np.repeat(np.arange(classes) * 2, 2)
-        z = draw(seed).normal(size=(len(y), 3)).astype(np.float32) * (seed > 0)  # first all alike
-        tree = gp.build_tree(z, y, 25, draw(seed))
+        z = make_rng(seed).normal(size=(len(y), 3)).astype(np.float32) * (seed > 0)  # first all alike
+        tree = gp.build_tree(z, y, 25, make_rng(seed))
         assert (tree != 0).any(axis=1).sum() == max(classes - 1, 0)
         parts = {tuple(np.unique(y))}
         for node in tree[: max(classes - 1, 0)]:
@@ -189,7 +191,7 @@ def test_a_tree_separates_all_classes_whatever_they_look_like(classes):
         assert all(len(part) <= 1 for part in parts)
         p = gp.class_probabilities(
             torch.from_numpy(tree),
-            torch.from_numpy(draw(seed).random((4, 24))),
+            torch.from_numpy(make_rng(seed).random((4, 24))),
             torch.from_numpy(np.bincount(y, minlength=25)),
         )
         np.testing.assert_allclose(p.sum(dim=1), 1)
@@ -197,28 +199,28 @@ def test_a_tree_separates_all_classes_whatever_they_look_like(classes):
 
 
 def test_two_means_finds_the_tightest_split():
-    x = np.concatenate([draw().normal(size=(5, 3)), 4 + draw(1).normal(size=(3, 3))])
-    part = compiled.split(x, np.arange(8), draw().random((10, 2)))
+    x = np.concatenate([make_rng().normal(size=(5, 3)), 4 + make_rng(1).normal(size=(3, 3))])
+    part = compiled.split(x, np.arange(8), make_rng().random((10, 2)))
     np.testing.assert_array_equal(part != part[0], [False] * 5 + [True] * 3)
 
 
-def test_two_means_goes_on_until_no_row_moves_even_if_one_row_is_left_alone():
+def test_two_means_iterates_until_no_row_moves():
     # From 0 and 9, the first step assigns 5 to the part of 9; the second returns it to the part of 0.
     x = np.asarray([0, 4, 4, 4, 4, 5, 9], dtype=np.float32)[:, None]
     part = compiled.split(x, np.arange(7), np.asarray([[0.0, 0.9]]))
     np.testing.assert_array_equal(part != part[0], [False] * 6 + [True])
 
 
-def test_samples_are_halved_and_cut_class_by_class():
+def test_support_and_subsets_are_drawn_class_by_class():
     y = np.asarray([2, 0, 2, 2, 0, 1, 0, 0])
     halves = gp.mark_first_halves(y)
     np.testing.assert_array_equal(halves, [1, 1, 0, 1, 0, 1, 1, 0])
     y = np.repeat([0, 1, 3], [60, 30, 1])
-    rows = gp.draw_stratified(y, 16, draw())
+    rows = gp.draw_stratified(y, 16, make_rng())
     assert (np.diff(rows) > 0).all()
     np.testing.assert_array_equal(np.bincount(y[rows]), [10, 5, 0, 1])
-    np.testing.assert_array_equal(gp.draw_stratified(y, 91, draw()), np.arange(91))
-    assert not np.array_equal(rows, gp.draw_stratified(y, 16, draw(1)))
+    np.testing.assert_array_equal(gp.draw_stratified(y, 91, make_rng()), np.arange(91))
+    assert not np.array_equal(rows, gp.draw_stratified(y, 16, make_rng(1)))
 
 
 class Tiny(nn.Module):
@@ -240,34 +242,34 @@ def loss_and_gradients(prior, net, x, y, tree, draws):
 
 
 @pytest.mark.parametrize("is_compiled", [True, False])
-def test_the_loss_and_its_gradient_are_those_of_dense_algebra_with_omega_held(is_compiled, monkeypatch):
+def test_loss_and_gradient_match_dense_algebra_for_fixed_omega(is_compiled, monkeypatch):
     """Two classes: -log of the mean over chains of E[sigmoid], of every second sample given the others."""
     net = Tiny()
-    x, y = torch.from_numpy(draw(3).normal(size=(12, 3))).float(), torch.tensor([0, 1, 1, 0, 0, 1] * 2)
+    x, y = torch.from_numpy(make_rng(3).normal(size=(12, 3))).float(), torch.tensor([0, 1, 1, 0, 0, 1] * 2)
     weight = net.body.weight.detach().clone()
     if not is_compiled:
         monkeypatch.setenv(backend.SWITCH, "0")
-    loss, grads = loss_and_gradients(gp.Prior(chains=2), net, x, y, torch.tensor([[1, -1], [0, 0]]), draw())
+    loss, grads = loss_and_gradients(gp.Prior(chains=2), net, x, y, torch.tensor([[1, -1], [0, 0]]), make_rng())
     actual = grads["body.weight"]
     assert float(actual.norm()) > 1e-3
 
     with torch.no_grad():
-        omega = omega_of(gp.Prior(chains=2), normalize(x @ weight.T, dim=1), y, draw())
+        omega = draw_omega(gp.Prior(chains=2), normalize(x @ weight.T, dim=1), y, make_rng())
     exact = weight.detach().double().requires_grad_()
-    expected = dense_loss(PRIOR, x.double() @ exact.T, y, omega)
+    expected = compute_dense_loss(PRIOR, x.double() @ exact.T, y, omega)
     (gradient,) = torch.autograd.grad(expected, exact)
     assert loss == pytest.approx(float(expected.detach()), abs=1e-3)
     torch.testing.assert_close(actual.double(), gradient, rtol=0.01, atol=1e-3)
 
 
-def omega_of(prior, unit, y, rng):
+def draw_omega(prior, unit, y, rng):
     """Omega (chains, n) of the first half of samples of two classes, as the loss of a tree with one node draws it."""
     first_half = torch.from_numpy(gp.mark_first_halves(y.numpy()))
     k = prior.kernel(unit[first_half], unit[first_half]) + prior.jitter * torch.eye(int(first_half.sum()))
-    return gp.run_gibbs(prior, k[None], 1 - 2 * y[None, first_half], [len(k)], [draws(rng)])[0].double()
+    return gp.run_gibbs(prior, k[None], 1 - 2 * y[None, first_half], [len(k)], [make_draws(rng)])[0].double()
 
 
-def dense_loss(prior, z, y, omega):
+def compute_dense_loss(prior, z, y, omega):
     """-log of the mean over chains of E[sigmoid] of the other half, by inverses and a fine grid, in float64."""
     first_half = torch.from_numpy(gp.mark_first_halves(y.numpy()))
     z = normalize(z, dim=1)
@@ -287,19 +289,21 @@ def dense_loss(prior, z, y, omega):
     return -p.log().mean()
 
 
-def test_losses_of_a_stack_are_those_of_dense_algebra_client_by_client():
+def test_stacked_losses_match_dense_algebra_for_each_client():
     """Embeddings of any length, one of them zero; another kernel; clients of 12 and 7 samples, of one, and of none."""
     prior, sizes = gp.Prior(scale=3.0, length=0.7, chains=3), [12, 7, 1, 0]
-    z = torch.from_numpy(draw(5).normal(size=(4, 13, 4)) * 10.0 ** draw(6).integers(-3, 4, size=(4, 13, 1))).float()
+    z = torch.from_numpy(
+        make_rng(5).normal(size=(4, 13, 4)) * 10.0 ** make_rng(6).integers(-3, 4, size=(4, 13, 1))
+    ).float()
     z[0, 5] = 0
-    y = torch.from_numpy(draw(7).integers(0, 2, size=(4, 13)))
+    y = torch.from_numpy(make_rng(7).integers(0, 2, size=(4, 13)))
     trees = torch.tensor([[1, -1]]).expand(4, 1, 2)
-    losses, grads = gp.losses_and_gradients(prior, trees, z, y, sizes, [draw(c) for c in range(4)])
+    losses, grads = gp.losses_and_gradients(prior, trees, z, y, sizes, [make_rng(c) for c in range(4)])
     for client, size in enumerate(sizes[:2]):
         own_y = y[client, :size]
-        omega = omega_of(prior, normalize(z[client, :size], dim=1), own_y, draw(client))
+        omega = draw_omega(prior, normalize(z[client, :size], dim=1), own_y, make_rng(client))
         exact = z[client, :size].double().requires_grad_()
-        expected = dense_loss(prior, exact, own_y, omega)
+        expected = compute_dense_loss(prior, exact, own_y, omega)
         expected.backward()
         assert float(losses[client]) == pytest.approx(float(expected.detach()), abs=1e-3)
         length = z[client, :size].norm(dim=1, keepdim=True).clamp_min(1e-12)  # gradients by directions
@@ -311,14 +315,14 @@ def test_losses_of_a_stack_are_those_of_dense_algebra_client_by_client():
     assert not grads[1, 7:].any()
 
 
-def test_a_path_of_nodes_adds_up_to_the_class():
+def test_loss_of_a_tree_is_the_sum_of_the_losses_of_its_nodes():
     """Three classes: the sum over nodes is that of the two-class losses, each on the samples below its node."""
     torch.manual_seed(0)
-    net, x, y = Tiny(), torch.from_numpy(draw(3).normal(size=(12, 3))).float(), torch.tensor([0, 1, 2] * 4)
+    net, x, y = Tiny(), torch.from_numpy(make_rng(3).normal(size=(12, 3))).float(), torch.tensor([0, 1, 2] * 4)
     tree = torch.tensor([[1, -1, -1], [0, 1, -1]])
 
     def of(nodes, rows):
-        loss, grads = loss_and_gradients(gp.Prior(chains=4000), net, x[rows], y[rows], nodes, draw())
+        loss, grads = loss_and_gradients(gp.Prior(chains=4000), net, x[rows], y[rows], nodes, make_rng())
         return torch.cat([torch.tensor([loss]), grads["body.weight"].flatten()])
 
     every = torch.ones(12, dtype=torch.bool)
@@ -326,11 +330,11 @@ def test_a_path_of_nodes_adds_up_to_the_class():
     torch.testing.assert_close(of(tree[1:], every), of(tree[1:], y > 0) * 2 / 3, rtol=0, atol=0.015)
 
 
-def test_each_node_has_draws_of_its_own():
+def test_tree_nodes_use_different_random_draws():
     """Twice the same node: by the same draws its loss would be twice that of one, to rounding."""
-    net, x, y = Tiny(), torch.from_numpy(draw(3).normal(size=(12, 3))).float(), torch.tensor([0, 1] * 6)
+    net, x, y = Tiny(), torch.from_numpy(make_rng(3).normal(size=(12, 3))).float(), torch.tensor([0, 1] * 6)
     once, twice = (
-        loss_and_gradients(gp.Prior(chains=4), net, x, y, torch.tensor([[1, -1]] * nodes), draw())[0]
+        loss_and_gradients(gp.Prior(chains=4), net, x, y, torch.tensor([[1, -1]] * nodes), make_rng())[0]
         for nodes in (1, 2)
     )
     assert abs(twice - 2 * once) > 1e-4
@@ -340,7 +344,7 @@ def test_each_node_has_draws_of_its_own():
 @pytest.mark.compiled
 def test_compiled_sampling_is_that_by_lapack(monkeypatch):
     """Two Gaussian processes of 70 and 33 samples, the second from its second draws on."""
-    z = normalize(torch.from_numpy(draw(1).normal(size=(2, 70, 5))).float(), dim=2)
+    z = normalize(torch.from_numpy(make_rng(1).normal(size=(2, 70, 5))).float(), dim=2)
     sizes, exists = [70, 33], torch.arange(70) < torch.tensor([[70], [33]])
     k, sign = (
         PRIOR.kernel(z, z) * (exists[:, None] & exists[..., None]) + torch.eye(70) / 1000,
@@ -348,7 +352,7 @@ def test_compiled_sampling_is_that_by_lapack(monkeypatch):
     )
 
     def sample():
-        key = gp.draw_key(draw(2))
+        key = gp.draw_key(make_rng(2))
         return gp.run_gibbs(PRIOR, k, sign, sizes, [gp.Draws(key), gp.Draws(key, 5)])
 
     actual = sample()
@@ -359,13 +363,13 @@ def test_compiled_sampling_is_that_by_lapack(monkeypatch):
 
 def test_a_node_gives_the_same_whatever_is_computed_with_it(monkeypatch):
     """Nodes of 3 to 41 samples, and more queries than are predicted at a time; in one part and one by one."""
-    z = normalize(torch.from_numpy(draw(1).normal(size=(400, 4))).float(), dim=1)
+    z = normalize(torch.from_numpy(make_rng(1).normal(size=(400, 4))).float(), dim=1)
     sizes = [(41, 300), (3, 5), (40, 297), (9, 1), (12, 6)]
 
     def found(chosen):
         rows = [(np.arange(n), 400 - q + np.arange(q)) for n, q in chosen]
         sign = np.where(z[:, 0] > 0, 1, -1)
-        nodes = [gp.Node(a, b, sign[a], sign[b], draws(draw(len(a)))) for a, b in rows]
+        nodes = [gp.Node(a, b, sign[a], sign[b], make_draws(make_rng(len(a)))) for a, b in rows]
         return gp.log_probabilities(gp.Prior(chains=4), PRIOR.kernel(z, z)[None], nodes)
 
     together = found(sizes)
@@ -378,10 +382,10 @@ def test_a_node_gives_the_same_whatever_is_computed_with_it(monkeypatch):
 
 def test_padding_reaches_no_other_client():
     """The second client overflows: the loss and the gradient of the first one stay as they are."""
-    z = torch.from_numpy(draw(1).normal(size=(2, 12, 3))).float()
+    z = torch.from_numpy(make_rng(1).normal(size=(2, 12, 3))).float()
     y, trees = torch.arange(12).expand(2, 12) % 2, torch.tensor([[1, -1]]).expand(2, 1, 2)
-    rngs = [draw(2), draw(3)]
-    expected = gp.losses_and_gradients(PRIOR, trees[:1], z[:1], y[:1], [10], [draw(2)])
+    rngs = [make_rng(2), make_rng(3)]
+    expected = gp.losses_and_gradients(PRIOR, trees[:1], z[:1], y[:1], [10], [make_rng(2)])
     z[1] = torch.nan
     losses, grads = gp.losses_and_gradients(PRIOR, trees, z, y, [10, 12], rngs)
     assert torch.equal(losses[:1], expected[0])
@@ -390,7 +394,7 @@ def test_padding_reaches_no_other_client():
 
 
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
-def test_a_round_by_hand(mode):
+def test_pfedgp_round_matches_a_hand_computed_body(mode):
     """Full batches, three steps with momentum, and the plain mean of those that hold two classes."""
     run = worlds.run("pfedgp", participation=1.0, lr=0.05, momentum=0.9, weight_decay=0.01, mode=mode)
     after = worlds.play("pfedgp", run, last=1)
@@ -425,14 +429,14 @@ def test_a_round_by_hand(mode):
     assert run.traffic == {"down": 6 * size, "up": 4 * size, "peer": 0}
 
 
-def test_rounds_bring_the_loss_down():
+def test_pfedgp_loss_falls_over_rounds():
     run = worlds.run("pfedgp", participation=1.0, rounds=12, lr=0.05)
     worlds.play("pfedgp", run)
     first, last = (np.mean([loss for loss, _ in losses]) for losses in (run.notes.losses[:12], run.notes.losses[-12:]))
     assert last < first - 0.1
 
 
-def test_without_rounds_the_answers_are_those_of_gps_on_the_first_embeddings():
+def test_pfedgp_without_rounds_predicts_by_gps_on_the_initial_embeddings():
     run = worlds.run("pfedgp")
     actual = worlds.answers("pfedgp", run, worlds.play("pfedgp", run, last=0))
     assert set(actual) == {"validation", "test"}
@@ -448,19 +452,21 @@ def test_without_rounds_the_answers_are_those_of_gps_on_the_first_embeddings():
     for node in torch.from_numpy(tree):
         sign = node[y]
         own, labels = z["train"][sign != 0], sign[sign != 0]
-        posterior = posterior_of(gp.Prior(chains=30), own, labels, z["test"], draws(generator))
+        posterior = posterior_of(gp.Prior(chains=30), own, labels, z["test"], make_draws(generator))
         chains = [
-            dense(own.numpy(), labels.numpy(), omega.double().numpy(), z["test"].numpy())
+            compute_dense_posterior(own.numpy(), labels.numpy(), omega.double().numpy(), z["test"].numpy())
             for omega in posterior.omega[0, :, : len(own)]
         ]
-        positive.append(np.mean([[integral(m, v) for m, v in zip(*chain, strict=True)] for chain in chains], axis=0))
+        positive.append(
+            np.mean([[integrate_sigmoid(m, v) for m, v in zip(*chain, strict=True)] for chain in chains], axis=0)
+        )
     expected = np.ones((5, 3))
     for node, p in zip(tree, positive, strict=True):
         expected *= np.where(node > 0, p[:, None], np.where(node < 0, 1 - p[:, None], 1))
     np.testing.assert_allclose(actual["test"][:5], expected, atol=1e-3)
 
 
-def test_clients_with_little_answer_by_the_rule_of_succession():
+def test_clients_with_one_class_or_no_samples_predict_by_the_rule_of_succession():
     data = worlds.federation()
     run = worlds.run("pfedgp")
     p = np.split(
@@ -469,14 +475,14 @@ def test_clients_with_little_answer_by_the_rule_of_succession():
     # Client 4 trains on 8 samples of class 1 among three classes.
     np.testing.assert_allclose(p[4], np.tile([1 / 11, 9 / 11, 1 / 11], (3, 1)), rtol=1e-6)
     nothing = torch.empty(0, 200), torch.empty(0, dtype=torch.int64)
-    empty = gp.predict_classes(PRIOR, *nothing, torch.ones(2, 200), 3, 1000, draw())
+    empty = gp.predict_classes(PRIOR, *nothing, torch.ones(2, 200), 3, 1000, make_rng())
     np.testing.assert_allclose(empty, 1 / 3)
     sample = torch.ones(1, 200), torch.tensor([2])
-    one = gp.predict_classes(PRIOR, *sample, torch.ones(2, 200), 3, 1000, draw())
+    one = gp.predict_classes(PRIOR, *sample, torch.ones(2, 200), 3, 1000, make_rng())
     np.testing.assert_allclose(one, [[1 / 4, 1 / 4, 2 / 4]] * 2)
 
 
-def test_capacity_bounds_what_is_conditioned_on(monkeypatch):
+def test_capacity_limits_the_samples_a_gp_is_conditioned_on(monkeypatch):
     sizes = []
 
     def watched(prior, k, sign, of_nodes, *rest, sample=gp.run_gibbs):
@@ -489,13 +495,13 @@ def test_capacity_bounds_what_is_conditioned_on(monkeypatch):
     assert max(sizes) == 5
 
 
-def test_divergence_names_the_client():
+def test_pfedgp_error_names_the_clients_that_diverge():
     run = worlds.run("pfedgp", participation=1.0, lr=1e38)
     with pytest.raises(ComputationError, match="clients 0, 2, 3, 6 became non-finite"):
         worlds.play("pfedgp", run)
 
 
-def test_a_model_without_a_body_is_refused():
+def test_pfedgp_refuses_a_model_without_a_body():
     run = worlds.run("pfedgp")
     run.init = {"head.weight": torch.zeros(3, 5)}
     with pytest.raises(UsageError, match="body"):
@@ -503,19 +509,22 @@ def test_a_model_without_a_body_is_refused():
 
 
 @pytest.mark.compiled
-def test_trees_and_losses_without_acceleration_are_those_of_compiled_loops(monkeypatch):
-    x, starts = draw(5).normal(size=(9, 4)), draw(6).random((8, 10, 2))
+def test_trees_and_losses_agree_with_and_without_compiled_loops(monkeypatch):
+    x, starts = make_rng(5).normal(size=(9, 4)), make_rng(6).random((8, 10, 2))
     for rows in (x, 0 * x, x[[0] * 5 + [1] * 4]):  # rows that are alike are cut in the middle
         np.testing.assert_array_equal(gp.split_classes.__wrapped__(rows, starts), compiled.split_classes(rows, starts))
-    many, starts = draw(9).random((60, 1)), draw(10).random((59, 1, 2))  # it takes several steps from a single start
+    many, starts = (
+        make_rng(9).random((60, 1)),
+        make_rng(10).random((59, 1, 2)),
+    )  # it takes several steps from a single start
     np.testing.assert_array_equal(gp.split_classes.__wrapped__(many, starts), compiled.split_classes(many, starts))
-    z = torch.from_numpy(draw(7).normal(size=(2, 14, 3))).float()
-    y = torch.from_numpy(draw(8).integers(0, 2, size=(2, 14)))
+    z = torch.from_numpy(make_rng(7).normal(size=(2, 14, 3))).float()
+    y = torch.from_numpy(make_rng(8).integers(0, 2, size=(2, 14)))
     trees, sizes = torch.tensor([[1, -1]]).expand(2, 1, 2), [14, 9]
-    expected = gp.losses_and_gradients(PRIOR, trees, z, y, sizes, [draw(c) for c in range(2)])
+    expected = gp.losses_and_gradients(PRIOR, trees, z, y, sizes, [make_rng(c) for c in range(2)])
     with monkeypatch.context() as patch:
         patch.setenv(backend.SWITCH, "0")
-        actual = gp.losses_and_gradients(PRIOR, trees, z, y, sizes, [draw(c) for c in range(2)])
+        actual = gp.losses_and_gradients(PRIOR, trees, z, y, sizes, [make_rng(c) for c in range(2)])
     for own, other in zip(actual, expected, strict=True):
         assert float(other.norm()) > 0.1
         torch.testing.assert_close(own, other, rtol=0.01, atol=1e-3)

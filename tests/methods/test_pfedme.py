@@ -10,7 +10,7 @@ from by_hand import gradient, minibatches, sample_counts
 from pflcli.methods import pfedme
 
 
-def test_pfedme_rounds_by_hand(mode):
+def test_pfedme_rounds_match_hand_computed_models(mode):
     options = {"lam": 2.0, "inner_steps": 3, "inner_lr": 0.05, "lr": 0.2, "beta": 0.6}
     run = worlds.run("pfedme", mode=mode, options=options)
     actual = worlds.play("pfedme", run)["global"]
@@ -31,14 +31,14 @@ def test_pfedme_rounds_by_hand(mode):
     worlds.close(actual, shared, atol=1e-5)
 
 
-def test_one_small_step_towards_theta_is_a_step_of_fedavg():
+def test_pfedme_with_one_inner_step_equals_fedavg_when_rates_multiply_to_lr():
     """theta = w - inner_lr grad F(w), so w moves by lr lambda inner_lr grad F(w): lr 0.1 in all."""
     run = worlds.run("pfedme", options={"lam": 4.0, "inner_steps": 1, "inner_lr": 0.05, "lr": 0.5})
     worlds.close(worlds.play("pfedme", run)["global"], worlds.play("fedavg", worlds.run("fedavg"))["global"])
 
 
 @pytest.mark.parametrize("options", [{"lam": 4.0}, {"lam": 0.3, "inner_lr": 0.2}, {}])
-def test_one_inner_step_is_fedavg_whatever_lambda_is(options):
+def test_pfedme_with_one_inner_step_equals_fedavg_for_any_lambda(options):
     """By default the global model moves as fast as that of FedAvg; by five steps too, where they are short."""
     expected = worlds.play("fedavg", worlds.run("fedavg"))["global"]
     run = worlds.run("pfedme", options={"inner_steps": 1, **options})
@@ -57,19 +57,19 @@ def test_one_inner_step_is_fedavg_whatever_lambda_is(options):
     ],
     ids=["sgd", "adam", "adamw"],
 )
-def test_one_inner_step_is_fedavg_under_every_optimizer(settings):
+def test_pfedme_with_one_inner_step_equals_fedavg_for_every_optimizer(settings):
     expected = worlds.play("fedavg", worlds.run("fedavg", **settings))["global"]
     run = worlds.run("pfedme", options={"inner_steps": 1}, **settings)
     for name, value in worlds.play("pfedme", run)["global"].items():
         assert float((value - expected[name]).abs().mean()) < 1e-3, name
 
 
-def test_a_share_of_the_way_that_overshoots_counts_as_all_of_it():
+def test_share_is_at_most_1_when_inner_steps_overshoot():
     assert pfedme._share(pfedme.Config(lam=2.0, inner_lr=0.1, inner_steps=2)) == pytest.approx(0.36)
     assert pfedme._share(pfedme.Config(lam=15.0, inner_lr=0.13, inner_steps=4)) == 1
 
 
-def test_pfedme_answers_with_theta():
+def test_pfedme_predicts_with_theta():
     run = worlds.run("pfedme", options={"epochs": 2, "lam": 15.0})
     state = worlds.play("pfedme", run)
     actual = worlds.answers("pfedme", run, state, np.asarray([0]))

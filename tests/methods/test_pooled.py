@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 import worlds
-from by_hand import net_of
+from by_hand import build_net
 from pflcli import methods, rng
 
 
@@ -18,7 +18,7 @@ def test_pooled_trains_one_network_on_the_samples_of_all_clients(refit):
     state = methods.load("pooled").setup(run)
     data = run.federation
     rows = torch.from_numpy(np.concatenate([data.rows(client, "train") for client in data.participants]))
-    net, draw = net_of(run.init), rng.generator(0, "server", "pooled", 0)
+    net, draw = build_net(run.init), rng.generator(0, "server", "pooled", 0)
     size = run.settings.batch_size
     steps = 3 * run.settings.epochs * sum(-(-len(data.rows(client, "train")) // size) for client in data.participants)
     batches = [part for _ in range(9) for part in rows[torch.from_numpy(draw.permutation(len(rows)))].split(size)]
@@ -35,7 +35,7 @@ def test_pooled_trains_one_network_on_the_samples_of_all_clients(refit):
     np.testing.assert_allclose(worlds.answers("pooled", run, state)["test"], torch.cat(p), atol=1e-5)
 
 
-def test_pooled_takes_the_steps_of_all_clients_of_fedavg():
+def test_pooled_takes_as_many_steps_as_all_fedavg_clients_together():
     """With the learning rate of the round in which a client of FedAvg would take the step."""
     run = worlds.run("pooled", rounds=4, participation=0.5, steps=3, milestones="2", gamma=0.5)
     state = methods.load("pooled").setup(run)
@@ -47,7 +47,7 @@ def test_pooled_takes_the_steps_of_all_clients_of_fedavg():
         assert torch.equal(state["global"][name], value), name
 
 
-def test_pooled_counts_the_bytes_of_all_samples_and_of_a_network_for_each_client():
+def test_pooled_counts_all_samples_up_and_one_model_per_client_down():
     run = worlds.run("pooled")
     methods.load("pooled").setup(run)
     clients = run.federation.participants

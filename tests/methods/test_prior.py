@@ -11,7 +11,7 @@ from by_hand import CLIENT, class_frequencies
 
 
 @pytest.mark.parametrize("kappa", [0.5, 10.0])
-def test_prior_by_hand(kappa):
+def test_prior_matches_hand_computed_probabilities(kappa):
     run = worlds.run("prior", options={"kappa": kappa, "strength": 0.7})
     state = worlds.play("prior", run)
     common, own = class_frequencies(run, kappa)
@@ -23,7 +23,7 @@ def test_prior_by_hand(kappa):
     assert run.traffic == {"up": 6 * 3 * 4, "down": 6 * 3 * 4, "peer": 0}
 
 
-def test_prior_without_strength_or_with_a_huge_kappa_is_the_global_model():
+def test_prior_with_strength_0_or_a_huge_kappa_equals_the_global_model():
     expected = None
     for options in ({"strength": 0.0}, {"kappa": 1e9}):
         run = worlds.run("prior", options=options)

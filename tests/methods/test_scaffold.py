@@ -15,7 +15,7 @@ from pflcli.engine.local_sgd import steps_per_epoch
 from pflcli.errors import UsageError
 
 
-def test_scaffold_rounds_by_hand(mode, monkeypatch):
+def test_scaffold_rounds_match_hand_computed_models(mode, monkeypatch):
     run = worlds.run("scaffold", mode=mode, epochs=2, options={"server_lr": 0.7}, momentum=0.9)
     two_clients = 6 * parameters.size(run.init)
     monkeypatch.setattr("pflcli.engine.engine._CHUNK_BYTES", {"cpu": two_clients})
@@ -47,7 +47,7 @@ def test_scaffold_rounds_by_hand(mode, monkeypatch):
     assert run.traffic["up"] == run.traffic["down"] == 2 * drawn * parameters.size(x)
 
 
-def test_scaffold_divides_by_the_steps_that_are_counted():
+def test_scaffold_divides_by_the_given_number_of_steps():
     run = worlds.run("scaffold", steps=5, participation=1.0)
     state = worlds.play("scaffold", run, last=1)
     for part in run.local_sgd(run.cohort(0), run.init, t=0):  # without control variates yet, plain steps
@@ -55,7 +55,7 @@ def test_scaffold_divides_by_the_steps_that_are_counted():
         worlds.close(state["controls"][part.clients], met, atol=1e-5)
 
 
-def test_scaffold_counts_a_last_batch_that_is_joined_to_the_one_before():
+def test_scaffold_does_not_count_a_last_batch_joined_to_the_previous_one():
     """Batch normalization needs more than one sample, so that a last batch of one sample is no step of its own."""
     run, _ = worlds.normalized("scaffold")
     run.settings = replace(run.settings, participation=1.0, batch_size=4)
@@ -71,19 +71,19 @@ def test_scaffold_counts_a_last_batch_that_is_joined_to_the_one_before():
 
 
 @pytest.mark.parametrize("settings", [{"optimizer": "adam"}, {"clip_gradients": 1.0}])
-def test_scaffold_refuses_steps_that_are_not_plain(settings):
+def test_scaffold_refuses_adam_and_gradient_clipping(settings):
     with pytest.raises(UsageError, match="plain steps of SGD"):
         worlds.play("scaffold", worlds.run("scaffold", **settings))
 
 
-def test_scaffold_begins_as_fedavg():
+def test_first_round_of_scaffold_equals_fedavg():
     """Control variates of zero correct nothing."""
     runs = [worlds.run(name) for name in ("fedavg", "scaffold")]
     expected, actual = (worlds.play(*args, last=1) for args in zip(("fedavg", "scaffold"), runs, strict=True))
     worlds.close(actual["global"], expected["global"])
 
 
-def test_steps_are_counted_as_they_are_cut():
+def test_steps_per_epoch_counts_batches_with_and_without_joining():
     sizes = np.asarray([0, 1, 3, 4, 5, 8, 9])
     assert steps_per_epoch(sizes, 4, join_single=False).tolist() == [0, 1, 1, 1, 2, 2, 3]
     assert steps_per_epoch(sizes, 4, join_single=True).tolist() == [0, 1, 1, 1, 1, 2, 2]

@@ -13,7 +13,7 @@ from pflcli import registry
 RATE, BETA1, BETA2, TAU = 0.3, 0.6, 0.8, 0.05
 
 
-def by_hand(server, x, towards, memory):
+def step_by_hand(server, x, towards, memory):
     """One value after a step of the server; ``memory`` holds its m and v."""
     m, v = memory
     if server == "sgd":
@@ -33,7 +33,7 @@ def by_hand(server, x, towards, memory):
 
 @pytest.mark.parametrize("server", ["sgd", "avgm", "adagrad", "adam", "yogi"])
 @pytest.mark.parametrize("method", ["fedavg", "fedprox"])
-def test_two_rounds_by_hand(method, server):
+def test_two_rounds_match_hand_computed_server_steps(method, server):
     options = {"server": server, "server_lr": RATE, "beta1": BETA1, "beta2": BETA2, "tau": TAU}
     options |= {"mu": 0.7} if method == "fedprox" else {}
     run = worlds.run(method, participation=1.0, options=options)
@@ -45,7 +45,7 @@ def test_two_rounds_by_hand(method, server):
         mean, after = worlds.mean(trained, data.sizes("train")[worlds.ABLE].tolist()), {}
         for name, before in model.items():
             steps = [
-                by_hand(server, x, goal - x, known)
+                step_by_hand(server, x, goal - x, known)
                 for x, goal, known in zip(
                     before.flatten().tolist(), mean[name].flatten().tolist(), memory[name], strict=True
                 )
@@ -57,7 +57,7 @@ def test_two_rounds_by_hand(method, server):
 
 
 @pytest.mark.parametrize("method", ["fedavg", "fedprox"])
-def test_the_rates_and_momenta_that_are_not_given(method):
+def test_default_server_lr_and_beta1_depend_on_the_server_optimizer(method):
     for server, rate, beta1 in (("avgm", 1.0, 0.9), ("adagrad", 0.1, 0.0), ("adam", 0.03, 0.9), ("yogi", 0.03, 0.9)):
         runs = [
             worlds.run(method, options={"server": server}),
@@ -66,7 +66,7 @@ def test_the_rates_and_momenta_that_are_not_given(method):
         assert worlds.same(*(worlds.play(method, run) for run in runs))
 
 
-def test_sgd_with_rate_one_takes_the_mean_to_the_bit():
+def test_server_sgd_with_rate_1_is_identical_to_plain_averaging():
     runs = [worlds.run("fedavg"), worlds.run("fedavg", options={"server": "sgd", "server_lr": 1.0})]
     states = [worlds.play("fedavg", run) for run in runs]
     assert worlds.same(*states)
@@ -76,7 +76,7 @@ def test_sgd_with_rate_one_takes_the_mean_to_the_bit():
     assert worlds.same(states[0], {"global": model})
 
 
-def test_momentum_without_memory_is_sgd():
+def test_server_momentum_with_beta1_0_equals_sgd():
     runs = [
         worlds.run("fedavg", options={"server": "avgm", "beta1": 0.0, "server_lr": 0.5}),
         worlds.run("fedavg", options={"server": "sgd", "server_lr": 0.5}),
@@ -85,7 +85,7 @@ def test_momentum_without_memory_is_sgd():
     worlds.close(first, second)
 
 
-def test_resumed_with_a_memory_gives_the_same_bytes():
+def test_run_with_server_optimizer_state_resumes_with_the_same_bytes():
     plan = {"rounds": 4, "options": {"server": "yogi"}}
     expected = worlds.play("fedavg", worlds.run("fedavg", **plan))
     stopped = worlds.play("fedavg", worlds.run("fedavg", **plan), last=2)
@@ -93,7 +93,7 @@ def test_resumed_with_a_memory_gives_the_same_bytes():
     assert worlds.same(expected, worlds.play("fedavg", worlds.run("fedavg", **plan), first=2, state=stopped))
 
 
-def test_running_statistics_are_the_mean_whatever_the_optimizer():
+def test_running_statistics_are_averaged_for_any_server_optimizer():
     run, _ = worlds.normalized("fedavg")
     expected = worlds.play("fedavg", run, last=1)["global"]
     run, _ = worlds.normalized("fedavg")
@@ -105,7 +105,7 @@ def test_running_statistics_are_the_mean_whatever_the_optimizer():
     assert not torch.equal(state["global"]["head.weight"], expected["head.weight"])
 
 
-def test_inherited_options_are_listed():
+def test_card_lists_inherited_server_options():
     for method in ("fedavg", "fedprox"):
         options = {option.name: option.doc for option in registry.card("methods", method).options}
         assert {"server", "server_lr", "beta1", "beta2", "tau"} <= options.keys()

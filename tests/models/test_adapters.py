@@ -35,7 +35,7 @@ from pflcli.training.run_spec import RunSpec
 ONE = Execution(threads=1)
 
 
-def draw(*shape: int, seed: int = 0) -> torch.Tensor:
+def draw_tensor(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
@@ -48,36 +48,36 @@ def draw(*shape: int, seed: int = 0) -> torch.Tensor:
         (nn.Conv2d(5, 7, 1, stride=2, padding=1, bias=False), (4, 5, 6, 6)),
     ],
 )
-def test_a_layer_adds_the_product_to_its_weight(layer, shape):
+def test_low_rank_adds_the_product_to_the_weight(layer, shape):
     adapted = LowRank(copy.deepcopy(layer), 2)
     assert adapted.down.numel() == 2 * 5
     assert adapted.up.numel() == 7 * 2
-    x = draw(*shape)
+    x = draw_tensor(*shape)
     assert torch.equal(adapted(x), layer(x))  # B is zero
     with torch.no_grad():
-        adapted.up.copy_(draw(*adapted.up.shape))
+        adapted.up.copy_(draw_tensor(*adapted.up.shape))
         layer.weight += torch.einsum("or,ri->oi", adapted.up.flatten(1), adapted.down.flatten(1)).view_as(layer.weight)
     assert torch.allclose(adapted(x), layer(x), atol=1e-5)
     assert torch.allclose(adapted.weight, layer.weight, atol=1e-6)
 
 
-def test_a_rank_is_at_most_that_of_the_layer():
+def test_low_rank_limits_the_rank_to_that_of_the_layer():
     assert LowRank(nn.Linear(3, 50), 8).down.shape == (3, 3)
 
 
-def test_batch_normalization_uses_what_is_stored():
+def test_frozen_batch_norm_uses_stored_statistics():
     norm = nn.BatchNorm2d(3)
     with torch.no_grad():
         for value in (norm.running_mean, norm.weight, norm.bias):
-            value.copy_(draw(3))
-        norm.running_var.copy_(draw(3, seed=1).abs() + 0.1)
-    x = draw(5, 3, 4, 4)
+            value.copy_(draw_tensor(3))
+        norm.running_var.copy_(draw_tensor(3, seed=1).abs() + 0.1)
+    x = draw_tensor(5, 3, 4, 4)
     frozen = FrozenBatchNorm(norm).train()
     assert torch.equal(frozen(x), norm.eval()(x))
     assert not parameters.state(frozen)
 
 
-def test_only_the_adapter_and_the_head_are_parameters():
+def test_add_adapter_leaves_only_adapter_and_head_as_parameters():
     net = models.create("mobilenet-v2", (3, 32, 32), 10, 0)
     adapted = models.add_adapter(net, "lora:4", 0)
     names = set(parameters.state(adapted))
@@ -92,8 +92,8 @@ def test_only_the_adapter_and_the_head_are_parameters():
 
 
 @pytest.mark.parametrize("name", ["timm:mobilenetv3_small_050", "timm:vit_tiny_patch16_224", "torchvision:resnet18"])
-def test_networks_of_libraries_compute_the_same_at_first(name):
-    plain, x = models.create(name, (3, 32, 32), 5, 0), draw(4, 3, 32, 32)
+def test_library_networks_with_new_adapters_give_the_same_outputs(name):
+    plain, x = models.create(name, (3, 32, 32), 5, 0), draw_tensor(4, 3, 32, 32)
     net = models.add_adapter(plain, "lora:2", 0)
     with torch.no_grad():
         expected = plain.eval()(x)
@@ -110,9 +110,9 @@ class Doubled(nn.Linear):
         return 2 * super().forward(x)
 
 
-def test_layers_with_a_forward_pass_of_their_own_are_frozen_as_they_are():
+def test_layers_with_a_custom_forward_are_frozen_without_adapter():
     plain = models.Net(nn.Sequential(Doubled(4, 4), nn.Linear(4, 4)), nn.Linear(4, 2))
-    net, x = models.add_adapter(plain, "lora:2", 0), draw(3, 4)
+    net, x = models.add_adapter(plain, "lora:2", 0), draw_tensor(3, 4)
     assert torch.equal(net(x), plain(x))
     assert set(parameters.state(net)) == {"body.1.down", "body.1.up", "head.weight", "head.bias"}
 
@@ -135,10 +135,10 @@ def test_layers_with_a_forward_pass_of_their_own_are_frozen_as_they_are():
         (nn.ConvTranspose2d(8, 6, 1), False),
     ],
 )
-def test_an_adapted_layer_computes_what_it_computed_and_learns(layer, is_adapted):
+def test_adapted_layer_starts_with_the_same_outputs_and_learns(layer, is_adapted):
     """Beside a layer that always gets an adapter, so that networks without one are not refused."""
     shape = {nn.Linear: (8,), nn.Conv1d: (8, 5)}.get(type(layer), (8, 5, 5))
-    x = draw(4, *shape)
+    x = draw_tensor(4, *shape)
     body = nn.Sequential(layer, nn.Flatten(), nn.Linear(layer(x).flatten(1).shape[1], 4), nn.ReLU())
     plain = models.Net(body, nn.Linear(4, 2))
     net = models.add_adapter(plain, "lora:2", 0)
@@ -149,7 +149,7 @@ def test_an_adapted_layer_computes_what_it_computed_and_learns(layer, is_adapted
     with torch.no_grad():
         for name, value in net.named_parameters():
             if name.endswith("up"):
-                value += draw(*value.shape)
+                value += draw_tensor(*value.shape)
     if is_adapted:  # the layer is one with the weight W + B A
         low, other = net.body[0], copy.deepcopy(plain)
         with torch.no_grad():
@@ -160,18 +160,18 @@ def test_an_adapted_layer_computes_what_it_computed_and_learns(layer, is_adapted
         assert not torch.allclose(net(x), plain(x), atol=1e-2)
 
 
-def test_layers_that_occur_twice_stay_one():
+def test_layer_used_twice_gets_one_adapter():
     layer = nn.Linear(4, 4)
     net = models.add_adapter(models.Net(nn.Sequential(layer, nn.ReLU(), layer), nn.Linear(4, 2)), "lora:1", 0)
     assert net.body[0] is net.body[2]
     assert len(parameters.state(net)) == 4
 
 
-def test_attention_reads_the_weight_of_its_output_layer():
+def test_attention_with_an_adapted_output_layer_is_trained():
     torch.manual_seed(0)
     encoder = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.0, batch_first=True)
     plain = models.Net(nn.Sequential(encoder, nn.Flatten()), nn.Linear(24, 2))
-    net, x = models.add_adapter(plain, "lora:2", 0), draw(5, 3, 8)
+    net, x = models.add_adapter(plain, "lora:2", 0), draw_tensor(5, 3, 8)
     assert torch.allclose(net(x), plain(x), atol=1e-6)
     net(x).sum().backward()
     assert all(value.grad is not None for value in net.parameters())
@@ -191,13 +191,13 @@ def test_networks_without_a_layer_or_a_head_are_refused(net, fact):
 
 
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
-def test_a_clients_steps_are_those_of_a_few_lines(mode):
+def test_training_of_adapters_matches_a_short_reference(mode):
     data = worlds.clustered(groups=4, members=4)
     whole = models.create("mlp", data.in_shape, data.classes, 0)
     net = models.add_adapter(whole, "lora:2", 0)
     start = parameters.copy_params(net)
     with torch.no_grad():  # B is not zero, so that A has a gradient
-        start = {name: value + 0.1 * draw(*value.shape) for name, value in start.items()}
+        start = {name: value + 0.1 * draw_tensor(*value.shape) for name, value in start.items()}
     plan = LocalSGD(2, 1000, np.asarray([0.1, 0.1]))  # two steps, each on all samples
     engine = Engine(net, data, seed=0, threads=1, mode=mode)
     chosen: list[str] = []
@@ -224,7 +224,7 @@ def test_a_clients_steps_are_those_of_a_few_lines(mode):
         assert not torch.allclose(start[name], value, atol=1e-5), name
 
 
-def trained_weights(small, path):
+def train_and_save_weights(small, path):
     """Return a file with the weights of an ``mlp`` that was trained on the partition."""
     pflcli.train_global(small.p, path / "g", settings={"model": "mlp", "rounds": 2}, execution=ONE)
     save_file(load_file(path / "g" / "weights.safetensors"), path / "w.safetensors")
@@ -234,8 +234,8 @@ def trained_weights(small, path):
 SETTINGS = {"model": "mlp", "adapter": "lora:2", "rounds": 2}
 
 
-def test_a_run_sends_adapters_and_a_client_predicts_with_its_own(small, tmp_path):
-    weights = trained_weights(small, tmp_path)
+def test_run_with_adapters_sends_and_stores_only_adapters_and_head(small, tmp_path):
+    weights = train_and_save_weights(small, tmp_path)
     made = pflcli.personalize("ditto", small.p, tmp_path / "m", weights=weights, settings=SETTINGS, execution=ONE)
     whole = load_file(weights)
     outputs, inputs = whole["body.1.weight"].shape
@@ -260,8 +260,8 @@ def test_a_run_sends_adapters_and_a_client_predicts_with_its_own(small, tmp_path
     np.testing.assert_allclose(p, expected, atol=1e-5)
 
 
-def test_a_backbone_keeps_the_whole_network_for_the_methods_that_follow(small, tmp_path):
-    weights = trained_weights(small, tmp_path)
+def test_backbone_with_adapters_stores_the_whole_network(small, tmp_path):
+    weights = train_and_save_weights(small, tmp_path)
     pflcli.train_global(small.p, tmp_path / "b", weights=weights, settings=SETTINGS, execution=ONE)
     whole = load_file(weights)
     initial = load_file(tmp_path / "b" / "initial.safetensors")
@@ -287,8 +287,11 @@ def test_a_backbone_keeps_the_whole_network_for_the_methods_that_follow(small, t
     build_standalone_model(reopened_run.reopen(open_artifact(tmp_path / "f"), None), 2, ONE)
 
 
-def test_further_initial_models_share_the_frozen_part_but_not_the_head(small, tmp_path):
-    weights, data = initial_weights.read(trained_weights(small, tmp_path)), partitions.read(open_artifact(small.p))
+def test_initial_models_with_adapters_share_the_frozen_body_and_not_the_head(small, tmp_path):
+    weights, data = (
+        initial_weights.read(train_and_save_weights(small, tmp_path)),
+        partitions.read(open_artifact(small.p)),
+    )
     settings = config.build(Settings, SETTINGS, "")
     method = methods.load("ifca")
     spec = RunSpec(name="ifca", method=method, cfg=method.Config(), settings=settings, seed=0, weights=weights)
@@ -301,8 +304,8 @@ def test_further_initial_models_share_the_frozen_part_but_not_the_head(small, tm
     run.engine.close()
 
 
-def test_what_cannot_work_is_refused_in_words(small, tmp_path, pfl):
-    weights = trained_weights(small, tmp_path)
+def test_wrong_uses_of_adapters_are_refused(small, tmp_path, pfl):
+    weights = train_and_save_weights(small, tmp_path)
     lora = ("--model", "mlp", "--adapter", "lora:2")
     ran = pfl("personalize", "ditto", small.p, "-o", tmp_path / "m", *lora)
     assert ran.code == 2

@@ -24,7 +24,7 @@ SHAPES = {
 
 
 @pytest.fixture
-def split(tmp_path):
+def import_and_partition(tmp_path):
     """Import arrays and partition them between two clients."""
 
     def run(x):
@@ -37,8 +37,8 @@ def split(tmp_path):
 
 
 @pytest.mark.parametrize("model", SHAPES)
-def test_the_request_names_the_model_that_fits(split, tmp_path, model):
-    p = split(SHAPES[model])
+def test_request_names_the_default_model_for_the_samples(import_and_partition, tmp_path, model):
+    p = import_and_partition(SHAPES[model])
     for step in (
         lambda: train_global(p, tmp_path / "b", settings=FEW),
         lambda: personalize("local", p, tmp_path / "m", settings=FEW),
@@ -50,7 +50,7 @@ def test_the_request_names_the_model_that_fits(split, tmp_path, model):
     assert manifest.fingerprint == open_artifact(tmp_path / "m").manifest.fingerprint
 
 
-def test_text_is_for_an_lstm():
+def test_default_model_of_tokens_is_an_lstm():
     assert models.default((80,), tokens=True) == "lstm"
     assert models.default((80,), tokens=False) == "mlp"
 
@@ -60,32 +60,32 @@ UNFIT = ("train-global {p}", "personalize ditto {p}", "compare {p} --methods dit
 
 @pytest.mark.parametrize("command", UNFIT)
 @pytest.mark.parametrize("words", [[], ["-n"]])
-def test_a_dry_run_refuses_a_model_that_does_not_fit(pfl, split, tmp_path, command, words):
-    p = split(SHAPES["mlp"])
+def test_dry_run_refuses_a_model_that_does_not_fit_the_samples(pfl, import_and_partition, tmp_path, command, words):
+    p = import_and_partition(SHAPES["mlp"])
     ran = pfl(*command.format(p=p).split(), "--model", "cnn", "-o", tmp_path / "out", *words)
     assert ran.code == 2
     assert "model cnn takes images, not features of 5" in ran.err
     assert not (tmp_path / "out").exists()
 
 
-def test_a_dry_run_refuses_images_that_are_too_small(pfl, split, tmp_path):
-    p = split(SHAPES["cnn"][:, :4, :4])
+def test_dry_run_refuses_images_that_are_too_small(pfl, import_and_partition, tmp_path):
+    p = import_and_partition(SHAPES["cnn"][:, :4, :4])
     ran = pfl("train-global", p, "--model", "alexnet", "-o", tmp_path / "out", "-n")
     assert (ran.code, "model alexnet takes images of at least" in ran.err) == (2, True)
 
 
 @pytest.mark.parametrize("name", registry.names("models"))
-def test_every_model_is_checked_as_it_is_built(name):
+def test_outline_refuses_the_same_shapes_as_create(name):
     """What can be built passes the check, and what cannot is refused by both."""
     if name in ("torchvision", "timm"):
         pytest.skip("a family; its members need a library")
     for shape, tokens in (((3, 32, 32), False), ((1, 4, 4), False), ((5,), False), ((12, 2), False), ((12,), True)):
-        messages = [refusal(models.create, name, shape, 3, 0, tokens=tokens)]
-        messages.append(refusal(models.outline, name, shape, 3, tokens=tokens))
+        messages = [capture_usage_error(models.create, name, shape, 3, 0, tokens=tokens)]
+        messages.append(capture_usage_error(models.outline, name, shape, 3, tokens=tokens))
         assert messages[0] == messages[1]
 
 
-def refusal(act, *args, **kwargs):
+def capture_usage_error(act, *args, **kwargs):
     try:
         act(*args, **kwargs)
     except UsageError as error:

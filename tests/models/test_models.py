@@ -33,11 +33,11 @@ CASES = [
 ]
 
 
-def count(net):
+def count_parameters(net):
     return sum(p.numel() for p in net.parameters())
 
 
-def samples(kind, shape, n, seed=0):
+def make_samples(kind, shape, n, seed=0):
     draw = np.random.default_rng(seed)
     if kind == "images":
         return draw.integers(0, 256, (n, *shape[1:], shape[0]), dtype=np.uint8)
@@ -46,18 +46,18 @@ def samples(kind, shape, n, seed=0):
     return draw.normal(size=(n, *shape)).astype(np.float32)
 
 
-def world(kind, shape, sizes=((5, 1, 2), (1, 0, 0), (3, 1, 1))):
+def make_federation(kind, shape, sizes=((5, 1, 2), (1, 0, 0), (3, 1, 1))):
     """Three clients, one of them with a single sample."""
     n = sum(map(sum, sizes))
     y = np.random.default_rng(1).integers(0, CLASSES, n)
     offsets = np.cumsum([0, *[part for client in sizes for part in client]])
-    return Federation.from_blocks(samples(kind, shape, n), y, offsets, CLASSES)
+    return Federation.from_blocks(make_samples(kind, shape, n), y, offsets, CLASSES)
 
 
 @pytest.mark.parametrize(("name", "kind", "shape"), CASES)
-def test_representation_and_logits(name, kind, shape):
+def test_model_has_the_stated_representation_and_logits(name, kind, shape):
     net = models.create(name, shape, CLASSES, 0, tokens=kind == "tokens")
-    data = world(kind, shape)
+    data = make_federation(kind, shape)
     assert data.in_shape == shape
     x = data.inputs(slice(0, 4))
     net.eval()
@@ -74,9 +74,9 @@ def test_representation_and_logits(name, kind, shape):
 
 
 @pytest.mark.parametrize(("name", "kind", "shape"), CASES)
-def test_every_parameter_learns(name, kind, shape):
+def test_every_parameter_has_a_gradient(name, kind, shape):
     net = models.create(name, shape, CLASSES, 0)
-    data = world(kind, shape)
+    data = make_federation(kind, shape)
     assert net.training
     loss = functional.cross_entropy(net(data.inputs(slice(0, 9))), data.y[:9])
     grads = torch.autograd.grad(loss, list(net.parameters()))
@@ -86,9 +86,9 @@ def test_every_parameter_learns(name, kind, shape):
 
 
 @pytest.mark.parametrize(("name", "kind", "shape"), CASES)
-def test_the_engine_trains_it_as_plain_pytorch_would(name, kind, shape):
+def test_engine_trains_model_like_plain_gradient_descent(name, kind, shape):
     """One epoch of clients with five samples and with one, against gradient descent written out; threads agree."""
-    data, net = world(kind, shape), models.create(name, shape, CLASSES, 0)
+    data, net = make_federation(kind, shape), models.create(name, shape, CLASSES, 0)
     plan = LocalSGD(epochs=1, batch_size=8, lr=[0.01])
     trained = []
     for threads in (1, 2):
@@ -112,7 +112,7 @@ def test_the_engine_trains_it_as_plain_pytorch_would(name, kind, shape):
 
 
 @pytest.mark.parametrize(("name", "kind", "shape"), [case for case in CASES if GREY not in case.values])
-def test_initial_weights_belong_to_the_seed(name, kind, shape):
+def test_initial_weights_depend_only_on_the_seed(name, kind, shape):
     torch.manual_seed(1)
     before = torch.random.get_rng_state()
     a, b, c = (models.create(name, shape, 3, seed).state_dict() for seed in (0, 0, 1))
@@ -121,12 +121,12 @@ def test_initial_weights_belong_to_the_seed(name, kind, shape):
     assert any(not torch.equal(a[key], c[key]) for key in a)
 
 
-def test_sizes_are_the_papers():
-    sizes = {name: count(models.create(name, GREY, 10, 0)) for name in ("cnn", "mlp")}
+def test_cnn_and_mlp_have_the_sizes_of_the_paper():
+    sizes = {name: count_parameters(models.create(name, GREY, 10, 0)) for name in ("cnn", "mlp")}
     assert sizes == {"cnn": 1_663_370, "mlp": 199_210}
 
 
-def test_size_of_resnet_18():
+def test_resnet_18_has_the_hand_computed_size():
     stem = 3 * 3 * 3 * 64 + 2 * 64
     first = 4 * (9 * 64 * 64 + 2 * 64)
 
@@ -136,16 +136,16 @@ def test_size_of_resnet_18():
     total = stem + first + stage(64, 128) + stage(128, 256) + stage(256, 512) + 512 * 10 + 10
     assert total == 11_173_962
     net = models.create("resnet-18", COLOUR, 10, 0)
-    assert count(net) == total
+    assert count_parameters(net) == total
     assert not has_batch_norm(net)
     norms = [module for module in net.modules() if isinstance(module, nn.GroupNorm)]
     assert len(norms) == 20
     assert {norm.num_groups for norm in norms} == {2}
     # torchvision's has 11,689,512 parameters on 1,000 classes; large images meet its own 7x7 convolution.
-    assert count(models.create("resnet-18", (3, 64, 64), 1000, 0)) == 11_689_512
+    assert count_parameters(models.create("resnet-18", (3, 64, 64), 1000, 0)) == 11_689_512
 
 
-def test_resnet_18_keeps_the_resolution_of_small_images_at_first():
+def test_resnet_18_keeps_the_resolution_of_small_images():
     for side, first in ((28, 28), (32, 32), (64, 16)):
         sizes = []
         net = models.create("resnet-18", (1, side, side), 2, 0)
@@ -154,32 +154,32 @@ def test_resnet_18_keeps_the_resolution_of_small_images_at_first():
         assert sizes == [first]
 
 
-def test_size_of_alexnet():
+def test_alexnet_has_the_hand_computed_size():
     convolutions = [(1, 32, 5), (32, 96, 5), (96, 192, 3), (192, 128, 3), (128, 128, 3)]
     linear = [(128 * 3 * 3, 1024), (1024, 1024), (1024, 10)]
     total = sum(a * b * k * k + b for a, b, k in convolutions) + sum(a * b + b for a, b in linear)
     assert total == 2_853_226
-    assert count(models.create("alexnet", GREY, 10, 0)) == total
-    assert count(models.create("alexnet", COLOUR, 10, 0)) == total + 2 * 32 * 5 * 5 == 2_854_826
+    assert count_parameters(models.create("alexnet", GREY, 10, 0)) == total
+    assert count_parameters(models.create("alexnet", COLOUR, 10, 0)) == total + 2 * 32 * 5 * 5 == 2_854_826
     for side in (25, 40, 64):
         assert models.create("alexnet", (1, side, side), 10, 0)(torch.rand(2, 1, side, side)).shape == (2, 10)
 
 
-def test_size_of_the_lstm():
+def test_lstm_has_the_hand_computed_size():
     layer = {8: 4 * 256 * (8 + 256 + 2), 256: 4 * 256 * (256 + 256 + 2), 5: 4 * 256 * (5 + 256 + 2)}
     head = 256 * 80 + 80
-    assert count(models.create("lstm", (80,), 80, 0)) == 80 * 8 + layer[8] + layer[256] + head == 819_920
-    assert count(models.create("lstm", (20, 5), 80, 0)) == layer[5] + layer[256] + head
+    assert count_parameters(models.create("lstm", (80,), 80, 0)) == 80 * 8 + layer[8] + layer[256] + head == 819_920
+    assert count_parameters(models.create("lstm", (20, 5), 80, 0)) == layer[5] + layer[256] + head
 
 
-def test_size_of_the_gru():
+def test_gru_has_the_hand_computed_size():
     layers = 3 * 128 * (11 + 128 + 2) + 3 * 128 * (128 + 128 + 2)
-    assert count(models.create("gru", (24, 11), 5, 0)) == layers + 128 * 5 + 5 == 153_861
+    assert count_parameters(models.create("gru", (24, 11), 5, 0)) == layers + 128 * 5 + 5 == 153_861
     embedded = 3 * 128 * (8 + 128 + 2) + 3 * 128 * (128 + 128 + 2)
-    assert count(models.create("gru", (24,), 9, 0)) == 9 * 8 + embedded + 128 * 9 + 9
+    assert count_parameters(models.create("gru", (24,), 9, 0)) == 9 * 8 + embedded + 128 * 9 + 9
 
 
-def test_the_lstm_is_the_recurrence():
+def test_lstm_matches_its_equations():
     """Hochreiter & Schmidhuber's equations, with PyTorch's order of gates: input, forget, cell, output."""
     net = models.create("lstm", (9,), 6, 0).eval()
     w = net.body.lstm
@@ -203,7 +203,7 @@ def test_the_lstm_is_the_recurrence():
     torch.testing.assert_close(net(x), upper_h @ net.head.weight.T + net.head.bias, rtol=1e-4, atol=1e-5)
 
 
-def test_the_gru_is_the_recurrence():
+def test_gru_matches_its_equations():
     """Cho et al.'s equations, with PyTorch's order of gates: reset, update, new."""
     net = models.create("gru", (9, 4), 6, 0).eval()
     w = net.body.gru
@@ -237,7 +237,7 @@ def test_the_gru_is_the_recurrence():
         ("alexnet", (1, 24, 24), False, "takes images of at least 25x25", "--model mlp"),
     ],
 )
-def test_what_does_not_fit_is_refused(name, shape, tokens, message, fix):
+def test_create_refuses_samples_that_do_not_fit_the_model(name, shape, tokens, message, fix):
     with pytest.raises(UsageError) as error:
         models.create(name, shape, 3, 0, tokens=tokens)
     assert message in error.value.message
@@ -262,7 +262,7 @@ def test_what_does_not_fit_is_refused(name, shape, tokens, message, fix):
         ("torchvision:vit_h_14", "does not take images of 3x32x32: 224x224 would do", "--model resnet-18"),
     ],
 )
-def test_names(name, message, fix):
+def test_create_refuses_unknown_names_with_a_suggestion(name, message, fix):
     with pytest.raises(UsageError) as error:
         models.create(name, COLOUR, 3, 0)
     assert message in error.value.message
@@ -270,11 +270,11 @@ def test_names(name, message, fix):
 
 
 @pytest.mark.parametrize("member", ["resnet18", "mobilenet_v3_small", "efficientnet_b0", "googlenet"])
-def test_a_torchvision_network_in_two_parts_is_the_same_network(member):
+def test_torchvision_network_as_body_and_head_equals_the_original(member):
     net = models.create(f"torchvision:{member}", COLOUR, 5, 0)
     extra = {"aux_logits": False, "init_weights": False} if member == "googlenet" else {}
     original = getattr(torchvision().models, member)(num_classes=5, **extra).eval()
-    assert count(original) == count(net)
+    assert count_parameters(original) == count_parameters(net)
     state = {name.removeprefix("body."): value for name, value in net.state_dict().items() if name.startswith("body.")}
     (head,) = {name.rpartition(".")[0] for name in original.state_dict() if name not in state}
     state |= {f"{head}.weight": net.head.weight, f"{head}.bias": net.head.bias}
@@ -287,11 +287,11 @@ def test_a_torchvision_network_in_two_parts_is_the_same_network(member):
 @pytest.mark.parametrize(
     "member", ["resnet18", "vit_tiny_patch16_224", "mobilenetv3_small_050", "efficientnet_b0", "convnext_atto"]
 )
-def test_a_network_of_timm_in_two_parts_is_the_same_network(member):
+def test_timm_network_as_body_and_head_equals_the_original(member):
     net = models.create(f"timm:{member}", COLOUR, 5, 0).eval()
     size = {"img_size": 32} if member.startswith("vit") else {}
     original = timm().create_model(member, num_classes=5, **size).eval()
-    assert count(original) == count(net)
+    assert count_parameters(original) == count_parameters(net)
     state = {name.removeprefix("body."): value for name, value in net.state_dict().items() if name.startswith("body.")}
     (head,) = {name.rpartition(".")[0] for name in original.state_dict() if name not in state}
     original.load_state_dict({**state, f"{head}.weight": net.head.weight, f"{head}.bias": net.head.bias})
@@ -300,7 +300,7 @@ def test_a_network_of_timm_in_two_parts_is_the_same_network(member):
         torch.testing.assert_close(net(x), original(x))
 
 
-def test_timm_must_be_installed(monkeypatch):
+def test_missing_timm_is_named_with_the_install_command(monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "timm" else found(name))
     with pytest.raises(UsageError, match="need the package timm") as error:
@@ -315,7 +315,7 @@ def test_timm_must_be_installed(monkeypatch):
         *("timm:efficientnet_b0", "timm:convnext_atto", "timm:vit_tiny_patch16_224"),
     ],
 )
-def test_nothing_is_dropped_at_random(name):
+def test_library_networks_have_no_random_dropout(name):
     shape = (3, 64, 64)
     net = models.create(name, shape, 5, 0).train()
     x = torch.rand(2, *shape)
@@ -325,13 +325,13 @@ def test_nothing_is_dropped_at_random(name):
     assert torch.equal(before, torch.random.get_rng_state())
 
 
-def test_another_number_of_channels_keeps_the_variance():
+def test_first_convolution_keeps_the_output_variance_for_any_number_of_channels():
     for name in ("torchvision:resnet18", "resnet-18"):
         spread = {c: models.create(name, (c, 64, 64), 5, 0).body.conv1.weight.std().item() for c in (1, 3)}
         assert spread[1] == pytest.approx(spread[3] * 3**0.5, rel=0.05)
 
 
-def test_the_family_is_known():
+def test_torchvision_family_lists_members_and_shares_its_card():
     assert {"resnet50", "vit_b_16", "densenet121"} <= set(members())
     card = registry.card("models", "torchvision:resnet50")
     assert card.doc == registry.card("models", "torchvision").doc
@@ -339,7 +339,7 @@ def test_the_family_is_known():
 
 
 @pytest.mark.parametrize("dry", [[], ["-n"]])
-def test_one_sample_is_no_batch_to_normalize_over(pfl, small, tmp_path, dry):
+def test_batch_size_1_is_refused_with_batch_normalization(pfl, small, tmp_path, dry):
     ran = pfl("train-global", small.p, "-o", tmp_path / "b", "--model", "mobilenet-v2", "--batch-size", 1, *dry)
     assert ran.code == 2
     assert "mobilenet-v2 has batch normalization" in ran.err

@@ -67,7 +67,7 @@ SETTINGS = ("--rounds", 2, "--participation", 0.5, "-q")
 
 
 @pytest.fixture
-def net(tmp_path, monkeypatch):
+def write_network(tmp_path, monkeypatch):
     """Return a function that writes a user's file and returns its path."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "own_layers.py").write_text("def pool(x):\n    return x.mean(dim=(2, 3))\n")
@@ -80,7 +80,7 @@ def net(tmp_path, monkeypatch):
     return write
 
 
-def create(word, shape, classes=3, *, tokens=False):
+def create_model(word, shape, classes=3, *, tokens=False):
     return models.create(registry.use("models", word), shape, classes, 0, tokens=tokens)
 
 
@@ -92,9 +92,9 @@ def create(word, shape, classes=3, *, tokens=False):
         (TRANSFORMER, (10,), True, (8, 30), True),
     ],
 )
-def test_the_last_linear_layer_is_the_head(net, code, shape, tokens, head, is_random):
+def test_last_linear_layer_becomes_the_head(write_network, code, shape, tokens, head, is_random):
     classes = 30 if tokens else 3
-    whole = create(net(code), shape, classes, tokens=tokens).eval()
+    whole = create_model(write_network(code), shape, classes, tokens=tokens).eval()
     assert (whole.head.in_features, whole.head.out_features) == head
     assert bool(whole.is_random) == is_random
     x = torch.randint(30, (5, *shape)) if tokens else torch.rand(5, *shape)
@@ -104,24 +104,26 @@ def test_the_last_linear_layer_is_the_head(net, code, shape, tokens, head, is_ra
     assert {name.partition(".")[0] for name in names} == {"body", "head"}
 
 
-def test_a_class_may_name_its_head(net):
+def test_class_can_name_its_head(write_network):
     code = SERIES.replace("class Net(nn.Module):", 'class Net(nn.Module):\n    HEAD = "out"')
-    assert create(net(code), (12, 2)).head.in_features == 6
+    assert create_model(write_network(code), (12, 2)).head.in_features == 6
     code = SERIES.replace("class Net(nn.Module):", 'class Net(nn.Module):\n    HEAD = "conv"')
-    assert not [*create(net(code, "other"), (12, 2)).head.parameters()]  # which does not compute the logits
+    assert not [
+        *create_model(write_network(code, "other"), (12, 2)).head.parameters()
+    ]  # which does not compute the logits
 
 
 @pytest.mark.parametrize("after", ["relu()", "clamp(-50, 50)", "softmax(dim=1)"])
-def test_a_function_after_the_last_layer_is_never_lost(net, after):
+def test_network_with_a_function_after_the_last_layer_has_no_head(write_network, after):
     code = SERIES.replace("dim=2))", f"dim=2)).{after}")
-    word = registry.use("models", net(code))
+    word = registry.use("models", write_network(code))
     for seed in range(20):  # for some initial weights, the logits of a few samples are all positive
         assert not [*models.create(word, (12, 2), 3, seed).head.parameters()]
 
 
-def test_a_network_without_a_head_is_refused_by_methods_that_need_one_alone(net, pfl, small):
-    word = net(CNN.replace("* self.scale)))", "* self.scale))).log_softmax(dim=1)"))
-    assert not [*create(word, (1, 28, 28), 10).head.parameters()]
+def test_network_without_a_head_is_refused_only_by_methods_that_need_one(write_network, pfl, small):
+    word = write_network(CNN.replace("* self.scale)))", "* self.scale))).log_softmax(dim=1)"))
+    assert not [*create_model(word, (1, 28, 28), 10).head.parameters()]
     for method in ("ditto", "fedbn"):
         assert pfl("personalize", method, small.p, "-o", method, "--model", word, *SETTINGS).code == 0
     for method in ("fedper", "fedrep", "lg-fedavg"):
@@ -133,9 +135,9 @@ def test_a_network_without_a_head_is_refused_by_methods_that_need_one_alone(net,
     assert "it does not end in a linear layer" in ran.err
 
 
-def test_dropout_draws_by_key(net, pfl, small):
+def test_dropout_gives_the_same_bytes_for_any_threads_jobs_and_engine(write_network, pfl, small):
     """The same bytes with any number of threads and processes, in either mode."""
-    word = net(CNN)
+    word = write_network(CNN)
     words = ("personalize", "local", small.p, "--model", word, "--set", "model.p=0.5", "-q")
     how = {"one": ("--threads", 1), "two": ("--threads", 2), "jobs": ("--jobs", 2), "stack": ("--engine", "stacked")}
     for out, more in how.items():
@@ -179,12 +181,12 @@ def build(in_shape, classes):
 
 
 @pytest.mark.parametrize("draw", DRAWS)
-def test_random_networks_train_by_key_however_they_draw(net, draw):
+def test_random_networks_are_reproducible_for_every_way_of_drawing(write_network, draw):
     code = DRAWS[draw]
     if draw != "a function build":
         forward = "    def forward(self, x):\n"
         code = f"import random\n\nimport numpy as np\n{CNN}".replace(forward, forward + code)
-    whole, data = create(net(code), (1, 28, 28)), make_tiny_clients(6, samples=7, features=784)
+    whole, data = create_model(write_network(code), (1, 28, 28)), make_tiny_clients(6, samples=7, features=784)
     data = replace(data, x=data.x.view(-1, 1, 28, 28))
     plan, start = LocalSGD(2, 4, np.full(2, 0.1), 0.0, 0.0), parameters.copy_params(whole)
     trained = []
@@ -199,8 +201,8 @@ def test_random_networks_train_by_key_however_they_draw(net, draw):
     assert are_equal(trained[0], trained[2])
 
 
-def test_the_model_of_an_artifact_is_needed_again(net, pfl, small, tmp_path):
-    word = net(CNN)
+def test_user_network_is_stored_and_required_by_later_commands(write_network, pfl, small, tmp_path):
+    word = write_network(CNN)
     assert pfl("train-global", small.p, "-o", "b", "--model", word, "--set", "model.width=3", *SETTINGS).code == 0
     manifest = open_artifact("b").manifest
     assert manifest.made["files"] == {"models/net": "net.py"}
@@ -244,9 +246,9 @@ def test_the_model_of_an_artifact_is_needed_again(net, pfl, small, tmp_path):
         ),
     ],
 )
-def test_a_wrong_class_ends_in_one_error(net, pfl, small, old, new, error, message):
+def test_wrong_network_class_ends_in_one_error(write_network, pfl, small, old, new, error, message):
     assert old in CNN
-    ran = pfl("personalize", "fedavg", small.p, "-o", "m", "--model", net(CNN.replace(old, new)), *SETTINGS)
+    ran = pfl("personalize", "fedavg", small.p, "-o", "m", "--model", write_network(CNN.replace(old, new)), *SETTINGS)
     assert ran.code == error.exit_code
     assert message in ran.err
     assert "bug in pfl" not in ran.err
@@ -264,14 +266,14 @@ def test_a_wrong_class_ends_in_one_error(net, pfl, small, old, new, error, messa
         (("--model", "json.tool:Net"), "json/tool.py has no network Net"),
     ],
 )
-def test_wrong_words_are_refused(net, pfl, small, words, message):
-    net(CNN)
+def test_wrong_model_arguments_are_refused(write_network, pfl, small, words, message):
+    write_network(CNN)
     ran = pfl("personalize", "fedavg", small.p, "-o", "m", *words, *SETTINGS)
     assert ran.code in (UsageError.exit_code, InputError.exit_code)
     assert message in ran.err
 
 
-def test_a_class_of_an_installed_module(net, pfl, small, tmp_path, monkeypatch):
+def test_network_class_of_an_installed_module_can_be_used(write_network, pfl, small, tmp_path, monkeypatch):
     (tmp_path / "installed").mkdir()
     (tmp_path / "installed" / "__init__.py").touch()
     (tmp_path / "installed" / "nets.py").write_text(CNN)
@@ -290,8 +292,8 @@ def test_a_class_of_an_installed_module(net, pfl, small, tmp_path, monkeypatch):
     assert pfl("--use", "installed.nets", "extract", "b", "-o", "e", "-q").code == 0
 
 
-def test_stacks_refuse_what_they_cannot_compute(net, pfl, small):
-    word = net(
+def test_stacked_engine_refuses_a_network_that_vmap_cannot_run(write_network, pfl, small):
+    word = write_network(
         CNN.replace("        return self.fc(", "        if x.sum() > 1e9:\n            x = -x\n        return self.fc(")
     )
     words = ("personalize", "local", small.p, "--model", word, "-q")

@@ -22,27 +22,27 @@ from pflcli.parameters.row_storage import InMemoryRows
 DEFAULT = {"w": torch.arange(6.0).view(2, 3), "n": torch.tensor(7), "empty": torch.zeros(0)}
 
 
-def model(seed):
+def make_model(seed):
     draw = torch.Generator().manual_seed(seed)
     return {"w": torch.randn(2, 3, generator=draw), "n": torch.tensor(seed), "empty": torch.zeros(0)}
 
 
-def stack(*seeds):
-    return {name: torch.stack([model(seed)[name] for seed in seeds]) for name in DEFAULT}
+def make_stack(*seeds):
+    return {name: torch.stack([make_model(seed)[name] for seed in seeds]) for name in DEFAULT}
 
 
-def storage(kind, folder, *, is_new=True):
+def make_storage(kind, folder, *, is_new=True):
     return InMemoryRows() if kind == "memory" else RowFile(folder / "table-0.rows", 0, empty=is_new)
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
-def test_it_is_a_dictionary_of_models(kind, tmp_path):
-    table, plain = ModelTable(DEFAULT, 5, storage(kind, tmp_path)), dict.fromkeys(range(5), DEFAULT)
+def test_model_table_behaves_like_a_dictionary_of_models(kind, tmp_path):
+    table, plain = ModelTable(DEFAULT, 5, make_storage(kind, tmp_path)), dict.fromkeys(range(5), DEFAULT)
     draw = np.random.default_rng(0)
     for seed in range(0, 60, 2):
         ids = draw.choice(5, size=2, replace=False)
-        table[ids] = stack(seed, seed + 1)
-        plain.update({int(ids[0]): model(seed), int(ids[1]): model(seed + 1)})
+        table[ids] = make_stack(seed, seed + 1)
+        plain.update({int(ids[0]): make_model(seed), int(ids[1]): make_model(seed + 1)})
         if seed % 7 == 0:
             table.keep()
         clients = draw.integers(0, 5, 3)
@@ -51,23 +51,23 @@ def test_it_is_a_dictionary_of_models(kind, tmp_path):
     assert table.written.tolist() == [client for client in plain if plain[client] is not DEFAULT]
 
 
-def test_models_are_read_with_others_behind_them():
+def test_stack_with_appends_other_models():
     table = ModelTable(DEFAULT, 5, InMemoryRows())
-    table[[1]] = stack(8)
+    table[[1]] = make_stack(8)
     for padded in (False, True):
-        models = table.stack_with(np.asarray([4, 1]), [model(9), model(8)], padded=padded)
+        models = table.stack_with(np.asarray([4, 1]), [make_model(9), make_model(8)], padded=padded)
         for name, value in models.items():
-            assert torch.equal(value, torch.stack([DEFAULT[name], *stack(8, 9, 8)[name]]))
+            assert torch.equal(value, torch.stack([DEFAULT[name], *make_stack(8, 9, 8)[name]]))
 
 
-def test_a_number_that_was_expanded_to_one_client_is_stored():
+def test_model_table_stores_an_expanded_scalar():
     """Such as the counter of BatchNorm in the mixture of one client."""
     table = ModelTable({"count": torch.tensor(0)}, 2, InMemoryRows())
     table[[1]] = {"count": torch.tensor(7).expand(1)}
     assert table[np.array([1, 0])]["count"].tolist() == [7, 0]
 
 
-def test_large_models_are_read_into_padded_rows():
+def test_stack_with_reads_large_models_into_padded_rows():
     like, draw = {"w": torch.zeros(64, 64), "b": torch.zeros(64)}, torch.Generator().manual_seed(0)
     table, written = (
         ModelTable(like, 3, InMemoryRows()),
@@ -80,78 +80,80 @@ def test_large_models_are_read_into_padded_rows():
         assert torch.equal(models[name], torch.stack([first, like[name], last, like[name]]))
 
 
-def test_only_what_changed_takes_room(tmp_path):
-    table = ModelTable(DEFAULT, 1_000_000, storage("file", tmp_path))
-    table[[3, 999_999]] = stack(1, 2)
-    table[[3]] = stack(4)
+def test_row_file_grows_only_with_changed_models(tmp_path):
+    table = ModelTable(DEFAULT, 1_000_000, make_storage("file", tmp_path))
+    table[[3, 999_999]] = make_stack(1, 2)
+    table[[3]] = make_stack(4)
     assert (tmp_path / "table-0.rows").stat().st_size == 2 * (24 + 8)
     table.keep()
     for seed in range(20):  # a kept row is not overwritten, its replacement is
-        table[[3]] = stack(seed)
+        table[[3]] = make_stack(seed)
     assert (tmp_path / "table-0.rows").stat().st_size == 3 * (24 + 8)
 
 
-def test_a_kept_table_is_found_as_it_was(tmp_path):
-    table = ModelTable(DEFAULT, 4, storage("file", tmp_path))
-    table[[0, 1]] = stack(1, 2)
+def test_unpack_restores_the_kept_state_of_a_table(tmp_path):
+    table = ModelTable(DEFAULT, 4, make_storage("file", tmp_path))
+    table[[0, 1]] = make_stack(1, 2)
     packed = dict(reversed(table.pack().items()))  # a checkpoint gives names back in an order of its own
     table.keep()
-    table[[0, 2]] = stack(3, 4)  # lost with the process that was killed here
-    table[[0]] = stack(5)
-    restored = ModelTable.unpack(packed, storage("file", tmp_path, is_new=False))
-    assert worlds.same(restored[[0, 1, 2]], {k: torch.stack([model(1)[k], model(2)[k], DEFAULT[k]]) for k in DEFAULT})
-    restored[[3, 0]] = stack(6, 7)
-    assert worlds.same(restored[[0, 1, 3]], stack(7, 2, 6))
+    table[[0, 2]] = make_stack(3, 4)  # lost with the process that was killed here
+    table[[0]] = make_stack(5)
+    restored = ModelTable.unpack(packed, make_storage("file", tmp_path, is_new=False))
+    assert worlds.same(
+        restored[[0, 1, 2]], {k: torch.stack([make_model(1)[k], make_model(2)[k], DEFAULT[k]]) for k in DEFAULT}
+    )
+    restored[[3, 0]] = make_stack(6, 7)
+    assert worlds.same(restored[[0, 1, 3]], make_stack(7, 2, 6))
 
 
-def test_rows_that_a_checkpoint_needs_are_checked(tmp_path):
-    table = ModelTable(DEFAULT, 4, storage("file", tmp_path))
-    table[[0, 1, 2]] = stack(1, 2, 3)
+def test_unpack_refuses_damaged_rows_that_a_checkpoint_needs(tmp_path):
+    table = ModelTable(DEFAULT, 4, make_storage("file", tmp_path))
+    table[[0, 1, 2]] = make_stack(1, 2, 3)
     table.keep()
-    table[[0]] = stack(4)
+    table[[0]] = make_stack(4)
     packed, path = table.pack(), tmp_path / "table-0.rows"
     content, size = path.read_bytes(), 24 + 8
     for row in range(4):
         place = row * size + 5
         path.write_bytes(content[:place] + bytes([content[place] ^ 1]) + content[place + 1 :])
-        row_file = storage("file", tmp_path, is_new=False)
+        row_file = make_storage("file", tmp_path, is_new=False)
         if row == 0:  # what client 0 held before
-            assert worlds.same(ModelTable.unpack(packed, row_file)[[0]], stack(4))
+            assert worlds.same(ModelTable.unpack(packed, row_file)[[0]], make_stack(4))
         else:
             with pytest.raises(InputError, match=f"row {row} differs from what was written"):
                 ModelTable.unpack(packed, row_file)
 
 
-def test_a_row_is_hashed_when_a_checkpoint_asks_and_after_it_was_written(tmp_path, monkeypatch):
-    table, hashed = ModelTable(DEFAULT, 4, storage("file", tmp_path)), []
+def test_pack_hashes_only_rows_written_since_the_last_checkpoint(tmp_path, monkeypatch):
+    table, hashed = ModelTable(DEFAULT, 4, make_storage("file", tmp_path)), []
     read = RowFile.read
     monkeypatch.setattr(RowFile, "read", lambda self, row, into: (hashed.append(row), read(self, row, into)))
-    table[[0, 1, 2]] = stack(1, 2, 3)
+    table[[0, 1, 2]] = make_stack(1, 2, 3)
     assert hashed == []
     table.pack()
     table.pack()
     assert hashed == [0, 1, 2]
-    table[[1]] = stack(4)
+    table[[1]] = make_stack(4)
     table.pack()
     assert hashed == [0, 1, 2, 1]
 
 
-def test_a_file_that_was_cut_is_refused(tmp_path):
-    table = ModelTable(DEFAULT, 4, storage("file", tmp_path))
-    table[[0, 1]] = stack(1, 2)
+def test_truncated_row_file_is_refused(tmp_path):
+    table = ModelTable(DEFAULT, 4, make_storage("file", tmp_path))
+    table[[0, 1]] = make_stack(1, 2)
     (tmp_path / "table-0.rows").write_bytes(b"short")
     with pytest.raises(InputError, match="ends before row 0"):
         table[[0]]
 
 
-def test_the_final_file_is_safetensors(tmp_path):
-    table = ModelTable(DEFAULT, 9, storage("file", tmp_path))
-    table[[7, 2]] = stack(1, 2)
+def test_columns_of_a_table_are_written_as_safetensors(tmp_path):
+    table = ModelTable(DEFAULT, 9, make_storage("file", tmp_path))
+    table[[7, 2]] = make_stack(1, 2)
     (tmp_path / "t.safetensors").write_bytes(b"".join(safetensors_file.pieces(table.columns())))
-    assert worlds.same(load_file(tmp_path / "t.safetensors"), stack(2, 1))
+    assert worlds.same(load_file(tmp_path / "t.safetensors"), make_stack(2, 1))
 
 
-def test_many_large_models_do_not_fill_memory(tmp_path):
+def test_table_of_many_large_models_uses_little_memory(tmp_path):
     # 3,550 models of 9 MB are 32 GB; a round touches few of them. In a process of its own, for its peak memory.
     code = """
 import json, resource, sys
@@ -180,18 +182,18 @@ print(json.dumps([grown, float(table[ids[:6]]["w"].min())]))
     assert least == 1
 
 
-def test_newcomers_answer_in_place_of_the_default():
+def test_overlay_replaces_the_default_by_models_of_newcomers():
     table = ModelTable(DEFAULT, 5, InMemoryRows())
-    table[[3]] = stack(1)
+    table[[3]] = make_stack(1)
     assert table.unwritten(np.asarray([4, 3, 0])).tolist() == [4, 0]
-    parts = [SimpleNamespace(clients=np.asarray([0]), params=stack(8))]
-    parts.append(SimpleNamespace(clients=np.asarray([4]), params=stack(9)))
+    parts = [SimpleNamespace(clients=np.asarray([0]), params=make_stack(8))]
+    parts.append(SimpleNamespace(clients=np.asarray([4]), params=make_stack(9)))
     actual = table.overlay(np.asarray([4, 3, 0]), parts)
-    assert worlds.same(actual, stack(9, 1, 8))
+    assert worlds.same(actual, make_stack(9, 1, 8))
     assert table.written.tolist() == [3]
 
 
-def test_rows_are_found_whatever_the_order_of_names():
+def test_unpack_does_not_depend_on_the_order_of_names():
     """A checkpoint is read back with its tensors in any order."""
     default = {"b": torch.zeros(3), "a": torch.zeros(2, dtype=torch.int64), "c": torch.zeros(())}
     table = ModelTable(default, 2, InMemoryRows())
@@ -203,15 +205,15 @@ def test_rows_are_found_whatever_the_order_of_names():
 
 
 @pytest.mark.parametrize("kind", ["memory", "file"])
-def test_a_snapshot_stays_as_it_was(kind, tmp_path):
+def test_snapshot_does_not_change_with_the_table(kind, tmp_path):
     """Whatever is written, kept, read back and released around it, as a plain copy would."""
-    rows = storage(kind, tmp_path)
+    rows = make_storage(kind, tmp_path)
     table, plain = ModelTable(DEFAULT, 5, rows), dict.fromkeys(range(5), DEFAULT)
     draw, snapshots = np.random.default_rng(0), []
     for seed in range(60):
         client = int(draw.integers(5))
-        table[[client]] = stack(seed)
-        plain[client] = model(seed)
+        table[[client]] = make_stack(seed)
+        plain[client] = make_model(seed)
         if seed % 4 == 1:
             snapshots.append((table.snapshot(), dict(plain)))
         if seed % 9 == 3:
@@ -227,34 +229,34 @@ def test_a_snapshot_stays_as_it_was(kind, tmp_path):
             assert one.written.tolist() == [c for c in range(5) if copy[c] is not DEFAULT]
 
 
-def test_rows_of_a_released_snapshot_are_used_again(tmp_path):
-    table = ModelTable(DEFAULT, 4, storage("file", tmp_path))
+def test_rows_of_a_released_snapshot_are_reused(tmp_path):
+    table = ModelTable(DEFAULT, 4, make_storage("file", tmp_path))
     for seed in range(20):
-        table[[0, 1]] = stack(seed, seed + 1)
+        table[[0, 1]] = make_stack(seed, seed + 1)
         snapshot = table.snapshot()
-        table[[0]] = stack(seed)
+        table[[0]] = make_stack(seed)
         snapshot.release()
     assert (tmp_path / "table-0.rows").stat().st_size <= 3 * (24 + 8)
 
 
-def test_a_checkpoint_knows_the_rows_of_its_snapshots(tmp_path):
+def test_checkpoint_keeps_the_rows_of_its_snapshots(tmp_path):
     """A snapshot that is released after the checkpoint is there again when the run resumes."""
-    table = ModelTable(DEFAULT, 2, storage("file", tmp_path))
-    table[[0]] = stack(1)
+    table = ModelTable(DEFAULT, 2, make_storage("file", tmp_path))
+    table[[0]] = make_stack(1)
     best = table.snapshot()
-    table[[0]] = stack(2)
+    table[[0]] = make_stack(2)
     packed = table.pack(), best.pack()
     table.keep()
     best.release()
     for seed in range(3, 9):
-        table[[0, 1]] = stack(seed, seed)
-    resumed = ModelTable.unpack(packed[0], storage("file", tmp_path, is_new=False))
-    assert worlds.same(resumed.unpack_snapshot(packed[1])[[0]], stack(1))
-    assert worlds.same(resumed[[0]], stack(2))
+        table[[0, 1]] = make_stack(seed, seed)
+    resumed = ModelTable.unpack(packed[0], make_storage("file", tmp_path, is_new=False))
+    assert worlds.same(resumed.unpack_snapshot(packed[1])[[0]], make_stack(1))
+    assert worlds.same(resumed[[0]], make_stack(2))
 
 
-def test_a_snapshot_is_not_written_to():
+def test_writing_to_a_snapshot_is_an_error():
     table = ModelTable(DEFAULT, 2, InMemoryRows())
-    table[[0]] = stack(1)
+    table[[0]] = make_stack(1)
     with pytest.raises(TypeError, match="snapshot"):
-        table.snapshot()[[0]] = stack(2)
+        table.snapshot()[[0]] = make_stack(2)

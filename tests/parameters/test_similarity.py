@@ -24,7 +24,7 @@ from pflcli.parameters.row_storage import InMemoryRows
 NAMES = ("a", "b")
 
 
-def table(count=5, seed=0):
+def make_table(count=5, seed=0):
     draw = torch.Generator().manual_seed(seed)
     models = ModelTable({"a": torch.zeros(3, 2), "b": torch.zeros(()), "steps": torch.tensor(0)}, count, InMemoryRows())
     models[range(count)] = {
@@ -35,14 +35,14 @@ def table(count=5, seed=0):
     return models
 
 
-def vector(models, client):
+def flatten_model(models, client):
     model = models[[client]]
     return np.append(model["a"].numpy().ravel(), model["b"].numpy()).astype(float)
 
 
 @pytest.mark.parametrize("room", [1, 2, 9])
-def test_every_receiver_gets_its_own_mean(room):
-    models, weights = table(), np.asarray([[1.0, 0, 3, 0, 0], [0, 0, 0, 0, 2], [1, 1, 1, 1, 1]])
+def test_weighted_means_are_computed_for_each_receiver(room):
+    models, weights = make_table(), np.asarray([[1.0, 0, 3, 0, 0], [0, 0, 0, 0, 2], [1, 1, 1, 1, 1]])
     plain, receivers = models[range(5)], []
     for rows, means in model_algebra.weighted_means(models, weights, room):
         for place, receiver in enumerate(range(rows.start, rows.stop)):
@@ -56,18 +56,18 @@ def test_every_receiver_gets_its_own_mean(room):
     assert receivers == [0, 1, 2]
 
 
-def test_the_mean_of_one_is_itself_to_the_bit():
-    models = table()
+def test_weighted_mean_of_one_model_is_identical_to_it():
+    models = make_table()
     ((_, mean),) = model_algebra.weighted_means(models, 7.0 * np.eye(5), 9)
     assert worlds.same(mean, models[range(5)])
 
 
 @pytest.mark.parametrize("room", [1, 2, 9])
-def test_inner_products_by_hand(room):
-    models, ids = table(), np.asarray([4, 0, 2])
+def test_gram_matrix_matches_hand_computed_inner_products(room):
+    models, ids = make_table(), np.asarray([4, 0, 2])
     origin = {"a": torch.full((3, 2), 0.5), "b": torch.tensor(-1.0)}
     shift = np.append(np.full(6, 0.5), -1.0)
-    rows = [vector(models, i) - shift for i in ids]
+    rows = [flatten_model(models, i) - shift for i in ids]
     expected = [[a @ b for b in rows] for a in rows]
     actual = model_algebra.gram_matrix(models, ids, NAMES, room, origin)
     np.testing.assert_allclose(actual, expected, rtol=1e-6, atol=1e-6)
@@ -78,8 +78,8 @@ def test_inner_products_by_hand(room):
 
 
 @pytest.mark.parametrize("room", [1, 3, 9])
-def test_pieces_of_a_table_are_its_models_and_bounded(room, tmp_path):
-    models, ids = table(), np.asarray([3, 0, 4])
+def test_read_columns_yields_pieces_within_the_memory_limit(room, tmp_path):
+    models, ids = make_table(), np.asarray([3, 0, 4])
     stored = ModelTable(models.default, 6, RowFile(tmp_path / "rows", 0, empty=True))
     stored[range(4)] = models[range(4)]  # client 4 has the default
     stacked, columns = stored[ids], {name: [] for name in models.default}
@@ -93,11 +93,11 @@ def test_pieces_of_a_table_are_its_models_and_bounded(room, tmp_path):
         )
 
 
-def test_many_models_are_mixed_and_compared_as_in_double_precision():
+def test_means_and_gram_matrix_of_many_models_match_double_precision():
     draw, count = np.random.default_rng(0), 70  # more than a block
     models = ModelTable({"a": torch.ones(300, 60), "b": torch.zeros(())}, count, InMemoryRows())
     models[range(count)] = {"a": 1 + 0.1 * torch.randn(count, 300, 60), "b": torch.randn(count)}
-    rows = np.stack([vector(models, i) for i in range(count)])
+    rows = np.stack([flatten_model(models, i) for i in range(count)])
     origin = np.append(np.ones(18000), 0)
     actual = model_algebra.gram_matrix(models, np.arange(count), NAMES, 9, models.default)
     np.testing.assert_allclose(actual, (rows - origin) @ (rows - origin).T, rtol=1e-5, atol=1e-3)
@@ -110,14 +110,14 @@ def test_many_models_are_mixed_and_compared_as_in_double_precision():
             )
 
 
-def test_cosines_with_nothing_are_zero():
+def test_cosines_with_zero_vectors_are_0():
     rows = torch.tensor([[1.0, 2.0], [0.0, 0.0], [2.0, 4.0], [-1.0, -2.0]])
     np.testing.assert_allclose(similarity.cosines_to_first(rows), [0, 1, -1], atol=1e-7)
     np.testing.assert_allclose(similarity.cosines_to_first(rows[[1, 0]]), [0])
     assert similarity.cosines(np.zeros((2, 2))).tolist() == [[0, 0], [0, 0]]
 
 
-def test_centred_cosines_leave_out_what_is_common():
+def test_centred_cosines_subtract_the_mean():
     common = torch.tensor([100.0, 100.0])
     rows = torch.tensor([[1.0, 0.0], [1.0, 0.1], [-1.0, 0.0], [-1.0, -0.1]]) + common
     assert similarity.cosines_to_first(rows).min() > 0.999
@@ -125,7 +125,7 @@ def test_centred_cosines_leave_out_what_is_common():
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_single_linkage_is_the_best_split(seed):
+def test_bipartition_by_single_linkage_is_the_best_split(seed):
     """Sattler et al.: the split with the smallest largest similarity across it, found by trying all."""
     draw = np.random.default_rng(seed)
     alike = draw.uniform(-1, 1, (7, 7))
@@ -141,7 +141,7 @@ def test_single_linkage_is_the_best_split(seed):
 
 
 @pytest.mark.parametrize("linkage", ["single", "complete"])
-def test_clear_groups_are_split_wherever_they_stand(linkage):
+def test_bipartition_finds_clear_groups_in_any_order(linkage):
     group = np.asarray([0, 1, 1, 0, 1, 0, 0])
     alike = np.where(group[:, None] == group, 0.8, -0.2) + 0.01 * np.random.default_rng(0).normal(size=(7, 7))
     original = alike.copy()
@@ -150,14 +150,14 @@ def test_clear_groups_are_split_wherever_they_stand(linkage):
     np.testing.assert_array_equal(alike, original)
 
 
-def test_complete_linkage_does_not_chain():
+def test_bipartition_by_complete_linkage_does_not_chain():
     place = np.asarray([0.0, 1.0, 2.0, 3.0, 4.0, 5.5])
     alike = -np.abs(place[:, None] - place)
     assert similarity.bipartition(alike, "single").tolist() == [False] * 5 + [True]
     assert similarity.bipartition(alike, "complete").tolist() == [False] * 4 + [True] * 2
 
 
-def test_losses_of_one_model_on_the_samples_of_many():
+def test_loss_per_group_matches_cross_entropy_of_each_client():
     run = worlds.run()
     data, rows = run.federation, [run.federation.rows(c, "train") for c in (3, 5, 0)]
     losses = run.loss_per_group(run.init, rows)
@@ -169,7 +169,7 @@ def test_losses_of_one_model_on_the_samples_of_many():
     assert np.isnan(run.loss_per_group(run.init, rows[1:2])).all()
 
 
-def test_initial_models_are_the_common_one_and_others():
+def test_initial_models_start_with_the_common_one_and_differ():
     run = worlds.run()
     drawn = run.initial_models(3)
     assert worlds.same(parameters.pick(drawn, 0), run.init)
@@ -181,7 +181,7 @@ def test_initial_models_are_the_common_one_and_others():
         run.initial_models(2)
 
 
-def test_precision_and_recall_by_hand():
+def test_precision_recall_matches_hand_computed_values():
     cluster = np.asarray([0, 0, 0, 1, 1, 2])
     table = np.zeros((6, 6), dtype=bool)
     table[0, [0, 1, 3]] = True  # itself does not count: precision 1/2, recall 1/2
@@ -197,7 +197,7 @@ def test_precision_and_recall_by_hand():
 
 
 @pytest.mark.parametrize("remembered", [11, 10])
-def test_graphs_survive_their_packing(monkeypatch, remembered):
+def test_record_graph_and_unpack_restore_neighbours(monkeypatch, remembered):
     """Also in blocks of few clients; with more clients than are remembered it is the last round's."""
     monkeypatch.setattr(peers, "REMEMBERED", remembered)
     monkeypatch.setattr(peers, "_MAX_CELLS", 33)

@@ -54,12 +54,12 @@ def draw_arrays(seed=0, samples=150):
 
 
 @pytest.fixture(scope="module")
-def federation():
+def small_federation():
     return Federation.from_arrays(*draw_arrays())
 
 
 @pytest.fixture(scope="module")
-def lineage(tmp_path_factory):
+def artifact_lineage(tmp_path_factory):
     """Return the artifacts of the same samples, by kind."""
     root, (x, y, client) = tmp_path_factory.mktemp("lineage"), draw_arrays()
     np.savez(root / "data.npz", x=x, y=y, client=client)
@@ -71,18 +71,18 @@ def lineage(tmp_path_factory):
     return {"partition": root / "p", "backbone": root / "b", "embeddings": root / "e", "datastore": root / "d"}
 
 
-def nearest(method):
+def find_source_kind(method):
     """Return the kind of artifact from which a method runs."""
     needs = required_kinds(methods.load(method).NEEDS)
     return [kind for kind in ("partition", "backbone", "embeddings", "datastore") if kind in {*needs, "partition"}][-1]
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_simulate_gives_the_predictions_of_personalize(method, federation, lineage, tmp_path):
+def test_simulate_gives_the_predictions_of_personalize(method, small_federation, artifact_lineage, tmp_path):
     if method == "oracle":
         pytest.skip("needs true clusters, which natural clients do not have")
-    personalize(method, lineage[nearest(method)], tmp_path / "out", settings=SETTINGS, execution=ONE)
-    stored, result = open_one(tmp_path / "out", "predictions"), simulate(method, federation, **SETTINGS)
+    personalize(method, artifact_lineage[find_source_kind(method)], tmp_path / "out", settings=SETTINGS, execution=ONE)
+    stored, result = open_one(tmp_path / "out", "predictions"), simulate(method, small_federation, **SETTINGS)
     for split in ("validation", "test"):
         expected = predictions.read(stored, split)
         np.testing.assert_array_equal(result.predictions[split].y, expected.y)
@@ -95,7 +95,7 @@ def test_simulate_gives_the_predictions_of_personalize(method, federation, linea
     assert result.accuracy() == right
 
 
-def test_clusters_by_name_give_the_predictions_of_personalize(tmp_path):
+def test_simulate_on_clusters_gives_the_predictions_of_personalize(tmp_path):
     partition("writers", tmp_path / "p", scheme="clusters", clients=6)
     settings = {**SETTINGS, "participation": 1.0}
     personalize("oracle", tmp_path / "p", tmp_path / "out", settings=settings, execution=ONE)
@@ -104,12 +104,12 @@ def test_clusters_by_name_give_the_predictions_of_personalize(tmp_path):
     np.testing.assert_array_equal(result.predictions["test"].p, expected.parts["p"])
 
 
-def test_the_readme_of_a_result(federation):
-    result = simulate("ditto", federation, options={"lam": 0.5}, **SETTINGS)
+def test_result_has_rounds_accuracies_and_models(small_federation):
+    result = simulate("ditto", small_federation, options={"lam": 0.5}, **SETTINGS)
     assert list(result.rounds.index) == [1, 2]
     assert {"loss", "validation_accuracy", "bytes_up"} <= {*result.rounds.columns}
     by_client = result.accuracies()
-    sizes = federation.sizes("test")
+    sizes = small_federation.sizes("test")
     assert list(by_client.index) == NAMES
     assert (by_client * sizes).sum() / sizes.sum() == pytest.approx(result.accuracy())
     model = result.models["amber"]
@@ -117,8 +117,8 @@ def test_the_readme_of_a_result(federation):
     assert model.networks[0].keys() == result.run.init.keys()
 
 
-def test_another_seed_gives_other_predictions_and_the_same_seed_the_same(federation):
-    first, again, other = (simulate("fedavg", federation, seed=seed, **SETTINGS) for seed in (0, 0, 1))
+def test_simulate_predictions_depend_on_the_seed(small_federation):
+    first, again, other = (simulate("fedavg", small_federation, seed=seed, **SETTINGS) for seed in (0, 0, 1))
     np.testing.assert_array_equal(first.predictions["test"].p, again.predictions["test"].p)
     assert not np.array_equal(first.predictions["test"].p, other.predictions["test"].p)
 
@@ -139,14 +139,18 @@ class Mine:
 
 
 @pytest.mark.parametrize("method", [fedavg, Mine, Mine()], ids=["module", "class", "object"])
-def test_a_method_may_be_a_module_a_class_or_an_object(method, federation):
-    expected, result = (simulate(each, federation, **SETTINGS).predictions["test"].p for each in ("fedavg", method))
+def test_simulate_accepts_a_method_as_module_class_or_object(method, small_federation):
+    expected, result = (
+        simulate(each, small_federation, **SETTINGS).predictions["test"].p for each in ("fedavg", method)
+    )
     np.testing.assert_array_equal(result, expected)
 
 
-def test_a_method_that_lacks_a_member_is_refused(federation):
+def test_simulate_refuses_a_method_without_a_required_member(small_federation):
     with pytest.raises(InputError, match="has no personalize"):
-        simulate(types.SimpleNamespace(KIND="local", NEEDS=(), PAPER="", YEAR=1, Config=fedavg.Config), federation)
+        simulate(
+            types.SimpleNamespace(KIND="local", NEEDS=(), PAPER="", YEAR=1, Config=fedavg.Config), small_federation
+        )
 
 
 class Network(nn.Module):
@@ -160,19 +164,19 @@ class Network(nn.Module):
         return self.layers(x)
 
 
-def test_a_model_may_be_a_class_or_a_function(federation):
+def test_simulate_accepts_a_model_as_class_or_function(small_federation):
     settings = {**SETTINGS, "rounds": 3}
     del settings["model"]
-    made = simulate("fedper", federation, model=Network, **settings)
-    wide = simulate("fedper", federation, model=lambda classes: Network(5, classes, width=16), **settings)
+    made = simulate("fedper", small_federation, model=Network, **settings)
+    wide = simulate("fedper", small_federation, model=lambda classes: Network(5, classes, width=16), **settings)
     assert sum(value.numel() for value in made.run.init.values()) == 5 * 8 + 8 + 8 * 3 + 3
     assert sum(value.numel() for value in wide.run.init.values()) == 5 * 16 + 16 + 16 * 3 + 3
     before = torch.random.get_rng_state()
-    again = simulate("fedper", federation, model=Network, **settings)
+    again = simulate("fedper", small_federation, model=Network, **settings)
     assert torch.equal(before, torch.random.get_rng_state())
     np.testing.assert_array_equal(made.predictions["test"].p, again.predictions["test"].p)
     with pytest.raises(InputError, match="makes a int"):
-        simulate("fedper", federation, model=lambda classes: classes, **settings)
+        simulate("fedper", small_federation, model=lambda classes: classes, **settings)
 
 
 class Recorder(Callback):
@@ -191,34 +195,34 @@ class Recorder(Callback):
         self.seen.append(("predicted", progress.predicted_clients))
 
 
-def test_callbacks_see_rounds_and_predictions_in_order(federation):
+def test_callbacks_are_called_around_rounds_and_predictions_in_order(small_federation):
     recorder = Recorder()
-    simulate("fedavg", federation, callbacks=[recorder], **SETTINGS)
+    simulate("fedavg", small_federation, callbacks=[recorder], **SETTINGS)
     assert recorder.seen == [("before", 0), ("after", 1), ("before", 1), ("after", 2), ("predicted", 6)]
 
 
-def test_training_stops_when_accuracy_has_not_risen_for_some_rounds(federation, monkeypatch):
+def test_early_stopping_ends_training_after_patience_rounds_without_a_rise(small_federation, monkeypatch):
     accuracies = iter([0.5, 0.7, 0.6, 0.7, 0.65, 0.9, 0.9])
     monkeypatch.setattr("pflcli.federation.run.Run.accuracy", lambda self, params, split: next(accuracies))
     settings = {**SETTINGS, "rounds": 7}
-    result = simulate("fedavg", federation, callbacks=[EarlyStopping(patience=3)], **settings)
+    result = simulate("fedavg", small_federation, callbacks=[EarlyStopping(patience=3)], **settings)
     assert list(result.rounds["validation_accuracy"]) == [0.5, 0.7, 0.6, 0.7, 0.65]
     accuracies = iter([0.5, 0.7, 0.6, 0.7, 0.65, 0.9, 0.9])
-    assert len(simulate("fedavg", federation, patience=4, **settings).rounds) == 7
+    assert len(simulate("fedavg", small_federation, patience=4, **settings).rounds) == 7
 
 
-def test_a_run_without_validation_samples_never_stops_early():
+def test_patience_has_no_effect_without_validation_samples():
     federation = Federation.from_arrays(*draw_arrays(), fractions=(0.8, 0.0, 0.2))
     assert len(simulate("fedavg", federation, patience=1, **SETTINGS).rounds) == 2
 
 
-def test_personalize_with_patience_stops_and_reports_its_rounds(lineage, tmp_path):
+def test_personalize_with_patience_stops_and_reports_its_rounds(artifact_lineage, tmp_path):
     settings = {**SETTINGS, "rounds": 30, "lr": 1e-6, "patience": 2}
-    personalize("fedavg", lineage["partition"], tmp_path / "out", settings=settings, execution=ONE)
+    personalize("fedavg", artifact_lineage["partition"], tmp_path / "out", settings=settings, execution=ONE)
     assert open_one(tmp_path / "out", "predictions").manifest.summary["rounds"] == 3
 
 
-def spoil(values, row, value):
+def replace_value(values, row, value):
     changed = np.array(values, dtype=object if isinstance(value, str) or value is None else values.dtype)
     changed[row] = value
     return changed
@@ -228,23 +232,23 @@ def spoil(values, row, value):
     ("change", "message"),
     [
         (lambda x, y, c: (x[:-1], y, c), "differ in length"),
-        (lambda x, y, c: (spoil(x, (3, 1), np.nan), y, c), r"x is nan in row 3, column 1"),
+        (lambda x, y, c: (replace_value(x, (3, 1), np.nan), y, c), r"x is nan in row 3, column 1"),
         (lambda x, y, c: (x.astype(str), y, c), "not numbers"),
         (lambda x, y, c: (x[:, 0], y, c), "neither uint8 images"),
-        (lambda x, y, c: (x, spoil(y, 4, None), c), "y of row 4 is missing"),
+        (lambda x, y, c: (x, replace_value(y, 4, None), c), "y of row 4 is missing"),
         (lambda x, y, c: (x, x[:, 0], c), r"y of row 0 is .*, a number and not a class"),
         (lambda x, y, c: (x, np.eye(3)[:1].repeat(len(x), axis=0), c), r"y has shape \(150, 3\)"),
-        (lambda x, y, c: (x, y, spoil(c, 5, None)), "client of row 5 is missing"),
+        (lambda x, y, c: (x, y, replace_value(c, 5, None)), "client of row 5 is missing"),
         (lambda x, y, c: (x[:0], y[:0], c[:0]), "has no samples"),
         (lambda x, y, c: (np.zeros((150, 4, 4, 3), np.int64), y, c), "images are uint8"),
     ],
 )
-def test_arrays_that_are_wrong_are_refused_with_the_place(change, message):
+def test_from_arrays_refuses_bad_arrays_and_names_the_row(change, message):
     with pytest.raises(InputError, match=message):
         Federation.from_arrays(*change(*draw_arrays()))
 
 
-def test_options_that_are_wrong_are_refused(federation):
+def test_from_arrays_and_simulate_refuse_wrong_options(small_federation):
     x, y, client = draw_arrays()
     with pytest.raises(UsageError, match="add up to 1"):
         Federation.from_arrays(x, y, client, fractions=(0.5, 0.1, 0.1))
@@ -256,13 +260,13 @@ def test_options_that_are_wrong_are_refused(federation):
         Federation.from_arrays(x, y, client, classes=["high", "low"])
     for arguments, message in [({"rouds": 2}, "rounds"), ({"model": "mpl"}, "mlp"), ({"options": {"x": 1}}, "option")]:
         with pytest.raises(UsageError) as raised:
-            simulate("ditto", federation, **arguments)
+            simulate("ditto", small_federation, **arguments)
         assert message in str([raised.value.message, *raised.value.fix])
     with pytest.raises(UsageError, match="unknown method 'dito'"):
-        simulate("dito", federation)
+        simulate("dito", small_federation)
 
 
-def test_given_splits_classes_and_new_clients_are_kept():
+def test_from_arrays_keeps_given_splits_classes_and_new_clients():
     x, y, client = draw_arrays()
     split = np.asarray(["train", "validation", "test"])[np.arange(150) % 3]
     made = Federation.from_arrays(x, y, client, split=split, classes=["low", "middle", "high"], new_clients=["cedar"])
@@ -289,7 +293,7 @@ KERNEL = 60
 ABOVE = ("artifacts", "commands", "cli", "options", "training", "jobs", "comparison", "execution", "tracking", "laws")
 
 
-def test_a_simulation_loads_few_modules_and_none_of_artifacts_or_commands():
+def test_simulate_loads_no_modules_of_artifacts_or_commands():
     code = (
         "import sys, numpy as np; from pflcli import Federation, simulate\n"
         "draw = np.random.default_rng(0); x, y = draw.normal(size=(90, 4)), draw.integers(0, 2, 90)\n"
@@ -302,7 +306,7 @@ def test_a_simulation_loads_few_modules_and_none_of_artifacts_or_commands():
     assert len(loaded) < KERNEL
 
 
-def test_the_kernel_calls_nothing_that_opens_files_or_prints():
+def test_kernel_packages_do_not_open_files_or_print():
     rooms = ("simulation", "methods", "federation", "engine", "parameters", "knn")
     for file in (file for room in rooms for file in (ROOT / room).rglob("*.py")):
         if file.name != "shared_memory.py":  # memory that processes share: nothing of it reaches a disk
@@ -314,9 +318,9 @@ def test_public_names_are_listed():
     assert {"simulate", "Federation", "Callback", "EarlyStopping"} <= {*pflcli.__all__}
 
 
-def test_the_table_in_memory_has_the_numbers_of_compare(lineage, tmp_path):
+def test_table_of_results_equals_the_table_of_compare(artifact_lineage, tmp_path):
     asked = {"methods": "fedavg,ditto,local", "seeds": "0,1", **SETTINGS, "threads": 1}
-    expected = compare(lineage["partition"], tmp_path / "c", references=False, **asked).table()
+    expected = compare(artifact_lineage["partition"], tmp_path / "c", references=False, **asked).table()
     made = Federation.from_arrays(*draw_arrays())
     results = {name: [simulate(name, made, seed=seed, **SETTINGS) for seed in (0, 1)] for name in expected.index}
     stored = {name: [next((tmp_path / "c").glob(f"seed-{seed}/{name}")) for seed in (0, 1)] for name in expected.index}
@@ -328,8 +332,8 @@ def test_the_table_in_memory_has_the_numbers_of_compare(lineage, tmp_path):
         pd.testing.assert_frame_equal(shown[common], expected[common], check_dtype=False, rtol=1e-5, atol=1e-6)
 
 
-def test_the_table_refuses_an_unknown_baseline_and_missing_samples(federation):
-    result = simulate("constant", federation, **SETTINGS)
+def test_table_refuses_an_unknown_baseline_and_missing_predictions(small_federation):
+    result = simulate("constant", small_federation, **SETTINGS)
     with pytest.raises(UsageError, match="baseline 'ditto' is not among"):
         table({"constant": result}, baseline="ditto")
     with pytest.raises(InputError, match="no train predictions"):
@@ -348,36 +352,36 @@ def test_the_table_refuses_an_unknown_baseline_and_missing_samples(federation):
         ("fedproto", {"dp_noise": 1.0, "dp_delta": 0.1}, "does not cover fedproto"),
     ],
 )
-def test_what_personalize_refuses_is_refused(method, arguments, message, federation):
+def test_simulate_refuses_what_personalize_refuses(method, arguments, message, small_federation):
     with pytest.raises((UsageError, UnsuitedError), match=message):
-        simulate(method, federation, **{**SETTINGS, **arguments})
+        simulate(method, small_federation, **{**SETTINGS, **arguments})
 
 
-def test_a_network_of_the_user_is_checked_like_one_by_name(federation):
+def test_simulate_checks_a_user_network_like_a_named_model(small_federation):
     settings = {name: value for name, value in SETTINGS.items() if name != "model"}
     with pytest.raises(UsageError, match="is for images"):
-        simulate("fedavg", federation, model=Network, augment=("flip",), **settings)
+        simulate("fedavg", small_federation, model=Network, augment=("flip",), **settings)
 
 
-def test_clients_that_diverge_and_settings_without_effect_are_warnings(federation):
+def test_simulate_warns_of_diverged_clients_and_settings_without_effect(small_federation):
     with pytest.warns(UserWarning, match="--momentum 0.5 has no effect on scaffold"):
-        simulate("scaffold", federation, momentum=0.5, **SETTINGS)
+        simulate("scaffold", small_federation, momentum=0.5, **SETTINGS)
     x, y, client = draw_arrays()
     x[client == "amber"] = 3e38
     with pytest.warns(UserWarning, match="became non-finite: .*amber"):
         simulate("fedavg", Federation.from_arrays(x, y, client), **{**SETTINGS, "participation": 1.0})
 
 
-def test_patience_below_the_interval_of_measurements_waits_for_the_next_one(federation, monkeypatch):
+def test_patience_shorter_than_eval_every_waits_for_the_next_evaluation(small_federation, monkeypatch):
     accuracies = iter([0.5, 0.7, 0.8, 0.8, 0.9])
     monkeypatch.setattr("pflcli.federation.run.Run.accuracy", lambda self, params, split: next(accuracies))
     settings = {**SETTINGS, "rounds": 10, "eval_every": 2, "patience": 1}
-    assert len(simulate("fedavg", federation, **settings).rounds) == 8
+    assert len(simulate("fedavg", small_federation, **settings).rounds) == 8
 
 
-def test_an_interrupted_run_with_patience_stops_where_it_would_have_stopped(lineage, tmp_path, monkeypatch):
+def test_resumed_run_with_patience_stops_at_the_same_round(artifact_lineage, tmp_path, monkeypatch):
     settings = {**SETTINGS, "rounds": 30, "lr": 1e-6, "patience": 4}
-    personalize("fedavg", lineage["partition"], tmp_path / "whole", settings=settings, execution=ONE)
+    personalize("fedavg", artifact_lineage["partition"], tmp_path / "whole", settings=settings, execution=ONE)
     play = loop.play_round
 
     def interrupt(run, name, method, state, t):
@@ -388,14 +392,14 @@ def test_an_interrupted_run_with_patience_stops_where_it_would_have_stopped(line
     with monkeypatch.context() as patch:
         patch.setattr(loop, "play_round", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            personalize("fedavg", lineage["partition"], tmp_path / "cut", settings=settings, execution=ONE)
-    personalize("fedavg", lineage["partition"], tmp_path / "cut", settings=settings, execution=ONE)
+            personalize("fedavg", artifact_lineage["partition"], tmp_path / "cut", settings=settings, execution=ONE)
+    personalize("fedavg", artifact_lineage["partition"], tmp_path / "cut", settings=settings, execution=ONE)
     whole, cut = (open_one(tmp_path / name, "predictions") for name in ("whole", "cut"))
     assert whole.manifest.summary["rounds"] == cut.manifest.summary["rounds"] == 5
     assert whole.read("state.safetensors") == cut.read("state.safetensors")
 
 
-def test_arrays_in_which_something_is_said_twice_or_cut_are_refused():
+def test_from_arrays_refuses_contradictory_arguments():
     x, y, client = draw_arrays()
     with pytest.raises(UsageError, match="split and fractions"):
         Federation.from_arrays(x, y, client, split=["train"] * 150, fractions=(0.6, 0.2, 0.2))
@@ -409,10 +413,10 @@ def test_arrays_in_which_something_is_said_twice_or_cut_are_refused():
     assert longer.class_names[-1] == "unheard of"
 
 
-def test_the_table_pairs_only_results_on_the_same_samples(federation):
+def test_table_computes_gains_only_on_the_same_samples(small_federation):
     x, y, client = draw_arrays()
     other = Federation.from_arrays(x[::-1].copy(), y[::-1].copy(), client[::-1].copy(), seed=1)
-    base, mine = simulate("fedavg", federation, **SETTINGS), simulate("local", other, **SETTINGS)
+    base, mine = simulate("fedavg", small_federation, **SETTINGS), simulate("local", other, **SETTINGS)
     assert "gain" not in table({"local": mine, "fedavg": base}).columns or np.isnan(
         table({"local": mine, "fedavg": base}).loc["local", "gain"]
     )
@@ -420,8 +424,8 @@ def test_the_table_pairs_only_results_on_the_same_samples(federation):
         table({"fedavg": [base, base]})
 
 
-def test_a_round_that_fails_at_its_end_leaves_the_progress_as_it_was(federation):
-    run = simulate("ditto", federation, **SETTINGS).run
+def test_failed_round_restores_the_progress(small_federation):
+    run = simulate("ditto", small_federation, **SETTINGS).run
     progress = Progress({"global": run.initial_model()})
     state, traffic = progress.state, dict(run.traffic)
 

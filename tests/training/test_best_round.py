@@ -25,7 +25,7 @@ SETTINGS = {"model": "mlp", "rounds": 6, "participation": 0.5, "eval_every": 1}
 METHOD_OPTIONS = {"fedham": {"warmup": 1, "sketch": 16}}
 
 
-def row(number, personal_accuracy=math.nan, validation_accuracy=math.nan):
+def make_row(number, personal_accuracy=math.nan, validation_accuracy=math.nan):
     return {
         "round": number,
         "personal_accuracy": personal_accuracy,
@@ -33,37 +33,47 @@ def row(number, personal_accuracy=math.nan, validation_accuracy=math.nan):
     }
 
 
-def chosen(*rows, shared=False):
+def select_best(*rows, shared=False):
     best = None
     for count, one in enumerate(rows, 1):
         best = update_best(best, {"global": {"w": torch.tensor(float(one["round"]))}}, rows[:count], shared=shared)
     return None if best is None else (best.round, best.column, float(best.state["global"]["w"]))
 
 
-def test_the_first_round_of_the_highest_accuracy_is_best():
+def test_update_best_selects_the_first_round_of_highest_accuracy():
     nan = math.nan
-    assert chosen() is None
-    assert chosen(row(1), row(2)) is None
-    ups = [row(1, nan, 0.5), row(2), row(3, nan, 0.7), row(4, nan, 0.7), row(5, nan, 0.6)]
-    assert chosen(*ups) == (3, "validation_accuracy", 3.0)
+    assert select_best() is None
+    assert select_best(make_row(1), make_row(2)) is None
+    ups = [make_row(1, nan, 0.5), make_row(2), make_row(3, nan, 0.7), make_row(4, nan, 0.7), make_row(5, nan, 0.6)]
+    assert select_best(*ups) == (3, "validation_accuracy", 3.0)
     # Clients' own models, where there are such, however well the global one does.
-    assert chosen(row(1, nan, 0.9), row(2, 0.4, 0.9), row(3, 0.6, 0.2), row(4, nan, 1.0), row(5, 0.5, 1.0)) == (
+    assert select_best(
+        make_row(1, nan, 0.9),
+        make_row(2, 0.4, 0.9),
+        make_row(3, 0.6, 0.2),
+        make_row(4, nan, 1.0),
+        make_row(5, 0.5, 1.0),
+    ) == (
         3,
         "personal_accuracy",
         3.0,
     )
-    assert chosen(row(1, 0.9, 0.1), row(2, 0.1, 0.2), row(3, 0.5, 0.1), shared=True) == (2, "validation_accuracy", 2.0)
-    assert chosen({"round": 1, "validation_accuracy": 0.5})[0] == 1
+    assert select_best(make_row(1, 0.9, 0.1), make_row(2, 0.1, 0.2), make_row(3, 0.5, 0.1), shared=True) == (
+        2,
+        "validation_accuracy",
+        2.0,
+    )
+    assert select_best({"round": 1, "validation_accuracy": 0.5})[0] == 1
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_state_of_the_best_round_is_kept_as_it_was(method):
+def test_state_of_the_best_round_equals_a_run_stopped_there(method):
     """For every method: what is kept is what a run that stops there ends with, and answers the same."""
     run = worlds.run(method, rounds=4, options=METHOD_OPTIONS.get(method))
     state, best, played = None, None, []
     for t in range(4):
         state = worlds.play(method, run, first=t, last=t + 1, state=state)
-        played.append(row(t + 1, validation_accuracy=(0.1, 0.5, 0.4, 0.2)[t]))
+        played.append(make_row(t + 1, validation_accuracy=(0.1, 0.5, 0.4, 0.2)[t]))
         best = update_best(best, state, played, shared=False)
     assert best.round == 2
     stopped = worlds.run(method, rounds=4, options=METHOD_OPTIONS.get(method))
@@ -75,10 +85,10 @@ def test_the_state_of_the_best_round_is_kept_as_it_was(method):
     assert methods.load(method).has_rounds
 
 
-def test_only_a_round_that_is_better_changes_what_is_kept():
+def test_update_best_replaces_the_state_only_when_a_round_is_better():
     run = worlds.run("ditto")
     state, best = worlds.play("ditto", run, last=1), None
-    played = [row(1, 0.5), row(2, 0.5), row(3, 0.6)]
+    played = [make_row(1, 0.5), make_row(2, 0.5), make_row(3, 0.6)]
     best = update_best(best, state, played[:1], shared=False)
     assert len(state["personal"]._snapshots) == 1
     assert update_best(best, state, played[:2], shared=False) is best
@@ -87,7 +97,7 @@ def test_only_a_round_that_is_better_changes_what_is_kept():
     assert personal.measure_accuracy(run, ditto, best.state) == personal.measure_accuracy(run, ditto, state)
 
 
-def rounds(folder):
+def read_rounds(folder):
     with (folder / "rounds.csv").open(newline="") as file:
         return [{**line, "seconds": ""} for line in csv.DictReader(file)]
 
@@ -103,7 +113,7 @@ CASES = ["fedavg", "ditto", "fedham", "fedper"]
 
 
 @pytest.mark.parametrize("method", CASES)
-def test_a_run_reports_what_one_of_so_many_rounds_would(method, small, tmp_path, monkeypatch):
+def test_run_reporting_its_best_round_equals_a_run_of_that_many_rounds(method, small, tmp_path, monkeypatch):
     """Accuracies are set so that the fourth of six rounds is best; then only four are run."""
     values = iter([0.1, 0.3, 0.2, 0.8, 0.8, 0.5] * 2)
     if methods.load(method).PERSONAL_MODELS:
@@ -117,7 +127,7 @@ def test_a_run_reports_what_one_of_so_many_rounds_would(method, small, tmp_path,
     same_files(tmp_path / "best", tmp_path / "four")
     summary = open_artifact(tmp_path / "best").manifest.summary
     assert (summary["reported"], summary["reported_round"]) == ("best round by validation: 4", 4)
-    assert (summary["rounds"], len(rounds(tmp_path / "best"))) == (6, 6)
+    assert (summary["rounds"], len(read_rounds(tmp_path / "best"))) == (6, 6)
     last = open_artifact(tmp_path / "four").manifest
     assert last.summary["reported"] == "last round"
     assert "reported_round" not in last.summary
@@ -125,7 +135,7 @@ def test_a_run_reports_what_one_of_so_many_rounds_would(method, small, tmp_path,
 
 
 @pytest.mark.parametrize("method", CASES)
-def test_interrupted_and_resumed_it_reports_the_same(method, small, tmp_path, monkeypatch):
+def test_resumed_run_reports_the_same_best_round(method, small, tmp_path, monkeypatch):
     settings, options = {**SETTINGS, "rounds": 9, "report": "best"}, METHOD_OPTIONS.get(method)
     uninterrupted = tmp_path / "whole"
     personalize(method, small.p, uninterrupted, options=options, settings=settings)
@@ -144,16 +154,16 @@ def test_interrupted_and_resumed_it_reports_the_same(method, small, tmp_path, mo
     monkeypatch.setattr(code, "train_round", train)
     personalize(method, small.p, tmp_path / "again", options=options, settings=settings)
     same_files(tmp_path / "again", uninterrupted)
-    assert rounds(tmp_path / "again") == rounds(uninterrupted)
+    assert read_rounds(tmp_path / "again") == read_rounds(uninterrupted)
     one, other = (open_artifact(path).manifest.summary for path in (tmp_path / "again", uninterrupted))
     assert one == other
 
 
-def test_a_backbone_is_the_global_model_of_its_best_round(small, tmp_path, pfl):
+def test_backbone_contains_the_global_model_of_its_best_round(small, tmp_path, pfl):
     words = ("--model", "mlp", "--participation", 0.5, "--eval-every", 1, "--lr", 0.5)
     ran = pfl("train-global", small.p, "-o", tmp_path / "b", *words, "--rounds", 8, "--report", "best")
     assert ran.code == 0
-    accuracies = [float(line["validation_accuracy"]) for line in rounds(tmp_path / "b")]
+    accuracies = [float(line["validation_accuracy"]) for line in read_rounds(tmp_path / "b")]
     number = 1 + int(np.argmax(accuracies))
     manifest = open_artifact(tmp_path / "b").manifest
     assert manifest.summary["reported"] == f"best round by validation: {number}"
@@ -175,7 +185,7 @@ def test_a_backbone_is_the_global_model_of_its_best_round(small, tmp_path, pfl):
     assert "best round" in display.out
 
 
-def test_an_evaluation_says_of_which_rounds_it_is(small, tmp_path):
+def test_evaluation_states_which_round_is_reported(small, tmp_path):
     settings = {**SETTINGS, "rounds": 3}
     personalize("fedper", small.p, tmp_path / "last", settings=settings)
     personalize("fedper", small.p, tmp_path / "best", settings={**settings, "report": "best"})
@@ -186,7 +196,7 @@ def test_an_evaluation_says_of_which_rounds_it_is(small, tmp_path):
     assert [method["label"] for method in metrics["methods"]] == ["fedper", "fedper report=best"]
 
 
-def test_without_validation_samples_the_last_round_is_reported(tmp_path, pfl):
+def test_last_round_is_reported_without_validation_samples(tmp_path, pfl):
     pfl("partition", "writers", "-o", tmp_path / "p", "--clients", 4, "--fractions", "0.8,0,0.2")
     words = ("--model", "mlp", "--rounds", 2, "--participation", 1, "--report", "best")
     ran = pfl("personalize", "fedavg", tmp_path / "p", "-o", tmp_path / "f", *words)
@@ -194,14 +204,14 @@ def test_without_validation_samples_the_last_round_is_reported(tmp_path, pfl):
     assert open_artifact(tmp_path / "f").manifest.summary["reported"] == "last round"
 
 
-def test_with_refit_there_is_nothing_to_choose_a_round_by(small, tmp_path, pfl):
+def test_report_best_is_refused_with_refit(small, tmp_path, pfl):
     words = ("--model", "mlp", "--rounds", 2, "--refit", "--report", "best")
     ran = pfl("train-global", small.p, "-o", tmp_path / "b", *words)
     assert ran.code == 2
     assert "refit leaves no validation samples" in ran.err
 
 
-def test_a_damaged_best_round_is_a_damaged_checkpoint(small, tmp_path, monkeypatch, pfl):
+def test_damaged_best_round_is_refused_as_a_damaged_checkpoint(small, tmp_path, monkeypatch, pfl):
     train = ditto.train_round
     monkeypatch.setattr(
         ditto,

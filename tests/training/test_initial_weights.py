@@ -25,11 +25,11 @@ from pflcli.vision import torchvision
 SHAPE = (3, 32, 32)
 
 
-def silent(text):
+def fail_on_message(text):
     raise AssertionError(f"nothing was to be said: {text}")
 
 
-def begun(model, path, classes=4, say=silent, shape=SHAPE):
+def load_initial_model(model, path, classes=4, say=fail_on_message, shape=SHAPE):
     """A model that begins with a file's weights."""
     net = models.create(model, shape, classes, seed=0).eval()
     net.load_state_dict(initial.fit(initial.read(path), model, parameters.copy_params(net), say))
@@ -46,40 +46,42 @@ def begun(model, path, classes=4, say=silent, shape=SHAPE):
         ("torchvision:densenet121", "densenet121", {}),
     ],
 )
-def test_names_of_torchvision_are_known(tmp_path, model, torchvision_name, extra):
+def test_weights_with_torchvision_names_are_loaded(tmp_path, model, torchvision_name, extra):
     torch.manual_seed(3)
     net = getattr(torchvision().models, torchvision_name)(num_classes=4, **extra).eval()
     torch.save(net.state_dict(), tmp_path / "w.pt")
     x = torch.rand(2, *SHAPE)
     with torch.no_grad():
-        torch.testing.assert_close(begun(model, tmp_path / "w.pt")(x), net(x))
+        torch.testing.assert_close(load_initial_model(model, tmp_path / "w.pt")(x), net(x))
 
 
-def test_names_of_a_group_norm_resnet_are_known(tmp_path):
+def test_weights_of_a_group_norm_resnet_are_loaded(tmp_path):
     net = torchvision().models.resnet18(num_classes=4, norm_layer=lambda width: nn.GroupNorm(2, width)).eval()
     save_file(net.state_dict(), tmp_path / "w.safetensors")
     x = torch.rand(2, 3, 64, 64)
     with torch.no_grad():
-        torch.testing.assert_close(begun("resnet-18", tmp_path / "w.safetensors", shape=(3, 64, 64))(x), net(x))
+        torch.testing.assert_close(
+            load_initial_model("resnet-18", tmp_path / "w.safetensors", shape=(3, 64, 64))(x), net(x)
+        )
 
 
 @pytest.mark.parametrize("model", ["lstm", "gru", "mlp"])
-def test_our_own_names_and_half_precision(tmp_path, model):
+def test_weights_with_own_names_in_half_precision_are_loaded(tmp_path, model):
     shape = (8, 4)
     state = parameters.copy_params(models.create(model, shape, 4, seed=9))
     save_file({name: value.half() for name, value in state.items()}, tmp_path / "w.safetensors")
-    actual = begun(model, tmp_path / "w.safetensors", shape=shape).state_dict()
+    actual = load_initial_model(model, tmp_path / "w.safetensors", shape=shape).state_dict()
     assert all(value.dtype == torch.float32 for value in actual.values())
     assert all(torch.equal(actual[name], value.half().float()) for name, value in state.items())
 
 
 @pytest.mark.parametrize("misfit", ["other classes", "no head"])
-def test_a_head_that_does_not_fit_starts_anew(tmp_path, misfit):
+def test_head_that_does_not_fit_is_initialized_at_random(tmp_path, misfit):
     net = torchvision().models.mobilenet_v2(num_classes=9)
     state = {k: v for k, v in net.state_dict().items() if misfit == "other classes" or not k.startswith("classifier")}
     torch.save(state, tmp_path / "w.pth")
     lines = []
-    actual = begun("mobilenet-v2", tmp_path / "w.pth", say=lines.append).state_dict()
+    actual = load_initial_model("mobilenet-v2", tmp_path / "w.pth", say=lines.append).state_dict()
     own = models.create("mobilenet-v2", SHAPE, 4, seed=0).state_dict()
     stored_head = "9 classes" if misfit == "other classes" else "no head"
     (line,) = lines
@@ -88,60 +90,66 @@ def test_a_head_that_does_not_fit_starts_anew(tmp_path, misfit):
     assert torch.equal(actual["body.0.0.0.weight"], net.features[0][0].weight)
 
 
-def test_counters_of_batch_norm_may_be_missing(tmp_path):
+def test_weights_without_batch_norm_counters_are_loaded(tmp_path):
     net = torchvision().models.resnet18(num_classes=4)
     state = {name: value for name, value in net.state_dict().items() if not name.endswith("num_batches_tracked")}
     torch.save(state, tmp_path / "w.pt")
-    actual = begun("torchvision:resnet18", tmp_path / "w.pt").state_dict()
+    actual = load_initial_model("torchvision:resnet18", tmp_path / "w.pt").state_dict()
     assert torch.equal(actual["body.bn1.running_var"], net.bn1.running_var)
     assert actual["body.bn1.num_batches_tracked"] == 0
 
 
-def damage(change):
+def make_damaged_state(change):
     state = parameters.copy_params(models.create("mlp", (6,), 4, seed=1))
     return state | change
 
 
 MISFITS = {
     "a name too many": (
-        lambda: damage({"body.9.weight": torch.ones(1), "odd": torch.ones(1)}),
+        lambda: make_damaged_state({"body.9.weight": torch.ones(1), "odd": torch.ones(1)}),
         "contains 2 names that mlp lacks: body.9.weight, odd",
     ),
     "a layer too many": (
-        lambda: damage({"old.weight": torch.ones(4, 200), "old.bias": torch.ones(4)}),
+        lambda: make_damaged_state({"old.weight": torch.ones(4, 200), "old.bias": torch.ones(4)}),
         "contains 2 names that mlp lacks: old.weight, old.bias",
     ),
     "names missing": (
-        lambda: {k: v for k, v in damage({}).items() if not k.startswith("body.1.")},
+        lambda: {k: v for k, v in make_damaged_state({}).items() if not k.startswith("body.1.")},
         "lacks 2 of 6 names of mlp: body.1.weight, body.1.bias",
     ),
     "another input": (
         lambda: parameters.copy_params(models.create("mlp", (5,), 4, seed=1)),
         "has 1 tensor of another shape than mlp: body.1.weight 200x5 in the file, 200x6 in the model",
     ),
-    "not a number": (lambda: damage({"body.1.bias": torch.full((200,), torch.nan)}), "body.1.bias is not finite"),
-    "a checkpoint": (lambda: {"epoch": 3, "model": damage({})}, "contains a dict with epoch, model, not a state dict"),
+    "not a number": (
+        lambda: make_damaged_state({"body.1.bias": torch.full((200,), torch.nan)}),
+        "body.1.bias is not finite",
+    ),
+    "a checkpoint": (
+        lambda: {"epoch": 3, "model": make_damaged_state({})},
+        "contains a dict with epoch, model, not a state dict",
+    ),
     "a list": (lambda: [1, 2], "contains a list, not a state dict"),
     "nothing": (dict, "contains a dict with nothing, not a state dict"),
 }
 
 
 @pytest.mark.parametrize("case", MISFITS)
-def test_what_does_not_fit_is_named(tmp_path, case):
+def test_weights_that_do_not_fit_are_refused_and_named(tmp_path, case):
     make, message = MISFITS[case]
     torch.save(make(), tmp_path / "w.pt")
     with pytest.raises(InputError) as error:
-        begun("mlp", tmp_path / "w.pt", shape=(6,))
+        load_initial_model("mlp", tmp_path / "w.pt", shape=(6,))
     assert error.value.message.endswith(message)
 
 
-def test_batch_norm_weights_do_not_fit_group_norm(tmp_path):
+def test_batch_norm_weights_are_refused_for_group_norm(tmp_path):
     torch.save(torchvision().models.resnet18(num_classes=4).state_dict(), tmp_path / "w.pt")
     with pytest.raises(InputError, match=r"60 names that resnet-18 lacks: bn1.running_mean, bn1.running_var"):
-        begun("resnet-18", tmp_path / "w.pt")
+        load_initial_model("resnet-18", tmp_path / "w.pt")
 
 
-def test_what_cannot_be_read(tmp_path):
+def test_unreadable_weights_files_are_refused(tmp_path):
     with pytest.raises(InputError, match="does not exist"):
         initial.read(tmp_path / "none.pt")
     with pytest.raises(UsageError, match="neither"):
@@ -165,7 +173,7 @@ class Trap:
         return (open, (str(self.path), "w"))
 
 
-def test_a_pickle_is_not_run(tmp_path):
+def test_pickled_code_in_a_weights_file_is_not_run(tmp_path):
     torch.save({"w": Trap(tmp_path / "sprung")}, tmp_path / "w.pt")
     (tmp_path / "plain.pt").write_bytes(pickle.dumps(Trap(tmp_path / "sprung"), protocol=2))
     for name in ("w.pt", "plain.pt"):
@@ -174,7 +182,7 @@ def test_a_pickle_is_not_run(tmp_path):
     assert not (tmp_path / "sprung").exists()
 
 
-def test_the_hash_is_of_the_content(tmp_path):
+def test_digest_of_weights_depends_only_on_their_content(tmp_path):
     state = {"a": torch.arange(6.0).reshape(2, 3), "b": torch.tensor(1), "c": torch.ones(2, dtype=torch.bfloat16)}
     torch.save(dict(reversed(state.items())), tmp_path / "w.pt")
     save_file(state, tmp_path / "w.safetensors")
@@ -188,7 +196,7 @@ def test_the_hash_is_of_the_content(tmp_path):
 
 
 @pytest.fixture
-def trained(small, tmp_path):
+def backbones_from_weights(small, tmp_path):
     """A backbone that began with weights of ours and took no step, and one that took a round."""
     net = models.create("mlp", (1, 28, 28), 10, seed=77)
     torch.save(net.state_dict(), tmp_path / "w.pt")
@@ -200,16 +208,16 @@ def trained(small, tmp_path):
     return net
 
 
-def test_the_backbone_begins_with_the_weights(small, tmp_path, trained):
+def test_backbone_starts_from_the_given_weights(small, tmp_path, backbones_from_weights):
     start = load_file(tmp_path / "b0" / "weights.safetensors")
-    assert all(torch.equal(start[name], value) for name, value in trained.state_dict().items())
+    assert all(torch.equal(start[name], value) for name, value in backbones_from_weights.state_dict().items())
     after = load_file(tmp_path / "b1" / "weights.safetensors")
     moved = sum(float((after[name] - value).norm()) for name, value in start.items())
     assert 0 < moved < sum(float(value.norm()) for value in start.values())
 
 
-def test_the_same_weights_are_the_same_request(small, tmp_path, trained):
-    save_file(trained.state_dict(), tmp_path / "same.safetensors")
+def test_same_weights_in_another_file_are_up_to_date(small, tmp_path, backbones_from_weights):
+    save_file(backbones_from_weights.state_dict(), tmp_path / "same.safetensors")
     settings = {"model": "mlp", "participation": 0.5, "rounds": 0}
     again = train_global(small.p, tmp_path / "b0", settings=settings, weights=tmp_path / "same.safetensors")
     assert again.decision == "up to date"
@@ -221,7 +229,7 @@ def test_the_same_weights_are_the_same_request(small, tmp_path, trained):
         assert any(line.startswith("weights: ") for line in error.value.fix)
 
 
-def test_methods_begin_where_the_backbone_began(tmp_path, trained):
+def test_methods_on_a_backbone_start_from_its_initial_weights(tmp_path, backbones_from_weights):
     class Recorder(Execution().reporter.__class__):
         lines: list[str] = []  # noqa: RUF012
 
@@ -233,10 +241,12 @@ def test_methods_begin_where_the_backbone_began(tmp_path, trained):
     # A method that trains anew, with no step to take, is left with the weights.
     personalize("fedavg", tmp_path / "b1", tmp_path / "f0", settings={"rounds": 0})
     state = load_file(tmp_path / "f0" / "state.safetensors")
-    assert all(torch.equal(state[f"global/{name}"], value) for name, value in trained.state_dict().items())
+    assert all(
+        torch.equal(state[f"global/{name}"], value) for name, value in backbones_from_weights.state_dict().items()
+    )
 
 
-def test_the_command_line(pfl, small, tmp_path):
+def test_weights_option_is_recorded_and_a_missing_file_refused(pfl, small, tmp_path):
     torch.save(models.create("mlp", (1, 28, 28), 3, seed=7).state_dict(), tmp_path / "w.pt")
     line = ("train-global", small.p, "-o", tmp_path / "b", "--model", "mlp", "--rounds", 1, "--weights")
     ran = pfl(*line, tmp_path / "w.pt", "--json")
@@ -250,7 +260,7 @@ def test_the_command_line(pfl, small, tmp_path):
 
 
 @pytest.mark.parametrize("method", ["fedprox", "fedham", "scaffold"])
-def test_a_method_answers_the_same_from_its_own_backbone(method, small, tmp_path):
+def test_method_predicts_the_same_from_its_own_backbone_and_from_the_partition(method, small, tmp_path):
     """One that keeps more than the global model runs its rounds again."""
     settings = {"model": "mlp", "rounds": 2, "participation": 1.0}
     train_global(small.p, tmp_path / "b", method=method, settings=settings)
@@ -262,7 +272,7 @@ def test_a_method_answers_the_same_from_its_own_backbone(method, small, tmp_path
     assert artifacts[0].manifest.summary["bytes_up"] == artifacts[1].manifest.summary["bytes_up"]
 
 
-def test_all_methods_of_a_comparison_begin_with_the_weights(small, tmp_path, trained):
+def test_all_methods_of_a_comparison_start_from_the_given_weights(small, tmp_path, backbones_from_weights):
     compare(
         [small.p],
         tmp_path / "c",
@@ -286,7 +296,7 @@ def test_all_methods_of_a_comparison_begin_with_the_weights(small, tmp_path, tra
     assert request["weights"] == digest
 
 
-def test_weights_other_than_the_backbones_are_refused(pfl, small, tmp_path, trained):
+def test_weights_that_differ_from_the_backbone_are_refused(pfl, small, tmp_path, backbones_from_weights):
     with pytest.raises(UsageError, match="did not start from"):
         personalize("fedavg-plus", small.b, tmp_path / "f", weights=tmp_path / "w.pt")
     same = personalize("fedavg", tmp_path / "b0", tmp_path / "f", weights=tmp_path / "w.pt")

@@ -49,7 +49,7 @@ chain(many)
 """
 
 
-def write(folder, samples):
+def write_dataset(folder, samples):
     """Import images of one client per 150 images."""
     folder.mkdir()
     draw = np.random.default_rng(0)
@@ -60,9 +60,9 @@ def write(folder, samples):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="other systems do not limit a process's data alone")
-def test_no_step_needs_all_samples_in_memory(tmp_path):
-    write(tmp_path / "few", 6000)
-    write(tmp_path / "many", SAMPLES)
+def test_command_chain_runs_on_data_larger_than_memory(tmp_path):
+    write_dataset(tmp_path / "few", 6000)
+    write_dataset(tmp_path / "many", SAMPLES)
     command = [sys.executable, "-c", CHAIN, tmp_path / "few", tmp_path / "many", str(ALLOWED)]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr[-2000:]

@@ -35,17 +35,17 @@ ADAPT = [name for name, facts in FACTS.items() if "ADAPTS" in facts]
 FEW = {"model": "mlp", "rounds": 3, "participation": 0.34, "eval_every": 2}
 
 
-def rows(folder, name="rounds.csv"):
+def read_rows(folder, name="rounds.csv"):
     with (folder / name).open(newline="") as file:
         return list(csv.DictReader(file))
 
 
-def measured(method, run, state):
+def measure_personal_accuracy(method, run, state):
     return personal_accuracy.measure_accuracy(run, methods.load(method), state)
 
 
 @pytest.mark.parametrize("method", METHODS + ADAPT)
-def test_it_is_what_clients_would_answer_now_and_counts_to_no_round(method):
+def test_personal_accuracy_equals_current_predictions_and_leaves_no_trace(method):
     run = worlds.run(method, participation=0.5)
     state = worlds.play(method, run)
     p = np.split(worlds.answers(method, run, state)["validation"], np.cumsum(run.federation.sizes("validation"))[:-1])
@@ -55,12 +55,12 @@ def test_it_is_what_clients_would_answer_now_and_counts_to_no_round(method):
         p[c].argmax(axis=1) == run.federation.y[run.federation.block(c, "validation")].numpy() for c in owners.tolist()
     ]
     before, losses, trained = dict(run.traffic), list(run.notes.losses), set(run.notes.trained)
-    assert measured(method, run, state) == np.concatenate(right).mean()
+    assert measure_personal_accuracy(method, run, state) == np.concatenate(right).mean()
     assert (run.traffic, run.notes.losses, run.notes.trained, run.sealed) == (before, losses, trained, False)
 
 
 @pytest.mark.parametrize("method", ["gossip", "fedrod", "fedproto", "clustered-fl"])
-def test_what_is_measured_comes_from_compiled_loops_and_answers_do_not(method, monkeypatch):
+def test_personal_accuracy_uses_compiled_loops_and_predictions_do_not(method, monkeypatch):
     run, compiled = worlds.run(method, participation=1.0), []
     state, infer = worlds.play(method, run), run.engine.executor.infer
 
@@ -69,7 +69,7 @@ def test_what_is_measured_comes_from_compiled_loops_and_answers_do_not(method, m
         return infer(tasks, models)
 
     monkeypatch.setattr(run.engine.executor, "infer", recorded)
-    measured(method, run, state)
+    measure_personal_accuracy(method, run, state)
     assert compiled
     assert all(compiled)
     compiled.clear()
@@ -78,19 +78,19 @@ def test_what_is_measured_comes_from_compiled_loops_and_answers_do_not(method, m
     assert not any(compiled)
 
 
-def test_a_failure_while_measuring_leaves_answers_as_they_are(monkeypatch):
+def test_failed_measurement_resets_the_training_state_of_the_engine(monkeypatch):
     run = worlds.run("gossip", participation=1.0)
     state = worlds.play("gossip", run)
     monkeypatch.setattr(run.engine.executor, "infer", lambda tasks, models: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        measured("gossip", run, state)
+        measure_personal_accuracy("gossip", run, state)
     assert not run.engine._is_training
 
 
 @pytest.mark.parametrize(
     ("method", "options"), [("gossip", {}), ("fedamp", {}), ("ditto", {}), ("fedham", {"answer": "final"})]
 )
-def test_a_table_of_models_by_hand(method, options):
+def test_personal_accuracy_of_a_model_table_matches_hand_computed_predictions(method, options):
     """Every sample of those that took part, under the row of the table, and nothing but matrix products."""
     run = worlds.run(method, participation=0.5, rounds=2, options=options)
     state = worlds.play(method, run)
@@ -101,42 +101,44 @@ def test_a_table_of_models_by_hand(method, options):
         answer = worlds.probabilities(parameters.pick(models[[c]], 0), run.federation, c, "validation").argmax(axis=1)
         right += (answer == run.federation.y[run.federation.block(c, "validation")].numpy()).tolist()
     assert took == models.written.tolist()
-    assert measured(method, run, state) == sum(right) / len(right)
+    assert measure_personal_accuracy(method, run, state) == sum(right) / len(right)
 
 
-def test_clients_that_never_took_part_do_not_count():
+def test_personal_accuracy_excludes_clients_that_never_took_part():
     """Their models are still the common one, which here would spoil whatever it answers."""
     run = worlds.run("gossip", rounds=1, participation=0.5)
     state = worlds.play("gossip", run)
-    before = measured("gossip", run, state)
+    before = measure_personal_accuracy("gossip", run, state)
     state["model"].default = {name: torch.full_like(value, torch.nan) for name, value in run.init.items()}
     assert personal_accuracy.find_owners(run, methods.load("gossip"), state).tolist() == run.cohort(0).tolist()
-    assert 0 <= before == measured("gossip", run, state)
+    assert 0 <= before == measure_personal_accuracy("gossip", run, state)
 
 
-def test_as_long_as_clients_share_one_model_it_is_that_of_all():
+def test_personal_accuracy_equals_validation_accuracy_while_clients_share_one_model():
     run = worlds.run("lg-fedavg", options={"warmup": 3})
     state = worlds.play("lg-fedavg", run)
-    assert measured("lg-fedavg", run, state) == run.accuracy({**state["body"], **state["head"]}, "validation")
+    assert measure_personal_accuracy("lg-fedavg", run, state) == run.accuracy(
+        {**state["body"], **state["head"]}, "validation"
+    )
 
 
-def test_samples_that_were_learned_from_measure_nothing():
+def test_personal_accuracy_is_nan_when_validation_samples_were_trained_on():
     options = {"warmup": 1, "ham_split": "validation", "answer": "final", "self_share": 0.3}
     run = worlds.run("fedham", participation=1.0, options=options)
-    assert math.isnan(measured("fedham", run, worlds.play("fedham", run)))
+    assert math.isnan(measure_personal_accuracy("fedham", run, worlds.play("fedham", run)))
 
 
-def test_portions_do_not_change_it(monkeypatch):
+def test_personal_accuracy_does_not_depend_on_batching(monkeypatch):
     run = worlds.run("panm", participation=1.0)
     state = worlds.play("panm", run)
-    expected = measured("panm", run, state)
+    expected = measure_personal_accuracy("panm", run, state)
     monkeypatch.setattr("pflcli.simulation.predict.MIN_BATCH", 2)
-    assert measured("panm", run, state) == expected
+    assert measure_personal_accuracy("panm", run, state) == expected
 
 
-def test_a_round_that_is_due_says_it_and_progress_shows_it(small, tmp_path):
+def test_evaluated_rounds_record_personal_accuracy_and_show_it_in_progress(small, tmp_path):
     personalize("gossip", small.p, tmp_path / "g", settings=FEW)
-    table = rows(tmp_path / "g")
+    table = read_rows(tmp_path / "g")
     assert [bool(row["personal_accuracy"]) for row in table] == [False, True, True]
     assert list(table[0]) == [
         "round", "clients", "lr", "loss", "validation_accuracy", "personal_accuracy", "bytes_up", "bytes_down",
@@ -170,24 +172,26 @@ class Stop:
 
 
 @pytest.mark.parametrize("method", ["panm", "fedham", "fedper", "apfl", "fedhealth"])
-def test_interrupted_it_resumes_with_the_same_rows(small, tmp_path, method):
+def test_interrupted_run_resumes_with_the_same_rounds_csv(small, tmp_path, method):
     settings = {**FEW, "rounds": 6}
     personalize(method, small.p, tmp_path / "whole", settings=settings)
     for after in (3, 1):
         with pytest.raises(KeyboardInterrupt):
             personalize(method, small.p, tmp_path / "m", settings=settings, execution=Execution(reporter=Stop(after)))
     personalize(method, small.p, tmp_path / "m", settings=settings)
-    uninterrupted, resumed = ([{**row, "seconds": ""} for row in rows(tmp_path / name)] for name in ("whole", "m"))
+    uninterrupted, resumed = ([{**row, "seconds": ""} for row in read_rows(tmp_path / name)] for name in ("whole", "m"))
     assert uninterrupted == resumed
     for name in open_artifact(tmp_path / "whole").manifest.files:
         assert name == "rounds.csv" or (tmp_path / "m" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 @pytest.mark.parametrize("method", ["fedbabu", "fedhealth", "fedem"])
-def test_clients_that_adapt_after_the_rounds_are_measured_where_asked_and_nothing_else_changes(small, tmp_path, method):
+def test_personal_every_measures_adapting_clients_and_changes_nothing_else(small, tmp_path, method):
     for name, every in (("plain", 0), ("measured", 2)):
         personalize(method, small.p, tmp_path / name, settings={**FEW, "personal_every": every})
-    plain, measured = ([row for row in rows(tmp_path / name) if row["round"] != "0"] for name in ("plain", "measured"))
+    plain, measured = (
+        [row for row in read_rows(tmp_path / name) if row["round"] != "0"] for name in ("plain", "measured")
+    )
     assert [bool(row["personal_accuracy"]) for row in measured] == [False, True, True]
     assert [{**row, "seconds": ""} for row in plain] == [
         {key: value for key, value in {**row, "seconds": ""}.items() if key != "personal_accuracy"} for row in measured
@@ -198,9 +202,9 @@ def test_clients_that_adapt_after_the_rounds_are_measured_where_asked_and_nothin
     assert float(measured[-1]["personal_accuracy"]) == (one.parts["p"].argmax(axis=1) == one.y).mean()
 
 
-def test_what_setup_sends_and_takes_is_row_0(small, tmp_path):
+def test_rounds_csv_records_the_costs_of_setup_in_row_0(small, tmp_path):
     personalize("fedhealth", small.p, tmp_path / "f", settings=FEW)
-    table = rows(tmp_path / "f")
+    table = read_rows(tmp_path / "f")
     assert [row["round"] for row in table] == ["0", "1", "2", "3"]
     summary = open_artifact(tmp_path / "f").manifest.summary
     assert summary["rounds"] == 3
@@ -216,7 +220,7 @@ def test_what_setup_sends_and_takes_is_row_0(small, tmp_path):
     assert table[0]["lr"] == table[0]["validation_accuracy"] == ""
 
 
-def test_the_setup_of_a_backbone_is_not_counted_twice(small, tmp_path):
+def test_setup_costs_of_a_backbone_are_counted_once(small, tmp_path):
     train_global(small.p, tmp_path / "b", method="fedhealth", settings=FEW)
     personalize("fedhealth", tmp_path / "b", tmp_path / "f")
     assert not (tmp_path / "f" / "rounds.csv").exists()
@@ -224,16 +228,16 @@ def test_the_setup_of_a_backbone_is_not_counted_twice(small, tmp_path):
     assert {link: backbone[link] for link in ("bytes_up", "bytes_down")} == {
         link: total[link] for link in ("bytes_up", "bytes_down")
     }
-    assert rows(tmp_path / "b")[0]["round"] == "0"
+    assert read_rows(tmp_path / "b")[0]["round"] == "0"
 
 
-def test_methods_without_such_models_have_no_such_column(small):
-    assert list(rows(small.b)[0]) == [
+def test_rounds_csv_has_no_personal_accuracy_without_personal_models(small):
+    assert list(read_rows(small.b)[0]) == [
         "round", "clients", "lr", "loss", "validation_accuracy", "bytes_up", "bytes_down", "bytes_peer", "seconds",
     ]  # fmt: skip
 
 
-def test_what_a_method_declares_is_there():
+def test_state_contains_the_declared_personal_models():
     """A table, or a cluster for every client; or it comes with the first round that needs it."""
     for method in METHODS:
         run = worlds.run(method)
@@ -247,7 +251,7 @@ def test_what_a_method_declares_is_there():
 
 
 @pytest.fixture(scope="module")
-def grouped(tmp_path_factory):
+def clustered_panm_run(tmp_path_factory):
     """Two groups of four writers' digits, known to the partition, and six rounds of PANM on them."""
     root = tmp_path_factory.mktemp("grouped")
     options = {"groups": 2, "kind": "labels"}
@@ -257,12 +261,12 @@ def grouped(tmp_path_factory):
     return root
 
 
-def test_neighbours_of_every_round_against_the_truth(grouped):
-    graphs = load((grouped / "panm" / "state.safetensors").read_bytes())["graph"]
-    cluster = partitions.read_clusters(open_artifact(grouped / "p")).tolist()
-    assert cluster == partitions.read(open_artifact(grouped / "p")).cluster.tolist()
+def test_neighbours_csv_compares_neighbours_with_true_clusters(clustered_panm_run):
+    graphs = load((clustered_panm_run / "panm" / "state.safetensors").read_bytes())["graph"]
+    cluster = partitions.read_clusters(open_artifact(clustered_panm_run / "p")).tolist()
+    assert cluster == partitions.read(open_artifact(clustered_panm_run / "p")).cluster.tolist()
     assert len(graphs) == 6
-    table = rows(grouped / "panm", "neighbours.csv")
+    table = read_rows(clustered_panm_run / "panm", "neighbours.csv")
     for number, (row, bits) in enumerate(zip(table, graphs, strict=True), start=1):
         bags = [[j for j in range(8) if bits[i, j // 8] >> (7 - j % 8) & 1] for i in range(8)]
         alike = [[j for j in range(8) if j != i and cluster[j] == cluster[i]] for i in range(8)]
@@ -275,13 +279,13 @@ def test_neighbours_of_every_round_against_the_truth(grouped):
     assert float(table[-1]["neighbours"]) > 0
 
 
-def test_without_true_clusters_neighbours_are_only_counted(small, tmp_path):
+def test_neighbours_csv_only_counts_neighbours_without_true_clusters(small, tmp_path):
     personalize("gossip", small.p, tmp_path / "g", settings=FEW, options={"k": 1})
-    assert [list(row) for row in rows(tmp_path / "g", "neighbours.csv")] == [["round", "neighbours"]] * 3
+    assert [list(row) for row in read_rows(tmp_path / "g", "neighbours.csv")] == [["round", "neighbours"]] * 3
     assert not (small.fedavg / "neighbours.csv").exists()
 
 
-def test_without_neighbours_there_is_no_precision():
+def test_neighbour_precision_is_nan_without_neighbours():
     (row,) = client_relations.summarize_neighbours([np.zeros((3, 3), bool)], np.asarray([0, 0, 1]))
     assert (row["round"], row["neighbours"], row["recall"]) == (1, 0, 0)
     assert math.isnan(row["precision"])
@@ -290,13 +294,13 @@ def test_without_neighbours_there_is_no_precision():
 @pytest.mark.parametrize(
     ("method", "options"), [("fedattn", {}), ("fedattn", {"attention": "none"}), ("ditto", {}), ("fedavg", {})]
 )
-def test_the_last_rounds_are_tested_and_change_nothing(tmp_path, method, options):
+def test_test_last_tests_the_last_rounds_and_changes_nothing_else(tmp_path, method, options):
     partition("writers", tmp_path / "p", clients=6)
     for last in (0, 2):
         out = tmp_path / str(last)
         settings = {**FEW, "participation": 1.0, "rounds": 4, "test_last": last}
         personalize(method, tmp_path / "p", out, options=options, settings=settings)
-    plain, tested = (rows(tmp_path / str(last)) for last in (0, 2))
+    plain, tested = (read_rows(tmp_path / str(last)) for last in (0, 2))
     assert "test_accuracy" not in plain[0]
     accuracies = [row.pop("test_accuracy") for row in tested]
     for row in (*plain, *tested):
@@ -318,13 +322,13 @@ def test_the_last_rounds_are_tested_and_change_nothing(tmp_path, method, options
 
 
 @pytest.mark.parametrize("every", [0, 1])
-def test_clients_that_adapt_are_tested_as_adapted_or_not_at_all(tmp_path, every):
+def test_adapting_clients_are_tested_only_when_personal_every_is_set(tmp_path, every):
     partition("writers", tmp_path / "p", clients=4)
     settings = {**FEW, "participation": 1.0, "test_last": 2, "personal_every": every}
     personalize("fedbabu", tmp_path / "p", tmp_path / "m", settings=settings)
     evaluate([tmp_path / "m"], tmp_path / "e")
     metrics = json.loads((tmp_path / "e" / "metrics.json").read_text())["methods"][0]["metrics"]
-    accuracies = [row["test_accuracy"] for row in rows(tmp_path / "m")]
+    accuracies = [row["test_accuracy"] for row in read_rows(tmp_path / "m")]
     if every:
         assert float(accuracies[-1]) == pytest.approx(metrics["accuracy"]["value"])
         assert metrics["last_rounds_accuracy"]["value"] == pytest.approx(np.mean([*map(float, accuracies[-2:])]))
@@ -333,7 +337,7 @@ def test_clients_that_adapt_are_tested_as_adapted_or_not_at_all(tmp_path, every)
         assert "last_rounds_accuracy" not in metrics
 
 
-def test_a_method_on_a_backbone_is_not_given_its_tests(tmp_path):
+def test_method_on_a_backbone_does_not_inherit_its_last_rounds_accuracy(tmp_path):
     partition("writers", tmp_path / "p", clients=4)
     compare(
         [tmp_path / "p"],
@@ -350,7 +354,7 @@ def test_a_method_on_a_backbone_is_not_given_its_tests(tmp_path):
 
 
 @pytest.mark.parametrize("method", registry.names("methods"))
-def test_training_samples_are_answered_if_asked_and_nothing_else_changes(method):
+def test_answer_train_adds_predictions_on_training_samples_and_changes_nothing_else(method):
     plain, answering = (worlds.run(method, participation=0.5, answer_train=answer) for answer in (False, True))
     state = worlds.play(method, plain)
     assert worlds.same(state, worlds.play(method, answering))
@@ -362,7 +366,7 @@ def test_training_samples_are_answered_if_asked_and_nothing_else_changes(method)
         np.testing.assert_allclose(actual[split], p, atol=1e-6)
 
 
-def test_accuracy_on_training_samples(pfl, tmp_path):
+def test_evaluation_reports_accuracy_on_training_samples(pfl, tmp_path):
     partition("writers", tmp_path / "p", clients=8, new_clients=0.25)
     settings = {**FEW, "participation": 1.0, "rounds": 8, "lr": 0.3}
     for answer in (False, True):

@@ -19,7 +19,7 @@ DRAW = np.random.default_rng(0)
 
 
 @pytest.mark.parametrize(("folder", "zipped"), [("MNIST/raw", False), ("MNIST/raw", True), (".", True), (".", False)])
-def test_mnist_in_idx_files(folder, zipped, tmp_path):
+def test_mnist_reads_idx_files(folder, zipped, tmp_path):
     write_idx(tmp_path / folder, "train", "t10k", zipped=zipped)
     samples = mnist.load(tmp_path)
     np.testing.assert_array_equal(samples.x, X)
@@ -28,14 +28,14 @@ def test_mnist_in_idx_files(folder, zipped, tmp_path):
 
 
 @needs_shared
-def test_mnist_is_the_digits_of_the_writers():
+def test_mnist_of_the_shared_folder_equals_the_digits_of_writers():
     digits, written = mnist.load(SHARED), datasets.load("writers").load(SHARED)
     np.testing.assert_array_equal(digits.x, written.x)
     assert digits.owner is None
 
 
 @pytest.mark.parametrize("folder", ["EMNIST/raw", "EMNIST/raw/gzip", "gzip", "."])
-def test_emnist_is_stood_upright(folder, tmp_path):
+def test_emnist_transposes_images_upright(folder, tmp_path):
     write_idx(tmp_path / folder, "emnist-letters-train", "emnist-letters-test", y=Y + 1, zipped="gzip" in folder)
     samples = emnist.load(tmp_path)
     assert samples.classes == 26
@@ -45,7 +45,7 @@ def test_emnist_is_stood_upright(folder, tmp_path):
         np.testing.assert_array_equal(image, stored.T)
 
 
-def test_other_selections_of_emnist(tmp_path):
+def test_emnist_reads_other_splits(tmp_path):
     write_idx(tmp_path / "EMNIST" / "raw", "emnist-balanced-train", "emnist-balanced-test", y=Y + 37)
     samples = emnist.load(tmp_path, cfg=emnist.Config("balanced"))
     assert (samples.classes, samples.y.max()) == (47, 46)
@@ -55,13 +55,13 @@ def test_other_selections_of_emnist(tmp_path):
         emnist.load(tmp_path, cfg=emnist.Config("digits"))
 
 
-def test_classes_of_emnist_are_those_of_its_reader():
+def test_emnist_classes_equal_those_of_torchvision():
     classes = torchvision().datasets.EMNIST.classes_split_dict
     assert {split: tuple(name for name in names if name != "N/A") for split, names in classes.items()} == emnist.NAMES
 
 
 @needs_shared
-def test_letters_of_the_shared_folder_are_upright():
+def test_emnist_letters_of_the_shared_folder_are_upright():
     """A capital T has its bar on top, an L its bar at the bottom: more ink there than opposite, on the average."""
     samples = emnist.load(SHARED)
     samples.check("emnist")
@@ -75,7 +75,7 @@ def test_letters_of_the_shared_folder_are_upright():
 
 
 @pytest.mark.parametrize("folder", ["femnist/data/all_data", "femnist", "."])
-def test_femnist_of_leaf(folder, tmp_path):
+def test_femnist_reads_leaf_files(folder, tmp_path):
     grey = (X.reshape(9, 784) / 255).tolist()
     white = [[1.0] * 784]
     leaf(tmp_path / folder / "all_data_0.json", {"f0001": (grey[:4], [0, 61, 10, 36]), "none": ([], [])})
@@ -107,47 +107,47 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_damaged_leaf_files_are_named(name, tmp_path):
+def test_damaged_leaf_files_are_refused_by_name(name, tmp_path):
     data, changes, words = BAD[name]
     leaf(tmp_path / "all_data.json", data, **changes)
     with pytest.raises(InputError, match=words):
         femnist.load(tmp_path)
 
 
-def test_broken_json(tmp_path):
+def test_femnist_refuses_invalid_json(tmp_path):
     for text in ('{"users": [', "[]", "\x00", "[" * 100_000):
         (tmp_path / "all_data.json").write_text(text)
         with pytest.raises(InputError, match=r"all_data\.json"):
             femnist.load(tmp_path)
 
 
-def cut(path):
+def truncate_file(path):
     path.write_bytes(path.read_bytes()[:-5])
 
 
-def other_magic(path):
+def change_magic_number(path):
     path.write_bytes(b"\0\0\x0d\x03" + path.read_bytes()[4:])
 
 
 @pytest.mark.parametrize(
     ("damage", "words"),
     [
-        (cut, "is damaged: its header announces 6x28x28 bytes, got 4699"),
-        (other_magic, "not an IDX file"),
+        (truncate_file, "is damaged: its header announces 6x28x28 bytes, got 4699"),
+        (change_magic_number, "not an IDX file"),
         (lambda path: path.write_bytes(b""), "not an IDX file"),
         (lambda path: path.unlink(), "lacks train-images-idx3-ubyte"),
         (lambda path: idx(path, X[:5]), r"images \(5, 28, 28\) and labels \(6,\)"),
         (lambda path: idx(path, X[:6, :7]), "not \\(n, 28, 28\\)"),
     ],
 )
-def test_damaged_idx_files_are_named(damage, words, tmp_path):
+def test_damaged_idx_files_are_refused_by_name(damage, words, tmp_path):
     write_idx(tmp_path, "train", "t10k")
     damage(tmp_path / "train-images-idx3-ubyte")
     with pytest.raises(InputError, match=words):
         mnist.load(tmp_path)
 
 
-def test_damaged_gzip(tmp_path):
+def test_damaged_gzip_files_are_refused_by_name(tmp_path):
     write_idx(tmp_path, "train", "t10k", zipped=True)
     path = tmp_path / "t10k-images-idx3-ubyte.gz"
     for content in (b"nonsense", path.read_bytes()[:-9]):
@@ -193,7 +193,7 @@ def test_cifar100_keeps_superclasses(tmp_path, monkeypatch):
 
 
 @needs_shared
-def test_superclasses_are_those_of_the_data():
+def test_cifar100_superclasses_equal_those_of_the_data():
     with np.load(Path(SHARED) / "cifar100_12k.npz") as file:
         assert file["coarse_of_fine"].tolist() == list(cifar100.COARSE)
     samples = cifar100.load(SHARED)
@@ -213,7 +213,7 @@ KINDS = {
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_samples_of_no_kind_are_refused(name):
+def test_check_refuses_samples_of_unknown_type(name):
     with pytest.raises(InputError, match=r"mine: x is .*, neither uint8 images .* nor int16 tokens"):
         Samples(KINDS[name], np.zeros(3, np.int64), 1).check("mine")
 
@@ -221,11 +221,11 @@ def test_samples_of_no_kind_are_refused(name):
 @pytest.mark.parametrize(
     "x", [np.zeros((3, 4, 4), np.uint8), np.zeros((3, 4, 4, 3), np.uint8), np.zeros((3, 9)), np.zeros((3, 9), np.int16)]
 )
-def test_samples_of_each_kind_pass(x):
+def test_check_accepts_samples_of_every_type(x):
     Samples(x, np.zeros(3, np.int64), 1, coarse=np.zeros(3, np.int64)).check("mine")
 
 
-def test_superclasses_and_order_are_checked():
+def test_check_refuses_invalid_superclasses_and_order():
     x, y = np.zeros((3, 4)), np.zeros(3, np.int64)
     with pytest.raises(InputError, match="differ in length"):
         Samples(x, y, 1, coarse=y[:2]).check("mine")
@@ -238,7 +238,7 @@ def test_superclasses_and_order_are_checked():
 
 
 @pytest.mark.parametrize("token", [-1, 3])
-def test_tokens_that_are_no_class_are_named_by_row(token):
+def test_check_names_the_row_of_tokens_outside_the_classes(token):
     x = np.zeros((4, 9), np.int16)
     x[2, 5] = token
     with pytest.raises(InputError, match=r"mine: row 2 has tokens outside 0\.\.2"):

@@ -22,12 +22,12 @@ from pflcli.errors import InputError, UsageError
 TEXT = "".join(f"{i} green bottles,\nhanging on the wall; " for i in range(12))
 
 
-def spoken(path, *roles):
+def write_roles(path, *roles):
     lines = [json.dumps({"user": user, "lines": text.split("\n")}) for user, text in roles]
     path.write_bytes(gzip.compress("\n".join(lines).encode()))
 
 
-def test_vocabulary_is_leafs():
+def test_shakespeare_vocabulary_equals_that_of_leaf():
     assert len(shakespeare.VOCABULARY) == len(set(shakespeare.VOCABULARY)) == shakespeare.CLASSES == 80
     assert shakespeare.VOCABULARY.index("A") == 25
     assert shakespeare.VOCABULARY.index("z") == 78
@@ -36,30 +36,30 @@ def test_vocabulary_is_leafs():
         assert shakespeare.encode(f"a{odd}b").tolist() == [53, 79, 54]
 
 
-def words(tokens):
+def decode_tokens(tokens):
     return "".join(shakespeare.VOCABULARY[token] for token in tokens)
 
 
 @pytest.mark.parametrize("stride", [1, 20, 100])
-def test_windows_of_a_role(stride, tmp_path):
-    spoken(tmp_path / "shakespeare_roles.jsonl.gz", ("play/A", TEXT), ("play/B", TEXT[:99]), ("play/C", "Ay."))
+def test_shakespeare_cuts_roles_into_windows(stride, tmp_path):
+    write_roles(tmp_path / "shakespeare_roles.jsonl.gz", ("play/A", TEXT), ("play/B", TEXT[:99]), ("play/C", "Ay."))
     samples = shakespeare.load(tmp_path, cfg=shakespeare.Config(stride=stride, min_characters=100))
     samples.check("shakespeare")
     starts = range(0, len(TEXT) - 80, stride)
-    assert [words(x) for x in samples.x] == [TEXT[at : at + 80] for at in starts]
-    assert words(samples.y) == "".join(TEXT[at + 80] for at in starts)
+    assert [decode_tokens(x) for x in samples.x] == [TEXT[at : at + 80] for at in starts]
+    assert decode_tokens(samples.y) == "".join(TEXT[at + 80] for at in starts)
     assert set(samples.owner) == {"play/A"}  # B speaks 99 characters, C three
     assert (samples.x.dtype, samples.ordered) == (np.int16, True)
     # The gap is the least that keeps 81 characters apart.
     assert (samples.gap + 1) * stride >= 81 > samples.gap * stride
 
 
-def test_leafs_windows_are_thinned(tmp_path):
+def test_shakespeare_thins_the_windows_of_leaf(tmp_path):
     data = {"B": ([TEXT[i : i + 80] for i in range(45)], [TEXT[i + 80] for i in range(45)]), "none": ([], [])}
     leaf(tmp_path / "shakespeare" / "all_data.json", data)
     samples = shakespeare.load(tmp_path, cfg=shakespeare.Config(min_characters=81))
-    assert [words(x) for x in samples.x] == [TEXT[at : at + 80] for at in (0, 20, 40)]
-    assert words(samples.y) == TEXT[80] + TEXT[100] + TEXT[120]
+    assert [decode_tokens(x) for x in samples.x] == [TEXT[at : at + 80] for at in (0, 20, 40)]
+    assert decode_tokens(samples.y) == TEXT[80] + TEXT[100] + TEXT[120]
     with pytest.raises(InputError, match="no role with 1000 characters"):
         shakespeare.load(tmp_path)
 
@@ -67,7 +67,7 @@ def test_leafs_windows_are_thinned(tmp_path):
 @pytest.mark.parametrize(
     ("x", "y"), [(["short"], ["a"]), (["x" * 80], ["ab"]), (["x" * 80], [""]), ([[0.0] * 784], [3]), (["x" * 80], [1])]
 )
-def test_other_users_than_texts_are_named(x, y, tmp_path):
+def test_shakespeare_refuses_users_without_texts(x, y, tmp_path):
     leaf(tmp_path / "all_data.json", {"B": (x, y)})
     with pytest.raises(InputError, match=r"all_data\.json: B: x is not a list of texts of 80"):
         shakespeare.load(tmp_path)
@@ -76,7 +76,7 @@ def test_other_users_than_texts_are_named(x, y, tmp_path):
 @pytest.mark.parametrize(
     "content", [b"nonsense", gzip.compress(b"{", mtime=0), gzip.compress(b'{"user": "a"}', mtime=0), b"\x1f\x8b"]
 )
-def test_damaged_roles_are_named(content, tmp_path):
+def test_shakespeare_refuses_damaged_roles(content, tmp_path):
     (tmp_path / "shakespeare_roles.jsonl.gz").write_bytes(content)
     with pytest.raises(InputError, match="cannot be read as gzipped JSON lines"):
         shakespeare.load(tmp_path)
@@ -87,7 +87,7 @@ HEADING.remove("WSPM")  # stands once, after wd
 COLUMNS = [name for name in HEADING if name in air_quality.SCALES]
 
 
-def hours(count):
+def make_records(count):
     """Made-up records: every feature of every hour tells its hour."""
     return [{name: 10.0 * place + hour / 100 for place, name in enumerate(HEADING)} for hour in range(count)]
 
@@ -107,15 +107,15 @@ def write_station(folder, station, records, winds, first=datetime(2013, 3, 1)):
             )
 
 
-def by_hand(record, wind):
+def scale_by_hand(record, wind):
     scaled = [(record[name] - shift) / scale for name, (shift, scale) in air_quality.SCALES.items()]
     turn = math.radians(22.5 * air_quality.DIRECTIONS.index(wind))
     return [*scaled, math.sin(turn), math.cos(turn)]
 
 
 @pytest.mark.parametrize("folder", [".", "PRSA_Data_20130301-20170228"])
-def test_windows_of_a_station_by_hand(folder, tmp_path):
-    records, winds = hours(120), [air_quality.DIRECTIONS[hour % 16] for hour in range(120)]
+def test_air_quality_windows_match_hand_computed_values(folder, tmp_path):
+    records, winds = make_records(120), [air_quality.DIRECTIONS[hour % 16] for hour in range(120)]
     for hour, value in ((48, 35.0), (60, 35.1), (72, 75.1), (84, 150.0), (96, 150.1), (108, None)):
         records[hour]["PM2.5"] = value  # targets of windows at a stride of 12
     write_station(tmp_path / folder, "Dongsi", records, winds)
@@ -127,12 +127,12 @@ def test_windows_of_a_station_by_hand(folder, tmp_path):
     assert samples.x.shape == (5, 48, 13)
     assert samples.x.dtype == np.float32
     for row, start in enumerate(range(0, 60, 12)):
-        expected = [by_hand(records[hour], winds[hour]) for hour in range(start, start + 48)]
+        expected = [scale_by_hand(records[hour], winds[hour]) for hour in range(start, start + 48)]
         np.testing.assert_allclose(samples.x[row], expected, rtol=1e-5, atol=1e-5)
 
 
-def test_missing_values_are_carried_for_six_hours(tmp_path):
-    records, winds = hours(200), ["N"] * 200
+def test_air_quality_carries_missing_values_for_six_hours(tmp_path):
+    records, winds = make_records(200), ["N"] * 200
     for hour in range(50, 56):
         records[hour]["CO"] = None  # six hours: carried on
     for hour in range(100, 107):
@@ -151,8 +151,8 @@ def test_missing_values_are_carried_for_six_hours(tmp_path):
     assert samples.x[starts.index(150)][0, 11:].tolist() == [0, 1]
 
 
-def test_the_two_layouts_agree(tmp_path):
-    records, winds = hours(70), [air_quality.DIRECTIONS[hour % 16] for hour in range(70)]
+def test_air_quality_reads_both_layouts_alike(tmp_path):
+    records, winds = make_records(70), [air_quality.DIRECTIONS[hour % 16] for hour in range(70)]
     records[5]["SO2"], winds[9] = None, "NA"
     write_station(tmp_path, "A", records, winds)
     values = np.asarray([[np.nan if r[name] is None else r[name] for name in COLUMNS] for r in records])
@@ -169,7 +169,7 @@ def test_the_two_layouts_agree(tmp_path):
     np.testing.assert_array_equal(csv_samples.y, npz_samples.y)
 
 
-def damage(old, new):
+def make_replacement(old, new):
     def change(path):
         path.write_text(path.read_text().replace(old, new, 1))
 
@@ -179,28 +179,28 @@ def damage(old, new):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        (damage("PM2.5", "PM3"), "has no column 'PM2.5'"),
-        (damage(",N,", ",up,"), "line 2: 'up' is not a wind direction"),
-        (damage("2013,3,1,1,", "2013,3,32,1,"), "line 3: day is out of range"),
-        (damage("2013,3,1,1,", "2013,3,1,0,"), "line 3: 2013-03-01 00h is a duplicate"),
-        (damage("2013,3,1,1,", "9013,3,1,1,"), "has rows for only 60 of 61"),
-        (damage("50.01", "fifty"), "line 3: could not convert string to float: 'fifty'"),
-        (damage(",A\n", "\n"), "line 2 has 17 columns, and the header has 18"),
-        (damage(",A\n", ",B\n"), "has 2 stations"),
+        (make_replacement("PM2.5", "PM3"), "has no column 'PM2.5'"),
+        (make_replacement(",N,", ",up,"), "line 2: 'up' is not a wind direction"),
+        (make_replacement("2013,3,1,1,", "2013,3,32,1,"), "line 3: day is out of range"),
+        (make_replacement("2013,3,1,1,", "2013,3,1,0,"), "line 3: 2013-03-01 00h is a duplicate"),
+        (make_replacement("2013,3,1,1,", "9013,3,1,1,"), "has rows for only 60 of 61"),
+        (make_replacement("50.01", "fifty"), "line 3: could not convert string to float: 'fifty'"),
+        (make_replacement(",A\n", "\n"), "line 2 has 17 columns, and the header has 18"),
+        (make_replacement(",A\n", ",B\n"), "has 2 stations"),
         (lambda path: path.write_text(""), "has no column 'year'"),
         (lambda path: path.write_bytes(b"\xff\xfe"), "cannot be read as CSV"),
         (lambda path: path.write_text(path.read_text()[:3000]), r"line \d+ has \d+ columns"),
     ],
 )
-def test_damaged_stations_are_named(change, words, tmp_path):
-    write_station(tmp_path, "A", hours(60), ["N"] * 60)
+def test_air_quality_refuses_damaged_stations(change, words, tmp_path):
+    write_station(tmp_path, "A", make_records(60), ["N"] * 60)
     change(next(tmp_path.glob("*.csv")))
     with pytest.raises(InputError, match=words):
         air_quality.load(tmp_path)
 
 
 @pytest.mark.parametrize(("sizes", "gap"), [([100, 7, 1, 2, 30], 3), ([100, 50], 0), ([9, 9], 50)])
-def test_owners_are_cut_in_order_with_gaps(sizes, gap):
+def test_split_by_time_cuts_owners_in_order_with_gaps(sizes, gap):
     owner = np.random.default_rng(0).permutation(np.repeat([f"o{i}" for i in range(len(sizes))], sizes))
     n = sum(sizes)
     samples = Samples(np.zeros((n, 2)), np.zeros(n, np.int64), 1, owner, ordered=True, gap=gap)
@@ -214,7 +214,7 @@ def test_owners_are_cut_in_order_with_gaps(sizes, gap):
 
 
 @pytest.mark.parametrize("fractions", [(0.8, 0, 0.2), (0.5, 0.5, 0), (1, 0, 0)])
-def test_a_split_that_is_not_wanted_stays_empty(fractions):
+def test_split_by_time_leaves_splits_of_fraction_0_empty(fractions):
     samples = Samples(np.zeros((50, 2)), np.zeros(50, np.int64), 1, np.full(50, "a"), ordered=True, gap=2)
     counts = [int((split_by_time(samples, fractions) == part).sum()) for part in range(3)]
     assert [count > 0 for count in counts] == [share > 0 for share in fractions]
@@ -225,7 +225,7 @@ def test_a_split_that_is_not_wanted_stays_empty(fractions):
     ("name", "scheme", "reach"),
     [("air-quality", "natural", 55), ("shakespeare", "natural", 81), ("air-quality", "iid", 55)],
 )
-def test_no_window_shares_anything_with_another_split(name, scheme, reach, tmp_path):
+def test_windows_of_different_splits_do_not_overlap(name, scheme, reach, tmp_path):
     """Kept windows of an owner are at least a stride apart, so rows that are far apart are so in time."""
     outcome = partition(name, tmp_path / "p", root=SHARED, scheme=scheme, clients=None if scheme == "natural" else 5)
     assert outcome.summary["samples"] > 0
@@ -245,7 +245,7 @@ def test_no_window_shares_anything_with_another_split(name, scheme, reach, tmp_p
 
 
 @needs_shared
-def test_air_of_the_shared_folder():
+def test_air_quality_of_the_shared_folder_is_plausible():
     samples = air_quality.load(SHARED)
     samples.check("air-quality")
     assert len(np.unique(samples.owner)) == 9
@@ -257,10 +257,10 @@ def test_air_of_the_shared_folder():
     assert (last == samples.y).mean() > 0.8
 
 
-def test_stations_are_chosen_by_name(tmp_path):
+def test_air_quality_stations_can_be_chosen_by_name(tmp_path):
     winds = [air_quality.DIRECTIONS[hour % 16] for hour in range(70)]
     for name in ("A", "B"):
-        write_station(tmp_path, name, hours(70), winds)
+        write_station(tmp_path, name, make_records(70), winds)
     all_stations = air_quality.load(tmp_path)
     chosen = air_quality.load(tmp_path, cfg=air_quality.Config(stations=("B",)))
     assert {*chosen.owner} == {"B"}
@@ -270,9 +270,9 @@ def test_stations_are_chosen_by_name(tmp_path):
 
 
 @needs_shared
-def test_roles_of_the_shared_folder():
+def test_shakespeare_of_the_shared_folder_is_plausible():
     samples = shakespeare.load(SHARED)
     samples.check("shakespeare")
     assert len(np.unique(samples.owner)) == 493
     assert (samples.x == shakespeare.UNKNOWN).mean() < 1e-4
-    assert words(samples.x[0]).isascii()
+    assert decode_tokens(samples.x[0]).isascii()

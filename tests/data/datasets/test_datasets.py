@@ -15,7 +15,7 @@ from pflcli.data.datasets import Samples, cifar10, fashion_mnist, writers
 from pflcli.errors import InputError, PflError, UsageError
 
 
-def test_writers_come_with_the_package():
+def test_writers_are_included_in_the_package():
     samples = writers.load(None)
     samples.check("writers")
     assert samples.x.shape == (5486, 28, 28)
@@ -28,7 +28,7 @@ def test_writers_come_with_the_package():
 
 
 @needs_shared
-def test_all_writers_hold_the_embedded_ones():
+def test_full_writers_dataset_contains_the_included_one():
     small, full = writers.load(None), writers.load(SHARED)
     assert len(np.unique(full.owner)) == 627
     for owner in np.unique(small.owner)[::20]:
@@ -38,7 +38,7 @@ def test_all_writers_hold_the_embedded_ones():
 
 @needs_shared
 @pytest.mark.parametrize(("name", "n", "shape"), [("fashion-mnist", 70000, (28, 28)), ("cifar10", 12000, (32, 32, 3))])
-def test_datasets_of_the_shared_folder(name, n, shape):
+def test_datasets_of_the_shared_folder_are_read(name, n, shape):
     samples = data.load(name).load(SHARED)
     samples.check(name)
     assert samples.x.shape == (n, *shape)
@@ -47,13 +47,13 @@ def test_datasets_of_the_shared_folder(name, n, shape):
 
 @pytest.mark.parametrize("name", ["fashion-mnist", "cifar10"])
 @pytest.mark.parametrize("root", [None, "empty"])
-def test_what_is_not_there_is_asked_for(name, root, tmp_path):
+def test_missing_dataset_is_refused_with_the_root_option(name, root, tmp_path):
     with pytest.raises(UsageError, match="is not included in pfl") as error:
         data.load(name).load(tmp_path if root else None)
     assert "--root" in error.value.fix[0]
 
 
-def test_torchvision_layout(tmp_path):
+def test_fashion_mnist_reads_the_torchvision_layout(tmp_path):
     draw = np.random.default_rng(0)
     raw = tmp_path / "FashionMNIST" / "raw"
     x = draw.integers(0, 256, (9, 28, 28), dtype=np.uint8)
@@ -74,7 +74,7 @@ def test_damaged_cifar_batches_are_refused(tmp_path):
         cifar10.load(tmp_path)
 
 
-def test_nothing_is_downloaded_unasked(tmp_path, monkeypatch):
+def test_dataset_is_downloaded_only_on_request(tmp_path, monkeypatch):
     downloads = []
 
     class Reader:
@@ -94,7 +94,7 @@ def test_nothing_is_downloaded_unasked(tmp_path, monkeypatch):
         fashion_mnist.load(None, download=True)
 
 
-def test_damaged_npz(tmp_path):
+def test_damaged_npz_files_are_refused(tmp_path):
     path = tmp_path / "fashion_mnist.npz"
     path.write_bytes(b"PK nonsense")
     with pytest.raises(InputError, match="cannot be read as NPZ"):
@@ -118,13 +118,13 @@ BAD = {
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_bad_samples_are_named(name):
+def test_check_refuses_bad_samples_and_names_the_problem(name):
     samples, words = BAD[name]
     with pytest.raises(InputError, match=words):
         samples.check("mine")
 
 
-def test_errors_have_codes_for_scripts():
+def test_error_classes_have_distinct_exit_codes():
     codes = {cls.__name__: cls.exit_code for cls in PflError.__subclasses__()}
     known = {"UsageError": 2, "InputError": 3, "ConflictError": 4, "ComputationError": 5}
     assert {name: codes[name] for name in known} == known

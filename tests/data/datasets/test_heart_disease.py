@@ -28,7 +28,7 @@ MD5 = {
 TRAIN_AND_TEST = {"cleveland": (199, 104), "hungary": (172, 89), "long-beach": (85, 45), "switzerland": (30, 16)}
 
 
-def test_the_files_are_those_that_flamby_names():
+def test_heart_disease_files_have_the_checksums_of_flamby():
     for word, expected in MD5.items():
         content = (FOLDER / f"processed.{word}.data").read_bytes()
         assert hashlib.md5(content, usedforsecurity=False).hexdigest() == expected
@@ -36,7 +36,7 @@ def test_the_files_are_those_that_flamby_names():
     assert all(name in licence for name in ("CC BY 4.0", "Janosi", "Steinbrunn", "Pfisterer", "Detrano"))
 
 
-def test_the_features_are_those_of_the_recipe():
+def test_heart_disease_features_match_the_recipe_of_flamby():
     samples = heart_disease.load(None)
     samples.check("heart-disease")
     frames = []
@@ -54,7 +54,7 @@ def test_the_features_are_those_of_the_recipe():
     assert samples.features[-5:] == ("chest pain=2", "chest pain=3", "chest pain=4", "resting ECG=1", "resting ECG=2")
 
 
-def test_the_split_is_flambys_and_stays_so():
+def test_heart_disease_split_equals_that_of_flamby():
     """The digest is of the split with scikit-learn 1.5 and later; another version must not move it unseen."""
     samples = heart_disease.load(None)
     assert hashlib.sha256(np.packbits(samples.is_test).tobytes()).hexdigest()[:16] == "a6fed78b77906174"
@@ -69,7 +69,7 @@ def test_the_split_is_flambys_and_stays_so():
     assert samples.y[first & other].sum() == samples.y[first & samples.is_test].sum()
 
 
-def test_each_hospital_is_standardized_by_its_own_training_patients(tmp_path):
+def test_heart_disease_is_standardized_per_hospital(tmp_path):
     partition("heart-disease", tmp_path / "p", keep_test=True, fractions=(1, 0, 0))
     artifact = open_artifact(tmp_path / "p")
     stored, book = partitions.read(artifact), codebook.read(artifact)
@@ -88,7 +88,7 @@ def test_each_hospital_is_standardized_by_its_own_training_patients(tmp_path):
 
 
 @pytest.mark.parametrize("how", ["federation", "none"])
-def test_another_scale_may_be_chosen(tmp_path, how):
+def test_heart_disease_standardize_option_selects_another_scale(tmp_path, how):
     options = {"standardize": how}
     partition("heart-disease", tmp_path / "p", keep_test=True, fractions=(1, 0, 0), options=options)
     artifact = open_artifact(tmp_path / "p")
@@ -102,7 +102,7 @@ def test_another_scale_may_be_chosen(tmp_path, how):
         assert 28 <= train[:, 0].min() < train[:, 0].max() <= 77
 
 
-def test_a_damaged_file_is_named_by_line(tmp_path):
+def test_heart_disease_names_the_line_of_a_damaged_file(tmp_path):
     for word in MD5:
         (tmp_path / f"processed.{word}.data").write_bytes((FOLDER / f"processed.{word}.data").read_bytes())
     path = tmp_path / "processed.va.data"

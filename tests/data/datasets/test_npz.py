@@ -15,7 +15,7 @@ IMAGES = np.random.default_rng(0).integers(0, 256, size=(60, 5, 4), dtype=np.uin
 
 
 @pytest.fixture(autouse=True)
-def everything_is_large(monkeypatch):
+def treat_arrays_as_large(monkeypatch):
     monkeypatch.setattr(foreign, "_MIN_MAPPED_BYTES", 100)
 
 
@@ -30,7 +30,7 @@ def everything_is_large(monkeypatch):
     ],
     ids=["mapped", "empty", "columns first", "numbers", "packed"],
 )
-def test_an_array_is_what_was_saved(save, images, is_mapped, tmp_path):
+def test_npz_load_returns_the_saved_array_and_maps_large_ones(save, images, is_mapped, tmp_path):
     save(tmp_path / "a.npz", y=np.arange(60), x=images)
     with Npz(tmp_path / "a.npz") as file:
         array = file.load("x")
@@ -39,7 +39,7 @@ def test_an_array_is_what_was_saved(save, images, is_mapped, tmp_path):
     assert array.flags.writeable != is_mapped
 
 
-def test_a_damaged_image_is_refused(tmp_path):
+def test_read_npz_refuses_a_damaged_array(tmp_path):
     path = tmp_path / "a.npz"
     np.savez(path, x=IMAGES)
     with zipfile.ZipFile(path) as archive:

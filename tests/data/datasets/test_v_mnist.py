@@ -15,7 +15,7 @@ DRAW = np.random.default_rng(1)
 @pytest.mark.parametrize(
     ("balanced", "total", "deviation"), [(False, 72_795, 1876), (True, 82_800, 0)], ids=["unbalanced", "balanced"]
 )
-def test_sizes_are_the_papers(balanced, total, deviation):
+def test_count_samples_gives_the_sizes_of_the_paper(balanced, total, deviation):
     sizes = v_mnist.count_samples(balanced, 70_000, 70_000)
     assert sizes.shape == (6, 3)
     assert sizes.sum() == total
@@ -26,7 +26,7 @@ def test_sizes_are_the_papers(balanced, total, deviation):
 
 @pytest.mark.parametrize("balanced", [True, False])
 @pytest.mark.parametrize(("digits", "clothes"), [(52_047, 70_000), (70_000, 60), (37, 1000), (18, 4), (0, 9), (14, 3)])
-def test_fewer_digits_make_smaller_clients_of_the_same_proportions(balanced, digits, clothes):
+def test_count_samples_scales_clients_with_the_available_images(balanced, digits, clothes):
     sizes = v_mnist.count_samples(balanced, digits, clothes)
     assert sizes[:5].sum() <= digits
     assert sizes[5].sum() <= clothes
@@ -36,7 +36,7 @@ def test_fewer_digits_make_smaller_clients_of_the_same_proportions(balanced, dig
     assert not balanced or len(np.unique(sizes)) == 1
 
 
-def test_a_turn_by_right_angles_is_exact():
+def test_rotate_by_right_angles_is_exact():
     """Four quarters are the identity, one quarter is what NumPy calls it, and nothing is out by a pixel."""
     x = DRAW.integers(0, 256, (4, 28, 28), dtype=np.uint8)
     turned = v_mnist.rotate(x, np.arange(4) * np.pi / 2, chunk=3)
@@ -44,7 +44,7 @@ def test_a_turn_by_right_angles_is_exact():
         np.testing.assert_array_equal(turned[quarters], np.rot90(x[quarters], quarters))
 
 
-def test_a_turn_interpolates_between_pixels():
+def test_rotate_interpolates_between_pixels():
     """A blurred spot at distance 8 lands at its angle, counter-clockwise, as bright as it was."""
     row, column = np.indices((29, 29))
     spot = 200 * np.exp(-((row - 14) ** 2 + (column - 22) ** 2) / 4)  # to the right of the centre
@@ -54,13 +54,13 @@ def test_a_turn_interpolates_between_pixels():
     assert (turned * row).sum() / turned.sum() == pytest.approx(14 - 8 * np.sin(np.pi / 6), abs=0.1)
 
 
-def test_ink_covers_in_proportion():
+def test_overlay_blends_ink_with_the_background():
     ink = np.asarray([[[0, 255, 51]]], np.uint8)
     np.testing.assert_array_equal(v_mnist.overlay(ink, np.full((1, 1, 3), 100, np.uint8)), [[[100, 255, 131]]])
 
 
 @pytest.fixture
-def few(tmp_path):
+def few_images(tmp_path):
     """A folder with 120 digits, 30 pieces of clothing and 12 colour images."""
     x = DRAW.integers(1, 256, (150, 28, 28), dtype=np.uint8)
     for i, image in enumerate(x):
@@ -75,10 +75,10 @@ def few(tmp_path):
 
 
 @pytest.mark.parametrize("balanced", [False, True])
-def test_every_digit_stands_once_and_keeps_its_label(few, balanced):
-    samples = v_mnist.load(few, cfg=v_mnist.Config(balanced=balanced))
+def test_v_mnist_uses_every_image_once_and_keeps_labels(few_images, balanced):
+    samples = v_mnist.load(few_images, cfg=v_mnist.Config(balanced=balanced))
     samples.check("v-mnist")
-    digits, clothes = mnist.load(few), fashion_mnist.load(few)
+    digits, clothes = mnist.load(few_images), fashion_mnist.load(few_images)
     names, counts = np.unique(samples.owner, return_counts=True)
     assert len(names) == 18
     np.testing.assert_array_equal(np.sort(counts), np.sort(v_mnist.count_samples(balanced, 120, 30).ravel()))
@@ -98,45 +98,45 @@ def test_every_digit_stands_once_and_keeps_its_label(few, balanced):
     assert len(set(used)) == len(used)
 
 
-def test_backgrounds_are_patches_of_the_images(few):
+def test_v_mnist_backgrounds_are_patches_of_the_images(few_images):
     """Where there is no ink, the background shows: black digits come out as exact patches."""
-    images = v_mnist._to_grey(cifar10.load(few).x)
-    np.testing.assert_array_equal(images, cifar10.load(few).x[..., 0])  # a grey image keeps its values
+    images = v_mnist._to_grey(cifar10.load(few_images).x)
+    np.testing.assert_array_equal(images, cifar10.load(few_images).x[..., 0])  # a grey image keeps its values
     varied = v_mnist.make_variation("image", np.zeros((20, 28, 28), np.uint8), images)
     patches = {image[r : r + 28, c : c + 28].tobytes() for image in images for r in range(5) for c in range(5)}
     assert all(patch.tobytes() in patches for patch in varied)
     assert len({patch.tobytes() for patch in varied}) > 10
 
 
-def test_the_same_files_give_the_same_samples(few):
-    first, again = v_mnist.load(few), v_mnist.load(few)
+def test_v_mnist_is_deterministic(few_images):
+    first, again = v_mnist.load(few_images), v_mnist.load(few_images)
     np.testing.assert_array_equal(first.x, again.x)
-    other = v_mnist.load(few, cfg=v_mnist.Config(background="fashion-mnist"))
+    other = v_mnist.load(few_images, cfg=v_mnist.Config(background="fashion-mnist"))
     pasted = np.char.endswith(np.char.rstrip(first.owner, "-012"), "image")
     np.testing.assert_array_equal(first.x[~pasted], other.x[~pasted])
     assert (first.x[pasted] != other.x[pasted]).any(axis=(1, 2)).all()
 
 
-def test_what_is_missing_is_asked_for(few, tmp_path):
-    (few / "cifar10_12k.npz").unlink()
+def test_v_mnist_names_missing_source_datasets(few_images, tmp_path):
+    (few_images / "cifar10_12k.npz").unlink()
     with pytest.raises(UsageError, match="v-mnist takes backgrounds from cifar10") as error:
-        v_mnist.load(few)
+        v_mnist.load(few_images)
     assert error.value.fix[-1] == "or --set background=fashion-mnist"
-    (few / "fashion_mnist.npz").unlink()
+    (few_images / "fashion_mnist.npz").unlink()
     with pytest.raises(UsageError, match="fashion-mnist is not included in pfl"):
-        v_mnist.load(few)
+        v_mnist.load(few_images)
     with pytest.raises(UsageError, match="mnist is not included in pfl"):
         v_mnist.load(None)
 
 
-def test_too_few_digits(few):
-    write_idx(few, "train", "t10k")
+def test_v_mnist_refuses_too_few_digits(few_images):
+    write_idx(few_images, "train", "t10k")
     with pytest.raises(InputError, match="needs more than 9 digits"):
-        v_mnist.load(few)
+        v_mnist.load(few_images)
 
 
 @needs_shared
-def test_v_mnist_of_the_shared_folder():
+def test_v_mnist_of_the_shared_folder_is_plausible():
     samples = v_mnist.load(SHARED)
     samples.check("v-mnist")
     assert samples.x.shape == (62_456, 28, 28)

@@ -22,7 +22,7 @@ from pflcli.federation.attack import Attack
 
 
 @pytest.fixture(scope="module")
-def partitioned(tmp_path_factory):
+def poisoned_partitions(tmp_path_factory):
     """Partitions of ten writers, by what poisons 30 % of them; "" is without."""
     folder = tmp_path_factory.mktemp("poison")
     kinds = {"": "", "none": "0.3:none", "flip": "0.3:flip", "scale": "0.3:scale", "random": "0.3:random:2"}
@@ -31,8 +31,8 @@ def partitioned(tmp_path_factory):
     }
 
 
-def test_poisoned_clients_only_train_and_only_their_labels_are_flipped(partitioned):
-    honest, flipped = (partitions.read(open_artifact(partitioned[kind])) for kind in ("", "flip"))
+def test_poisoned_clients_have_only_training_samples_and_flipped_labels(poisoned_partitions):
+    honest, flipped = (partitions.read(open_artifact(poisoned_partitions[kind])) for kind in ("", "flip"))
     poisoned = flipped.poisoned
     assert poisoned.sum() == 3
     assert (flipped.sizes[~poisoned] == honest.sizes[~poisoned]).all()
@@ -45,8 +45,8 @@ def test_poisoned_clients_only_train_and_only_their_labels_are_flipped(partition
         assert (flipped.y[rows] == expected).all()
 
 
-def test_the_same_clients_are_poisoned_whatever_they_do(partitioned):
-    marks = {kind: partitions.read(open_artifact(path)) for kind, path in partitioned.items() if kind}
+def test_same_clients_are_poisoned_for_every_attack(poisoned_partitions):
+    marks = {kind: partitions.read(open_artifact(path)) for kind, path in poisoned_partitions.items() if kind}
     assert len({tuple(part.poisoned) for part in marks.values()}) == 1
     poisoned = marks["none"].poisoned
     assert marks["none"].update_factor is None
@@ -55,14 +55,14 @@ def test_the_same_clients_are_poisoned_whatever_they_do(partitioned):
     assert not marks["scale"].update_noise.any()
     assert marks["random"].update_factor.tolist() == np.where(poisoned, 0, 1).tolist()
     assert marks["random"].update_noise.tolist() == np.where(poisoned, 2, 0).tolist()
-    artifact = open_artifact(partitioned["scale"])
+    artifact = open_artifact(poisoned_partitions["scale"])
     assert artifact.manifest.summary["poisoned"] == 3
     assert artifact.manifest.request["poison"] == "0.3:scale:-10"
     table = list(csv.DictReader(io.StringIO((artifact.path / "clients.csv").read_text())))
     assert [row["poisoned"] for row in table] == [str(int(flag)) for flag in poisoned]
 
 
-def test_updates_are_changed_by_their_formula():
+def test_attack_changes_updates_by_its_formula():
     start = {"w": torch.zeros(3, 2000), "count": torch.zeros(3, dtype=torch.int64)}
     trained = {"w": torch.full((3, 2000), 0.5), "count": torch.tensor([1, 2, 3])}
     attack = Attack(np.asarray([1.0, 9, -4, 0]), np.asarray([0.0, 0, 0, 3]), 7)
@@ -78,20 +78,22 @@ def test_updates_are_changed_by_their_formula():
     assert not torch.equal(later, again)
 
 
-def test_the_median_withstands_what_the_mean_does_not(partitioned, tmp_path):
+def test_median_aggregator_withstands_an_attack_on_the_mean(poisoned_partitions, tmp_path):
     settings = {"model": "mlp", "rounds": 3, "participation": 1.0, "steps": 5}
     accuracy = {}
     for kind, rule in (("scale", "mean"), ("scale", "median")):
         out = personalize(
-            "fedavg", partitioned[kind], tmp_path / f"{kind}-{rule}", settings=settings | {"aggregator": rule}
+            "fedavg", poisoned_partitions[kind], tmp_path / f"{kind}-{rule}", settings=settings | {"aggregator": rule}
         )
         summary = out.summary
         with (out.path / "rounds.csv").open() as file:
             rows = list(csv.DictReader(file))
         accuracy[kind, rule] = float(rows[-1]["validation_accuracy"])
         assert ("left_out" in summary, "left_out" in rows[0]) == (rule != "mean",) * 2
-    poisoned = partitions.read(open_artifact(partitioned["scale"])).poisoned
-    shares = [summary["left_out"][f"{name}"] for name in partitions.read(open_artifact(partitioned["scale"])).names]
+    poisoned = partitions.read(open_artifact(poisoned_partitions["scale"])).poisoned
+    shares = [
+        summary["left_out"][f"{name}"] for name in partitions.read(open_artifact(poisoned_partitions["scale"])).names
+    ]
     assert np.mean(np.asarray(shares)[poisoned]) > np.mean(np.asarray(shares)[~poisoned])
     assert accuracy["scale", "median"] > accuracy["scale", "mean"] + 0.1
 
@@ -99,19 +101,19 @@ def test_the_median_withstands_what_the_mean_does_not(partitioned, tmp_path):
 @pytest.mark.parametrize(
     "text", ["0.3", "x:flip", "0.3:flop", "0.3:flip:2", "0:flip", "1:flip", "0.3:scale:x", "nan:flip"]
 )
-def test_a_poison_that_cannot_be_is_refused(text):
+def test_poison_parse_refuses_invalid_values(text):
     with pytest.raises(UsageError, match="--poison") as error:
         Poison.parse(text)
     assert "0.2:flip" in error.value.fix[0]
 
 
-def test_nobody_or_all_poisoned_is_refused(tmp_path):
+def test_poison_of_no_client_is_refused(tmp_path):
     with pytest.raises(UsageError, match="0 of 10"):
         partition("writers", tmp_path / "p", clients=10, poison="0.01:flip")
 
 
-def test_the_page_repeats_it(partitioned):
-    (line,) = lineage.list_commands(lineage.trace(open_artifact(partitioned["scale"])))
+def test_lineage_command_contains_the_poison_option(poisoned_partitions):
+    (line,) = lineage.list_commands(lineage.trace(open_artifact(poisoned_partitions["scale"])))
     assert "--poison 0.3:scale" in line
 
 
@@ -120,16 +122,16 @@ PEERS = [name for name in registry.names("methods") if methods.load(name).KIND =
 
 
 @pytest.mark.parametrize("method", [*SEND_MORE, *PEERS])
-def test_attacks_on_updates_are_refused_where_updates_are_not_averaged(method):
+def test_attacks_on_updates_are_refused_for_methods_that_do_not_average(method):
     run = worlds.run(method, rounds=2)
     run.attack = Attack(np.ones(7), np.zeros(7), 0)
     with pytest.raises(UnsuitedError, match="attacks on updates do not apply"):
         worlds.play(method, run)
 
 
-def test_from_the_command_line(partitioned, pfl, tmp_path):
+def test_poison_option_is_reported_and_refused_by_unsuited_methods(poisoned_partitions, pfl, tmp_path):
     ran = pfl("partition", "writers", "--clients", "10", "--poison", "0.3:flip", "-o", tmp_path / "p")
     assert ran.code == 0, ran.err
     assert "poisoned: 3 clients" in ran.err
     with pytest.raises(InputError, match="attacks on updates"):
-        personalize("fedham", partitioned["random"], tmp_path / "h", settings={"model": "mlp", "rounds": 1})
+        personalize("fedham", poisoned_partitions["random"], tmp_path / "h", settings={"model": "mlp", "rounds": 1})

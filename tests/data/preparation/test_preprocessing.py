@@ -17,7 +17,7 @@ SIZES = ((6, 2, 3), (4, 0, 2), (0, 0, 0), (5, 1, 1))
 NAMES = ["a", "b", "nobody", "c"]
 
 
-def clients(new=None, sizes=SIZES):
+def make_partition(new=None, sizes=SIZES):
     """Clients of different means and deviations; the second feature is constant at client b, the third is a word."""
     offsets = np.cumsum([0, *np.ravel(sizes)])
     draw = np.random.default_rng(0)
@@ -36,8 +36,8 @@ def train_rows(partition, client):
     return slice(*partition.offsets[3 * client : 3 * client + 2])
 
 
-def test_each_client_by_its_own_training_samples():
-    data = clients()
+def test_scaling_by_client_uses_the_training_samples_of_each_client():
+    data = make_partition()
     scaled, book = scale_partition(data, BOOK, BY_CLIENT)
     assert scaled.x.dtype == np.float32
     assert [scale.client for scale in book.scales] == ["a", "b", "c"]
@@ -51,8 +51,8 @@ def test_each_client_by_its_own_training_samples():
     assert book.scales[1].sd[1] == 0
 
 
-def test_no_other_sample_and_no_other_client_matters():
-    data, other = clients(), clients()
+def test_scale_of_a_client_depends_only_on_its_training_samples():
+    data, other = make_partition(), make_partition()
     own = np.zeros(len(data.x), dtype=np.bool_)
     own[train_rows(data, 0)] = True
     other.x[~own] += 100
@@ -61,16 +61,16 @@ def test_no_other_sample_and_no_other_client_matters():
     assert books[0].scales[1] != books[1].scales[1]
 
 
-def test_a_new_client_is_scaled_by_its_own_samples_too():
+def test_new_client_is_scaled_by_its_own_training_samples():
     new = np.asarray([False, True, False, False])
     assert (
-        scale_partition(clients(new), BOOK, BY_CLIENT)[1].scales
-        == scale_partition(clients(), BOOK, BY_CLIENT)[1].scales
+        scale_partition(make_partition(new), BOOK, BY_CLIENT)[1].scales
+        == scale_partition(make_partition(), BOOK, BY_CLIENT)[1].scales
     )
 
 
-def test_medians_are_of_all_training_samples_of_clients_that_are_not_new():
-    data = clients(np.asarray([False, False, False, True]))
+def test_medians_use_training_samples_of_clients_that_are_not_new():
+    data = make_partition(np.asarray([False, False, False, True]))
     data.x[0, 0] = np.nan
     values = np.concatenate([data.x[1:6, 0], data.x[11:15, 0]])
     _, book = scale_partition(data, BOOK, Scaling("client", fill=True))
@@ -79,9 +79,9 @@ def test_medians_are_of_all_training_samples_of_clients_that_are_not_new():
     assert book.scales[0].mean[0] == pytest.approx(filled.mean())
 
 
-def test_scales_that_are_known_are_taken():
+def test_known_client_scales_are_reused():
     known = ClientScale("b", (1.0, 2.0, 0.0), (2.0, 4.0, 1.0))
-    data = clients()
+    data = make_partition()
     scaled, book = scale_partition(data, replace(BOOK, scales=(known,)), BY_CLIENT)
     assert book.scales[1].mean == (1.0, 2.0, 0.0)
     rows = slice(*data.offsets[[3, 6]])
@@ -89,8 +89,8 @@ def test_scales_that_are_known_are_taken():
     assert book.scales[0] == scale_partition(data, BOOK, BY_CLIENT)[1].scales[0]
 
 
-def test_a_client_without_training_samples_is_named():
-    data = clients(sizes=((6, 2, 3), (0, 2, 2), (0, 0, 0), (5, 1, 1)))
+def test_scaling_by_client_names_a_client_without_training_samples():
+    data = make_partition(sizes=((6, 2, 3), (0, 2, 2), (0, 0, 0), (5, 1, 1)))
     with pytest.raises(InputError, match="client 'b' has no training samples to standardize its features by"):
         scale_partition(data, BOOK, BY_CLIENT)
     scaled, book = scale_partition(data, BOOK, Scaling("federation"))

@@ -8,7 +8,7 @@ import pytest
 from pflcli.data.schemes import redistribute
 
 
-def redistributed(parts, minimum, rng):
+def redistribute_by_search(parts, minimum, rng):
     """The same by a search for the largest client at every step."""
     rows = [list(part) for part in parts]
     for taker in sorted(range(len(rows)), key=lambda client: len(rows[client])):
@@ -22,8 +22,8 @@ def redistributed(parts, minimum, rng):
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_the_largest_client_of_that_moment_gives(seed):
+def test_redistribute_takes_samples_from_the_currently_largest_client(seed):
     draw = np.random.default_rng(seed)
     parts, minimum = np.split(np.arange(200), np.sort(draw.integers(0, 200, 24))), 1 + seed % 8
     moved = redistribute(parts, minimum, np.random.default_rng(seed))
-    assert [part.tolist() for part in moved] == redistributed(parts, minimum, np.random.default_rng(seed))
+    assert [part.tolist() for part in moved] == redistribute_by_search(parts, minimum, np.random.default_rng(seed))

@@ -17,21 +17,21 @@ Y = np.repeat(np.arange(5), [40, 30, 20, 10, 50])
 OWNER = np.asarray([f"o{i % 7}" for i in range(len(Y))])
 
 
-def samples(y, shape=(4, 4), dtype=np.uint8, owner=None, coarse=None):
+def make_samples(y, shape=(4, 4), dtype=np.uint8, owner=None, coarse=None):
     return Samples(np.zeros((len(y), *shape), dtype), y, int(y.max()) + 1, owner, coarse=coarse)
 
 
-ALL = samples(Y, owner=OWNER, coarse=Y // 2)
+ALL = make_samples(Y, owner=OWNER, coarse=Y // 2)
 
 
-def split(name, clients=6, seed=0, of=ALL, **options):
+def split_samples(name, clients=6, seed=0, of=ALL, **options):
     module = schemes.load(name)
     return module.split(of, clients, module.Config(**options), np.random.default_rng(seed))
 
 
 @pytest.mark.parametrize("name", registry.names("schemes"))
-def test_parts_are_disjoint_valid_and_belong_to_the_seed(name):
-    first, again, other = (split(name, seed=seed) for seed in (0, 0, 1))
+def test_scheme_gives_disjoint_parts_that_depend_on_the_seed(name):
+    first, again, other = (split_samples(name, seed=seed) for seed in (0, 0, 1))
     rows = np.concatenate(first)
     assert len(set(rows.tolist())) == len(rows)
     assert rows.min() >= 0
@@ -41,26 +41,26 @@ def test_parts_are_disjoint_valid_and_belong_to_the_seed(name):
 
 
 def test_iid_sizes_differ_by_at_most_one():
-    sizes = [len(part) for part in split("iid", clients=7)]
+    sizes = [len(part) for part in split_samples("iid", clients=7)]
     assert sum(sizes) == len(Y)
     assert max(sizes) - min(sizes) <= 1
 
 
-def test_natural_clients_are_owners():
-    parts = split("natural", clients=None)
+def test_natural_scheme_makes_owners_clients():
+    parts = split_samples("natural", clients=None)
     assert [set(OWNER[part]) for part in parts] == [{f"o{i}"} for i in range(7)]
     assert sum(map(len, parts)) == len(Y)
-    assert all(len(set(OWNER[part])) == 1 for part in split("natural", clients=3))
+    assert all(len(set(OWNER[part])) == 1 for part in split_samples("natural", clients=3))
     with pytest.raises(UsageError, match="no natural clients"):
-        split("natural", clients=None, of=samples(Y))
+        split_samples("natural", clients=None, of=make_samples(Y))
     with pytest.raises(UsageError, match="8 clients are more than the 7 owners"):
-        split("natural", clients=8)
+        split_samples("natural", clients=8)
 
 
 @settings(max_examples=60, deadline=None)
 @given(alpha=st.floats(1e-300, 1e300), clients=st.integers(1, len(Y)), seed=st.integers(0, 9))
-def test_dirichlet_ends_and_places_every_sample(alpha, clients, seed):
-    parts = split("dirichlet", clients=clients, seed=seed, alpha=alpha)
+def test_dirichlet_assigns_every_sample(alpha, clients, seed):
+    parts = split_samples("dirichlet", clients=clients, seed=seed, alpha=alpha)
     assert len(parts) == clients
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(Y)))
 
@@ -69,7 +69,7 @@ def test_dirichlet_shares_have_the_moments_of_the_paper():
     """Each label's shares over m clients: mean 1/m, variance (1/m)(1 - 1/m) / (m alpha + 1)."""
     m, alpha, n = 10, 0.3, 2000
     y = np.repeat(np.arange(300), n)
-    parts = split("dirichlet", clients=m, of=samples(y, shape=()), alpha=alpha)
+    parts = split_samples("dirichlet", clients=m, of=make_samples(y, shape=()), alpha=alpha)
     shares = np.stack([np.bincount(y[part], minlength=300) for part in parts]) / n
     np.testing.assert_allclose(shares.mean(), 1 / m)
     expected = (1 / m) * (1 - 1 / m) / (m * alpha + 1)
@@ -77,29 +77,29 @@ def test_dirichlet_shares_have_the_moments_of_the_paper():
 
 
 @pytest.mark.parametrize("n", [1, 2, 5])
-def test_each_client_holds_n_classes_evenly_dealt(n):
+def test_classes_scheme_gives_each_client_n_classes_evenly(n):
     y = np.repeat(Y, 10)  # enough of each class for every holder
-    parts = split("classes", clients=10, of=samples(y), n=n)
+    parts = split_samples("classes", clients=10, of=make_samples(y), n=n)
     classes = [set(y[part].tolist()) for part in parts]
     assert all(len(labels) == n for labels in classes)
     holders = [sum(label in labels for labels in classes) for label in range(5)]
     assert sum(holders) == 10 * n
     assert max(holders) - min(holders) <= 2
     with pytest.raises(UsageError, match="n=6"):
-        split("classes", clients=10, n=6)
+        split_samples("classes", clients=10, n=6)
 
 
 @pytest.mark.parametrize("name", sorted({*registry.names("schemes")} - {"natural"}))
-def test_clients_are_needed_and_not_too_many(name):
+def test_scheme_refuses_no_or_too_many_clients(name):
     with pytest.raises(UsageError, match="needs a number of clients"):
-        split(name, clients=None)
+        split_samples(name, clients=None)
     with pytest.raises(UsageError, match="151 clients are more than the 150 samples"):
-        split(name, clients=151)
+        split_samples(name, clients=151)
 
 
 @settings(max_examples=60, deadline=None)
 @given(sizes=st.lists(st.integers(0, 12), min_size=1, max_size=9), minimum=st.integers(0, 8))
-def test_redistribution_fills_everyone_and_loses_nothing(sizes, minimum):
+def test_redistribute_reaches_the_minimum_and_loses_no_sample(sizes, minimum):
     parts = [part.astype(np.int64) for part in np.split(np.arange(sum(sizes)), np.cumsum(sizes)[:-1])]
     if minimum * len(sizes) > sum(sizes):
         with pytest.raises(UsageError, match="at least"):
@@ -110,30 +110,30 @@ def test_redistribution_fills_everyone_and_loses_nothing(sizes, minimum):
     assert sorted(np.concatenate(moved).tolist()) == list(range(sum(sizes)))
 
 
-def test_shards_by_hand():
+def test_shards_scheme_deals_two_label_shards_per_client():
     """12 samples of 3 labels in 6 shards of 2: every shard has one label, so 2 shards have two labels at most."""
     y = np.asarray([2, 0, 1, 0, 2, 1, 0, 1, 2, 2, 1, 0])
-    parts = split("shards", clients=3, of=samples(y), n=2)
+    parts = split_samples("shards", clients=3, of=make_samples(y), n=2)
     assert [len(part) for part in parts] == [4, 4, 4]
     assert sorted(np.concatenate(parts).tolist()) == list(range(12))
     for part in parts:
         assert set(np.bincount(y[part], minlength=3).tolist()) <= {0, 2, 4}
 
 
-def test_a_shard_is_a_run_of_the_sorted_labels():
+def test_shards_are_runs_of_the_sorted_labels():
     """As many shards as clients: put in order, they are the sorted labels cut into equal runs."""
-    parts = split("shards", clients=4, n=1)
+    parts = split_samples("shards", clients=4, n=1)
     assert sorted(map(len, parts)) == [37, 37, 38, 38]
     runs = sorted((sorted(Y[part].tolist()) for part in parts), key=lambda run: (run[0], run[-1]))
     assert np.concatenate(runs).tolist() == sorted(Y.tolist())
     with pytest.raises(UsageError, match="60 clients with n=3 shards each need 180 samples, there are 150"):
-        split("shards", clients=60, n=3)
+        split_samples("shards", clients=60, n=3)
 
 
 @pytest.mark.parametrize("options", [{"sizes": "dirichlet"}, {"sizes": "log-normal"}])
-def test_quantities_are_skewed_and_labels_are_not(options):
+def test_quantity_scheme_skews_sizes_and_not_labels(options):
     y = np.tile(np.arange(4), 25_000)
-    parts = split("quantity", clients=20, of=samples(y, shape=()), **options)
+    parts = split_samples("quantity", clients=20, of=make_samples(y, shape=()), **options)
     sizes = np.asarray([len(part) for part in parts])
     assert sizes.sum() == len(y)
     assert sizes.max() > 3 * np.median(sizes)
@@ -142,11 +142,14 @@ def test_quantities_are_skewed_and_labels_are_not(options):
         assert len(part) < 500 or np.abs(share - 0.25).max() < 4 * 0.5 / np.sqrt(len(part))
 
 
-def test_quantities_have_the_moments_of_their_distributions():
+def test_quantity_sizes_have_the_moments_of_their_distributions():
     m, beta, sigma, y = 8, 0.5, 0.4, np.zeros(10_000, np.int64)
     drawn = {
         name: np.asarray(
-            [[len(part) for part in split("quantity", m, seed, samples(y, ()), **options)] for seed in range(400)]
+            [
+                [len(part) for part in split_samples("quantity", m, seed, make_samples(y, ()), **options)]
+                for seed in range(400)
+            ]
         )
         for name, options in (
             ("dirichlet", {"beta": beta}),
@@ -162,9 +165,9 @@ def test_quantities_have_the_moments_of_their_distributions():
 
 @settings(max_examples=40, deadline=None)
 @given(strength=st.floats(1e-300, 1e300), clients=st.integers(1, len(Y)), seed=st.integers(0, 9))
-def test_quantity_ends_and_places_every_sample(strength, clients, seed):
+def test_quantity_assigns_every_sample(strength, clients, seed):
     for options in ({"beta": strength}, {"sizes": "log-normal", "sigma": min(max(strength, 1e-9), 100)}):
-        parts = split("quantity", clients=clients, seed=seed, **options)
+        parts = split_samples("quantity", clients=clients, seed=seed, **options)
         assert len(parts) == clients
         assert sorted(np.concatenate(parts).tolist()) == list(range(len(Y)))
 
@@ -179,19 +182,19 @@ CIFAR = np.repeat(np.arange(100), 600)
     clients=st.integers(1, len(Y)),
     seed=st.integers(0, 9),
 )
-def test_pachinko_ends_and_gives_everyone_the_same_number(alpha, beta, clients, seed):
-    parts = split("pachinko", clients=clients, seed=seed, alpha=alpha, beta=beta)
+def test_pachinko_gives_every_client_the_same_number_of_samples(alpha, beta, clients, seed):
+    parts = split_samples("pachinko", clients=clients, seed=seed, alpha=alpha, beta=beta)
     assert [len(part) for part in parts] == [len(Y) // clients] * clients
     assert len(set(np.concatenate(parts).tolist())) == clients * (len(Y) // clients)
 
 
-def test_pachinko_by_hand():
+def test_pachinko_with_tiny_alpha_and_beta_separates_labels():
     """Next to alpha = 0 a client keeps to one coarse label until it is used up: 4 labels of 10 for 4 clients of 10."""
     fine = np.repeat(np.arange(8), 5)
-    parts = split("pachinko", clients=4, of=samples(fine, coarse=fine // 2), alpha=1e-9)
+    parts = split_samples("pachinko", clients=4, of=make_samples(fine, coarse=fine // 2), alpha=1e-9)
     assert sorted(tuple(np.unique(fine[part])) for part in parts) == [(0, 1), (2, 3), (4, 5), (6, 7)]
     # And next to beta = 0 to one fine label below it: 8 clients of 5.
-    parts = split("pachinko", clients=8, of=samples(fine, coarse=fine // 2), alpha=1e-9, beta=1e-9)
+    parts = split_samples("pachinko", clients=8, of=make_samples(fine, coarse=fine // 2), alpha=1e-9, beta=1e-9)
     assert sorted(tuple(np.unique(fine[part])) for part in parts) == [(label,) for label in range(8)]
 
 
@@ -216,7 +219,7 @@ def test_pachinko_has_the_moments_of_dirichlet_multinomials(alpha, beta):
 
 def test_pachinko_is_as_uneven_as_in_the_paper():
     """CIFAR-100's 60,000 images, 200 clients of 300: the authors' clients hold 8 / 51 / 75 classes (min/median/max)."""
-    parts = split("pachinko", clients=200, of=samples(CIFAR, (), coarse=CIFAR // 5))
+    parts = split_samples("pachinko", clients=200, of=make_samples(CIFAR, (), coarse=CIFAR // 5))
     class_counts = [len(np.unique(CIFAR[part])) for part in parts]
     assert {len(part) for part in parts} == {300}
     assert np.median(class_counts) == pytest.approx(51, abs=5)
@@ -224,11 +227,11 @@ def test_pachinko_is_as_uneven_as_in_the_paper():
     assert min(class_counts) < 30
 
 
-def test_coarse_labels_concentrate_as_alpha_falls():
+def test_pachinko_coarse_labels_concentrate_as_alpha_falls():
     tops = []
     for alpha in (100.0, 1.0, 0.1):
-        of = samples(CIFAR[::10], (), coarse=CIFAR[::10] // 5)
-        parts = split("pachinko", clients=30, of=of, alpha=alpha)
+        of = make_samples(CIFAR[::10], (), coarse=CIFAR[::10] // 5)
+        parts = split_samples("pachinko", clients=30, of=of, alpha=alpha)
         tops.append(np.mean([np.bincount(of.coarse[part]).max() / len(part) for part in parts]))
     assert tops[0] < 0.12
     assert tops[0] < tops[1] - 0.05 < tops[2] - 0.2
@@ -236,19 +239,19 @@ def test_coarse_labels_concentrate_as_alpha_falls():
 
 def test_pachinko_needs_coarse_labels():
     with pytest.raises(UsageError, match="needs coarse labels"):
-        split("pachinko", of=samples(Y))
+        split_samples("pachinko", of=make_samples(Y))
 
 
-def test_clusters_are_dealt_alike():
-    parts = split("clusters", clients=7, groups=3)
+def test_clusters_scheme_deals_samples_evenly():
+    parts = split_samples("clusters", clients=7, groups=3)
     assert sorted(np.concatenate(parts).tolist()) == list(range(len(Y)))
     assert {len(part) for part in parts} == {21, 22}
     assert clusters.cluster(7, clusters.Config(groups=3)).tolist() == [0, 1, 2, 0, 1, 2, 0]
 
 
-def test_clusters_may_be_uneven_inside():
+def test_clusters_scheme_with_alpha_skews_labels_within_clusters():
     y = np.tile(np.arange(5), 400)
-    even, uneven = (split("clusters", clients=20, of=samples(y), groups=2, alpha=a) for a in (None, 0.1))
+    even, uneven = (split_samples("clusters", clients=20, of=make_samples(y), groups=2, alpha=a) for a in (None, 0.1))
     groups = clusters.cluster(20, clusters.Config(groups=2))
     for group in (0, 1):
         # Each group holds what it would have held: only its clients divide it otherwise.
@@ -262,7 +265,7 @@ def test_clusters_may_be_uneven_inside():
 
 
 @pytest.mark.parametrize(("groups", "degrees"), [(1, [0]), (2, [0, 180]), (3, [0, 90, 180]), (4, [0, 90, 180, 270])])
-def test_rotations_by_hand(groups, degrees):
+def test_cluster_rotations_match_hand_computed_images(groups, degrees):
     """Counter-clockwise quarter turns of [[1, 2], [3, 4]]."""
     turned = {0: [[1, 2], [3, 4]], 90: [[2, 4], [1, 3]], 180: [[4, 3], [2, 1]], 270: [[3, 1], [4, 2]]}
     x, y = np.asarray([[[1, 2], [3, 4]]], np.uint8), np.asarray([1])
@@ -273,7 +276,7 @@ def test_rotations_by_hand(groups, degrees):
         assert label.tolist() == [1]
 
 
-def test_permutations_are_bijections_and_no_two_the_same():
+def test_draw_permutations_gives_distinct_bijections():
     table = clusters.draw_permutations(6, 3, np.random.default_rng(0))  # all that there are
     assert table[0].tolist() == [0, 1, 2]
     assert {tuple(sorted(row)) for row in table.tolist()} == {(0, 1, 2)}
@@ -282,20 +285,20 @@ def test_permutations_are_bijections_and_no_two_the_same():
     np.testing.assert_array_equal(clusters.draw_permutations(2, 10, np.random.default_rng(3)), longer[:2])
 
 
-def test_what_clusters_cannot_be():
+def test_clusters_scheme_refuses_invalid_options():
     with pytest.raises(UsageError, match="groups=7 are more than the 6 clients"):
-        split("clusters", groups=7)
+        split_samples("clusters", groups=7)
     with pytest.raises(UsageError, match="more than the 4 rotations"):
-        split("clusters", groups=5)
+        split_samples("clusters", groups=5)
     with pytest.raises(UsageError, match="more than the 2 permutations of 2 labels"):
-        split("clusters", of=samples(np.tile([0, 1], 9)), groups=3, kind="labels")
-    assert len(split("clusters", groups=5, kind="both")) == 6
-    for of in (samples(Y, (4, 3), np.float32), samples(Y, (9,), np.int16)):
+        split_samples("clusters", of=make_samples(np.tile([0, 1], 9)), groups=3, kind="labels")
+    assert len(split_samples("clusters", groups=5, kind="both")) == 6
+    for of in (make_samples(Y, (4, 3), np.float32), make_samples(Y, (9,), np.int16)):
         for kind in ("rotation", "both"):
             with pytest.raises(UsageError, match=f"kind={kind} turns images"):
-                split("clusters", of=of, kind=kind)
-        assert len(split("clusters", of=of, kind="labels")) == 6
-    wide = samples(Y, (4, 6, 3))
+                split_samples("clusters", of=of, kind=kind)
+        assert len(split_samples("clusters", of=of, kind="labels")) == 6
+    wide = make_samples(Y, (4, 6, 3))
     with pytest.raises(UsageError, match="4x6x3 are not square"):
-        split("clusters", of=wide, groups=3)
-    assert len(split("clusters", of=wide, groups=2)) == 6
+        split_samples("clusters", of=wide, groups=3)
+    assert len(split_samples("clusters", of=wide, groups=2)) == 6

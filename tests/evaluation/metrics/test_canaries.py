@@ -10,27 +10,27 @@ from pflcli.federation.privacy import accounting
 
 
 @pytest.mark.parametrize("mu", [0.3, 1.0, 3.0])
-def test_a_gaussian_mechanism_has_the_epsilon_of_the_accountant(mu):
+def test_gaussian_epsilon_equals_that_of_the_accountant(mu):
     pytest.importorskip("dp_accounting")
     assert canaries.gaussian_epsilon(mu, 1e-5) == pytest.approx(
         accounting.compute_epsilon(1 / mu, 1.0, 1, 1e-5), rel=1e-3
     )
 
 
-def test_epsilon_at_the_ends():
+def test_gaussian_epsilon_is_0_for_small_mu_and_finite_for_large_mu():
     assert canaries.gaussian_epsilon(0, 1e-5) == 0
     assert canaries.gaussian_epsilon(1e-6, 1e-5) == 0  # too near to be told apart but by delta
     assert canaries.gaussian_epsilon(1000.0, 1e-5) > 10**5
 
 
-def test_the_lower_bound_lies_above_the_truth_as_seldom_as_it_says():
+def test_lower_bound_of_mu_exceeds_the_truth_at_the_stated_rate():
     draw = np.random.default_rng(0)
     low = [canaries.estimate(draw.normal(1.5, 1, 100), draw.normal(0, 1, 100), 1e-5).mu_low for _ in range(400)]
     assert np.mean(np.asarray(low) > 1.5) <= 0.06
     assert np.mean(low) > 1.1
 
 
-def test_the_lower_bound_by_hand():
+def test_estimate_matches_a_hand_computed_lower_bound():
     """20 measurements of mean 2 and 30 of mean 0, with standard deviations of 1 and less."""
     inserted = 2 + np.sqrt(19 / 20) * np.tile([-1.0, 1.0], 10)
     left_out = 0.5 * np.tile([-1.0, 1.0], 15)
@@ -43,7 +43,7 @@ def test_the_lower_bound_by_hand():
     assert canaries.estimate(2 + left_out, inserted - 2, 1e-5).mu == pytest.approx(2)
 
 
-def test_canaries_that_left_no_trace_show_nothing():
+def test_estimate_is_0_without_a_signal_and_refuses_too_few_canaries():
     draw = np.random.default_rng(1)
     shows = canaries.estimate(draw.normal(size=100), draw.normal(0.5, 1, 100), 1e-5)
     assert (shows.mu_low, shows.epsilon_low) == (0, 0)

@@ -19,7 +19,7 @@ DOCUMENTED = Path(__file__).parents[3] / "docs" / "artifacts" / "metrics.csv"
 
 
 @pytest.fixture
-def two_more(monkeypatch):
+def add_two_metrics(monkeypatch):
     """A score of each client, weighted by samples, and the best client's, in the catalogue for one test."""
     more = [
         Metric(
@@ -31,8 +31,8 @@ def two_more(monkeypatch):
     monkeypatch.setattr(catalogue, "METRICS", {**catalogue.METRICS, **{metric.name: metric for metric in more}})
 
 
-@pytest.mark.usefixtures("two_more")
-def test_an_entry_is_all_that_a_metric_needs(tmp_path):
+@pytest.mark.usefixtures("add_two_metrics")
+def test_metric_added_to_the_catalogue_appears_in_all_outputs(tmp_path):
     evaluate([store(tmp_path / "p", "mine", [0, 1, 0, 1, 1, 0])], tmp_path / "e")
     (row,) = json.loads((tmp_path / "e" / "metrics.json").read_text())["methods"]
     assert row["metrics"]["sure"]["value"] == pytest.approx(0.9)
@@ -46,7 +46,7 @@ def test_an_entry_is_all_that_a_metric_needs(tmp_path):
     assert (row["sure"], row["surest"]) == ("0.9", "0.9")
 
 
-def test_the_documented_metrics_are_the_catalogue():
+def test_documented_metrics_equal_the_catalogue():
     with DOCUMENTED.open(encoding="utf-8", newline="") as file:
         on_page = {row["metric"]: row["unit"] for row in csv.DictReader(file)}
     parts = {name.removeprefix("{metric}") for name in on_page if name.startswith("{metric}")}
@@ -59,7 +59,7 @@ def test_the_documented_metrics_are_the_catalogue():
     assert {name: unit for name, unit in on_page.items() if "{" not in name} == listed
 
 
-def test_no_two_columns_share_a_heading_or_give_way_at_once():
+def test_columns_have_unique_headings_and_priorities():
     columns = [catalogue.METRICS[name] for name in catalogue.columns("evaluation")]
     assert len({metric.heading for metric in columns}) == len(columns)
     numbers = [metric.gives_way for metric in columns if metric.gives_way is not None]
@@ -67,7 +67,7 @@ def test_no_two_columns_share_a_heading_or_give_way_at_once():
     assert all(metric.score in catalogue.METRICS for metric in catalogue.METRICS.values() if metric.score)
 
 
-def test_what_metrics_json_holds_of_a_metric():
+def test_record_of_a_metric_has_value_unit_weighting_and_count():
     record = catalogue.METRICS["rounds_to_target"].record([2.0, float("nan"), 4.0], 2, of=3)
     assert record.pop("std_over_seeds") == pytest.approx(2**0.5)
     assert record == {"value": 3.0, "unit": "rounds", "weighting": "seeds that reached the target", "n": 2, "of": 3}
@@ -77,7 +77,7 @@ def test_what_metrics_json_holds_of_a_metric():
     assert catalogue.METRICS["last_rounds_accuracy"].record([1.0], 5, "5")["weighting"].endswith("last 5 rounds")
 
 
-def test_scores_that_are_no_shares_are_not_printed_in_percent():
+def test_brier_score_and_log_loss_are_not_printed_in_percent():
     """A Brier score is a squared distance between distributions: up to 2, and better the lower it is."""
     for name in ("brier_score", "log_loss"):
         metric = catalogue.METRICS[name]

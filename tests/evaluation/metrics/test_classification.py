@@ -14,7 +14,7 @@ P = np.asarray([[0.9, 0.1], [0.6, 0.4], [0.3, 0.7], [0.6, 0.4], [0.2, 0.8]])
 Y = np.asarray([0, 0, 0, 1, 1])
 
 
-def test_two_classes_by_hand():
+def test_scores_of_two_classes_match_hand_computed_values():
     """Of 2 x 3 pairs the ill patient has the higher probability in 1 + 3 and the same in 1."""
     assert classification.auroc(P, Y) == pytest.approx((1 + 0.5 + 3) / 6)
     # Thresholds .8: 1 of 1, recall 1/2; .7: no more; .4: 2 of 4, recall 1.
@@ -27,12 +27,12 @@ def test_two_classes_by_hand():
     np.testing.assert_allclose(classification.brier_score(P, Y), [0.01, 0.16, 0.49, 0.36, 0.04])
 
 
-def test_brier_score_of_three_classes_by_hand():
+def test_brier_score_of_three_classes_matches_a_hand_computed_value():
     actual = classification.brier_score(np.asarray([[0.5, 0.3, 0.2]]), np.asarray([1]))
     np.testing.assert_allclose(actual, [0.25 + 0.49 + 0.04])
 
 
-def drawn(classes, seed):
+def draw_predictions(classes, seed):
     """Answers to a few samples, in tenths, so that many are tied; every class occurs."""
     draw = np.random.default_rng(seed)
     y = np.append(np.arange(classes), draw.integers(classes, size=25))
@@ -40,13 +40,13 @@ def drawn(classes, seed):
     return p.astype(np.float32), y
 
 
-def of_each(score, p, y):
+def average_over_classes(score, p, y):
     return np.mean([score(y == c, p[:, c]) for c in np.unique(y)])
 
 
 REFERENCES = {
-    "auroc": lambda p, y: of_each(sklearn.roc_auc_score, p, y),
-    "average_precision": lambda p, y: of_each(sklearn.average_precision_score, p, y),
+    "auroc": lambda p, y: average_over_classes(sklearn.roc_auc_score, p, y),
+    "average_precision": lambda p, y: average_over_classes(sklearn.average_precision_score, p, y),
     "f1": lambda p, y: sklearn.f1_score(y, p.argmax(1), average="macro"),
     "balanced_accuracy": lambda p, y: sklearn.balanced_accuracy_score(y, p.argmax(1)),
     "accuracy": lambda p, y: sklearn.accuracy_score(y, p.argmax(1)),
@@ -64,9 +64,9 @@ OF_TWO = {
 
 
 @pytest.mark.parametrize("classes", [2, 3, 7])
-def test_every_score_is_that_of_scikit_learn(classes):
+def test_scores_equal_scikit_learn(classes):
     for seed in range(20):
-        p, y = drawn(classes, seed)
+        p, y = draw_predictions(classes, seed)
         p = (p + 0.01) / (p + 0.01).sum(axis=1, keepdims=True)  # a log-loss of 0 depends on where it is cut
         for name, reference in {**REFERENCES, **(OF_TWO if classes == 2 else {})}.items():
             actual = catalogue.METRICS[name].score_clients(p, y, np.asarray([0, len(y)]))
@@ -74,8 +74,8 @@ def test_every_score_is_that_of_scikit_learn(classes):
 
 
 @pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")
-def test_of_many_classes_those_count_that_occur():
-    p, y = drawn(7, 0)
+def test_scores_average_only_over_classes_that_occur():
+    p, y = draw_predictions(7, 0)
     occurring = np.isin(y, [1, 4, 6])
     p, y = p[occurring], y[occurring]
     for name in ("auroc", "average_precision", "f1", "balanced_accuracy"):
@@ -83,7 +83,7 @@ def test_of_many_classes_those_count_that_occur():
 
 
 @pytest.mark.parametrize("label", [0, 1])
-def test_nothing_is_0_for_want_of_a_class(label):
+def test_scores_are_nan_when_a_class_is_missing(label):
     """One that has samples of one class only is no worse for it: the score is not defined."""
     p, y = P[label:], np.full(len(P) - label, label)
     for name in ("auroc", "average_precision", "f1", "balanced_accuracy"):
@@ -93,7 +93,7 @@ def test_nothing_is_0_for_want_of_a_class(label):
     assert np.isfinite(classification.brier_score(p, y)).all()
 
 
-def test_scores_over_clients_by_hand():
+def test_scores_over_clients_match_hand_computed_values():
     values, n = np.asarray([0.2, np.nan, 0.6, 0.1]), np.asarray([1, 5, 3, 0])
     parts = {part: catalogue.METRICS[f"brier_score_{part}"] for part in ("mean", "bottom_decile", "worst")}
     actual = {part: entry.score_run({"brier_score": values}, n, P, Y) for part, entry in parts.items()}

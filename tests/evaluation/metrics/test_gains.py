@@ -20,7 +20,7 @@ from pflcli.evaluation.metrics import gains
 TRUTH = 0.05
 
 
-def coverage(
+def measure_coverage(
     *, clients, seeds, same, of_clients=0.1, of_seeds=0.0, noise=0.03, assumed_same=None, spread=0.0, tries=600
 ):
     """How often the interval holds the truth, where clients are the ``same`` under every seed or others."""
@@ -39,32 +39,32 @@ def coverage(
 
 @pytest.mark.parametrize("seeds", [1, 3, 5])
 @pytest.mark.parametrize("clients", [6, 60])
-def test_the_interval_covers_where_seeds_share_their_clients(seeds, clients):
-    assert coverage(clients=clients, seeds=seeds, same=True) == pytest.approx(0.95, abs=0.025)
+def test_interval_has_its_coverage_when_seeds_share_clients(seeds, clients):
+    assert measure_coverage(clients=clients, seeds=seeds, same=True) == pytest.approx(0.95, abs=0.025)
 
 
 @pytest.mark.parametrize("seeds", [2, 3, 5])
-def test_the_interval_covers_where_each_seed_has_its_own_clients(seeds):
-    assert coverage(clients=60, seeds=seeds, same=False) == pytest.approx(0.96, abs=0.025)
+def test_interval_has_its_coverage_when_each_seed_has_other_clients(seeds):
+    assert measure_coverage(clients=60, seeds=seeds, same=False) == pytest.approx(0.96, abs=0.025)
 
 
 @pytest.mark.parametrize("same", [True, False])
-def test_the_interval_covers_where_seeds_differ_themselves(same):
+def test_interval_has_its_coverage_when_seeds_have_random_effects(same):
     """A seed whose training went badly moves the gains of all its clients."""
-    assert coverage(clients=60, seeds=3, same=same, of_seeds=0.03) == pytest.approx(0.95, abs=0.04)
+    assert measure_coverage(clients=60, seeds=3, same=same, of_seeds=0.03) == pytest.approx(0.95, abs=0.04)
 
 
-def test_the_interval_covers_where_few_clients_weigh_most():
-    assert coverage(clients=60, seeds=3, same=True, spread=1.0) == pytest.approx(0.95, abs=0.035)
+def test_interval_has_its_coverage_when_few_clients_dominate():
+    assert measure_coverage(clients=60, seeds=3, same=True, spread=1.0) == pytest.approx(0.95, abs=0.035)
 
 
 @pytest.mark.parametrize(("seeds", "at_most"), [(3, 0.85), (5, 0.75)])
-def test_to_take_shared_clients_for_others_covers_too_little(seeds, at_most):
+def test_interval_covers_too_little_when_shared_clients_count_as_new(seeds, at_most):
     """What the interval would promise if clients that come again counted as new ones."""
-    assert coverage(clients=60, seeds=seeds, same=True, assumed_same=False) < at_most
+    assert measure_coverage(clients=60, seeds=seeds, same=True, assumed_same=False) < at_most
 
 
-def test_the_interval_of_one_seed_by_hand():
+def test_interval_of_one_seed_matches_a_hand_computed_one():
     """Four clients of one weight: mean 2, deviation sqrt(2/3), error half of it, and t of 3 degrees 3.182."""
     gain = gains.mean_gain([np.asarray([1.0, 2, 2, 3])], [np.ones(4)], [np.arange(4)])
     assert gain.mean == 2
@@ -73,7 +73,7 @@ def test_the_interval_of_one_seed_by_hand():
     assert gain.interval == pytest.approx((2 - 3.18245 * gain.error, 2 + 3.18245 * gain.error), rel=1e-4)
 
 
-def test_the_variance_of_three_seeds_by_hand():
+def test_variance_of_three_seeds_matches_a_hand_computed_one():
     """The same three clients under each seed, of unequal sizes; seeds differ by more than their clients explain."""
     gain = [[0.1, 0.3, 0.2], [0.5, 0.6, 0.4], [0.0, 0.1, 0.2]]
     weight = [[1, 2, 3], [2, 2, 1], [1, 1, 1]]
@@ -99,7 +99,7 @@ def test_the_variance_of_three_seeds_by_hand():
     assert estimate.freedom == pytest.approx(freedom)
 
 
-def test_twice_the_same_seed_tells_nothing_new():
+def test_repeating_a_seed_does_not_narrow_the_interval():
     draw = np.random.default_rng(0)
     gain, weight, identities = draw.normal(size=30), draw.integers(5, 20, 30).astype(float), np.arange(30)
     once, twice = (gains.mean_gain([gain] * n, [weight] * n, [identities] * n) for n in (1, 2))
@@ -175,15 +175,15 @@ def test_intervals_with_a_shared_variance_cover_and_are_shorter():
     assert 0.6 * before < now < 0.75 * before
 
 
-def test_one_client_has_no_interval():
+def test_mean_gain_of_one_client_has_no_interval():
     assert gains.mean_gain([np.ones(1)] * 3, [np.ones(1)] * 3, [np.zeros(1)] * 3) is None
 
 
-def test_holm_by_hand():
+def test_holm_matches_hand_computed_p_values():
     assert gains.holm({"a": 0.04, "b": 0.01, "c": 0.03}) == pytest.approx({"b": 0.03, "c": 0.06, "a": 0.06})
 
 
-def swapped(differing):
+def enumerate_swaps(differing):
     """The distribution of the number of clients better off, by going through every swap."""
     counts = []
     for signs in itertools.product([-1, 1], repeat=sum(differing)):
@@ -192,16 +192,16 @@ def swapped(differing):
     return np.asarray(counts) / len(differing)
 
 
-def test_chance_is_every_swap_of_two_methods_answers():
+def test_estimate_chance_equals_enumerating_all_swaps():
     differing = [3, 0, 2, 4, 1, 1]
-    every = swapped(differing)
+    every = enumerate_swaps(differing)
     mean, high = gains.estimate_chance([np.asarray(differing)], np.random.default_rng(0), repeated=False)
     assert mean == pytest.approx(every.mean())
     assert high == pytest.approx(np.quantile(every, 0.95, method="higher"))
 
 
 @pytest.mark.parametrize("repeated", [True, False])
-def test_two_methods_that_are_equally_good_seldom_exceed_chance(repeated):
+def test_equally_good_methods_seldom_exceed_chance(repeated):
     draw = np.random.default_rng(0)
     exceeded = 0
     for _ in range(150):
@@ -214,7 +214,7 @@ def test_two_methods_that_are_equally_good_seldom_exceed_chance(repeated):
     assert 0 < exceeded / 150 <= 0.08
 
 
-def test_ten_thousand_clients_cost_a_moment():
+def test_gains_of_ten_thousand_clients_take_less_than_half_a_second():
     draw = np.random.default_rng(0)
     gain, weight, identities = draw.normal(size=(3, 10_000)), np.ones((3, 10_000)), np.arange(10_000)
     began = time.process_time()
@@ -226,7 +226,7 @@ def test_ten_thousand_clients_cost_a_moment():
 # In an evaluation
 
 
-def test_shares_stand_beside_those_that_chance_gives(tmp_path):
+def test_evaluation_reports_shares_expected_by_chance(tmp_path):
     base = store(tmp_path / "base", "fedavg", [0, 0, 0, 0, 1, 0])
     artifact = store(tmp_path / "mine", "mine", [0, 1, 0, 1, 1, 0])  # differs on two samples of the first client
     evaluate([base, artifact], tmp_path / "e")
@@ -239,7 +239,7 @@ def test_shares_stand_beside_those_that_chance_gives(tmp_path):
     assert "50.0 (12.5)" in (tmp_path / "e" / "table.md").read_text()
 
 
-def test_the_mean_of_clients_macro_precision(tmp_path):
+def test_macro_precision_mean_matches_a_hand_computed_value(tmp_path):
     artifact = store(tmp_path / "mine", "mine", [0, 1, 0, 0, 1, 0])
     evaluate([artifact], tmp_path / "e")
     scores = metrics(tmp_path / "e")["methods"][0]["metrics"]
@@ -265,7 +265,7 @@ def empty_predictions(out, source, seed):
         ({"scheme": "dirichlet", "clients": 60, "options": {"alpha": "1"}}, (0, 0), 60),  # one partition, two trainings
     ],
 )
-def test_who_comes_again_under_another_seed(tmp_path, scheme, seeds, shared):
+def test_identify_clients_recognizes_clients_under_another_seed(tmp_path, scheme, seeds, shared):
     artifacts = {}
     for run, seed in enumerate(seeds):
         if not (tmp_path / f"p{seed}").exists():
@@ -278,7 +278,7 @@ def test_who_comes_again_under_another_seed(tmp_path, scheme, seeds, shared):
     assert len(again) == shared if shared is not None else 20 <= len(again) < 40
 
 
-def test_without_the_partition_equal_samples_are_the_same_clients(tmp_path):
+def test_identify_clients_compares_samples_without_the_partition(tmp_path):
     partition("writers", tmp_path / "p")
     artifacts = {run: empty_predictions(tmp_path / f"answers{run}", tmp_path / "p", run) for run in (0, 1, 2)}
     (tmp_path / "p").rename(tmp_path.parent / f"{tmp_path.name}-elsewhere")
@@ -289,7 +289,7 @@ def test_without_the_partition_equal_samples_are_the_same_clients(tmp_path):
     assert not np.intersect1d(identities[0], identities[2]).size
 
 
-def test_an_evaluation_knows_that_clients_come_again(tmp_path):
+def test_evaluation_of_repeated_clients_has_the_interval_of_one_seed(tmp_path):
     """Two seeds of the same answers are no more than one: the interval is that of one seed."""
     sources = {}
     for seed in (0, 1):

@@ -10,7 +10,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 from pflcli.evaluation.metrics import membership
 
 
-def test_the_area_of_a_few_samples_by_hand():
+def test_area_matches_hand_computed_values():
     """Members 3, 2, 2 and non-members 2, 1: of six pairs four are won and two tied, (4 + 1) / 6."""
     scores, member = np.asarray([3.0, 2, 2, 2, 1]), np.asarray([True, True, True, False, False])
     assert membership.area(scores, member).value == pytest.approx(5 / 6)
@@ -19,7 +19,7 @@ def test_the_area_of_a_few_samples_by_hand():
     assert membership.area(scores, np.zeros(5, bool)) is None
 
 
-def test_area_and_curve_are_those_of_scikit_learn():
+def test_area_and_roc_curve_equal_scikit_learn():
     draw = np.random.default_rng(0)
     scores, member = draw.integers(0, 20, 300).astype(float), draw.random(300) < 0.3
     assert membership.area(scores, member).value == pytest.approx(roc_auc_score(member, scores))
@@ -28,14 +28,14 @@ def test_area_and_curve_are_those_of_scikit_learn():
         np.testing.assert_allclose(values, expected)
 
 
-def test_a_lookup_table_gives_one_and_its_interval_is_not_empty():
+def test_area_of_perfect_scores_is_1_with_a_non_empty_interval():
     area = membership.area(np.repeat([1.0, 0.0], 20), np.arange(40) < 20)
     assert (area.value, area.high) == (1, 1)
     assert 0.85 < area.low < 1
 
 
 @pytest.mark.parametrize("shift", [0.0, 1.0, 2.5])
-def test_intervals_cover_the_area_of_normal_scores(shift):
+def test_area_interval_covers_the_area_of_normal_scores(shift):
     """Scores of members N(shift, 1), of others N(0, 1): the AUC is Phi(shift / sqrt(2))."""
     draw, member = np.random.default_rng(1), np.arange(40) < 20
     areas = [membership.area(draw.normal(shift * member), member) for _ in range(200)]
@@ -43,7 +43,7 @@ def test_intervals_cover_the_area_of_normal_scores(shift):
     assert covered >= 0.93
 
 
-def test_clients_whose_samples_go_together_widen_the_interval():
+def test_area_interval_widens_when_scores_correlate_within_clients():
     """Each client's members score higher or lower together: samples alone would claim too much."""
     draw = np.random.default_rng(2)
     client, member = np.repeat(np.arange(20), 20), np.tile(np.arange(20) < 10, 20)
@@ -57,7 +57,7 @@ def test_clients_whose_samples_go_together_widen_the_interval():
     assert covered[False] < 75
 
 
-def test_the_interval_of_few_clients_by_hand():
+def test_area_interval_of_few_clients_matches_a_hand_computed_one():
     """Three clients of unequal size widen an interval by the ratio of the variances with and without them."""
     scores = np.asarray([5.0, 3.0, 4.0, 1.0, 2.0, 0.0, 6.0, 2.5, 3.5])
     member = np.asarray([1, 1, 0, 1, 0, 0, 1, 1, 0], bool)
@@ -84,7 +84,7 @@ def test_the_interval_of_few_clients_by_hand():
         assert abs(end - value) / np.sqrt(spread) == pytest.approx(membership.Z)
 
 
-def test_true_positives_by_hand():
+def test_true_positive_rate_matches_hand_computed_values():
     """Of 100 non-members one may be above the threshold: members above the second highest of them are recognized."""
     others = np.arange(100.0)
     scores, member = np.concatenate([others, [98.5, 98.0, 200.0, 97.5]]), np.arange(104) >= 100
@@ -97,7 +97,7 @@ def test_true_positives_by_hand():
     assert (most.value, most.high) == (1, 1)
 
 
-def test_scaled_logits_by_hand_and_at_the_ends():
+def test_scaled_logits_match_hand_computed_values_and_are_finite():
     p = np.asarray([[0.75, 0.25], [1.0, 0.0], [1.0, 1e-12], [0.0, 0.0]], np.float32)
     logits = membership.scaled_logits(p, np.zeros(4, np.int64))
     assert logits[0] == pytest.approx(np.log(3))
@@ -106,7 +106,7 @@ def test_scaled_logits_by_hand_and_at_the_ends():
     assert logits[3] == 0
 
 
-def test_a_likelihood_ratio_by_hand():
+def test_likelihood_ratio_matches_a_hand_computed_value():
     """Two models each: in 2 +- 1, out 0 +- 1, all variances 2, widened by 1 + 1/2 to 3."""
     references = np.asarray([[3.0], [1.0], [1.0], [-1.0]])
     learned = np.asarray([[True], [True], [False], [False]])
@@ -114,7 +114,7 @@ def test_a_likelihood_ratio_by_hand():
     assert ratio == pytest.approx((0 - (2 - 2) ** 2 + (2 - 0) ** 2) / 6)
 
 
-def test_the_likelihood_ratio_recognizes_what_confidence_cannot():
+def test_likelihood_ratio_detects_members_that_confidence_misses():
     """Samples differ more in difficulty than membership changes them: reference models know how difficult each is."""
     draw = np.random.default_rng(3)
     n, count = 600, 16
@@ -129,7 +129,7 @@ def test_the_likelihood_ratio_recognizes_what_confidence_cannot():
     assert np.isfinite(unlearned).all()
 
 
-def test_clients_are_balanced_so_that_knowing_the_client_does_not_help():
+def test_balance_members_makes_membership_independent_of_the_client():
     client = np.repeat([0, 1, 2], [12, 8, 5])
     member = np.concatenate([np.arange(12) < 9, np.arange(8) < 2, np.zeros(5, bool)])
     draws = [(np.flatnonzero(client == number), np.random.default_rng(number)) for number in range(3)]

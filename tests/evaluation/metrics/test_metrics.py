@@ -20,19 +20,19 @@ from pflcli.evaluation.metrics import heterogeneity, scores
 from pflcli.evaluation.metrics.client_relations import list_weights, summarize_attention
 
 
-def test_mean_by_client_with_empty_clients_anywhere():
+def test_per_client_mean_is_nan_for_clients_without_samples():
     actual = scores.per_client(np.asarray([1, 0, 1, 1]), np.asarray([0, 0, 2, 2, 3, 4, 4]))
     np.testing.assert_array_equal(actual, [np.nan, 0.5, np.nan, 1, 1, np.nan])
     assert len(scores.per_client(np.zeros(0), np.asarray([0]))) == 0
 
 
 @pytest.mark.parametrize(("m", "place"), [(1, 1), (5, 1), (10, 1), (11, 2), (60, 6), (61, 7)])
-def test_bottom_decile_is_the_tenth_worst_of_a_hundred(m, place):
+def test_bottom_decile_is_the_10th_percentile_client(m, place):
     values = np.random.default_rng(0).permutation(np.arange(1.0, m + 1))
     assert scores.bottom_decile(np.append(values, np.nan)) == place
 
 
-def test_macro_precision_by_hand():
+def test_macro_precision_matches_a_hand_computed_value():
     p = np.eye(4)[[0, 0, 1, 1, 1, 0]]
     y = np.asarray([0, 1, 1, 1, 0, 2])
     # Class 0: 1 of 3, class 1: 2 of 3, class 2: never predicted, class 3: does not occur.
@@ -40,7 +40,7 @@ def test_macro_precision_by_hand():
     assert math.isnan(scores.macro_precision(p[:0], y[:0]))
 
 
-def test_calibration_error_by_hand():
+def test_calibration_error_matches_hand_computed_values():
     p = np.asarray([[0.9, 0.1], [0.9, 0.1], [0.4, 0.6], [1.0, 0.0]])
     y = np.asarray([0, 1, 1, 0])
     # Bins: .9 twice (half right), .6 once (right), 1.0 once (right).
@@ -53,7 +53,7 @@ def test_calibration_error_by_hand():
     assert scores.calibration_error(p, np.asarray([0, 1])) == pytest.approx((0.1 + 0.934) / 2)
 
 
-def test_log_loss_by_hand():
+def test_log_loss_matches_hand_computed_values():
     actual = scores.log_loss(np.asarray([[0.5, 0.5], [1.0, 0.0]]), np.asarray([1, 1]))
     np.testing.assert_allclose(actual, [math.log(2), -math.log(1e-12)])
 
@@ -62,7 +62,7 @@ def test_weighted_mean_leaves_out_clients_without_samples():
     assert scores.weighted_mean(np.asarray([1.0, np.nan, 0.0]), np.asarray([3, 0, 1])) == 0.75
 
 
-def test_jensen_shannon_by_hand():
+def test_jensen_shannon_matches_hand_computed_values():
     """(1, 0) and (1/2, 1/2) lie about (3/4, 1/4): half of log2(4/3) + (log2(2/3) + log2(2)) / 2."""
     p, q = np.asarray([1.0, 0.0]), np.asarray([0.5, 0.5])
     expected = (math.log2(4 / 3) + (math.log2(2 / 3) + 1) / 2) / 2
@@ -72,7 +72,7 @@ def test_jensen_shannon_by_hand():
     assert heterogeneity.jensen_shannon(p, p[::-1]) == 1
 
 
-def test_label_divergence_by_hand():
+def test_label_divergence_matches_hand_computed_values():
     # Of all samples 3/4 and 1/4, and not 2/3 and 1/3 as of the mean of the clients' distributions.
     counts = np.asarray([[2, 0, 0], [0, 0, 0], [0, 2, 0], [4, 0, 0]])
     # About the middles (7/8, 1/8) and (3/8, 5/8) of each client's distribution and that of all samples.
@@ -85,7 +85,7 @@ def test_label_divergence_by_hand():
     assert math.isnan(heterogeneity.divergence_between_clients(counts[:2], np.random.default_rng(0)))
 
 
-def test_label_divergence_of_a_sample_of_pairs():
+def test_label_divergence_of_sampled_pairs_approximates_all_pairs():
     counts = np.random.default_rng(0).integers(0, 20, (150, 4))
     exact, sampled = (
         heterogeneity.divergence_between_clients(counts, np.random.default_rng(1), pairs=n) for n in (20_000, 2_000)
@@ -97,7 +97,7 @@ def test_label_divergence_of_a_sample_of_pairs():
 
 
 @pytest.mark.parametrize(("pairs", "draws"), [(9, True), (10, False)])
-def test_pairs_are_drawn_only_where_there_are_more(pairs, draws):
+def test_label_divergence_samples_pairs_only_above_the_limit(pairs, draws):
     """Five clients make ten pairs."""
     rng = np.random.default_rng(0)
     before = rng.bit_generator.state
@@ -126,7 +126,7 @@ def metrics(out):
     return json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
 
 
-def test_evaluation_by_hand(tmp_path):
+def test_evaluation_matches_hand_computed_metrics(tmp_path):
     base = store(tmp_path / "base", "fedavg", [0, 0, 0, 0, 1, 0])  # 2 of 4, 1 of 2
     artifact = store(tmp_path / "mine", "mine", [0, 1, 0, 1, 1, 0])  # 4 of 4, 1 of 2
     evaluate([base, artifact], tmp_path / "e")
@@ -150,7 +150,7 @@ def test_evaluation_by_hand(tmp_path):
     assert rows[0]["gain"] == "0.5"
 
 
-def test_the_global_part_stands_in_for_the_baseline(tmp_path):
+def test_evaluation_uses_the_stored_global_model_as_baseline(tmp_path):
     artifact = store(tmp_path / "mine", "mine", [0, 1, 0, 1, 1, 0], baseline=[0, 0, 0, 0, 1, 0])
     evaluate([artifact], tmp_path / "e")
     evaluation = metrics(tmp_path / "e")
@@ -158,19 +158,19 @@ def test_the_global_part_stands_in_for_the_baseline(tmp_path):
     assert evaluation["methods"][0]["metrics"]["gain"]["value"] == pytest.approx(2 / 6)
 
 
-def test_without_any_baseline_there_is_no_gain(tmp_path):
+def test_evaluation_without_a_baseline_has_no_gain(tmp_path):
     evaluate([store(tmp_path / "mine", "mine", [0] * 6)], tmp_path / "e")
     assert "gain" not in metrics(tmp_path / "e")["methods"][0]["metrics"]
 
 
-def test_predictions_on_other_samples_are_no_baseline(tmp_path):
+def test_predictions_on_other_samples_are_not_used_as_baseline(tmp_path):
     base = store(tmp_path / "base", "fedavg", [0] * 6, shift=100)
     evaluate([base, store(tmp_path / "mine", "mine", [1] * 6)], tmp_path / "e")
     scores = {method["label"]: method["metrics"] for method in metrics(tmp_path / "e")["methods"]}
     assert "gain" not in scores["mine"]
 
 
-def test_seeds_become_one_row_with_their_spread(tmp_path):
+def test_seeds_are_averaged_into_one_row_with_their_standard_deviation(tmp_path):
     artifacts = [store(tmp_path / str(seed), "mine", [seed, 1, 0, 1, 1, 1], seed=seed) for seed in (0, 1)]
     evaluate(artifacts, tmp_path / "e")
     (row,) = metrics(tmp_path / "e")["methods"]
@@ -190,7 +190,7 @@ def test_methods_of_the_same_name_get_different_labels(tmp_path):
         evaluate(artifacts, tmp_path / "f", baseline="ditto")
 
 
-def test_pictures_are_the_same_bytes(tmp_path):
+def test_evaluation_plots_are_deterministic(tmp_path):
     base, other = store(tmp_path / "base", "fedavg", [0] * 6), store(tmp_path / "mine", "mine", [1] * 6)
     for out in ("e", "f"):
         evaluate([base, other], tmp_path / out)
@@ -200,14 +200,14 @@ def test_pictures_are_the_same_bytes(tmp_path):
     assert "| fedavg | 1 | 33.3 |" in (tmp_path / "e" / "table.md").read_text()
 
 
-def test_a_row_that_is_no_distribution_is_refused(tmp_path):
+def test_predictions_refuse_rows_that_are_not_probabilities(tmp_path):
     answers = SplitPredictions({"p": np.full((6, 2), 0.4, np.float32)}, Y, np.arange(6), np.cumsum([0, *SIZES]))
     draft = ArtifactSpec("predictions", {})
     with ArtifactWriter(tmp_path / "p", draft) as work, pytest.raises(ValueError, match="not a probability"):
         predictions.write(work, Predictions({"test": answers}))
 
 
-def test_what_attention_comes_to_by_hand():
+def test_summarize_attention_matches_hand_computed_values():
     first = np.zeros((2, 4, 4))
     first[0, 0, 1:] = [0.5, 0.25, 0.25]
     first[0, 1, [0, 2]] = [0.9, 0.1]  # was not sent the fourth
@@ -231,7 +231,7 @@ def test_what_attention_comes_to_by_hand():
     assert len(rows) == 5 + 7
 
 
-def drawn(monkeypatch):
+def record_pictures(monkeypatch):
     """What is drawn by client, instead of the picture."""
     drawn_pictures = []
 
@@ -244,9 +244,9 @@ def drawn(monkeypatch):
     return drawn_pictures
 
 
-def test_few_clients_are_drawn_one_by_one(tmp_path, monkeypatch):
+def test_few_clients_are_plotted_individually(tmp_path, monkeypatch):
     """Seeds averaged, and clients without test samples left out."""
-    drawn_pictures = drawn(monkeypatch)
+    drawn_pictures = record_pictures(monkeypatch)
     artifacts = [
         store(tmp_path / f"{name}{seed}", name, guesses, seed=seed)
         for seed in (0, 1)
@@ -259,15 +259,15 @@ def test_few_clients_are_drawn_one_by_one(tmp_path, monkeypatch):
     assert (baseline, title) == ("fedavg", "Accuracy by client, test split, mean of 2 seeds")
 
 
-def test_clients_that_are_others_under_each_seed_are_ranked(tmp_path, monkeypatch):
-    drawn_pictures = drawn(monkeypatch)
+def test_clients_that_differ_by_seed_are_not_plotted_individually(tmp_path, monkeypatch):
+    drawn_pictures = record_pictures(monkeypatch)
     artifacts = [store(tmp_path / str(seed), "mine", [0] * 6, seed=seed, shift=10 * seed) for seed in (0, 1)]
     evaluate(artifacts, tmp_path / "e")
     assert drawn_pictures == []
 
 
-def test_clients_have_their_names_in_tables_and_pictures(small, tmp_path, monkeypatch):
-    drawn_pictures = drawn(monkeypatch)
+def test_tables_and_plots_show_client_names(small, tmp_path, monkeypatch):
+    drawn_pictures = record_pictures(monkeypatch)
     evaluate([small.fedavg, small.knn], tmp_path / "e")
     names = [row["name"] for row in csv.DictReader((small.p / "clients.csv").open())]
     rows = list(csv.DictReader((tmp_path / "e" / "clients.csv").open()))

@@ -22,7 +22,7 @@ HOSTILE = (
 """Names that are markup, code or colours elsewhere."""
 
 
-def comparison(at, methods, names, seed=0):
+def write_comparison(at, methods, names, seed=0):
     """Write a comparison of ``methods``, the first of them the baseline, and clients of these names; return it."""
     rng = np.random.default_rng(seed)
     count = len(names)

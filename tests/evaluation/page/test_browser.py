@@ -15,7 +15,7 @@ CHIP = "[...document.querySelectorAll('.chip')].find((chip) => chip.dataset.meth
 COLUMN = "[...document.querySelectorAll('table.sortable tbody tr')].map((row) => row.cells[0].dataset.value)"
 
 
-def test_it_draws_links_and_sorts_without_a_request_or_an_error(hostile, tmp_path, monkeypatch):
+def test_page_draws_links_and_sorts_without_requests_or_errors(hostile, tmp_path, monkeypatch):
     page = tmp_path / "report.html"
     monkeypatch.setattr(charts, "render_still", lambda chart: "data:image/png;base64,AA==")  # they take seconds
     report([hostile.path], page)
@@ -50,9 +50,9 @@ def test_it_draws_links_and_sorts_without_a_request_or_an_error(hostile, tmp_pat
 
 
 @pytest.mark.long
-def test_28_methods_and_10000_clients_open_in_two_seconds(tmp_path):
+def test_page_of_28_methods_and_10000_clients_opens_in_two_seconds(tmp_path):
     names = [f"client-{number:05}" for number in range(10_000)]
-    artifact = synthetic.comparison(tmp_path / "comparison", ["fedavg", *(f"m{i}" for i in range(27))], names)
+    artifact = synthetic.write_comparison(tmp_path / "comparison", ["fedavg", *(f"m{i}" for i in range(27))], names)
     page = tmp_path / "report.html"
     report([artifact.path], page)
     assert page.stat().st_size < 4e6

@@ -17,27 +17,27 @@ from pflcli.evaluation.page import charts, lineage, runs
 from pflcli.evaluation.page.comparison import metric_value, read_comparison
 
 
-def drawn(artifact):
+def draw_charts(artifact):
     comparison = read_comparison(artifact)
     charted = charts.draw(comparison, runs.read(comparison, lineage.trace(artifact)))
     return comparison, {chart.key: chart for chart in charted}
 
 
-def expressions(node, key=""):
+def iterate_expressions(node, key=""):
     """Every text of a specification in which an expression stands."""
     if isinstance(node, dict):
         for name, item in node.items():
             if name not in ("data", "values"):
-                yield from expressions(item, name)
+                yield from iterate_expressions(item, name)
     elif isinstance(node, list):
         for item in node:
-            yield from expressions(item, key)
+            yield from iterate_expressions(item, key)
     elif key in ("test", "filter", "expr", "calculate", "signal"):
         yield node
 
 
-def test_the_charts_of_a_comparison(compared):
-    comparison, charted = drawn(open_artifact(compared.path))
+def test_charts_of_a_comparison_contain_its_numbers(compared):
+    comparison, charted = draw_charts(open_artifact(compared.path))
     assert [*charted][:5] == ["ranked", "cost", "dumbbell", "curves", "tuned-0"]
     assert "holdings" in charted
     for chart in charted.values():
@@ -65,9 +65,9 @@ def drawn_cost(artifact, megabytes, gains=None):
 
 @pytest.mark.parametrize("megabytes", [[20.0] * 12, [0.0, 1.0, *[1000.0] * 10]])
 @pytest.mark.parametrize("gains", [[0.0] * 12, [0.001 * n for n in range(12)], [0, *[0.2] * 11], [0, *[-0.2] * 11]])
-def test_names_beside_points_do_not_overlap_and_are_not_cut(tmp_path, megabytes, gains):
+def test_labels_beside_points_do_not_overlap_and_are_not_cut(tmp_path, megabytes, gains):
     methods = ["fedavg", *(f"method-{number:02}@variant" for number in range(11))]
-    chart = drawn_cost(synthetic.comparison(tmp_path / "c", methods, ["a", "b", "c", "d"]), megabytes, gains)
+    chart = drawn_cost(synthetic.write_comparison(tmp_path / "c", methods, ["a", "b", "c", "d"]), megabytes, gains)
     width = 388  # of the page on a telephone
     svg = vega.render({**chart.spec, "width": width}, "svg").decode()
     shift = float(re.search(r'<g fill="none"[^>]*translate\((\d+)', svg)[1])
@@ -81,8 +81,8 @@ def test_names_beside_points_do_not_overlap_and_are_not_cut(tmp_path, megabytes,
         assert 0 <= y < 320
 
 
-def test_an_axis_of_megabytes_is_called_logarithmic_only_where_it_is(tmp_path):
-    artifact = synthetic.comparison(tmp_path / "c", ["fedavg", "m1", "m2"], ["a", "b", "c", "d"])
+def test_caption_says_logarithmic_only_when_the_axis_is(tmp_path):
+    artifact = synthetic.write_comparison(tmp_path / "c", ["fedavg", "m1", "m2"], ["a", "b", "c", "d"])
     for megabytes, is_logarithmic in (
         ([0.0, 100.0, 200.0], False), ([0.0, 10.0, 200.0], True), ([0.0, 0.0, 0.0], False),
     ):  # fmt: skip
@@ -91,8 +91,10 @@ def test_an_axis_of_megabytes_is_called_logarithmic_only_where_it_is(tmp_path):
         assert ('"symlog"' in json.dumps(chart.spec)) == is_logarithmic
 
 
-def test_options_of_the_same_name_are_drawn_by_method(tmp_path):
-    comparison, _ = drawn(synthetic.comparison(tmp_path / "c", ["fedavg", "ditto", "knn-per"], ["a", "b", "c"]))
+def test_tuned_options_of_the_same_name_have_a_chart_per_method(tmp_path):
+    comparison, _ = draw_charts(
+        synthetic.write_comparison(tmp_path / "c", ["fedavg", "ditto", "knn-per"], ["a", "b", "c"])
+    )
     clients = comparison.clients
     values = clients.tuned["knn-per", "lambda"]
     clients.tuned.update({("ditto", "lambda"): 10 * values})
@@ -104,30 +106,30 @@ def test_options_of_the_same_name_are_drawn_by_method(tmp_path):
         assert {row["method"] for row in rows(chart.spec)} == {method}
 
 
-def test_no_name_is_part_of_an_expression(hostile):
-    comparison, charted = drawn(hostile)
+def test_chart_expressions_contain_no_client_or_method_name(hostile):
+    comparison, charted = draw_charts(hostile)
     for chart in charted.values():
-        for expression in expressions(chart.spec):
+        for expression in iterate_expressions(chart.spec):
             assert not any(name in expression for name in (*comparison.clients.names, *comparison.methods))
 
 
-def test_what_is_thinned_says_so(tmp_path):
+def test_captions_say_when_curves_or_clients_are_thinned(tmp_path):
     names = [f"c{number}" for number in range(1000)]
-    _, charted = drawn(synthetic.comparison(tmp_path / "comparison", ["fedavg", "local"], names))
+    _, charted = draw_charts(synthetic.write_comparison(tmp_path / "comparison", ["fedavg", "local"], names))
     assert "Curves go through 201 quantiles." in charted["ranked"].caption
     assert "200 of 1000 clients" in charted["dumbbell"].caption
     assert len([row for row in rows(charted["ranked"].spec) if "client" not in row]) <= 2 * 201 + 1
 
 
-def test_a_specification_is_json_and_the_same_again(compared):
-    one, two = (drawn(open_artifact(compared.path))[1] for _ in range(2))
+def test_chart_specifications_are_deterministic_json(compared):
+    one, two = (draw_charts(open_artifact(compared.path))[1] for _ in range(2))
     assert {key: json.dumps(chart.spec, allow_nan=False) for key, chart in one.items()} == {
         key: json.dumps(chart.spec, allow_nan=False) for key, chart in two.items()
     }
 
 
-def test_a_picture_that_stands_in_is_an_svg_without_foreign_addresses(hostile):
-    _, charted = drawn(hostile)
+def test_still_image_of_a_chart_is_an_svg_without_external_addresses(hostile):
+    _, charted = draw_charts(hostile)
     url = charts.render_still(charted["cost"])
     assert url.startswith("data:image/svg+xml;base64,")
     svg = base64.b64decode(url.partition(",")[2]).decode()
@@ -136,20 +138,20 @@ def test_a_picture_that_stands_in_is_an_svg_without_foreign_addresses(hostile):
     assert {*re.findall(r'https?://[^"]+', svg)} <= {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
 
 
-def luminance(colour):
+def compute_luminance(colour):
     channels = [int(colour[place : place + 2], 16) / 255 for place in (1, 3, 5)]
     linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
-def test_colours_stand_out_from_their_background():
+def test_chart_colours_have_enough_contrast():
     """Graphics need a contrast of 3 to 1 (WCAG 2.2, 1.4.11)."""
     for background, names in ((vega.PAPER, vega.dark_colours()), (vega.NIGHT, vega.dark_colours().values())):
         for colour in names:
-            light, dark = sorted((luminance(colour), luminance(background)), reverse=True)
+            light, dark = sorted((compute_luminance(colour), compute_luminance(background)), reverse=True)
             assert (light + 0.05) / (dark + 0.05) >= 3, colour
 
 
-def test_each_of_40_methods_has_a_style_of_its_own():
+def test_method_styles_are_distinct_for_40_methods():
     styles = vega.method_styles([f"m{number}" for number in range(40)], None)
     assert len({*styles.values()}) == 40

@@ -24,7 +24,7 @@ from pflcli.evaluation.page.comparison import (
 GOLDEN = Path(__file__).parents[2] / "golden"
 
 
-def test_scores_of_clients_are_means_over_seeds(compared):
+def test_client_scores_are_means_over_seeds(compared):
     comparison = read_comparison(open_artifact(compared.path))
     table = pd.read_csv(compared.path / "clients.csv")
     assert comparison.seeds == [0, 1]
@@ -37,7 +37,7 @@ def test_scores_of_clients_are_means_over_seeds(compared):
     assert ("knn-per", "lambda") in comparison.clients.tuned
 
 
-def test_the_same_number_under_two_partitions_is_another_client():
+def test_clients_of_two_partitions_are_distinct():
     rows = [("fedavg", seed, client, 5, 0.5 + 0.1 * seed, 0.5, 0.0) for seed in (0, 1) for client in (0, 1)]
     table = pd.DataFrame(rows, columns=["method", "seed", "client", "n_test", "accuracy", "baseline_accuracy", "gain"])
     metrics = {"split": "test", "baseline": "fedavg", "methods": [{"label": "fedavg", "seeds": [0, 1]}]}
@@ -48,9 +48,9 @@ def test_the_same_number_under_two_partitions_is_another_client():
     np.testing.assert_allclose(together.scores["fedavg"], 0.55)
 
 
-def test_many_clients_are_thinned_at_even_distances_with_the_worst_and_the_best(tmp_path):
+def test_many_clients_are_thinned_evenly_keeping_the_worst_and_the_best(tmp_path):
     names = [f"c{number}" for number in range(1000)]
-    clients = read_comparison(synthetic.comparison(tmp_path / "comparison", ["fedavg", "local"], names)).clients
+    clients = read_comparison(synthetic.write_comparison(tmp_path / "comparison", ["fedavg", "local"], names)).clients
     assert clients.is_thinned
     assert len(clients.drawn) == MAX_DRAWN
     assert {clients.order[0], clients.order[-1]} <= {*clients.drawn}
@@ -59,33 +59,33 @@ def test_many_clients_are_thinned_at_even_distances_with_the_worst_and_the_best(
 
 
 @pytest.mark.parametrize(("lower_is_better", "order"), [(False, [1, 0, 2]), (True, [2, 0, 1])])
-def test_the_worst_served_clients_come_first(lower_is_better, order):
+def test_clients_are_ordered_from_worst_to_best(lower_is_better, order):
     baseline = np.asarray([0.5, 0.1, 0.9])
     clients = Clients([*"abc"], [(0, 0), (0, 1), (0, 2)], np.ones(3), {}, baseline, lower_is_better, {})
     assert clients.order.tolist() == order
 
 
-def test_namesakes_are_two_clients(tmp_path):
+def test_clients_of_the_same_name_are_kept_apart(tmp_path):
     clients = read_comparison(
-        synthetic.comparison(tmp_path / "comparison", ["fedavg", "local"], ["A", "A", "B"])
+        synthetic.write_comparison(tmp_path / "comparison", ["fedavg", "local"], ["A", "A", "B"])
     ).clients
     assert clients.names == ["A (client 0)", "A (client 1)", "B"]
 
 
 @pytest.mark.parametrize("kind", ["comparison", "evaluation"])
 @pytest.mark.parametrize("at", sorted(GOLDEN.glob("schema-*")), ids=lambda path: path.name)
-def test_old_artifacts_are_shown(at, kind):
+def test_artifacts_of_old_schema_versions_can_be_shown(at, kind):
     comparison = read_comparison(open_artifact(at / kind))
     assert comparison.answer[0].startswith(("best", "no ", "all ", *comparison.methods))
     runs.read(comparison, lineage.trace(comparison.artifact))
 
 
-def test_a_metric_of_a_newer_pfl_is_named():
+def test_unknown_metric_is_reported_as_from_a_newer_version():
     with pytest.raises(InputError, match="newer pfl"):
         _find_ranking_metric({"metric": ["fairness"]})
 
 
-def test_what_runs_add(compared):
+def test_runs_add_curves_holdings_and_relations(compared):
     comparison = read_comparison(open_artifact(compared.path))
     added = runs.read(comparison, lineage.trace(comparison.artifact))
     assert {*added.curves} >= {"fedavg", "panm"}
@@ -96,9 +96,11 @@ def test_what_runs_add(compared):
     assert not added.remarks
 
 
-def test_the_answer_is_the_conclusion_and_the_cost(tmp_path):
+def test_answer_states_the_conclusion_and_the_costs(tmp_path):
     names = [f"c{number}" for number in range(50)]
-    comparison = read_comparison(synthetic.comparison(tmp_path / "comparison", ["fedavg", "local", "knn-per"], names))
+    comparison = read_comparison(
+        synthetic.write_comparison(tmp_path / "comparison", ["fedavg", "local", "knn-per"], names)
+    )
     *clauses, cost, baseline_cost = comparison.answer
     assert "; ".join(clauses) == comparison.metrics["conclusion"]["sentence"]
     assert clauses[0].startswith("best: knn-per, +")
@@ -106,21 +108,25 @@ def test_the_answer_is_the_conclusion_and_the_cost(tmp_path):
     assert baseline_cost == "fedavg sends 0.0 MB in a run of 1.0 s"
 
 
-def test_the_answer_names_harmful_methods(tmp_path):
-    comparison = read_comparison(synthetic.comparison(tmp_path / "comparison", ["fedavg", "local"], ["a", "b", "c"]))
+def test_answer_names_methods_worse_than_the_baseline(tmp_path):
+    comparison = read_comparison(
+        synthetic.write_comparison(tmp_path / "comparison", ["fedavg", "local"], ["a", "b", "c"])
+    )
     comparison.metrics["conclusion"]["worse"] = ["local"]
     comparison.row("local")["metrics"]["worse_off"]["value"] = 2 / 3
     assert comparison.answer[-1] == "local is shown to be worse than fedavg, which serves 2 of 3 clients better"
 
 
-def test_without_a_baseline_the_answer_is_the_best_score(tmp_path):
-    comparison = read_comparison(synthetic.comparison(tmp_path / "comparison", ["fedavg", "local"], ["a", "b", "c"]))
+def test_answer_without_a_baseline_states_the_best_score(tmp_path):
+    comparison = read_comparison(
+        synthetic.write_comparison(tmp_path / "comparison", ["fedavg", "local"], ["a", "b", "c"])
+    )
     comparison.metrics["baseline"] = None
     comparison.row("local")["metrics"]["accuracy"]["value"] = 0.9
     assert comparison.answer[:2] == ["best accuracy: local, 90.0 %", "local sends 100.0 MB in a run of 2.0 s"]
 
 
-def test_numbers_of_clients_are_those_of_their_seed():
+def test_client_numbers_belong_to_their_seed():
     keys = [(0, 0), (0, 1), (1, 0), (1, 1)]
     baseline = np.asarray([0.4, 0.3, 0.2, 0.1])
     clients = Clients([*"abcd"], keys, np.ones(4), {}, baseline, lower_is_better=False, tuned={})

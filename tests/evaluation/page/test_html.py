@@ -48,13 +48,13 @@ class Page(HTMLParser):
 
 
 @pytest.fixture
-def written(hostile, tmp_path, without_vega):
+def page_text(hostile, tmp_path, without_vega):
     report([hostile.path], tmp_path / "report.html")
     return (tmp_path / "report.html").read_text(encoding="utf-8")
 
 
-def test_hostile_names_are_text(written, hostile):
-    page = Page(written)
+def test_page_shows_hostile_names_as_text(page_text, hostile):
+    page = Page(page_text)
     assert len(page.all("script")) == 3
     assert all(item["src"].startswith("data:image/") for item in page.all("img"))
     assert not any(name.startswith("on") for _, attributes in page.elements for name in attributes)
@@ -69,8 +69,8 @@ def test_hostile_names_are_text(written, hostile):
     assert {"local@</script>", "<b>knn</b>"} <= {attributes.get("data-method") for attributes in page.all("button")}
 
 
-def test_nothing_is_fetched_and_only_the_pages_own_scripts_run(written):
-    page = Page(written)
+def test_page_fetches_nothing_and_runs_only_its_own_scripts(page_text):
+    page = Page(page_text)
     for _, attributes in page.elements:
         for name in ("src", "href", "srcset", "action", "data", "poster"):
             assert attributes.get(name, "#").startswith(("data:", "#"))
@@ -83,8 +83,8 @@ def test_nothing_is_fetched_and_only_the_pages_own_scripts_run(written):
         assert f"'sha256-{digest}'" in policy
 
 
-def test_the_table_can_be_read_aloud_and_sorted(written):
-    page = Page(written)
+def test_page_table_is_accessible_and_sortable(page_text):
+    page = Page(page_text)
     heads = [item for item in page.all("th") if item.get("scope") == "col" and "aria-sort" in item]
     assert len(heads) >= 6
     assert len([item for item in page.all("th") if item.get("scope") == "row"]) == 3
@@ -95,33 +95,36 @@ def test_the_table_can_be_read_aloud_and_sorted(written):
     assert {item["id"] for item in page.all("select")} == labels
 
 
-def test_the_column_that_ranks_methods_is_shown_as_sorted(written):
-    heads = re.findall(r'<th scope="col" aria-sort="(\w+)"><button type="button">([^<]*)<', written)
+def test_page_marks_the_ranking_column_as_sorted(page_text):
+    heads = re.findall(r'<th scope="col" aria-sort="(\w+)"><button type="button">([^<]*)<', page_text)
     assert [title for order, title in heads if order != "none"] == ["accuracy %"]
     assert dict(map(reversed, heads))["accuracy %"] == "descending"
 
 
-def test_the_best_scores_are_marked_as_in_latex(written, hostile):
+def test_page_marks_the_same_best_scores_as_latex(page_text, hostile):
     metrics = evaluation.read(hostile)
     found = best_methods.find(hostile, metrics, ["accuracy"])["accuracy"]
     cells = re.findall(
-        r'<th scope="row" data-value="([^"]*)">.*?<td data-value="1">1</td><td( class="best")? [^>]*>([^/]*)/', written
+        r'<th scope="row" data-value="([^"]*)">.*?<td data-value="1">1</td><td( class="best")? [^>]*>([^/]*)/',
+        page_text,
     )
     assert {unescape(label) for label, best, _ in cells if best} == found.best
     assert {unescape(label) for label, _, cell in cells if best_methods.DAGGER in cell} == found.not_worse
-    assert "Bold: the best score of a column." in written
+    assert "Bold: the best score of a column." in page_text
 
 
-def test_a_table_can_say_that_it_scrolls(written):
-    assert written.count('<div class="scroll"') == written.count('class="hint"') > 1
+def test_every_scrolling_table_has_a_hint(page_text):
+    assert page_text.count('<div class="scroll"') == page_text.count('class="hint"') > 1
 
 
-def test_the_answer_stands_before_the_table_and_the_pictures(written):
-    places = [written.index(text) for text in ('class="answer"', "<table", "<figure", "Repeat it", "What it was made")]
+def test_page_shows_the_answer_before_tables_and_charts(page_text):
+    places = [
+        page_text.index(text) for text in ('class="answer"', "<table", "<figure", "Repeat it", "What it was made")
+    ]
     assert places == sorted(places)
 
 
-def test_a_page_is_the_same_when_it_is_written_again(compared, tmp_path, without_vega):
+def test_page_is_deterministic(compared, tmp_path, without_vega):
     for name in ("a", "b"):
         report([compared.path], tmp_path / name / "report.html")
     one, two = (
@@ -131,13 +134,13 @@ def test_a_page_is_the_same_when_it_is_written_again(compared, tmp_path, without
     assert str(tmp_path).encode() not in b"".join(one.values())
 
 
-def test_json_in_a_page_cannot_end_its_script():
+def test_embed_json_escapes_script_end_tags():
     text = html.embed_json({"a": "</script><!--\u2028"})
     assert "<" not in text
     assert "\u2028" not in text
     assert json.loads(text) == {"a": "</script><!--\u2028"}
 
 
-def test_colours_of_the_style_are_those_of_the_charts():
+def test_page_style_has_the_colours_of_the_charts():
     style = (html._FOLDER / "page.css").read_text()
     assert re.findall(r"\.m\d \{ stroke: (#\w+)", style) == [*vega.LIGHT, *vega.DARK]

@@ -19,7 +19,7 @@ from pflcli.evaluation.page.comparison import read_comparison
 
 
 @pytest.fixture
-def typed(pfl, monkeypatch):
+def run_page_commands(pfl, monkeypatch):
     """Type the commands of an artifact's page in the folder to which their paths are relative."""
 
     def run(path):
@@ -35,7 +35,7 @@ def typed(pfl, monkeypatch):
     return run
 
 
-def test_of_a_comparison(typed, tmp_path):
+def test_page_commands_of_a_comparison_are_up_to_date(run_page_commands, tmp_path):
     partition("writers", tmp_path / "p", clients=4, scheme="dirichlet", options={"alpha": 0.3}, seed=3)
     compare(
         [tmp_path / "p"],
@@ -47,18 +47,18 @@ def test_of_a_comparison(typed, tmp_path):
         metrics=["f1", "accuracy"],
         references=False,
     )
-    lines = typed(tmp_path / "c" / "comparison")
+    lines = run_page_commands(tmp_path / "c" / "comparison")
     assert len(lines) == 2
     assert "--set local@slow.lr=0.01" in lines[1]
 
 
-def test_of_an_evaluation_through_the_whole_chain(typed, small):
-    assert [line.split()[1] for line in typed(small.ev)] == [
+def test_page_commands_of_an_evaluation_cover_the_whole_chain(run_page_commands, small):
+    assert [line.split()[1] for line in run_page_commands(small.ev)] == [
         *("partition", "train-global", "extract", "build-datastore", "personalize", "personalize", "evaluate")
     ]
 
 
-def test_of_imported_data_and_of_data_that_are_gone(typed, tmp_path):
+def test_page_commands_start_at_the_import_or_name_missing_data(run_page_commands, tmp_path):
     rows = [f"{'AB'[n % 2]},{'yes' if n % 3 else 'no'},{n},{n * n % 7}" for n in range(40)]
     (tmp_path / "visits.csv").write_text("\n".join(["hospital,outcome,age,pressure", *rows]) + "\n")
     at = tmp_path / "runs"
@@ -66,7 +66,7 @@ def test_of_imported_data_and_of_data_that_are_gone(typed, tmp_path):
     partition(str(at / "data"), at / "p", fractions=(0.5, 0.2, 0.3))
     compare([at / "p"], at / "c", methods=["local"], settings={"model": "logistic", "rounds": 1}, references=False)
     comparison = at / "c" / "comparison"
-    lines = typed(comparison)
+    lines = run_page_commands(comparison)
     assert [line.split()[1] for line in lines] == ["import", "partition", "compare"]
     assert lines[0] == ("pfl import visits.csv -o runs/data --client hospital --label outcome --standardize federation")
     shutil.rmtree(at / "data")
@@ -75,7 +75,7 @@ def test_of_imported_data_and_of_data_that_are_gone(typed, tmp_path):
     assert not runs.read(read_comparison(open_artifact(comparison)), history).remarks
 
 
-def test_of_a_client_that_came_later(small, tmp_path):
+def test_page_commands_include_new_client(small, tmp_path):
     rng = np.random.default_rng(0)
     np.savez(tmp_path / "late.npz", x=rng.integers(0, 256, (12, 28, 28), dtype=np.uint8), y=np.arange(12) % 10)
     new_client(small.knn, tmp_path / "late.npz", tmp_path / "late", client="late")
@@ -85,7 +85,7 @@ def test_of_a_client_that_came_later(small, tmp_path):
     assert lines[-2].endswith("late --client late")
 
 
-def test_of_a_comparison_whose_runs_are_gone(compared, tmp_path):
+def test_page_commands_of_a_comparison_work_without_its_runs(compared, tmp_path):
     shutil.copytree(compared.path, tmp_path / "comparison")
     history = lineage.trace(open_artifact(tmp_path / "comparison"))
     assert len(history.artifacts) == 1
@@ -93,7 +93,7 @@ def test_of_a_comparison_whose_runs_are_gone(compared, tmp_path):
     assert "--methods fedavg,knn-per,panm --no-references --seeds 0,1" in lineage.list_commands(history)[0]
 
 
-def test_of_a_comparison_with_equal_tuning_and_a_stack(typed, small, tmp_path):
+def test_page_commands_of_a_tuned_comparison_with_stack_are_up_to_date(run_page_commands, small, tmp_path):
     compare(
         [small.p],
         tmp_path / "c",
@@ -104,16 +104,16 @@ def test_of_a_comparison_with_equal_tuning_and_a_stack(typed, small, tmp_path):
         tune=2,
         references=False,
     )
-    lines = typed(tmp_path / "c" / "comparison")
+    lines = run_page_commands(tmp_path / "c" / "comparison")
     assert "--seeds 3,1 --set local.epochs=2 --set stack.gate=false --tune 2" in lines[-1]
     assert "--lr" not in lines[-1]
 
 
-def test_of_a_stack(typed, small):
-    assert typed(small.st)[-1].startswith("pfl stack ")
+def test_page_commands_include_stack(run_page_commands, small):
+    assert run_page_commands(small.st)[-1].startswith("pfl stack ")
 
 
-def test_what_was_added_to_a_comparison_is_in_its_command(typed, small, tmp_path):
+def test_page_command_of_an_extended_comparison_includes_the_additions(run_page_commands, small, tmp_path):
     quick = {"settings": {"model": "logistic", "rounds": 1}}
     compare([small.p], tmp_path / "c", methods=["fedavg"], references=False, **quick)
     compare(
@@ -125,11 +125,11 @@ def test_what_was_added_to_a_comparison_is_in_its_command(typed, small, tmp_path
         references=False,
         **quick,
     )
-    (line,) = typed(tmp_path / "c" / "comparison")[-1:]
+    (line,) = run_page_commands(tmp_path / "c" / "comparison")[-1:]
     assert "--methods local,fedavg --no-references --seeds 0,1 --set local.epochs=2" in line
 
 
-def test_a_command_is_recorded_as_typed_in_the_folder_of_the_artifact(small, tmp_path, pfl, monkeypatch):
+def test_recorded_command_has_paths_relative_to_the_artifact(small, tmp_path, pfl, monkeypatch):
     """Neither the current folder nor an absolute path is recorded, and Python records the line of the terminal."""
     from pflcli.commands.personalize import personalize
 
@@ -148,7 +148,7 @@ def test_a_command_is_recorded_as_typed_in_the_folder_of_the_artifact(small, tmp
     assert recorded["called"] == recorded["typed"].replace("./typed", "./called")
 
 
-def test_artifacts_that_record_no_command_are_named(small, monkeypatch):
+def test_page_commands_abbreviate_artifacts_without_a_recorded_command(small, monkeypatch):
     history = lineage.trace(open_artifact(small.ev))
     for artifact in history.artifacts:
         artifact.manifest.made.pop("command", None)

@@ -19,12 +19,12 @@ from pflcli.evaluation.presentation.conclusion import list_notes
 from pflcli.execution import Execution
 
 
-def conclusion(methods, baseline):
+def make_conclusion(methods, baseline):
     summary.correct_p_values(methods, baseline)
     return words.conclude(methods, baseline)
 
 
-def row(label, accuracy, gain, interval, p, *, clients=6, seeds=(0,), worst=0.9):
+def make_row(label, accuracy, gain, interval, p, *, clients=6, seeds=(0,), worst=0.9):
     shares = {"by_chance": 0.3, "by_chance_high": 0.5}
     better = 5 / 6 if gain > 0 else 1 / 6
     metrics = {
@@ -46,15 +46,15 @@ BASE = {
 }  # fmt: skip
 
 
-def test_the_best_of_those_that_are_shown_to_be_better():
+def test_conclusion_names_the_best_method_shown_to_be_better():
     methods = [
-        row("lucky", 0.95, 0.15, [-0.01, 0.31], 0.06),
-        row("knn-per", 0.863, 0.063, [0.019, 0.115], 0.004, worst=0.93),
-        row("ditto", 0.85, 0.05, [0.01, 0.09], 0.005),
-        row("bad", 0.5, -0.3, [-0.4, -0.2], 0.001),
+        make_row("lucky", 0.95, 0.15, [-0.01, 0.31], 0.06),
+        make_row("knn-per", 0.863, 0.063, [0.019, 0.115], 0.004, worst=0.93),
+        make_row("ditto", 0.85, 0.05, [0.01, 0.09], 0.005),
+        make_row("bad", 0.5, -0.3, [-0.4, -0.2], 0.001),
         BASE,
     ]
-    actual = conclusion(methods, "fedavg")
+    actual = make_conclusion(methods, "fedavg")
     assert actual["sentence"] == (
         "best: knn-per, +6.3 points [1.9, 11.5] over fedavg; 5 of 6 clients better off, 1 worse; "
         "worst client 83 to 93 %; 2 of 4 methods shown to be better; it was chosen among 4, so expect slightly less on "
@@ -64,12 +64,12 @@ def test_the_best_of_those_that_are_shown_to_be_better():
     assert (actual["correction"], actual["compared"]) == ("Holm", 4)
 
 
-def test_one_of_many_may_be_luck():
+def test_conclusion_names_no_best_when_significance_is_lost_by_correction():
     """Its interval excludes 0, but one of twenty does so by chance."""
-    methods = [BASE, *(row(f"m{k}", 0.8, 0.0, [-0.1, 0.1], 0.9) for k in range(19))]
-    lucky = row("lucky", 0.9, 0.1, [0.01, 0.19], 0.03)
-    assert conclusion([BASE, lucky], "fedavg")["best"] == "lucky"
-    actual = conclusion([*methods, lucky], "fedavg")
+    methods = [BASE, *(make_row(f"m{k}", 0.8, 0.0, [-0.1, 0.1], 0.9) for k in range(19))]
+    lucky = make_row("lucky", 0.9, 0.1, [0.01, 0.19], 0.03)
+    assert make_conclusion([BASE, lucky], "fedavg")["best"] == "lucky"
+    actual = make_conclusion([*methods, lucky], "fedavg")
     assert actual["sentence"] == (
         "lucky has the highest gain over fedavg, +10.0 points [1.0, 19.0]; 5 of 6 clients better off, 1 worse; the "
         "interval excludes 0, but the difference is not significant after Holm's correction for 20 methods (p = 0.6); "
@@ -87,21 +87,22 @@ def test_one_of_many_may_be_luck():
     ],
 )
 def test_conclusion_says_in_how_many_seeds_a_gain_is_positive(positive, p, expected):
-    method = row("stack", 0.9, 0.246, [0.112, 0.379], p, seeds=(4, 5, 7))
+    method = make_row("stack", 0.9, 0.246, [0.112, 0.379], p, seeds=(4, 5, 7))
     method["metrics"]["gain"]["positive_seeds"] = positive
-    sentence = conclusion([BASE, method], "fedavg")["sentence"]
+    sentence = make_conclusion([BASE, method], "fedavg")["sentence"]
     assert [part for part in expected if part not in sentence] == []
     assert ("more seeds" in sentence) == (p > 0.05)
 
 
-def test_what_is_said_of_many_clients_and_of_no_baseline():
-    many = row("knn-per", 0.9, 0.1, [0.05, 0.15], 0.001, clients=60)
+def test_conclusion_for_many_clients_and_without_a_baseline():
+    many = make_row("knn-per", 0.9, 0.1, [0.05, 0.15], 0.001, clients=60)
     assert (
-        "; 50 of 60 clients better off, 10 worse; bottom decile 84 to 90 %" in conclusion([many], "global")["sentence"]
+        "; 50 of 60 clients better off, 10 worse; bottom decile 84 to 90 %"
+        in make_conclusion([many], "global")["sentence"]
     )
-    assert "over the global model;" in conclusion([many], "global")["sentence"]
-    assert conclusion([BASE], None)["sentence"] == "no gain is known: the baseline was not compared"
-    assert conclusion([BASE], "fedavg")["sentence"] == "no method was compared with fedavg"
+    assert "over the global model;" in make_conclusion([many], "global")["sentence"]
+    assert make_conclusion([BASE], None)["sentence"] == "no gain is known: the baseline was not compared"
+    assert make_conclusion([BASE], "fedavg")["sentence"] == "no method was compared with fedavg"
 
 
 @pytest.mark.parametrize(
@@ -135,24 +136,26 @@ def test_what_is_said_of_many_clients_and_of_no_baseline():
         ),
     ],
 )
-def test_without_a_better_method_the_estimate_comes_first(rows, expected):
-    methods = [BASE, *(row(label, 0.8 + gain, gain, interval, p) for label, gain, interval, p in rows)]
-    actual = conclusion(methods, "fedavg")
+def test_conclusion_without_a_better_method_states_the_highest_gain(rows, expected):
+    methods = [BASE, *(make_row(label, 0.8 + gain, gain, interval, p) for label, gain, interval, p in rows)]
+    actual = make_conclusion(methods, "fedavg")
     assert actual["sentence"] == expected
     assert actual["best"] is None
 
 
 def test_notes_explain_marks_and_one_seed():
-    metrics = {"methods": [BASE, row("a", 0.9, 0.1, [0.05, 0.15], 0.001)], "warnings": ["a: may rise"]}
-    metrics["conclusion"] = conclusion(metrics["methods"], "fedavg")
+    metrics = {"methods": [BASE, make_row("a", 0.9, 0.1, [0.05, 0.15], 0.001)], "warnings": ["a: may rise"]}
+    metrics["conclusion"] = make_conclusion(metrics["methods"], "fedavg")
     assert [note.split(":")[0] for note in list_notes(metrics)] == [
         "best", "* more clients than expected by chance (in brackets", "one seed", "a",
     ]  # fmt: skip
     assert list_notes({"methods": [BASE]}) == []  # a table from before there were such
 
 
-def test_few_clients_have_a_worst_and_no_decile():
-    heading = {n: tables.build({"methods": [row("a", 0.9, 0.1, [0.0, 0.2], 0.1, clients=n)]}).heading for n in (10, 11)}
+def test_table_shows_the_worst_client_instead_of_the_decile_for_few_clients():
+    heading = {
+        n: tables.build({"methods": [make_row("a", 0.9, 0.1, [0.0, 0.2], 0.1, clients=n)]}).heading for n in (10, 11)
+    }
     assert "bottom decile %" not in heading[10]
     assert "worst %" in heading[10]
     assert "bottom decile %" in heading[11]
@@ -172,19 +175,19 @@ def test_few_clients_have_a_worst_and_no_decile():
         (np.asarray([0.1, 0.2, 0.3]), None),  # too few to say
     ],
 )
-def test_a_rise_over_the_last_third(accuracy, expected):
+def test_measure_rise_detects_a_rise_over_the_last_third(accuracy, expected):
     rounds = 5 * np.arange(1, len(accuracy) + 1)
     actual = convergence.measure_rise(rounds, accuracy)
     assert actual == (None if expected is None else (pytest.approx(expected), 30))
 
 
-def test_scatter_is_no_rise():
+def test_measure_rise_ignores_noise():
     draw = np.random.default_rng(0)
     rises = sum(convergence.measure_rise(range(30), 0.8 + 0.02 * draw.normal(size=30)) is not None for _ in range(300))
     assert rises / 300 < 0.06
 
 
-def test_a_run_that_ends_early_says_so(pfl, small, tmp_path):
+def test_run_whose_accuracy_still_rises_suggests_more_rounds(pfl, small, tmp_path):
     words = ("--model", "logistic", "--rounds", 6, "--lr", 0.01, "--eval-every", 1, "--participation", 1)
     ran = pfl("train-global", small.p, "-o", tmp_path / "b", *words)
     notice = next(line for line in ran.err.splitlines() if "still rose" in line)
@@ -201,7 +204,7 @@ def test_a_run_that_ends_early_says_so(pfl, small, tmp_path):
     assert (tmp_path / "e" / "table.csv").is_file()
 
 
-def test_a_run_that_is_through_says_nothing(pfl, small, tmp_path):
+def test_run_of_one_round_does_not_suggest_more_rounds(pfl, small, tmp_path):
     ran = pfl("train-global", small.p, "-o", tmp_path / "b", "--model", "logistic", "--rounds", 1)
     assert "still rose" not in ran.err
 
@@ -228,16 +231,16 @@ def test_processor_seconds_count_worker_processes(small, tmp_path, jobs):
     assert not math.isnan(personalized["processor_seconds"])
 
 
-def rows_of(**learned):
+def make_rows(**learned):
     return [{"label": label, "learned_from": splits, "metrics": {}, "seeds": [0]} for label, splits in learned.items()]
 
 
-def test_a_table_says_what_its_methods_learned_from():
+def test_notes_state_the_splits_that_methods_learned_from():
     train, both = ["train"], ["train", "validation"]
-    (line,) = list_notes({"methods": rows_of(local=train, fedavg=train)})
+    (line,) = list_notes({"methods": make_rows(local=train, fedavg=train)})
     assert "learned from training samples" in line
     assert "--refit" not in line
-    (line,) = list_notes({"methods": rows_of(local=both, fedavg=both)})
+    (line,) = list_notes({"methods": make_rows(local=both, fedavg=both)})
     assert "training and validation samples (--refit)" in line
-    (line,) = list_notes({"methods": rows_of(local=both, fedavg=train)})
+    (line,) = list_notes({"methods": make_rows(local=both, fedavg=train)})
     assert line.startswith("not a fair comparison: local also learned from validation samples")

@@ -9,7 +9,7 @@ from pflcli.artifacts.reader import open_artifact
 TRANSDUCTIVE = Path(__file__).parents[2] / "laws" / "plugins" / "right" / "method_transductive.py"
 
 
-def test_a_transductive_method_is_marked_in_its_artifact_in_tables_and_lists(small, tmp_path, pfl):
+def test_transductive_method_is_marked_in_artifacts_tables_and_lists(small, tmp_path, pfl):
     settings = ("--model", "mlp", "--rounds", 1, "--threads", 1)
     out = tmp_path / "c"
     ran = pfl("compare", small.p, "-o", out, "--methods", f"fedavg,{TRANSDUCTIVE}", *settings)

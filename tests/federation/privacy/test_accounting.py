@@ -20,7 +20,7 @@ PLANS = [
 
 
 @pytest.mark.parametrize(("noise", "rate", "rounds", "delta"), PLANS)
-def test_epsilon_is_that_of_the_package(noise, rate, rounds, delta):
+def test_compute_epsilon_equals_dp_accounting(noise, rate, rounds, delta):
     gaussian = dp_accounting.GaussianDpEvent(noise)
     event = gaussian if rate == 1 else dp_accounting.PoissonSampledDpEvent(rate, gaussian)
     accountant = pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
@@ -30,7 +30,7 @@ def test_epsilon_is_that_of_the_package(noise, rate, rounds, delta):
     )
 
 
-def test_one_gaussian_is_that_of_the_closed_form():
+def test_epsilon_of_one_gaussian_matches_the_closed_form():
     """Balle & Wang (2018), Theorem 8: delta = Phi(1/2z - eps z) - e^eps Phi(-1/2z - eps z)."""
 
     def below(x):
@@ -54,18 +54,18 @@ def test_epsilon_falls_with_noise_and_delta_and_rises_with_rate_and_rounds():
     ("target", "rate", "rounds", "delta"),
     [(1.0, 0.05, 20, 1e-3), (0.07, 1.0, 1, 1e-4), pytest.param(8.0, 0.5, 4, 1e-3, marks=pytest.mark.long)],
 )
-def test_the_noise_suffices_and_is_hardly_more_than_the_least(target, rate, rounds, delta):
+def test_find_noise_returns_nearly_the_least_sufficient_noise(target, rate, rounds, delta):
     noise = accounting.find_noise(target, rate, rounds, delta)
     assert accounting.compute_epsilon(noise, rate, rounds, delta) <= target
     assert accounting.compute_epsilon(0.995 * noise, rate, rounds, delta) > target
     assert noise == round(noise, 3)
 
 
-def test_a_large_epsilon_is_bounded_from_above_in_no_time():
+def test_compute_epsilon_bounds_a_large_epsilon():
     assert 50 < accounting.compute_epsilon(0.4, 1.0, 20, 1e-5) < 200
 
 
-def test_what_cannot_be_is_said(monkeypatch):
+def test_accounting_errors_name_impossible_targets_and_a_missing_package(monkeypatch):
     with pytest.raises(UsageError, match="no noise"):
         accounting.find_noise(1e-9, 1.0, 1000, 1e-12)
     monkeypatch.setitem(sys.modules, "dp_accounting", None)
@@ -75,12 +75,12 @@ def test_what_cannot_be_is_said(monkeypatch):
 
 
 @pytest.mark.parametrize(("each", "count"), [(0.1, 100), (1.0, 10), (0.5, 1)])
-def test_without_a_delta_epsilons_add_up(each, count):
+def test_compose_epsilon_adds_epsilons_when_delta_is_0(each, count):
     assert accounting.compose_epsilon(each, count, 0.0) == pytest.approx(each * count, rel=1e-6)
     assert accounting.compose_epsilon(each, count, 1e-5) < each * count
 
 
-def test_one_private_prediction_by_hand():
+def test_compose_epsilon_of_one_prediction_matches_a_hand_computed_value():
     """delta(epsilon) of one bit told with odds e: (e - e^epsilon) / (1 + e), here at epsilon 1/2."""
     delta = (math.e - math.sqrt(math.e)) / (1 + math.e)
     assert accounting.compose_epsilon(1.0, 1, delta) == pytest.approx(0.5)
@@ -88,7 +88,7 @@ def test_one_private_prediction_by_hand():
 
 
 @pytest.mark.parametrize(("each", "count"), [(0.1, 50), (1.0, 20)])
-def test_the_composed_epsilon_is_that_of_the_worst_mechanism_and_a_bound_for_laplace(each, count):
+def test_compose_epsilon_equals_randomized_response_and_bounds_laplace(each, count):
     losses = pytest.importorskip("dp_accounting.pld.privacy_loss_distribution")
     worst = losses.from_randomized_response(2 / (1 + math.exp(each)), 2).self_compose(count)
     bound = accounting.compose_epsilon(each, count, 1e-5)

@@ -18,7 +18,7 @@ from pflcli.settings import Settings
 FAST = ("--model", "logistic", "--rounds", "3", "--participation", "0.2", "-q")
 
 
-def test_epsilon_finds_the_noise_and_the_manifest_says_all(pfl, small, tmp_path):
+def test_dp_epsilon_finds_the_noise_and_is_recorded_in_the_manifest(pfl, small, tmp_path):
     private = ("--dp-epsilon", "1", "--dp-delta", "0.01")
     dry = pfl("train-global", small.p, "-o", tmp_path / "b", *FAST[:-1], *private, "-n")
     assert "differential privacy: epsilon" in dry.err
@@ -54,7 +54,7 @@ def test_epsilon_finds_the_noise_and_the_manifest_says_all(pfl, small, tmp_path)
     }
 
 
-def test_the_guarantee_of_a_run_by_hand():
+def test_record_guarantee_matches_hand_computed_facts():
     rows = [{"clip": 1.0, "clipped": 3, "uploads": 4}, {"clip": 0.5, "clipped": 1, "uploads": 2}]
     settings = {"rounds": 2, "participation": 0.5, "dp_noise": 2.0, "dp_delta": 1e-3}
     facts = guarantee.record_guarantee(Settings(**settings), 30, rows)
@@ -73,7 +73,7 @@ def test_the_guarantee_of_a_run_by_hand():
 
 
 @pytest.mark.parametrize("seed", [None, 0, 3])
-def test_a_guarantee_warns_of_noise_that_follows_from_a_seed(seed):
+def test_guarantee_warns_when_the_noise_follows_from_a_seed(seed):
     settings = Settings(rounds=1, participation=0.5, dp_noise=2.0, dp_delta=1e-3, dp_seed=seed)
     said = []
     facts = guarantee.summarize_guarantee(settings, 30, [], said.append)["privacy"]
@@ -83,7 +83,7 @@ def test_a_guarantee_warns_of_noise_that_follows_from_a_seed(seed):
 
 @pytest.mark.parametrize(("clip", "named"), [(None, "adaptive"), ("adaptive", "adaptive"), ("0.3", "0.3")])
 @pytest.mark.parametrize(("delta", "is_warned"), [(1e-3, False), (0.1, True), (0.2, True)])
-def test_the_plan_names_the_clip_and_warns_of_a_delta_that_permits_revealing_a_client(clip, named, delta, is_warned):
+def test_plan_names_the_clip_and_warns_of_a_delta_not_below_one_over_clients(clip, named, delta, is_warned):
     settings = Settings(rounds=3, participation=0.5, dp_noise=2.0, dp_delta=delta, dp_clip=clip)
     plan, *warnings = guarantee.describe_plan(settings, lambda: range(10))
     epsilon = accounting.compute_epsilon(2.0, 0.5, 3, delta)
@@ -92,7 +92,7 @@ def test_the_plan_names_the_clip_and_warns_of_a_delta_that_permits_revealing_a_c
     assert [f"delta {delta:g} is not below 1 / 10" in line for line in warnings] == [True] * is_warned
 
 
-def test_epsilons_and_deltas_of_several_runs_add_up():
+def test_compose_runs_adds_epsilons_and_deltas():
     private = [Settings(rounds=1, participation=0.5, dp_noise=noise, dp_delta=1e-3) for noise in (1.0, 2.0, 4.0)]
     total = guarantee.compose_runs([private[0], Settings(), *private[1:]])
     epsilons = [accounting.compute_epsilon(noise, 0.5, 1, 1e-3) for noise in (1.0, 2.0, 4.0)]
@@ -117,7 +117,7 @@ def test_epsilons_and_deltas_of_several_runs_add_up():
         (("--methods", "fedprox,local,fedsgd"), 2),
     ],
 )
-def test_a_comparison_counts_each_run_in_which_clients_send_private_updates(pfl, small, tmp_path, options, runs):
+def test_comparison_counts_every_run_that_sends_private_updates(pfl, small, tmp_path, options, runs):
     private = (
         "--dp-noise",
         "1",
@@ -141,7 +141,7 @@ def test_a_comparison_counts_each_run_in_which_clients_send_private_updates(pfl,
     assert total["epsilon"] == pytest.approx(runs * each)
 
 
-def test_a_private_backbone_counts_after_it_was_removed(pfl, small, tmp_path):
+def test_comparison_counts_a_private_backbone_that_was_deleted(pfl, small, tmp_path):
     private = ("--dp-noise", 1, "--dp-delta", 0.01, "--model", "mlp", "--rounds", 1, "--participation", 0.2)
     line = ("compare", small.p, "-o", tmp_path / "c", *private, "--methods", "fedavg-plus,fedprox", "--json")
     assert pfl(*line).code == 0
@@ -153,7 +153,7 @@ def test_a_private_backbone_counts_after_it_was_removed(pfl, small, tmp_path):
     assert not (tmp_path / "c" / "seed-0" / "backbone").exists()
 
 
-def test_each_trial_in_which_clients_send_private_updates_counts(pfl, small, tmp_path):
+def test_private_trials_counts_every_trial_that_sends_private_updates(pfl, small, tmp_path):
     training = Settings(rounds=1, dp_noise=1.0, dp_delta=0.01)
     variants = resolve_variants(["fedavg", "fedprox", "fedavg-plus", "local"], {}, training)
     choices = {
@@ -186,7 +186,7 @@ def test_each_trial_in_which_clients_send_private_updates_counts(pfl, small, tmp
         assert json.loads(result.out)["summary"].get("privacy", {}).get("runs") == runs
 
 
-def test_a_run_without_it_says_nothing_of_it(pfl, small, tmp_path):
+def test_run_without_privacy_records_no_guarantee(pfl, small, tmp_path):
     assert pfl("train-global", small.p, "-o", tmp_path / "b", *FAST).code == 0
     manifest = open_artifact(tmp_path / "b").manifest
     assert "privacy" not in manifest.summary
@@ -206,14 +206,14 @@ def test_a_run_without_it_says_nothing_of_it(pfl, small, tmp_path):
         (("--dp-noise", "1", "--dp-delta", "2"), "dp_delta=2"),
     ],
 )
-def test_a_wrong_combination_ends_in_one_error(pfl, small, tmp_path, options, words):
+def test_contradictory_privacy_options_end_in_one_error(pfl, small, tmp_path, options, words):
     result = pfl("train-global", small.p, "-o", tmp_path / "b", *FAST, *options)
     assert result.code == 2
     assert words in result.err
 
 
 @pytest.mark.parametrize("method", ["fedham", "panm", "ifca", "feddbe"])
-def test_a_method_that_it_does_not_cover_is_refused_before_it_begins(pfl, small, tmp_path, method):
+def test_private_run_of_an_uncovered_method_is_refused_in_a_dry_run(pfl, small, tmp_path, method):
     private = ("--dp-noise", "1", "--dp-delta", "1e-3")
     result = pfl("personalize", method, small.p, "-o", tmp_path / "x", *FAST, *private, "-n")
     assert result.code == 3
@@ -230,7 +230,7 @@ def test_a_method_that_it_does_not_cover_is_refused_before_it_begins(pfl, small,
         ("seed", {"dp_seed": 1}),
     ],
 )
-def test_a_method_on_a_private_backbone_cannot_have_another_privacy(small, tmp_path, option, changes):
+def test_method_on_a_private_backbone_refuses_other_privacy_settings(small, tmp_path, option, changes):
     private = {
         "rounds": 1,
         "participation": 0.2,
@@ -244,7 +244,7 @@ def test_a_method_on_a_private_backbone_cannot_have_another_privacy(small, tmp_p
         personalize("fedavg-plus", tmp_path / "b", tmp_path / "x", settings=changes)
 
 
-def test_a_backbone_without_it_gets_no_guarantee_afterwards(pfl, small, tmp_path):
+def test_privacy_options_are_refused_on_a_backbone_trained_without_privacy(pfl, small, tmp_path):
     assert pfl("train-global", small.p, "-o", tmp_path / "b", *FAST).code == 0
     private = ("--dp-noise", "1", "--dp-delta", "1e-3")
     result = pfl("personalize", "knn-per", tmp_path / "b", "-o", tmp_path / "x", *private)
