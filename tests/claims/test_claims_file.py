@@ -141,6 +141,13 @@ def test_a_method_in_a_file_is_found_beside_the_file_of_claims(read, tmp_path):
     assert file.claims["better"].method == "my-claimed-method@strong"
 
 
+def test_a_dataset_in_a_folder_is_found_beside_the_file_of_claims_whatever_its_name(read, tmp_path, monkeypatch):
+    text = EXPERIMENT.replace('"writers"', '"./cifar10"') + CLAIM
+    assert read(text).experiments["writers"].dataset == str(tmp_path / "cifar10")
+    monkeypatch.chdir(tmp_path)
+    assert claims_file.read(Path("claims.toml")).experiments["writers"].dataset == "./cifar10"
+
+
 def test_the_claim_in_the_template_of_a_method_can_be_read(tmp_path):
     template = new("method", tmp_path / "my_claimed_method.py").read_text()
     example = template.partition("claims.toml::")[2].partition('"""')[0]
