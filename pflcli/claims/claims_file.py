@@ -250,7 +250,10 @@ def _use_method(word: str, folder: Path) -> str:
 
 def _resolve_path(word: str, folder: Path) -> str:
     """Return a path that begins with a dot relative to the working directory; other words stay as they are."""
-    return str(folder / word) if word.startswith(("./", "../")) else word
+    if not word.startswith(("./", "../")):
+        return word
+    path = str(folder / word)
+    return path if "/" in path else f"./{path}"  # not to be taken for the name of a dataset
 
 
 def _read_experiment(entry: Options, owner: str, folder: Path, known: Mapping[str, Any], size: str) -> Experiment:
