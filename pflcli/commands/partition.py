@@ -111,7 +111,9 @@ def _partition_site(asked: Partition) -> Outcome:
         raise UsageError(f"{federation.path} has no client '{asked.client}'", closest(asked.client, names))
     source, splitter = imported_dataset.open_dataset(dataset), schemes.load("natural")
     deal = Deal("natural", None, 0, 0.0, 1.0, (1, 1), split["seed"])
-    samples, _, _ = _load_samples(dataset, source, splitter, deal, asked.options or {}, asked.root, asked.download)
+    samples, cfg, dataset_cfg = _load_samples(
+        dataset, source, splitter, deal, asked.options or {}, asked.root, asked.download
+    )
     rows = np.arange(len(samples.y))
     if samples.owner is not None and len(owners := np.unique(samples.owner)) > 1:
         if asked.client not in owners:
@@ -129,20 +131,19 @@ def _partition_site(asked: Partition) -> Outcome:
             f"{dataset} has samples of shape {shape}; {federation.path} has {form['shape']} and {form['classes']}",
             f"pfl import FILE --like {federation.path} -o DIR",
         )
+    fractions: tuple[float, float, float] = tuple(split["fractions"])
     request = {
         "dataset": dataset if source is None else "imported",
-        "samples": len(samples.y),
-        "content": samples.sha256(),
+        **deal.request(samples, cfg, dataset_cfg, fractions, keep_test=split["keep_test"]),
         "federation": federation.manifest.fingerprint,
         "client": asked.client,
-        "seed": federation.manifest.request["seed"],
     }
     inputs = () if source is None else (source.as_input("dataset", Path(asked.out)),)
 
     def build(writer: ArtifactWriter) -> Built:
         chosen = samples if split["keep_test"] else replace(samples, is_test=None)
         parts = [rows if name == asked.client else rows[:0] for name in names]
-        result = replace(assemble(chosen, parts, tuple(split["fractions"]), split["seed"]), names=names)
+        result = replace(assemble(chosen, parts, fractions, split["seed"]), names=names)
         known = replace(book, clients=tuple(names))
         if samples.scaling is not None:
             result, known = preprocessing.scale_partition(result, known, samples.scaling)
