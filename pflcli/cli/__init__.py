@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from pflcli import __version__, registry
-from pflcli.cli import check, doctor, listing, new, report, results, show
+from pflcli.cli import check, doctor, federation, listing, new, report, results, show, site
 from pflcli.cli.from_options import Command, Group, Show, command, show_outcome
 from pflcli.errors import UsageError
 from pflcli.options.audit import Audit
@@ -45,10 +45,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-_FIRST, _STEPS, _MORE, _OWN, _LOOK_UP = (
+_FIRST, _STEPS, _MORE, _REAL, _OWN, _LOOK_UP = (
     "From data to an answer",
     "Single steps",
     "More",
+    "Among real sites",
     "Write your own",
     "Look up",
 )
@@ -84,6 +85,8 @@ _add(Stack, _MORE)
 _add(Sweep, _MORE)
 _add(Audit, _MORE, results.show_audit)
 _add(Track, _MORE, results.show_tracked)
+app.command("federation", cls=Command, rich_help_panel=_REAL)(federation.command)
+app.command("site", cls=Command, rich_help_panel=_REAL)(site.command)
 app.command("new", cls=Command, rich_help_panel=_OWN)(new.command)
 app.command("check", cls=Command, rich_help_panel=_OWN)(check.command)
 app.command("list", cls=Command, rich_help_panel=_LOOK_UP)(listing.command)

@@ -14,19 +14,21 @@ import numpy as np
 from pflcli import config, foreign, registry, rng, sources
 from pflcli.artifacts import client_blocks, codebook
 from pflcli.artifacts.codebook import Codebook
+from pflcli.artifacts.kinds import federation as federations
 from pflcli.artifacts.kinds import partition as artifact
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
+from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.data import datasets, schemes
 from pflcli.data.datasets import Samples
 from pflcli.data.preparation import imported_dataset, preprocessing
-from pflcli.data.preparation.deal import Deal, select_part
+from pflcli.data.preparation.deal import Deal, assemble, select_part
 from pflcli.data.preparation.poison import Poison
 from pflcli.data.schemes import Scheme
 from pflcli.data.splits import FRACTIONS, FRACTIONS_BESIDE_TEST
-from pflcli.errors import UsageError
+from pflcli.errors import InputError, UsageError, closest
 from pflcli.evaluation.metrics import heterogeneity
 from pflcli.execution import Execution
 from pflcli.options.function import command
@@ -46,9 +48,12 @@ def partition(asked: Partition) -> Outcome:
     fraction of such clients, drawn uniformly; they keep ``new_capacity`` of their training and validation samples
     (Figures 1 and 10). ``part`` (i, n) is the i-th of n random parts of the samples; the parts do not depend on the
     seed and are disjoint. With ``split_seed``, only the splits are drawn from that seed. ``poison`` is described in
-    ``preparation.poison``. ``root`` is the folder with the dataset's files. Raises UsageError for invalid options,
-    InputError for damaged files.
+    ``preparation.poison``. With ``like``, a federation of real sites, all samples are those of ``client``, which keeps
+    its number; the other clients have none. ``root`` is the folder with the dataset's files. Raises UsageError for
+    invalid options, InputError for damaged files.
     """
+    if asked.like is not None or asked.client is not None:
+        return _partition_site(asked)
     execution, dataset = asked.execution.reading(asked.root), str(asked.dataset)
     deal = Deal(
         asked.scheme,
@@ -88,6 +93,71 @@ def partition(asked: Partition) -> Outcome:
         return Built(summary, {})
 
     return make(asked.out, spec, execution, build, needed_bytes=len(samples.y) // asked.part[1] * _width(samples))
+
+
+def _partition_site(asked: Partition) -> Outcome:
+    """Return the partition of one client of the federation ``like``, whose other clients have no samples."""
+    if asked.like is None or asked.client is None:
+        raise UsageError(
+            "--like and --client belong together", "pfl partition DATA --like FEDERATION --client NAME -o DIR"
+        )
+    for name in ("scheme", "clients", "min_samples", "fractions", "keep_test", "new_clients", "part", "poison", "seed"):
+        if getattr(asked, name) != getattr(Partition, name):
+            word = name.replace("_", "-")
+            raise UsageError(f"--{word} has no effect with --like: the federation decides", f"leave out --{word}")
+    federation, dataset = open_one(asked.like, "federation"), str(asked.dataset)
+    split, names = federation.manifest.request["split"], federations.client_names(federation)
+    if asked.client not in names:
+        raise UsageError(f"{federation.path} has no client '{asked.client}'", closest(asked.client, names))
+    source, splitter = imported_dataset.open_dataset(dataset), schemes.load("natural")
+    deal = Deal("natural", None, 0, 0.0, 1.0, (1, 1), split["seed"])
+    samples, cfg, dataset_cfg = _load_samples(
+        dataset, source, splitter, deal, asked.options or {}, asked.root, asked.download
+    )
+    rows = np.arange(len(samples.y))
+    if samples.owner is not None and len(owners := np.unique(samples.owner)) > 1:
+        if asked.client not in owners:
+            raise UsageError(
+                f"{dataset} has {len(owners)} clients, none of them '{asked.client}'", "import one client's data"
+            )
+        rows = np.flatnonzero(samples.owner == asked.client)
+    if split["keep_test"] and samples.is_test is None:
+        raise InputError(f"{dataset} has no published test samples, which the federation keeps")
+    book = codebook.read(federation) if source is None else codebook.read(source)
+    form = federation.manifest.request["form"]
+    if list(samples.x.shape[1:]) != form["shape"] or samples.classes != form["classes"]:
+        shape = f"{list(samples.x.shape[1:])} and {samples.classes} classes"
+        raise InputError(
+            f"{dataset} has samples of shape {shape}; {federation.path} has {form['shape']} and {form['classes']}",
+            f"pfl import FILE --like {federation.path} -o DIR",
+        )
+    fractions: tuple[float, float, float] = tuple(split["fractions"])
+    request = {
+        "dataset": dataset if source is None else "imported",
+        **deal.request(samples, cfg, dataset_cfg, fractions, keep_test=split["keep_test"]),
+        "federation": federation.manifest.fingerprint,
+        "client": asked.client,
+    }
+    inputs = () if source is None else (source.as_input("dataset", Path(asked.out)),)
+
+    def build(writer: ArtifactWriter) -> Built:
+        chosen = samples if split["keep_test"] else replace(samples, is_test=None)
+        parts = [rows if name == asked.client else rows[:0] for name in names]
+        result = replace(assemble(chosen, parts, fractions, split["seed"]), names=names)
+        known = replace(book, clients=tuple(names))
+        if samples.scaling is not None:
+            result, known = preprocessing.scale_partition(result, known, samples.scaling)
+        artifact.write(writer, result, known)
+        sizes = dict(zip(client_blocks.SPLITS, result.sizes.sum(axis=0).tolist(), strict=True))
+        asked.execution.reporter.say(
+            f"{counted(len(result.y), 'sample')} of client '{asked.client}': {sizes['train']} for training, "
+            f"{sizes['validation']} for validation, {sizes['test']} for test"
+        )
+        return Built(_summary(result, len(samples.y), split["seed"]), {})
+
+    spec = ArtifactSpec("partition", request, inputs, code={"schemes/natural": sources.code_hash("schemes", "natural")})
+    execution = asked.execution.reading(asked.root, federation.path)
+    return make(asked.out, spec, execution, build, needed_bytes=len(samples.y) * _width(samples))
 
 
 def _new_clients(chosen: float | str | Sequence[str]) -> float | tuple[str, ...]:

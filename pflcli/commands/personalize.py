@@ -74,7 +74,7 @@ def personalize(asked: Personalize) -> Outcome:
     named = {"source": nearest} if earlier_run is None else {"source": nearest, "choices": earlier_run}
     inputs = tuple(artifact.as_input(role, Path(asked.out)) for role, artifact in named.items())
     spec = ArtifactSpec("predictions", request, inputs, code=code)
-    job = _Job(
+    job = Job(
         name=asked.method,
         method=definition,
         cfg=cfg,
@@ -99,7 +99,7 @@ def personalize(asked: Personalize) -> Outcome:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Job(RunSpec):
+class Job(RunSpec):
     """The run of ``personalize``, the artifact that it starts from, and the one that it makes."""
 
     source: Artifact
@@ -159,7 +159,7 @@ def _initial_digest(source: Artifact, backbone: Artifact | None, weights: initia
     return digest
 
 
-def _build(job: _Job, shorter: Artifact | None, execution: Execution, writer: ArtifactWriter) -> Built:
+def _build(job: Job, shorter: Artifact | None, execution: Execution, writer: ArtifactWriter) -> Built:
     """Run the rounds, those after the ``shorter`` run if there is one, predict for all clients, and write all."""
     data = partitions.read(job.partition)
     draws = dp_secret.noise_draws(job.settings, job.spec, job.partition, writer, shorter)
@@ -182,8 +182,8 @@ def _build(job: _Job, shorter: Artifact | None, execution: Execution, writer: Ar
     inputs = {kind: item for kind in LINEAGE if kind in needed and (item := job.lineage[kind]) is not None}
     backbone = inputs.get("backbone") if not progress.rows else None
     reported = progress.facts() if backbone is None else run_request.reported_round(backbone)
-    tuned, flags = _write_predictions(job, run, data, progress.join_predictions(), writer)
-    _write_rounds(job, run, data, progress, reported, writer)
+    tuned, flags = write_predictions(job, run, data, progress.join_predictions(), writer)
+    write_rounds(job, run, data, progress, reported, writer)
     if job.method.has_rounds and not reuses_rounds:
         more_rounds.write(progress, writer)
     clients = codebook.read(job.source).client_names(len(run.clients))
@@ -193,7 +193,7 @@ def _build(job: _Job, shorter: Artifact | None, execution: Execution, writer: Ar
     # The costs of the run that made the choices count too.
     costs = [*inputs.values(), *([] if job.earlier_run is None else [job.earlier_run])]
     summary = {
-        **_summary(job, run, reported, len(progress.rows), costs),
+        **summarize(job, run, reported, len(progress.rows), costs),
         "tuned": predictions.summarize_tuned(tuned),
         **_privacy(job, run, progress, backbone, execution),
         **({"transductive": True} if job.method.TRANSDUCTIVE else {}),
@@ -203,9 +203,7 @@ def _build(job: _Job, shorter: Artifact | None, execution: Execution, writer: Ar
     return Built(summary, _circumstances(job, run, costs, execution))
 
 
-def _privacy(
-    job: _Job, run: Run, progress: Progress, backbone: Artifact | None, execution: Execution
-) -> dict[str, Any]:
+def _privacy(job: Job, run: Run, progress: Progress, backbone: Artifact | None, execution: Execution) -> dict[str, Any]:
     """Return the guarantee of a run with differential privacy; without rounds of its own, that of its ``backbone``."""
     if backbone is not None:
         return {key: value for key, value in backbone.manifest.summary.items() if key == "privacy"}
@@ -215,8 +213,8 @@ def _privacy(
     return guarantee.summarize_guarantee(job.settings, clients, progress.rows, execution.reporter.say)
 
 
-def _write_predictions(
-    job: _Job,
+def write_predictions(
+    job: Job,
     run: Run,
     data: partitions.Partition,
     joined: dict[str, dict[str, Tensor]],
@@ -246,8 +244,8 @@ def _label_predictions(
     )
 
 
-def _write_rounds(
-    job: _Job,
+def write_rounds(
+    job: Job,
     run: Run,
     data: partitions.Partition,
     progress: Progress,
@@ -272,8 +270,8 @@ def _write_rounds(
         writer.write("attention.csv", csv_file.encode_rounds(means))
 
 
-def _summary(
-    job: _Job, run: Run, reported: Mapping[str, Any], played: int, costs: Sequence[Artifact]
+def summarize(
+    job: Job, run: Run, reported: Mapping[str, Any], played: int, costs: Sequence[Artifact]
 ) -> dict[str, Any]:
     """Return the summary; its bytes include those of the artifacts ``costs``, on which the run depends."""
     has_backbone = any(artifact.kind == "backbone" for artifact in costs)
@@ -291,7 +289,7 @@ def _summary(
     }
 
 
-def _circumstances(job: _Job, run: Run, costs: Sequence[Artifact], execution: Execution) -> dict[str, Any]:
+def _circumstances(job: Job, run: Run, costs: Sequence[Artifact], execution: Execution) -> dict[str, Any]:
     seconds, processor = (_seconds(costs, job.earlier_run, name) for name in ("seconds", "processor_seconds"))
     return {
         **hardware.facts(run.engine, execution),

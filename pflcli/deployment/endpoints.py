@@ -202,7 +202,7 @@ class Site:
     def __init__(self, terms: Terms, method: Method, run: Run, site: str, folder: Path) -> None:
         """Continue after the last round in ``folder``, if there is one. ``run`` has the samples of this site alone."""
         self.terms, self.site, self.folder = terms, site, folder
-        self._method, self._run = method, run
+        self._method, self.run = method, run
         self._place = run.place = AtSite()
         self._steps = tuple(run.uploads)
         if self._steps and self._steps[-1].packs:
@@ -229,8 +229,8 @@ class Site:
         digest = message.sha256()
         if self._last is not None and question.round <= self.rounds:
             return self._stored_answer(self._last, path, question, digest)
-        if not 1 <= question.round <= self._run.settings.rounds:
-            raise InputError(f"{path} is for round {question.round} of {self._run.settings.rounds}")
+        if not 1 <= question.round <= self.run.settings.rounds:
+            raise InputError(f"{path} is for round {question.round} of {self.run.settings.rounds}")
         if not question.clients or question.clients != tuple(
             c for c in self._clients.tolist() if c in question.clients
         ):
@@ -263,9 +263,9 @@ class Site:
     def _play(self, t: int) -> None:
         """Play a round; clients that diverge are noted in the attendance, also if all of them do."""
         try:
-            after, _ = loop.play_round(self._run, self.terms.method, self._method, self.state, t)
+            after, _ = loop.play_round(self.run, self.terms.method, self._method, self.state, t)
         except ComputationError:
-            if not self._run.attendance.all_absent:
+            if not self.run.attendance.all_absent:
                 raise
             self._place.sent = {}
             return
@@ -279,8 +279,8 @@ class Site:
         self.state = after
 
     def _answer(self, question: Question, digest: str) -> tuple[Answer, Params]:
-        notes, sent = self._run.notes, self._place.sent
-        diverged = self._run.attendance.diverged
+        notes, sent = self.run.notes, self._place.sent
+        diverged = self.run.attendance.diverged
         results = tuple(
             ClientResult(c, c in notes.trained and c not in diverged, c in diverged, sent[c][1] if c in sent else None)
             for c in question.clients
@@ -320,8 +320,8 @@ class Site:
     def finish(self, path: Path) -> State:
         """Return the state after all rounds, with the server's entries in the last message."""
         message = messages.read(path, Final, self.terms.federation, self.site)
-        if message.head.rounds != self._run.settings.rounds or message.head.rounds < self.rounds:
-            raise InputError(f"{path} ends after round {message.head.rounds} of {self._run.settings.rounds}")
+        if message.head.rounds != self.run.settings.rounds or message.head.rounds < self.rounds:
+            raise InputError(f"{path} ends after round {message.head.rounds} of {self.run.settings.rounds}")
         entries = server_entries(self._method, self.state)
         message.require_layout(parameters.outline(entries))
         return _replace_entries(self.state, message.tensors())

@@ -167,6 +167,20 @@ class Message:
             return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def size(layout: Layout) -> int:
+    """Return the bytes of the tensors of a layout."""
+    return sum(math.prod(shape) * dtype.itemsize for dtype, shape in layout.values())
+
+
+def read_kind(path: Path) -> str:
+    """Return which message a file is, without checking it; raises InputError if it is none."""
+    with foreign.reading(path, "a message of pfl"), path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        if length > _MAX_HEAD:
+            raise InputError(f"{path} is not a message of pfl")
+        return str(json.loads(json.loads(file.read(length))["__metadata__"][_KEY])["kind"])
+
+
 def _describe(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
     return f"{str(dtype).removeprefix('torch.')} {'x'.join(map(str, shape)) or 'number'}"
 

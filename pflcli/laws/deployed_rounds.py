@@ -27,7 +27,7 @@ from pflcli.parameters import Params, Stacked
 from pflcli.parameters.model_table import ModelTable
 from pflcli.simulation import loop
 
-_MAX_ROUNDS = 50
+_MIN_ROUNDS, _MAX_ROUNDS = 4, 50
 """Rounds of a check: a method may do something else after some rounds, such as those of a warm-up."""
 
 
@@ -135,7 +135,7 @@ def find_obstacle(subject: Subject, rounds: int, upload: Sequence[str]) -> str:
 
     ``rounds`` and the ``upload`` steps are those of the run.
     """
-    rounds = min(rounds, _MAX_ROUNDS)
+    rounds = min(max(rounds, _MIN_ROUNDS), _MAX_ROUNDS)
     law = Law("methods", partial(require_read_from_downloads, rounds=rounds, upload=tuple(upload), are_apart=True))
     return judge(law, subject).reason
 

@@ -15,6 +15,7 @@ from pflcli.options import completion
 from pflcli.options.declaration import (
     FRACTIONS,
     Download,
+    OptionalArtifactPath,
     Options,
     Out,
     Root,
@@ -130,6 +131,20 @@ class Partition(Options):
             show_default="no client is poisoned",
         ),
     ] = ""
+    like: Annotated[
+        OptionalArtifactPath,
+        typer.Option(
+            help="Make the partition of one site of this federation: all samples are those of --client, split as the"
+            " federation says.",
+            metavar="FEDERATION",
+            show_default=False,
+            autocompletion=completion.artifacts("federation"),
+        ),
+    ] = None
+    client: Annotated[
+        str | None,
+        typer.Option(help="With --like, the client of the federation whose samples these are.", metavar="NAME"),
+    ] = None
     root: Root = None
     download: Download = False
     options: Set = None

@@ -15,10 +15,12 @@ import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
 from pflcli import rng
+from pflcli.artifacts import disk
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
@@ -81,6 +83,24 @@ def noise_draws(
     if has_secret or (writer.folder / FILE).is_file():  # a part of the artifact, even if no more noise is drawn
         _ = draws.seed
     return draws
+
+
+def folder_draws(folder: Path) -> NoiseDraws:
+    """Return the draws of noise of a server with its state in ``folder``, where it makes its secret when needed."""
+
+    def read_or_make() -> int:
+        path = folder / FILE
+        if not path.is_file():
+            folder.mkdir(parents=True, exist_ok=True)
+            temporary = path.with_suffix(".tmp")
+            disk.write(temporary, [f"{_TEXT}{secrets.token_hex(32)}\n".encode()])
+            temporary.replace(path)
+        secret = _parse(path.read_bytes())
+        if secret is None:
+            raise InputError(f"{path} is damaged, and with it the privacy of this federation", "restore it from a copy")
+        return secret
+
+    return NoiseDraws(read_or_make)
 
 
 def stored_draws(artifact: Artifact, settings: Settings, fingerprint: str, partition: Artifact) -> NoiseDraws:

@@ -64,8 +64,8 @@ def compare(world, absent=()):
         path = world.folder / f"final {site}.msg"
         world.messages.write(path, *server.final(site))
         last = sites[site].finish(path)
-        with sites[site]._run.personalizing():
-            predictor = method.personalize(sites[site]._run, last, np.asarray(clients))
+        with sites[site].run.personalizing():
+            predictor = method.personalize(sites[site].run, last, np.asarray(clients))
             for split in predictor.splits:
                 own = world.data.rows_of(np.asarray(clients), split)
                 all_rows = world.data.rows_of(world.data.clients, split)

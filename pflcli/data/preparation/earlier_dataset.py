@@ -82,8 +82,10 @@ def read_earlier(path: Path | str) -> Earlier:
     if not book.classes:
         raise InputError(
             f"{path} has no class names, so --like cannot use it",
-            "--like takes an imported dataset, or its partition",
+            "--like takes an imported dataset, its partition, or a federation",
         )
+    if artifact.kind == "federation":
+        return Earlier(str(path), book, artifact.manifest.request["import"])
     try:
         dataset = ancestor(artifact, "dataset")
     except GoneError:

@@ -37,7 +37,7 @@ def apply(params: Stacked, downloaded: Stacked, cfg: Config, draw: object = None
 
 
 def pack(params: Stacked, downloaded: Stacked, cfg: Config) -> Stacked:
-    """Return the integers (m, ...) and scales (m,) that are sent, of which ``unpack`` makes what ``apply`` returns."""
+    """Return the integers (m, ...) and the scales (m,) that are sent, of which ``unpack`` makes the uploads."""
     sent = Stacked()
     for name, value in params.items():
         sent[name] = value

@@ -1,0 +1,41 @@
+"""A federation of real sites: all that the server and the sites must agree on, and no sample.
+
+The request has the ``method`` with its ``options``, the training ``settings`` and the ``seed``; ``form``, the shape and
+type of a sample and the number of classes; ``train``, the training samples of each client (m,); ``split``, how clients
+split their samples; ``import``, the options of the import, if there was one; ``downloads`` and ``upload``,
+the name, type and shape of each tensor that a client downloads and uploads in a round; and a hash of
+``codebook.json``, which has the names of clients and classes, the user's columns, and scales.
+"""
+
+from __future__ import annotations
+
+from pflcli.artifacts import codebook
+from pflcli.artifacts.kinds import describe_count, describe_name
+from pflcli.artifacts.manifest import Manifest, digest
+from pflcli.artifacts.reader import Artifact
+from pflcli.errors import InputError
+
+SCHEMA = 1
+MADE_BY = "pfl federation create PREDICTIONS -o DIR"
+
+
+def client_names(artifact: Artifact) -> list[str]:
+    """Return the names of the clients (m,)."""
+    return codebook.read(artifact).client_names(len(artifact.manifest.request["train"]))
+
+
+def check(artifact: Artifact) -> None:
+    """Read its codebook; raises InputError if it is not the one that sites agreed on."""
+    if digest(artifact.json(codebook.FILE)) != artifact.manifest.request["codebook"]:
+        raise InputError(f"{artifact.path / codebook.FILE} is not the one of this federation", MADE_BY)
+    codebook.read(artifact)
+
+
+def describe(manifest: Manifest) -> list[str]:
+    """Return a few facts that distinguish artifacts of this kind, as text."""
+    request, summary = manifest.request, manifest.summary
+    return [
+        describe_name(request.get("method")),
+        describe_name(request.get("settings", {}).get("model"), "model"),
+        describe_count(summary.get("clients"), "client"),
+    ]

@@ -1,0 +1,100 @@
+"""``pfl federation``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from pflcli.cli import console
+from pflcli.cli.from_options import Json, Quiet, Verbose
+from pflcli.errors import UsageError, closest
+from pflcli.execution import Execution
+from pflcli.options import completion
+
+_ACTIONS = ("create", "check", "run")
+
+
+def command(
+    action: Annotated[
+        str,
+        typer.Argument(
+            help="create makes a federation of predictions, check shows what it agrees on, run runs its server.",
+            metavar="create|check|run",
+            autocompletion=completion.words(*_ACTIONS),
+        ),
+    ],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            help="For create, the predictions of the chosen method; otherwise the federation.",
+            metavar="PREDICTIONS|FEDERATION",
+            autocompletion=completion.artifacts("predictions", "federation"),
+        ),
+    ],
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            "--out",
+            "-o",
+            help="Write the federation, or the server's state, to this folder.",
+            metavar="DIR",
+            show_default=False,
+        ),
+    ] = None,
+    exchange: Annotated[
+        Path | None,
+        typer.Option(
+            "--at", help="Exchange messages with the sites in this folder.", metavar="DIR", show_default=False
+        ),
+    ] = None,
+    patience: Annotated[
+        float | None,
+        typer.Option(
+            help="Close a round without the sites that have not answered after this many seconds.",
+            metavar="SECONDS",
+            show_default="wait for all",
+        ),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", "-f", help="Replace another federation at --out.")] = False,
+    threads: Annotated[int, typer.Option(help="Use this many threads; 0 uses one per core.", metavar="N")] = 0,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Run a chosen method among real sites: what they agree on, and the server, which has no samples.
+
+    Messages are files in a folder, which any program may carry. The server and the sites (`pfl site`) have the bytes of
+    the simulation.
+
+    Examples:
+        pfl federation create runs/c/seed-0/fedala -o fed
+        pfl federation run fed --at exchange -o server
+    """
+    from pflcli.commands import federation
+
+    reporter = console.Console(quiet=quiet, verbose=verbose)
+    execution = Execution(threads=threads, force=force, reporter=reporter)
+    if action not in _ACTIONS:
+        raise UsageError(f"unknown action '{action}'", closest(action, _ACTIONS))
+    if action != "check" and out is None:
+        raise UsageError(f"pfl federation {action} needs a folder for its result", "-o DIR")
+    if (action == "run") != (exchange is not None):
+        raise UsageError(
+            "--at belongs to pfl federation run, which needs it", "pfl federation run FEDERATION --at DIR -o DIR"
+        )
+    if action == "create" and out is not None:
+        console.result(federation.create(source, out, execution), as_json=as_json)
+    elif action == "run" and out is not None and exchange is not None:
+        result = federation.run(source, exchange, out, execution, patience=patience)
+        if as_json:
+            console.data(result)
+        else:
+            console.lines([result["path"]])
+    else:
+        facts = federation.describe(source)
+        if as_json:
+            console.data(facts)
+        else:
+            console.facts(facts)

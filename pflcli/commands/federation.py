@@ -1,0 +1,246 @@
+"""``pfl federation``: agree on a method with real sites, and run its server."""
+
+from __future__ import annotations
+
+import json
+import re
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pflcli import config, methods
+from pflcli.artifacts import codebook, locks
+from pflcli.artifacts.kinds import partition as partitions
+from pflcli.artifacts.make import Built, Outcome, make
+from pflcli.artifacts.manifest import ArtifactSpec, Manifest, digest
+from pflcli.artifacts.open_by_path import Chosen, open_one
+from pflcli.artifacts.reader import Artifact, ancestor
+from pflcli.artifacts.writer import ArtifactWriter
+from pflcli.data.splits import FRACTIONS
+from pflcli.deployment import messages, opening
+from pflcli.deployment.endpoints import Server, Terms
+from pflcli.deployment.messages import Message, Question
+from pflcli.errors import GoneError, InputError, UnsuitedError, UsageError
+from pflcli.execution import Execution
+from pflcli.federation import uploads
+from pflcli.laws import Subject
+from pflcli.laws.deployed_rounds import find_obstacle
+from pflcli.settings import Settings
+from pflcli.training import run_request
+from pflcli.training.dp_secret import FILE as SECRET
+from pflcli.wording import counted
+
+_POLL_SECONDS = 0.05
+
+
+def create(source: Path | str, out: Path | str, execution: Execution, *, chosen: Chosen | None = None) -> Outcome:
+    """Make a federation of the method, options and settings of predictions, with the clients of their partition.
+
+    It contains no sample. Raises UnsuitedError if the method or a setting cannot run among real sites.
+    """
+    predictions = open_one(source, "predictions", chosen=chosen)
+    manifest, partition = predictions.manifest, ancestor(predictions, "partition")
+    if partition is None or "later_clients" in manifest.request or "settings" not in manifest.request:
+        raise InputError(
+            f"{predictions.path} was not made by one method on a partition", "pfl personalize METHOD PARTITION"
+        )
+    method = run_request.load_method(predictions)
+    settings = run_request.read_settings(predictions)
+    _require_deployable(predictions, partition, settings)
+    name, options = manifest.request["method"], manifest.request["options"]
+    cfg = config.plain(config.build(method.Config, options, name))
+    if reason := find_obstacle(Subject("methods", name, cfg), settings.rounds, settings.upload):
+        raise UnsuitedError(
+            f"{name} cannot run among real sites: {reason}", "docs/deployment.md lists the methods that can"
+        )
+    book, form, dealt = codebook.read(predictions), partitions.read_form(partition), partition.manifest.request
+    request: dict[str, Any] = {
+        **{key: manifest.request[key] for key in ("method", "options", "settings", "seed")},
+        "form": {"shape": list(form.shape), "type": form.dtype, "classes": form.classes},
+        "train": partitions.read_sizes(partition)[:, 0].tolist(),
+        "split": {
+            "fractions": dealt.get("fractions", list(FRACTIONS)),
+            "seed": dealt.get("split_seed", dealt["seed"]),
+            "keep_test": "keep_test" in dealt,
+        },
+        "import": _import_request(partition),
+        "codebook": digest(json.loads(json.dumps(codebook.to_fields(book)))),
+    }
+    downloads, upload = _layouts(request, book, manifest.code, execution)
+    request |= {"downloads": downloads, "upload": upload}
+    spec = ArtifactSpec("federation", request, code=manifest.code)
+    summary = {"clients": len(request["train"]), "participants": sum(count > 0 for count in request["train"])}
+
+    def build(writer: ArtifactWriter) -> Built:
+        codebook.write(writer, book)
+        return Built(summary, {})
+
+    return make(out, spec, execution, build)
+
+
+def _require_deployable(predictions: Artifact, partition: Artifact, settings: Settings) -> None:
+    """Raise UnsuitedError for a setting, or a partition, that real sites cannot have."""
+    steps = [uploads.load(step) for step in settings.upload]
+    dealt = partition.manifest.request
+    reasons = {
+        "its models began with the weights of a file": "weights" in predictions.manifest.request,
+        "--adapter needs the weights of a file": settings.adapter is not None,
+        "--refit needs the choices of an earlier run": settings.refit,
+        "--report best and --patience need validation samples at the server": settings.report == "best"
+        or bool(settings.patience),
+        "--personal-every needs validation samples at the server": bool(settings.personal_every),
+        "--normalize dataset needs the samples of all clients": settings.normalize == "dataset",
+        "--dp-seed would let everybody who knows it compute the noise": settings.dp_seed is not None,
+        "the noise of an upload step follows from what sites share": any(step.is_random for step in steps),
+        "an upload step follows one that packs uploads": any(step.packs for step in steps[:-1]),
+        "its partition has poisoned clients": "poison" in dealt,
+        "its partition has new clients, which join later": bool(dealt.get("new_clients")),
+        "the scheme of its partition changes samples": "clusters" in partition.manifest.summary,
+    }
+    for reason, is_so in reasons.items():
+        if is_so:
+            raise UnsuitedError(f"{predictions.path} cannot run among real sites: {reason}", "run it without, first")
+
+
+def _import_request(partition: Artifact) -> dict[str, Any]:
+    """Return the options by which the samples of a partition were imported, for ``pfl import --like``."""
+    try:
+        dataset = ancestor(partition, "dataset")
+    except GoneError:
+        dataset = None
+    if dataset is None:
+        return {}
+    request = {key: value for key, value in dataset.manifest.request.items() if key != "sha256"}
+    return {**request, "client": request.get("client") or "none"}  # a site's table has the samples of one client
+
+
+def _layouts(
+    request: Mapping[str, Any], book: codebook.Codebook, code: Mapping[str, str], execution: Execution
+) -> tuple[list[Any], list[Any]]:
+    """Return the layouts of a client's downloads and of its upload, as a server finds them in its first round."""
+    draft = Manifest("federation", 1, "", dict(request), (), dict(code), {}, {}, {})
+    spec = opening.make_spec(Artifact(Path(), draft))
+    names = book.client_names(len(request["train"]))
+    with tempfile.TemporaryDirectory() as folder:
+        run = spec.build(opening.declare_samples(draft.request, names), opening.on_cpu(execution))
+        server = Server(Terms("", spec.name, {}), spec.method, run, Path(folder))
+        server.ask()
+        downloads, upload = server.exchanged()
+    return [opening.write_layout(layout) for layout in downloads], opening.write_layout(upload)
+
+
+def folder_of(exchange: Path, names: list[str], site: str) -> Path:
+    """Return the folder of a site in the ``exchange`` folder: its number, and its name without unusual characters."""
+    return exchange / f"{names.index(site):03d}-{re.sub(r'[^A-Za-z0-9_-]+', '-', site)[:40]}"
+
+
+def question_file(folder: Path, number: int) -> Path:
+    """Return the file of the question of a round, from 1."""
+    return folder / f"question-{number:06d}.msg"
+
+
+def answer_file(folder: Path, number: int) -> Path:
+    """Return the file of the answer in a round, from 1."""
+    return folder / f"answer-{number:06d}.msg"
+
+
+def run(
+    source: Path | str, exchange: Path, out: Path, execution: Execution, *, patience: float | None = None
+) -> dict[str, Any]:
+    """Run the server of a federation: write questions to ``exchange`` and read the answers there, until the last round.
+
+    The state is in ``out``, after each round; the same command continues. Sites that do not answer within ``patience``
+    seconds count as dropped out in the round. Raises InputError for an answer that does not fit.
+    """
+    if patience is not None and patience <= 0:
+        raise UsageError(f"--patience {patience:g} is not a positive number", "--patience 3600")
+    if out.resolve().is_relative_to(exchange.resolve()):
+        raise UsageError(
+            f"{out} is inside {exchange}: sites could read the server's state", "choose a folder elsewhere for --out"
+        )
+    federation = open_one(source, "federation")
+    terms = opening.read_terms(federation)
+    names, say = [*terms.sites], execution.reporter.say
+    _require_own(out, federation)
+    with locks.acquire(out, say):
+        server = opening.open_server(federation, terms, out, execution)
+        if server.rounds:
+            say(f"continuing after round {server.rounds}")
+        while True:
+            questions, tensors = server.ask()
+            if not questions:
+                break
+            paths = {}
+            for site, question in questions.items():
+                paths[site] = question_file(folder_of(exchange, names, site), question.round)
+                messages.write(paths[site], question, tensors)
+            answers = _wait(server, questions, paths, patience, execution)
+            row = server.close(answers)
+            absent = len(questions) - len(answers)
+            say(
+                f"round {server.rounds}: loss {row['loss']:.4f}, {counted(row['clients'], 'client')}"
+                + (f", {absent} did not answer" if absent else "")
+            )
+        for site in names:
+            messages.write(folder_of(exchange, names, site) / "final.msg", *server.final(site))
+    privacy = f"; never release {out / SECRET}" if (out / SECRET).is_file() else ""
+    say(f"{counted(server.rounds, 'round')} played; the last message is there for every site{privacy}")
+    return {"path": str(out), "rounds": server.rounds, "absent": server.absent}
+
+
+def _require_own(out: Path, federation: Artifact) -> None:
+    """Mark the folder of a server; raises ConflictError if it belongs to another federation."""
+    opening.claim(out, {"federation": federation.manifest.fingerprint, "role": "server"})
+
+
+def _wait(
+    server: Server,
+    questions: Mapping[str, Question],
+    paths: Mapping[str, Path],
+    patience: float | None,
+    execution: Execution,
+) -> dict[str, Message]:
+    """Return the answers of all sites, or of those that answer in time, in the order of the questions."""
+    began, found, digests = (
+        time.monotonic(),
+        dict[str, Message](),
+        {site: _sha256(path) for site, path in paths.items()},
+    )
+    is_late = False
+    while len(found) < len(questions) and not is_late:
+        is_late = patience is not None and time.monotonic() - began > patience
+        for site in questions.keys() - found.keys():
+            path = answer_file(paths[site].parent, questions[site].round)
+            if path.exists():
+                found[site] = server.check(path, questions[site], digests[site])
+        if len(found) < len(questions) and not is_late:
+            time.sleep(_POLL_SECONDS)
+    execution.reporter.detail(f"{len(found)} of {len(questions)} sites answered in {time.monotonic() - began:.2f} s")
+    return {site: found[site] for site in questions if site in found}
+
+
+def _sha256(path: Path) -> str:
+    import hashlib
+
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def describe(source: Path | str) -> dict[str, Any]:
+    """Return what a federation agrees on; raises InputError if the code of its method is another one here."""
+    federation = open_one(source, "federation")
+    terms = opening.read_terms(federation)
+    request = federation.manifest.request
+    assert terms.upload is not None
+    down = sum(messages.size(layout) for layout in terms.downloads)
+    return {
+        "method": request["method"],
+        "paper": methods.load(request["method"]).PAPER,
+        "rounds": opening.make_spec(federation).settings.rounds,
+        "clients": dict(zip(terms.sites, request["train"], strict=True)),
+        "bytes_down": down,
+        "bytes_up": messages.size(terms.upload),
+        "fingerprint": federation.manifest.fingerprint,
+    }

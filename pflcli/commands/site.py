@@ -1,0 +1,194 @@
+"""``pfl site``: what a site sends, its answers to messages, and its predictions after the last round."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pflcli.artifacts import locks
+from pflcli.artifacts.kinds import partition as partitions
+from pflcli.artifacts.kinds.partition import Partition
+from pflcli.artifacts.make import Built, Outcome, make
+from pflcli.artifacts.manifest import ArtifactSpec
+from pflcli.artifacts.open_by_path import open_one
+from pflcli.artifacts.reader import Artifact
+from pflcli.artifacts.writer import ArtifactWriter
+from pflcli.commands.federation import answer_file, folder_of, question_file
+from pflcli.commands.personalize import Job, summarize, write_predictions, write_rounds
+from pflcli.deployment import messages, opening
+from pflcli.deployment.endpoints import Site, Terms
+from pflcli.errors import InputError
+from pflcli.execution import Execution
+from pflcli.methods import State
+from pflcli.simulation import loop
+from pflcli.simulation.progress import Progress
+from pflcli.training import hardware
+
+_POLL_SECONDS = 0.05
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """The folder of a site, with the artifacts that it belongs to."""
+
+    folder: Path
+    federation: Artifact
+    partition: Artifact
+    terms: Terms
+    data: Partition
+    client: str
+
+    def site(self, execution: Execution) -> Site:
+        return opening.open_site(self.federation, self.terms, self.data, self.client, self.folder, execution)
+
+
+def check(partition: Path | str, federation: Path | str, out: Path) -> dict[str, Any]:
+    """Make the folder of a site, and return what will leave it in a round: tensors, counts and numbers; sends nothing.
+
+    Raises InputError if the partition was not made for this federation, or has no training sample.
+    """
+    agreed, own = open_one(federation, "federation"), open_one(partition, "partition")
+    opened = _open(out, agreed, own)
+    train = int(opened.data.sizes[:, 0].sum())
+    declared = agreed.manifest.request["train"][opened.terms.sites[opened.client][0]]
+    if not train:
+        raise InputError(f"{own.path} has no training samples of client '{opened.client}'")
+    opening.claim(
+        out,
+        {
+            "federation": agreed.manifest.fingerprint,
+            "partition": own.manifest.fingerprint,
+            "role": "site",
+            "paths": [os.path.relpath(each.path.resolve(), out.resolve()) for each in (agreed, own)],
+        },
+    )
+    assert opened.terms.upload is not None
+    return {
+        "path": str(out),
+        "client": opened.client,
+        "method": opened.terms.method,
+        "train": train,
+        "declared_train": declared,
+        "uploads": [
+            {"tensor": name, "type": str(dtype).removeprefix("torch."), "shape": list(shape)}
+            for name, (dtype, shape) in opened.terms.upload.items()
+        ],
+        "bytes_up": messages.size(opened.terms.upload),
+        "bytes_down": sum(messages.size(layout) for layout in opened.terms.downloads),
+    }
+
+
+def _open(folder: Path, federation: Artifact, partition: Artifact) -> _Opened:
+    terms = opening.read_terms(federation)
+    request = partition.manifest.request
+    if request.get("federation") != federation.manifest.fingerprint:
+        raise InputError(
+            f"{partition.path} was not made for {federation.path}",
+            f"pfl partition DATA --like {federation.path} --client NAME -o DIR",
+        )
+    return _Opened(folder, federation, partition, terms, partitions.read(partition), request["client"])
+
+
+def _reopen(folder: Path) -> _Opened:
+    """Open the folder of a site; raises InputError if it is none, or its artifacts are gone."""
+    facts = opening.read_claim(folder, "site", "pfl site check PARTITION FEDERATION -o DIR")
+    federation, partition = (
+        open_one(Path(os.path.normpath(folder / path)), kind)
+        for path, kind in zip(facts["paths"], ("federation", "partition"), strict=True)
+    )
+    for kind, each in (("federation", federation), ("partition", partition)):
+        if each.manifest.fingerprint != facts[kind]:
+            raise InputError(f"{each.path} is not the {kind} that {folder} was made with")
+    return _open(folder, federation, partition)
+
+
+def serve(folder: Path, exchange: Path, execution: Execution) -> Outcome:
+    """Answer the questions in the ``exchange`` folder until the last message, and return the predictions.
+
+    The state is in ``folder``, after each round; the same command continues. Raises InputError for a message that does
+    not fit.
+    """
+    opened = _reopen(folder)
+    inbox = folder_of(exchange, [*opened.terms.sites], opened.client)
+    with locks.acquire(folder, execution.reporter.say):
+        site, final = opened.site(execution), inbox / "final.msg"
+        if not final.exists():
+            execution.reporter.say(f"waiting for messages to '{opened.client}' in {inbox}")
+        while not final.exists():
+            asked = max(inbox.glob("question-*.msg"), default=None)  # a site may not be in every round
+            number = 0 if asked is None else int(asked.stem.removeprefix("question-"))
+            if asked is None or answer_file(inbox, number).exists():
+                time.sleep(_POLL_SECONDS)
+                continue
+            copy_message(site.answer(question_file(inbox, number)), answer_file(inbox, number))
+            execution.reporter.say(f"round {number}: answered")
+        return _predict(opened, site, site.finish(final), execution)
+
+
+def answer(folder: Path, message: Path, out: Path | None, execution: Execution) -> Path:
+    """Answer one message, and return the file of the answer: a copy at ``out``; or the predictions, after the last one.
+
+    Raises InputError for a message that does not fit.
+    """
+    opened = _reopen(folder)
+    with locks.acquire(folder, execution.reporter.say):
+        site = opened.site(execution)
+        if messages.read_kind(message) == "final":
+            return _predict(opened, site, site.finish(message), execution).path
+        stored = site.answer(message)
+        if out is None:
+            return stored
+        copy_message(stored, out)
+        return out
+
+
+def copy_message(path: Path, target: Path) -> None:
+    """Copy a file so that ``target`` is never incomplete; raises InputError if that fails."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        shutil.copyfile(path, temporary)
+        temporary.replace(target)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise InputError(f"cannot write {target}: {error.strerror}") from None
+
+
+def _predict(opened: _Opened, site: Site, state: State, execution: Execution) -> Outcome:
+    """Make the predictions of a site from the state after all rounds."""
+    spec, request = opening.make_spec(opened.federation), opened.federation.manifest.request
+    out = opened.folder / "predictions"
+    recorded = {key: request[key] for key in ("method", "options", "settings", "seed")}
+    recorded["federation"] = opened.federation.manifest.fingerprint
+    artifact = ArtifactSpec(
+        "predictions",
+        json.loads(json.dumps(recorded)),
+        (opened.partition.as_input("source", out),),
+        code=opened.federation.manifest.code,
+    )
+    job = Job(
+        name=spec.name,
+        method=spec.method,
+        cfg=spec.cfg,
+        settings=spec.settings,
+        seed=spec.seed,
+        lineage={"partition": opened.partition},
+        source=opened.partition,
+        spec=artifact,
+    )
+
+    def build(writer: ArtifactWriter) -> Built:
+        run, progress = site.run, Progress(state)
+        loop.predict_all(run, spec.name, spec.method, progress)
+        write_predictions(job, run, opened.data, progress.join_predictions(), writer)
+        write_rounds(job, run, opened.data, progress, {}, writer)
+        summary = summarize(job, run, progress.facts(), spec.settings.rounds, [])
+        return Built(summary, hardware.facts(run.engine, execution))
+
+    return make(out, artifact, execution, build)

@@ -1,0 +1,141 @@
+"""A federation of three sites in processes of their own, from the command line."""
+
+from __future__ import annotations
+
+import csv
+import signal
+import subprocess
+import sys
+import time
+
+import h5py
+import numpy as np
+import pytest
+
+from pflcli.artifacts.kinds import predictions
+from pflcli.artifacts.open_by_path import open_one
+from pflcli.commands import federation, site
+from pflcli.commands.import_data import import_data
+from pflcli.commands.partition import partition
+from pflcli.commands.personalize import personalize
+from pflcli.errors import ConflictError, InputError, UnsuitedError, UsageError
+from pflcli.execution import Execution
+
+ONE = Execution(threads=1)
+SITES = ("north", "south", "west")
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory):
+    """Tables of three sites, a simulation of them together, and the federation made of it."""
+    at, draw = tmp_path_factory.mktemp("federation"), np.random.default_rng(0)
+    for place, name in enumerate(SITES):
+        with (at / f"{name}.csv").open("w", newline="") as file:
+            write = csv.writer(file)
+            write.writerow(["age", "dose", "city", "outcome"])
+            for i in range(20 + 10 * place):
+                age, dose = draw.normal(50, 10), draw.normal(place)
+                write.writerow([f"{age:.3f}", f"{dose:.3f}", "XY"[i % 2], "yes" if age + dose > 50 else "no"])
+    import_data([at / f"{name}.csv" for name in SITES], label="outcome", standardize=True, out=at / "data")
+    partition(at / "data", at / "partition")
+    personalize(
+        "ditto", at / "partition", out=at / "simulation", model="mlp", rounds=3, participation=0.7, threads=1, seed=0
+    )
+    federation.create(at / "simulation", at / "fed", ONE)
+    for name in SITES:
+        import_data(at / f"{name}.csv", like=at / "fed", out=at / f"data {name}")
+        partition(at / f"data {name}", at / f"partition {name}", like=at / "fed", client=name)
+    return at
+
+
+def start(*words):
+    return subprocess.Popen(
+        [sys.executable, "-m", "pflcli", *map(str, words), "--threads", "1"], stderr=subprocess.PIPE
+    )
+
+
+def test_three_processes_predict_as_the_simulation_does_although_they_are_killed(world):
+    begun = time.monotonic()
+    for name in SITES:
+        site.check(world / f"partition {name}", world / "fed", world / f"site {name}")
+    server = ("federation", "run", world / "fed", "--at", world / "exchange", "-o", world / "server")
+    serve = {name: ("site", "serve", world / f"site {name}", "--at", world / "exchange") for name in SITES}
+    running = {name: start(*words) for name, words in {"server": server, **serve}.items()}
+    # The server and one site are killed once a round has been answered, and started again.
+    while not list(world.glob("exchange/*/answer-000001.msg")) and time.monotonic() - begun < 60:
+        time.sleep(0.01)
+    for name, words in (("server", server), ("north", serve["north"])):
+        running[name].send_signal(signal.SIGKILL)
+        running[name].wait()
+        running[name] = start(*words)
+    for name, process in running.items():
+        assert process.wait(timeout=120) == 0, (name, process.stderr.read().decode())
+    simulated = predictions.read(open_one(world / "simulation"), "test")
+    for client, name in enumerate(SITES):
+        own = predictions.read(open_one(world / f"site {name}" / "predictions"), "test")
+        rows = slice(*simulated.offsets[client : client + 2])
+        assert own.parts["p"].tobytes() == simulated.parts["p"][rows].tobytes()
+        assert own.y.tobytes() == simulated.y[rows].tobytes()
+    expected = (world / "simulation" / "rounds.csv").read_text().splitlines()
+    (last,) = world.glob("server/round-*")
+    columns = [expected[0].split(",").index(name) for name in ("round", "clients", "loss", "bytes_up", "bytes_down")]
+    for line, other in zip((last / "rounds.csv").read_text().splitlines(), expected, strict=True):
+        assert [line.split(",")[place] for place in columns] == [other.split(",")[place] for place in columns]
+    # A message of this federation is refused by a site of another one, and by another site.
+    question = next(world.glob("exchange/000-*/question-*.msg"))
+    with pytest.raises(InputError, match="for the site 'north', not for 'south'"):
+        site.answer(world / "site south", question, None, ONE)
+    with h5py.File(world / "site north" / "predictions" / "predictions.h5") as file:
+        assert file["test"]["offsets"][-1] == len(own_rows(file))
+
+
+def own_rows(file):
+    return file["test"]["p"]
+
+
+def test_a_round_is_closed_without_sites_that_are_late(world, tmp_path):
+    result = federation.run(world / "fed", tmp_path / "exchange", tmp_path / "server", ONE, patience=0.01)
+    assert result["rounds"] == 3
+    assert {t: len(clients) for t, clients in result["absent"].items()} == {1: 2, 2: 2, 3: 2}
+
+
+def test_wrong_folders_are_refused(world, tmp_path):
+    with pytest.raises(InputError, match="was not made for"):
+        site.check(world / "partition", world / "fed", tmp_path / "site")
+    with pytest.raises(InputError, match="is not the folder of a site"):
+        site.serve(world / "fed", tmp_path, ONE)
+    with pytest.raises(UsageError, match="is inside"):
+        federation.run(world / "fed", tmp_path, tmp_path / "server", ONE)
+    site.check(world / "partition north", world / "fed", tmp_path / "north")
+    with pytest.raises(ConflictError, match="belongs to another"):
+        site.check(world / "partition south", world / "fed", tmp_path / "north")
+    with pytest.raises(ConflictError, match="belongs to another"):
+        federation.run(world / "fed", tmp_path / "exchange", tmp_path / "north", ONE)
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "note.txt").write_text("mine")
+    with pytest.raises(ConflictError, match="contains other files"):
+        site.check(world / "partition north", world / "fed", tmp_path / "full")
+
+
+def test_methods_and_settings_that_real_sites_cannot_have_are_refused(world, tmp_path):
+    for method, settings, words in (
+        ("fedem", {}, "depends on the other clients"),
+        ("local", {}, "has no rounds"),
+        ("fedavg", {"upload": ("noise:0.1",)}, "noise of an upload step"),
+        ("fedavg", {"report": "best"}, "--report best"),
+    ):
+        out = tmp_path / f"{method} {len(settings)} {words[:5]}"
+        personalize(method, world / "partition", out=out, model="logistic", rounds=1, threads=1, **settings)
+        with pytest.raises(UnsuitedError, match=words):
+            federation.create(out, tmp_path / "fed", ONE)
+    assert not (tmp_path / "fed").exists()
+
+
+def test_a_site_takes_its_split_from_the_federation(world):
+    for words, options in (
+        ("have no effect|has no effect", {"like": world / "fed", "client": "north", "fractions": (0.5, 0.2, 0.3)}),
+        ("belong together", {"client": "north"}),
+        ("no client 'nobody'", {"like": world / "fed", "client": "nobody"}),
+    ):
+        with pytest.raises(UsageError, match=words):
+            partition(world / "data north", world / "other", **options)
