@@ -116,7 +116,7 @@ class Job(RunSpec):
         )
 
 
-def _remarks(job: _Job) -> Iterator[str]:
+def _remarks(job: Job) -> Iterator[str]:
     """Yield what a user should know before a run, such as settings without effect and costs."""
     name, method, settings, partition = job.name, job.method, job.settings, job.lineage["partition"]
     yield from run_request.describe_seed(name, method, job.cfg, settings)
