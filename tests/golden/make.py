@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from pflcli.artifacts import kinds
+from pflcli.commands import federate
 from pflcli.commands.audit import audit
 from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.compare import compare
@@ -22,6 +23,7 @@ from pflcli.commands.personalize import personalize
 from pflcli.commands.sweep import sweep
 from pflcli.commands.train_global import train_global
 from pflcli.commands.tune import tune
+from pflcli.execution import Execution
 
 
 def main() -> None:
@@ -44,6 +46,9 @@ def main() -> None:
     evaluate([at / "predictions"], at / "evaluation")
     audit(at / "predictions", at / "audit")
     compare([at / "partition"], at, methods=["local"], settings=settings, references=False)
+    with tempfile.TemporaryDirectory() as folder:
+        personalize("fedavg", at / "partition", Path(folder) / "fedavg", settings=settings)
+        federate.create(Path(folder) / "fedavg", at / "federation", Execution())
     sweep(at / "embeddings", at / "sweep", **{"capacity": "0,0.5,1", "k": "1,3", "weight": "0,1"})
     tune("local", at / "partition", at, search={"lr": "0.1,1"}, settings={**settings, "rounds": 1})
 
