@@ -97,6 +97,10 @@ def test_a_round_is_closed_without_sites_that_are_late(world, tmp_path):
     result = federate.run(world / "fed", tmp_path / "exchange", tmp_path / "server", ONE, patience=0.01)
     assert result["rounds"] == 3
     assert {t: len(clients) for t, clients in result["absent"].items()} == {1: 2, 2: 2, 3: 2}
+    again = federate.run(world / "fed", tmp_path / "exchange", tmp_path / "server", ONE)
+    assert again["absent"] == result["absent"]
+    with pytest.raises(ConflictError, match="messages of an earlier run"):
+        federate.run(world / "fed", tmp_path / "exchange", tmp_path / "another server", ONE)
 
 
 def test_wrong_folders_are_refused(world, tmp_path):
