@@ -23,7 +23,14 @@ def test_every_command_that_writes_is_a_function_of_the_package():
     modules = {path.stem for path in (ROOT / "commands").glob("[!_]*.py")}
     functions = {name for name in modules if hasattr(pflcli, name)}
     assert functions == {*COMMANDS}
-    assert modules - functions == {"doctor", "listing", "new", "show"}  # they print, or write no artifact
+    assert modules - functions == {
+        "doctor",
+        "federate",
+        "listing",
+        "new",
+        "show",
+        "site",
+    }  # they print, or write no artifact
     for name in functions:
         assert getattr(pflcli, name) is getattr(importlib.import_module(f"pflcli.commands.{name}"), name)
     assert functions <= {*dir(pflcli)}

@@ -72,7 +72,7 @@ def command(
         pfl federation create runs/c/seed-0/fedala -o fed
         pfl federation run fed --at exchange -o server
     """
-    from pflcli.commands import federation
+    from pflcli.commands import federate
 
     reporter = console.Console(quiet=quiet, verbose=verbose)
     execution = Execution(threads=threads, force=force, reporter=reporter)
@@ -85,15 +85,15 @@ def command(
             "--at belongs to pfl federation run, which needs it", "pfl federation run FEDERATION --at DIR -o DIR"
         )
     if action == "create" and out is not None:
-        console.result(federation.create(source, out, execution), as_json=as_json)
+        console.result(federate.create(source, out, execution), as_json=as_json)
     elif action == "run" and out is not None and exchange is not None:
-        result = federation.run(source, exchange, out, execution, patience=patience)
+        result = federate.run(source, exchange, out, execution, patience=patience)
         if as_json:
             console.data(result)
         else:
             console.lines([result["path"]])
     else:
-        facts = federation.describe(source)
+        facts = federate.describe(source)
         if as_json:
             console.data(facts)
         else:

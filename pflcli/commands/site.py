@@ -19,7 +19,7 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.commands.federation import answer_file, folder_of, question_file
+from pflcli.commands.federate import answer_file, folder_of, question_file
 from pflcli.commands.personalize import Job, summarize, write_predictions, write_rounds
 from pflcli.deployment import messages, opening
 from pflcli.deployment.endpoints import Site, Terms

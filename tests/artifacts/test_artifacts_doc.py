@@ -15,6 +15,7 @@ import pytest
 from safetensors import safe_open
 
 from pflcli.artifacts import kinds
+from pflcli.commands import federate
 from pflcli.commands.compare import compare
 from pflcli.commands.evaluate import evaluate
 from pflcli.commands.import_data import import_data
@@ -22,6 +23,7 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.tune import tune
 from pflcli.commands.verify import verify
+from pflcli.execution import Execution
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "artifacts.md").read_text(encoding="utf-8")
@@ -173,6 +175,7 @@ def runs_of_every_kind(small, tmp_path_factory):
         settings={**mlp, "participation": 1.0, "dropout": 0.3},
     )
     personalize("panm", at / "p-clusters", at / "panm-clusters", settings={**mlp, "model": "logistic"})
+    federate.create(at / "fedavg", at / "fed", Execution())
     evaluate([at / "fedavg-new", at / "fedham-new"], at / "evaluation-new", target=0.1, link="10:50", coverage=0.8)
     return at
 

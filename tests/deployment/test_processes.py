@@ -14,7 +14,7 @@ import pytest
 
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.open_by_path import open_one
-from pflcli.commands import federation, site
+from pflcli.commands import federate, site
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
@@ -41,7 +41,7 @@ def world(tmp_path_factory):
     personalize(
         "ditto", at / "partition", out=at / "simulation", model="mlp", rounds=3, participation=0.7, threads=1, seed=0
     )
-    federation.create(at / "simulation", at / "fed", ONE)
+    federate.create(at / "simulation", at / "fed", ONE)
     for name in SITES:
         import_data(at / f"{name}.csv", like=at / "fed", out=at / f"data {name}")
         partition(at / f"data {name}", at / f"partition {name}", like=at / "fed", client=name)
@@ -94,9 +94,13 @@ def own_rows(file):
 
 
 def test_a_round_is_closed_without_sites_that_are_late(world, tmp_path):
-    result = federation.run(world / "fed", tmp_path / "exchange", tmp_path / "server", ONE, patience=0.01)
+    result = federate.run(world / "fed", tmp_path / "exchange", tmp_path / "server", ONE, patience=0.01)
     assert result["rounds"] == 3
     assert {t: len(clients) for t, clients in result["absent"].items()} == {1: 2, 2: 2, 3: 2}
+    again = federate.run(world / "fed", tmp_path / "exchange", tmp_path / "server", ONE)
+    assert again["absent"] == result["absent"]
+    with pytest.raises(ConflictError, match="messages of an earlier run"):
+        federate.run(world / "fed", tmp_path / "exchange", tmp_path / "another server", ONE)
 
 
 def test_wrong_folders_are_refused(world, tmp_path):
@@ -105,12 +109,12 @@ def test_wrong_folders_are_refused(world, tmp_path):
     with pytest.raises(InputError, match="is not the folder of a site"):
         site.serve(world / "fed", tmp_path, ONE)
     with pytest.raises(UsageError, match="is inside"):
-        federation.run(world / "fed", tmp_path, tmp_path / "server", ONE)
+        federate.run(world / "fed", tmp_path, tmp_path / "server", ONE)
     site.check(world / "partition north", world / "fed", tmp_path / "north")
     with pytest.raises(ConflictError, match="belongs to another"):
         site.check(world / "partition south", world / "fed", tmp_path / "north")
     with pytest.raises(ConflictError, match="belongs to another"):
-        federation.run(world / "fed", tmp_path / "exchange", tmp_path / "north", ONE)
+        federate.run(world / "fed", tmp_path / "exchange", tmp_path / "north", ONE)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "note.txt").write_text("mine")
     with pytest.raises(ConflictError, match="contains other files"):
@@ -127,7 +131,7 @@ def test_methods_and_settings_that_real_sites_cannot_have_are_refused(world, tmp
         out = tmp_path / f"{method} {len(settings)} {words[:5]}"
         personalize(method, world / "partition", out=out, model="logistic", rounds=1, threads=1, **settings)
         with pytest.raises(UnsuitedError, match=words):
-            federation.create(out, tmp_path / "fed", ONE)
+            federate.create(out, tmp_path / "fed", ONE)
     assert not (tmp_path / "fed").exists()
 
 

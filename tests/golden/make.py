@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from pflcli.artifacts import kinds
+from pflcli.commands import federate
 from pflcli.commands.audit import audit
 from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.compare import compare
@@ -23,6 +24,7 @@ from pflcli.commands.sweep import sweep
 from pflcli.commands.train_global import train_global
 from pflcli.commands.tune import tune
 from pflcli.commands.verify import verify
+from pflcli.execution import Execution
 
 CLAIMS = """
 [experiments.claimed]
@@ -60,6 +62,9 @@ def main() -> None:
     evaluate([at / "predictions"], at / "evaluation")
     audit(at / "predictions", at / "audit")
     compare([at / "partition"], at, methods=["local"], settings=settings, references=False)
+    with tempfile.TemporaryDirectory() as folder:
+        personalize("fedavg", at / "partition", Path(folder) / "fedavg", settings=settings)
+        federate.create(Path(folder) / "fedavg", at / "federation", Execution())
     sweep(at / "embeddings", at / "sweep", **{"capacity": "0,0.5,1", "k": "1,3", "weight": "0,1"})
     tune("local", at / "partition", at, search={"lr": "0.1,1"}, settings={**settings, "rounds": 1})
     with tempfile.TemporaryDirectory() as folder:

@@ -22,7 +22,7 @@ from pflcli.data.splits import FRACTIONS
 from pflcli.deployment import messages, opening
 from pflcli.deployment.endpoints import Server, Terms
 from pflcli.deployment.messages import Message, Question
-from pflcli.errors import GoneError, InputError, UnsuitedError, UsageError
+from pflcli.errors import ConflictError, GoneError, InputError, UnsuitedError, UsageError
 from pflcli.execution import Execution
 from pflcli.federation import uploads
 from pflcli.laws import Subject
@@ -168,6 +168,8 @@ def run(
         server = opening.open_server(federation, terms, out, execution)
         if server.rounds:
             say(f"continuing after round {server.rounds}")
+        elif any(exchange.glob("*/final.msg")):  # with which sites would end before they began
+            raise ConflictError(f"{exchange} has the messages of an earlier run", "choose another folder for --at")
         while True:
             questions, tensors = server.ask()
             if not questions:
