@@ -221,7 +221,7 @@ def test_of_several_partitions_none_is_chosen_on(writers, tmp_path, untrained):
 
 def test_what_cannot_be_is_refused_before_anything_is_made(writers, tmp_path, untrained):
     for kwargs, message in (
-        ({"tune": 0}, "--tune must be at least 1"),
+        ({"tune": 0}, "tune=0 is not at least 1"),
         ({"baseline": "fedprox"}, "'fedprox' is not among the compared methods"),
         ({"link": "fast"}, "fast"),
         ({"metrics": ["sensitivity"]}, "sensitivity is defined for two classes"),

@@ -453,7 +453,7 @@ def test_a_search_by_optuna_resumes_where_it_was_interrupted(neighbours, tmp_pat
         ("fedavg", {"lr": "0.1"}, {"settings": {"refit": True}}, "leaves no validation samples"),
         ("knn-per", {"lr": "0.1"}, {}, "knn-per trains no model"),
         ("fedavg", None, {"settings": {"lr": 0.1}}, "fedavg has nothing to search"),
-        ("fedavg", {"lr": "0.1"}, {"trials": 0}, "--trials must be at least 1"),
+        ("fedavg", {"lr": "0.1"}, {"trials": 0}, "trials=0 is not at least 1"),
         ("fedavg", {"lr": "0.1"}, {"minutes": 0}, "--minutes 0 leaves no time for a trial"),
         ("fedavg", {"lr": "0.1"}, {"sampler": "grids"}, "unknown sampler 'grids'"),
         ("fedavg", {"lr": "0.1"}, {"metric": "aurok"}, "unknown metric 'aurok'"),
