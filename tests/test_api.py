@@ -11,8 +11,8 @@ import pytest
 
 import pflcli
 from helpers import ROOT
-from pflcli import compare, evaluate, import_data, partition, personalize, registry, sweep
-from pflcli.errors import UsageError
+from pflcli import build_datastore, compare, evaluate, import_data, partition, personalize, registry, sweep
+from pflcli.errors import PflError, UsageError
 from pflcli.options.declaration import Options, declared_options
 from pflcli.settings import Settings
 
@@ -117,6 +117,7 @@ def test_options_can_be_a_mapping_or_assignments(partition_and_comparison, optio
         ({"options": 3}, "options=3 is not a mapping"),
         ({"coverage": "high"}, "coverage='high' is not a number"),
         ({"seeds": "a"}, "--seeds a is not a list of integers"),
+        ({"tune": 0}, "compare(): tune=0 is not at least 1"),
     ],
     ids=str,
 )
@@ -124,6 +125,21 @@ def test_wrong_argument_is_refused_by_name(partition_and_comparison, arguments, 
     partitioned, _ = partition_and_comparison
     with pytest.raises(UsageError) as caught:
         compare(partitioned, "c", **arguments)
+    assert message in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("command", "arguments", "message"),
+    [
+        (partition, {"seed": -1}, "partition(): seed=-1 is not at least 0"),
+        (build_datastore, {"capacity": 1.5}, "build_datastore(): capacity=1.5 is not at most 1.0"),
+        (build_datastore, {"capacity": float("nan")}, "build_datastore(): capacity=nan is not at least 0.0"),
+        (build_datastore, {"capacity": 1.0}, "in does not exist"),
+    ],
+)
+def test_a_function_refuses_a_number_outside_the_bounds_of_its_option(tmp_path, command, arguments, message):
+    with pytest.raises(PflError) as caught:
+        command(str(tmp_path / "in"), tmp_path / "out", **arguments)
     assert message in caught.value.message
 
 

@@ -129,7 +129,7 @@ def audit_epsilon(predictor: StoredPredictor, count: int, execution: Execution) 
 
 def require_count(count: int) -> None:
     """Raise UsageError for too few canaries to bound epsilon; 0 (no canaries) is allowed."""
-    if count < 0 or 0 < count < canaries.MIN_CANARIES:
+    if 0 < count < canaries.MIN_CANARIES:
         raise UsageError(f"got {count} canaries; need at least {canaries.MIN_CANARIES}", "--canaries 200")
 
 

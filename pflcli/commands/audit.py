@@ -21,7 +21,6 @@ from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.auditing import attacks, canary_training, inversion, queries
 from pflcli.auditing.attacks import Exposure
 from pflcli.auditing.inversion import Inversion
-from pflcli.errors import UsageError
 from pflcli.evaluation import figures
 from pflcli.evaluation.charts import attacks as attack_charts
 from pflcli.evaluation.charts import vega
@@ -61,8 +60,6 @@ def audit(asked: Audit) -> Outcome:
     without members or non-members; ComputationError if the method cannot predict.
     """
     execution = asked.execution.reading(asked.weights)
-    if asked.invert < 0:
-        raise UsageError(f"--invert {asked.invert} is negative", "--invert 3")
     canary_training.require_count(asked.canaries)
     disclosed = disclosure.parse(asked.answers)
     artifact = open_one(asked.source, "predictions", chosen=Chosen(asked.method, asked.seed, draws=True))

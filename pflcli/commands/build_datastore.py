@@ -79,9 +79,7 @@ _TRAIN = 0.6
 
 
 def _check_amounts(capacity: float, spread: float, prototypes: float | None) -> None:
-    """Raise UsageError for a capacity, spread or number of prototypes that is out of range."""
-    if not 0 <= capacity <= 1:
-        raise UsageError(f"--capacity {capacity:g} is not a fraction between 0 and 1", "--capacity 0.5")
+    """Raise UsageError for a spread or number of prototypes that is out of range."""
     largest = min(capacity, 1 - capacity)
     if not 0 <= spread <= largest + 1e-9:
         raise UsageError(

@@ -68,8 +68,6 @@ def budget(
         return None
     if not (force or earlier or (table.parent / FOLDER).exists()) and any(table.parent.glob("seed-*/*")):
         raise ConflictError(f"{table.parent} has runs without --tune", "leave out --tune, or choose another --out")
-    if trials < 1:
-        raise UsageError(f"--tune must be at least 1 trial, got {trials}", "--tune 8")
     partition, *others = dict.fromkeys(partition.path for partition in partitions.values())
     if others:
         raise UsageError(

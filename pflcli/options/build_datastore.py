@@ -56,7 +56,12 @@ class BuildDatastore(Options):
     ] = None
     capacity: Annotated[
         float,
-        typer.Option(help="Keep this fraction (0 to 1) of each client's training samples in its store.", metavar="F"),
+        typer.Option(
+            help="Keep this fraction (0 to 1) of each client's training samples in its store.",
+            min=0.0,
+            max=1.0,
+            metavar="F",
+        ),
     ] = 1.0
     capacity_spread: Annotated[
         float,

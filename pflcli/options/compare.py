@@ -109,6 +109,7 @@ class Compare(Options):
         typer.Option(
             help="First tune every method, as `pfl tune` does, with at most this many trials: choose its options and"
             " training settings by --metric on validation samples. fedavg is tuned first.",
+            min=1,
             metavar="N",
             show_default="no tuning",
         ),

@@ -313,7 +313,7 @@ Names = Annotated[
 ]
 SkipRows = Annotated[
     int | None,
-    typer.Option(help="Skip this many lines at the beginning of the file.", metavar="N", show_default="0"),
+    typer.Option(help="Skip this many lines at the beginning of the file.", min=0, metavar="N", show_default="0"),
 ]
 Comment = Annotated[
     str | None,

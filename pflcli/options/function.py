@@ -172,7 +172,7 @@ def _describe_keywords(keywords: Sequence[_Keyword], names: Mapping[str, str]) -
 def _read_arguments(
     cls: type[Options], name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Options:
-    """Return the options of a call; raises ArgumentError for unknown, missing or contradicting arguments."""
+    """Return the options of a call; raises ArgumentError for unknown, missing, contradicting or out of range ones."""
     unknown = [key for key in kwargs if key not in signature.parameters]
     if unknown:
         raise ArgumentError(f"{name}() has no argument '{unknown[0]}'", closest(unknown[0], signature.parameters))
@@ -196,6 +196,12 @@ def _read_arguments(
                 raise ArgumentError(f"{name}(): {key} is given twice: {value!r} and, in settings, {settings[key]!r}")
         given["settings"] = {**settings, **training} or None
     values = {key: value if key == "settings" else _read_value(own[key], value) for key, value in given.items()}
+    for key, value in values.items():
+        least, most = (getattr(own[key].info, bound, None) for bound in ("min", "max"))
+        if isinstance(value, int | float) and not (least in (None, value) or value > least):
+            raise ArgumentError(f"{name}(): {key}={value} is not at least {least}")
+        if isinstance(value, int | float) and not (most in (None, value) or value < most):
+            raise ArgumentError(f"{name}(): {key}={value} is not at most {most}")
     return cls(**values, execution=execution)
 
 

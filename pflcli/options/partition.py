@@ -82,10 +82,11 @@ class Partition(Options):
         ),
     ] = "natural"
     clients: Annotated[
-        int | None, typer.Option(help="Make this many clients; scheme natural keeps all by default.", metavar="N")
+        int | None,
+        typer.Option(help="Make this many clients; scheme natural keeps all by default.", min=1, metavar="N"),
     ] = None
     min_samples: Annotated[
-        int, typer.Option(help="Move samples until every client has at least this many.", metavar="N")
+        int, typer.Option(help="Move samples until every client has at least this many.", min=0, metavar="N")
     ] = 0
     fractions: Annotated[
         tuple[float, float, float] | None,

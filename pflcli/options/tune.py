@@ -75,7 +75,7 @@ class Tune(Options):
             autocompletion=completion.words("grid", "random", "optuna"),
         ),
     ] = "grid"
-    trials: Annotated[int, typer.Option(help="Run at most this many trials.", metavar="N")] = 20
+    trials: Annotated[int, typer.Option(help="Run at most this many trials.", min=1, metavar="N")] = 20
     minutes: Annotated[
         float | None,
         typer.Option(

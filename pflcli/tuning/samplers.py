@@ -24,8 +24,6 @@ def sampler(name: str, space: Space, trials: int, default: Point, seed: int) -> 
     """
     if name not in SAMPLERS:
         raise UsageError(f"unknown sampler '{name}'", closest(name, SAMPLERS))
-    if trials < 1:
-        raise UsageError(f"--trials must be at least 1, got {trials}", "--trials 20")
     if name == "optuna":
         return Optuna(space, trials, default, seed)
     draw = _shuffle_grid if space.is_finite else _draw_points

@@ -266,7 +266,7 @@ def test_compare_refuses_tune_with_several_partitions(writers_partition, tmp_pat
 
 def test_wrong_tuning_arguments_are_refused_before_any_training(writers_partition, tmp_path, forbid_training):
     for kwargs, message in (
-        ({"tune": 0}, "--tune must be at least 1"),
+        ({"tune": 0}, "tune=0 is not at least 1"),
         ({"baseline": "fedprox"}, "'fedprox' is not among the compared methods"),
         ({"link": "fast"}, "fast"),
         ({"metrics": ["sensitivity"]}, "sensitivity is defined for two classes"),

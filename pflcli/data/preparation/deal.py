@@ -40,10 +40,6 @@ class Deal:
 
     def check(self, fractions: tuple[float, float, float] | None) -> None:
         """Raise UsageError for a number out of range, or for ``fractions`` that do not add up to 1."""
-        if self.clients is not None and self.clients < 1:
-            raise UsageError(f"--clients {self.clients} is not a positive number", "--clients 100")
-        if self.min_samples < 0:
-            raise UsageError(f"--min-samples {self.min_samples} is negative", "--min-samples 10")
         if not isinstance(self.new_clients, tuple) and not 0 <= self.new_clients < 1:
             raise UsageError(
                 f"--new-clients {self.new_clients:g} is not a fraction from 0 to below 1", "--new-clients 0.2"

@@ -254,8 +254,6 @@ def choose_dialect(asked: Any, earlier: Dialect | None = None) -> tuple[Dialect,
             raise UsageError(f"--{name} '{value}' is not one character", "--decimal , or --thousands .")
     if both.thousands == (both.decimal or "."):
         raise UsageError(f"'{both.thousands}' cannot separate both decimals and thousands", "--decimal , --thousands .")
-    if (typed.skip_rows or 0) < 0:
-        raise UsageError(f"--skip-rows {typed.skip_rows} is negative", "--skip-rows 1")
     return typed, both
 
 
