@@ -74,14 +74,6 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
     return argname if isinstance(val, bytes) else None
 
 
-def pytest_runtest_logreport(report: pytest.TestReport) -> None:
-    """Note which test fails on a mutant of mutmut, which runs the tests in a copy of the repository, ``mutants/``."""
-    mutant = os.environ.get("MUTANT_UNDER_TEST", "")
-    if report.failed and "__mutmut_" in mutant:
-        with (Path.cwd().parent / "tests" / "killers.tsv").open("a") as file:
-            file.write(f"{mutant}\t{report.nodeid}\n")
-
-
 @pytest.fixture(autouse=True)
 def gradients_stay_on() -> Iterator[None]:
     """Fail a test that leaves PyTorch without gradients, rather than all that come after it."""

@@ -11,7 +11,7 @@ import numpy as np
 import choose_fast_tests
 from choose_fast_tests import FAST
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 def read_functions(path: str) -> set[str]:
