@@ -12,7 +12,12 @@ home=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
 # The environment that examples/quickstart.sh makes, unless pfl is installed already.
 command -v pfl > /dev/null || PATH="$home/.venv/bin:$PATH"
 command -v pfl > /dev/null || { echo "pfl is not installed: bash examples/quickstart.sh" >&2; exit 3; }
-python=$(dirname "$(readlink -f "$(command -v pfl)")")/python  # beside pfl itself, which may be linked elsewhere
+pfl=$(command -v pfl)
+while [ -L "$pfl" ]; do  # pfl may be a link to the program, beside which its Python is
+  link=$(readlink "$pfl")
+  case $link in /*) pfl=$link ;; *) pfl=$(dirname "$pfl")/$link ;; esac
+done
+python=$(dirname "$pfl")/python
 [ -x "$python" ] || python=python3
 
 # What a recipe prints is its table; the paths of what it makes are in its own lines.

@@ -288,7 +288,7 @@ def _read_experiment(entry: Options, owner: str, folder: Path, known: Mapping[st
 
 def check_options(experiment: Experiment, owner: str) -> None:
     """Raise UsageError for a partition option or a training setting that does not exist or is invalid."""
-    own = {"dataset", "out", "root", "download", "seed"}
+    own = {"dataset", "out", "root", "download", "seed", "like", "client"}
     known = {option.name for option in declared_options(Partition)} - own - {"options"} | {"set"}
     for key in experiment.partition:
         if key not in known:

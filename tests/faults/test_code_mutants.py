@@ -14,7 +14,7 @@ import pytest
 import code_mutants
 
 FOLDER = Path(code_mutants.__file__).parent
-TEST = "tests/evaluation/metrics/test_metrics.py::test_calibration_error_by_hand"
+TEST = "tests/evaluation/metrics/test_metrics.py::test_calibration_error_matches_hand_computed_values"
 
 RUN = """
 import sys
@@ -32,13 +32,13 @@ code_mutants.run(tests, [mutant], Path(sys.argv[3]) / "results.jsonl", seconds=1
 """
 
 
-def test_equivalent_mutants_are_of_files_that_exist():
+def test_equivalent_mutants_name_existing_files():
     listed = tomllib.loads(code_mutants.EQUIVALENT.read_text(encoding="utf-8"))["mutant"]
     paths = {mutant["key"].partition(":")[0] for mutant in listed}
     assert sorted(path for path in paths if not (code_mutants.ROOT / path).exists()) == []
 
 
-def test_the_same_seed_draws_the_same_mutants_of_code():
+def test_draw_gives_the_same_mutants_for_the_same_seed():
     mutants = code_mutants.draw(40, 0, ["evaluation/metrics"])
     assert mutants == code_mutants.draw(40, 0, ["evaluation/metrics"])
     assert len({(mutant.path, mutant.start, mutant.end) for mutant in mutants}) == 40
@@ -54,16 +54,16 @@ def test_the_same_seed_draws_the_same_mutants_of_code():
     ("change", "outcome"),
     [("bins - 1 => (bins + 1)", "killed"), ("math.ceil(len(known) / 10) => (math.floor(len(known) / 10))", "survived")],
 )
-def test_a_mutant_is_killed_by_a_test_that_fails(change, outcome, tmp_path):
+def test_mutant_is_killed_only_by_a_failing_test(change, outcome, tmp_path):
     line = [sys.executable, "-c", RUN, FOLDER, change, tmp_path, TEST]
     subprocess.run([*map(str, line)], check=True, cwd=code_mutants.ROOT, capture_output=True)
     (facts,) = map(json.loads, (tmp_path / "results.jsonl").read_text().splitlines())
     assert facts["outcome"] == outcome
-    assert ("test_calibration_error_by_hand" in facts["by"]) == (outcome == "killed")
+    assert ("test_calibration_error_matches_hand_computed_values" in facts["by"]) == (outcome == "killed")
 
 
 @pytest.mark.long
-def test_a_test_that_fails_without_the_mutant_kills_none(tmp_path):
+def test_mutant_is_doubtful_when_its_test_also_fails_without_it(tmp_path):
     (tmp_path / "test_nothing.py").write_text("def test_that_always_fails():\n    assert not 1\n")
     line = [sys.executable, "-c", RUN, FOLDER, "bins - 1 => (bins + 1)", tmp_path, tmp_path / "test_nothing.py"]
     subprocess.run([*map(str, line)], check=True, cwd=code_mutants.ROOT, capture_output=True)
@@ -77,9 +77,9 @@ def test_a_test_that_fails_without_the_mutant_kills_none(tmp_path):
 
 @pytest.mark.compiled
 @pytest.mark.long
-def test_compiled_functions_of_tests_are_compiled_again(tmp_path):
+def test_compiled_functions_of_tests_are_recompiled_for_a_mutant(tmp_path):
     """They contain code of pflcli, which may be mutated."""
-    test = "tests/engine/test_elementary.py::test_exponentials_and_logarithms_have_seven_digits"
+    test = "tests/accelerated/test_elementary.py::test_exponentials_and_logarithms_are_accurate_to_seven_digits"
     first = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
     subprocess.run(first, check=True, cwd=code_mutants.ROOT, capture_output=True)  # its compiled code is stored
     change = "((_E7 * r + _E6) * r + _E5) * r => (((_E7 * r + _E6) * r + _E5) / r)"
@@ -88,7 +88,7 @@ def test_compiled_functions_of_tests_are_compiled_again(tmp_path):
     assert json.loads((tmp_path / "results.jsonl").read_text())["outcome"] == "killed"
 
 
-def test_compiled_functions_that_contain_mutated_code_are_compiled_again():
+def test_recompiled_names_the_functions_that_contain_mutated_code():
     """A function within loops is part of them; one that loops call where it lies is not."""
     for mutant in code_mutants.draw(60, 0, ["engine", "methods"]):
         own, names = code_mutants.definition_of(mutant), code_mutants.recompiled(mutant)

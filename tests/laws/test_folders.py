@@ -87,7 +87,8 @@ def test_folder_cases_cover_every_command_that_reads_artifacts():
         for parameter in command.params
         if any(word in str(parameter.metavar or "") for word in ARTIFACTS)
     }
-    assert {*LINES} == reading | {"partition", "show", "tune"}
+    of_a_federation = {"federation", "site"}  # what a coordinator and a site read is one artifact, and no comparison
+    assert {*LINES} | of_a_federation == reading | {"partition", "show", "tune"}
 
 
 @pytest.mark.parametrize("made_by", ["compared", "tuned"])

@@ -303,7 +303,7 @@ def test_simulate_loads_no_modules_of_artifacts_or_commands():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     loaded = {name for name in done.stdout.split() if not name.startswith("pflcli.accelerated")}
     assert not [name for name in loaded if name.split(".")[1] in ABOVE]
-    assert len(loaded) < KERNEL
+    assert len(loaded) <= KERNEL
 
 
 def test_kernel_packages_do_not_open_files_or_print():
