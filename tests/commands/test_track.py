@@ -5,12 +5,14 @@ from __future__ import annotations
 import csv
 import json
 import logging
+import os
 import resource
 import shutil
 import sys
 import threading
 import time
 from contextlib import contextmanager
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -337,12 +339,15 @@ def test_track_writes_every_run_once_for_wandb(comparison_folder, tmp_path):
 @contextmanager
 def limit_file_size(size):
     """Let no file of this process become larger than so many bytes, as a quota does."""
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before, writes = resource.getrlimit(resource.RLIMIT_FSIZE), sys.dont_write_bytecode
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    sys.dont_write_bytecode = True  # what is imported meanwhile would leave compiled modules that are cut off
     try:
-        yield
+        with mock.patch.dict(os.environ, PYTHONDONTWRITEBYTECODE="1"):
+            yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        sys.dont_write_bytecode = writes
 
 
 @pytest.mark.parametrize(
