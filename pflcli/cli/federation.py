@@ -84,6 +84,12 @@ def command(
         raise UsageError(
             "--at belongs to pfl federation run, which needs it", "pfl federation run FEDERATION --at DIR -o DIR"
         )
+    if patience is not None and action != "run":
+        raise UsageError("--patience belongs to pfl federation run", f"leave out --patience {patience:g}")
+    if force and action != "create":
+        raise UsageError("--force belongs to pfl federation create", "leave out --force")
+    if action == "check" and out is not None:
+        raise UsageError("pfl federation check writes nothing", f"leave out -o {out}")
     if action == "create" and out is not None:
         console.result(federate.create(source, out, execution), as_json=as_json)
     elif action == "run" and out is not None and exchange is not None:

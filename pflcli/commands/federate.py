@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import tempfile
 import time
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.data.splits import FRACTIONS
+from pflcli.deployment import exchange as exchanges
 from pflcli.deployment import messages, opening
 from pflcli.deployment.endpoints import Server, Terms
 from pflcli.deployment.messages import Message, Question
@@ -31,8 +31,6 @@ from pflcli.settings import Settings
 from pflcli.training import run_request
 from pflcli.training.dp_secret import FILE as SECRET
 from pflcli.wording import counted
-
-_POLL_SECONDS = 0.05
 
 
 def create(source: Path | str, out: Path | str, execution: Execution, *, chosen: Chosen | None = None) -> Outcome:
@@ -131,21 +129,6 @@ def _layouts(
     return [opening.write_layout(layout) for layout in downloads], opening.write_layout(upload)
 
 
-def folder_of(exchange: Path, names: list[str], site: str) -> Path:
-    """Return the folder of a site in the ``exchange`` folder: its number, and its name without unusual characters."""
-    return exchange / f"{names.index(site):03d}-{re.sub(r'[^A-Za-z0-9_-]+', '-', site)[:40]}"
-
-
-def question_file(folder: Path, number: int) -> Path:
-    """Return the file of the question of a round, from 1."""
-    return folder / f"question-{number:06d}.msg"
-
-
-def answer_file(folder: Path, number: int) -> Path:
-    """Return the file of the answer in a round, from 1."""
-    return folder / f"answer-{number:06d}.msg"
-
-
 def run(
     source: Path | str, exchange: Path, out: Path, execution: Execution, *, patience: float | None = None
 ) -> dict[str, Any]:
@@ -176,7 +159,7 @@ def run(
                 break
             paths = {}
             for site, question in questions.items():
-                paths[site] = question_file(folder_of(exchange, names, site), question.round)
+                paths[site] = exchanges.question_file(exchanges.folder_of(exchange, names, site), question.round)
                 messages.write(paths[site], question, tensors)
             answers = _wait(server, questions, paths, patience, execution)
             row = server.close(answers)
@@ -186,7 +169,7 @@ def run(
                 + (f", {absent} did not answer" if absent else "")
             )
         for site in names:
-            messages.write(folder_of(exchange, names, site) / "final.msg", *server.final(site))
+            messages.write(exchanges.final_file(exchanges.folder_of(exchange, names, site)), *server.final(site))
     privacy = f"; never release {out / SECRET}" if (out / SECRET).is_file() else ""
     say(f"{counted(server.rounds, 'round')} played; the last message is there for every site{privacy}")
     return {"path": str(out), "rounds": server.rounds, "absent": server.absent}
@@ -208,26 +191,19 @@ def _wait(
     began, found, digests = (
         time.monotonic(),
         dict[str, Message](),
-        {site: _sha256(path) for site, path in paths.items()},
+        {site: messages.hash_file(path) for site, path in paths.items()},
     )
     is_late = False
     while len(found) < len(questions) and not is_late:
         is_late = patience is not None and time.monotonic() - began > patience
         for site in questions.keys() - found.keys():
-            path = answer_file(paths[site].parent, questions[site].round)
+            path = exchanges.answer_file(paths[site].parent, questions[site].round)
             if path.exists():
                 found[site] = server.check(path, questions[site], digests[site])
         if len(found) < len(questions) and not is_late:
-            time.sleep(_POLL_SECONDS)
+            time.sleep(exchanges.POLL_SECONDS)
     execution.reporter.detail(f"{len(found)} of {len(questions)} sites answered in {time.monotonic() - began:.2f} s")
     return {site: found[site] for site in questions if site in found}
-
-
-def _sha256(path: Path) -> str:
-    import hashlib
-
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def describe(source: Path | str) -> dict[str, Any]:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import time
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,18 +17,24 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.commands.federate import answer_file, folder_of, question_file
 from pflcli.commands.personalize import Job, summarize, write_predictions, write_rounds
 from pflcli.deployment import messages, opening
 from pflcli.deployment.endpoints import Site, Terms
+from pflcli.deployment.exchange import (
+    POLL_SECONDS,
+    answer_file,
+    copy_message,
+    final_file,
+    find_last_question,
+    folder_of,
+    question_file,
+)
 from pflcli.errors import InputError
 from pflcli.execution import Execution
 from pflcli.methods import State
 from pflcli.simulation import loop
 from pflcli.simulation.progress import Progress
 from pflcli.training import hardware
-
-_POLL_SECONDS = 0.05
 
 
 @dataclass(frozen=True)
@@ -117,14 +121,13 @@ def serve(folder: Path, exchange: Path, execution: Execution) -> Outcome:
     opened = _reopen(folder)
     inbox = folder_of(exchange, [*opened.terms.sites], opened.client)
     with locks.acquire(folder, execution.reporter.say):
-        site, final = opened.site(execution), inbox / "final.msg"
+        site, final = opened.site(execution), final_file(inbox)
         if not final.exists():
             execution.reporter.say(f"waiting for messages to '{opened.client}' in {inbox}")
         while not final.exists():
-            asked = max(inbox.glob("question-*.msg"), default=None)  # a site may not be in every round
-            number = 0 if asked is None else int(asked.stem.removeprefix("question-"))
-            if asked is None or answer_file(inbox, number).exists():
-                time.sleep(_POLL_SECONDS)
+            number = find_last_question(inbox)
+            if number is None or answer_file(inbox, number).exists():
+                time.sleep(POLL_SECONDS)
                 continue
             copy_message(site.answer(question_file(inbox, number)), answer_file(inbox, number))
             execution.reporter.say(f"round {number}: answered")
@@ -146,18 +149,6 @@ def answer(folder: Path, message: Path, out: Path | None, execution: Execution) 
             return stored
         copy_message(stored, out)
         return out
-
-
-def copy_message(path: Path, target: Path) -> None:
-    """Copy a file so that ``target`` is never incomplete; raises InputError if that fails."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        shutil.copyfile(path, temporary)
-        temporary.replace(target)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink(missing_ok=True)
-        raise InputError(f"cannot write {target}: {error.strerror}") from None
 
 
 def _predict(opened: _Opened, site: Site, state: State, execution: Execution) -> Outcome:

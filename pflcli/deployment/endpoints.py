@@ -226,7 +226,7 @@ class Site:
         """
         message = messages.read(path, Question, self.terms.federation, self.site)
         question: Question = message.head
-        digest = message.sha256()
+        digest = messages.hash_file(message.path)
         if self._last is not None and question.round <= self.rounds:
             return self._stored_answer(self._last, path, question, digest)
         if not 1 <= question.round <= self.run.settings.rounds:

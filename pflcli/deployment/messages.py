@@ -161,10 +161,11 @@ class Message:
             if name not in expected:
                 raise InputError(f"{self.path} has a tensor '{name[:80]}', which does not belong to this message")
 
-    def sha256(self) -> str:
-        """Return the hash of the file."""
-        with self.path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+
+def hash_file(path: Path) -> str:
+    """Return the SHA-256 of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def size(layout: Layout) -> int:

@@ -143,3 +143,22 @@ def test_a_site_takes_its_split_from_the_federation(world):
     ):
         with pytest.raises(UsageError, match=words):
             partition(world / "data north", world / "other", **options)
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("check", "--patience", "5"), "--patience belongs to pfl federation run"),
+        (("create", "-o", "new", "--patience", "5"), "--patience belongs to pfl federation run"),
+        (("check", "--force"), "--force belongs to pfl federation create"),
+        (("check", "-o", "new"), "pfl federation check writes nothing"),
+        (("create",), "pfl federation create needs a folder"),
+        (("run", "-o", "new"), "--at belongs to pfl federation run, which needs it"),
+    ],
+)
+def test_federation_refuses_options_that_have_no_effect(world, tmp_path, monkeypatch, pfl, words, message):
+    monkeypatch.chdir(tmp_path)
+    ran = pfl("federation", words[0], world / "fed", *words[1:])
+    assert (ran.code, ran.out) == (2, "")
+    assert message in ran.err
+    assert not (tmp_path / "new").exists()
