@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pflcli import config, methods
-from pflcli.artifacts import codebook, locks
+from pflcli.artifacts import codebook, locks, plain_output
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec, Manifest, digest
@@ -28,7 +28,8 @@ from pflcli.federation import uploads
 from pflcli.laws import Subject
 from pflcli.laws.deployed_rounds import find_obstacle
 from pflcli.settings import Settings
-from pflcli.training import run_request
+from pflcli.training import attendance_record, run_request
+from pflcli.training.attendance_record import AttendanceRecord
 from pflcli.training.dp_secret import FILE as SECRET
 from pflcli.wording import counted
 
@@ -135,7 +136,8 @@ def run(
     """Run the server of a federation: write questions to ``exchange`` and read the answers there, until the last round.
 
     The state is in ``out``, after each round; the same command continues. Sites that do not answer within ``patience``
-    seconds count as dropped out in the round. Raises InputError for an answer that does not fit.
+    seconds count as dropped out in the round. In the end, ``attendance.csv`` says who answered, with which a simulation
+    has the same bytes. Raises InputError for an answer that does not fit.
     """
     if patience is not None and patience <= 0:
         raise UsageError(f"--patience {patience:g} is not a positive number", "--patience 3600")
@@ -170,9 +172,22 @@ def run(
             )
         for site in names:
             messages.write(exchanges.final_file(exchanges.folder_of(exchange, names, site)), *server.final(site))
+        record = _record_attendance(server, names)
+        if not server.is_private:  # otherwise who takes part is a secret
+            plain_output.replace_file(out / attendance_record.FILE, record.encode())
     privacy = f"; never release {out / SECRET}" if (out / SECRET).is_file() else ""
     say(f"{counted(server.rounds, 'round')} played; the last message is there for every site{privacy}")
-    return {"path": str(out), "rounds": server.rounds, "absent": server.absent}
+    return {"path": str(out), "rounds": server.rounds, "absent": record.absent}
+
+
+def _record_attendance(server: Server, names: Sequence[str]) -> AttendanceRecord:
+    """Return which clients, by their ``names`` (m,), were asked in each round, and which of them answered."""
+    return AttendanceRecord(
+        {
+            number: {names[client]: answered for client, answered in clients.items()}
+            for number, clients in server.attendance.items()
+        }
+    )
 
 
 def _require_own(out: Path, federation: Artifact) -> None:

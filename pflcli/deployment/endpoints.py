@@ -38,7 +38,7 @@ from pflcli.simulation import absences, loop
 from pflcli.simulation.progress import Row, tables
 from pflcli.training import checkpoint, state_files
 
-_STATE, _ANSWER, _ROUNDS, _ABSENT = "state.safetensors", "answer.msg", "rounds.csv", "absent.json"
+_STATE, _ANSWER, _ROUNDS, _ATTENDANCE = "state.safetensors", "answer.msg", "rounds.csv", "attendance.json"
 """The files in the folder of a round."""
 
 
@@ -65,16 +65,17 @@ class Server:
         self.terms, self.folder = terms, folder
         self._method, self._run = method, run
         self._place = run.place = AtServer()
-        self.absent: dict[int, list[int]] = {}
-        """the clients that did not answer, by round from 1"""
+        self.attendance: dict[int, dict[int, bool]] = {}
+        """whether each client that was asked answered, by round from 1"""
         if (last := _find_last_round(folder)) is None:
             self.progress = loop.set_up(run, method)
             return
         self.progress, run.traffic, run.engine.mode = checkpoint.unpack(
             (last / _STATE).read_bytes(), last / _STATE, run
         )
-        with foreign.parsing(str(last / _ABSENT), "JSON"):
-            self.absent = {int(t): list(clients) for t, clients in json.loads((last / _ABSENT).read_text()).items()}
+        with foreign.parsing(str(last / _ATTENDANCE), "JSON"):
+            for number, clients in json.loads((last / _ATTENDANCE).read_text()).items():
+                self.attendance[int(number)] = {int(client): bool(answered) for client, answered in clients.items()}
         if run.privacy is not None and self.progress.rows:
             run.privacy.resume(len(self.progress.rows) - 1, self.progress.rows[-1])
 
@@ -88,6 +89,11 @@ class Server:
         """Whether all rounds are closed."""
         return self.rounds >= self._run.settings.rounds
 
+    @property
+    def is_private(self) -> bool:
+        """Whether the server adds noise for differential privacy."""
+        return self._run.privacy is not None
+
     def ask(self) -> tuple[dict[str, Question], Params]:
         """Return the question of the next round to each site that has clients in it, and the tensors of all questions.
 
@@ -99,7 +105,7 @@ class Server:
                 row = self._play()
             except Pending:
                 return self._questions(), self._question_tensors()
-            self._commit(row, [])
+            self._commit(row, {})
         return {}, {}
 
     def _questions(self) -> dict[str, Question]:
@@ -157,10 +163,11 @@ class Server:
                 reader = None if result.weight is None else self._reader(message, result.client)
                 replies[result.client] = Reply(result.trained, result.diverged, result.weight or 0.0, reader)
             losses += [(math.nan if loss is None else loss, weight) for loss, weight in message.head.losses]
-        absent = [client for client in self._place.asked.tolist() if client not in replies]
-        self._place.replies, self._place.losses, self._place.absent = replies, losses, absent
+        answered = {client: client in replies for client in self._place.asked.tolist()}
+        self._place.replies, self._place.losses = replies, losses
+        self._place.absent = [client for client in answered if not answered[client]]
         row = self._play()
-        self._commit(row, absent)
+        self._commit(row, answered)
         return row
 
     def _reader(self, message: Message, client: int) -> Callable[[], Params]:
@@ -177,14 +184,14 @@ class Server:
             self.progress.rows.append(row)
         return row
 
-    def _commit(self, row: Row, absent: list[int]) -> None:
-        if absent:
-            self.absent[self.rounds] = absent
+    def _commit(self, row: Row, answered: dict[int, bool]) -> None:
+        if answered:
+            self.attendance[self.rounds] = answered
         rows = absences.count_clients([*self.progress.before, *self.progress.rows])
         files = {
             _STATE: [checkpoint.pack(self._run, self.progress)],
             _ROUNDS: [csv_file.encode_rounds(rows)],
-            _ABSENT: [json.dumps(self.absent).encode()],
+            _ATTENDANCE: [json.dumps(self.attendance).encode()],
         }
         _write_round(self.folder, self.rounds, files)
 

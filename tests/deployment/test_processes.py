@@ -11,6 +11,8 @@ import time
 import h5py
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.open_by_path import open_one
@@ -18,6 +20,7 @@ from pflcli.commands import federate, site
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
+from pflcli.deployment import messages
 from pflcli.errors import ConflictError, InputError, UnsuitedError, UsageError
 from pflcli.execution import Execution
 
@@ -96,11 +99,76 @@ def own_rows(file):
 def test_a_round_is_closed_without_sites_that_are_late(world, tmp_path):
     result = federate.run(world / "fed", tmp_path / "exchange", tmp_path / "server", ONE, patience=0.01)
     assert result["rounds"] == 3
-    assert {t: len(clients) for t, clients in result["absent"].items()} == {1: 2, 2: 2, 3: 2}
+    assert {t: len(clients) for t, clients in result["absent"].items()} == {"1": 2, "2": 2, "3": 2}
     again = federate.run(world / "fed", tmp_path / "exchange", tmp_path / "server", ONE)
     assert again["absent"] == result["absent"]
     with pytest.raises(ConflictError, match="messages of an earlier run"):
         federate.run(world / "fed", tmp_path / "exchange", tmp_path / "another server", ONE)
+
+
+def run_without(world, folder, absent, monkeypatch):
+    """Run the server, whose questions all sites answer but those that are ``absent`` in a round; return its result."""
+    for name in SITES:
+        site.check(world / f"partition {name}", world / "fed", folder / f"site {name}")
+
+    def answer(server, questions, paths, *_):
+        found = {}
+        for name, question in questions.items():
+            if name not in absent.get(question.round, ()):
+                path = site.answer(folder / f"site {name}", paths[name], None, ONE)
+                found[name] = server.check(path, question, messages.hash_file(paths[name]))
+        return found
+
+    monkeypatch.setattr(federate, "_wait", answer)
+    result = federate.run(world / "fed", folder / "exchange", folder / "server", ONE)
+    for name, final in zip(SITES, sorted(folder.glob("exchange/*/final.msg")), strict=True):
+        site.answer(folder / f"site {name}", final, None, ONE)
+    return result
+
+
+def test_a_simulation_with_the_attendance_of_a_deployment_has_its_bytes(world, tmp_path, monkeypatch):
+    asked = csv_rows(world / "simulation" / "rounds.csv")
+    assert {row["clients"] for row in asked} == {"2"}
+    everybody = run_without(world, tmp_path / "whole", {}, monkeypatch)
+    record = (tmp_path / "whole" / "server" / "attendance.csv").read_text()
+    assert everybody["absent"] == {}
+    first, third = (
+        [row["client"] for row in csv.DictReader(record.splitlines()) if row["round"] == number] for number in "13"
+    )
+    absent = {1: first[:1], 3: third}
+    assert run_without(world, tmp_path, absent, monkeypatch)["absent"] == {"1": first[:1], "3": sorted(third)}
+    file = tmp_path / "server" / "attendance.csv"
+    settings = {"model": "mlp", "rounds": 3, "participation": 0.7, "threads": 1, "seed": 0}
+    simulated = open_one(
+        personalize("ditto", world / "partition", tmp_path / "simulation", attendance=file, **settings).path
+    )
+    assert simulated.manifest.request["absent"] == {"1": first[:1], "3": sorted(third)}
+    state = load_file(tmp_path / "simulation" / "state.safetensors")
+    (last,) = tmp_path.glob("server/round-*")
+    stored = load_file(last / "state.safetensors")
+    assert state.keys() <= {name.removeprefix("state/") for name in stored}
+    for name in (name for name in state if name.startswith("global/")):
+        assert torch.equal(state[name], stored[f"state/{name}"])
+    for client, name in enumerate(SITES):
+        own = predictions.read(open_one(tmp_path / f"site {name}" / "predictions"), "test")
+        everyone = predictions.read(simulated, "test")
+        rows = slice(*everyone.offsets[client : client + 2])
+        assert own.parts["p"].tobytes() == everyone.parts["p"][rows].tobytes()
+    different = predictions.read(open_one(world / "simulation"), "test").parts["p"]
+    assert different.tobytes() != predictions.read(simulated, "test").parts["p"].tobytes()
+    # Without an absent client, the simulation is the one that was there before.
+    whole = personalize(
+        "ditto",
+        world / "partition",
+        tmp_path / "again",
+        attendance=tmp_path / "whole" / "server" / "attendance.csv",
+        **settings,
+    )
+    assert open_one(whole.path).manifest.fingerprint == open_one(world / "simulation").manifest.fingerprint
+
+
+def csv_rows(path):
+    return list(csv.DictReader(path.read_text().splitlines()))
 
 
 def test_wrong_folders_are_refused(world, tmp_path):
