@@ -63,7 +63,7 @@ class Server:
     def __init__(self, terms: Terms, method: Method, run: Run, folder: Path) -> None:
         """Continue after the last round in ``folder``, if there is one. ``run`` has no sample, but their numbers."""
         self.terms, self.folder = terms, folder
-        self._method, self._run = method, run
+        self._method, self.run = method, run
         self._place = run.place = AtServer()
         self.attendance: dict[int, dict[int, bool]] = {}
         """whether each client that was asked answered, by round from 1"""
@@ -87,12 +87,7 @@ class Server:
     @property
     def is_finished(self) -> bool:
         """Whether all rounds are closed."""
-        return self.rounds >= self._run.settings.rounds
-
-    @property
-    def is_private(self) -> bool:
-        """Whether the server adds noise for differential privacy."""
-        return self._run.privacy is not None
+        return not self._method.has_rounds or self.rounds >= self.run.settings.rounds
 
     def ask(self) -> tuple[dict[str, Question], Params]:
         """Return the question of the next round to each site that has clients in it, and the tensors of all questions.
@@ -127,7 +122,7 @@ class Server:
     def exchanged(self) -> tuple[tuple[Layout, ...], Layout]:
         """Return the layouts of a client's downloads and of its upload, after ``ask``."""
         assert self._place.uploaded is not None
-        sent = _pack(self._run.uploads, self._place.uploaded, self._place.uploaded)
+        sent = _pack(self.run.uploads, self._place.uploaded, self._place.uploaded)
         return tuple(parameters.outline(params) for params in self._place.downloads), parameters.outline(sent)
 
     def check(self, path: Path, question: Question, digest: str) -> Message:
@@ -173,14 +168,14 @@ class Server:
     def _reader(self, message: Message, client: int) -> Callable[[], Params]:
         def read() -> Params:
             assert self._place.uploaded is not None
-            return _unpack(self._run.uploads, message.tensors(f"{client}/"), self._place.uploaded)
+            return _unpack(self.run.uploads, message.tensors(f"{client}/"), self._place.uploaded)
 
         return read
 
     def _play(self) -> Row:
-        with self.progress.round(self._run):
+        with self.progress.round(self.run):
             t, state = self.rounds, self.progress.state
-            self.progress.state, row = loop.play_round(self._run, self.terms.method, self._method, state, t)
+            self.progress.state, row = loop.play_round(self.run, self.terms.method, self._method, state, t)
             self.progress.rows.append(row)
         return row
 
@@ -189,7 +184,7 @@ class Server:
             self.attendance[self.rounds] = answered
         rows = absences.count_clients([*self.progress.before, *self.progress.rows])
         files = {
-            _STATE: [checkpoint.pack(self._run, self.progress)],
+            _STATE: [checkpoint.pack(self.run, self.progress)],
             _ROUNDS: [csv_file.encode_rounds(rows)],
             _ATTENDANCE: [json.dumps(self.attendance).encode()],
         }
@@ -198,7 +193,7 @@ class Server:
     def final(self, site: str) -> tuple[Final, Params]:
         """Return the last message to a site, and its tensors."""
         head = Final(VERSION, self.terms.federation, site, self.rounds)
-        known = server_entries(self._method, self._method.setup(self._run))
+        known = server_entries(self._method, self._method.setup(self.run))
         entries = server_entries(self._method, self.progress.state)
         return head, {name: entries[name] for name in known}
 
@@ -327,8 +322,9 @@ class Site:
     def finish(self, path: Path) -> State:
         """Return the state after all rounds, with the server's entries in the last message."""
         message = messages.read(path, Final, self.terms.federation, self.site)
-        if message.head.rounds != self.run.settings.rounds or message.head.rounds < self.rounds:
-            raise InputError(f"{path} ends after round {message.head.rounds} of {self.run.settings.rounds}")
+        rounds = self.run.settings.rounds if self._method.has_rounds else 0
+        if message.head.rounds != rounds or message.head.rounds < self.rounds:
+            raise InputError(f"{path} ends after round {message.head.rounds} of {rounds}")
         entries = server_entries(self._method, self.state)
         message.require_layout(parameters.outline(entries))
         return _replace_entries(self.state, message.tensors())
