@@ -12,7 +12,7 @@ import functools
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import KW_ONLY, MISSING, dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
@@ -271,65 +271,6 @@ Root = Annotated[
     typer.Option(help="Read the dataset's files from this folder.", metavar="DIR"),
 ]
 Download = Annotated[bool, typer.Option("--download", help="Download the dataset into --root.")]
-Delimiter = Annotated[
-    str | None,
-    typer.Option(
-        help="Split columns at this character, such as ';' or tab, or at whitespace.",
-        metavar="CHAR",
-        show_default="comma, or tab for .tsv and .tab",
-    ),
-]
-Decimal = Annotated[
-    str | None,
-    typer.Option(help="Read numbers with this decimal mark, such as a comma.", metavar="CHAR", show_default="."),
-]
-Thousands = Annotated[
-    str | None,
-    typer.Option(
-        help="Read numbers with this mark between thousands: a character, or space for every kind of space.",
-        metavar="CHAR",
-        show_default="none",
-    ),
-]
-Strip = Annotated[
-    str | Sequence[str] | None,
-    ITEMS,
-    typer.Option(help="Remove these marks before or after numbers, such as % or kg.", metavar="TEXT,TEXT"),
-]
-Na = Annotated[
-    str | Sequence[str] | None,
-    ITEMS,
-    typer.Option(
-        help="Treat these words or numbers as missing values too, also in the label; '' treats only empty cells as"
-        " missing.",
-        metavar="WORD,WORD",
-        show_default="empty cells, NA, N/A, n/a, NaN, nan, NULL, null, None, ? and -",
-    ),
-]
-Header = Annotated[
-    bool | None,
-    typer.Option(
-        "--header/--no-header",
-        help="Say whether the first line has the names of columns. Without them, columns are called 0, 1, ...",
-        show_default="--header, or --no-header with --names",
-    ),
-]
-Names = Annotated[
-    str | Sequence[str] | None,
-    WORDS,
-    typer.Option(help="Call the columns by these names.", metavar="NAME,NAME", show_default="the first line"),
-]
-SkipRows = Annotated[
-    int | None,
-    typer.Option(help="Skip this many lines at the beginning of the file.", min=0, metavar="N", show_default="0"),
-]
-Comment = Annotated[
-    str | None,
-    typer.Option(help="Skip what follows this text in a line, such as '#'.", metavar="TEXT"),
-]
-Sheet = Annotated[
-    str | None, typer.Option(help="Read this sheet of an Excel file.", metavar="NAME", show_default="the only one")
-]
 DateFormat = Annotated[
     str | None,
     typer.Option(
@@ -407,6 +348,72 @@ class Options:
 
 
 @dataclass(frozen=True)
+class TableOptions(Options):
+    """Base of the options of a command that reads the user's tables: how these are written."""
+
+    _: KW_ONLY
+    delimiter: Annotated[
+        str | None,
+        typer.Option(
+            help="Split columns at this character, such as ';' or tab, or at whitespace.",
+            metavar="CHAR",
+            show_default="comma, or tab for .tsv and .tab",
+        ),
+    ] = None
+    decimal: Annotated[
+        str | None,
+        typer.Option(help="Read numbers with this decimal mark, such as a comma.", metavar="CHAR", show_default="."),
+    ] = None
+    thousands: Annotated[
+        str | None,
+        typer.Option(
+            help="Read numbers with this mark between thousands: a character, or space for every kind of space.",
+            metavar="CHAR",
+            show_default="none",
+        ),
+    ] = None
+    strip: Annotated[
+        str | Sequence[str] | None,
+        ITEMS,
+        typer.Option(help="Remove these marks before or after numbers, such as % or kg.", metavar="TEXT,TEXT"),
+    ] = None
+    na: Annotated[
+        str | Sequence[str] | None,
+        ITEMS,
+        typer.Option(
+            help="Treat these words or numbers as missing values too, also in the label; '' treats only empty cells as"
+            " missing.",
+            metavar="WORD,WORD",
+            show_default="empty cells, NA, N/A, n/a, NaN, nan, NULL, null, None, ? and -",
+        ),
+    ] = None
+    header: Annotated[
+        bool | None,
+        typer.Option(
+            "--header/--no-header",
+            help="Say whether the first line has the names of columns. Without them, columns are called 0, 1, ...",
+            show_default="--header, or --no-header with --names",
+        ),
+    ] = None
+    names: Annotated[
+        str | Sequence[str] | None,
+        WORDS,
+        typer.Option(help="Call the columns by these names.", metavar="NAME,NAME", show_default="the first line"),
+    ] = None
+    skip_rows: Annotated[
+        int | None,
+        typer.Option(help="Skip this many lines at the beginning of the file.", min=0, metavar="N", show_default="0"),
+    ] = None
+    comment: Annotated[
+        str | None,
+        typer.Option(help="Skip what follows this text in a line, such as '#'.", metavar="TEXT"),
+    ] = None
+    sheet: Annotated[
+        str | None, typer.Option(help="Read this sheet of an Excel file.", metavar="NAME", show_default="the only one")
+    ] = None
+
+
+@dataclass(frozen=True)
 class Option:
     """A field of ``Options`` as an option or argument of the command line."""
 
@@ -461,11 +468,11 @@ def _is_list(kind: Any) -> bool:
 
 
 def declared_options(cls: type[Options]) -> tuple[Option, ...]:
-    """Return the options of a command in their order; ``settings`` stands for all training settings."""
+    """Return the options of a command in their order, its own first; ``settings`` stands for all training settings."""
     names = {**dict.fromkeys(_HEAVY, object), "Path": Path, "Mapping": Mapping, "Sequence": Sequence, "Any": Any}
     hints = typing.get_type_hints(cls, localns=names, include_extras=True)
     options = []
-    for each in fields(cls):
+    for each in sorted(fields(cls), key=lambda each: each.name not in vars(cls)["__annotations__"]):
         if each.name == "execution":
             continue
         default = None if each.default is MISSING else each.default

@@ -12,25 +12,15 @@ import typer
 
 from pflcli.options import completion
 from pflcli.options.declaration import (
-    Comment,
     DateFormat,
-    Decimal,
-    Delimiter,
     FoldCase,
-    Header,
     Label,
     LabelMap,
     Layout,
-    Na,
-    Names,
     OptionalPath,
-    Options,
     Out,
-    Sheet,
-    SkipRows,
     SplitColumn,
-    Strip,
-    Thousands,
+    TableOptions,
     Typed,
 )
 from pflcli.wording import PathWord, as_typed
@@ -59,7 +49,7 @@ def _as_sources(value: Any) -> str | list[str]:
 
 
 @dataclass(frozen=True)
-class ImportData(Options):
+class ImportData(TableOptions):
     """Check your own data and convert them for `pfl partition`.
 
     Examples:
@@ -221,16 +211,6 @@ class ImportData(Options):
         str | None,
         typer.Option(help="Record this name of the network that computed the embeddings.", metavar="NAME"),
     ] = None
-    delimiter: Delimiter = None
-    decimal: Decimal = None
-    thousands: Thousands = None
-    strip: Strip = None
-    na: Na = None
-    header: Header = None
-    names: Names = None
-    skip_rows: SkipRows = None
-    comment: Comment = None
-    sheet: Sheet = None
     date_format: DateFormat = None
     fold_case: FoldCase = None
     drop_duplicates: Annotated[

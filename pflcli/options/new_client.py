@@ -12,32 +12,22 @@ from pflcli.options.declaration import (
     ArtifactPath,
     ChosenMethod,
     ChosenSeed,
-    Comment,
-    Decimal,
-    Delimiter,
     EncoderWeights,
     FilePath,
     FoldCase,
-    Header,
     Label,
     LabelMap,
     Layout,
-    Na,
-    Names,
-    Options,
     Out,
     RunWeights,
-    Sheet,
-    SkipRows,
     SplitColumn,
-    Strip,
-    Thousands,
+    TableOptions,
     artifact_argument,
 )
 
 
 @dataclass(frozen=True)
-class NewClient(Options):
+class NewClient(TableOptions):
     """Personalize for a new client from its own samples, without a training round, and add its predictions.
 
     Examples:
@@ -75,16 +65,6 @@ class NewClient(Options):
         ),
     ] = None
     layout: Layout = None
-    delimiter: Delimiter = None
-    decimal: Decimal = None
-    thousands: Thousands = None
-    strip: Strip = None
-    na: Na = None
-    header: Header = None
-    names: Names = None
-    skip_rows: SkipRows = None
-    comment: Comment = None
-    sheet: Sheet = None
     fold_case: FoldCase = None
     label_map: LabelMap = None
     weights: RunWeights = None

@@ -12,29 +12,19 @@ from pflcli.options.declaration import (
     ArtifactPath,
     ChosenMethod,
     ChosenSeed,
-    Comment,
-    Decimal,
-    Delimiter,
     EncoderWeights,
     FilePath,
-    Header,
     Layout,
-    Na,
-    Names,
     OptionalPath,
-    Options,
     RunWeights,
-    Sheet,
-    SkipRows,
-    Strip,
-    Thousands,
+    TableOptions,
     artifact_argument,
     out_option,
 )
 
 
 @dataclass(frozen=True)
-class Predict(Options):
+class Predict(TableOptions):
     """Predict classes and their probabilities for new samples with a client's personal model.
 
     Examples:
@@ -87,16 +77,6 @@ class Predict(Options):
         ),
     ] = None
     layout: Layout = None
-    delimiter: Delimiter = None
-    decimal: Decimal = None
-    thousands: Thousands = None
-    strip: Strip = None
-    na: Na = None
-    header: Header = None
-    names: Names = None
-    skip_rows: SkipRows = None
-    comment: Comment = None
-    sheet: Sheet = None
     unknown_words: Annotated[
         str,
         typer.Option(

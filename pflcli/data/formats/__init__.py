@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts.codebook import NO_DIALECT, Column, Dialect
 from pflcli.errors import InputError, closest
-from pflcli.foreign import reading, require_room, require_short
+from pflcli.foreign import require_room, require_short
 
 ABSENT = "none"
 """The value of an option for a column that does not exist, such as the client's if samples have no clients yet."""
@@ -36,15 +35,6 @@ def require_folder(root: Path) -> None:
     """Raise InputError unless ``root`` is a folder."""
     if not root.is_dir():
         raise InputError(f"{root} {'is not a folder' if root.exists() else 'does not exist'}")
-
-
-def read_json_object(path: Path) -> dict[str, Any]:
-    """Read a JSON file; raises InputError if it is damaged or not an object."""
-    with reading(path, "JSON"):
-        content = json.loads(path.read_text(encoding="utf-8"))
-    if not isinstance(content, dict):
-        raise InputError(f"{path} is not a JSON object")
-    return content
 
 
 @dataclass(frozen=True)
@@ -114,6 +104,13 @@ class RawSamples:
             raise InputError(f"{name}: " + ", ".join(f"{count} {role}" for role, count in lengths.items()))
         if not len(self.label):
             raise InputError(f"{name} has no samples")
+
+    def hash_samples(self) -> Iterator[bytes]:
+        """Yield a hash of the features and the label of each sample; -0.0 is 0.0."""
+        for row, label in enumerate(self.label.tolist()):
+            digest = hashlib.blake2b(np.ascontiguousarray(self.x[row] + 0).tobytes(), digest_size=16)
+            digest.update(label.encode("utf-8", "surrogatepass"))
+            yield digest.digest()
 
 
 def to_text(values: NDArray[Any], where: str) -> NDArray[np.str_]:

@@ -1,4 +1,7 @@
-"""Cells of tables: which words are numbers, which are missing values, and which option reads others."""
+"""Cells of tables: which words are numbers, which are missing values, and which option reads others.
+
+``plain`` reads numbers with separators instead of pandas, which removes every separator: 3,5 would become 35.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Text tables, such as CSV and TSV: pandas reads the values, and Python's csv module finds lines with errors."""
+"""Text tables, such as CSV and TSV: pandas reads the values, and Python's csv module finds lines with errors.
+
+pandas alone would not do: it fills up a line that has too few cells, and takes comments of one character only.
+"""
 
 from __future__ import annotations
 
@@ -335,7 +338,7 @@ class Delimited:
         missing: dict[Any, list[str]] = {at: [] if as_text else list(MISSING) for at in others}
         with self._open_text(None if has_carriage_returns else "") as file:
             frame: Any = pd.read_csv(
-                cast(Any, _Lines(self._read_lines(file))) if self._is_edited else file,
+                io.BytesIO("".join(self._read_lines(file)).encode()) if self._is_edited else file,
                 sep=self.delimiter,
                 header=0 if self._has_header else None,
                 names=list(range(len(self.columns))),
@@ -386,23 +389,3 @@ def _join_columns(line: str) -> str:
     """Return a line in which one space separates columns that spaces and tabs separated."""
     cells = re.findall(r'"(?:[^"]|"")*"|[^ \t\r\n]+', line)
     return " ".join(cells) + "\n"
-
-
-class _Lines:
-    """A file, for pandas, of lines that an iterator yields."""
-
-    def __init__(self, lines: Iterator[str]) -> None:
-        self._lines = lines
-
-    def __iter__(self) -> Iterator[str]:
-        return self._lines
-
-    def read(self, size: int = -1) -> str:
-        """Return at least ``size`` characters, fewer at the end; all for -1."""
-        pieces, length = [], 0
-        for line in self._lines:
-            pieces.append(line)
-            length += len(line)
-            if 0 <= size <= length:
-                break
-        return "".join(pieces)

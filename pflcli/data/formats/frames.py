@@ -121,7 +121,10 @@ def _read_sheet(path: Path, dialect: Dialect) -> Frame:
 
 
 def _read_json(path: Path) -> Frame:
-    """Read one JSON object per line, or a list of objects; raises InputError, with the line, for anything else."""
+    """Read one JSON object per line, or a list of objects; raises InputError, with the line, for anything else.
+
+    The json module reads it, because pandas names no line, and rounds integers above 2**53 beside missing values.
+    """
     import pandas as pd
 
     text = read_json_text(path)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -68,7 +66,7 @@ def require_separate(raw: RawSamples, name: str) -> RawSamples:
     if "split" not in raw.metadata or len({len(raw.x), len(raw.label), len(raw.metadata["split"])}) > 1:
         return raw
     splits = np.asarray([find_split(word) for word in raw.metadata["split"].tolist()], dtype=np.object_)
-    digests = list(_hash_samples(raw))
+    digests = list(raw.hash_samples())
     trained: dict[bytes, int] = {}
     twins = 0
     owners: dict[bytes, set[str]] = {}
@@ -93,11 +91,3 @@ def require_separate(raw: RawSamples, name: str) -> RawSamples:
     if shared > twins / 2 and shared > len(owners) / 100:
         remarks.append(f"WARNING: {shared} of {len(owners)} training samples are those of several clients")
     return replace(raw, remarks=(*raw.remarks, *remarks))
-
-
-def _hash_samples(raw: RawSamples) -> Iterator[bytes]:
-    """Yield a hash of the features and the label of each sample."""
-    for row, label in enumerate(raw.label.tolist()):
-        digest = hashlib.blake2b(np.ascontiguousarray(raw.x[row]).tobytes(), digest_size=16)
-        digest.update(label.encode("utf-8", "surrogatepass"))
-        yield digest.digest()

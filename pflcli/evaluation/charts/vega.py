@@ -1,7 +1,8 @@
 """Parts of all Vega-Lite charts: escaping of names, data, encodings, colours of methods, and rendering.
 
 A chart is a Vega-Lite specification, a dictionary of JSON values. ``vl-convert`` renders it without a browser or a
-display, and contains the JavaScript that draws it on a page. Every specification passes through ``finish``.
+display, and contains the JavaScript that draws it on a page. Every specification passes through ``finish``. Altair
+would write the same specifications with as much code, but needs seconds for the rows of several hundred clients.
 """
 
 from __future__ import annotations
