@@ -29,7 +29,6 @@ from pflcli.training import initial_weights
 from pflcli.wording import counted
 
 KINDS = ("torchvision", "timm", "onnx")
-NORMALIZE = ("imagenet", "none")
 BATCH = 64
 """Images per pass."""
 
@@ -155,10 +154,6 @@ class Choice:
             raise UsageError(f"--encoder {self.word} needs its weights", "--weights FILE.safetensors, FILE.pt or .pth")
         if kind != "onnx" and self.output is not None:
             raise UsageError("--output names a tensor of an ONNX file", "leave it out")
-        if self.size is not None and not 1 <= self.size <= 4096:
-            raise UsageError(f"--size {self.size} is not between 1 and 4096 pixels", "--size 96")
-        if self.normalize is not None and self.normalize not in NORMALIZE:
-            raise UsageError(f"unknown --normalize '{self.normalize}'", closest(self.normalize, NORMALIZE))
 
     def open(self, shape: tuple[int, ...]) -> FrozenEncoder:
         """Read the weights, and return the encoder for images of ``shape`` (H, W) or (H, W, channels).

@@ -176,5 +176,16 @@ def test_help_lists_every_keyword_with_a_type_and_a_sentence(name):
         assert {option.name for option in registry.options(Settings)} <= {*documented}
 
 
+CLOSED = [(name, option) for name, cls in FUNCTIONS.items() for option in declared_options(cls) if option.choices]
+
+
+@pytest.mark.parametrize(("name", "option"), CLOSED, ids=[f"{name}-{option.name}" for name, option in CLOSED])
+def test_a_function_refuses_a_word_that_is_not_among_the_choices_of_an_option(name, option):
+    required = {each.name: "nothing" for each in declared_options(FUNCTIONS[name]) if each.is_required}
+    assert option.info.autocompletion("") == [*option.choices]
+    with pytest.raises(UsageError, match=f"unknown {option.flag} 'nothing'"):
+        getattr(pflcli, name)(**{**required, option.name: "nothing"})
+
+
 def test_every_class_of_options_has_a_function():
     assert {*FUNCTIONS} == {*COMMANDS} - {"check", "report"}

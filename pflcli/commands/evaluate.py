@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pflcli.artifacts import client_blocks, codebook
+from pflcli.artifacts import codebook
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import Chosen, open_all
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.errors import UsageError, closest
+from pflcli.errors import UsageError
 from pflcli.evaluation import coverage, round_costs, scoring, summary
 from pflcli.evaluation.metrics import catalogue
 from pflcli.options.evaluate import Evaluate
@@ -39,8 +39,6 @@ def evaluate(asked: Evaluate) -> Outcome:
     round_costs.check_target(asked.target)
     metric_names = catalogue.parse_names(catalogue.DEFAULT if asked.metrics is None else asked.metrics)
     speeds = None if asked.link is None else round_costs.Link.parse(asked.link)
-    if asked.split not in client_blocks.SPLITS:
-        raise UsageError(f"unknown split '{asked.split}'", closest(asked.split, client_blocks.SPLITS))
     coverage.check_options(asked.coverage, asked.split)
     artifacts = [
         item

@@ -16,18 +16,17 @@ from pflcli.artifacts.kinds import dataset as datasets
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.data.formats import ABSENT, Roles, arrays, cleaning
+from pflcli.data.formats import ABSENT, Roles, cleaning
 from pflcli.data.formats.images import Decoding
 from pflcli.data.preparation import earlier_dataset
 from pflcli.data.preparation.earlier_dataset import Earlier
 from pflcli.data.preparation.user_data import DEALT, TABLES, UserData, choose_dialect, locate, require_applicable
-from pflcli.errors import ConflictError, InputError, UsageError, closest
+from pflcli.errors import ConflictError, InputError, UsageError
 from pflcli.execution import Execution
 from pflcli.options.function import command
 from pflcli.options.import_data import ImportData
 from pflcli.wording import counted, listed
 
-MISSING = ("error", "drop", "median")
 UNNAMED = "an encoder without a name"
 WITH_SPLITS = ("hf", "npz", "hdf5", "leaf", "tff")
 """The forms that may have splits of their own, which ``split_column="none"`` joins."""
@@ -35,7 +34,7 @@ STANDARDIZE = {
     "federation": "by training samples",
     "client": "by each client's own training samples",
 }
-"""The allowed words of ``standardize``, and how a request records them."""
+"""The words of ``standardize``, and how a request records them."""
 
 
 @command(ImportData)
@@ -57,7 +56,7 @@ def import_data(asked: ImportData) -> Outcome:
     earlier = None if asked.like is None else earlier_dataset.read_earlier(asked.like)
     standardize_by = "federation" if asked.standardize is True else asked.standardize or ""
     missing = asked.missing
-    _check_choices(asked, standardize_by, earlier)
+    _check_effects(asked, standardize_by, earlier)
     encoder = Encoder(asked.encoder_name or UNNAMED) if asked.embeddings else None
     roles = Roles(asked.client, asked.label, asked.split_column, asked.group, asked.order)
     options = {name: getattr(asked, name) for name in (*vars(Decoding()), "layout", "samples")}
@@ -108,17 +107,8 @@ def _columns(names: str | Sequence[str] | None) -> str | tuple[str, ...] | None:
     return names if names is None or isinstance(names, str) else tuple(names)
 
 
-def _check_choices(asked: ImportData, standardize_by: str, earlier: Earlier | None) -> None:
-    """Raise UsageError for an unknown word, and for an option without effect or against the ``earlier`` import."""
-    words = (
-        ("missing", asked.missing, MISSING),
-        ("layout", asked.layout, arrays.LAYOUTS),
-        ("standardize", standardize_by or None, STANDARDIZE),
-        ("samples", asked.samples, arrays.SAMPLES),
-    )
-    for name, word, known in words:
-        if word is not None and word not in known:
-            raise UsageError(f"unknown --{name} '{word}'", closest(word, known))
+def _check_effects(asked: ImportData, standardize_by: str, earlier: Earlier | None) -> None:
+    """Raise UsageError for an option that has no effect or contradicts the ``earlier`` import."""
     if asked.classes and earlier is not None:
         raise UsageError("--classes has no effect with --like, which gives the classes", "leave out --classes")
     if asked.encoder_name is not None and not asked.embeddings:

@@ -10,12 +10,11 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts import codebook
 from pflcli.artifacts.open_by_path import Chosen, open_one
-from pflcli.data.formats import ABSENT, arrays, missing_name_error
+from pflcli.data.formats import ABSENT, missing_name_error
 from pflcli.data.preparation.samples_to_predict import SampleFile
 from pflcli.data.preparation.user_data import choose_dialect
-from pflcli.errors import UsageError, closest
+from pflcli.errors import UsageError
 from pflcli.evaluation import coverage
-from pflcli.evaluation.metrics import conformal
 from pflcli.execution import Execution
 from pflcli.options.function import command
 from pflcli.options.predict import Predict
@@ -43,7 +42,9 @@ def predict(asked: Predict) -> PredictedSamples:
     execution = asked.execution
     disclosed = disclosure.parse(asked.answers)
     rule = "own" if asked.threshold is None else asked.threshold
-    _require_known_words(asked, rule)
+    coverage.check_options(asked.coverage)
+    if asked.threshold is not None and asked.coverage is None:
+        raise UsageError("--threshold needs --coverage", f"--coverage 0.9 --threshold {rule}")
     path = None if asked.out is None else Path(asked.out)
     form = prediction_file.choose_form(path, asked.form)
     if path is not None:
@@ -98,20 +99,6 @@ def _own_client(predictor: StoredPredictor, names: Sequence[str]) -> str:
             f"--client NAME, one of {listed(names)}",
         )
     return str(request["client"])
-
-
-def _require_known_words(asked: Predict, rule: str) -> None:
-    """Raise UsageError for a ``rule`` of thresholds, a layout or another word that does not exist."""
-    coverage.check_options(asked.coverage)
-    conformal.require_rule(rule)
-    if asked.threshold is not None and asked.coverage is None:
-        raise UsageError("--threshold needs --coverage", f"--coverage 0.9 --threshold {rule}")
-    if asked.layout is not None and asked.layout not in arrays.LAYOUTS:
-        raise UsageError(f"unknown --layout '{asked.layout}'", closest(asked.layout, arrays.LAYOUTS))
-    if asked.unknown_words not in ("error", "missing"):
-        raise UsageError(
-            f"unknown --unknown-words '{asked.unknown_words}'", closest(asked.unknown_words, ("error", "missing"))
-        )
 
 
 def _disclose(

@@ -28,13 +28,13 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.errors import InputError, UsageError, closest
+from pflcli.errors import InputError
 from pflcli.evaluation import figures
 from pflcli.evaluation.charts import curves
 from pflcli.evaluation.metrics import catalogue, scores
 from pflcli.execution import Execution
 from pflcli.knn import capacity as capacities
-from pflcli.knn.spaces import DISTANCES, REPRESENTATIONS, Space
+from pflcli.knn.spaces import Space
 from pflcli.knn.stores import call_in_threads
 from pflcli.methods import knn_per
 from pflcli.methods.parts.knn_grid import Queries, choose_lambdas, count_correct_on_grid
@@ -43,8 +43,6 @@ from pflcli.options.sweep import Sweep
 from pflcli.training import hardware, run_request
 
 TUNED = "tuned"
-_SPACES = {"representation": REPRESENTATIONS, "distance": DISTANCES}
-"""Values of the options that choose what is compared, and how."""
 
 
 @dataclass(frozen=True)
@@ -104,8 +102,6 @@ def sweep(asked: Sweep) -> Outcome:
     typed = {field.name: getattr(asked, field.name) for field in fields(Grid)}
     points: Grid = config.build(Grid, {name: value for name, value in typed.items() if value is not None}, "sweep")
     plot = asked.plot or next((axis for axis, values in points.axes.items() if len(values) > 1), "capacity")
-    if plot not in points.axes:
-        raise UsageError(f"--plot {plot} is not an axis of a sweep", closest(plot, points.axes))
     origin = open_one(asked.source, "embeddings", chosen=Chosen(asked.method, asked.seed, draws=True))
     backbone = ancestor(origin, "backbone")
     if backbone is not None and backbone.manifest.request["settings"].get("refit"):
@@ -115,9 +111,6 @@ def sweep(asked: Sweep) -> Outcome:
         )
     seed = run_request.choose_seed(asked.seed, origin)
     chosen = {"representation": asked.representation, "distance": asked.distance}
-    for name, value in chosen.items():
-        if value not in (known := _SPACES[name]):
-            raise UsageError(f"--{name} {value} is unknown", closest(value, known))
     space = Space(**chosen)
     draft = ArtifactSpec(
         "sweep",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,15 +19,13 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.reader import Artifact, require_ancestor
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.errors import InputError, UsageError, closest
+from pflcli.errors import InputError, UsageError
 from pflcli.execution import Execution
 from pflcli.knn import capacity as capacities
 from pflcli.knn import indexes
 from pflcli.options.function import command
 from pflcli.options.update_datastore import UpdateDatastore
 from pflcli.training import run_request
-
-Policy = Literal["fifo", "concatenate", "fixed"]
 
 
 @dataclass(frozen=True)
@@ -63,11 +61,6 @@ def update_datastore(asked: UpdateDatastore) -> Outcome:
     Raises UsageError for values out of range, InputError if the two artifacts do not match.
     """
     execution = asked.execution
-    if asked.policy not in get_args(Policy):
-        raise UsageError(
-            f"--policy {asked.policy} is not one of {', '.join(get_args(Policy))}",
-            closest(asked.policy, get_args(Policy)),
-        )
     if not 0 <= asked.first <= asked.last <= 1:
         raise UsageError(f"--from {asked.first:g} --to {asked.last:g} are not fractions in order", "--from 0 --to 0.5")
     chosen = Chosen(seed=asked.seed, draws=True)

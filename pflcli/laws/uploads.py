@@ -25,17 +25,20 @@ def _step(subject: Subject) -> Step:
     return step if not subject.options else uploads.load(":".join([subject.name, *map(str, subject.options.values())]))
 
 
-def _models() -> tuple[Stacked, Stacked]:
-    """Return four trained models (4, ...) and the model that the clients received, repeated."""
+def _models(clients: int = 4, rows: int = 6, columns: int = 5, counted: int = 1) -> tuple[Stacked, Stacked]:
+    """Return trained models (clients, ...) and the model that the clients received, repeated.
+
+    Updates are normally distributed, that of the integer tensor is ``counted``.
+    """
     draw = torch.Generator().manual_seed(0)
     start: Params = {
-        "weight": torch.randn(6, 5, generator=draw),
-        "bias": torch.randn(6, generator=draw),
+        "weight": torch.randn(rows, columns, generator=draw),
+        "bias": torch.randn(rows, generator=draw),
         "count": torch.tensor(7),
     }
-    downloaded = repeat(start, 4)
+    downloaded = repeat(start, clients)
     trained = {
-        name: value + torch.randn(value.shape, generator=draw) if value.is_floating_point() else value + 1
+        name: value + torch.randn(value.shape, generator=draw) if value.is_floating_point() else value + counted
         for name, value in downloaded.items()
     }
     return trained, downloaded
@@ -54,19 +57,8 @@ def _draw(client: int, seed: int = 1) -> np.random.Generator:
 
 
 def _updates() -> tuple[Stacked, Stacked]:
-    """Return many trained models (64, ...), whose updates are normally distributed, and the model they began with."""
-    draw = torch.Generator().manual_seed(0)
-    start: Params = {
-        "weight": torch.randn(40, 25, generator=draw),
-        "bias": torch.randn(40, generator=draw),
-        "count": torch.tensor(7),
-    }
-    downloaded = repeat(start, _CLIENTS)
-    trained = {
-        name: value + torch.randn(value.shape, generator=draw) if value.is_floating_point() else value
-        for name, value in downloaded.items()
-    }
-    return trained, downloaded
+    """Return many trained models (64, ...), whose weights are changed alone, and the model they began with."""
+    return _models(_CLIENTS, 40, 25, counted=0)
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from pflcli.options import completion
 from pflcli.options.declaration import (
     METHODS,
     RAY,
+    SEEDS,
     WORDS,
     ArtifactPaths,
     Baseline,
@@ -29,9 +30,7 @@ from pflcli.options.declaration import (
     as_pairs,
     merge_with_file,
     out_option,
-    parse_integers,
 )
-from pflcli.wording import as_typed
 
 
 @dataclass(frozen=True)
@@ -80,7 +79,7 @@ class Compare(Options):
     ] = True
     seeds: Annotated[
         Sequence[int] | None,
-        Typed(str, lambda text: parse_integers(text, "--seeds"), as_typed),
+        SEEDS,
         typer.Option(
             help="Train with each of these seeds, separated by commas (with one partition only).",
             metavar="N,N",

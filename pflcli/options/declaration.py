@@ -39,6 +39,10 @@ class Typed:
     """returns a list if the option is repeated"""
 
 
+class Choices(tuple[str, ...]):
+    """The words that an option takes, which a shell completes; any other word is an error."""
+
+
 def split_words(text: str) -> list[str]:
     """Return the words of a text, which are separated by commas."""
     return [word.strip() for word in text.split(",") if word.strip()]
@@ -119,6 +123,7 @@ PATHS = Typed(list[Path], text=lambda paths: [*map(as_path, paths)])
 WORDS = Typed(str, split_words, as_typed)
 ITEMS = Typed(str, split_items, as_typed)
 ASSIGNMENTS = Typed(list[str], config.parse_assignments, as_pairs)
+SEEDS = Typed(str, functools.partial(parse_integers, option="--seeds"), as_typed)
 FRACTIONS = Typed(str, _parse_fractions, as_typed)
 
 ArtifactPath = Annotated["Path | str | Artifact", PATH]
@@ -259,11 +264,11 @@ SplitColumn = Annotated[
 ]
 Layout = Annotated[
     str | None,
+    Choices(("channels-first", "channels-last")),
     typer.Option(
         help="Read the arrays of series and images in this order: channels-first or channels-last.",
         metavar="NAME",
         show_default="channels-last",
-        autocompletion=completion.words("channels-first", "channels-last"),
     ),
 ]
 Root = Annotated[
@@ -424,6 +429,7 @@ class Option:
     info: Any
     """Typer's option or argument"""
     typed_as: Typed | None
+    choices: tuple[str, ...] = ()
     is_required: bool = False
     is_positional: bool = False
     """whether the Python function takes it without its name"""
@@ -481,7 +487,10 @@ def declared_options(cls: type[Options]) -> tuple[Option, ...]:
             continue
         kind, *extras = typing.get_args(hints[each.name])
         typed_as = next((extra for extra in extras if isinstance(extra, Typed)), None)
+        choices = next((extra for extra in extras if isinstance(extra, Choices)), Choices())
         info = next(extra for extra in extras if isinstance(extra, typer.models.ParameterInfo))
+        if choices:
+            info.autocompletion = completion.words(*choices)
         options.append(
             Option(
                 each.name,
@@ -489,6 +498,7 @@ def declared_options(cls: type[Options]) -> tuple[Option, ...]:
                 kind if typed_as is None else typed_as.kind,
                 info,
                 typed_as,
+                choices,
                 is_required=each.default is MISSING,
                 is_positional=not each.kw_only,
                 is_list=_is_list(kind),

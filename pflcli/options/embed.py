@@ -9,7 +9,7 @@ from typing import Annotated, ClassVar
 import typer
 
 from pflcli.options import completion
-from pflcli.options.declaration import Download, OptionalPath, Options, Out, Root, Set, Typed
+from pflcli.options.declaration import Choices, Download, OptionalPath, Options, Out, Root, Set, Typed
 from pflcli.options.partition import dataset_word
 from pflcli.wording import PathWord
 
@@ -64,18 +64,20 @@ class Embed(Options):
         int | None,
         typer.Option(
             help="Resize images to this side length in pixels before they are embedded.",
+            min=1,
+            max=4096,
             metavar="N",
             show_default="that of the network, mostly 224",
         ),
     ] = None
     normalize: Annotated[
         str | None,
+        Choices(("imagenet", "none")),
         typer.Option(
             help="Normalize the channels of the images by ImageNet's mean and deviation (imagenet), or keep them in"
             " [0, 1] (none).",
             metavar="NAME",
             show_default="imagenet; for timm, as it recommends",
-            autocompletion=completion.words("imagenet", "none"),
         ),
     ] = None
     output: Annotated[

@@ -7,10 +7,10 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from pflcli.options import completion
 from pflcli.options.declaration import (
     ArtifactPaths,
     Baseline,
+    Choices,
     ChosenMethod,
     ChosenSeed,
     Coverage,
@@ -42,9 +42,9 @@ class Evaluate(Options):
     _: KW_ONLY
     split: Annotated[
         str,
+        Choices(("test", "validation", "train")),
         typer.Option(
             help="Score this split: test, validation, or train (after personalize --answer-train).",
-            autocompletion=completion.words("test", "validation", "train"),
         ),
     ] = "test"
     baseline: Baseline = "fedavg"

@@ -197,6 +197,8 @@ def _read_arguments(
         given["settings"] = {**settings, **training} or None
     values = {key: value if key == "settings" else _read_value(own[key], value) for key, value in given.items()}
     for key, value in values.items():
+        if own[key].choices and isinstance(value, str) and value not in own[key].choices:
+            raise UsageError(f"unknown {own[key].flag} '{value}'", closest(value, own[key].choices))
         least, most = (getattr(own[key].info, bound, None) for bound in ("min", "max"))
         if isinstance(value, int | float) and not (least in (None, value) or value > least):
             raise ArgumentError(f"{name}(): {key}={value} is not at least {least}")

@@ -12,6 +12,7 @@ import typer
 
 from pflcli.options import completion
 from pflcli.options.declaration import (
+    Choices,
     DateFormat,
     FoldCase,
     Label,
@@ -117,22 +118,22 @@ class ImportData(TableOptions):
     ] = None
     missing: Annotated[
         str | None,
+        Choices(("error", "drop", "median")),
         typer.Option(
             help="Treat missing values: error refuses them; drop removes their samples; median fills in the median"
             " of training samples and adds a feature that marks missing values.",
             metavar="NAME",
-            autocompletion=completion.words("error", "drop", "median"),
             show_default="error",
         ),
     ] = None
     standardize: Annotated[
         bool | str | None,
         Typed(str, lambda word: {"true": "federation", "false": None}.get(word, word), _scaling),
+        Choices(("federation", "client")),
         typer.Option(
             help="Scale each feature to mean 0 and standard deviation 1. `pfl partition` computes the scale from the"
             " training samples of all clients (federation, the default without NAME) or of each client (client).",
             metavar="[NAME]",
-            autocompletion=completion.words("federation", "client"),
             show_default="no",
         ),
     ] = None
@@ -167,36 +168,44 @@ class ImportData(TableOptions):
     layout: Layout = None
     samples: Annotated[
         str | None,
+        Choices(("images", "series", "numbers")),
         typer.Option(
             help="Read arrays as images (pixels from 0 to 255, 0 to 1 or -1 to 1, stored with 8 bits), as series, or as"
             " numbers that stay as they are.",
             metavar="KIND",
             show_default="as type, shape and values tell",
-            autocompletion=completion.words("images", "series", "numbers"),
         ),
     ] = None
     resize: Annotated[
         int | None,
         typer.Option(
-            help="Resize images to this side length in pixels.", metavar="N", show_default="size of the files"
+            help="Resize images to this side length in pixels.",
+            min=1,
+            max=4096,
+            metavar="N",
+            show_default="size of the files",
+            rich_help_panel="Images",  # beside their ranges, long names of other options would be cut
         ),
     ] = None
     convert: Annotated[
         str | None,
+        Choices(("grey", "rgb")),
         typer.Option(
             help="Make all images grey or rgb. Pixels of 16 bits are divided by 257, and transparent images are laid on"
             " white.",
             metavar="NAME",
-            autocompletion=completion.words("grey", "rgb"),
             show_default="as in the files, which must be alike",
+            rich_help_panel="Images",
         ),
     ] = None
     frame: Annotated[
         int | None,
         typer.Option(
             help="Read this frame, counted from 1, of animated images and of images with several pages.",
+            min=1,
             metavar="N",
             show_default="such images are refused",
+            rich_help_panel="Images",
         ),
     ] = None
     embeddings: Annotated[

@@ -10,6 +10,7 @@ import typer
 from pflcli.options import completion
 from pflcli.options.declaration import (
     ArtifactPath,
+    Choices,
     ChosenMethod,
     ChosenSeed,
     EncoderWeights,
@@ -62,12 +63,12 @@ class Predict(TableOptions):
     ] = None
     form: Annotated[
         str | None,
+        Choices(("csv", "jsonl")),
         typer.Option(
             "--format",
             help="Print the predictions in this form: csv, or jsonl for one JSON object per line.",
             metavar="NAME",
             show_default="csv",
-            autocompletion=completion.words("csv", "jsonl"),
         ),
     ] = None
     features: Annotated[
@@ -79,11 +80,11 @@ class Predict(TableOptions):
     layout: Layout = None
     unknown_words: Annotated[
         str,
+        Choices(("error", "missing")),
         typer.Option(
             help="Refuse words that a column of words did not have in training (error), or treat them as missing values"
             " (missing).",
             metavar="NAME",
-            autocompletion=completion.words("error", "missing"),
         ),
     ] = "error"
     weights: RunWeights = None
@@ -107,12 +108,12 @@ class Predict(TableOptions):
     ] = None
     threshold: Annotated[
         str | None,
+        Choices(("own", "pooled", "shrunk")),
         typer.Option(
             help="Calibrate sets on the client's own validation samples (own), on those of all clients (pooled), or on"
             " all with less weight for other clients' (shrunk).",
             metavar="NAME",
             show_default="own",
-            autocompletion=completion.words("own", "pooled", "shrunk"),
         ),
     ] = None
     method: ChosenMethod = None

@@ -8,8 +8,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from pflcli.options import completion
-from pflcli.options.declaration import ArtifactPath, ChosenMethod, Options, Out, Seed, Typed, artifact_argument
+from pflcli.options.declaration import ArtifactPath, Choices, ChosenMethod, Options, Out, Seed, Typed, artifact_argument
 from pflcli.wording import as_typed
 
 
@@ -60,25 +59,25 @@ class Sweep(Options):
     ] = None
     representation: Annotated[
         str,
+        Choices(("features", "logits")),
         typer.Option(
             help="Search neighbours among the network's representations (features) or its logits.",
-            autocompletion=completion.words("features", "logits"),
         ),
     ] = "features"
     distance: Annotated[
         str,
+        Choices(("euclidean", "cosine")),
         typer.Option(
             help="Compare samples by Euclidean distance (euclidean) or by angle (cosine).",
-            autocompletion=completion.words("euclidean", "cosine"),
         ),
     ] = "euclidean"
     plot: Annotated[
         str | None,
+        Choices(("capacity", "k", "sigma", "lambda")),
         typer.Option(
             help="Draw accuracy over this axis: capacity, k, sigma or lambda.",
             show_default="the first with several values",
             metavar="AXIS",
-            autocompletion=completion.words("capacity", "k", "sigma", "lambda"),
         ),
     ] = None
     method: ChosenMethod = None

@@ -13,6 +13,7 @@ from pflcli.options import completion
 from pflcli.options.declaration import (
     METHOD,
     ArtifactPath,
+    Choices,
     FilePath,
     InitialWeights,
     Options,
@@ -69,10 +70,10 @@ class Tune(Options):
     ] = None
     sampler: Annotated[
         str,
+        Choices(("grid", "random", "optuna")),
         typer.Option(
             help="Propose trials by this sampler: grid, random, or optuna (pip install 'pflcli\\[tune]').",
             metavar="NAME",
-            autocompletion=completion.words("grid", "random", "optuna"),
         ),
     ] = "grid"
     trials: Annotated[int, typer.Option(help="Run at most this many trials.", min=1, metavar="N")] = 20

@@ -7,8 +7,7 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from pflcli.options import completion
-from pflcli.options.declaration import ArtifactPath, FilePath, Options, Out, Seed, artifact_argument
+from pflcli.options.declaration import ArtifactPath, Choices, FilePath, Options, Out, Seed, artifact_argument
 
 
 @dataclass(frozen=True)
@@ -28,10 +27,10 @@ class UpdateDatastore(Options):
     _: KW_ONLY
     policy: Annotated[
         str,
+        Choices(("fifo", "concatenate", "fixed")),
         typer.Option(
             help="fifo replaces the oldest samples by the new ones; concatenate keeps all; fixed adds none.",
             metavar="fifo|concatenate|fixed",
-            autocompletion=completion.words("fifo", "concatenate", "fixed"),
         ),
     ] = "fifo"
     first: Annotated[

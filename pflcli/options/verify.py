@@ -11,17 +11,15 @@ import typer
 from pflcli.options.declaration import (
     PATH,
     RAY,
+    SEEDS,
     WORDS,
     Download,
     FilePath,
     InitialWeights,
     Options,
     Root,
-    Typed,
     out_option,
-    parse_integers,
 )
-from pflcli.wording import as_typed
 
 
 @dataclass(frozen=True)
@@ -57,7 +55,7 @@ class Verify(Options):
     ] = None
     seeds: Annotated[
         Sequence[int] | None,
-        Typed(str, lambda text: parse_integers(text, "--seeds"), as_typed),
+        SEEDS,
         typer.Option(
             help="Draw partitions and train with each of these seeds, separated by commas.",
             metavar="N,N",

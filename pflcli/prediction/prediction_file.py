@@ -110,17 +110,13 @@ FORMS: dict[str, Callable[[PredictedSamples], bytes]] = {
     "npz": encode_npz,
 }
 """Writers by suffix of the file."""
-TEXTS = ("csv", "jsonl")
-"""The entries of ``FORMS`` that can be printed."""
 
 
 def choose_form(out: Path | None, form: str | None) -> str:
     """Return the entry of ``FORMS`` for the file ``out``, or for printing if that is None.
 
-    Raises UsageError for an unknown suffix, or a ``form`` that is unknown or contradicts the suffix.
+    Raises UsageError for an unknown suffix, or a ``form`` that contradicts it.
     """
-    if form is not None and form not in TEXTS:
-        raise UsageError(f"unknown --format '{form}'", f"choose from: {', '.join(TEXTS)}")
     if out is None:
         return form or "csv"
     suffix = out.suffix.lower().removeprefix(".")

@@ -8,22 +8,19 @@ from typing import Any
 import numpy as np
 
 from pflcli import rng
-from pflcli.errors import UsageError, closest
+from pflcli.errors import UsageError
 from pflcli.tuning.space import Axis, Point, Space
 
-SAMPLERS = ("grid", "random", "optuna")
 MAX_PROPOSALS = 100
 """How often a point that has not been tried yet is drawn, or asked of Optuna."""
 
 
 def sampler(name: str, space: Space, trials: int, default: Point, seed: int) -> Sampler:
-    """Return the sampler of this name for at most ``trials`` trials; ``default`` comes first if the space contains it.
+    """Return the sampler ``name`` (grid, random or optuna) for at most ``trials`` trials.
 
-    A longer search begins with the trials of a shorter one. Raises UsageError if the name is unknown or the sampler is
-    not installed.
+    ``default`` comes first if the space contains it. A longer search begins with the trials of a shorter one. Raises
+    UsageError if the sampler is not installed.
     """
-    if name not in SAMPLERS:
-        raise UsageError(f"unknown sampler '{name}'", closest(name, SAMPLERS))
     if name == "optuna":
         return Optuna(space, trials, default, seed)
     draw = _shuffle_grid if space.is_finite else _draw_points

@@ -200,7 +200,7 @@ def test_embed_keep_test_keeps_the_published_test_split(embed_inputs, tmp_path):
         ({"weights": None}, "needs its weights"),
         ({"encoder": "onnx:net.onnx"}, "an ONNX file contains its weights"),
         ({"output": "z"}, "--output names a tensor of an ONNX file"),
-        ({"size": 0}, "--size 0 is not between 1 and 4096"),
+        ({"size": 0}, "size=0 is not at least 1"),
         ({"normalize": "imagnet"}, "did you mean 'imagenet'?"),
         ({"keep_test": True}, "--keep-test is for built-in datasets"),
         ({"options": {"alpha": "1"}}, "--set has no effect"),

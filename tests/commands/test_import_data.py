@@ -763,7 +763,10 @@ def test_import_refuses_bad_images_and_names_the_file(image_folder, tmp_path, ca
         ({"features": "x"}, "--features is for tables and arrays"),
         ({"delimiter": ";"}, "--delimiter is for CSV and TSV"),
         ({"standardize": True}, "--standardize does not apply to images"),
-        ({"resize": 0}, "--resize 0 is not between 1 and 4096"),
+        ({"resize": 0}, "resize=0 is not at least 1"),
+        ({"resize": 5000}, "resize=5000 is not at most 4096"),
+        ({"frame": 0}, "frame=0 is not at least 1"),
+        ({"convert": "gray"}, "unknown --convert 'gray'"),
         ({"client": "none"}, "is not at LABEL/IMAGE"),
     ],
 )

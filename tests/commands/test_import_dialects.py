@@ -313,7 +313,7 @@ def test_client_names_that_differ_by_case_are_refused_and_equal_numbers_warned_o
 
 def test_duplicate_rows_are_counted_and_dropped_on_request(pfl, tmp_path):
     rows = [f"s{row % 3},{row % 2},{row}.5,{'' if row == 3 else row}\n" for row in range(30)]
-    (tmp_path / "t.csv").write_text("site,y,a,m\n" + "".join(rows + rows[:8]))
+    (tmp_path / "t.csv").write_text("site,y,a,m\n" + "".join([*rows, "s0,0,0.5,-0.0\n", *rows[1:8]]))
     line = ("import", tmp_path / "t.csv", "--client", "site", "--label", "y", "--missing", "median", "-o")
     ran = pfl(*line, tmp_path / "d")
     assert (ran.code, "WARNING: 8 samples with the features, label and client" in ran.err) == (0, True)

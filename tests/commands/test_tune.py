@@ -467,7 +467,7 @@ def test_interrupted_optuna_search_resumes_with_the_same_trials(knn_search, tmp_
         ("fedavg", None, {"settings": {"lr": 0.1}}, "fedavg has nothing to search"),
         ("fedavg", {"lr": "0.1"}, {"trials": 0}, "trials=0 is not at least 1"),
         ("fedavg", {"lr": "0.1"}, {"minutes": 0}, "--minutes 0 leaves no time for a trial"),
-        ("fedavg", {"lr": "0.1"}, {"sampler": "grids"}, "unknown sampler 'grids'"),
+        ("fedavg", {"lr": "0.1"}, {"sampler": "grids"}, "unknown --sampler 'grids'"),
         ("fedavg", {"lr": "0.1"}, {"metric": "aurok"}, "unknown metric 'aurok'"),
         (
             "fedavg",

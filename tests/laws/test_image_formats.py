@@ -10,7 +10,7 @@ import pytest
 from PIL import Image
 
 from pflcli.data.formats import images
-from pflcli.errors import InputError, PflError
+from pflcli.errors import InputError
 
 Image.init()
 FORMATS = sorted(Image.SAVE)
@@ -230,9 +230,3 @@ def test_import_asks_for_the_frame_when_an_image_has_several(form, tmp_path):
     np.testing.assert_allclose(read(tmp_path, frame=2, convert="grey").x.astype(int), 120, atol=2)
     with pytest.raises(InputError, match="has 3 frames, not 4"):
         read(tmp_path, frame=4)
-
-
-@pytest.mark.parametrize("options", [{"convert": "gray"}, {"frame": 0}, {"resize": 0}])
-def test_import_refuses_an_option_when_its_value_is_unknown(options):
-    with pytest.raises(PflError, match=f"--{next(iter(options))}"):
-        images.Decoding(**options).check()

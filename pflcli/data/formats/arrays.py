@@ -25,8 +25,6 @@ from pflcli.errors import InputError, UsageError
 from pflcli.foreign import Npz, read_npy, require_room, require_short
 
 CHANNELS_FIRST = "channels-first"
-LAYOUTS = (CHANNELS_FIRST, "channels-last")
-SAMPLES = ("images", "series", "numbers")
 _SPLITS = {"train": "train", "val": "validation", "test": "test"}
 """The ends of the names of arrays, as in ``x_train``, and the splits that they stand for."""
 _MAX_PIXEL_ERROR = 0.01

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.data.formats import ABSENT, RawSamples, hash_files, require_utf8_name
-from pflcli.errors import InputError, UsageError, closest
+from pflcli.errors import InputError
 from pflcli.foreign import parsing, require_file, require_room
 from pflcli.wording import counted, listed
 
@@ -43,15 +43,6 @@ class Decoding:
     resize: int | None = None
     convert: str | None = None
     frame: int | None = None
-
-    def check(self) -> None:
-        """Raise UsageError for a value that is out of range or unknown."""
-        if self.resize is not None and not 1 <= self.resize <= 4096:
-            raise UsageError(f"--resize {self.resize} is not between 1 and 4096 pixels", "--resize 32")
-        if self.convert is not None and self.convert not in COLOURS:
-            raise UsageError(f"unknown --convert '{self.convert}'", closest(self.convert, COLOURS))
-        if self.frame is not None and self.frame < 1:
-            raise UsageError(f"--frame {self.frame} is below 1", "--frame 1")
 
     def options(self) -> dict[str, int | str]:
         """Return the options that are given, by name."""

@@ -120,7 +120,6 @@ class UserData:
             )
         own = {name: getattr(self, name) for name in ("categorical", "layout", "samples", "leave_out")}
         require_applicable(self.form, self.path, typed.given() | own | vars(self.decoding))
-        self.decoding.check()
         names = {"client": self.roles.client, "label": self.roles.label, "features": self.features}
         for role, value in (names | self.roles.metadata).items():
             if value is not None and self.form in DEALT:
