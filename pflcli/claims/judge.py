@@ -15,8 +15,9 @@ from pflcli.artifacts.kinds.verdicts import CONFIRMED, IN_PART, NOT_CONFIRMED, U
 from pflcli.artifacts.reader import Artifact, follow
 from pflcli.claims.claims_file import NEIGHBOURS, Claim
 from pflcli.claims.comparisons import Cell
+from pflcli.comparison.extend import marked_references
 from pflcli.evaluation import client_identity, round_costs, scoring, summary
-from pflcli.evaluation.metrics import catalogue, gains
+from pflcli.evaluation.metrics import catalogue, gains, scores
 from pflcli.evaluation.metrics.gains import Estimate
 from pflcli.evaluation.round_costs import Link
 from pflcli.evaluation.summary import Scored
@@ -38,17 +39,14 @@ class Runs:
     def read(
         cls,
         comparison: Artifact,
-        methods: Sequence[str],
         metrics: Sequence[str],
         target: float | None = None,
         link: str | None = None,
     ) -> Runs:
-        """Score the predictions of these ``methods`` in a comparison; raises InputError if one is damaged or gone."""
-        entries = [reference.role.rpartition(", seed ") for reference in comparison.manifest.inputs]
+        """Score the predictions of a comparison; raises InputError if one is damaged or gone."""
         labelled = [
-            (follow(comparison, reference), label)
-            for reference, (label, _, _) in zip(comparison.manifest.inputs, entries, strict=True)
-            if label in methods
+            (follow(comparison, reference), reference.role.rpartition(", seed ")[0])
+            for reference in comparison.manifest.inputs
         ]
         failed = evaluation.read(comparison).get("failed", {})
         parsed = None if link is None else Link.parse(link)
@@ -59,7 +57,8 @@ class Runs:
         names = tuple(dict.fromkeys([*catalogue.DEFAULT, *optional]))
         artifacts, labels = zip(*labelled, strict=True)
         scored: dict[str, dict[int, Scored]] = {}
-        for item in scoring.score(artifacts, _SPLIT, "fedavg", labels, names):
+        references = marked_references(comparison.manifest.request["methods"])
+        for item in scoring.score(artifacts, _SPLIT, "fedavg", labels, names, references=references):
             scored.setdefault(item.label, {})[item.seed] = item
         return cls(scored, failed, target, parsed)
 
@@ -73,6 +72,23 @@ class Runs:
         if self.link is not None:
             found |= round_costs.summarize_simulated_time([item.artifact], self.link, self.target)
         return float(found.get(metric, {}).get("value", math.nan))
+
+    def seed_variance(self, names: Sequence[str], metric: str, part: str) -> float | None:
+        """Return the variance over seeds of the difference between two methods that all of the comparison share.
+
+        These are the methods by which its table estimates it: those that are ranked and have the same seeds. None if
+        there are too few, or if one of the two is not among them or varies more than they do.
+        """
+        seeds = sorted({seed for by_seed in self.scored.values() for seed in by_seed})
+        means = {
+            label: [scores.weighted_mean(*_choose_clients(by_seed[seed], metric, part)[:2]) for seed in seeds]
+            for label, by_seed in self.scored.items()
+            if len(by_seed) == len(seeds)
+            and not any(item.is_reference or item.repeats_baseline for item in by_seed.values())
+        }
+        shared = gains.share_variance(means)
+        one, other = names
+        return shared.of_difference(one, other) if shared is not None and {one, other} <= {*means} else None
 
 
 def judge(claim: Claim, cells: Sequence[Cell], runs: Mapping[str, Runs]) -> dict[str, Any]:
@@ -163,7 +179,7 @@ def _compare(claim: Claim, pair: tuple[str, str | None], cell: Cell, runs: Runs,
     seeds = sorted(set.intersection(*({*runs.scored[name]} for name in names)))
     record["seeds"] = seeds
     sides = [[runs.scored[name][seed] for seed in seeds] for name in names]
-    mean, estimate = _estimate(claim, sides, runs)
+    mean, estimate = _estimate(claim, names, sides, runs)
     if mean is None:
         return {**record, "reason": f"{claim.metric} is unknown"}
     record["difference"] = mean
@@ -192,17 +208,19 @@ def settle(interval: tuple[float, float], direction: str, margin: float) -> bool
     return True if -margin <= low and high <= margin else False if low > margin or high < -margin else None
 
 
-def _estimate(claim: Claim, sides: Sequence[Sequence[Scored]], runs: Runs) -> tuple[float | None, Estimate | None]:
+def _estimate(
+    claim: Claim, names: Sequence[str], sides: Sequence[Sequence[Scored]], runs: Runs
+) -> tuple[float | None, Estimate | None]:
     """Return the mean difference over seeds and its estimate; None for what is unknown.
 
     ``sides`` are the runs of one method, or of two, by seed. A score that clients have is compared by client, so that
-    the interval is that of a gain; other metrics are compared by seed.
+    the interval is that of a gain in the table of the comparison; other metrics are compared by seed.
     """
     if not sides[0]:
         return None, None
     per_client = _scores_by_client(claim.metric)
     if per_client is not None and len(sides) == 2:
-        estimate = _estimate_over_clients(*per_client, *sides)
+        estimate = _estimate_over_clients(*per_client, *sides, runs.seed_variance(names, *per_client))
         if estimate is not None:
             return estimate.mean, estimate
     values = [[runs.value(claim.metric, item) for item in items] for items in sides]
@@ -226,7 +244,7 @@ def _scores_by_client(metric: str) -> tuple[str, str] | None:
 
 
 def _estimate_over_clients(
-    metric: str, part: str, items: Sequence[Scored], others: Sequence[Scored]
+    metric: str, part: str, items: Sequence[Scored], others: Sequence[Scored], seed_variance: float | None
 ) -> Estimate | None:
     """Estimate the difference of a metric by client; None if it is unknown, or for a single client."""
     known = client_identity.identify_clients(
@@ -234,18 +252,27 @@ def _estimate_over_clients(
     )
     differences, weights, clients = list[NDArray[Any]](), list[NDArray[Any]](), list[NDArray[Any]]()
     for item, other in zip(items, others, strict=True):
-        difference = item.client[metric] - other.client[metric]
-        chosen = ~np.isnan(difference)
-        if part != "all":
-            if item.new is None:
-                return None
-            chosen &= item.new == (part == "unseen")
+        difference, weight, chosen = _choose_clients(item, metric, part, other)
         if not chosen.any():
             return None
-        differences.append(difference[chosen])
-        weights.append(item.n[chosen].astype(float))
+        differences.append(difference)
+        weights.append(weight)
         clients.append(known[item.seed][chosen])
-    return gains.mean_gain(differences, weights, clients)
+    return gains.mean_gain(differences, weights, clients, seed_variance)
+
+
+def _choose_clients(
+    item: Scored, metric: str, part: str, minus: Scored | None = None
+) -> tuple[NDArray[Any], NDArray[Any], NDArray[Any]]:
+    """Return the known values of a metric by client, their weights, and which of all clients these are.
+
+    ``part`` is "all", "seen" or "unseen". The values are differences if ``minus`` is another run.
+    """
+    values = item.client[metric] if minus is None else item.client[metric] - minus.client[metric]
+    chosen = ~np.isnan(values)
+    if part != "all":
+        chosen &= np.False_ if item.new is None else item.new == (part == "unseen")
+    return values[chosen], item.n[chosen].astype(float), chosen
 
 
 def _read_neighbours(artifact: Artifact, column: str) -> float:

@@ -254,7 +254,6 @@ class Verification:
         runs = {
             name: Runs.read(
                 artifact,
-                [*self.comparisons[name].methods],
                 metrics[name],
                 self.comparisons[name].experiment.target,
                 self.comparisons[name].experiment.link,

@@ -26,7 +26,14 @@ def run(accuracies, new=None, **values):
     scores = np.asarray(accuracies, float)
     late = None if new is None else np.asarray(new)
     return SimpleNamespace(
-        client={"accuracy": scores}, n=np.full(len(scores), 10), new=late, artifact=None, samples=None, values=values
+        client={"accuracy": scores},
+        n=np.full(len(scores), 10),
+        new=late,
+        artifact=None,
+        samples=None,
+        is_reference=False,
+        repeats_baseline=False,
+        values=values,
     )
 
 
@@ -87,6 +94,30 @@ def test_the_interval_of_a_verdict_is_that_of_a_gain():
     assert decided["difference"] == pytest.approx(0.1)
     assert decided["interval"] == pytest.approx(list(expected.interval))
     assert decided["seeds"] == [0, 1, 2]
+
+
+def test_methods_share_their_variance_between_seeds_as_in_the_table_of_a_comparison():
+    draw = np.random.default_rng(0)
+    lead = LEAD - 0.02
+    levels = {name: [run(BASE + draw.normal(0, 0.03)) for _ in range(3)] for name in "bcde"}
+    # The lead over b varies by chance far less than the methods do.
+    levels["a"] = [run(item.client["accuracy"] + lead) for item in levels["b"]]
+    shared = verdict(claim(), runs(**levels))["decided_by"]["interval"]
+    alone = verdict(claim(), runs(a=levels["a"], b=levels["b"]))["decided_by"]["interval"]
+    means = {name: [item.client["accuracy"].mean() for item in items] for name, items in levels.items()}
+    variance = gains.share_variance(means).of_difference("a", "b")
+    names = [np.arange(SIZE)] * 3
+    by_hand = gains.mean_gain([lead] * 3, [np.ones(SIZE)] * 3, names, variance)
+    assert shared == pytest.approx(by_hand.interval)
+    assert shared[1] - shared[0] > 1.5 * (alone[1] - alone[0])
+
+
+def test_a_method_that_misses_a_seed_shares_no_variance():
+    levels = {name: seeds(BASE + place / 100) for place, name in enumerate("bcde")}
+    levels["a"] = [*seeds(BASE + LEAD, 2), None]
+    found = runs(**levels)
+    assert found.seed_variance(("b", "c"), "accuracy", "all") == pytest.approx(0)
+    assert found.seed_variance(("a", "b"), "accuracy", "all") is None
 
 
 def test_a_margin_above_the_lead_is_not_reached():

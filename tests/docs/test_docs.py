@@ -274,7 +274,32 @@ def test_parse_tables_and_select_combine_markdown_tables(fill_script):
         fill_script.select({"": one}, ["z"], [])
 
 
-CLAIMS = re.findall(r"^\| (?!claim|---)(.*?) \|$", PAGES["docs/claims.md"], flags=re.M)
+def test_stored_verdicts_are_about_claims_of_the_papers_as_they_are_stated_now(fill_script):
+    files = [*fill_script.RESULTS.glob("verdicts-*.csv")]
+    assert files
+    for file in files:
+        path = ROOT / "examples" / "papers" / file.stem.removeprefix("verdicts-") / "claims.toml"
+        claims = tomllib.loads(path.read_text(encoding="utf-8"))["claims"]
+        heading, *rows = fill_script.read(file)
+        for row in rows:
+            stored = dict(zip(heading, row, strict=True))
+            stated = claims[stored["claim"]]
+            assert (stored["says"], stored["where"]) == (stated["says"], stated.get("where", "")), path
+
+
+def test_verdicts_of_pfl_verify_are_shown_from_their_csv_files_alone(fill_script):
+    by_hand = re.sub(r"<!-- rows of .*?<!-- end -->", "", PAGES["docs/claims.md"], flags=re.S)
+    for file in fill_script.RESULTS.glob("verdicts-*.csv"):
+        assert f"<!-- rows of results/{file.name} " in PAGES["docs/claims.md"]
+        for name, *_ in fill_script.read(file)[1:]:
+            assert f"| {name} |" not in by_hand
+
+
+CLAIMS = re.findall(
+    r"^\| (?!claim|---)(.*?) \|$",
+    re.sub(r"<!-- rows of .*?<!-- end -->", "", PAGES["docs/claims.md"], flags=re.S),
+    flags=re.M,
+)
 
 
 @pytest.mark.parametrize("row", CLAIMS, ids=[row.split(" | ")[0][:40] for row in CLAIMS])

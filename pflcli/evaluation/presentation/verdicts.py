@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pflcli.artifacts.kinds.verdicts import CONFIRMED
 from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.presentation.tables import Table
 from pflcli.wording import as_typed, counted
@@ -25,13 +26,21 @@ def build_table(claims: Mapping[str, Mapping[str, Any]]) -> Table:
             claim["where"],
             _describe_condition(claim),
             claim["verdict"],
-            f"{claim['holds']} of {counted(claim['settings'], 'setting')}",
+            _describe_settings(claim),
             describe_difference(claim["decided_by"]),
             _describe_sizes(claim["cells"]),
         ]
         for name, claim in claims.items()
     ]
     return Table(heading, rows, ["says", "size", "where", "condition"])
+
+
+def _describe_settings(claim: Mapping[str, Any]) -> str:
+    """Return in how many settings a claim holds, and, if it holds only in some, which these are."""
+    text = f"{claim['holds']} of {counted(claim['settings'], 'setting')}"
+    if not 0 < claim["holds"] < claim["settings"]:
+        return text
+    return f"{text}: {'; '.join(describe_setting(cell) for cell in claim['cells'] if cell['verdict'] == CONFIRMED)}"
 
 
 def _describe_condition(claim: Mapping[str, Any]) -> str:
@@ -59,9 +68,9 @@ def describe_setting(item: Mapping[str, Any]) -> str:
 
 
 def _format(metric: str, value: float) -> str:
-    """Return a difference with its sign, in percentage points for a metric that tables show in percent."""
+    """Return a difference with its sign, in percentage points unless tables show the metric in another unit."""
     entry = catalogue.METRICS.get(metric)
-    if entry is not None and entry.percent:
+    if entry is not None and (entry.percent or (entry.unit == "fraction" and not entry.heading)):
         return f"{100 * value:+.1f}"
     return f"{value:+,.0f}" if abs(value) >= _MIN_WHOLE else f"{value:+.3g}"
 
