@@ -220,7 +220,8 @@ def _estimate(
         return None, None
     per_client = _scores_by_client(claim.metric)
     if per_client is not None and len(sides) == 2:
-        estimate = _estimate_over_clients(*per_client, *sides, runs.seed_variance(names, *per_client))
+        own, others = sides
+        estimate = _estimate_over_clients(*per_client, own, others, runs.seed_variance(names, *per_client))
         if estimate is not None:
             return estimate.mean, estimate
     values = [[runs.value(claim.metric, item) for item in items] for items in sides]
