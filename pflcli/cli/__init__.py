@@ -65,7 +65,7 @@ app.command("compare", cls=results.CompareCommand, rich_help_panel=_FIRST)(
     command(Compare, results.show_comparison, results.run_comparison, {"plan": results.PLAN})
 )
 app.command("verify", cls=results.CompareCommand, rich_help_panel=_FIRST)(
-    command(Verify, results.show_verdicts, results.run_verification, {"plan": results.PLAN})
+    command(Verify, results.show_verdicts, results.run_comparison, {"plan": results.PLAN})
 )
 app.command("report", cls=Command, rich_help_panel=_FIRST)(report.command)
 app.command("show", cls=Command, rich_help_panel=_FIRST)(show.command)
