@@ -47,12 +47,14 @@ def compiled_chain(request: Request) -> Strategy | str:
     layers, plan = request.worker.layers, request.plan
     if layers is None or request.needs_autograd or plan.augment:
         return "the network is no chain of linear layers and ReLU, or its gradients need autograd"
+    if not isinstance(request.worker.task, Classification):
+        return "compiled loops compute no loss but cross-entropy"
     if not pays_to_compile(request.worker.net.parameters()):
         return "MKL is faster for these layers on this CPU"
     from pflcli.accelerated import steps
     from pflcli.accelerated.chains import CompiledChainNetwork
 
-    is_plain = plan.update.is_plain and not plan.has_rule and isinstance(request.worker.task, Classification)
+    is_plain = plan.update.is_plain and not plan.has_rule
     how = "one compiled loop takes all steps of a client" if is_plain else "compiled loops need no autograd"
     return Strategy(
         "compiled linear chain",

@@ -1,4 +1,4 @@
-"""Opens the artifacts in a folder: the folder itself, or those in the output folder of compare or tune."""
+"""Opens the artifacts in a folder: the folder itself, or those in the folder of a site, compare or tune."""
 
 from __future__ import annotations
 
@@ -50,7 +50,8 @@ def open_one(path: Path | str | Artifact, *allowed: str, chosen: Chosen | None =
 def open_all(path: Path | str | Artifact, *allowed: str, chosen: Chosen | None = None) -> list[Artifact]:
     """Open the artifacts at ``path``.
 
-    ``path`` is an artifact, or the folder given to ``compare -o`` or ``tune -o``. For such a folder, the first of these
+    ``path`` is an artifact, the folder of a site, whose predictions are returned, or the folder given to ``compare -o``
+    or ``tune -o``. For such a folder, the first of these
     that has an ``allowed`` kind is returned: the comparison or tuning; the predictions of the comparison, or of the
     best trial of the tuning; the artifacts that the predictions were made from, such as their partition. ``chosen``
     selects among predictions. Raises UsageError if none match, InputError if there is no artifact or none of an allowed
@@ -77,6 +78,8 @@ def _find(path: Path | str | Artifact, allowed: Sequence[str], chosen: Chosen | 
     chosen = chosen or Chosen()
     folder = None if isinstance(path, Artifact) else Path(path)
     result = None if folder is None or manifests.is_artifact(folder) else _result(folder)
+    if folder is not None and "predictions" in allowed and manifests.is_artifact(folder / "predictions"):
+        path, folder = folder / "predictions", None
     if folder is None or result is None:
         artifact = open_artifact(path, *allowed)
         return _choose([_Found(artifact, artifact)], path, chosen)

@@ -71,8 +71,8 @@ def command(
 ) -> None:
     """Take part in a federation with the samples of one site, which never leave it.
 
-    Only model updates leave, with their weights and training losses. After the last round, DIR/predictions has the
-    predictions of the site, for `pfl predict`, `pfl evaluate` and `pfl export`.
+    Only model updates leave, with their weights and training losses. After the last round, DIR has the predictions of
+    the site, for `pfl predict`, `pfl evaluate` and `pfl export`.
 
     Examples:
         pfl site check p fed -o site

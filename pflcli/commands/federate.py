@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from pflcli import config, methods
-from pflcli.artifacts import codebook, locks
+from pflcli.artifacts import codebook, locks, plain_output
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec, Manifest, digest
@@ -25,10 +25,12 @@ from pflcli.deployment.messages import Message, Question
 from pflcli.errors import ConflictError, GoneError, InputError, UnsuitedError, UsageError
 from pflcli.execution import Execution
 from pflcli.federation import uploads
+from pflcli.federation.privacy import guarantee
 from pflcli.laws import Subject
 from pflcli.laws.deployed_rounds import find_obstacle
 from pflcli.settings import Settings
-from pflcli.training import run_request
+from pflcli.training import attendance_record, run_request
+from pflcli.training.attendance_record import AttendanceRecord
 from pflcli.training.dp_secret import FILE as SECRET
 from pflcli.wording import counted
 
@@ -44,18 +46,22 @@ def create(source: Path | str, out: Path | str, execution: Execution, *, chosen:
         raise InputError(
             f"{predictions.path} was not made by one method on a partition", "pfl personalize METHOD PARTITION"
         )
-    method = run_request.load_method(predictions)
-    settings = run_request.read_settings(predictions)
-    _require_deployable(predictions, partition, settings)
-    name, options = manifest.request["method"], manifest.request["options"]
-    cfg = config.plain(config.build(method.Config, options, name))
-    if reason := find_obstacle(Subject("methods", name, cfg), settings.rounds, settings.upload):
-        raise UnsuitedError(
-            f"{name} cannot run among real sites: {reason}", "docs/deployment.md lists the methods that can"
-        )
+    trained, then = _split_run(predictions)
+    for each in (trained, *([predictions] if then else [])):
+        settings = run_request.read_settings(each)
+        _require_deployable(each, partition, settings)
+        name = each.manifest.request["method"]
+        method = run_request.load_method(each)
+        cfg = config.plain(config.build(method.Config, each.manifest.request["options"], name))
+        subject = Subject("methods", name, cfg)
+        if reason := find_obstacle(subject, settings.rounds, settings.upload):
+            raise UnsuitedError(
+                f"{name} cannot run among real sites: {reason}", "docs/deployment.md lists the methods that can"
+            )
     book, form, dealt = codebook.read(predictions), partitions.read_form(partition), partition.manifest.request
     request: dict[str, Any] = {
-        **{key: manifest.request[key] for key in ("method", "options", "settings", "seed")},
+        **{key: trained.manifest.request[key] for key in _RUN},
+        **then,
         "form": {"shape": list(form.shape), "type": form.dtype, "classes": form.classes},
         "train": partitions.read_sizes(partition)[:, 0].tolist(),
         "split": {
@@ -66,9 +72,10 @@ def create(source: Path | str, out: Path | str, execution: Execution, *, chosen:
         "import": _import_request(partition),
         "codebook": digest(json.loads(json.dumps(codebook.to_fields(book)))),
     }
-    downloads, upload = _layouts(request, book, manifest.code, execution)
+    code = {**trained.manifest.code, **manifest.code}
+    downloads, upload = _layouts(request, book, code, execution)
     request |= {"downloads": downloads, "upload": upload}
-    spec = ArtifactSpec("federation", request, code=manifest.code)
+    spec = ArtifactSpec("federation", request, code=code)
     summary = {"clients": len(request["train"]), "participants": sum(count > 0 for count in request["train"])}
 
     def build(writer: ArtifactWriter) -> Built:
@@ -76,6 +83,37 @@ def create(source: Path | str, out: Path | str, execution: Execution, *, chosen:
         return Built(summary, {})
 
     return make(out, spec, execution, build)
+
+
+_RUN = ("method", "options", "settings", "seed")
+"""The keys of a request that say which run it is."""
+_STORE = ("index", "parameters", "capacity", "capacity_spread", "prototypes", "seed")
+"""The keys of a datastore's request that are options of ``pfl build-datastore``."""
+
+
+def _split_run(predictions: Artifact) -> tuple[Artifact, dict[str, Any]]:
+    """Return the artifact whose rounds sites play, and what they do afterwards by themselves, for the request.
+
+    A method that needs a backbone has the rounds of the backbone. Raises UnsuitedError if its datastore is not what
+    sites can build from their own samples.
+    """
+    backbone, store = (ancestor(predictions, kind) for kind in ("backbone", "datastore"))
+    needs = run_request.load_method(predictions).NEEDS
+    if not needs or backbone is None:
+        return predictions, {}
+    then = {key: predictions.manifest.request[key] for key in _RUN}
+    if needs == ("backbone",):
+        return backbone, {"then": then}
+    embedded = ancestor(predictions, "embeddings")
+    assert embedded is not None  # every datastore has some
+    moved = any(item.role == "partition" for item in embedded.manifest.inputs)
+    if store is None or moved or any(item.kind == "datastore" for item in store.manifest.inputs):
+        raise UnsuitedError(
+            f"{predictions.path} cannot run among real sites: its datastore was updated, or has other samples",
+            "pfl build-datastore EMBEDDINGS -o DIR, and the method on it",
+        )
+    options = {key: value for key, value in store.manifest.request.items() if key in _STORE}
+    return backbone, {"then": {**then, "datastore": options}}
 
 
 def _require_deployable(predictions: Artifact, partition: Artifact, settings: Settings) -> None:
@@ -120,6 +158,8 @@ def _layouts(
     """Return the layouts of a client's downloads and of its upload, as a server finds them in its first round."""
     draft = Manifest("federation", 1, "", dict(request), (), dict(code), {}, {}, {})
     spec = opening.make_spec(Artifact(Path(), draft))
+    if not spec.method.has_rounds:
+        return [], []
     names = book.client_names(len(request["train"]))
     with tempfile.TemporaryDirectory() as folder:
         run = spec.build(opening.declare_samples(draft.request, names), opening.on_cpu(execution))
@@ -135,7 +175,8 @@ def run(
     """Run the server of a federation: write questions to ``exchange`` and read the answers there, until the last round.
 
     The state is in ``out``, after each round; the same command continues. Sites that do not answer within ``patience``
-    seconds count as dropped out in the round. Raises InputError for an answer that does not fit.
+    seconds count as dropped out in the round. In the end, ``attendance.csv`` says who answered, with which a simulation
+    has the same bytes. Raises InputError for an answer that does not fit.
     """
     if patience is not None and patience <= 0:
         raise UsageError(f"--patience {patience:g} is not a positive number", "--patience 3600")
@@ -149,6 +190,8 @@ def run(
     _require_own(out, federation)
     with locks.acquire(out, say):
         server = opening.open_server(federation, terms, out, execution)
+        for line in guarantee.describe_plan(server.run.settings, lambda: server.run.federation.participants):
+            say(line)
         if server.rounds:
             say(f"continuing after round {server.rounds}")
         elif any(exchange.glob("*/final.msg")):  # with which sites would end before they began
@@ -170,9 +213,25 @@ def run(
             )
         for site in names:
             messages.write(exchanges.final_file(exchanges.folder_of(exchange, names, site)), *server.final(site))
-    privacy = f"; never release {out / SECRET}" if (out / SECRET).is_file() else ""
-    say(f"{counted(server.rounds, 'round')} played; the last message is there for every site{privacy}")
-    return {"path": str(out), "rounds": server.rounds, "absent": server.absent}
+        record = _record_attendance(server, names)
+        if server.run.privacy is None:  # otherwise who takes part is a secret
+            plain_output.replace_file(out / attendance_record.FILE, record.encode())
+    secret = f"; never release {out / SECRET}" if (out / SECRET).is_file() else ""
+    say(f"{counted(server.rounds, 'round')} played; the last message is there for every site{secret}")
+    privacy = guarantee.summarize_guarantee(
+        server.run.settings, len(server.run.federation.participants), server.progress.rows, say
+    )
+    return {"path": str(out), "rounds": server.rounds, "absent": record.absent, **privacy}
+
+
+def _record_attendance(server: Server, names: Sequence[str]) -> AttendanceRecord:
+    """Return which clients, by their ``names`` (m,), were asked in each round, and which of them answered."""
+    return AttendanceRecord(
+        {
+            number: {names[client]: answered for client, answered in clients.items()}
+            for number, clients in server.attendance.items()
+        }
+    )
 
 
 def _require_own(out: Path, federation: Artifact) -> None:
@@ -213,10 +272,12 @@ def describe(source: Path | str) -> dict[str, Any]:
     request = federation.manifest.request
     assert terms.upload is not None
     down = sum(messages.size(layout) for layout in terms.downloads)
+    spec, last = opening.make_spec(federation), request.get("then", request)
     return {
-        "method": request["method"],
-        "paper": methods.load(request["method"]).PAPER,
-        "rounds": opening.make_spec(federation).settings.rounds,
+        "method": last["method"],
+        "paper": methods.load(last["method"]).PAPER,
+        **({"rounds_of": spec.name} if last is not request else {}),
+        "rounds": opening.count_rounds(spec),
         "clients": dict(zip(terms.sites, request["train"], strict=True)),
         "bytes_down": down,
         "bytes_up": messages.size(terms.upload),

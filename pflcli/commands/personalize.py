@@ -31,7 +31,7 @@ from pflcli.options.function import command
 from pflcli.options.personalize import Personalize
 from pflcli.simulation import absences, requirements
 from pflcli.simulation.progress import Progress
-from pflcli.training import checkpointed, dp_secret, hardware, more_rounds, run_request, state_files
+from pflcli.training import attendance_record, checkpointed, dp_secret, hardware, more_rounds, run_request, state_files
 from pflcli.training import initial_weights as initial
 from pflcli.training.checkpoint import Checkpoints
 from pflcli.training.run_spec import RunSpec
@@ -45,9 +45,10 @@ def personalize(asked: Personalize) -> Outcome:
     settings are those of the backbone, if there is one, changed by ``settings``. If the same method and settings made
     the backbone, its rounds are not run again. Models start from the initial weights of the backbone or, without a
     backbone, from the file ``weights``. With the setting ``refit``, a method that chooses on validation samples takes
-    its choices from the earlier predictions ``choices``. Raises InputError if the lineage lacks an artifact that the
-    method needs or ``weights`` do not fit; UsageError if ``choices`` are missing, or if the settings contradict the
-    backbone.
+    its choices from the earlier predictions ``choices``. With the record ``attendance`` of a
+    deployment, the clients that did not answer drop out. Raises InputError if the lineage lacks an artifact that the
+    method needs, ``weights`` do not fit or the record is that of another run; UsageError if ``choices`` are missing, or
+    if the settings contradict the backbone.
     """
     execution = asked.execution
     definition = methods.load(asked.method)
@@ -66,6 +67,11 @@ def personalize(asked: Personalize) -> Outcome:
     initial.require_weights(training, digest)
     if digest is not None:
         request["weights"] = digest
+    record = None
+    if asked.attendance is not None:
+        attendance_record.require_effect(asked.method, definition, training)
+        record = attendance_record.read(asked.attendance)
+        request |= {"absent": record.absent} if record.absent else {}
     # A method that needs embeddings trains no model: the code of the model is part of the embeddings' fingerprint.
     trains = "embeddings" not in required_kinds(definition.NEEDS)
     files = [f"methods/{asked.method}", *(run_request.code_files(training) if trains else ())]
@@ -82,6 +88,7 @@ def personalize(asked: Personalize) -> Outcome:
         seed=seed,
         lineage=lineage,
         weights=file,
+        attendance=record,
         earlier_run=earlier_run,
         source=nearest,
         spec=spec,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from pflcli.prediction import disclosure, prediction_file, reopened_run, stored_
 from pflcli.prediction.disclosure import Disclosure
 from pflcli.prediction.prediction_file import PredictedSamples
 from pflcli.prediction.stored_predictor import ClientPrediction, StoredPredictor
-from pflcli.wording import counted
+from pflcli.wording import counted, listed
 
 
 @command(Predict)
@@ -32,8 +32,9 @@ def predict(asked: Predict) -> PredictedSamples:
     Samples are read and preprocessed like those of the partition (columns by name, words as features, medians for
     missing values, the client's scale), unless an option such as ``decimal`` says that a table is written differently.
     For stored test samples the predictions equal the stored ones, bit for bit with the same device and engine. A model
-    of features from ``embed`` also takes images. With ``client`` "none", the global model is used. Without ``answers``,
-    the components of the probabilities are included. With ``coverage``, each prediction has a set of classes.
+    of features from ``embed`` also takes images. With ``client`` "none", the global model is used; the predictions of a
+    real site are those of one client, and need no ``client``. Without ``answers``, the components of the probabilities
+    are included. With ``coverage``, each prediction has a set of classes.
 
     Raises UsageError for invalid options; InputError for samples that the model cannot take, an incomplete lineage, or
     ``client`` "none" without a global model; ConflictError if ``out`` exists and may not be replaced.
@@ -55,15 +56,14 @@ def predict(asked: Predict) -> PredictedSamples:
         coverage.read_calibration(artifact)
     predictor = stored_predictor.open_predictor(artifact, asked.weights)
     names = reopened_run.client_names(artifact)
-    number = names.index(asked.client) if asked.client in names else None
-    if number is None and asked.client != ABSENT:
-        error = missing_name_error(str(artifact.path), "client", asked.client, names)
+    client = asked.client if asked.client is not None else _own_client(predictor, names)
+    number = names.index(client) if client in names else None
+    if number is None and client != ABSENT:
+        error = missing_name_error(str(artifact.path), "client", client, names)
         error.fix = (*error.fix, f"--client {ABSENT} predicts with the global model")
         raise error
     partition, book = predictor.partition, codebook.read(artifact)
-    preprocessing = reopened_run.read_preprocessing(
-        artifact, partition, book, asked.client, execution, asked.encoder_weights
-    )
+    preprocessing = reopened_run.read_preprocessing(artifact, partition, book, client, execution, asked.encoder_weights)
     typed, dialect = choose_dialect(asked, book.dialect)
     queries = SampleFile(
         Path(asked.data), asked.features, asked.layout, dialect, typed, asked.unknown_words == "missing"
@@ -76,7 +76,7 @@ def predict(asked: Predict) -> PredictedSamples:
         sets = coverage.calibrate_client_sets(artifact, number, p, labels, asked.coverage, rule, disclose)
     predicted = PredictedSamples(
         predictor.method,
-        asked.client,
+        client,
         number is not None,
         queries.names,
         tuple(book.class_names(preprocessing.form.classes)),
@@ -88,6 +88,17 @@ def predict(asked: Predict) -> PredictedSamples:
     if path is not None:
         prediction_file.write(path, prediction_file.FORMS[form](predicted), force=execution.force)
     return predicted
+
+
+def _own_client(predictor: StoredPredictor, names: Sequence[str]) -> str:
+    """Return the client of the site that made the predictions; raises UsageError for a simulation of several."""
+    request = predictor.partition.manifest.request
+    if "federation" not in request:
+        raise UsageError(
+            f"{predictor.artifact.path} has {counted(len(names), 'client')}, and each has its own model",
+            f"--client NAME, one of {listed(names)}",
+        )
+    return str(request["client"])
 
 
 def _disclose(

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pflcli.artifacts import locks
+from safetensors.torch import save
+
+from pflcli.artifacts import codebook, locks
 from pflcli.artifacts.kinds import partition as partitions
+from pflcli.artifacts.kinds.backbone import WEIGHTS
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.commands.personalize import Job, summarize, write_predictions, write_rounds
+from pflcli.commands.build_datastore import build_datastore
+from pflcli.commands.extract import extract
+from pflcli.commands.personalize import Job, personalize, summarize, write_predictions, write_rounds
 from pflcli.deployment import messages, opening
 from pflcli.deployment.endpoints import Site, Terms
 from pflcli.deployment.exchange import (
@@ -34,7 +40,7 @@ from pflcli.execution import Execution
 from pflcli.methods import State
 from pflcli.simulation import loop
 from pflcli.simulation.progress import Progress
-from pflcli.training import hardware
+from pflcli.training import hardware, state_files
 
 
 @dataclass(frozen=True)
@@ -155,6 +161,8 @@ def _predict(opened: _Opened, site: Site, state: State, execution: Execution) ->
     """Make the predictions of a site from the state after all rounds."""
     spec, request = opening.make_spec(opened.federation), opened.federation.manifest.request
     out = opened.folder / "predictions"
+    if "then" in request:
+        return _predict_from_backbone(opened, site, state, out, execution)
     recorded = {key: request[key] for key in ("method", "options", "settings", "seed")}
     recorded["federation"] = opened.federation.manifest.fingerprint
     artifact = ArtifactSpec(
@@ -183,3 +191,38 @@ def _predict(opened: _Opened, site: Site, state: State, execution: Execution) ->
         return Built(summary, hardware.facts(run.engine, execution))
 
     return make(out, artifact, execution, build)
+
+
+def _predict_from_backbone(opened: _Opened, site: Site, state: State, out: Path, execution: Execution) -> Outcome:
+    """Make the backbone of a site from the state after all rounds, and predict by the method that needs it."""
+    request, cpu = opened.federation.manifest.request, opening.on_cpu(execution)
+    then, path = request["then"], opened.folder / "backbone"
+    recorded = {key: request[key] for key in ("method", "options", "settings", "seed")}
+    recorded["federation"] = opened.federation.manifest.fingerprint
+    spec = ArtifactSpec(
+        "backbone",
+        json.loads(json.dumps(recorded)),
+        (opened.partition.as_input("partition", path),),
+        code=opened.federation.manifest.code,
+    )
+
+    def build(writer: ArtifactWriter) -> Built:
+        model = state["global"]
+        writer.write(WEIGHTS, bytes(save(state_files.flatten(model))))
+        codebook.write(writer, codebook.read(opened.partition))
+        accuracy = site.run.accuracy(model, "validation")
+        summary = {
+            "rounds": site.run.settings.rounds,
+            "reported": "last round",
+            "parameters": sum(value.numel() for value in model.values()),
+            "validation_accuracy": None if math.isnan(accuracy) else accuracy,
+            **{f"bytes_{link}": total for link, total in site.run.traffic.items()},
+        }
+        return Built(summary, hardware.facts(site.run.engine, execution))
+
+    source = make(path, spec, cpu, build).path
+    if "datastore" in then:
+        embedded = extract(source, opened.folder / "embeddings", execution=cpu).path
+        source = build_datastore(embedded, opened.folder / "datastore", **then["datastore"], execution=cpu).path
+    run = {key: then[key] for key in ("settings", "options", "seed")}
+    return personalize(then["method"], source, out, **run, execution=cpu)

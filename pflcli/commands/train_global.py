@@ -31,7 +31,7 @@ from pflcli.options.function import command
 from pflcli.options.train_global import TrainGlobal
 from pflcli.simulation import absences, requirements
 from pflcli.simulation.progress import Progress
-from pflcli.training import checkpointed, dp_secret, hardware, more_rounds, run_request, state_files
+from pflcli.training import attendance_record, checkpointed, dp_secret, hardware, more_rounds, run_request, state_files
 from pflcli.training import initial_weights as initial
 from pflcli.training.checkpoint import Checkpoints
 from pflcli.training.run_spec import RunSpec
@@ -42,8 +42,9 @@ def train_global(asked: TrainGlobal) -> Outcome:
     """Train a global model on the clients of the partition ``source``.
 
     ``settings`` are fields of ``pflcli.settings.Settings``, ``options`` are those of the method, and ``weights`` is a
-    file with initial parameters. Raises UsageError for a method without a global model, InputError for weights that do
-    not fit, ComputationError if training diverges.
+    file with initial parameters. With the record ``attendance`` of a deployment, the clients that did not answer drop
+    out. Raises UsageError for a method without a global model, InputError for weights that do not fit or the record of
+    another run, ComputationError if training diverges.
     """
     execution = asked.execution
     partition = open_one(asked.source, "partition", chosen=Chosen(seed=asked.seed, draws=True))
@@ -58,6 +59,11 @@ def train_global(asked: TrainGlobal) -> Outcome:
     initial.require_weights(training, None if file is None else file.digest)
     execution = execution.reading(None if file is None else file.path)
     request = run_request.describe_run(asked.method, cfg, training, seed)
+    record = None
+    if asked.attendance is not None:
+        attendance_record.require_effect(asked.method, definition, training)
+        record = attendance_record.read(asked.attendance)
+        request |= {"absent": record.absent} if record.absent else {}
     artifact_spec = ArtifactSpec(
         "backbone",
         request if file is None else {**request, "weights": file.digest},
@@ -76,6 +82,7 @@ def train_global(asked: TrainGlobal) -> Outcome:
         seed=seed,
         lineage={"partition": partition},
         weights=file,
+        attendance=record,
     )
     shorter = more_rounds.find_shorter(Path(asked.out), artifact_spec, definition, training, force=execution.force)
 

@@ -38,7 +38,7 @@ from pflcli.simulation import absences, loop
 from pflcli.simulation.progress import Row, tables
 from pflcli.training import checkpoint, state_files
 
-_STATE, _ANSWER, _ROUNDS, _ABSENT = "state.safetensors", "answer.msg", "rounds.csv", "absent.json"
+_STATE, _ANSWER, _ROUNDS, _ATTENDANCE = "state.safetensors", "answer.msg", "rounds.csv", "attendance.json"
 """The files in the folder of a round."""
 
 
@@ -63,18 +63,19 @@ class Server:
     def __init__(self, terms: Terms, method: Method, run: Run, folder: Path) -> None:
         """Continue after the last round in ``folder``, if there is one. ``run`` has no sample, but their numbers."""
         self.terms, self.folder = terms, folder
-        self._method, self._run = method, run
+        self._method, self.run = method, run
         self._place = run.place = AtServer()
-        self.absent: dict[int, list[int]] = {}
-        """the clients that did not answer, by round from 1"""
+        self.attendance: dict[int, dict[int, bool]] = {}
+        """whether each client that was asked answered, by round from 1"""
         if (last := _find_last_round(folder)) is None:
             self.progress = loop.set_up(run, method)
             return
         self.progress, run.traffic, run.engine.mode = checkpoint.unpack(
             (last / _STATE).read_bytes(), last / _STATE, run
         )
-        with foreign.parsing(str(last / _ABSENT), "JSON"):
-            self.absent = {int(t): list(clients) for t, clients in json.loads((last / _ABSENT).read_text()).items()}
+        with foreign.parsing(str(last / _ATTENDANCE), "JSON"):
+            for number, clients in json.loads((last / _ATTENDANCE).read_text()).items():
+                self.attendance[int(number)] = {int(client): bool(answered) for client, answered in clients.items()}
         if run.privacy is not None and self.progress.rows:
             run.privacy.resume(len(self.progress.rows) - 1, self.progress.rows[-1])
 
@@ -86,7 +87,7 @@ class Server:
     @property
     def is_finished(self) -> bool:
         """Whether all rounds are closed."""
-        return self.rounds >= self._run.settings.rounds
+        return not self._method.has_rounds or self.rounds >= self.run.settings.rounds
 
     def ask(self) -> tuple[dict[str, Question], Params]:
         """Return the question of the next round to each site that has clients in it, and the tensors of all questions.
@@ -99,7 +100,7 @@ class Server:
                 row = self._play()
             except Pending:
                 return self._questions(), self._question_tensors()
-            self._commit(row, [])
+            self._commit(row, {})
         return {}, {}
 
     def _questions(self) -> dict[str, Question]:
@@ -121,7 +122,7 @@ class Server:
     def exchanged(self) -> tuple[tuple[Layout, ...], Layout]:
         """Return the layouts of a client's downloads and of its upload, after ``ask``."""
         assert self._place.uploaded is not None
-        sent = _pack(self._run.uploads, self._place.uploaded, self._place.uploaded)
+        sent = _pack(self.run.uploads, self._place.uploaded, self._place.uploaded)
         return tuple(parameters.outline(params) for params in self._place.downloads), parameters.outline(sent)
 
     def check(self, path: Path, question: Question, digest: str) -> Message:
@@ -157,41 +158,42 @@ class Server:
                 reader = None if result.weight is None else self._reader(message, result.client)
                 replies[result.client] = Reply(result.trained, result.diverged, result.weight or 0.0, reader)
             losses += [(math.nan if loss is None else loss, weight) for loss, weight in message.head.losses]
-        absent = [client for client in self._place.asked.tolist() if client not in replies]
-        self._place.replies, self._place.losses, self._place.absent = replies, losses, absent
+        answered = {client: client in replies for client in self._place.asked.tolist()}
+        self._place.replies, self._place.losses = replies, losses
+        self._place.absent = [client for client in answered if not answered[client]]
         row = self._play()
-        self._commit(row, absent)
+        self._commit(row, answered)
         return row
 
     def _reader(self, message: Message, client: int) -> Callable[[], Params]:
         def read() -> Params:
             assert self._place.uploaded is not None
-            return _unpack(self._run.uploads, message.tensors(f"{client}/"), self._place.uploaded)
+            return _unpack(self.run.uploads, message.tensors(f"{client}/"), self._place.uploaded)
 
         return read
 
     def _play(self) -> Row:
-        with self.progress.round(self._run):
+        with self.progress.round(self.run):
             t, state = self.rounds, self.progress.state
-            self.progress.state, row = loop.play_round(self._run, self.terms.method, self._method, state, t)
+            self.progress.state, row = loop.play_round(self.run, self.terms.method, self._method, state, t)
             self.progress.rows.append(row)
         return row
 
-    def _commit(self, row: Row, absent: list[int]) -> None:
-        if absent:
-            self.absent[self.rounds] = absent
+    def _commit(self, row: Row, answered: dict[int, bool]) -> None:
+        if answered:
+            self.attendance[self.rounds] = answered
         rows = absences.count_clients([*self.progress.before, *self.progress.rows])
         files = {
-            _STATE: [checkpoint.pack(self._run, self.progress)],
+            _STATE: [checkpoint.pack(self.run, self.progress)],
             _ROUNDS: [csv_file.encode_rounds(rows)],
-            _ABSENT: [json.dumps(self.absent).encode()],
+            _ATTENDANCE: [json.dumps(self.attendance).encode()],
         }
         _write_round(self.folder, self.rounds, files)
 
     def final(self, site: str) -> tuple[Final, Params]:
         """Return the last message to a site, and its tensors."""
         head = Final(VERSION, self.terms.federation, site, self.rounds)
-        known = server_entries(self._method, self._method.setup(self._run))
+        known = server_entries(self._method, self._method.setup(self.run))
         entries = server_entries(self._method, self.progress.state)
         return head, {name: entries[name] for name in known}
 
@@ -320,8 +322,9 @@ class Site:
     def finish(self, path: Path) -> State:
         """Return the state after all rounds, with the server's entries in the last message."""
         message = messages.read(path, Final, self.terms.federation, self.site)
-        if message.head.rounds != self.run.settings.rounds or message.head.rounds < self.rounds:
-            raise InputError(f"{path} ends after round {message.head.rounds} of {self.run.settings.rounds}")
+        rounds = self.run.settings.rounds if self._method.has_rounds else 0
+        if message.head.rounds != rounds or message.head.rounds < self.rounds:
+            raise InputError(f"{path} ends after round {message.head.rounds} of {rounds}")
         entries = server_entries(self._method, self.state)
         message.require_layout(parameters.outline(entries))
         return _replace_entries(self.state, message.tensors())

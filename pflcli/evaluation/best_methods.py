@@ -24,7 +24,7 @@ DAGGER = "†"
 RISK = 0.05
 """Significance level at which a method differs from the best one."""
 
-_BOLD = "Bold: the best score of a column."
+_BOLD = "Bold: the best score of a column; only columns that are means over clients are marked."
 _NOT_WORSE = (
     f"{DAGGER} not shown to be worse than the best score of the column (5 %, paired by client, Holm's correction). The"
     " test depends on how much clients differ, so a lower score can have this mark where a higher one has not."

@@ -38,7 +38,8 @@ def table(
     ``results`` has, for each label, the result of ``simulate``, or the path of predictions, or a sequence of these, one
     per seed. Columns are those of ``table.csv`` in a comparison of ``pfl compare``, with the same numbers. ``metric``
     are names of metrics, the first of which ranks. Raises UsageError if the baseline
-    or a metric is unknown or a label has two results of one seed, InputError without samples of the ``split``.
+    or a metric is unknown, a label has two results of one seed, or an object has no predictions, InputError without
+    samples of the ``split``.
     """
     names = catalogue.parse_names([metric] if isinstance(metric, str) else metric)
     scored, megabytes, identities = list[ScoredPredictions](), dict[str, list[float]](), dict[int, NDArray[np.str_]]()
@@ -64,7 +65,7 @@ def table(
     rows.sort(key=lambda row: summary.sort_key(row, catalogue.METRICS[names[0]]))
     heading, body = tables.list_numbers({"methods": rows})
     frame = pd.DataFrame(body, columns=heading).set_index("method")
-    return frame.astype(float, errors="ignore").replace({None: math.nan})
+    return frame.astype(float, errors="ignore").replace({None: math.nan}).astype({"seeds": int})
 
 
 def _score(
@@ -79,6 +80,10 @@ def _score(
         sent = sum(int(artifact.manifest.summary[f"bytes_{link}"]) for link in ("up", "down", "peer"))
         samples = {seed: (answers.sample, answers.offsets)}
         names = client_identity.identify_clients({seed: artifact}, samples)[seed]
+    elif not hasattr(source, "predictions"):
+        raise UsageError(
+            f"{label} is {source!r}, which has no predictions", "give a result of simulate, or the path of predictions"
+        )
     else:
         found, method, seed = source.predictions.get(split), source.method, source.seed
         if found is None:

@@ -96,11 +96,13 @@ def last_accuracies(artifact: Artifact) -> list[float]:
 def find_rounds(artifact: Artifact) -> Artifact | None:
     """Return the artifact with the rounds of a run: itself, or its backbone; None if no rounds were played.
 
-    Raises InputError if the backbone no longer exists.
+    Also None for the backbone of a real site, which does not know the rounds. Raises InputError if the backbone no
+    longer exists.
     """
     if backbone.ROUNDS in artifact.manifest.files:
         return artifact
-    return ancestor(artifact, "backbone") if artifact.manifest.summary.get("rounds") else None
+    found = ancestor(artifact, "backbone") if artifact.manifest.summary.get("rounds") else None
+    return found if found is not None and backbone.ROUNDS in found.manifest.files else None
 
 
 def read_rounds(artifact: Artifact) -> tuple[str, list[dict[str, str]]]:

@@ -20,7 +20,7 @@ from pflcli.errors import ComputationError
 from pflcli.federation.place import NOBODY, AtSite, Average, Everywhere
 from pflcli.federation.run import Run
 from pflcli.federation.uploads import Encoding
-from pflcli.laws import Law, NotApplicable, Subject, judge, require
+from pflcli.laws import Law, NotApplicable, Subject, judge, list_laws, require
 from pflcli.laws import small_federation as small
 from pflcli.methods import Method, State
 from pflcli.parameters import Params, Stacked
@@ -135,8 +135,21 @@ def find_obstacle(subject: Subject, rounds: int, upload: Sequence[str]) -> str:
 
     ``rounds`` and the ``upload`` steps are those of the run.
     """
+    code = methods.load(subject.name)
+    if not code.has_rounds:
+        return _find_obstacle_after_rounds(subject, code)
     rounds = min(max(rounds, _MIN_ROUNDS), _MAX_ROUNDS)
     law = Law("methods", partial(require_read_from_downloads, rounds=rounds, upload=tuple(upload), are_apart=True))
+    return judge(law, subject).reason
+
+
+def _find_obstacle_after_rounds(subject: Subject, code: Method) -> str:
+    """Return why clients cannot predict by themselves with a method that has no rounds; empty if they can."""
+    if code.REFERENCE or code.KIND not in ("local", "posthoc"):
+        return "it is a reference, which knows the samples of all clients"
+    if set(code.NEEDS) - {"backbone", "embeddings", "datastore"}:
+        return f"the method needs a {code.NEEDS[0]}"
+    law = next(law for law in list_laws("methods") if law.name == "clients-use-only-their-own-samples")
     return judge(law, subject).reason
 
 

@@ -191,6 +191,14 @@ InitialWeights = Annotated[
         help="Start from this state dict (.safetensors or .pt).", metavar="FILE", show_default="random weights"
     ),
 ]
+AttendanceFile = Annotated[
+    OptionalPath,
+    typer.Option(
+        help="Repeat a deployment: clients that did not answer in a round by this attendance.csv of `pfl federation"
+        " run` drop out of it.",
+        metavar="FILE",
+    ),
+]
 Target = Annotated[
     float | None,
     typer.Option(

@@ -13,6 +13,7 @@ from pflcli.options.declaration import (
     METHOD,
     RAY,
     ArtifactPath,
+    AttendanceFile,
     InitialWeights,
     OptionalArtifactPath,
     Options,
@@ -59,6 +60,7 @@ class Personalize(Options):
     _: KW_ONLY
     settings: Mapping[str, Any] | None = None
     weights: InitialWeights = None
+    attendance: AttendanceFile = None
     options: Set = None
     choices: Annotated[
         OptionalArtifactPath,

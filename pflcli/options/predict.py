@@ -50,12 +50,13 @@ class Predict(TableOptions):
     ]
     _: KW_ONLY
     client: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Use the model of the client with this name; 'none' uses the global model.",
             metavar="NAME",
+            show_default="that of a site",
         ),
-    ]
+    ] = None
     out: Annotated[
         OptionalPath,
         out_option("Write the predictions to this .csv, .jsonl or .npz file.", "FILE", show_default="print them"),

@@ -13,6 +13,7 @@ from pflcli.options.declaration import (
     METHOD,
     RAY,
     ArtifactPath,
+    AttendanceFile,
     InitialWeights,
     Options,
     Out,
@@ -50,5 +51,6 @@ class TrainGlobal(Options):
         ),
     ] = "fedavg"
     weights: InitialWeights = None
+    attendance: AttendanceFile = None
     options: Set = None
     seed: Seed = None

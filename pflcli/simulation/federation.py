@@ -35,6 +35,11 @@ class Federation(engine.Federation):
     class_names: tuple[str, ...] = ()
     sample: NDArray[np.int64] | None = None
 
+    def __repr__(self) -> str:
+        """Return a line without the arrays, which would fill a notebook."""
+        sizes = f"clients={len(self.clients)}, samples={len(self.y)}, classes={self.classes}"
+        return f"Federation({sizes}, in_shape={self.in_shape})"
+
     @property
     def client_names(self) -> list[str]:
         """The names of the clients (m,), or their numbers."""

@@ -50,6 +50,10 @@ class Predictions:
     client: NDArray[np.int64]
     parts: Mapping[str, NDArray[np.float32]]
 
+    def __repr__(self) -> str:
+        """Return a line without the arrays, which would fill a notebook."""
+        return f"Predictions(samples={len(self.y)}, classes={self.p.shape[1]}, parts={list(self.parts)})"
+
     @property
     def correct(self) -> NDArray[np.bool_]:
         """Whether each sample (n,) is predicted correctly."""
@@ -77,6 +81,11 @@ class Result:
     backbone: Result | None
     """the training of the global model, if the method needs one"""
     _method: Method
+
+    def __repr__(self) -> str:
+        """Return a line without models and samples, which would fill a notebook."""
+        done = f"clients={len(self.federation.clients)}, rounds={len(self.rounds)}, seed={self.seed}"
+        return f"Result(method={self.method!r}, {done}, accuracy={self.accuracy():.4f})"
 
     @property
     def bytes(self) -> dict[str, int]:

@@ -27,6 +27,7 @@ from pflcli.settings import Settings
 from pflcli.simulation.create_run import create_run
 from pflcli.training import hardware, run_request
 from pflcli.training import initial_weights as initial
+from pflcli.training.attendance_record import AttendanceRecord
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,7 +36,8 @@ class RunSpec:
 
     ``lineage`` contains artifacts by kind, None for kinds that are missing; a run reads its backbone, embeddings and
     datastore. Models start from the initial weights of the backbone, or from the file ``weights``; without either, at
-    random. With ``refit``, choices are those of the predictions ``earlier_run``.
+    random. With ``refit``, choices are those of the predictions ``earlier_run``. With ``attendance``, the clients that
+    it lists as absent drop out.
     """
 
     name: str
@@ -45,6 +47,7 @@ class RunSpec:
     seed: int
     lineage: Mapping[str, Artifact | None] = field(default_factory=dict)
     weights: initial.Weights | None = None
+    attendance: AttendanceRecord | None = None
     earlier_run: Artifact | None = None
 
     @classmethod
@@ -100,6 +103,8 @@ class RunSpec:
             reporter=execution.reporter,
         )
         _read_lineage(run, self.lineage)
+        if self.attendance is not None:
+            self.attendance.take_part(run, data.names)
         if self.earlier_run is not None:
             run.choices = _read_choices(self.earlier_run, self.method.choices(self.cfg))
         return run

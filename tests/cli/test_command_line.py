@@ -837,7 +837,7 @@ WRONG = {
     "data that is no number": (f"{F}/nan", 3, "fashion-mnist: x is nan in row 11, column 2"),
     "data without bounds": (f"{F}/inf", 3, "fashion-mnist: x is inf in row 0, column 0"),
     "a label out of range": (f"{F}/label", 3, "row 13 has label 10, outside 0..9"),
-    "labels that are missing": (f"{F}/lengths", 3, "differ in length: [13, 16]"),
+    "labels that are missing": (f"{F}/lengths", 3, "x has 16 rows, but y has 13"),
     "samples of two shapes": (f"{F}/shapes", 3, "fashion_mnist.npz", "(4,)", "(3,)"),
     "no samples": (f"{F}/none", 3, "fashion-mnist has no samples"),
     "data cut short": (f"{F}/half", 3, "fashion_mnist.npz cannot be read as NPZ"),

@@ -11,15 +11,25 @@ import time
 import h5py
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import load_file
 
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.open_by_path import open_one
+from pflcli.cli.console import Console
 from pflcli.commands import federate, site
+from pflcli.commands.build_datastore import build_datastore
+from pflcli.commands.evaluate import evaluate
+from pflcli.commands.extract import extract
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
+from pflcli.commands.predict import predict
+from pflcli.commands.train_global import train_global
+from pflcli.deployment import messages, opening
 from pflcli.errors import ConflictError, InputError, UnsuitedError, UsageError
 from pflcli.execution import Execution
+from pflcli.federation.privacy import guarantee
 
 ONE = Execution(threads=1)
 SITES = ("north", "south", "west")
@@ -96,11 +106,135 @@ def own_rows(file):
 def test_a_round_is_closed_without_sites_that_are_late(world, tmp_path):
     result = federate.run(world / "fed", tmp_path / "exchange", tmp_path / "server", ONE, patience=0.01)
     assert result["rounds"] == 3
-    assert {t: len(clients) for t, clients in result["absent"].items()} == {1: 2, 2: 2, 3: 2}
+    assert {t: len(clients) for t, clients in result["absent"].items()} == {"1": 2, "2": 2, "3": 2}
     again = federate.run(world / "fed", tmp_path / "exchange", tmp_path / "server", ONE)
     assert again["absent"] == result["absent"]
     with pytest.raises(ConflictError, match="messages of an earlier run"):
         federate.run(world / "fed", tmp_path / "exchange", tmp_path / "another server", ONE)
+
+
+def run_without(world, folder, absent, monkeypatch, fed=None, execution=ONE):
+    """Run the server, whose questions all sites answer but those that are ``absent`` in a round; return its result."""
+    fed = fed or world / "fed"
+    for name in SITES:
+        own = world / f"partition {name}"
+        if fed != world / "fed":
+            own = partition(world / f"data {name}", folder / f"partition {name}", like=fed, client=name).path
+        site.check(own, fed, folder / f"site {name}")
+
+    def answer(server, questions, paths, *_):
+        found = {}
+        for name, question in questions.items():
+            if name not in absent.get(question.round, ()):
+                path = site.answer(folder / f"site {name}", paths[name], None, ONE)
+                found[name] = server.check(path, question, messages.hash_file(paths[name]))
+        return found
+
+    monkeypatch.setattr(federate, "_wait", answer)
+    result = federate.run(fed, folder / "exchange", folder / "server", execution)
+    for name, final in zip(SITES, sorted(folder.glob("exchange/*/final.msg")), strict=True):
+        site.answer(folder / f"site {name}", final, None, ONE)
+    return result
+
+
+def test_a_simulation_with_the_attendance_of_a_deployment_has_its_bytes(world, tmp_path, monkeypatch):
+    asked = csv_rows(world / "simulation" / "rounds.csv")
+    assert {row["clients"] for row in asked} == {"2"}
+    everybody = run_without(world, tmp_path / "whole", {}, monkeypatch)
+    record = (tmp_path / "whole" / "server" / "attendance.csv").read_text()
+    assert everybody["absent"] == {}
+    first, third = (
+        [row["client"] for row in csv.DictReader(record.splitlines()) if row["round"] == number] for number in "13"
+    )
+    absent = {1: first[:1], 3: third}
+    assert run_without(world, tmp_path, absent, monkeypatch)["absent"] == {"1": first[:1], "3": sorted(third)}
+    file = tmp_path / "server" / "attendance.csv"
+    settings = {"model": "mlp", "rounds": 3, "participation": 0.7, "threads": 1, "seed": 0}
+    simulated = open_one(
+        personalize("ditto", world / "partition", tmp_path / "simulation", attendance=file, **settings).path
+    )
+    assert simulated.manifest.request["absent"] == {"1": first[:1], "3": sorted(third)}
+    state = load_file(tmp_path / "simulation" / "state.safetensors")
+    (last,) = tmp_path.glob("server/round-*")
+    stored = load_file(last / "state.safetensors")
+    assert state.keys() <= {name.removeprefix("state/") for name in stored}
+    for name in (name for name in state if name.startswith("global/")):
+        assert torch.equal(state[name], stored[f"state/{name}"])
+    for client, name in enumerate(SITES):
+        own = predictions.read(open_one(tmp_path / f"site {name}" / "predictions"), "test")
+        everyone = predictions.read(simulated, "test")
+        rows = slice(*everyone.offsets[client : client + 2])
+        assert own.parts["p"].tobytes() == everyone.parts["p"][rows].tobytes()
+    different = predictions.read(open_one(world / "simulation"), "test").parts["p"]
+    assert different.tobytes() != predictions.read(simulated, "test").parts["p"].tobytes()
+    # Without an absent client, the simulation is the one that was there before.
+    whole = personalize(
+        "ditto",
+        world / "partition",
+        tmp_path / "again",
+        attendance=tmp_path / "whole" / "server" / "attendance.csv",
+        **settings,
+    )
+    assert open_one(whole.path).manifest.fingerprint == open_one(world / "simulation").manifest.fingerprint
+
+
+@pytest.mark.parametrize("name", ["local", "fedavg-plus", "knn-per-plus", "knn-per"])
+def test_methods_after_the_rounds_predict_as_in_the_simulation(name, world, tmp_path, monkeypatch):
+    source, settings = world / "partition", {"model": "mlp", "rounds": 3} if name == "local" else {}
+    if name != "local":
+        source = train_global(source, tmp_path / "b", model="mlp", rounds=3, participation=0.7, threads=1).path
+    if name == "knn-per":
+        source = build_datastore(extract(source, tmp_path / "e").path, tmp_path / "d", capacity=0.8).path
+    simulated = open_one(personalize(name, source, tmp_path / "simulation", threads=1, **settings).path)
+    fed = federate.create(simulated.path, tmp_path / "fed", ONE).path
+    assert federate.describe(fed)["rounds"] == (0 if name == "local" else 3)
+    run_without(world, tmp_path, {}, monkeypatch, fed)
+    everyone = predictions.read(simulated, "test")
+    for client, place in enumerate(SITES):
+        found = open_one(tmp_path / f"site {place}", "predictions")
+        rows = slice(*everyone.offsets[client : client + 2])
+        own = predictions.read(found, "test").parts["p"]
+        assert own.shape == everyone.parts["p"][rows].shape
+        # The backbone predicts several clients in one minibatch, so that last bits may differ.
+        assert np.abs(own - everyone.parts["p"][rows]).max() <= 2e-7
+    evaluate([tmp_path / "site west"], tmp_path / "evaluation")
+    (tmp_path / "new.csv").write_text("age,dose,city\n60,1,X\n40,-1,Y\n")
+    answered = predict(tmp_path / "site west", tmp_path / "new.csv")
+    assert answered.client == "west"
+    expected = predict(simulated.path, tmp_path / "new.csv", client="west")
+    assert np.abs(answered.parts["p"] - expected.parts["p"]).max() <= 2e-7
+    with pytest.raises(UsageError, match="has 3 clients, and each has its own model"):
+        predict(simulated.path, tmp_path / "new.csv")
+
+
+def test_a_store_of_other_samples_is_refused(world, tmp_path):
+    data = import_data([world / f"{name}.csv" for name in SITES], label="outcome", out=tmp_path / "data").path
+    backbone = train_global(partition(data, tmp_path / "p").path, tmp_path / "b", model="mlp", rounds=1, threads=1).path
+    moved = partition(data, tmp_path / "moved", seed=1).path
+    store = build_datastore(extract(backbone, tmp_path / "e", partition=moved).path, tmp_path / "d").path
+    personalize("knn-per", store, tmp_path / "simulation", threads=1)
+    with pytest.raises(UnsuitedError, match="its datastore was updated, or has other samples"):
+        federate.create(tmp_path / "simulation", tmp_path / "fed", ONE)
+
+
+def test_the_server_reports_epsilon_as_the_simulation_does(world, tmp_path, monkeypatch):
+    settings = {"model": "logistic", "rounds": 2, "participation": 0.7, "dp_noise": 1.0, "dp_delta": 1e-3}
+    simulated = personalize("fedavg", world / "partition", tmp_path / "simulation", threads=1, **settings)
+    fed = federate.create(simulated.path, tmp_path / "fed", ONE).path
+    said = []
+    reporter = Console(quiet=True)
+    monkeypatch.setattr(type(reporter), "say", lambda self, text: said.append(text))
+    result = run_without(world, tmp_path, {}, monkeypatch, fed, Execution(threads=1, reporter=reporter))
+    assert result["privacy"]["epsilon"] == simulated.summary["privacy"]["epsilon"] > 1
+    assert [text for text in said if text.startswith("differential privacy")] == [
+        next(guarantee.describe_plan(opening.make_spec(open_one(fed)).settings, lambda: SITES)),
+        guarantee.describe_guarantee(result["privacy"]),
+    ]
+    assert not (tmp_path / "server" / "attendance.csv").exists()
+
+
+def csv_rows(path):
+    return list(csv.DictReader(path.read_text().splitlines()))
 
 
 def test_wrong_folders_are_refused(world, tmp_path):
@@ -124,7 +258,7 @@ def test_wrong_folders_are_refused(world, tmp_path):
 def test_methods_and_settings_that_real_sites_cannot_have_are_refused(world, tmp_path):
     for method, settings, words in (
         ("fedem", {}, "depends on the other clients"),
-        ("local", {}, "has no rounds"),
+        ("constant", {}, "knows the samples of all clients"),
         ("fedavg", {"upload": ("noise:0.1",)}, "noise of an upload step"),
         ("fedavg", {"report": "best"}, "--report best"),
     ):

@@ -10,10 +10,12 @@ import torch
 from torch import nn
 
 import worlds
-from helpers import cross_entropy_rule
+from helpers import cross_entropy_rule, set_own_products
 from pflcli import models, parameters, rng
+from pflcli.engine import linear_chain
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
+from pflcli.engine.gradients import Pass
 from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.task import Classification
 
@@ -50,12 +52,27 @@ def loss_of_parameters(model, params, batch):
     return batch.loss(model(params, batch.x))
 
 
+def pass_at_own_models(network, params, batch):
+    return [Pass(params, batch)]
+
+
 @pytest.mark.parametrize(
-    "rule", [{}, {"loss": loss_of_outputs}, {"gradient": cross_entropy_rule}, {"objective": loss_of_parameters}]
+    "rule",
+    [
+        {},
+        {"loss": loss_of_outputs},
+        {"pass_rule": pass_at_own_models},
+        {"gradient": cross_entropy_rule},
+        {"objective": loss_of_parameters},
+    ],
 )
 @pytest.mark.parametrize("mode", ["loop", "stacked"])
 @pytest.mark.parametrize("activation", [nn.ReLU, nn.Tanh])
-def test_clients_train_by_the_loss_of_their_task(mode, rule, activation):
+@pytest.mark.parametrize("compiles", [False, True])
+def test_clients_train_by_the_loss_of_their_task(mode, rule, activation, compiles, monkeypatch):
+    if compiles:
+        set_own_products(monkeypatch, True)
+        monkeypatch.setattr(linear_chain, "LARGE", 0)
     blocks = worlds.federation()
     draw = torch.Generator().manual_seed(0)
     data = Numbers(blocks.x, torch.randn(len(blocks.y), generator=draw), blocks.offsets, 0)

@@ -231,7 +231,7 @@ def replace_value(values, row, value):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda x, y, c: (x[:-1], y, c), "differ in length"),
+        (lambda x, y, c: (x[:-1], y, c), "x has .* rows, but y has"),
         (lambda x, y, c: (replace_value(x, (3, 1), np.nan), y, c), r"x is nan in row 3, column 1"),
         (lambda x, y, c: (x.astype(str), y, c), "not numbers"),
         (lambda x, y, c: (x[:, 0], y, c), "neither uint8 images"),
@@ -332,7 +332,24 @@ def test_table_of_results_equals_the_table_of_compare(artifact_lineage, tmp_path
         pd.testing.assert_frame_equal(shown[common], expected[common], check_dtype=False, rtol=1e-5, atol=1e-6)
 
 
+def test_results_and_federations_print_in_a_line(small_federation):
+    result = simulate("constant", small_federation, **SETTINGS)
+    count = len(small_federation.clients)
+    assert repr(result).startswith(f"Result(method='constant', clients={count}, rounds=0, seed=0, accuracy=0.")
+    assert repr(small_federation).startswith(f"Federation(clients={count}, samples={len(small_federation.y)}, classes=")
+    assert repr(result.predictions["test"]).startswith(f"Predictions(samples={len(result.predictions['test'].y)}, ")
+    assert all("\n" not in repr(each) for each in (result, small_federation, result.predictions["test"]))
+
+
+def test_table_counts_seeds_in_whole_numbers(small_federation):
+    results = [simulate("constant", small_federation, seed=seed, **SETTINGS) for seed in (0, 1)]
+    assert table({"constant": results}, baseline="constant")["seeds"].tolist() == [2]
+    assert "2.0" not in str(table({"constant": results}, baseline="constant")["seeds"])
+
+
 def test_table_refuses_an_unknown_baseline_and_missing_predictions(small_federation):
+    with pytest.raises(UsageError, match="ditto is 3, which has no predictions"):
+        table({"ditto": 3})
     result = simulate("constant", small_federation, **SETTINGS)
     with pytest.raises(UsageError, match="baseline 'ditto' is not among"):
         table({"constant": result}, baseline="ditto")

@@ -4,7 +4,9 @@ The request has the ``method`` with its ``options``, the training ``settings`` a
 type of a sample and the number of classes; ``train``, the training samples of each client (m,); ``split``, how clients
 split their samples; ``import``, the options of the import, if there was one; ``downloads`` and ``upload``,
 the name, type and shape of each tensor that a client downloads and uploads in a round; and a hash of
-``codebook.json``, which has the names of clients and classes, the user's columns, and scales.
+``codebook.json``, which has the names of clients and classes, the user's columns, and scales. With ``then``, these are
+the rounds of a backbone, from which clients predict by another method: its ``method``, ``options``, ``settings``,
+``seed`` and, if it needs one, the options of its ``datastore``.
 """
 
 from __future__ import annotations
@@ -35,7 +37,7 @@ def describe(manifest: Manifest) -> list[str]:
     """Return a few facts that distinguish artifacts of this kind, as text."""
     request, summary = manifest.request, manifest.summary
     return [
-        describe_name(request.get("method")),
+        describe_name(request.get("then", request).get("method")),
         describe_name(request.get("settings", {}).get("model"), "model"),
         describe_count(summary.get("clients"), "client"),
     ]

@@ -90,12 +90,10 @@ class Samples:
 
         A feature is invalid if it is not finite, and a label if it is out of range.
         """
-        arrays = (self.x, self.y, self.owner, self.coarse, self.is_test, self.is_validation, self.group)
-        lengths = {len(array) for array in arrays if array is not None}
-        if len(lengths) != 1:
-            raise InputError(
-                f"{name}: x, y, owner, coarse, is_test, is_validation and group differ in length: {sorted(lengths)}"
-            )
+        for key in ("y", "owner", "coarse", "is_test", "is_validation", "group"):
+            array = getattr(self, key)
+            if array is not None and len(array) != len(self.x):
+                raise InputError(f"{name}: x has {len(self.x)} rows, but {key} has {len(array)}")
         if self.names and len(self.names) != self.classes:
             raise InputError(f"{name} has {self.classes} classes, but {len(self.names)} names")
         self._check_kind(name)

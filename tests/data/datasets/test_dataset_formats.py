@@ -227,7 +227,7 @@ def test_check_accepts_samples_of_every_type(x):
 
 def test_check_refuses_invalid_superclasses_and_order():
     x, y = np.zeros((3, 4)), np.zeros(3, np.int64)
-    with pytest.raises(InputError, match="differ in length"):
+    with pytest.raises(InputError, match="x has 3 rows, but coarse has 2"):
         Samples(x, y, 1, coarse=y[:2]).check("mine")
     with pytest.raises(InputError, match="row 1 has superclass -1"):
         Samples(x, y, 1, coarse=np.asarray([0, -1, 0])).check("mine")

@@ -108,8 +108,8 @@ def test_damaged_npz_files_are_refused(tmp_path):
 
 
 BAD = {
-    "lengths": (Samples(np.zeros((3, 2)), np.zeros(2, int), 1), "differ in length"),
-    "coarse": (Samples(np.zeros((2, 2)), np.zeros(2, int), 1, coarse=np.zeros(3, int)), "differ in length"),
+    "lengths": (Samples(np.zeros((3, 2)), np.zeros(2, int), 1), "x has 3 rows, but y has 2"),
+    "coarse": (Samples(np.zeros((2, 2)), np.zeros(2, int), 1, coarse=np.zeros(3, int)), "but coarse has 3"),
     "nothing": (Samples(np.zeros((0, 2)), np.zeros(0, int), 1), "no samples"),
     "nan": (Samples(np.asarray([[0.0, 1.0], [2.0, np.nan]]), np.zeros(2, int), 1), "nan in row 1, column 1"),
     "infinity": (Samples(np.asarray([[np.inf, 1.0]]), np.zeros(1, int), 1), "inf in row 0, column 0"),

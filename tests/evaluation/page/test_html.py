@@ -110,7 +110,7 @@ def test_page_marks_the_same_best_scores_as_latex(page_text, hostile):
     )
     assert {unescape(label) for label, best, _ in cells if best} == found.best
     assert {unescape(label) for label, _, cell in cells if best_methods.DAGGER in cell} == found.not_worse
-    assert "Bold: the best score of a column." in page_text
+    assert "Bold: the best score of a column;" in page_text
 
 
 def test_every_scrolling_table_has_a_hint(page_text):
