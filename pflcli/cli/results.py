@@ -43,20 +43,12 @@ class ImportCommand(Command):
 def show_scores(
     outcome: Outcome, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
 ) -> None:
-    """Print the table of an evaluation or a comparison."""
+    """Print the table of an evaluation, a comparison or an audit."""
     from pflcli.artifacts.reader import open_artifact
 
     if not quiet and not execution.dry_run:
-        console.scores(open_artifact(outcome.path), to_stderr=True)
-    console.result(outcome, as_json=as_json)
-
-
-def show_audit(outcome: Outcome, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool) -> None:
-    """Print the table of an audit."""
-    from pflcli.artifacts.reader import open_artifact
-
-    if not quiet and not execution.dry_run:
-        console.attacks(open_artifact(outcome.path), to_stderr=True)
+        print_table = console.attacks if outcome.kind == "audit" else console.scores
+        print_table(open_artifact(outcome.path), to_stderr=True)
     console.result(outcome, as_json=as_json)
 
 
