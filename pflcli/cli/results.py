@@ -43,20 +43,12 @@ class ImportCommand(Command):
 def show_scores(
     outcome: Outcome, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
 ) -> None:
-    """Print the table of an evaluation or a comparison."""
+    """Print the table of an evaluation, a comparison or an audit."""
     from pflcli.artifacts.reader import open_artifact
 
     if not quiet and not execution.dry_run:
-        console.scores(open_artifact(outcome.path), to_stderr=True)
-    console.result(outcome, as_json=as_json)
-
-
-def show_audit(outcome: Outcome, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool) -> None:
-    """Print the table of an audit."""
-    from pflcli.artifacts.reader import open_artifact
-
-    if not quiet and not execution.dry_run:
-        console.attacks(open_artifact(outcome.path), to_stderr=True)
+        print_table = console.attacks if outcome.kind == "audit" else console.scores
+        print_table(open_artifact(outcome.path), to_stderr=True)
     console.result(outcome, as_json=as_json)
 
 
@@ -183,29 +175,6 @@ def show_comparison(
     show_outcome(outcome, asked, execution, as_json=as_json, quiet=quiet)
 
 
-def run_comparison(
-    compare: Callable[..., Outcome], arguments: dict[str, Any], context: typer.Context, *, as_json: bool
-) -> Outcome:
-    """Run ``compare``; with ``--plan``, print a script instead.
-
-    If a method fails, the table of the others is shown before the error.
-    """
-    from pflcli.commands.compare import IncompleteError
-
-    execution, plan = arguments["execution"], arguments.pop("plan")
-    if plan is not None:
-        arguments["execution"] = _planning(execution, context)
-    try:
-        outcome = compare(**arguments)
-    except IncompleteError as error:
-        _show(error.outcome, dry_run=execution.dry_run, quiet=context.params["quiet"])
-        console.result(error.outcome, as_json=as_json)
-        raise
-    if plan is not None:
-        _print_script(plan, arguments["sources"], outcome, context)
-    return outcome
-
-
 def show_verdicts(
     outcome: Outcome, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
 ) -> None:
@@ -214,12 +183,12 @@ def show_verdicts(
     show_outcome(outcome, asked, execution, as_json=as_json, quiet=quiet)
 
 
-def run_verification(
-    verify: Callable[..., Outcome], arguments: dict[str, Any], context: typer.Context, *, as_json: bool
+def run_comparison(
+    function: Callable[..., Outcome], arguments: dict[str, Any], context: typer.Context, *, as_json: bool
 ) -> Outcome:
-    """Run ``verify``; with ``--plan``, print a script instead.
+    """Run ``compare`` or ``verify``; with ``--plan``, print a script instead.
 
-    If a run fails, the verdicts are shown before the error.
+    If a run fails, the table or the verdicts of the others are shown before the error.
     """
     from pflcli.commands.compare import IncompleteError
 
@@ -227,13 +196,14 @@ def run_verification(
     if plan is not None:
         arguments["execution"] = _planning(execution, context)
     try:
-        outcome = verify(**arguments)
+        outcome = function(**arguments)
     except IncompleteError as error:
-        _show_verdicts(error.outcome, dry_run=execution.dry_run, quiet=context.params["quiet"])
+        show = _show if error.outcome.kind == "comparison" else _show_verdicts
+        show(error.outcome, dry_run=execution.dry_run, quiet=context.params["quiet"])
         console.result(error.outcome, as_json=as_json)
         raise
     if plan is not None:
-        _print_script(plan, [], outcome, context)
+        _print_script(plan, arguments.get("sources", []), outcome, context)
     return outcome
 
 

@@ -57,7 +57,7 @@ def _draw(client: int, seed: int = 1) -> np.random.Generator:
 
 
 def _updates() -> tuple[Stacked, Stacked]:
-    """Return many trained models (64, ...), whose weights are changed alone, and the model they began with."""
+    """Return many trained models (64, ...), whose integers are unchanged, and the model they began with."""
     return _models(_CLIENTS, 40, 25, counted=0)
 
 

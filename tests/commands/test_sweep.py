@@ -154,7 +154,7 @@ def test_sweep_scores_unseen_clients_separately(tmp_path):
         ({"sigma": "0"}, None, "sigma=0"),
         ({"weight": "nan"}, None, "weight=nan"),
         ({"weight": ","}, None, "weight is empty"),
-        ({}, "capacty", "not an axis"),
+        ({}, "capacty", "unknown --plot 'capacty'"),
     ],
 )
 def test_sweep_refuses_invalid_grids(small, tmp_path, grid, plot, words):
