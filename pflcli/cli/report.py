@@ -16,9 +16,10 @@ def command(
     sources: Annotated[
         list[Path],
         typer.Argument(
-            help="Report these comparisons, evaluations, audits and verdicts; at least one comparison or evaluation.",
+            help="Report these comparisons, evaluations, federations, audits and verdicts; at least one of the first"
+            " three.",
             metavar="COMPARISON...",
-            autocompletion=completion.artifacts("comparison", "evaluation", "audit", "verdicts"),
+            autocompletion=completion.artifacts("comparison", "evaluation", "federation", "audit", "verdicts"),
         ),
     ],
     out: Annotated[
@@ -44,6 +45,7 @@ def command(
     Examples:
         pfl report runs/c/comparison -o report.html
         pfl report runs/evaluation runs/c/comparison -o both.html
+        pfl report fed -o sites.html
     """
     from pflcli.commands.report import report
 

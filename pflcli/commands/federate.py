@@ -11,6 +11,7 @@ from typing import Any
 
 from pflcli import config, methods
 from pflcli.artifacts import codebook, locks, plain_output
+from pflcli.artifacts.kinds import federation as federations
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec, Manifest, digest
@@ -268,18 +269,12 @@ def _wait(
 def describe(source: Path | str) -> dict[str, Any]:
     """Return what a federation agrees on; raises InputError if the code of its method is another one here."""
     federation = open_one(source, "federation")
-    terms = opening.read_terms(federation)
-    request = federation.manifest.request
-    assert terms.upload is not None
-    down = sum(messages.size(layout) for layout in terms.downloads)
-    spec, last = opening.make_spec(federation), request.get("then", request)
+    opening.read_terms(federation)
+    request, facts = federation.manifest.request, federations.read_exchange(federation)
     return {
-        "method": last["method"],
-        "paper": methods.load(last["method"]).PAPER,
-        **({"rounds_of": spec.name} if last is not request else {}),
-        "rounds": opening.count_rounds(spec),
-        "clients": dict(zip(terms.sites, request["train"], strict=True)),
-        "bytes_down": down,
-        "bytes_up": messages.size(terms.upload),
+        "method": facts["method"],
+        "paper": methods.load(facts["method"]).PAPER,
+        **({"rounds_of": request["method"]} if "then" in request else {}),
+        **{key: facts[key] for key in ("rounds", "clients", "bytes_down", "bytes_up")},
         "fingerprint": federation.manifest.fingerprint,
     }

@@ -207,7 +207,10 @@ class Conversion:
         later = self.standardize_by and not (book.mean or book.scales)
         hints = [f"standardized by `pfl partition`, {STANDARDIZE[self.standardize_by]}"] if later else []
         hints += [earlier.hint()] if earlier and earlier.hint() else []
-        _report(summary, [*clean.remarks, *hints], execution)
+        partition = "pfl partition --scheme dirichlet --clients 100"
+        if earlier is not None and earlier.is_federation:
+            partition = f"pfl partition --like {earlier.name} --client NAME"
+        _report(summary, [*clean.remarks, *hints], partition, execution)
         return dataset, book, summary
 
 
@@ -240,9 +243,10 @@ def summarize(dataset: datasets.Dataset, dropped: int) -> dict[str, Any]:
 MAX_LISTED = 12
 
 
-def _report(summary: dict[str, Any], remarks: Sequence[str], execution: Execution) -> None:
+def _report(summary: dict[str, Any], remarks: Sequence[str], partition: str, execution: Execution) -> None:
+    """Report what was imported, with the command ``partition`` that assigns samples to clients."""
     say = execution.reporter.say
-    clients = "no clients yet (pfl partition --scheme dirichlet --clients 100)"
+    clients = f"no clients yet ({partition})"
     if summary["clients"] is not None:
         clients = (
             f"{counted(summary['clients'], 'client')} with "

@@ -1,4 +1,4 @@
-"""``pfl report``: write one self-contained page about one or several comparisons."""
+"""``pfl report``: write one self-contained page about comparisons, and about federations of real sites."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from pflcli.reporter import SILENT, Reporter
 
 @dataclass(frozen=True)
 class Page:
-    """The written page, the folder with its data, and the conclusion of each comparison in a sentence."""
+    """The written page, the folder with its data, and a sentence about each comparison and each federation."""
 
     path: Path
     data: Path
@@ -30,23 +30,24 @@ def report(
 ) -> Page:
     """Write the page ``out`` about comparisons or evaluations, and its numbers into the folder ``NAME_data`` beside it.
 
-    ``sources`` is one path, or several; audits and verdicts among them get sections at the end. A page that
-    ``pfl report`` wrote earlier is replaced; another file is replaced only with ``force``. Raises UsageError without a
-    comparison or for an ``out`` that is not the name of a page, InputError for damaged artifacts, ConflictError if
-    another file exists.
+    ``sources`` is one path, or several; audits, verdicts and federations among them get sections at the end. A page
+    that ``pfl report`` wrote earlier is replaced; another file is replaced only with ``force``. Raises UsageError for
+    audits and verdicts alone or for an ``out`` that is not the name of a page, InputError for damaged artifacts,
+    ConflictError if another file exists.
     """
     out = Path(out)
     if not sources:
         raise UsageError("nothing to report", "pfl report COMPARISON... -o report.html")
     given = [sources] if isinstance(sources, Path | str) else sources
-    opened = [open_one(source, *KINDS, "audit", "verdicts") for source in given]
+    opened = [open_one(source, *KINDS, "audit", "verdicts", "federation") for source in given]
     paths = [artifact.path.resolve() for artifact in opened]
     if len({*paths}) < len(paths):
         raise UsageError("the same artifact is given twice")
     artifacts = [artifact for artifact in opened if artifact.kind in KINDS]
     shown_audits = [html.Audit(artifact) for artifact in opened if artifact.kind == "audit"]
     judged = [html.Judged(artifact) for artifact in opened if artifact.kind == "verdicts"]
-    if not artifacts:
+    agreed = [html.Agreed(artifact) for artifact in opened if artifact.kind == "federation"]
+    if not artifacts and not agreed:
         raise UsageError(
             "a report needs a comparison or an evaluation, not only audits and verdicts",
             "pfl report COMPARISON AUDIT... -o report.html",
@@ -67,6 +68,8 @@ def report(
 
         stills = [[render_still(chart) for chart in drawn] for drawn in charts]
     sections = [html.Section(*parts) for parts in zip(comparisons, charts, stills, lineages, behind, strict=True)]
-    page = html.render_page(sections, shown_audits, judged, vega.bundle_javascript(), page_files.data_folder(out).name)
-    page_files.write(out, page, page_files.build_files(sections, shown_audits, judged))
-    return Page(out, page_files.data_folder(out), [section.comparison.answer[0] for section in sections])
+    parts = sections, shown_audits, judged, agreed
+    page = html.render_page(*parts, vega.bundle_javascript(), page_files.data_folder(out).name)
+    page_files.write(out, page, page_files.build_files(*parts))
+    answers = [*(section.comparison.answer[0] for section in sections), *(item.answer for item in agreed)]
+    return Page(out, page_files.data_folder(out), answers)

@@ -177,8 +177,8 @@ def read_kind(path: Path) -> str:
     """Return which message a file is, without checking it; raises InputError if it is none."""
     with foreign.reading(path, "a message of pfl"), path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
-        if length > _MAX_HEAD:
-            raise InputError(f"{path} is not a message of pfl")
+        if not 0 < length <= min(path.stat().st_size - 8, _MAX_HEAD):
+            raise InputError(f"{path} is truncated, or not a message of pfl")
         return str(json.loads(json.loads(file.read(length))["__metadata__"][_KEY])["kind"])
 
 

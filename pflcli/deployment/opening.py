@@ -56,11 +56,6 @@ def _read_layout(written: list[list[object]]) -> Layout:
     return {str(name): (getattr(torch, str(dtype)), tuple(shape)) for name, dtype, shape in written}  # type: ignore[arg-type]
 
 
-def count_rounds(spec: RunSpec) -> int:
-    """Return the number of rounds of a run: none if its method has no rounds."""
-    return spec.settings.rounds if spec.method.has_rounds else 0
-
-
 def make_spec(federation: Artifact) -> RunSpec:
     """Return what determines the rounds of a federation, except for samples."""
     request = federation.manifest.request

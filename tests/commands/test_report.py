@@ -8,11 +8,14 @@ import json
 import shutil
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from helpers import error_text
 from pflcli.artifacts import plain_output
+from pflcli.artifacts.open_by_path import open_one
 from pflcli.commands.audit import audit
+from pflcli.commands.federate import describe
 from pflcli.commands.report import report
 from pflcli.errors import ConflictError, InputError, UsageError
 
@@ -63,6 +66,28 @@ def test_report_shows_artifacts_of_old_schema_versions(at, tmp_path):
     text = page.path.read_text()
     assert text.count('class="comparison"') == 2
     assert text.count("<p>best accuracy: ") == 2
+
+
+def test_report_says_what_leaves_the_sites_of_a_federation(small, tmp_path):
+    federation = GOLDEN / "schema-1" / "federation"
+    agreed = describe(federation)
+    page = report(federation, tmp_path / "report.html")
+    (answer,) = page.answers
+    assert f"{agreed['method']} runs among {len(agreed['clients'])} sites in {agreed['rounds']} round" in answer
+    assert f"receives {agreed['bytes_down']:,} bytes and sends {agreed['bytes_up']:,}:" in answer
+    text = page.path.read_text()
+    assert text.count("<section") == 1
+    for name, count in agreed["clients"].items():
+        assert f"<tr><td>{name}</td><td>{count}</td></tr>" in text
+    uploads = open_one(federation).manifest.request["upload"]
+    assert agreed["bytes_up"] == sum(int(np.prod(shape)) * np.dtype(kind).itemsize for _, kind, shape in uploads)
+    assert all(f"<td>{name}</td><td>{kind}</td>" in text for name, kind, _ in uploads)
+    (stored,) = json.loads((page.data / "report.json").read_text())["federations"]
+    assert stored["clients"] == agreed["clients"]
+    both = report([federation, small.ev], tmp_path / "both.html")
+    *_, last = both.path.read_text().split("<section")
+    assert last.startswith(' id="sites"')
+    assert both.answers[1:] == [answer]
 
 
 def test_report_replaces_its_own_page_and_removes_leftover_files(small, tmp_path):

@@ -166,6 +166,11 @@ def test_other_files_are_refused(content, tmp_path):
     for path in (tmp_path / "m", tmp_path, tmp_path / "missing"):
         with pytest.raises(InputError):
             messages.read(path, Answer, "hash", "a")
+        with pytest.raises(InputError, match=r"truncated|cannot be read|does not exist|a folder"):
+            messages.read_kind(path)
+    if len(content) < 8:
+        with pytest.raises(InputError, match="is truncated, or not a message of pfl"):
+            messages.read_kind(tmp_path / "m")
 
 
 def test_a_name_that_stands_twice_is_refused(asked):

@@ -269,6 +269,11 @@ def test_methods_and_settings_that_real_sites_cannot_have_are_refused(world, tmp
     assert not (tmp_path / "fed").exists()
 
 
+def test_the_import_of_a_site_names_the_partition_that_follows(world, tmp_path, capsys):
+    import_data(world / "north.csv", like=world / "fed", out=tmp_path / "data", reporter=Console())
+    assert f"(pfl partition --like {world / 'fed'} --client NAME)" in capsys.readouterr().err
+
+
 def test_a_site_takes_its_split_from_the_federation(world):
     for words, options in (
         ("have no effect|has no effect", {"like": world / "fed", "client": "north", "fractions": (0.5, 0.2, 0.3)}),

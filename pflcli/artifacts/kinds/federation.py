@@ -11,10 +11,15 @@ the rounds of a backbone, from which clients predict by another method: its ``me
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+from typing import Any
+
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import describe_count, describe_name
 from pflcli.artifacts.manifest import Manifest, digest
 from pflcli.artifacts.reader import Artifact
+from pflcli.artifacts.safetensors_file import TYPES
 from pflcli.errors import InputError
 
 SCHEMA = 1
@@ -24,6 +29,28 @@ MADE_BY = "pfl federation create PREDICTIONS -o DIR"
 def client_names(artifact: Artifact) -> list[str]:
     """Return the names of the clients (m,)."""
     return codebook.read(artifact).client_names(len(artifact.manifest.request["train"]))
+
+
+def read_exchange(artifact: Artifact) -> dict[str, Any]:
+    """Return what sites have agreed on, as a report needs it.
+
+    ``method`` and its ``rounds``; ``clients``, the training samples by name; ``uploads``, the name, type and shape of
+    each tensor that leaves a site in a round; and ``bytes_up`` and ``bytes_down`` of a client in a round.
+    """
+    request = artifact.manifest.request
+    uploads, downloads = request.get("upload", []), request.get("downloads", [])
+    return {
+        "method": request.get("then", request)["method"],
+        "rounds": request["settings"]["rounds"] if uploads else 0,
+        "clients": dict(zip(client_names(artifact), request["train"], strict=True)),
+        "uploads": [{"tensor": name, "type": kind, "shape": shape} for name, kind, shape in uploads],
+        "bytes_up": _count_bytes(uploads),
+        "bytes_down": sum(map(_count_bytes, downloads)),
+    }
+
+
+def _count_bytes(layout: Sequence[Sequence[Any]]) -> int:
+    return sum(math.prod(shape) * TYPES[kind][1] for _, kind, shape in layout)
 
 
 def check(artifact: Artifact) -> None:

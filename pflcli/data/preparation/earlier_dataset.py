@@ -19,11 +19,12 @@ from pflcli.errors import GoneError, InputError
 
 @dataclass(frozen=True)
 class Earlier:
-    """An earlier dataset: its codebook, and the ``request`` of its import, empty if that artifact is gone."""
+    """An earlier dataset or a federation: its codebook, and the ``request`` of its import, empty if that is unknown."""
 
     name: str
     book: Codebook
     request: Mapping[str, Any] = field(default_factory=dict)
+    is_federation: bool = False
 
     @property
     def like(self) -> Like:
@@ -85,7 +86,7 @@ def read_earlier(path: Path | str) -> Earlier:
             "--like takes an imported dataset, its partition, or a federation",
         )
     if artifact.kind == "federation":
-        return Earlier(str(path), book, artifact.manifest.request["import"])
+        return Earlier(str(path), book, artifact.manifest.request["import"], is_federation=True)
     try:
         dataset = ancestor(artifact, "dataset")
     except GoneError:

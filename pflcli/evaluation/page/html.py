@@ -1,4 +1,4 @@
-"""Render the page as HTML: answers, tables, charts, audits and verdicts. All text from data is escaped here."""
+"""Render the page as HTML: answers, tables, charts, audits, verdicts, sites. All text from data is escaped here."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from pflcli import __version__, registry
-from pflcli.artifacts.kinds import audit, verdicts
+from pflcli.artifacts.kinds import audit, federation, verdicts
 from pflcli.artifacts.reader import Artifact
 from pflcli.errors import PflError
 from pflcli.evaluation import best_methods
@@ -45,6 +45,7 @@ _MAX_OPEN_ARTIFACTS = 12
 """The list of artifacts is collapsed if it is longer."""
 _AUDITS_ID, _AUDITS_TITLE = "audits", "What an attacker learns"
 _VERDICTS_ID, _VERDICTS_TITLE = "verdicts", "Which claims are confirmed"
+_SITES_ID, _SITES_TITLE = "sites", "What leaves the sites"
 _AUDIT_CAPTION = (
     "Left, over all clients: the share of training samples that an attack recognizes (true positives) against the "
     "share of other samples that it mistakes for training samples (false positives); the dashed line is a guess. "
@@ -114,10 +115,41 @@ class Judged:
         return self.artifact.path.resolve().parent.name
 
 
+@dataclass(frozen=True)
+class Agreed:
+    """A federation of real sites."""
+
+    artifact: Artifact
+
+    @cached_property
+    def facts(self) -> Mapping[str, Any]:
+        """What the sites have agreed on."""
+        return federation.read_exchange(self.artifact)
+
+    @property
+    def title(self) -> str:
+        """The name of the federation's folder."""
+        return self.artifact.path.resolve().name
+
+    @property
+    def answer(self) -> str:
+        """What a site sends, in a sentence."""
+        facts = self.facts
+        if not facts["rounds"]:
+            return f"{facts['method']} sends nothing: {counted(len(facts['clients']), 'site')} train alone."
+        return (
+            f"{facts['method']} runs among {counted(len(facts['clients']), 'site')} in"
+            f" {counted(facts['rounds'], 'round')}. In a round, a site receives {facts['bytes_down']:,} bytes and sends"
+            f" {facts['bytes_up']:,}: an update of the model, with its weight, training losses, and whether training"
+            " diverged. No sample leaves a site."
+        )
+
+
 def render_page(
     sections: Sequence[Section],
     shown_audits: Sequence[Audit],
     judged: Sequence[Judged],
+    agreed: Sequence[Agreed],
     javascript: str,
     data_folder: str,
 ) -> str:
@@ -127,13 +159,15 @@ def render_page(
     several = len(sections) > 1
     titles = [section.title if several else section.dataset for section in sections]
     body = "".join(_render_section(section, number, several) for number, section in enumerate(sections))
-    body += _render_audits(shown_audits) + _render_verdicts(judged)
+    body += _render_audits(shown_audits) + _render_verdicts(judged) + _render_sites(agreed)
     parts = {f"c{number}": title for number, title in enumerate(titles)}
     if shown_audits:
         parts[_AUDITS_ID] = _AUDITS_TITLE
     if judged:
         parts[_VERDICTS_ID] = _VERDICTS_TITLE
-    title = f"Personalization compared: {', '.join(titles)}"
+    if agreed:
+        parts[_SITES_ID] = _SITES_TITLE
+    title = f"Personalization compared: {', '.join(titles)}" if titles else "Personalization among real sites"
     return (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
         f'{GENERATOR} {escape(__version__)}">\n'
@@ -404,6 +438,22 @@ def _render_verdicts(judged: Sequence[Judged]) -> str:
         table = verdict_tables.build_table(item.claims)
         body += f"<h3>{escape(item.title)}</h3>\n{_render_plain_table(table.heading, table.rows, item.title)}\n"
     return f'<section id="{_VERDICTS_ID}"><h2>{_VERDICTS_TITLE}</h2>\n{body}</section>\n'
+
+
+def _render_sites(agreed: Sequence[Agreed]) -> str:
+    """Return the section on federations of real sites: what leaves each, and its samples; empty without any."""
+    body = ""
+    for item in agreed:
+        tensors = [
+            (each["tensor"], each["type"], "x".join(map(str, each["shape"])) or "number")
+            for each in item.facts["uploads"]
+        ]
+        samples = [(name, f"{count:,}") for name, count in item.facts["clients"].items()]
+        body += f'<h3>{escape(item.title)}</h3>\n<div class="answer"><p>{escape(item.answer)}</p></div>\n'
+        if tensors:
+            body += _render_plain_table(["tensor", "type", "shape"], tensors, f"What leaves a site of {item.title}")
+        body += _render_plain_table(["site", "training samples"], samples, f"Sites of {item.title}") + "\n"
+    return f'<section id="{_SITES_ID}"><h2>{_SITES_TITLE}</h2>\n{body}</section>\n' if body else ""
 
 
 def _render_plain_table(heading: Iterable[str], rows: Iterable[Iterable[str]], label: str) -> str:

@@ -15,7 +15,7 @@ from pflcli.artifacts.kinds import audit, verdicts
 from pflcli.errors import ConflictError, InputError, UsageError
 from pflcli.evaluation import coverage
 from pflcli.evaluation.page import html
-from pflcli.evaluation.page.html import Audit, Judged, Section
+from pflcli.evaluation.page.html import Agreed, Audit, Judged, Section
 from pflcli.evaluation.page.lineage import list_commands
 from pflcli.evaluation.presentation import audits, tables
 from pflcli.evaluation.scoring import replace_nonfinite
@@ -99,13 +99,13 @@ def _read_beginning(path: Path) -> str:
 
 
 def build_files(
-    sections: Sequence[Section], shown_audits: Sequence[Audit], judged: Sequence[Judged]
+    sections: Sequence[Section], shown_audits: Sequence[Audit], judged: Sequence[Judged], agreed: Sequence[Agreed]
 ) -> dict[str, bytes]:
     """Return the files by name: ``report.json``, and CSV files of each comparison, audit and file of claims.
 
     Comparison N has ``N-methods.csv``, ``N-clients.csv`` and ``N-rounds.csv``, and with prediction sets also
     ``N-sets.csv`` and ``N-sets_clients.csv``. Audit N has ``audit-N-table.csv`` and ``audit-N-clients.csv``, verdicts N
-    have ``verdicts-N-table.csv`` and ``verdicts-N-settings.csv``.
+    have ``verdicts-N-table.csv`` and ``verdicts-N-settings.csv``. Federation N has ``federation-N-sites.csv``.
     """
     content: dict[str, bytes] = {}
     for number, section in enumerate(sections, 1):
@@ -123,6 +123,9 @@ def build_files(
     for number, claims in enumerate(judged, 1):
         files = (verdicts.TABLE, verdicts.SETTINGS)
         content |= {f"verdicts-{number}-{name}": claims.artifact.read(name) for name in files}
+    for number, federation in enumerate(agreed, 1):
+        rows = [[*pair] for pair in federation.facts["clients"].items()]
+        content[f"federation-{number}-sites.csv"] = csv_file.encode(["site", "training_samples"], rows)
     content = {name: csv_file.escape_formulas(text) for name, text in content.items()}  # all files so far are CSV
     index = {
         "generator": f"pfl report {__version__}",
@@ -133,6 +136,7 @@ def build_files(
             for item in shown_audits
         ],
         **({"claims": [dict(item.claims) for item in judged]} if judged else {}),
+        **({"federations": [{"title": item.title, **item.facts} for item in agreed]} if agreed else {}),
     }
     content[_INDEX] = (json.dumps(replace_nonfinite(index), indent=1, allow_nan=False) + "\n").encode()
     return content

@@ -1,0 +1,67 @@
+#!/usr/bin/env bash
+# The four hospitals of four_hospitals.sh again, with Flower between them in place of a shared folder: TLS, and a key
+# for each site.
+#
+#   bash examples/deploy/flower.sh [DIR]      DIR is the folder of four_hospitals.sh (default runs/four-hospitals)
+#
+# Flower gets an environment of its own, in DIR/flower/environment, or that of $FLOWER_ENVIRONMENT: its version of typer
+# is not that of pfl.
+set -euo pipefail
+
+home=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+command -v pfl > /dev/null || PATH="$home/.venv/bin:$PATH"
+runs=$(cd "${1:-runs/four-hospitals}" && pwd)
+at=$runs/flower
+pfl=$(command -v pfl)
+hospitals="cleveland hungary switzerland long-beach"
+environment=${FLOWER_ENVIRONMENT:-$at/environment}
+[ -x "$environment/bin/flwr" ] || { python3 -m venv "$environment" && "$environment/bin/pip" install -q flwr==1.42.0; }
+export OMP_NUM_THREADS=1 FLWR_HOME=$at/home FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1
+PATH=$environment/bin:$PATH
+
+for hospital in $hospitals; do
+  "$pfl" site check "$runs/$hospital/partition" "$runs/fed" -o "$at/sites/$hospital" -q > /dev/null
+done
+
+# Certificates of the server, by an authority of our own, and a key for each site, which stays there.
+mkdir -p "$at/keys" "$FLWR_HOME"
+cd "$at/keys"
+openssl req -x509 -newkey rsa:2048 -nodes -days 30 -subj "/CN=pilot CA" -keyout ca.key -out ca.crt 2> /dev/null
+openssl req -newkey rsa:2048 -nodes -subj "/CN=superlink" -keyout server.key -out server.csr 2> /dev/null
+printf 'subjectAltName=DNS:localhost,IP:127.0.0.1\n' > names.ext # without it, every site refuses the certificate
+openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 30 -extfile names.ext -out server.crt 2> /dev/null
+for hospital in $hospitals; do ssh-keygen -q -t ecdsa -b 384 -N "" -f "$hospital"; done
+printf '[superlink]\ndefault = "pilot"\n\n[superlink.pilot]\naddress = "127.0.0.1:18000"\nroot-certificates = "%s"\n' \
+  "$at/keys/ca.crt" > "$FLWR_HOME/config.toml"
+
+# The coordinator: the server of pfl, and Flower's SuperLink.
+started=()
+trap 'kill "${started[@]}" 2> /dev/null || true' EXIT
+"$pfl" federation run "$runs/fed" --at "$at/exchange" -o "$at/server" --threads 1 > /dev/null &
+server=$!
+started+=($server)
+flower-superlink --host 127.0.0.1 --port 18000 --ssl-ca-certfile ca.crt --ssl-certfile server.crt --ssl-keyfile server.key \
+  --enable-supernode-auth --disable-runtime-dependency-installation --database "$at/state.db" > "$at/superlink.log" 2>&1 &
+started+=($!)
+for _ in $(seq 120); do (exec 3<> /dev/tcp/127.0.0.1/18000) 2> /dev/null && break || sleep 0.5; done
+
+# At each hospital: a SuperNode, which dials out. Its configuration names what the site's own command may touch.
+port=19094
+for hospital in $hospitals; do
+  flwr supernode register "$hospital.pub" pilot > /dev/null
+  flower-supernode --superlink 127.0.0.1:18000 --root-certificates ca.crt --auth-supernode-private-key "$hospital" \
+    --port $port --node-config "site=\"$hospital\" folder=\"$at/sites/$hospital\" pfl=\"$pfl\"" > "$at/$hospital.log" 2>&1 &
+  started+=($!)
+  port=$((port + 1)) # each node of one machine needs another
+done
+
+flwr run "$home/examples/deploy/flower" pilot --stream -c "exchange=\"$at/exchange\" sites=4" > "$at/run.log" 2>&1 &
+started+=($!)
+wait $server
+until [ "$(ls -d "$at"/sites/*/predictions 2> /dev/null | wc -l)" = 4 ]; do sleep 1; done
+for hospital in $hospitals; do
+  for file in predictions.h5 state.safetensors; do
+    cmp "$runs/$hospital/site/predictions/$file" "$at/sites/$hospital/predictions/$file"
+  done
+done
+echo "the models and predictions of all hospitals have the bytes of the exchange by a folder"

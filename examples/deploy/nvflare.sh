@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# The four hospitals of four_hospitals.sh again, with NVFlare between them in place of a shared folder.
+#
+#   bash examples/deploy/nvflare.sh [DIR]     DIR is the folder of four_hospitals.sh (default runs/four-hospitals)
+#
+# NVFlare gets an environment of its own, in DIR/nvflare/environment, or that of $NVFLARE_ENVIRONMENT.
+set -euo pipefail
+
+home=$(cd "$(dirname "${BASH_SOURCE[0]}")/../.." && pwd)
+command -v pfl > /dev/null || PATH="$home/.venv/bin:$PATH"
+runs=$(cd "${1:-runs/four-hospitals}" && pwd)
+at=$runs/nvflare
+hospitals="cleveland hungary switzerland long-beach"
+environment=${NVFLARE_ENVIRONMENT:-$at/environment}
+[ -x "$environment/bin/nvflare" ] || { python3 -m venv "$environment" && "$environment/bin/pip" install -q nvflare==2.9.0; }
+export OMP_NUM_THREADS=1
+
+for hospital in $hospitals; do
+  pfl site check "$runs/$hospital/partition" "$runs/fed" -o "$at/sites/$hospital" -q > /dev/null
+done
+
+# The coordinator: the server of pfl, and that of NVFlare. A site sets PFL and PFL_SITE where its client is started.
+pfl federation run "$runs/fed" --at "$at/exchange" -o "$at/server" --threads 1 > /dev/null &
+server=$!
+trap 'kill $server 2> /dev/null || true' EXIT
+export PFL_EXCHANGE=$at/exchange PFL=$(command -v pfl) PFL_SITE=$at/sites/{site} NVFLARE_POC_WORKSPACE=$at/poc
+(cd "$home/examples/deploy/nvflare" && "$environment/bin/python" job.py $hospitals) > "$at/nvflare.log" 2>&1
+wait $server
+
+for hospital in $hospitals; do
+  for file in predictions.h5 state.safetensors; do
+    cmp "$runs/$hospital/site/predictions/$file" "$at/sites/$hospital/predictions/$file"
+  done
+done
+echo "the models and predictions of all hospitals have the bytes of the exchange by a folder"
