@@ -1,4 +1,4 @@
-"""Who may import whom, read from the imports themselves."""
+"""Imports between packages follow the layers of the architecture."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The code that an artifact depends on: whatever computes it counts, and how that is written does not."""
+"""Code hashes of artifacts cover all code that computes them, and ignore how it is written."""
 
 from __future__ import annotations
 

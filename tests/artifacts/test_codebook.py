@@ -1,4 +1,4 @@
-"""Names travel: every artifact knows what its numbers stand for, and artifacts that disagree are not combined."""
+"""Codebooks: artifacts keep the names of clients, classes and features, and different codebooks are not combined."""
 
 from __future__ import annotations
 

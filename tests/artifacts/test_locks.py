@@ -1,4 +1,4 @@
-"""Locks: one writer of an output at a time, on one host or on several; who is dead leaves nothing in the way."""
+"""Locks allow one writer of an output at a time, on one host or several, and are released when their process dies."""
 
 from __future__ import annotations
 

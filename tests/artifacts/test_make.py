@@ -1,4 +1,4 @@
-"""How commands make artifacts: a Makefile comes to rest, as what is up to date is newer than what it was made from."""
+"""Artifacts under ``make``, which compares the times of files, and garbage collection while they are made."""
 
 from __future__ import annotations
 

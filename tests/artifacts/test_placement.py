@@ -1,4 +1,4 @@
-"""Placing: whatever fails at the end costs no computation, and nothing is deleted that pfl did not make."""
+"""Moving a finished artifact to its place: a failure loses no results, and files that pfl did not make are kept."""
 
 from __future__ import annotations
 

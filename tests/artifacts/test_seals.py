@@ -1,4 +1,4 @@
-"""Manifests that somebody edited, or wrote: refused by name, and nothing they point at is opened."""
+"""Edited or forged manifests are refused with the file's name, and no file that they point to is opened."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The store: an output is there, whole and what was asked for, or it is not there."""
+"""The writer of artifacts: an output is either complete and as requested, or absent."""
 
 from __future__ import annotations
 

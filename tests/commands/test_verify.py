@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -261,8 +262,9 @@ def test_a_wrong_file_is_one_clear_error_and_nothing_is_made(tmp_path, pfl, wron
 
 
 def test_a_plan_makes_the_same_verdicts_by_make(judged, tmp_path, monkeypatch, pfl):
+    """A ``pfl`` that records its words tells the order of make; the same words then run in this process."""
     (tmp_path / "bin").mkdir()
-    (tmp_path / "bin" / "pfl").write_text(f'#!/bin/sh\nexec "{sys.executable}" -m pflcli "$@"\n')
+    (tmp_path / "bin" / "pfl").write_text('#!/bin/sh\necho "$*" >> log\n')
     (tmp_path / "bin" / "pfl").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:{os.environ['PATH']}")
     monkeypatch.chdir(tmp_path)
@@ -274,6 +276,8 @@ def test_a_plan_makes_the_same_verdicts_by_make(judged, tmp_path, monkeypatch, p
         assert pfl("verify", judged / "claims.toml", "-o", "v", "--only", f"writers/partition-{seed}").code == 0
     (tmp_path / "Makefile").write_text(pfl(*line).out)
     assert "--only writers/seed-1/fedavg-plus@epochs-3" in (tmp_path / "Makefile").read_text()
-    subprocess.run(["make", "-j2", "-s"], check=True, capture_output=True)
+    subprocess.run(["make", "-s"], check=True, capture_output=True)
+    jobs = [shlex.split(words) for words in (tmp_path / "log").read_text().splitlines()]
+    assert [pfl(*words).code for words in jobs] == [0] * len(jobs)
     assert read(tmp_path / "v") == read(judged / "v")
     assert subprocess.run(["make", "-q"], check=False, capture_output=True).returncode == 0

@@ -1,7 +1,7 @@
-"""Networks that nobody thought of: generated ones, trained by the engine and by plain autograd, in double precision.
+"""Randomly generated networks train in the engine as by plain autograd in double precision.
 
-A user's network may call a module twice, take a value from before its ReLU, or hand one value to many. Whatever form
-the engine gives it (compiled, joined, chained, batched), losses, weights and running statistics are autograd's.
+A user's network may call a module twice, read a value before its ReLU, or use one value several times. Whatever form
+the engine gives it (compiled, joined, chained, batched), losses, weights and running statistics equal autograd's.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Runs that did not learn, by hand: what shows it, and what does not."""
+"""Detection of runs that did not learn, on hand-made curves and predictions."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Numbers beyond all use: a run with them ends at once, in words, or takes them for all that there is."""
+"""Options with extremely large values are refused with a message, or mean all clients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whatever name ``import`` accepts can be partitioned, trained on, drawn, exported, planned and shown."""
+"""Every client and class name that ``pfl import`` accepts works in all other commands."""
 
 from __future__ import annotations
 

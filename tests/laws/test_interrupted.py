@@ -1,4 +1,4 @@
-"""A law for every method: interrupted anywhere and typed again, a run ends with the bytes of one left alone."""
+"""A run of any method that is interrupted at any line and resumed gives the same bytes as an uninterrupted run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a command reads is not deleted by it: an input inside the output is refused before anything is."""
+"""An input inside the output folder is refused before anything is deleted."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs that learn from validation samples too: what they need, what they then answer, and what they refuse."""
+"""``--refit`` trains on validation samples too: requirements, stored predictions and refused combinations."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""What a client answers for its test samples, sent as a file, is what was stored: to the bit; exported, to 1e-5.
+"""Predictions for samples sent as a file equal the stored ones bit for bit, and those of an exported model to 1e-5.
 
-An attacker of ``pfl audit``, who sends them all at once, gets the same up to rounding.
+The queries of ``pfl audit``, which are sent all at once, give the same predictions up to rounding.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""How sure a gain is: intervals that cover what they promise, and whom chance alone would help."""
+"""Intervals of gains have their nominal coverage, and reports state how many clients would gain by chance."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What stands below a table: the sentence that it comes to, and who was still learning."""
+"""The conclusion below a table, and the note on methods whose accuracy was still rising."""
 
 from __future__ import annotations
 

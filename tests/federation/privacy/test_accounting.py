@@ -12,11 +12,16 @@ from dp_accounting import pld
 from pflcli.errors import UsageError
 from pflcli.federation.privacy import accounting
 
-PLANS = [
-    (noise, rate, rounds, delta)
-    for noise, rounds in ((1.5, 10), (2.0, 20), (4.0, 50), (8.0, 200))
-    for rate, delta in ((0.01, 1e-5), (0.05, 1e-6), (0.2, 1e-3), (0.5, 1e-2), (1.0, 1e-4))
-]
+PLANS = (
+    (1.5, 0.01, 10, 1e-5),
+    (1.5, 1.0, 10, 1e-4),
+    (2.0, 0.05, 20, 1e-6),
+    (2.0, 0.5, 20, 1e-2),
+    (4.0, 0.2, 50, 1e-3),
+    (8.0, 0.01, 200, 1e-5),
+    (8.0, 1.0, 200, 1e-4),
+)
+"""Noise, rate, rounds and delta: small and large values of each, with and without sampling."""
 
 
 @pytest.mark.parametrize(("noise", "rate", "rounds", "delta"), PLANS)
