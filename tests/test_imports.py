@@ -95,7 +95,7 @@ ALLOWED = {
     "comparison": BASE
     | {"execution", "config", "artifacts", "options", "methods", "federation", "federation.privacy", "training"}
     | {"evaluation", "evaluation.metrics", "jobs", "tuning"},
-    "claims": BASE | {"config", "artifacts", "options", "evaluation", "evaluation.metrics"},
+    "claims": BASE | {"config", "artifacts", "options", "evaluation", "evaluation.metrics", "comparison"},
     "commands": BASE
     | {"execution", "config", "sources", "data.datasets", "data.formats", "data.schemes", "data.preparation", "models"}
     | {"parameters", "engine", "knn", "methods", "artifacts", "simulation", "training", "options", "prediction"}

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pflcli.artifacts.kinds.verdicts import CONFIRMED
 from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.presentation.tables import Table
 from pflcli.wording import as_typed, counted
@@ -40,7 +39,7 @@ def _describe_settings(claim: Mapping[str, Any]) -> str:
     text = f"{claim['holds']} of {counted(claim['settings'], 'setting')}"
     if not 0 < claim["holds"] < claim["settings"]:
         return text
-    return f"{text}: {'; '.join(describe_setting(cell) for cell in claim['cells'] if cell['verdict'] == CONFIRMED)}"
+    return f"{text}: {'; '.join(describe_setting(cell) for cell in claim['cells'] if cell['verdict'] == 'confirmed')}"
 
 
 def _describe_condition(claim: Mapping[str, Any]) -> str:
