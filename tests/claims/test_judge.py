@@ -12,6 +12,7 @@ from pflcli.claims.claims_file import Claim
 from pflcli.claims.comparisons import Cell
 from pflcli.claims.judge import Runs, combine, judge, settle
 from pflcli.evaluation.metrics import gains
+from pflcli.evaluation.presentation.verdicts import build_table
 
 
 class HandMade(Runs):
@@ -243,6 +244,10 @@ def test_the_verdict_over_settings_says_in_how_many_it_holds():
     found = judge(claim(), cells, {"x": ahead, "y": behind, "z": ahead})
     assert (found["verdict"], found["holds"], found["settings"]) == ("in part", 2, 3)
     assert found["decided_by"]["experiment"] == "y"
+    cells = [{**cell, "size": {}, "paper": {}} for cell in found["cells"]]
+    stated = {"says": "", "where": "", "direction": "higher", "margin": 0.0}
+    table = build_table({"ahead": {**stated, **found, "cells": cells}})
+    assert table.rows[0][table.heading.index("holds in")] == "2 of 3 settings: x; z"
 
 
 @pytest.mark.parametrize(
