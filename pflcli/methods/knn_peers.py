@@ -206,7 +206,8 @@ def _vote_of_keys(
         return np.zeros((len(queries), classes))
     squared = np.square(queries).sum(axis=1)[:, None] + np.square(keys).sum(axis=1) - 2 * queries @ keys.T
     exponent = bias - np.sqrt(np.maximum(squared, 0)) / sigma  # (n, r)
-    nearest = np.argsort(-exponent, axis=1, kind="stable")[:, :k]
+    k = min(k, len(keys))
+    nearest = np.argpartition(-exponent, k - 1, axis=1)[:, :k]
     rows = np.arange(len(queries))[:, None]
     return voting.vote_by_distance(
         Neighbours(np.maximum(squared, 0)[rows, nearest], labels[nearest]), classes, exponent[rows, nearest]

@@ -248,6 +248,14 @@ def _read_stored(run: Run, clients: NDArray[np.int64]) -> Embedded:
                 "--set representation=features",
             )
         logits = apply_head(z, weight, head.get("head.bias"))
+        first = run.embeddings["train"]
+        if not np.allclose(
+            apply_head(first.z[:1], weight, head.get("head.bias")), first.logits[:1], rtol=0.01, atol=0.01
+        ):
+            raise UnsuitedError(
+                "representation=logits needs stores of the input of the head, and these are of another layer",
+                "pfl extract BACKBONE -o DIR, without --layer",
+            )
     return Embedded(z, logits, y, offsets)
 
 
