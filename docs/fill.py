@@ -66,7 +66,7 @@ def parse_tables(text: str) -> list[Rows]:
             tables[-1].append([cell.strip().replace("`", "") for cell in line.strip()[1:-1].split("|")])
         elif tables[-1]:
             tables.append([])
-    return [[heading, *rows] for heading, _, *rows in tables if heading]
+    return [[heading, *rows] for heading, _, *rows in filter(None, tables)]
 
 
 def fill(page: str, folder: Path) -> str:

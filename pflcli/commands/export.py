@@ -80,6 +80,13 @@ def export(asked: Export) -> Exported:
     if asked.client not in names:
         raise missing_name_error(str(artifact.path), "client", asked.client, names)
     run = reopened_run.reopen(artifact, asked.weights)
+    embedded = run.lineage["embeddings"]
+    if embedded is not None and "layer" in embedded.manifest.request:
+        raise InputError(
+            f"{artifact.path} represents samples by the layer {embedded.manifest.request['layer']}, and the exported "
+            "network only has the input of its head",
+            f"pfl predict {artifact.path}",
+        )
     parts = build_standalone_model(run, names.index(asked.client), execution, asked.encoder_weights)
     try:
         with plain_output.fill_folder(path, FILES) as partial:

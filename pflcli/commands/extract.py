@@ -19,6 +19,7 @@ from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.reader import Artifact, require_ancestor
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import InputError
+from pflcli.federation.layers import represent_by_layer
 from pflcli.federation.run import Run
 from pflcli.options.extract import Extract
 from pflcli.options.function import command
@@ -33,8 +34,9 @@ def extract(asked: Extract) -> Outcome:
     """Store the representation and the logits of every sample of every split, computed by the backbone ``source``.
 
     The samples are those of the backbone's partition or of another ``partition``, such as the clients' data after a
-    distribution shift. Raises InputError if the shape or type of its samples differs from those of the backbone, or if
-    its classes or features have another meaning.
+    distribution shift. ``layer`` is the name of a module of the network, whose output represents a sample instead of
+    the input of the head. Raises UsageError if there is no such layer; InputError if the shape or type of the samples
+    differs from those of the backbone, or if its classes or features have another meaning.
     """
     execution = asked.execution
     backbone = open_one(asked.source, "backbone", chosen=Chosen(asked.method, asked.seed))
@@ -48,7 +50,9 @@ def extract(asked: Extract) -> Outcome:
     inputs = [backbone.as_input("backbone", Path(asked.out))]
     if chosen.manifest.fingerprint != trained_on.manifest.fingerprint:
         inputs.insert(0, chosen.as_input("partition", Path(asked.out)))
-    draft = ArtifactSpec("embeddings", {"seed": request["seed"]}, tuple(inputs))
+    # Without the option, older requests, made before it existed, still match.
+    chosen_layer = {} if asked.layer is None else {"layer": asked.layer}
+    draft = ArtifactSpec("embeddings", {"seed": request["seed"], **chosen_layer}, tuple(inputs))
 
     def build(work: ArtifactWriter) -> Built:
         spec = RunSpec.of_backbone(backbone)
@@ -59,15 +63,20 @@ def extract(asked: Extract) -> Outcome:
         weights = run.backbone
         empty = run.engine.infer(weights, np.empty(0, np.int64), features=True)
         classes, dimension = (int(values.shape[1]) for values in empty)
+        if asked.layer is not None:
+            dimension = represent_by_layer(run, np.arange(1), asked.layer).shape[1]
         with execution.reporter.progress("extract", len(data.y)) as advance:
-            splits = {split: _embed(run, weights, data.sample, split, advance) for split in client_blocks.SPLITS}
+            splits = {
+                split: _embed(run, weights, data.sample, split, asked.layer, advance) for split in client_blocks.SPLITS
+            }
             embeddings.write(work, splits, dimension, classes)
         codebook.write(work, codebook.read(chosen))
         execution.reporter.say(f"{len(data.y)} samples, {dimension}-d")
         summary = {"samples": len(data.y), "dimension": dimension, "clients": len(run.clients)}
         return Built(summary, {"device": hardware.device(execution.device), "threads": run.engine.threads})
 
-    return make(asked.out, draft, execution, build, needed_bytes=_estimate_bytes(chosen, backbone))
+    needed_bytes = _estimate_bytes(chosen, backbone) if asked.layer is None else 0
+    return make(asked.out, draft, execution, build, needed_bytes=needed_bytes)
 
 
 SAMPLES_PER_PIECE = 1 << 12
@@ -75,7 +84,7 @@ SAMPLES_PER_PIECE = 1 << 12
 
 
 def _embed(
-    run: Run, weights: Params, sample: NDArray[np.int64], split: str, advance: Advance
+    run: Run, weights: Params, sample: NDArray[np.int64], split: str, layer: str | None, advance: Advance
 ) -> embeddings.SplitPieces:
     """Return one split of all clients, which is embedded in pieces when it is written."""
     rows = run.federation.rows_of(run.clients, split)
@@ -83,7 +92,9 @@ def _embed(
     def pieces() -> Iterator[tuple[NDArray[np.float32], NDArray[np.float32]]]:
         for first in range(0, len(rows), SAMPLES_PER_PIECE):
             piece = rows[first : first + SAMPLES_PER_PIECE]
-            logits, z = run.engine.infer(weights, piece, features=True)
+            logits, z = run.engine.infer(weights, piece, features=layer is None)
+            if layer is not None:
+                z = represent_by_layer(run, piece, layer)
             yield z.cpu().numpy(), logits.cpu().numpy()
             advance(len(piece), split)
 

@@ -246,7 +246,7 @@ def _search_by_product(
 
     FAISS searches again where rounding could change which rows these are, or most digits of a distance.
     """
-    x, q = torch.from_numpy(stored), torch.from_numpy(queries)
+    x, q = torch.tensor(stored), torch.tensor(queries)  # copies, as arrays in files cannot be written to
     lengths, norms = x.square().sum(dim=1), q.square().sum(dim=1)[:, None]
     products = torch.addmm(lengths, q, x.T, alpha=-2).add_(norms)
     squared, row = (each.numpy() for each in torch.topk(products, min(k + 1, len(x)), largest=False))

@@ -25,6 +25,23 @@ class Neighbours:
     label: NDArray[np.int64]
 
 
+_SAME = 1e-5
+"""Largest squared distance of a sample from itself after rounding, as a share of its squared length."""
+
+
+def leave_out(neighbours: Neighbours, labels: NDArray[np.int64], norms: NDArray[np.float64], k: int) -> Neighbours:
+    """Return the k nearest neighbours without the query itself, of the k + 1 ``neighbours`` of each query (n,).
+
+    A query is the first neighbour at distance 0 with its label, ``labels`` (n,), up to rounding; a label of -1 marks a
+    query that is not stored. ``norms`` (n,) are the squared lengths of the queries.
+    """
+    is_self = (neighbours.label == labels[:, None]) & (neighbours.distance <= _SAME * norms[:, None])
+    is_self &= (labels >= 0)[:, None] & (is_self.cumsum(axis=1) == 1)
+    rows, order = np.arange(len(labels))[:, None], np.argsort(is_self, axis=1, kind="stable")[:, :k]
+    distance = np.where(is_self, np.inf, neighbours.distance)[rows, order]
+    return Neighbours(distance, np.where(is_self, -1, neighbours.label)[rows, order])
+
+
 @dataclass(frozen=True)
 class Stores:
     """All clients' stores: the serialized index of client c is ``blob[bytes[c]:bytes[c + 1]]``.

@@ -15,6 +15,10 @@ angle in place of distance. A network that was not trained on the clients' data 
 little, and logits of a head that was. With ``auto``, each client chooses the space by its validation samples, like
 lambda.
 
+``cross_validate``, an extension that the paper suggests (section 3), lets clients with few validation samples also
+choose by their training samples, each of which is predicted by the others in the store. The global model has seen these
+samples if the client trained, so that it looks better on them than it is.
+
 ``vote``, an extension, hides neighbour distances from anyone who sees predictions: see ``knn.voting``, and
 docs/privacy.md for the costs.
 """
@@ -37,7 +41,7 @@ from pflcli.knn import voting
 from pflcli.knn.embedded import Embedded
 from pflcli.knn.indexes import flat_indexes
 from pflcli.knn.spaces import AUTO, Space, apply_head, list_spaces
-from pflcli.knn.stores import ClientStore, Neighbours, NeighbourVote, Stores, select_client
+from pflcli.knn.stores import ClientStore, Neighbours, NeighbourVote, Stores, leave_out, select_client
 from pflcli.methods.parts.knn_grid import choose_lambdas, count_correct_by_client
 from pflcli.parameters import Params
 
@@ -77,6 +81,9 @@ class Config:
     decay: Annotated[float, Ge(0)] | Literal["auto"] = 0.0
     """let lambda fall by this share of itself per median distance of a client's validation samples to their nearest
     stored sample; 0 is the paper; auto lets each client choose among 0, 0.2, 1/3 and 0.5, together with lambda"""
+    cross_validate: Annotated[int, Ge(0)] = 0
+    """with fewer validation samples than this, a client also chooses by its training samples, each of which is
+    predicted without itself (leave-one-out); 0 is the paper's experiments"""
     vote: Literal["distance", "count", "label", "noisy"] = "distance"
     """weigh votes by distance (distance, the paper) or equally (count), or predict only the class with the most equal
     votes, without noise (label) or with noise (noisy)"""
@@ -90,6 +97,8 @@ class Config:
             raise ValueError(f"vote={self.vote} hides distances: leave out decay and sigma=auto")
         if self.vote == "noisy" and len(self.spaces) > 1:
             raise ValueError("vote=noisy has no epsilon for the choice of a space: give representation and distance")
+        if self.vote == "noisy" and self.cross_validate:
+            raise ValueError("vote=noisy has no epsilon for predictions of training samples: leave out cross_validate")
 
     @property
     def spaces(self) -> Sequence[Space]:
@@ -122,10 +131,19 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
     if run.arrived is not None:
         parts[chosen_split] = run.arrived.take(clients)
     if run.cfg.vote == "noisy":
-        _require_samples(run, clients)
+        _require_samples(
+            run,
+            clients,
+            "noisy votes need an exact store of samples: one sample changes several prototypes, or a trained index",
+        )
+    is_stored = np.zeros(0, bool)
+    if run.cfg.cross_validate:
+        _require_samples(run, clients, "cross_validate leaves one sample out, which needs an exact store of samples")
+        parts[_CHOICE], is_stored = _add_training_samples(run, clients, parts[chosen_split])
+        chosen_split = _CHOICE
     if run.cfg.spaces != [Space()]:
-        return predict_in_spaces(run, clients, parts, _read_stored(run, clients), chosen_split)
-    neighbours = {split: run.stores.search(clients, part.z, part.offsets, run.cfg.k) for split, part in parts.items()}
+        return predict_in_spaces(run, clients, parts, _read_stored(run, clients), chosen_split, is_stored)
+    neighbours = _search(run.stores, clients, parts, run.cfg.k, is_stored)
     predictor = build_predictor(run, clients, parts, neighbours, chosen_split)
     stores, backbone = run.stores, run.backbone
 
@@ -134,6 +152,51 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
         return client_model(run, predictor, clients, client, backbone, select_client(stores, client))
 
     return replace(predictor, model_of=model_of)
+
+
+_CHOICE = "choice"
+"""The samples by which clients choose, if some of them are training samples."""
+
+
+def _add_training_samples(run: Run, clients: NDArray[np.int64], part: Embedded) -> tuple[Embedded, NDArray[np.bool_]]:
+    """Return the samples by which clients choose, ``part``, with the training samples of clients that have few of them.
+
+    The mask (n,) marks these training samples.
+    """
+    assert run.embeddings is not None
+    train = run.embeddings["train"].take(clients)
+    rows, sizes = [np.zeros(0, np.int64)], [0]
+    for own, stored in zip(pairwise(part.offsets), pairwise(train.offsets + len(part.y)), strict=True):
+        used = np.arange(*own)
+        if len(used) < run.cfg.cross_validate:
+            used = np.concatenate([used, np.arange(*stored)])
+        rows.append(used)
+        sizes.append(len(used))
+    order = np.concatenate(rows)
+    return (
+        Embedded(
+            np.concatenate([part.z, train.z])[order],
+            np.concatenate([part.logits, train.logits])[order],
+            np.concatenate([part.y, train.y])[order],
+            np.cumsum(sizes),
+        ),
+        order >= len(part.y),
+    )
+
+
+def _search(
+    stores: Stores, clients: NDArray[np.int64], parts: Mapping[str, Embedded], k: int, is_stored: NDArray[np.bool_]
+) -> dict[str, Neighbours]:
+    """Return the k nearest stored samples of each sample; samples to choose by that are stored (n,) are left out."""
+    found = {
+        split: stores.search(clients, part.z, part.offsets, k) for split, part in parts.items() if split != _CHOICE
+    }
+    if _CHOICE in parts:
+        part = parts[_CHOICE]
+        more = stores.search(clients, part.z, part.offsets, k + 1)
+        norms = np.square(part.z.astype(np.float64)).sum(axis=1)
+        found[_CHOICE] = leave_out(more, np.where(is_stored, part.y, -1), norms, k)
+    return found
 
 
 def client_model(
@@ -185,16 +248,30 @@ def _read_stored(run: Run, clients: NDArray[np.int64]) -> Embedded:
                 "--set representation=features",
             )
         logits = apply_head(z, weight, head.get("head.bias"))
+        first = run.embeddings["train"]
+        if not np.allclose(
+            apply_head(first.z[:1], weight, head.get("head.bias")), first.logits[:1], rtol=0.01, atol=0.01
+        ):
+            raise UnsuitedError(
+                "representation=logits needs stores of the input of the head, and these are of another layer",
+                "pfl extract BACKBONE -o DIR, without --layer",
+            )
     return Embedded(z, logits, y, offsets)
 
 
 def predict_in_spaces(
-    run: Run, clients: NDArray[np.int64], parts: Mapping[str, Embedded], stored: Embedded, chosen_split: str
+    run: Run,
+    clients: NDArray[np.int64],
+    parts: Mapping[str, Embedded],
+    stored: Embedded,
+    chosen_split: str,
+    is_stored: NDArray[np.bool_],
 ) -> Predictor:
     """Predict the clients' samples, ``parts``, from neighbours among ``stored`` in each space of the options.
 
     Each client takes the space in which most of its samples of ``chosen_split`` are predicted correctly, with what it
-    tunes there; of equally good ones the first, which is the paper's if the options allow it.
+    tunes there; of equally good ones the first, which is the paper's if the options allow it. ``is_stored`` (n,) marks
+    samples of ``chosen_split`` that are among ``stored``.
     """
     spaces, places = run.cfg.spaces, np.arange(len(clients))
     predictors = []
@@ -204,7 +281,7 @@ def predict_in_spaces(
         blob, offsets = flat_indexes([vectors[first:last] for first, last in pairwise(stored.offsets)])
         sizes = np.diff(stored.offsets)
         stores = Stores(blob, offsets, stored.y, stored.offsets, sizes, run.engine.threads)
-        neighbours = {split: stores.search(places, part.z, part.offsets, run.cfg.k) for split, part in embedded.items()}
+        neighbours = _search(stores, places, embedded, run.cfg.k, is_stored)
         predictors.append(build_predictor(run, clients, embedded, neighbours, chosen_split))
     chosen = _read_spaces(run, clients)
     if chosen is None:
@@ -305,14 +382,14 @@ def _vote_without_distances(
     return voting.select_majority(by_class, noise)
 
 
-def _require_samples(run: Run, clients: NDArray[np.int64]) -> None:
-    """Raise UnsuitedError if a store contains vectors other than samples, for which the noise is not enough."""
+def _require_samples(run: Run, clients: NDArray[np.int64], problem: str) -> None:
+    """Raise UnsuitedError with the ``problem`` if a store contains vectors other than samples."""
     assert run.embeddings is not None
     assert run.stores is not None
     parts = [run.embeddings["train"], run.embeddings["validation"]]
     if not all(voting.contains_only_samples(run.stores, int(client), parts) for client in clients):
         raise UnsuitedError(
-            "noisy votes need an exact store of samples: one sample changes several prototypes, or a trained index",
+            problem,
             "pfl build-datastore EMBEDDINGS -o DIR, without --prototypes and with the index Flat",
         )
 

@@ -48,6 +48,8 @@ class Config(FineTuning, Interpolation):
             raise ValueError("neighbours are searched by one network: leave out models")
         if self.vote == "noisy":
             raise ValueError("vote=noisy has no epsilon: one sample changes the client's network, and all distances")
+        if self.cross_validate:
+            raise ValueError("the client's network has been trained on its samples: leave out cross_validate")
 
 
 choices = knn_per.choices
@@ -65,7 +67,7 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
             outputs[split] += run.engine.outputs_each(part.clients, part.params, split, features=True)
     parts = {split: _embed(run, clients, split, outputs[split]) for split in splits}
     if run.cfg.spaces != [Space()]:
-        found = knn_per.predict_in_spaces(run, clients, parts, parts["train"], "validation")
+        found = knn_per.predict_in_spaces(run, clients, parts, parts["train"], "validation", np.zeros(0, bool))
         return Predictor(lambda split: _without_global(found.answer(split)), found.splits, found.tuned)
     stores, places = _build_stores(run, parts["train"]), np.arange(len(clients))
     neighbours = {split: stores.search(places, part.z, part.offsets, run.cfg.k) for split, part in parts.items()}

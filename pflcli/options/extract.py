@@ -26,6 +26,7 @@ class Extract(Options):
     Examples:
         pfl extract runs/b -o runs/e
         pfl extract runs/b -o runs/e2 --partition runs/p2
+        pfl extract runs/b -o runs/e3 --layer body.1
     """
 
     NAME: ClassVar[str] = "extract"
@@ -41,6 +42,14 @@ class Extract(Options):
             metavar="PARTITION",
             autocompletion=completion.artifacts("partition"),
             show_default="that of the backbone",
+        ),
+    ] = None
+    layer: Annotated[
+        str | None,
+        typer.Option(
+            help="Represent samples by the output of this layer of the network, such as body.1.",
+            metavar="NAME",
+            show_default="the input of the head",
         ),
     ] = None
     method: ChosenMethod = None

@@ -19,6 +19,7 @@ from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.engine.executors.threads import BATCH
 from pflcli.errors import ComputationError
 from pflcli.execution import Execution
+from pflcli.federation.layers import represent_by_layer
 from pflcli.federation.run import Run
 from pflcli.knn.embedded import Embedded
 from pflcli.knn.stores import Stores
@@ -28,10 +29,17 @@ Outputs = tuple[NDArray[np.float32], NDArray[np.float32]]
 """Representations (n, d) and logits (n, C)."""
 
 
-def _embed(backbone_run: Run, rows: NDArray[np.int64]) -> Outputs:
-    """Return the outputs of a backbone for rows of its run; raises ComputationError if one is not finite."""
+def _embed(backbone_run: Run, rows: NDArray[np.int64], lineage: Mapping[str, Artifact | None]) -> Outputs:
+    """Return the outputs of a backbone for rows of its run; raises ComputationError if one is not finite.
+
+    Representations are those of the layer from which the embeddings in ``lineage`` were made.
+    """
     assert backbone_run.backbone is not None
-    logits, z = backbone_run.engine.infer(backbone_run.backbone, rows, features=True)
+    stored = lineage["embeddings"]
+    layer = None if stored is None else stored.manifest.request.get("layer")
+    logits, z = backbone_run.engine.infer(backbone_run.backbone, rows, features=layer is None)
+    if layer is not None:
+        z = represent_by_layer(backbone_run, rows, layer)
     if not (torch.isfinite(z).all() and torch.isfinite(logits).all()):
         raise ComputationError("the representations are not finite: the features of the samples are too large")
     return z.cpu().numpy(), logits.cpu().numpy()
@@ -66,7 +74,7 @@ def embed_queries(
     batch = BATCH[federation.y.device.type]
     first, last = begin // batch * batch, -(-end // batch) * batch
     own = slice(begin - first, end - first)
-    z, logits = (values[own] for values in _embed(backbone_run, rows[first:last]))
+    z, logits = (values[own] for values in _embed(backbone_run, rows[first:last], lineage))
     backbone_run.engine.close()
     split = run.embeddings["test"]
     return {**run.embeddings, "test": _replace_client(split, client, z, logits)}
@@ -80,7 +88,7 @@ def embed_test_samples(
     backbone_run = _backbone_run(lineage, data, execution)
     federation = backbone_run.federation
     rows = np.concatenate([federation.rows(int(client), "test") for client in backbone_run.clients])
-    z, logits = _embed(backbone_run, rows)
+    z, logits = _embed(backbone_run, rows, lineage)
     backbone_run.engine.close()
     offsets = client_blocks.offsets(federation.sizes("test"))
     return {**run.embeddings, "test": Embedded(z, logits, federation.y[rows].cpu().numpy(), offsets)}
@@ -111,7 +119,7 @@ def append_later_clients(
     for client in run.clients[stored_clients:].tolist():
         for split, known in extended.items():
             rows = federation.rows(client, split)
-            z, logits = _embed(backbone_run, rows)
+            z, logits = _embed(backbone_run, rows, lineage)
             extended[split] = _append_client(known, z, logits, federation.y[rows].cpu().numpy())
             if split == "validation" and run.arrived is not None:
                 run.arrived = _append_client(run.arrived, z, logits, federation.y[rows].cpu().numpy())

@@ -178,7 +178,7 @@ def test_stack_of_all_methods_pools_local_and_those_on_the_backbone(small, tmp_p
     )
     assert [step["step"] for step in outcome.summary["plan"]][-1] == "stack"
     options = outcome.request["methods"]["stack"]["options"]
-    cheap = ["fedavg", "fedavg-plus", "gaussian-head", "knn-per", "knn-per-plus", "local", "prior"]
+    cheap = ["fedavg", "fedavg-plus", "gaussian-head", "knn-peers", "knn-per", "knn-per-plus", "local", "prior"]
     assert options["pool"] == cheap
     every = compare([small.p], tmp_path / "c", settings=FEW, execution=DRY, references=False)
     assert [*every.request["methods"]] == registry.names("methods")

@@ -10,9 +10,9 @@ import pytest
 
 import worlds
 from by_hand import K, predict_with_neighbours
-from pflcli.errors import UnsuitedError
+from pflcli.errors import UnsuitedError, UsageError
 from pflcli.knn.indexes import build, flat_indexes
-from pflcli.knn.stores import Neighbours, Stores
+from pflcli.knn.stores import Neighbours, Stores, leave_out
 from pflcli.knn.voting import vote_by_distance
 from pflcli.methods import knn_per
 
@@ -323,3 +323,59 @@ def test_compressed_stores_and_noisy_choices_are_refused():
     run.stores = dataclasses.replace(run.stores, blob=np.concatenate(blob), bytes=np.asarray(offsets))
     with pytest.raises(UnsuitedError, match="compressed"):
         knn_per.personalize(run, {}, run.clients)
+
+
+def vote_by_hand(z, y, x, k):
+    """The votes on a query ``x`` of the nearest samples."""
+    d = np.linalg.norm(z - x, axis=1)
+    near = np.argsort(d, kind="stable")[:k]
+    votes = np.bincount(y[near], np.exp(-d[near]), minlength=worlds.CLASSES)
+    return votes / max(votes.sum(), 1e-300)
+
+
+@pytest.mark.parametrize("distance", ["euclidean", "cosine"])
+@pytest.mark.parametrize("few", [4, 5])
+def test_cross_validate_chooses_also_by_training_samples_of_clients_with_few_others(few, distance):
+    k, options = 3, {"k": 3, "distance": distance}
+    run = worlds.run("knn-per", options={**options, "cross_validate": few})
+    chosen = knn_per.personalize(run, {}, run.clients).tuned["lambda"]
+    plain = knn_per.personalize(worlds.run("knn-per", options=options), {}, run.clients).tuned["lambda"]
+    for client in (0, 2, 6):
+        train, validation = (run.embeddings[split].take(np.asarray([client])) for split in ("train", "validation"))
+        if len(validation.y) >= few:
+            assert chosen[client] == plain[client]
+            continue
+        stored, queries = (
+            part.z / (np.linalg.norm(part.z, axis=1, keepdims=True) if distance == "cosine" else 1)
+            for part in (train, validation)
+        )
+        votes = [vote_by_hand(stored, train.y, x, k) for x in queries]
+        for row in range(len(stored)):
+            others = np.arange(len(stored)) != row
+            votes.append(vote_by_hand(stored[others], train.y[others], stored[row], k))
+        model = knn_per.softmax(np.concatenate([validation.logits, train.logits]))
+        assert chosen[client] == tune_lambda(votes, model, np.concatenate([validation.y, train.y]))
+
+
+def test_leave_out_removes_only_the_query_itself():
+    neighbours = Neighbours(
+        np.asarray([[0.0, 1.0, 2.0], [0.0, 0.0, 2.0], [0.0, 1.0, 2.0], [0.5, 1.0, 2.0], [0.0, np.inf, np.inf]]),
+        np.asarray([[1, 2, 0], [2, 1, 0], [1, 2, 0], [1, 2, 0], [1, -1, -1]]),
+    )
+    left = leave_out(neighbours, np.asarray([1, 1, -1, 1, 1]), np.ones(5), 2)
+    assert left.label.tolist() == [[2, 0], [2, 0], [1, 2], [1, 2], [-1, -1]]
+    assert left.distance.tolist() == [[1, 2], [0, 2], [0, 1], [0.5, 1], [np.inf, np.inf]]
+    alone = leave_out(Neighbours(np.zeros((1, 1)), np.ones((1, 1), int)), np.asarray([1]), np.ones(1), 3)
+    assert alone.label.tolist() == [[-1]]
+
+
+def test_cross_validate_is_refused_where_a_sample_cannot_be_left_out():
+    run = worlds.run("knn-per", options={"cross_validate": 10})
+    run.stores = dataclasses.replace(run.stores, blob=np.array(run.stores.blob))
+    run.embeddings["train"].z[:] += 1  # stores of other vectors, such as prototypes
+    with pytest.raises(UnsuitedError, match="exact store of samples"):
+        worlds.answers("knn-per", run, {})
+    with pytest.raises(UsageError, match="leave out cross_validate"):
+        worlds.run("knn-per", options={"cross_validate": 10, "vote": "noisy"})
+    with pytest.raises(UsageError, match="leave out cross_validate"):
+        worlds.run("knn-per-plus", options={"cross_validate": 10})

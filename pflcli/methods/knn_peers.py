@@ -1,0 +1,214 @@
+"""kNN-peers: kNN-Per whose clients also ask the class means of other clients, and trust those that resemble their own.
+
+A combination of four papers that is in none of them, for clients with few samples and clients that join later. No model
+is sent after FedAvg.
+
+- kNN-Per (Marfoq et al., 2022), https://arxiv.org/abs/2111.09360: p = lambda p_kNN + (1 - lambda) softmax(h(x)), Eq. 7,
+  where neighbours among representations of the global model vote by exp(-d / sigma), Eq. 6. Each client tunes lambda.
+- PANM (Li & Wu, 2022): a client compares the others with itself, and learns from similar ones. Here it compares class
+  means instead of models.
+- FedHAM (Gao et al., 2023), https://doi.org/10.1145/3591362, and FedAttn (Luo, Panchal & Guan, 2022): the weights of
+  others are an attention, a softmax of similarities, but over stores instead of models.
+
+Representations are scaled to length 1, so that sigma needs no other scale; d is the distance of two of them.
+
+Once, each client uploads the mean representation m_ic and the number n_ic of its training samples of each class c that
+it has, and the sum of squared distances of these samples from their means. No representation of a sample is sent, but
+the mean of a single sample is that sample's representation. The server returns all class means and numbers, and the
+pooled variance v within classes. A client that joins later only downloads them.
+
+The means of client j are compared with those of client i over the classes that both have: the statistic
+S_ij = sum_c (n_ic n_jc / (n_ic + n_jc)) |m_ic - m_jc|^2 / v is about the number C_ij of these classes if the samples of
+both have the same distribution, however few they are. The attention to client j is exp(-attention max(0, S_ij - C_ij)),
+and 0 without a common class. A class mean votes like n_jc samples at its place, times the attention, times the ratio of
+the frequency of the class at client i to that at all clients, shrunk as in `prior`. The client's own samples vote with
+weight exp(-d / sigma). The k heaviest of all these votes count.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Annotated
+
+import numpy as np
+import torch
+from annotated_types import Ge, Gt, Le, MinLen
+from numpy.typing import NDArray
+
+from pflcli.engine.process_settings import intra_op
+from pflcli.federation.run import Predictor, Run
+from pflcli.knn import voting
+from pflcli.knn.embedded import Embedded
+from pflcli.knn.spaces import Space
+from pflcli.knn.stores import Neighbours
+from pflcli.methods.knn_per import softmax
+from pflcli.methods.parts.class_counts import shrunk_prior, training_counts
+from pflcli.methods.parts.knn_grid import choose_lambdas, count_correct_by_client
+from pflcli.parameters import Params
+
+KIND = "server"
+NEEDS = ("embeddings",)
+ADAPTS = True
+SENDS_MORE = "class means before the rounds"
+PAIRS_SENT = "class means"
+PAPER = "kNN-peers"
+YEAR = 2022
+GRID = {"attention": (0.3, 1.0, 3.0), "sigma": (0.02, 0.05, 0.1), "kappa": (3.0, 10.0, 30.0)}
+
+State = dict[str, Params]
+Array = NDArray[np.float64]
+
+_SPACE = Space(distance="cosine")
+
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the method."""
+
+    k: Annotated[int, Ge(1)] = 10
+    """let this many own samples and class means of other clients vote, those with the largest weights"""
+    weight: Annotated[float, Ge(0), Le(1)] | None = None
+    """use this lambda for every client: 0 is the global model, 1 the votes alone; none tunes it per client"""
+    grid: Annotated[tuple[Annotated[float, Ge(0), Le(1)], ...], MinLen(1)] = (0.0, 0.1, 0.3, 0.5, 0.7, 0.9, 1.0)
+    """choose lambda from these values by validation accuracy; ties go to the value nearest 1/2, and of two equally
+    near ones to the smaller"""
+    sigma: Annotated[float, Gt(0)] = 0.05
+    """weigh a vote at distance d by exp(-d / sigma); representations have length 1"""
+    attention: Annotated[float, Ge(0)] = 1.0
+    """trust clients with other class means less, by this factor in the exponent; 0 trusts all that have a common
+    class alike"""
+    kappa: Annotated[float, Ge(0)] = 10.0
+    """count the class frequencies of all clients like this many of a client's own samples"""
+
+
+def choices(cfg: Config) -> tuple[str, ...]:
+    """Return what each client chooses by its validation samples."""
+    return ("lambda",) if cfg.weight is None else ()
+
+
+def setup(run: Run) -> State:
+    """Let clients send their class means and numbers; return those of all clients."""
+    assert run.embeddings is not None
+    able, classes = run.federation.participants, run.federation.classes
+    known = _SPACE.embed(run.embeddings["train"].take(able))
+    means, squares = [np.zeros((0, known.z.shape[1]), np.float32)], 0.0
+    counts = torch.from_numpy(training_counts(run, able)).int()
+    for own, (first, last) in zip(counts, pairwise(known.offsets), strict=True):
+        z, y = known.z[first:last], known.y[first:last]
+        mean = _class_means(z, y, classes)
+        square = np.square(z - mean[y]).sum()
+        has = own.numpy() > 0
+        upload = {"means": torch.from_numpy(mean[has]), "counts": own, "squares": torch.tensor(square)}
+        run.send("up", upload)
+        means.append(mean[has])
+        squares += float(square)
+    freedom = int(counts.sum()) - int((counts > 0).sum())
+    shared = {
+        "means": torch.from_numpy(np.concatenate(means)),
+        "counts": counts,
+        "clients": torch.from_numpy(able).int(),
+        "variance": torch.tensor(squares / max(freedom, 1), dtype=torch.float32),
+    }
+    return {"shared": run.download(shared, able)}
+
+
+def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
+    """Tune lambda on each client's validation samples, then predict."""
+    assert run.embeddings is not None
+    parts = {split: run.embeddings[split].take(clients) for split in run.predicted_splits}
+    stored = _SPACE.embed(run.embeddings["train"].take(clients))
+    with intra_op(1):
+        votes = _vote(run, state, clients, stored, {split: _SPACE.embed(part) for split, part in parts.items()})
+    model = {split: softmax(part.logits) for split, part in parts.items()}
+    weight = run.read_choices("lambda", clients)
+    if weight is None:
+        validation = parts["validation"]
+        grid = np.unique(run.cfg.grid) if run.cfg.weight is None else np.asarray([float(run.cfg.weight)])
+        right = count_correct_by_client(
+            votes["validation"][None], model["validation"], validation.y, validation.offsets, grid
+        )
+        weight = choose_lambdas(grid, right[0])
+
+    def answer(split: str) -> dict[str, NDArray[np.float32]]:
+        # Without votes the model predicts alone.
+        lam = np.repeat(weight, np.diff(parts[split].offsets))
+        lam = np.where(votes[split].sum(axis=1) > 0, lam, 0.0)[:, None]
+        p = lam * votes[split] + (1 - lam) * model[split]
+        return {"p": p.astype(np.float32), "knn": votes[split].astype(np.float32)}
+
+    return Predictor(answer, run.predicted_splits, tuned={"lambda": weight} if run.cfg.weight is None else {})
+
+
+def _class_means(z: NDArray[np.float32], y: NDArray[np.int64], classes: int) -> NDArray[np.float32]:
+    """Return the mean of each class of ``z`` (n, d), (C, d); zeros for a class without samples."""
+    sums, counts = np.zeros((classes, z.shape[1])), np.bincount(y, minlength=classes)[:, None]
+    np.add.at(sums, y, z)
+    return (sums / np.maximum(counts, 1)).astype(np.float32)
+
+
+def _vote(
+    run: Run, state: State, clients: NDArray[np.int64], stored: Embedded, parts: dict[str, Embedded]
+) -> dict[str, Array]:
+    """Return the votes (n, C) on the samples of each split in ``parts``, in the space of unit vectors.
+
+    ``stored`` are the training samples of the ``clients`` (m,).
+    """
+    shared = {name: value.cpu().numpy() for name, value in state["shared"].items()}
+    counts, classes = shared["counts"].astype(np.int64), run.federation.classes
+    place, label = np.nonzero(counts)  # the client and the class of each mean
+    prior = torch.from_numpy((counts.sum(axis=0) + 1e-9) / (counts.sum() + 1e-9 * classes))
+    common, own = shrunk_prior(run, clients, prior, run.cfg.kappa)
+    votes: dict[str, list[Array]] = {split: [np.zeros((0, classes))] for split in parts}
+    for i, (client, (first, last)) in enumerate(zip(clients, pairwise(stored.offsets), strict=True)):
+        z, y = stored.z[first:last], stored.y[first:last]
+        trust = _attend(z, y, shared["means"], counts, float(shared["variance"]), run.cfg.attention)
+        trust[shared["clients"] == client] = -np.inf  # its own samples vote
+        asked = np.isfinite(trust[place])
+        bias = (trust[place] + np.log(counts[place, label]) + np.log(own[i] / common)[label])[asked]
+        keys = np.concatenate([z, shared["means"][asked]]).astype(np.float64)
+        labels, bias = np.concatenate([y, label[asked]]), np.concatenate([np.zeros(len(y)), bias])
+        for split, part in parts.items():
+            queries = part.z[part.offsets[i] : part.offsets[i + 1]].astype(np.float64)
+            votes[split].append(_vote_of_keys(queries, keys, labels, bias, classes, run.cfg.k, run.cfg.sigma))
+    return {split: np.concatenate(each) for split, each in votes.items()}
+
+
+def _attend(
+    z: NDArray[np.float32],
+    y: NDArray[np.int64],
+    means: NDArray[np.float32],
+    counts: NDArray[np.int64],
+    variance: float,
+    attention: float,
+) -> Array:
+    """Return the logarithm of the attention of a client with samples ``z`` (n, d) to each of p clients, (p,).
+
+    ``means`` (r, d) are the class means of these clients, which have ``counts`` (p, C) samples. The logarithm is -inf
+    for a client without a common class.
+    """
+    place, label = np.nonzero(counts)
+    own_counts, own_means = np.bincount(y, minlength=counts.shape[1]), _class_means(z, y, counts.shape[1])
+    n, others = own_counts[label], counts[place, label]
+    distance = np.square(means.astype(np.float64) - own_means[label]).sum(axis=1)
+    # Without a second sample of any class the variance is unknown, and all clients are equally similar.
+    scale = 1 / variance if variance > 0 else 0.0
+    statistic = scale * np.bincount(place, n * others / (n + others) * distance, minlength=len(counts))
+    shared_classes = ((counts > 0) & (own_counts > 0)).sum(axis=1)
+    return np.where(shared_classes > 0, -attention * np.maximum(0, statistic - shared_classes), -np.inf)
+
+
+def _vote_of_keys(
+    queries: Array, keys: Array, labels: NDArray[np.int64], bias: Array, classes: int, k: int, sigma: float
+) -> Array:
+    """Return the votes (n, C) on ``queries`` (n, d) of the k ``keys`` (r, d) with the largest -d / sigma + ``bias``."""
+    if not len(keys):
+        return np.zeros((len(queries), classes))
+    squared = np.square(queries).sum(axis=1)[:, None] + np.square(keys).sum(axis=1) - 2 * queries @ keys.T
+    exponent = bias - np.sqrt(np.maximum(squared, 0)) / sigma  # (n, r)
+    k = min(k, len(keys))
+    nearest = np.argpartition(-exponent, k - 1, axis=1)[:, :k]
+    rows = np.arange(len(queries))[:, None]
+    return voting.vote_by_distance(
+        Neighbours(np.maximum(squared, 0)[rows, nearest], labels[nearest]), classes, exponent[rows, nearest]
+    )
