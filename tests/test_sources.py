@@ -89,7 +89,7 @@ def test_every_unshared_module_counts_for_some_method():
     counted = set()
     for name in METHODS:
         counted |= module_names(find_imported_files(find_file("methods", name), shared=sources.is_shared))
-    with_commands = {"knn.capacity", "knn.prototypes", "methods.parts.logarithmic_pool"}  # not of methods
+    with_commands = {"federation.layers", "knn.capacity", "knn.prototypes", "methods.parts.logarithmic_pool"}
     files = [file for package in MATHEMATICS for file in (ROOT / package.replace(".", "/")).glob("[!_]*.py")]
     assert module_names(files) - sources.SHARED - with_commands == {n for n in counted if n.startswith(MATHEMATICS)}
 
