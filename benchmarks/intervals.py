@@ -1,11 +1,15 @@
 """How often the interval of a gain covers the truth, and how long it is, with and without variances that methods share.
 
-    python benchmarks/intervals.py [--draws 2000] [--quick]
+    python benchmarks/intervals.py [--draws 2000] [--quick | --looks]
 
 Scores of clients are simulated: a method differs from the baseline by a mean, by an effect of each client, by an effect
 of each seed, and by the sampling error of a client's test samples. Seeds share their clients or have their own. Prints,
 for each case, the coverage of the mean over methods and of the method whose seeds vary most, the family-wise error of
 Holm's test, and the length relative to intervals of methods that share nothing.
+
+With --looks, seeds are added one by one, as by ``pfl compare --until-decided``, and all methods are equal. Prints how
+often one is called better or worse at one of the looks, at 95 % each and at the levels of alpha spending, and how often
+a best method is decided.
 """
 
 from __future__ import annotations
@@ -17,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pflcli.evaluation.metrics import gains
+from pflcli.evaluation.metrics.looks import Looks
 
 
 @dataclass(frozen=True)
@@ -81,6 +86,51 @@ def measure(case: Case, draws: int) -> dict[str, tuple[float, float, float, floa
     return found
 
 
+def measure_looks(case: Case, first: int, draws: int) -> dict[str, tuple[float, float]]:
+    """Return how often a method is wrongly called better or worse, and wrongly called the best, at any of the looks.
+
+    There is a look after ``first`` seeds and after each further seed, up to those of the case.
+    """
+    rng, looks = np.random.default_rng(0), Looks(first, case.seeds)
+    wrong = {"95 % each": np.zeros((draws, 2), bool), "spending": np.zeros((draws, 2), bool)}
+    for draw in range(draws):
+        scores = case.draw(rng)
+        for seeds in range(first, case.seeds + 1):
+            now = scores[:, :seeds]
+            of_gains = _test_differences(now, 0, same_clients=case.same_clients)
+            of_best = _test_differences(now, int(now.mean(axis=(1, 2)).argmax()), same_clients=case.same_clients)
+            for name, level in (("95 % each", gains.LEVEL), ("spending", looks.level(seeds))):
+                wrong[name][draw] |= (min(of_gains) < 1 - level, max(of_best) < 1 - level)
+    return {name: (float(each[:, 0].mean()), float(each[:, 1].mean())) for name, each in wrong.items()}
+
+
+def _test_differences(scores: np.ndarray, base: int, *, same_clients: bool) -> list[float]:
+    """Return the p-values, after Holm's correction, of the differences of all methods from one of them."""
+    methods, seeds, clients = scores.shape
+    numbers = np.arange(seeds * clients).reshape(seeds, clients)
+    identities = [*(numbers % clients if same_clients else numbers)]
+    shared = gains.share_variance({str(row): [*scores[row].mean(axis=1)] for row in range(methods)})
+    p = {}
+    for row in range(methods):
+        if row != base:
+            prior = None if shared is None else shared.of_difference(str(row), str(base))
+            p[str(row)] = gains.mean_gain(
+                [*(scores[row] - scores[base])], [np.ones(clients)] * seeds, identities, prior
+            ).p
+    return [*gains.holm(p).values()]
+
+
+def print_looks(draws: int) -> None:
+    """Print a row for each simulated comparison whose seeds are added one by one."""
+    print("methods,clients,looks,better or worse: 95 % each,better or worse: spending,best: 95 % each,best: spending")
+    for methods, clients, samples in itertools.product((1, 5), (10, 60), (100,)):
+        for first, most in ((3, 5), (3, 10)):
+            found = measure_looks(Case(methods, most, clients, samples), first, draws)
+            (of_gain, of_best), (spent_gain, spent_best) = found["95 % each"], found["spending"]
+            rates = [f"{100 * rate:.1f} %" for rate in (of_gain, spent_gain, of_best, spent_best)]
+            print(methods, clients, f"{first} to {most}", *rates, sep=",", flush=True)
+
+
 def cases(quick: bool) -> list[Case]:
     """Return the simulated comparisons."""
     sizes = [(5, 3)] if quick else [*itertools.product((3, 5, 11), (3, 5, 10))]
@@ -101,7 +151,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--draws", type=int, default=2000)
     parser.add_argument("--quick", action="store_true", help="five methods, three seeds")
+    parser.add_argument("--looks", action="store_true", help="seeds that are added until a best method is decided")
     arguments = parser.parse_args()
+    if arguments.looks:
+        print_looks(arguments.draws)
+        return
     print("methods,seeds,clients,samples,spread,outlier,correlation,same_clients,", end="")
     print("coverage_alone,coverage,outlier_alone,outlier,error_alone,error,length")
     for case in cases(arguments.quick):

@@ -220,8 +220,9 @@ def _estimate(
         return None, None
     per_client = _scores_by_client(claim.metric)
     if per_client is not None and len(sides) == 2:
-        own, others = sides
-        estimate = _estimate_over_clients(*per_client, own, others, runs.seed_variance(names, *per_client))
+        metric, part = per_client
+        shared = runs.seed_variance(names, metric, part)
+        estimate = _estimate_over_clients(metric, part, sides[0], sides[1], shared)
         if estimate is not None:
             return estimate.mean, estimate
     values = [[runs.value(claim.metric, item) for item in items] for items in sides]

@@ -226,6 +226,11 @@ def _planning(execution: Execution, context: typer.Context) -> Execution:
     """Return a silent dry run; raises UsageError for options that cannot be combined with ``--plan``."""
     from pflcli.reporter import SILENT
 
+    if context.params.get("until_decided") is not None:
+        raise UsageError(
+            "--plan cannot be combined with --until-decided, which decides by the table whether to add a seed",
+            "give the seeds: --seeds 0,1,2,3,4",
+        )
     for name, reason in (
         ("dry_run", "both only print what would be done"),
         ("force", "a plan replaces nothing"),

@@ -9,6 +9,7 @@ from pflcli.commands.tune import MAKERS as SHARED
 from pflcli.commands.tune import tune
 from pflcli.comparison.request import IncompleteError, Request
 from pflcli.comparison.runs import Makers
+from pflcli.comparison.until_decided import compare_until_decided
 from pflcli.options.compare import Compare
 from pflcli.options.function import command
 
@@ -40,6 +41,10 @@ def compare(asked: Compare) -> Outcome:
     has at most that many trials, which choose the values that ``options`` and ``settings`` leave open by that metric on
     validation samples.
 
+    With ``until_decided``, a seed is added after each look at the table until the best method is shown to be better
+    than every other one, or until there are that many seeds. The first look is after ``seeds``, those of an existing
+    comparison, or three. Intervals and tests have the level of the last look, by alpha spending.
+
     With ``only``, only the artifacts in these folders of ``out`` (such as ``seed-0/ditto``) are made, and no table; the
     artifacts that they need must exist. A dry run lists all artifacts with those that each needs as
     ``summary["jobs"]``; if it has a reporter, it also estimates seconds and disk space as ``summary["needs"]``.
@@ -47,6 +52,12 @@ def compare(asked: Compare) -> Outcome:
     Raises UsageError for an invalid request; ConflictError before anything is made if an artifact of another request
     exists; IncompleteError, with the comparison of the other runs, if a run fails.
     """
+    if asked.until_decided is not None:
+        return compare_until_decided(asked, asked.until_decided, _compare)
+    return _compare(asked)
+
+
+def _compare(asked: Compare) -> Outcome:
     request = Request.read(asked, MAKERS)
     comparison = request.resolve(asked.only)
     if asked.execution.dry_run:

@@ -28,11 +28,13 @@ from pflcli.errors import UsageError, closest
 from pflcli.evaluation import summary
 from pflcli.evaluation.presentation import verdicts as presentation
 from pflcli.execution import Execution
+from pflcli.foreign import size
 from pflcli.options.declaration import as_path
 from pflcli.options.function import command
 from pflcli.options.verify import Verify
-from pflcli.reporter import SILENT
+from pflcli.reporter import SILENT, NullReporter
 from pflcli.settings import Settings
+from pflcli.wording import duration
 
 NAME = "verdicts"
 """The folder of the artifact inside ``out``; beside it is a folder per comparison."""
@@ -48,7 +50,8 @@ def verify(asked: Verify) -> Outcome:
     The verdicts are the artifact ``out/verdicts``. Artifacts that are up to date are not made again, and an interrupted
     run resumes. ``only`` are names of claims; those that ``out/verdicts`` has are judged again, as long as the file
     states them as before. Paths in ``only`` make these artifacts alone. A dry run lists the decision for each partition
-    and comparison as ``summary["plan"]``, and those still to be made, with what they need, as ``summary["jobs"]``.
+    and comparison as ``summary["plan"]``, and those still to be made, with what they need, as ``summary["jobs"]``. With
+    a reporter, it also estimates the costs of the comparisons whose partitions exist, as ``summary["needs"]``.
 
     Raises UsageError for a file with unknown keys, names or values; InputError for data that are missing;
     IncompleteError, with the verdicts, if runs fail that a claim needs.
@@ -118,8 +121,11 @@ class Verification:
 
     def preview(self) -> Outcome:
         """Return what a dry run tells: the decision for each partition and comparison, and what is still to be made."""
-        rows, jobs = list[dict[str, Any]](), list[dict[str, Any]]()
+        rows, jobs, needs = list[dict[str, Any]](), list[dict[str, Any]](), dict[str, Mapping[str, float]]()
+        reporter = self.asked.execution.reporter
         execution = replace(self.asked.execution, reporter=SILENT)
+        # A dry run estimates costs unless its reporter is SILENT; what else it says is in the rows.
+        estimating = replace(execution, reporter=SILENT if reporter is SILENT else NullReporter())
         for name, comparison in self.comparisons.items():
             made = [self._partition(comparison, seed, execution) for seed in comparison.seeds]
             paths = [f"{name}/partition-{seed}" for seed in comparison.seeds]
@@ -132,8 +138,10 @@ class Verification:
             if missing:
                 decision = AFTER
             else:
-                outcome = self._compare(comparison, execution)
+                outcome = self._compare(comparison, estimating)
                 decision = outcome.decision
+                if "needs" in outcome.summary:
+                    needs[name] = outcome.summary["needs"]
                 listed = outcome.summary.get("jobs", [])
                 own = [
                     {"path": f"{name}/{job['path']}", "needs": [f"{name}/{need}" for need in job["needs"]]}
@@ -146,7 +154,13 @@ class Verification:
             rows.append(_row(f"{name}/{TABLE}", decision))
             if decision != Decision.UP_TO_DATE:
                 jobs += [*own, {"path": f"{name}/{TABLE}", "needs": [*missing, *(job["path"] for job in own)]}]
-        return Outcome(self.out / NAME, NAME, f"dry run: {Decision.NEW}", "", {"plan": rows, "jobs": jobs})
+        for name, costs in needs.items():
+            reporter.say(f"{name}: {_describe_needs(costs)}")
+        total = {key: sum(costs[key] for costs in needs.values()) for key in next(iter(needs.values()), {})}
+        if len(needs) > 1:
+            reporter.say(f"in all: {_describe_needs(total)}")
+        facts = {"needs": total} if needs else {}
+        return Outcome(self.out / NAME, NAME, f"dry run: {Decision.NEW}", "", {"plan": rows, "jobs": jobs, **facts})
 
     def make_parts(self, paths: Sequence[str]) -> Outcome:
         """Make the artifacts at these paths alone, and return the last one."""
@@ -290,6 +304,11 @@ def _recorded(claim: Claim) -> dict[str, Any]:
 
 def _row(path: str, decision: str) -> dict[str, str]:
     return {"path": path, "decision": str(decision).removeprefix("dry run: ")}
+
+
+def _describe_needs(costs: Mapping[str, float]) -> str:
+    seconds, processor = duration(costs["seconds"]), duration(costs["processor_seconds"])
+    return f"needs about {seconds} ({processor} of one core) and {size(costs['disk_bytes'])} of disk"
 
 
 def _measure(comparison: Artifact) -> dict[str, Any]:

@@ -22,7 +22,14 @@ from pflcli.wording import as_typed
 
 Options = dict[str, Mapping[str, Any]]
 
-_ADDED = {"target": "target", "link": "link", "metric": "metric", "positive": "positive class", "coverage": "coverage"}
+_ADDED = {
+    "target": "target",
+    "link": "link",
+    "metric": "metric",
+    "positive": "positive class",
+    "coverage": "coverage",
+    "looks": "looks from and up to these numbers of seeds:",
+}
 """Parts of a request that may be added to an existing comparison, in words."""
 
 

@@ -124,6 +124,7 @@ class Request:
             "settings": run_request.recorded_settings(training),
             **({} if digest is None else {"weights": digest}),
             **options.request(self.asked.baseline, partitions),
+            **self._looks(existing, len(partitions)),
             **tuned.request,
         }
         if only is not None:
@@ -140,6 +141,22 @@ class Request:
         grows = existing is not None and existing.rounds < training.rounds
         graph = Graph.create(self.out, planned, grows=grows).select(only)
         return Comparison(self, runs, tuned, options, table, graph, tuning, jobs)
+
+    def _looks(self, existing: ExistingComparison | None, seeds: int) -> dict[str, Any]:
+        """Return the first and the largest number of seeds with a look, which an existing comparison keeps.
+
+        Raises UsageError for another largest number, as the levels of earlier looks depend on it.
+        """
+        most = self.asked.until_decided
+        kept = None if existing is None else existing.artifact.manifest.request.get("looks")
+        if kept is None:
+            return {} if most is None else {"looks": [seeds, most]}
+        if most is not None and most != kept[1]:
+            raise UsageError(
+                f"{self.out / NAME} was made with --until-decided {kept[1]}, which sets the levels of its looks",
+                f"--until-decided {kept[1]}, or another folder for --out",
+            )
+        return {"looks": kept}
 
     def _tune(self, problems: Mapping[str, str]) -> tuple[Tuned, Plan]:
         """Return the values that tunings have chosen so far, and the plan of the tunings."""
@@ -265,6 +282,7 @@ class Comparison:
     def _complete_request(self) -> Compare:
         """Return the options that make the whole comparison at once, including its earlier methods and seeds."""
         asked, variants, partitions = self.request.asked, self.runs.variants, self.runs.partitions
+        looks = self.table.request.get("looks")
         by_tuning = {
             name: {key.removeprefix(TRAINING) for key in item.values or ()} for name, item in self.tuned.choices.items()
         }
@@ -279,7 +297,8 @@ class Comparison:
             sources=sources,
             methods=[variant.name for variant in variants if not variant.is_added],
             references=asked.references or any(variant.is_added for variant in variants),
-            seeds=list(partitions) if len(sources) == 1 else None,
+            seeds=list(partitions)[: looks[0] if looks else None] if len(sources) == 1 else None,
+            until_decided=looks[1] if looks else None,
             options={name: values for name, values in options.items() if values},
             **asdict(self.options),
         )

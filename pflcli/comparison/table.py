@@ -21,6 +21,7 @@ from pflcli.comparison.variants import Variant, stack_pools
 from pflcli.errors import InputError, UsageError
 from pflcli.evaluation import coverage, round_costs, scoring, stack_references, summary
 from pflcli.evaluation.metrics import catalogue
+from pflcli.evaluation.metrics.looks import Looks
 from pflcli.execution import Execution
 from pflcli.jobs.graph import Job, Plan
 from pflcli.jobs.run import Results
@@ -178,12 +179,17 @@ class Table:
             request.get("coverage"),
             references={variant.name for variant in self.runs.variants if variant.is_reference},
         )
+        looks = Looks(*request["looks"]) if "looks" in request else None
+        if looks is not None:
+            level = looks.level(len(request["seeds"]))
+            scores = [replace(item, level=level) for item in scores]
         record = self.tuned.record(self.runs.out / NAME, labels)
         tried = tunings.count_models(record, self.runs.variants)
         link = round_costs.Link.parse(request["link"]) if "link" in request else None
         metrics = {
             **scoring.summarize(scores, SPLIT, baseline, request.get("target"), link, tried),
             "failed": failed,
+            **({} if looks is None else {"looks": {"first": looks.first, "most": looks.most}}),
         }
         pooled = stack_pools(request["methods"])
         if beside := stack_references.score_references(scores, pooled):

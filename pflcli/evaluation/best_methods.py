@@ -1,7 +1,8 @@
 """The best method of each column of a table, and the methods that are not shown to be worse than it.
 
-A difference from the best method, paired by client, is significant if its p-value is below 5 % after Holm's correction
-for the number of methods. Gains over the baseline use the same test (``metrics/gains.py``).
+A difference from the best method, paired by client, is significant if its p-value is below 5 % (less with
+``--until-decided``) after Holm's correction for the number of methods. Gains over the baseline use the same test
+(``metrics/gains.py``).
 """
 
 from __future__ import annotations
@@ -21,12 +22,9 @@ from pflcli.evaluation.metrics.catalogue import Metric
 
 DAGGER = "†"
 """The mark of a score that is not shown to be worse than the best one of its column."""
-RISK = 0.05
-"""Significance level at which a method differs from the best one."""
-
 _BOLD = "Bold: the best score of a column; only columns that are means over clients are marked."
 _NOT_WORSE = (
-    f"{DAGGER} not shown to be worse than the best score of the column (5 %, paired by client, Holm's correction). The"
+    f"{DAGGER} not shown to be worse than the best score of the column (RISK, paired by client, Holm's correction). The"
     " test depends on how much clients differ, so a lower score can have this mark where a higher one has not."
 )
 
@@ -64,15 +62,22 @@ def find(artifact: Artifact, metrics: Mapping[str, Any], names: Sequence[str]) -
             if row["metrics"].get(name, {}).get("value") is not None and not row.get("reference")
         }
         if len(values) > 1 and (metric.score or name) in table:
-            found[name] = _find_in_column(runs, values, metric, samples, is_one_partition=is_one_partition)
+            found[name] = _find_in_column(
+                runs, values, metric, samples, risk=_risk(metrics), is_one_partition=is_one_partition
+            )
     return found
 
 
-def explain(found: Iterable[Best]) -> list[str]:
+def _risk(metrics: Mapping[str, Any]) -> float:
+    """Return the significance level at which a method differs from the best one."""
+    return 1 - float(metrics.get("level", gains.LEVEL))
+
+
+def explain(found: Iterable[Best], metrics: Mapping[str, Any]) -> list[str]:
     """Return a sentence for each mark that a table with these columns has."""
     columns = [*found]
     has_best, has_others = any(column.best for column in columns), any(column.not_worse for column in columns)
-    return [_BOLD] * has_best + [_NOT_WORSE] * has_others
+    return [_BOLD] * has_best + [_NOT_WORSE.replace("RISK", f"{100 * _risk(metrics):.3g} %")] * has_others
 
 
 def _find_in_column(
@@ -81,6 +86,7 @@ def _find_in_column(
     metric: Metric,
     samples: str,
     *,
+    risk: float,
     is_one_partition: bool,
 ) -> Best:
     """Return the best methods of a column and those not shown to be worse; ``runs`` has clients by label and seed."""
@@ -100,7 +106,7 @@ def _find_in_column(
         )
         p[label] = 1.0 if estimate is None else estimate.p
     equal = {best, *(label for label in p if values[label] == values[best])}
-    not_worse = {label for label, value in gains.holm(p).items() if value >= RISK}
+    not_worse = {label for label, value in gains.holm(p).items() if value >= risk}
     return Best(frozenset(equal), frozenset(not_worse - equal))
 
 

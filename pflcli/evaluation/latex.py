@@ -140,8 +140,8 @@ def _write_caption(metrics: Mapping[str, Any], best: Mapping[str, best_methods.B
     beside = f" and {counted(references, 'reference')}" if references else ""
     words = f"{metrics['split'].capitalize()} scores of {methods}{beside}.{_describe_spread(metrics)}"
     if any(metric.get("interval") for row in metrics["methods"] for metric in row["metrics"].values()):
-        words += " Brackets: 95 % intervals."
-    return escape(" ".join([words, *best_methods.explain(best.values())]))
+        words += f" Brackets: {tables.format_level(metrics)} intervals."
+    return escape(" ".join([words, *best_methods.explain(best.values(), metrics)]))
 
 
 def _describe_spread(metrics: Mapping[str, Any]) -> str:

@@ -103,7 +103,10 @@ def summarize(
     if scored[0].sets is not None:
         table["sets"] = coverage.summarize_sets(groups, tried or {})
     summary.correct_p_values(table["methods"], table["baseline"])
-    table["conclusion"] = conclusion.conclude(table["methods"], table["baseline"], metric_names[0])
+    level = scored[0].level
+    if level != gains.LEVEL:
+        table["level"] = level
+    table["conclusion"] = conclusion.conclude(table["methods"], table["baseline"], metric_names[0], level)
     remarks = _define_metrics(table["methods"], metric_names, _class_names(scored[0]), scored[0].positive)
     remarks += [*_describe_repetitions(groups, table["baseline"]), *_describe_untested(scored, split)]
     table |= {"definitions": remarks} if remarks else {}

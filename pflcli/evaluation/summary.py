@@ -48,6 +48,8 @@ class ScoredPredictions:
     """the baseline's score of each client, (m,)"""
     repeats_baseline: bool = False
     """whether another method's predictions are those of the baseline, up to rounding"""
+    level: float = gains.LEVEL
+    """the coverage of the interval of a gain"""
     seed_variance: float | None = None
     """the variance over seeds of a mean gain that all methods of the comparison share; None if there is none"""
 
@@ -212,7 +214,7 @@ def _add_gain(metrics: _Row, label: str, items: Sequence[ScoredPredictions], ide
         estimate = gains.mean_gain(gain, weight, identities, items[0].seed_variance)
         if estimate is not None:
             beside |= {
-                "interval": list(estimate.interval),
+                "interval": list(estimate.interval_at(items[0].level)),
                 "standard_error": estimate.error,
                 "degrees_of_freedom": estimate.freedom,
                 "p": estimate.p,

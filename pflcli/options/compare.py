@@ -86,6 +86,16 @@ class Compare(Options):
             show_default="that of the partition",
         ),
     ] = None
+    until_decided: Annotated[
+        int | None,
+        typer.Option(
+            help="Add seeds until the best method is shown to be better than every other one, or until there are this"
+            " many. Intervals and tests are corrected for the repeated looks.",
+            min=2,
+            metavar="MAX",
+            show_default="no seed is added",
+        ),
+    ] = None
     options: Annotated[
         Mapping[str, Mapping[str, Any]] | None,
         Typed(list[str], lambda typed: config.group_by_owner(config.parse_assignments(typed)), as_pairs),

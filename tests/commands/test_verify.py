@@ -126,6 +126,7 @@ def test_a_dry_run_says_what_would_run_and_makes_nothing(judged, tmp_path, pfl):
     ran = pfl("verify", judged / "claims.toml", "-o", tmp_path / "new", "-n")
     assert ran.code == 0
     assert not (tmp_path / "new").exists()
+    assert "needs about" not in ran.err
     rows = dict(line.split("\t") for line in ran.err.splitlines())
     assert rows["writers/partition-0"] == "new"
     assert rows["writers/comparison"] == "after its partitions"
@@ -134,6 +135,14 @@ def test_a_dry_run_says_what_would_run_and_makes_nothing(judged, tmp_path, pfl):
     assert (rows["writers/partition-1"], rows["writers/partition-2"]) == ("up to date", "new")
     done = pfl("verify", judged / "claims.toml", "-o", judged / "v", "-n").err
     assert {line.split("\t")[1] for line in done.splitlines()[1:]} == {"up to date"}
+
+
+def test_a_dry_run_estimates_comparisons_whose_partitions_are_there(copy, pfl):
+    (copy / "claims.toml").write_text(CLAIMS.replace('"fedavg-plus.epochs" = [1, 3]', '"fedavg-plus.epochs" = [1, 2]'))
+    ran = pfl("verify", copy / "claims.toml", "-o", copy / "v", "-n", "--json")
+    assert json.loads(ran.out)["summary"]["needs"]["processor_seconds"] > 0
+    assert "writers: needs about" in ran.err
+    assert not (copy / "v" / "writers" / "seed-0" / "fedavg-plus@epochs-2").exists()
 
 
 def test_further_seeds_and_changed_claims_extend_what_is_there(copy, pfl):

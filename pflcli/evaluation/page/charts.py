@@ -194,7 +194,10 @@ def _draw_cost(comparison: Comparison) -> Chart | None:
     ends = [0.0, *(row[key] for row in rows for key in ("low", "high"))]
     room = 0.05 * (max(ends) - min(ends)) or 1.0
     scale_y: Spec = {"domain": [float(f"{min(ends) - room:.4g}"), float(f"{max(ends) + room:.4g}")], "nice": False}
-    y: Spec = {"title": f"{_title_gain(comparison)}, 95 % interval", "scale": scale_y}
+    y: Spec = {
+        "title": f"{_title_gain(comparison)}, {tables.format_level(comparison.metrics)} interval",
+        "scale": scale_y,
+    }
     constant = _choose_constant([row["MB"] for row in rows])
     scale_x, axis = _draw_megabytes(max(row["MB"] for row in rows), constant)
     base: Spec = {
@@ -239,7 +242,8 @@ def _draw_cost(comparison: Comparison) -> Chart | None:
     }
     caption = (
         f"Gain of each method over {comparison.baseline_name} against the data it sends. Upper left is best. Bars are "
-        f"95 % intervals. {'' if constant is None else 'The horizontal axis is logarithmic, with 0 at its left end. '}"
+        f"{tables.format_level(comparison.metrics)} intervals. "
+        f"{'' if constant is None else 'The horizontal axis is logarithmic, with 0 at its left end. '}"
         "Methods that send the same amount are drawn side by side."
         + ("" if few else " Highlight a method to see its name.")
     )

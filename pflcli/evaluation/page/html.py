@@ -227,7 +227,7 @@ def _render_section(section: Section, number: int, several: bool) -> str:
     heading = f"<h2{mark}>{escape(section.title)}</h2>"
     lead, *facts = comparison.answer
     points = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
-    marks = best_methods.explain(section.best.values())
+    marks = best_methods.explain(section.best.values(), comparison.metrics)
     lines = [*marks, *comparison.notes, *section.runs.remarks]
     notes = "".join(f"<li>{_format_note(line)}</li>" for line in lines)
     return (

@@ -9,25 +9,26 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pflcli.evaluation.metrics import catalogue
+from pflcli.evaluation.metrics import catalogue, gains
 from pflcli.evaluation.metrics.catalogue import Metric
 from pflcli.evaluation.presentation import prediction_sets, tables
 from pflcli.wording import as_typed, counted
 
-_ALPHA = 0.05
-"""Family-wise error rate: the probability of wrongly calling any method better."""
 
-
-def conclude(methods: Sequence[Mapping[str, Any]], baseline: str | None, metric: str = "accuracy") -> dict[str, Any]:
+def conclude(
+    methods: Sequence[Mapping[str, Any]], baseline: str | None, metric: str = "accuracy", level: float = gains.LEVEL
+) -> dict[str, Any]:
     """Return the conclusion, a sentence and its facts, from the rows of stored metrics.
 
-    A method is shown to be better if its mean gain is above 0 with p < 5 % after Holm's correction for the number of
-    methods compared with the baseline, and its own 95 % interval excludes 0. The best of these has the best value of
-    ``metric``; all gains are in that metric. Because the best method was selected, its gain is likely a little lower
-    than estimated.
+    A method is shown to be better if its mean gain is above 0 with p < 1 - ``level`` after Holm's correction for the
+    number of methods compared with the baseline, and its own interval, of this level, excludes 0. The best of these has
+    the best value of ``metric``; all gains are in that metric. Because the best method was selected, its gain is likely
+    a little lower than estimated.
     """
     known = {m["label"]: m for m in methods if m["label"] != baseline and "p_corrected" in m["metrics"].get("gain", {})}
-    by_sign = {sign: [label for label, method in known.items() if _is_shown(method, sign)] for sign in (1, -1)}
+    by_sign = {
+        sign: [label for label, method in known.items() if _is_shown(method, sign, 1 - level)] for sign in (1, -1)
+    }
     result: dict[str, Any] = {
         "correction": "Holm",
         "compared": len(known),
@@ -40,7 +41,7 @@ def conclude(methods: Sequence[Mapping[str, Any]], baseline: str | None, metric:
     if baseline is None:
         result["sentence"] = "no gain is known: the baseline was not compared"
     elif not by_sign[1]:
-        result["sentence"] = _describe_no_better(known, name_baseline(baseline), by, entry)
+        result["sentence"] = _describe_no_better(known, name_baseline(baseline), by, entry, 1 - level)
     else:
         best = max(by_sign[1], key=lambda label: entry.sign * known[label]["metrics"][metric]["value"])
         result["best"] = best
@@ -84,9 +85,9 @@ def name_baseline(baseline: str) -> str:
     return "the global model" if baseline == "global" else baseline
 
 
-def _is_shown(method: Mapping[str, Any], sign: int) -> bool:
+def _is_shown(method: Mapping[str, Any], sign: int, risk: float) -> bool:
     gain = method["metrics"]["gain"]
-    return gain["p_corrected"] < _ALPHA and all(sign * bound > 0 for bound in gain["interval"])
+    return gain["p_corrected"] < risk and all(sign * bound > 0 for bound in gain["interval"])
 
 
 def _format_gain(gain: Mapping[str, Any], entry: Metric) -> str:
@@ -95,7 +96,7 @@ def _format_gain(gain: Mapping[str, Any], entry: Metric) -> str:
     return f"{value:+.{entry.digits}f}{unit} [{low:.{entry.digits}f}, {high:.{entry.digits}f}]"
 
 
-def _describe_no_better(known: Mapping[str, Mapping[str, Any]], over: str, by: str, entry: Metric) -> str:
+def _describe_no_better(known: Mapping[str, Mapping[str, Any]], over: str, by: str, entry: Metric, risk: float) -> str:
     """Return the sentence if no method is shown to be better: the highest gain, and why it is not significant."""
     if not known:
         return f"no method was compared with {over}{by}"
@@ -113,10 +114,10 @@ def _describe_no_better(known: Mapping[str, Mapping[str, Any]], over: str, by: s
         first = f"{label} scores worse than {over}{by}, {points}"
     else:
         first = f"all {len(known)} methods score worse than {over}{by}; {label} loses least, {points}"
-    return f"{first}; {_describe_doubt(gain, len(known))}{_propose_seeds(known[label])}"
+    return f"{first}; {_describe_doubt(gain, len(known), risk)}{_propose_seeds(known[label])}"
 
 
-def _describe_doubt(gain: Mapping[str, Any], compared: int) -> str:
+def _describe_doubt(gain: Mapping[str, Any], compared: int, risk: float) -> str:
     """Return a clause on why a gain is not significantly above 0, or that it is significantly below."""
     low, high = gain["interval"]
     p = gain["p_corrected"]
@@ -124,7 +125,7 @@ def _describe_doubt(gain: Mapping[str, Any], compared: int) -> str:
         return "too few observations for an interval, so this is not a significant difference"
     if low <= 0 <= high:
         return "the interval includes 0, so this is not a significant difference"
-    if p < _ALPHA:
+    if p < risk:
         return f"this difference is significant (p = {p:.2g})"
     correction = f" after Holm's correction for {compared} methods" if compared > 1 else ""
     return f"the interval excludes 0, but the difference is not significant{correction} (p = {p:.2g})"
@@ -228,6 +229,19 @@ def _describe_references(methods: Sequence[Mapping[str, Any]]) -> list[str]:
     return [f"reference, not ranked and not counted among the methods: {', '.join(labels)}"]
 
 
+def _describe_looks(metrics: Mapping[str, Any]) -> list[str]:
+    """Return a sentence on the looks of ``--until-decided``, and the level of intervals; empty without them."""
+    looks = metrics.get("looks")
+    if not looks:
+        return []
+    return [
+        f"seeds were added until the best method was decided, at most {looks['most']}, with a look after each seed "
+        f"from {looks['first']} on: intervals and tests have the level of the last look, "
+        f"{tables.format_level(metrics)} (alpha spending), so that all looks together err in about "
+        f"{100 * (1 - gains.LEVEL):.0f} % of comparisons"
+    ]
+
+
 def _describe_privacy(methods: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a sentence per guarantee of differential privacy; empty without any."""
     labels: dict[tuple[float, float], list[str]] = {}
@@ -295,7 +309,12 @@ def list_notes(metrics: Mapping[str, Any]) -> list[str]:
     """Return the notes below the table of stored ``metrics``."""
     lines = [metrics["conclusion"]["sentence"]] if "conclusion" in metrics else []
     rows = metrics["methods"]
-    lines += [*metrics.get("definitions", ()), *_describe_stacks(metrics), *_describe_tuning(metrics)]
+    lines += [
+        *_describe_looks(metrics),
+        *metrics.get("definitions", ()),
+        *_describe_stacks(metrics),
+        *_describe_tuning(metrics),
+    ]
     lines += [
         *_describe_splits(rows, validated=not metrics.get("without_validation")),
         *_describe_references(rows),

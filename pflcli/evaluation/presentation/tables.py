@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from pflcli.evaluation.metrics import catalogue
+from pflcli.evaluation.metrics import catalogue, gains
 from pflcli.evaluation.metrics.catalogue import Metric
 
 MARK = "*"
@@ -31,6 +31,11 @@ class Table(NamedTuple):
         """Return the table as Markdown, with the first column left-aligned and the others right-aligned."""
         align = ["---", *["---:"] * (len(self.heading) - 1)]
         return "".join("| " + " | ".join(line) + " |\n" for line in [self.heading, align, *self.rows])
+
+
+def format_level(metrics: Mapping[str, Any]) -> str:
+    """Return the coverage of the intervals of a table in percent, as in ``95 %``."""
+    return f"{100 * metrics.get('level', gains.LEVEL):.6g} %"
 
 
 def mark_reference(row: Mapping[str, Any]) -> str:

@@ -1,0 +1,81 @@
+"""``compare --until-decided``: add seeds until the best method is shown to be better than every other one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from pflcli.artifacts import manifest as manifests
+from pflcli.artifacts.kinds import evaluation
+from pflcli.artifacts.make import Outcome
+from pflcli.artifacts.reader import open_artifact
+from pflcli.comparison.table import NAME
+from pflcli.errors import UsageError
+from pflcli.evaluation import best_methods
+from pflcli.evaluation.metrics import catalogue
+from pflcli.evaluation.presentation import tables
+from pflcli.options.compare import Compare
+
+FIRST = 3
+"""The number of seeds at the first look, unless seeds are given or there already."""
+
+
+def compare_until_decided(asked: Compare, most: int, make: Callable[[Compare], Outcome]) -> Outcome:
+    """Make the comparison with the seeds that are given, and add one after the other until it is decided.
+
+    ``make`` makes a comparison. A dry run previews it with all ``most`` seeds. Raises UsageError for options that leave
+    no seed to add.
+    """
+    if asked.only is not None:
+        raise UsageError(
+            "--until-decided looks at the whole table, which --only does not make", "leave out one of them"
+        )
+    if len(asked.sources) > 1:
+        raise UsageError(
+            "--until-decided adds seeds on a single partition, and cannot draw further partitions", "give one partition"
+        )
+    seeds = sorted({*_earlier_seeds(Path(asked.out)), *(asked.seeds or ())}) or [*range(min(FIRST, most))]
+    if len(seeds) > most:
+        raise UsageError(
+            f"--until-decided {most} leaves no seed to add: there are {len(seeds)}", f"--until-decided {len(seeds) + 1}"
+        )
+    reporter = asked.execution.reporter
+    if asked.execution.dry_run:
+        reporter.say(f"seeds are added up to {most}: this is the most that will be needed")
+        return make(replace(asked, seeds=_extend(seeds, most)))
+    while True:
+        outcome = make(replace(asked, seeds=seeds))
+        is_decided, words = _look(outcome)
+        reporter.say(f"look after {len(seeds)} of at most {most} seeds: {words}")
+        if is_decided or len(seeds) >= most:
+            return outcome
+        seeds = _extend(seeds, len(seeds) + 1)
+
+
+def _earlier_seeds(out: Path) -> list[int]:
+    """Return the seeds of the comparison that is in a folder already."""
+    if not manifests.is_artifact(out / NAME):
+        return []
+    manifest = manifests.read(out / NAME)
+    return [*manifest.request["seeds"]] if manifest.kind == NAME else []
+
+
+def _extend(seeds: list[int], count: int) -> list[int]:
+    """Return ``count`` seeds: these, and those that follow the largest one."""
+    return [*seeds, *range(seeds[-1] + 1, seeds[-1] + 1 + count - len(seeds))]
+
+
+def _look(outcome: Outcome) -> tuple[bool, str]:
+    """Return whether the best method of a comparison is shown to be better than every other one, and say so."""
+    artifact = open_artifact(outcome.path)
+    metrics = evaluation.read(artifact)
+    name = metrics.get("metric", catalogue.DEFAULT)[0]
+    found = best_methods.find(artifact, metrics, [name])[name]
+    if not found.best:
+        return True, "there are no two methods to decide between"
+    best, others = ", ".join(sorted(found.best)), ", ".join(sorted(found.not_worse))
+    level = tables.format_level(metrics)
+    if len(found.best) == 1 and not found.not_worse:
+        return True, f"{best} is shown to be better than every other method, at the level {level}"
+    return False, f"{best} is not shown to be better than {others or 'the others'}, at the level {level}"
