@@ -81,7 +81,7 @@ ALLOWED = {
         "federation.privacy",
         "methods",
     }
-    | {"knn", "simulation", "training", "evaluation", "evaluation.metrics", "prediction"},
+    | {"knn", "simulation", "training", "evaluation", "evaluation.metrics", "evaluation.presentation", "prediction"},
     "laws": BASE
     | {"config", "data.datasets", "data.schemes", "models", "parameters", "engine", "knn", "federation"}
     | {"federation.aggregators", "federation.uploads", "methods", "simulation", "training", "prediction", "artifacts"},
