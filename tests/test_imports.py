@@ -81,7 +81,7 @@ ALLOWED = {
         "federation.privacy",
         "methods",
     }
-    | {"knn", "simulation", "training", "evaluation", "evaluation.metrics", "evaluation.presentation", "prediction"},
+    | {"knn", "simulation", "training", "evaluation", "evaluation.metrics", "prediction"},
     "laws": BASE
     | {"config", "data.datasets", "data.schemes", "models", "parameters", "engine", "knn", "federation"}
     | {"federation.aggregators", "federation.uploads", "methods", "simulation", "training", "prediction", "artifacts"},
@@ -94,7 +94,7 @@ ALLOWED = {
     "tuning": BASE | {"execution", "config", "artifacts", "methods", "evaluation.metrics", "jobs"},
     "comparison": BASE
     | {"execution", "config", "artifacts", "options", "methods", "federation", "federation.privacy", "training"}
-    | {"evaluation", "evaluation.metrics", "jobs", "tuning"},
+    | {"evaluation", "evaluation.metrics", "evaluation.presentation", "jobs", "tuning"},
     "claims": BASE | {"config", "artifacts", "options", "evaluation", "evaluation.metrics", "comparison"},
     "commands": BASE
     | {"execution", "config", "sources", "data.datasets", "data.formats", "data.schemes", "data.preparation", "models"}
