@@ -1,16 +1,14 @@
-"""Tables on terminals of several widths: names and numbers stay whole, and what finds no room is pointed to."""
+"""Tables on terminals of several widths keep names and numbers whole, and say where omitted columns are."""
 
 from __future__ import annotations
 
-import fcntl
 import io
+import json
 import os
 import pty
 import re
-import struct
 import subprocess
 import sys
-import termios
 
 import pytest
 
@@ -25,26 +23,26 @@ WIDTHS = (80, 100, 120, 160)
 
 # All commands in one process: imports take most of the time.
 _RUN = """
-import json, sys
+import fcntl, json, struct, sys, termios
 from pflcli.__main__ import main
-for line in json.loads(sys.argv[1]):
-    print("##", *line, flush=True)
-    try:
-        main(line)
-    except SystemExit as end:
-        assert not end.code, end.code
-    sys.stderr.flush()
+widths, lines = json.loads(sys.argv[1])
+for width in widths:
+    fcntl.ioctl(0, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
+    for line in lines:
+        print("##", *line, flush=True)
+        try:
+            main(line)
+        except SystemExit as end:
+            assert not end.code, end.code
+        sys.stderr.flush()
 """
 
 
-def run_in_terminal(width, lines):
-    """What a terminal of this width shows of some command lines."""
-    import json
-
+def run_in_terminal(widths, lines):
+    """Return the lines that a terminal shows of each command line, by its width."""
     parent_end, child_end = pty.openpty()
-    fcntl.ioctl(child_end, termios.TIOCSWINSZ, struct.pack("HHHH", 40, width, 0, 0))
     env = {key: value for key, value in os.environ.items() if key != "COLUMNS"}
-    words = json.dumps([[str(word) for word in line] for line in lines])
+    words = json.dumps([widths, [[str(word) for word in line] for line in lines]])
     process = subprocess.Popen(
         [sys.executable, "-c", _RUN, words],
         stdin=child_end,
@@ -65,7 +63,8 @@ def run_in_terminal(width, lines):
     os.close(parent_end)
     assert process.wait() == 0, output.decode()
     parts = re.split(r"^## .*\n", output.decode().replace("\r\n", "\n"), flags=re.MULTILINE)[1:]
-    return [part.splitlines() for part in parts]
+    shown = iter([part.splitlines() for part in parts])
+    return {width: [next(shown) for _ in lines] for width in widths}
 
 
 @pytest.fixture(scope="module")
@@ -95,12 +94,19 @@ def assert_whole(lines, width, artifact, table):
     assert "best: " in text or " significant" in text
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-def test_tables_keep_names_and_numbers_whole(small, terminal_comparison, width):
+@pytest.fixture(scope="module")
+def shown_by_width(small, terminal_comparison):
+    """What terminals of all widths show of tables and lists."""
     comparison, again = terminal_comparison
     evaluation = ["evaluate", small.fedavg, small.knn, "-o", small.ev]
     lists = [["list", "methods"], ["list", "datasets"], ["list", "methods", "fedham"], ["list"]]
-    outputs = run_in_terminal(width, [again, ["show", comparison], evaluation, ["show", small.ev], *lists])
+    return run_in_terminal(WIDTHS, [again, ["show", comparison], evaluation, ["show", small.ev], *lists])
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_tables_keep_names_and_numbers_whole(small, terminal_comparison, shown_by_width, width):
+    comparison, _ = terminal_comparison
+    outputs = shown_by_width[width]
     for part, artifact in zip(outputs[:4], (comparison, comparison, small.ev, small.ev), strict=True):
         opened = open_artifact(artifact)
         assert_whole(part, width, artifact, tables.build(read(opened), opened.kind))
@@ -110,6 +116,12 @@ def test_tables_keep_names_and_numbers_whole(small, terminal_comparison, width):
 
     names = {line.split("  ")[0] for line in outputs[4]}
     assert {*registry.names("methods")} <= names
+
+
+def test_wide_terminal_shows_more_than_a_narrow_one(shown_by_width):
+    """Otherwise the sizes of the terminal had no effect."""
+    narrow, wide = ([len(line) for line in shown_by_width[width][0] if line.startswith("──")] for width in (80, 160))
+    assert max(narrow) <= 80 < max(wide)
 
 
 HEADING = ["method", "accuracy %", "bottom decile %", "note"]
