@@ -35,11 +35,10 @@ printf '[superlink]\ndefault = "pilot"\n\n[superlink.pilot]\naddress = "127.0.0.
   "$at/keys/ca.crt" > "$FLWR_HOME/config.toml"
 
 # The coordinator: the server of pfl, and Flower's SuperLink.
-started=()
-trap 'kill "${started[@]}" 2> /dev/null || true' EXIT
 "$pfl" federation run "$runs/fed" --at "$at/exchange" -o "$at/server" --threads 1 > /dev/null &
 server=$!
-started+=($server)
+started=($server)
+trap 'kill "${started[@]}" 2> /dev/null || true' EXIT
 flower-superlink --host 127.0.0.1 --port 18000 --ssl-ca-certfile ca.crt --ssl-certfile server.crt --ssl-keyfile server.key \
   --enable-supernode-auth --disable-runtime-dependency-installation --database "$at/state.db" > "$at/superlink.log" 2>&1 &
 started+=($!)

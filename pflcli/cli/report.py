@@ -45,7 +45,6 @@ def command(
     Examples:
         pfl report runs/c/comparison -o report.html
         pfl report runs/evaluation runs/c/comparison -o both.html
-        pfl report fed -o sites.html
     """
     from pflcli.commands.report import report
 

@@ -60,9 +60,8 @@ def personalize(asked: Personalize) -> Outcome:
     seed = run_request.choose_seed(asked.seed, nearest)
     request = run_request.describe_run(asked.method, cfg, training, seed)
     file = initial.read(asked.weights) if asked.weights is not None else None
-    execution = execution.reading(
-        None if file is None else file.path, *(artifact.path for artifact in lineage.values() if artifact)
-    )
+    earlier = [artifact.path for artifact in lineage.values() if artifact]
+    execution = execution.reading(None if file is None else file.path, asked.attendance, *earlier)
     digest = _initial_digest(nearest, lineage["backbone"], file)
     initial.require_weights(training, digest)
     if digest is not None:

@@ -57,7 +57,7 @@ def train_global(asked: TrainGlobal) -> Outcome:
     seed = run_request.choose_seed(asked.seed, partition)
     file = initial.read(asked.weights) if asked.weights is not None else None
     initial.require_weights(training, None if file is None else file.digest)
-    execution = execution.reading(None if file is None else file.path)
+    execution = execution.reading(None if file is None else file.path, asked.attendance)
     request = run_request.describe_run(asked.method, cfg, training, seed)
     record = None
     if asked.attendance is not None:

@@ -26,7 +26,6 @@ class Extract(Options):
     Examples:
         pfl extract runs/b -o runs/e
         pfl extract runs/b -o runs/e2 --partition runs/p2
-        pfl extract runs/b -o runs/e3 --layer body.1
     """
 
     NAME: ClassVar[str] = "extract"

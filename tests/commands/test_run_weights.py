@@ -18,7 +18,7 @@ from pflcli.__main__ import main
 from pflcli.artifacts import codebook
 from pflcli.artifacts.reader import open_artifact
 from pflcli.execution import Execution
-from pflcli.options.declaration import Options
+from pflcli.options.declaration import Options, TableOptions
 
 LINES = {
     "predict": "predict {run} {d}/x.npy --client {client}",
@@ -64,7 +64,11 @@ def make_line(at, command, run, out):
 
 def test_cases_cover_every_command_with_a_weights_option():
     assert cli.app
-    known = [(options.NAME, fields(options)) for options in Options.__subclasses__()]
+    known = [
+        (options.NAME, fields(options))
+        for options in [*Options.__subclasses__(), *TableOptions.__subclasses__()]
+        if hasattr(options, "NAME")
+    ]
     having = {name for name, options in known if any(each.type == "RunWeights" for each in options)}
     assert having == set(LINES)
 

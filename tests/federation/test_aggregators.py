@@ -13,7 +13,7 @@ from pflcli.federation import aggregators
 from pflcli.federation.aggregators import krum
 from pflcli.federation.attack import Attack
 
-SEND_MORE = {"fedamp", "fedattn", "fedham", "fedhealth", "pooled"}
+SEND_MORE = {"fedamp", "fedattn", "fedham", "fedhealth", "knn-peers", "pooled"}
 """Methods of kind server that do more with uploads than average them."""
 AVERAGING = [
     name for name in registry.names("methods") if methods.load(name).KIND == "server" and name not in SEND_MORE

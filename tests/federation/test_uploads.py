@@ -16,8 +16,8 @@ from pflcli.errors import InputError, UnsuitedError, UsageError
 from pflcli.federation import uploads
 
 SERVER = [name for name in registry.names("methods") if methods.load(name).KIND == "server"]
-SEND_MORE = {"fedamp", "fedattn", "fedhealth", "pooled"}
-"""Methods that send the server what it does not average: models to mix, biases, samples."""
+SEND_MORE = {"fedamp", "fedattn", "fedhealth", "knn-peers", "pooled"}
+"""Methods that send the server what it does not average: models to mix, biases, class means, samples."""
 AVERAGING = [name for name in SERVER if name not in SEND_MORE]
 
 

@@ -56,8 +56,10 @@ OPTIONS = {
     ("embed", "weights"): ("writers", "--encoder", MOBILE, "--size", "32", "--weights", "{inside}/weights.safetensors"),
     ("partition", "root"): ("mnist", "--scheme", "iid", "--clients", "2", "--root", "{inside}"),
     ("train-global", "weights"): (*COMMANDS["train-global"], "--weights", "{inside}/weights.safetensors"),
+    ("train-global", "attendance"): (*COMMANDS["train-global"], "--attendance", "{inside}/attendance.csv"),
     ("extract", "partition"): ("{b}", "--partition", "{inside}/p"),
     ("personalize", "weights"): (*COMMANDS["personalize"], "--weights", "{inside}/weights.safetensors"),
+    ("personalize", "attendance"): ("fedavg", "{p}", *MODEL, "--attendance", "{inside}/attendance.csv"),
     ("personalize", "choices"): ("ditto", "{p}", *MODEL, "--refit", "--choices", "{inside}/q"),
     ("tune", "weights"): (*COMMANDS["tune"], "--weights", "{inside}/weights.safetensors"),
     ("compare", "weights"): (*COMMANDS["compare"], "--weights", "{inside}/weights.safetensors"),
@@ -126,6 +128,7 @@ def test_input_inside_the_output_folder_is_refused_and_kept(small, tmp_path, pfl
         (folder / "table.csv").write_text("who,class,a\nann,yes,1\nbob,no,2\nann,no,3\nbob,yes,4\n")
         (folder / "claims.toml").write_text(CLAIMS)
     (inside / "x.toml").touch()
+    (inside / "attendance.csv").write_text("round,client,answered\n")
     if option == "weights":
         weights = Path(shutil.copy(small.b / "weights.safetensors", inside))
         if command == "embed":
