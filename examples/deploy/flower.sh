@@ -36,8 +36,7 @@ printf '[superlink]\ndefault = "pilot"\n\n[superlink.pilot]\naddress = "127.0.0.
 
 # The coordinator: the server of pfl, and Flower's SuperLink.
 "$pfl" federation run "$runs/fed" --at "$at/exchange" -o "$at/server" --threads 1 > /dev/null &
-server=$!
-started=($server)
+started=($!)
 trap 'kill "${started[@]}" 2> /dev/null || true' EXIT
 flower-superlink --host 127.0.0.1 --port 18000 --ssl-ca-certfile ca.crt --ssl-certfile server.crt --ssl-keyfile server.key \
   --enable-supernode-auth --disable-runtime-dependency-installation --database "$at/state.db" > "$at/superlink.log" 2>&1 &
@@ -55,9 +54,12 @@ for hospital in $hospitals; do
 done
 
 flwr run "$home/examples/deploy/flower" pilot --stream -c "exchange=\"$at/exchange\" sites=4" > "$at/run.log" 2>&1 &
-started+=($!)
-wait $server
-until [ "$(ls -d "$at"/sites/*/predictions 2> /dev/null | wc -l)" = 4 ]; do sleep 1; done
+relay=$!
+started+=($relay)
+while kill -0 $relay 2> /dev/null; do sleep 1; done # it ends when every site has the last message, or if one fails
+for _ in $(seq 60); do
+  [ "$(ls -d "$at"/sites/*/predictions "$at/server/attendance.csv" 2> /dev/null | wc -l)" = 5 ] && break || sleep 1
+done
 for hospital in $hospitals; do
   for file in predictions.h5 state.safetensors; do
     cmp "$runs/$hospital/site/predictions/$file" "$at/sites/$hospital/predictions/$file"
