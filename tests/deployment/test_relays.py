@@ -23,7 +23,7 @@ def test_a_relay_gives_the_bytes_of_the_exchange_by_a_folder(relay, tmp_path):
         pytest.skip(f"{relay.upper()}_ENVIRONMENT is no environment with {RELAYS[relay]}")
     env = {**os.environ, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
     for script in ("four_hospitals", relay):
-        words = ["bash", ROOT / "examples" / "deploy" / f"{script}.sh", tmp_path / "runs"]
+        words = ["bash", ROOT.parent / "examples" / "deploy" / f"{script}.sh", tmp_path / "runs"]
         ran = subprocess.run(words, env=env, capture_output=True, text=True, check=False)
         assert ran.returncode == 0, ran.stderr
     assert "have the bytes of the exchange by a folder" in ran.stdout
