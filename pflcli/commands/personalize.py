@@ -66,11 +66,9 @@ def personalize(asked: Personalize) -> Outcome:
     initial.require_weights(training, digest)
     if digest is not None:
         request["weights"] = digest
-    record = None
-    if asked.attendance is not None:
-        attendance_record.require_effect(asked.method, definition, training)
-        record = attendance_record.read(asked.attendance)
-        request |= {"absent": record.absent} if record.absent else {}
+    record = attendance_record.read_for_method(asked.attendance, asked.method, definition, training)
+    if record is not None and record.absent:
+        request["absent"] = record.absent
     # A method that needs embeddings trains no model: the code of the model is part of the embeddings' fingerprint.
     trains = "embeddings" not in required_kinds(definition.NEEDS)
     files = [f"methods/{asked.method}", *(run_request.code_files(training) if trains else ())]

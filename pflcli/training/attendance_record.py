@@ -111,8 +111,13 @@ def read(path: Path | str) -> AttendanceRecord:
     return AttendanceRecord(rounds, path)
 
 
-def require_effect(name: str, method: Method, settings: Settings) -> None:
-    """Raise UsageError for a method without rounds, UnsuitedError with differential privacy."""
+def read_for_method(path: Path | str | None, name: str, method: Method, settings: Settings) -> AttendanceRecord | None:
+    """Read the record for a run of a method; return None without a path.
+
+    Raises UsageError for a method without rounds, UnsuitedError with differential privacy, and what ``read`` raises.
+    """
+    if path is None:
+        return None
     if not method.has_rounds:
         raise UsageError(
             f"--attendance has no effect: {name} has no rounds",
@@ -123,3 +128,4 @@ def require_effect(name: str, method: Method, settings: Settings) -> None:
             "with differential privacy, a secret of each run determines who takes part: no other run has these rounds",
             "leave out --attendance",
         )
+    return read(path)
