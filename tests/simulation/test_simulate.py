@@ -232,6 +232,7 @@ def replace_value(values, row, value):
     ("change", "message"),
     [
         (lambda x, y, c: (x[:-1], y, c), "x has .* rows, but y has"),
+        (lambda x, y, c: (x, y, c[:-1]), "x has .* rows, but client has"),
         (lambda x, y, c: (replace_value(x, (3, 1), np.nan), y, c), r"x is nan in row 3, column 1"),
         (lambda x, y, c: (x.astype(str), y, c), "not numbers"),
         (lambda x, y, c: (x[:, 0], y, c), "neither uint8 images"),

@@ -90,8 +90,8 @@ class Samples:
 
         A feature is invalid if it is not finite, and a label if it is out of range.
         """
-        for key in ("y", "owner", "coarse", "is_test", "is_validation", "group"):
-            array = getattr(self, key)
+        marks = {"is_test": self.is_test, "is_validation": self.is_validation, "group": self.group}
+        for key, array in {"y": self.y, "client": self.owner, "coarse": self.coarse, **marks}.items():
             if array is not None and len(array) != len(self.x):
                 raise InputError(f"{name}: x has {len(self.x)} rows, but {key} has {len(array)}")
         if self.names and len(self.names) != self.classes:
