@@ -4,7 +4,7 @@
     python docs/fill.py all-methods   # before that, the CSV files whose commands contain all-methods
 
 docs/results/commands.toml has the commands, which run in the folder that one types this in. If one fails, its files
-stay as they are, and it is named at the end. A page shows rows between two comments. The first names one or several
+stay as they are, and it is named at the end. Rows of claims that were not judged again also stay. A page shows rows between two comments. The first names one or several
 CSV files, each after a label, then the rows by their first cells and the columns (all if there are none):
 
     <!-- rows of writers=results/a.csv, fashion=results/b.csv | fedavg; local | accuracy %; gain % -->
@@ -52,10 +52,22 @@ def run_commands(word: str) -> list[str]:
             continue
         for name, table in zip(names, tables, strict=False):
             if name:
-                text = io.StringIO()
-                csv.writer(text, lineterminator="\n").writerows(table)
-                (RESULTS / f"{name}.csv").write_text(text.getvalue(), encoding="utf-8")
+                text, path = io.StringIO(), RESULTS / f"{name}.csv"
+                rows = keep_rows(read(path), table) if name.startswith("verdicts-") and path.exists() else table
+                csv.writer(text, lineterminator="\n").writerows(rows)
+                path.write_text(text.getvalue(), encoding="utf-8")
     return failed
+
+
+def keep_rows(old: Rows, new: Rows) -> Rows:
+    """Return the old rows, each replaced by the new row with the same first cell, then the other new rows.
+
+    Tables of verdicts are renewed so, because ``pfl verify --only`` judges some of the claims. If the columns differ,
+    only the new rows are left.
+    """
+    if old[0] != new[0]:
+        return new
+    return [*({row[0]: row for row in old} | {row[0]: row for row in new}).values()]
 
 
 def parse_tables(text: str) -> list[Rows]:

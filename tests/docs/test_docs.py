@@ -274,6 +274,14 @@ def test_parse_tables_and_select_combine_markdown_tables(fill_script):
         fill_script.select({"": one}, ["z"], [])
 
 
+def test_keep_rows_replaces_the_rows_of_claims_that_were_judged_again(fill_script):
+    old = [["claim", "verdict"], ["a", "undecided"], ["b", "confirmed"]]
+    new = [["claim", "verdict"], ["c", "in part"], ["a", "confirmed"]]
+    assert fill_script.keep_rows(old, new) == [old[0], ["a", "confirmed"], ["b", "confirmed"], ["c", "in part"]]
+    other = [["claim", "verdict", "size"], ["a", "confirmed", "60 clients"]]
+    assert fill_script.keep_rows(old, other) == other
+
+
 def test_stored_verdicts_are_about_claims_of_the_papers_as_they_are_stated_now(fill_script):
     files = [*fill_script.RESULTS.glob("verdicts-*.csv")]
     assert files

@@ -388,12 +388,17 @@ class TestMap:
 
     __test__ = False
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, listed: Path | None = None) -> None:
+        """Read the map of a folder, of the tests alone that a file lists, if it is given."""
         from coverage import CoverageData
 
         self.tests: dict[str, Any] = {}
         for path in sorted(folder.glob("tests.*.json")):
             self.tests |= json.loads(path.read_text())
+        if listed is not None:
+            names = {*listed.read_text(encoding="utf-8").splitlines()}
+            # A line without brackets stands for the test with all its parameters.
+            self.tests = {test: self.tests[test] for test in self.tests if {test, test.partition("[")[0]} & names}
         self._users: dict[str, list[str]] = defaultdict(list)
         for test, facts in self.tests.items():
             for fixture in facts["fixtures"]:
@@ -633,6 +638,7 @@ def _arguments() -> argparse.Namespace:
     one.add_argument("--seed", type=int, default=0)
     one.add_argument("--part", default="0/1", help="run every Nth mutant from the Ith on, I/N")
     one.add_argument("--seconds", type=float, default=MAX_SECONDS, help="of tests for each mutant")
+    one.add_argument("--tests", type=Path, help="choose among the tests that this file lists, such as tests/fast.txt")
     one.add_argument("--again", action="store_true", help="run those that survived again")
     one.add_argument("--only", help="run mutants whose path contains this")
     one.add_argument("--packages", default=",".join(PACKAGES))
@@ -655,7 +661,7 @@ if __name__ == "__main__":
     if arguments.command == "report":
         sys.exit(not report(arguments.results))
     os.environ.setdefault("OMP_NUM_THREADS", "1")
-    tests = TestMap(arguments.map)
+    tests = TestMap(arguments.map, arguments.tests)
     if not tests.tests:
         sys.exit(f"{arguments.map} holds no tests: record it with `code_mutants.py map {arguments.map}`")
     run(
