@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import tomllib
 import typing
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pflcli.errors import InputError, UsageError, closest
 from pflcli.foreign import reading, size
 from pflcli.wording import as_typed
+
+if TYPE_CHECKING:
+    from pydantic import TypeAdapter
 
 
 def parse_assignments(pairs: Sequence[str], option: str = "--set") -> dict[str, str]:
@@ -45,9 +49,10 @@ def build(cls: type[Any], values: Mapping[str, Any], owner: str) -> Any:
     Errors name ``owner``. Raises UsageError for an unknown key (with the nearest one), an invalid value, or a number
     that is too large.
     """
-    from pydantic import ConfigDict, TypeAdapter, ValidationError
+    from pydantic import ValidationError
 
-    hints = typing.get_type_hints(cls, include_extras=True)
+    key_of_cache: Any = cls  # mypy does not count type[Any] as hashable
+    hints = _read_hints(key_of_cache)
     fields = {field.name for field in dataclasses.fields(cls)}
     checked: dict[str, Any] = {}
     for key, value in values.items():
@@ -63,8 +68,7 @@ def build(cls: type[Any], values: Mapping[str, Any], owner: str) -> Any:
         elif value == "none" and type(None) in typing.get_args(_strip_annotation(hints[key])):
             typed = None
         try:
-            adapter = TypeAdapter(hints[key], config=ConfigDict(allow_inf_nan=False))
-            checked[key] = adapter.validate_python(typed)
+            checked[key] = _create_adapter(key_of_cache, key).validate_python(typed)
         except ValidationError as error:
             reason = error.errors()[0]["msg"].removeprefix("Value error, ")
             raise UsageError(f"{key}={value} does not fit {owner}: {reason}") from None
@@ -75,6 +79,18 @@ def build(cls: type[Any], values: Mapping[str, Any], owner: str) -> Any:
         return cls(**checked)
     except ValueError as error:
         raise UsageError(f"{owner}: {error}") from None
+
+
+@functools.lru_cache(maxsize=256)
+def _read_hints(cls: Any) -> dict[str, Any]:
+    return typing.get_type_hints(cls, include_extras=True)
+
+
+@functools.lru_cache(maxsize=1024)
+def _create_adapter(cls: Any, key: str) -> TypeAdapter[Any]:
+    from pydantic import ConfigDict, TypeAdapter
+
+    return TypeAdapter(_read_hints(cls)[key], config=ConfigDict(allow_inf_nan=False))
 
 
 def build_each(owners: Mapping[str, type[Any] | None], values: Mapping[str, Any]) -> list[Any]:

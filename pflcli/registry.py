@@ -431,7 +431,7 @@ def _list_own_names(module: object) -> list[str]:
 
 def _require_same_parameters(written: FunctionType, contract: FunctionType, origin: str) -> None:
     """Raise InputError unless a function has the parameters of the contract, with the same names."""
-    has, needs = inspect.signature(written).parameters, inspect.signature(contract).parameters
+    has, needs = _read_parameters(written), _read_parameters(contract)
     empty = inspect.Parameter.empty
     missing = [
         name for name, parameter in needs.items() if name != "self" and parameter.default is empty and name not in has
@@ -440,6 +440,11 @@ def _require_same_parameters(written: FunctionType, contract: FunctionType, orig
     if missing or unknown:
         wrong = f"has no parameter '{missing[0]}'" if missing else f"has the unknown parameter '{unknown[0]}'"
         raise InputError(f"{origin} {wrong}", f"its parameters: {', '.join(name for name in needs if name != 'self')}")
+
+
+@functools.lru_cache(maxsize=1024)
+def _read_parameters(function: FunctionType) -> Mapping[str, inspect.Parameter]:
+    return inspect.signature(function).parameters
 
 
 def card(group: str, name: str) -> Card:

@@ -121,7 +121,7 @@ def create(name: str, in_shape: tuple[int, ...], classes: int, seed: int, *, tok
         raise UsageError(f"model {name} takes {' or '.join(accepted)}, not {actual}", " or ".join(fit[:3]))
     family, colon, member = name.partition(":")
     with torch.random.fork_rng(devices=[]):
-        torch.random.manual_seed(rng.integer(seed, "init", name))
+        torch.default_generator.manual_seed(rng.integer(seed, "init", name))
         if model is None:
             from pflcli.models import _own_network
 

@@ -93,7 +93,7 @@ def add(net: Net, adapter: str, seed: int) -> Net:
         raise UsageError(f"--adapter {adapter} trains the head, but the network does not end in a linear layer")
     replaced: dict[int, nn.Module] = {}
     with torch.random.fork_rng(devices=[]):
-        torch.random.manual_seed(rng.integer(seed, "adapter"))
+        torch.default_generator.manual_seed(rng.integer(seed, "adapter"))
         for place, module in list(net.body.named_modules(remove_duplicate=False)):
             if id(module) not in replaced:
                 frozen = _replace_layer(module, rank)
