@@ -6,9 +6,9 @@ import dataclasses
 import functools
 import tomllib
 import typing
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 from pflcli.errors import InputError, UsageError, closest
 from pflcli.foreign import reading, size
@@ -16,6 +16,14 @@ from pflcli.wording import as_typed
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+def cached(function: Callable[P, T]) -> Callable[P, T]:
+    """Cache what a function returns for a class; mypy does not take classes for arguments of ``functools.cache``."""
+    return typing.cast("Callable[P, T]", functools.lru_cache(maxsize=1024)(function))
 
 
 def parse_assignments(pairs: Sequence[str], option: str = "--set") -> dict[str, str]:
@@ -51,8 +59,7 @@ def build(cls: type[Any], values: Mapping[str, Any], owner: str) -> Any:
     """
     from pydantic import ValidationError
 
-    key_of_cache: Any = cls  # mypy does not count type[Any] as hashable
-    hints = _read_hints(key_of_cache)
+    hints = _read_hints(cls)
     fields = {field.name for field in dataclasses.fields(cls)}
     checked: dict[str, Any] = {}
     for key, value in values.items():
@@ -68,7 +75,7 @@ def build(cls: type[Any], values: Mapping[str, Any], owner: str) -> Any:
         elif value == "none" and type(None) in typing.get_args(_strip_annotation(hints[key])):
             typed = None
         try:
-            checked[key] = _create_adapter(key_of_cache, key).validate_python(typed)
+            checked[key] = _create_adapter(cls, key).validate_python(typed)
         except ValidationError as error:
             reason = error.errors()[0]["msg"].removeprefix("Value error, ")
             raise UsageError(f"{key}={value} does not fit {owner}: {reason}") from None
@@ -81,13 +88,13 @@ def build(cls: type[Any], values: Mapping[str, Any], owner: str) -> Any:
         raise UsageError(f"{owner}: {error}") from None
 
 
-@functools.lru_cache(maxsize=256)
-def _read_hints(cls: Any) -> dict[str, Any]:
+@cached
+def _read_hints(cls: type[Any]) -> dict[str, Any]:
     return typing.get_type_hints(cls, include_extras=True)
 
 
-@functools.lru_cache(maxsize=1024)
-def _create_adapter(cls: Any, key: str) -> TypeAdapter[Any]:
+@cached
+def _create_adapter(cls: type[Any], key: str) -> TypeAdapter[Any]:
     from pydantic import ConfigDict, TypeAdapter
 
     return TypeAdapter(_read_hints(cls)[key], config=ConfigDict(allow_inf_nan=False))
@@ -119,7 +126,7 @@ def _strip_annotation(hint: Any) -> Any:
 
 def plain(config: Any) -> dict[str, Any]:
     """Return a dataclass as a dict of JSON values in field order, with tuples as lists."""
-    values = dataclasses.asdict(config)
+    values = {field.name: getattr(config, field.name) for field in dataclasses.fields(config)}
     return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
 
 

@@ -394,15 +394,14 @@ def import_file(group: str, name: str) -> ModuleType:
         raise InputError(f"{place}: {type(error).__name__}: {message}") from error
 
 
-def complete(module: object, origin: str, contract: type[Any]) -> Any:
+def complete(module: object, origin: str, contract: type) -> Any:
     """Return a module or object with the defaults of the contract; raises InputError if it breaks the contract.
 
     ``origin`` names it at the start of the error.
     """
-    members = {key: getattr(module, key) for key in dir(module) if not key.startswith("_")}
-    known = {*inspect.get_annotations(contract)}
-    known |= {key for key in dir(contract) if not key.startswith("_")}
-    for key in sorted(known - members.keys()):
+    known = _read_members(contract)
+    own_members = {key: getattr(module, key) for key in known if hasattr(module, key)}
+    for key in sorted(known - own_members.keys()):
         own = [other for other in _list_own_names(module) if other not in known and other.isupper() == key.isupper()]
         near = difflib.get_close_matches(key, own, n=1, cutoff=0.75)
         if near:
@@ -411,12 +410,18 @@ def complete(module: object, origin: str, contract: type[Any]) -> Any:
             raise InputError(
                 f"{origin} has no {key}", f"what it must have: {contract.__name__} in {contract.__module__}"
             )
-    own_members = {key: members[key] for key in known & members.keys()}
     for key, value in own_members.items():
         if isinstance(value, FunctionType):
             _require_same_parameters(value, getattr(contract, key), f"{origin}: {key}")
     body = {key: staticmethod(value) if callable(value) else value for key, value in own_members.items()}
     return type(contract.__name__, (contract,), body)()
+
+
+@functools.cache
+def _read_members(contract: type) -> frozenset[str]:
+    """Return the names of what a file has to or may have by the contract."""
+    annotated, defined = inspect.get_annotations(contract), (key for key in dir(contract) if not key.startswith("_"))
+    return frozenset({*annotated, *defined})
 
 
 def _list_own_names(module: object) -> list[str]:
@@ -449,10 +454,15 @@ def _read_parameters(function: FunctionType) -> Mapping[str, inspect.Parameter]:
 
 def card(group: str, name: str) -> Card:
     """Read a file's card without importing it."""
-    tree = ast.parse(path(group, name).read_text(encoding="utf-8"))
+    tree = _parse(path(group, name).read_text(encoding="utf-8"))
     return Card(
         group, name, ast.get_docstring(tree) or "", constants(tree), tuple(_read_inherited_options(tree, "Config"))
     )
+
+
+@functools.lru_cache(maxsize=512)
+def _parse(text: str) -> ast.Module:
+    return ast.parse(text)
 
 
 def constants(tree: ast.Module) -> dict[str, Any]:
@@ -497,7 +507,7 @@ def _read_inherited_options(tree: ast.Module, name: str) -> Iterator[Option]:
                     continue
                 file, base_name = imported[base.id]
                 if file.is_file():
-                    yield from _read_inherited_options(ast.parse(file.read_text(encoding="utf-8")), base_name)
+                    yield from _read_inherited_options(_parse(file.read_text(encoding="utf-8")), base_name)
 
 
 def _read_options(config: ast.ClassDef) -> list[Option]:

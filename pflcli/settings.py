@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import re
 from collections.abc import Mapping
@@ -165,10 +166,11 @@ class Settings:
         return float(self.lr * self.gamma ** sum(t >= milestone for milestone in self.milestones))
 
 
-def omitted() -> set[str]:
+@functools.cache
+def omitted() -> frozenset[str]:
     """Return the names of the settings that requests omit at their defaults."""
     hints = get_type_hints(Settings, include_extras=True)
-    return {name for name, hint in hints.items() if OMIT in getattr(hint, "__metadata__", ())}
+    return frozenset(name for name, hint in hints.items() if OMIT in getattr(hint, "__metadata__", ()))
 
 
 _ALTERNATIVES = (("steps", "epochs"), ("epochs", "steps"), ("dp_epsilon", "dp_noise"), ("dp_noise", "dp_epsilon"))

@@ -182,8 +182,9 @@ def _variant(name: str, options: Mapping[str, Any], training: Settings) -> Varia
             raise UsageError(f"unknown option '{key}' for {name}", closest(key, own | shared))
     own_options, settings = split_options(name, options)
     cfg = config.build(method.Config, own_options, name)
-    resolved: Settings = config.build(Settings, changed(config.plain(training), settings), f"the training of {name}")
-    changes = {key: value for key, value in config.plain(resolved).items() if value != config.plain(training)[key]}
+    before = config.plain(training)
+    resolved: Settings = config.build(Settings, changed(before, settings), f"the training of {name}")
+    changes = {key: value for key, value in config.plain(resolved).items() if value != before[key]}
     trains = method.has_rounds or not method.NEEDS
     source = max(method.NEEDS, key=LINEAGE.index, default="partition")
     if name == BACKBONE and not changes:

@@ -473,6 +473,7 @@ def _is_list(kind: Any) -> bool:
     return {typing.get_origin(part) for part in parts if part is not types.NoneType} == {Sequence}
 
 
+@config.cached
 def declared_options(cls: type[Options]) -> tuple[Option, ...]:
     """Return the options of a command in their order, its own first; ``settings`` stands for all training settings."""
     names = {**dict.fromkeys(_HEAVY, object), "Path": Path, "Mapping": Mapping, "Sequence": Sequence, "Any": Any}
