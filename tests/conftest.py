@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import gc
 import os
 import shutil
@@ -53,7 +54,22 @@ def pytest_collection() -> Iterator[object]:
         return (yield)
     finally:
         gc.freeze()
+        gc.set_threshold(10_000, 20, 20)  # the heap is large, and each test adds little to it
         gc.enable()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def save_time() -> Iterator[None]:
+    """Describe the commands to Typer once instead of for each command line, and do not wait for the disk.
+
+    Killed processes lose nothing by the latter; only a machine that loses power does.
+    """
+    import typer.main
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(typer.main, "get_command", functools.cache(typer.main.get_command))
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
