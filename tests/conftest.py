@@ -93,8 +93,11 @@ def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
 
 @pytest.fixture(autouse=True)
 def placeholder_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Write a placeholder, other for each specification, in place of pictures; tests/evaluation draws them."""
-    if "evaluation" in request.path.parts:
+    """Write a placeholder, another for each specification, in place of a picture, unless a test looks at pictures.
+
+    Those in tests/evaluation do, and those that use ``drawn_pictures``.
+    """
+    if "evaluation" in request.path.parts or "drawn_pictures" in request.fixturenames:
         return
     from pflcli.evaluation.charts import vega
 
@@ -106,6 +109,11 @@ def placeholder_pictures(request: pytest.FixtureRequest, monkeypatch: pytest.Mon
         return b"\x89PNG\r\n\x1a\n" + hashlib.sha256(vega.encode(vega.finish(spec))).digest()
 
     monkeypatch.setattr(vega, "render", render)
+
+
+@pytest.fixture
+def drawn_pictures() -> None:
+    """Draw pictures rather than write placeholders, as for the shared chain."""
 
 
 @pytest.fixture(autouse=True)

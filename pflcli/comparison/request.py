@@ -145,7 +145,8 @@ class Request:
     def _looks(self, existing: ExistingComparison | None, seeds: int) -> dict[str, Any]:
         """Return the first and the largest number of seeds with a look, which an existing comparison keeps.
 
-        Raises UsageError for another largest number, as the levels of earlier looks depend on it.
+        Raises UsageError for another largest number, on which the levels of earlier looks depend, and for more seeds:
+        the looks up to the largest number may err as often as all of them may.
         """
         most = self.asked.until_decided
         kept = None if existing is None else existing.artifact.manifest.request.get("looks")
@@ -154,7 +155,13 @@ class Request:
         if most is not None and most != kept[1]:
             raise UsageError(
                 f"{self.out / NAME} was made with --until-decided {kept[1]}, which sets the levels of its looks",
-                f"--until-decided {kept[1]}, or another folder for --out",
+                "another folder for --out",
+            )
+        if seeds > kept[1]:
+            raise UsageError(
+                f"{self.out / NAME} was made with --until-decided {kept[1]}: its intervals allow no more than "
+                f"{counted(kept[1], 'seed')}, and this would make {seeds}",
+                "another folder for --out",
             )
         return {"looks": kept}
 

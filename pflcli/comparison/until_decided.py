@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.kinds import evaluation
@@ -35,8 +36,9 @@ def compare_until_decided(asked: Compare, most: int, make: Callable[[Compare], O
         raise UsageError(
             "--until-decided adds seeds on a single partition, and cannot draw further partitions", "give one partition"
         )
-    seeds = sorted({*_earlier_seeds(Path(asked.out)), *(asked.seeds or ())}) or [*range(min(FIRST, most))]
-    if len(seeds) > most:
+    earlier = _read_request(Path(asked.out))
+    seeds = sorted({*earlier.get("seeds", ()), *(asked.seeds or ())}) or [*range(min(FIRST, most))]
+    if len(seeds) > most and "looks" not in earlier:  # a comparison with looks refuses another MAX and more seeds
         raise UsageError(
             f"--until-decided {most} leaves no seed to add: there are {len(seeds)}", f"--until-decided {len(seeds) + 1}"
         )
@@ -53,12 +55,12 @@ def compare_until_decided(asked: Compare, most: int, make: Callable[[Compare], O
         seeds = _extend(seeds, len(seeds) + 1)
 
 
-def _earlier_seeds(out: Path) -> list[int]:
-    """Return the seeds of the comparison that is in a folder already."""
+def _read_request(out: Path) -> Mapping[str, Any]:
+    """Return the request of the comparison that is in a folder already; empty if there is none."""
     if not manifests.is_artifact(out / NAME):
-        return []
+        return {}
     manifest = manifests.read(out / NAME)
-    return [*manifest.request["seeds"]] if manifest.kind == NAME else []
+    return manifest.request if manifest.kind == NAME else {}
 
 
 def _extend(seeds: list[int], count: int) -> list[int]:
@@ -77,5 +79,22 @@ def _look(outcome: Outcome) -> tuple[bool, str]:
     best, others = ", ".join(sorted(found.best)), ", ".join(sorted(found.not_worse))
     level = tables.format_level(metrics)
     if len(found.best) == 1 and not found.not_worse:
+        if _is_in_doubt(metrics, best):
+            return False, (
+                f"{best} is shown to be better than every other method, but not yet to gain over {metrics['baseline']} "
+                f"after the correction for all methods, at the level {level}"
+            )
         return True, f"{best} is shown to be better than every other method, at the level {level}"
     return False, f"{best} is not shown to be better than {others or 'the others'}, at the level {level}"
+
+
+def _is_in_doubt(metrics: Mapping[str, Any], label: str) -> bool:
+    """Return whether the conclusion of a table does not show a method to be better than the baseline.
+
+    The conclusion corrects for all methods that it compares with the baseline, the search for the best method for those
+    that it compares with the best: a comparison that ended between the two would contradict itself.
+    """
+    is_compared = any(
+        row["label"] == label and "p_corrected" in row["metrics"].get("gain", {}) for row in metrics["methods"]
+    )
+    return is_compared and label != metrics["baseline"] and label not in metrics["conclusion"]["better"]

@@ -622,6 +622,7 @@ def test_fingerprint_depends_on_the_schema_version(monkeypatch):
     assert spec().fingerprint != before
 
 
+@pytest.mark.usefixtures("drawn_pictures")
 def test_same_request_gives_the_same_bytes(small, again):
     for name in NAMES:
         one, two = (open_artifact(getattr(at, name)) for at in (small, again))
@@ -637,6 +638,7 @@ def drop_seconds(content):
     return [{**row, "seconds": ""} for row in csv.DictReader(content.decode().splitlines())]
 
 
+@pytest.mark.usefixtures("drawn_pictures")
 def test_same_predictions_give_the_same_evaluation(small, tmp_path):
     evaluate([small.fedavg, small.knn], tmp_path / "ev")
     for file in open_artifact(small.ev).manifest.files:

@@ -83,6 +83,7 @@ def fail_on_training(*args):
 
 
 @pytest.mark.parametrize("form", ["sh", "make", pytest.param("slurm", marks=pytest.mark.long)])
+@pytest.mark.usefixtures("drawn_pictures")
 def test_jobs_of_a_planned_script_make_the_table_of_a_single_command(
     form, writers_folder, tmp_path, install_programs, pfl, monkeypatch
 ):

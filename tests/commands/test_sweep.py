@@ -107,6 +107,7 @@ def test_sweep_grid_ignores_order_and_duplicates(small, sweep_folder, tmp_path):
     assert sweep(small.e, sweep_folder, **grid).decision == "up to date"
 
 
+@pytest.mark.usefixtures("drawn_pictures")
 def test_sweep_gives_the_same_bytes_for_any_number_of_threads(small, sweep_folder, tmp_path):
     from pflcli.execution import Execution
 

@@ -55,7 +55,8 @@ def test_intervals_have_the_level_of_the_last_look(undecided):
 
 def test_the_table_says_at_which_level_it_looked(undecided):
     notes = (undecided / "c" / "comparison" / "table.md").read_text()
-    assert f"the level of the last look, {100 * Looks(3, 4).level(4):.6g} % (alpha spending)" in notes
+    assert "a look after 4 of at most 4 seeds" in notes
+    assert f"the level of this look, {100 * Looks(3, 4).level(4):.6g} % (alpha spending)" in notes
 
 
 def test_a_repetition_makes_nothing_and_keeps_the_table(undecided):
@@ -70,6 +71,22 @@ def test_a_repetition_makes_nothing_and_keeps_the_table(undecided):
 def test_another_most_is_refused_as_earlier_looks_depend_on_it(undecided):
     with pytest.raises(UsageError, match="made with --until-decided 4"):
         run(undecided, most=6)
+
+
+@pytest.mark.parametrize("most", [None, 3, 4, 5])
+def test_more_seeds_than_the_looks_allow_are_refused_with_another_folder(undecided, most):
+    with pytest.raises(UsageError, match="made with --until-decided 4") as raised:
+        run(undecided, most=most, seeds=[7])
+    assert raised.value.fix == ("another folder for --out",)
+
+
+def test_comparison_is_not_decided_before_its_conclusion_is():
+    rows = [{"label": label, "metrics": {"gain": {"p_corrected": 0.01}}} for label in ("a", "b")]
+    found = {"methods": rows, "baseline": "b", "conclusion": {"better": []}}
+    assert until_decided._is_in_doubt(found, "a")
+    assert not until_decided._is_in_doubt(found, "b")
+    assert not until_decided._is_in_doubt(found | {"conclusion": {"better": ["a"]}}, "a")
+    assert not until_decided._is_in_doubt(found | {"methods": [{"label": "a", "metrics": {}}]}, "a")
 
 
 def test_a_dry_run_previews_all_seeds(undecided):

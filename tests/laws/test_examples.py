@@ -91,6 +91,7 @@ def replace_options(words, others):
     return [*words, *others]
 
 
+@pytest.mark.usefixtures("drawn_pictures")
 def test_help_examples_of_all_commands_run(pfl, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo, "SETTINGS", {**demo.SETTINGS, "rounds": 1})

@@ -25,8 +25,8 @@ class Looks:
     most: int
 
     def level(self, seeds: int) -> float:
-        """Return the coverage of intervals at the look after this many seeds; beyond ``most``, that of the last one."""
-        now = min(max(seeds, self.first), self.most)
+        """Return the coverage of intervals at the look after this many seeds, at most ``most``."""
+        now = max(seeds, self.first)
         before = 0.0 if now == self.first else spend((now - 1) / self.most)
         return 1 - (spend(now / self.most) - before)
 

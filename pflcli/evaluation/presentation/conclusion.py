@@ -114,7 +114,7 @@ def _describe_no_better(known: Mapping[str, Mapping[str, Any]], over: str, by: s
         first = f"{label} scores worse than {over}{by}, {points}"
     else:
         first = f"all {len(known)} methods score worse than {over}{by}; {label} loses least, {points}"
-    return f"{first}; {_describe_doubt(gain, len(known), risk)}{_propose_seeds(known[label])}"
+    return f"{first}; {_describe_doubt(gain, len(known), risk)}{_propose_seeds(known[label], risk)}"
 
 
 def _describe_doubt(gain: Mapping[str, Any], compared: int, risk: float) -> str:
@@ -170,10 +170,13 @@ def _say_seeds(method: Mapping[str, Any]) -> str:
     )
 
 
-def _propose_seeds(method: Mapping[str, Any]) -> str:
-    """Return a clause with the option that adds seeds, if a positive gain is not significant."""
+def _propose_seeds(method: Mapping[str, Any], risk: float) -> str:
+    """Return a clause with the option that adds seeds, if a positive gain is not significant.
+
+    A smaller ``risk`` than that of a single look means that ``--until-decided`` adds the seeds.
+    """
     gain, seeds = method["metrics"]["gain"], sorted(method["seeds"])
-    if gain["value"] <= 0 or math.isnan(gain["interval"][0]):
+    if gain["value"] <= 0 or math.isnan(gain["interval"][0]) or risk < 1 - gains.LEVEL - 1e-9:
         return ""
     more = [*seeds, *(seed for seed in range(len(seeds) + 2) if seed not in seeds)]
     return f"; more seeds may decide it, as by compare --seeds {','.join(map(str, more[: len(seeds) + 2]))}"
@@ -234,9 +237,10 @@ def _describe_looks(metrics: Mapping[str, Any]) -> list[str]:
     looks = metrics.get("looks")
     if not looks:
         return []
+    seeds = {seed for method in metrics["methods"] for seed in method["seeds"]}
     return [
-        f"seeds were added until the best method was decided, at most {looks['most']}, with a look after each seed "
-        f"from {looks['first']} on: intervals and tests have the level of the last look, "
+        f"a look after {len(seeds)} of at most {looks['most']} seeds, with a look after each seed from "
+        f"{looks['first']} on (--until-decided): intervals and tests have the level of this look, "
         f"{tables.format_level(metrics)} (alpha spending), so that all looks together err in about "
         f"{100 * (1 - gains.LEVEL):.0f} % of comparisons"
     ]

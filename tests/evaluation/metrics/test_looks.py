@@ -17,7 +17,3 @@ def test_spending_equals_figures_from_a_table_of_the_normal():
 def test_all_looks_together_spend_five_percent(first, most):
     looks = Looks(first, most)
     assert sum(1 - looks.level(seeds) for seeds in range(first, most + 1)) == pytest.approx(0.05)
-
-
-def test_seeds_beyond_the_most_have_the_level_of_the_last_look():
-    assert Looks(3, 10).level(12) == Looks(3, 10).level(10) < Looks(3, 10).level(3)
