@@ -112,6 +112,11 @@ def sweep(asked: Sweep) -> Outcome:
     seed = run_request.choose_seed(asked.seed, origin)
     chosen = {"representation": asked.representation, "distance": asked.distance}
     space = Space(**chosen)
+    if space.representation == "logits" and "layer" in origin.manifest.request:
+        raise InputError(
+            f"{origin.path} has outputs of the layer {origin.manifest.request['layer']}, of which there are no logits",
+            "extract without --layer, or leave out --representation logits",
+        )
     draft = ArtifactSpec(
         "sweep",
         {**config.plain(points), "plot": plot, "seed": seed, **({} if space == Space() else chosen)},

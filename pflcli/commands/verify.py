@@ -312,11 +312,11 @@ def _describe_needs(costs: Mapping[str, float]) -> str:
 
 
 def _measure(comparison: Artifact) -> dict[str, Any]:
-    """Return the size of a comparison: clients and samples of a partition, rounds, and the number of seeds."""
+    """Return the size of a comparison: clients and samples, on average over partitions, rounds, and number of seeds."""
     request = comparison.manifest.request
     size: dict[str, Any] = {"rounds": request["settings"]["rounds"], "seeds": len(request["seeds"])}
-    for reference in comparison.manifest.inputs[:1]:
-        found = ancestor(follow(comparison, reference), "partition")
-        if found is not None:
-            size |= {key: found.manifest.summary[key] for key in ("clients", "samples")}
+    parents = (ancestor(follow(comparison, reference), "partition") for reference in comparison.manifest.inputs)
+    partitions = {parent.manifest.fingerprint: parent.manifest.summary for parent in parents if parent is not None}
+    for key in ("clients", "samples") if partitions else ():
+        size[key] = round(sum(summary[key] for summary in partitions.values()) / len(partitions))
     return size

@@ -38,9 +38,11 @@ def table(
     ``results`` has, for each label, the result of ``simulate``, or the path of predictions, or a sequence of these, one
     per seed. Columns are those of ``table.csv`` in a comparison of ``pfl compare``, with the same numbers. ``metric``
     are names of metrics, the first of which ranks. Raises UsageError if the baseline
-    or a metric is unknown, a label has two results of one seed, or an object has no predictions, InputError without
-    samples of the ``split``.
+    or a metric is unknown, there is no result, a label has two of one seed, or an object has no predictions, InputError
+    without samples of the ``split``.
     """
+    if not results:
+        raise UsageError("there is no result to compare", "{'fedavg': simulate('fedavg', federation)}")
     names = catalogue.parse_names([metric] if isinstance(metric, str) else metric)
     scored, megabytes, identities = list[ScoredPredictions](), dict[str, list[float]](), dict[int, NDArray[np.str_]]()
     for label, sources in results.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import reprlib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -151,6 +152,11 @@ def simulate(
     """
     import pandas as pd
 
+    if not isinstance(federation, Federation):
+        made = (
+            f"Federation.from_dataset({federation!r})" if isinstance(federation, str) else "Federation.from_arrays(...)"
+        )
+        raise UsageError(f"federation is {reprlib.repr(federation)}, not a Federation", made)
     name, definition = _load_method(method)
     cfg = config.build(definition.Config, options or {}, name)
     training, draw = _settings(federation, model, settings)

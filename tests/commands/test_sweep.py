@@ -18,7 +18,7 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.sweep import TUNED, sweep
 from pflcli.commands.train_global import train_global
-from pflcli.errors import UsageError
+from pflcli.errors import InputError, UsageError
 from pflcli.evaluation.metrics import scores
 
 GRID = {"capacity": (0.4, 1.0), "k": (3, 10), "sigma": (0.5,), "weight": (0.0, 0.7)}
@@ -91,6 +91,12 @@ def test_a_row_in_another_space_is_the_chain_of_commands(small, tmp_path, repres
     np.testing.assert_allclose(swept, predictions.read_tuned(artifact)["lambda"])
     with pytest.raises(UsageError, match="unknown"):
         sweep(small.e, tmp_path / "t", distance="cosin")
+
+
+def test_sweep_refuses_logits_of_the_outputs_of_another_layer(small, tmp_path):
+    extract(small.b, tmp_path / "e", layer="body.2")
+    with pytest.raises(InputError, match=r"outputs of the layer body\.2"):
+        sweep(tmp_path / "e", tmp_path / "s", representation="logits")
 
 
 def test_sweep_with_capacity_0_equals_the_global_model(small, tmp_path):

@@ -348,6 +348,18 @@ def test_table_counts_seeds_in_whole_numbers(small_federation):
     assert "2.0" not in str(table({"constant": results}, baseline="constant")["seeds"])
 
 
+def test_table_refuses_to_compare_nothing():
+    with pytest.raises(UsageError, match="there is no result to compare"):
+        table({})
+
+
+@pytest.mark.parametrize(("given", "fix"), [("writers", "from_dataset('writers')"), (None, "from_arrays")])
+def test_simulate_refuses_what_is_no_federation_and_says_how_to_make_one(given, fix):
+    with pytest.raises(UsageError, match="not a Federation") as raised:
+        simulate("fedavg", given)
+    assert fix in raised.value.fix[0]
+
+
 def test_table_refuses_an_unknown_baseline_and_missing_predictions(small_federation):
     with pytest.raises(UsageError, match="ditto is 3, which has no predictions"):
         table({"ditto": 3})
