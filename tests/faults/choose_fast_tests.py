@@ -3,8 +3,8 @@
     python tests/faults/choose_fast_tests.py MAP RESULTS.jsonl
 
 They are the tests that were the first to kill a mutant, and as many others as run every line of the package that all
-tests run; greedily, by new lines per second. Writes ``tests/fast.txt``, and to ``tests/killers.tsv`` which test killed
-which mutant. ``code_mutants.py`` makes the map and the results.
+tests run; greedily, by new lines per second. Writes ``tests/fast.txt``, and adds to ``tests/killers.tsv`` which test
+killed which mutant. ``code_mutants.py`` makes the map and the results.
 """
 
 from __future__ import annotations
@@ -52,12 +52,13 @@ def read_killers() -> dict[str, str]:
 
 
 def write_killers(results: Path) -> None:
-    """Write which test killed which mutant, from the results of ``code_mutants.py run``."""
+    """Add which test killed which mutant, from the results of ``code_mutants.py run``."""
     outcomes = code_mutants.read_results(results).values()
     pairs = [(facts["key"], facts["by"]) for facts in outcomes if facts["outcome"] == "killed"]
     tests = [(key, by.removeprefix("FAILED ").removeprefix("ERROR ").partition(" - ")[0]) for key, by in pairs]
+    before = read_killers()
     with KILLERS.open("w", newline="") as file:
-        csv.writer(file, delimiter="\t", lineterminator="\n").writerows(sorted(tests))
+        csv.writer(file, delimiter="\t", lineterminator="\n").writerows(sorted({**before, **dict(tests)}.items()))
 
 
 def main() -> None:
