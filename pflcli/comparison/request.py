@@ -155,7 +155,7 @@ class Request:
         if most is not None and most != kept[1]:
             raise UsageError(
                 f"{self.out / NAME} was made with --until-decided {kept[1]}, which sets the levels of its looks",
-                "another folder for --out",
+                f"--until-decided {kept[1]}, or another folder for --out",
             )
         if seeds > kept[1]:
             raise UsageError(

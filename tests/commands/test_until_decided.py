@@ -77,7 +77,7 @@ def test_another_most_is_refused_as_earlier_looks_depend_on_it(undecided):
 def test_more_seeds_than_the_looks_allow_are_refused_with_another_folder(undecided, most):
     with pytest.raises(UsageError, match="made with --until-decided 4") as raised:
         run(undecided, most=most, seeds=[7])
-    assert raised.value.fix == ("another folder for --out",)
+    assert raised.value.fix[0].endswith("another folder for --out")
 
 
 def test_comparison_is_not_decided_before_its_conclusion_is():
