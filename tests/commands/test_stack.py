@@ -17,7 +17,7 @@ from pflcli.commands.evaluate import evaluate
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.show import show
-from pflcli.commands.stack import stack
+from pflcli.commands.stack import _distinct_names, stack
 from pflcli.errors import InputError, UsageError
 from pflcli.execution import Execution
 from pflcli.methods.parts import logarithmic_pool as pool
@@ -190,6 +190,11 @@ def test_stack_refuses_unsuitable_inputs_and_names_the_problem(case, write_predi
     inputs, kind, words = REFUSED[case]
     with pytest.raises(kind, match=words):
         stack(inputs(write_predictions, three_predictions), tmp_path / "s")
+
+
+def test_predictions_of_one_method_with_the_same_options_are_numbered(small):
+    twice = [open_artifact(small.knn), open_artifact(small.fedavg), open_artifact(small.knn)]
+    assert _distinct_names(twice) == ["knn-per #1", "fedavg", "knn-per #2"]
 
 
 def test_stack_refuses_and_names_another_partition(small, tmp_path):

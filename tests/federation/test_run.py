@@ -21,9 +21,10 @@ def test_initial_models_without_further_draws_gives_only_the_common_model():
         run.initial_models(2)
 
 
-def test_sum_uploads_raises_all_absent_when_no_client_completes_the_round():
+@pytest.mark.parametrize("clients", [[0, 2], [4]])
+def test_sum_uploads_raises_all_absent_when_no_client_completes_the_round(clients):
     run = worlds.run()
-    run.notes = RoundNotes(Attendance(selected=np.asarray([0, 2]), dropped=np.asarray([0, 2])))
+    run.notes = RoundNotes(Attendance(selected=np.asarray(clients), dropped=np.asarray(clients)))
     with pytest.raises(AllAbsent):
         run.local_sgd([], run.init, t=0).sum_uploads(lambda models: models)
 
