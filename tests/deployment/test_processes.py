@@ -178,17 +178,22 @@ def test_a_simulation_with_the_attendance_of_a_deployment_has_its_bytes(world, t
     assert open_one(whole.path).manifest.fingerprint == open_one(world / "simulation").manifest.fingerprint
 
 
-@pytest.mark.parametrize("name", ["local", "fedavg-plus", "knn-per-plus", "knn-per"])
-def test_methods_after_the_rounds_predict_as_in_the_simulation(name, world, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [("local", None), ("fedavg-plus", None), ("knn-per-plus", None), ("knn-per", None), ("knn-per", "body.1")],
+)
+def test_methods_after_the_rounds_predict_as_in_the_simulation(name, layer, world, tmp_path, monkeypatch):
     source, settings = world / "partition", {"model": "mlp", "rounds": 3} if name == "local" else {}
     if name != "local":
         source = train_global(source, tmp_path / "b", model="mlp", rounds=3, participation=0.7, threads=1).path
     if name == "knn-per":
-        source = build_datastore(extract(source, tmp_path / "e").path, tmp_path / "d", capacity=0.8).path
+        source = build_datastore(extract(source, tmp_path / "e", layer=layer).path, tmp_path / "d", capacity=0.8).path
     simulated = open_one(personalize(name, source, tmp_path / "simulation", threads=1, **settings).path)
     fed = federate.create(simulated.path, tmp_path / "fed", ONE).path
     assert federate.describe(fed)["rounds"] == (0 if name == "local" else 3)
     run_without(world, tmp_path, {}, monkeypatch, fed)
+    if name == "knn-per":
+        assert open_one(tmp_path / "site west" / "embeddings").manifest.request.get("layer") == layer
     everyone = predictions.read(simulated, "test")
     for client, place in enumerate(SITES):
         found = open_one(tmp_path / f"site {place}", "predictions")
