@@ -222,6 +222,13 @@ def test_a_store_of_other_samples_is_refused(world, tmp_path):
         federate.create(tmp_path / "simulation", tmp_path / "fed", ONE)
 
 
+def test_create_says_what_a_method_on_embeddings_sends_when_it_refuses_it(world, tmp_path):
+    backbone = train_global(world / "partition", tmp_path / "b", model="mlp", rounds=1, threads=1).path
+    personalize("prior", extract(backbone, tmp_path / "e").path, tmp_path / "simulation", threads=1)
+    with pytest.raises(UnsuitedError, match="among real sites: clients also send class frequencies before the rounds"):
+        federate.create(tmp_path / "simulation", tmp_path / "fed", ONE)
+
+
 def test_the_server_reports_epsilon_as_the_simulation_does(world, tmp_path, monkeypatch):
     settings = {"model": "logistic", "rounds": 2, "participation": 0.7, "dp_noise": 1.0, "dp_delta": 1e-3}
     simulated = personalize("fedavg", world / "partition", tmp_path / "simulation", threads=1, **settings)
