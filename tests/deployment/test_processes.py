@@ -20,8 +20,10 @@ from pflcli.cli.console import Console
 from pflcli.commands import federate, site
 from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.evaluate import evaluate
+from pflcli.commands.export import export
 from pflcli.commands.extract import extract
 from pflcli.commands.import_data import import_data
+from pflcli.commands.new_client import new_client
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.predict import predict
@@ -210,6 +212,36 @@ def test_methods_after_the_rounds_predict_as_in_the_simulation(name, layer, worl
     assert np.abs(answered.parts["p"] - expected.parts["p"]).max() <= 2e-7
     with pytest.raises(UsageError, match="has 3 clients, and each has its own model"):
         predict(simulated.path, tmp_path / "new.csv")
+    with pytest.raises(UsageError, match="has 3 clients, and each has its own model"):
+        export(simulated.path, tmp_path / "model")
+
+
+def test_a_site_has_the_model_of_its_own_client_alone(world, tmp_path, monkeypatch):
+    (tmp_path / "new.csv").write_text("age,dose,city\n60,1,X\n40,-1,Y\n")
+    run_without(world, tmp_path, {}, monkeypatch)
+    own, simulated = tmp_path / "site west", world / "simulation"
+    expected = predict(simulated, tmp_path / "new.csv", client="west").parts["p"]
+    assert predict(own, tmp_path / "new.csv", client="west").parts["p"].tobytes() == expected.tobytes()
+    assert predict(own, tmp_path / "new.csv", client="none").client == "none"
+    assert export(own, tmp_path / "model").model["client"] == "west"
+    for other in ("north", "nobody"):
+        with pytest.raises(InputError, match=f"client 'west', and none of '{other}'") as error:
+            predict(own, tmp_path / "new.csv", client=other)
+        assert error.value.fix == ("--client west",)
+        with pytest.raises(InputError, match=f"client 'west', and none of '{other}'"):
+            export(own, tmp_path / "another", client=other)
+    assert not (tmp_path / "another").exists()
+
+
+def test_a_site_also_has_the_model_of_a_client_that_joined_it_later(world, tmp_path, monkeypatch):
+    run_without(world, tmp_path, {}, monkeypatch)
+    (tmp_path / "east.csv").write_text((world / "west.csv").read_text())
+    joined = new_client(
+        tmp_path / "site west", tmp_path / "east.csv", tmp_path / "joined", client="east", label="outcome"
+    ).path
+    (tmp_path / "new.csv").write_text("age,dose,city\n60,1,X\n40,-1,Y\n")
+    assert predict(joined, tmp_path / "new.csv", client="east").client == "east"
+    assert predict(joined, tmp_path / "new.csv").client == "west"
 
 
 def test_a_store_of_other_samples_is_refused(world, tmp_path):
