@@ -180,6 +180,19 @@ def test_a_simulation_with_the_attendance_of_a_deployment_has_its_bytes(world, t
     assert open_one(whole.path).manifest.fingerprint == open_one(world / "simulation").manifest.fingerprint
 
 
+def test_a_record_has_no_row_of_a_round_when_all_its_clients_drop_out(world, tmp_path, monkeypatch):
+    settings = {"model": "logistic", "rounds": 4, "participation": 0.7, "dropout": 0.6, "threads": 1, "seed": 0}
+    simulated = personalize("fedavg", world / "partition", tmp_path / "simulation", **settings).path
+    played = {row["round"] for row in csv_rows(simulated / "rounds.csv") if row["clients"] != "0"}
+    assert 0 < len(played) < 4
+    fed = federate.create(simulated, tmp_path / "fed", ONE).path
+    run_without(world, tmp_path, {}, monkeypatch, fed)
+    file = tmp_path / "server" / "attendance.csv"
+    assert {row["round"] for row in csv_rows(file)} == played
+    again = personalize("fedavg", world / "partition", tmp_path / "again", attendance=file, **settings).path
+    assert open_one(again).manifest.fingerprint == open_one(simulated).manifest.fingerprint
+
+
 @pytest.mark.parametrize(
     ("name", "layer"),
     [("local", None), ("fedavg-plus", None), ("knn-per-plus", None), ("knn-per", None), ("knn-per", "body.1")],
