@@ -221,8 +221,9 @@ def run(
         record = _record_attendance(server, names)
         if server.run.privacy is None:  # otherwise who takes part is a secret
             plain_output.replace_file(out / attendance_record.FILE, record.encode())
-    secret = f"; never release {out / SECRET}" if (out / SECRET).is_file() else ""
-    say(f"{counted(server.rounds, 'round')} played; the last message is there for every site{secret}")
+    say(f"{counted(server.rounds, 'round')} played; the last message is there for every site")
+    if server.run.privacy is not None:
+        say(f"never release {out} or {exchange}: both tell who took part in each round, and {out / SECRET} the noise")
     privacy = guarantee.summarize_guarantee(
         server.run.settings, len(server.run.federation.participants), server.progress.rows, say
     )

@@ -288,6 +288,9 @@ def test_the_server_reports_epsilon_as_the_simulation_does(world, tmp_path, monk
         guarantee.describe_guarantee(result["privacy"]),
     ]
     assert not (tmp_path / "server" / "attendance.csv").exists()
+    assert list(tmp_path.glob("server/round-*/attendance.json"))
+    (warning,) = (text for text in said if text.startswith("never release"))
+    assert f"{tmp_path / 'server'} or {tmp_path / 'exchange'}: " in warning
 
 
 def csv_rows(path):
