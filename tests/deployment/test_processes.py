@@ -19,6 +19,7 @@ from pflcli.artifacts.open_by_path import open_one
 from pflcli.cli.console import Console
 from pflcli.commands import federate, site
 from pflcli.commands.build_datastore import build_datastore
+from pflcli.commands.compare import compare
 from pflcli.commands.evaluate import evaluate
 from pflcli.commands.export import export
 from pflcli.commands.extract import extract
@@ -350,6 +351,8 @@ def test_a_site_takes_its_split_from_the_federation(world):
         (("check", "--patience", "5"), "--patience belongs to pfl federation run"),
         (("create", "-o", "new", "--patience", "5"), "--patience belongs to pfl federation run"),
         (("check", "--force"), "--force belongs to pfl federation create"),
+        (("check", "--method", "ditto"), "--method belongs to pfl federation create"),
+        (("check", "--seed", "0"), "--seed belongs to pfl federation create"),
         (("check", "-o", "new"), "pfl federation check writes nothing"),
         (("create",), "pfl federation create needs a folder"),
         (("run", "-o", "new"), "--at belongs to pfl federation run, which needs it"),
@@ -361,3 +364,17 @@ def test_federation_refuses_options_that_have_no_effect(world, tmp_path, monkeyp
     assert (ran.code, ran.out) == (2, "")
     assert message in ran.err
     assert not (tmp_path / "new").exists()
+
+
+def test_create_takes_a_run_of_a_comparison_when_method_and_seed_are_given(world, tmp_path, monkeypatch, pfl):
+    monkeypatch.chdir(tmp_path)
+    settings = {"model": "logistic", "rounds": 1, "threads": 1}
+    compare(
+        world / "partition", tmp_path / "c", methods=["fedavg", "ditto"], seeds=[0, 1], references=False, **settings
+    )
+    refused = pfl("federation", "create", "c", "--method", "ditto", "-o", "fed")
+    assert (refused.code, refused.out) == (2, "")
+    assert "choose by --seed N" in refused.err
+    assert pfl("federation", "create", "c", "--method", "ditto", "--seed", 1, "-o", "fed").code == 0
+    request = open_one(tmp_path / "fed").manifest.request
+    assert (request["method"], request["seed"]) == ("ditto", 1)
