@@ -12,6 +12,7 @@ from pflcli.cli.from_options import Json, Quiet, Verbose
 from pflcli.errors import UsageError, closest
 from pflcli.execution import Execution
 from pflcli.options import completion
+from pflcli.options.declaration import ChosenMethod, ChosenSeed
 
 _ACTIONS = ("create", "check", "run")
 
@@ -57,6 +58,8 @@ def command(
             show_default="wait for all",
         ),
     ] = None,
+    method: ChosenMethod = None,
+    seed: ChosenSeed = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace another federation at --out.")] = False,
     threads: Annotated[int, typer.Option(help="Use this many threads; 0 uses one per core.", metavar="N")] = 0,
     as_json: Json = False,
@@ -69,9 +72,10 @@ def command(
     the simulation.
 
     Examples:
-        pfl federation create runs/c/seed-0/fedala -o fed
+        pfl federation create runs/c --method fedala --seed 0 -o fed
         pfl federation run fed --at exchange -o server
     """
+    from pflcli.artifacts.open_by_path import Chosen
     from pflcli.commands import federate
 
     reporter = console.Console(quiet=quiet, verbose=verbose)
@@ -86,12 +90,15 @@ def command(
         )
     if patience is not None and action != "run":
         raise UsageError("--patience belongs to pfl federation run", f"leave out --patience {patience:g}")
+    for name, value in (("--method", method), ("--seed", seed)):
+        if value is not None and action != "create":
+            raise UsageError(f"{name} belongs to pfl federation create", f"leave out {name} {value}")
     if force and action != "create":
         raise UsageError("--force belongs to pfl federation create", "leave out --force")
     if action == "check" and out is not None:
         raise UsageError("pfl federation check writes nothing", f"leave out -o {out}")
     if action == "create" and out is not None:
-        console.result(federate.create(source, out, execution), as_json=as_json)
+        console.result(federate.create(source, out, execution, chosen=Chosen(method, seed)), as_json=as_json)
     elif action == "run" and out is not None and exchange is not None:
         result = federate.run(source, exchange, out, execution, patience=patience)
         if as_json:

@@ -56,14 +56,15 @@ def export(asked: Export) -> Exported:
 
     The folder contains the network as ONNX, the store of kNN-Per, ``model.json``, and a script that predicts from them
     with NumPy and onnxruntime. Before the folder is moved to ``out``, the predictions of that script for the client's
-    test samples (other samples if there are none) are compared with those of pfl.
+    test samples (other samples if there are none) are compared with those of pfl. The predictions of a real site are
+    those of one client, and need no ``client``.
     ``weights`` is the file of initial weights of a run without a backbone. If ``embed`` computed the features, the
     folder also contains the encoder and takes images; ``encoder_weights`` is the file with its weights, by default the
     one that ``embed`` read. If that is gone, the folder takes features.
 
-    Raises UsageError if a package is missing; InputError for an unknown client, or a method that predicts by more than
-    networks and a store; ConflictError if ``out`` exists and may not be replaced; ComputationError if the folder
-    predicts differently from pfl.
+    Raises UsageError if a package is missing; InputError for an unknown client, another one than that of a site, or a
+    method that predicts by more than networks and a store; ConflictError if ``out`` exists and may not be replaced;
+    ComputationError if the folder predicts differently from pfl.
     """
     execution = asked.execution
     onnx_network.require_packages()
@@ -77,9 +78,10 @@ def export(asked: Export) -> Exported:
             "pfl export the predictions of one of its methods",
         )
     names = reopened_run.client_names(artifact)
-    if asked.client not in names:
-        raise missing_name_error(str(artifact.path), "client", asked.client, names)
     run = reopened_run.reopen(artifact, asked.weights)
+    client = reopened_run.choose_client(artifact, run.partition, asked.client)
+    if client not in names:
+        raise missing_name_error(str(artifact.path), "client", client, names)
     embedded = run.lineage["embeddings"]
     if embedded is not None and "layer" in embedded.manifest.request:
         raise InputError(
@@ -87,7 +89,7 @@ def export(asked: Export) -> Exported:
             "network only has the input of its head",
             f"pfl predict {artifact.path}",
         )
-    parts = build_standalone_model(run, names.index(asked.client), execution, asked.encoder_weights)
+    parts = build_standalone_model(run, names.index(client), execution, asked.encoder_weights)
     try:
         with plain_output.fill_folder(path, FILES) as partial:
             for name, content in _contents(parts).items():

@@ -47,8 +47,8 @@ def create(source: Path | str, out: Path | str, execution: Execution, *, chosen:
         raise InputError(
             f"{predictions.path} was not made by one method on a partition", "pfl personalize METHOD PARTITION"
         )
-    trained, then = _split_run(predictions)
-    for each in (trained, *([predictions] if then else [])):
+    trained = _find_rounds(predictions)
+    for each in (trained, *([] if trained is predictions else [predictions])):
         settings = run_request.read_settings(each)
         _require_deployable(each, partition, settings)
         name = each.manifest.request["method"]
@@ -59,6 +59,7 @@ def create(source: Path | str, out: Path | str, execution: Execution, *, chosen:
             raise UnsuitedError(
                 f"{name} cannot run among real sites: {reason}", "docs/deployment.md lists the methods that can"
             )
+    then = {} if trained is predictions else {"then": _describe_rest(predictions)}
     book, form, dealt = codebook.read(predictions), partitions.read_form(partition), partition.manifest.request
     request: dict[str, Any] = {
         **{key: trained.manifest.request[key] for key in _RUN},
@@ -92,29 +93,32 @@ _STORE = ("index", "parameters", "capacity", "capacity_spread", "prototypes", "s
 """The keys of a datastore's request that are options of ``pfl build-datastore``."""
 
 
-def _split_run(predictions: Artifact) -> tuple[Artifact, dict[str, Any]]:
-    """Return the artifact whose rounds sites play, and what they do afterwards by themselves, for the request.
+def _find_rounds(predictions: Artifact) -> Artifact:
+    """Return the artifact whose rounds sites play: the backbone of a method that needs one."""
+    backbone = ancestor(predictions, "backbone")
+    return backbone if backbone is not None and run_request.load_method(predictions).NEEDS else predictions
 
-    A method that needs a backbone has the rounds of the backbone. Raises UnsuitedError if its datastore is not what
-    sites can build from their own samples.
+
+def _describe_rest(predictions: Artifact) -> dict[str, Any]:
+    """Return what sites do by themselves after the rounds of the backbone, for the request.
+
+    Raises UnsuitedError if the datastore is not what sites can build from their own samples.
     """
-    backbone, store = (ancestor(predictions, kind) for kind in ("backbone", "datastore"))
-    needs = run_request.load_method(predictions).NEEDS
-    if not needs or backbone is None:
-        return predictions, {}
     then = {key: predictions.manifest.request[key] for key in _RUN}
-    if needs == ("backbone",):
-        return backbone, {"then": then}
-    embedded = ancestor(predictions, "embeddings")
+    if "datastore" not in run_request.load_method(predictions).NEEDS:
+        return then
+    embedded, store = (ancestor(predictions, kind) for kind in ("embeddings", "datastore"))
     assert embedded is not None  # every datastore has some
+    assert store is not None
     moved = any(item.role == "partition" for item in embedded.manifest.inputs)
-    if store is None or moved or any(item.kind == "datastore" for item in store.manifest.inputs):
+    if moved or any(item.kind == "datastore" for item in store.manifest.inputs):
         raise UnsuitedError(
             f"{predictions.path} cannot run among real sites: its datastore was updated, or has other samples",
             "pfl build-datastore EMBEDDINGS -o DIR, and the method on it",
         )
+    layer = {key: value for key, value in embedded.manifest.request.items() if key == "layer"}
     options = {key: value for key, value in store.manifest.request.items() if key in _STORE}
-    return backbone, {"then": {**then, "datastore": options}}
+    return {**then, **layer, "datastore": options}
 
 
 def _require_deployable(predictions: Artifact, partition: Artifact, settings: Settings) -> None:
@@ -217,8 +221,9 @@ def run(
         record = _record_attendance(server, names)
         if server.run.privacy is None:  # otherwise who takes part is a secret
             plain_output.replace_file(out / attendance_record.FILE, record.encode())
-    secret = f"; never release {out / SECRET}" if (out / SECRET).is_file() else ""
-    say(f"{counted(server.rounds, 'round')} played; the last message is there for every site{secret}")
+    say(f"{counted(server.rounds, 'round')} played; the last message is there for every site")
+    if server.run.privacy is not None:
+        say(f"never release {out} or {exchange}: both tell who took part in each round, and {out / SECRET} the noise")
     privacy = guarantee.summarize_guarantee(
         server.run.settings, len(server.run.federation.participants), server.progress.rows, say
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 
 import numpy as np
@@ -22,7 +22,7 @@ from pflcli.prediction import disclosure, prediction_file, reopened_run, stored_
 from pflcli.prediction.disclosure import Disclosure
 from pflcli.prediction.prediction_file import PredictedSamples
 from pflcli.prediction.stored_predictor import ClientPrediction, StoredPredictor
-from pflcli.wording import counted, listed
+from pflcli.wording import counted
 
 
 @command(Predict)
@@ -36,8 +36,9 @@ def predict(asked: Predict) -> PredictedSamples:
     real site are those of one client, and need no ``client``. Without ``answers``, the components of the probabilities
     are included. With ``coverage``, each prediction has a set of classes.
 
-    Raises UsageError for invalid options; InputError for samples that the model cannot take, an incomplete lineage, or
-    ``client`` "none" without a global model; ConflictError if ``out`` exists and may not be replaced.
+    Raises UsageError for invalid options; InputError for samples that the model cannot take, an incomplete lineage,
+    another client than that of a site, or ``client`` "none" without a global model; ConflictError if ``out`` exists and
+    may not be replaced.
     """
     execution = asked.execution
     disclosed = disclosure.parse(asked.answers)
@@ -56,7 +57,9 @@ def predict(asked: Predict) -> PredictedSamples:
         coverage.read_calibration(artifact)
     predictor = stored_predictor.open_predictor(artifact, asked.weights)
     names = reopened_run.client_names(artifact)
-    client = asked.client if asked.client is not None else _own_client(predictor, names)
+    client = asked.client
+    if client != ABSENT:
+        client = reopened_run.choose_client(artifact, predictor.partition, client)
     number = names.index(client) if client in names else None
     if number is None and client != ABSENT:
         error = missing_name_error(str(artifact.path), "client", client, names)
@@ -88,17 +91,6 @@ def predict(asked: Predict) -> PredictedSamples:
     if path is not None:
         prediction_file.write(path, prediction_file.FORMS[form](predicted), force=execution.force)
     return predicted
-
-
-def _own_client(predictor: StoredPredictor, names: Sequence[str]) -> str:
-    """Return the client of the site that made the predictions; raises UsageError for a simulation of several."""
-    request = predictor.partition.manifest.request
-    if "federation" not in request:
-        raise UsageError(
-            f"{predictor.artifact.path} has {counted(len(names), 'client')}, and each has its own model",
-            f"--client NAME, one of {listed(names)}",
-        )
-    return str(request["client"])
 
 
 def _disclose(

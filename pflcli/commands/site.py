@@ -222,7 +222,7 @@ def _predict_from_backbone(opened: _Opened, site: Site, state: State, out: Path,
 
     source = make(path, spec, cpu, build).path
     if "datastore" in then:
-        embedded = extract(source, opened.folder / "embeddings", execution=cpu).path
+        embedded = extract(source, opened.folder / "embeddings", layer=then.get("layer"), execution=cpu).path
         source = build_datastore(embedded, opened.folder / "datastore", **then["datastore"], execution=cpu).path
     run = {key: then[key] for key in ("settings", "options", "seed")}
     return personalize(then["method"], source, out, **run, execution=cpu)

@@ -26,6 +26,7 @@ from pflcli.methods import Method, State
 from pflcli.parameters import Params, Stacked
 from pflcli.parameters.model_table import ModelTable
 from pflcli.simulation import loop
+from pflcli.wording import listed
 
 _MIN_ROUNDS, _MAX_ROUNDS = 4, 50
 """Rounds of a check: a method may do something else after some rounds, such as those of a warm-up."""
@@ -145,10 +146,14 @@ def find_obstacle(subject: Subject, rounds: int, upload: Sequence[str]) -> str:
 
 def _find_obstacle_after_rounds(subject: Subject, code: Method) -> str:
     """Return why clients cannot predict by themselves with a method that has no rounds; empty if they can."""
-    if code.REFERENCE or code.KIND not in ("local", "posthoc"):
+    if code.REFERENCE:
         return "it is a reference, which knows the samples of all clients"
-    if set(code.NEEDS) - {"backbone", "embeddings", "datastore"}:
-        return f"the method needs a {code.NEEDS[0]}"
+    if code.SENDS_MORE:
+        return f"clients also send {code.SENDS_MORE}"
+    if code.KIND not in ("local", "posthoc"):
+        return "clients exchange something outside of rounds"
+    if unmet := set(code.NEEDS) - {"backbone", "datastore"}:
+        return f"the method needs {listed(sorted(unmet))}, which a deployment does not make for it"
     law = next(law for law in list_laws("methods") if law.name == "clients-use-only-their-own-samples")
     return judge(law, subject).reason
 

@@ -42,9 +42,11 @@ class Export(Options):
     out: Annotated[FilePath, out_option("Write the files to this folder.")]
     _: KW_ONLY
     client: Annotated[
-        str,
-        typer.Option(help="Export the model of the client with this name.", metavar="NAME"),
-    ]
+        str | None,
+        typer.Option(
+            help="Export the model of the client with this name.", metavar="NAME", show_default="that of a site"
+        ),
+    ] = None
     weights: RunWeights = None
     encoder_weights: EncoderWeights = None
     method: ChosenMethod = None

@@ -27,6 +27,7 @@ from pflcli.federation.run import Run
 from pflcli.training import dp_secret, hardware, run_request
 from pflcli.training import initial_weights as initial
 from pflcli.training.run_spec import RunSpec
+from pflcli.wording import counted, listed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -193,6 +194,29 @@ def read_preprocessing(
 def client_names(artifact: Artifact) -> list[str]:
     """Return the names of the clients (m,); clients without names are numbered."""
     return codebook.read(artifact).client_names(int(artifact.manifest.summary["clients"]))
+
+
+def choose_client(artifact: Artifact, partition: Artifact, asked: str | None) -> str:
+    """Return the client whose model is used: the one that is ``asked`` for, by default the one of a site.
+
+    Its name is not checked against the clients of a simulation. Raises UsageError if a simulation has to choose among
+    its clients; InputError for another client than that of the site, or one that joined later.
+    """
+    names, request = client_names(artifact), partition.manifest.request
+    if "federation" not in request:
+        if asked is None:
+            raise UsageError(
+                f"{artifact.path} has {counted(len(names), 'client')}, and each has its own model",
+                f"--client NAME, one of {listed(names)}",
+            )
+        return asked
+    own, later = str(request["client"]), names[int(partition.manifest.summary["clients"]) :]
+    if asked in (None, own, *later):
+        return own if asked is None else asked
+    raise InputError(
+        f"{artifact.path} has the model of its site's client '{own}', and none of '{asked}'",
+        f"--client {shlex.quote(own)}",
+    )
 
 
 def append_clients(data: Partition, later: LaterClients, count: int) -> Partition:

@@ -1,7 +1,8 @@
 """The record of who answered in each round of a deployment, with which a simulation repeats it.
 
 A CSV file with the columns ``round``, from 1, ``client``, the name of a client that was asked in this round, and
-``answered``, yes or no. In the simulation, clients that did not answer drop out of the round.
+``answered``, yes or no. In the simulation, clients that did not answer drop out of the round. A round in which nobody
+was asked, because ``--dropout`` left no client, has no row.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from pflcli.federation.place import Everywhere
 from pflcli.federation.run import Run
 from pflcli.methods import Method
 from pflcli.settings import Settings
-from pflcli.wording import listed
+from pflcli.wording import counted, listed
 
 FILE = "attendance.csv"
 """The name of the file that the server of a deployment writes."""
@@ -57,16 +58,15 @@ class AttendanceRecord:
     def take_part(self, run: Run, names: Sequence[str]) -> None:
         """Let the clients that did not answer drop out of the rounds of ``run``, whose clients have these names (m,).
 
-        Raises InputError if the run has other clients or fewer rounds, or draws other clients for a round.
+        Raises InputError if the run has other clients or another number of rounds, or draws other clients for a round.
         """
         numbers = {name: client for client, name in enumerate(names)}
+        last, rounds = max(self.rounds, default=0), run.settings.rounds
+        if last > rounds:
+            raise InputError(f"{self.path} has round {last}, but the run ends after round {rounds}", f"--rounds {last}")
         absent = dict[int, set[int]]()
-        for number, clients in self.rounds.items():
-            if number > run.settings.rounds:
-                raise InputError(
-                    f"{self.path} has round {number}, but the run ends after round {run.settings.rounds}",
-                    f"--rounds {max(self.rounds)}",
-                )
+        for number in range(1, rounds + 1):
+            clients = self.rounds.get(number, {})
             if unknown := [client for client in clients if client not in numbers]:
                 raise InputError(
                     f"{self.path} has the client '{unknown[0]}', which is not one of this run",
@@ -74,10 +74,17 @@ class AttendanceRecord:
                 )
             run.notes = RoundNotes()
             drawn = [names[client] for client in run.draw_cohort(number - 1).tolist()]
+            if run.attendance.all_absent:  # by --dropout: the server asks nobody
+                drawn = []
+            if drawn and not clients:
+                raise InputError(
+                    f"{self.path} lacks round {number}, and this run has {counted(rounds, 'round')}",
+                    f"--rounds {number - 1}" if number > last > 0 else f"give the whole {FILE} of the deployment",
+                )
             if {*drawn} != {*clients}:
                 raise InputError(
                     f"{self.path} was recorded by another run: in round {number} it asked {listed([*clients])}, but"
-                    f" this run draws {listed(drawn)}",
+                    f" this run draws {listed(drawn) or 'nobody'}",
                     "give the seed and the settings of that run",
                 )
             absent[number - 1] = {numbers[client] for client, answered in clients.items() if not answered}

@@ -19,9 +19,12 @@ from pflcli.artifacts.open_by_path import open_one
 from pflcli.cli.console import Console
 from pflcli.commands import federate, site
 from pflcli.commands.build_datastore import build_datastore
+from pflcli.commands.compare import compare
 from pflcli.commands.evaluate import evaluate
+from pflcli.commands.export import export
 from pflcli.commands.extract import extract
 from pflcli.commands.import_data import import_data
+from pflcli.commands.new_client import new_client
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.predict import predict
@@ -178,17 +181,35 @@ def test_a_simulation_with_the_attendance_of_a_deployment_has_its_bytes(world, t
     assert open_one(whole.path).manifest.fingerprint == open_one(world / "simulation").manifest.fingerprint
 
 
-@pytest.mark.parametrize("name", ["local", "fedavg-plus", "knn-per-plus", "knn-per"])
-def test_methods_after_the_rounds_predict_as_in_the_simulation(name, world, tmp_path, monkeypatch):
+def test_a_record_has_no_row_of_a_round_when_all_its_clients_drop_out(world, tmp_path, monkeypatch):
+    settings = {"model": "logistic", "rounds": 4, "participation": 0.7, "dropout": 0.6, "threads": 1, "seed": 0}
+    simulated = personalize("fedavg", world / "partition", tmp_path / "simulation", **settings).path
+    played = {row["round"] for row in csv_rows(simulated / "rounds.csv") if row["clients"] != "0"}
+    assert 0 < len(played) < 4
+    fed = federate.create(simulated, tmp_path / "fed", ONE).path
+    run_without(world, tmp_path, {}, monkeypatch, fed)
+    file = tmp_path / "server" / "attendance.csv"
+    assert {row["round"] for row in csv_rows(file)} == played
+    again = personalize("fedavg", world / "partition", tmp_path / "again", attendance=file, **settings).path
+    assert open_one(again).manifest.fingerprint == open_one(simulated).manifest.fingerprint
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [("local", None), ("fedavg-plus", None), ("knn-per-plus", None), ("knn-per", None), ("knn-per", "body.1")],
+)
+def test_methods_after_the_rounds_predict_as_in_the_simulation(name, layer, world, tmp_path, monkeypatch):
     source, settings = world / "partition", {"model": "mlp", "rounds": 3} if name == "local" else {}
     if name != "local":
         source = train_global(source, tmp_path / "b", model="mlp", rounds=3, participation=0.7, threads=1).path
     if name == "knn-per":
-        source = build_datastore(extract(source, tmp_path / "e").path, tmp_path / "d", capacity=0.8).path
+        source = build_datastore(extract(source, tmp_path / "e", layer=layer).path, tmp_path / "d", capacity=0.8).path
     simulated = open_one(personalize(name, source, tmp_path / "simulation", threads=1, **settings).path)
     fed = federate.create(simulated.path, tmp_path / "fed", ONE).path
     assert federate.describe(fed)["rounds"] == (0 if name == "local" else 3)
     run_without(world, tmp_path, {}, monkeypatch, fed)
+    if name == "knn-per":
+        assert open_one(tmp_path / "site west" / "embeddings").manifest.request.get("layer") == layer
     everyone = predictions.read(simulated, "test")
     for client, place in enumerate(SITES):
         found = open_one(tmp_path / f"site {place}", "predictions")
@@ -205,6 +226,36 @@ def test_methods_after_the_rounds_predict_as_in_the_simulation(name, world, tmp_
     assert np.abs(answered.parts["p"] - expected.parts["p"]).max() <= 2e-7
     with pytest.raises(UsageError, match="has 3 clients, and each has its own model"):
         predict(simulated.path, tmp_path / "new.csv")
+    with pytest.raises(UsageError, match="has 3 clients, and each has its own model"):
+        export(simulated.path, tmp_path / "model")
+
+
+def test_a_site_has_the_model_of_its_own_client_alone(world, tmp_path, monkeypatch):
+    (tmp_path / "new.csv").write_text("age,dose,city\n60,1,X\n40,-1,Y\n")
+    run_without(world, tmp_path, {}, monkeypatch)
+    own, simulated = tmp_path / "site west", world / "simulation"
+    expected = predict(simulated, tmp_path / "new.csv", client="west").parts["p"]
+    assert predict(own, tmp_path / "new.csv", client="west").parts["p"].tobytes() == expected.tobytes()
+    assert predict(own, tmp_path / "new.csv", client="none").client == "none"
+    assert export(own, tmp_path / "model").model["client"] == "west"
+    for other in ("north", "nobody"):
+        with pytest.raises(InputError, match=f"client 'west', and none of '{other}'") as error:
+            predict(own, tmp_path / "new.csv", client=other)
+        assert error.value.fix == ("--client west",)
+        with pytest.raises(InputError, match=f"client 'west', and none of '{other}'"):
+            export(own, tmp_path / "another", client=other)
+    assert not (tmp_path / "another").exists()
+
+
+def test_a_site_also_has_the_model_of_a_client_that_joined_it_later(world, tmp_path, monkeypatch):
+    run_without(world, tmp_path, {}, monkeypatch)
+    (tmp_path / "east.csv").write_text((world / "west.csv").read_text())
+    joined = new_client(
+        tmp_path / "site west", tmp_path / "east.csv", tmp_path / "joined", client="east", label="outcome"
+    ).path
+    (tmp_path / "new.csv").write_text("age,dose,city\n60,1,X\n40,-1,Y\n")
+    assert predict(joined, tmp_path / "new.csv", client="east").client == "east"
+    assert predict(joined, tmp_path / "new.csv").client == "west"
 
 
 def test_a_store_of_other_samples_is_refused(world, tmp_path):
@@ -214,6 +265,13 @@ def test_a_store_of_other_samples_is_refused(world, tmp_path):
     store = build_datastore(extract(backbone, tmp_path / "e", partition=moved).path, tmp_path / "d").path
     personalize("knn-per", store, tmp_path / "simulation", threads=1)
     with pytest.raises(UnsuitedError, match="its datastore was updated, or has other samples"):
+        federate.create(tmp_path / "simulation", tmp_path / "fed", ONE)
+
+
+def test_create_says_what_a_method_on_embeddings_sends_when_it_refuses_it(world, tmp_path):
+    backbone = train_global(world / "partition", tmp_path / "b", model="mlp", rounds=1, threads=1).path
+    personalize("prior", extract(backbone, tmp_path / "e").path, tmp_path / "simulation", threads=1)
+    with pytest.raises(UnsuitedError, match="among real sites: clients also send class frequencies before the rounds"):
         federate.create(tmp_path / "simulation", tmp_path / "fed", ONE)
 
 
@@ -231,6 +289,9 @@ def test_the_server_reports_epsilon_as_the_simulation_does(world, tmp_path, monk
         guarantee.describe_guarantee(result["privacy"]),
     ]
     assert not (tmp_path / "server" / "attendance.csv").exists()
+    assert list(tmp_path.glob("server/round-*/attendance.json"))
+    (warning,) = (text for text in said if text.startswith("never release"))
+    assert f"{tmp_path / 'server'} or {tmp_path / 'exchange'}: " in warning
 
 
 def csv_rows(path):
@@ -290,6 +351,8 @@ def test_a_site_takes_its_split_from_the_federation(world):
         (("check", "--patience", "5"), "--patience belongs to pfl federation run"),
         (("create", "-o", "new", "--patience", "5"), "--patience belongs to pfl federation run"),
         (("check", "--force"), "--force belongs to pfl federation create"),
+        (("check", "--method", "ditto"), "--method belongs to pfl federation create"),
+        (("check", "--seed", "0"), "--seed belongs to pfl federation create"),
         (("check", "-o", "new"), "pfl federation check writes nothing"),
         (("create",), "pfl federation create needs a folder"),
         (("run", "-o", "new"), "--at belongs to pfl federation run, which needs it"),
@@ -301,3 +364,17 @@ def test_federation_refuses_options_that_have_no_effect(world, tmp_path, monkeyp
     assert (ran.code, ran.out) == (2, "")
     assert message in ran.err
     assert not (tmp_path / "new").exists()
+
+
+def test_create_takes_a_run_of_a_comparison_when_method_and_seed_are_given(world, tmp_path, monkeypatch, pfl):
+    monkeypatch.chdir(tmp_path)
+    settings = {"model": "logistic", "rounds": 1, "threads": 1}
+    compare(
+        world / "partition", tmp_path / "c", methods=["fedavg", "ditto"], seeds=[0, 1], references=False, **settings
+    )
+    refused = pfl("federation", "create", "c", "--method", "ditto", "-o", "fed")
+    assert (refused.code, refused.out) == (2, "")
+    assert "choose by --seed N" in refused.err
+    assert pfl("federation", "create", "c", "--method", "ditto", "--seed", 1, "-o", "fed").code == 0
+    request = open_one(tmp_path / "fed").manifest.request
+    assert (request["method"], request["seed"]) == ("ditto", 1)

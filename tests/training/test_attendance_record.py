@@ -18,6 +18,11 @@ from pflcli.training.attendance_record import AttendanceRecord
 HEADING = "round,client,answered\n"
 
 
+def answers(number, absent=""):
+    """Return the lines of a round in which all clients but the ``absent`` ones answered."""
+    return "".join(f"{number},{client},{'no' if client in absent else 'yes'}\n" for client in "abcd")
+
+
 @pytest.fixture(scope="module")
 def clients(tmp_path_factory):
     """The partition of a table with four clients."""
@@ -38,6 +43,11 @@ def run(clients, out, file, **changes):
         attendance=file,
         **{"model": "logistic", "rounds": 2, "participation": 1.0, "threads": 1, **changes},
     )
+
+
+def rounds_of(backbone):
+    with (backbone / "rounds.csv").open() as file:
+        return list(csv.DictReader(file))
 
 
 @pytest.mark.parametrize(
@@ -86,6 +96,22 @@ def test_the_record_of_another_run_is_refused(rows, words, clients, tmp_path):
     assert not (tmp_path / "backbone").exists()
 
 
+@pytest.mark.parametrize(
+    ("rows", "missing", "fix"),
+    [
+        ("", 1, "give the whole attendance.csv of the deployment"),
+        (answers(2), 1, "give the whole attendance.csv of the deployment"),
+        (answers(1), 2, "--rounds 1"),
+    ],
+)
+def test_a_record_is_refused_when_a_round_is_missing(rows, missing, fix, clients, tmp_path):
+    (tmp_path / "record.csv").write_text(HEADING + rows)
+    with pytest.raises(InputError, match=f"lacks round {missing}, and this run has 2 rounds") as error:
+        run(clients, tmp_path / "backbone", tmp_path / "record.csv")
+    assert error.value.fix == (fix,)
+    assert not (tmp_path / "backbone").exists()
+
+
 def test_a_record_is_refused_where_it_has_no_effect(clients, tmp_path):
     (tmp_path / "record.csv").write_text(HEADING)
     with pytest.raises(UsageError, match="has no effect: local has no rounds"):
@@ -95,8 +121,16 @@ def test_a_record_is_refused_where_it_has_no_effect(clients, tmp_path):
 
 
 def test_absent_clients_drop_out_of_the_rounds_of_a_global_model(clients, tmp_path):
-    (tmp_path / "record.csv").write_text(f"{HEADING}2,a,no\n2,b,no\n2,c,yes\n2,d,yes\n")
+    (tmp_path / "record.csv").write_text(HEADING + answers(1) + answers(2, absent="ab"))
     run(clients, tmp_path / "backbone", tmp_path / "record.csv")
-    with (tmp_path / "backbone" / "rounds.csv").open() as file:
-        rows = list(csv.DictReader(file))
+    rows = rounds_of(tmp_path / "backbone")
     assert [(row["clients"], row["dropped"]) for row in rows] == [("4", "0"), ("2", "2")]
+
+
+def test_a_run_continues_with_a_longer_record(clients, tmp_path):
+    file, backbone = tmp_path / "record.csv", tmp_path / "backbone"
+    file.write_text(HEADING + answers(1, absent="a") + answers(2))
+    run(clients, backbone, file)
+    file.write_text(file.read_text() + answers(3))
+    assert run(clients, backbone, file, rounds=3).decision == "replace"
+    assert [row["dropped"] for row in rounds_of(backbone)] == ["1", "0", "0"]

@@ -6,7 +6,7 @@ split their samples; ``import``, the options of the import, if there was one; ``
 the name, type and shape of each tensor that a client downloads and uploads in a round; and a hash of
 ``codebook.json``, which has the names of clients and classes, the user's columns, and scales. With ``then``, these are
 the rounds of a backbone, from which clients predict by another method: its ``method``, ``options``, ``settings``,
-``seed`` and, if it needs one, the options of its ``datastore``.
+``seed`` and, if it needs one, the options of its ``datastore`` and the ``layer`` that represents samples in it.
 """
 
 from __future__ import annotations
