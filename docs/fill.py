@@ -4,8 +4,9 @@
     python docs/fill.py all-methods   # before that, the CSV files whose commands contain all-methods
 
 docs/results/commands.toml has the commands, which run in the folder that one types this in. If one fails, its files
-stay as they are, and it is named at the end. Rows of claims that were not judged again also stay. A page shows rows between two comments. The first names one or several
-CSV files, each after a label, then the rows by their first cells and the columns (all if there are none):
+stay as they are, and it is named at the end. Rows of claims that were not judged again also stay. A page shows rows
+between two comments. The first names one or several CSV files, each after a label, then the rows by their first cells
+and the columns (all if there are none):
 
     <!-- rows of writers=results/a.csv, fashion=results/b.csv | fedavg; local | accuracy %; gain % -->
     <!-- end -->
