@@ -197,6 +197,7 @@ def test_a_record_has_no_row_of_a_round_when_all_its_clients_drop_out(world, tmp
 @pytest.mark.parametrize(
     ("name", "layer"),
     [("local", None), ("fedavg-plus", None), ("knn-per-plus", None), ("knn-per", None), ("knn-per", "body.1")],
+    ids=["local", "fedavg-plus", "knn-per-plus", "knn-per", "knn-per-of-a-layer"],
 )
 def test_methods_after_the_rounds_predict_as_in_the_simulation(name, layer, world, tmp_path, monkeypatch):
     source, settings = world / "partition", {"model": "mlp", "rounds": 3} if name == "local" else {}
