@@ -29,6 +29,7 @@ from pflcli.federation import uploads
 from pflcli.federation.privacy import guarantee
 from pflcli.laws import Subject
 from pflcli.laws.deployed_rounds import find_obstacle
+from pflcli.reporter import Reporter
 from pflcli.settings import Settings
 from pflcli.training import attendance_record, run_request
 from pflcli.training.attendance_record import AttendanceRecord
@@ -71,7 +72,7 @@ def create(source: Path | str, out: Path | str, execution: Execution, *, chosen:
             "seed": dealt.get("split_seed", dealt["seed"]),
             "keep_test": "keep_test" in dealt,
         },
-        "import": _import_request(partition),
+        "import": _import_request(partition, execution.reporter),
         "codebook": digest(json.loads(json.dumps(codebook.to_fields(book)))),
     }
     code = {**trained.manifest.code, **manifest.code}
@@ -145,11 +146,18 @@ def _require_deployable(predictions: Artifact, partition: Artifact, settings: Se
             raise UnsuitedError(f"{predictions.path} cannot run among real sites: {reason}", "run it without, first")
 
 
-def _import_request(partition: Artifact) -> dict[str, Any]:
-    """Return the options by which the samples of a partition were imported, for ``pfl import --like``."""
+def _import_request(partition: Artifact, reporter: Reporter) -> dict[str, Any]:
+    """Return the options by which the samples of a partition were imported, for ``pfl import --like``.
+
+    They are empty, with a message, if the dataset is gone, and for a dataset that was not imported.
+    """
     try:
         dataset = ancestor(partition, "dataset")
     except GoneError:
+        reporter.say(
+            f"the dataset of {partition.path} is gone, and with it the options of pfl import: sites have to type them, "
+            "such as --label, beside --like"
+        )
         dataset = None
     if dataset is None:
         return {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shutil
 import signal
 import subprocess
 import sys
@@ -257,6 +258,14 @@ def test_a_site_also_has_the_model_of_a_client_that_joined_it_later(world, tmp_p
     (tmp_path / "new.csv").write_text("age,dose,city\n60,1,X\n40,-1,Y\n")
     assert predict(joined, tmp_path / "new.csv", client="east").client == "east"
     assert predict(joined, tmp_path / "new.csv").client == "west"
+
+
+def test_create_says_that_options_of_the_import_are_gone_with_the_dataset(world, tmp_path, pfl):
+    for name in ("partition", "simulation"):
+        shutil.copytree(world / name, tmp_path / name)
+    ran = pfl("federation", "create", tmp_path / "simulation", "-o", tmp_path / "fed")
+    assert (ran.code, "sites have to type them" in ran.err) == (0, True)
+    assert "sites have to type them" not in pfl("federation", "create", world / "simulation", "-o", tmp_path / "f").err
 
 
 def test_a_store_of_other_samples_is_refused(world, tmp_path):
