@@ -290,3 +290,12 @@ def test_a_plan_makes_the_same_verdicts_by_make(judged, tmp_path, monkeypatch, p
     assert [pfl(*words).code for words in jobs] == [0] * len(jobs)
     assert read(tmp_path / "v") == read(judged / "v")
     assert subprocess.run(["make", "-q"], check=False, capture_output=True).returncode == 0
+
+
+def test_size_of_a_claim_is_the_mean_over_partitions(tmp_path):
+    (tmp_path / "claims.toml").write_text(CLAIMS.partition("[claims.fine-tuning-is-free]")[0])
+    verify(tmp_path / "claims.toml", tmp_path / "v", seeds=[0, 1], threads=1)
+    samples = [open_artifact(tmp_path / f"v/writers/partition-{seed}").manifest.summary["samples"] for seed in (0, 1)]
+    assert samples[0] != samples[1]
+    table = (tmp_path / "v" / "verdicts" / "table.md").read_text()
+    assert f"12 clients, {round(sum(samples) / 2)} samples" in table
