@@ -17,13 +17,13 @@ from pflcli.wording import as_typed
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
-P = ParamSpec("P")
-T = TypeVar("T")
+_P = ParamSpec("_P")
+_T = TypeVar("_T")
 
 
-def cached(function: Callable[P, T]) -> Callable[P, T]:
+def cached(function: Callable[_P, _T]) -> Callable[_P, _T]:
     """Cache what a function returns for a class; mypy does not take classes for arguments of ``functools.cache``."""
-    return typing.cast("Callable[P, T]", functools.lru_cache(maxsize=1024)(function))
+    return typing.cast("Callable[_P, _T]", functools.lru_cache(maxsize=1024)(function))
 
 
 def parse_assignments(pairs: Sequence[str], option: str = "--set") -> dict[str, str]:

@@ -200,7 +200,7 @@ def choose_client(artifact: Artifact, partition: Artifact, asked: str | None) ->
     """Return the client whose model is used: the one that is ``asked`` for, by default the one of a site.
 
     Its name is not checked against the clients of a simulation. Raises UsageError if a simulation has to choose among
-    its clients; InputError for another client than that of the site, or one that joined later.
+    its clients; InputError for a client that is neither the site's own nor joined it later.
     """
     names, request = client_names(artifact), partition.manifest.request
     if "federation" not in request:
