@@ -34,7 +34,7 @@ mkdir -p "$out"
 scores='{"value": 0.5}'
 metrics='{"methods": [{"label": "knn-per", "method": "knn-per", "metrics": {"accuracy": S, "accuracy_unseen": S, '
 metrics+='"bottom_decile": S, "gain": S, "last_rounds_accuracy": S}}]}'
-rows=$'method,seed,client,n_test,accuracy\nknn-per,0,0,4,0.5\nknn-per,0,1,4,0.5'
+rows=$'method,seed,client,name,n_test,accuracy\nknn-per,0,0,Tiantan,4,0.5\nknn-per,0,1,Gucheng,4,0.25'
 case $command in
   partition)
     echo client,name,train,validation,test > "$out/clients.csv"
@@ -56,7 +56,7 @@ case $command in
       printf 'round,validation_accuracy,bytes_up,bytes_down,bytes_peer\n1,.5,1,1,1\n' > "$out/seed-0/$method/rounds.csv"
     done
     ;;
-  sweep) printf 'a,b,c,d,accuracy\n1,2,3,4,0.5\n' > "$out/table.csv" ;;
+  sweep) printf 'capacity,k,sigma,lambda,accuracy\n1,10,1,0,0.5\n1,10,1,1,0.25\n' > "$out/table.csv" ;;
 esac
 """
 
@@ -113,6 +113,7 @@ def record_recipe(tmp_path):
         environment = {**os.environ, "PATH": f"{folder}:{os.environ['PATH']}", "STUB_LOG": str(log)}
         ran = subprocess.run(line, capture_output=True, text=True, env=environment, check=False)
         assert ran.returncode == code, ran.stderr
+        run.printed = ran.stdout
         return [entry.split("\t") for entry in log.read_text().splitlines()]
 
     return run
@@ -205,6 +206,20 @@ def test_recipe_uses_existing_options(record_recipe, recipe, name):
             assert {"--download", "--root"} <= set(line)
         if line[0] in ("train-global", "compare"):
             assert line[line.index("--weights") + 1] == "w.pt"
+
+
+def test_recipe_prints_the_accuracies_that_pfl_found(record_recipe):
+    record_recipe("fedham/stations.sh")
+    assert record_recipe.printed.splitlines()[1:] == [f"{stations},knn-per,0.5" for stations in (1, 4, 7, 9)]
+    record_recipe("knn-per/quality.sh cifar100")
+    assert record_recipe.printed.splitlines()[1].endswith(",0.5,0.25")
+
+
+def test_tables_of_the_stub_begin_with_the_columns_of_pfl(compared, small):
+    for path in (compared.path / "clients.csv", small.sw / "table.csv", compared.partition / "clients.csv"):
+        columns = path.read_text(encoding="utf-8").splitlines()[0].split(",")
+        heading = ",".join(columns[: columns.index("accuracy" if "accuracy" in columns else "test") + 1])
+        assert re.search(rf"['\s]{heading}(\\n|\s)", STUB), heading
 
 
 def test_figures_vary_what_the_papers_vary(record_recipe):

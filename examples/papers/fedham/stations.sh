@@ -24,9 +24,8 @@ for others in "" ,Dongsi,Wanshouxigong,Guanyuan ,Aotizhongxin,Gucheng,Shunyi ,Ch
   done
   pfl compare "${partitions[@]}" -o "$at" "${how[@]}" "${weights[@]+"${weights[@]}"}" \
     --methods fedavg,local,fedper,fedavg-plus@ftl,fedamp,fedavg-plus,knn-per,fedham --set "fedavg-plus@ftl.upper=$upper" -q
-  # Clients are numbered by their stations' names.
-  tiantan=$(awk -F, '$2 == "Tiantan" { print $1 }' "${partitions[0]}/clients.csv")
-  awk -F, -v n="$stations" -v c="$tiantan" '
-    NR > 1 && $3 == c { sum[$1] += $5; count[$1]++ }
+  awk -F, -v n="$stations" '
+    NR == 1 { for (i = 1; i <= NF; i++) column[$i] = i; next }
+    $column["name"] == "Tiantan" { sum[$1] += $column["accuracy"]; count[$1]++ }
     END { for (method in sum) print n "," method "," sum[method] / count[method] }' "$at/comparison/clients.csv" | sort
 done

@@ -24,6 +24,9 @@ for alpha in "${alphas[@]}"; do
     pfl train-global "$runs/alpha-$alpha/partition" "${how[@]}" "${weights[@]+"${weights[@]}"}" -o "$at/backbone" -q
     pfl extract "$at/backbone" -o "$at/embeddings" -q
     pfl sweep "$at/embeddings" --capacity 1 --k 10 --weight 0,1 --plot lambda -o "$at/sweep" -q
-    awk -F, -v at="$alpha,$rounds" 'NR > 1 { found = found "," $5 } END { print at found }' "$at/sweep/table.csv"
+    awk -F, -v at="$alpha,$rounds" '
+      NR == 1 { for (i = 1; i <= NF; i++) column[$i] = i; next }
+      { found = found "," $column["accuracy"] }
+      END { print at found }' "$at/sweep/table.csv"
   done
 done
