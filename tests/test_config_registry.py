@@ -1,4 +1,4 @@
-"""Keyed draws, typed options, and the folder that is the registry."""
+"""Keyed random draws, typed options, and the registry of files in folders."""
 
 from __future__ import annotations
 

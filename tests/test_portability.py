@@ -1,4 +1,4 @@
-"""Other systems, simulated: what Linux alone has is missing, what macOS has instead is there; and old shells."""
+"""Other systems, simulated: functions that only Linux has are missing, those of macOS are there; and old shells."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Cells that a reader would take as formulas, or as the end of a row."""
+"""CSV cells that spreadsheet programs would run as formulas, or that contain line ends."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A full disk: known before the work where it can be, and told with the bytes that are needed and free."""
+"""A full disk is reported before the work starts where possible, with the bytes needed and the bytes free."""
 
 from __future__ import annotations
 

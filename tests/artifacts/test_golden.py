@@ -1,4 +1,4 @@
-"""Artifacts of every schema version, made when it was new: today's code reads them, and scores them the same."""
+"""Artifacts of every schema version can be read, and evaluations of them give the same scores."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Verdicts on claims, by evaluations whose differences and intervals can be worked out by hand."""
+"""Verdicts on claims, from evaluations whose differences and intervals are computed by hand."""
 
 from __future__ import annotations
 

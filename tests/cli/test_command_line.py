@@ -1,4 +1,4 @@
-"""The command line: what goes to which stream, which exit code, and what a person is told to type instead."""
+"""Output streams, exit codes and error messages of the command line."""
 
 from __future__ import annotations
 

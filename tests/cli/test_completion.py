@@ -1,4 +1,4 @@
-"""What shells complete: asked as their scripts ask, and typed with a tabulator into real ones."""
+"""Shell completion, called as the generated scripts call it and typed into real shells."""
 
 from __future__ import annotations
 

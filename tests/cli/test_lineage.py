@@ -1,4 +1,4 @@
-"""``pfl show --lineage``: one line per artifact, and the same facts in JSON as without words."""
+"""``pfl show --lineage``: one line per artifact as text, and the same facts as JSON."""
 
 from __future__ import annotations
 

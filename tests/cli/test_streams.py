@@ -1,4 +1,4 @@
-"""Standard streams that are closed, a current folder that is gone, a link to itself, too little address space."""
+"""Closed standard streams, a deleted working directory, a symbolic link to itself, and too little address space."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tables on terminals of several widths keep names and numbers whole, and say where omitted columns are."""
+"""Tables on terminals of several widths: names and numbers are not cut, and omitted columns are named."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``pfl audit``: attackers whose success is known, references, and what is left out, counted or refused."""
+"""``pfl audit``: attackers with a known success rate, references, and what is left out or refused."""
 
 from __future__ import annotations
 

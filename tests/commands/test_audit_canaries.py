@@ -1,4 +1,4 @@
-"""Canary clients: the bound stays below the accounted epsilon, and faults of the mechanism are caught."""
+"""Canary clients: the bound stays below the accounted epsilon, and broken mechanisms are detected."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many methods and seeds: each run is an ordinary artifact, made once, and the table says what ``evaluate`` says."""
+"""``pfl compare``: each run is an ordinary artifact, is made once, and is scored as by ``pfl evaluate``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Constant, pooled and local stand beside the methods of every comparison, and never stop it."""
+"""``pfl compare`` adds the references constant, pooled and local, and does not fail if they fail."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``compare --tune N``: each method's options and settings are chosen first, with one budget, by validation samples."""
+"""``compare --tune N`` chooses the options of each method by validation samples, with the same budget for all."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Arrays are read as images, series or numbers as their values tell, and otherwise the user is asked."""
+"""``pfl import`` reads arrays as images, series or numbers, and asks if their values do not tell which."""
 
 from __future__ import annotations
 

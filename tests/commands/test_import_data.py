@@ -1,4 +1,4 @@
-"""Users' own data: what is read is exactly what stands there, and what is wrong is named where it stands."""
+"""``pfl import`` reads values exactly, and errors name their place in the file."""
 
 from __future__ import annotations
 

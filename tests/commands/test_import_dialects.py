@@ -1,4 +1,4 @@
-"""How tables are written: no spelling of a number loses a column, and every form of file gives the same samples."""
+"""``pfl import``: spellings of numbers, and file formats of tables."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Samples that belong together stay in one split, and samples with a time are split in its order."""
+"""Samples of a group stay in one split, and samples with a time are split in time order."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a user wishes of a table: missing values filled in, words as features, new data read as the old were."""
+"""``pfl import`` of tables: missing values, categorical columns, and new data read like earlier data."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A user's own split, and features that each client standardizes by its own training samples."""
+"""Splits that the user's file defines, and features standardized by each client's training samples."""
 
 from __future__ import annotations
 

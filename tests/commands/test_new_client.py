@@ -1,4 +1,4 @@
-"""``pfl new-client``: a client that comes after the rounds, served from its own samples, is one like the others."""
+"""``pfl new-client``: personalization for a client that joins after the rounds."""
 
 from __future__ import annotations
 

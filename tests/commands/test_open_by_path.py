@@ -1,4 +1,4 @@
-"""The folder given to ``compare -o`` or ``tune -o`` is accepted where an artifact is."""
+"""The output folders of ``pfl compare`` and ``pfl tune`` are accepted in place of an artifact."""
 
 from __future__ import annotations
 

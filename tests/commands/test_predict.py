@@ -1,4 +1,4 @@
-"""``pfl predict``: samples from every form of file, preprocessed as at import, and answers in every form."""
+"""``pfl predict``: formats of input and output, and preprocessing as at import."""
 
 from __future__ import annotations
 

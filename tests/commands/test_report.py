@@ -1,4 +1,4 @@
-"""``pfl report``: where it writes, what it replaces, and what it says where something is missing."""
+"""``pfl report``: where it writes, which files it replaces, and messages about missing parts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``--weights`` of the commands that open a run again: each of them says the same about a missing or a wrong file."""
+"""Commands that open a run again report a missing or wrong ``--weights`` file in the same way."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``pfl stack``: what it pools, whom it leaves alone, what it refuses, and that test samples decide nothing."""
+"""``pfl stack``: its learners, clients that are left alone, refusals, and independence of test samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a client's answers consist of gives the same answers, put together by hand."""
+"""The parts of a client's model, combined by hand, give its predictions."""
 
 from __future__ import annotations
 

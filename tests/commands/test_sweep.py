@@ -1,4 +1,4 @@
-"""``pfl sweep`` against the chain of commands that it stands for, client by client."""
+"""``pfl sweep`` gives every client the result of the chain of commands that it replaces."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``pfl track``: trackers show what the artifacts contain, once."""
+"""``pfl track`` sends the contents of artifacts to trackers, once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Trials are ordinary artifacts, the choice is made by validation samples alone, and the best is a file for others."""
+"""``pfl tune``: trials are ordinary artifacts, validation samples alone decide, and the best is written to a file."""
 
 from __future__ import annotations
 

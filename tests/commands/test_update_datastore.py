@@ -1,4 +1,4 @@
-"""Stores that take up new samples: what each policy keeps, in which order, and what cannot be."""
+"""``pfl update-datastore``: the samples that each policy keeps, their order, and refusals."""
 
 from __future__ import annotations
 

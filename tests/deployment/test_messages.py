@@ -1,4 +1,4 @@
-"""Messages have the counted bytes and nothing else; damaged, foreign and late ones are refused; kills cost nothing."""
+"""Messages of a deployment: their size, refusals (damaged, foreign, late), and recovery after a kill."""
 
 from __future__ import annotations
 

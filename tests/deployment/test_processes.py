@@ -1,4 +1,4 @@
-"""A federation of three sites in processes of their own, from the command line."""
+"""A server and three sites as separate processes, started from the command line."""
 
 from __future__ import annotations
 

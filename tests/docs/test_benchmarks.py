@@ -1,4 +1,4 @@
-"""Programs of benchmarks/ that are for machines which tests do not have: they run, on tiny sizes."""
+"""Benchmark programs for other hardware run at tiny sizes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a contributor is told exists: commands, files, checks."""
+"""The commands, files and checks that CONTRIBUTING.md names exist."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every page of the cookbook is run as it stands: its commands in this process, its Python, Makefile and job."""
+"""Every page of the cookbook runs as it is written: commands, Python, the Makefile and the jobs."""
 
 from __future__ import annotations
 

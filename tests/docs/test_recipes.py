@@ -1,4 +1,4 @@
-"""The recipes of the papers run what settings.toml beside them says, and nothing else; the docs show it."""
+"""The recipes of the papers run the settings of settings.toml, and print what pfl found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Random changes of training images: what they look like, when they are drawn, and who refuses them."""
+"""Augmentation of training images: its effect, its random draws, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The clients' samples: which rows are whose, and samples that are mapped from a file."""
+"""The samples of clients: their rows, and samples that are mapped from a file."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Products of few rows with many columns, whatever computes them."""
+"""Products of matrices with few rows and many columns, on every backend."""
 
 from __future__ import annotations
 

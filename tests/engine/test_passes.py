@@ -1,4 +1,4 @@
-"""Passes: how many samples go through models, against schedules counted one by one and rounds worked out by hand."""
+"""Numbers of passes through models, against schedules counted one by one and rounds computed by hand."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Steps that take long say how many clients are through."""
+"""Long steps report how many clients are done."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Another task than classification: a model's only output predicts a number, and its loss is the squared error."""
+"""A task other than classification: one output, a number, with the squared error as loss."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Figures: the right numbers in the right place, in every format, for any number of clients, methods and any name."""
+"""Figures: their values and file formats, for any number of clients and methods and for any names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``pfl show --latex``: a table that LaTeX can read, in which what is bold is what is shown to be best."""
+"""``pfl show --latex``: a table for LaTeX, in which bold marks the methods shown to be best."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""``--metric``: what methods are ranked by, and what becomes of clients for which a metric is not defined."""
+"""``--metric``: the metric that ranks methods, and clients for which it is not defined."""
 
 from __future__ import annotations
 

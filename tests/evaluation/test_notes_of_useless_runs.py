@@ -1,4 +1,4 @@
-"""Notes below a table: methods that tie, runs that did not learn, clients without test samples, no validation."""
+"""Notes below a table: ties, runs that did not learn, clients without test samples, no validation samples."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""References stand in tables, marked and below the methods, and are not compared with them."""
+"""References are marked in tables, stand below the methods, and are not compared with them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Aggregators: the one place where the server makes a model of uploads, for every method that averages."""
+"""Aggregators make the server's model from uploads, for every method that averages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""DP-FedAvg: what the server may learn of one client, the noise that hides it, and which methods it covers."""
+"""DP-FedAvg: the influence of one client, the noise that hides it, and the methods that support it."""
 
 from __future__ import annotations
 

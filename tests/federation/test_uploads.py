@@ -1,4 +1,4 @@
-"""Upload steps: what the server receives, what it costs, and which methods they cover."""
+"""Upload steps: what the server receives, its size, and the methods that support it."""
 
 from __future__ import annotations
 

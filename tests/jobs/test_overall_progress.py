@@ -1,4 +1,4 @@
-"""Progress of many jobs: in per cent of the time that all of them take, learned from those that are over."""
+"""Progress of many jobs, in per cent of their total time, which is estimated from finished jobs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a plan allows: which artifacts a job replaces, and conflicts of jobs that are not needed."""
+"""Plans of jobs: artifacts that a job replaces, and conflicts of jobs that are not needed."""
 
 from __future__ import annotations
 

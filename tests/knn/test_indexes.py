@@ -1,4 +1,4 @@
-"""Every kind of FAISS index: training rows alone or all rows, too few samples, what cannot be, what it takes."""
+"""FAISS indexes of every kind: which rows train them, too few samples, refusals, and memory."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prototypes: shares by hand, centres that are means, and stores that hold them."""
+"""Prototypes: their shares of the samples, centres that are means, and stores that contain them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Votes that hide distances: by hand, under noise whose law is known, and what they need of a store."""
+"""Votes without distances: by hand, with noise of a known distribution, and what they need of a store."""
 
 from __future__ import annotations
 

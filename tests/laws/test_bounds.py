@@ -1,4 +1,4 @@
-"""Options with extremely large values are refused with a message, or mean all clients."""
+"""Extremely large values of options are refused with a message, or mean all clients."""
 
 from __future__ import annotations
 

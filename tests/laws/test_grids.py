@@ -1,4 +1,4 @@
-"""Every method can be tuned as it is: its grid holds options of its own that may be, and its defaults among them."""
+"""The grid of every method for tuning has valid values of its options, its defaults among them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Many clients: what grows with their square says so beforehand, and no command needs a descriptor for each."""
+"""Many clients: quadratic costs are announced, and no command needs a file descriptor per client."""
 
 from __future__ import annotations
 

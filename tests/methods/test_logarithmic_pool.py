@@ -1,4 +1,4 @@
-"""The logarithmic pool against formulas written out and searches over grids, and what must not change it."""
+"""The logarithmic pool, against written-out formulas and grid searches, and what must not change it."""
 
 from __future__ import annotations
 

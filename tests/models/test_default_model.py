@@ -1,4 +1,4 @@
-"""The model that is taken where none is asked for, and dry runs that refuse what a run would."""
+"""The default model, and dry runs that refuse what a run would refuse."""
 
 from __future__ import annotations
 

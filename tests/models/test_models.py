@@ -1,4 +1,4 @@
-"""Backbones: every model on every kind of sample that it takes, sizes worked out by hand, and what is refused."""
+"""Models: every kind of sample, numbers of parameters by hand, and refusals."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Similarity of models, weighted means for every receiver, splits in two, and neighbours against the truth."""
+"""Similarity of models, weighted means per receiver, bipartitions, and neighbours compared with the truth."""
 
 from __future__ import annotations
 

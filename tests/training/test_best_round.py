@@ -1,4 +1,4 @@
-"""The best round by validation: which it is, that its state is kept as it was, and that evaluations say so."""
+"""The best round by validation: its choice, its stored state, and its mention in evaluations."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Images in the layouts that users have: idx files, LEAF's JSON, CIFAR's batches; values against what was written."""
+"""Readers of images (idx files, LEAF's JSON, CIFAR's batches) return the values that were written."""
 
 from __future__ import annotations
 

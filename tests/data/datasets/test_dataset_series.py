@@ -1,4 +1,4 @@
-"""Text and records of air: windows against what was written, and splits by time that share nothing."""
+"""Readers of text and air quality return the values that were written, and splits by time do not overlap."""
 
 from __future__ import annotations
 

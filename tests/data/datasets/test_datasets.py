@@ -1,4 +1,4 @@
-"""Datasets: what comes with the package, and what is read from folders in the layouts that users have."""
+"""Datasets that come with the package, and datasets that are read from folders."""
 
 from __future__ import annotations
 

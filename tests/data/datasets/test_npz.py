@@ -1,4 +1,4 @@
-"""Arrays of NPZ files: large images that are not packed are mapped, everything else is read."""
+"""NPZ files: large uncompressed images are mapped into memory, all other arrays are read."""
 
 from __future__ import annotations
 

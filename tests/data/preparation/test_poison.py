@@ -1,4 +1,4 @@
-"""Poisoned clients: who they are, what they send, and that accuracies are those of honest clients."""
+"""Poisoned clients: who is poisoned, what they send, and accuracy over the honest clients."""
 
 from __future__ import annotations
 

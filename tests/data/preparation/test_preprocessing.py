@@ -1,4 +1,4 @@
-"""Features are scaled when it is known who trains on which samples: over the federation, or client by client."""
+"""Standardization of features over the federation or per client."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Partition schemes: disjoint, exhaustive, keyed, and never without end."""
+"""Partition schemes: splits are disjoint, complete and reproducible, and every scheme ends."""
 
 from __future__ import annotations
 

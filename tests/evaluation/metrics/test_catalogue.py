@@ -1,4 +1,4 @@
-"""The catalogue of metrics: one entry is enough, and what it says is what files, tables and documents say."""
+"""Every metric is declared once, in the catalogue that files, tables and documents follow."""
 
 from __future__ import annotations
 

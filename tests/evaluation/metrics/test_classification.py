@@ -1,4 +1,4 @@
-"""Scores for two and for unbalanced classes: by hand, and against scikit-learn."""
+"""Scores for two and for unbalanced classes, by hand and against scikit-learn."""
 
 from __future__ import annotations
 

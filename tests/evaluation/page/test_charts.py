@@ -1,4 +1,4 @@
-"""Charts are data: their rows are the numbers of the comparison, and no name is part of an expression."""
+"""Charts contain the numbers of the comparison, and names are never part of an expression."""
 
 from __future__ import annotations
 

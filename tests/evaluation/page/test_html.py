@@ -1,4 +1,4 @@
-"""The page: one file that fetches nothing, in which names are text, and that is the same when it is written again."""
+"""The page is one file that loads nothing, escapes names, and is reproducible."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Differential privacy from the command line: what is private for, what is refused, and what the manifest says."""
+"""Differential privacy on the command line: what is private, refusals, and the record in the manifest."""
 
 from __future__ import annotations
 
