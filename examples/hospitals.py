@@ -81,12 +81,12 @@ def published(folder: Path) -> None:
         print(line([f"`{method}`", *cells, f"{100 * table[method].mean():.1f} ({100 * published_mean:.1f})"]))
     table = accuracies(folder / "fine-tuning")
     means = {method: table[method].mean(axis=1) for method in FINE_TUNING}
-    texts = [
-        f"`{name}` {100 * means[name].mean():.1f} ({100 * published_mean:.1f})"
-        for name, published_mean in FINE_TUNING.items()
-    ]
     better = int((means["fedavg-plus"] >= means["fedavg"]).sum())
-    print(f"\nFine-tuning, mean of hospitals in %: {', '.join(texts)}; better or equal in {better} of 5 seeds (5 of 5)")
+    print("\nFine-tuning, mean over hospitals:\n")
+    print(markdown(["method", "here %", "FLamby %"]))
+    for name, published_mean in FINE_TUNING.items():
+        print(line([f"`{name}`", f"{100 * means[name].mean():.1f}", f"{100 * published_mean:.1f}"]))
+    print(line(["seeds in which fine-tuning is not worse", f"{better} of 5", "5 of 5"]))
 
 
 def repeated(folder: Path, splits: int, standardizations: Iterable[str] = STANDARDIZE) -> None:

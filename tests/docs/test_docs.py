@@ -1,4 +1,4 @@
-"""A behaviour is documented if and only if it exists."""
+"""The documentation describes what exists, and its results are those of stored tables."""
 
 from __future__ import annotations
 
@@ -283,29 +283,62 @@ def test_keep_rows_replaces_the_rows_of_claims_that_were_judged_again(fill_scrip
 
 
 def test_stored_verdicts_are_about_claims_of_the_papers_as_they_are_stated_now(fill_script):
+    claims = {}
+    for path in (ROOT / "examples" / "papers").glob("*/*.toml"):
+        claims.update({(path.parent.name, name): claim for name, claim in load_claims(path).items()})
     files = [*fill_script.RESULTS.glob("verdicts-*.csv")]
     assert files
     for file in files:
-        path = ROOT / "examples" / "papers" / file.stem.removeprefix("verdicts-") / "claims.toml"
-        claims = tomllib.loads(path.read_text(encoding="utf-8"))["claims"]
+        paper = file.stem.removeprefix("verdicts-").removesuffix("-pretrained")
         heading, *rows = fill_script.read(file)
         for row in rows:
             stored = dict(zip(heading, row, strict=True))
-            stated = claims[stored["claim"]]
-            assert (stored["says"], stored["where"]) == (stated["says"], stated.get("where", "")), path
+            stated = claims[paper, stored["claim"]]
+            assert (stored["says"], stored["where"]) == (stated["says"], stated.get("where", "")), file
+
+
+def load_claims(path):
+    return tomllib.loads(path.read_text(encoding="utf-8"))["claims"]
 
 
 def test_verdicts_of_pfl_verify_are_shown_from_their_csv_files_alone(fill_script):
-    by_hand = re.sub(r"<!-- rows of .*?<!-- end -->", "", PAGES["docs/claims.md"], flags=re.S)
+    by_hand = FILLED.sub("", PAGES["docs/claims.md"])
     for file in fill_script.RESULTS.glob("verdicts-*.csv"):
         assert f"<!-- rows of results/{file.name} " in PAGES["docs/claims.md"]
         for name, *_ in fill_script.read(file)[1:]:
             assert f"| {name} |" not in by_hand
 
 
+# A result, such as 93.4. Numbers of sections, versions, licences and of the heterogeneity alpha are none.
+FIGURE = re.compile(r"(?<![\w.+/-])(?<!\u03b1 )[+-]?(\d+\.\d+)(?![\w.])")
+NO_RESULT = re.compile(r"(?:[Ss]ections?|Theorem|Python|CC BY(?:-SA)?) [\d.]+(?:,? (?:and )?[\d.]+)*")
+FILLED = re.compile(r"<!-- rows of .*?<!-- end -->", flags=re.S)
+
+
+@pytest.mark.parametrize("name", ["README.md", "docs/results.md", "docs/claims.md"])
+def test_every_result_in_the_text_is_in_a_csv_file_that_its_section_links(fill_script, name):
+    """The rows of tables link their own files, beside the place in the paper."""
+    for section in re.split(r"^(?=##+ )", PAGES[name], flags=re.M):
+        text = NO_RESULT.sub("", re.sub(r"```.*?```|`[^`]*`", "", FILLED.sub("", section), flags=re.S))
+        rows = re.findall(r"^\|.*$", text, flags=re.M)
+        for part in [
+            re.sub(r"^\|.*$", "", text, flags=re.M),
+            *(re.sub(r" \| [^|]*", " | ", row, count=1) for row in rows),
+        ]:
+            files = re.findall(r"\]\(([^)\s]+\.csv)\)", part if part.startswith("|") else section)
+            stored = {
+                figure
+                for file in files
+                for row in fill_script.read((ROOT / name).parent / file)
+                for figure in FIGURE.findall(" ".join(row))
+            }
+            typed = {*FIGURE.findall(re.sub(r"\]\([^)]*\)", "", part))} - stored
+            assert not typed, f"{section.splitlines()[0]}: no linked file has {', '.join(sorted(typed))}: {part[:80]}"
+
+
 CLAIMS = re.findall(
     r"^\| (?!claim|---)(.*?) \|$",
-    re.sub(r"<!-- rows of .*?<!-- end -->", "", PAGES["docs/claims.md"], flags=re.S),
+    FILLED.sub("", PAGES["docs/claims.md"]),
     flags=re.M,
 )
 
