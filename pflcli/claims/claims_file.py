@@ -72,6 +72,8 @@ class Experiment:
     """the validation accuracy of metrics such as ``rounds_to_target``"""
     link: str | None = None
     """the speed of the links of ``simulated_seconds`` in Mbit/s, ``UP:DOWN``"""
+    weights: bool | None = None
+    """whether networks start from the weights that the command is given, not from random ones"""
     papers: Options = field(default_factory=dict)
     """what the paper has instead, of the options and settings that differ; filled in from the settings"""
 
@@ -273,6 +275,10 @@ def _read_experiment(entry: Options, owner: str, folder: Path, known: Mapping[st
     known_parts = {key: {part: base.get(key, {}).get(part, {}) for part in _PARTS} for key in SIZES}
     merged = {part: merge(known_parts[size][part], getattr(own, part)) for part in _PARTS}
     chosen = {part: {_underscored(key): value for key, value in table.items()} for part, table in merged.items()}
+    weights = bool(base.get(size, {}).get("weights") if own.weights is None else own.weights)
+    papers = _differences(known_parts, merged) if base.get("paper") else {}
+    if base.get("paper", {}).get("weights", weights) != weights:
+        papers["weights"] = not weights
     experiment = Experiment(
         dataset=_resolve_path(dataset, folder),
         like=own.like,
@@ -280,7 +286,8 @@ def _read_experiment(entry: Options, owner: str, folder: Path, known: Mapping[st
         set=own.set,
         target=base.get(size, {}).get("target") if own.target is None else own.target,
         link=base.get(size, {}).get("link") if own.link is None else own.link,
-        papers=_differences(known_parts, merged) if base.get("paper") else {},
+        weights=weights,
+        papers=papers,
     )
     check_options(experiment, owner)
     return experiment

@@ -48,10 +48,11 @@ def verify(asked: Verify) -> Outcome:
     """Make the comparisons that the ``claims`` in a file need, each in a subfolder of ``out``, and judge the claims.
 
     The verdicts are the artifact ``out/verdicts``. Artifacts that are up to date are not made again, and an interrupted
-    run resumes. ``only`` are names of claims; those that ``out/verdicts`` has are judged again, as long as the file
-    states them as before. Paths in ``only`` make these artifacts alone. A dry run lists the decision for each partition
-    and comparison as ``summary["plan"]``, and those still to be made, with what they need, as ``summary["jobs"]``. With
-    a reporter, it also estimates the costs of the comparisons whose partitions exist, as ``summary["needs"]``.
+    run resumes. ``weights`` are for the experiments that start from given weights. ``only`` are names of claims; those
+    that ``out/verdicts`` has are judged again, as long as the file states them as before. Paths in ``only`` make these
+    artifacts alone. A dry run lists the decision for each partition and comparison as ``summary["plan"]``, and those
+    still to be made, with what they need, as ``summary["jobs"]``. With a reporter, it also estimates the costs of the
+    comparisons whose partitions exist, as ``summary["needs"]``.
 
     Raises UsageError for a file with unknown keys, names or values; InputError for data that are missing;
     IncompleteError, with the verdicts, if runs fail that a claim needs.
@@ -109,6 +110,16 @@ class Verification:
             if not only or name in only or kept.get(name) == _recorded(claim)
         ]
         comparisons, cells = plan(file, names, asked.seeds)
+        started = [name for name, comparison in comparisons.items() if comparison.experiment.weights]
+        if started and weights is None:
+            raise UsageError(
+                f"[experiments.{started[0].partition('@')[0]}] starts from given weights", "--weights FILE"
+            )
+        if weights is not None and not started:
+            raise UsageError(
+                "--weights: no experiment of these claims starts from given weights",
+                "in the table of the experiment: weights = true",
+            )
         for comparison in comparisons.values():  # before the first one runs, which may take long
             training = config.build(Settings, comparison.experiment.training, comparison.name)
             resolve_variants([*comparison.methods], comparison.methods, training)
@@ -237,7 +248,7 @@ class Verification:
             options={name: options for name, options in comparison.methods.items() if options},
             references=False,
             settings=dict(experiment.training),
-            weights=self.asked.weights,
+            weights=self.asked.weights if experiment.weights else None,
             only=only,
             execution=execution,
         )

@@ -191,6 +191,15 @@ InitialWeights = Annotated[
         help="Start from this state dict (.safetensors or .pt).", metavar="FILE", show_default="random weights"
     ),
 ]
+ExperimentWeights = Annotated[
+    "Path | str | Weights | None",
+    PATH,
+    typer.Option(
+        help="Start from this state dict (.safetensors or .pt) where an experiment has weights = true, which needs it.",
+        metavar="FILE",
+        show_default="no experiment needs it",
+    ),
+]
 AttendanceFile = Annotated[
     OptionalPath,
     typer.Option(

@@ -14,8 +14,8 @@ from pflcli.options.declaration import (
     SEEDS,
     WORDS,
     Download,
+    ExperimentWeights,
     FilePath,
-    InitialWeights,
     Options,
     Root,
     out_option,
@@ -67,4 +67,4 @@ class Verify(Options):
     ] = False
     root: Root = None
     download: Download = False
-    weights: InitialWeights = None
+    weights: ExperimentWeights = None

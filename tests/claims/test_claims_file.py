@@ -261,8 +261,18 @@ def test_files_that_are_missing_or_no_toml_are_input_errors(read, tmp_path):
         read('settings = "circle.toml"\n' + EXPERIMENT + CLAIM)
 
 
+def test_an_experiment_starts_from_weights_if_the_settings_say_so_for_its_size(read, tmp_path):
+    (tmp_path / "other.toml").write_text("[p.data]\ndataset = 'writers'\n[p.data.paper]\nweights = true\n")
+    text = 'settings = "other.toml"\n[experiments.writers]\nlike = "p.data"\n'
+    small, paper = (read(text + CLAIM, size).experiments["writers"] for size in claims_file.SIZES)
+    assert (small.weights, small.papers) == (False, {"weights": True})
+    assert (paper.weights, paper.papers) == (True, {})
+    own = read(text + "weights = true\n" + CLAIM).experiments["writers"]
+    assert (own.weights, own.papers) == (True, {})
+
+
 EXAMPLES = Path(__file__).parents[2] / "examples"
-PAPERS = sorted((EXAMPLES / "papers").glob("*/claims.toml"))
+PAPERS = sorted((EXAMPLES / "papers").glob("*/*.toml"))
 
 
 @pytest.mark.parametrize("size", claims_file.SIZES)
@@ -282,4 +292,5 @@ def test_the_claims_of_a_paper_can_be_run(path, size):
 
 
 def test_every_paper_has_claims():
-    assert [path.parent.name for path in PAPERS] == ["fedattn", "fedham", "knn-per", "panm"]
+    papers = [path.parent.name for path in PAPERS if path.name == "claims.toml"]
+    assert papers == ["fedattn", "fedham", "knn-per", "panm"]

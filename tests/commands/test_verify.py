@@ -299,3 +299,35 @@ def test_size_of_a_claim_is_the_mean_over_partitions(tmp_path):
     assert samples[0] != samples[1]
     table = (tmp_path / "v" / "verdicts" / "table.md").read_text()
     assert f"12 clients, {round(sum(samples) / 2)} samples" in table
+
+
+GIVEN = """
+[experiments.given]
+dataset = "writers"
+partition = { clients = 12 }
+training = { model = "logistic", rounds = 1 }
+weights = true
+
+[claims.given-weights-help]
+says = "Given weights are better than none"
+on = ["given"]
+method = "local"
+direction = "lower"
+against = ["fedavg"]
+"""
+
+
+def test_weights_start_the_experiments_that_need_them_and_no_others(copy):
+    (copy / "claims.toml").write_text(CLAIMS + GIVEN)
+    with pytest.raises(UsageError, match=r"\[experiments.given\] starts from given weights") as error:
+        verify(copy / "claims.toml", copy / "v", seeds=[0])
+    assert error.value.fix == ("--weights FILE",)
+    weights = copy / "v" / "writers" / "seed-1" / "backbone" / "weights.safetensors"
+    with pytest.raises(UsageError, match="no experiment of these claims starts from given weights"):
+        verify(copy / "claims.toml", copy / "new", seeds=[0], only=["fine-tuning-helps"], weights=weights)
+    assert not (copy / "new").exists()
+    verify(copy / "claims.toml", copy / "v", seeds=[0], weights=weights, threads=1)
+    requests = {
+        name: open_artifact(copy / "v" / name / "seed-0" / "backbone").manifest.request for name in ("writers", "given")
+    }
+    assert ["weights" in request for request in requests.values()] == [False, True]
