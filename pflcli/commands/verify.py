@@ -34,6 +34,7 @@ from pflcli.options.function import command
 from pflcli.options.verify import Verify
 from pflcli.reporter import SILENT, NullReporter
 from pflcli.settings import Settings
+from pflcli.training import initial_weights as initial
 from pflcli.wording import duration
 
 NAME = "verdicts"
@@ -120,6 +121,8 @@ class Verification:
                 "--weights: no experiment of these claims starts from given weights",
                 "in the table of the experiment: weights = true",
             )
+        if asked.weights is not None:
+            asked = replace(asked, weights=initial.read(asked.weights))
         for comparison in comparisons.values():  # before the first one runs, which may take long
             training = config.build(Settings, comparison.experiment.training, comparison.name)
             resolve_variants([*comparison.methods], comparison.methods, training)

@@ -16,7 +16,7 @@ import pytest
 from pflcli import verify
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.compare import IncompleteError
-from pflcli.errors import ConflictError, UsageError
+from pflcli.errors import ConflictError, InputError, UsageError
 from pflcli.methods import fedavg_plus
 
 CLAIMS = """
@@ -325,6 +325,8 @@ def test_weights_start_the_experiments_that_need_them_and_no_others(copy):
     weights = copy / "v" / "writers" / "seed-1" / "backbone" / "weights.safetensors"
     with pytest.raises(UsageError, match="no experiment of these claims starts from given weights"):
         verify(copy / "claims.toml", copy / "new", seeds=[0], only=["fine-tuning-helps"], weights=weights)
+    with pytest.raises(InputError, match=r"missing\.pt does not exist"):
+        verify(copy / "claims.toml", copy / "new", seeds=[0], weights=copy / "missing.pt")
     assert not (copy / "new").exists()
     verify(copy / "claims.toml", copy / "v", seeds=[0], weights=weights, threads=1)
     requests = {
