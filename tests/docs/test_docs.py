@@ -285,7 +285,8 @@ def test_keep_rows_replaces_the_rows_of_claims_that_were_judged_again(fill_scrip
 def test_stored_verdicts_are_about_claims_of_the_papers_as_they_are_stated_now(fill_script):
     claims = {}
     for path in (ROOT / "examples" / "papers").glob("*/*.toml"):
-        claims.update({(path.parent.name, name): claim for name, claim in load_claims(path).items()})
+        content = tomllib.loads(path.read_text(encoding="utf-8"))
+        claims.update({(path.parent.name, name): claim for name, claim in content["claims"].items()})
     files = [*fill_script.RESULTS.glob("verdicts-*.csv")]
     assert files
     for file in files:
@@ -295,10 +296,6 @@ def test_stored_verdicts_are_about_claims_of_the_papers_as_they_are_stated_now(f
             stored = dict(zip(heading, row, strict=True))
             stated = claims[paper, stored["claim"]]
             assert (stored["says"], stored["where"]) == (stated["says"], stated.get("where", "")), file
-
-
-def load_claims(path):
-    return tomllib.loads(path.read_text(encoding="utf-8"))["claims"]
 
 
 def test_verdicts_of_pfl_verify_are_shown_from_their_csv_files_alone(fill_script):
