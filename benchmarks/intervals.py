@@ -3,7 +3,8 @@
     python benchmarks/intervals.py [--draws 2000] [--quick | --looks]
 
 Scores of clients are simulated: a method differs from the baseline by a mean, by an effect of each client, by an effect
-of each seed, and by the sampling error of a client's test samples. Seeds share their clients or have their own. Prints,
+of each seed, and by the sampling error of a client's test samples. Seeds share their clients or have their own, and
+differ much or, in the last cases, hardly at all. Prints,
 for each case, the coverage of the mean over methods and of the method whose seeds vary most, the family-wise error of
 Holm's test, and the length relative to intervals of methods that share nothing.
 
@@ -143,6 +144,10 @@ def cases(quick: bool) -> list[Case]:
             found.append(Case(methods, seeds, clients, samples, outlier=0))
             found.append(Case(methods, seeds, clients, samples, correlation=0.8))
             found.append(Case(methods, seeds, clients, samples, spread=0.7, same_clients=False))
+    sizes_of_small = [(10, 100), (60, 20)] if quick else [(4, 100), (10, 100), (60, 20), (1000, 20)]
+    for methods, (clients, samples) in itertools.product((1, 5), sizes_of_small):
+        for of_seeds, same in itertools.product((0.001, 0.005), (True, False)):
+            found.append(Case(methods, 3, clients, samples, of_seeds=of_seeds, same_clients=same))
     return found
 
 
@@ -156,11 +161,12 @@ def main() -> None:
     if arguments.looks:
         print_looks(arguments.draws)
         return
-    print("methods,seeds,clients,samples,spread,outlier,correlation,same_clients,", end="")
+    print("methods,seeds,clients,samples,of_seeds,spread,outlier,correlation,same_clients,", end="")
     print("coverage_alone,coverage,outlier_alone,outlier,error_alone,error,length")
     for case in cases(arguments.quick):
         found = measure(case, arguments.draws)
-        facts = (case.methods, case.seeds, case.clients, case.samples, case.spread, case.outlier, case.correlation)
+        facts = (case.methods, case.seeds, case.clients, case.samples, case.of_seeds)
+        facts += (case.spread, case.outlier, case.correlation)
         pairs = zip(found["alone"], found["shared"], strict=True)
         *rates, (before, now) = pairs
         numbers = [f"{value:.3f}" for pair in rates for value in pair]
@@ -170,6 +176,7 @@ def main() -> None:
             *numbers,
             f"{now / before:.2f}",
             sep=",",
+            flush=True,
         )
 
 

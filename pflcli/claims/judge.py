@@ -230,7 +230,17 @@ def _estimate(
     differences = [a - b for a, b in zip(values[0], base, strict=True)]
     if any(map(math.isnan, differences)):
         return None, None
-    return float(np.mean(differences)), gains.mean_difference(differences)
+    mean = float(np.mean(differences))
+    # A quantile of a few clients' scores is often the same in three seeds, which does not mean that it has no error.
+    if _is_of_scores(claim.metric) and len(set(differences)) == 1:
+        return mean, None
+    return mean, gains.mean_difference(differences)
+
+
+def _is_of_scores(metric: str) -> bool:
+    """Return whether a metric is computed from predictions on test samples, other than costs and rounds."""
+    entry = catalogue.METRICS.get(metric)
+    return entry is not None and (entry.unit == "fraction" or entry.is_per_client or bool(entry.score))
 
 
 def _scores_by_client(metric: str) -> tuple[str, str] | None:

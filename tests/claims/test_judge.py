@@ -192,6 +192,16 @@ def test_a_contradiction_is_corrected_for_the_number_of_methods_and_a_confirmati
     assert verdict(claim("lower", against=tuple(others)), found)["verdict"] == "confirmed"
 
 
+def test_the_same_score_in_every_seed_has_no_interval_and_the_same_cost_has():
+    """A decile of six clients that three seeds leave as it is: not a difference that is known without an error."""
+    found = runs(a=seeds(BASE + LEAD, bottom_decile=0.5), b=seeds(BASE, bottom_decile=0.4))
+    decile = verdict(claim(metric="bottom_decile"), found)
+    assert (decile["verdict"], decile["decided_by"]["interval"]) == ("undecided", None)
+    assert "without an interval" in decile["decided_by"]["reason"]
+    found = runs(a=seeds(BASE, megabytes=20.0), b=seeds(BASE, megabytes=10.0))
+    assert verdict(claim(metric="megabytes"), found)["verdict"] == "confirmed"
+
+
 def test_other_metrics_are_compared_by_seed():
     costs = [{"megabytes": 10.0}, {"megabytes": 12.0}, {"megabytes": 14.0}]
     found = runs(a=[run(BASE, **cost) for cost in costs], b=seeds(BASE, megabytes=20.0))

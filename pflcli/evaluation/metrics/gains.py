@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.special import fdtri, stdtr, stdtrit
+from scipy.special import fdtri, stdtr, stdtridf, stdtrit
 
 Array = NDArray[Any]
 
@@ -88,6 +88,19 @@ class Estimate:
         p = 2 * float(stdtr(freedom, -abs(mean) / error)) if error > 0 else float(mean == 0)
         return cls(mean, error, freedom, (mean - reach, mean + reach), p)
 
+    @classmethod
+    def by_parts(cls, mean: float, parts: Sequence[tuple[float, float]]) -> Estimate:
+        """Return the estimate whose squared half-width is the sum of those of its parts: variances with their freedom.
+
+        Its degrees of freedom are those at which Student's t has this half-width.
+        """
+        quantile = (1 + LEVEL) / 2
+        variances, freedoms = zip(*parts, strict=True)
+        error = math.sqrt(sum(variances))
+        reach = math.hypot(*(math.sqrt(v) * float(stdtrit(f, quantile)) for v, f in parts))
+        freedom = float(stdtridf(quantile, reach / error)) if error > 0 else freedoms[0]
+        return cls.by_student(mean, error, freedom)
+
     def interval_at(self, level: float) -> tuple[float, float]:
         """Return the interval with another coverage than ``LEVEL``."""
         reach = self.error * float(stdtrit(self.freedom, (1 + level) / 2))
@@ -106,46 +119,58 @@ def mean_gain(
     ``clients`` (m,) their identifiers. An identifier that occurs under several seeds is the same client, which carries
     less information than different clients.
 
-    The variance has two parts. The part of clients is cluster-robust (Liang & Zeger, 1986): contributions of a client
-    are summed over seeds before they are squared, with the HC2 leverage correction of MacKinnon & White (1985). The
-    part of seeds is the variance of their means beyond that, estimated by moments, and at least 0. Few seeds tell
-    little about a variance: ``shared_variance``, the variance of a gain over seeds that all methods of the comparison
-    have, is averaged into it as a prior of ``POOL_FREEDOM`` degrees of freedom (Smyth, 2004, section 4). The interval
-    is Student's t, with degrees of freedom after Satterthwaite (1946) and Kish's effective number of clients, so that
-    it is wider for few clients or seeds.
+    The variance has two parts. The part of clients, C, is cluster-robust (Liang & Zeger, 1986): contributions of a
+    client are summed over seeds before they are squared, with the HC2 leverage correction of MacKinnon & White (1985).
+    Its degrees of freedom after Satterthwaite (1946) are those of what seeds have in common, by Kish's effective number
+    of clients, and of the sampling errors of each seed.
+
+    The part of seeds, X, is the observed variance O of the mean over seeds beyond the variance E that sampling errors
+    explain: X = max(0, O - (1 - 1 / max(f, 2)) E) at f degrees of freedom. Few seeds tell little about a variance:
+    ``shared_variance``, the variance of a gain over seeds that all methods of the comparison have, is averaged into it
+    as a prior of ``POOL_FREEDOM`` degrees of freedom (Smyth, 2004, section 4).
+
+    The squared half-widths of Student's intervals of the two parts add up to that of the interval. It grows
+    continuously with O: a part of seeds that is estimated as 0 does not make the interval jump to that of one with many
+    degrees of freedom. ``benchmarks/intervals.py`` chose the share of E. ``freedom`` is that of the one Student's t that has
+    the same interval.
     """
     seeds = len(gains)
     ids, place = np.unique(np.concatenate(clients), return_inverse=True)
     ends = np.cumsum([len(values) for values in clients])
     places = np.split(place, ends[:-1])
     table, share = np.zeros((seeds, len(ids))), np.zeros(len(ids))
-    means = np.empty(seeds)
+    means, freedom_of_samples = np.empty(seeds), 0.0
     for seed, (gain, weight, at) in enumerate(zip(gains, weights, places, strict=True)):
         part = weight / weight.sum()
         means[seed] = part @ gain
         rest = 1 - part
         table[seed, at] = part * (gain - means[seed]) / np.sqrt(np.where(rest > 0, rest, 1.0))
         share[at] += part / seeds
+        freedom_of_samples += 1 / float(part @ part) - 1
     effective = 1 / float(share @ share)
     if effective <= 1 + 1e-9:
         return None
     products = table @ table.T
     of_clients = float(products.sum()) / seeds**2
-    of_seeds = doubt_of_seeds = 0.0
-    if seeds > 1:
-        own, common = float(np.trace(products)) / seeds, float(products.sum() - np.trace(products))
-        between, freedom_of_seeds = float(means.var(ddof=1)), seeds - 1.0
-        if shared_variance is not None:
-            between = freedom_of_seeds * between + POOL_FREEDOM * shared_variance
-            freedom_of_seeds += POOL_FREEDOM
-            between /= freedom_of_seeds
-        observed, expected = between / seeds, (own - common / (seeds * (seeds - 1))) / seeds
-        if observed > expected:
-            of_seeds, doubt_of_seeds = observed - expected, observed**2 / freedom_of_seeds
-    variance = of_clients + of_seeds
-    doubt = of_clients**2 / (effective - 1) + doubt_of_seeds
-    freedom = max(1.0, variance**2 / doubt) if doubt > 0 else effective - 1
-    return Estimate.by_student(float(means.mean()), math.sqrt(variance), freedom)
+    mean = float(means.mean())
+    if seeds == 1:
+        return Estimate.by_student(mean, math.sqrt(of_clients), max(1.0, effective - 1))
+    own, common = (
+        float(np.trace(products)) / seeds,
+        float(products.sum() - np.trace(products)) / (seeds * (seeds - 1)),
+    )
+    shared_by_seeds = min(max(0.0, common), of_clients)
+    doubt = shared_by_seeds**2 / (effective - 1)
+    if of_clients > shared_by_seeds:
+        doubt += (of_clients - shared_by_seeds) ** 2 / max(freedom_of_samples, 1e-9)
+    freedom_of_clients = max(1.0, of_clients**2 / doubt) if doubt > 0 else max(1.0, effective - 1)
+    between, freedom_of_seeds = float(means.var(ddof=1)), seeds - 1.0
+    if shared_variance is not None:
+        between = freedom_of_seeds * between + POOL_FREEDOM * shared_variance
+        freedom_of_seeds += POOL_FREEDOM
+        between /= freedom_of_seeds
+    of_seeds = max(0.0, (between - (1 - 1 / max(freedom_of_seeds, 2)) * (own - common)) / seeds)
+    return Estimate.by_parts(mean, ((of_clients, freedom_of_clients), (of_seeds, freedom_of_seeds)))
 
 
 def mean_difference(differences: Sequence[float]) -> Estimate | None:

@@ -7,6 +7,7 @@ import time
 
 import numpy as np
 import pytest
+from scipy.stats import t as student
 from test_metrics import Y, metrics, store
 
 from pflcli.artifacts.manifest import ArtifactSpec
@@ -89,14 +90,41 @@ def test_variance_of_three_seeds_matches_a_hand_computed_one():
     common = sum(products[s][t] for s in range(3) for t in range(3) if s != t) / 6
     observed, expected = np.var(means, ddof=1) / 3, (own - common) / 3
     assert observed > expected
-    variance = of_clients + observed - expected
+    assert 0 < common < own
+    of_seeds = observed - expected / 2  # two degrees of freedom
     effective = 1 / sum((sum(part[c] for part in parts) / 3) ** 2 for c in range(3))
-    freedom = variance**2 / (of_clients**2 / (effective - 1) + observed**2 / 2)
+    of_samples = sum(1 / sum(p * p for p in part) - 1 for part in parts)
+    freedom = of_clients**2 / (common**2 / (effective - 1) + (of_clients - common) ** 2 / of_samples)
     assert freedom > 1
+    reach = (of_clients * student.ppf(0.975, freedom) ** 2 + of_seeds * student.ppf(0.975, 2) ** 2) ** 0.5
     estimate = gains.mean_gain(*([*map(np.asarray, rows)] for rows in (gain, weight, [[0, 1, 2]] * 3)))
     assert estimate.mean == pytest.approx(sum(means) / 3)
-    assert estimate.error == pytest.approx(variance**0.5)
-    assert estimate.freedom == pytest.approx(freedom)
+    assert estimate.error == pytest.approx((of_clients + of_seeds) ** 0.5)
+    assert estimate.interval == pytest.approx((estimate.mean - reach, estimate.mean + reach))
+    assert student.ppf(0.975, estimate.freedom) * estimate.error == pytest.approx(reach)
+
+
+@pytest.mark.parametrize(("seeds", "same"), [(2, True), (3, True), (3, False), (5, False)])
+def test_a_variance_between_seeds_that_is_estimated_as_zero_shortens_no_interval(seeds, same):
+    """The interval is longer the more seeds differ, and grows without a jump where chance alone explains the variance.
+
+    The same clients and sampling errors throughout; only the means of seeds move apart, from no difference on.
+    """
+    draw, clients = np.random.default_rng(0), 60
+    own = 0.04 * draw.normal(size=(1 if same else seeds, clients)) + 0.1 * draw.normal(size=(seeds, clients))
+    numbers = np.arange(seeds * clients).reshape(seeds, clients)
+    apart = own - own.mean(axis=1, keepdims=True)
+    lengths = []
+    for step in np.linspace(0, 0.1, 2001):
+        gain = apart + step * np.linspace(-1, 1, seeds)[:, None]
+        low, high = gains.mean_gain(
+            [*gain], [np.ones(clients)] * seeds, [*(numbers % clients if same else numbers)]
+        ).interval
+        lengths.append(high - low)
+    growth = np.diff(lengths)
+    assert lengths[-1] > 2 * lengths[0]
+    assert growth.min() >= -1e-12
+    assert growth.max() < 0.2 * lengths[0]
 
 
 def test_repeating_a_seed_does_not_narrow_the_interval():
