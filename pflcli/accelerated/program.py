@@ -218,7 +218,7 @@ class CompiledNetwork(StackedNetwork):
     def step(self, models: Stacked, each: Pass, optimizer: Optimizer) -> Tensor:
         """Return the losses (a,) of a pass; steps of plain SGD on linear layers are taken by their products."""
         is_single = self._single is not None and each.batch.x.shape[1] == 1
-        if not optimizer.is_plain or len(each.batch.x) > 1 or is_single:
+        if not optimizer.is_plain or not each.batch.is_unpadded_client or is_single:
             return super().step(models, each, optimizer)
         outputs = self.forward(each.at, each.batch.x, each.batch.weight)
         losses, by_logits, by_z, read = differentiate_loss(each, outputs, models)

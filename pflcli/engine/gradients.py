@@ -44,6 +44,11 @@ class StackedBatch:
         """Return the number of samples in each client's minibatch, without padding at the end."""
         return sizes(self.weight)
 
+    @property
+    def is_unpadded_client(self) -> bool:
+        """Whether this is the minibatch of one client, without padding."""
+        return len(self.x) == 1 and bool(self.weight[0, -1])
+
     def mean(self, values: Tensor) -> Tensor:
         """Return each client's mean (a,) of the values (a, n) of its samples."""
         return (values * self.weight).sum(dim=1)
@@ -139,7 +144,7 @@ class StackedNetwork(ABC):
 
     def _differentiate(self, each: Pass, models: Stacked, names: Collection[str]) -> tuple[Tensor, Stacked, Stacked]:
         """Return the losses (a,) of a pass, its gradients by the parameters ``names``, and those by tensors read."""
-        if len(each.batch.x) > 1 and self.one_at_a_time:
+        if self.one_at_a_time and not each.batch.is_unpadded_client:
             found: list[tuple[Tensor, Stacked, Stacked]] = []
             for index, one in enumerate(each.clients()):
                 own = {name: value[index : index + 1] for name, value in models.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from functools import partial
 
 import numpy as np
 import pytest
@@ -20,6 +21,7 @@ from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.strategy import WorkerNet
+from pflcli.methods import per_fedavg
 
 
 def run_step(compiled, x, y, names=None, moves=None):
@@ -508,6 +510,7 @@ PLANS = {
     "rule": {"loss": loss_with_squares},
     "rule of the head": {"loss": loss_with_squares, "trainable": "head."},
     "rule with momentum": {"loss": loss_with_squares, "momentum": 0.9},
+    "padded halves": {"pass_rule": partial(per_fedavg._passes, alpha=0.1)},
 }
 
 
@@ -532,7 +535,8 @@ def test_client_trained_by_the_program_matches_autograd(case, build, monkeypatch
         chosen, draws = strategy.choose(worker_net, plan, "loop", 1), [np.random.default_rng(5)]
         loss = trainer.train(worker_net, chosen, data, only, draws, only, start, out, plan)[0]
         results.append((loss, parameters.pick(out, 0)))
-    assert len(passes) == (0 if case == "frozen norm" and list(net.buffers()) else 6)
+    per_step = 2 if "pass_rule" in PLANS[case] else 0 if case == "frozen norm" and list(net.buffers()) else 1
+    assert len(passes) == 6 * per_step
     (loss, out), (expected_loss, expected) = results
     assert loss == pytest.approx(expected_loss, rel=1e-9)
     for name, value in expected.items():
