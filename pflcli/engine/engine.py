@@ -291,13 +291,15 @@ class Engine:
 
     @contextmanager
     def training(self) -> Iterator[None]:
-        """Let predictions within the block use the compiled loops of training, which may round otherwise.
+        """Compute a round within the block: by one intra-op thread, whatever a method computes outside of the engine.
 
-        Those loops take half a second to load, which predictions alone would not regain.
+        Predictions use the compiled loops of training, which may round otherwise. Those take half a second to load,
+        which predictions alone would not regain.
         """
         before, self._is_training = self._is_training, True
         try:
-            yield
+            with intra_op(1):
+                yield
         finally:
             self._is_training = before
 

@@ -21,6 +21,7 @@ from pflcli import parameters, rng
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.local_sgd import LocalSGD, is_stacked
+from pflcli.engine.process_settings import intra_op
 from pflcli.engine.task import Classification
 from pflcli.errors import ComputationError, UnsuitedError, UsageError
 from pflcli.federation import aggregators
@@ -467,10 +468,14 @@ class Run:
 
     @contextmanager
     def personalizing(self) -> Iterator[None]:
-        """Personalize inside the block: communication is not allowed, and training is not recorded for a round."""
+        """Personalize inside the block: communication is not allowed, and training is not recorded for a round.
+
+        One intra-op thread computes, whatever a method computes outside of the engine.
+        """
         self.sealed, before, self.notes = True, self.notes, RoundNotes(self.attendance)
         try:
-            yield
+            with intra_op(1):
+                yield
         finally:
             self.sealed, self.notes = False, before
 

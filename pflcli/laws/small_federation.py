@@ -194,11 +194,12 @@ def draw_normalizing_network(seed: int) -> models.Net:
 def play_rounds(method: str, run: Run, first: int = 0, last: int | None = None, state: State | None = None) -> State:
     """Run the rounds from ``first`` to before ``last``, by default all, and return the state after them."""
     code = methods.load(method)
-    if state is None:
-        state = code.setup(run)
-    if code.has_rounds:
-        for t in range(first, run.settings.rounds if last is None else last):
-            state = code.train_round(run, state, t)
+    with run.engine.training():
+        if state is None:
+            state = code.setup(run)
+        if code.has_rounds:
+            for t in range(first, run.settings.rounds if last is None else last):
+                state = code.train_round(run, state, t)
     return state
 
 

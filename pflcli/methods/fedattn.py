@@ -38,7 +38,6 @@ from torch import Tensor
 from torch.nn import functional
 
 from pflcli import parameters
-from pflcli.engine.process_settings import intra_op
 from pflcli.federation.attendance import Diverged
 from pflcli.federation.run import Predictor, Run
 from pflcli.methods.parts import bias_attention, records
@@ -243,8 +242,7 @@ def _pull(run: Run, neighbours: Neighbourhood, global_biases: Tensor) -> dict[st
 def _extend_history(run: Run, state: State, cohort: NDArray[np.int64], models: Stacked) -> Params:
     """Return the history with the values of this round, in which the ``models`` (n, ...) are sent to the cohort."""
     theta, biases = state["attention"], _attention(run).layout.flatten(models)
-    with intra_op(1):
-        rho = bias_attention.spectral_radius(theta["v"]) if "v" in theta else 1.0
+    rho = bias_attention.spectral_radius(theta["v"]) if "v" in theta else 1.0
     values = {
         "rho": rho,
         "largest": float(biases.abs().max()),

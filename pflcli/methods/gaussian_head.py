@@ -24,7 +24,6 @@ import torch
 from annotated_types import Ge, Gt, MinLen
 from numpy.typing import NDArray
 
-from pflcli.engine.process_settings import intra_op
 from pflcli.federation.run import Predictor, Run
 from pflcli.knn.embedded import Embedded
 from pflcli.methods.parts.class_counts import shrunk_prior, training_counts
@@ -96,10 +95,9 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     assert run.embeddings is not None
     _, own = shrunk_prior(run, clients, state["shared"]["prior"], run.cfg.kappa)
     parts = {split: run.embeddings[split].take(clients) for split in run.predicted_splits}
-    with intra_op(1):
-        whiten, common = _whiten(run, state)
-        means = _shrink_means(run, clients, common)
-        logits = {split: _logits(part, means, np.log(own), whiten) for split, part in parts.items()}
+    whiten, common = _whiten(run, state)
+    means = _shrink_means(run, clients, common)
+    logits = {split: _logits(part, means, np.log(own), whiten) for split, part in parts.items()}
     temperature = run.read_choices("temperature", clients)
     if temperature is None:
         temperature = _choose_temperature(run, logits["validation"], parts["validation"])

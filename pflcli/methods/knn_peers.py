@@ -36,7 +36,6 @@ import torch
 from annotated_types import Ge, Gt, Le, MinLen
 from numpy.typing import NDArray
 
-from pflcli.engine.process_settings import intra_op
 from pflcli.federation.run import Predictor, Run
 from pflcli.knn import voting
 from pflcli.knn.embedded import Embedded
@@ -118,8 +117,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     assert run.embeddings is not None
     parts = {split: run.embeddings[split].take(clients) for split in run.predicted_splits}
     stored = _SPACE.embed(run.embeddings["train"].take(clients))
-    with intra_op(1):
-        votes = _vote(run, state, clients, stored, {split: _SPACE.embed(part) for split, part in parts.items()})
+    votes = _vote(run, state, clients, stored, {split: _SPACE.embed(part) for split, part in parts.items()})
     model = {split: softmax(part.logits) for split, part in parts.items()}
     weight = run.read_choices("lambda", clients)
     if weight is None:

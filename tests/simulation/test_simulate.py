@@ -33,6 +33,7 @@ from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.extract import extract
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
+from pflcli.engine.process_settings import intra_op
 from pflcli.errors import InputError, UnsuitedError, UsageError
 from pflcli.execution import Execution
 from pflcli.methods import fedavg
@@ -123,6 +124,16 @@ def test_simulate_predictions_depend_on_the_seed(small_federation):
     assert not np.array_equal(first.predictions["test"].p, other.predictions["test"].p)
 
 
+@pytest.mark.parametrize("method", ["fedamp", "gossip", "panm", "pens"])
+def test_threads_change_no_byte_of_a_mixture_of_models(method, small_federation, artifact_lineage, tmp_path):
+    settings = {**SETTINGS, "participation": 0.8}  # a product of five rows depends on the number of threads
+    personalize(method, artifact_lineage["partition"], tmp_path, settings=settings, execution=Execution(threads=2))
+    with intra_op(1):
+        result = simulate(method, small_federation, **settings)
+    expected = predictions.read(open_one(tmp_path, "predictions"), "test").parts["p"]
+    np.testing.assert_array_equal(result.predictions["test"].p, expected)
+
+
 class Mine:
     """FedAvg as an object."""
 
@@ -144,6 +155,33 @@ def test_simulate_accepts_a_method_as_module_class_or_object(method, small_feder
         simulate(each, small_federation, **SETTINGS).predictions["test"].p for each in ("fedavg", method)
     )
     np.testing.assert_array_equal(result, expected)
+
+
+class Counting(Mine):
+    """FedAvg that notes with how many threads PyTorch would compute."""
+
+    def __init__(self):
+        self.threads = set()
+
+    def setup(self, run):
+        self.threads.add(torch.get_num_threads())
+        return super().setup(run)
+
+    def train_round(self, run, state, t):
+        self.threads.add(torch.get_num_threads())
+        return super().train_round(run, state, t)
+
+    def personalize(self, run, state, clients):
+        self.threads.add(torch.get_num_threads())
+        return super().personalize(run, state, clients)
+
+
+def test_methods_compute_with_one_thread_of_pytorch(small_federation):
+    method = Counting()
+    with intra_op(3):
+        simulate(method, small_federation, **SETTINGS, threads=2)
+        assert torch.get_num_threads() == 3
+    assert method.threads == {1}
 
 
 def test_simulate_refuses_a_method_without_a_required_member(small_federation):

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli.engine.local_sgd import Batch, Model
-from pflcli.engine.process_settings import intra_op
 from pflcli.errors import UsageError
 from pflcli.knn.indexes import find_nearest
 from pflcli.methods.parts.attention import compute_weights, draw_xavier
@@ -148,10 +147,9 @@ class BiasAttention:
 
         A client without neighbours gets ``global_biases`` (d,).
         """
-        with intra_op(1):
-            share = compute_weights(neighbours.z @ theta["q"].T, neighbours.keys @ theta["k"].T, neighbours.exists)
-            mixed = (share[..., None] * neighbours.values).sum(dim=1)
-            mixed = mixed @ theta["v"].T if "v" in theta else mixed
+        share = compute_weights(neighbours.z @ theta["q"].T, neighbours.keys @ theta["k"].T, neighbours.exists)
+        mixed = (share[..., None] * neighbours.values).sum(dim=1)
+        mixed = mixed @ theta["v"].T if "v" in theta else mixed
         if self.trust and self.is_guarded:
             mixed = self.layout.limit_norms(mixed, global_biases, self.trust)
         personal = self.origin(global_biases) + mixed
@@ -159,12 +157,11 @@ class BiasAttention:
 
     def differentiate(self, theta: Params, personal: Tensor, change: Tensor) -> Params:
         """Return the gradient of ``theta``, given the gradient ``change`` (n, d) of its result ``personal``."""
-        with intra_op(1):
-            # As one number: with gradients of outputs torch.autograd.grad imports a second of symbolic algebra.
-            grads = torch.autograd.grad((personal * change).sum(), list(theta.values()), materialize_grads=True)
-            if self.is_guarded:
-                norm = torch.stack([grad.norm() for grad in grads]).norm()
-                grads = tuple(grad * (_MAX_GRADIENT_NORM / norm.clamp_min(1e-300)).clamp_max(1.0) for grad in grads)
+        # As one number: with gradients of outputs torch.autograd.grad imports a second of symbolic algebra.
+        grads = torch.autograd.grad((personal * change).sum(), list(theta.values()), materialize_grads=True)
+        if self.is_guarded:
+            norm = torch.stack([grad.norm() for grad in grads]).norm()
+            grads = tuple(grad * (_MAX_GRADIENT_NORM / norm.clamp_min(1e-300)).clamp_max(1.0) for grad in grads)
         return self._mask_values(dict(zip(theta, grads, strict=True)))
 
     def _mask_values(self, matrices: Params) -> Params:

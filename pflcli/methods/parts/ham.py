@@ -25,7 +25,6 @@ from pflcli import parameters
 from pflcli.engine import model_algebra
 from pflcli.engine.gradients import StackedBatch, StackedNetwork
 from pflcli.engine.local_sgd import Batch, Model
-from pflcli.engine.process_settings import intra_op
 from pflcli.methods.parts.attention import compute_weights, draw_xavier
 from pflcli.parameters import Params, Stacked
 
@@ -257,13 +256,11 @@ class ReceivedModels:
 
     def attend(self, theta: Stacked) -> tuple[Tensor, Tensor]:
         """Return the clients' attention (q, n) and (q, 3), given their HAM (q, ...)."""
-        with intra_op(1):
-            return attend(theta, self.points, self.me, self.slots)
+        return attend(theta, self.points, self.me, self.slots)
 
     def mix(self, a: Tensor, b: Tensor) -> Stacked:
         """Return the clients' hybrids (q, ...), given their attention (q, n) and (q, 3)."""
-        with intra_op(1):
-            return model_algebra.mixtures(hybrid_shares(a, b, self.me), self.basis)
+        return model_algebra.mixtures(hybrid_shares(a, b, self.me), self.basis)
 
     def add_own(self, hybrids: Stacked, share: Tensor) -> Stacked:
         """Return hybrids (q, ...) in which the clients' own models have the ``share`` (q, 1)."""
@@ -272,9 +269,8 @@ class ReceivedModels:
         mixed = {name: value for name, value in hybrids.items() if value.is_floating_point()}
         if (share == 1).all():
             return {**hybrids, **{name: self._own[name] for name in mixed}}
-        with intra_op(1):
-            for name, value in mixed.items():
-                mixed[name] = value.lerp(self._own[name], share.to(value).view(-1, *[1] * (value.ndim - 1)))
+        for name, value in mixed.items():
+            mixed[name] = value.lerp(self._own[name], share.to(value).view(-1, *[1] * (value.ndim - 1)))
         return {**hybrids, **mixed}
 
     @cached_property
