@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+from numpy.typing import NDArray
 
 from pflcli import config, rng
 from pflcli.data import datasets
@@ -95,20 +98,30 @@ def no_feature_tells_the_label(subject: Subject) -> None:
     A column that contains the label, or is computed from it, makes every method look perfect.
     """
     samples = _load(subject)[1]
-    x = samples.x.reshape(len(samples.y), -1)
-    labels = [label for label in range(samples.classes) if (samples.y == label).sum() >= _MIN_SAMPLES]
+    if found := find_telling_value(samples.x, samples.y, samples.classes):
+        column, label = found
+        named = f"'{samples.features[column]}'" if column < len(samples.features) else str(column)
+        raise DoubtfulError(f"value {named} alone tells whether a sample has label {label}")
+
+
+def find_telling_value(x: NDArray[Any], y: NDArray[np.int64], classes: int) -> tuple[int, int] | None:
+    """Return the number of a value of samples (n, ...) that separates a label from all others, and this label.
+
+    None without such a value. Raises NotApplicable if there are too few samples to tell.
+    """
+    x = x.reshape(len(y), -1)
+    labels = [label for label in range(classes) if (y == label).sum() >= _MIN_SAMPLES]
     if len(labels) < 2:
         raise NotApplicable(f"fewer than two classes have {_MIN_SAMPLES} samples")
-    known = samples.y if len(labels) == samples.classes else np.where(np.isin(samples.y, labels), samples.y, -1)
+    known = y if len(labels) == classes else np.where(np.isin(y, labels), y, -1)
     low = np.asarray([x[known == label].min(axis=0) for label in labels], dtype=np.float64)  # (classes, d)
     high = np.asarray([x[known == label].max(axis=0) for label in labels], dtype=np.float64)
     for row, label in enumerate(labels):
         others_low, others_high = np.delete(low, row, axis=0), np.delete(high, row, axis=0)
         apart = ((others_low > high[row]) | (others_high < low[row])).all(axis=0)
         if apart.any():
-            column = int(np.flatnonzero(apart)[0])
-            named = f"'{samples.features[column]}'" if column < len(samples.features) else str(column)
-            raise DoubtfulError(f"value {named} alone tells whether a sample has label {label}")
+            return int(np.flatnonzero(apart)[0]), label
+    return None
 
 
 @law("datasets")

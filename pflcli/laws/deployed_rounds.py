@@ -39,6 +39,10 @@ class _Round:
     asked: NDArray[np.int64] = field(default_factory=NOBODY.copy)
     downloads: list[Params] = field(default_factory=list)
     sent: dict[int, tuple[Params, float]] = field(default_factory=dict)
+    copies: list[int] = field(default_factory=list)
+    """the number of clients that each download went to"""
+    uploads: list[tuple[int, Params]] = field(default_factory=list)
+    """the client and content of each upload, in all means"""
     means: int = 0
     size: int = 0
     """bytes of an upload"""
@@ -62,6 +66,7 @@ class _Recorded(Everywhere):
         """Record what is downloaded."""
         copied = {name: value.clone() for name, value in params.items()}
         self.rounds[-1].downloads.append(copied)
+        self.rounds[-1].copies.append(len(clients))
         return super().download(run, params, clients)
 
     def mean(self, run: Run, downloaded: Params) -> Average:
@@ -84,6 +89,7 @@ class _RecordedMean(Average):
         received = self._run.upload(params, self._downloaded, clients)
         for place, client in enumerate(clients.tolist()):
             upload = {name: value.clone() for name, value in parameters.pick(received, place).items()}
+            self._round.uploads.append((client, upload))
             self._round.sent[client] = upload, float(weights[place])
         self._uploads.add(received, weights)
         self._clients.append(clients)
@@ -109,6 +115,8 @@ def require_read_from_downloads(
         if t >= 0:
             state, _ = loop.play_round(run, subject.name, code, state, t)
         played = recorded.rounds[t + 1] if len(recorded.rounds) > t + 1 else _Round()
+        if played.means > 1 and not are_apart:
+            return _require_same_uploads(subject, rounds)
         _require_one_mean(run, played, before, t)
         if t < 0:
             continue
@@ -129,6 +137,56 @@ def require_read_from_downloads(
             require(not differing and sent.keys() == other.keys(), f"{seen} ({', '.join(differing[:1])})")
             require(weight == its_weight, f"{seen} (its weight)")
         _require_same_rows(code, state, own, f"round {t + 1}: what a client keeps {depends}")
+
+
+class _Replayed(_Recorded):
+    """A simulation whose clients receive what those of the ``given`` one received."""
+
+    given: _Recorded
+
+    def __init__(self, given: _Recorded) -> None:
+        super().__init__()
+        object.__setattr__(self, "given", given)
+
+    def download(self, run: Run, params: Params, clients: NDArray[np.int64]) -> Params:
+        """Return what clients received at this place of the given simulation."""
+        super().download(run, params, clients)
+        t = len(self.rounds) - 1
+        sent, place = self.given.rounds[t].downloads, len(self.rounds[t].downloads) - 1
+        if place >= len(sent) or parameters.outline(sent[place]) != parameters.outline(params):
+            raise NotApplicable("what clients download depends on what the server computes")
+        return sent[place]
+
+
+def _require_same_uploads(subject: Subject, rounds: int) -> None:
+    """Raise BrokenLawError if an upload depends on more of the server than downloads, with several means in a round.
+
+    Raises NotApplicable if the server sends in another way than by ``run.download``.
+    """
+    code = methods.load(subject.name)
+    run, other = (small.make_run(subject.name, options=subject.options, rounds=rounds) for _ in range(2))
+    run.place = recorded = _Recorded()
+    other.place = replayed = _Replayed(recorded)
+    state, own = loop.set_up(run, code).state, loop.set_up(other, code).state
+    for t in range(rounds):
+        before = dict(run.traffic)
+        state, _ = loop.play_round(run, subject.name, code, state, t)
+        played = recorded.rounds[t + 1]
+        down = [
+            parameters.size(params) * copies for params, copies in zip(played.downloads, played.copies, strict=True)
+        ]
+        if run.traffic["down"] - before["down"] != sum(down):
+            raise NotApplicable("the server sends in another way than by run.download")
+        try:
+            own, _ = loop.play_round(other, subject.name, code, poison(code, own), t)
+        except ComputationError as error:
+            require(False, f"clients cannot train if they know only what they download: {error.message}")
+        others = replayed.rounds[t + 1].uploads
+        require([c for c, _ in played.uploads] == [c for c, _ in others], "other clients upload in a replayed round")
+        for (client, sent), (_, again) in zip(played.uploads, others, strict=True):
+            difference = small.find_difference(sent, again)
+            seen = f"round {t + 1}, client {client}: its upload depends on more than it downloaded"
+            require(not difference, f"{seen} ({difference})")
 
 
 def find_obstacle(subject: Subject, rounds: int, upload: Sequence[str]) -> str:

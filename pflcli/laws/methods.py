@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import typing
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load, save
 
-from pflcli import config, methods, registry
+from pflcli import config, methods, parameters, registry
 from pflcli.engine.federation import SPLITS, Federation
 from pflcli.engine.process_settings import intra_op
 from pflcli.errors import ComputationError, UnsuitedError, UsageError
@@ -26,6 +26,7 @@ from pflcli.laws import (
     NotApplicable,
     Subject,
     deployed_rounds,
+    describe_error,
     law,
     other_process,
     private_rounds,
@@ -53,6 +54,9 @@ _ROUNDS = 4
 
 _LATER = 8
 """Rounds of runs in which a method may begin late to read what it must not."""
+
+_LOW_LOSS = 0.1
+"""A loss at which a method has learned classes that are easy to separate."""
 
 _DIVERGING = 6
 """The client whose training diverges: it is drawn for the first and the last of three rounds."""
@@ -106,9 +110,15 @@ def _require_rounds(subject: Subject) -> Method:
     return code
 
 
-def _are_equal(a: State, b: State) -> bool:
-    """Return whether two states are equal, except for what was measured for charts."""
-    return small.are_equal(small.drop_measurements(a), small.drop_measurements(b))
+def _play_late(subject: Subject, run: Run) -> State:
+    """Return the state after the rounds of a run and late ones, in which no warm-up hides what a method reads."""
+    return small.play_late_rounds(subject.name, run)
+
+
+def _require_equal(expected: object, seen: object, otherwise: str) -> None:
+    """Require that two states, or predictions by split, are equal, bit for bit; say where they differ most."""
+    difference = small.find_difference(expected, seen)
+    require(not difference, f"{otherwise} ({difference})")
 
 
 def _facts(subject: Subject) -> dict[str, Any]:
@@ -165,8 +175,8 @@ def the_same_seed_gives_the_same_bytes(subject: Subject) -> None:
                 states.append(small.play_rounds(subject.name, run))
                 answers.append(_predict(subject, run, states[-1]))
         seen = f"with {many} threads differ from those with 1 (engine {mode})"
-        require(small.are_equal(*states), f"the numbers of the state {seen}")
-        require(not _differing(*answers), f"predictions {seen}")
+        _require_equal(*states, f"the numbers of the state {seen}")
+        _require_equal(*answers, f"predictions {seen}")
 
 
 @law("methods")
@@ -194,10 +204,11 @@ def validation_samples_only_choose(subject: Subject) -> None:
     runs = [_run(subject, data=each, rounds=_LATER) for each in (data, small.replace_samples(data, "validation"))]
     for each in runs:
         each.choices = chosen
-    states = [small.play_rounds(subject.name, run) for run in runs]
-    require(_are_equal(*states), "the state depends on validation samples, although all choices are given")
-    a, b = (_predict(subject, run, state)["test"] for run, state in zip(runs, states, strict=True))
-    require(a.tobytes() == b.tobytes(), "predictions depend on validation samples, although all choices are given")
+    states = [small.drop_measurements(_play_late(subject, run)) for run in runs]
+    otherwise = "on validation samples, although all choices are given"
+    _require_equal(states[0], states[1], f"the state depends {otherwise}")
+    a, b = ({"test": _predict(subject, run, state)["test"]} for run, state in zip(runs, states, strict=True))
+    _require_equal(a, b, f"what clients predict depends {otherwise}")
 
 
 @law("methods")
@@ -212,9 +223,10 @@ def refit_trains_on_validation_samples(subject: Subject) -> None:
     for run in runs:
         run.choices = chosen
     states = [small.play_rounds(subject.name, run) for run in runs]
-    require(small.are_equal(*states), "the state differs from that with validation samples moved to training")
+    otherwise = "from that with validation samples moved to training"
+    _require_equal(states[0], states[1], f"the state differs {otherwise}")
     a, b = (_predict(subject, run, state)["test"] for run, state in zip(runs, states, strict=True))
-    require(a.tobytes() == b.tobytes(), "predictions differ from those with validation samples moved to training")
+    _require_equal({"test": a}, {"test": b}, f"what clients predict differs {otherwise}")
     if not methods.load(subject.name).NEEDS:
         without = _predict(subject, *_play(subject))["test"]
         require(not np.array_equal(a, without), "predictions do not depend on the added validation samples")
@@ -228,13 +240,34 @@ def nothing_is_learned_from_test_samples(subject: Subject) -> None:
     """
     data = small.add_new_clients(small.make_federation(), ((11, 3, 4), *((3, 1, 2),) * 15))
     new = data.clients[data.clients >= len(small.SIZES)]
-    _, expected = _play(subject, data=data, rounds=_LATER)
+    expected = _play_late(subject, _run(subject, data=data, rounds=_LATER))
     for other, what in (
         (small.replace_samples(data, "test"), "test samples"),
         (small.replace_samples(data, *SPLITS, clients=new), "samples of new clients"),
     ):
-        _, state = _play(subject, data=other, rounds=_LATER)
-        require(small.are_equal(expected, state), f"the state depends on {what}")
+        state = _play_late(subject, _run(subject, data=other, rounds=_LATER))
+        _require_equal(expected, state, f"the state depends on {what}")
+
+
+@law("methods")
+def true_clusters_are_unknown(subject: Subject) -> None:
+    """A method does not read the true clusters of clients, unless the file has ``REFERENCE = True``.
+
+    Some schemes know which clients have the same distribution. Nobody else does: a method that reads it is an upper
+    bound, no method, and tables mark it.
+    """
+    if methods.load(subject.name).REFERENCE:
+        raise NotApplicable("the file has REFERENCE = True")
+    run, expected = _play(subject)
+    unknown = replace(run.federation, cluster=None)
+    try:
+        other, state = _play(subject, data=unknown)
+        answers = _predict(subject, other, state)
+    except Exception as error:
+        reason = describe_error(error)
+        raise BrokenLawError(f"without the true clusters, the run ends with an error: {reason}") from None
+    _require_equal(expected, state, "the state depends on the true clusters")
+    _require_equal(_predict(subject, run, expected), answers, "what clients predict depends on the true clusters")
 
 
 @dataclass(frozen=True)
@@ -254,11 +287,6 @@ def _answer(subject: Subject, data: Federation, choices: Mapping[str, NDArray[np
         predictor = small.personalize(subject.name, run, state)
         answers = {split: predictor.answer(split)["p"] for split in predictor.splits}
         return _Answers(answers, {name: np.asarray(values) for name, values in predictor.tuned.items()})
-
-
-def _differing(a: Mapping[str, NDArray[Any]], b: Mapping[str, NDArray[Any]]) -> list[str]:
-    """Return the names of arrays that are not the same, bit for bit."""
-    return [name for name in sorted(a.keys() | b.keys()) if a[name].tobytes() != b[name].tobytes()]
 
 
 @law("methods")
@@ -283,10 +311,8 @@ def labels_of_predicted_samples_change_no_prediction(subject: Subject) -> None:
 
 
 def _require_same(expected: _Answers, answers: _Answers) -> None:
-    changed = _differing(expected.splits, answers.splits)
-    require(not changed, f"predictions of {' and '.join(changed)} samples depend on labels of samples to predict")
-    chosen = _differing(expected.chosen, answers.chosen)
-    require(not chosen, f"what clients choose depends on labels of test samples: {', '.join(chosen)}")
+    _require_equal(expected.splits, answers.splits, "predictions depend on labels of samples to predict")
+    _require_equal(expected.chosen, answers.chosen, "what clients choose depends on labels of test samples")
 
 
 @law("methods")
@@ -306,8 +332,32 @@ def each_sample_is_predicted_on_its_own(subject: Subject) -> None:
     seen = f"probabilities move by {moved:.1e} if other samples to predict are replaced or removed"
     depends = moved > _OTHER_BATCHES
     require(is_declared or not depends, f"{seen}; the file has no TRANSDUCTIVE = True")
+    if _choice_names(subject) and not is_declared:
+        data = small.make_federation(client_sizes=small.MANY_PREDICTED)
+        others = small.replace_inputs(data, data.rows_of(data.clients, "test"))
+        first, second = (_choices(subject, data=each) for each in (data, others))
+        _require_equal(
+            first, second, "what clients choose depends on test samples; the file has no TRANSDUCTIVE = True"
+        )
     if is_declared and not depends:
         raise DoubtfulError("the file has TRANSDUCTIVE = True, but no prediction depends on other samples")
+
+
+@law("methods")
+def validation_samples_are_predicted_like_test_samples(subject: Subject) -> None:
+    """A sample has the same prediction as a validation sample and as a test sample, up to rounding.
+
+    Validation accuracy, early stopping, tuning and prediction sets would otherwise describe another model than the one
+    that is tested.
+    """
+    data = small.copy_validation_to_test(small.make_federation(client_sizes=small.MANY_PREDICTED))
+    answers = _predict(subject, *_play(subject, data=data))
+    require("validation" in answers, "personalize predicts no validation samples")
+    moved = float(np.abs(answers["validation"] - answers["test"]).max())
+    require(
+        moved <= _OTHER_BATCHES,
+        f"the same samples have other predictions for validation than for testing: probabilities differ by {moved:.1e}",
+    )
 
 
 def _move_by_others(subject: Subject, data: Federation, **network: Any) -> float:
@@ -364,17 +414,17 @@ def _require_locality(subject: Subject) -> None:
         for samples in (data, replaced):
             run = _run(subject, data=samples, participation=1.0, mode="loop", rounds=2)
             trained = _record_training(run, client)
-            if code.has_rounds:
-                code.train_round(run, copy.deepcopy(state), run.settings.rounds)
+            for t in (run.settings.rounds, small.LATE) if code.has_rounds else ():
+                code.train_round(run, copy.deepcopy(state), t)
             # Peers exchange models within a round: what follows the first training depends on what they sent.
             sent = trained[:1] if code.KIND == "peer" else [*trained]
             answers = _predict(subject, run, copy.deepcopy(state), np.asarray([client]))
             seen.append((sent, answers))
         (sent, answers), (other_sent, other_answers) = seen
-        same = len(sent) == len(other_sent) and all(map(small.are_equal, sent, other_sent))
-        require(same, f"what client {client} trains in a round depends on other clients' samples")
-        same = all(answers[split].tobytes() == other_answers[split].tobytes() for split in answers)
-        require(same, f"what client {client} predicts depends on other clients' samples")
+        depends = "depends on other clients' samples"
+        first, second = ({str(number): params for number, params in enumerate(each)} for each in (sent, other_sent))
+        _require_equal(first, second, f"what client {client} trains in a round {depends}")
+        _require_equal(answers, other_answers, f"what client {client} predicts {depends}")
 
 
 def _record_training(run: Run, client: int) -> list[dict[str, torch.Tensor]]:
@@ -410,11 +460,12 @@ def every_choice_uses_samples_alike(subject: Subject) -> None:
         except (UsageError, ComputationError, UnsuitedError):
             continue  # a choice that goes with other options
         _, state = _play(chosen, data=small.replace_samples(data, "test"), rounds=2)
-        require(small.are_equal(expected, state), f"with {with_}, the state depends on test samples")
-        before = _predict(chosen, run, expected)["test"]
+        _require_equal(expected, state, f"with {with_}, the state depends on test samples")
         labels = replace(data, y=small.replace_samples(data, "test", inputs=False).y)
-        same = np.array_equal(before, _predict(chosen, _run(chosen, data=labels, rounds=2), expected)["test"])
-        require(same, f"with {with_}, predictions depend on labels of test samples")
+        before, after = (
+            {"test": _predict(chosen, each, expected)["test"]} for each in (run, _run(chosen, data=labels, rounds=2))
+        )
+        _require_equal(before, after, f"with {with_}, predictions depend on labels of test samples")
         sent = _facts(subject).get("SENDS_MORE", "")
         try:
             if "samples" not in sent:
@@ -461,6 +512,10 @@ def differential_privacy_bounds_each_client(subject: Subject) -> None:
         private_rounds.require_bounded(subject.name, subject.options)
     except UnsuitedError as error:
         raise NotApplicable(error.message) from None
+    except BrokenLawError as broken:
+        declare = 'SENDS_MORE = "numbers of samples", for example'
+        message = f"{broken}; a method that needs this declares it ({declare}), and is refused with --dp-epsilon"
+        raise BrokenLawError(message) from None
 
 
 @law("methods")
@@ -472,11 +527,22 @@ def a_resumed_run_gives_the_same_bytes(subject: Subject) -> None:
     run, expected = _play(subject, rounds=4)
     stopped = small.play_rounds(subject.name, _run(subject, rounds=4), last=2)
     resumed_run = _run(subject, rounds=4)
-    stored = state_files.nest(load(save(state_files.flatten(stopped))), resumed_run)
-    resumed = small.play_rounds(subject.name, resumed_run, first=2, state=stored)
-    require(small.are_equal(expected, resumed), "the state after resuming differs")
+    resumed = small.play_rounds(subject.name, resumed_run, first=2, state=_restore(*_store(stopped), resumed_run))
+    _require_equal(expected, resumed, "the state after resuming differs")
     a, b = _predict(subject, run, expected), _predict(subject, resumed_run, resumed)
-    require(all(np.array_equal(a[split], b[split]) for split in a), "predictions after resuming differ")
+    _require_equal(a, b, "predictions after resuming differ")
+
+
+def _store(state: State) -> tuple[bytes, list[str]]:
+    """Return a state as a checkpoint has it: its bytes, and the order of its names, which they do not keep."""
+    flat = state_files.flatten(state)
+    return save(flat), [*flat]
+
+
+def _restore(stored: bytes, names: Sequence[str], run: Run) -> State:
+    """Undo ``_store``."""
+    flat = load(stored)
+    return state_files.nest({name: flat[name] for name in names}, run)
 
 
 @law("methods")
@@ -487,29 +553,31 @@ def another_process_gives_the_same_bytes(subject: Subject) -> None:
     sets of strings in another way. So do ``pfl predict`` and ``pfl export``, which read the final state.
     """
     run, state = _run(subject, rounds=_ROUNDS), None
-    stored: dict[int, bytes] = {}
+    stored: dict[int, tuple[bytes, list[str]]] = {}
     for last in (0, _ROUNDS // 2, _ROUNDS) if methods.load(subject.name).has_rounds else (0,):
         state = small.play_rounds(subject.name, run, max(stored, default=0), last, state)
-        stored[last] = save(state_files.flatten(state))
+        stored[last] = _store(state)
     assert state is not None
     expected = _predict(subject, run, state)
-    starts: list[tuple[int | None, bytes]] = [(None, b"")]
+    starts: list[tuple[int | None, tuple[bytes, list[str]]]] = [(None, (b"", []))]
     for first, content in starts + list(stored.items()):
         if first == 0 and len(stored) > 1:
             continue  # a run that begins there has the same rounds
         resumed, answers = other_process.call(_resume, subject, first, content)
         where = "begun" if first is None else f"resumed after round {first} of {_ROUNDS}"
-        same = small.are_equal(state, state_files.nest(load(resumed), _run(subject)))
-        require(same, f"the state of a run that is {where} in another process differs")
-        require(not _differing(answers, expected), f"predictions of a run that is {where} in another process differ")
+        other = _restore(*resumed, _run(subject))
+        _require_equal(state, other, f"the state of a run that is {where} in another process differs")
+        _require_equal(expected, answers, f"predictions of a run that is {where} in another process differ")
 
 
-def _resume(subject: Subject, first: int | None, stored: bytes) -> tuple[bytes, dict[str, NDArray[np.float32]]]:
+def _resume(
+    subject: Subject, first: int | None, stored: tuple[bytes, list[str]]
+) -> tuple[tuple[bytes, list[str]], dict[str, NDArray[np.float32]]]:
     """Return the state and the predictions of a run that is resumed after ``first`` rounds, or begun."""
     run = _run(subject, rounds=_ROUNDS)
-    state = None if first is None else state_files.nest(load(stored), run)
+    state = None if first is None else _restore(*stored, run)
     state = small.play_rounds(subject.name, run, first or 0, state=state)
-    return save(state_files.flatten(state)), _predict(subject, run, state)
+    return _store(state), _predict(subject, run, state)
 
 
 @law("methods")
@@ -536,8 +604,8 @@ def the_order_of_clients_does_not_matter(subject: Subject) -> None:
         sizes = run.federation.sizes(split)
         ends = np.cumsum(sizes)[:-1], np.cumsum(sizes[::-1])[:-1]
         parts = np.split(forward[split], ends[0]), np.split(backward[split], ends[1])[::-1]
-        same = all(map(np.array_equal, *parts))
-        require(same, f"{split} predictions change when clients are passed in reverse order")
+        first, second = ({split: np.concatenate(each)} for each in parts)
+        _require_equal(first, second, "predictions change when clients are passed in reverse order")
 
 
 @law("methods")
@@ -641,9 +709,9 @@ def _require_no_unsent_models(subject: Subject, run: Run, state: State, exchange
             expected = _predict(subject, run, copy.deepcopy(state), others)
             changed = copy.deepcopy(state)
             changed[key][[client]] = {name: value + 1 if name in secret else value for name, value in row.items()}
-            moved = _differing(expected, _predict(subject, run, changed, others))
             seen = f"others predict by {', '.join(secret[:2])} in '{key}' of client {client}"
-            require(not moved, f"{seen}, which it has never sent")
+            moved = _predict(subject, run, changed, others)
+            _require_equal(expected, moved, f"{seen}, which it has never sent")
 
 
 def _count_bytes(subject: Subject, participation: float) -> dict[str, int]:
@@ -724,8 +792,8 @@ def personalize_does_not_change_the_state(subject: Subject) -> None:
     run, state = _play(subject)
     before, backbone = copy.deepcopy(state), copy.deepcopy(run.backbone)
     _predict(subject, run, state)
-    require(small.are_equal(before, state), "personalize changed the state")
-    require(small.are_equal(backbone, run.backbone), "personalize changed the backbone")
+    _require_equal(before, state, "personalize changed the state")
+    _require_equal(backbone, run.backbone, "personalize changed the backbone")
 
 
 @law("methods")
@@ -747,6 +815,24 @@ def clients_predict_with_the_global_model_unless_declared(subject: Subject) -> N
 
 
 @law("methods")
+def clients_train_for_the_epochs_of_the_settings(subject: Subject) -> None:
+    """Three local epochs give another state than one, unless the file has ``IGNORES = ("epochs",)``.
+
+    Methods are compared at equal local work. A method whose clients train for a number of epochs of its own, whatever
+    ``--epochs`` and ``--steps`` say, does more or less of it.
+    """
+    _require_rounds(subject)
+    if "epochs" in methods.load(subject.name).IGNORES:
+        raise NotApplicable("IGNORES declares that --epochs has no effect")
+    data = small.make_equal_clients()
+    one, three = (small.drop_measurements(_play(subject, data=data, epochs=epochs)[1]) for epochs in (1, 3))
+    require(
+        bool(small.find_difference(one, three)),
+        "the state after 3 local epochs is the same as after 1, so --epochs has no effect",
+    )
+
+
+@law("methods")
 def steps_of_an_epoch_are_an_epoch(subject: Subject) -> None:
     """For clients of equal size, training for the ``--steps`` of an epoch gives the same bytes as ``--epochs``.
 
@@ -757,7 +843,7 @@ def steps_of_an_epoch_are_an_epoch(subject: Subject) -> None:
     answers = _predict(subject, run, expected)["test"]
     for steps in (4, 2):  # 2 for methods whose minibatches are twice as large, such as Per-FedAvg's
         other, state = _play(subject, data=data, steps=steps)
-        equal = _are_equal(expected, state)
+        equal = small.are_equal(*map(small.drop_measurements, (expected, state)))
         if equal and answers.tobytes() == _predict(subject, other, state)["test"].tobytes():
             return
     raise BrokenLawError("neither 4 steps nor 2 of double size equal 2 epochs of 2 minibatches")
@@ -783,7 +869,32 @@ def absent_clients_change_no_other_draw(subject: Subject) -> None:
     require(bool(missing), "no client dropped out of the round")
     require(trained[1].keys() == trained[0].keys() - missing, "clients trained that had dropped out, or others did not")
     for client, params in trained[1].items():
-        require(small.are_equal(trained[0][client], params), f"client {client} trains otherwise if others drop out")
+        _require_equal(trained[0][client], params, f"client {client} trains otherwise if others drop out")
+
+
+@law("methods")
+def a_round_is_that_of_the_clients_that_complete_it(subject: Subject) -> None:
+    """A round in which clients drop out gives the same state as one for which only the others were selected.
+
+    A server that divides a sum by the number of selected clients moves less far whenever one of them drops out.
+    """
+    code = _require_rounds(subject)
+    run = _run(subject, rounds=1, participation=1.0, dropout=0.4)
+    state, _ = _play_recorded(code, subject.name, run)
+    present, selected = run.attendance.present, len(run.attendance.selected)
+    other = _run(subject, rounds=1, participation=len(present) / selected)
+    select = other.cohort
+
+    def cohort(t: int) -> NDArray[np.int64]:
+        select(t)
+        other.attendance.selected = present
+        return other.attendance.present
+
+    other.cohort = cohort  # type: ignore[method-assign]
+    expected, _ = _play_recorded(code, subject.name, other)
+    first, second = small.drop_measurements(expected), small.drop_measurements(state)
+    seen = f"{selected} clients are selected, and {len(present)} complete the round"
+    _require_equal(first, second, f"{seen}: the state differs from that of a round of these {len(present)}")
 
 
 @law("methods")
@@ -796,7 +907,7 @@ def a_round_without_uploads_changes_nothing(subject: Subject) -> None:
     run = _run(subject, rounds=2, dropout=1 - 1e-9)
     begun = code.setup(_run(subject, rounds=2))
     state, rows = _play_recorded(code, subject.name, run)
-    require(small.are_equal(begun, state), "the state changed")
+    _require_equal(begun, state, "the state changed")
     written = [name for name, table in state.items() if isinstance(table, ModelTable) and len(table.written)]
     require(not written, f"the table {', '.join(written)} was written")
     for row in rows[-2:]:
@@ -843,7 +954,8 @@ def a_client_that_diverges_is_left_out(subject: Subject) -> None:
     _drop_out(other, _DIVERGING, first=1)
     expected, _ = _play_recorded(code, subject.name, other)
     if left_out:
-        require(_are_equal(state, expected), "the state differs from that of a run in which the client dropped out")
+        first, second = small.drop_measurements(expected), small.drop_measurements(state)
+        _require_equal(first, second, "the state differs from that of a run in which the client dropped out")
 
 
 def _drop_out(run: Run, client: int, first: int) -> None:
@@ -874,6 +986,29 @@ def divergence_is_reported(subject: Subject) -> None:
         require(any("--lr" in line for line in error.fix), "the error does not suggest a smaller --lr")
     else:
         raise BrokenLawError("a run at a learning rate of 1e37 ends without an error")
+
+
+@law("methods")
+def rounds_lower_the_loss(subject: Subject) -> None:
+    """For clients whose classes are easy to separate, eight rounds lower the loss of the global model and of
+    predictions (a warning).
+
+    A step in the wrong direction gives no error. Its result looks like that of a hard dataset.
+    """
+    _require_rounds(subject)
+    data = small.make_separable_clients()
+    y, losses = data.labels_of(data.clients, "test"), dict[str, list[float]]()
+    for rounds in (0, _LATER):
+        run, state = _play(subject, data=data, rounds=rounds, participation=1.0)
+        measured = {"predictions": _predict(subject, run, state)["test"]}
+        model = state.get("global")
+        if isinstance(model, dict) and parameters.outline(model) == parameters.outline(run.init):
+            measured["the global model"] = run.predictor(run.clients, model).answer("test")["p"]
+        for name, p in measured.items():
+            losses.setdefault(name, []).append(float(run.task.bounded_losses(p, y).mean()))
+    for name, (start, end) in losses.items():
+        if end > max(start, _LOW_LOSS):
+            raise DoubtfulError(f"the loss of {name} is {start:.2f} at the start and {end:.2f} after {_LATER} rounds")
 
 
 @law("methods")

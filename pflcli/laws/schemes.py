@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from pflcli import config
+from pflcli import config, rng
 from pflcli.data import schemes
 from pflcli.data.datasets import Samples
 from pflcli.errors import UsageError
 from pflcli.laws import BrokenLawError, DoubtfulError, NotApplicable, Subject, law, other_process, require
+from pflcli.laws import datasets as laws_of_datasets
 
 _CLIENTS = 8
+_SIGNIFICANT = 6.0
+"""Standard errors beyond which a correlation differs from zero."""
 
 
 def _samples(count: int = 600, classes: int = 10) -> Samples:
@@ -93,12 +99,16 @@ def there_are_as_many_clients_as_asked_for(subject: Subject) -> None:
 
 @law("schemes")
 def the_same_seed_gives_the_same_split(subject: Subject) -> None:
-    """The same generator gives the same rows.
+    """The same generator gives the same rows, clusters and transformed samples, and no global generator changes.
 
     A partition can be repeated from its seed.
     """
-    first, second = (_split(subject, _samples()) for _ in range(2))
-    require(all(map(np.array_equal, first, second)), "the same seed gives other rows")
+    before = rng.read_globals()
+    first, second = (_digest(subject) for _ in range(2))
+    for what, digest in first.items():
+        require(digest == second[what], f"the same seed gives other {what}")
+    unchanged = before == rng.read_globals()
+    require(unchanged, "a global generator changes: draw from the rng that split and transform are given")
 
 
 @law("schemes")
@@ -122,14 +132,40 @@ def another_process_gives_the_same_split(subject: Subject) -> None:
 
     A partition can be repeated from its seed on another day and on another machine.
     """
-    same = other_process.call(digest_split, subject) == digest_split(subject)
-    require(same, "another process gives other rows: is something in the order of a set, or of hashes?")
+    elsewhere = other_process.call(_digest, subject)
+    for what, digest in _digest(subject).items():
+        same = digest == elsewhere[what]
+        require(same, f"another process gives other {what}: is something in the order of a set, or of hashes?")
 
 
-def digest_split(subject: Subject) -> str:
-    """Return a hash of each client's rows."""
-    parts = [np.asarray(part, dtype=np.int64).tobytes() for part in _split(subject, _samples())]
-    return hashlib.sha256(b"|".join(parts)).hexdigest()
+def _digest(subject: Subject) -> dict[str, str]:
+    """Return hashes of each client's rows, of the clusters and of their transformed samples, for seeds 0 and 1."""
+    rows, clusters, transformed = (hashlib.sha256() for _ in range(3))
+    for seed in (0, 1):
+        for part in _split(subject, _samples(), seed=seed):
+            rows.update(np.asarray(part, dtype=np.int64).tobytes() + b"|")
+        clusters.update(np.asarray(_cluster(subject), dtype=np.int64).tobytes())
+        for _, x, y in _transform(subject, seed):
+            transformed.update(x.tobytes() + np.asarray(y, dtype=np.int64).tobytes())
+    digests = {"rows": rows, "clusters": clusters, "transformed samples": transformed}
+    return {what: digest.hexdigest() for what, digest in digests.items()}
+
+
+def _cluster(subject: Subject) -> NDArray[np.int64]:
+    """Return the cluster of each client, (0,) if no clusters transform samples."""
+    cfg = config.build(schemes.load(subject.name).Config, subject.options, subject.name)
+    cluster = schemes.load(subject.name).cluster(_CLIENTS, cfg)
+    return np.zeros(0, np.int64) if cluster is None else cluster
+
+
+def _transform(subject: Subject, seed: int = 0) -> Iterator[tuple[int, NDArray[Any], NDArray[np.int64]]]:
+    """Yield each cluster with all samples as it transforms them, and their labels."""
+    code = schemes.load(subject.name)
+    cfg = config.build(code.Config, subject.options, subject.name)
+    for group in np.unique(_cluster(subject)).tolist():
+        samples = _samples()
+        draw = np.random.default_rng(seed)
+        yield group, *code.transform(samples.x, samples.y, group, samples.classes, cfg, draw)
 
 
 @law("schemes")
@@ -181,13 +217,33 @@ def transforms_keep_samples_valid(subject: Subject) -> None:
 
     The samples of a partition are checked before they are written.
     """
-    code, samples = schemes.load(subject.name), _samples()
-    cfg = config.build(code.Config, subject.options, subject.name)
-    cluster = code.cluster(_CLIENTS, cfg)
-    groups = [] if cluster is None else np.unique(cluster).tolist()
-    require(cluster is None or len(cluster) == _CLIENTS, "cluster() does not return a cluster for each client")
-    for group in groups:
-        x, y = code.transform(samples.x, samples.y, group, samples.classes, cfg, np.random.default_rng(0))
+    samples = _samples()
+    require(len(_cluster(subject)) in (0, _CLIENTS), "cluster() does not return a cluster for each client")
+    for group, x, y in _transform(subject):
         require(x.shape == samples.x.shape and x.dtype == samples.x.dtype, f"cluster {group} changes shape or type")
         sound = len(y) == len(x) and bool((y >= 0).all() and (y < samples.classes).all())
         require(sound, f"cluster {group} has labels outside of 0 to {samples.classes - 1}")
+
+
+@law("schemes")
+def transformed_samples_do_not_tell_the_label(subject: Subject) -> None:
+    """If clusters transform samples that have nothing to do with their labels, they still have nothing to do with them.
+
+    No single value of a sample separates a class from the others. (A warning if a value is correlated with a class.)
+    With the label in the samples, every method looks perfect.
+    """
+    for group, x, y in _transform(subject):
+        classes = _samples().classes
+        if found := laws_of_datasets.find_telling_value(x, y, classes):
+            value, label = found
+            raise BrokenLawError(f"in cluster {group}, value {value} alone tells whether a sample has label {label}")
+        values, is_label = x.reshape(len(y), -1).astype(np.float64), np.eye(classes)[y]
+        deviations = [each - each.mean(axis=0) for each in (values, is_label)]
+        norms = [np.maximum(np.linalg.norm(each, axis=0), 1e-12) for each in deviations]
+        correlation = deviations[0].T @ deviations[1] / np.outer(*norms)
+        value, label = np.unravel_index(np.abs(correlation).argmax(), correlation.shape)
+        strongest = float(correlation[value, label])
+        if abs(strongest) * math.sqrt(len(y)) > _SIGNIFICANT:
+            raise DoubtfulError(
+                f"in cluster {group}, value {value} has a correlation of {strongest:.2f} with label {label}"
+            )

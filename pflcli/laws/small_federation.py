@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,8 +26,12 @@ from pflcli.simulation.simulate import build_stores, embed
 SIZES = ((12, 4, 5), (1, 0, 0), (7, 3, 0), (6, 0, 4), (8, 3, 3), (0, 0, 0), (9, 3, 4))
 """Training, validation and test samples of each client. In this order: ordinary, with one sample, without test samples,
 without validation samples, of one class, empty, ordinary."""
-MANY_PREDICTED = ((12, 10, 16), (1, 0, 7), (7, 9, 12), (6, 0, 12), (8, 8, 14), (0, 9, 12), (9, 8, 16))
-"""The same training samples, with more samples to predict, also at the client without training samples."""
+MANY_PREDICTED = ((12, 10, 130), (1, 0, 7), (7, 9, 40), (6, 0, 24), (8, 8, 14), (0, 9, 12), (9, 8, 16))
+"""The same training samples, with more samples to predict, also at the client without training samples. A method may do
+something with test samples only where they are many."""
+LATE = 3_603_600
+"""A round after any warm-up. It is a multiple of 1 to 16, of 25 and of 50: what a method does in every tenth round, it
+does here or in the round before."""
 ONE_CLASS = 4
 """The client with samples of a single class."""
 PARTICIPANTS = [0, 1, 2, 3, 4, 6]
@@ -62,6 +67,15 @@ def make_equal_clients() -> Federation:
     data, sizes = make_federation(), np.tile([7, 1, 1], (5, 1))
     offsets = np.concatenate([[0], np.cumsum(sizes.ravel())])
     return replace(data, x=data.x[: offsets[-1]], y=data.y[: offsets[-1]], offsets=offsets, cluster=CLUSTER[:5])
+
+
+def make_separable_clients() -> Federation:
+    """Return eight clients whose three classes are far apart, so that any training lowers the loss."""
+    draw, sizes = np.random.default_rng(0), np.tile([20, 4, 8], (8, 1))
+    offsets = np.concatenate([[0], np.cumsum(sizes.ravel())])
+    y = draw.integers(0, CLASSES, offsets[-1])
+    x = 0.3 * draw.normal(size=(len(y), FEATURES)) + 2.0 * np.eye(FEATURES)[y]
+    return Federation.from_blocks(x.astype(np.float32), y, offsets, CLASSES, cluster=np.resize(CLUSTER, 8))
 
 
 def make_repetitive_clients() -> Federation:
@@ -142,6 +156,14 @@ def move_validation_to_training(data: Federation) -> Federation:
     return replace(data, offsets=np.concatenate([[0], np.cumsum(sizes)]))
 
 
+def copy_validation_to_test(data: Federation) -> Federation:
+    """Return the federation in which the test samples of each client are copies of its validation samples."""
+    rows = [data.rows(int(client), *splits) for client in data.clients for splits in (SPLITS[:2], SPLITS[1:2])]
+    sizes = [(train, validation, validation) for train, validation, _ in np.diff(data.offsets).reshape(-1, len(SPLITS))]
+    taken, offsets = np.concatenate(rows), np.concatenate([[0], np.cumsum(sizes)])
+    return replace(data, x=data.x[taken], y=data.y[taken], offsets=offsets)
+
+
 def make_run(
     method: str | None = None,
     *,
@@ -203,6 +225,43 @@ def play_rounds(method: str, run: Run, first: int = 0, last: int | None = None, 
     return state
 
 
+_COUNTS = (torch.int64, torch.int32, torch.float32, torch.float64)
+
+
+def play_late_rounds(method: str, run: Run) -> State:
+    """Run all rounds and, with the state after them, the late rounds ``LATE - 1`` and ``LATE``.
+
+    What a method has counted in its state so far is as late: numbers that grew by 0 or 1 in each round.
+    """
+    code = methods.load(method)
+    state = code.setup(run)
+    if not code.has_rounds:
+        return state
+    counts = list[dict[str, NDArray[Any]]]()
+    for t in range(run.settings.rounds):
+        state = code.train_round(run, state, t)
+        counts.append({name: value.numpy().copy() for name, value in _list_counts(state).items()})
+    for name, value in _list_counts(state).items():
+        values = [each[name] for each in counts if name in each and each[name].shape == value.shape]
+        steps = np.diff(np.stack(values).astype(np.float64), axis=0)
+        if len(values) > 2 and np.isin(steps, (0, 1)).all() and steps.any():
+            value.add_(LATE * (value > 0).to(value.dtype))
+    for t in (LATE - 1, LATE):
+        state = code.train_round(run, state, t)
+    return state
+
+
+def _list_counts(state: State, prefix: str = "") -> dict[str, torch.Tensor]:
+    """Return the tensors of a state that may count: a number, or one for each client."""
+    counts: dict[str, torch.Tensor] = {}
+    for name, value in state.items():
+        if isinstance(value, dict):
+            counts |= _list_counts(value, f"{prefix}{name}/")
+        elif isinstance(value, torch.Tensor) and value.numel() < 100 and value.ndim < 2 and value.dtype in _COUNTS:
+            counts[prefix + name] = value
+    return counts
+
+
 def personalize(method: str, run: Run, state: State, clients: NDArray[np.int64] | None = None) -> Predictor:
     """Return the predictor of clients (n,), by default all."""
     return methods.load(method).personalize(run, state, run.clients if clients is None else clients)
@@ -231,7 +290,42 @@ def are_equal(a: object, b: object) -> bool:
         return a.keys() == b.keys() and all(are_equal(a[key], b[key]) for key in a)
     if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor):
         return torch.equal(a, b)
+    if isinstance(a, np.ndarray) and isinstance(b, np.ndarray):
+        return np.array_equal(a, b)
     return bool(a == b)
+
+
+def find_difference(a: object, b: object) -> str:
+    """Return where two nested states or predictions differ most, and by how much; empty if they are equal.
+
+    The order of keys is ignored.
+    """
+    if are_equal(a, b):
+        return ""
+    differences = dict(_list_differences("", a, b))
+    name = max(differences, key=lambda each: differences[each], default="")
+    if not name:
+        return ""
+    largest = differences[name]
+    return f"{name} has another form" if math.isinf(largest) else f"{name} differs by up to {largest:.1e}"
+
+
+def _list_differences(name: str, a: object, b: object) -> Iterator[tuple[str, float]]:
+    """Yield the names of tensors that differ, with the largest difference of a number; infinite without a number."""
+    if isinstance(a, ModelTable) and isinstance(b, ModelTable):
+        a, b = a[range(len(a))], b[range(len(b))]
+    if isinstance(a, Mapping) and isinstance(b, Mapping):
+        for key in [*a, *(b.keys() - a.keys())]:
+            yield from _list_differences(f"{name}/{key}".strip("/"), a.get(key), b.get(key))
+        return
+    first, second = (torch.from_numpy(each.copy()) if isinstance(each, np.ndarray) else each for each in (a, b))
+    if not isinstance(first, torch.Tensor) or not isinstance(second, torch.Tensor):
+        if first is not second:
+            yield name, math.inf
+    elif first.shape != second.shape or first.dtype != second.dtype:
+        yield name, math.inf
+    elif not torch.equal(first, second):
+        yield name, float((first.double() - second.double()).abs().nan_to_num(math.inf).max())
 
 
 def drop_records(code: methods.Method, state: State) -> State:

@@ -23,6 +23,7 @@ PERSONAL_MODELS = "cluster"
 SENDS_MORE = "models, of which the server takes a mean per cluster"
 PAPER = "Oracle"
 YEAR = 2022
+REFERENCE = True
 RECORDS = ("cluster",)
 
 State = dict[str, Any]
