@@ -58,7 +58,7 @@ def markdown(experiments: Mapping[str, Table], paper: str) -> str:
             continue
         full, small = (_flat(experiment[size]) for size in SIZES)
         for key in dict.fromkeys([*full, *small]):
-            cells = (_text(full.get(key, "")), experiment["cited"].get(key, "chosen here"), _text(small.get(key, "")))
+            cells = (_text(full.get(key, "")), experiment["cited"].get(key) or "chosen here", _text(small.get(key, "")))
             lines.append(f"| {name.removeprefix(f'{paper}.')} | {key} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

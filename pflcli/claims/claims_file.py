@@ -75,7 +75,7 @@ class Experiment:
     weights: bool | None = None
     """whether networks start from the weights that the command is given, not from random ones"""
     papers: Options = field(default_factory=dict)
-    """what the paper has instead, of the options and settings that differ; filled in from the settings"""
+    """what the paper has instead, of the options and settings that differ and that the settings cite (``cited``)"""
 
 
 @dataclass(frozen=True)
@@ -276,8 +276,10 @@ def _read_experiment(entry: Options, owner: str, folder: Path, known: Mapping[st
     merged = {part: merge(known_parts[size][part], getattr(own, part)) for part in _PARTS}
     chosen = {part: {_underscored(key): value for key, value in table.items()} for part, table in merged.items()}
     weights = bool(base.get(size, {}).get("weights") if own.weights is None else own.weights)
-    papers = _differences(known_parts, merged) if base.get("paper") else {}
-    if base.get("paper", {}).get("weights", weights) != weights:
+    # What the settings do not cite was chosen here, and is no setting of the paper.
+    cited = {_underscored(key) for key, place in base.get("cited", {}).items() if place}
+    papers = {key: value for key, value in _differences(known_parts, merged).items() if key in cited}
+    if "weights" in cited and base["paper"]["weights"] != weights:
         papers["weights"] = not weights
     experiment = Experiment(
         dataset=_resolve_path(dataset, folder),

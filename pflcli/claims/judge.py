@@ -157,7 +157,10 @@ def _rank(difference: Mapping[str, Any], direction: str) -> float:
 
 
 def _compare(claim: Claim, pair: tuple[str, str | None], cell: Cell, runs: Runs, pairs: int) -> dict[str, Any]:
-    """Return the difference of two methods with its interval, and whether it satisfies the claim: None if undecided."""
+    """Return the difference of two methods with its interval, and whether it satisfies the claim: None if undecided.
+
+    The interval is the one that decided: that without a correction if the claim holds, otherwise the corrected one.
+    """
     method, other = pair
     record: dict[str, Any] = {
         "experiment": cell.experiment,
@@ -168,14 +171,21 @@ def _compare(claim: Claim, pair: tuple[str, str | None], cell: Cell, runs: Runs,
         "seeds": [],
         "difference": None,
         "interval": None,
+        "level": None,
         "holds": None,
         "reason": "",
     }
     names = [name for name in pair if name is not None]
     for name in names:
-        if name not in runs.scored:
-            why = "failed" if name in runs.failed else "was left out, as it does not suit the data"
-            return {**record, "reason": f"{name} {why}"}
+        if name not in runs.scored and name not in runs.failed:
+            return {**record, "reason": f"{name} was left out, as it does not suit the data"}
+    lost = {name: runs.failed[name] for name in names if name in runs.failed}
+    failed = "; ".join(
+        f"{name} failed with seed{'s' * (len(numbers) > 1)} {', '.join(map(str, numbers))}"
+        for name, numbers in lost.items()
+    )
+    if not {*names} <= {*runs.scored}:
+        return {**record, "reason": failed}
     seeds = sorted(set.intersection(*({*runs.scored[name]} for name in names)))
     record["seeds"] = seeds
     sides = [[runs.scored[name][seed] for seed in seeds] for name in names]
@@ -185,15 +195,17 @@ def _compare(claim: Claim, pair: tuple[str, str | None], cell: Cell, runs: Runs,
     record["difference"] = mean
     if estimate is None:
         return {**record, "reason": f"{counted(len(seeds), 'seed')} without an interval"}
-    record["interval"] = list(estimate.interval)
+    record |= {"interval": list(estimate.interval), "level": gains.LEVEL}
+    if failed:
+        return {**record, "reason": failed}
     if len(seeds) < claim.seeds:
         return {**record, "reason": f"{len(seeds)} of {counted(claim.seeds, 'seed')}"}
     if settle(estimate.interval, claim.direction, claim.margin) is True:
         return {**record, "holds": True}
-    corrected = estimate.interval_at(1 - (1 - gains.LEVEL) / pairs)
-    if settle(corrected, claim.direction, claim.margin) is False:
-        return {**record, "interval": list(corrected), "holds": False}
-    return record
+    level = 1 - (1 - gains.LEVEL) / pairs
+    corrected = estimate.interval_at(level)
+    contradicts = settle(corrected, claim.direction, claim.margin) is False
+    return {**record, "interval": list(corrected), "level": level, "holds": False if contradicts else None}
 
 
 def settle(interval: tuple[float, float], direction: str, margin: float) -> bool | None:

@@ -188,7 +188,8 @@ def run_comparison(
 ) -> Outcome:
     """Run ``compare`` or ``verify``; with ``--plan``, print a script instead.
 
-    If a run fails, the table or the verdicts of the others are shown before the error.
+    If a run fails, the table or the verdicts of the others are shown before the error; so are all verdicts if
+    ``--strict`` is not satisfied.
     """
     from pflcli.commands.compare import IncompleteError
 

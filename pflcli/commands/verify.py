@@ -13,6 +13,7 @@ from pflcli.artifacts import csv_file
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.decision import Decision, decide, require_folder, require_outside
 from pflcli.artifacts.kinds import verdicts
+from pflcli.artifacts.kinds.verdicts import CONFIRMED
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, ancestor, follow, open_artifact
@@ -35,13 +36,17 @@ from pflcli.options.verify import Verify
 from pflcli.reporter import SILENT, NullReporter
 from pflcli.settings import Settings
 from pflcli.training import initial_weights as initial
-from pflcli.wording import duration
+from pflcli.wording import counted, duration
 
 NAME = "verdicts"
 """The folder of the artifact inside ``out``; beside it is a folder per comparison."""
 TABLE = "comparison"
 AFTER = "after its partitions"
 """The decision for a comparison whose partitions do not exist yet."""
+
+
+class UnconfirmedError(IncompleteError):
+    """With ``strict``: at least one claim is not confirmed; ``outcome`` are the verdicts."""
 
 
 @command(Verify)
@@ -56,7 +61,8 @@ def verify(asked: Verify) -> Outcome:
     comparisons whose partitions exist, as ``summary["needs"]``.
 
     Raises UsageError for a file with unknown keys, names or values; InputError for data that are missing;
-    IncompleteError, with the verdicts, if runs fail that a claim needs.
+    IncompleteError, with the verdicts, if runs fail that a claim needs; with ``strict``, UnconfirmedError, also with
+    the verdicts, unless all claims are confirmed.
     """
     verification = Verification.read(asked)
     if asked.execution.dry_run:
@@ -218,6 +224,13 @@ class Verification:
         outcome = self._judge(made)
         if failures:
             raise IncompleteError(outcome, "some runs failed, and claims that need them are undecided", *failures)
+        if self.asked.strict:
+            judged = verdicts.read(open_artifact(outcome.path))
+            missed = [f"{name}: {claim['verdict']}" for name, claim in judged.items() if claim["verdict"] != CONFIRMED]
+            if missed:
+                raise UnconfirmedError(
+                    outcome, f"{len(missed)} of {counted(len(judged), 'claim')} not confirmed", *missed
+                )
         return outcome
 
     def _make_comparison(self, comparison: PlannedComparison) -> Outcome:

@@ -175,8 +175,8 @@ def the_same_seed_gives_the_same_bytes(subject: Subject) -> None:
                 states.append(small.play_rounds(subject.name, run))
                 answers.append(_predict(subject, run, states[-1]))
         seen = f"with {many} threads differ from those with 1 (engine {mode})"
-        _require_equal(*states, f"the numbers of the state {seen}")
-        _require_equal(*answers, f"predictions {seen}")
+        _require_equal(states[0], states[1], f"the numbers of the state {seen}")
+        _require_equal(answers[0], answers[1], f"predictions {seen}")
 
 
 @law("methods")

@@ -65,6 +65,12 @@ class Verify(Options):
     paper: Annotated[
         bool, typer.Option("--paper", help="Run experiments at the size of their paper, not at the small one.")
     ] = False
+    strict: Annotated[
+        bool,
+        typer.Option(
+            "--strict", help="Show the verdicts, and end with exit code 5 unless every claim is confirmed, as tests need."
+        ),
+    ] = False
     root: Root = None
     download: Download = False
     weights: ExperimentWeights = None

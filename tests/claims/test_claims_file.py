@@ -10,6 +10,7 @@ import pytest
 from pflcli import config
 from pflcli.claims import claims_file
 from pflcli.claims.comparisons import plan
+from pflcli.claims.experiments import read_experiments
 from pflcli.commands.new import new
 from pflcli.comparison.variants import resolve_variants
 from pflcli.errors import InputError, UsageError
@@ -25,6 +26,11 @@ clients = 60
 model = "cnn"
 rounds = 100
 batch-size = 32
+lr = 0.05
+[one.base.cited]
+clients = "Table 1"
+rounds = "section 5"
+batch-size = "section 5"
 [one.base.small]
 target = 0.4
 link = "10:50"
@@ -76,8 +82,8 @@ def test_an_experiment_takes_over_what_the_settings_say(read):
     assert experiment.training == {"model": "mlp", "rounds": 7, "batch_size": 32}
     assert (experiment.target, experiment.link) == (0.4, "10:50")
     assert read(text.replace("[claims.", "target = 0.7\n[claims.")).experiments["writers"].target == 0.7
-    # Of the paper: what differs. A change in the file of claims applies at both sizes.
-    assert experiment.papers == {"scheme": "natural", "clients": 60, "n": None, "model": "cnn", "rounds": 100}
+    # Of the paper: what differs and is cited. A change in the file of claims applies at both sizes.
+    assert experiment.papers == {"clients": 60, "rounds": 100}
     paper = read(text, "paper").experiments["writers"]
     assert (paper.partition["clients"], paper.training["model"], paper.papers) == (60, "cnn", {"rounds": 100})
 
@@ -262,13 +268,17 @@ def test_files_that_are_missing_or_no_toml_are_input_errors(read, tmp_path):
 
 
 def test_an_experiment_starts_from_weights_if_the_settings_say_so_for_its_size(read, tmp_path):
-    (tmp_path / "other.toml").write_text("[p.data]\ndataset = 'writers'\n[p.data.paper]\nweights = true\n")
+    (tmp_path / "other.toml").write_text(
+        "[p.data]\ndataset = 'writers'\ncited = { weights = 'the code' }\n[p.data.paper]\nweights = true\n"
+    )
     text = 'settings = "other.toml"\n[experiments.writers]\nlike = "p.data"\n'
     small, paper = (read(text + CLAIM, size).experiments["writers"] for size in claims_file.SIZES)
     assert (small.weights, small.papers) == (False, {"weights": True})
     assert (paper.weights, paper.papers) == (True, {})
     own = read(text + "weights = true\n" + CLAIM).experiments["writers"]
     assert (own.weights, own.papers) == (True, {})
+    (tmp_path / "other.toml").write_text("[p.data]\ndataset = 'writers'\n[p.data.paper]\nweights = true\n")
+    assert read(text + CLAIM).experiments["writers"].papers == {}
 
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -287,8 +297,9 @@ def test_the_claims_of_a_paper_can_be_run(path, size):
         training = config.build(Settings, comparison.experiment.training, comparison.name)
         variants = resolve_variants([*comparison.methods], comparison.methods, training)
         assert {item.name for item in variants} == {*comparison.methods}
-        if size == "small" and path in PAPERS:
-            assert comparison.experiment.papers  # the table of verdicts shows what the paper has instead
+        if path in PAPERS:  # the table of verdicts shows what the paper has instead, and nothing that it does not say
+            cited = read_experiments(EXAMPLES / "papers" / "settings.toml")[comparison.experiment.like]["cited"]
+            assert {*comparison.experiment.papers} <= {key.replace("-", "_") for key, place in cited.items() if place}
 
 
 def test_every_paper_has_claims():

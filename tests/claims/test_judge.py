@@ -12,7 +12,7 @@ from pflcli.claims.claims_file import Claim
 from pflcli.claims.comparisons import Cell
 from pflcli.claims.judge import Runs, combine, judge, settle
 from pflcli.evaluation.metrics import gains
-from pflcli.evaluation.presentation.verdicts import build_table
+from pflcli.evaluation.presentation.verdicts import build_table, describe_difference
 
 
 class HandMade(Runs):
@@ -164,12 +164,24 @@ def test_missing_seeds_leave_the_claim_undecided(lost):
 
 def test_a_method_without_runs_leaves_the_claim_undecided_with_the_reason():
     failed = verdict(claim(), runs(a=seeds(BASE), failed=["b"]))
-    assert (failed["verdict"], failed["decided_by"]["reason"]) == ("undecided", "b failed")
+    assert (failed["verdict"], failed["decided_by"]["reason"]) == ("undecided", "b failed with seed 0")
     left_out = verdict(claim(), runs(a=seeds(BASE)))
     assert left_out["verdict"] == "undecided"
     assert "does not suit" in left_out["decided_by"]["reason"]
     never = verdict(claim(), runs(a=[run(BASE), None, None], b=[None, run(BASE), run(BASE)]))
     assert (never["verdict"], never["decided_by"]["difference"]) == ("undecided", None)
+
+
+@pytest.mark.parametrize("lost", ["a", "b"])
+def test_a_single_failed_run_leaves_the_claim_undecided_whatever_the_others_show(lost):
+    sides = {"a": [*seeds(BASE + LEAD, 4)], "b": seeds(BASE, 4)}
+    assert verdict(claim(), runs(**sides))["verdict"] == "confirmed"
+    sides[lost][0] = None
+    for direction in ("higher", "lower"):
+        found = verdict(claim(direction), runs(failed=[lost], **sides))
+        assert found["verdict"] == "undecided"
+        assert found["decided_by"]["reason"] == f"{lost} failed with seed 0"
+        assert found["decided_by"]["difference"] == pytest.approx(0.1)
 
 
 def test_a_claim_about_several_methods_has_to_hold_for_each():
@@ -200,6 +212,21 @@ def test_the_same_score_in_every_seed_has_no_interval_and_the_same_cost_has():
     assert "without an interval" in decile["decided_by"]["reason"]
     found = runs(a=seeds(BASE, megabytes=20.0), b=seeds(BASE, megabytes=10.0))
     assert verdict(claim(metric="megabytes"), found)["verdict"] == "confirmed"
+
+
+@pytest.mark.parametrize("shift", [-3, -1.1, -0.5, 0.5, 1.1, 3])
+@pytest.mark.parametrize("direction", ["higher", "lower", "level", "not-lower", "not-higher"])
+def test_the_interval_beside_a_verdict_is_the_one_that_decided_it(direction, shift):
+    shape = np.linspace(-1, 1, SIZE)
+    estimate = gains.mean_gain([shape] * 3, [np.full(SIZE, 10.0)] * 3, [np.arange(SIZE)] * 3)
+    moved = BASE + 0.1 * shape + 0.1 * shift * estimate.interval[1]
+    others = {f"b{number}": seeds(BASE) for number in range(10)}
+    stated = claim(direction, against=tuple(others), margin=0.001)
+    for item in verdict(stated, runs(a=seeds(moved), **others))["cells"][0]["differences"]:
+        assert item["holds"] is settle(item["interval"], direction, 0.001)
+        assert item["level"] == pytest.approx(0.95 if item["holds"] else 0.995)
+        words = describe_difference(item)
+        assert ("99.5 % interval" in words) is (item["holds"] is not True)
 
 
 def test_other_metrics_are_compared_by_seed():

@@ -178,6 +178,22 @@ def test_too_few_seeds_leave_claims_undecided(copy, tmp_path):
     assert (tmp_path / "w" / "writers" / "seed-4").is_dir()
 
 
+def test_strict_ends_with_5_unless_all_claims_are_confirmed(copy, pfl):
+    line = ("verify", copy / "claims.toml", "-o", copy / "v", "--threads", 1, "--strict")
+    verdicts = {name: claim["verdict"] for name, claim in read(copy / "v").items()}
+    assert verdicts["fine-tuning-is-free"] == "confirmed"
+    (copy / "claims.toml").write_text(CLAIMS.replace('direction = "not-higher"', 'direction = "higher"'))
+    ran = pfl(*line)
+    assert ran.code == 5
+    assert "fine-tuning-is-free: not confirmed" in ran.err
+    assert "2 of 2 settings" not in ran.err
+    assert ran.out == f"{copy / 'v' / 'verdicts'}\n"
+    assert pfl(*line[:-1]).code == 0  # without --strict
+    helps, free = (CLAIMS.index(f"[claims.fine-tuning-{name}]") for name in ("helps", "is-free"))
+    (copy / "claims.toml").write_text(CLAIMS[:helps] + CLAIMS[free:])
+    assert pfl(*line).code == 0
+
+
 def test_other_data_under_the_same_name_are_a_conflict(copy, pfl, tree):
     (copy / "claims.toml").write_text(CLAIMS.replace("clients = 12", "clients = 10"))
     before = tree(copy)
@@ -197,7 +213,7 @@ def test_a_failed_run_leaves_its_claims_undecided_and_the_same_command_tries_aga
             verify(copy / "claims.toml", tmp_path / "w", threads=1, only=["fine-tuning-helps"])
     assert "fedavg-plus" in " ".join(raised.value.fix)
     claim = read(tmp_path / "w")["fine-tuning-helps"]
-    assert (claim["verdict"], claim["decided_by"]["reason"]) == ("undecided", "fedavg-plus failed")
+    assert (claim["verdict"], claim["decided_by"]["reason"]) == ("undecided", "fedavg-plus failed with seeds 0, 1")
     verify(copy / "claims.toml", tmp_path / "w", threads=1, only=["fine-tuning-helps"])
     assert read(tmp_path / "w")["fine-tuning-helps"]["decided_by"]["difference"] is not None
 

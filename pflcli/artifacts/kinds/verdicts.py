@@ -10,7 +10,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from annotated_types import Len
-from typing_extensions import TypedDict
+from typing_extensions import NotRequired, TypedDict
 
 from pflcli.artifacts.kinds import describe_count
 from pflcli.artifacts.manifest import Manifest
@@ -34,6 +34,8 @@ class _Difference(TypedDict):
     seeds: list[int]
     difference: float | None
     interval: Annotated[list[float], Len(2, 2)] | None
+    level: NotRequired[float | None]
+    """the coverage of the interval, which older files lack"""
     holds: bool | None
     reason: str
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from pflcli.evaluation.metrics import catalogue
+from pflcli.evaluation.metrics import catalogue, gains
 from pflcli.evaluation.presentation.tables import Table
 from pflcli.wording import as_typed, counted
 
@@ -58,6 +58,8 @@ def describe_difference(item: Mapping[str, Any]) -> str:
         text += f" {_format(item['metric'], item['difference'])}"
     if item["interval"] is not None:
         text += f" [{', '.join(_format(item['metric'], bound) for bound in item['interval'])}]"
+        level = item.get("level") or gains.LEVEL
+        text += f" ({100 * level:.3g} % interval)" * (level > gains.LEVEL)
     return f"{text} ({item['reason']})" if item["reason"] else text
 
 
@@ -90,7 +92,10 @@ def _describe_size(cell: Mapping[str, Any]) -> str:
 
 def list_settings(claims: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:
     """Return the heading and a row per claim, setting and pair of methods, with numbers in the unit of the metric."""
-    heading = ["claim", "setting", "verdict", "metric", "method", "against", "seeds", "difference", "low", "high"]
+    heading = [
+        *("claim", "setting", "verdict", "metric", "method", "against", "seeds"),
+        *("difference", "low", "high", "level"),
+    ]
     rows = []
     for name, claim in claims.items():
         for cell in claim["cells"]:
@@ -98,5 +103,5 @@ def list_settings(claims: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], l
                 low, high = item["interval"] or (None, None)
                 holds = {True: "holds", False: "does not hold", None: "undecided"}[item["holds"]]
                 values = [item["metric"], item["method"], item["against"], len(item["seeds"]), item["difference"]]
-                rows.append([name, describe_setting(cell), holds, *values, low, high])
+                rows.append([name, describe_setting(cell), holds, *values, low, high, item.get("level")])
     return heading, rows
