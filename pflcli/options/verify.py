@@ -68,7 +68,8 @@ class Verify(Options):
     strict: Annotated[
         bool,
         typer.Option(
-            "--strict", help="Show the verdicts, and end with exit code 5 unless every claim is confirmed, as tests need."
+            "--strict",
+            help="End with exit code 5 unless all claims are confirmed.",
         ),
     ] = False
     root: Root = None

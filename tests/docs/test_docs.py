@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
 import importlib.util
 import inspect
@@ -13,10 +14,12 @@ import pytest
 import typer.main
 
 from pflcli import methods, registry
+from pflcli.claims import claims_file
 from pflcli.cli import app
 from pflcli.commands.new import new
 from pflcli.data.datasets import Dataset
 from pflcli.data.schemes import Scheme
+from pflcli.evaluation.presentation import verdicts
 from pflcli.federation.run import Run
 from pflcli.federation.uploads import Upload
 from pflcli.laws import list_laws
@@ -283,25 +286,72 @@ def test_keep_rows_replaces_the_rows_of_claims_that_were_judged_again(fill_scrip
 
 
 def test_stored_verdicts_are_about_claims_of_the_papers_as_they_are_stated_now(fill_script):
-    claims = {}
-    for path in (ROOT / "examples" / "papers").glob("*/*.toml"):
-        content = tomllib.loads(path.read_text(encoding="utf-8"))
-        claims.update({(path.parent.name, name): claim for name, claim in content["claims"].items()})
+    """What a paper has instead is as cited, too."""
     files = [*fill_script.RESULTS.glob("verdicts-*.csv")]
     assert files
     for file in files:
         paper = file.stem.removeprefix("verdicts-").removesuffix("-pretrained")
+        name = "claims" if file.stem.endswith(paper) else "pretrained"
+        stated = claims_file.read(ROOT / "examples" / "papers" / paper / f"{name}.toml")
         heading, *rows = fill_script.read(file)
         for row in rows:
-            stored = dict(zip(heading, row, strict=True))
-            stated = claims[paper, stored["claim"]]
-            assert (stored["says"], stored["where"]) == (stated["says"], stated.get("where", "")), file
+            stored, claim = dict(zip(heading, row, strict=True)), stated.claims[row[0]]
+            assert (stored["says"], stored["where"]) == (claim.says, claim.where), file
+            for part in stored["size"].split("; "):
+                experiment, _, size = part.partition(": ")
+                cell = {"size": {}, "paper": stated.experiments[experiment].papers}
+                assert size.partition(" (paper")[1:] == verdicts.describe_size(cell).partition(" (paper")[1:], row[0]
+
+
+def test_claims_without_a_place_in_a_paper_are_questions_and_verdicts_are_counted(fill_script, tmp_path):
+    heading = ["claim", "says", "where", "condition", "verdict", "holds in", "decided by", "size"]
+    rows = [
+        [
+            "a",
+            "A",
+            "Table 1",
+            "higher",
+            "confirmed",
+            "1 of 2 settings: x",
+            "d",
+            "x: 3 seeds (paper: rounds 5); y: 3 seeds",
+        ],
+        ["b", "B", "", "higher", "undecided", "0 of 1 setting", "d", "x: 3 seeds (paper: rounds 5)"],
+        ["c", "C", "1.2", "higher", "in part", "1 of 1 setting", "d", "x: 3 seeds (paper: rounds 5)"],
+    ]
+    tables = {"P": [heading, *rows]}
+    assert [row[:2] for row in fill_script.list_claims(tables)[1:]] == [["A", "confirmed"], ["C", "in part"]]
+    assert [row[:3] for row in fill_script.list_questions(tables)[1:]] == [["P", "B", "undecided"]]
+    assert fill_script.list_sizes(tables)[1:] == [["x", "3 seeds", "rounds 5"], ["y", "3 seeds", "-"]]
+    with (tmp_path / "v.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([heading, *rows])
+    page = (
+        "<!-- verdicts -->\n<!-- end -->\n## P\n<!-- claims of v.csv -->\n<!-- end -->\n\n"
+        "| claim | verdict |\n|---|---|\n| d | **not confirmed** at last |\n| e | in part: yes |\n"
+        "## Ours\n<!-- questions of P=v.csv -->\n<!-- end -->\n"
+    )
+    filled = fill_script.fill(page, tmp_path)
+    assert fill_script.fill(filled, tmp_path) == filled
+    assert fill_script.parse_tables(filled)[0] == [
+        ["", *fill_script.VERDICTS],
+        ["P", "1 + 0", "1 + 1", "0 + 1", "0 + 0", "0 + 0"],
+        ["Ours", "0 + 0", "0 + 0", "0 + 0", "1 + 0", "0 + 0"],
+    ]
+
+
+def test_columns_of_numbers_are_right_aligned_and_columns_of_text_are_not(fill_script):
+    body = [
+        ["x", "+1.5 [-0.2, +3.0]", "a of b", "-", "12 MB"],
+        ["y", "**2.0 ± 0.1**", "1 of 2 settings", "3", "not finite"],
+    ]
+    marks = fill_script.to_markdown([["name", "a", "b", "c", "d"], *body, ["z", "0.3", "in part", "4", "7 s"]])
+    assert marks.splitlines()[1] == "| --- | ---: | --- | ---: | ---: |"
 
 
 def test_verdicts_of_pfl_verify_are_shown_from_their_csv_files_alone(fill_script):
     by_hand = FILLED.sub("", PAGES["docs/claims.md"])
     for file in fill_script.RESULTS.glob("verdicts-*.csv"):
-        assert f"<!-- rows of results/{file.name} " in PAGES["docs/claims.md"]
+        assert f"<!-- claims of results/{file.name} -->" in PAGES["docs/claims.md"]
         for name, *_ in fill_script.read(file)[1:]:
             assert f"| {name} |" not in by_hand
 
@@ -309,7 +359,7 @@ def test_verdicts_of_pfl_verify_are_shown_from_their_csv_files_alone(fill_script
 # A result, such as 93.4. Numbers of sections, versions, licences and of the heterogeneity alpha are none.
 FIGURE = re.compile(r"(?<![\w.+/-])(?<!\u03b1 )[+-]?(\d+\.\d+)(?![\w.])")
 NO_RESULT = re.compile(r"(?:[Ss]ections?|Theorem|Python|CC BY(?:-SA)?) [\d.]+(?:,? (?:and )?[\d.]+)*")
-FILLED = re.compile(r"<!-- rows of .*?<!-- end -->", flags=re.S)
+FILLED = re.compile(r"<!-- (?:rows of|claims of|questions of|verdicts) .*?<!-- end -->", flags=re.S)
 
 
 @pytest.mark.parametrize("name", ["README.md", "docs/results.md", "docs/claims.md"])

@@ -7,10 +7,10 @@ methods.
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, NotRequired
 
 from annotated_types import Len
-from typing_extensions import NotRequired, TypedDict
+from typing_extensions import TypedDict
 
 from pflcli.artifacts.kinds import describe_count
 from pflcli.artifacts.manifest import Manifest

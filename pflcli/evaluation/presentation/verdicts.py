@@ -79,10 +79,11 @@ def _format(metric: str, value: float) -> str:
 def _describe_sizes(cells: Iterable[Mapping[str, Any]]) -> str:
     """Return the size of each experiment, and what the paper has instead."""
     by_experiment = {cell["experiment"]: cell for cell in cells}
-    return "; ".join(f"{name}: {_describe_size(cell)}" for name, cell in by_experiment.items())
+    return "; ".join(f"{name}: {describe_size(cell)}" for name, cell in by_experiment.items())
 
 
-def _describe_size(cell: Mapping[str, Any]) -> str:
+def describe_size(cell: Mapping[str, Any]) -> str:
+    """Return the size of an experiment, and what the paper has instead: ``20 clients, 3 seeds (paper: rounds 200)``."""
     used = ", ".join(counted(cell["size"][key], noun) for key, noun in _SIZES.items() if key in cell["size"])
     paper = ", ".join(
         f"{key} {'default' if value is None else as_typed(value)}" for key, value in cell["paper"].items()
