@@ -10,9 +10,10 @@ import ast
 import functools
 import hashlib
 from collections.abc import Iterable, Iterator
+from importlib.metadata import version
 from pathlib import Path
 
-from pflcli import registry
+from pflcli import __version__, registry
 
 SHARED = {
     *("", "data", "data.datasets", "data.formats", "errors", "foreign", "methods", "models"),
@@ -39,6 +40,26 @@ def code_hash(group: str, name: str) -> str:
 def module_hash(*modules: str) -> str:
     """Return the same hash for modules given by their names below the package, such as ``knn.capacity``."""
     return _hash([path for module in modules if (path := _find_file(module)) is not None])
+
+
+def part_hashes() -> dict[str, str]:
+    """Return the SHA-256 of the files of each package and module directly below the package, such as ``engine``.
+
+    Unlike the other hashes, it covers every byte: two installations with the same hashes are the same pfl.
+    """
+    parts: dict[str, bytes] = {}
+    for file in sorted(registry.ROOT.rglob("*.py")):
+        inner = file.relative_to(registry.ROOT).with_suffix("")
+        hashed = hashlib.sha256(f"{inner.as_posix()}\0".encode() + file.read_bytes()).digest()
+        parts[inner.parts[0]] = parts.get(inner.parts[0], b"") + hashed
+    return {name: hashlib.sha256(content).hexdigest() for name, content in parts.items()}
+
+
+def read_versions() -> dict[str, str]:
+    """Return the versions of pfl, PyTorch and NumPy, and as ``code`` a hash of all files of pfl."""
+    packages = {name: version(name).partition("+")[0] for name in ("torch", "numpy")}
+    code = hashlib.sha256("".join(sorted(part_hashes().values())).encode()).hexdigest()
+    return {"pfl": __version__, **packages, "code": code}
 
 
 def is_shared(module: str) -> bool:

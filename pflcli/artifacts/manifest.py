@@ -229,12 +229,13 @@ def _is_plain_name(name: str) -> bool:
 def validate(record: Any, value: Any, *, strict: bool = False) -> Any:
     """Return a value from JSON as a ``record``, a dataclass or TypedDict.
 
-    Raises ValueError, which names the first wrong field. ``strict`` allows no conversions, such as of lists to tuples.
+    Raises ValueError, which names the first wrong field. ``strict`` allows no conversions, such as of lists to tuples;
+    without it, those of fields that are ``pydantic.Strict`` are not allowed either.
     """
     from pydantic import ValidationError
 
     try:
-        return _type_adapter(record).validate_python(value, strict=strict)
+        return _type_adapter(record).validate_python(value, strict=strict or None)
     except ValidationError as error:
         first = error.errors()[0]
         raise ValueError(f"{'.'.join(map(str, first['loc']))}: {first['msg']}") from None

@@ -58,6 +58,14 @@ def command(
             show_default="wait for all",
         ),
     ] = None,
+    at_least: Annotated[
+        int | None,
+        typer.Option(
+            help="Close a round only if this many sites have answered when the patience is over.",
+            metavar="N",
+            show_default="half of the sites that are asked",
+        ),
+    ] = None,
     method: ChosenMethod = None,
     seed: ChosenSeed = None,
     force: Annotated[bool, typer.Option("--force", "-f", help="Replace another federation at --out.")] = False,
@@ -90,6 +98,8 @@ def command(
         )
     if patience is not None and action != "run":
         raise UsageError("--patience belongs to pfl federation run", f"leave out --patience {patience:g}")
+    if at_least is not None and action != "run":
+        raise UsageError("--at-least belongs to pfl federation run", f"leave out --at-least {at_least}")
     for name, value in (("--method", method), ("--seed", seed)):
         if value is not None and action != "create":
             raise UsageError(f"{name} belongs to pfl federation create", f"leave out {name} {value}")
@@ -100,7 +110,7 @@ def command(
     if action == "create" and out is not None:
         console.result(federate.create(source, out, execution, chosen=Chosen(method, seed)), as_json=as_json)
     elif action == "run" and out is not None and exchange is not None:
-        result = federate.run(source, exchange, out, execution, patience=patience)
+        result = federate.run(source, exchange, out, execution, patience=patience, at_least=at_least)
         if as_json:
             console.data(result)
         else:

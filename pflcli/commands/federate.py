@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import tempfile
+import math
+import shlex
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,16 @@ from pflcli.artifacts import codebook, locks, plain_output
 from pflcli.artifacts.kinds import federation as federations
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.make import Built, Outcome, make
-from pflcli.artifacts.manifest import ArtifactSpec, Manifest, digest
+from pflcli.artifacts.manifest import ArtifactSpec, digest
 from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.data.splits import FRACTIONS
 from pflcli.deployment import exchange as exchanges
 from pflcli.deployment import messages, opening
-from pflcli.deployment.endpoints import Server, Terms
-from pflcli.deployment.messages import Message, Question
-from pflcli.errors import ConflictError, GoneError, InputError, UnsuitedError, UsageError
+from pflcli.deployment.endpoints import Server
+from pflcli.deployment.exchange import Inbox
+from pflcli.errors import ComputationError, ConflictError, GoneError, InputError, UnsuitedError, UsageError
 from pflcli.execution import Execution
 from pflcli.federation import uploads
 from pflcli.federation.privacy import guarantee
@@ -34,7 +35,7 @@ from pflcli.settings import Settings
 from pflcli.training import attendance_record, run_request
 from pflcli.training.attendance_record import AttendanceRecord
 from pflcli.training.dp_secret import FILE as SECRET
-from pflcli.wording import counted
+from pflcli.wording import counted, listed
 
 
 def create(source: Path | str, out: Path | str, execution: Execution, *, chosen: Chosen | None = None) -> Outcome:
@@ -76,8 +77,12 @@ def create(source: Path | str, out: Path | str, execution: Execution, *, chosen:
         "codebook": digest(json.loads(json.dumps(codebook.to_fields(book)))),
     }
     code = {**trained.manifest.code, **manifest.code}
-    downloads, upload = _layouts(request, book, code, execution)
-    request |= {"downloads": downloads, "upload": upload}
+    downloads, upload = opening.derive_layouts(request, book.client_names(len(request["train"])))
+    request |= {
+        "downloads": [opening.write_layout(layout) for layout in downloads],
+        "upload": opening.write_layout(upload),
+        "software": opening.describe_software(),
+    }
     spec = ArtifactSpec("federation", request, code=code)
     summary = {"clients": len(request["train"]), "participants": sum(count > 0 for count in request["train"])}
 
@@ -165,34 +170,29 @@ def _import_request(partition: Artifact, reporter: Reporter) -> dict[str, Any]:
     return {**request, "client": request.get("client") or "none"}  # a site's table has the samples of one client
 
 
-def _layouts(
-    request: Mapping[str, Any], book: codebook.Codebook, code: Mapping[str, str], execution: Execution
-) -> tuple[list[Any], list[Any]]:
-    """Return the layouts of a client's downloads and of its upload, as a server finds them in its first round."""
-    draft = Manifest("federation", 1, "", dict(request), (), dict(code), {}, {}, {})
-    spec = opening.make_spec(Artifact(Path(), draft))
-    if not spec.method.has_rounds:
-        return [], []
-    names = book.client_names(len(request["train"]))
-    with tempfile.TemporaryDirectory() as folder:
-        run = spec.build(opening.declare_samples(draft.request, names), opening.on_cpu(execution))
-        server = Server(Terms("", spec.name, {}), spec.method, run, Path(folder))
-        server.ask()
-        downloads, upload = server.exchanged()
-    return [opening.write_layout(layout) for layout in downloads], opening.write_layout(upload)
-
-
 def run(
-    source: Path | str, exchange: Path, out: Path, execution: Execution, *, patience: float | None = None
+    source: Path | str,
+    exchange: Path,
+    out: Path,
+    execution: Execution,
+    *,
+    patience: float | None = None,
+    at_least: int | None = None,
 ) -> dict[str, Any]:
     """Run the server of a federation: write questions to ``exchange`` and read the answers there, until the last round.
 
     The state is in ``out``, after each round; the same command continues. Sites that do not answer within ``patience``
-    seconds count as dropped out in the round. In the end, ``attendance.csv`` says who answered, with which a simulation
-    has the same bytes. Raises InputError for an answer that does not fit.
+    seconds count as dropped out in the round, if ``at_least`` so many do answer, or all that are asked if they are
+    fewer; by default half of them, rounded up. Otherwise raises ComputationError, and the round stays open. An answer
+    that does not fit is set aside to ``out``, and does not count. In the end, ``attendance.csv`` says who answered,
+    with which a simulation has the same bytes.
     """
-    if patience is not None and patience <= 0:
+    if patience is not None and not 0 < patience < math.inf:
         raise UsageError(f"--patience {patience:g} is not a positive number", "--patience 3600")
+    if at_least is not None and at_least < 1:
+        raise UsageError(f"--at-least {at_least} is not a positive number", "--at-least 1")
+    if at_least is not None and patience is None:
+        raise UsageError("--at-least has no effect without --patience: the server waits for all", "--patience 3600")
     if out.resolve().is_relative_to(exchange.resolve()):
         raise UsageError(
             f"{out} is inside {exchange}: sites could read the server's state", "choose a folder elsewhere for --out"
@@ -200,6 +200,8 @@ def run(
     federation = open_one(source, "federation")
     terms = opening.read_terms(federation)
     names, say = [*terms.sites], execution.reporter.say
+    if at_least is not None and at_least > len(names):
+        raise UsageError(f"--at-least {at_least} is more than the {counted(len(names), 'site')} of {federation.path}")
     _require_own(out, federation)
     with locks.acquire(out, say):
         server = opening.open_server(federation, terms, out, execution)
@@ -209,6 +211,7 @@ def run(
             say(f"continuing after round {server.rounds}")
         elif any(exchange.glob("*/final.msg")):  # with which sites would end before they began
             raise ConflictError(f"{exchange} has the messages of an earlier run", "choose another folder for --at")
+        inbox = Inbox(server, out / "answers", say)
         while True:
             questions, tensors = server.ask()
             if not questions:
@@ -217,13 +220,21 @@ def run(
             for site, question in questions.items():
                 paths[site] = exchanges.question_file(exchanges.folder_of(exchange, names, site), question.round)
                 messages.write(paths[site], question, tensors)
-            answers = _wait(server, questions, paths, patience, execution)
-            row = server.close(answers)
-            absent = len(questions) - len(answers)
+            inbox.begin(questions, paths)
+            _wait(inbox, patience, execution)
+            least = min(-(-len(questions) // 2) if at_least is None else at_least, len(questions))
+            if len(inbox.found) < least:
+                raise ComputationError(
+                    f"round {server.rounds + 1}: {len(inbox.found)} of {counted(len(questions), 'site')} answered in"
+                    f" {patience:g} s, and at least {least} must; without an answer: {listed(inbox.missing)}",
+                    f"{_command(source, exchange, out, patience, at_least)} asks this round again",
+                )
+            row = server.close(inbox.found)
             say(
                 f"round {server.rounds}: loss {row['loss']:.4f}, {counted(row['clients'], 'client')}"
-                + (f", {absent} did not answer" if absent else "")
+                + (f"; no answer from {listed(inbox.missing)}" if inbox.missing else "")
             )
+        inbox.clear()
         for site in names:
             messages.write(exchanges.final_file(exchanges.folder_of(exchange, names, site)), *server.final(site))
         record = _record_attendance(server, names)
@@ -231,7 +242,10 @@ def run(
             plain_output.replace_file(out / attendance_record.FILE, record.encode())
     say(f"{counted(server.rounds, 'round')} played; the last message is there for every site")
     if server.run.privacy is not None:
-        say(f"never release {out} or {exchange}: both tell who took part in each round, and {out / SECRET} the noise")
+        say(
+            f"never release {out} or {exchange}, or what this command has printed: they tell who took part in each"
+            f" round, and {out / SECRET} the noise"
+        )
     privacy = guarantee.summarize_guarantee(
         server.run.settings, len(server.run.federation.participants), server.progress.rows, say
     )
@@ -253,36 +267,29 @@ def _require_own(out: Path, federation: Artifact) -> None:
     opening.claim(out, {"federation": federation.manifest.fingerprint, "role": "server"})
 
 
-def _wait(
-    server: Server,
-    questions: Mapping[str, Question],
-    paths: Mapping[str, Path],
-    patience: float | None,
-    execution: Execution,
-) -> dict[str, Message]:
-    """Return the answers of all sites, or of those that answer in time, in the order of the questions."""
-    began, found, digests = (
-        time.monotonic(),
-        dict[str, Message](),
-        {site: messages.hash_file(path) for site, path in paths.items()},
-    )
-    is_late = False
-    while len(found) < len(questions) and not is_late:
+def _command(source: Path | str, exchange: Path, out: Path, patience: float | None, at_least: int | None) -> str:
+    """Return the command line of ``run``."""
+    options = {"--at": exchange, "-o": out, "--patience": patience, "--at-least": at_least}
+    given = (word for name, value in options.items() if value is not None for word in (name, str(value)))
+    return shlex.join(["pfl", "federation", "run", str(source), *given])
+
+
+def _wait(inbox: Inbox, patience: float | None, execution: Execution) -> None:
+    """Wait for the answers of all sites, or of those that answer in time."""
+    began, is_late = time.monotonic(), False
+    while inbox.missing and not is_late:
         is_late = patience is not None and time.monotonic() - began > patience
-        for site in questions.keys() - found.keys():
-            path = exchanges.answer_file(paths[site].parent, questions[site].round)
-            if path.exists():
-                found[site] = server.check(path, questions[site], digests[site])
-        if len(found) < len(questions) and not is_late:
+        inbox.look(is_last=is_late)
+        if inbox.missing and not is_late:
             time.sleep(exchanges.POLL_SECONDS)
-    execution.reporter.detail(f"{len(found)} of {len(questions)} sites answered in {time.monotonic() - began:.2f} s")
-    return {site: found[site] for site in questions if site in found}
+    seconds = time.monotonic() - began
+    execution.reporter.detail(f"{len(inbox.found)} answers in {seconds:.2f} s, {len(inbox.missing)} missing")
 
 
 def describe(source: Path | str) -> dict[str, Any]:
-    """Return what a federation agrees on; raises InputError if the code of its method is another one here."""
+    """Return what a federation agrees on; raises InputError if its code is another one here, or exchanges others."""
     federation = open_one(source, "federation")
-    opening.read_terms(federation)
+    opening.require_derived(federation, opening.read_terms(federation))
     request, facts = federation.manifest.request, federations.read_exchange(federation)
     return {
         "method": facts["method"],

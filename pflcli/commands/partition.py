@@ -33,7 +33,7 @@ from pflcli.evaluation.metrics import heterogeneity
 from pflcli.execution import Execution
 from pflcli.options.function import command
 from pflcli.options.partition import Partition
-from pflcli.wording import counted
+from pflcli.wording import counted, listed
 
 
 @command(Partition)
@@ -129,6 +129,12 @@ def _partition_site(asked: Partition) -> Outcome:
         shape = f"{list(samples.x.shape[1:])} and {samples.classes} classes"
         raise InputError(
             f"{dataset} has samples of shape {shape}; {federation.path} has {form['shape']} and {form['classes']}",
+            f"pfl import FILE --like {federation.path} -o DIR",
+        )
+    features, own_features = codebook.read(federation).features, samples.features or book.features
+    if features and own_features and features != own_features:
+        raise InputError(
+            f"{dataset} has the features {listed(own_features)}; {federation.path} has {listed(features)}, in this order",
             f"pfl import FILE --like {federation.path} -o DIR",
         )
     fractions: tuple[float, float, float] = tuple(split["fractions"])

@@ -12,6 +12,7 @@ from typing import Any
 
 from safetensors.torch import save
 
+from pflcli import config, sources
 from pflcli.artifacts import codebook, locks
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.backbone import WEIGHTS
@@ -25,7 +26,7 @@ from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.extract import extract
 from pflcli.commands.personalize import Job, personalize, summarize, write_predictions, write_rounds
 from pflcli.deployment import messages, opening
-from pflcli.deployment.endpoints import Site, Terms
+from pflcli.deployment.endpoints import Site, Terms, find_other_packages
 from pflcli.deployment.exchange import (
     POLL_SECONDS,
     answer_file,
@@ -34,6 +35,7 @@ from pflcli.deployment.exchange import (
     find_last_question,
     folder_of,
     question_file,
+    retry_unfinished,
 )
 from pflcli.errors import InputError
 from pflcli.execution import Execution
@@ -41,6 +43,9 @@ from pflcli.methods import State
 from pflcli.simulation import loop
 from pflcli.simulation.progress import Progress
 from pflcli.training import hardware, state_files
+
+_SHOWN = ("rounds", "epochs", "steps", "batch_size", "lr", "model", "upload", "aggregator", "dp_epsilon", "dp_noise")
+"""The settings that ``check`` shows: how long a site computes, and what becomes of its updates."""
 
 
 @dataclass(frozen=True)
@@ -59,12 +64,15 @@ class _Opened:
 
 
 def check(partition: Path | str, federation: Path | str, out: Path) -> dict[str, Any]:
-    """Make the folder of a site, and return what will leave it in a round: tensors, counts and numbers; sends nothing.
+    """Make the folder of a site, and return what the site is asked to do, and what will leave it; sends nothing.
 
-    Raises InputError if the partition was not made for this federation, or has no training sample.
+    What leaves it is not read in the federation: the run is built, and a round played until the server needs uploads.
+    ``answer`` writes nothing else. Raises InputError if the federation declares something else, or the partition was
+    not made for it, or has no training sample.
     """
     agreed, own = open_one(federation, "federation"), open_one(partition, "partition")
     opened = _open(out, agreed, own)
+    opening.require_derived(agreed, opened.terms)
     train = int(opened.data.sizes[:, 0].sum())
     declared = agreed.manifest.request["train"][opened.terms.sites[opened.client][0]]
     if not train:
@@ -78,13 +86,18 @@ def check(partition: Path | str, federation: Path | str, out: Path) -> dict[str,
             "paths": [os.path.relpath(each.path.resolve(), out.resolve()) for each in (agreed, own)],
         },
     )
-    assert opened.terms.upload is not None
+    spec, then = opening.make_spec(agreed.manifest.request), agreed.manifest.request.get("then")
+    settings, own_versions = config.plain(spec.settings), sources.read_versions()
     return {
         "path": str(out),
         "client": opened.client,
         "method": opened.terms.method,
+        **({"then": then["method"]} if then else {}),
+        "options": config.plain(spec.cfg),
+        "settings": {name: settings[name] for name in _SHOWN},
         "train": train,
         "declared_train": declared,
+        "other_packages": find_other_packages(opened.terms.versions, own_versions),
         "uploads": [
             {"tensor": name, "type": str(dtype).removeprefix("torch."), "shape": list(shape)}
             for name, (dtype, shape) in opened.terms.upload.items()
@@ -135,9 +148,9 @@ def serve(folder: Path, exchange: Path, execution: Execution) -> Outcome:
             if number is None or answer_file(inbox, number).exists():
                 time.sleep(POLL_SECONDS)
                 continue
-            copy_message(site.answer(question_file(inbox, number)), answer_file(inbox, number))
+            copy_message(retry_unfinished(site.answer, question_file(inbox, number)), answer_file(inbox, number))
             execution.reporter.say(f"round {number}: answered")
-        return _predict(opened, site, site.finish(final), execution)
+        return _predict(opened, site, retry_unfinished(site.finish, final), execution)
 
 
 def answer(folder: Path, message: Path, out: Path | None, execution: Execution) -> Path:
@@ -159,7 +172,7 @@ def answer(folder: Path, message: Path, out: Path | None, execution: Execution) 
 
 def _predict(opened: _Opened, site: Site, state: State, execution: Execution) -> Outcome:
     """Make the predictions of a site from the state after all rounds."""
-    spec, request = opening.make_spec(opened.federation), opened.federation.manifest.request
+    spec, request = opening.make_spec(opened.federation.manifest.request), opened.federation.manifest.request
     out = opened.folder / "predictions"
     if "then" in request:
         return _predict_from_backbone(opened, site, state, out, execution)

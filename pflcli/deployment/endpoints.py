@@ -5,6 +5,10 @@ needs a process that stays: the server plays a round once to ask, and again to i
 site plays it when it is asked. What a round changes is written to a folder of its own, which gets its name in one step.
 A killed process therefore repeats its round, with the same bytes, and a site that gets the same question again returns
 the answer that it has stored.
+
+A question says in which round the server last received an answer of the site, and the site continues from its state
+after that round. It keeps this state until the next answer has arrived: a round whose answer came too late is undone,
+as the site has dropped out of it, and a site without the state is an error.
 """
 
 from __future__ import annotations
@@ -14,7 +18,7 @@ import math
 import re
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +27,7 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from pflcli import foreign, parameters
+from pflcli import foreign, parameters, sources
 from pflcli.artifacts import csv_file, disk
 from pflcli.deployment import messages
 from pflcli.deployment.messages import VERSION, Answer, ClientResult, Final, Layout, Message, Question
@@ -37,7 +41,10 @@ from pflcli.parameters.model_table import ModelTable
 from pflcli.simulation import absences, loop
 from pflcli.simulation.progress import Row, tables
 from pflcli.training import checkpoint, state_files
+from pflcli.wording import listed
 
+_MAX_NUMBER = float(np.finfo(np.float32).max)
+"""Maximum training loss, and weight of one, in an answer: sums of their products are finite."""
 _STATE, _ANSWER, _ROUNDS, _ATTENDANCE = "state.safetensors", "answer.msg", "rounds.csv", "attendance.json"
 """The files in the folder of a round."""
 
@@ -47,14 +54,41 @@ class Terms:
     """What the server and all sites have agreed on.
 
     ``federation`` is its hash, ``sites`` are the clients of each site by name. ``downloads`` and ``upload`` are the
-    layouts of what a client downloads in a round, one after the other, and of what it sends.
+    layouts of what a client downloads in a round, one after the other, and of what it sends. ``versions`` are those
+    that ``sources.read_versions`` returned where the federation was made.
     """
 
     federation: str
     method: str
     sites: Mapping[str, tuple[int, ...]]
     downloads: tuple[Layout, ...] = ()
-    upload: Layout | None = None
+    upload: Layout = field(default_factory=Layout)
+    versions: Mapping[str, str] = field(default_factory=dict)
+
+    def layout_of_uploads(self, clients: Iterable[int]) -> Layout:
+        """Return the layout of an answer with the uploads of these clients."""
+        return {f"{client}/{name}": form for client in clients for name, form in self.upload.items()}
+
+    def max_head(self, clients: int) -> int:
+        """Return the maximum bytes of the head of a question to ``clients``, or of their answer."""
+        return messages.max_head(clients, max(len(self.upload), sum(map(len, self.downloads))))
+
+
+def find_other_code(agreed: Mapping[str, str], own: Mapping[str, str]) -> str:
+    """Return the difference if ``own`` versions are those of another pfl than ``agreed``; empty if they are not.
+
+    Other versions of PyTorch and NumPy are not one: they differ in last bits.
+    """
+    if own.get("pfl") != agreed.get("pfl"):
+        return f"pfl {str(own.get('pfl'))[:40]}, and the federation was made by pfl {agreed.get('pfl')}"
+    is_same = own.get("code") == agreed.get("code")
+    return "" if is_same else f"other code of pfl {agreed.get('pfl')} than the federation was made by"
+
+
+def find_other_packages(agreed: Mapping[str, str], own: Mapping[str, str]) -> str:
+    """Return the packages of which there is another version than agreed on, so that last bits may differ."""
+    differing = [name for name in agreed if name not in ("pfl", "code") and own.get(name) != agreed[name]]
+    return listed([f"{name} {str(own.get(name))[:40]}, not {agreed[name]}" for name in differing])
 
 
 class Server:
@@ -107,10 +141,16 @@ class Server:
         asked, number = set(self._place.asked.tolist()), self.rounds + 1
         chosen = {site: tuple(c for c in clients if c in asked) for site, clients in self.terms.sites.items()}
         return {
-            site: Question(VERSION, self.terms.federation, site, number, clients)
+            site: Question(VERSION, self.terms.federation, site, number, self._last_round(site), clients)
             for site, clients in chosen.items()
             if clients
         }
+
+    def _last_round(self, site: str) -> int:
+        """Return the last round in which a site answered, from 1; 0 if there is none."""
+        clients = self.terms.sites[site]
+        rounds = reversed(self.attendance.items())
+        return next((number for number, answered in rounds if any(answered.get(client) for client in clients)), 0)
 
     def _question_tensors(self) -> Params:
         return {
@@ -125,38 +165,66 @@ class Server:
         sent = _pack(self.run.uploads, self._place.uploaded, self._place.uploaded)
         return tuple(parameters.outline(params) for params in self._place.downloads), parameters.outline(sent)
 
+    def max_bytes(self, question: Question) -> int:
+        """Return the maximum size of a file with the answer to a ``question``."""
+        clients = len(question.clients)
+        return 8 + self.terms.max_head(clients) + clients * messages.size(self.terms.upload)
+
     def check(self, path: Path, question: Question, digest: str) -> Message:
-        """Return the answer in a file to a ``question`` with this SHA-256; raises InputError if it does not fit."""
-        message = messages.read(path, Answer, self.terms.federation, question.site)
-        answer: Answer = message.head
+        """Return the answer in a file to a ``question`` with this SHA-256; raises InputError if it does not fit.
+
+        A round can be closed with every answer that fits, whatever is in it.
+        """
+        with foreign.parsing(str(path), "the answer of a site"):
+            head = self.terms.max_head(len(question.clients))
+            message = messages.read(path, Answer, self.terms.federation, question.site, head)
+            self._check_head(path, message.head, question, digest)
+            sent = [result.client for result in message.head.clients if result.weight is not None]
+            message.require_layout(self.terms.layout_of_uploads(sent))
+            for client in sent:
+                if not parameters.finite(_stack_one(self._reader(message, client)())).all():
+                    raise InputError(f"{path} has a number that is not finite, or too large")
+        return message
+
+    def _check_head(self, path: Path, answer: Answer, question: Question, digest: str) -> None:
+        """Raise InputError if an answer does not belong to a question, or says what no site can say."""
         if answer.round != question.round:
             raise InputError(f"{path} answers round {answer.round}, not round {question.round}")
         if answer.question != digest:
             raise InputError(f"{path} answers another message of round {question.round}")
+        if answer.last_round != question.last_round:
+            raise InputError(
+                f"{path}: the site continued after round {answer.last_round}, but its last answer was that of round"
+                f" {question.last_round}: it has lost its state"
+            )
+        if difference := find_other_code(self.terms.versions, answer.versions):
+            raise InputError(f"{path} is by {difference}", f"install pfl {self.terms.versions.get('pfl')} at the site")
         if tuple(result.client for result in answer.clients) != question.clients:
             raise InputError(f"{path} does not answer for the clients {list(question.clients)} that were asked")
-        assert self.terms.upload is not None
-        expected = Layout()
         for result in answer.clients:
-            if result.weight is not None:
-                if result.diverged or not result.trained or not 0 <= result.weight < math.inf:
-                    raise InputError(f"{path}: client {result.client} has an upload that does not fit its result")
-                expected |= {f"{result.client}/{name}": form for name, form in self.terms.upload.items()}
-        if any(not 0 <= weight < math.inf or loss in (math.inf, -math.inf) for loss, weight in answer.losses):
-            raise InputError(f"{path} has a loss or a weight that is not finite")
-        message.require_layout(expected)
-        return message
+            if result.diverged is not (result.weight is None) or result.trained is result.diverged:
+                raise InputError(f"{path}: client {result.client} has neither one upload nor diverged")
+            if result.weight is not None and not 0 < result.weight < math.inf:
+                raise InputError(f"{path}: the weight of client {result.client} is not a positive number")
+        for loss, weight in answer.losses:
+            if not 0 <= weight <= _MAX_NUMBER or abs(loss or 0.0) > _MAX_NUMBER:
+                raise InputError(f"{path} has a loss or a weight that is not finite, or too large")
+
+    def max_weight(self, client: int) -> float:
+        """Return the number of training samples that the federation knows of a client: no upload weighs more."""
+        return float(self.run.federation.sizes("train")[client])
 
     def close(self, answers: Mapping[str, Message]) -> Row:
         """Play the round that was asked with these answers by site, and write the state after it; return its row.
 
-        Clients of sites without an answer count as dropped out. Raises InputError if an upload is not finite.
+        Clients of sites without an answer count as dropped out.
         """
         replies, losses = dict[int, Reply](), list[tuple[float, float]]()
         for message in answers.values():
             for result in message.head.clients:
                 reader = None if result.weight is None else self._reader(message, result.client)
-                replies[result.client] = Reply(result.trained, result.diverged, result.weight or 0.0, reader)
+                weight = min(result.weight or 0.0, self.max_weight(result.client))
+                replies[result.client] = Reply(result.trained, result.diverged, weight, reader)
             losses += [(math.nan if loss is None else loss, weight) for loss, weight in message.head.losses]
         answered = {client: client in replies for client in self._place.asked.tolist()}
         self._place.replies, self._place.losses = replies, losses
@@ -192,14 +260,14 @@ class Server:
 
     def final(self, site: str) -> tuple[Final, Params]:
         """Return the last message to a site, and its tensors."""
-        head = Final(VERSION, self.terms.federation, site, self.rounds)
+        head = Final(VERSION, self.terms.federation, site, self.rounds, self._last_round(site))
         known = server_entries(self._method, self._method.setup(self.run))
         entries = server_entries(self._method, self.progress.state)
         return head, {name: entries[name] for name in known}
 
 
 class Site:
-    """A site of a deployment, whose state is in ``folder``: what its clients keep after the last round they played."""
+    """A site of a deployment, whose state is in ``folder``: what its clients keep after the last two of its rounds."""
 
     def __init__(self, terms: Terms, method: Method, run: Run, site: str, folder: Path) -> None:
         """Continue after the last round in ``folder``, if there is one. ``run`` has the samples of this site alone."""
@@ -226,13 +294,14 @@ class Site:
         The question that was answered last gets the same answer again. Raises InputError for a message that does not
         fit, ComputationError if the method fails.
         """
-        message = messages.read(path, Question, self.terms.federation, self.site)
+        head = self.terms.max_head(len(self._clients))
+        message = messages.read(path, Question, self.terms.federation, self.site, head)
         question: Question = message.head
         digest = messages.hash_file(message.path)
-        if self._last is not None and question.round <= self.rounds:
-            return self._stored_answer(self._last, path, question, digest)
         if not 1 <= question.round <= self.run.settings.rounds:
             raise InputError(f"{path} is for round {question.round} of {self.run.settings.rounds}")
+        if question.round <= self.rounds:
+            return self._stored_answer(path, question, digest)
         if not question.clients or question.clients != tuple(
             c for c in self._clients.tolist() if c in question.clients
         ):
@@ -243,15 +312,47 @@ class Site:
         message.require_layout({f"{place}/{name}": form for place, each in layouts for name, form in each.items()})
         self._place.asked = np.asarray(question.clients, dtype=np.int64)
         self._place.downloads = [message.tensors(f"{place}/") for place in range(len(self.terms.downloads))]
+        self._continue_after(question.last_round, path)
         self._play(question.round - 1)
         answer, tensors = self._answer(question, digest)
+        sent = [result.client for result in answer.clients if result.weight is not None]
+        if parameters.outline(tensors) != self.terms.layout_of_uploads(sent):
+            raise ComputationError(
+                f"{self.terms.method}, round {question.round}: the method would send other tensors than those that pfl"
+                " site check has shown; no answer was written"
+            )
         state = bytes(save(state_files.flatten(self._kept())))
         files = {_STATE: [state], _ANSWER: messages.pieces(answer, tensors)}
-        self._last = _write_round(self.folder, question.round, files)
+        self._last = _write_round(self.folder, question.round, files, keep=question.last_round)
         return self._last / _ANSWER
 
-    def _stored_answer(self, last: Path, path: Path, question: Question, digest: str) -> Path:
-        stored = messages.read(last / _ANSWER, Answer, self.terms.federation, self.site)
+    def _continue_after(self, number: int, path: Path) -> None:
+        """Take the state after a round, the last one whose answer has arrived; raises InputError if it is lost.
+
+        That is the last round played or, if its answer did not arrive, the one before it.
+        """
+        if number == self.rounds or len(self._kept()) == 1:  # all sites that keep nothing have the same state
+            return
+        if number > self.rounds or number != self._read_answer().head.last_round:
+            raise InputError(
+                f"{path} continues after round {number}, but {self.folder} has the state after round {self.rounds}:"
+                f" {self.site} has lost its folder, or has an old one",
+                "put the folder back from where it was moved, or from a copy made after that round",
+                "without it, the site cannot take part any more: the server needs --patience to go on",
+            )
+        self.state = self._method.setup(self.run)
+        self._last = None
+        if number:
+            self._last = _folder_of_round(self.folder, number)
+            self._restore(self._last / _STATE)
+
+    def _read_answer(self) -> Message:
+        """Read the stored answer of the last round."""
+        assert self._last is not None
+        return messages.read(self._last / _ANSWER, Answer, self.terms.federation, self.site)
+
+    def _stored_answer(self, path: Path, question: Question, digest: str) -> Path:
+        stored = self._read_answer()
         if stored.head.question == digest:
             return stored.path
         if question.round == self.rounds:
@@ -287,12 +388,22 @@ class Site:
             ClientResult(c, c in notes.trained and c not in diverged, c in diverged, sent[c][1] if c in sent else None)
             for c in question.clients
         )
-        losses = tuple((loss if math.isfinite(loss) else None, weight) for loss, weight in notes.losses)
+        losses = tuple((loss if abs(loss) <= _MAX_NUMBER else None, weight) for loss, weight in notes.losses)
         if not sent:
             losses = ()
         packed = {c: _pack(self._steps, params, self._place.uploaded) for c, (params, _) in sorted(sent.items())}
         tensors = {f"{c}/{name}": value for c, params in packed.items() for name, value in params.items()}
-        head = Answer(VERSION, self.terms.federation, self.site, question.round, digest, results, losses)
+        head = Answer(
+            version=VERSION,
+            federation=self.terms.federation,
+            site=self.site,
+            round=question.round,
+            last_round=question.last_round,
+            question=digest,
+            versions=sources.read_versions(),
+            clients=results,
+            losses=losses,
+        )
         return head, tensors
 
     def _kept(self) -> State:
@@ -323,10 +434,11 @@ class Site:
         """Return the state after all rounds, with the server's entries in the last message."""
         message = messages.read(path, Final, self.terms.federation, self.site)
         rounds = self.run.settings.rounds if self._method.has_rounds else 0
-        if message.head.rounds != rounds or message.head.rounds < self.rounds:
+        if message.head.rounds != rounds:
             raise InputError(f"{path} ends after round {message.head.rounds} of {rounds}")
         entries = server_entries(self._method, self.state)
         message.require_layout(parameters.outline(entries))
+        self._continue_after(message.head.last_round, path)
         return _replace_entries(self.state, message.tensors())
 
 
@@ -387,9 +499,13 @@ def _find_last_round(folder: Path) -> Path | None:
     return next(reversed(_list_rounds(folder)), None)
 
 
-def _write_round(folder: Path, number: int, files: Mapping[str, Iterable[bytes]]) -> Path:
-    """Write the folder of a round, which gets its name in one step, remove those of earlier rounds, and return it."""
-    target, temporary = folder / f"round-{number:06d}", folder / "round.tmp"
+def _folder_of_round(folder: Path, number: int) -> Path:
+    return folder / f"round-{number:06d}"
+
+
+def _write_round(folder: Path, number: int, files: Mapping[str, Iterable[bytes]], *, keep: int = 0) -> Path:
+    """Write the folder of a round, which gets its name in one step, and return it; others than ``keep`` are removed."""
+    target, temporary = _folder_of_round(folder, number), folder / "round.tmp"
     try:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
@@ -401,5 +517,6 @@ def _write_round(folder: Path, number: int, files: Mapping[str, Iterable[bytes]]
     except OSError as error:
         raise disk.write_error(f"cannot write {target}", folder, error) from None
     for earlier in _list_rounds(folder)[:-1]:
-        shutil.rmtree(earlier, ignore_errors=True)
+        if earlier != _folder_of_round(folder, keep):
+            shutil.rmtree(earlier, ignore_errors=True)
     return target

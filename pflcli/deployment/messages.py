@@ -15,9 +15,11 @@ import os
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge
+from pydantic import Strict
 from torch import Tensor
 
 from pflcli import foreign, parameters
@@ -33,7 +35,10 @@ _KEY = "pfl"
 """The key of the head in the metadata of a safetensors file."""
 _MAX_HEAD = 1 << 26
 """Maximum bytes of the head and the names of tensors: 100,000 clients with a model of 50 tensors."""
+_HEAD_BYTES, _CLIENT_BYTES, _TENSOR_BYTES = 1 << 16, 1 << 12, 1 << 9
+"""Maximum bytes of a head without clients, of what it says of a client, and of the name and place of a tensor."""
 _CLOSED = {"extra": "forbid"}
+_Whole = Annotated[int, Strict(), Ge(0)]
 
 Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 """The type and shape of each tensor of a message, in their order."""
@@ -41,14 +46,18 @@ Layout = dict[str, tuple[torch.dtype, tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class Question:
-    """The ``clients`` of a ``site`` that take part in a ``round``, from 1; the tensors are what they download."""
+    """The ``clients`` of a ``site`` that take part in a ``round``, from 1; the tensors are what they download.
+
+    ``last_round`` is the last round in which the server received an answer of the site, 0 if there is none.
+    """
 
     __pydantic_config__ = _CLOSED
-    version: int
+    version: _Whole
     federation: str
     site: str
-    round: int
-    clients: tuple[int, ...]
+    round: _Whole
+    last_round: _Whole
+    clients: tuple[_Whole, ...]
 
 
 @dataclass(frozen=True)
@@ -56,38 +65,46 @@ class ClientResult:
     """Whether a client ``trained`` or ``diverged``; the method's ``weight`` of its upload, None if it sent none."""
 
     __pydantic_config__ = _CLOSED
-    client: int
-    trained: bool
-    diverged: bool
-    weight: float | None
+    client: _Whole
+    trained: Annotated[bool, Strict()]
+    diverged: Annotated[bool, Strict()]
+    weight: Annotated[float, Strict()] | None
 
 
 @dataclass(frozen=True)
 class Answer:
     """What the clients of a site did in a round; the tensors are their uploads, named ``client/tensor``.
 
-    ``question`` is the SHA-256 of the question. ``losses`` are training losses, None for nan, each with its weight.
+    ``question`` is the SHA-256 of the question. ``last_round`` is the round after which the site continued, and
+    ``versions`` are those of what it runs. ``losses`` are training losses,
+    None for nan, each with its weight.
     """
 
     __pydantic_config__ = _CLOSED
-    version: int
+    version: _Whole
     federation: str
     site: str
-    round: int
+    round: _Whole
+    last_round: _Whole
     question: str
+    versions: dict[str, str]
     clients: tuple[ClientResult, ...]
-    losses: tuple[tuple[float | None, float], ...]
+    losses: tuple[tuple[Annotated[float, Strict()] | None, Annotated[float, Strict()]], ...]
 
 
 @dataclass(frozen=True)
 class Final:
-    """The end of the rounds; the tensors are the server's part of the state, from which clients personalize."""
+    """The end of the rounds; the tensors are the server's part of the state, from which clients personalize.
+
+    ``last_round`` is that of a ``Question``.
+    """
 
     __pydantic_config__ = _CLOSED
-    version: int
+    version: _Whole
     federation: str
     site: str
-    rounds: int
+    rounds: _Whole
+    last_round: _Whole
 
 
 Head = Question | Answer | Final
@@ -159,7 +176,7 @@ class Message:
                 )
         for name in self.layout:
             if name not in expected:
-                raise InputError(f"{self.path} has a tensor '{name[:80]}', which does not belong to this message")
+                raise InputError(f"{self.path} has a tensor {name[:80]!r}, which does not belong to this message")
 
 
 def hash_file(path: Path) -> str:
@@ -186,33 +203,38 @@ def _describe(dtype: torch.dtype, shape: tuple[int, ...]) -> str:
     return f"{str(dtype).removeprefix('torch.')} {'x'.join(map(str, shape)) or 'number'}"
 
 
-def read(path: Path, kind: type[Head], federation: str, site: str) -> Message:
-    """Read the head of the message in a file, and the layout of its tensors.
+def max_head(clients: int, tensors: int) -> int:
+    """Return the maximum bytes of the head of a message about ``clients``, with ``tensors`` of each."""
+    return _HEAD_BYTES + clients * (_CLIENT_BYTES + tensors * _TENSOR_BYTES)
+
+
+def read(path: Path, kind: type[Head], federation: str, site: str, max_head: int = _MAX_HEAD) -> Message:
+    """Read the head of the message in a file, at most ``max_head`` bytes, and the layout of its tensors.
 
     Raises InputError if it is damaged, of another ``kind``, version, ``federation`` or ``site``.
     """
+    (name,) = (name for name, cls in _KINDS.items() if cls is kind)
     with foreign.reading(path, "a message of pfl"), path.open("rb") as file:
         size = path.stat().st_size
         length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, _MAX_HEAD):
+        if size < 8 or length > min(size - 8, max_head):
             raise InputError(f"{path} is truncated, or not a message of pfl")
         values = json.loads(file.read(length), object_pairs_hook=_unique)
         head = json.loads(values.pop("__metadata__")[_KEY], object_pairs_hook=_unique)
+        if not isinstance(head, dict) or head.pop("kind", None) != name:
+            raise InputError(f"{path} is not {'an' if kind is Answer else 'a'} {name} of pfl")
+        if head.get("version") != VERSION:
+            raise InputError(
+                f"{path} was written by another version of pfl (format {str(head.get('version'))[:80]!r}, not"
+                f" {VERSION})",
+                "use the same version of pfl at all sites",
+            )
+        checked = manifests.validate(kind, head)
         layout = _read_layout(path, values, size - 8 - length)
-    names = [name for name, cls in _KINDS.items() if cls is kind]
-    if head.get("kind") not in names:
-        raise InputError(f"{path} is not {'an' if kind is Answer else 'a'} {names[0]} of pfl")
-    if head.get("version") != VERSION:
-        raise InputError(
-            f"{path} was written by another version of pfl (format {head.get('version')}, not {VERSION})",
-            "use the same version of pfl at all sites",
-        )
-    with foreign.parsing(str(path), "a message of pfl"):
-        checked = manifests.validate(kind, {name: value for name, value in head.items() if name != "kind"})
     if checked.federation != federation:
         raise InputError(f"{path} belongs to another federation", "give the message of this federation")
     if checked.site != site:
-        raise InputError(f"{path} is for the site '{checked.site[:80]}', not for '{site}'")
+        raise InputError(f"{path} is for the site {checked.site[:80]!r}, not for '{site}'")
     return Message(path, checked, layout, 8 + length)
 
 
@@ -230,14 +252,14 @@ def _read_layout(path: Path, entries: Mapping[str, Any], available: int) -> Layo
     types = {name: dtype for dtype, (name, _) in safetensors_file.TYPES.items()}
     for name, entry in entries.items():
         if entry.keys() != {"dtype", "shape", "data_offsets"} or entry["dtype"] not in types:
-            raise InputError(f"{path}: the tensor '{name[:80]}' has an unknown type, or is not described")
+            raise InputError(f"{path}: the tensor {name[:80]!r} has an unknown type, or is not described")
         shape = tuple(entry["shape"])
         if not all(type(count) is int and count >= 0 for count in shape):
-            raise InputError(f"{path}: the tensor '{name[:80]}' has no valid shape")
+            raise InputError(f"{path}: the tensor {name[:80]!r} has no valid shape")
         dtype = getattr(torch, types[entry["dtype"]])
         end = place + math.prod(shape) * dtype.itemsize
         if entry["data_offsets"] != [place, end]:
-            raise InputError(f"{path}: the tensor '{name[:80]}' does not follow the one before it")
+            raise InputError(f"{path}: the tensor {name[:80]!r} does not follow the one before it")
         layout[name], place = (dtype, shape), end
     if place != available:
         raise InputError(f"{path} is truncated or damaged: its tensors have {place} bytes, not {available}")

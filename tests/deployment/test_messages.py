@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from dataclasses import replace
 from functools import partial
@@ -11,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from worlds_of_sites import digest, make_world
+from worlds_of_sites import BOTH, digest, make_world, parse, put_number, rewrite
 
 from pflcli.artifacts import disk
 from pflcli.deployment import messages
@@ -35,77 +34,6 @@ def asked(world):
     return world, server, questions["a"], paths["a"], answer
 
 
-def parse(path):
-    content = path.read_bytes()
-    length = int.from_bytes(content[:8], "little")
-    entries = json.loads(content[8 : 8 + length])
-    return json.loads(entries.pop("__metadata__")["pfl"]), entries, content[8 + length :]
-
-
-def rewrite(path, change):
-    """Write the message again after ``change(head, entries, data)``, which may return other data."""
-    head, entries, data = parse(path)
-    changed = change(head, entries, data)
-    text = json.dumps({"__metadata__": {"pfl": json.dumps(head)}, **entries}).encode()
-    path.write_bytes(len(text).to_bytes(8, "little") + text + (data if changed is None else changed))
-
-
-def put_number(number):
-    def change(head, entries, data):
-        return np.asarray([number], np.float32).tobytes() + data[4:]
-
-    return change
-
-
-def change_entry(**changes):
-    def change(head, entries, data):
-        entries[next(iter(entries))] |= changes
-
-    return change
-
-
-def add_tensor(head, entries, data):
-    entries["0/more"] = {"dtype": "F32", "shape": [1], "data_offsets": [len(data), len(data) + 4]}
-    return data + bytes(4)
-
-
-def drop_tensor(head, entries, data):
-    begin, _ = entries.popitem()[1]["data_offsets"]
-    return data[:begin]
-
-
-BOTH = {
-    "one more tensor": (add_tensor, "which does not belong"),
-    "one tensor less": (drop_tensor, "lacks the tensor"),
-    "one more key": (lambda head, *_: head.update(note="x"), "note"),
-    "another federation": (lambda head, *_: head.update(federation="other"), "another federation"),
-    "another site": (lambda head, *_: head.update(site="b"), "not for 'a'"),
-    "another version": (lambda head, *_: head.update(version=2), "another version"),
-    "another kind": (lambda head, *_: head.update(kind="final"), "is not a"),
-    "another type": (change_entry(dtype="I32"), "is int32"),
-    "an unknown type": (change_entry(dtype="F8"), "unknown type"),
-    "another shape": (change_entry(shape=[1000]), "is float32 1000"),
-    "a huge shape": (change_entry(shape=[1 << 60]), "does not follow"),
-    "a negative shape": (change_entry(shape=[-1]), "no valid shape"),
-    "overlapping tensors": (change_entry(data_offsets=[0, 4]), "does not follow"),
-    "not a number": (put_number(np.nan), "not finite"),
-    "a huge number": (put_number(1e30), "too large"),
-    "cut off": (lambda head, entries, data: data[:-1], "truncated"),
-    "bytes at the end": (lambda head, entries, data: data + b"x", "truncated"),
-}
-
-
-@pytest.mark.parametrize("name", BOTH)
-def test_an_answer_that_does_not_fit_is_refused_and_the_round_stays_open(name, asked):
-    world, server, question, path, answer = asked
-    change, words = BOTH[name]
-    rewrite(answer, change)
-    with pytest.raises(InputError, match=words):
-        server.close({"a": server.check(answer, question, digest(path))})
-    assert server.rounds == 0
-    assert not list(world.folder.glob("server/round-*"))
-
-
 @pytest.mark.parametrize("name", BOTH)
 def test_a_question_that_does_not_fit_is_refused_and_changes_nothing(name, asked):
     world, _, _, path, _ = asked
@@ -115,33 +43,6 @@ def test_a_question_that_does_not_fit_is_refused_and_changes_nothing(name, asked
     with pytest.raises(InputError, match=words):
         site.answer(path)
     assert not list(world.folder.glob("another folder/round-*"))
-
-
-def set_result(**changes):
-    return lambda head, *_: head["clients"][0].update(changes)
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda head, *_: head.update(round=2), "answers round 2, not round 1"),
-        (lambda head, *_: head.update(question="0" * 64), "another message of round 1"),
-        (lambda head, *_: head["clients"].append(dict(head["clients"][0], client=2)), "that were asked"),
-        (lambda head, *_: head["clients"].clear(), "that were asked"),
-        (set_result(weight=-1.0), "does not fit its result"),
-        (set_result(weight=float("inf")), "does not fit its result"),
-        (set_result(diverged=True), "does not fit its result"),
-        (set_result(weight=None), "which does not belong"),
-        (set_result(sample=[1.0]), "sample"),
-        (lambda head, *_: head["losses"].append([1.0, -1.0]), "not finite"),
-        (lambda head, *_: head["losses"].append([float("inf"), 1.0]), "not finite"),
-    ],
-)
-def test_an_answer_with_another_head_is_refused(change, words, asked):
-    _, server, question, path, answer = asked
-    rewrite(answer, change)
-    with pytest.raises(InputError, match=words):
-        server.check(answer, question, digest(path))
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import shlex
 import shutil
 import signal
 import subprocess
@@ -30,7 +31,8 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.predict import predict
 from pflcli.commands.train_global import train_global
-from pflcli.deployment import messages, opening
+from pflcli.deployment import opening
+from pflcli.deployment.exchange import answer_file, find_last_question, folder_of, question_file
 from pflcli.errors import ConflictError, InputError, UnsuitedError, UsageError
 from pflcli.execution import Execution
 from pflcli.federation.privacy import guarantee
@@ -107,14 +109,37 @@ def own_rows(file):
     return file["test"]["p"]
 
 
-def test_a_round_is_closed_without_sites_that_are_late(world, tmp_path):
-    result = federate.run(world / "fed", tmp_path / "exchange", tmp_path / "server", ONE, patience=0.01)
-    assert result["rounds"] == 3
-    assert {t: len(clients) for t, clients in result["absent"].items()} == {"1": 2, "2": 2, "3": 2}
-    again = federate.run(world / "fed", tmp_path / "exchange", tmp_path / "server", ONE)
-    assert again["absent"] == result["absent"]
+def test_a_round_is_closed_without_late_sites_if_enough_have_answered(world, tmp_path, pfl):
+    site.check(world / "partition north", world / "fed", tmp_path / "site")
+    words = ("run", world / "fed", "--at", tmp_path / "exchange", "-o", tmp_path / "server", "--patience", "0.01")
+    refused = pfl("federation", *words)
+    assert (refused.code, refused.out) == (5, "")
+    asked = [path.parent.name[4:] for path in sorted(tmp_path.glob("exchange/*/question-*.msg"))]
+    assert len(asked) == 2
+    assert all(word in refused.err for word in ("round 1: 0 of 2 sites", "at least 1", *asked, "--patience 0.01"))
+    resumed = shlex.split(next(line for line in refused.err.splitlines() if "pfl federation run" in line))
+    with pytest.raises(UsageError, match="is more than the 3 sites"):
+        federate.run(world / "fed", tmp_path / "exchange", tmp_path / "server", ONE, patience=1, at_least=4)
+    for number in (1, 2, 3):
+        questions = {path.parent.name[4:]: path for path in tmp_path.glob(f"exchange/*/question-{number:06d}.msg")}
+        name, question = sorted(questions.items())[0]
+        if not (tmp_path / f"site {name}").exists():
+            site.check(world / f"partition {name}", world / "fed", tmp_path / f"site {name}")
+        site.answer(tmp_path / f"site {name}", question, answer_file(question.parent, number), ONE)
+        both = pfl("federation", *words, "--at-least", "2")
+        assert (both.code, f"round {number}: 1 of 2 sites" in both.err) == (5, True)
+        again = pfl(*resumed[resumed.index("federation") : -4], "--threads", "1")
+        assert again.code == (0 if number == 3 else 5), again.err
+        (late,) = questions.keys() - {name}
+        assert f"round {number}: loss" in again.err
+        assert f"no answer from {late}" in again.err
     with pytest.raises(ConflictError, match="messages of an earlier run"):
         federate.run(world / "fed", tmp_path / "exchange", tmp_path / "another server", ONE)
+
+
+def last_question(exchange, name):
+    folder = folder_of(exchange, [*SITES], name)
+    return question_file(folder, find_last_question(folder))
 
 
 def run_without(world, folder, absent, monkeypatch, fed=None, execution=ONE):
@@ -126,13 +151,13 @@ def run_without(world, folder, absent, monkeypatch, fed=None, execution=ONE):
             own = partition(world / f"data {name}", folder / f"partition {name}", like=fed, client=name).path
         site.check(own, fed, folder / f"site {name}")
 
-    def answer(server, questions, paths, *_):
-        found = {}
-        for name, question in questions.items():
-            if name not in absent.get(question.round, ()):
-                path = site.answer(folder / f"site {name}", paths[name], None, ONE)
-                found[name] = server.check(path, question, messages.hash_file(paths[name]))
-        return found
+    def answer(inbox, *_):
+        for name in inbox.missing:
+            path = last_question(folder / "exchange", name)
+            number = int(path.stem.removeprefix("question-"))
+            if name not in absent.get(number, ()):
+                site.answer(folder / f"site {name}", path, answer_file(path.parent, number), ONE)
+        inbox.look(is_last=True)
 
     monkeypatch.setattr(federate, "_wait", answer)
     result = federate.run(fed, folder / "exchange", folder / "server", execution)
@@ -150,14 +175,14 @@ def test_a_simulation_with_the_attendance_of_a_deployment_has_its_bytes(world, t
     first, third = (
         [row["client"] for row in csv.DictReader(record.splitlines()) if row["round"] == number] for number in "13"
     )
-    absent = {1: first[:1], 3: third}
-    assert run_without(world, tmp_path, absent, monkeypatch)["absent"] == {"1": first[:1], "3": sorted(third)}
+    absent = {1: first[:1], 3: third[:1]}
+    assert run_without(world, tmp_path, absent, monkeypatch)["absent"] == {"1": first[:1], "3": third[:1]}
     file = tmp_path / "server" / "attendance.csv"
     settings = {"model": "mlp", "rounds": 3, "participation": 0.7, "threads": 1, "seed": 0}
     simulated = open_one(
         personalize("ditto", world / "partition", tmp_path / "simulation", attendance=file, **settings).path
     )
-    assert simulated.manifest.request["absent"] == {"1": first[:1], "3": sorted(third)}
+    assert simulated.manifest.request["absent"] == {"1": first[:1], "3": third[:1]}
     state = load_file(tmp_path / "simulation" / "state.safetensors")
     (last,) = tmp_path.glob("server/round-*")
     stored = load_file(last / "state.safetensors")
@@ -301,7 +326,7 @@ def test_the_server_reports_epsilon_as_the_simulation_does(world, tmp_path, monk
     assert not (tmp_path / "server" / "attendance.csv").exists()
     assert list(tmp_path.glob("server/round-*/attendance.json"))
     (warning,) = (text for text in said if text.startswith("never release"))
-    assert f"{tmp_path / 'server'} or {tmp_path / 'exchange'}: " in warning
+    assert f"{tmp_path / 'server'} or {tmp_path / 'exchange'}, " in warning
 
 
 def csv_rows(path):
@@ -364,6 +389,9 @@ def test_a_site_takes_its_split_from_the_federation(world):
         (("check", "--method", "ditto"), "--method belongs to pfl federation create"),
         (("check", "--seed", "0"), "--seed belongs to pfl federation create"),
         (("check", "-o", "new"), "pfl federation check writes nothing"),
+        (("check", "--at-least", "1"), "--at-least belongs to pfl federation run"),
+        (("run", "--at", "x", "-o", "new", "--at-least", "1"), "has no effect without --patience"),
+        (("run", "--at", "x", "-o", "new", "--patience", "5", "--at-least", "0"), "not a positive number"),
         (("create",), "pfl federation create needs a folder"),
         (("run", "-o", "new"), "--at belongs to pfl federation run, which needs it"),
     ],

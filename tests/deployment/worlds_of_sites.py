@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from pflcli import config, methods
-from pflcli.deployment import messages
+from pflcli import config, methods, sources
+from pflcli.deployment import exchange, messages
 from pflcli.deployment.endpoints import Server, Site, Terms
 from pflcli.engine.federation import Federation
 from pflcli.federation.place import Everywhere
@@ -63,7 +64,7 @@ class World:
     def __post_init__(self):
         self.messages = messages
         self.method = methods.load(self.name)
-        self.terms = Terms("hash", self.name, self.sites)
+        self.terms = Terms("hash", self.name, self.sites, versions=sources.read_versions())
         first = self.make_server("first")
         first.ask()
         downloads, upload = first.exchanged()
@@ -93,7 +94,8 @@ class World:
         questions, tensors = server.ask()
         paths = {}
         for site, question in questions.items():
-            paths[site] = self.folder / "exchange" / f"{question.round} {site}.msg"
+            folder = exchange.folder_of(self.folder / "exchange", [*self.sites], site)
+            paths[site] = exchange.question_file(folder, question.round)
             messages.write(paths[site], question, tensors)
         return questions, paths
 
@@ -113,3 +115,63 @@ def digest(path):
 
 def make_world(name, folder, sites=GROUPS["2 or 3 clients a site"], **settings):
     return World(name, folder, dict(sites), settings, small.make_federation())
+
+
+def parse(path):
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    entries = json.loads(content[8 : 8 + length])
+    return json.loads(entries.pop("__metadata__")["pfl"]), entries, content[8 + length :]
+
+
+def rewrite(path, change):
+    """Write the message again after ``change(head, entries, data)``, which may return other data."""
+    head, entries, data = parse(path)
+    changed = change(head, entries, data)
+    text = json.dumps({"__metadata__": {"pfl": json.dumps(head)}, **entries}).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + (data if changed is None else changed))
+
+
+def put_number(number):
+    def change(head, entries, data):
+        return np.asarray([number], np.float32).tobytes() + data[4:]
+
+    return change
+
+
+def change_entry(**changes):
+    def change(head, entries, data):
+        entries[next(iter(entries))] |= changes
+
+    return change
+
+
+def add_tensor(head, entries, data):
+    entries["0/more"] = {"dtype": "F32", "shape": [1], "data_offsets": [len(data), len(data) + 4]}
+    return data + bytes(4)
+
+
+def drop_tensor(head, entries, data):
+    begin, _ = entries.popitem()[1]["data_offsets"]
+    return data[:begin]
+
+
+BOTH = {
+    "one more tensor": (add_tensor, "which does not belong"),
+    "one tensor less": (drop_tensor, "lacks the tensor"),
+    "one more key": (lambda head, *_: head.update(note="x"), "note"),
+    "another federation": (lambda head, *_: head.update(federation="other"), "another federation"),
+    "another site": (lambda head, *_: head.update(site="b"), "not for 'a'"),
+    "another version": (lambda head, *_: head.update(version=2), "another version"),
+    "another kind": (lambda head, *_: head.update(kind="final"), "is not a"),
+    "another type": (change_entry(dtype="I32"), "is int32"),
+    "an unknown type": (change_entry(dtype="F8"), "unknown type"),
+    "another shape": (change_entry(shape=[1000]), "is float32 1000"),
+    "a huge shape": (change_entry(shape=[1 << 60]), "does not follow"),
+    "a negative shape": (change_entry(shape=[-1]), "no valid shape"),
+    "overlapping tensors": (change_entry(data_offsets=[0, 4]), "does not follow"),
+    "not a number": (put_number(np.nan), "not finite"),
+    "a huge number": (put_number(1e30), "too large"),
+    "cut off": (lambda head, entries, data: data[:-1], "truncated"),
+    "bytes at the end": (lambda head, entries, data: data + b"x", "truncated"),
+}

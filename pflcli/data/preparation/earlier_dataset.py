@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from pflcli.artifacts import codebook
-from pflcli.artifacts.codebook import Codebook
+from pflcli.artifacts.codebook import Codebook, Column
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import ancestor
 from pflcli.data.formats import Like, Roles
@@ -28,8 +28,9 @@ class Earlier:
 
     @property
     def like(self) -> Like:
-        """The columns and classes that new data must have."""
-        return Like(self.name, self.book.classes, self.book.columns)
+        """The columns and classes that new data must have; a dataset of pfl has a column for each feature."""
+        columns = self.book.columns or tuple(Column(name) for name in self.book.features)
+        return Like(self.name, self.book.classes, columns)
 
     @property
     def standardize(self) -> str:
