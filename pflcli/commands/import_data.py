@@ -20,7 +20,7 @@ from pflcli.data.formats import ABSENT, Roles, cleaning
 from pflcli.data.formats.images import Decoding
 from pflcli.data.preparation import earlier_dataset
 from pflcli.data.preparation.earlier_dataset import Earlier
-from pflcli.data.preparation.user_data import DEALT, TABLES, UserData, choose_dialect, locate, require_applicable
+from pflcli.data.preparation.user_data import TABLES, UserData, choose_dialect, locate
 from pflcli.errors import ConflictError, InputError, UsageError
 from pflcli.execution import Execution
 from pflcli.options.function import command
@@ -28,8 +28,6 @@ from pflcli.options.import_data import ImportData
 from pflcli.wording import counted, listed
 
 UNNAMED = "an encoder without a name"
-WITH_SPLITS = ("hf", "npz", "hdf5", "leaf", "tff")
-"""The forms that may have splits of their own, which ``split_column="none"`` joins."""
 STANDARDIZE = {
     "federation": "by training samples",
     "client": "by each client's own training samples",
@@ -80,8 +78,6 @@ def import_data(asked: ImportData) -> Outcome:
         files=files,
     )
     source.check(typed)
-    if asked.drop_duplicates:
-        require_applicable(form, path, {"drop_duplicates": True})
     if earlier is not None:
         missing, standardize_by = missing or earlier.missing, earlier.standardize
     if not files or isinstance(asked.data, Path | str):
@@ -124,7 +120,7 @@ def _check_effects(asked: ImportData, standardize_by: str, earlier: Earlier | No
 class Conversion:
     """The conversion of a source to a dataset, with the options ``missing`` and ``standardize`` of ``import_data``.
 
-    With ``integers_are_classes``, every distinct label is a class. ``encoder`` computed the features, if it is not
+    With ``are_classes``, every distinct label is a class. ``encoder`` computed the features, if it is not
     None. With ``drop_duplicates``, equal rows are kept once.
     """
 
@@ -132,7 +128,7 @@ class Conversion:
     missing: str
     standardize_by: str
     earlier: Earlier | None
-    integers_are_classes: bool = False
+    are_classes: bool = False
     encoder: Encoder | None = None
     drop_duplicates: bool = False
 
@@ -157,11 +153,10 @@ class Conversion:
             **({"drop_duplicates": True} if self.drop_duplicates else {}),
             **({} if source.layout is None else {"layout": source.layout}),
             **({} if source.samples is None else {"samples": source.samples}),
-            # Only these forms can have splits without --split-column, which "none" joins.
-            **({"split_column": ABSENT} if source.form in WITH_SPLITS and source.roles.split == ABSENT else {}),
+            **({"split_column": ABSENT} if source.roles.split == ABSENT else {}),
             **{"split_column" if role == "split" else role: name for role, name in source.roles.metadata.items()},
             **({} if self.earlier is None else {"like": self.earlier.digest}),
-            **({"classes": True} if self.integers_are_classes else {}),
+            **({"classes": True} if self.are_classes else {}),
             **({} if self.encoder is None else {"encoder": asdict(self.encoder)}),
         }
 
@@ -182,7 +177,7 @@ class Conversion:
             missing=self.missing,
             standardize_by=self.standardize_by,
             like=source.like,
-            integers_are_classes=self.integers_are_classes or source.form in ("images", *DEALT),
+            are_classes=self.are_classes,
             drop_duplicates=self.drop_duplicates,
         )
         dataset = clean.dataset

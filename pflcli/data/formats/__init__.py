@@ -5,10 +5,10 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +16,9 @@ from numpy.typing import NDArray
 from pflcli.artifacts.codebook import NO_DIALECT, Column, Dialect
 from pflcli.errors import InputError, closest
 from pflcli.foreign import require_room, require_short
+
+if TYPE_CHECKING:
+    from pflcli.data.formats.labels import Condition
 
 ABSENT = "none"
 """The value of an option for a column that does not exist, such as the client's if samples have no clients yet."""
@@ -82,6 +85,8 @@ class RawSamples:
     ``classes`` are the names of the labels, if the file has them. ``remarks`` are shown to the user. ``metadata`` has
     the text (n,) of each of the roles split, group and order that the user named. ``dialect`` is how words are
     read. ``cell`` takes the arguments of ``place`` and returns the text of a cell; it is None for arrays and images.
+    ``names`` are the columns or arrays of the roles. A ``condition`` makes two classes of the labels. With
+    ``declares_classes``, the format says that each distinct label is a class, as a folder of images does.
     """
 
     x: NDArray[Any]
@@ -94,6 +99,9 @@ class RawSamples:
     metadata: Mapping[str, NDArray[np.str_]] = field(default_factory=dict)
     dialect: Dialect = NO_DIALECT
     cell: Callable[[int, str, Sequence[int]], str] | None = None
+    names: Mapping[str, str] = field(default_factory=dict)
+    condition: Condition | None = None
+    declares_classes: bool = False
 
     def require_same_length(self, name: str) -> None:
         """Raise InputError unless all arrays have the same length, above 0; ``name`` is the file in the message."""
@@ -105,12 +113,9 @@ class RawSamples:
         if not len(self.label):
             raise InputError(f"{name} has no samples")
 
-    def hash_samples(self) -> Iterator[bytes]:
-        """Yield a hash of the features and the label of each sample; -0.0 is 0.0."""
-        for row, label in enumerate(self.label.tolist()):
-            digest = hashlib.blake2b(np.ascontiguousarray(self.x[row] + 0).tobytes(), digest_size=16)
-            digest.update(label.encode("utf-8", "surrogatepass"))
-            yield digest.digest()
+    def hash_features(self) -> list[bytes]:
+        """Return a hash of the features of each sample; -0.0 is 0.0."""
+        return [hashlib.blake2b(np.ascontiguousarray(row + 0).tobytes(), digest_size=16).digest() for row in self.x]
 
 
 def to_text(values: NDArray[Any], where: str) -> NDArray[np.str_]:
@@ -133,17 +138,6 @@ def to_text(values: NDArray[Any], where: str) -> NDArray[np.str_]:
     require_short(where, longest)
     require_room(where, 4 * len(longest) * len(words))  # each word takes the space of the longest
     return np.asarray(words, dtype=np.str_)
-
-
-def normalize_numbers(words: NDArray[np.str_]) -> NDArray[np.str_]:
-    """Return words (n,); if all are whole numbers, as integers: 1.0 and 01 become 1, and U+2212 a minus."""
-    values = {word: word.replace("\u2212", "-") for word in np.unique(words).tolist() if word}
-    if not values or not all(_NUMBER.fullmatch(word) and float(word).is_integer() for word in values.values()):
-        return words
-    plain = {
-        written: str(int(word) if word.lstrip("+-").isdigit() else int(float(word))) for written, word in values.items()
-    } | {"": ""}
-    return np.asarray([plain[word] for word in words.tolist()], dtype=np.str_)
 
 
 def sort_words(words: Iterable[str]) -> list[str]:

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.artifacts.codebook import NO_DIALECT, Dialect
 from pflcli.data.formats import ABSENT, RawSamples, Roles, missing_name_error, not_utf8_error, option, to_text
 from pflcli.data.formats.labels import parse_condition
 from pflcli.errors import InputError, UsageError
@@ -43,11 +42,10 @@ def read(
     features: str | None,
     layout: str | None = None,
     samples: str | None = None,
-    dialect: Dialect | None = None,
 ) -> RawSamples:
     """Read an NPZ or HDF5 file; in HDF5 ``features`` and the names in ``roles`` may be paths, such as ``train/x``.
 
-    The label may be a condition, such as ``y>0``. ``dialect`` says how labels and times are read.
+    The label may be a condition, such as ``y>0``.
     Links in HDF5 are not followed. Raises InputError if an array is missing or unfit, other errors if the file is
     damaged.
     """
@@ -55,7 +53,7 @@ def read(
     with _open_arrays(path) as loads:
         is_default = features is None and roles.label is None and not roles.metadata
         if is_default and "x" not in loads and {"x_train", "y_train", "x_test", "y_test"} <= {*map(str.lower, loads)}:
-            return replace(_read_parts(where, loads, roles, layout, samples), dialect=dialect or NO_DIALECT)
+            return _read_parts(where, loads, roles, layout, samples)
         label, condition = parse_condition(roles.label, list(loads))
         array_of = _choose_arrays(where, list(loads), replace(roles, label=label), features)
         loaded = {role: loads[name]() for role, name in array_of.items()}
@@ -72,7 +70,7 @@ def read(
         classes: tuple[str, ...] = ()
         if _CLASSES in loads and array_of["label"] != _CLASSES:
             classes = _read_class_names(where, loads[_CLASSES]())
-    raw = RawSamples(
+    return RawSamples(
         x=x,
         label=loaded["label"],
         owner=loaded.get("client"),
@@ -80,9 +78,9 @@ def read(
         classes=classes,
         remarks=(remark,) if remark else (),
         metadata={role: loaded[role] for role in roles.metadata},
-        dialect=dialect or NO_DIALECT,
+        names=array_of,
+        condition=condition,
     )
-    return raw if condition is None else condition.apply(raw)
 
 
 def _read_parts(

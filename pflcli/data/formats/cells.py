@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts.codebook import Dialect
 from pflcli.data.formats import is_number
-from pflcli.data.formats.spellings import INVISIBLE
 
+INVISIBLE = dict.fromkeys(map(ord, "\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\u00ad"))
+"""Characters without a width, which copied text may contain; a table for ``str.translate`` that removes them."""
 MISSING = ("", "NA", "N/A", "n/a", "NaN", "nan", "NULL", "null", "None", "?", "-")
 """The spellings of a missing number or word. In labels and clients, only empty cells, NaN and ``--na`` are missing."""
 SPACE = "space"

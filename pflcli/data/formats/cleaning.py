@@ -1,10 +1,9 @@
-"""Checks samples read from a file, handles missing values, and numbers the classes."""
+"""Checks samples read from a file: names, missing values, copies and the order of time."""
 
 from __future__ import annotations
 
-import re
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 
@@ -13,15 +12,12 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts.codebook import Column
 from pflcli.artifacts.kinds.dataset import Dataset
-from pflcli.data.formats import Like, RawSamples, is_number, normalize_numbers, sort_words, spellings
-from pflcli.data.formats.cells import MISSING, is_date, plain
+from pflcli.data.formats import Like, RawSamples, labels, spellings
+from pflcli.data.formats.cells import MISSING, plain
 from pflcli.data.formats.given_splits import parse_splits
-from pflcli.data.formats.labels import map_classes
 from pflcli.errors import InputError, UsageError
 from pflcli.wording import counted, listed
 
-_ABSENT_LABELS = ("na", "n/a", "nan", "null", "unknown", "missing", "?", "-", ".", "#n/a", "not available")
-"""Labels, in lower case, that may stand for a missing one."""
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 _MAX_EXACT_INTEGER = 2**24
 """float32 represents all integers up to this one exactly."""
@@ -30,8 +26,6 @@ _DATE_FORMATS = (
     "%d %B %Y", "%b %d, %Y", "%B %d, %Y", "%d-%b-%Y", "%d/%m/%y", "%m/%d/%y", "%d.%m.%y",
 )  # fmt: skip
 """Dates as people write them, for the error that proposes one."""
-_MAX_INTEGER_CLASSES, _MIN_SAMPLES_PER_INTEGER = 20, 10
-"""A label with more distinct integers, and with fewer samples of each on average, is taken as a quantity."""
 
 
 @dataclass(frozen=True)
@@ -51,7 +45,7 @@ def clean(
     missing: str = "error",
     standardize_by: str = "",
     like: Like | None = None,
-    integers_are_classes: bool = False,
+    are_classes: bool = False,
     drop_duplicates: bool = False,
 ) -> CleanSamples:
     """Check ``raw``, called ``name`` in errors, and return it with classes as numbers.
@@ -59,7 +53,7 @@ def clean(
     ``missing``: "error" raises an error for a missing value, "drop" leaves its sample out, "median" keeps NaN, which
     the partition fills in, with one more feature per column that marks missing values. ``standardize_by`` is
     "federation", "client" or empty. Features are float32, or float64 if the partition fills them in or standardizes
-    them. Classes and columns are those of ``like``, if given. ``integers_are_classes``: see ``number_classes``. With
+    them. Classes and columns are those of ``like``, if given. ``are_classes``: see ``labels.number_classes``. With
     ``drop_duplicates``, only the first of several equal samples is kept. Raises InputError, with the place of the first
     bad value.
     """
@@ -70,8 +64,7 @@ def clean(
     x = raw.x if is_images or raw.x.dtype in (np.float32, np.float64) else raw.x.astype(np.float64)
     _require_storable(raw, name)
     remarks = list(raw.remarks)
-    if raw.owner is not None:
-        raw = replace(raw, owner=_check_clients(raw, raw.owner, name, remarks))
+    raw = labels.read_labels(_read_names(raw), like, are_classes=are_classes)
     lost = _find_incomplete(raw, x, missing)
     if lost.all():
         raise InputError(f"{name}: every sample lacks a value", *_column_hints(raw, x, lost))
@@ -80,12 +73,12 @@ def clean(
     if is_ordered:
         rows = _sort_by_time(raw, rows)
     require_in_range(x, raw, set(rows.tolist()) if len(rows) < len(x) else None)
-    y, classes = number_classes(raw, rows, like, integers_are_classes=integers_are_classes)
-    duplicates = _find_duplicates(raw, rows)
+    y, classes = labels.number_classes(raw, rows, like, are_classes=are_classes)
+    is_copy, copies = _find_copies(raw, rows, are_dropped=drop_duplicates)
     if drop_duplicates:
-        rows, y = rows[~duplicates], y[~duplicates]
+        rows, y = rows[~is_copy], y[~is_copy]
     split = parse_splits(raw, rows, name) if "split" in raw.metadata else None
-    remarks += _loss_remarks(raw, x, lost) + _copy_remarks(int(duplicates.sum()), are_dropped=drop_duplicates)
+    remarks += _loss_remarks(raw, x, lost) + copies
     owner = raw.owner
     if len(rows) < len(x) or is_ordered:
         x, owner = x[rows], None if owner is None else owner[rows]
@@ -112,37 +105,49 @@ def _feature_names(columns: Sequence[Column]) -> tuple[str, ...]:
     return tuple(feature for features in marked for feature in features)
 
 
-def _check_clients(raw: RawSamples, owner: NDArray[np.str_], name: str, remarks: list[str]) -> NDArray[np.str_]:
-    """Return the client of each sample (n,), one spelling each if the user wants it.
+def _read_names(raw: RawSamples) -> RawSamples:
+    """Return the samples with one spelling for each client and each group; see ``spellings.read``."""
 
-    Raises InputError for clients that differ only by case or spaces. Remarks on clients that are the same number.
+    def read(words: NDArray[np.str_], role: str) -> NDArray[np.str_]:
+        is_name = role in ("client", "group")
+        dialect = raw.dialect if is_name else replace(raw.dialect, fold_case=False)
+        return spellings.read(words, role, lambda row: raw.place(row, role, ()), dialect, asks=is_name)
+
+    metadata = {role: read(words, role) for role, words in raw.metadata.items()}
+    return replace(raw, owner=None if raw.owner is None else read(raw.owner, "client"), metadata=metadata)
+
+
+def _find_copies(raw: RawSamples, rows: NDArray[np.int64], *, are_dropped: bool) -> tuple[NDArray[np.bool_], list[str]]:
+    """Return which of ``rows`` (n,) equal an earlier one in features, label and client, and a remark on copies.
+
+    Rows of a table that differ in their label alone are not counted, as other columns may tell them apart.
     """
-    if raw.dialect.fold_case:
-        owner = spellings.fold(owner)
-    elif raw.dialect.fold_case is None:
-        spellings.require_distinct(owner, name, "client")
-    same: dict[float, list[str]] = {}
-    for word in np.unique(owner).tolist():
-        if is_number(word):
-            same.setdefault(float(word), []).append(word)
-    for words in same.values():
-        if len(words) > 1:
-            remarks.append(
-                f"WARNING: {' and '.join(map(repr, words))} are {len(words)} clients but the same number: if they are"
-                " one client, write it in one way"
-            )
-    return owner
-
-
-def _find_duplicates(raw: RawSamples, rows: NDArray[np.int64]) -> NDArray[np.bool_]:
-    """Return which of ``rows`` (n,) of a table equal an earlier one in features, label and client."""
     import pandas as pd
 
-    if not raw.columns:
-        return np.zeros(len(rows), dtype=np.bool_)
     # Hashes, as pandas compares a table column by column, which takes 20 times as long with 100,000 columns.
-    samples = pd.DataFrame({"sample": [*raw.hash_samples()], "owner": raw.owner}).iloc[rows]
-    return samples.duplicated().to_numpy()
+    samples = pd.DataFrame({"sample": raw.hash_features(), "label": raw.label, "owner": raw.owner}).iloc[rows]
+    is_copy = samples.duplicated().to_numpy()
+    of_others = samples[~is_copy].duplicated(["sample", "label"])
+    relabelled = samples[~is_copy][~of_others].duplicated("sample") & (not raw.columns)
+    found = [
+        f"{counted(int(each.sum()), 'sample')} with {what}"
+        for each, what in (
+            (is_copy & (not are_dropped), _COPY),
+            (of_others, "the features and label of one of another client"),
+            (relabelled, "the features of one of another class"),
+        )
+        if each.any()
+    ]
+    remarks = (
+        [f"left out: {counted(int(is_copy.sum()), 'sample')} with {_COPY}"] if are_dropped and is_copy.any() else []
+    )
+    if found:
+        way = ": --drop-duplicates keeps the first" if is_copy.any() and not are_dropped else ""
+        remarks.append(f"WARNING: {', '.join(found)}; copies of training samples may be test samples{way}")
+    return is_copy, remarks
+
+
+_COPY = "the features, label and client of an earlier one"
 
 
 def _require_storable(raw: RawSamples, name: str) -> None:
@@ -283,16 +288,6 @@ def _loss_remarks(raw: RawSamples, x: NDArray[np.float64], lost: NDArray[np.bool
     return lines + _column_hints(raw, x, lost)
 
 
-def _copy_remarks(count: int, *, are_dropped: bool) -> list[str]:
-    """Return a remark on ``count`` samples that are copies of others, if there are any."""
-    copies = f"{counted(count, 'sample')} with the features, label and client of an earlier one"
-    if are_dropped:
-        remark = f"left out: {copies}"
-    else:
-        remark = f"WARNING: {copies}; copies of training samples may be test samples: --drop-duplicates keeps the first"
-    return [remark] if count else []
-
-
 def _feature_remarks(
     x: NDArray[np.float64], columns: tuple[Column, ...], owner: NDArray[np.str_] | None, *, are_scaled: bool
 ) -> list[str]:
@@ -359,103 +354,6 @@ def require_in_range(x: NDArray[np.float64], raw: RawSamples, rows: set[int] | N
             raise InputError(
                 f"{raw.place(row, 'features', at)}: {value:g} {problem}", "correct it, or leave the row out"
             )
-
-
-def number_classes(
-    raw: RawSamples, rows: NDArray[np.int64], like: Like | None, *, integers_are_classes: bool = False
-) -> tuple[NDArray[np.int64], list[str]]:
-    """Return labels 0..C-1 (n,) of ``rows`` and the names of classes: of ``like``, else of the file, else in order.
-
-    1 and 1.0 are the same class. Raises InputError for fractions, for an unknown class, and for a single class unless
-    ``like`` has the classes. Raises it also for labels that do not look like classes, unless ``integers_are_classes``,
-    or ``like`` or the file has the classes: more than 20 with fewer than 10 samples each on average, dates, and
-    spellings of missing values.
-    """
-    words = normalize_numbers(raw.label[rows])
-
-    def place(bad: NDArray[np.bool_]) -> str:
-        return raw.place(int(rows[np.argmax(bad)]), "label", ())
-
-    if raw.classes and not np.isin(words, raw.classes).all():
-        numbers = np.asarray([int(word) if re.fullmatch("[0-9]{1,9}", word) else -1 for word in words.tolist()])
-        bad = (numbers < 0) | (numbers >= len(raw.classes))
-        if bad.any():
-            raise InputError(
-                f"{place(bad)}: '{words[np.argmax(bad)]}' is neither in 'classes' nor a class number "
-                f"0 to {len(raw.classes) - 1}"
-            )
-        words = np.asarray(raw.classes)[numbers]
-    named = list((like.classes if like else ()) or raw.classes)
-    if raw.dialect.fold_case:
-        words = spellings.fold(words, named)
-    if raw.dialect.label_map:
-        names = dict(raw.dialect.label_map)
-        words = map_classes(words, names, named if like is None else [*names])
-        named = named if like else list(dict.fromkeys(names.get(name, name) for name in named))
-    classes = named
-    if not classes:
-        if raw.dialect.fold_case is None:
-            spellings.require_distinct(words, place(np.ones(len(words), np.bool_)), "class")
-        classes = sort_words(words.tolist())
-        if all(is_number(word) for word in classes) and not all(float(word).is_integer() for word in classes):
-            bad = np.asarray([not float(word).is_integer() for word in words.tolist()])
-            raise InputError(
-                f"{place(bad)}: {words[np.argmax(bad)]} is a quantity, and pfl learns classes",
-                "bin it into classes first, such as low and high, or use a condition: --label 'COL>0'",
-            )
-        if not integers_are_classes:
-            _require_classes(classes, words, place)
-    bad = ~np.isin(words, classes)
-    if bad.any():
-        keys = {spellings.fold_key(name) for name in classes}
-        raise InputError(
-            f"{place(bad)}: '{words[np.argmax(bad)]}' is not among the classes of {like.name if like else 'the file'}: "
-            f"{', '.join(classes[:10])}",
-            "use one of these; a new class requires new training",
-            *(["--fold-case reads it"] if spellings.fold_key(str(words[np.argmax(bad)])) in keys else []),
-        )
-    if not (like and like.classes) and len(np.unique(words)) == 1:
-        raise InputError(
-            f"{place(np.ones(len(words), np.bool_))}: every label is '{words[0]}', so there is nothing to learn",
-            "choose another --label",
-        )
-    order = {word: number for number, word in enumerate(classes)}
-    return np.asarray([order[word] for word in words.tolist()], dtype=np.int64), classes
-
-
-def _require_classes(classes: list[str], words: NDArray[np.str_], place: Callable[[NDArray[np.bool_]], str]) -> None:
-    """Raise InputError if ``classes``, the distinct labels of ``words`` (n,), look like something else.
-
-    ``place`` returns the place of the first label of a mask (n,).
-    """
-    insist = "if each is a class: --classes"
-    absent = [word for word in classes if word in MISSING or word.lower() in _ABSENT_LABELS]
-    if absent and len(classes) - len(absent) > 1:
-        bad = np.isin(words, absent)
-        typed = shlex.quote(",".join(absent))
-        raise InputError(
-            f"{place(bad)}: '{words[np.argmax(bad)]}' may mean that the label is missing "
-            f"({bad.sum()} of {len(words)} samples)",
-            f"if it does: --na {typed} --missing drop",
-            insist,
-        )
-    if all(map(is_date, classes)):
-        raise InputError(
-            f"{place(np.ones(len(words), np.bool_))}: '{words[0]}' is a date, and pfl learns classes",
-            "choose another --label",
-            insist,
-        )
-    if len(classes) <= _MAX_INTEGER_CLASSES or len(words) >= _MIN_SAMPLES_PER_INTEGER * len(classes):
-        return
-    are_numbers = all(is_number(word) for word in classes)
-    kind, what = ("integers", "a quantity") if are_numbers else ("words", "an id or text")
-    start = place(np.ones(len(words), np.bool_))
-    raise InputError(
-        f"{start}: the label has {len(classes)} distinct {kind} in {len(words)} samples, which looks like {what}, and"
-        " pfl learns classes",
-        "bin it into classes first, such as low and high" if are_numbers else "choose another --label",
-        "if each integer is a class: --classes" if are_numbers else insist,
-    )
 
 
 def _find_row_numbers(x: NDArray[np.float64], columns: tuple[Column, ...]) -> list[str]:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts.client_blocks import SPLITS
-from pflcli.data.formats import RawSamples
-from pflcli.errors import InputError
+from pflcli.data.formats import ABSENT, RawSamples, Roles, option
+from pflcli.errors import InputError, UsageError
 
 _WORDS = {
     "train": "train", "training": "train", "val": "validation", "valid": "validation", "validation": "validation",
@@ -19,7 +21,55 @@ _WORDS = {
 
 def find_split(word: str) -> str | None:
     """Return train, validation or test for a word that names a split in any case, such as Dev; None for others."""
-    return _WORDS.get(word.lower())
+    return _WORDS.get(re.sub("[^a-z]*(sets?|data|splits?)?$", "", word.lower()))
+
+
+def find_splits(names: Iterable[str]) -> dict[str, str]:
+    """Return the splits that names stand for, such as those of folders; none unless training and other samples are.
+
+    What all names share is no part of them, as in ``mitbih_train`` and ``mitbih_test``.
+    """
+    parts = {name: re.findall("[a-z]+|[^a-z]+", name.lower()) for name in names}
+    shared = set.intersection(*map(set, parts.values())) if len(parts) > 1 else set()
+    found = {name: find_split("".join(part for part in each if part not in shared)) for name, each in parts.items()}
+    splits = {name: split for name, split in found.items() if split}
+    return splits if "train" in splits.values() and len({*splits.values()}) > 1 else {}
+
+
+def require_no_splits(raw: RawSamples, roles: Roles) -> None:
+    """Raise InputError for clients, classes or words of a column that are named like splits, unless splits are given.
+
+    ``--split-column none`` says that they are none.
+    """
+    if roles.split is not None or "split" in raw.metadata:
+        return
+    client, label = raw.names.get("client"), raw.names.get("label")
+    owner = () if raw.owner is None else raw.owner
+    known: list[tuple[str, Sequence[str] | NDArray[np.str_], str]] = [
+        ("clients", owner, "--client none" + (f" --split-column {client}" if client else "")),
+        ("classes", raw.label, f"--split-column {label}, and another --label" if label else "SPLIT/LABEL/IMAGE"),
+        *((f"words of '{each.name}'", each.words, f"--split-column {each.name}") for each in raw.columns),
+    ]
+    for what, words, typed in known:
+        splits = find_splits(np.unique(words).tolist()) if len(words) else {}
+        if splits:
+            found = ", ".join(f"'{name}' ({np.count_nonzero(np.asarray(words) == name)})" for name in splits)
+            raise InputError(
+                f"the {what} are named like splits: {found}", f"if they are: {typed}", "if not: --split-column none"
+            )
+
+
+def add_splits(raw: RawSamples, words: NDArray[np.str_], roles: Roles, name: str) -> RawSamples:
+    """Return samples with the splits (n,) that their folders or files give; ``--split-column none`` joins them.
+
+    Raises UsageError if another role defines the splits.
+    """
+    if roles.split == ABSENT:
+        return raw
+    if roles.metadata:
+        typed = option(next(iter(roles.metadata)))
+        raise UsageError(f"{typed} contradicts the splits of {name}: both define the splits", "--split-column none")
+    return replace(raw, metadata={**raw.metadata, "split": words})
 
 
 def parse_splits(raw: RawSamples, rows: NDArray[np.int64], name: str) -> NDArray[np.int8]:
@@ -66,14 +116,11 @@ def require_separate(raw: RawSamples, name: str) -> RawSamples:
     if "split" not in raw.metadata or len({len(raw.x), len(raw.label), len(raw.metadata["split"])}) > 1:
         return raw
     splits = np.asarray([find_split(word) for word in raw.metadata["split"].tolist()], dtype=np.object_)
-    digests = list(raw.hash_samples())
+    digests = [digest + label.encode() for digest, label in zip(raw.hash_features(), raw.label.tolist(), strict=True)]
     trained: dict[bytes, int] = {}
     twins = 0
-    owners: dict[bytes, set[str]] = {}
     for row in np.flatnonzero(splits == "train").tolist():
         twins += trained.setdefault(digests[row], row) != row
-        if raw.owner is not None:
-            owners.setdefault(digests[row], set()).add(str(raw.owner[row]))
     judged = np.flatnonzero((splits == "validation") | (splits == "test")).tolist()
     leaks = [row for row in judged if digests[row] in trained]
     remarks = []
@@ -87,7 +134,4 @@ def require_separate(raw: RawSamples, name: str) -> RawSamples:
         if share > _MAX_LEAK and twins / max(1, (splits == "train").sum()) < share / 2:
             raise InputError(f"{name}: {message}", "split the samples again, each into one split")
         remarks.append(f"WARNING: {message}")
-    shared = sum(len(names) > 1 for names in owners.values())
-    if shared > twins / 2 and shared > len(owners) / 100:
-        remarks.append(f"WARNING: {shared} of {len(owners)} training samples are those of several clients")
     return replace(raw, remarks=(*raw.remarks, *remarks))

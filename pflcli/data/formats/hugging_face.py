@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.artifacts.codebook import NO_DIALECT, Dialect
+from pflcli.artifacts.codebook import Dialect
 from pflcli.data.formats import (
     ABSENT,
     Like,
@@ -24,12 +24,11 @@ from pflcli.data.formats import (
     arrays,
     hash_files,
     images,
-    option,
     require_folder,
     require_utf8_name,
     tables,
 )
-from pflcli.data.formats.given_splits import find_split
+from pflcli.data.formats.given_splits import add_splits, find_split, find_splits
 from pflcli.data.formats.images import Decoding
 from pflcli.data.formats.parquet import iterate_batches, load_batches, to_series
 from pflcli.data.formats.tables import list_columns
@@ -170,6 +169,8 @@ def _find_parquet_parts(root: Path) -> list[Part]:
 
 def _assign_splits(root: Path, parts: Sequence[Part]) -> Folder:
     """Return the folder, in which splits with other names than train, validation and test are clients or left out."""
+    if find_splits(part.client for part in parts) and not any(part.split for part in parts):
+        parts = [replace(part, client="", split=part.client) for part in parts]
     named = [part for part in parts if part.split]
     known = [part for part in named if find_split(part.split)]
     if not known:
@@ -313,7 +314,7 @@ def read(
             raise UsageError(f"--categorical is for columns of numbers or words, not for '{column}'", "leave it out")
         if leave_out is not None:
             raise UsageError(f"--leave-out is for columns of numbers or words; '{column}' is read", "leave it out")
-        raw = replace(_read_column(rows, column, roles, decoding, samples), dialect=dialect or NO_DIALECT)
+        raw = _read_column(rows, column, roles, decoding, samples)
     splits = [part.split for part in folder.parts]
     remarks = [*raw.remarks, *([f"not taken over: split {name}" for name in folder.left_out])]
     used = {column, roles.label, roles.client, *roles.metadata.values()}
@@ -329,8 +330,11 @@ def read(
             f"one client per folder or split: {listed(list(dict.fromkeys(part.client for part in folder.parts)), 8)}"
         )
         raw = replace(raw, owner=rows.repeat([part.client for part in folder.parts]))
-    if any(splits) and roles.split is None:
-        raw = replace(raw, metadata={**raw.metadata, **_repeat_splits(rows, splits, roles, remarks)})
+    words = [str(find_split(split)) for split in splits]
+    if {"train", "test"} <= set(words):
+        raw = add_splits(raw, rows.repeat(words), roles, rows.name)
+    elif any(splits) and roles.split is None:
+        remarks.append(f"without splits: {rows.name} has only {', '.join(sorted(set(splits)))}")
     return replace(raw, classes=raw.classes or rows.classes.get(str(roles.label), ()), remarks=tuple(remarks))
 
 
@@ -436,15 +440,3 @@ def _stack_arrays(rows: _Rows, name: str) -> NDArray[Any]:
             )
         pieces.append(array)
     return np.stack(pieces)
-
-
-def _repeat_splits(rows: _Rows, splits: Sequence[str], roles: Roles, remarks: list[str]) -> dict[str, NDArray[np.str_]]:
-    """Return the split of each sample, without any if there are not both training and test samples."""
-    if roles.metadata:
-        name = option(next(iter(roles.metadata)))
-        raise UsageError(f"{name} contradicts the splits of {rows.name}: both define the splits", "--split-column none")
-    words = [str(find_split(split)) for split in splits]
-    if not {"train", "test"} <= set(words):
-        remarks.append(f"without splits: {rows.name} has only {', '.join(sorted(set(splits)))}")
-        return {}
-    return {"split": rows.repeat(words)}

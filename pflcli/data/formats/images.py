@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.data.formats import ABSENT, RawSamples, hash_files, require_utf8_name
+from pflcli.data.formats.given_splits import find_splits
 from pflcli.errors import InputError
 from pflcli.foreign import parsing, require_file, require_room
 from pflcli.wording import counted, listed
@@ -51,33 +52,38 @@ class Decoding:
 
 @dataclass(frozen=True)
 class ImageFolder:
-    """The sorted ``paths`` of images: ``CLIENT/LABEL/IMAGE`` or, without ``has_clients``, ``LABEL/IMAGE``.
+    """The sorted ``paths`` of images: ``CLIENT/LABEL/IMAGE``, ``SPLIT/LABEL/IMAGE`` or ``LABEL/IMAGE``.
 
-    ``remarks`` name what is left out: files that are not images, hidden files, and empty folders.
+    ``layout`` says which, and is empty for images at any depth. ``remarks`` name what is left out: files that are not
+    images, hidden files, and empty folders.
     """
 
     root: Path
     paths: list[Path]
     remarks: tuple[str, ...]
-    has_clients: bool
+    layout: str
 
     def sha256(self) -> str:
         """Return a hash of all images and their paths."""
         return hash_files(self.root, self.paths)
 
 
-def find(root: Path, client: str | None) -> ImageFolder:
+def find(root: Path, client: str | None, split: str | None = None) -> ImageFolder:
     """Find the images; raises InputError if there is none, or if one is unread, at another depth or no regular file.
 
-    Raises it also for a client or class that has files, but no image.
+    Without clients, folders named like splits may contain the folders of classes; a ``split`` of "none" joins them.
+    Raises InputError also for a client or class that has files, but no image.
     """
-    has_clients = client != ABSENT
-    return _find_images(root, "CLIENT/LABEL/IMAGE" if has_clients else "LABEL/IMAGE", has_clients=has_clients)
+    if client != ABSENT:
+        return _find_images(root, "CLIENT/LABEL/IMAGE")
+    folders = {path.parent.name for path in root.glob("*/*") if path.is_dir()}
+    above = ("FOLDER/" if split == ABSENT else "SPLIT/") if find_splits(folders) else ""
+    return _find_images(root, f"{above}LABEL/IMAGE")
 
 
 def find_at_any_depth(root: Path) -> ImageFolder:
     """Find the images of a folder at any depth; raises InputError if there is none, or one is not a regular file."""
-    return _find_images(root, "", has_clients=False)
+    return _find_images(root, "")
 
 
 def has_image(root: Path) -> bool:
@@ -85,9 +91,9 @@ def has_image(root: Path) -> bool:
     return any(path.suffix.lower() in _suffixes() for path in root.rglob("*"))
 
 
-def _find_images(root: Path, layout: str, *, has_clients: bool) -> ImageFolder:
+def _find_images(root: Path, layout: str) -> ImageFolder:
     """Find the images and other files of a folder, without hidden ones such as .DS_Store."""
-    depth = 1 + has_clients
+    depth = layout.count("/")
     found = sorted(_walk(root, (root.resolve(),)))
     hidden = [path for path in found if any(part.startswith(".") for part in path.relative_to(root).parts)]
     files = sorted(set(found) - set(hidden))
@@ -96,7 +102,7 @@ def _find_images(root: Path, layout: str, *, has_clients: bool) -> ImageFolder:
     images: list[Path] = []
     others: list[Path] = []
     for path in files:
-        is_sample = len(path.relative_to(root).parts) > depth if layout else True
+        is_sample = len(path.relative_to(root).parts) > depth
         (images if _is_read(path, is_sample=is_sample) else others).append(path)
     if not images:
         example = f", but {files[0].relative_to(root)}" if files else ""
@@ -117,7 +123,7 @@ def _find_images(root: Path, layout: str, *, has_clients: bool) -> ImageFolder:
     ]
     empty = _list_empty_folders(root, files, depth) if layout else []
     remarks += [f"empty: {listed(empty, 5)}"] if empty else []
-    return ImageFolder(root, images, tuple(remarks), has_clients)
+    return ImageFolder(root, images, tuple(remarks), layout)
 
 
 def _walk(folder: Path, above: tuple[Path, ...]) -> Iterator[Path]:
@@ -244,12 +250,15 @@ def read(folder: ImageFolder, decoding: Decoding, advance: Callable[[int, str], 
     Raises InputError for a file that is not an image, that would lose information unless ``decoding`` allows it, or
     that differs in size or colour from the first.
     """
+    above = np.asarray([path.parent.parent.name for path in folder.paths])
     return RawSamples(
         x=decode(((str(path), path) for path in folder.paths), len(folder.paths), str(folder.root), decoding, advance),
         label=np.asarray([path.parent.name for path in folder.paths]),
-        owner=np.asarray([path.parent.parent.name for path in folder.paths]) if folder.has_clients else None,
+        owner=above if folder.layout.startswith("CLIENT") else None,
         place=lambda row, role, at: str(folder.paths[row]),
         remarks=folder.remarks,
+        metadata={"split": above} if folder.layout.startswith("SPLIT") else {},
+        declares_classes=True,
     )
 
 

@@ -1,25 +1,30 @@
-"""Labels made from a column: a condition such as ``num>0``, and a map from several classes to fewer."""
+"""Labels: their classes, a condition such as ``num>0``, and a map from several classes to fewer."""
 
 from __future__ import annotations
 
 import operator
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.data.formats import RawSamples, normalize_numbers
-from pflcli.data.formats.cells import plain
+from pflcli.data.formats import Like, RawSamples, is_number, sort_words, spellings
+from pflcli.data.formats.cells import is_date, plain
 from pflcli.errors import InputError, UsageError, closest
+from pflcli.wording import listed
 
 _OPERATORS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     ">=": (operator.ge, "<"), "<=": (operator.le, ">"), "!=": (operator.ne, "=="), "==": (operator.eq, "!="),
     ">": (operator.gt, "<="), "<": (operator.lt, ">="), "=": (operator.eq, "!="),
 }  # fmt: skip
 """The comparison of each sign, and the sign of its opposite."""
+_MAX_INTEGER_CLASSES = 20
+"""A label with more distinct whole numbers may be a quantity, and with more words an id or text."""
+_MIN_SAMPLES_PER_WORD = 10
+"""Average samples of each word that is rather a class than an id or text."""
 _CONDITION = re.compile(r"(.+?)\s*(>=|<=|!=|==|>|<|=)\s*(.+)")
 
 
@@ -31,29 +36,34 @@ class Condition:
     sign: str
     value: str
 
-    def apply(self, raw: RawSamples) -> RawSamples:
-        """Return the samples with two classes, the condition and its opposite; a missing label stays missing.
+    @property
+    def classes(self) -> tuple[str, str]:
+        """The names of its two classes: that of its opposite, and its own."""
+        sign = "==" if self.sign == "=" else self.sign
+        return f"{self.column}{_OPERATORS[sign][1]}{self.value}", f"{self.column}{sign}{self.value}"
+
+    @property
+    def orders(self) -> bool:
+        """Whether it orders numbers, instead of comparing names."""
+        return "<" in self.sign or ">" in self.sign
+
+    def apply(self, words: NDArray[np.str_], raw: RawSamples) -> NDArray[np.str_]:
+        """Return the classes (n,) of the labels ``words`` (n,) of ``raw``; a missing label stays missing.
 
         Raises InputError, with the place, for a label that is not a number if the condition orders numbers.
         """
-        compare, opposite = _OPERATORS[self.sign]
-        sign = "==" if self.sign == "=" else self.sign
-        names = f"{self.column}{sign}{self.value}", f"{self.column}{opposite}{self.value}"
-        words, is_missing = raw.label, raw.label == ""
-        if sign in ("==", "!="):
-            same = normalize_numbers(np.append(words, self.value))
-            holds = compare(same[:-1], same[-1])
+        compare = _OPERATORS[self.sign][0]
+        if self.orders:
+            number_of = {word: plain(word, raw.dialect) if word else "nan" for word in np.unique(words).tolist()}
+            bad = np.isin(words, [word for word, number in number_of.items() if number is None])
+            if bad.any():
+                row = int(np.argmax(bad))
+                problem = f"'{words[row]}' is not a number, as {self.classes[1]} needs"
+                raise InputError(f"{raw.place(row, 'label', ())}: {problem}", "correct it")
+            holds = compare(np.asarray([float(str(number_of[word])) for word in words.tolist()]), float(self.value))
         else:
-            numbers = [plain(word, raw.dialect) if word else "nan" for word in words.tolist()]
-            for row, number in enumerate(numbers):
-                if number is None:
-                    raise InputError(
-                        f"{raw.place(row, 'label', ())}: '{words[row]}' is not a number, as {names[0]} needs",
-                        "correct it",
-                    )
-            holds = compare(np.asarray([float(str(number)) for number in numbers]), float(self.value))
-        label = np.where(is_missing, "", np.where(holds, *names))
-        return replace(raw, label=label, classes=(names[1], names[0]) if not is_missing.all() else ())
+            holds = compare(words, spellings.shorten(self.value, raw.dialect))
+        return np.where(words == "", "", np.where(holds, *self.classes[::-1]))
 
 
 def parse_condition(label: str | None, names: Sequence[str]) -> tuple[str | None, Condition | None]:
@@ -68,20 +78,113 @@ def parse_condition(label: str | None, names: Sequence[str]) -> tuple[str | None
     try:
         float(condition.value)
     except ValueError:
-        if "<" in condition.sign or ">" in condition.sign:
+        if condition.orders:
             raise UsageError(
                 f"--label '{label}' compares with '{condition.value}', which is not a number", f"--label '{match[1]}>0'"
             ) from None
     return condition.column, condition
 
 
-def map_classes(words: NDArray[np.str_], names: Mapping[str, str], known: Sequence[str]) -> NDArray[np.str_]:
-    """Return the classes (n,) with new ``names``; several may get the same one.
+def read_labels(raw: RawSamples, like: Like | None, *, are_classes: bool = False) -> RawSamples:
+    """Return samples whose labels are names of classes, empty if missing, and which have the ``classes`` if known.
 
-    Raises UsageError for an old name that neither occurs nor is a ``known`` class.
+    These are the classes of ``like``, of the condition or of the file, by the names of ``--label-map``. Raises
+    InputError for labels that ``spellings.read`` asks about, unless all classes are known; with ``are_classes``, words
+    that may mark a missing label are classes.
     """
-    present = {*np.unique(words).tolist(), *known}
-    for old in names:
-        if old not in present:
+    condition, given, words = raw.condition, like.classes if like else (), raw.label
+    classes = () if condition else given or raw.classes
+    new_names = dict(raw.dialect.label_map or ())
+    if raw.classes and not condition and not np.isin(words, ("", *raw.classes)).all():
+        name_of = {str(number): name for number, name in enumerate(raw.classes)}
+        words = np.asarray([name_of.get(word, word) for word in words.tolist()], dtype=np.str_)
+    # A condition that orders numbers does not ask whether 0.5 and 0.50 are the same.
+    fold_case = bool(condition and condition.orders) or raw.dialect.fold_case
+    words = spellings.read(
+        words,
+        "class",
+        lambda row: raw.place(row, "label", ()),
+        replace(raw.dialect, fold_case=fold_case),
+        [condition.value] if condition else [*classes, *new_names],
+        asks=not classes,
+        new_names=new_names,
+        is_declared=are_classes or raw.declares_classes,
+    )
+    if condition:
+        words, classes = condition.apply(words, raw), given or condition.classes
+    if new_names and not given:
+        present = {*raw.label.tolist(), *words.tolist(), *classes}
+        for old in new_names.keys() - present:
             raise UsageError(f"--label-map: no label is '{old}'", closest(old, present))
-    return np.asarray([names.get(word, word) for word in words.tolist()], dtype=np.str_)
+        classes = tuple(dict.fromkeys(new_names.get(name, name) for name in classes))
+    label = np.asarray([new_names.get(word, word) for word in words.tolist()], dtype=np.str_)
+    return replace(raw, label=label, classes=classes)
+
+
+def number_classes(
+    raw: RawSamples, rows: NDArray[np.int64], like: Like | None, *, are_classes: bool = False
+) -> tuple[NDArray[np.int64], list[str]]:
+    """Return labels 0..C-1 (n,) of ``rows`` and the names of classes: those of ``raw``, else all labels in order.
+
+    Raises InputError for an unknown class, and for a single class unless ``like`` has the classes. If ``raw`` has no
+    classes, it raises it also for fractions, and unless ``are_classes`` for labels that do not look like classes.
+    """
+    words = raw.label[rows]
+
+    def place(bad: NDArray[np.bool_]) -> str:
+        return raw.place(int(rows[np.argmax(bad)]), "label", ())
+
+    classes = list(raw.classes)
+    if not classes:
+        classes = sort_words(words.tolist())
+        _require_classes(raw, classes, words, place, are_classes=are_classes or raw.declares_classes)
+    bad = ~np.isin(words, classes)
+    if bad.any():
+        word = str(words[np.argmax(bad)])
+        raise InputError(
+            f"{place(bad)}: '{word}' is not among the classes of {like.name if like else 'the file'}: "
+            f"{', '.join(classes[:10])}",
+            f"use one of these{'' if like else ', or its number'}; a new class requires new training",
+            *spellings.suggest(word, classes, raw.dialect),
+        )
+    if not (like and like.classes) and len(np.unique(words)) == 1:
+        raise InputError(
+            f"{place(~bad)}: every label is '{words[0]}', so there is nothing to learn", "choose another --label"
+        )
+    order = {word: number for number, word in enumerate(classes)}
+    return np.asarray([order[word] for word in words.tolist()], dtype=np.int64), classes
+
+
+def _require_classes(
+    raw: RawSamples,
+    classes: Sequence[str],
+    words: NDArray[np.str_],
+    place: Callable[[NDArray[np.bool_]], str],
+    *,
+    are_classes: bool,
+) -> None:
+    """Raise InputError if ``classes``, the distinct labels of ``words`` (n,), look like something else.
+
+    ``place`` returns the place of the first label of a mask (n,).
+    """
+    numbers, start = [float(word) for word in classes if is_number(word)], words == words[0]
+    are_numbers, insist = len(numbers) == len(classes), "if each is a class: --classes"
+    if are_numbers:
+        middle = f"{raw.names.get('label', 'COL')}>{numbers[(len(numbers) - 1) // 2]:g}"
+        divide = f"make two classes by a condition, such as --label '{middle}', or bin it into classes first"
+        fraction = next((word for word in classes if not float(word).is_integer()), None)
+        if fraction is not None:
+            raise InputError(f"{place(words == fraction)}: {fraction} is a quantity, and pfl learns classes", divide)
+    if are_classes:
+        return
+    if all(map(is_date, classes)):
+        problem, remedy = f"'{words[0]}' is a date", "choose another --label"
+    elif are_numbers and len(classes) > _MAX_INTEGER_CLASSES:
+        problem = f"the label has {len(classes)} whole numbers in {len(words)} samples ({listed(classes, 4)})"
+        problem, remedy = f"{problem}, as a quantity has", f"if it is one: {divide}"
+    elif len(classes) > _MAX_INTEGER_CLASSES and len(words) < _MIN_SAMPLES_PER_WORD * len(classes):
+        problem = f"the label has {len(classes)} different words in {len(words)} samples ({listed(classes, 4)})"
+        problem, remedy = f"{problem}, as an id or text has", "choose another --label"
+    else:
+        return
+    raise InputError(f"{place(start)}: {problem}, and pfl learns classes", remedy, insist)

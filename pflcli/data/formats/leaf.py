@@ -138,6 +138,7 @@ def read(
         owner=np.repeat(owners, sizes),
         place=place,
         remarks=(*remarks, *([remark] if remark else [])),
+        declares_classes=True,
         metadata={"split": np.repeat(splits, sizes)} if has_splits else {},
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import shlex
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -19,7 +20,6 @@ from pflcli.data.formats import (
     RawSamples,
     Roles,
     missing_name_error,
-    normalize_numbers,
     option,
     sort_words,
     spellings,
@@ -105,7 +105,7 @@ def read(
     positions = find_positions(table, replace(roles, label=label))
     selection = _select(table, features, categorical, like, positions, leave_out)
     raw = _read(table, positions, replace(selection, dialect=dialect or NO_DIALECT))
-    return raw if condition is None else condition.apply(raw)
+    return replace(raw, condition=condition)
 
 
 def read_features(
@@ -302,6 +302,8 @@ def _read(table: Table, positions: Mapping[str, int], selection: _Selection) -> 
             values.append(numbers)
     if doubts:
         raise _not_numbers_error(table, doubts, selection)
+    if selection.like is None and dialect.decimal is None and dialect.thousands is None:
+        _require_no_thousands(table, dict(zip(of_feature, np.concatenate(values or [[]], axis=-1).T, strict=True)))
     if not columns:
         left_out = [f"left out, not numbers: {list_columns(skipped)}"] if skipped else []
         raise InputError(
@@ -314,7 +316,7 @@ def _read(table: Table, positions: Mapping[str, int], selection: _Selection) -> 
     if selection.asks and dialect.na is None:
         _require_no_sentinels(table, columns, values)
     x = np.concatenate(values, axis=1)
-    words = read_roles(table, positions, loaded, dialect)
+    words = read_roles(table, positions, loaded)
     remarks += [f"left out, not numbers: {list_columns(skipped)}"] if skipped else []
     if dates and "order" not in positions:
         remarks.append(
@@ -326,27 +328,26 @@ def _read(table: Table, positions: Mapping[str, int], selection: _Selection) -> 
         x=x,
         label=words.pop("label", np.full(len(x), "", dtype=np.str_)),
         owner=words.pop("client", None),
-        place=lambda row, role, at: locate_cell(
-            table, row, names[positions[role] if role in positions else of_feature[at[0]]]
+        place=lambda row, role, at: (
+            locate_cell(table, row, names[positions[role] if role in positions else of_feature[at[0]]])
+            if role in positions or at
+            else table.place(row)  # the client of a file
         ),
         columns=tuple(columns),
         remarks=tuple(remarks),
         metadata=words,
         dialect=dialect,
         cell=lambda row, role, at: table.cell(row, positions[role] if role in positions else of_feature[at[0]]),
+        names={role: names[at] for role, at in positions.items()},
     )
 
 
-def read_roles(
-    table: Table, positions: Mapping[str, int], loaded: Mapping[int, Any], dialect: Dialect | None = None
-) -> dict[str, NDArray[np.str_]]:
-    """Return the text (n,) of each role, from the loaded columns; missing values of ``--na`` are empty."""
-    missing = () if dialect is None or dialect.na is None else dialect.na
-    words = {
+def read_roles(table: Table, positions: Mapping[str, int], loaded: Mapping[int, Any]) -> dict[str, NDArray[np.str_]]:
+    """Return the text (n,) of each role, from the loaded columns."""
+    return {
         role: to_text(loaded[at].to_numpy(object), f"{table.name}: column '{table.columns[at]}'")
         for role, at in positions.items()
     }
-    return {role: np.where(np.isin(each, missing), "", each) for role, each in words.items()} if missing else words
 
 
 @dataclass(frozen=True)
@@ -370,15 +371,17 @@ def _read_column(
     """
     name, like, dialect = table.columns[at], selection.like, selection.dialect
     where = f"{table.name}: column '{name}'"
-    words = None
-    if at in selection.words:
-        words = _normalize_words(series, where, dialect, selection.words[at])
-    elif selection.detects_words:
-        words = _detect_words(series, where, dialect)
-    if words is not None:
-        if dialect.fold_case is None and like is None:
-            spellings.require_distinct(words, where, "word")
-        column = Column(name, selection.words.get(at) or _list_words(table, name, words))
+    if at in selection.words or (selection.detects_words and _has_words(series, where, dialect)):
+        known = selection.words.get(at, ())
+        words = spellings.read(
+            _to_words(series, where, dialect),
+            "word",
+            lambda row: locate_cell(table, row, name),
+            dialect,
+            known,
+            asks=like is None,
+        )
+        column = Column(name, known or _list_words(table, name, words))
         if not selection.new_words_are_missing:
             return column, _encode_words(table, words, column, like)
         is_new = (words != "") & ~np.isin(words, column.words)
@@ -465,6 +468,28 @@ def _not_numbers_error(table: Table, doubts: Sequence[_Doubt], selection: _Selec
     return InputError(problem, *fixes)
 
 
+def _require_no_thousands(table: Table, columns: Mapping[int, NDArray[np.float64]]) -> None:
+    """Raise InputError if each cell with a point has three digits after it, as 28.707: the point may mark thousands.
+
+    Only text tells 2.670 from 2.67; it is read again if the numbers of ``columns``, by position, leave a doubt.
+    """
+    doubtful = []
+    for at, numbers in columns.items():
+        parts = np.abs(numbers[np.isfinite(numbers) & (numbers != np.round(numbers))])
+        if len(parts) and (parts > 1).all() and np.nanmax(np.abs(numbers)) < 1000:
+            doubtful += [at] * np.allclose(parts * 1000, np.round(parts * 1000), rtol=0, atol=1e-6)
+    for at, cells in table.load(doubtful, []).items():
+        pointed = [cell for cell in cells.dropna().unique() if isinstance(cell, str) and "." in cell]
+        if pointed and all(re.fullmatch(r"\s*[+-]?[1-9]\d{0,2}\.\d{3}\s*", cell) for cell in pointed):
+            cell = pointed[0].strip()
+            raise InputError(
+                f"{table.name}: column '{table.columns[at]}' has three digits after each point"
+                f" ({listed(pointed, 3)}; {counted(len(pointed), 'different cell')})",
+                f"if the point marks thousands: --thousands . --decimal , reads '{cell}' as {cell.replace('.', '')}",
+                f"if it is a decimal point: --decimal . reads it as {float(cell):g}",
+            )
+
+
 def _require_no_times(table: Table, columns: Sequence[Column], values: Sequence[NDArray[np.float64]]) -> None:
     """Raise InputError if a column of numbers has time stamps, which grow without limit: later ones are all new."""
     for column, numbers in zip(columns, values, strict=True):
@@ -507,30 +532,29 @@ def _require_no_sentinels(table: Table, columns: Sequence[Column], values: Seque
                 )
 
 
-def _normalize_words(column: Any, where: str, dialect: Dialect, known: Sequence[str] = ()) -> NDArray[np.str_]:
-    """Return the words (n,) of a column, empty if missing, in the spelling of the ``known`` ones."""
+def _to_words(column: Any, where: str, dialect: Dialect) -> NDArray[np.str_]:
+    """Return the words (n,) of a column, empty if missing."""
     words = to_text(column.to_numpy(object), where)
-    words = normalize_numbers(np.where(np.isin(words, list_missing(dialect)), "", words))
-    return spellings.fold(words, known) if dialect.fold_case else words
+    return np.where(np.isin(words, list_missing(dialect)), "", words)
 
 
-def _detect_words(column: Any, where: str, dialect: Dialect) -> NDArray[np.str_] | None:
-    """Return the words of a column with few distinct words, each of them frequent; None for other columns."""
+def _has_words(column: Any, where: str, dialect: Dialect) -> bool:
+    """Return whether a column has few distinct words, each of them frequent."""
     if column.dtype.kind in "biufmMc":
-        return None
+        return False
     if not all(isinstance(cell, str) and len(cell) <= NAME_LENGTH for cell in column.dropna()):
-        return None
-    words = _normalize_words(column, where, dialect)
+        return False
+    words = _to_words(column, where, dialect)
     different = [word for word in np.unique(words).tolist() if word]
     most = min(_MAX_DETECTED_WORDS, len(words) // _MIN_ROWS_PER_WORD)
-    if not 2 <= len(different) <= most or any(plain(word, dialect) or is_date(word) for word in different):
-        return None
-    if {word.lower() for word in different} <= {"true", "false"}:
-        return None
-    if any(map(is_ledger_negative, different)):
-        return None
+    if len(different) > _MAX_WORDS or not 2 <= len({spellings.find_key(word, dialect) for word in different}) <= most:
+        return False
+    if any(plain(word, dialect) or is_date(word) for word in different):
+        return False
+    if {word.lower() for word in different} <= {"true", "false"} or any(map(is_ledger_negative, different)):
+        return False
     readings = find_readings(different, dialect) if any(map(is_measure, different)) else []
-    return None if readings and 2 * readings[0].read > len(different) else words
+    return not readings or 2 * readings[0].read <= len(different)
 
 
 def _list_words(table: Table, name: str, words: NDArray[np.str_]) -> tuple[str, ...]:
@@ -554,18 +578,12 @@ def _encode_words(table: Table, words: NDArray[np.str_], column: Column, like: L
             f"{locate_cell(table, row, column.name)}: '{words[row]}' is not among the words of "
             f"{like.name if like else 'that column'}: {list_columns(column.words)}",
             "use one of these; a new word requires new training",
-            *_suggest_word(str(words[row]), column.words),
+            *spellings.suggest(str(words[row]), column.words, NO_DIALECT),
             *(["pfl predict --unknown-words missing treats it as a missing value"] if like else []),
         )
     hot: NDArray[np.float64] = (words[:, None] == np.asarray(column.words)).astype(np.float64)
     hot[words == ""] = np.nan
     return hot
-
-
-def _suggest_word(word: str, known: Sequence[str]) -> list[str]:
-    """Return the option for a word that differs from a known one only by case or spaces."""
-    same = next((each for each in known if spellings.fold_key(each) == spellings.fold_key(word)), None)
-    return [] if same is None else [f"--fold-case reads it as '{same}'"]
 
 
 def locate_cell(table: Table, row: int, column: str) -> str:

@@ -96,6 +96,7 @@ def read(files: Files, split_column: str | None, advance: Callable[[int, str], N
         owner=np.repeat([client for client, *_ in parts], sizes),
         place=place,
         remarks=(*remarks, *([remark] if remark else [])),
+        declares_classes=True,
         metadata={"split": np.repeat([split for _, split, *_ in parts], sizes)} if has_splits else {},
     )
 

@@ -13,7 +13,7 @@ from pflcli import rng
 from pflcli.artifacts import client_blocks
 from pflcli.artifacts.codebook import ClientScale, Codebook, floats
 from pflcli.data import splits
-from pflcli.data.formats import Like, RawSamples, cleaning
+from pflcli.data.formats import Like, RawSamples, labels
 from pflcli.data.formats.given_splits import parse_splits
 from pflcli.data.preparation.preprocessing import Preprocessing, Scale, find_numeric_features, flatten_rows
 from pflcli.data.preparation.user_data import UserData
@@ -77,8 +77,10 @@ def read(
 
 def _read_labels(raw: RawSamples, classes: Sequence[str], name: str) -> NDArray[np.int64]:
     """Return the classes (n,) of samples, from their names; raises InputError for one that is missing or unknown."""
+    like = Like(name, tuple(classes), ())
+    raw = labels.read_labels(raw, like)
     missing = raw.label == ""
     if missing.any():
         row = int(np.argmax(missing))
         raise InputError(f"{raw.place(row, 'label', ())}: no value", "each sample needs a class")
-    return cleaning.number_classes(raw, np.arange(len(raw.label)), Like(name, tuple(classes), ()))[0]
+    return labels.number_classes(raw, np.arange(len(raw.label)), like)[0]

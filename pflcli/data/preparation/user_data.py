@@ -11,6 +11,8 @@ from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from pflcli import registry
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.codebook import NO_DIALECT, Dialect
@@ -33,7 +35,7 @@ from pflcli.data.formats import (
 from pflcli.data.formats.cells import SPACE
 from pflcli.data.formats.client_files import ClientFiles, name_clients
 from pflcli.data.formats.delimited import COMPRESSED, Delimited, content_suffix
-from pflcli.data.formats.given_splits import require_separate
+from pflcli.data.formats.given_splits import add_splits, find_splits, require_no_splits, require_separate
 from pflcli.data.formats.images import Decoding
 from pflcli.data.formats.parquet import Parquet
 from pflcli.errors import InputError, UsageError
@@ -68,15 +70,14 @@ TABLES = ("csv", "parquet", "excel", "stata", "spss", "feather", "json", "tables
 """The forms that are tables; "tables" are several files, one per client or the parts of one."""
 _CELLS = ((*TABLES, "hf"), "tables; {} is none")
 _SHEETS = (("csv", "excel", "tables"), "CSV, other text and Excel; {} is none")
-_LABELS = ((*TABLES, "hf", "npz", "hdf5"), "tables and arrays; {} is neither")
 _FORMS_OF_OPTION = {
     "resize": (("images", "hf"), "folders of images; {} is none"),
     **dict.fromkeys(("convert", "frame"), (("images", "hf"), "folders of images; {} is none")),
     **dict.fromkeys(("delimiter", "comment"), (("csv", "tables"), "CSV and TSV; {} is neither")),
     **dict.fromkeys(("skip_rows", "header", "names"), _SHEETS),
     "sheet": (("excel", "tables"), "Excel; {} is none"),
-    **dict.fromkeys(("decimal", "thousands", "strip", "na", "categorical", "leave_out", "drop_duplicates"), _CELLS),
-    **dict.fromkeys(("date_format", "fold_case", "label_map"), _LABELS),
+    **dict.fromkeys(("decimal", "thousands", "strip", "na", "categorical", "leave_out"), _CELLS),
+    "date_format": ((*TABLES, "hf", "npz", "hdf5"), "tables and arrays; {} is neither"),
     "layout": (("npz", "hdf5"), "NPZ and HDF5; {} is neither"),
     "samples": (("npz", "hdf5", "hf", "leaf"), "arrays; {} has none"),
 }
@@ -119,7 +120,8 @@ class UserData:
                 f"{first} and {second} contradict each other: both define the splits", f"leave out {second}"
             )
         own = {name: getattr(self, name) for name in ("categorical", "layout", "samples", "leave_out")}
-        require_applicable(self.form, self.path, typed.given() | own | vars(self.decoding))
+        # Data of every form have names, so --na applies to all.
+        require_applicable(self.form, self.path, replace(typed, na=None).given() | own | vars(self.decoding))
         names = {"client": self.roles.client, "label": self.roles.label, "features": self.features}
         for role, value in (names | self.roles.metadata).items():
             if value is not None and self.form in DEALT:
@@ -144,18 +146,21 @@ class UserData:
             case "hf":
                 return hugging_face.find(self.path).sha256()
             case "images":
-                return images.find(self.path, self.roles.client).sha256()
+                return images.find(self.path, self.roles.client, self.roles.split).sha256()
             case "tables":
-                names = name_clients(self.files) if self.roles.client is None else []
+                names = name_clients(self.files)
                 return hashlib.sha256("\n".join([*names, *map(_hash_file, self.files)]).encode()).hexdigest()
         return _hash_file(self.path)
 
     def read(self, reporter: Reporter) -> RawSamples:
         """Read the samples without preprocessing; raises InputError or UsageError if they cannot be read.
 
-        Raises InputError too if the splits of the file share most samples; see ``given_splits.require_separate``.
+        Raises InputError too if names may be splits, or if splits share most samples; see ``given_splits``.
         """
-        return require_separate(self._read(reporter), self.path.name)
+        raw = replace(self._read(reporter), dialect=self.dialect)
+        if self.like is None:
+            require_no_splits(raw, self.roles)
+        return require_separate(raw, self.path.name)
 
     def _read(self, reporter: Reporter) -> RawSamples:
         with parsing(str(self.path), _TITLES[self.form], "is it complete?"):
@@ -167,9 +172,9 @@ class UserData:
                 case "npz" | "hdf5":
                     if not (self.features is None or isinstance(self.features, str)):
                         raise UsageError("--features of an array file is the name of one array", "--features x")
-                    return arrays.read(self.path, self.roles, self.features, self.layout, self.samples, self.dialect)
+                    return arrays.read(self.path, self.roles, self.features, self.layout, self.samples)
                 case "images":
-                    album = images.find(self.path, self.roles.client)
+                    album = images.find(self.path, self.roles.client, self.roles.split)
                     with reporter.progress("read", len(album.paths)) as advance:
                         return images.read(album, self.decoding, advance)
                 case "leaf":
@@ -199,7 +204,7 @@ class UserData:
         return tables.read(table, roles, self.features, self.categorical, self.like, self.dialect, self.leave_out)
 
     def _read_files(self) -> RawSamples:
-        """Read several tables; without ``--client``, each file's name is its client."""
+        """Read several tables; without ``--client``, each file's name is its client, otherwise it may be a split."""
         parts = []
         for path in self.files:
             form = identify_form(path)
@@ -207,7 +212,10 @@ class UserData:
                 parts.append(open_table(path, form, self.dialect))
         joined = ClientFiles(self.files, parts, self.path.name)
         if self.roles.client is not None:
-            return self._read_table(joined, self.roles)
+            raw = self._read_table(joined, self.roles)
+            splits = find_splits(joined.clients)
+            words = np.asarray([splits.get(name, name) for name in joined.owner.tolist()])
+            return add_splits(raw, words, self.roles, self.path.name) if splits else raw
         raw = self._read_table(joined, replace(self.roles, client=ABSENT))
         return replace(raw, owner=joined.owner)
 
