@@ -140,8 +140,8 @@ LABELS = {
     "not from 0": (["7", "3", "7", "11"], ["3", "7", "11"], [1, 0, 1, 2]),
     "below 0": (["-1", "1", "-1", "1"], ["-1", "1"], [0, 1, 0, 1]),
     "whole floats": (["1.0", "0.0", "1", "2."], ["0", "1", "2"], [1, 0, 1, 2]),
-    "powers": (["1e1", "9", "1e1", "9"], ["9", "10"], [1, 0, 1, 0]),
-    "leading zeros": (["01", "1", "2", "02"], ["1", "2"], [0, 0, 1, 1]),
+    "powers": (["1e1", "9", "1e1", "9"], ["9", "1e1"], [1, 0, 1, 0]),
+    "leading zeros": (["01", "03", "02", "02"], ["01", "02", "03"], [0, 2, 1, 1]),
     "truths": (["True", "False", "True", "True"], ["False", "True"], [1, 0, 1, 1]),
     "huge": (["123456789012345678901234567890", "1", "1", "1"], ["1", "123456789012345678901234567890"], [1, 0, 0, 0]),
     "mixed": (["1", "two", "1", "1"], ["1", "two"], [0, 1, 0, 0]),
@@ -163,7 +163,8 @@ def test_import_drops_missing_values_beside_integers_beyond_64_bits(write_file, 
 
 
 def test_import_keeps_client_names_as_text(write_file, import_and_read):
-    dataset = import_and_read(write_file("who,class,a\n007,0,1\n7,1,2\nNA,0,3\n123456789012345678901,0,3\n"), **COLUMNS)
+    path = write_file("who,class,a\n007,0,1\n7,1,2\nNA,0,3\n123456789012345678901,0,3\n")
+    dataset = import_and_read(path, **COLUMNS, fold_case=False, na="")
     assert dataset.owner.tolist() == ["007", "7", "NA", "123456789012345678901"]
 
 
@@ -222,7 +223,7 @@ BAD = {
     "too large": (PLAIN.replace("3e2", "3e39"), {}, "line 3", "column 'b': 3e+39 is too large for float32"),
     "one class": (PLAIN.replace("yes", "no"), {}, "line 2", "column 'class': every label is 'no'", "another --label"),
     "one class in numbers": ("who,class,a\nx,1,2\ny,1.0,3\n", {}, "every label is '1'"),
-    "quantities": ("who,class,a\nx,1,2\ny,1.5,3\nz,0.5,3\n", {}, "line 3", "'class': 1.5 is a quantity", "classes"),
+    "quantities": ("who,class,a\nx,1,2\ny,1.5,3\nz,0.5,3\n", {}, "line 3", "'class': 1.5 is a quantity", "--label 'class>"),
     "a cell too many": (PLAIN.replace("3e2", "3,2"), {}, "line 3 (the header is line 1) has 5 cells", "header has 4"),
     "a cell too few": (PLAIN.replace(",3e2", ""), {}, "line 3", "has 3 cells where the header has 4"),
     "a comma too many": (PLAIN.replace("3e2", "3e2,"), {}, "line 3", "has 5 cells", "does it end with an extra ','?"),
@@ -524,7 +525,11 @@ BAD_ARRAYS = {
     "one row of labels": ({"x": ONE, "y": [[0, 1]]}, {}, "'y' has shape (1, 2)", "reshape(-1)"),
     "images of features": ({"x": ONE, "y": [0, 1]}, {"samples": "images"}, "images are (n, H, W) or (n, H, W, 3)"),
     "an unknown kind": ({"x": ONE, "y": [0, 1]}, {"samples": "image"}, "did you mean 'images'?"),
-    "a class beyond": ({"x": ONE, "y": [0, 2], "classes": ["a", "b"]}, {}, "y[1]: '2' is neither in 'classes'"),
+    "a class beyond": (
+        {"x": ONE, "y": [0, 2], "classes": ["a", "b"]},
+        {},
+        "y[1]: '2' is not among the classes of the file",
+    ),
     "a class twice": ({"x": ONE, "y": [0, 1], "classes": ["a", "a"]}, {}, "has the name 'a' 2 times"),
     "five channels": ({"x": np.zeros((2, 8, 8, 5), np.uint8), "y": [0, 1]}, {}, "images are (n, H, W) or (n, H, W, 3)"),
     "a film": ({"x": np.zeros((2, 8, 8, 5, 3), np.uint8), "y": [0, 1]}, {}, "images are (n, H, W) or (n, H, W, 3)"),
@@ -598,8 +603,8 @@ def test_import_asks_for_classes_when_labels_have_many_distinct_integers(pfl, wr
     ran = pfl(*make_command(path, out))
     assert (ran.code, out.exists()) == (3, False)
     assert "column 'class'" in ran.err
-    assert f"{distinct} distinct integers in {samples} samples" in ran.err
-    assert "if each integer is a class: --classes" in ran.err
+    assert f"{distinct} whole numbers in {samples} samples" in ran.err
+    assert "if each is a class: --classes" in ran.err
     ran = pfl(*make_command(path, out, "--classes"))
     assert ran.code == 0, ran.err
     artifact = open_artifact(out)
@@ -612,8 +617,8 @@ def test_import_asks_for_classes_when_labels_have_many_distinct_integers(pfl, wr
     assert (ran.code, "leave out --classes" in ran.err) == (2, True)
 
 
-@pytest.mark.parametrize(("distinct", "samples"), [(20, 40), (21, 210)])
-def test_import_reads_few_or_frequent_integers_as_classes(write_file, tmp_path, import_and_read, distinct, samples):
+@pytest.mark.parametrize(("distinct", "samples"), [(20, 40), (20, 210)])
+def test_import_reads_few_integers_as_classes(write_file, tmp_path, import_and_read, distinct, samples):
     assert len(import_and_read(write_file(make_integer_label_table(distinct, samples)), **COLUMNS).classes) == distinct
     assert "classes" not in open_artifact(tmp_path / "out").manifest.request
 
@@ -629,11 +634,11 @@ def test_import_accepts_many_classes_when_they_are_declared(tmp_path, import_and
     )
     assert_refused(
         write_npz(tmp_path / "d.npz", x=x, y=y, owner=np.arange(60) % 3),
-        ["30 distinct integers in 60"],
+        ["30 whole numbers in 60", "--label 'y>14'", "--classes"],
         tmp_path / "new",
     )
     words = write_file("who,class,a\n" + "".join(f"c{row % 2},w{row % 30},{row}.5\n" for row in range(60)))
-    assert_refused(words, ["30 distinct words in 60", "--classes"], tmp_path / "new", **COLUMNS)
+    assert_refused(words, ["30 different words in 60", "--classes"], tmp_path / "new", **COLUMNS)
     assert len(import_and_read(words, **COLUMNS, classes=True).classes) == 30
     for number in range(22):
         write_image(tmp_path / "album" / "ann" / str(number) / "1.png", GREY)
@@ -896,7 +901,7 @@ def imported_hospitals(tmp_path, write_file):
     for i in range(90):
         ill = int(draw.random() < 0.5)
         rows.append(
-            f"hôp {i % 3},{draw.normal(50 + 20 * ill, 3):.3f},{draw.normal(120 + 30 * ill * (i % 3), 4):.3f},{ill}"
+            f"hôp {i % 3},{draw.normal(50 + 20 * ill, 3):.4f},{draw.normal(120 + 30 * ill * (i % 3), 4):.4f},{ill}"
         )
     path = write_file("\n".join(rows) + "\n")
     import_data(path, tmp_path / "own", client="hospital", label="outcome", standardize=True)

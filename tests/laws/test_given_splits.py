@@ -121,15 +121,6 @@ def test_require_separate_only_warns_when_features_take_few_values():
     assert remark.startswith("WARNING: 10 of 10 samples")
 
 
-def test_require_separate_warns_when_clients_share_training_samples():
-    x = np.vstack([np.arange(10.0), np.arange(10.0)]).T
-    owner = np.repeat(["a", "b"], 5)
-    assert require_separate(make_raw_samples(x, ["train"] * 10, owner), "d").remarks == ()
-    x[5:] = x[:5]
-    (remark,) = require_separate(make_raw_samples(x, ["train"] * 10, owner), "d").remarks
-    assert remark == "WARNING: 5 of 5 training samples are those of several clients"
-
-
 def test_samples_with_equal_features_and_different_labels_are_distinct():
     samples = make_raw_samples(np.ones((4, 2)), ["train", "train", "test", "test"])
     samples.label[2:] = "b"

@@ -172,7 +172,7 @@ def _require_classes(
     if are_numbers:
         middle = f"{raw.names.get('label', 'COL')}>{numbers[(len(numbers) - 1) // 2]:g}"
         divide = f"make two classes by a condition, such as --label '{middle}', or bin it into classes first"
-        fraction = next((word for word in classes if not float(word).is_integer()), None)
+        fraction = next((word for word in words.tolist() if not float(word).is_integer()), None)
         if fraction is not None:
             raise InputError(f"{place(words == fraction)}: {fraction} is a quantity, and pfl learns classes", divide)
     if are_classes:

@@ -302,8 +302,6 @@ def _read(table: Table, positions: Mapping[str, int], selection: _Selection) -> 
             values.append(numbers)
     if doubts:
         raise _not_numbers_error(table, doubts, selection)
-    if selection.like is None and dialect.decimal is None and dialect.thousands is None:
-        _require_no_thousands(table, dict(zip(of_feature, np.concatenate(values or [[]], axis=-1).T, strict=True)))
     if not columns:
         left_out = [f"left out, not numbers: {list_columns(skipped)}"] if skipped else []
         raise InputError(
@@ -316,6 +314,8 @@ def _read(table: Table, positions: Mapping[str, int], selection: _Selection) -> 
     if selection.asks and dialect.na is None:
         _require_no_sentinels(table, columns, values)
     x = np.concatenate(values, axis=1)
+    if selection.like is None and dialect.decimal is None and dialect.thousands is None:
+        _require_no_thousands(table, dict(zip(of_feature, x.T, strict=True)))
     words = read_roles(table, positions, loaded)
     remarks += [f"left out, not numbers: {list_columns(skipped)}"] if skipped else []
     if dates and "order" not in positions:
@@ -476,17 +476,16 @@ def _require_no_thousands(table: Table, columns: Mapping[int, NDArray[np.float64
     doubtful = []
     for at, numbers in columns.items():
         parts = np.abs(numbers[np.isfinite(numbers) & (numbers != np.round(numbers))])
-        if len(parts) and (parts > 1).all() and np.nanmax(np.abs(numbers)) < 1000:
+        if len(parts) and (parts > 1).all() and (parts < 1000).all():
             doubtful += [at] * np.allclose(parts * 1000, np.round(parts * 1000), rtol=0, atol=1e-6)
-    for at, cells in table.load(doubtful, []).items():
+    for at, cells in (table.load(doubtful, []) if doubtful else {}).items():
         pointed = [cell for cell in cells.dropna().unique() if isinstance(cell, str) and "." in cell]
         if pointed and all(re.fullmatch(r"\s*[+-]?[1-9]\d{0,2}\.\d{3}\s*", cell) for cell in pointed):
             cell = pointed[0].strip()
             raise InputError(
-                f"{table.name}: column '{table.columns[at]}' has three digits after each point"
-                f" ({listed(pointed, 3)}; {counted(len(pointed), 'different cell')})",
-                f"if the point marks thousands: --thousands . --decimal , reads '{cell}' as {cell.replace('.', '')}",
-                f"if it is a decimal point: --decimal . reads it as {float(cell):g}",
+                f"{table.name}: column '{table.columns[at]}' has three digits after each point: {listed(pointed, 3)}",
+                f"--thousands . --decimal , reads '{cell}' as {cell.replace('.', '')}",
+                f"--decimal . reads '{cell}' as {float(cell)}",
             )
 
 
