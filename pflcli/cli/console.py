@@ -174,9 +174,9 @@ def table(
 
 
 def scores(artifact: Artifact, *, to_stderr: bool) -> None:
-    """Print the table of an evaluation or a comparison, and its conclusions on stderr."""
+    """Print the table of an evaluation or a comparison, and its conclusion and notes on stderr."""
     from pflcli.artifacts.kinds.evaluation import read
-    from pflcli.evaluation.presentation import conclusion, prediction_sets, tables
+    from pflcli.evaluation.presentation import conclusion, notes, prediction_sets, tables
 
     metrics = read(artifact)
     where = f"{artifact.path / 'table.csv'}, or pfl show {artifact.path} --json"
@@ -184,7 +184,7 @@ def scores(artifact: Artifact, *, to_stderr: bool) -> None:
     if "sets" in metrics:
         _print(sys.stderr if to_stderr else sys.stdout, "", prediction_sets.title(metrics))
         table(*prediction_sets.table(metrics), where=str(artifact.path / "sets.csv"), to_stderr=to_stderr)
-    for line in conclusion.list_notes(metrics):
+    for line in [*conclusion.read_sentences(metrics), *notes.list_notes(metrics)]:
         _sentence(line, sys.stderr)
 
 

@@ -13,9 +13,9 @@ from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import open_artifact
 from pflcli.comparison.table import NAME
 from pflcli.errors import UsageError
-from pflcli.evaluation import best_methods
 from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.presentation import tables
+from pflcli.evaluation.presentation.conclusion import Conclusion, Marks
 from pflcli.options.compare import Compare
 
 FIRST = 3
@@ -70,31 +70,16 @@ def _extend(seeds: list[int], count: int) -> list[int]:
 
 def _look(outcome: Outcome) -> tuple[bool, str]:
     """Return whether the best method of a comparison is shown to be better than every other one, and say so."""
-    artifact = open_artifact(outcome.path)
-    metrics = evaluation.read(artifact)
+    metrics = evaluation.read(open_artifact(outcome.path))
     name = metrics.get("metric", catalogue.DEFAULT)[0]
-    found = best_methods.find(artifact, metrics, [name])[name]
-    if not found.best:
+    marks = Marks.read(metrics, [name])[name]
+    if not marks.best:
         return True, "there are no two methods to decide between"
-    best, others = ", ".join(sorted(found.best)), ", ".join(sorted(found.not_worse))
+    best, others = ", ".join(sorted(marks.best)), ", ".join(sorted(marks.not_worse))
     level = tables.format_level(metrics)
-    if len(found.best) == 1 and not found.not_worse:
-        if _is_in_doubt(metrics, best):
-            return False, (
-                f"{best} is shown to be better than every other method, but not yet to gain over {metrics['baseline']} "
-                f"after the correction for all methods, at the level {level}"
-            )
+    conclusion = Conclusion.read(metrics)
+    if conclusion is not None and best in conclusion.judged and best not in conclusion.better:
+        return False, f"{best} is not shown to gain over {metrics['baseline']}, at the level {level}"
+    if len(marks.best) == 1 and not marks.not_worse:
         return True, f"{best} is shown to be better than every other method, at the level {level}"
     return False, f"{best} is not shown to be better than {others or 'the others'}, at the level {level}"
-
-
-def _is_in_doubt(metrics: Mapping[str, Any], label: str) -> bool:
-    """Return whether the conclusion of a table does not show a method to be better than the baseline.
-
-    The conclusion corrects for all methods that it compares with the baseline, the search for the best method for those
-    that it compares with the best: a comparison that ended between the two would contradict itself.
-    """
-    is_compared = any(
-        row["label"] == label and "p_corrected" in row["metrics"].get("gain", {}) for row in metrics["methods"]
-    )
-    return is_compared and label != metrics["baseline"] and label not in metrics["conclusion"]["better"]

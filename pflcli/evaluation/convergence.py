@@ -8,10 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from pflcli.artifacts.reader import Artifact
-from pflcli.errors import GoneError
-from pflcli.evaluation import round_costs
-
 _MIN_RISE = 0.01
 """Smallest rise that is reported: one point."""
 _MIN_Z = 2.0
@@ -38,18 +34,28 @@ def measure_rise(rounds: Sequence[int], accuracy: Sequence[float]) -> tuple[floa
     return (slope * span, int(span)) if slope * span >= _MIN_RISE and slope > _MIN_Z * error else None
 
 
-def find_warnings(groups: Mapping[str, Sequence[Artifact]]) -> list[str]:
+def measure_mean_rise(curves: Sequence[tuple[Sequence[int], Sequence[float]]]) -> dict[str, Any] | None:
+    """Return the ``rise`` of the mean accuracy over seeds, the rounds that it took (``over``), and all ``rounds``.
+
+    ``curves`` has the measured rounds and accuracies of each seed. None if the accuracy was not rising, or if the seeds
+    were measured in different rounds.
+    """
+    first = list(curves[0][0])
+    if not first or any(list(rounds) != first for rounds, _ in curves):
+        return None
+    risen = measure_rise(first, np.mean([accuracy for _, accuracy in curves], axis=0).tolist())
+    return None if risen is None else {"rise": risen[0], "over": risen[1], "rounds": first[-1]}
+
+
+def find_warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a warning per number of rounds that names the methods whose validation accuracy was still rising.
 
-    ``groups`` has the runs of each method, one per seed. The method that rose most comes first.
+    ``rows`` are those of a table. The method that rose most comes first.
     """
     rising: dict[tuple[int, int], dict[str, float]] = {}
-    for label, artifacts in groups.items():
-        curve = _mean_curve(artifacts)
-        risen = measure_rise(*curve) if curve else None
-        if risen is not None and curve is not None:
-            points, last = risen
-            rising.setdefault((last, curve[0][-1]), {})[label] = points
+    for row in rows:
+        if fact := row.get("unfinished"):
+            rising.setdefault((fact["over"], fact["rounds"]), {})[row["label"]] = fact["rise"]
     return [format_warning(points, last, total) for (last, total), points in rising.items()]
 
 
@@ -67,18 +73,3 @@ def select_measured(rows: Sequence[Mapping[str, Any]], column: str) -> tuple[lis
     known = [(int(row["round"]), float(row[column])) for row in rows if row.get(column) not in ("", None)]
     known = [pair for pair in known if not math.isnan(pair[1])]
     return [t for t, _ in known], [a for _, a in known]
-
-
-def _mean_curve(artifacts: Sequence[Artifact]) -> tuple[list[int], list[float]] | None:
-    """Return the mean accuracy over seeds by round; None if the seeds were measured in different rounds."""
-    curves = []
-    for artifact in artifacts:
-        try:
-            column, rows = round_costs.read_rounds(artifact)
-        except GoneError:
-            return None
-        curves.append(select_measured(rows, column))
-    first = curves[0][0]
-    if not first or any(rounds != first for rounds, _ in curves):
-        return None
-    return first, [float(mean) for mean in np.mean([accuracy for _, accuracy in curves], axis=0)]

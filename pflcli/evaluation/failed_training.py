@@ -22,19 +22,23 @@ _LARGE_LOSS = 10.0
 
 
 def find_warnings(groups: Mapping[str, Sequence[Scored]]) -> list[str]:
-    """Return a warning for each method of which a run did not learn; ``groups`` has a run per seed.
+    """Return a warning per way of failing that names the methods of which a run did not learn.
 
-    A run did not learn if it predicts one class for all samples although they have several, if its training loss in the
-    last round is far above that of equal probabilities, or if its log-loss is above it and its accuracy is not above
-    that of the most frequent class.
+    ``groups`` has a run per seed. A run did not learn if it predicts one class for all samples although they have
+    several, if its training loss in the last round is far above that of equal probabilities, or if its log-loss is
+    above it and its accuracy is not above that of the most frequent class.
     """
-    lines = []
+    failures: dict[str, dict[str, str]] = {}
     for label, items in groups.items():
-        reasons = {reason: item.seed for item in reversed(items) if (reason := _describe_failure(item))}
-        for reason, seed in reasons.items():
-            under = f" under seed {seed}" if len(items) > 1 else ""
-            lines.append(f"`{label}` {reason}{under}: a smaller --lr or more --rounds may help")
-    return lines
+        for item in reversed(items):  # the first failed seed is named
+            if failure := _describe_failure(item):
+                what, detail = failure
+                under = f" under seed {item.seed}" if len(items) > 1 else ""
+                failures.setdefault(what, {})[label] = f"`{label}` ({detail}{under})"
+    return [
+        f"{what}: {listed([*named.values()])}; a smaller --lr or more --rounds may help"
+        for what, named in failures.items()
+    ]
 
 
 def find_below_constant(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -54,20 +58,22 @@ def find_below_constant(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _describe_failure(item: Scored) -> str:
-    """Return what shows that the training of a run failed, as a clause without subject; empty if nothing does."""
+def _describe_failure(item: Scored) -> tuple[str, str] | None:
+    """Return what shows that the training of a run failed, and its numbers; None if nothing does."""
     p, y = item.answers.parts["p"], item.answers.y
     predicted, present = np.unique(p.argmax(axis=1)), np.bincount(y, minlength=p.shape[1])
     if (present > 0).sum() > 1 and len(predicted) == 1:
         name = codebook.read(item.artifact).class_names(p.shape[1])[int(predicted[0])]
-        return f"predicts class {name} for all {len(y)} samples"
+        return "predicts one class for all samples", f"class {name} for {len(y)} samples"
     uniform, losses = math.log(p.shape[1]), _read_losses(item)
     if losses and losses[-1] > _LARGE_LOSS * uniform:
-        return f"ended with a training loss of {losses[-1]:.2g}, where equal probabilities have {uniform:.2g}"
+        what = f"ended with a training loss far above that of equal probabilities, {uniform:.2g}"
+        return what, f"{losses[-1]:.2g}"
     log_loss = float(scores.log_loss(p, y).mean())
     if log_loss > uniform and item.right.mean() <= present.max() / len(y) and (present > 0).sum() > 1:
-        return f"is not more accurate than the most frequent class, and its log-loss is {log_loss:.2g}"
-    return ""
+        what = "is not more accurate than the most frequent class, and has a log-loss above that of equal probabilities"
+        return f"{what}, {uniform:.2g}", f"{log_loss:.2g}"
+    return None
 
 
 def _read_losses(item: Scored) -> list[float]:

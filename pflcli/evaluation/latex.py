@@ -1,7 +1,7 @@
 """The table of an evaluation or a comparison for a paper, in LaTeX with booktabs.
 
 Methods have the names of their papers. In each column of mean scores, the best method is bold, and a dagger marks
-methods that are not shown to be worse (``best_methods.py``).
+methods that are not shown to be worse (``presentation/conclusion.py``). The caption begins with the conclusion.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from typing import Any
 from pflcli import registry
 from pflcli.artifacts.kinds import evaluation
 from pflcli.artifacts.reader import Artifact
-from pflcli.evaluation import best_methods
 from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.presentation import prediction_sets, tables
+from pflcli.evaluation.presentation.conclusion import DAGGER, Conclusion, Marks, explain_marks
 from pflcli.wording import counted
 
 _SPECIAL = {
@@ -27,7 +27,7 @@ _SPECIAL = {
     ">": r"\textgreater{}",
     "|": r"\textbar{}",
     "±": r"$\pm$",
-    best_methods.DAGGER: r"$^{\dagger}$",
+    DAGGER: r"$^{\dagger}$",
     **{mark: f"\\{mark}" for mark in "{}%&$#_"},
 }
 
@@ -40,20 +40,20 @@ def render(artifact: Artifact) -> str:
     metrics = evaluation.read(artifact)
     names = tables.shown(metrics, _select_columns(metrics))
     table = tables.build(metrics, columns=names)
-    best = best_methods.find(artifact, metrics, names)
+    marks = Marks.read(metrics, names)
     papers = name_methods(metrics["methods"])
     fixed = len(table.heading) - len(names)  # method and seeds
     body = []
     for method, row in zip(metrics["methods"], table.rows, strict=True):
         cells = [
-            _mark(_format_number(cell), method["label"], best[name])
+            _mark(_format_number(cell), method["label"], marks[name])
             for name, cell in zip(names, row[fixed:], strict=True)
         ]
         body.append([escape(papers[method["label"]] + tables.mark_reference(method)), *cells])
     heading = [escape(table.heading[0]), *map(escape, table.heading[fixed:])]
     label = _make_label(artifact)
     text = "% Needs \\usepackage{booktabs}.\n" + _build_environment(
-        heading, body, _write_caption(metrics, best), label, 1
+        heading, body, _write_caption(metrics, marks), label, 1
     )
     if "sets" in metrics:
         sets = prediction_sets.table(metrics)
@@ -86,11 +86,11 @@ def name_methods(rows: Sequence[Mapping[str, Any]]) -> dict[str, str]:
     return {label: name if counts[name] == 1 else label for label, name in names.items()}
 
 
-def _mark(cell: str, label: str, best: best_methods.Best) -> str:
+def _mark(cell: str, label: str, marks: Marks) -> str:
     """Return a cell in bold if its method is the best of the column, with a dagger if it is not shown to be worse."""
-    if label in best.best:
+    if label in marks.best:
         return rf"\textbf{{{cell}}}"
-    return cell + _SPECIAL[best_methods.DAGGER] if label in best.not_worse else cell
+    return cell + _SPECIAL[DAGGER] if label in marks.not_worse else cell
 
 
 def _format_number(cell: str) -> str:
@@ -134,14 +134,16 @@ def _select_columns(metrics: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _write_caption(metrics: Mapping[str, Any], best: Mapping[str, best_methods.Best]) -> str:
+def _write_caption(metrics: Mapping[str, Any], marks: Mapping[str, Marks]) -> str:
     references = sum(bool(row.get("reference")) for row in metrics["methods"])
     methods = counted(len(metrics["methods"]) - references, "method")
     beside = f" and {counted(references, 'reference')}" if references else ""
-    words = f"{metrics['split'].capitalize()} scores of {methods}{beside}.{_describe_spread(metrics)}"
+    conclusion = Conclusion.read(metrics)
+    words = "" if conclusion is None else f"{conclusion.sentence}. "
+    words += f"{metrics['split'].capitalize()} scores of {methods}{beside}.{_describe_spread(metrics)}"
     if any(metric.get("interval") for row in metrics["methods"] for metric in row["metrics"].values()):
-        words += f" Brackets: {tables.format_level(metrics)} intervals."
-    return escape(" ".join([words, *best_methods.explain(best.values(), metrics)]))
+        words += f" Brackets: intervals of gains, {tables.format_level(metrics)} together."
+    return escape(" ".join([words, *explain_marks(marks.values(), tables.read_level(metrics))]))
 
 
 def _describe_spread(metrics: Mapping[str, Any]) -> str:

@@ -28,7 +28,8 @@ from typing import Any, Self
 from pflcli import registry
 from pflcli.artifacts.kinds import backbone
 from pflcli.artifacts.reader import Artifact, ancestor
-from pflcli.errors import UsageError
+from pflcli.errors import GoneError, UsageError
+from pflcli.evaluation import convergence
 from pflcli.evaluation.metrics import catalogue
 
 _LINKS = ("bytes_up", "bytes_down", "bytes_peer")
@@ -115,6 +116,15 @@ def read_rounds(artifact: Artifact) -> tuple[str, list[dict[str, str]]]:
     if source.manifest.request["method"] == method and any(row.get("personal_accuracy") for row in rows):
         return "personal_accuracy", rows
     return "validation_accuracy", rows
+
+
+def read_curve(artifact: Artifact) -> tuple[list[int], list[float]]:
+    """Return the measured rounds of a run and their validation accuracies; empty if its backbone no longer exists."""
+    try:
+        column, rows = read_rounds(artifact)
+    except GoneError:
+        return [], []
+    return convergence.select_measured(rows, column)
 
 
 def _adapts(method: str) -> bool:

@@ -30,7 +30,8 @@ from pflcli.evaluation import (
 from pflcli.evaluation.charts import clients as client_charts
 from pflcli.evaluation.charts.vega import Spec
 from pflcli.evaluation.metrics import catalogue, gains, scores
-from pflcli.evaluation.presentation import conclusion, prediction_sets, tables
+from pflcli.evaluation.presentation import conclusion, notes, prediction_sets, tables
+from pflcli.evaluation.presentation.conclusion import ClientScores, Conclusion, Marks, mark_column
 from pflcli.evaluation.round_costs import Link
 from pflcli.evaluation.summary import Scored, ScoredPredictions
 from pflcli.wording import counted, listed
@@ -102,24 +103,81 @@ def summarize(
             method["metrics"] |= round_costs.summarize_simulated_time([item.artifact for item in items], link, target)
     if scored[0].sets is not None:
         table["sets"] = coverage.summarize_sets(groups, tried or {})
-    summary.correct_p_values(table["methods"], table["baseline"])
     level = scored[0].level
     if level != gains.LEVEL:
         table["level"] = level
-    table["conclusion"] = conclusion.conclude(table["methods"], table["baseline"], metric_names[0], level)
+    conclusion.judge_gains(table["methods"], table["baseline"], level)
+    concluded = conclusion.conclude(
+        table["methods"], table["baseline"], metric_names[0], level, measure_majority(scored)
+    )
+    table["conclusion"] = concluded.record()
+    marks = mark_columns(groups, table, concluded, summary.identify_clients)
+    table["marks"] = {name: found.record() for name, found in marks.items()}
     remarks = _define_metrics(table["methods"], metric_names, _class_names(scored[0]), scored[0].positive)
     remarks += [*_describe_repetitions(groups, table["baseline"]), *_describe_untested(scored, split)]
     table |= {"definitions": remarks} if remarks else {}
     if all(_lacks_validation(item.artifact) for item in scored):
         table["without_validation"] = True
-    artifacts = {label: [item.artifact for item in items] for label, items in groups.items()}
     table["warnings"] = [
         *failed_training.find_warnings({label: items for label, items in groups.items() if not items[0].is_reference}),
         *failed_training.find_below_constant(table["methods"]),
-        *convergence.find_warnings(artifacts),
+        *convergence.find_warnings(table["methods"]),
     ]
     table["methods"].sort(key=lambda row: summary.sort_key(row, catalogue.METRICS[metric_names[0]]))
     return table
+
+
+def measure_majority(scored: Sequence[ScoredPredictions]) -> float:
+    """Return the share of the most frequent class in the scored samples, the mean over runs."""
+    return float(np.mean([np.bincount(item.answers.y).max() / len(item.answers.y) for item in scored]))
+
+
+def mark_columns(
+    groups: Mapping[str, Sequence[Item]], table: Mapping[str, Any], concluded: Conclusion, identify: summary.Identify
+) -> dict[str, Marks]:
+    """Return the marks of each column of means over clients, from the runs of each method and their rows in a table.
+
+    References are not marked, and nothing is in a table of a single method.
+    """
+    ranked = {row["label"]: row["metrics"] for row in table["methods"] if not row.get("reference")}
+    if len(ranked) < 2:
+        return {}
+    identities = _encode({label: identify(groups[label]) for label in ranked})
+    names = next(iter(groups.values()))[0].metric_names
+    marks = {}
+    for metric in filter(lambda metric: metric.is_client_mean, catalogue.prediction_metrics(names)):
+        known = {label: metrics[metric.name]["value"] for label, metrics in ranked.items() if metric.name in metrics}
+        score = {label: value for label, value in known.items() if not math.isnan(value)}
+        column, alike = metric.score or metric.name, metric.over is scores.mean
+        runs = {
+            label: {
+                item.seed: ClientScores(
+                    item.client[column],
+                    np.ones(len(item.n)) if alike else item.n.astype(np.float64),
+                    item.n,
+                    identities[label][item.seed],
+                )
+                for item in groups[label]
+            }
+            for label in score
+        }
+        if len(score) > 1:
+            judge = (concluded, table["baseline"]) if metric.name == names[0] else ()
+            marks[metric.name] = mark_column(runs, score, metric, concluded.level, *judge)
+    return marks
+
+
+def _encode(identities: Mapping[str, Mapping[int, NDArray[np.str_]]]) -> dict[str, dict[int, NDArray[np.int64]]]:
+    """Return a number for each identity of a client, which is faster to compare than a name; (m,) by label and seed."""
+    different: list[NDArray[np.str_]] = []
+    for names in (names for by_seed in identities.values() for names in by_seed.values()):
+        if not any(np.array_equal(names, other) for other in different):
+            different.append(names)
+    known = np.unique(np.concatenate(different))
+    return {
+        label: {seed: np.searchsorted(known, names) for seed, names in by_seed.items()}
+        for label, by_seed in identities.items()
+    }
 
 
 def _define_metrics(
@@ -157,16 +215,18 @@ def is_reference(method: str) -> bool:
 
 
 def _describe_repetitions(groups: Mapping[str, Sequence[Scored]], baseline: str | None) -> list[str]:
-    """Return a sentence for each method whose predictions are those of the baseline, with the reason if it has one."""
-    lines = []
+    """Return a sentence per reason that names the methods whose predictions are those of the baseline."""
+    labels: dict[str, list[str]] = {}
     for label, items in groups.items():
         if all(item.repeats_baseline for item in items):
             method = items[0].artifact.manifest.request["method"]
             known = registry.exists("methods", method)
             why = registry.card("methods", method).facts.get("NO_EFFECT", "") if known else ""
-            reason = f", as it must if {why}" if why else ""
-            lines.append(f"`{label}` has the same predictions as {baseline}{reason}")
-    return lines
+            labels.setdefault(f", as it must if {why}" if why else "", []).append(f"`{label}`")
+    return [
+        f"{', '.join(names)} {'has' if len(names) == 1 else 'have'} the same predictions as {baseline}{reason}"
+        for reason, names in labels.items()
+    ]
 
 
 def _describe_untested(scored: Sequence[Scored], split: str) -> list[str]:
@@ -176,7 +236,7 @@ def _describe_untested(scored: Sequence[Scored], split: str) -> list[str]:
     if not len(missing):
         return []
     first = next(item for item in scored if item.seed == seed)
-    names = client_identity.read_names(first.artifact)
+    names = first.names
     words = [names[client] if names is not None else f"client {client}" for client in missing.tolist()]
     of = f"{len(missing)} of {counted(len(first.n), 'client')}"
     return [f"{of} have no {split} samples and are not counted: {listed(words, _MAX_NAMED)}"]
@@ -208,7 +268,7 @@ def write(work: ArtifactWriter, scored: Sequence[Scored], metrics: Mapping[str, 
     work.write(evaluation.METRICS, (json.dumps(replace_nonfinite(metrics), indent=2) + "\n").encode())
     work.write("clients.csv", _render_client_table(scored, metrics["split"]))
     figures.write(work, scored[0].metric_names[0], _draw_clients(scored, metrics))
-    lines = "".join(f"\n{line}\n" for line in conclusion.list_notes(metrics))
+    lines = "".join(f"\n{line}\n" for line in [*conclusion.read_sentences(metrics), *notes.list_notes(metrics)])
     shown = tables.build(metrics, kind).markdown()
     if "sets" in metrics:
         shown += f"\n{prediction_sets.title(metrics)}:\n\n{prediction_sets.table(metrics).markdown()}"
@@ -266,6 +326,7 @@ def _score_artifact(
         label=label,
         seed=int(artifact.manifest.request["seed"]),
         artifact=artifact,
+        names=client_identity.read_names(artifact),
         **score_predictions(answers, metric_names, positive),
         tuned=predictions.read_tuned(artifact),
         new=predictions.read_new_clients(artifact),
@@ -358,7 +419,7 @@ def _render_client_table(scored: Sequence[Scored], split: str) -> bytes:
     """Return ``clients.csv``: a row for each client of each method and seed."""
     tuned = sorted({name for item in scored for name in item.tuned})
     has_unseen = any(item.new is not None for item in scored)
-    names = [client_identity.read_names(item.artifact) for item in scored]
+    names = [item.names for item in scored]
     has_names = any(name is not None for name in names)
     ranked_by = scored[0].metric_names[0]
     columns = [metric.name for metric in catalogue.client_metrics(scored[0].metric_names)]
@@ -432,9 +493,7 @@ def _mean_by_client(
         not np.array_equal(identities[0], other) for other in identities[1:]
     ):
         return None
-    names = client_identity.read_names(items[0].artifact) or [
-        f"client {client}" for client in range(len(identities[0]))
-    ]
+    names = list(items[0].names or ()) or [f"client {client}" for client in range(len(identities[0]))]
     score = {label: _average_seeds([item.score for item in group]) for label, group in groups.items()}
     if baseline == "global":
         score = {"global": _average_seeds([*_collect_baselines(items).values()]), **score}

@@ -11,20 +11,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli import rng
+from pflcli import registry, rng
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import Artifact
-from pflcli.evaluation import client_identity, round_costs
+from pflcli.evaluation import client_identity, convergence, round_costs
 from pflcli.evaluation.coverage import ClientSets
 from pflcli.evaluation.metrics import catalogue, gains, scores
 from pflcli.evaluation.metrics.catalogue import Metric
+from pflcli.evaluation.presentation.conclusion import MAX_NAMED
 
 Array = NDArray[Any]
 
-STATISTICS = 4
+STATISTICS = 5
 """Version of the statistics in a row, part of each request for a table: version 1 had bootstrap intervals, version 2
 did not count methods that tie with the baseline on every client, in version 3 each method had its own variance of
-seeds."""
+seeds, in version 4 intervals were those of each gain alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +42,8 @@ class ScoredPredictions:
     """the metrics of ``--metric``; the first one ranks methods and defines gains"""
     positive: int = 1
     """index of the positive one of two classes"""
+    names: Sequence[str] | None = None
+    """the names of the clients (m,); None if they are unnamed"""
     is_reference: bool = False
     """whether its method stands beside the others and is not ranked"""
     baseline_right: NDArray[np.bool_] | None = None
@@ -49,7 +52,7 @@ class ScoredPredictions:
     repeats_baseline: bool = False
     """whether another method's predictions are those of the baseline, up to rounding"""
     level: float = gains.LEVEL
-    """the coverage of the interval of a gain"""
+    """the coverage of the intervals of all gains together"""
     seed_variance: float | None = None
     """the variance over seeds of a mean gain that all methods of the comparison share; None if there is none"""
 
@@ -97,7 +100,7 @@ class _Row(dict[str, dict[str, Any]]):
 
 def summarize_method(label: str, items: Sequence[Scored]) -> dict[str, Any]:
     """Return the row of one method; ``items`` has one run per seed."""
-    metrics = summarize_scores(label, items, _identify_clients)
+    metrics = summarize_scores(label, items, identify_clients)
     _add_seen_and_unseen(metrics, items)
     _add_train_accuracy(metrics, items)
     _add_last_rounds(metrics, items)
@@ -109,6 +112,9 @@ def summarize_method(label: str, items: Sequence[Scored]) -> dict[str, Any]:
         "label": label,
         "method": items[0].artifact.manifest.request["method"],
         "seeds": [item.seed for item in items],
+        "personal": is_personal(items[0].artifact.manifest.request["method"]),
+        **find_worst_served(items, identify_clients(items)),
+        **find_unfinished([item.artifact for item in items]),
         "learned_from": sorted({split for item in items for split in predictions.learned_splits(item.artifact)}),
         **_privacy(items),
         **({"reference": True} if items[0].is_reference else {}),
@@ -116,6 +122,59 @@ def summarize_method(label: str, items: Sequence[Scored]) -> dict[str, Any]:
         **({"paper": paper} if (paper := items[0].artifact.manifest.summary.get("paper")) else {}),
         "metrics": dict(metrics),
     }
+
+
+def is_personal(method: str) -> bool:
+    """Return whether clients may predict with different models: False for methods with one model for all."""
+    if not registry.exists("methods", method):
+        return True
+    facts = registry.card("methods", method).facts
+    return facts["KIND"] != "server" or any(facts.get(name) for name in ("NEEDS", "PERSONAL_MODELS", "ADAPTS", "KEEPS"))
+
+
+def find_worst_served(
+    items: Sequence[ScoredPredictions], identities: Mapping[int, NDArray[np.str_]]
+) -> dict[str, dict[str, Any]]:
+    """Return ``worst_served``, the clients with the worst mean score over their seeds; empty if no score is defined.
+
+    It has the names of the first ``clients``, the ``count`` of all with this score, the score as ``value``, and their
+    mean score under the ``baseline``. ``identities`` are those of the clients (m,) by seed.
+    """
+    metric = catalogue.METRICS[items[0].metric_names[0]]
+    scored = [~np.isnan(item.score) & (item.n > 0) for item in items]
+    who = np.concatenate([identities[item.seed][chosen] for item, chosen in zip(items, scored, strict=True)])
+    if not len(who):
+        return {}
+    _, first, place = np.unique(who, return_index=True, return_inverse=True)
+
+    def mean_by_client(values: Sequence[Array]) -> Array:
+        joined = np.concatenate([value[chosen] for value, chosen in zip(values, scored, strict=True)])
+        return np.bincount(place, weights=joined) / np.bincount(place)
+
+    score = mean_by_client([item.score for item in items])
+    worst = np.flatnonzero(np.isclose(score, (metric.sign * score).min() * metric.sign, rtol=0, atol=1e-12))
+    sources = [(item, client) for item, chosen in zip(items, scored, strict=True) for client in np.flatnonzero(chosen)]
+    several = len(first) > max(int(chosen.sum()) for chosen in scored)
+    names = [_name_client(*sources[first[client]], with_seed=several) for client in worst[:MAX_NAMED]]
+    facts: dict[str, Any] = {"clients": names, "count": len(worst), "value": float(score[worst[0]])}
+    if all(item.baseline is not None for item in items):
+        facts["baseline"] = float(
+            mean_by_client([item.baseline for item in items if item.baseline is not None])[worst].mean()
+        )
+    return {"worst_served": facts}
+
+
+def _name_client(item: ScoredPredictions, client: int, *, with_seed: bool) -> str:
+    """Return the name of a client, or its number, with its seed if seeds have other clients."""
+    if item.names is not None:
+        return item.names[client]
+    return f"client {client}" + (f" of seed {item.seed}" if with_seed else "")
+
+
+def find_unfinished(artifacts: Sequence[Artifact]) -> dict[str, dict[str, Any]]:
+    """Return ``unfinished`` if the validation accuracy of a method was still rising; empty otherwise."""
+    rise = convergence.measure_mean_rise([round_costs.read_curve(artifact) for artifact in artifacts])
+    return {} if rise is None else {"unfinished": rise}
 
 
 def _privacy(items: Sequence[Scored]) -> dict[str, Any]:
@@ -138,18 +197,6 @@ def sort_key(row: Mapping[str, Any], metric: Metric) -> tuple[bool, float]:
     return bool(row.get("reference")), -metric.rank(math.nan if number is None else float(number))
 
 
-def correct_p_values(methods: Sequence[dict[str, Any]], baseline: str | None) -> None:
-    """Add p-values corrected for the number of methods compared with the baseline to the gains, in place.
-
-    References are not compared, and have none.
-    """
-    compared = [row for row in methods if not row.get("reference")]
-    gain_by_label = {row["label"]: row["metrics"]["gain"] for row in compared if "p" in row["metrics"].get("gain", {})}
-    gain_by_label.pop(baseline, None)
-    for label, p in gains.holm({label: gain["p"] for label, gain in gain_by_label.items()}).items():
-        gain_by_label[label]["p_corrected"] = p
-
-
 def summarize_scores(label: str, items: Sequence[ScoredPredictions], identify: Identify) -> _Row:
     """Return the metrics of one method that follow from its predictions and those of the baseline."""
     metrics = _Row()
@@ -158,7 +205,8 @@ def summarize_scores(label: str, items: Sequence[ScoredPredictions], identify: I
     return metrics
 
 
-def _identify_clients(items: Sequence[Scored]) -> Mapping[int, NDArray[np.str_]]:
+def identify_clients(items: Sequence[Scored]) -> Mapping[int, NDArray[np.str_]]:
+    """Return the identity of each client (m,), by seed, of the runs of one method."""
     samples = {item.seed: item.samples for item in items}
     return client_identity.identify_clients({item.seed: item.artifact for item in items}, samples)
 
@@ -214,7 +262,7 @@ def _add_gain(metrics: _Row, label: str, items: Sequence[ScoredPredictions], ide
         estimate = gains.mean_gain(gain, weight, identities, items[0].seed_variance)
         if estimate is not None:
             beside |= {
-                "interval": list(estimate.interval_at(items[0].level)),
+                "interval": list(estimate.interval),
                 "standard_error": estimate.error,
                 "degrees_of_freedom": estimate.freedom,
                 "p": estimate.p,

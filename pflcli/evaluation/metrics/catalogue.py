@@ -91,6 +91,12 @@ class Metric:
         """Whether it is computed per client."""
         return any(formula is not None for formula in (self.per_sample, self.formula, self.binary_formula))
 
+    @property
+    def is_client_mean(self) -> bool:
+        """Whether it is a mean over clients, weighted by samples or not."""
+        is_weighted = self.is_per_client and self.weighting == BY_SAMPLES
+        return is_weighted or (bool(self.score) and self.over in (scores.mean, scores.weighted_mean))
+
     def score_clients(self, p: Array, y: Array, offsets: NDArray[np.int64], positive: int = 1) -> NDArray[np.float64]:
         """Return the score of each client, (m,); nan without samples.
 

@@ -19,7 +19,8 @@ from pflcli.evaluation import client_identity, summary
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.metrics.catalogue import Metric
-from pflcli.evaluation.presentation import conclusion
+from pflcli.evaluation.presentation import notes
+from pflcli.evaluation.presentation.conclusion import Conclusion, conclude, name_baseline
 
 Scores = NDArray[np.float64]
 
@@ -108,7 +109,7 @@ class Comparison:
     @property
     def baseline_name(self) -> str:
         """The name of the baseline in a sentence."""
-        return conclusion.name_baseline(str(self.baseline))
+        return name_baseline(str(self.baseline))
 
     @property
     def seeds(self) -> list[int]:
@@ -117,21 +118,27 @@ class Comparison:
 
     @property
     def chosen(self) -> str:
-        """The method whose gains are drawn first: the best one shown to be better, else the best method."""
-        best = self.metrics.get("conclusion", {}).get("best")
+        """The method whose gains are drawn first: the one that the conclusion is about, else the best method."""
+        found = self.conclusion
         ranked = [row["label"] for row in self.rows if not row.get("reference")]
         compared = [label for label in ranked if label != self.baseline]
-        return str(best) if best in compared else (compared or self.methods)[0]
+        chosen = found.shown or found.best
+        return chosen if chosen is not None and chosen in compared else (compared or self.methods)[0]
+
+    @property
+    def conclusion(self) -> Conclusion:
+        """What the table says."""
+        return Conclusion.read(self.metrics) or conclude(self.rows, None, self.metric.name)
 
     @property
     def answer(self) -> list[str]:
-        """The conclusion and the cost of the chosen method, a clause each."""
-        return conclusion.answer(self.metrics, self.chosen)
+        """The conclusion: the decision, for whom, and the cost."""
+        return self.conclusion.sentences
 
     @property
     def notes(self) -> list[str]:
         """The notes below the table, without the conclusion."""
-        return conclusion.list_notes({name: fact for name, fact in self.metrics.items() if name != "conclusion"})
+        return notes.list_notes(self.metrics)
 
     @property
     def title(self) -> str:

@@ -17,7 +17,6 @@ from pflcli import __version__, registry
 from pflcli.artifacts.kinds import audit, federation, verdicts
 from pflcli.artifacts.reader import Artifact
 from pflcli.errors import PflError
-from pflcli.evaluation import best_methods
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.page.charts import Chart
@@ -26,6 +25,7 @@ from pflcli.evaluation.page.lineage import HEADINGS, Lineage, list_commands
 from pflcli.evaluation.page.runs import Runs
 from pflcli.evaluation.presentation import audits, prediction_sets, tables
 from pflcli.evaluation.presentation import verdicts as verdict_tables
+from pflcli.evaluation.presentation.conclusion import DAGGER, Marks, explain_marks
 from pflcli.wording import counted
 
 GENERATOR = '<meta name="generator" content="pfl report'
@@ -40,7 +40,7 @@ _LEFT_OUT = {
 _STACK = "Stack: the predictions of other methods pooled into one, with exponents learned on validation samples."
 _SCROLL_HINT = '<p class="hint" aria-hidden="true">More columns: scroll the table sideways \u2192</p>'
 """The line below a table, which is shown while columns are hidden at its right."""
-_NO_MARKS = best_methods.Best()
+_NO_MARKS = Marks()
 _MAX_OPEN_ARTIFACTS = 12
 """The list of artifacts is collapsed if it is longer."""
 _AUDITS_ID, _AUDITS_TITLE = "audits", "What an attacker learns"
@@ -64,11 +64,10 @@ class Section:
     runs: Runs
 
     @cached_property
-    def best(self) -> Mapping[str, best_methods.Best]:
-        """The best methods by each metric in the table."""
+    def marks(self) -> Mapping[str, Marks]:
+        """The marks of each metric in the table."""
         comparison = self.comparison
-        names = tables.shown(comparison.metrics, _select_columns(comparison))
-        return best_methods.find(comparison.artifact, comparison.metrics, names)
+        return Marks.read(comparison.metrics, tables.shown(comparison.metrics, _select_columns(comparison)))
 
     @property
     def dataset(self) -> str:
@@ -227,7 +226,7 @@ def _render_section(section: Section, number: int, several: bool) -> str:
     heading = f"<h2{mark}>{escape(section.title)}</h2>"
     lead, *facts = comparison.answer
     points = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
-    marks = best_methods.explain(section.best.values(), comparison.metrics)
+    marks = explain_marks(section.marks.values(), tables.read_level(comparison.metrics))
     lines = [*marks, *comparison.notes, *section.runs.remarks]
     notes = "".join(f"<li>{_format_note(line)}</li>" for line in lines)
     return (
@@ -301,8 +300,8 @@ def _render_swatch(colour: str, dash: Sequence[int]) -> str:
 
 def _render_table(section: Section) -> str:
     comparison = section.comparison
-    table = tables.build({**comparison.metrics, "methods": comparison.rows}, columns=[*section.best])
-    sorted_by = len(table.heading) - len(section.best) + [*section.best].index(comparison.metric.name)
+    table = tables.build({**comparison.metrics, "methods": comparison.rows}, columns=[*section.marks])
+    sorted_by = len(table.heading) - len(section.marks) + [*section.marks].index(comparison.metric.name)
     order = "ascending" if comparison.metric.lower_is_better else "descending"
     head = "".join(
         f'<th scope="col" aria-sort="{order if place == sorted_by else "none"}"><button type="button">{escape(title)}'
@@ -314,8 +313,10 @@ def _render_table(section: Section) -> str:
         label = method["label"]
         name = f'<button type="button" data-method="{_escape_label(label)}">{escape(label)}</button>'
         name += " (baseline)" if label == comparison.baseline else tables.mark_reference(method)
-        columns = [_NO_MARKS] * (len(cells) - len(section.best)) + [*section.best.values()]  # the first one is `seeds`
-        numbers = "".join(_render_cell(cell, label, best) for cell, best in zip(cells, columns, strict=True))
+        columns = [_NO_MARKS] * (len(cells) - len(section.marks)) + [
+            *section.marks.values()
+        ]  # the first one is `seeds`
+        numbers = "".join(_render_cell(cell, label, marks) for cell, marks in zip(cells, columns, strict=True))
         first = f'<th scope="row" data-value="{escape(label)}">{name}</th>'
         lines.append(f'<tr data-method="{_escape_label(label)}">{first}{numbers}</tr>\n')
     region = f'<div class="scroll" role="region" aria-label="All methods: {escape(comparison.title)}" tabindex="0">'
@@ -339,10 +340,10 @@ def _select_columns(comparison: Comparison) -> list[str]:
     return [name for name in catalogue.columns("comparison", ranked_by) if name in ranked_by or name not in left_out]
 
 
-def _render_cell(cell: str, label: str, best: best_methods.Best) -> str:
+def _render_cell(cell: str, label: str, marks: Marks) -> str:
     """Return a cell of a method's row, in bold if it is the best of its column, or with a dagger if not shown worse."""
-    mark = ' class="best"' if label in best.best else ""
-    dagger = f"<sup>{best_methods.DAGGER}</sup>" if label in best.not_worse else ""
+    mark = ' class="best"' if label in marks.best else ""
+    dagger = f"<sup>{DAGGER}</sup>" if label in marks.not_worse else ""
     return f'<td{mark} data-value="{_sort_key(cell)}">{escape(cell)}{dagger}</td>'
 
 

@@ -1,83 +1,181 @@
-"""Conclude from a table: the best method's gain over the baseline, whether it is significant, and further notes.
+"""Conclude from a table whether personalization pays, for whom, and what it costs: one value that every output prints.
 
-All sentences about scores are written here: those of a table, of a terminal and of a page.
+A method is shown to be better or worse than the baseline if the interval of its gain excludes 0. This interval is the
+one in the table. All intervals of a table together have its level, by Bonferroni's correction (``judge_gains``), so
+that none needs another test beside it. The marks of a column, bold and †, compare methods with the best score.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from pflcli.evaluation.metrics import catalogue, gains
 from pflcli.evaluation.metrics.catalogue import Metric
-from pflcli.evaluation.presentation import prediction_sets, tables
-from pflcli.wording import as_typed, counted
+from pflcli.evaluation.metrics.gains import Estimate
+from pflcli.evaluation.presentation import tables
+from pflcli.wording import counted, listed
+
+Row = Mapping[str, Any]
+"""A row of the table: ``label``, ``seeds``, ``metrics``, and what is known of its method and its clients."""
+
+PAYS, NO_GAIN, WORSE, UNKNOWN = "pays", "no gain shown", "worse", "unknown"
+"""The answers: a method is shown to be better than the baseline, none is, all are shown to be worse, or none was
+compared."""
+MAX_NAMED = 3
+"""Most clients, or harmful methods, that a conclusion names."""
+
+DAGGER = "†"
+"""The mark of a score that is not shown to be worse than the best one of its column."""
+_BOLD = "Bold: the best score of a column; only columns that are means over clients are marked."
+_NOT_WORSE = (
+    f"{DAGGER} not shown to be worse than the best score of the column (RISK, paired by client; a method against the "
+    "baseline by the interval of its gain, others by Holm's correction). The test depends on how much clients differ, "
+    "so a lower score can have this mark where a higher one has not."
+)
+
+
+def spell_option(name: str, value: str) -> str:
+    """Return an option of the command line as a user types it."""
+    return f"--{name} {value}"
+
+
+@dataclass(frozen=True)
+class Conclusion:
+    """What a table says. Every output prints ``sentences``, and nothing else words it."""
+
+    sentence: str
+    """the decision"""
+    clients: str = ""
+    """for whom: how many clients are better and worse off, and which is served worst"""
+    harm: str = ""
+    """the methods that are shown to be worse than the baseline"""
+    cost: str = ""
+    """what the method and the baseline send, and how long they take"""
+    answer: str = UNKNOWN
+    best: str | None = None
+    """the compared method with the highest score"""
+    shown: str | None = None
+    """the method with the highest score of those that are shown to be better; it may be another one"""
+    better: Sequence[str] = ()
+    worse: Sequence[str] = ()
+    judged: Sequence[str] = ()
+    """the methods with an interval against the baseline, best first"""
+    excluded: float | None = None
+    """the gain that no compared method exceeds, by the upper ends of their intervals"""
+    level: float = gains.LEVEL
+    """the coverage of all intervals together"""
+    unfinished: int | None = None
+    """the rounds after which a compared method was still improving"""
+
+    @classmethod
+    def read(cls, metrics: Mapping[str, Any]) -> Conclusion | None:
+        """Return the conclusion in stored metrics; None if older ones have none."""
+        known = {field.name for field in fields(cls)}
+        stored = metrics.get("conclusion")
+        return None if stored is None else cls(**{name: value for name, value in stored.items() if name in known})
+
+    def record(self) -> dict[str, Any]:
+        """Return the entry of ``metrics.json``."""
+        return asdict(self)
+
+    def decide_pairs(self, best: str, baseline: str | None) -> dict[str, bool]:
+        """Return whether the difference from the ``best`` method is shown, for each pair that a gain has judged."""
+        if best == baseline:
+            return {label: label in self.worse for label in self.judged}
+        return {baseline: best in self.better} if baseline is not None and best in self.judged else {}
+
+    @property
+    def sentences(self) -> list[str]:
+        """The decision first, then for whom, whom it harms, and the cost."""
+        return [text for text in (self.sentence, self.clients, self.harm, self.cost) if text]
+
+
+def read_sentences(metrics: Mapping[str, Any]) -> list[str]:
+    """Return the sentences of the conclusion in stored metrics; empty if older ones have none."""
+    found = Conclusion.read(metrics)
+    return [] if found is None else found.sentences
+
+
+def judge_gains(rows: Sequence[Mapping[str, Any]], baseline: str | None, level: float = gains.LEVEL) -> None:
+    """Give the gains the intervals that decide, in place: together they cover the true gains with this ``level``.
+
+    By Bonferroni's correction, each of k gains has an interval and a p-value for an error of (1 - ``level``) / k.
+    References are not compared; their gains have intervals of the same length, but no p-value.
+    """
+    compared = [row["metrics"]["gain"] for row in rows if _is_compared(row, baseline)]
+    for gain in (row["metrics"].get("gain", {}) for row in rows):
+        if "degrees_of_freedom" in gain:
+            estimate = Estimate.by_student(gain["value"], gain["standard_error"], gain["degrees_of_freedom"])
+            gain["interval"] = list(estimate.interval_at(1 - (1 - level) / max(1, len(compared))))
+    for gain in compared:
+        gain["p_corrected"] = min(1.0, len(compared) * gain["p"])
+
+
+def _is_compared(row: Row, baseline: str | None) -> bool:
+    """Return whether a row is a method with an interval against the baseline."""
+    return row["label"] != baseline and not row.get("reference") and "p" in row["metrics"].get("gain", {})
 
 
 def conclude(
-    methods: Sequence[Mapping[str, Any]], baseline: str | None, metric: str = "accuracy", level: float = gains.LEVEL
-) -> dict[str, Any]:
-    """Return the conclusion, a sentence and its facts, from the rows of stored metrics.
+    rows: Sequence[Row],
+    baseline: str | None,
+    metric: str = "accuracy",
+    level: float = gains.LEVEL,
+    majority: float | None = None,
+    spell: Callable[[str, str], str] = spell_option,
+) -> Conclusion:
+    """Return the conclusion from the rows of a table, whose gains ``judge_gains`` has judged.
 
-    A method is shown to be better if its mean gain is above 0 with p < 1 - ``level`` after Holm's correction for the
-    number of methods compared with the baseline, and its own interval, of this level, excludes 0. The best of these has
-    the best value of ``metric``; all gains are in that metric. Because the best method was selected, its gain is likely
-    a little lower than estimated.
+    ``baseline`` is the label of its row, ``global`` or None. ``metric`` ranks the methods, and gains are in it.
+    ``majority`` is the share of the most frequent class, which a baseline that has learned something exceeds; a row of
+    the method ``constant`` takes its place. ``spell`` writes an option as users of this output type it.
     """
-    known = {m["label"]: m for m in methods if m["label"] != baseline and "p_corrected" in m["metrics"].get("gain", {})}
-    by_sign = {
-        sign: [label for label, method in known.items() if _is_shown(method, sign, 1 - level)] for sign in (1, -1)
-    }
-    result: dict[str, Any] = {
-        "correction": "Holm",
-        "compared": len(known),
-        "better": by_sign[1],
-        "worse": by_sign[-1],
-        "best": None,
-    }
     entry = catalogue.METRICS[metric]
-    by = "" if metric == "accuracy" else f" by {entry.heading}"
-    if baseline is None:
-        result["sentence"] = "no gain is known: the baseline was not compared"
-    elif not by_sign[1]:
-        result["sentence"] = _describe_no_better(known, name_baseline(baseline), by, entry, 1 - level)
+    ranked = sorted((row for row in rows if not row.get("reference")), key=lambda row: -entry.rank(_score(row, metric)))
+    compared = {} if baseline is None else {str(row["label"]): row for row in ranked if _is_compared(row, baseline)}
+    bounds = {label: row["metrics"]["gain"]["interval"] for label, row in compared.items()}
+    better = [label for label, (low, _) in bounds.items() if low > 0]
+    worse = [label for label, (_, high) in bounds.items() if high < 0]
+    unfinished = max((row["unfinished"]["rounds"] for row in ranked if "unfinished" in row), default=None)
+    answer = PAYS if better else UNKNOWN if not compared else WORSE if len(worse) == len(compared) else NO_GAIN
+    over, by = name_baseline(str(baseline)), "" if metric == "accuracy" else f" by {entry.heading}"
+    if answer == UNKNOWN:
+        chosen = next((row for row in ranked if row["label"] != baseline), ranked[0] if ranked else rows[0])
+        sentence = _describe_unknown(rows, ranked, baseline, entry)
     else:
-        best = max(by_sign[1], key=lambda label: entry.sign * known[label]["metrics"][metric]["value"])
-        result["best"] = best
-        result["sentence"] = f"best{by}: " + _describe_best(
-            known[best], name_baseline(baseline), len(known), len(by_sign[1]), entry
-        )
-    return result
-
-
-def answer(metrics: Mapping[str, Any], label: str) -> list[str]:
-    """Return the conclusion of a page: its clauses, then the cost of the method ``label``, and harmful methods."""
-    rows, facts, baseline = (
-        {row["label"]: row for row in metrics["methods"]},
-        metrics.get("conclusion"),
-        metrics["baseline"],
+        chosen = compared[[*better, *compared][0]]
+        if answer == PAYS:
+            is_shared = not any(row.get("personal") for row in ranked if row["label"] == baseline)
+            lead = "Personalization pays here" if is_shared and chosen.get("personal", True) else "A gain is shown"
+            sentence = f"{lead}{by}: {_describe_best(compared, better, over, entry)}"
+        elif answer == NO_GAIN:
+            sentence = f"No gain{by} was shown: {_describe_no_gain(compared, over, entry)}"
+        else:
+            sentence = _describe_worse(compared, over, by, entry)
+        sentence += _describe_baseline(rows, chosen, str(baseline), metric, majority)
+    if unfinished is not None:
+        sentence += f" (Training is not finished: type {spell('rounds', str(2 * unfinished))})"
+    return Conclusion(
+        sentence=sentence + _propose_seeds(chosen, answer, level, spell),
+        clients=_describe_clients(chosen, over, entry),
+        harm="" if answer == WORSE else _describe_harm(compared, worse, over, entry),
+        cost=_describe_cost(rows, dict.fromkeys((str(chosen["label"]), str(baseline)))),
+        answer=answer,
+        best=next(iter(compared), None),
+        shown=next(iter(better), None),
+        better=better,
+        worse=worse,
+        judged=[*compared],
+        excluded=max((high for _, high in bounds.values()), default=None),
+        level=level,
+        unfinished=unfinished,
     )
-    lines = facts["sentence"].split("; ") if facts and baseline is not None else []
-    if not lines:
-        entry = catalogue.METRICS[metrics.get("metric", catalogue.DEFAULT)[0]]
-        lines = [f"best {entry.heading}: {label}, {_format_value(rows[label], entry.name)}"]
-    costs = [
-        f"{name} sends {_format_value(rows[name], 'megabytes')} MB in a run of {_format_value(rows[name], 'seconds')} s"
-        for name in dict.fromkeys((label, baseline))
-        if name in rows and "megabytes" in rows[name]["metrics"]
-    ]
-    harms = [
-        f"{name} is shown to be worse than {name_baseline(str(baseline))}, which serves "
-        f"{_describe_shares(rows[name], count)[1]} of {counted(count, 'client')} better"
-        for name in (facts or {}).get("worse", ())
-        if (count := tables.count_clients(rows[name]))
-    ]
-    return [*lines, *costs, *harms]
-
-
-def _format_value(row: Mapping[str, Any], name: str) -> str:
-    return _format_score(row["metrics"].get(name, {}).get("value"), catalogue.METRICS[name])
 
 
 def name_baseline(baseline: str) -> str:
@@ -85,254 +183,254 @@ def name_baseline(baseline: str) -> str:
     return "the global model" if baseline == "global" else baseline
 
 
-def _is_shown(method: Mapping[str, Any], sign: int, risk: float) -> bool:
-    gain = method["metrics"]["gain"]
-    return gain["p_corrected"] < risk and all(sign * bound > 0 for bound in gain["interval"])
+def _score(row: Row, metric: str) -> float:
+    value = row["metrics"].get(metric, {}).get("value")
+    return math.nan if value is None else float(value)
 
 
-def _format_gain(gain: Mapping[str, Any], entry: Metric) -> str:
-    unit = " points" if entry.percent else ""
-    value, low, high = (entry.scale * number for number in (gain["value"], *gain["interval"]))
-    return f"{value:+.{entry.digits}f}{unit} [{low:.{entry.digits}f}, {high:.{entry.digits}f}]"
+def _describe_best(compared: Mapping[str, Row], better: Sequence[str], over: str, entry: Metric) -> str:
+    """Return the best method that is shown to be better, and the one with the best score if that is another one."""
+    best, shown = next(iter(compared)), better[0]
+    text = f"{shown}, {_format_gain(compared[shown], entry)} over {over}{_say_seeds(compared[shown])}"
+    if best != shown:
+        gain = f"{_format_gain(compared[best], entry)}{_say_seeds(compared[best])}"
+        text += f"; {best} has the best {entry.heading}, but its gain is not shown, {gain}"
+    if len(compared) > 1:
+        text += f"; {len(better)} of {len(compared)} methods are shown to gain"
+    return text
 
 
-def _describe_no_better(known: Mapping[str, Mapping[str, Any]], over: str, by: str, entry: Metric, risk: float) -> str:
-    """Return the sentence if no method is shown to be better: the highest gain, and why it is not significant."""
-    if not known:
-        return f"no method was compared with {over}{by}"
-    label = max(known, key=lambda label: known[label]["metrics"]["gain"]["value"])
-    gain, points = known[label]["metrics"]["gain"], _format_gain(known[label]["metrics"]["gain"], entry)
-    if gain["value"] > 0:
-        better_off, worse_off = _describe_shares(
-            known[label], count := tables.count_compared_clients(known[label], entry)
-        )
-        first = f"{label} has the highest gain over {over}{by}, {points}{_say_seeds(known[label])}; {better_off} of "
-        first += f"{counted(count, 'client')} better off, {worse_off} worse{_say_mean(known[label])}"
-    elif gain["value"] == 0:
-        first = f"no method scores better than {over}{by}; {label} has the same score, {points}"
-    elif len(known) == 1:
-        first = f"{label} scores worse than {over}{by}, {points}"
-    else:
-        first = f"all {len(known)} methods score worse than {over}{by}; {label} loses least, {points}"
-    return f"{first}; {_describe_doubt(gain, len(known), risk)}{_propose_seeds(known[label], risk)}"
-
-
-def _describe_doubt(gain: Mapping[str, Any], compared: int, risk: float) -> str:
-    """Return a clause on why a gain is not significantly above 0, or that it is significantly below."""
-    low, high = gain["interval"]
-    p = gain["p_corrected"]
-    if math.isnan(low) or math.isnan(high):
-        return "too few observations for an interval, so this is not a significant difference"
-    if low <= 0 <= high:
-        return "the interval includes 0, so this is not a significant difference"
-    if p < risk:
-        return f"this difference is significant (p = {p:.2g})"
-    correction = f" after Holm's correction for {compared} methods" if compared > 1 else ""
-    return f"the interval excludes 0, but the difference is not significant{correction} (p = {p:.2g})"
-
-
-def _describe_best(method: Mapping[str, Any], baseline: str, compared: int, better: int, entry: Metric) -> str:
-    metrics, count = method["metrics"], tables.count_compared_clients(method, entry)
-    better_off, worse_off = _describe_shares(method, count)
-    few = count <= tables.MAX_FEW_CLIENTS
-    name, words = ("worst", "worst client") if few else ("bottom_decile", "bottom decile")
-    before, after = metrics["gain"][f"baseline_{name}"], metrics[catalogue.part(entry.name, name)]["value"]
-    change = f"{100 * before:.0f} to {100 * after:.0f} %" if entry.percent else f"{before:.3f} to {after:.3f}"
-    parts = [
-        f"{method['label']}, {_format_gain(metrics['gain'], entry)} over {baseline}{_say_seeds(method)}",
-        f"{better_off} of {counted(count, 'client')} better off, {worse_off} worse{_say_mean(method)}",
-        f"{words} {change}",
-    ]
-    if compared > 1:
-        parts.append(
-            f"{better} of {compared} methods shown to be better; it was chosen among {compared}, so expect slightly "
-            "less on new data"
-        )
-    return "; ".join(parts)
-
-
-def _describe_shares(method: Mapping[str, Any], count: int) -> tuple[str, str]:
-    """Return the numbers of ``count`` clients that are better and worse off, with a decimal if they are means."""
-    numbers = (method["metrics"][name]["value"] * count for name in ("better_off", "worse_off"))
-    better, worse = (f"{round(number, 1):g}" for number in numbers)
-    return better, worse
-
-
-def _say_seeds(method: Mapping[str, Any]) -> str:
-    """Return in how many trainings of a method its gain is positive, if it has several and they are counted."""
-    seeds, positive = len(method["seeds"]), method["metrics"]["gain"].get("positive_seeds")
+def _describe_no_gain(compared: Mapping[str, Row], over: str, entry: Metric) -> str:
+    """Return the gain that is excluded, and that of the method with the best score."""
+    best = next(iter(compared.values()))
+    most = max(row["metrics"]["gain"]["interval"][1] for row in compared.values())
     return (
-        ""
-        if positive is None
-        else f" in each of {seeds} seeds"
-        if positive == seeds
-        else f" in {positive} of {seeds} seeds"
+        f"stay with {over}; gains above {_format_number(most, entry)} are excluded "
+        f"({'best: ' if len(compared) > 1 else ''}{best['label']}, {_format_gain(best, entry)}{_say_seeds(best)})"
     )
 
 
-def _propose_seeds(method: Mapping[str, Any], risk: float) -> str:
-    """Return a clause with the option that adds seeds, if a positive gain is not significant.
+def _describe_worse(compared: Mapping[str, Row], over: str, by: str, entry: Metric) -> str:
+    """Return the sentence if all methods are shown to be worse."""
+    best, rest = next(iter(compared.values())), len(compared) - 1
+    also = f", and so {'is' if rest == 1 else 'are'} the {counted(rest, 'other method')}" if rest else ""
+    gain = f"{_format_gain(best, entry)}{_say_seeds(best)}"
+    return f"{best['label']} is shown to be worse than {over}{by}, {gain}{also}: stay with {over}"
 
-    A smaller ``risk`` than that of a single look means that ``--until-decided`` adds the seeds.
-    """
-    gain, seeds = method["metrics"]["gain"], sorted(method["seeds"])
-    if gain["value"] <= 0 or math.isnan(gain["interval"][0]) or risk < 1 - gains.LEVEL - 1e-9:
+
+def _describe_unknown(rows: Sequence[Row], ranked: Sequence[Row], baseline: str | None, entry: Metric) -> str:
+    """Return the sentence of a table without an interval against a baseline: why, and the best score."""
+    first = ranked[0] if ranked else max(rows, key=lambda row: entry.rank(_score(row, entry.name)))
+    best = f"{first['label']} has the best {entry.heading}, {tables.format_score(_score(first, entry.name), entry)}"
+    if not ranked:
+        why = "all rows are references"
+    elif baseline is None:
+        why = "no baseline was compared"
+    elif not any("gain" in row["metrics"] for row in ranked if row["label"] != baseline):
+        why = f"no method was compared with {name_baseline(baseline)}"
+    else:
+        why = "a single client gives no interval"
+    return f"No gain is known, as {why}: {best}"
+
+
+def _describe_baseline(rows: Sequence[Row], chosen: Row, baseline: str, metric: str, majority: float | None) -> str:
+    """Return a clause if the baseline is no more accurate than the most frequent class; empty otherwise."""
+    known = {row["label"]: _score(row, "accuracy") for row in rows}
+    accuracy = known.get(baseline, math.nan)
+    if baseline not in known and metric == "accuracy":
+        accuracy = known[chosen["label"]] - chosen["metrics"]["gain"]["value"]
+    constant = next((_score(row, "accuracy") for row in rows if row.get("method") == "constant"), majority)
+    if constant is None or not accuracy <= constant:
         return ""
-    more = [*seeds, *(seed for seed in range(len(seeds) + 2) if seed not in seeds)]
-    return f"; more seeds may decide it, as by compare --seeds {','.join(map(str, more[: len(seeds) + 2]))}"
+    return (
+        f"; but {name_baseline(baseline)} ({100 * accuracy:.1f} %) is not above the most frequent class "
+        f"({100 * constant:.1f} %): it has learned nothing yet, and a gain over it says nothing"
+    )
 
 
-def _say_mean(method: Mapping[str, Any]) -> str:
-    """Return that numbers of a method are means over its seeds, if it has several."""
-    return " on average over seeds" if len(method["seeds"]) > 1 else ""
-
-
-def _describe_splits(methods: Sequence[Mapping[str, Any]], *, validated: bool) -> list[str]:
-    """Return a sentence on the samples that the methods learned from; empty for older rows.
-
-    ``validated`` says whether there are validation samples.
-    """
-    splits = {method["label"]: method["learned_from"] for method in methods if "learned_from" in method}
-    more = [label for label, names in splits.items() if "validation" in names]
-    if not splits:
-        return []
-    if not more and not validated:
-        return [
-            "methods learned from training samples; there are no validation samples, so no option or round was chosen "
-            "for any client: the defaults were used"
-        ]
-    if not more:
-        return ["methods learned from training samples; validation samples were used only to select rounds and options"]
-    if len(more) == len(splits):
-        return ["methods learned from training and validation samples (--refit)"]
-    return [
-        f"not a fair comparison: {', '.join(more)} also learned from validation samples, the others only from "
-        "training samples; run all with --refit, or none"
-    ]
-
-
-def _describe_transductive(methods: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence on the methods that learn from unlabelled test samples; empty without any."""
-    labels = [method["label"] for method in methods if method.get("transductive")]
-    if not labels:
-        return []
-    one = len(labels) == 1
-    return [
-        f"transductive: {', '.join(labels)} {'predicts' if one else 'predict'} a test sample with the help of the "
-        f"client's other test samples, without their labels; {'its' if one else 'their'} scores do not hold for a "
-        "sample that arrives alone"
-    ]
-
-
-def _describe_references(methods: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence on the rows that are not ranked; empty if there are none."""
-    labels = [method["label"] for method in methods if method.get("reference")]
-    if not labels:
-        return []
-    return [f"reference, not ranked and not counted among the methods: {', '.join(labels)}"]
-
-
-def _describe_looks(metrics: Mapping[str, Any]) -> list[str]:
-    """Return a sentence on the looks of ``--until-decided``, and the level of intervals; empty without them."""
-    looks = metrics.get("looks")
-    if not looks:
-        return []
-    seeds = {seed for method in metrics["methods"] for seed in method["seeds"]}
-    return [
-        f"a look after {len(seeds)} of at most {looks['most']} seeds, with a look after each seed from "
-        f"{looks['first']} on (--until-decided): intervals and tests have the level of this look, "
-        f"{tables.format_level(metrics)} (alpha spending), so that all looks together err in about "
-        f"{100 * (1 - gains.LEVEL):.0f} % of comparisons"
-    ]
-
-
-def _describe_privacy(methods: Sequence[Mapping[str, Any]]) -> list[str]:
-    """Return a sentence per guarantee of differential privacy; empty without any."""
-    labels: dict[tuple[float, float], list[str]] = {}
-    for method in methods:
-        if "privacy" in method:
-            labels.setdefault((method["privacy"]["epsilon"], method["privacy"]["delta"]), []).append(method["label"])
-    return [
-        f"{', '.join(names)}: user-level differential privacy, epsilon {epsilon:.2f} at delta {delta:g} per run, for "
-        "the models that the server sent; it does not cover personal models and predictions, this table, or tuning"
-        for (epsilon, delta), names in labels.items()
-    ]
-
-
-def _describe_tuning(metrics: Mapping[str, Any]) -> list[str]:
-    """Return a sentence on the trials of each method and the chosen options; empty if no method was tuned."""
-    if "tune" not in metrics:
-        return []
-    tune, lines = metrics["tune"], []
-    for label, facts in tune["methods"].items():
-        chosen = ", ".join(f"{key}={as_typed(value)}" for key, value in facts["values"].items())
-        if not facts["grid"]:
-            lines.append(f"{label}: nothing to tune")
-        elif facts.get("problem"):
-            lines.append(f"{label}: not tuned, {facts['problem']}")
-        else:
-            lines.append(f"{label}: {chosen} ({facts['trials']} of {facts['grid']})")
-    name = metrics.get("metric", catalogue.DEFAULT)[0]
-    metric = catalogue.METRICS[name].heading if name in catalogue.METRICS else name
-    return [
-        f"each method tuned with at most {counted(tune['trials'], 'trial')} by {metric} on validation samples, under "
-        f"seed {tune['seed']}: {'; '.join(lines)}; in brackets: grid points tried of all"
-    ]
-
-
-def _describe_stacks(metrics: Mapping[str, Any]) -> list[str]:
-    """Return a note per stack: its score, that of the best single method on validation samples, and the upper bound."""
-    entry = catalogue.METRICS.get(metrics.get("metric", catalogue.DEFAULT)[0])
-    rows = {method["label"]: method["metrics"] for method in metrics["methods"]}
-    lines = []
-    for label, beside in metrics.get("stacks", {}).items():
-        records = [
-            values.get(entry.name) if entry else None
-            for values in (rows.get(label, {}), beside["single"], beside["bound"])
-        ]
-        if entry is None or None in records:  # written by a newer version of pfl
+def _describe_clients(row: Row, over: str, entry: Metric) -> str:
+    """Return how many clients a method serves better and worse than the baseline, and its worst-served client."""
+    count, metrics = tables.count_compared_clients(row, entry), row["metrics"]
+    parts: list[str] = []
+    for name, words in (("better_off", "better off"), ("worse_off", "worse off")):
+        share = metrics.get(name)
+        if share is None:
             continue
-        stack, single, bound = (_format_score(record["value"], entry) for record in records if record)
-        best = ", ".join(dict.fromkeys(beside["best_by_validation"].values()))
-        lines.append(
-            f"`{label}` pools {', '.join(beside['pool'])}: {entry.heading} {stack}. The best of these on validation "
-            f"samples is {best}: {single}. With the best method on each client's own test samples: {bound}, an upper "
-            "bound, because it uses test labels"
-        )
-    return lines
+        number = f"{round(share['value'] * count, 1):g}"
+        of = "" if parts else f" of {counted(count, 'client')}"
+        verb = f" {'is' if number == '1' else 'are'}" if not parts else ""
+        chance = ""
+        if "by_chance" in share:
+            beyond = "beyond chance" if share["exceeds_chance"] else "not beyond chance"
+            chance = f", {beyond} ({share['by_chance'] * count:.1f} expected)"
+        parts.append(f"{number}{of}{verb} {words}{chance}")
+    if parts and len(row["seeds"]) > 1:
+        parts[-1] += ", on average over seeds"
+    if served := row.get("worst_served"):
+        more = served["count"] - len(served["clients"])
+        names = listed(served["clients"]) + (f" and {more} more" if more else "")
+        before = served.get("baseline")
+        against = "" if before is None else f", under {over} {tables.format_score(before, entry)}"
+        parts.append(f"worst served: {names}, {tables.format_score(served['value'], entry)}{against}")
+    return f"{row['label']}: {'; '.join(parts)}" if parts else ""
 
 
-def _format_score(score: float | None, metric: Metric) -> str:
-    """Return a score, in percent where the metric is a fraction; ``-`` if it is unknown."""
-    if score is None or math.isnan(score):
-        return "-"
-    return f"{metric.scale * score:.{metric.digits}f}{' %' if metric.percent else ''}"
+def _describe_harm(compared: Mapping[str, Row], worse: Sequence[str], over: str, entry: Metric) -> str:
+    """Return the methods that are shown to be worse than the baseline; empty without any."""
+    texts = [f"{label}, {_format_gain(compared[label], entry)}" for label in worse]
+    return f"Shown to be worse than {over}: {listed(texts, MAX_NAMED, '; ')}" if texts else ""
 
 
-def list_notes(metrics: Mapping[str, Any]) -> list[str]:
-    """Return the notes below the table of stored ``metrics``."""
-    lines = [metrics["conclusion"]["sentence"]] if "conclusion" in metrics else []
-    rows = metrics["methods"]
-    lines += [
-        *_describe_looks(metrics),
-        *metrics.get("definitions", ()),
-        *_describe_stacks(metrics),
-        *_describe_tuning(metrics),
-    ]
-    lines += [
-        *_describe_splits(rows, validated=not metrics.get("without_validation")),
-        *_describe_references(rows),
-        *_describe_transductive(rows),
-        *_describe_privacy(rows),
-        *prediction_sets.notes(metrics),
-    ]
-    marks = [m for m in rows if any(m["metrics"].get(n, {}).get("exceeds_chance") for n in ("better_off", "worse_off"))]
-    if marks:
-        lines.append(f"{tables.MARK} more clients than expected by chance (in brackets: the share expected by chance)")
-    if any("interval" in m["metrics"].get("gain", {}) for m in rows) and max(len(m["seeds"]) for m in rows) == 1:
-        lines.append(
-            "one seed: intervals cover the variation between clients, not between training runs (--seeds 0,1,2)"
-        )
-    failed: Mapping[str, Sequence[int]] = metrics.get("failed", {})
-    lines += [f"`{name}` failed under seed {', '.join(map(str, seeds))}" for name, seeds in failed.items()]
-    return [*lines, *metrics.get("warnings", ())]
+def _describe_cost(rows: Sequence[Row], labels: Iterable[str]) -> str:
+    """Return what methods send and how long they take."""
+    known = {row["label"]: row["metrics"] for row in rows}
+    texts = []
+    for label in labels:
+        megabytes, seconds = (known.get(label, {}).get(name) for name in ("megabytes", "seconds"))
+        if megabytes is not None:
+            sent = tables.format_score(megabytes["value"], catalogue.METRICS["megabytes"])
+            took = (
+                f" in a run of {tables.format_score(seconds['value'], catalogue.METRICS['seconds'])} s"
+                if seconds
+                else ""
+            )
+            texts.append(f"{label} sends {sent} MB{took}")
+    return "; ".join(texts)
+
+
+def _format_gain(row: Row, entry: Metric) -> str:
+    """Return a gain with its interval, signed as in the table."""
+    gain = row["metrics"]["gain"]
+    low, high = (f"{entry.scale * bound:+.{entry.digits}f}" for bound in gain["interval"])
+    return f"{_format_number(gain['value'], entry, '+')} [{low}, {high}]"
+
+
+def _format_number(value: float, entry: Metric, sign: str = "") -> str:
+    return f"{entry.scale * value:{sign}.{entry.digits}f}{' points' if entry.percent else ''}"
+
+
+def _say_seeds(row: Row) -> str:
+    """Return under how many seeds the gain of a method is positive, if it has several and they are counted."""
+    seeds, positive = len(row["seeds"]), row["metrics"]["gain"].get("positive_seeds")
+    if positive is None:
+        return ""
+    return f", positive under {'each' if positive == seeds else positive} of {seeds} seeds"
+
+
+def _propose_seeds(row: Row, answer: str, level: float, spell: Callable[[str, str], str]) -> str:
+    """Return the seeds to type if there is a single one, or if a gain is not shown and more may show it.
+
+    A higher ``level`` than that of a single look means that ``--until-decided`` adds the seeds.
+    """
+    seeds = sorted(row["seeds"])
+    is_open = answer == NO_GAIN and row["metrics"]["gain"]["value"] > 0
+    if answer == UNKNOWN or level > gains.LEVEL + 1e-9 or not (is_open or len(seeds) == 1):
+        return ""
+    more = [*seeds, *(seed for seed in range(len(seeds) + 2) if seed not in seeds)][: len(seeds) + 2]
+    why = "More seeds may decide it" if is_open else "One seed does not show how much training varies"
+    return f" ({why}: type {spell('seeds', ','.join(map(str, more)))})"
+
+
+@dataclass(frozen=True)
+class Marks:
+    """The labels of the best methods of a column, several if their scores are equal, and of those not shown worse."""
+
+    best: frozenset[str] = frozenset()
+    not_worse: frozenset[str] = frozenset()
+
+    @classmethod
+    def read(cls, metrics: Mapping[str, Any], names: Iterable[str]) -> dict[str, Marks]:
+        """Return the marks of the columns ``names`` in stored metrics; a column that was not tested has none."""
+        stored = metrics.get("marks", {})
+        return {
+            name: cls(frozenset(stored[name]["best"]), frozenset(stored[name]["not_worse"]))
+            if name in stored
+            else cls()
+            for name in names
+        }
+
+    def record(self) -> dict[str, list[str]]:
+        """Return the entry of ``metrics.json``."""
+        return {"best": sorted(self.best), "not_worse": sorted(self.not_worse)}
+
+
+@dataclass(frozen=True)
+class ClientScores:
+    """The scores of the clients of one run, (m,), nan where undefined, with their weights, samples and identities."""
+
+    values: NDArray[np.float64]
+    weights: NDArray[np.float64]
+    samples: NDArray[np.int64]
+    clients: NDArray[np.int64]
+
+
+def mark_column(
+    runs: Mapping[str, Mapping[int, ClientScores]],
+    score: Mapping[str, float],
+    metric: Metric,
+    level: float,
+    conclusion: Conclusion | None = None,
+    baseline: str | None = None,
+) -> Marks:
+    """Return the best methods of a column and those that are not shown to be worse than the best one.
+
+    ``runs`` has the scores of clients by label and seed, and ``score`` the value of each label in the column. Methods
+    are compared on the same clients; one with other clients has no mark. In the column that ranks methods, the
+    ``conclusion`` has decided about each pair with the ``baseline``.
+    """
+    best = max(score, key=lambda label: metric.sign * score[label])
+    shared = _share_variance({label: runs[label] for label in score})
+    p: dict[str, float] = {}
+    for label in score:
+        pairs = _pair_clients(runs[best], runs[label])
+        if label == best or not pairs:
+            continue
+        variance = None if shared is None else shared.of_difference(best, label)
+        differences, weights, clients = zip(*pairs, strict=True)
+        estimate = gains.mean_gain(differences, weights, clients, variance)
+        p[label] = 1.0 if estimate is None else estimate.p
+    equal = {best, *(label for label in p if score[label] == score[best])}
+    not_worse = {label for label, value in gains.holm(p).items() if value >= 1 - level}
+    decided = {} if conclusion is None else conclusion.decide_pairs(best, baseline)
+    not_worse = {label for label in p if not decided.get(label, label not in not_worse)}
+    return Marks(frozenset(equal), frozenset(not_worse - equal))
+
+
+def _pair_clients(
+    best: Mapping[int, ClientScores], other: Mapping[int, ClientScores]
+) -> list[tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]]:
+    """Return the differences of the clients with both scores, their weights and identities, for each common seed.
+
+    Empty if no seed has both methods, or if their clients or numbers of samples differ.
+    """
+    pairs = []
+    for seed in sorted(best.keys() & other.keys()):
+        one, two = best[seed], other[seed]
+        if not (np.array_equal(one.samples, two.samples) and np.array_equal(one.clients, two.clients)):
+            return []
+        difference = one.values - two.values
+        known = (one.samples > 0) & ~np.isnan(difference)
+        if known.any():
+            pairs.append((difference[known], one.weights[known], one.clients[known]))
+    return pairs
+
+
+def _share_variance(runs: Mapping[str, Mapping[int, ClientScores]]) -> gains.SeedVariance | None:
+    """Return the variance over seeds that the methods of a column share, if all have the same seeds."""
+    if len({tuple(sorted(by_seed)) for by_seed in runs.values()}) != 1:
+        return None
+    means: dict[str, list[float]] = {}
+    for label, by_seed in runs.items():
+        for _, item in sorted(by_seed.items()):
+            known = (item.samples > 0) & ~np.isnan(item.values)
+            total = item.weights[known].sum()
+            mean = float(item.weights[known] @ item.values[known] / total) if total else math.nan
+            means.setdefault(label, []).append(mean)
+    return gains.share_variance(means)
+
+
+def explain_marks(marks: Iterable[Marks], level: float) -> list[str]:
+    """Return a sentence for each mark that a table with these columns has."""
+    columns = [*marks]
+    has_best, has_others = any(column.best for column in columns), any(column.not_worse for column in columns)
+    return [_BOLD] * has_best + [_NOT_WORSE.replace("RISK", f"{100 * (1 - level):.3g} %")] * has_others

@@ -33,9 +33,14 @@ class Table(NamedTuple):
         return "".join("| " + " | ".join(line) + " |\n" for line in [self.heading, align, *self.rows])
 
 
+def read_level(metrics: Mapping[str, Any]) -> float:
+    """Return the coverage of the intervals of a table."""
+    return float(metrics.get("level", gains.LEVEL))
+
+
 def format_level(metrics: Mapping[str, Any]) -> str:
     """Return the coverage of the intervals of a table in percent, as in ``95 %``."""
-    return f"{100 * metrics.get('level', gains.LEVEL):.6g} %"
+    return f"{100 * read_level(metrics):.6g} %"
 
 
 def mark_reference(row: Mapping[str, Any]) -> str:
@@ -97,6 +102,13 @@ def _column_entry(name: str, metric_names: Sequence[str]) -> Metric:
     return (
         replace(entry, percent=first.percent, digits=first.digits, optional=first.optional) if name == "gain" else entry
     )
+
+
+def format_score(score: float | None, metric: Metric) -> str:
+    """Return a score, in percent where the metric is a fraction; ``-`` if it is unknown."""
+    if score is None or math.isnan(score):
+        return "-"
+    return f"{metric.scale * score:.{metric.digits}f}{' %' if metric.percent else ''}"
 
 
 def count_clients(method: Mapping[str, Any]) -> int:
