@@ -15,7 +15,7 @@ from pflcli.comparison.table import NAME
 from pflcli.errors import UsageError
 from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.presentation import tables
-from pflcli.evaluation.presentation.conclusion import Conclusion, Marks
+from pflcli.evaluation.presentation.conclusion import Conclusion, Marks, name_baseline
 from pflcli.options.compare import Compare
 
 FIRST = 3
@@ -77,9 +77,9 @@ def _look(outcome: Outcome) -> tuple[bool, str]:
         return True, "there are no two methods to decide between"
     best, others = ", ".join(sorted(marks.best)), ", ".join(sorted(marks.not_worse))
     level = tables.format_level(metrics)
-    conclusion = Conclusion.read(metrics)
-    if conclusion is not None and best in conclusion.judged and best not in conclusion.better:
-        return False, f"{best} is not shown to gain over {metrics['baseline']}, at the level {level}"
     if len(marks.best) == 1 and not marks.not_worse:
+        conclusion = Conclusion.read(metrics)
+        if conclusion is not None and best in conclusion.judged and best not in conclusion.better:
+            return False, f"{best} is not shown to gain over {name_baseline(metrics['baseline'])}, at the level {level}"
         return True, f"{best} is shown to be better than every other method, at the level {level}"
     return False, f"{best} is not shown to be better than {others or 'the others'}, at the level {level}"

@@ -69,7 +69,7 @@ def format_warning(points: Mapping[str, float], last: int, total: int) -> str:
 
 
 def select_measured(rows: Sequence[Mapping[str, Any]], column: str) -> tuple[list[int], list[float]]:
-    """Return the rounds in which the accuracy in ``column`` was measured, and its values."""
+    """Return the rounds in which the ``column`` was measured, and its values."""
     known = [(int(row["round"]), float(row[column])) for row in rows if row.get(column) not in ("", None)]
     known = [pair for pair in known if not math.isnan(pair[1])]
     return [t for t, _ in known], [a for _, a in known]

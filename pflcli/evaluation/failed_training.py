@@ -8,11 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from pflcli.artifacts import codebook
-from pflcli.errors import GoneError
-from pflcli.evaluation import round_costs
 from pflcli.evaluation.metrics import scores
-from pflcli.evaluation.summary import Scored
+from pflcli.evaluation.summary import ScoredPredictions
 from pflcli.wording import listed
 
 CONSTANT = "constant"
@@ -21,7 +18,7 @@ _LARGE_LOSS = 10.0
 """A training loss above this many times that of equal probabilities, log C, means that training diverged."""
 
 
-def find_warnings(groups: Mapping[str, Sequence[Scored]]) -> list[str]:
+def find_warnings(groups: Mapping[str, Sequence[ScoredPredictions]]) -> list[str]:
     """Return a warning per way of failing that names the methods of which a run did not learn.
 
     ``groups`` has a run per seed. A run did not learn if it predicts one class for all samples although they have
@@ -58,14 +55,14 @@ def find_below_constant(rows: Sequence[Mapping[str, Any]]) -> list[str]:
     ]
 
 
-def _describe_failure(item: Scored) -> tuple[str, str] | None:
+def _describe_failure(item: ScoredPredictions) -> tuple[str, str] | None:
     """Return what shows that the training of a run failed, and its numbers; None if nothing does."""
     p, y = item.answers.parts["p"], item.answers.y
     predicted, present = np.unique(p.argmax(axis=1)), np.bincount(y, minlength=p.shape[1])
     if (present > 0).sum() > 1 and len(predicted) == 1:
-        name = codebook.read(item.artifact).class_names(p.shape[1])[int(predicted[0])]
+        name = item.class_names[int(predicted[0])]
         return "predicts one class for all samples", f"class {name} for {len(y)} samples"
-    uniform, losses = math.log(p.shape[1]), _read_losses(item)
+    uniform, losses = math.log(p.shape[1]), item.losses
     if losses and losses[-1] > _LARGE_LOSS * uniform:
         what = f"ended with a training loss far above that of equal probabilities, {uniform:.2g}"
         return what, f"{losses[-1]:.2g}"
@@ -74,12 +71,3 @@ def _describe_failure(item: Scored) -> tuple[str, str] | None:
         what = "is not more accurate than the most frequent class, and has a log-loss above that of equal probabilities"
         return f"{what}, {uniform:.2g}", f"{log_loss:.2g}"
     return None
-
-
-def _read_losses(item: Scored) -> list[float]:
-    """Return the training loss of each round; empty if the run has no rounds or its file is gone."""
-    try:
-        _, rows = round_costs.read_rounds(item.artifact)
-    except GoneError:
-        return []
-    return [float(row["loss"]) for row in rows if row.get("loss") not in ("", None)]

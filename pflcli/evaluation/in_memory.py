@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+import reprlib
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -15,15 +18,17 @@ from pflcli.artifacts.client_blocks import offsets
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.errors import InputError, UsageError
-from pflcli.evaluation import client_identity, scoring, summary
+from pflcli.evaluation import client_identity, convergence, scoring, summary
 from pflcli.evaluation.metrics import catalogue
-from pflcli.evaluation.presentation import tables
+from pflcli.evaluation.presentation import conclusion, notes, tables
 from pflcli.evaluation.summary import ScoredPredictions
 
 if TYPE_CHECKING:
     from pflcli.simulation.simulate import Result
 
     Source: TypeAlias = Result | Path | str
+
+_EXAMPLE = "table({'fedavg': simulate('fedavg', federation), 'local': simulate('local', federation)})"
 
 
 def table(
@@ -36,72 +41,144 @@ def table(
     """Return the table of a comparison as a frame, best method first: scores, gains over the baseline, and intervals.
 
     ``results`` has, for each label, the result of ``simulate``, or the path of predictions, or a sequence of these, one
-    per seed. Columns are those of ``table.csv`` in a comparison of ``pfl compare``, with the same numbers. ``metric``
-    are names of metrics, the first of which ranks. Raises UsageError if the baseline
-    or a metric is unknown, there is no result, a label has two of one seed, or an object has no predictions, InputError
-    without samples of the ``split``.
+    per seed. Columns are those of ``table.csv`` in a comparison of ``pfl compare``, with the same numbers; unknown ones
+    are nan. ``metric`` are names of metrics, the first of which ranks.
+
+    The attributes (``attrs``) of the frame have the ``conclusion``, sentences of which the first is the decision, and
+    ``notes``; warnings among these are Python warnings too.
+
+    Raises UsageError for an unknown baseline or metric, for a label without a result or with two of one seed, for an
+    object without predictions, and for results of different clients, splits or seeds; InputError without samples of the
+    ``split``.
     """
+    if not isinstance(results, Mapping):
+        raise UsageError(f"results is a {type(results).__name__}, not a mapping with a label for each method", _EXAMPLE)
     if not results:
-        raise UsageError("there is no result to compare", "{'fedavg': simulate('fedavg', federation)}")
-    names = catalogue.parse_names([metric] if isinstance(metric, str) else metric)
-    scored, megabytes, identities = list[ScoredPredictions](), dict[str, list[float]](), dict[int, NDArray[np.str_]]()
+        raise UsageError("there is no result to compare", _EXAMPLE)
+    for name, value in (("baseline", baseline), ("split", split)):
+        if not isinstance(value, str):
+            raise UsageError(f"{name} is {value!r}, not a word", f"table(results, {name}='fedavg')")
+    chosen = [metric] if isinstance(metric, str) or not isinstance(metric, Iterable) else [*metric]
+    if not all(isinstance(name, str) for name in chosen):
+        raise UsageError(f"metric is {metric!r}, not the name of a metric", "table(results, metric='accuracy')")
+    names = catalogue.parse_names(chosen)
+    groups, megabytes = dict[str, list[ScoredPredictions]](), dict[str, list[float]]()
+    identities = dict[str, dict[int, NDArray[np.str_]]]()
     for label, sources in results.items():
-        for source in sources if isinstance(sources, Sequence) and not isinstance(sources, str) else [sources]:
-            item, sent, names_of_clients = _score(source, label, split, names)
-            if any((other.label, other.seed) == (label, item.seed) for other in scored):
+        if not isinstance(label, str):
+            raise UsageError(f"the label {label!r} is not a word", _EXAMPLE)
+        found = sources if isinstance(sources, Sequence) and not isinstance(sources, str) else [sources]
+        if not found:
+            raise UsageError(f"{label} has no result", "one result per seed")
+        for source in found:
+            item, sent, clients = _score(source, label, split, names)
+            if item.seed in identities.setdefault(label, {}):
                 raise UsageError(f"{label} has two results with seed {item.seed}", "one result per seed")
+            identities[label][item.seed] = clients
+            groups.setdefault(label, []).append(item)
             megabytes.setdefault(label, []).append(sent / 1e6)
-            identities[id(item.answers)] = names_of_clients
-            scored.append(item)
-    scored = scoring.pair_with_baseline(scored, baseline)
-    rows = []
-    for label in results:
-        items = [item for item in scored if item.label == label]
-        metrics = summary.summarize_scores(
-            label, items, lambda chosen: {item.seed: identities[id(item.answers)] for item in chosen}
-        )
-        metrics.add("megabytes", len(items), megabytes[label])
-        marks = {"reference": True} if items[0].is_reference else {}
-        rows.append({"label": label, "seeds": [item.seed for item in items], "metrics": dict(metrics), **marks})
-    summary.correct_p_values(rows, baseline)
-    rows.sort(key=lambda row: summary.sort_key(row, catalogue.METRICS[names[0]]))
-    heading, body = tables.list_numbers({"methods": rows})
+    _require_comparable(groups)
+    paired = scoring.pair_with_baseline([item for items in groups.values() for item in items], baseline)
+    groups = {label: [item for item in paired if item.label == label] for label in groups}
+    rows = [summary.summarize_scores(label, items, identities[label]) for label, items in groups.items()]
+    for row in rows:
+        row["metrics"].add("megabytes", len(row["seeds"]), megabytes[row["label"]])
+    known = baseline if baseline in groups else "global" if scoring.has_baseline(paired) else None
+    made = {"split": split, "metric": [*names], "baseline": known, "methods": rows}
+    metrics = scoring.judge(made, groups, identities, _spell_argument)
+    columns = [entry.name for entry in catalogue.prediction_metrics(names)]
+    heading, body = tables.list_numbers(metrics, [*columns, "gain", "better_off", "worse_off", "megabytes"])
     frame = pd.DataFrame(body, columns=heading).set_index("method")
-    return frame.astype(float, errors="ignore").replace({None: math.nan}).astype({"seeds": int})
+    frame = frame.astype(float, errors="ignore").replace({None: math.nan}).astype({"seeds": int})
+    frame.attrs = {"conclusion": conclusion.read_sentences(metrics), "notes": notes.list_notes(metrics)}
+    for line in metrics["warnings"]:
+        warnings.warn(line, stacklevel=2)
+    return frame
+
+
+def _spell_argument(name: str, value: str) -> str:
+    """Return an option as one types it in Python."""
+    return f"simulate(..., seed=seed) for seed in ({value})" if name == "seeds" else f"{name}={value}"
+
+
+def _require_comparable(groups: Mapping[str, Sequence[ScoredPredictions]]) -> None:
+    """Raise UsageError unless all methods have the same seeds and, under each, the same clients and samples."""
+    first, *others = groups.values()
+    expected = {item.seed: item for item in first}
+    for items in others:
+        seeds = {item.seed for item in items}
+        if seeds != {*expected}:
+            one, two = (", ".join(map(str, sorted(each))) for each in (expected, seeds))
+            raise UsageError(
+                f"{first[0].label} has results of seed {one}, and {items[0].label} of seed {two}",
+                "give results of the same seeds for every method",
+            )
+        for item in items:
+            other = expected[item.seed]
+            pair = f"{other.label} and {item.label}, seed {item.seed},"
+            known = [[*each.names] for each in (other, item) if each.names is not None]
+            if len(item.n) != len(other.n) or known[1:] not in ([], known[:1]):
+                raise UsageError(f"{pair} have different clients", "simulate every method on the same federation")
+            if not scoring.same_samples(item, other):
+                raise UsageError(
+                    f"{pair} were scored on different samples: their federations have different splits",
+                    "simulate every method on the same federation",
+                )
 
 
 def _score(
     source: Source, label: str, split: str, metrics: tuple[str, ...]
 ) -> tuple[ScoredPredictions, int, NDArray[np.str_]]:
     """Return the scores of a result or of stored predictions, the bytes that were sent, and who each client (m,) is."""
-    seed: int
     if isinstance(source, (str, Path)):
         artifact = open_one(source, "predictions")
-        answers, method = predictions.read(artifact, split), str(artifact.manifest.request["method"])
-        seed = int(artifact.manifest.request["seed"])
+        stored = scoring.score_artifact(artifact, label, split, metrics)
+        stored = replace(stored, is_reference=scoring.is_reference(stored.method))
         sent = sum(int(artifact.manifest.summary[f"bytes_{link}"]) for link in ("up", "down", "peer"))
-        samples = {seed: (answers.sample, answers.offsets)}
-        names = client_identity.identify_clients({seed: artifact}, samples)[seed]
-    elif not hasattr(source, "predictions"):
+        return stored, sent, summary.identify_clients([stored])[stored.seed]
+    if not hasattr(source, "predictions"):
         raise UsageError(
-            f"{label} is {source!r}, which has no predictions", "give a result of simulate, or the path of predictions"
+            f"{label} is {reprlib.repr(source)}, which has no predictions",
+            "give a result of simulate, or the path of predictions",
         )
-    else:
-        found, method, seed = source.predictions.get(split), source.method, source.seed
-        if found is None:
-            raise InputError(f"{label} has no {split} predictions")
-        sizes = np.bincount(found.client, minlength=len(source.federation.clients))
-        answers = predictions.SplitPredictions(
-            dict(found.parts), found.y, _sample_ids(source, split, len(found.y)), offsets(sizes.tolist())
-        )
-        sent = sum(source.bytes.values())
-        names = _identify(source)
+    found, federation = source.predictions.get(split), source.federation
+    if found is None:
+        raise InputError(f"{label} has no {split} predictions", f"choose from: {', '.join(source.predictions)}")
+    sizes = np.bincount(found.client, minlength=len(federation.clients))
+    sample = _sample_ids(source, split, len(found.y))
+    answers = predictions.SplitPredictions(dict(found.parts), found.y, sample, offsets(sizes.tolist()))
     if not len(answers.y):
         raise InputError(f"{label} has no {split} samples to score")
-    catalogue.require_classes(metrics, answers.parts["p"].shape[1])
+    classes = answers.parts["p"].shape[1]
+    catalogue.require_classes(metrics, classes)
+    curve, losses = _read_progress(source)
     fields: dict[str, Any] = scoring.score_predictions(answers, metrics, 1)
-    is_reference = scoring.is_reference(method)
-    return ScoredPredictions(label=label, seed=seed, is_reference=is_reference, **fields), sent, names
+    item = ScoredPredictions(
+        label=label,
+        method=source.method,
+        seed=source.seed,
+        names=None if client_identity.are_numbered(federation.names) else federation.names,
+        class_names=federation.class_names or [*map(str, range(classes))],
+        learned_from=("train", "validation") if source.settings.refit else ("train",),
+        is_transductive=bool(source._method.TRANSDUCTIVE),
+        is_reference=scoring.is_reference(source.method),
+        curve=curve,
+        losses=losses,
+        **fields,
+    )
+    return item, sum(source.bytes.values()), _identify(source)
+
+
+def _read_progress(result: Result) -> tuple[tuple[list[int], list[float]], list[float]]:
+    """Return the measured rounds of a result with their validation accuracies, and the training loss of each round.
+
+    They are those of its backbone if it has no rounds of its own, as on disk.
+    """
+    source = result if len(result.rounds) or result.backbone is None else result.backbone
+    rows = [{str(name): value for name, value in row.items()} for row in source.rounds.reset_index().to_dict("records")]
+    personal = convergence.select_measured(rows, "personal_accuracy")
+    curve = personal if source is result and personal[0] else convergence.select_measured(rows, "validation_accuracy")
+    return curve, convergence.select_measured(rows, "loss")[1]
 
 
 def _sample_ids(result: Result, split: str, count: int) -> NDArray[np.int64]:

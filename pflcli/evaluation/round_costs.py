@@ -118,13 +118,16 @@ def read_rounds(artifact: Artifact) -> tuple[str, list[dict[str, str]]]:
     return "validation_accuracy", rows
 
 
-def read_curve(artifact: Artifact) -> tuple[list[int], list[float]]:
-    """Return the measured rounds of a run and their validation accuracies; empty if its backbone no longer exists."""
+def read_progress(artifact: Artifact) -> tuple[tuple[list[int], list[float]], list[float]]:
+    """Return the measured rounds of a run with their validation accuracies, and the training loss of each round.
+
+    Both are empty if the run has no rounds, or if its backbone no longer exists.
+    """
     try:
         column, rows = read_rounds(artifact)
     except GoneError:
-        return [], []
-    return convergence.select_measured(rows, column)
+        return ([], []), []
+    return convergence.select_measured(rows, column), convergence.select_measured(rows, "loss")[1]
 
 
 def _adapts(method: str) -> bool:

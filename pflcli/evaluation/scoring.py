@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -64,11 +64,8 @@ def score(
     ``references`` are the labels of methods that are not ranked, beside those of methods with ``REFERENCE``.
     """
     labelled = _label_artifacts(artifacts) if labels is None else list(zip(artifacts, labels, strict=True))
-    scored = [_score_artifact(artifact, label, split, metric_names, positive, level) for artifact, label in labelled]
-    scored = [
-        replace(item, is_reference=item.label in references or is_reference(item.artifact.manifest.request["method"]))
-        for item in scored
-    ]
+    scored = [score_artifact(artifact, label, split, metric_names, positive, level) for artifact, label in labelled]
+    scored = [replace(item, is_reference=item.label in references or is_reference(item.method)) for item in scored]
     return pair_with_baseline(scored, baseline)
 
 
@@ -89,7 +86,7 @@ def summarize(
     table: dict[str, Any] = {
         "split": split,
         **({} if metric_names == catalogue.DEFAULT else {"metric": list(metric_names)}),
-        "baseline": baseline if baseline in groups else "global" if _has_baseline(scored) else None,
+        "baseline": baseline if baseline in groups else "global" if has_baseline(scored) else None,
         "reported": " or ".join(sorted({_reported_round(item.artifact) for item in scored}, reverse=True)),
         "methods": [summary.summarize_method(label, items) for label, items in groups.items()],
     }
@@ -103,46 +100,60 @@ def summarize(
             method["metrics"] |= round_costs.summarize_simulated_time([item.artifact for item in items], link, target)
     if scored[0].sets is not None:
         table["sets"] = coverage.summarize_sets(groups, tried or {})
-    level = scored[0].level
-    if level != gains.LEVEL:
-        table["level"] = level
-    conclusion.judge_gains(table["methods"], table["baseline"], level)
-    concluded = conclusion.conclude(
-        table["methods"], table["baseline"], metric_names[0], level, measure_majority(scored)
-    )
-    table["conclusion"] = concluded.record()
-    marks = mark_columns(groups, table, concluded, summary.identify_clients)
-    table["marks"] = {name: found.record() for name, found in marks.items()}
-    remarks = _define_metrics(table["methods"], metric_names, _class_names(scored[0]), scored[0].positive)
-    remarks += [*_describe_repetitions(groups, table["baseline"]), *_describe_untested(scored, split)]
-    table |= {"definitions": remarks} if remarks else {}
     if all(_lacks_validation(item.artifact) for item in scored):
         table["without_validation"] = True
+    return judge(table, groups, {label: summary.identify_clients(items) for label, items in groups.items()})
+
+
+def judge(
+    table: dict[str, Any],
+    groups: Mapping[str, Sequence[ScoredPredictions]],
+    identities: Mapping[str, Mapping[int, NDArray[np.str_]]],
+    spell: Callable[[str, str], str] = conclusion.spell_option,
+) -> dict[str, Any]:
+    """Add the conclusion, marks, definitions and warnings to a table with ``methods``, and sort these, best first.
+
+    ``groups`` has the runs of each method, ``identities`` those of their clients (m,), by label and seed. ``spell``
+    writes an option as the user types it.
+    """
+    rows, baseline, scored = table["methods"], table["baseline"], [item for items in groups.values() for item in items]
+    metric, level = scored[0].metric_names[0], scored[0].level
+    if level != gains.LEVEL:
+        table["level"] = level
+    conclusion.judge_gains(rows, baseline, level)
+    majority = float(np.mean([np.bincount(item.answers.y).max() / len(item.answers.y) for item in scored]))
+    concluded = conclusion.conclude(rows, baseline, metric, level, majority, spell)
+    table["conclusion"] = concluded.record()
+    table["marks"] = {
+        name: marks.record() for name, marks in _mark_columns(groups, rows, identities, concluded, baseline).items()
+    }
+    remarks = _define_metrics(rows, scored[0].metric_names, scored[0].class_names, scored[0].positive)
+    remarks += [*_describe_repetitions(groups, baseline), *_describe_untested(scored, table["split"])]
+    table |= {"definitions": remarks} if remarks else {}
     table["warnings"] = [
         *failed_training.find_warnings({label: items for label, items in groups.items() if not items[0].is_reference}),
-        *failed_training.find_below_constant(table["methods"]),
-        *convergence.find_warnings(table["methods"]),
+        *failed_training.find_below_constant(rows),
+        *convergence.find_warnings(rows),
     ]
-    table["methods"].sort(key=lambda row: summary.sort_key(row, catalogue.METRICS[metric_names[0]]))
+    rows.sort(key=lambda row: summary.sort_key(row, catalogue.METRICS[metric]))
     return table
 
 
-def measure_majority(scored: Sequence[ScoredPredictions]) -> float:
-    """Return the share of the most frequent class in the scored samples, the mean over runs."""
-    return float(np.mean([np.bincount(item.answers.y).max() / len(item.answers.y) for item in scored]))
-
-
-def mark_columns(
-    groups: Mapping[str, Sequence[Item]], table: Mapping[str, Any], concluded: Conclusion, identify: summary.Identify
+def _mark_columns(
+    groups: Mapping[str, Sequence[ScoredPredictions]],
+    rows: Sequence[Mapping[str, Any]],
+    identities: Mapping[str, Mapping[int, NDArray[np.str_]]],
+    concluded: Conclusion,
+    baseline: str | None,
 ) -> dict[str, Marks]:
-    """Return the marks of each column of means over clients, from the runs of each method and their rows in a table.
+    """Return the marks of each column of means over clients.
 
     References are not marked, and nothing is in a table of a single method.
     """
-    ranked = {row["label"]: row["metrics"] for row in table["methods"] if not row.get("reference")}
+    ranked = {row["label"]: row["metrics"] for row in rows if not row.get("reference")}
     if len(ranked) < 2:
         return {}
-    identities = _encode({label: identify(groups[label]) for label in ranked})
+    clients = _encode({label: identities[label] for label in ranked})
     names = next(iter(groups.values()))[0].metric_names
     marks = {}
     for metric in filter(lambda metric: metric.is_client_mean, catalogue.prediction_metrics(names)):
@@ -155,14 +166,14 @@ def mark_columns(
                     item.client[column],
                     np.ones(len(item.n)) if alike else item.n.astype(np.float64),
                     item.n,
-                    identities[label][item.seed],
+                    clients[label][item.seed],
                 )
                 for item in groups[label]
             }
             for label in score
         }
         if len(score) > 1:
-            judge = (concluded, table["baseline"]) if metric.name == names[0] else ()
+            judge = (concluded, baseline) if metric.name == names[0] else ()
             marks[metric.name] = mark_column(runs, score, metric, concluded.level, *judge)
     return marks
 
@@ -214,12 +225,12 @@ def is_reference(method: str) -> bool:
     return registry.exists("methods", method) and bool(registry.card("methods", method).facts.get("REFERENCE"))
 
 
-def _describe_repetitions(groups: Mapping[str, Sequence[Scored]], baseline: str | None) -> list[str]:
+def _describe_repetitions(groups: Mapping[str, Sequence[ScoredPredictions]], baseline: str | None) -> list[str]:
     """Return a sentence per reason that names the methods whose predictions are those of the baseline."""
     labels: dict[str, list[str]] = {}
     for label, items in groups.items():
         if all(item.repeats_baseline for item in items):
-            method = items[0].artifact.manifest.request["method"]
+            method = items[0].method
             known = registry.exists("methods", method)
             why = registry.card("methods", method).facts.get("NO_EFFECT", "") if known else ""
             labels.setdefault(f", as it must if {why}" if why else "", []).append(f"`{label}`")
@@ -229,7 +240,7 @@ def _describe_repetitions(groups: Mapping[str, Sequence[Scored]], baseline: str 
     ]
 
 
-def _describe_untested(scored: Sequence[Scored], split: str) -> list[str]:
+def _describe_untested(scored: Sequence[ScoredPredictions], split: str) -> list[str]:
     """Return a sentence that counts and names the clients without samples to score; empty if there are none."""
     untested = {item.seed: np.flatnonzero(item.n == 0) for item in scored}
     seed, missing = max(untested.items(), key=lambda pair: len(pair[1]))
@@ -251,10 +262,6 @@ def _lacks_validation(artifact: Artifact) -> bool:
     return partition is not None and not partition.manifest.summary.get("validation", 1)
 
 
-def _class_names(item: Scored) -> list[str]:
-    return codebook.read(item.artifact).class_names(item.answers.parts["p"].shape[1])
-
-
 def _reported_round(artifact: Artifact) -> str:
     """Return the rule for the reported round of a run, such as ``last round``, without its number."""
     words: str = artifact.manifest.summary.get("reported", "last round")
@@ -268,14 +275,20 @@ def write(work: ArtifactWriter, scored: Sequence[Scored], metrics: Mapping[str, 
     work.write(evaluation.METRICS, (json.dumps(replace_nonfinite(metrics), indent=2) + "\n").encode())
     work.write("clients.csv", _render_client_table(scored, metrics["split"]))
     figures.write(work, scored[0].metric_names[0], _draw_clients(scored, metrics))
-    lines = "".join(f"\n{line}\n" for line in [*conclusion.read_sentences(metrics), *notes.list_notes(metrics)])
+    if "sets" in metrics:
+        work.write(coverage.TABLE, coverage.render_table(metrics["sets"], [row["label"] for row in metrics["methods"]]))
+        work.write(coverage.CLIENTS, coverage.render_client_table(scored))
+    work.write("table.md", render_markdown(metrics, kind).encode())
+    work.write("table.csv", csv_file.encode_rounded(*tables.list_numbers(metrics)))
+
+
+def render_markdown(metrics: Mapping[str, Any], kind: str) -> str:
+    """Return ``table.md``: the tables, the conclusion and the notes."""
     shown = tables.build(metrics, kind).markdown()
     if "sets" in metrics:
         shown += f"\n{prediction_sets.title(metrics)}:\n\n{prediction_sets.table(metrics).markdown()}"
-        work.write(coverage.TABLE, coverage.render_table(metrics["sets"], [row["label"] for row in metrics["methods"]]))
-        work.write(coverage.CLIENTS, coverage.render_client_table(scored))
-    work.write("table.md", (shown + lines).encode())
-    work.write("table.csv", csv_file.encode_rounded(*tables.list_numbers(metrics)))
+    lines = [*conclusion.read_sentences(metrics), *notes.list_notes(metrics)]
+    return shown + "".join(f"\n{line}\n" for line in lines)
 
 
 def _group_by_label(scored: Sequence[Scored]) -> dict[str, list[Scored]]:
@@ -305,14 +318,15 @@ def _format_option(value: Any) -> str:
     return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
-def _score_artifact(
+def score_artifact(
     artifact: Artifact,
     label: str,
     split: str,
     metric_names: tuple[str, ...],
-    positive_name: str | None,
-    level: float | None,
+    positive_name: str | None = None,
+    level: float | None = None,
 ) -> Scored:
+    """Score stored predictions; ``score`` documents the arguments and errors."""
     answers = predictions.read(artifact, split)
     p = answers.parts["p"]
     if not len(answers.y):
@@ -321,13 +335,20 @@ def _score_artifact(
             "pfl partition DATASET -o DIR --fractions 0.6,0.2,0.2",
         )
     catalogue.require_classes(metric_names, p.shape[1])
-    positive = catalogue.positive_class(positive_name, codebook.read(artifact).class_names(p.shape[1]))
+    curve, losses = round_costs.read_progress(artifact)
+    class_names = codebook.read(artifact).class_names(p.shape[1])
     return Scored(
         label=label,
+        method=str(artifact.manifest.request["method"]),
         seed=int(artifact.manifest.request["seed"]),
         artifact=artifact,
         names=client_identity.read_names(artifact),
-        **score_predictions(answers, metric_names, positive),
+        class_names=class_names,
+        learned_from=predictions.learned_splits(artifact),
+        is_transductive=predictions.is_transductive(artifact),
+        curve=curve,
+        losses=losses,
+        **score_predictions(answers, metric_names, catalogue.positive_class(positive_name, class_names)),
         tuned=predictions.read_tuned(artifact),
         new=predictions.read_new_clients(artifact),
         sets=None if level is None else coverage.measure_sets(artifact, answers, level),
@@ -363,7 +384,7 @@ def pair_with_baseline(scored: Sequence[Item], baseline: str) -> list[Item]:
         raise UsageError(f"the baseline '{baseline}' is not among the predictions", closest(baseline, known))
     paired = []
     for item in scored:
-        twins = [base for base in bases if base.seed == item.seed and _same_samples(base, item)]
+        twins = [base for base in bases if base.seed == item.seed and same_samples(base, item)]
         if twins:
             repeats = twins[0] is not item and _are_equal(item.answers.parts["p"], twins[0].answers.parts["p"])
             paired.append(
@@ -405,13 +426,15 @@ def _are_equal(a: NDArray[np.float32], b: NDArray[np.float32]) -> bool:
     return a.shape == b.shape and float(np.abs(a - b).max(initial=0)) < _ROUNDING
 
 
-def _same_samples(a: ScoredPredictions, b: ScoredPredictions) -> bool:
+def same_samples(a: ScoredPredictions, b: ScoredPredictions) -> bool:
+    """Return whether two runs were scored on the same samples of the same clients."""
     return all(
         np.array_equal(getattr(a.answers, name), getattr(b.answers, name)) for name in ("sample", "offsets", "y")
     )
 
 
-def _has_baseline(scored: Sequence[Scored]) -> bool:
+def has_baseline(scored: Sequence[ScoredPredictions]) -> bool:
+    """Return whether a run is paired with a baseline."""
     return any(item.baseline is not None for item in scored)
 
 

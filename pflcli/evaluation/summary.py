@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -44,6 +44,16 @@ class ScoredPredictions:
     """index of the positive one of two classes"""
     names: Sequence[str] | None = None
     """the names of the clients (m,); None if they are unnamed"""
+    class_names: Sequence[str] = ()
+    method: str = ""
+    learned_from: Sequence[str] = ("train",)
+    """the splits that the run learned from"""
+    is_transductive: bool = False
+    """whether a prediction depends on other test samples of a client"""
+    curve: tuple[Sequence[int], Sequence[float]] = ((), ())
+    """the rounds whose validation accuracy was measured, and these accuracies"""
+    losses: Sequence[float] = ()
+    """the training loss of each round"""
     is_reference: bool = False
     """whether its method stands beside the others and is not ranked"""
     baseline_right: NDArray[np.bool_] | None = None
@@ -86,10 +96,6 @@ class Scored(ScoredPredictions):
     """prediction sets, with ``--coverage``"""
 
 
-Identify = Callable[[Sequence[Any]], Mapping[int, NDArray[np.str_]]]
-"""Returns an identifier of each client, (m,) by seed, of the runs of one method."""
-
-
 class _Row(dict[str, dict[str, Any]]):
     """Metrics by name."""
 
@@ -100,7 +106,8 @@ class _Row(dict[str, dict[str, Any]]):
 
 def summarize_method(label: str, items: Sequence[Scored]) -> dict[str, Any]:
     """Return the row of one method; ``items`` has one run per seed."""
-    metrics = summarize_scores(label, items, identify_clients)
+    row = summarize_scores(label, items, identify_clients(items))
+    metrics = row["metrics"]
     _add_seen_and_unseen(metrics, items)
     _add_train_accuracy(metrics, items)
     _add_last_rounds(metrics, items)
@@ -108,19 +115,32 @@ def summarize_method(label: str, items: Sequence[Scored]) -> dict[str, Any]:
     best = [item.artifact.manifest.summary.get("reported_round", math.nan) for item in items]
     if not all(map(math.isnan, best)):
         metrics.add("reported_round", len(items), best)
+    paper = items[0].artifact.manifest.summary.get("paper")
+    return {**row, **_privacy(items), **({"paper": paper} if paper else {}), "metrics": dict(metrics)}
+
+
+def summarize_scores(
+    label: str, items: Sequence[ScoredPredictions], identities: Mapping[int, NDArray[np.str_]]
+) -> dict[str, Any]:
+    """Return the part of the row of one method that follows from its predictions and those of the baseline.
+
+    ``items`` has one run per seed, and ``identities`` an identifier of each client, (m,) by seed.
+    """
+    metrics = _Row()
+    _add_scores(metrics, items)
+    _add_gain(metrics, label, items, identities)
+    rise = convergence.measure_mean_rise([item.curve for item in items])
     return {
         "label": label,
-        "method": items[0].artifact.manifest.request["method"],
+        "method": items[0].method,
         "seeds": [item.seed for item in items],
-        "personal": is_personal(items[0].artifact.manifest.request["method"]),
-        **find_worst_served(items, identify_clients(items)),
-        **find_unfinished([item.artifact for item in items]),
-        "learned_from": sorted({split for item in items for split in predictions.learned_splits(item.artifact)}),
-        **_privacy(items),
+        "learned_from": sorted({split for item in items for split in item.learned_from}),
         **({"reference": True} if items[0].is_reference else {}),
-        **({"transductive": True} if any(predictions.is_transductive(item.artifact) for item in items) else {}),
-        **({"paper": paper} if (paper := items[0].artifact.manifest.summary.get("paper")) else {}),
-        "metrics": dict(metrics),
+        **({"transductive": True} if any(item.is_transductive for item in items) else {}),
+        "personal": is_personal(items[0].method),
+        **_find_worst_served(items, identities),
+        **({} if rise is None else {"unfinished": rise}),
+        "metrics": metrics,
     }
 
 
@@ -132,7 +152,7 @@ def is_personal(method: str) -> bool:
     return facts["KIND"] != "server" or any(facts.get(name) for name in ("NEEDS", "PERSONAL_MODELS", "ADAPTS", "KEEPS"))
 
 
-def find_worst_served(
+def _find_worst_served(
     items: Sequence[ScoredPredictions], identities: Mapping[int, NDArray[np.str_]]
 ) -> dict[str, dict[str, Any]]:
     """Return ``worst_served``, the clients with the worst mean score over their seeds; empty if no score is defined.
@@ -171,12 +191,6 @@ def _name_client(item: ScoredPredictions, client: int, *, with_seed: bool) -> st
     return f"client {client}" + (f" of seed {item.seed}" if with_seed else "")
 
 
-def find_unfinished(artifacts: Sequence[Artifact]) -> dict[str, dict[str, Any]]:
-    """Return ``unfinished`` if the validation accuracy of a method was still rising; empty otherwise."""
-    rise = convergence.measure_mean_rise([round_costs.read_curve(artifact) for artifact in artifacts])
-    return {} if rise is None else {"unfinished": rise}
-
-
 def _privacy(items: Sequence[Scored]) -> dict[str, Any]:
     """Return epsilon and delta of the models that the server sent; empty unless they are the same for all seeds."""
     bounds = {
@@ -195,14 +209,6 @@ def sort_key(row: Mapping[str, Any], metric: Metric) -> tuple[bool, float]:
     """
     number = row["metrics"].get(metric.name, {}).get("value")
     return bool(row.get("reference")), -metric.rank(math.nan if number is None else float(number))
-
-
-def summarize_scores(label: str, items: Sequence[ScoredPredictions], identify: Identify) -> _Row:
-    """Return the metrics of one method that follow from its predictions and those of the baseline."""
-    metrics = _Row()
-    _add_scores(metrics, items)
-    _add_gain(metrics, label, items, identify)
-    return metrics
 
 
 def identify_clients(items: Sequence[Scored]) -> Mapping[int, NDArray[np.str_]]:
@@ -232,7 +238,9 @@ def _count_defined(values: Sequence[Array]) -> int:
     return sum(int((~np.isnan(each)).sum()) for each in values)
 
 
-def _add_gain(metrics: _Row, label: str, items: Sequence[ScoredPredictions], identify: Identify) -> None:
+def _add_gain(
+    metrics: _Row, label: str, items: Sequence[ScoredPredictions], identities: Mapping[int, NDArray[np.str_]]
+) -> None:
     """Add the gain over the baseline and the shares of clients better and worse off, if the baseline is known.
 
     Clients for which the score is undefined are left out. References are not tested: they have no p-value and no share
@@ -257,9 +265,8 @@ def _add_gain(metrics: _Row, label: str, items: Sequence[ScoredPredictions], ide
         beside[f"baseline_{name}"] = float(np.mean([over(base, base) for base in bases]))
     differing = [_count_differing(item)[chosen] for item, chosen in zip(items, tested, strict=True)]
     if any(counts.any() for counts in differing):
-        known = identify(items)
-        identities = [known[item.seed][chosen] for item, chosen in zip(items, tested, strict=True)]
-        estimate = gains.mean_gain(gain, weight, identities, items[0].seed_variance)
+        clients_of = [identities[item.seed][chosen] for item, chosen in zip(items, tested, strict=True)]
+        estimate = gains.mean_gain(gain, weight, clients_of, items[0].seed_variance)
         if estimate is not None:
             beside |= {
                 "interval": list(estimate.interval),

@@ -17,8 +17,9 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands.evaluate import evaluate
-from pflcli.evaluation import best_methods, latex
+from pflcli.evaluation import latex
 from pflcli.evaluation.presentation import tables
+from pflcli.evaluation.presentation.conclusion import Marks
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 CLIENTS, EACH = 12, 20
@@ -90,7 +91,7 @@ def three_methods(tmp_path):
 
 
 def find_best(artifact, name):
-    found = best_methods.find(artifact, read(artifact), [name])[name]
+    found = Marks.read(read(artifact), [name])[name]
     return {*found.best}, {*found.not_worse}
 
 

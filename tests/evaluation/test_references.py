@@ -8,7 +8,8 @@ import pytest
 
 import pflcli
 from pflcli.artifacts.reader import open_artifact
-from pflcli.evaluation import best_methods, failed_training, latex
+from pflcli.evaluation import failed_training, latex
+from pflcli.evaluation.presentation.conclusion import Marks
 
 
 @pytest.fixture(scope="module")
@@ -44,7 +45,7 @@ def test_references_follow_the_methods_and_are_marked_in_every_format(comparison
 
 def test_references_are_not_counted_and_never_the_best_method(comparison_folder):
     metrics = read(comparison_folder)
-    assert metrics["conclusion"]["compared"] == 1  # ditto; fedavg is the baseline
+    assert metrics["conclusion"]["judged"] == ["ditto"]
     scores = {row["label"]: row["metrics"] for row in metrics["methods"]}
     assert "p_corrected" in scores["ditto"]["gain"]
     assert not {"p", "p_corrected"} & scores["pooled"]["gain"].keys()
@@ -53,7 +54,7 @@ def test_references_are_not_counted_and_never_the_best_method(comparison_folder)
     assert scores["pooled"]["accuracy"]["value"] > max(
         scores[name]["accuracy"]["value"] for name in ("fedavg", "ditto")
     )
-    marked = best_methods.find(open_artifact(comparison_folder / "c" / "comparison"), metrics, ["accuracy"])["accuracy"]
+    marked = Marks.read(metrics, ["accuracy"])["accuracy"]
     assert marked.best | marked.not_worse <= {"fedavg", "ditto"}
     assert marked.best
     summary = open_artifact(comparison_folder / "c" / "comparison").manifest.summary
@@ -78,4 +79,4 @@ def test_report_names_the_best_reference_when_there_are_no_methods(small, tmp_pa
         small.p, tmp_path / "c", methods="constant,pooled", model="mlp", rounds=1, threads=1, references=False
     )
     (answer,) = pflcli.report(tmp_path / "c", tmp_path / "page.html").answers
-    assert "best accuracy: pooled" in answer
+    assert "all rows are references: pooled has the best accuracy" in answer

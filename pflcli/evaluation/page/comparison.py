@@ -128,7 +128,7 @@ class Comparison:
     @property
     def conclusion(self) -> Conclusion:
         """What the table says."""
-        return Conclusion.read(self.metrics) or conclude(self.rows, None, self.metric.name)
+        return Conclusion.read(self.metrics) or conclude(self.rows, self.baseline, self.metric.name)
 
     @property
     def answer(self) -> list[str]:

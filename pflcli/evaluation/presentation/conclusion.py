@@ -204,9 +204,12 @@ def _describe_no_gain(compared: Mapping[str, Row], over: str, entry: Metric) -> 
     """Return the gain that is excluded, and that of the method with the best score."""
     best = next(iter(compared.values()))
     most = max(row["metrics"]["gain"]["interval"][1] for row in compared.values())
+    baseline = _score(best, entry.name) - best["metrics"]["gain"]["value"]
+    is_possible = not entry.percent or baseline + most < 1
+    excluded = f"gains above {_format_number(most, entry)} are excluded" if is_possible else "no gain is excluded"
     return (
-        f"stay with {over}; gains above {_format_number(most, entry)} are excluded "
-        f"({'best: ' if len(compared) > 1 else ''}{best['label']}, {_format_gain(best, entry)}{_say_seeds(best)})"
+        f"stay with {over}; {excluded} "
+        f"({'highest: ' if len(compared) > 1 else ''}{best['label']}, {_format_gain(best, entry)}{_say_seeds(best)})"
     )
 
 
@@ -229,7 +232,7 @@ def _describe_unknown(rows: Sequence[Row], ranked: Sequence[Row], baseline: str 
     elif not any("gain" in row["metrics"] for row in ranked if row["label"] != baseline):
         why = f"no method was compared with {name_baseline(baseline)}"
     else:
-        why = "a single client gives no interval"
+        why = "gains have no intervals, which need two clients"
     return f"No gain is known, as {why}: {best}"
 
 
@@ -271,7 +274,7 @@ def _describe_clients(row: Row, over: str, entry: Metric) -> str:
         names = listed(served["clients"]) + (f" and {more} more" if more else "")
         before = served.get("baseline")
         against = "" if before is None else f", under {over} {tables.format_score(before, entry)}"
-        parts.append(f"worst served: {names}, {tables.format_score(served['value'], entry)}{against}")
+        parts.append(f"worst served: {names} ({tables.format_score(served['value'], entry)}{against})")
     return f"{row['label']}: {'; '.join(parts)}" if parts else ""
 
 

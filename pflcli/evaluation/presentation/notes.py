@@ -144,10 +144,18 @@ def list_notes(metrics: Mapping[str, Any]) -> list[str]:
     marks = [m for m in rows if any(m["metrics"].get(n, {}).get("exceeds_chance") for n in ("better_off", "worse_off"))]
     if marks:
         lines.append(f"{tables.MARK} more clients than expected by chance (in brackets: the share expected by chance)")
+    judged = sum("p_corrected" in row["metrics"].get("gain", {}) for row in rows)
+    if judged > 1:
+        lines.append(
+            f"intervals: those of the {judged} gains cover the true ones with {tables.format_level(metrics)} together "
+            "(Bonferroni's correction), so that a gain is shown if its interval excludes 0"
+        )
     if any("interval" in m["metrics"].get("gain", {}) for m in rows) and max(len(m["seeds"]) for m in rows) == 1:
         lines.append(
             "one seed: intervals cover the variation between clients, not between training runs (--seeds 0,1,2)"
         )
-    failed: Mapping[str, Sequence[int]] = metrics.get("failed", {})
-    lines += [f"`{name}` failed under seed {', '.join(map(str, seeds))}" for name, seeds in failed.items()]
+    failed: dict[str, list[str]] = {}
+    for label, seeds in metrics.get("failed", {}).items():
+        failed.setdefault(", ".join(map(str, seeds)), []).append(f"`{label}`")
+    lines += [f"{', '.join(labels)} failed under seed {seeds}" for seeds, labels in failed.items()]
     return [*lines, *metrics.get("warnings", ())]

@@ -119,15 +119,18 @@ def count_clients(method: Mapping[str, Any]) -> int:
 
 def count_compared_clients(method: Mapping[str, Any], metric: Metric) -> int:
     """Return the number of clients per seed that a gain by this metric counts: those for which it is defined."""
-    if not metric.optional:
+    if not metric.optional or "gain" not in method["metrics"]:
         return count_clients(method)
     count: int = method["metrics"]["gain"]["n"]
     return round(count / len(method["seeds"]))
 
 
-def list_numbers(metrics: Mapping[str, Any]) -> tuple[list[str], list[list[Any]]]:
-    """Return headings and rows of ``table.csv``: all numbers of the stored ``metrics``, a row per method."""
-    names = list(dict.fromkeys(name for method in metrics["methods"] for name in method["metrics"]))
+def list_numbers(metrics: Mapping[str, Any], columns: Sequence[str] | None = None) -> tuple[list[str], list[list[Any]]]:
+    """Return headings and rows of ``table.csv``: all numbers of the stored ``metrics``, a row per method.
+
+    Columns without any number are left out, unless ``columns`` names the metrics.
+    """
+    names = columns or list(dict.fromkeys(name for method in metrics["methods"] for name in method["metrics"]))
     body: list[dict[str, Any]] = []
     for method in metrics["methods"]:
         row: dict[str, Any] = {"method": method["label"], "seeds": len(method["seeds"])}
@@ -145,7 +148,7 @@ def list_numbers(metrics: Mapping[str, Any]) -> tuple[list[str], list[list[Any]]
                 row[f"{name}_by_chance"] = metric.get("by_chance")
                 row[f"{name}_by_chance_high"] = metric.get("by_chance_high")
         body.append(row)
-    heading = [name for name in body[0] if any(row[name] is not None for row in body)]
+    heading = [name for name in body[0] if columns or any(row[name] is not None for row in body)]
     return heading, [[row[name] for name in heading] for row in body]
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from pflcli.artifacts.make import Built, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
-from pflcli.evaluation.metrics import gains, scores
+from pflcli.evaluation.metrics import catalogue, scores
 from pflcli.evaluation.presentation import conclusion
 from pflcli.execution import Execution
 
@@ -33,10 +33,17 @@ def write_comparison(at, methods, names, seed=0):
     }
     rows = [_row(label, values, table[methods[0]], place) for place, (label, values) in enumerate(table.items())]
     metrics = {"split": "test", "baseline": methods[0], "reported": "last round", "methods": rows, "warnings": []}
-    p = {row["label"]: row["metrics"]["gain"]["p"] for row in rows[1:]}
-    for row in rows[1:]:
-        row["metrics"]["gain"]["p_corrected"] = gains.holm(p)[row["label"]]
-    metrics["conclusion"] = conclusion.conclude(rows, methods[0])
+    conclusion.judge_gains(rows, methods[0])
+    concluded = conclusion.conclude(rows, methods[0])
+    ones, clients = np.ones(count), np.arange(count)
+    runs = {
+        label: {0: conclusion.ClientScores(values, ones, ones.astype(np.int64), clients)}
+        for label, values in table.items()
+    }
+    score = {label: float(values.mean()) for label, values in table.items()}
+    accuracy = catalogue.METRICS["accuracy"]
+    marks = conclusion.mark_column(runs, score, accuracy, concluded.level, concluded, methods[0])
+    metrics |= {"conclusion": concluded.record(), "marks": {"accuracy": marks.record()}}
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["method", "seed", "client", "name", "n_test", "accuracy", "baseline_accuracy", "gain", "lambda"])

@@ -76,7 +76,7 @@ def test_clients_of_the_same_name_are_kept_apart(tmp_path):
 @pytest.mark.parametrize("at", sorted(GOLDEN.glob("schema-*")), ids=lambda path: path.name)
 def test_artifacts_of_old_schema_versions_can_be_shown(at, kind):
     comparison = read_comparison(open_artifact(at / kind))
-    assert comparison.answer[0].startswith(("best", "no ", "all ", *comparison.methods))
+    assert comparison.answer[0].startswith(("No gain", "best", "no ", "all ", *comparison.methods))
     runs.read(comparison, lineage.trace(comparison.artifact))
 
 
@@ -96,34 +96,27 @@ def test_runs_add_curves_holdings_and_relations(compared):
     assert not added.remarks
 
 
-def test_answer_states_the_conclusion_and_the_costs(tmp_path):
+def test_answer_is_the_stored_conclusion(tmp_path):
     names = [f"c{number}" for number in range(50)]
     comparison = read_comparison(
         synthetic.write_comparison(tmp_path / "comparison", ["fedavg", "local", "knn-per"], names)
     )
-    *clauses, cost, baseline_cost = comparison.answer
-    assert "; ".join(clauses) == comparison.metrics["conclusion"]["sentence"]
-    assert clauses[0].startswith("best: knn-per, +")
-    assert cost == "knn-per sends 200.0 MB in a run of 3.0 s"
-    assert baseline_cost == "fedavg sends 0.0 MB in a run of 1.0 s"
+    stored = comparison.metrics["conclusion"]
+    assert comparison.answer == [stored["sentence"], stored["clients"], stored["cost"]]
+    assert comparison.answer[0].startswith("Personalization pays here: knn-per, +")
+    assert comparison.answer[-1] == "knn-per sends 200.0 MB in a run of 3.0 s; fedavg sends 0.0 MB in a run of 1.0 s"
+    assert comparison.chosen == "knn-per"
 
 
-def test_answer_names_methods_worse_than_the_baseline(tmp_path):
+def test_answer_of_an_older_table_without_a_conclusion_states_the_best_score(tmp_path):
     comparison = read_comparison(
         synthetic.write_comparison(tmp_path / "comparison", ["fedavg", "local"], ["a", "b", "c"])
     )
-    comparison.metrics["conclusion"]["worse"] = ["local"]
-    comparison.row("local")["metrics"]["worse_off"]["value"] = 2 / 3
-    assert comparison.answer[-1] == "local is shown to be worse than fedavg, which serves 2 of 3 clients better"
-
-
-def test_answer_without_a_baseline_states_the_best_score(tmp_path):
-    comparison = read_comparison(
-        synthetic.write_comparison(tmp_path / "comparison", ["fedavg", "local"], ["a", "b", "c"])
-    )
-    comparison.metrics["baseline"] = None
+    del comparison.metrics["conclusion"]
     comparison.row("local")["metrics"]["accuracy"]["value"] = 0.9
-    assert comparison.answer[:2] == ["best accuracy: local, 90.0 %", "local sends 100.0 MB in a run of 2.0 s"]
+    comparison.metrics["baseline"] = None
+    assert comparison.answer[0].endswith("local has the best accuracy, 90.0 %")
+    assert comparison.answer[-1] == "local sends 100.0 MB in a run of 2.0 s"
 
 
 def test_client_numbers_belong_to_their_seed():

@@ -15,9 +15,9 @@ import synthetic
 from helpers import chart_rows
 from pflcli.artifacts.kinds import evaluation
 from pflcli.commands.report import report
-from pflcli.evaluation import best_methods
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.page import html
+from pflcli.evaluation.presentation.conclusion import DAGGER, Marks
 
 
 class Page(HTMLParser):
@@ -103,13 +103,13 @@ def test_page_marks_the_ranking_column_as_sorted(page_text):
 
 def test_page_marks_the_same_best_scores_as_latex(page_text, hostile):
     metrics = evaluation.read(hostile)
-    found = best_methods.find(hostile, metrics, ["accuracy"])["accuracy"]
+    found = Marks.read(metrics, ["accuracy"])["accuracy"]
     cells = re.findall(
         r'<th scope="row" data-value="([^"]*)">.*?<td data-value="1">1</td><td( class="best")? [^>]*>([^/]*)/',
         page_text,
     )
     assert {unescape(label) for label, best, _ in cells if best} == found.best
-    assert {unescape(label) for label, _, cell in cells if best_methods.DAGGER in cell} == found.not_worse
+    assert {unescape(label) for label, _, cell in cells if DAGGER in cell} == found.not_worse
     assert "Bold: the best score of a column;" in page_text
 
 

@@ -1,161 +1,381 @@
-"""The conclusion below a table, and the note on methods whose accuracy was still rising."""
+"""The conclusion of a table: each answer with its qualifications, in every output; the notes below it."""
 
 from __future__ import annotations
 
 import json
 import math
+import re
 import resource
+from dataclasses import replace
 
 import numpy as np
 import pytest
+from scipy.stats import t
 
+from pflcli.artifacts.kinds import evaluation
+from pflcli.artifacts.kinds.predictions import SplitPredictions
+from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
+from pflcli.artifacts.writer import ArtifactWriter
+from pflcli.cli import console
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
-from pflcli.evaluation import convergence, summary
-from pflcli.evaluation.presentation import conclusion as words
-from pflcli.evaluation.presentation import tables
-from pflcli.evaluation.presentation.conclusion import list_notes
+from pflcli.evaluation import convergence, latex, scoring, summary
+from pflcli.evaluation.metrics import catalogue
+from pflcli.evaluation.page import html
+from pflcli.evaluation.page.comparison import Comparison
+from pflcli.evaluation.presentation import conclusion, tables
+from pflcli.evaluation.presentation.conclusion import NO_GAIN, PAYS, UNKNOWN, WORSE, Conclusion, Marks
+from pflcli.evaluation.presentation.notes import list_notes
+from pflcli.evaluation.summary import ScoredPredictions
 from pflcli.execution import Execution
 
 
-def make_conclusion(methods, baseline):
-    summary.correct_p_values(methods, baseline)
-    return words.conclude(methods, baseline)
-
-
-def make_row(label, accuracy, gain, interval, p, *, clients=6, seeds=(0,), worst=0.9):
-    shares = {"by_chance": 0.3, "by_chance_high": 0.5}
+def make_row(label, accuracy, gain, interval, *, clients=6, seeds=(0,), **more):
     better = 5 / 6 if gain > 0 else 1 / 6
+    shares = {"by_chance": 0.3, "by_chance_high": 0.5}
     metrics = {
         "accuracy": {"value": accuracy, "n": clients * len(seeds)},
-        "worst": {"value": worst},
-        "bottom_decile": {"value": worst},
-        "gain": {
-            "value": gain, "interval": interval, "p": p, "baseline_worst": 0.83, "baseline_bottom_decile": 0.84,
-        },
+        "gain": {"value": gain, "interval": interval, "p": 0.01, "n": clients * len(seeds)},
         "better_off": {"value": better, "exceeds_chance": better > 0.5, **shares},
         "worse_off": {"value": 1 - better, "exceeds_chance": better < 0.5, **shares},
-    }  # fmt: skip
-    return {"label": label, "method": label, "seeds": list(seeds), "metrics": metrics}
+        "worst": {"value": 0.9},
+        "bottom_decile": {"value": 0.9},
+        "megabytes": {"value": 12.0},
+        "seconds": {"value": 3.0},
+    }
+    return {"label": label, "method": label, "seeds": list(seeds), "metrics": metrics, **more}
 
 
+SEEDS = (0, 1, 2)
 BASE = {
-    "label": "fedavg", "method": "fedavg", "seeds": [0],
-    "metrics": {"accuracy": {"value": 0.8, "n": 6}, "gain": {"value": 0.0}},
+    "label": "fedavg", "method": "fedavg", "seeds": [*SEEDS], "personal": False,
+    "metrics": {"accuracy": {"value": 0.8, "n": 18}, "gain": {"value": 0.0}, "megabytes": {"value": 10.0}},
 }  # fmt: skip
 
 
-def test_conclusion_names_the_best_method_shown_to_be_better():
-    methods = [
-        make_row("lucky", 0.95, 0.15, [-0.01, 0.31], 0.06),
-        make_row("knn-per", 0.863, 0.063, [0.019, 0.115], 0.004, worst=0.93),
-        make_row("ditto", 0.85, 0.05, [0.01, 0.09], 0.005),
-        make_row("bad", 0.5, -0.3, [-0.4, -0.2], 0.001),
-        BASE,
+def conclude(*rows, baseline="fedavg", **more):
+    return conclusion.conclude([BASE, *rows], baseline, **more)
+
+
+# The answers
+
+
+def test_a_method_that_is_shown_to_be_better_pays():
+    served = {"clients": ["north", "south"], "count": 2, "value": 0.5, "baseline": 0.25}
+    found = conclude(make_row("ditto", 0.86, 0.06, [0.019, 0.115], seeds=SEEDS, worst_served=served))
+    assert found.answer == PAYS
+    assert found.sentences == [
+        "Personalization pays here: ditto, +6.0 points [+1.9, +11.5] over fedavg",
+        "ditto: 5 of 6 clients are better off, beyond chance (1.8 expected); 1 worse off, not beyond chance (1.8 "
+        "expected), on average over seeds; worst served: north, south (50.0 %, under fedavg 25.0 %)",
+        "ditto sends 12.0 MB in a run of 3.0 s; fedavg sends 10.0 MB",
     ]
-    actual = make_conclusion(methods, "fedavg")
-    assert actual["sentence"] == (
-        "best: knn-per, +6.3 points [1.9, 11.5] over fedavg; 5 of 6 clients better off, 1 worse; "
-        "worst client 83 to 93 %; 2 of 4 methods shown to be better; it was chosen among 4, so expect slightly less on "
-        "new data"
+
+
+def test_the_best_method_is_that_with_the_highest_score():
+    """A method with a short interval does not hide one that is far ahead."""
+    rows = [
+        make_row("gaussian-head", 1.0, 0.209, [0.107, 0.31], seeds=SEEDS),
+        make_row("prior", 0.89, 0.09, [0.042, 0.139], seeds=SEEDS),
+    ]
+    found = conclude(*rows)
+    assert (found.best, found.shown, found.better) == ("gaussian-head", "gaussian-head", ["gaussian-head", "prior"])
+    assert "gaussian-head, +20.9 points [+10.7, +31.0] over fedavg; 2 of 2 methods are shown to gain" in found.sentence
+
+
+def test_the_highest_method_that_is_not_shown_is_named_beside_a_lower_one_that_is():
+    rows = [
+        make_row("gaussian-head", 1.0, 0.209, [-0.01, 0.43], seeds=SEEDS),
+        make_row("prior", 0.89, 0.09, [0.042, 0.139], seeds=SEEDS),
+    ]
+    found = conclude(*rows)
+    assert (found.answer, found.best, found.shown) == (PAYS, "gaussian-head", "prior")
+    assert found.sentence == (
+        "Personalization pays here: prior, +9.0 points [+4.2, +13.9] over fedavg; gaussian-head has the best accuracy, "
+        "but its gain is not shown, +20.9 points [-1.0, +43.0]; 1 of 2 methods are shown to gain"
     )
-    assert (actual["best"], actual["better"], actual["worse"]) == ("knn-per", ["knn-per", "ditto"], ["bad"])
-    assert (actual["correction"], actual["compared"]) == ("Holm", 4)
+    assert found.clients.startswith("prior: ")
 
 
-def test_conclusion_names_no_best_when_significance_is_lost_by_correction():
-    """Its interval excludes 0, but one of twenty does so by chance."""
-    methods = [BASE, *(make_row(f"m{k}", 0.8, 0.0, [-0.1, 0.1], 0.9) for k in range(19))]
-    lucky = make_row("lucky", 0.9, 0.1, [0.01, 0.19], 0.03)
-    assert make_conclusion([BASE, lucky], "fedavg")["best"] == "lucky"
-    actual = make_conclusion([*methods, lucky], "fedavg")
-    assert actual["sentence"] == (
-        "lucky has the highest gain over fedavg, +10.0 points [1.0, 19.0]; 5 of 6 clients better off, 1 worse; the "
-        "interval excludes 0, but the difference is not significant after Holm's correction for 20 methods (p = 0.6); "
-        "more seeds may decide it, as by compare --seeds 0,1,2"
+def test_without_a_gain_the_baseline_stays_and_larger_gains_are_excluded():
+    """The method with the highest score need not have the highest upper end."""
+    rows = [
+        make_row("a", 0.82, 0.02, [-0.01, 0.05], seeds=SEEDS),
+        make_row("b", 0.7, -0.1, [-0.3, 0.1], seeds=SEEDS),
+        make_row("c", 0.6, -0.2, [-0.3, -0.1], seeds=SEEDS),
+    ]
+    found = conclude(*rows)
+    assert (found.answer, found.best, found.shown, found.excluded) == (NO_GAIN, "a", None, 0.1)
+    assert found.sentence == (
+        "No gain was shown: stay with fedavg; gains above 10.0 points are excluded (highest: a, +2.0 points [-1.0, "
+        "+5.0]) (More seeds may decide it: type --seeds 0,1,2,3,4)"
     )
-    assert actual["best"] is None
+    assert found.harm == "Shown to be worse than fedavg: c, -20.0 points [-30.0, -10.0]"
 
 
-@pytest.mark.parametrize(
-    ("positive", "p", "expected"),
-    [
-        (3, 0.08, ["points [11.2, 37.9] in each of 3 seeds; 5 of 6", "as by compare --seeds 4,5,7,0,1"]),
-        (2, 0.08, ["points [11.2, 37.9] in 2 of 3 seeds; 5 of 6", "as by compare --seeds 4,5,7,0,1"]),
-        (3, 0.01, ["points [11.2, 37.9] over fedavg in each of 3 seeds; 5 of 6"]),
-    ],
-)
-def test_conclusion_says_in_how_many_seeds_a_gain_is_positive(positive, p, expected):
-    method = make_row("stack", 0.9, 0.246, [0.112, 0.379], p, seeds=(4, 5, 7))
-    method["metrics"]["gain"]["positive_seeds"] = positive
-    sentence = make_conclusion([BASE, method], "fedavg")["sentence"]
-    assert [part for part in expected if part not in sentence] == []
-    assert ("more seeds" in sentence) == (p > 0.05)
+def test_a_bound_beyond_100_percent_excludes_nothing():
+    assert "; no gain is excluded (a, " in conclude(make_row("a", 0.82, 0.02, [-0.5, 0.54], seeds=SEEDS)).sentence
 
 
-def test_conclusion_for_many_clients_and_without_a_baseline():
-    many = make_row("knn-per", 0.9, 0.1, [0.05, 0.15], 0.001, clients=60)
+def test_methods_that_are_all_shown_to_be_worse():
+    rows = [
+        make_row(label, 0.8 + gain, gain, [gain - 0.1, gain + 0.09], seeds=SEEDS)
+        for label, gain in (("a", -0.1), ("b", -0.2))
+    ]
+    assert conclude(rows[0]).answer == WORSE
     assert (
-        "; 50 of 60 clients better off, 10 worse; bottom decile 84 to 90 %"
-        in make_conclusion([many], "global")["sentence"]
+        conclude(rows[0]).sentence == "a is shown to be worse than fedavg, -10.0 points [-20.0, -1.0]: stay with fedavg"
     )
-    assert "over the global model;" in make_conclusion([many], "global")["sentence"]
-    assert make_conclusion([BASE], None)["sentence"] == "no gain is known: the baseline was not compared"
-    assert make_conclusion([BASE], "fedavg")["sentence"] == "no method was compared with fedavg"
+    both = conclude(*rows)
+    assert ", and so is the 1 other method: stay with fedavg" in both.sentence
+    assert (both.answer, both.harm) == (WORSE, "")
+
+
+def test_one_model_for_all_is_no_personalization():
+    shown = make_row("fedprox", 0.9, 0.1, [0.05, 0.15], seeds=SEEDS, personal=False)
+    assert conclude(shown).sentence.startswith("A gain is shown: fedprox, ")
+    assert conclude(shown, baseline="global").sentence.startswith("A gain is shown: fedprox, ")
+    other = make_row("ditto", 0.9, 0.1, [0.05, 0.15], seeds=SEEDS, personal=True)
+    base = {**make_row("local", 0.8, 0.0, None, personal=True), "metrics": BASE["metrics"]}
+    sentence = conclusion.conclude([base, other], "local").sentence
+    assert sentence.startswith("A gain is shown: ditto, +10.0 points [+5.0, +15.0] over local")
+    assert "over the global model" in conclude(other, baseline="global").sentence
+
+
+def test_tables_without_an_interval_say_why():
+    untested = make_row("a", 0.9, 0.1, None)
+    del untested["metrics"]["gain"]["p"]
+    alone = make_row("a", 0.9, 0.1, None)
+    del alone["metrics"]["gain"]
+    reference = {**alone, "label": "pooled", "reference": True}
+    cases = {
+        "no baseline was compared: a has the best accuracy, 90.0 %": conclude(alone, baseline=None),
+        "gains have no intervals, which need two clients: a": conclude(untested),
+        "no method was compared with fedavg: a": conclude(alone),
+        "no method was compared with fedavg: fedavg": conclude(reference),
+        "all rows are references: pooled has": conclusion.conclude([reference], None),
+    }
+    for words, found in cases.items():
+        assert f"No gain is known, as {words}" in found.sentence
+        assert found.answer == UNKNOWN
+
+
+def test_other_metrics_have_their_name_unit_and_direction():
+    lower = next(metric for metric in catalogue.METRICS.values() if metric.ranks and metric.lower_is_better)
+    rows = [
+        make_row(label, 0.9, gain, [gain - 0.1, gain + 0.1], seeds=SEEDS) for label, gain in (("a", 0.2), ("b", 0.3))
+    ]
+    for row, value in zip(rows, (0.4, 0.3), strict=True):
+        row["metrics"][lower.name] = {"value": value}
+    found = conclude(*rows, metric=lower.name)
+    assert (found.best, found.shown) == ("b", "b")
+    assert f"pays here by {lower.heading}: b, +" in found.sentence
+
+
+# Qualifications
+
+
+def test_training_that_is_not_finished_qualifies_every_answer():
+    rising = {"rise": 0.1, "over": 10, "rounds": 30}
+    for gain in (0.2, 0.0, -0.2):
+        row = make_row("a", 0.8 + gain, gain, [gain - 0.1, gain + 0.1], seeds=SEEDS, unfinished=rising)
+        found = conclude(row)
+        assert "(Training is not finished: type --rounds 60)" in found.sentence
+        assert found.unfinished == 30
+    reference = make_row("pooled", 0.9, 0.1, None, unfinished=rising, reference=True)
+    assert conclude(make_row("a", 0.8, 0.0, [-0.1, 0.1], seeds=SEEDS), reference).unfinished is None
+    spelled = conclude(row, spell=lambda name, value: f"{name}={value}").sentence
+    assert "type rounds=60)" in spelled
+
+
+def test_a_baseline_below_the_most_frequent_class_is_said_in_the_same_sentence():
+    row = make_row("a", 0.9, 0.1, [0.05, 0.15], seeds=SEEDS)
+    assert "most frequent class" not in conclude(row, majority=0.79).sentence
+    expected = "; but fedavg (80.0 %) is not above the most frequent class (80.0 %): it has learned nothing yet"
+    assert expected in conclude(row, majority=0.8).sentence
+    constant = {"label": "floor", "method": "constant", "seeds": [0], "metrics": {"accuracy": {"value": 0.85}}}
+    assert "fedavg (80.0 %) is not above the most frequent class (85.0 %)" in conclude(
+        row, {**constant, "reference": True}, majority=0.1
+    ).sentence  # fmt: skip
+    found = conclusion.conclude([row], "global", majority=0.85).sentence
+    assert "but the global model (80.0 %) is not above the most frequent class (85.0 %)" in found
 
 
 @pytest.mark.parametrize(
-    ("rows", "expected"),
+    ("gain", "seeds", "level", "words"),
     [
-        (
-            [("a", 0.02, [-0.01, 0.05], 0.2), ("b", -0.1, [-0.2, -0.01], 0.01)],
-            "a has the highest gain over fedavg, +2.0 points [-1.0, 5.0]; 5 of 6 clients better off, 1 worse; the "
-            "interval includes 0, so this is not a significant difference; more seeds may decide it, as by compare "
-            "--seeds 0,1,2",
-        ),
-        (
-            [("local", -0.116, [-0.2, -0.03], 0.01)],
-            "local scores worse than fedavg, -11.6 points [-20.0, -3.0]; this difference is significant (p = 0.01)",
-        ),
-        (
-            [("local", -0.116, [-0.25, 0.02], 0.1), ("b", -0.2, [-0.3, -0.1], 0.001)],
-            "all 2 methods score worse than fedavg; local loses least, -11.6 points [-25.0, 2.0]; the interval "
-            "includes 0, so this is not a significant difference",
-        ),
-        (
-            [("same", 0.0, [0.0, 0.0], 1.0)],
-            "no method scores better than fedavg; same has the same score, +0.0 points [0.0, 0.0]; the interval "
-            "includes 0, so this is not a significant difference",
-        ),
-        (
-            [("stack", 0.246, [0.112, 0.379], 0.08)],
-            "stack has the highest gain over fedavg, +24.6 points [11.2, 37.9]; 5 of 6 clients better off, 1 worse; "
-            "the interval excludes 0, but the difference is not significant (p = 0.08); more seeds may decide it, as "
-            "by compare --seeds 0,1,2",
-        ),
+        (0.2, (0,), 0.95, "(One seed does not show how much training varies: type --seeds 0,1,2)"),
+        (0.2, (4, 5), 0.95, ""),
+        (0.02, (4, 5, 7), 0.95, "(More seeds may decide it: type --seeds 4,5,7,0,1)"),
+        (0.02, (4, 5, 7), 0.99, ""),
+        (-0.02, (4, 5, 7), 0.95, ""),
     ],
 )
-def test_conclusion_without_a_better_method_states_the_highest_gain(rows, expected):
-    methods = [BASE, *(make_row(label, 0.8 + gain, gain, interval, p) for label, gain, interval, p in rows)]
-    actual = make_conclusion(methods, "fedavg")
-    assert actual["sentence"] == expected
-    assert actual["best"] is None
+def test_seeds_are_proposed_for_one_seed_and_for_a_gain_that_is_not_shown(gain, seeds, level, words):
+    row = make_row("a", 0.8 + gain, gain, [gain - 0.1, gain + 0.1], seeds=seeds)
+    sentence = conclude(row, level=level).sentence
+    assert sentence.endswith(words) if words else "seeds" not in sentence
+
+
+def test_gain_says_under_how_many_seeds_it_is_positive():
+    row = make_row("a", 0.9, 0.1, [0.05, 0.15], seeds=SEEDS)
+    row["metrics"]["gain"]["positive_seeds"] = 3
+    assert "over fedavg, positive under each of 3 seeds" in conclude(row).sentence
+    row["metrics"]["gain"]["positive_seeds"] = 2
+    assert "over fedavg, positive under 2 of 3 seeds" in conclude(row).sentence
+
+
+def test_intervals_of_several_gains_have_their_level_together():
+    def rows():
+        found = [make_row(f"m{number}", 0.9, 0.1, None) for number in range(4)]
+        for row in found:
+            row["metrics"]["gain"] |= {"standard_error": 0.04, "degrees_of_freedom": 30, "p": 0.02}
+        return found
+
+    alone, four = rows()[:1], rows()
+    conclusion.judge_gains(alone, "fedavg")
+    conclusion.judge_gains(four, "fedavg")
+    assert alone[0]["metrics"]["gain"]["interval"] == pytest.approx(
+        [0.1 - 0.04 * t.ppf(0.975, 30), 0.1 + 0.04 * t.ppf(0.975, 30)]
+    )
+    assert four[0]["metrics"]["gain"]["interval"] == pytest.approx(
+        [0.1 - 0.04 * t.ppf(1 - 0.05 / 8, 30), 0.1 + 0.04 * t.ppf(1 - 0.05 / 8, 30)]
+    )
+    assert four[0]["metrics"]["gain"]["p_corrected"] == pytest.approx(0.08)
+
+
+# Random tables: sentence, marks and intervals agree in every output
+
+
+def draw_run(rng, skill, offsets, y, classes):
+    """Return probabilities (n, C) of predictions that are right with the probability of each client."""
+    right = rng.random(len(y)) < np.repeat(skill, np.diff(offsets))
+    guess = np.where(right, y, rng.integers(classes, size=len(y)))
+    p = rng.dirichlet(np.ones(classes), len(y)) + 2 * np.eye(classes)[guess]
+    return (p / p.sum(axis=1, keepdims=True)).astype(np.float32)
+
+
+def draw_table(seed):
+    """Return the metrics of a table of random clients, seeds, methods, baseline and ranking metric."""
+    rng = np.random.default_rng(seed)
+    clients, classes, count = int(rng.integers(1, 30)), int(rng.integers(2, 5)), int(rng.integers(1, 7))
+    offsets = np.concatenate([[0], np.cumsum(rng.integers(1, 30, clients))])
+    metric = str(rng.choice(["accuracy", "log_loss", "balanced_accuracy"]))
+    names = [metric]
+    skill = np.clip(rng.uniform(0.2, 0.8) + rng.normal(0, 0.1, clients), 0, 1)
+    y = rng.integers(classes, size=offsets[-1])
+    labels = ["fedavg", *(f"m{number}" for number in range(1, count))]
+    baseline = str(rng.choice(labels))
+    groups = {label: [] for label in labels}
+    for label in labels:
+        effect = 0 if label == "fedavg" else rng.choice([-0.3, -0.1, 0, 0.1, 0.3])
+        for run in range(int(rng.integers(1, 4)) if seed % 5 == 0 else 1 + seed % 3):
+            p = draw_run(rng, np.clip(skill + effect + rng.normal(0, 0.05), 0, 1), offsets, y, classes)
+            answers = SplitPredictions({"p": p}, y, np.arange(len(y)), offsets)
+            fields = scoring.score_predictions(answers, tuple(names), 1)
+            is_reference = label not in ("fedavg", baseline) and rng.random() < 0.1
+            more = {"names": [f"c{client}" for client in range(clients)], "class_names": [*"abcd"][:classes]}
+            groups[label].append(ScoredPredictions(label=label, method=label, seed=run, **more, **fields))
+        if is_reference:
+            groups[label] = [replace(item, is_reference=True) for item in groups[label]]
+    paired = scoring.pair_with_baseline([item for items in groups.values() for item in items], baseline)
+    groups = {label: [item for item in paired if item.label == label] for label in labels}
+    identities = {label: {item.seed: np.asarray(item.names) for item in items} for label, items in groups.items()}
+    rows = [summary.summarize_scores(label, items, identities[label]) for label, items in groups.items()]
+    made = {"split": "test", "metric": names, "baseline": baseline, "methods": rows}
+    return json.loads(json.dumps(scoring.replace_nonfinite(scoring.judge(made, groups, identities))))
+
+
+def write_table(folder, metrics):
+    with ArtifactWriter(folder, ArtifactSpec("evaluation", {"split": "test"})) as work:
+        work.write(evaluation.METRICS, json.dumps(metrics).encode())
+        work.commit({"methods": len(metrics["methods"])}, {})
+    return open_artifact(folder)
+
+
+def read_signs(cell):
+    """Return the signs of the ends of an interval in a cell; empty without one."""
+    found = re.search(r"\[([+-])([\d.]+), ([+-])([\d.]+)\]", cell)
+    return (found[1], found[3]) if found else ()
+
+
+@pytest.mark.parametrize("block", range(10))
+def test_sentence_marks_and_intervals_of_random_tables_agree(block, tmp_path, capsys):
+    answers = set()
+    for number in range(20 * block, 20 * block + 20):
+        metrics = draw_table(number)
+        found, baseline = Conclusion.read(metrics), metrics["baseline"]
+        answers.add(found.answer)
+        artifact = write_table(tmp_path / str(number), metrics)
+
+        # The printed intervals decide.
+        shown = tables.build(metrics)
+        cells = dict(zip((row["label"] for row in metrics["methods"]), shown.rows, strict=True))
+        column = shown.heading.index(next(title for title in shown.heading if title.startswith("gain")))
+        printed = {label: cells[label][column] for label in found.judged}
+        assert {*found.better} == {label for label, cell in printed.items() if read_signs(cell) == ("+", "+")} - {
+            label for label, cell in printed.items() if "[+0.0, +0.0]" in cell or "[+0.000, +0.000]" in cell
+        }
+        assert {*found.worse} == {label for label, cell in printed.items() if read_signs(cell) == ("-", "-")}
+        expected = PAYS if found.better else UNKNOWN if not printed else NO_GAIN
+        assert found.answer == (WORSE if printed and {*found.worse} == {*printed} else expected)
+
+        # The best method has the highest score, and the sentence has its printed interval.
+        entry = catalogue.METRICS[metrics["metric"][0]]
+        score = {row["label"]: entry.sign * row["metrics"][entry.name]["value"] for row in metrics["methods"]}
+        if printed:
+            assert score[found.best] == max(score[label] for label in printed)
+            assert found.shown is None or score[found.shown] == max(score[label] for label in found.better)
+        for label in {found.best, found.shown} - {None}:
+            assert printed[label].lstrip("+") in found.sentence.replace(" points", ""), number
+
+        # The marks of the ranking column say the same about each pair with the baseline.
+        marks = Marks.read(metrics, [entry.name])[entry.name]
+        for best in marks.best & {baseline, *found.judged}:
+            if best != baseline and baseline not in marks.best:
+                assert (baseline in marks.not_worse) == (best not in found.better), number
+            elif best == baseline:
+                not_worse = marks.not_worse & {*found.judged}
+                assert not_worse == {*found.judged} - {*found.worse} - marks.best, number
+
+        # Every output prints the same conclusion.
+        capsys.readouterr()
+        console.scores(artifact, to_stderr=False)
+        assert capsys.readouterr().err.splitlines()[: len(found.sentences)] == found.sentences
+        assert "\n\n".join(found.sentences) in scoring.render_markdown(metrics, "evaluation")
+        assert latex.escape(found.sentence) in latex.render(artifact)
+        comparison = Comparison(artifact, metrics, None)
+        assert comparison.answer == found.sentences
+        page = html._render_table(html.Section(comparison, [], [], None, None))
+        for label, cell in printed.items():
+            assert cell in page, label
+    assert len(answers) > 1
+
+
+# The notes
 
 
 def test_notes_explain_marks_and_one_seed():
-    metrics = {"methods": [BASE, make_row("a", 0.9, 0.1, [0.05, 0.15], 0.001)], "warnings": ["a: may rise"]}
-    metrics["conclusion"] = make_conclusion(metrics["methods"], "fedavg")
-    assert [note.split(":")[0] for note in list_notes(metrics)] == [
-        "best", "* more clients than expected by chance (in brackets", "one seed", "a",
+    rows = [{**BASE, "seeds": [0]}, make_row("a", 0.9, 0.1, [0.05, 0.15]), make_row("b", 0.9, 0.1, [0.05, 0.15])]
+    for row in rows[1:]:
+        row["metrics"]["gain"]["p_corrected"] = 0.02
+    notes = list_notes({"methods": rows, "warnings": ["a: may rise"]})
+    assert [note.split(":")[0] for note in notes] == [
+        "* more clients than expected by chance (in brackets", "intervals", "one seed", "a",
     ]  # fmt: skip
+    assert "95 % together" in notes[1]
     assert list_notes({"methods": [BASE]}) == []  # a table from before there were such
 
 
+def test_methods_that_failed_under_the_same_seeds_share_a_note():
+    (note, other) = list_notes({"methods": [BASE], "failed": {"a": [0, 1], "b": [0, 1], "c": [1]}})
+    assert note == "`a`, `b` failed under seed 0, 1"
+    assert other == "`c` failed under seed 1"
+
+
 def test_table_shows_the_worst_client_instead_of_the_decile_for_few_clients():
-    heading = {
-        n: tables.build({"methods": [make_row("a", 0.9, 0.1, [0.0, 0.2], 0.1, clients=n)]}).heading for n in (10, 11)
-    }
+    heading = {n: tables.build({"methods": [make_row("a", 0.9, 0.1, [0.0, 0.2], clients=n)]}).heading for n in (10, 11)}
     assert "bottom decile %" not in heading[10]
     assert "worst %" in heading[10]
     assert "bottom decile %" in heading[11]
