@@ -1,6 +1,7 @@
 """Errors, each with a message for people and an exit code for scripts.
 
-The message is one sentence that says what is wrong; ``fix`` says what to type instead, if there is a remedy.
+The message is one sentence that says what is wrong; ``fix`` says what to type instead, if there is a remedy. A
+traceback, and ``str``, show both.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ class PflError(Exception):
         super().__init__(message)
         self.message = message
         self.fix = tuple(line for line in fix if line)
+
+    def __str__(self) -> str:
+        """Return the message, and what to type on lines below it."""
+        return "\n".join([self.message, *self.fix])
 
 
 class UsageError(PflError):

@@ -481,17 +481,6 @@ def test_from_arrays_refuses_contradictory_arguments():
     assert longer.class_names[-1] == "unheard of"
 
 
-def test_table_computes_gains_only_on_the_same_samples(small_federation):
-    x, y, client = draw_arrays()
-    other = Federation.from_arrays(x[::-1].copy(), y[::-1].copy(), client[::-1].copy(), seed=1)
-    base, mine = simulate("fedavg", small_federation, **SETTINGS), simulate("local", other, **SETTINGS)
-    assert "gain" not in table({"local": mine, "fedavg": base}).columns or np.isnan(
-        table({"local": mine, "fedavg": base}).loc["local", "gain"]
-    )
-    with pytest.raises(UsageError, match="two results with seed 0"):
-        table({"fedavg": [base, base]})
-
-
 def test_failed_round_restores_the_progress(small_federation):
     run = simulate("ditto", small_federation, **SETTINGS).run
     progress = Progress({"global": run.initial_model()})
