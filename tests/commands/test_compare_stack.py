@@ -92,7 +92,7 @@ def test_stack_is_scored_like_a_method(stacked_comparison):
     assert rows["stack"]["seeds"] == [0, 1]
     assert len(rows["stack"]["metrics"]["gain"]["interval"]) == 2
     assert {"by_chance", "by_chance_high", "exceeds_chance"} < rows["stack"]["metrics"]["worse_off"].keys()
-    assert result["conclusion"]["compared"] == 3
+    assert len(result["conclusion"]["judged"]) == 3
     text = (stacked_comparison / "comparison" / "clients.csv").read_text()
     assert sum(line.startswith("stack,") for line in text.splitlines()) == 12
     assert stack_options(stacked_comparison) == {"pool": sorted(METHODS), "gate": True, "own": False}

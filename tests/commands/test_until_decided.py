@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
 
 import pytest
 from scipy.stats import t as student
@@ -80,13 +81,19 @@ def test_more_seeds_than_the_looks_allow_are_refused_with_another_folder(undecid
     assert raised.value.fix[0].endswith("another folder for --out")
 
 
-def test_comparison_is_not_decided_before_its_conclusion_is():
-    rows = [{"label": label, "metrics": {"gain": {"p_corrected": 0.01}}} for label in ("a", "b")]
-    found = {"methods": rows, "baseline": "b", "conclusion": {"better": []}}
-    assert until_decided._is_in_doubt(found, "a")
-    assert not until_decided._is_in_doubt(found, "b")
-    assert not until_decided._is_in_doubt(found | {"conclusion": {"better": ["a"]}}, "a")
-    assert not until_decided._is_in_doubt(found | {"methods": [{"label": "a", "metrics": {}}]}, "a")
+@pytest.mark.parametrize(
+    ("baseline", "better", "not_worse", "decided"),
+    [("b", ["a"], [], True), ("b", [], ["b"], False), ("global", [], [], False), ("global", ["a"], [], True)],
+)
+def test_a_comparison_is_decided_with_its_conclusion(monkeypatch, baseline, better, not_worse, decided):
+    """The global model has no row, and so no mark, but the best method has to gain over it."""
+    found = {
+        "methods": [], "baseline": baseline, "marks": {"accuracy": {"best": ["a"], "not_worse": not_worse}},
+        "conclusion": {"sentence": "", "judged": ["a"], "better": better},
+    }  # fmt: skip
+    monkeypatch.setattr(until_decided, "open_artifact", lambda path: None)
+    monkeypatch.setattr(until_decided.evaluation, "read", lambda artifact: found)
+    assert until_decided._look(SimpleNamespace(path="c"))[0] == decided
 
 
 def test_a_dry_run_previews_all_seeds(undecided):
