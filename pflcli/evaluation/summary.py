@@ -173,14 +173,17 @@ def _find_worst_served(
 
     score = mean_by_client([item.score for item in items])
     worst = np.flatnonzero(np.isclose(score, (metric.sign * score).min() * metric.sign, rtol=0, atol=1e-12))
-    sources = [(item, client) for item, chosen in zip(items, scored, strict=True) for client in np.flatnonzero(chosen)]
     several = len(first) > max(int(chosen.sum()) for chosen in scored)
-    names = [_name_client(*sources[first[client]], with_seed=several) for client in worst[:MAX_NAMED]]
+    ends = np.cumsum([chosen.sum() for chosen in scored])
+    names = []
+    for position in first[worst[:MAX_NAMED]].tolist():
+        number = int(np.searchsorted(ends, position, side="right"))
+        client = int(np.flatnonzero(scored[number])[position - ends[number]])  # counted from the last one
+        names.append(_name_client(items[number], client, with_seed=several))
     facts: dict[str, Any] = {"clients": names, "count": len(worst), "value": float(score[worst[0]])}
-    if all(item.baseline is not None for item in items):
-        facts["baseline"] = float(
-            mean_by_client([item.baseline for item in items if item.baseline is not None])[worst].mean()
-        )
+    bases = [item.baseline for item in items if item.baseline is not None]
+    if len(bases) == len(items) and math.isfinite(before := float(mean_by_client(bases)[worst].mean())):
+        facts["baseline"] = before
     return {"worst_served": facts}
 
 

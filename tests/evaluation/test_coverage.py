@@ -192,8 +192,8 @@ def test_tuned_comparison_states_the_least_coverage_of_each_method(small, tmp_pa
         if least:
             assert least["own"] == pytest.approx(np.average(bounds, weights=np.diff(test.offsets)))
             assert least["pooled"] == conformal.least_coverage(0.8, len(validation.y), number)
-            assert f"{label}: chosen from {number} models" in text
-            assert f"at least {100 * least['own']:.1f} % with own thresholds" in text
+            bound = f"{label} {100 * least['own']:.1f} % and {100 * least['pooled']:.1f} %"
+            assert f"{bound}, chosen from {number} models" in text
     assert pfl("report", folder, "-o", tmp_path / "page.html").code == 0
     assert "also chose on the validation samples" in (tmp_path / "page.html").read_text()
 

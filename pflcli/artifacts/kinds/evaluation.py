@@ -58,12 +58,41 @@ class _Row(TypedDict):
     privacy: NotRequired[_Privacy]
     transductive: NotRequired[bool]
     reference: NotRequired[bool]
+    personal: NotRequired[bool]
+    worst_served: NotRequired[_WorstServed]
+    unfinished: NotRequired[_Rise]
     paper: NotRequired[str]
     metrics: dict[str, _Metric]
 
 
 class _Conclusion(TypedDict):
     sentence: str
+    clients: NotRequired[str]
+    harm: NotRequired[str]
+    cost: NotRequired[str]
+    best: NotRequired[str | None]
+    shown: NotRequired[str | None]
+    better: NotRequired[list[str]]
+    worse: NotRequired[list[str]]
+    judged: NotRequired[list[str]]
+
+
+class _Marks(TypedDict):
+    best: list[str]
+    not_worse: list[str]
+
+
+class _WorstServed(TypedDict):
+    clients: list[str]
+    count: int
+    value: float
+    baseline: NotRequired[float]
+
+
+class _Rise(TypedDict):
+    rise: float
+    over: int
+    rounds: int
 
 
 class _TunedMethod(TypedDict):
@@ -114,6 +143,7 @@ class _Metrics(TypedDict):
     definitions: NotRequired[list[str]]
     without_validation: NotRequired[bool]
     conclusion: NotRequired[_Conclusion]
+    marks: NotRequired[dict[str, _Marks]]
     stacks: NotRequired[dict[str, _Stack]]
     sets: NotRequired[_Sets]
     warnings: NotRequired[list[str]]

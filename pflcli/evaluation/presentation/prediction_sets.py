@@ -53,13 +53,14 @@ def notes(metrics: Mapping[str, Any]) -> list[str]:
             " not guaranteed: coverage on test samples can be points below it, the more so the more models were tried"
             " and the fewer samples calibrate (docs/measurement.md)"
         )
-        lines += [
-            f"{label}: chosen from {counted(method['models_tried'], 'model')}, its mean coverage is at least "
-            f"{100 * method['least_coverage']['own']:.1f} % with own thresholds and "
-            f"{100 * method['least_coverage']['pooled']:.1f} % with the pooled one"
-            for label, method in chosen.items()
-            if "models_tried" in method
-        ]
+    bounds = [
+        f"{label} {100 * method['least_coverage']['own']:.1f} % and {100 * method['least_coverage']['pooled']:.1f} %, "
+        f"chosen from {counted(method['models_tried'], 'model')}"
+        for label, method in chosen.items()
+        if "models_tried" in method
+    ]
+    if bounds:
+        lines.append(f"least mean coverage with own and with pooled thresholds: {'; '.join(bounds)}")
     return lines
 
 
