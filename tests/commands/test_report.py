@@ -65,7 +65,7 @@ def test_report_shows_artifacts_of_old_schema_versions(at, tmp_path):
     assert len(page.answers) == 2
     text = page.path.read_text()
     assert text.count('class="comparison"') == 2
-    assert text.count("<p>best accuracy: ") == 2
+    assert text.count(" has the best accuracy, ") == 2
 
 
 def test_report_says_what_leaves_the_sites_of_a_federation(small, tmp_path):

@@ -163,7 +163,7 @@ def conclude(
         sentence += f" (Training is not finished: type {spell('rounds', str(2 * unfinished))})"
     return Conclusion(
         sentence=sentence + _propose_seeds(chosen, answer, level, spell),
-        clients=_describe_clients(chosen, over, entry),
+        clients=_describe_clients(chosen, over, entry, is_judged=answer != UNKNOWN),
         harm="" if answer == WORSE else _describe_harm(compared, worse, over, entry),
         cost=_describe_cost(rows, dict.fromkeys((str(chosen["label"]), str(baseline)))),
         answer=answer,
@@ -196,7 +196,7 @@ def _describe_best(compared: Mapping[str, Row], better: Sequence[str], over: str
         gain = f"{_format_gain(compared[best], entry)}{_say_seeds(compared[best])}"
         text += f"; {best} has the best {entry.heading}, but its gain is not shown, {gain}"
     if len(compared) > 1:
-        text += f"; {len(better)} of {len(compared)} methods are shown to gain"
+        text += f"; {len(better)} of {len(compared)} methods {'is' if len(better) == 1 else 'are'} shown to gain"
     return text
 
 
@@ -207,6 +207,8 @@ def _describe_no_gain(compared: Mapping[str, Row], over: str, entry: Metric) -> 
     baseline = _score(best, entry.name) - best["metrics"]["gain"]["value"]
     is_possible = not entry.percent or baseline + most < 1
     excluded = f"gains above {_format_number(most, entry)} are excluded" if is_possible else "no gain is excluded"
+    if most == 0:  # the interval of a tie, which says nothing of other samples
+        excluded = "no method differs from it on a scored sample"
     return (
         f"stay with {over}; {excluded} "
         f"({'highest: ' if len(compared) > 1 else ''}{best['label']}, {_format_gain(best, entry)}{_say_seeds(best)})"
@@ -251,22 +253,21 @@ def _describe_baseline(rows: Sequence[Row], chosen: Row, baseline: str, metric: 
     )
 
 
-def _describe_clients(row: Row, over: str, entry: Metric) -> str:
+def _describe_clients(row: Row, over: str, entry: Metric, *, is_judged: bool) -> str:
     """Return how many clients a method serves better and worse than the baseline, and its worst-served client."""
     count, metrics = tables.count_compared_clients(row, entry), row["metrics"]
     parts: list[str] = []
     for name, words in (("better_off", "better off"), ("worse_off", "worse off")):
         share = metrics.get(name)
-        if share is None:
+        if share is None or not is_judged:
             continue
         number = f"{round(share['value'] * count, 1):g}"
         of = "" if parts else f" of {counted(count, 'client')}"
-        verb = f" {'is' if number == '1' else 'are'}" if not parts else ""
         chance = ""
         if "by_chance" in share:
             beyond = "beyond chance" if share["exceeds_chance"] else "not beyond chance"
             chance = f", {beyond} ({share['by_chance'] * count:.1f} expected)"
-        parts.append(f"{number}{of}{verb} {words}{chance}")
+        parts.append(f"{number}{of} {words}{chance}")
     if parts and len(row["seeds"]) > 1:
         parts[-1] += ", on average over seeds"
     if served := row.get("worst_served"):

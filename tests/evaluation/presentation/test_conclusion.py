@@ -67,7 +67,7 @@ def test_a_method_that_is_shown_to_be_better_pays():
     assert found.answer == PAYS
     assert found.sentences == [
         "Personalization pays here: ditto, +6.0 points [+1.9, +11.5] over fedavg",
-        "ditto: 5 of 6 clients are better off, beyond chance (1.8 expected); 1 worse off, not beyond chance (1.8 "
+        "ditto: 5 of 6 clients better off, beyond chance (1.8 expected); 1 worse off, not beyond chance (1.8 "
         "expected), on average over seeds; worst served: north, south (50.0 %, under fedavg 25.0 %)",
         "ditto sends 12.0 MB in a run of 3.0 s; fedavg sends 10.0 MB",
     ]
@@ -93,7 +93,7 @@ def test_the_highest_method_that_is_not_shown_is_named_beside_a_lower_one_that_i
     assert (found.answer, found.best, found.shown) == (PAYS, "gaussian-head", "prior")
     assert found.sentence == (
         "Personalization pays here: prior, +9.0 points [+4.2, +13.9] over fedavg; gaussian-head has the best accuracy, "
-        "but its gain is not shown, +20.9 points [-1.0, +43.0]; 1 of 2 methods are shown to gain"
+        "but its gain is not shown, +20.9 points [-1.0, +43.0]; 1 of 2 methods is shown to gain"
     )
     assert found.clients.startswith("prior: ")
 
@@ -116,6 +116,13 @@ def test_without_a_gain_the_baseline_stays_and_larger_gains_are_excluded():
 
 def test_a_bound_beyond_100_percent_excludes_nothing():
     assert "; no gain is excluded (a, " in conclude(make_row("a", 0.82, 0.02, [-0.5, 0.54], seeds=SEEDS)).sentence
+
+
+def test_a_tie_excludes_nothing():
+    sentence = conclude(make_row("fedbn", 0.8, 0.0, [0.0, 0.0], seeds=SEEDS)).sentence
+    assert sentence.startswith(
+        "No gain was shown: stay with fedavg; no method differs from it on a scored sample (fedbn, "
+    )
 
 
 def test_methods_that_are_all_shown_to_be_worse():
