@@ -50,7 +50,8 @@ def test_intervals_have_the_level_of_the_last_look(undecided):
     assert found["looks"] == {"first": 3, "most": 4}
     assert found["level"] == pytest.approx(Looks(3, 4).level(4))
     [gain] = [row["metrics"]["gain"] for row in found["methods"] if row["label"] == "local"]
-    reach = gain["standard_error"] * student.ppf((1 + found["level"]) / 2, gain["degrees_of_freedom"])
+    risk = (1 - found["level"]) / len(found["conclusion"]["judged"])
+    reach = gain["standard_error"] * student.ppf(1 - risk / 2, gain["degrees_of_freedom"])
     assert gain["interval"] == pytest.approx([gain["value"] - reach, gain["value"] + reach])
 
 
