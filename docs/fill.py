@@ -8,7 +8,7 @@ stay as they are, and it is named at the end. Rows of claims that were not judge
 between two comments. The first names one or several CSV files, each after a label, then the rows by their first cells
 and the columns (all if there are none):
 
-    <!-- rows of writers=results/a.csv, fashion=results/b.csv | fedavg; local | accuracy %; gain % -->
+    <!-- rows of writers=results/a.csv, fashion=results/b.csv | fedavg; local | accuracy %; gain (points) -->
     <!-- end -->
 
 Verdicts of ``pfl verify`` are shown in three ways: the claims of a paper, and the sizes of their experiments; claims

@@ -59,6 +59,8 @@ def build(cls: type[Any], values: Mapping[str, Any], owner: str) -> Any:
     """
     from pydantic import ValidationError
 
+    if not isinstance(values, Mapping):
+        raise UsageError(f"options of {owner} are {values!r}, not a mapping of names to values", 'such as {"lam": 0.5}')
     hints = _read_hints(cls)
     fields = {field.name for field in dataclasses.fields(cls)}
     checked: dict[str, Any] = {}
@@ -88,6 +90,12 @@ def build(cls: type[Any], values: Mapping[str, Any], owner: str) -> Any:
         raise UsageError(f"{owner}: {error}") from None
 
 
+def require_whole(name: str, value: Any, least: int = 0) -> None:
+    """Raise UsageError unless an argument is a whole number of at least ``least``."""
+    if isinstance(value, bool) or not hasattr(value, "__index__") or value < least:
+        raise UsageError(f"{name} is {value!r}, not a whole number from {least} on", f"{name}={least}")
+
+
 @cached
 def _read_hints(cls: type[Any]) -> dict[str, Any]:
     return typing.get_type_hints(cls, include_extras=True)
@@ -105,6 +113,8 @@ def build_each(owners: Mapping[str, type[Any] | None], values: Mapping[str, Any]
 
     Raises UsageError for a key that is a field of none of them, naming all owners with options.
     """
+    if not isinstance(values, Mapping):
+        raise UsageError(f"options are {values!r}, not a mapping of names to values", 'such as {"alpha": 0.3}')
     known = {
         owner: set() if cls is None else {field.name for field in dataclasses.fields(cls)}
         for owner, cls in owners.items()

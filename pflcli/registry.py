@@ -17,13 +17,14 @@ import inspect
 import json
 import os
 import re
+import reprlib
 import shutil
 import sys
 import tempfile
 import traceback
 from collections.abc import Iterable, Iterator, Mapping, MutableSequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -411,10 +412,28 @@ def complete(module: object, origin: str, contract: type) -> Any:
                 f"{origin} has no {key}", f"what it must have: {contract.__name__} in {contract.__module__}"
             )
     for key, value in own_members.items():
+        if key == "Config" and value is not None and not (isinstance(value, type) and is_dataclass(value)):
+            raise InputError(f"{origin}: Config is no dataclass", "@dataclass(frozen=True) above class Config")
         if isinstance(value, FunctionType):
             _require_same_parameters(value, getattr(contract, key), f"{origin}: {key}")
     body = {key: staticmethod(value) if callable(value) else value for key, value in own_members.items()}
     return type(contract.__name__, (contract,), body)()
+
+
+def complete_object(group: str, given: Any, contract: type) -> tuple[str, Any]:
+    """Return the name of a module, a class or an object, and what ``complete`` makes of it.
+
+    Raises UsageError for a value that is none of them, such as a number.
+    """
+    kind = GROUPS[group]
+    if given is None or isinstance(given, int | float | list | tuple | set | dict):
+        raise UsageError(
+            f"{reprlib.repr(given)} is no {kind}: give a name, a file, a module, a class or an object",
+            f"pfl list {group}",
+        )
+    made = given() if isinstance(given, type) else given
+    name = getattr(made, "__name__", type(made).__name__).rpartition(".")[2].replace("_", "-")
+    return name, complete(made, f"{kind} {name}", contract)
 
 
 @functools.cache

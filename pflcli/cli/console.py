@@ -7,20 +7,19 @@ import os
 import re
 import sys
 import textwrap
-import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from pflcli.errors import PflError
-from pflcli.reporter import Advance
+from pflcli.reporter import SILENT, Advance, StderrReporter
 
 if TYPE_CHECKING:
     from pflcli.artifacts.make import Outcome
     from pflcli.artifacts.reader import Artifact
 
 
-class Console:
+class Console(StderrReporter):
     """Prints messages at the chosen level; the reporter of commands."""
 
     def __init__(self, *, quiet: bool = False, verbose: bool = False) -> None:
@@ -39,62 +38,13 @@ class Console:
 
     @contextmanager
     def progress(self, label: str, total: int, completed: int = 0) -> Iterator[Advance]:
-        """Show progress: a bar with ETA on a terminal, otherwise a line every 10 % or 30 s."""
-        if self.quiet or total <= completed:
-            yield lambda steps, note: None
-        elif sys.stderr.isatty():
-            with self._bar(label, total, completed) as advance:
-                yield advance
-        else:
-            yield self._lines(label, total, completed)
-
-    @contextmanager
-    def _bar(self, label: str, total: int, completed: int) -> Iterator[Advance]:
-        from rich.console import Console as Rich
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-        from rich.progress import TimeRemainingColumn as Remaining
-        from rich.table import Column
-
-        screen = Rich(stderr=True)
-        whole = Column(no_wrap=True)
-        # On a narrow terminal the note is truncated, and the numbers stay whole.
-        note_column = Column(no_wrap=True, overflow="ellipsis", ratio=1)
-        columns = (
-            TextColumn("{task.description}", table_column=whole), BarColumn(24 if screen.width >= _WIDE else 8),
-            MofNCompleteColumn(table_column=whole), TimeElapsedColumn(table_column=whole),
-            TextColumn("eta", table_column=whole), Remaining(table_column=whole),
-            TextColumn("[dim]{task.fields[note]}", table_column=note_column),
-        )  # fmt: skip
-        with Progress(*columns, console=screen, expand=True) as bar:
-            task = bar.add_task(label, total=total, completed=completed, note="")
-            yield lambda steps, note: bar.update(task, advance=steps, note=note)
-
-    def _lines(self, label: str, total: int, completed: float) -> Advance:
-        start_time = last_line = time.monotonic()
-        start, tenth = completed, completed * 10 // total
-
-        def advance(steps: float, note: str) -> None:
-            nonlocal completed, last_line, tenth
-            completed += steps
-            now = time.monotonic()
-            # No line within a second of the last one: short steps need no report.
-            if (completed * 10 // total > tenth and now - last_line >= 1) or now - last_line > 30:
-                tenth, last_line = completed * 10 // total, now
-                remaining_seconds = (
-                    (now - start_time) / (completed - start) * (total - completed) if completed > start else 0
-                )
-                eta = f", {remaining_seconds:.0f} s left" if remaining_seconds >= 1 else ""
-                self.say(f"{label}: {completed:.0f}/{total}{eta}{', ' + note if note else ''}")
-
-        return advance
+        """Show progress on stderr, unless quiet."""
+        with (SILENT if self.quiet else super()).progress(label, total, completed) as advance:
+            yield advance
 
     def error(self, error: PflError) -> None:
         """Print an error, then what to type instead."""
         fail(error.message, *error.fix)
-
-
-_WIDE = 80
-"""Columns of a terminal from which a progress bar has its full width."""
 
 
 def fail(message: str, *fix: str) -> None:

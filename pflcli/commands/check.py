@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import reprlib
+import sys
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 from pflcli import laws, models, registry
@@ -15,27 +18,30 @@ from pflcli.laws import Shape, Subject, Verdict
 
 
 def check(
-    word: str,
+    word: str | Path | ModuleType | type,
     *,
     options: Mapping[str, Any] | None = None,
-    only: Collection[str] = (),
+    only: str | Collection[str] = (),
     root: Path | str | None = None,
     like: Path | str | None = None,
 ) -> Iterator[Verdict]:
     """Judge a file by the laws of its kind, and yield one verdict for each law.
 
-    ``word`` is the path of a Python file, or the name of a built-in method, model, dataset, scheme, upload step or
-    aggregator; ``schemes/clusters`` is the name of a scheme, and ``./net.py:Net`` a network in a file of several.
+    ``word`` is the path of a Python file, a module of one, or the name of a built-in method, model, dataset, scheme,
+    upload step or aggregator; ``schemes/clusters`` is the name of a scheme, and ``./net.py:Net``, or the class itself,
+    a network in a file of several. Laws import the file in other processes, so code in a notebook is not enough.
     ``options`` are those of the file. ``only`` names the laws, by default all. ``root`` is the folder with the files of
     a dataset. With the partition ``like``, a model is judged by samples of its shape and number of classes. Raises
     UsageError for unknown names, InputError for an invalid file.
     """
+    word = _find_file(word)
     subject = replace(_subject(word, options or {}), root=None if root is None else Path(root))
     if like is not None:
         if subject.group != "models":
             raise UsageError(f"--like is for models; {word} is a {registry.GROUPS[subject.group]}", "leave it out")
         subject = replace(subject, like=_read_shape(like))
     known = {law.name: law for law in laws.list_laws(subject.group)}
+    only = [only] if isinstance(only, str) else only
     unknown = [name for name in only if name not in known]
     if unknown:
         raise UsageError(f"there is no law '{unknown[0]}' of {subject.group}", closest(unknown[0], known))
@@ -44,6 +50,24 @@ def check(
 
         other_process.start()
     return (laws.judge(law, subject) for name, law in known.items() if not only or name in only)
+
+
+def _find_file(given: Any) -> str:
+    """Return the word for a name, a path, a module or a network of a file; raises UsageError for other values."""
+    if isinstance(given, str | Path):
+        return str(given)
+    file = getattr(given, "__file__", None)
+    if isinstance(given, ModuleType) and file:
+        return str(file)
+    home = sys.modules.get(getattr(given, "__module__", ""))
+    file = getattr(home, "__file__", None)
+    if isinstance(given, type) and any(base.__name__ == "Module" for base in given.__mro__) and file:
+        return f"{file}:{given.__name__}"
+    what = f"{given.__name__} is a class" if isinstance(given, type) else f"{reprlib.repr(given)} is no name"
+    raise UsageError(
+        f"{what}: check takes names, files, modules of files, and networks in files",
+        "save it as my_method.py with its functions at the top level, then check('./my_method.py')",
+    )
 
 
 def _read_shape(like: Path | str) -> Shape:

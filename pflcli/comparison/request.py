@@ -67,6 +67,8 @@ class Request:
     """names of the methods that suit the settings and samples, with the references in ``added``"""
     added: Sequence[str]
     budget: Budget | None
+    left_out: Mapping[str, str]
+    """by method of ``all`` that does not suit the settings or samples, why"""
 
     @classmethod
     def read(cls, asked: Compare, makers: Makers) -> Request:
@@ -82,12 +84,12 @@ class Request:
         training = run_request.resolve_settings({}, asked.settings or {}, partition)
         initial.require_weights(training, None if weights is None else weights.digest)
         added = references_beside(asked.methods) if asked.references else []
-        suited, options = leave_out_unsuited(
+        suited, options, left_out = leave_out_unsuited(
             asked.methods, added, asked.options or {}, training, partition, execution.reporter
         )
         budget = tunings.budget(asked.tune, out / NAME, partitions, table.metrics, force=execution.force)
         asked = replace(asked, options=options, execution=execution)
-        return cls(asked, makers, partitions, weights, table, suited, added, budget)
+        return cls(asked, makers, partitions, weights, table, suited, added, budget, left_out)
 
     @property
     def options(self) -> Mapping[str, Mapping[str, Any]]:
@@ -134,7 +136,7 @@ class Request:
         runs = Runs(self.makers, self.out, partitions, variants, training, self.weights)
         jobs, tuning = runs.jobs([*planned]), [*planned]
         planned = plan(jobs, planned)
-        table = Table(runs, [job for job in jobs if job.is_result], tuned, request)
+        table = Table(runs, [job for job in jobs if job.is_result], tuned, request, left_out=self.left_out)
         if only is None:
             table = table.extending(existing, planned)
             planned = plan([table.job], planned)

@@ -116,7 +116,7 @@ class TableOptions:
 class Table:
     """The table of the results of ``jobs``, which are all ``runs`` with each seed, described by ``request``.
 
-    ``extends`` says what it adds to an existing comparison.
+    ``extends`` says what it adds to an existing comparison, ``left_out`` why methods of ``all`` do not suit the data.
     """
 
     runs: Runs
@@ -125,6 +125,7 @@ class Table:
     request: Mapping[str, Any]
     privacy: Mapping[str, Any] = field(default_factory=dict)
     extends: str = ""
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def extending(self, existing: ExistingComparison | None, planned: Plan) -> Table:
         """Return this table, which extends an ``existing`` one by what is ``planned``."""
@@ -179,6 +180,7 @@ class Table:
             request.get("coverage"),
             references={variant.name for variant in self.runs.variants if variant.is_reference},
         )
+        left_out = {**self.left_out, **results.unsuited}
         looks = Looks(*request["looks"]) if "looks" in request else None
         if looks is not None:
             level = looks.level(len(request["seeds"]))
@@ -189,6 +191,7 @@ class Table:
         metrics = {
             **scoring.summarize(scores, SPLIT, baseline, request.get("target"), link, tried),
             "failed": failed,
+            **({"left_out": left_out} if left_out else {}),
             **({} if looks is None else {"looks": {"first": looks.first, "most": looks.most}}),
         }
         pooled = stack_pools(request["methods"])

@@ -146,11 +146,12 @@ def leave_out_unsuited(
     training: Settings,
     partition: Artifact,
     reporter: Reporter,
-) -> tuple[list[str], dict[str, Mapping[str, Any]]]:
-    """Return the names of methods and their options; ``all`` means those that suit the settings and samples.
+) -> tuple[list[str], dict[str, Mapping[str, Any]], dict[str, str]]:
+    """Return the names of methods, their options, and why the others of ``all`` do not suit the settings or samples.
 
-    References in ``added`` follow if they suit them too. The methods that are left out are reported.
+    References in ``added`` follow if they suit them. The methods that are left out are also reported.
     """
+    reasons = dict[str, str]()
     left, names, assigned = dict(options), list[str](), assign_options([*methods_given, *added], options)
     for name in (*_expand(methods_given), *added):
         try:
@@ -160,10 +161,11 @@ def leave_out_unsuited(
                 run_request.require_suited(name, methods.load(method_name(name)), settings, partition)
         except UnsuitedError as error:
             reporter.say(f"{name} is left out: {error.message}")
+            reasons[name] = error.message
             left.pop(name, None)
         else:
             names.append(name)
-    return names, left
+    return names, left, reasons
 
 
 def split_options(name: str, values: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -25,6 +25,8 @@ FRACTIONS_BESIDE_TEST = (0.8, 0.2, 0.0)
 
 def check_fractions(fractions: tuple[float, float, float]) -> None:
     """Raise UsageError for ``fractions`` that are negative, do not add up to 1, or have no training samples."""
+    if len(fractions) != 3 or not all(isinstance(part, int | float) for part in fractions):
+        raise UsageError(f"fractions {fractions!r} are not three numbers: train, validation, test", "0.6,0.2,0.2")
     if min(fractions) < 0 or not abs(sum(fractions) - 1) <= 1e-9 or fractions[0] == 0:
         listed = ",".join(f"{part:g}" for part in fractions)
         raise UsageError(

@@ -16,8 +16,6 @@ from pflcli.wording import counted
 
 Row = dict[str, Any]
 
-_KINDS = ("dropped", "diverged", "left_out")
-
 FAILURES = {
     "diverged_personalizing": "training diverged while clients personalized; they predict with their initial model",
     "overflowed": "samples overflow the model; all classes get the same probability",
@@ -35,18 +33,15 @@ def describe_round(attendance: Attendance, left_out: Mapping[int, Sequence[float
     return {
         "dropped": len(attendance.dropped),
         "diverged": sorted(attendance.diverged | attendance.rejected),
-        **({"left_out": shares} if shares else {}),
+        "left_out": shares,
     }
 
 
 def count_clients(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows for ``rounds.csv``, with counts instead of clients; a column that is always 0 is omitted."""
-    numbers = [
-        {**row, "diverged": len(row.get("diverged", ())), "left_out": round(sum(row.get("left_out", {}).values()), 6)}
-        for row in rows
+    """Return the rows for ``rounds.csv``, with counts instead of clients."""
+    return [
+        {**row, "diverged": len(row["diverged"]), "left_out": round(sum(row["left_out"].values()), 6)} for row in rows
     ]
-    used = {kind for kind in _KINDS if any(row.get(kind) for row in numbers)}
-    return [{key: value for key, value in row.items() if key not in _KINDS or key in used} for row in numbers]
 
 
 def summarize(rows: Sequence[Row], names: Sequence[str]) -> dict[str, Any]:

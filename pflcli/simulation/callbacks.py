@@ -10,6 +10,7 @@ from pflcli.errors import UsageError
 
 if TYPE_CHECKING:
     from pflcli.federation.run import Run
+    from pflcli.reporter import Advance
     from pflcli.simulation.progress import Progress, Row
 
 
@@ -33,6 +34,21 @@ class Callback:
         """Do something after the batch of clients ``progress.predictions[-1]``."""
 
 
+class ProgressBar(Callback):
+    """Shows the rounds, or the clients that predict, on a progress bar."""
+
+    def __init__(self, advance: Advance) -> None:
+        self._advance = advance
+
+    def after_round(self, run: Run, progress: Progress) -> None:
+        """Advance by a round."""
+        self._advance(1, describe_last(progress.rows))
+
+    def after_prediction(self, run: Run, progress: Progress) -> None:
+        """Advance by the clients that predicted."""
+        self._advance(progress.predictions[-1][0], "")
+
+
 class EarlyStopping(Callback):
     """Ends the rounds at a measurement if validation accuracy has not risen for ``patience`` rounds.
 
@@ -49,6 +65,17 @@ class EarlyStopping(Callback):
         """Return whether the last measured round is ``patience`` rounds or more after the best one."""
         found = find_best(progress.rows, shared=self._shared)
         return found is not None and found.last - found.best >= self.patience
+
+
+def describe_last(rows: Sequence[Row]) -> str:
+    """Return a note on the last round for the progress bar: its loss or absences, and the latest accuracies."""
+    last = rows[-1]
+    text = f"loss {last['loss']:.3f}" if last.get("clients", 1) else "no client uploaded"
+    text += f", {len(last['diverged'])} diverged" if last.get("diverged") else ""
+    for kind in ("validation", "personal"):
+        measured = [row[f"{kind}_accuracy"] for row in rows if not math.isnan(row.get(f"{kind}_accuracy", math.nan))]
+        text += f", {kind} accuracy {measured[-1]:.3f}" if measured else ""
+    return text
 
 
 class Measured(NamedTuple):

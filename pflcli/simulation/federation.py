@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pflcli import config, rng
+from pflcli import config, registry, rng
 from pflcli.data import datasets, schemes, splits
 from pflcli.data.datasets import Samples
 from pflcli.engine import federation as engine
@@ -96,8 +97,8 @@ class Federation(engine.Federation):
     @classmethod
     def from_dataset(
         cls,
-        dataset: str,
-        scheme: str = "natural",
+        dataset: str | Path | ModuleType | Any,
+        scheme: str | Path | ModuleType | Any = "natural",
         *,
         clients: int | None = None,
         options: Mapping[str, Any] | None = None,
@@ -109,10 +110,18 @@ class Federation(engine.Federation):
     ) -> Federation:
         """Return a federation of a ``dataset`` (``pfl list datasets``), divided among clients by a ``scheme``.
 
-        The arguments are those of ``pfl partition``, which gives the same clients. Raises UsageError for unknown names
-        and invalid options, and for a dataset whose features need a scale, which ``pfl partition`` computes.
+        Either is a name, a file (``"./mine.py"``), a module, or a class or an object with the members of
+        ``pflcli.data.datasets.Dataset`` or ``pflcli.data.schemes.Scheme``. The arguments are those of
+        ``pfl partition``, which gives the same clients. Raises UsageError for unknown names and invalid options, and
+        for a dataset whose features need a scale, which ``pfl partition`` computes; InputError for what breaks its
+        interface.
         """
-        source, splitter = datasets.load(dataset), schemes.load(scheme)
+        dataset, source = _load("datasets", dataset, datasets.Dataset)
+        scheme, splitter = _load("schemes", scheme, schemes.Scheme)
+        for name, value in (("seed", seed), ("min_samples", min_samples)):
+            config.require_whole(name, value)
+        if clients is not None:
+            config.require_whole("clients", clients, 1)
         splits.check_fractions(fractions)
         owners = {f"scheme {scheme}": splitter.Config, f"dataset {dataset}": source.Config}
         cfg, dataset_cfg = config.build_each(owners, options or {})
@@ -153,6 +162,19 @@ class Federation(engine.Federation):
         return np.bincount(index, minlength=len(self.clients) * self.classes).reshape(-1, self.classes)
 
 
+def _load(group: str, given: Any, contract: type) -> tuple[str, Any]:
+    """Return the name and the content of a dataset or a scheme, given by its name, as a file or as an object."""
+    if not isinstance(given, str | Path):
+        return registry.complete_object(group, given, contract)
+    name = registry.use(group, str(given))
+    if group == "datasets" and not registry.exists(group, name) and Path(name).is_dir():
+        raise UsageError(
+            f"{name} is a folder; from_dataset takes datasets by name",
+            "pflcli.partition and pflcli.compare take folders",
+        )
+    return name, registry.load(group, name, contract)
+
+
 def _arrange(
     samples: Samples,
     parts: list[NDArray[np.int64]],
@@ -163,6 +185,12 @@ def _arrange(
     cfg: Any = None,
 ) -> Federation:
     """Return the federation of clients with these ``parts`` of the rows, split and transformed."""
+    try:
+        torch.device(device)
+    except (RuntimeError, TypeError):
+        raise UsageError(
+            f"device is {device!r}, which PyTorch does not know", 'device="cpu", or device="cuda"'
+        ) from None
     blocks = splits.split_clients(samples, parts, fractions, seed)
     rows, sizes = np.concatenate(blocks), [len(block) for block in blocks]
     x, y = samples.x[rows], samples.y[rows]

@@ -20,6 +20,12 @@ from pflcli.simulation.callbacks import Callback, EarlyStopping
 from pflcli.simulation.predict import client_batches, predict
 from pflcli.simulation.progress import Progress, Row, State, undo_on_failure, update_best
 
+ROUND_COLUMNS = (
+    *("round", "clients", "lr", "loss", "validation_accuracy", "personal_accuracy", "test_accuracy"),
+    *("bytes_up", "bytes_down", "bytes_peer", "dropped", "diverged", "left_out", "seconds"),
+)
+"""The columns of ``rounds.csv`` for all methods; differential privacy adds some."""
+
 
 def run_rounds(
     run: Run,

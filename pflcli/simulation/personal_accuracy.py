@@ -41,23 +41,21 @@ def is_due(settings: Settings, method: Method, column: str, t: int) -> bool:
 
 
 def measure_personal(run: Run, method: Method, state: dict[str, Any], t: int) -> dict[str, float]:
-    """Return the column ``personal_accuracy`` of ``rounds.csv`` after round ``t``; nothing if it is not measured."""
-    if not (run.settings.personal_every if method.ADAPTS else method.PERSONAL_MODELS):
-        return {}
-    due = is_due(run.settings, method, "personal_accuracy", t)
+    """Return the column ``personal_accuracy`` of ``rounds.csv`` after round ``t``; nan if it is not measured."""
+    measures = run.settings.personal_every if method.ADAPTS else method.PERSONAL_MODELS
+    due = measures and is_due(run.settings, method, "personal_accuracy", t)
     return {"personal_accuracy": measure_accuracy(run, method, state) if due else math.nan}
 
 
 def measure_test(run: Run, method: Method, state: dict[str, Any], t: int) -> dict[str, float]:
-    """Return the column ``test_accuracy`` after round ``t`` (from 0); nothing if ``test_last`` is 0.
+    """Return the column ``test_accuracy`` after round ``t`` (from 0); nan if ``test_last`` is 0.
 
-    It is nan before the last ``test_last`` rounds, over which FedAttn's Table 1 reports the mean. It is measured with
-    the personal models of ``find_owners`` if the method has any, else with the global model. If clients adapt after the
-    rounds, it is measured with the adapted models whenever ``personal_every`` is due. Nothing is chosen by it.
+    It is also nan before the last ``test_last`` rounds, over which FedAttn's Table 1 reports the mean. It is measured
+    with the personal models of ``find_owners`` if the method has any, else with the global model. If clients adapt
+    after the rounds, it is measured with the adapted models whenever ``personal_every`` is due. Nothing is chosen by
+    it.
     """
-    if not run.settings.test_last:
-        return {}
-    if not is_due(run.settings, method, "test_accuracy", t):
+    if not run.settings.test_last or not is_due(run.settings, method, "test_accuracy", t):
         return {"test_accuracy": math.nan}
     if method.ADAPTS:
         return {"test_accuracy": measure_accuracy(run, method, state, "test")}

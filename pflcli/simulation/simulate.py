@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import reprlib
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
@@ -24,9 +25,10 @@ from pflcli.federation.predictor import ClientModel
 from pflcli.federation.run import Run
 from pflcli.methods import Method, State
 from pflcli.models import Net
+from pflcli.reporter import SILENT, StderrReporter, report_within
 from pflcli.settings import AUTO, Settings
 from pflcli.simulation import absences, loop, requirements
-from pflcli.simulation.callbacks import Callback
+from pflcli.simulation.callbacks import Callback, ProgressBar
 from pflcli.simulation.create_run import create_run
 from pflcli.simulation.federation import Federation
 from pflcli.simulation.predict import client_batches
@@ -65,9 +67,9 @@ class Predictions:
 class Result:
     """A finished simulation of ``method`` with its final ``state``.
 
-    ``rounds`` is a frame with a row per round, with the columns of ``rounds.csv``. ``predictions`` are by split.
-    ``tuned`` has what each client chose by validation samples (m,), by name. ``run`` is what the method saw, with the
-    engine and the initial model.
+    ``rounds`` is a frame with a row per round and the columns of ``rounds.csv``, the same for all methods: nan where
+    something was not measured. ``predictions`` are by split. ``tuned`` has what each client chose by validation samples
+    (m,), by name. ``run`` is what the method saw, with the engine and the initial model.
     """
 
     method: str
@@ -128,22 +130,24 @@ def simulate(
     method: str | ModuleType | Any,
     federation: Federation,
     *,
-    model: str | type[nn.Module] | Callable[..., nn.Module] | None = None,
+    model: str | Path | type[nn.Module] | Callable[..., nn.Module] | None = None,
     options: Mapping[str, Any] | None = None,
     seed: int = 0,
-    callbacks: Sequence[Callback] = (),
+    callbacks: Callback | Sequence[Callback] = (),
     threads: int = 1,
     engine: str = "auto",
+    quiet: bool = False,
     **settings: Any,
 ) -> Result:
     """Run ``method`` on ``federation`` in memory, and return its predictions, rounds and personal models.
 
-    ``method`` is a name (``pfl list methods``), a module, or an object with the members of ``pflcli.methods.Method``;
-    ``options`` are its options. ``model`` is a name (``pfl list models``), a class of ``torch.nn.Module``, or a
-    function that makes one; it gets the arguments of these names that it takes: ``classes``, ``in_shape``,
-    ``channels``, ``length``. ``settings`` are training settings, such as ``rounds=20`` and ``lr=0.1``, as in
-    ``pfl personalize``, which gives the same predictions. ``callbacks`` see each round, and may end the rounds. Neither
-    ``threads`` nor ``engine``, the mode of the engine, changes more than the last bits of a result.
+    ``method`` is a name (``pfl list methods``), a file (``"./mine.py"``), a module, or a class or an object with the
+    members of ``pflcli.methods.Method``; ``options`` are its options. ``model`` is a name (``pfl list models``), a file
+    (``"./net.py:Net"``), a class of ``torch.nn.Module``, or a function that makes one; it gets the arguments of these
+    names that it takes: ``classes``, ``in_shape``, ``channels``, ``length``. ``settings`` are training settings, such
+    as ``rounds=20`` and ``lr=0.1``, as in ``pfl personalize``, which gives the same predictions. ``callbacks`` see each
+    round, and may end the rounds. Neither ``threads`` nor ``engine``, the mode of the engine, changes more than the
+    last bits of a result. Progress is shown on stderr; ``quiet`` shows none.
 
     A method that needs a backbone trains it by FedAvg with the same settings, and embeds samples and builds exact
     stores if it needs them. Raises UsageError for unknown names and wrong values, InputError for a method or network
@@ -157,6 +161,9 @@ def simulate(
             f"Federation.from_dataset({federation!r})" if isinstance(federation, str) else "Federation.from_arrays(...)"
         )
         raise UsageError(f"federation is {reprlib.repr(federation)}, not a Federation", made)
+    callbacks = _list_callbacks(callbacks)
+    config.require_whole("seed", seed)
+    config.require_whole("threads", threads, 1)
     name, definition = _load_method(method)
     cfg = config.build(definition.Config, options or {}, name)
     training, draw = _settings(federation, model, settings)
@@ -166,16 +173,32 @@ def simulate(
     run = create_run(definition, cfg, federation, training, seed, draw_network=draw, threads=threads, mode=engine)
     backbone = None
     if definition.NEEDS:
-        backbone = simulate("fedavg", federation, model=model, seed=seed, threads=threads, engine=engine, **settings)
+        how: dict[str, Any] = {"threads": threads, "engine": engine, "quiet": quiet}
+        backbone = simulate("fedavg", federation, model=model, seed=seed, **how, **settings)
         _provide(run, definition, backbone)
     progress = loop.set_up(run, definition)
-    loop.run_rounds(run, name, definition, progress, callbacks)
-    loop.predict_all(run, name, definition, progress, callbacks)
+    reporter = SILENT if quiet else StderrReporter()
+    with report_within(reporter, run.engine, name, training.rounds if definition.has_rounds else 0) as advance:
+        loop.run_rounds(run, name, definition, progress, [*callbacks, ProgressBar(advance)])
+    with report_within(reporter, run.engine, f"{name}, clients", len(run.clients)) as advance:
+        loop.predict_all(run, name, definition, progress, [*callbacks, ProgressBar(advance)])
     predictions, tuned = _collect(run, name, progress, federation)
-    rows = pd.DataFrame([*progress.before, *progress.rows])
-    frame = rows.set_index("round") if len(rows) else rows
+    rows = absences.count_clients([*progress.before, *progress.rows])
+    frame = pd.DataFrame(rows, columns=None if rows else loop.ROUND_COLUMNS).set_index("round")
     final = progress.reported
     return Result(name, federation, training, seed, run, final, frame, predictions, tuned, backbone, definition)
+
+
+def _list_callbacks(callbacks: Any) -> list[Callback]:
+    """Return callbacks as a list, also a single one; raises UsageError for what is none."""
+    given = [callbacks] if isinstance(callbacks, Callback | type) or not isinstance(callbacks, Iterable) else callbacks
+    listed = [*given]
+    for each in listed:
+        if isinstance(each, type) or not hasattr(each, "after_round"):
+            raise UsageError(
+                f"callbacks has {reprlib.repr(each)}, not a Callback object", "callbacks=[EarlyStopping(patience=5)]"
+            )
+    return listed
 
 
 def _collect(
@@ -204,20 +227,29 @@ def _collect(
 
 
 def _load_method(method: str | ModuleType | Any) -> tuple[str, Method]:
-    """Return the name and the definition of a method that is given by its name or as an object."""
-    if isinstance(method, str):
-        return method, methods.load(method)
-    method = method() if isinstance(method, type) else method
-    name = getattr(method, "__name__", type(method).__name__).rpartition(".")[2].replace("_", "-")
-    completed: Method = registry.complete(method, f"method {name}", Method)
-    return name, completed
+    """Return the name and the definition of a method that is given by its name, as a file or as an object."""
+    if isinstance(method, str | Path):
+        name = registry.use("methods", str(method))
+        return name, methods.load(name)
+    return registry.complete_object("methods", method, Method)
 
 
 def _settings(
-    federation: Federation, model: str | Callable[..., nn.Module] | None, settings: Mapping[str, Any]
+    federation: Federation, model: str | Path | Callable[..., nn.Module] | None, settings: Mapping[str, Any]
 ) -> tuple[Settings, Callable[[int], Net] | None]:
     """Return the training settings, and a function that draws the network unless the settings name it."""
     shape, tokens, outputs = federation.in_shape, federation.has_tokens, federation.task.outputs
+    model = registry.use("models", str(model)) if isinstance(model, str | Path) else model
+    if isinstance(model, nn.Module) or not (model is None or isinstance(model, str) or callable(model)):
+        raise UsageError(
+            f"model is {reprlib.repr(model)}, not a name, a file, a class or a function", 'model="mlp", or model=Net'
+        )
+    steps = settings.get("upload", ())
+    used = {
+        **settings,
+        "upload": [registry.use("uploads", step) for step in ([steps] if isinstance(steps, str) else steps)],
+        "aggregator": registry.use("aggregators", settings.get("aggregator", "mean")),
+    }
     if model is not None and not isinstance(model, str):
         make, label = model, getattr(model, "__name__", "network")
 
@@ -228,10 +260,10 @@ def _settings(
                 torch.random.manual_seed(rng.integer(seed, "init", label))
                 return _own_network.build_from(make, {}, label, shape, outputs, tokens=tokens)
 
-        built = config.build(Settings, {**settings, "model": AUTO}, "the training settings")
+        built = config.build(Settings, {**used, "model": AUTO}, "the training settings")
         return replace(requirements.resolve_names(built), model=label), draw
     chosen = {} if model is None else {"model": model}
-    training: Settings = config.build(Settings, {**settings, **chosen}, "the training settings")
+    training: Settings = config.build(Settings, {**used, **chosen}, "the training settings")
     training = requirements.resolve_names(training)
     if training.model == AUTO:
         training = replace(training, model=models.default(shape, tokens=tokens))
@@ -252,8 +284,8 @@ def _require_suited(
         raise UsageError("refit takes the choices of an earlier run, which simulate does not have", "pfl personalize")
     if settings.adapter is not None:
         raise UsageError("adapter freezes a trained network, which simulate does not read", "pfl personalize --weights")
-    if engine not in MODES:
-        raise UsageError(f"unknown engine '{engine}'", closest(engine, MODES))
+    if not isinstance(engine, str) or engine not in MODES:
+        raise UsageError(f"unknown engine '{engine}'", closest(str(engine), MODES))
     tokens = federation.has_tokens
     net = (
         draw(0) if draw else models.outline(settings.model, federation.in_shape, federation.task.outputs, tokens=tokens)

@@ -6,8 +6,6 @@ state after the last complete round.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
 from contextlib import suppress
 
 from pflcli.artifacts.reader import Artifact
@@ -16,27 +14,12 @@ from pflcli.errors import InputError, UnsuitedError
 from pflcli.execution import Execution
 from pflcli.federation.run import Run
 from pflcli.methods import Method
-from pflcli.reporter import Advance, StopRounds, report_within
+from pflcli.reporter import StopRounds, report_within
 from pflcli.simulation import loop
-from pflcli.simulation.callbacks import Callback, find_best
-from pflcli.simulation.progress import Progress, Row
+from pflcli.simulation.callbacks import ProgressBar, find_best
+from pflcli.simulation.progress import Progress
 from pflcli.training import more_rounds
 from pflcli.training.checkpoint import Checkpoints, unpack
-
-
-class ProgressBar(Callback):
-    """Shows the rounds, or the clients that predict, on a progress bar."""
-
-    def __init__(self, advance: Advance) -> None:
-        self._advance = advance
-
-    def after_round(self, run: Run, progress: Progress) -> None:
-        """Advance by a round."""
-        self._advance(1, describe_last(progress.rows))
-
-    def after_prediction(self, run: Run, progress: Progress) -> None:
-        """Advance by the clients that predicted."""
-        self._advance(progress.predictions[-1][0], "")
 
 
 def run_rounds(
@@ -100,17 +83,6 @@ def resume(
         word = "continuing" if saved is None else "resuming"
         execution.reporter.say(f"{word} after round {len(progress.rows)} of {run.settings.rounds}")
     return progress
-
-
-def describe_last(rows: Sequence[Row]) -> str:
-    """Return a note on the last round for the progress bar: its loss or absences, and the latest accuracies."""
-    last = rows[-1]
-    text = f"loss {last['loss']:.3f}" if last.get("clients", 1) else "no client uploaded"
-    text += f", {len(last['diverged'])} diverged" if last.get("diverged") else ""
-    for kind in ("validation", "personal"):
-        measured = [row[f"{kind}_accuracy"] for row in rows if not math.isnan(row.get(f"{kind}_accuracy", math.nan))]
-        text += f", {kind} accuracy {measured[-1]:.3f}" if measured else ""
-    return text
 
 
 def predict_all(run: Run, name: str, method: Method, checkpoints: Checkpoints, execution: Execution) -> None:

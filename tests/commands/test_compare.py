@@ -545,6 +545,8 @@ def test_methods_all_leaves_out_methods_that_do_not_suit_the_data(new_folder, fe
     manifest = open_artifact(new_folder / "comparison").manifest
     assert list(manifest.request["methods"]) == ["fedavg"]
     assert manifest.summary["failed"] == {}
+    metrics = read(open_artifact(new_folder / "comparison"))
+    assert metrics["left_out"]["local"] == "the clusters are not known"
 
 
 def test_named_method_that_does_not_suit_the_data_fails(new_folder, fedavg_and_unsuited_local):

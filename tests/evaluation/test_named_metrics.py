@@ -178,7 +178,7 @@ def test_table_shows_the_ranking_metric_first_and_is_not_wider(tmp_path):
     before, after = tables.build(plain, "comparison"), tables.build(chosen, "comparison")
     assert after.heading[2:5] == ["Brier score", "plain mean", "worst"]
     assert {*after.heading} - {*before.heading} == {"Brier score", "plain mean", "worst", "F1 %", "gain"}
-    assert {*before.heading} - {*after.heading} == {"plain mean %", "worst %", "gain %"}
+    assert {*before.heading} - {*after.heading} == {"plain mean %", "worst %", "gain (points)"}
     assert len({*after.heading}) == len(after.heading)
     assert "Brier score" not in after.gives_way
     cells = dict(zip(after.heading, after.rows[0], strict=True))

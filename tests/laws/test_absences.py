@@ -18,8 +18,8 @@ from pflcli.federation.run import Run
 from pflcli.laws.small_federation import drop_measurements
 from pflcli.parameters.model_table import ModelTable
 from pflcli.settings import Settings
-from pflcli.simulation import absences, loop
-from pflcli.training import checkpointed, run_request
+from pflcli.simulation import absences, callbacks, loop
+from pflcli.training import run_request
 
 METHODS = (*ONE_OF_EACH_KIND, "knn-per-plus", "fedattn", "fedham", "fedhealth", "fedproto")
 TRAINED = [name for name in METHODS if methods.load(name).has_rounds]
@@ -127,7 +127,7 @@ def test_round_records_no_uploads_when_all_clients_drop_out(method):
         assert (row["bytes_down"] > 0) == (run.kind == "server" and method != "fedproto")
     by_split, _ = predict_by_split(method, run, state)
     assert np.isfinite(by_split["test"]["p"]).all()
-    assert checkpointed.describe_last(rows).startswith("no client uploaded")
+    assert callbacks.describe_last(rows).startswith("no client uploaded")
     facts = absences.summarize(rows, [*"abcdefg"])
     assert facts == {"dropped": 6, "rounds_unanswered": 2}
     assert absences.describe(facts) == ["clients dropped out 6 times; 2 rounds had no upload"]

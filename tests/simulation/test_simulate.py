@@ -118,6 +118,14 @@ def test_result_has_rounds_accuracies_and_models(small_federation):
     assert model.networks[0].keys() == result.run.init.keys()
 
 
+@pytest.mark.parametrize("method", ["fedavg", "ditto", "local", "knn-per", "fedavg-plus"])
+def test_rounds_have_the_same_columns_for_all_methods(method, small_federation):
+    rounds = simulate(method, small_federation, **SETTINGS).rounds
+    assert ("round", *rounds.columns) == loop.ROUND_COLUMNS
+    assert rounds.index.name == "round"
+    assert rounds["personal_accuracy"].notna().any() == (method == "ditto")
+
+
 def test_simulate_predictions_depend_on_the_seed(small_federation):
     first, again, other = (simulate("fedavg", small_federation, seed=seed, **SETTINGS) for seed in (0, 0, 1))
     np.testing.assert_array_equal(first.predictions["test"].p, again.predictions["test"].p)

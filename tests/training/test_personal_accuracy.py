@@ -26,8 +26,7 @@ from pflcli.evaluation.metrics import client_relations
 from pflcli.evaluation.round_costs import Link
 from pflcli.execution import Execution
 from pflcli.parameters.model_table import ModelTable
-from pflcli.simulation import personal_accuracy
-from pflcli.training import checkpointed
+from pflcli.simulation import callbacks, loop, personal_accuracy
 
 FACTS = {name: registry.card("methods", name).facts for name in registry.names("methods")}
 METHODS = [name for name, facts in FACTS.items() if "PERSONAL_MODELS" in facts]
@@ -140,14 +139,11 @@ def test_evaluated_rounds_record_personal_accuracy_and_show_it_in_progress(small
     personalize("gossip", small.p, tmp_path / "g", settings=FEW)
     table = read_rows(tmp_path / "g")
     assert [bool(row["personal_accuracy"]) for row in table] == [False, True, True]
-    assert list(table[0]) == [
-        "round", "clients", "lr", "loss", "validation_accuracy", "personal_accuracy", "bytes_up", "bytes_down",
-        "bytes_peer", "seconds",
-    ]  # fmt: skip
+    assert tuple(table[0]) == loop.ROUND_COLUMNS
     row = {"loss": 0.5, "validation_accuracy": math.nan}
     last_rows = [{**row, "personal_accuracy": 0.25}, {**row, "personal_accuracy": math.nan}]
-    assert checkpointed.describe_last(last_rows) == "loss 0.500, personal accuracy 0.250"
-    assert checkpointed.describe_last([row]) == "loss 0.500"
+    assert callbacks.describe_last(last_rows) == "loss 0.500, personal accuracy 0.250"
+    assert callbacks.describe_last([row]) == "loss 0.500"
 
 
 class Stop:
@@ -231,10 +227,10 @@ def test_setup_costs_of_a_backbone_are_counted_once(small, tmp_path):
     assert read_rows(tmp_path / "b")[0]["round"] == "0"
 
 
-def test_rounds_csv_has_no_personal_accuracy_without_personal_models(small):
-    assert list(read_rows(small.b)[0]) == [
-        "round", "clients", "lr", "loss", "validation_accuracy", "bytes_up", "bytes_down", "bytes_peer", "seconds",
-    ]  # fmt: skip
+def test_rounds_csv_has_the_same_columns_and_no_personal_accuracy_without_personal_models(small):
+    rows = read_rows(small.b)
+    assert tuple(rows[0]) == loop.ROUND_COLUMNS
+    assert {row["personal_accuracy"] for row in rows} == {row["test_accuracy"] for row in rows} == {""}
 
 
 def test_state_contains_the_declared_personal_models():

@@ -134,7 +134,7 @@ def _sweep_panel(
     rows: list[Row] = [
         {"line": name, "at": row[along], "value": row[metric]} for name, line in lines.items() for row in line
     ]
-    y = channel("value", title=_PANELS[metric], axis={"format": ".0%"}, scale={"zero": False, "padding": 8})
+    y = channel("value", title=_PANELS[metric], axis={"format": ".2~%"}, scale={"zero": False, "padding": 8})
     x = channel("at", title=along, scale={"type": "log"} if is_wide else {"zero": False, "nice": False, "padding": 10})
     layers: list[Spec] = [
         vega.layer(

@@ -37,7 +37,9 @@ GREY, GREY_ON_DARK = "#666666", "#A6A6A6"
 PAPER, NIGHT = "#ffffff", "#15181d"
 """The light and the dark background."""
 DASHES = ((), (6, 3), (2, 2), (8, 2, 2, 2), (12, 4))
-"""Dashes of the first eight methods, of the second eight, and so on."""
+"""Dashes of lines; the first is none."""
+_FIRST_DASH = (0, 0, 0, 0, 1, 2, 3, 4)
+"""By colour, the dashes of the first method that has it: to the colour-blind, later colours look like earlier ones."""
 SHAPES = ("circle", "triangle-up", "square", "diamond")
 """Shapes of points: the first for as many groups as there are colours, then the second, and so on."""
 
@@ -162,8 +164,8 @@ def channel(field: str, kind: str = "quantitative", /, **more: Any) -> Spec:
 
 
 def score_axis(metric: Metric, **more: Any) -> Spec:
-    """Return the axis of a score."""
-    return {"format": ".0%" if metric.percent else ".3~g", **more}
+    """Return the axis of a score, with as many digits as its ticks need to differ."""
+    return {"format": ".2~%" if metric.percent else ".6~g", **more}
 
 
 def score_scale(numbers: Sequence[float], metric: Metric) -> Spec:
@@ -183,8 +185,9 @@ def method_styles(methods: Sequence[str], baseline: str | None) -> dict[str, tup
     """Return the colour on white and the dashes of each method; the baseline is grey and dashed."""
     compared = [label for label in methods if label != baseline]
     by_method = {
-        label: (LIGHT[place % len(LIGHT)], DASHES[place // len(LIGHT) % len(DASHES)])
+        label: (LIGHT[colour], DASHES[(_FIRST_DASH[colour] + block) % len(DASHES)])
         for place, label in enumerate(compared)
+        for block, colour in [divmod(place, len(LIGHT))]
     }
     return {label: by_method.get(label, (GREY, (8, 3))) for label in methods}
 

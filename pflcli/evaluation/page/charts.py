@@ -34,6 +34,8 @@ _HEIGHT = 320
 """Height in pixels of a chart."""
 _WIDTH, _WIDE = 560, 1150
 """Width in pixels of the still picture of a chart, and of a chart as wide as the page."""
+_MAX_LABEL = 300
+"""Width in pixels of the name of a client beside a chart, at most: 40 to 50 letters."""
 _LINE = 14
 """Height in pixels of a line of names beside a chart."""
 _PLOT_HEIGHT = 260
@@ -107,6 +109,12 @@ def _thickness(usual: float = 1.6) -> Spec:
 def _opacity(test: str = _FADED, faded: float = 0.15) -> Spec:
     """Return the encoding of opacity, which fades everything that is not highlighted."""
     return {"condition": {"test": test, "value": 1.0}, "value": faded}
+
+
+def _mark_client(mark: Spec, **encoding: Any) -> Spec:
+    """Return a layer that marks the row or the column of the highlighted client."""
+    shape = {"stroke": GREY, "strokeWidth": 2, "fillOpacity": 0, "filled": False, **mark}
+    return {"transform": [{"filter": _IS_CLIENT}], "mark": shape, "encoding": encoding}
 
 
 def _tip(field: str, form: str = "", title: str = "") -> Spec:
@@ -365,7 +373,7 @@ def _dumbbell_layers(rows: list[Row], comparison: Comparison, few: bool) -> Spec
     count = len(comparison.clients.drawn)
     if few:
         order = {"field": "place", "order": "ascending"}
-        client = {"y": channel("client", "nominal", sort=order, title=None, axis={"labelLimit": 140})}
+        client = {"y": channel("client", "nominal", sort=order, title=None, axis={"labelLimit": _MAX_LABEL})}
     else:
         ends = {"domain": [-0.5, count - 0.5], "nice": False}
         axis = {"labels": False, "ticks": False, "grid": False}
@@ -392,6 +400,7 @@ def _dumbbell_layers(rows: list[Row], comparison: Comparison, few: bool) -> Spec
         **vega.data(rows),
         "transform": [{"filter": "datum.method == (method == null || method == reference ? fallback : method)"}],
         "layer": [
+            _mark_client({"type": "rect"} if few else {"type": "rule"}, **client),
             {
                 "mark": {"type": "rule", "strokeWidth": 2.5 if few else {"expr": f"min(2.5, 0.6 * {column})"}},
                 "encoding": {
@@ -415,29 +424,58 @@ def _dumbbell_layers(rows: list[Row], comparison: Comparison, few: bool) -> Spec
 
 
 def _draw_learning(comparison: Comparison, runs: Runs) -> Chart:
-    rows: list[Row] = [
-        {"method": label, "round": number, "accuracy": accuracy}
-        for label, points in runs.curves.items()
-        for number, accuracy in points
-    ]
-    spec = vega.layer(
-        {"type": "line", "point": all(len(points) < 30 for points in runs.curves.values())},
-        rows,
-        x=channel("round", title="round"),
-        y=channel("accuracy", title="validation accuracy", axis={"format": ".0%"}, scale={"zero": False}),
-        color=vega.method_colour(comparison.methods, comparison.baseline),
+    count = runs.validation_samples
+    rows: list[Row] = []
+    for label, curve in runs.curves.items():
+        for number, accuracy in curve.points:
+            reach = math.sqrt(accuracy * (1 - accuracy) / count) if count else 0.0
+            rows.append(
+                {"method": label, "round": number, "accuracy": accuracy}
+                | {"low": max(accuracy - reach, 0.0), "high": min(accuracy + reach, 1.0)}
+            )
+    x = channel("round", title="round", axis={"format": "d", "tickMinStep": 1})
+    y: Spec = {"title": "validation accuracy", "axis": {"format": ".2~%"}, "scale": {"zero": False}}
+    colour = vega.method_colour(comparison.methods, comparison.baseline)
+    line = vega.layer(
+        {"type": "line", "point": all(len(curve.points) < 30 for curve in runs.curves.values())},
+        x=x,
+        y=channel("accuracy", **y),
+        color=colour,
         strokeDash=vega.method_dash(comparison.methods, comparison.baseline),
         strokeWidth=_thickness(),
         opacity=_opacity(),
-        tooltip=[_tip("method"), _tip("round", "d"), _tip("accuracy", ".3f")],
+        tooltip=[_tip("method"), _tip("round", "d"), *(_tip(name, ".3f") for name in ("accuracy", "low", "high"))],
     )
+    band = vega.layer(
+        {"type": "area"},
+        x=x,
+        y=channel("low", **y),
+        y2={"field": "high"},
+        color=colour,
+        opacity={"condition": {"test": _IS_METHOD, "value": 0.3}, "value": 0.08},
+        tooltip=None,
+    )
+    spec = {**vega.data(rows), "layer": [*([band] if count else []), line]}
+    return Chart("curves", "Learning curves", _describe_learning(comparison, runs), _finish(spec))
+
+
+def _describe_learning(comparison: Comparison, runs: Runs) -> str:
+    """Return the caption of learning curves: on which samples they were measured, and what chose by the same ones."""
+    count, seeds = runs.validation_samples, " Means over seeds." if len(comparison.seeds) > 1 else ""
+    chose: dict[str, list[str]] = {}
+    for label, name in comparison.clients.tuned:
+        if label in runs.curves and runs.curves[label].is_personal:
+            chose.setdefault(label, []).append(name)
+    choices = "; ".join(f"{label} ({', '.join(names)})" for label, names in chose.items())
     absent = [label for label in comparison.methods if label not in runs.curves]
-    without_rounds = f" Without rounds of their own: {', '.join(absent)}." if absent else ""
-    caption = (
-        "Validation accuracy after each measured round: that of personal models if the method measured it, otherwise "
-        f"that of the global model. Means over seeds.{without_rounds}"
-    )
-    return Chart("curves", "Learning curves", caption, _finish(spec))
+    sentences = [
+        f"Accuracy on the {f'{count:,} ' if count else ''}validation samples after each measured round, not on the "
+        "samples of the table: that of personal models if the method measured it, otherwise that of the global model.",
+        f"By the same samples, clients chose options, which raises the curves of {choices}." if choices else "",
+        "The band is one standard error, which counts samples as independent." if count else "",
+        f"Without rounds of their own: {', '.join(absent)}." if absent else "",
+    ]
+    return " ".join(filter(None, sentences)) + seeds
 
 
 def _draw_tuned(comparison: Comparison) -> list[Chart]:
@@ -458,15 +496,18 @@ def _draw_tuned(comparison: Comparison) -> list[Chart]:
         ]
         if not rows:
             continue
-        spec = vega.layer(
+        axes = {"x": channel("value", title=f"{name} of {method}"), "y": channel("outcome", title=title)}
+        points = vega.layer(
             {"type": "point", "filled": True, "size": 60},
-            rows,
-            x=channel("value", title=f"{name} of {method}"),
-            y=channel("outcome", title=title),
+            **axes,
             color=vega.method_colour(comparison.methods, comparison.baseline),
             opacity=_opacity(f"({_FADED}) && ({_CLIENT_FADED})", 0.12),
             tooltip=[*(_tip("client"), _tip("method")), *(_tip("value", ".3~g", name), _tip("outcome", ".2f", title))],
         )
+        # All points have a ring, which is visible around the client: a layer without points would have no axes.
+        mark = {"type": "point", "size": 180, "filled": False, "stroke": GREY, "strokeWidth": 2}
+        ring = vega.layer(mark, **axes, opacity=_opacity(_IS_CLIENT, 0.0), tooltip=None)
+        spec = {**vega.data(rows), "layer": [points, ring]}
         over_seeds = "; means over seeds" if len(comparison.seeds) > 1 else ""
         caption = (
             f"Each client's {name} of {', '.join(labels)}, tuned on its validation samples, and the resulting "
@@ -497,18 +538,18 @@ def _draw_holdings(holdings: Holdings) -> Chart:
     ]
     few = len(holdings.clients) <= MAX_NAMED_CLIENTS
     title = None if few else "clients, in the order of the pictures above"
-    axis = {"labelLimit": 140, "labels": few, "ticks": few}
+    axis = {"labelLimit": _MAX_LABEL, "labels": few, "ticks": few}
     classes = channel("class", "nominal", sort=holdings.classes, title="class")
     clients = channel("client", "nominal", sort=holdings.clients, title=title, axis=axis)
-    spec = vega.layer(
+    along, across = ("y", "x") if few else ("x", "y")
+    fields = vega.layer(
         {"type": "rect"},
-        rows,
-        x=classes if few else clients,
-        y=clients if few else classes,
+        **{along: clients, across: classes},
         color=channel("samples", scale={"type": "sqrt", "scheme": "viridis"}, title="samples"),
         opacity=_opacity(_CLIENT_FADED),
         tooltip=[_tip("client"), _tip("class"), _tip("samples", "d")],
     )
+    spec = {**vega.data(rows), "layer": [fields, _mark_client({"type": "rect"}, **{along: clients})]}
     thinned = len(holdings.clients) < holdings.total
     thinning = f" Shown: {len(holdings.clients)} of {holdings.total} clients." if thinned else ""
     caption = (
@@ -526,19 +567,20 @@ def _draw_relation(relation: Relation, place: int) -> Chart:
         for i, j in np.argwhere(weights > 0).tolist()
     ]
     few = len(names) <= MAX_NAMED_CLIENTS
-    axis: Spec = {"labelLimit": 90} if few else {"labels": False, "ticks": False}
+    axis: Spec = {"labelLimit": _MAX_LABEL} if few else {"labels": False, "ticks": False}
     is_graph = bool(np.isin(weights, (0, 1)).all())
     shared = {"sort": names, "axis": axis, "scale": {"domain": names}}
     attention = channel("weight", scale={"scheme": "viridis"}, title="attention")
-    spec = vega.layer(
+    client = channel("client", "nominal", title="client", **shared)
+    pairs = vega.layer(
         {"type": "rect"},
-        rows,
         x=channel("other", "nominal", title="other client", **shared),
-        y=channel("client", "nominal", title="client", **shared),
+        y=client,
         color={"value": _GRAPH} if is_graph else attention,
         opacity=_opacity(f"{_CLIENT_FADED} || datum.other == client"),
         tooltip=[_tip("client"), _tip("other"), _tip("weight", ".3~g")],
     )
+    spec = {**vega.data(rows), "layer": [pairs, _mark_client({"type": "rect"}, y=client)]}
     words = {
         "attention": "Attention of each client (row) to the others (columns) in its last round",
         "neighbours": "The neighbours (columns) of each client (row) after the last round",

@@ -52,6 +52,8 @@ class Clients:
     lower_is_better: bool
     tuned: dict[tuple[str, str], Scores]
     """options that clients tuned on validation samples, (m,) by method and name of the option"""
+    total: int = 0
+    """the number of clients per seed, also of those without scored samples"""
 
     @cached_property
     def order(self) -> NDArray[np.intp]:
@@ -188,6 +190,7 @@ def _read_clients(table: pd.DataFrame, metrics: Mapping[str, Any], ranking: str,
     # Clients with the same name are distinguished by their numbers.
     unclear = table.duplicated(["method", "seed", "who"], keep=False)
     table["who"] = table["who"].where(~unclear, table["who"] + " (" + words + ")")
+    total = int(table.groupby("seed")["client"].nunique().max())
     table = table[table[f"n_{metrics['split']}"] > 0]
     order = {name: place for place, name in enumerate(dict.fromkeys(table["who"]))}
     first = table.drop_duplicates("who")
@@ -217,4 +220,5 @@ def _read_clients(table: pd.DataFrame, metrics: Mapping[str, Any], ranking: str,
         baseline=baseline,
         lower_is_better=catalogue.METRICS[ranking].lower_is_better,
         tuned=tuned,
+        total=total,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -40,6 +41,8 @@ _LEFT_OUT = {
 _STACK = "Stack: the predictions of other methods pooled into one, with exponents learned on validation samples."
 _SCROLL_HINT = '<p class="hint" aria-hidden="true">More columns: scroll the table sideways \u2192</p>'
 """The line below a table, which is shown while columns are hidden at its right."""
+_PAN_HINT = '<p class="hint" aria-hidden="true">Scroll the picture sideways \u2192</p>'
+"""The same below a picture."""
 _NO_MARKS = Marks()
 _MAX_OPEN_ARTIFACTS = 12
 """The list of artifacts is collapsed if it is longer."""
@@ -204,7 +207,35 @@ def _collect_chart_data(section: Section) -> dict[str, Any]:
     comparison = section.comparison
     specs = {chart.key: chart.spec for chart in section.charts}
     baseline = None if comparison.baseline is None else vega.escape_name(comparison.baseline)
-    return {"baseline": baseline, "chosen": vega.escape_name(comparison.chosen), "specs": specs}
+    return {
+        "baseline": baseline,
+        "chosen": vega.escape_name(comparison.chosen),
+        "specs": specs,
+        "clients": _collect_client_scores(comparison),
+    }
+
+
+def _collect_client_scores(comparison: Comparison) -> dict[str, Any]:
+    """Return what the script says of a highlighted client: its samples, and its score under each method."""
+    clients, split = comparison.clients, comparison.metrics["split"]
+    labels = [label for label in comparison.methods if not comparison.row(label).get("reference")]
+    if comparison.baseline in labels:
+        labels = [comparison.baseline, *(label for label in labels if label != comparison.baseline)]
+    return {
+        "split": split,
+        "heading": comparison.metric.heading,
+        "percent": comparison.metric.percent,
+        "methods": [vega.escape_name(label) for label in labels],
+        "samples": {clients.names[client]: round(float(clients.samples[client])) for client in clients.drawn.tolist()},
+        "scores": {
+            clients.names[client]: [_round_score(clients.scores[label][client]) for label in labels]
+            for client in clients.drawn.tolist()
+        },
+    }
+
+
+def _round_score(score: float) -> float | None:
+    return None if math.isnan(score) else round(float(score), 4)
 
 
 def _escape_label(label: str) -> str:
@@ -227,7 +258,7 @@ def _render_section(section: Section, number: int, several: bool) -> str:
     lead, *facts = comparison.answer
     points = "".join(f"<li>{escape(fact)}</li>" for fact in facts)
     marks = explain_marks(section.marks.values(), tables.read_level(comparison.metrics))
-    lines = [*marks, *comparison.notes, *section.runs.remarks]
+    lines = [*marks, *comparison.notes, *_list_left_out(comparison), *section.runs.remarks]
     notes = "".join(f"<li>{_format_note(line)}</li>" for line in lines)
     return (
         f'<section class="comparison" id="c{number}">{heading}\n'
@@ -239,6 +270,14 @@ def _render_section(section: Section, number: int, several: bool) -> str:
     )
 
 
+def _list_left_out(comparison: Comparison) -> list[str]:
+    """Return a note for each reason why methods of ``--methods all`` were left out."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in comparison.metrics.get("left_out", {}).items():
+        by_reason.setdefault(reason.replace(name, "the method"), []).append(name)
+    return [f"left out: {', '.join(names)} ({reason})" for reason, names in by_reason.items()]
+
+
 def _format_note(note: str) -> str:
     """Return a note as HTML; text between backticks becomes code."""
     return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(note))
@@ -248,10 +287,13 @@ def _render_facts(section: Section) -> str:
     comparison = section.comparison
     tune = comparison.metrics.get("tune")
     budget = f"at most {counted(tune['trials'], 'trial')} per method" if tune else "none"
+    references = [row for row in comparison.rows if row.get("reference")]
+    compared = len(comparison.rows) - len(references)
     facts = [
         ("data", section.dataset),
-        ("clients", str(max(map(tables.count_clients, comparison.rows)))),
-        ("methods", str(len(comparison.rows))),
+        ("clients", _count_clients(comparison)),
+        ("methods", str(compared) if comparison.baseline is None else f"{compared - 1} and the baseline"),
+        *([("references", str(len(references)))] if references else []),
         ("seeds", ", ".join(map(str, comparison.seeds))),
         ("scored on", f"{comparison.metrics['split']} samples"),
         ("ranked by", comparison.metric.heading),
@@ -261,6 +303,16 @@ def _render_facts(section: Section) -> str:
     ]
     items = "".join(f"<li>{escape(name)} <b>{escape(fact)}</b></li>" for name, fact in facts)
     return f'<ul class="facts">{items}</ul>\n'
+
+
+def _count_clients(comparison: Comparison) -> str:
+    """Return the number of clients that are scored, and of how many if some have no samples to score."""
+    scored, total = max(map(tables.count_clients, comparison.rows)), comparison.clients.total
+    return (
+        f"{scored} of {total} (the others have no {comparison.metrics['split']} samples)"
+        if scored < total
+        else str(scored)
+    )
 
 
 def _describe_splits(comparison: Comparison) -> str:
@@ -286,7 +338,7 @@ def _render_tools(comparison: Comparison, number: int) -> str:
     label = f'<label for="client-{number}">Client <select id="client-{number}">{options}</select></label>'
     reset = '<button type="button" class="reset">Clear</button>'
     group = '<div class="tools" role="group" aria-label="Highlight a method or a client in every picture">'
-    return f"{group}{chips}{label}{reset}</div>\n"
+    return f'{group}{chips}{label}{reset}</div>\n<p class="told" aria-live="polite" hidden></p>\n'
 
 
 def _render_swatch(colour: str, dash: Sequence[int]) -> str:
@@ -363,11 +415,23 @@ def _render_figures(section: Section) -> list[str]:
             chosen = f"<b>Shown: <span data-shown>{escape(section.comparison.chosen)}</span>.</b> "
         figures.append(
             f'<figure{wide} data-chart="{escape(chart.key)}"><h4>{escape(chart.title)}</h4>\n'
+            f"{_open_picture(chart)}"
             f'<div class="chart" role="img" aria-label="{words}"></div>'
-            f'<img class="still" src="{still}" alt="{words}">\n'
+            f'<img class="still" src="{still}" alt="{words}">{_close_picture(chart)}\n'
             f"<figcaption>{chosen}{escape(chart.caption)}</figcaption></figure>\n"
         )
     return figures
+
+
+def _open_picture(chart: Chart) -> str:
+    """Return the beginning of the region in which a wide chart scrolls on a narrow screen."""
+    if not chart.is_wide:
+        return ""
+    return f'<div class="scroll pan" role="region" aria-label="Picture: {escape(chart.title)}" tabindex="0">'
+
+
+def _close_picture(chart: Chart) -> str:
+    return f"</div>{_PAN_HINT}" if chart.is_wide else ""
 
 
 def _render_method_descriptions(comparison: Comparison) -> str:

@@ -41,6 +41,16 @@
     const select = section.querySelector("select");
     const content = page.sections[number];
 
+    const told = section.querySelector(".told");
+    // A sentence about the highlighted client: its score under each method.
+    const say = (client) => {
+      const { samples, scores, methods, percent, heading, split } = content.clients;
+      told.hidden = client === null || !Object.hasOwn(scores, client);
+      if (told.hidden) return;
+      const known = methods.map((name, place) => [name, scores[client][place]]).filter(([, score]) => score !== null);
+      const words = known.map(([name, score]) => `${name} ${percent ? `${Math.round(100 * score)} %` : Number(score.toPrecision(3))}`);
+      told.textContent = `${client} (${samples[client]} ${split} samples), ${heading}: ${words.join(", ")}`;
+    };
     const tell = (view) => {
       for (const name of ["method", "client"]) view.signal(name, state[name]);
       return view.runAsync();
@@ -50,6 +60,7 @@
       chips.forEach((chip) => chip.setAttribute("aria-pressed", String(chip.dataset.method === state.method)));
       section.querySelectorAll("tr[data-method]").forEach((row) => row.classList.toggle("lit", row.dataset.method === state.method));
       if (select) select.value = state.client ?? "";
+      say(state.client);
       const other = state.method !== null && state.method !== content.baseline;
       section.querySelectorAll("[data-shown]").forEach((place) => (place.textContent = other ? state.method : content.chosen));
       views.forEach(tell);

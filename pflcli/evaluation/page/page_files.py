@@ -116,7 +116,7 @@ def build_files(
             for name in (coverage.TABLE, coverage.CLIENTS):
                 content[f"{number}-{name}"] = artifact.read(name)
         if section.runs.curves:
-            rows = [[label, *point] for label, points in section.runs.curves.items() for point in points]
+            rows = [[label, *point] for label, curve in section.runs.curves.items() for point in curve.points]
             content[f"{number}-rounds.csv"] = csv_file.encode(["method", "round", "validation_accuracy"], rows)
     for number, item in enumerate(shown_audits, 1):
         content |= {f"audit-{number}-{name}": item.artifact.read(name) for name in (audit.TABLE, audit.CLIENTS)}

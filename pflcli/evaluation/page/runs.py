@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts import codebook
+from pflcli.artifacts.client_blocks import SPLITS
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import Artifact
@@ -47,11 +48,21 @@ class Relation:
 
 
 @dataclass(frozen=True)
+class Curve:
+    """Measured rounds and their mean validation accuracy over seeds: of personal models, or of the global one."""
+
+    points: list[tuple[int, float]]
+    is_personal: bool
+
+
+@dataclass(frozen=True)
 class Runs:
     """What a page takes from the runs of a comparison; empty if they no longer exist."""
 
-    curves: dict[str, list[tuple[int, float]]] = field(default_factory=dict)
-    """by method, measured rounds and their mean validation accuracy over seeds"""
+    curves: dict[str, Curve] = field(default_factory=dict)
+    """by method"""
+    validation_samples: int = 0
+    """the number of different samples on which curves are measured; 0 if it is unknown"""
     holdings: Holdings | None = None
     relations: tuple[Relation, ...] = ()
     remarks: tuple[str, ...] = ()
@@ -62,11 +73,16 @@ def read(comparison: Comparison, lineage: Lineage) -> Runs:
     """Read what a page shows of the runs in the lineage; raises InputError if a file of an existing run is damaged."""
     labelled = label_runs(comparison, lineage)
     curves: dict[str, dict[int, list[float]]] = {}
+    personal = set[str]()
     for label, _, run in labelled:
-        for number, accuracy in _read_curve(run, lineage):
+        column, points = _read_curve(run, lineage)
+        personal |= {label} if column == "personal_accuracy" else set()
+        for number, accuracy in points:
             curves.setdefault(label, {}).setdefault(number, []).append(accuracy)
     means = {
-        label: _thin_curve([(n, float(np.mean(values))) for n, values in sorted(rounds.items())])
+        label: Curve(
+            _thin_curve([(n, float(np.mean(values))) for n, values in sorted(rounds.items())]), label in personal
+        )
         for label, rounds in curves.items()
     }
     first = {label: run for label, seed, run in reversed(labelled)}
@@ -86,6 +102,7 @@ def read(comparison: Comparison, lineage: Lineage) -> Runs:
         )
     return Runs(
         {label: means[label] for label in comparison.methods if label in means},
+        sum(_count_validation_samples(item) for item in lineage.artifacts if item.kind == "partition"),
         None if partition is None else _read_holdings(partition, comparison),
         tuple(relations),
         tuple(remarks),
@@ -116,18 +133,27 @@ def _find_row(role: str, method: str, comparison: Comparison) -> str | None:
     return rows[0] if len(rows) == 1 else None
 
 
-def _read_curve(run: Artifact, lineage: Lineage) -> list[tuple[int, float]]:
-    """Return the measured rounds of a run: accuracies of personal models if measured, otherwise of the global model."""
+def _count_validation_samples(partition: Artifact) -> int:
+    """Return the number of validation samples of the clients that take part in rounds."""
+    sizes, new = partitions.read_sizes(partition)[:, SPLITS.index("validation")], partitions.read_new_clients(partition)
+    return int(sizes.sum() if new is None else sizes[~new].sum())
+
+
+def _read_curve(run: Artifact, lineage: Lineage) -> tuple[str, list[tuple[int, float]]]:
+    """Return a column of ``rounds.csv`` and its measured rounds: that of personal models if it was measured.
+
+    Otherwise it is that of the global model.
+    """
     source = rounds_source(run, lineage)
     if source is None or "rounds.csv" not in source.manifest.files:
-        return []
+        return "", []
     rows = source.table("rounds.csv")
     with source.parsing("rounds.csv"):
         for column in ("personal_accuracy", "validation_accuracy"):
             points = [(int(row["round"]), float(row[column])) for row in rows if row.get(column)]
             if points:
-                return points
-    return []
+                return column, points
+    return "", []
 
 
 def rounds_source(run: Artifact, lineage: Lineage) -> Artifact | None:
@@ -186,7 +212,9 @@ def _read_relation(label: str, run: Artifact, comparison: Comparison) -> Relatio
     place = _number_clients(comparison, int(run.manifest.request["seed"]))
     order = [number for number in place if number < clients]
     order += [number for number in range(clients) if number not in place]
-    drawn = [order[i] for i in np.linspace(0, clients - 1, min(clients, _MAX_RELATED)).round().astype(int)]
+    if clients > _MAX_RELATED:  # those with a relation: a few clients of many may have taken part last
+        order = [number for number in order if weights[number].any() or weights[:, number].any()] or order
+    drawn = [order[i] for i in np.linspace(0, len(order) - 1, min(len(order), _MAX_RELATED)).round().astype(int)]
     names = [comparison.clients.names[place[n]] if n in place else f"client {n}" for n in drawn]
     return Relation(label, _STATES[key], names, weights[np.ix_(drawn, drawn)], clients)
 

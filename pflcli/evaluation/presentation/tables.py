@@ -58,8 +58,7 @@ def build(metrics: Mapping[str, Any], kind: str = "evaluation", columns: Sequenc
     link = metrics.get("link", "")
     entries = {name: _column_entry(name, metric_names) for name in used}
     titles = {
-        name: entry.heading.format(target=target, link=link) + (" %" if entry.percent else "")
-        for name, entry in entries.items()
+        name: entry.heading.format(target=target, link=link) + _name_unit(entry) for name, entry in entries.items()
     }
     body = [
         [
@@ -152,6 +151,11 @@ def list_numbers(metrics: Mapping[str, Any], columns: Sequence[str] | None = Non
     return heading, [[row[name] for name in heading] for row in body]
 
 
+def _name_unit(entry: Metric) -> str:
+    """Return what follows the heading of a column: a difference of percentages is in points."""
+    return (" (points)" if entry.name == "gain" else " %") if entry.percent else ""
+
+
 def _format_cell(entry: Metric, metric: Mapping[str, Any] | None) -> str:
     if metric is None or metric["value"] is None or math.isnan(metric["value"]):
         return "-"
@@ -167,4 +171,7 @@ def _format_cell(entry: Metric, metric: Mapping[str, Any] | None) -> str:
     # The number of seeds that reached a target is shown here; clients that are left out are counted below the table.
     seeds = "of" in metric and metric["n"] < metric["of"] and not entry.optional
     reached = f" ({metric['n']} of {metric['of']})" if seeds else ""
-    return (f"{text} ± {spread * scale:.{digits}f}" if spread else text) + reached
+    width = f"{(spread or 0) * scale:.{digits}f}"
+    # In these columns, brackets are the share by chance; a spread beside it would be a third number.
+    is_shown = float(width) > 0 and name not in ("better_off", "worse_off")
+    return (f"{text} ± {width}" if is_shown else text) + reached

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import browser
 import pytest
 import synthetic
@@ -12,6 +14,7 @@ from pflcli.evaluation.page import charts
 pytestmark = pytest.mark.skipif(browser.CHROMIUM is None, reason="no Chromium is installed")
 
 CHIP = "[...document.querySelectorAll('.chip')].find((chip) => chip.dataset.method === {})"
+TOLD = "document.querySelector('.told')"
 COLUMN = "[...document.querySelectorAll('table.sortable tbody tr')].map((row) => row.cells[0].dataset.value)"
 
 
@@ -34,6 +37,17 @@ def test_page_draws_links_and_sorts_without_requests_or_errors(hostile, tmp_path
         assert tab.run("document.querySelectorAll('tr.lit').length") == 0
         tab.run("document.querySelector('tr[data-method] th button').click()")
         assert tab.run("document.querySelectorAll('tr.lit').length") == 1
+        assert tab.run(TOLD + ".hidden")
+        client = tab.run("[...document.querySelectorAll('select option')][1].value")
+        tab.run(
+            "(() => { const list = document.querySelector('select'); list.selectedIndex = 1;"
+            " list.dispatchEvent(new Event('change')); })()"
+        )
+        told = tab.run(TOLD + ".textContent")
+        assert told.startswith(f"{client} (")
+        assert re.search(r"test samples\), accuracy: fedavg \d+ %, ", told)
+        tab.run("document.querySelector('.reset').click()")
+        assert tab.run(TOLD + ".hidden")
         ranked, order = tab.run(COLUMN), "document.querySelectorAll('table.sortable th')[2].getAttribute('aria-sort')"
         assert tab.run(order) == "descending"
         tab.run("document.querySelectorAll('table.sortable th button')[2].click()")
@@ -46,6 +60,9 @@ def test_page_draws_links_and_sorts_without_requests_or_errors(hostile, tmp_path
         tab.run("document.querySelector('.scroll').scrollLeft = 9999")
         tab.run("new Promise((done) => setTimeout(done, 100))")
         assert tab.run(hint) == "none"
+        widths = tab.run("[...document.querySelectorAll('figure.wide .chart')].map((chart) => chart.clientWidth)")
+        assert widths
+        assert min(widths) > 600  # a wide picture scrolls, too
         assert tab.errors == []
 
 

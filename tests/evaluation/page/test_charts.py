@@ -5,8 +5,9 @@ from __future__ import annotations
 import base64
 import json
 import re
-from itertools import pairwise
+from itertools import combinations, pairwise
 
+import numpy as np
 import pytest
 import synthetic
 
@@ -155,3 +156,94 @@ def test_chart_colours_have_enough_contrast():
 def test_method_styles_are_distinct_for_40_methods():
     styles = vega.method_styles([f"m{number}" for number in range(40)], None)
     assert len({*styles.values()}) == 40
+
+
+def test_methods_that_look_alike_to_colour_blind_eyes_have_other_dashes():
+    """Colours as deutans and protans see them (Machado et al. 2009), compared in CIELAB."""
+    seen = {
+        "deutan": [
+            [0.367322, 0.860646, -0.227968],
+            [0.280085, 0.672501, 0.047413],
+            [-0.011820, 0.042940, 0.968881],
+        ],
+        "protan": [
+            [0.152286, 1.052583, -0.204868],
+            [0.114503, 0.786281, 0.099216],
+            [-0.003882, -0.048116, 1.051998],
+        ],
+    }
+    xyz = np.array([[0.4124, 0.3576, 0.1805], [0.2126, 0.7152, 0.0722], [0.0193, 0.1192, 0.9505]])
+
+    def lab(colour, matrix):
+        channels = np.array([int(colour[at : at + 2], 16) for at in (1, 3, 5)]) / 255
+        linear = np.where(channels <= 0.04045, channels / 12.92, ((channels + 0.055) / 1.055) ** 2.4)
+        scaled = xyz @ np.clip(np.array(matrix) @ linear, 0, 1) / np.array([0.9505, 1, 1.089])
+        x, y, z = np.where(scaled > 0.008856, np.cbrt(scaled), 7.787 * scaled + 16 / 116)
+        return np.array([116 * y - 16, 500 * (x - y), 200 * (y - z)])
+
+    styles = vega.method_styles([f"m{number}" for number in range(40)], None).values()
+    for matrix in seen.values():
+        for (one, dash), (other, other_dash) in combinations([*styles][:8], 2):
+            assert dash != other_dash or np.linalg.norm(lab(one, matrix) - lab(other, matrix)) > 10
+
+
+def test_learning_curves_say_on_which_samples_they_are_measured_with_a_band(compared):
+    comparison, charted = draw_charts(open_artifact(compared.path))
+    behind = runs.read(comparison, lineage.trace(open_artifact(compared.path)))
+    sizes = behind.validation_samples
+    assert sizes > 0
+    curves = charted["curves"]
+    assert f"{sizes:,} validation samples" in curves.caption
+    assert "standard error" in curves.caption
+    for row in rows(curves.spec):
+        reach = (row["accuracy"] * (1 - row["accuracy"]) / sizes) ** 0.5
+        assert row["high"] - row["accuracy"] == pytest.approx(min(reach, 1 - row["accuracy"]), abs=2e-4)
+        assert row["accuracy"] - row["low"] == pytest.approx(min(reach, row["accuracy"]), abs=2e-4)
+
+
+def test_learning_curves_name_the_methods_whose_clients_chose_by_the_same_samples(tmp_path):
+    artifact = synthetic.write_comparison(tmp_path / "c", ["fedavg", "ditto", "knn-per"], ["a", "b", "c"])
+    comparison = read_comparison(artifact)
+    comparison.clients.tuned.update({("ditto", "lambda"): comparison.clients.tuned["knn-per", "lambda"]})
+    points = [(1, 0.5), (2, 0.6)]
+    curves = {"fedavg": runs.Curve(points, is_personal=False), "ditto": runs.Curve(points, is_personal=True)}
+    [chart] = [chart for chart in charts.draw(comparison, runs.Runs(curves)) if chart.key == "curves"]
+    assert "ditto (lambda)" in chart.caption
+    assert "knn-per (" not in chart.caption  # it has no rounds
+    assert "standard error" not in chart.caption  # the number of samples is unknown
+    assert "area" not in json.dumps(chart.spec)
+
+
+def test_ticks_of_a_small_range_differ(compared):
+    _, charted = draw_charts(open_artifact(compared.path))
+    for chart in charted.values():
+        assert '".0%"' not in json.dumps(chart.spec)
+    spec = {
+        "data": {"values": [{"y": 0.901}, {"y": 0.923}]},
+        "mark": "point",
+        "encoding": {"y": {"field": "y", "type": "quantitative", "scale": {"zero": False}}},
+        "height": 300,
+    }
+    spec["encoding"]["y"]["axis"] = charted["ranked"].spec["layer"][-1]["encoding"]["y"]["axis"]
+    labels = re.findall(r">([\d.]+)%<", vega.render(spec, "svg").decode())
+    assert len(labels) > 3
+    assert len({*labels}) == len(labels)
+
+
+def test_long_names_of_clients_are_whole_beside_pictures(tmp_path):
+    name = "AirTran Airways Corporation of 1993"
+    artifact = synthetic.write_comparison(tmp_path / "c", ["fedavg", "knn-per"], [name, "b", "c"])
+    _, charted = draw_charts(artifact)
+    assert f">{name}<" in vega.render({**charted["dumbbell"].spec, "width": 700}, "svg").decode()
+
+
+def test_the_chosen_client_is_marked_in_every_picture_of_clients(compared):
+    _, charted = draw_charts(open_artifact(compared.path))
+    marked = {
+        key
+        for key, chart in charted.items()
+        for layer in chart.spec.get("layer", [])
+        if "strokeWidth" in layer.get("mark", {}) and "datum.client == client" in json.dumps(layer)
+    } | {"ranked"}  # which draws the client's points
+    assert marked == {key for key, chart in charted.items() if any("client" in row for row in rows(chart.spec))}
+    assert {"ranked", "dumbbell", "holdings"} <= marked

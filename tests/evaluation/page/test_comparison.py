@@ -89,7 +89,7 @@ def test_runs_add_curves_holdings_and_relations(compared):
     comparison = read_comparison(open_artifact(compared.path))
     added = runs.read(comparison, lineage.trace(comparison.artifact))
     assert {*added.curves} >= {"fedavg", "panm"}
-    assert [number for number, _ in added.curves["fedavg"]] == [1, 2, 3]
+    assert [number for number, _ in added.curves["fedavg"].points] == [1, 2, 3]
     assert added.holdings.counts.sum() > 0
     assert {*added.holdings.clients} >= {*comparison.clients.names}
     assert "panm" in {relation.method for relation in added.relations}

@@ -14,9 +14,12 @@ import synthetic
 
 from helpers import chart_rows
 from pflcli.artifacts.kinds import evaluation
+from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.report import report
 from pflcli.evaluation.charts import vega
-from pflcli.evaluation.page import html
+from pflcli.evaluation.page import html, runs
+from pflcli.evaluation.page.comparison import read_comparison
+from pflcli.evaluation.page.lineage import trace
 from pflcli.evaluation.presentation.conclusion import DAGGER, Marks
 
 
@@ -113,8 +116,8 @@ def test_page_marks_the_same_best_scores_as_latex(page_text, hostile):
     assert "Bold: the best score of a column;" in page_text
 
 
-def test_every_scrolling_table_has_a_hint(page_text):
-    assert page_text.count('<div class="scroll"') == page_text.count('class="hint"') > 1
+def test_everything_that_scrolls_has_a_hint(page_text):
+    assert page_text.count('<div class="scroll') == page_text.count('class="hint"') > 1
 
 
 def test_page_shows_the_answer_before_tables_and_charts(page_text):
@@ -144,3 +147,20 @@ def test_embed_json_escapes_script_end_tags():
 def test_page_style_has_the_colours_of_the_charts():
     style = (html._FOLDER / "page.css").read_text()
     assert re.findall(r"\.m\d \{ stroke: (#\w+)", style) == [*vega.LIGHT, *vega.DARK]
+
+
+def test_counts_of_methods_and_clients_agree_and_methods_that_were_left_out_are_named(compared, tmp_path, without_vega):
+    artifact = open_artifact(compared.path)
+    comparison = read_comparison(artifact)
+    references = sum(bool(row.get("reference")) for row in comparison.rows)
+    comparison.metrics["left_out"] = {"fedper": "fedper needs a head", "fedrep": "fedrep needs a head"}
+    section = html.Section(comparison, [], [], trace(artifact), runs.Runs())
+    text = unescape(html._render_section(section, 0, several=False))
+    facts = dict(re.findall(r"<li>(\w+(?: \w+)?) <b>(.*?)</b>", text))
+    assert facts["methods"] == f"{len(comparison.rows) - references - 1} and the baseline"
+    assert facts.get("references", "0") == str(references)
+    assert facts["clients"] == str(len(comparison.clients.names))
+    comparison.clients.__dict__["total"] = len(comparison.clients.names) + 1
+    assert " of " in html._count_clients(comparison)
+    assert "left out: fedper, fedrep (the method needs a head)" in text
+    assert "gain (points)" in text
