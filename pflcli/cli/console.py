@@ -39,7 +39,8 @@ class Console(StderrReporter):
     @contextmanager
     def progress(self, label: str, total: int, completed: int = 0) -> Iterator[Advance]:
         """Show progress on stderr, unless quiet."""
-        with (SILENT if self.quiet else super()).progress(label, total, completed) as advance:
+        show = SILENT.progress if self.quiet else super().progress
+        with show(label, total, completed) as advance:
             yield advance
 
     def error(self, error: PflError) -> None:
