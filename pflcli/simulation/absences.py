@@ -40,7 +40,8 @@ def describe_round(attendance: Attendance, left_out: Mapping[int, Sequence[float
 def count_clients(rows: Sequence[Row]) -> list[Row]:
     """Return the rows for ``rounds.csv``, with counts instead of clients."""
     return [
-        {**row, "diverged": len(row["diverged"]), "left_out": round(sum(row["left_out"].values()), 6)} for row in rows
+        {**row, "diverged": len(row.get("diverged", ())), "left_out": round(sum(row.get("left_out", {}).values()), 6)}
+        for row in rows
     ]
 
 

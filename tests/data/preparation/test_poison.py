@@ -89,7 +89,7 @@ def test_median_aggregator_withstands_an_attack_on_the_mean(poisoned_partitions,
         with (out.path / "rounds.csv").open() as file:
             rows = list(csv.DictReader(file))
         accuracy[kind, rule] = float(rows[-1]["validation_accuracy"])
-        assert ("left_out" in summary, "left_out" in rows[0]) == (rule != "mean",) * 2
+        assert ("left_out" in summary, any(float(row["left_out"]) for row in rows)) == (rule != "mean",) * 2
     poisoned = partitions.read(open_artifact(poisoned_partitions["scale"])).poisoned
     shares = [
         summary["left_out"][f"{name}"] for name in partitions.read(open_artifact(poisoned_partitions["scale"])).names
