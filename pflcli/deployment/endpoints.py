@@ -202,8 +202,8 @@ class Server:
         if tuple(result.client for result in answer.clients) != question.clients:
             raise InputError(f"{path} does not answer for the clients {list(question.clients)} that were asked")
         for result in answer.clients:
-            if result.diverged is not (result.weight is None) or result.trained is result.diverged:
-                raise InputError(f"{path}: client {result.client} has neither one upload nor diverged")
+            if result.trained is (result.weight is None) or (result.trained and result.diverged):
+                raise InputError(f"{path}: client {result.client} has an upload that does not fit its result")
             if result.weight is not None and not 0 < result.weight < math.inf:
                 raise InputError(f"{path}: the weight of client {result.client} is not a positive number")
         for loss, weight in answer.losses:

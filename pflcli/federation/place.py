@@ -188,7 +188,7 @@ class _MeanOfReplies(Average):
         return found
 
     def value(self) -> Params:
-        """Return the aggregate; raises Pending if replies are missing, and ValueError if there is no upload."""
+        """Return the aggregate; raises Pending if replies are missing, AllAbsent if none of them has an upload."""
         run, clients = self._run, list[int]()
         size, found = Encoding(self._downloaded, run.uploads).size(self._downloaded), self._replies()
         for client, reply in found:
@@ -199,6 +199,8 @@ class _MeanOfReplies(Average):
                 clients.append(client)
         run.notes.trained.update(client for client, reply in found if reply.trained)
         run.notes.losses += self._place.losses
+        if not clients and run.privacy is None:
+            raise AllAbsent
         return run.aggregate_uploads(self._uploads, np.asarray(clients, dtype=np.int64))
 
 

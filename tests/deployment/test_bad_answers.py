@@ -11,7 +11,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from worlds_of_sites import BOTH, make_world, put_number, rewrite
+import torch
+from worlds_of_sites import BOTH, digest, make_world, put_number, rewrite
 
 from pflcli.deployment import exchange
 from pflcli.deployment.endpoints import Server
@@ -90,9 +91,9 @@ ANSWERS = {
     "an infinite weight": (set_result(weight=math.inf), "not a positive number"),
     "a weight that is nan": (set_result(weight=math.nan), "not a positive number"),
     "a weight that is true": (set_result(weight=True), "weight"),
-    "diverged, with an upload": (set_result(diverged=True), "neither one upload nor diverged"),
-    "not trained, with an upload": (set_result(trained=False), "neither one upload nor diverged"),
-    "trained, without an upload": (set_result(weight=None), "neither one upload nor diverged"),
+    "diverged, with an upload": (set_result(diverged=True), "does not fit its result"),
+    "not trained, with an upload": (set_result(trained=False), "does not fit its result"),
+    "trained, without an upload": (set_result(weight=None), "does not fit its result"),
     "a sample": (set_result(sample=[1.0]), "sample"),
     "a loss with a weight below 0": (with_head(lambda head: head["losses"].append([1.0, -1.0])), "not finite"),
     "an infinite loss": (with_head(lambda head: head["losses"].append([math.inf, 1.0])), "not finite"),
@@ -257,3 +258,28 @@ def test_a_weight_counts_at_most_the_agreed_number_of_samples(weight, opened, as
         assert value.numpy().tobytes() == opened.server.progress.state["global"][name].numpy().tobytes()
     (line,) = said
     assert all(word in line for word in ("'a'", f"{weight:g}", f"{agreed:g}"))
+
+
+@pytest.mark.parametrize("name", ["fedala", "fedavg", "scaffold"])
+def test_a_round_without_an_upload_changes_nothing(name, tmp_path):
+    """Sites may say that their clients have nothing to send, as those of pfedgp do whose samples have one class."""
+    world = make_world(name, tmp_path, participation=1.0)
+    server, sites = world.make_server(), {site: world.make_site(site) for site in world.sites}
+    questions, paths = world.write_questions(server)
+    answers = {}
+    for site, path in paths.items():
+        answer = sites[site].answer(path)
+
+        def send_nothing(head, entries, data):
+            head["clients"] = [{**each, "weight": None, "trained": False} for each in head["clients"]]
+            head["losses"] = []
+            entries.clear()
+            return b""
+
+        rewrite(answer, send_nothing)
+        answers[site] = server.check(answer, questions[site], digest(path))
+    before = {key: value.clone() for key, value in server.progress.state["global"].items()}
+    assert server.close(answers)["clients"] == 0
+    for key, value in server.progress.state["global"].items():
+        assert torch.equal(value, before[key])
+    assert server.rounds == 1
