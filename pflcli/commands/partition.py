@@ -134,7 +134,7 @@ def _partition_site(asked: Partition) -> Outcome:
     features, own_features = codebook.read(federation).features, samples.features or book.features
     if features and own_features and features != own_features:
         raise InputError(
-            f"{dataset} has the features {listed(own_features)}; {federation.path} has {listed(features)}, in this order",
+            f"{dataset} has other features than {federation.path}: {listed(own_features)} against {listed(features)}",
             f"pfl import FILE --like {federation.path} -o DIR",
         )
     fractions: tuple[float, float, float] = tuple(split["fractions"])

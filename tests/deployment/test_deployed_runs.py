@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import shutil
+from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from worlds_of_sites import GROUPS, make_world
+from worlds_of_sites import GROUPS, digest, make_world
 
 from pflcli import laws, registry
 from pflcli.deployment.endpoints import server_entries
+from pflcli.errors import ComputationError, InputError
 from pflcli.laws import deployed_rounds
 from pflcli.laws import small_federation as small
 from pflcli.parameters.model_table import ModelTable
@@ -45,17 +48,25 @@ def require_same(first, second, what):
         assert value.numpy().tobytes() == second[name].contiguous().numpy().tobytes(), f"{what}: {name}"
 
 
-def compare(world, absent=()):
-    """Play all rounds beside the simulation, and compare states, rows and answers."""
+def compare(world, absent=(), *, are_late=False, restarts=False):
+    """Play all rounds beside the simulation, and compare states, rows and answers.
+
+    ``absent`` sites do not answer in a round or, if they ``are_late``, only after the server has closed it.
+    """
     server, sites = world.make_server(), {site: world.make_site(site) for site in world.sites}
     missing = {t: [c for site in names for c in world.sites[site]] for t, names in dict(absent).items()}
     method = world.method
     for t, (run, state, expected) in enumerate(world.simulate(missing)):  # noqa: B007
-        row = world.play(server, sites, dict(absent).get(t, ()))
+        gone = dict(absent).get(t, ())
+        row = world.play(server, sites, late=gone) if are_late else world.play(server, sites, gone)
+        if restarts:
+            sites = {site: world.make_site(site) for site in world.sites}
         require_same(
             server_entries(method, state), server_entries(method, server.progress.state), f"the server, round {t + 1}"
         )
         for site, clients in world.sites.items():
+            if are_late and site in gone:
+                continue  # its state is that of a round of which it does not know yet that it dropped out
             kept, there = (rows_of(each, clients, method.KEEPS) for each in (state, sites[site].state))
             require_same(kept, there, f"{site}, round {t + 1}")
         assert row.keys() == expected.keys()
@@ -127,3 +138,54 @@ def test_sites_that_do_not_answer_drop_out(name, tmp_path):
     compare(
         make_world(name, tmp_path, rounds=4, participation=1.0), absent={0: ("a",), 2: ("b", "c"), 3: ("a", "b", "c")}
     )
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "fedala", "lg-fedavg", "scaffold"])
+def test_sites_whose_answers_are_late_drop_out(name, restarts, tmp_path):
+    world = make_world(name, tmp_path, rounds=4, participation=1.0)
+    compare(world, absent={0: ("a",), 1: ("a", "b"), 3: ("a", "c")}, are_late=True, restarts=restarts)
+
+
+def lose(world, rounds, folder):
+    """Play rounds, replace the folder of site a by ``folder``, and return a's answer to the next question."""
+    server, sites = world.make_server(), {site: world.make_site(site) for site in world.sites}
+    for _ in range(rounds):
+        world.play(server, sites)
+        if folder == "old" and not (world.folder / "old").exists():
+            shutil.copytree(world.folder / "site a", world.folder / "old")
+    questions, paths = world.write_questions(server)
+    path = world.make_site("a", folder).answer(paths["a"])
+    return server.check(path, questions["a"], digest(paths["a"]))
+
+
+@pytest.mark.parametrize("name", ["ditto", "scaffold", "fedrep"])
+@pytest.mark.parametrize("folder", ["new", "old"])
+def test_a_site_that_has_lost_its_state_is_refused(name, folder, tmp_path):
+    world = make_world(name, tmp_path, rounds=4, participation=1.0)
+    with pytest.raises(InputError, match=r"continues after round 3, but .* after round [01]: a has lost its folder"):
+        lose(world, 3, folder)
+
+
+def test_a_site_that_keeps_nothing_needs_no_folder(tmp_path):
+    message = lose(make_world("fedavg", tmp_path, rounds=4, participation=1.0), 3, "new")
+    assert message.head.last_round == 3
+
+
+def test_a_site_that_lost_its_state_after_the_last_round_does_not_predict(tmp_path):
+    world = make_world("ditto", tmp_path, participation=1.0)
+    server, sites = world.make_server(), {site: world.make_site(site) for site in world.sites}
+    for _ in range(3):
+        world.play(server, sites)
+    world.messages.write(world.folder / "final.msg", *server.final("a"))
+    with pytest.raises(InputError, match="a has lost its folder"):
+        world.make_site("a", "new").finish(world.folder / "final.msg")
+
+
+def test_a_site_writes_no_other_tensors_than_it_was_shown(tmp_path):
+    world = make_world("ditto", tmp_path, participation=1.0)
+    _, paths = world.write_questions(world.make_server())
+    world.terms = replace(world.terms, upload=dict([*world.terms.upload.items()][1:]))
+    with pytest.raises(ComputationError, match="other tensors than those that pfl site check has shown"):
+        world.make_site("a").answer(paths["a"])
+    assert not list(tmp_path.glob("site a/round-*"))

@@ -320,7 +320,7 @@ def test_the_server_reports_epsilon_as_the_simulation_does(world, tmp_path, monk
     result = run_without(world, tmp_path, {}, monkeypatch, fed, Execution(threads=1, reporter=reporter))
     assert result["privacy"]["epsilon"] == simulated.summary["privacy"]["epsilon"] > 1
     assert [text for text in said if text.startswith("differential privacy")] == [
-        next(guarantee.describe_plan(opening.make_spec(open_one(fed)).settings, lambda: SITES)),
+        next(guarantee.describe_plan(opening.make_spec(open_one(fed).manifest.request).settings, lambda: SITES)),
         guarantee.describe_guarantee(result["privacy"]),
     ]
     assert not (tmp_path / "server" / "attendance.csv").exists()

@@ -99,11 +99,13 @@ class World:
             messages.write(paths[site], question, tensors)
         return questions, paths
 
-    def play(self, server, sites, absent=()):
-        """Play a round over messages, and return its row; sites answer in reverse order."""
+    def play(self, server, sites, absent=(), late=()):
+        """Play a round over messages, and return its row; sites answer in reverse order, ``late`` ones to nobody."""
         questions, paths = self.write_questions(server)
+        for site in {*questions} & {*late}:
+            sites[site].answer(paths[site])
         answers = {}
-        for site in reversed([site for site in questions if site not in absent]):
+        for site in reversed([site for site in questions if site not in (*absent, *late)]):
             answers[site] = server.check(sites[site].answer(paths[site]), questions[site], digest(paths[site]))
         server.close(answers)
         return server.progress.rows[-1]
