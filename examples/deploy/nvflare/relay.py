@@ -1,9 +1,11 @@
 """NVFlare's Collab module: sends each question in the exchange folder to its site, and stores the answer beside it.
 
 ``pfl federation run FEDERATION --at EXCHANGE`` writes the questions and reads the answers; ``PFL_EXCHANGE`` names the
-folder at the server. A client of NVFlare has the name of its site in the federation. At the site, ``PFL_SITE`` is the
-folder that ``pfl site check`` made, and ``PFL`` the command; ``{site}`` in both stands for the name. Only the exit code
-leaves the site if the command fails; its messages are in ``FOLDER.log``.
+folder at the server. A client of NVFlare has the name of its site in the federation, with a hyphen for spaces, accented
+letters and the like, which NVFlare does not allow: that of the site's folder, without its number. At the site,
+``PFL_SITE`` is the folder that ``pfl site check`` made, and ``PFL`` the command; ``{site}`` in both stands for the name
+of the client. Only the exit code leaves the site if the command fails, and it is asked again later; its messages are in
+``FOLDER.log``.
 """
 
 from __future__ import annotations
@@ -20,13 +22,15 @@ from nvflare.collab import collab
 POLL_SECONDS = 0.1
 TIMEOUT_SECONDS = 3600.0
 """How long a site may take to answer; NVFlare's default is a minute."""
+RETRY_SECONDS = 60.0
+"""When a site whose command failed is asked again."""
 NOT_STARTED = 127
 """The exit code if the command could not be started."""
 
 
 def find_open_message(folder: Path) -> Path | None:
     """Return what a site has not answered: the last question, or the last message; None if there is nothing."""
-    questions = sorted(folder.glob("question-*.msg"))
+    questions = sorted(folder.glob("question-" + 6 * "[0-9]" + ".msg"))
     if (folder / "final.msg").exists():
         return folder / "final.msg"
     if questions and not (folder / questions[-1].name.replace("question", "answer")).exists():
@@ -43,10 +47,15 @@ def serve(exchange: Path, client: object) -> None:
         if found is None:
             time.sleep(POLL_SECONDS)
             continue
-        path = found
-        code, content = client(timeout=TIMEOUT_SECONDS).answer(path.read_bytes())
+        try:
+            code, content = client(timeout=TIMEOUT_SECONDS).answer(found.read_bytes())
+        except Exception as error:  # a site that is away must not end the relay for the others
+            code, content = str(error), b""
         if code:
-            raise RuntimeError(f"{client.name}: pfl ended with exit code {code}; see the site's log")
+            print(f"{client.name}: no answer to {found.name} ({code}); see the site's log", flush=True)
+            time.sleep(RETRY_SECONDS)
+            continue
+        path = found
         if path.name != "final.msg":
             target = path.with_name(path.name.replace("question", "answer"))
             target.with_suffix(".tmp").write_bytes(content)
