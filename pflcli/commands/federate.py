@@ -269,7 +269,7 @@ def _require_own(out: Path, federation: Artifact) -> None:
 
 def _command(source: Path | str, exchange: Path, out: Path, patience: float | None, at_least: int | None) -> str:
     """Return the command line of ``run``."""
-    options = {"--at": exchange, "-o": out, "--patience": patience, "--at-least": at_least}
+    options = {"--at": exchange, "-o": out, "--patience": patience and f"{patience:g}", "--at-least": at_least}
     given = (word for name, value in options.items() if value is not None for word in (name, str(value)))
     return shlex.join(["pfl", "federation", "run", str(source), *given])
 

@@ -193,7 +193,11 @@ class Inbox:
             copy.replace(kept)
         self._say_once(
             f"WARNING: '{site}' has not answered round {self._questions[site].round}: {refusal.reason}"
-            + ("; the same file came back, and stays there" if came_back else f"; set aside in {kept.parent}")
+            + (
+                "; the same file came back: delete it once the site can send another"
+                if came_back
+                else f"; set aside in {kept.parent}"
+            )
         )
         if not came_back and signature(path) == refusal.file:
             with suppress(OSError):
