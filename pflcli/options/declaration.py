@@ -266,7 +266,8 @@ Label = Annotated[
 SplitColumn = Annotated[
     str | None,
     typer.Option(
-        help="Split samples by this column or array of the words train, validation (or val) and test.",
+        help="Split samples by this column or array of the words train, validation (or val) and test; 'none' if"
+        " names such as train are no splits, or to join the splits of the data.",
         metavar="COL",
         show_default="drawn at random",
     ),
@@ -297,7 +298,8 @@ FoldCase = Annotated[
     bool | None,
     typer.Option(
         "--fold-case/--no-fold-case",
-        help="Treat classes, words and clients that differ only by case or spaces as the same, or as different.",
+        help="Treat names of classes, clients, groups and words that differ only in spelling as the same, or as"
+        " different: in case, spaces, dashes, apostrophes or Unicode form, or as 01 and 1.",
         show_default="an error if there are any",
     ),
 ]
@@ -395,8 +397,8 @@ class TableOptions(Options):
         str | Sequence[str] | None,
         ITEMS,
         typer.Option(
-            help="Treat these words or numbers as missing values too, also in the label; '' treats only empty cells as"
-            " missing.",
+            help="Treat these words or numbers as missing values too, also in labels and names of clients and groups; ''"
+            " treats only empty cells as missing.",
             metavar="WORD,WORD",
             show_default="empty cells, NA, N/A, n/a, NaN, nan, NULL, null, None, ? and -",
         ),

@@ -86,7 +86,7 @@ class ImportData(TableOptions):
         bool,
         typer.Option(
             "--classes",
-            help="Treat every distinct value of the label as a class, even if there are many with few samples each, or"
+            help="Treat every distinct value of the label as a class, even if there are more than 20 whole numbers, or"
             " they are dates or words such as NA.",
         ),
     ] = False
@@ -226,6 +226,6 @@ class ImportData(TableOptions):
         bool,
         typer.Option(
             "--drop-duplicates",
-            help="Keep only the first of several rows of a table that are equal in features, label and client.",
+            help="Keep only the first of several samples that are equal in features, label and client.",
         ),
     ] = False

@@ -223,7 +223,7 @@ BAD = {
     "too large": (PLAIN.replace("3e2", "3e39"), {}, "line 3", "column 'b': 3e+39 is too large for float32"),
     "one class": (PLAIN.replace("yes", "no"), {}, "line 2", "column 'class': every label is 'no'", "another --label"),
     "one class in numbers": ("who,class,a\nx,1,2\ny,1.0,3\n", {}, "every label is '1'"),
-    "quantities": ("who,class,a\nx,1,2\ny,1.5,3\nz,0.5,3\n", {}, "line 3", "'class': 1.5 is a quantity", "--label 'class>"),
+    "quantities": ("who,class,a\nx,1,2\ny,1.5,3\nz,0.5,3\n", {}, "line 3", "'class': 1.5 is a quantity", "'class>"),
     "a cell too many": (PLAIN.replace("3e2", "3,2"), {}, "line 3 (the header is line 1) has 5 cells", "header has 4"),
     "a cell too few": (PLAIN.replace(",3e2", ""), {}, "line 3", "has 3 cells where the header has 4"),
     "a comma too many": (PLAIN.replace("3e2", "3e2,"), {}, "line 3", "has 5 cells", "does it end with an extra ','?"),

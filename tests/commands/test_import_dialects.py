@@ -181,7 +181,8 @@ def test_columns_without_numbers_are_left_out_and_named(pfl, tmp_path, case):
 ASKED = {
     # name: (column m, words of the error, options that answer it in one way, features, in another, features)
     "words in two cases": (
-        lambda row: ["Yes", "yes", "No", "no "][row % 4], ["'No' (15 samples), 'no' (15 samples)", "--fold-case", "--no-fold-case"],
+        lambda row: ["Yes", "yes", "No", "no "][row % 4],
+        ["'No' (15 samples), 'no' (15 samples)", "--fold-case", "--no-fold-case"],
         {"fold_case": True}, ["m=No", "m=Yes"], {"fold_case": False}, ["m=No", "m=Yes", "m=no", "m=yes"],
     ),
     "a number for nothing": (

@@ -25,7 +25,7 @@ def write_table(path, words=CYCLE, count=54, shift=0.0):
     for row in range(count):
         place = row // (count // 3)
         age, pulse = draw.normal(40 + 10 * place + shift, 3 + place), draw.normal(70, 9)
-        lines.append(f"h{place},{row % 2},{age:.3f},{pulse:.3f},{words[row % len(words)]}")
+        lines.append(f"h{place},{row % 2},{age:.4f},{pulse:.4f},{words[row % len(words)]}")
     path.write_text("\n".join(lines) + "\n")
     return path
 

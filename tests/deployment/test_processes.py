@@ -51,7 +51,7 @@ def world(tmp_path_factory):
             write.writerow(["age", "dose", "city", "outcome"])
             for i in range(20 + 10 * place):
                 age, dose = draw.normal(50, 10), draw.normal(place)
-                write.writerow([f"{age:.3f}", f"{dose:.3f}", "XY"[i % 2], "yes" if age + dose > 50 else "no"])
+                write.writerow([f"{age:.4f}", f"{dose:.4f}", "XY"[i % 2], "yes" if age + dose > 50 else "no"])
     import_data([at / f"{name}.csv" for name in SITES], label="outcome", standardize=True, out=at / "data")
     partition(at / "data", at / "partition")
     personalize(

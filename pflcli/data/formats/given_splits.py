@@ -29,7 +29,7 @@ def find_splits(names: Iterable[str]) -> dict[str, str]:
 
     What all names share is no part of them, as in ``mitbih_train`` and ``mitbih_test``.
     """
-    parts = {name: re.findall("[a-z]+|[^a-z]+", name.lower()) for name in names}
+    parts = {name: re.findall("[a-z]+|[^a-z]+", name.lower()) for name in dict.fromkeys(names)}
     shared = set.intersection(*map(set, parts.values())) if len(parts) > 1 else set()
     found = {name: find_split("".join(part for part in each if part not in shared)) for name, each in parts.items()}
     splits = {name: split for name, split in found.items() if split}

@@ -250,14 +250,15 @@ def read(folder: ImageFolder, decoding: Decoding, advance: Callable[[int, str], 
     Raises InputError for a file that is not an image, that would lose information unless ``decoding`` allows it, or
     that differs in size or colour from the first.
     """
-    above = np.asarray([path.parent.parent.name for path in folder.paths])
+    names = [path.parent.parent.name for path in folder.paths]
+    split_of = find_splits(names) if folder.layout.startswith("SPLIT") else {}
     return RawSamples(
         x=decode(((str(path), path) for path in folder.paths), len(folder.paths), str(folder.root), decoding, advance),
         label=np.asarray([path.parent.name for path in folder.paths]),
-        owner=above if folder.layout.startswith("CLIENT") else None,
+        owner=np.asarray(names) if folder.layout.startswith("CLIENT") else None,
         place=lambda row, role, at: str(folder.paths[row]),
         remarks=folder.remarks,
-        metadata={"split": above} if folder.layout.startswith("SPLIT") else {},
+        metadata={"split": np.asarray([split_of.get(name, name) for name in names])} if split_of else {},
         declares_classes=True,
     )
 

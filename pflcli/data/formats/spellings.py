@@ -6,6 +6,7 @@ name, and whether ``unknown`` or -9 means that the name is missing.
 
 from __future__ import annotations
 
+import re
 import shlex
 import unicodedata
 from collections import Counter
@@ -27,10 +28,9 @@ _STEPS: dict[str, Callable[[str], str]] = {
     "invisible characters": lambda word: word.translate(INVISIBLE),
     "apostrophes": lambda word: word.translate(_APOSTROPHES),
     "dashes": lambda word: word.translate(_DASHES),
-    "Unicode form (NFC, NFD)": lambda word: unicodedata.normalize("NFC", word),
-    "typographic form": lambda word: unicodedata.normalize("NFKC", word),
-    "case": lambda word: unicodedata.normalize("NFC", word.casefold()),
-    "spaces": lambda word: "".join(word.split()),
+    "Unicode form": lambda word: unicodedata.normalize("NFKC", word),
+    "case": str.casefold,
+    "spaces": lambda word: re.sub(r"[ \t]+", "", word),
 }
 """What is removed from words before they are compared, by the name of the difference."""
 _ABSENT = (
@@ -114,8 +114,12 @@ def find_key(word: str, dialect: Dialect) -> str | Decimal:
             return Decimal(number)
     except InvalidOperation:  # its exponent has too many digits
         pass
-    for step in _STEPS.values():
-        word = step(word)
+    return _fold(word)
+
+
+def _fold(word: str, without: str = "") -> str:
+    for difference, step in _STEPS.items():
+        word = word if difference == without else step(word)
     return word
 
 
@@ -132,7 +136,7 @@ def _find_absent(names: Sequence[str], dialect: Dialect) -> list[str]:
     values = sorted({*number_of.values()})
     if len(number_of) + len(absent) == len(names) and len(values) > 2:
         for mark, rest in ((values[0], values[1:]), (values[-1], values[:-1])):
-            if mark in _MARKS and min(abs(mark - rest[0]), abs(mark - rest[-1])) >= rest[-1] - rest[0]:
+            if mark in _MARKS and min(abs(mark - rest[0]), abs(mark - rest[-1])) > rest[-1] - rest[0]:
                 absent += [name for name, number in number_of.items() if number == mark]
     return absent if len(absent) < len(names) else []
 
@@ -143,9 +147,7 @@ def _list(names: Sequence[str], count_of: Mapping[str, int]) -> str:
 
 def _describe_difference(names: Sequence[str]) -> str:
     """Return how spellings of one name differ, for a message."""
-    words, differences = {*names}, []
-    for what, step in _STEPS.items():
-        fewer = {step(word) for word in words}
-        differences += [what] * (len(fewer) < len(words))
-        words = fewer
-    return f"differ only by {' and '.join(differences)}" if len(words) == 1 else "are the same number"
+    if len({*map(_fold, names)}) > 1:
+        return "are the same number"
+    found = [difference for difference in _STEPS if len({_fold(name, difference) for name in names}) > 1]
+    return f"differ only by {' and '.join(found) or 'spelling'}"
