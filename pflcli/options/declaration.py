@@ -397,8 +397,8 @@ class TableOptions(Options):
         str | Sequence[str] | None,
         ITEMS,
         typer.Option(
-            help="Treat these words or numbers as missing values too, also in labels and names of clients and groups; ''"
-            " treats only empty cells as missing.",
+            help="Treat these words or numbers as missing values too, also in labels and names; '' treats only"
+            " empty cells as missing.",
             metavar="WORD,WORD",
             show_default="empty cells, NA, N/A, n/a, NaN, nan, NULL, null, None, ? and -",
         ),
