@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from pflcli import parameters
 from pflcli.engine.task import Classification
 from pflcli.errors import InputError
 
@@ -125,6 +126,11 @@ class Federation:
             self.y[torch.from_numpy(self.rows_of(clients, split)).to(self.y.device)].cpu().numpy()
         )
         return labels
+
+    def digest(self) -> str:
+        """Return a SHA-256 over all samples and labels, and over which client and split each belongs to."""
+        arrays = {"x": self.x, "y": self.y, "offsets": torch.from_numpy(self.offsets)}
+        return parameters.digest(parameters.move(arrays, "cpu"))
 
     def samples(self, rows: slice | Tensor | NDArray[np.int64]) -> Tensor:
         """Return samples (n, ...) in their stored type, images with channels first."""

@@ -270,6 +270,27 @@ def true_clusters_are_unknown(subject: Subject) -> None:
     _require_equal(_predict(subject, run, expected), answers, "what clients predict depends on the true clusters")
 
 
+@law("methods")
+def samples_are_not_changed(subject: Subject) -> None:
+    """A run changes neither samples and labels nor embeddings in place.
+
+    All clients, splits and later runs share them: a method that clips its training samples in place would clip the
+    test samples of others.
+    """
+    run = _run(subject, rounds=_LATER)
+
+    def digest() -> tuple[str, ...]:
+        embedded = run.embeddings or {}
+        arrays = {f"{split} {part}": getattr(embedded[split], part) for split in embedded for part in ("z", "logits")}
+        return run.federation.digest(), parameters.digest({n: torch.from_numpy(each) for n, each in arrays.items()})
+
+    before = digest()
+    state = small.play_rounds(subject.name, run)
+    require(digest() == before, "rounds change samples or embeddings in place")
+    _predict(subject, run, state)
+    require(digest() == before, "personalize changes samples or embeddings in place")
+
+
 @dataclass(frozen=True)
 class _Answers:
     """The predictions of a run, and what its clients chose."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import reprlib
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
@@ -19,7 +21,7 @@ from torch import nn
 from pflcli import config, methods, models, registry, rng
 from pflcli.engine.engine import MODES
 from pflcli.engine.federation import SPLITS
-from pflcli.errors import UsageError, closest
+from pflcli.errors import InputError, UsageError, closest
 from pflcli.evaluation.metrics import scores
 from pflcli.federation.predictor import ClientModel
 from pflcli.federation.run import Run
@@ -151,8 +153,8 @@ def simulate(
 
     A method that needs a backbone trains it by FedAvg with the same settings, and embeds samples and builds exact
     stores if it needs them. Raises UsageError for unknown names and wrong values, InputError for a method or network
-    that breaks its interface, ComputationError if training fails. Warns of clients that diverge or drop out, and of
-    settings without effect on the method.
+    that breaks its interface or changes samples in place, ComputationError if training fails. Warns of clients that
+    diverge or drop out, and of settings without effect on the method.
     """
     import pandas as pd
 
@@ -170,7 +172,18 @@ def simulate(
     _require_suited(name, definition, cfg, training, federation, draw, engine)
     for line in requirements.describe_ignored(name, definition, training):
         warnings.warn(line, stacklevel=2)
-    run = create_run(definition, cfg, federation, training, seed, draw_network=draw, threads=threads, mode=engine)
+    samples = federation.digest()
+    run = create_run(
+        definition,
+        cfg,
+        federation,
+        training,
+        seed,
+        draw_network=draw,
+        private_rng=_private_rng(name, cfg, training, seed, samples),
+        threads=threads,
+        mode=engine,
+    )
     backbone = None
     if definition.NEEDS:
         how: dict[str, Any] = {"threads": threads, "engine": engine, "quiet": quiet}
@@ -182,6 +195,12 @@ def simulate(
         loop.run_rounds(run, name, definition, progress, [*callbacks, ProgressBar(advance)])
     with report_within(reporter, run.engine, f"{name}, clients", len(run.clients)) as advance:
         loop.predict_all(run, name, definition, progress, [*callbacks, ProgressBar(advance)])
+    if federation.digest() != samples:
+        raise InputError(
+            f"{name} changed samples of the federation in place, which later runs would use",
+            "let it change copies, such as run.federation.x.clone()",
+            "make the federation again before the next run",
+        )
     predictions, tuned = _collect(run, name, progress, federation)
     rows = absences.count_clients([*progress.before, *progress.rows])
     frame = pd.DataFrame(rows, columns=None if rows else loop.ROUND_COLUMNS).set_index("round")
@@ -199,6 +218,19 @@ def _list_callbacks(callbacks: Any) -> list[Callback]:
                 f"callbacks has {reprlib.repr(each)}, not a Callback object", "callbacks=[EarlyStopping(patience=5)]"
             )
     return listed
+
+
+def _private_rng(
+    name: str, cfg: Any, settings: Settings, seed: int, samples: str
+) -> Callable[..., np.random.Generator] | None:
+    """Return the generators of noise that protects clients by ``dp_seed``; None, for a new secret, if it is not given.
+
+    Their seed also depends on what is run and on the ``samples``, so that no two runs have the same noise.
+    """
+    if settings.dp_seed is None:
+        return None
+    asked = [settings.dp_seed, name, config.plain(cfg), config.plain(settings), seed, samples]
+    return partial(rng.generator, int.from_bytes(hashlib.sha256(json.dumps(asked).encode()).digest()))
 
 
 def _collect(

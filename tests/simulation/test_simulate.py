@@ -192,6 +192,41 @@ def test_methods_compute_with_one_thread_of_pytorch(small_federation):
     assert method.threads == {1}
 
 
+class Clipping(Mine):
+    """FedAvg that clips samples in place by NumPy, which does not tell PyTorch."""
+
+    def train_round(self, run, state, t):
+        run.federation.x.numpy().clip(-1, 1, out=run.federation.x.numpy())
+        return super().train_round(run, state, t)
+
+
+def test_simulate_refuses_a_method_that_changes_samples_in_place():
+    with pytest.raises(InputError, match="Clipping changed samples") as error:
+        simulate(Clipping(), Federation.from_arrays(*draw_arrays()), **SETTINGS)
+    assert any("clone" in line for line in error.value.fix)
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "options"),
+    [
+        ("fedavg", {"dp_noise": 1.0, "dp_delta": 1e-3, "dp_clip": "1"}, {}),
+        ("fedavg", {"upload": ("noise:0.1",)}, {}),
+        ("knn-per", {}, {"vote": "noisy", "vote_epsilon": 0.5, "weight": 1.0}),
+    ],
+)
+def test_noise_by_dp_seed_repeats_but_depends_on_options_and_samples(method, changes, options, small_federation):
+    def run(federation=small_federation, **more):
+        result = simulate(method, federation, options=options, **{**SETTINGS, **changes, **more})
+        return result.run.private_rng("any").normal(), result.predictions["test"].p
+
+    (noise, p), (again, same) = run(dp_seed=3), run(dp_seed=3)
+    assert noise == again
+    np.testing.assert_array_equal(p, same)
+    other = Federation.from_arrays(*draw_arrays(seed=1))
+    draws = {noise, run(dp_seed=4)[0], run(dp_seed=3, lr=0.2)[0], run(other, dp_seed=3)[0], run()[0], run()[0]}
+    assert len(draws) == 6
+
+
 def test_simulate_refuses_a_method_without_a_required_member(small_federation):
     with pytest.raises(InputError, match="has no personalize"):
         simulate(
