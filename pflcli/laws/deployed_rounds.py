@@ -28,8 +28,8 @@ from pflcli.parameters.model_table import ModelTable
 from pflcli.simulation import loop
 from pflcli.wording import listed
 
-_MIN_ROUNDS, _MAX_ROUNDS = 4, 50
-"""Rounds of a check: a method may do something else after some rounds, such as those of a warm-up."""
+_MIN_ROUNDS = 4
+"""Least rounds of a check: a method may do something else after some rounds, such as those of a warm-up."""
 
 
 @dataclass
@@ -197,7 +197,7 @@ def find_obstacle(subject: Subject, rounds: int, upload: Sequence[str]) -> str:
     code = methods.load(subject.name)
     if not code.has_rounds:
         return _find_obstacle_after_rounds(subject, code)
-    rounds = min(max(rounds, _MIN_ROUNDS), _MAX_ROUNDS)
+    rounds = min(max(rounds, _MIN_ROUNDS), small.MAX_ROUNDS)
     law = Law("methods", partial(require_read_from_downloads, rounds=rounds, upload=tuple(upload), are_apart=True))
     return judge(law, subject).reason
 

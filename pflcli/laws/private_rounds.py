@@ -38,8 +38,8 @@ _LAWS_OF_NETWORKS = ("random-numbers-are-seeded", "samples-are-predicted-one-by-
 """The laws by which what a network computes depends on the client alone."""
 _CLIENT = 6
 """The client by which the data of two runs differ."""
-_ROUNDS = 12
-"""Rounds of each run: what a state keeps may be sent rounds later, such as every fifth or tenth round."""
+_MIN_ROUNDS = 12
+"""Least rounds of each run: what a state keeps may be sent rounds later, such as every fifth or tenth round."""
 _ROUNDING = 1e-5
 """Largest distance of two models that count as equal, as a share of 1 + their norm."""
 _ROUNDING_OF_P = 1e-4
@@ -110,14 +110,16 @@ def require_checked(name: str, method: Method, cfg: Any, settings: Settings, sou
 
     Code is checked if it is a file of the user or comes from an installed package: the method, an upload step, or the
     network, which must not carry anything from client to client. The tests of the package check its own. ``cfg`` are
-    the options of the method; ``source`` is the partition of the clients, or descends from it.
+    the options of the method; ``source`` is the partition of the clients, or descends from it. As many rounds are
+    checked as the run has, up to 50.
     """
     if not settings.dp or not method.has_rounds or "up" not in LINKS[method.KIND]:
         return
     steps = [("uploads", step.partition(":")[0]) for step in settings.upload]
     foreign = [each for each in (("methods", name), *steps) if registry.is_foreign(*each)]
     options, code = json.dumps(config.plain(cfg)), tuple(registry.path(*each).read_bytes() for each in foreign)
-    reason = _find_fault(name, options, tuple(settings.upload), code) if foreign else ""
+    rounds = min(max(settings.rounds, _MIN_ROUNDS), small.MAX_ROUNDS)
+    reason = _find_fault(name, options, tuple(settings.upload), rounds, code) if foreign else ""
     partition, model = ancestor(source, "partition"), ("models", settings.model.partition(":")[0])
     if not reason and partition is not None and registry.is_foreign(*model):
         shape = Shape.of_form(read_form(partition))
@@ -133,12 +135,12 @@ def require_checked(name: str, method: Method, cfg: Any, settings: Settings, sou
 
 
 @functools.cache
-def _find_fault(name: str, options: str, upload: tuple[str, ...], code: tuple[bytes, ...]) -> str:
+def _find_fault(name: str, options: str, upload: tuple[str, ...], rounds: int, code: tuple[bytes, ...]) -> str:
     """Return why a method breaks ``require_bounded`` with these options, as JSON; empty if it does not.
 
     ``code`` is the content of the files that are checked.
     """
-    law = Law("methods", lambda subject: require_bounded(subject.name, subject.options, upload))
+    law = Law("methods", lambda subject: require_bounded(subject.name, subject.options, upload, rounds))
     return judge(law, Subject("methods", name, json.loads(options))).reason
 
 
@@ -150,26 +152,29 @@ def _find_fault_of_network(name: str, shape: Shape, code: bytes) -> str:
     return next((verdict.reason for verdict in verdicts if verdict.result == "failed"), "")
 
 
-def require_bounded(method: str, options: Mapping[str, Any], upload: Sequence[str] = ()) -> None:
+def require_bounded(
+    method: str, options: Mapping[str, Any], upload: Sequence[str] = (), rounds: int = _MIN_ROUNDS
+) -> None:
     """Raise BrokenLawError if rounds of a method reveal more of a client than one clipped update in each mean.
 
-    ``upload`` are the upload steps. Raises UnsuitedError if differential privacy does not cover the method.
+    ``upload`` are the upload steps, ``rounds`` how many rounds are played. Raises UnsuitedError if differential privacy
+    does not cover the method.
     """
-    data = small.make_federation()
-    first = _play(method, options, upload, data)
+    data, play = small.make_federation(), functools.partial(_play, method, options, upload, rounds)
+    first = play(data)
     others = {
-        "with other samples of one client": _play(method, options, upload, _change_client(data), given=first),
-        "without one client": _play(method, options, upload, data, given=first, absent=[_CLIENT]),
+        "with other samples of one client": play(_change_client(data), given=first),
+        "without one client": play(data, given=first, absent=[_CLIENT]),
     }
-    for what, rounds in others.items():
-        for t, (expected, seen) in enumerate(zip(first, rounds, strict=True)):
+    for what, played in others.items():
+        for t, (expected, seen) in enumerate(zip(first, played, strict=True)):
             when = f"in round {t}" if t else "before the first round"
             _require_same_sends(expected.sent, seen.sent, f"{what}, the server sends something else {when}")
             for client in sorted({*expected.uploads, *seen.uploads} - {_CLIENT}):
                 same = _are_close(expected.uploads.get(client, {}), seen.uploads.get(client, {}))
                 require(same, f"{what}, client {client} uploads something else {when}")
         for split, p in first[-1].predictions.items():
-            moved = float(np.abs(p - rounds[-1].predictions[split]).max(initial=0))
+            moved = float(np.abs(p - played[-1].predictions[split]).max(initial=0))
             require(
                 moved <= _ROUNDING_OF_P,
                 f"{what}, others predict otherwise with the same means: probabilities differ by {moved:.1e}",
@@ -195,6 +200,7 @@ def _play(
     method: str,
     options: Mapping[str, Any],
     upload: Sequence[str],
+    rounds: int,
     data: Federation,
     *,
     given: Sequence[_Round] = (),
@@ -206,7 +212,7 @@ def _play(
         options=options,
         data=data,
         mode="stacked",  # so that upload steps see several clients at once
-        rounds=_ROUNDS,
+        rounds=rounds,
         participation=1.0,
         dp_noise=0.0,
         dp_clip="0.05",
@@ -231,7 +237,7 @@ def _play(
     except UnsuitedError as error:
         message = f"the file has no SENDS_MORE, and its setup is refused with differential privacy: {error.message}"
         raise BrokenLawError(message) from None
-    for t in range(_ROUNDS):
+    for t in range(rounds):
         state, _ = loop.play_round(run, method, code, state, t)
     if isinstance(state.get("global"), dict):
         mean.rounds[-1].sent.append(state["global"])

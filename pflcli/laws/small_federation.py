@@ -37,6 +37,8 @@ ONE_CLASS = 4
 PARTICIPANTS = [0, 1, 2, 3, 4, 6]
 """The clients with training samples."""
 CLUSTER = np.asarray([0, 1, 0, 1, 0, 1, 1])
+MAX_ROUNDS = 50
+"""Most rounds of a user's run that laws play before it begins."""
 CLASSES = 3
 FEATURES = 5
 

@@ -60,6 +60,22 @@ def test_method_that_breaks_privacy_runs_without_it_and_a_correct_one_runs_with_
     assert open_artifact(tmp_path / "private").manifest.summary["privacy"]["epsilon"] > 0
 
 
+def test_method_that_leaks_in_a_late_round_is_refused_for_runs_that_reach_it(small, tmp_path, pfl):
+    file = tmp_path / "late.py"
+    file.write_text((WRONG / "method_private_sum_every_fifth_round.py").read_text().replace("t % 5 == 4", "t == 14"))
+    assert "t == 14" in file.read_text()
+
+    def run(rounds):
+        words = make_command_line("personalize", file, small.p, tmp_path / f"{rounds}")
+        words[words.index("--rounds") + 1] = rounds
+        return pfl(*words)
+
+    refused = run(15)
+    assert refused.code == 2, refused.err
+    assert "in round 15" in refused.err
+    assert run(14).code == 0
+
+
 def test_method_of_an_installed_package_is_refused_when_it_breaks_privacy(small, tmp_path, pfl, monkeypatch):
     point = EntryPoint("leaky", LEAKY.stem, "pflcli.methods")
     installed = registry._installed
