@@ -99,8 +99,8 @@ class Config:
     """form this many clusters by k-means, or send 1/k of the others if nearest; 1 sends every upload to every client"""
     answer: Literal["final", "hybrid", "best"] | None = None
     """predict with a client's last upload (final, the paper), with the hybrid that it was trained from, or with
-    whichever of them and the global model has the lowest validation loss (best); none is best if guarded, else
-    final"""
+    whichever of them and the global model has the lowest validation loss (best; of equal ones, and without validation
+    samples, the last upload); none is best if guarded, else final"""
     remember: Annotated[int, Ge(0)] = 100
     """keep the attention of every round for up to this many clients, and of the last round for up to 1,000"""
 
@@ -202,7 +202,7 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     for number, table in enumerate(cfg.candidates, 1):
         own = state[table][clients]
         losses = run.client_losses(clients, own, "validation") if best else least
-        better = losses <= least if earlier is None else earlier == number
+        better = (losses < least) | ((number == 1) & (losses == least)) if earlier is None else earlier == number
         better &= np.isin(clients, state[table].written)
         least, answer = np.where(better, losses, least), np.where(better, number, answer)
         chosen = torch.from_numpy(better)

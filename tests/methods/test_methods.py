@@ -8,7 +8,7 @@ import torch
 
 import worlds
 from by_hand import head_of, sent_names, unpack_graph
-from pflcli import parameters
+from pflcli import methods, parameters, registry
 from pflcli.errors import UsageError
 from pflcli.settings import Settings, changed
 
@@ -146,3 +146,37 @@ def test_newcomer_trains_only_its_head(method, epochs):
     start = {**state["body"], **head_of(run.init)}
     model = worlds.steps(start, run.federation, new, key, epochs=epochs, trainable="head.")
     np.testing.assert_allclose(actual, worlds.probabilities(model, run.federation, new), atol=1e-6)
+
+
+WITHOUT_VALIDATION = {
+    "ditto": ({}, {"lam": 1.0}),
+    "fedham": ({"warmup": 1}, {"warmup": 1, "answer": "final", "self_share": 1 / 3}),
+    "fedham, one share": ({"warmup": 1, "self_share": 0.5}, {"warmup": 1, "answer": "final", "self_share": 0.5}),
+    "fedham, joint": ({"warmup": 1, "form": "joint", "answer": "best"}, {"warmup": 1, "form": "joint"}),
+    "gaussian-head": ({}, {"temperature": 10.0}),
+    "knn-peers": ({}, {"weight": 0.5}),
+    "knn-per": ({}, {"weight": 0.5}),
+    "knn-per, all": (
+        {"sigma": "auto", "representation": "auto", "distance": "auto", "decay": "auto"},
+        {"weight": 0.5, "sigma": 1.0, "representation": "features", "distance": "euclidean", "decay": 0},
+    ),
+    "knn-per-plus": ({}, {"weight": 0.5}),
+}
+"""Options with which clients choose, and the values that a client without validation samples gets."""
+
+
+def test_every_method_that_chooses_is_tested_without_validation_samples():
+    choosing = {n for n in registry.names("methods") if methods.load(n).choices(methods.load(n).Config())}
+    assert choosing == {case.partition(",")[0] for case in WITHOUT_VALIDATION}
+
+
+@pytest.mark.parametrize("case", WITHOUT_VALIDATION)
+def test_clients_without_validation_samples_get_the_documented_values(case):
+    method, data = case.partition(",")[0], worlds.federation(client_sizes=[(train, 0, 9) for train, *_ in worlds.SIZES])
+    chosen, given = (
+        worlds.run(method, data=data, options=options, rounds=4, participation=1.0)
+        for options in WITHOUT_VALIDATION[case]
+    )
+    for clients in (chosen.clients, np.asarray([0])):
+        p, expected = (worlds.answers(method, run, worlds.play(method, run), clients)["test"] for run in (chosen, given))
+        np.testing.assert_allclose(p, expected, atol=1e-6)
