@@ -36,7 +36,7 @@ import numpy as np
 import torch
 from annotated_types import Ge, Gt, Le
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from pflcli.federation.run import Predictor, Run
 from pflcli.methods.parts import ham, records
@@ -286,6 +286,15 @@ def _choose_own_share(run: Run, members: NDArray[np.int64], hybrids: Stacked, re
     return candidates[np.argmin(losses, axis=0)][:, None]
 
 
+def _list_norms(run: Run) -> dict[str, float]:
+    """Return the names of the layers of BatchNorm with a weight and a bias, and their epsilon."""
+    assert run.network is not None
+    norms = [
+        (n, module) for n, module in run.network.named_modules() if isinstance(module, nn.modules.batchnorm._BatchNorm)
+    ]
+    return {name: module.eps for name, module in norms if {f"{name}.running_mean", f"{name}.bias"} <= run.init.keys()}
+
+
 def _train_ham(run: Run, state: State, t: int, members: NDArray[np.int64], received: ham.ReceivedModels) -> None:
     """Train the members' HAM, in place in its table (Eq. 13)."""
     cfg, theta, slots = run.cfg, state["theta"], run.cfg.slots
@@ -301,6 +310,8 @@ def _train_ham(run: Run, state: State, t: int, members: NDArray[np.int64], recei
         optimizer="adam",
         splits=(cfg.ham_split,),
         frozen_norm=True,
-        **received.ham_plan(theta.default, cfg.rho if cfg.form == "guarded" else 0.0),
+        **received.ham_plan(
+            theta.default, cfg.rho if cfg.form == "guarded" else 0.0, run.once("norms", lambda: _list_norms(run))
+        ),
     ):
         theta[part.clients] = part.params

@@ -237,6 +237,38 @@ def test_gradient_through_the_hybrid_passes_gradcheck(slots):
     assert reached == [True, True, chooses, chooses]
 
 
+def test_ham_learns_from_the_running_statistics_that_it_mixes():
+    """BatchNorm normalizes by mixed statistics; autograd does not differentiate by them, so they are written out."""
+    torch.manual_seed(0)
+    net = models.Net(nn.Sequential(nn.Flatten(), nn.Linear(4, 3), nn.BatchNorm1d(3, eps=0.1)), nn.Linear(3, 2)).double()
+    basis = {name: torch.rand(5, *value.shape).double() for name, value in parameters.copy_params(net).items()}
+    basis["body.2.num_batches_tracked"] = torch.zeros(5, dtype=torch.int64)
+    x, y = torch.randn(6, 4).double(), torch.randint(0, 2, (6,))
+    theta = {name: torch.randn(6, 6).double().requires_grad_() for name in ("q1", "k1", "q2", "k2")}
+    me, slots, points = torch.eye(4).double()[1], torch.ones(3).double(), torch.randn(5, 6).double()
+    mixed = ham.mix(ham.hybrid_shares(*ham.attend(theta, points, me, slots), me), basis)
+    layer = {name.removeprefix("body.2."): value for name, value in mixed.items() if name.startswith("body.2.")}
+    hidden = x @ mixed["body.1.weight"].T + mixed["body.1.bias"]
+    normal = (hidden - layer["running_mean"]) / (layer["running_var"] + 0.1).sqrt() * layer["weight"] + layer["bias"]
+    expected = functional.cross_entropy(normal @ mixed["head.weight"].T + mixed["head.bias"], y)
+    expected_grads = torch.autograd.grad(expected, list(theta.values()))
+    shared = {"points": points, "slots": slots, "rho": torch.tensor(0.0).double(), "eps.body.2": torch.tensor(0.1)}
+    shared |= {f"basis.{name}": value for name, value in basis.items()}
+    own = {"me": me[None], "prior": torch.full((1, 4), 0.25).double()}
+    batch = StackedBatch(x[None], y[None], torch.full((1, 6), 1 / 6).double(), own, shared, worlds.TASK)
+    network = AutogradNetwork(net, (), "float32", frozen_norm=True)
+    losses, actual = ham.gradients(network, {name: value.detach()[None] for name, value in theta.items()}, batch)
+    torch.testing.assert_close(losses[0], expected.detach())
+    for name, value in zip(theta, expected_grads, strict=True):
+        torch.testing.assert_close(actual[name][0], value, rtol=1e-6, atol=1e-9)
+
+
+def test_fedham_knows_the_layers_of_batch_norm():
+    run, _ = make_batch_norm_run("loop")
+    assert fedham._list_norms(run) == {"body.1": 1e-5}
+    assert fedham._list_norms(worlds.run("fedham")) == {}
+
+
 @pytest.mark.parametrize("centred", [0.0, 1.0])
 @pytest.mark.parametrize("slots", [(1, 1, 1), (0, 1, 1), (0, 1, 0), (1, 0, 1)])
 def test_gradient_with_respect_to_the_client_model_passes_gradcheck(slots, centred):

@@ -11,7 +11,7 @@ normalized CountSketch of x - c and A is (r, r). Values are the models themselve
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -146,7 +146,10 @@ def gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> 
         a, b = _attend_by_queries(queries[0], queries[1], shared["points"], z, own_point, me, shared["slots"])
         share = hybrid_shares(a, b, me)
         penalty = shared["rho"] * divergence(batch.own["prior"], a)
-    losses, by_mixture = network.gradient(model_algebra.mixtures(share.detach(), basis), batch, network.parameters)
+    hybrids = model_algebra.mixtures(share.detach(), basis)
+    losses, by_mixture = network.gradient(hybrids, batch, network.parameters)
+    for layer_name, eps in parameters.unprefixed(shared, "eps.").items():
+        by_mixture |= differentiate_statistics(layer_name, hybrids, by_mixture, eps)
     by_share = torch.zeros_like(share)
     for name, value in by_mixture.items():
         by_share += model_algebra.inner_products(value.flatten(1), basis[name].flatten(1))
@@ -159,6 +162,19 @@ def gradients(network: StackedNetwork, params: Stacked, batch: StackedBatch) -> 
         by_theta[f"q{layer}"] = by_middle[..., None] * own_point[..., None, :]
         by_theta[f"k{layer}"] = middle[layer][..., None] * by_query[..., None, :]
     return losses + penalty.detach(), {name: by_theta[name] for name in params}
+
+
+def differentiate_statistics(layer: str, models: Stacked, grads: Stacked, eps: Tensor) -> Stacked:
+    """Return the gradients by the running statistics by which a ``layer`` of BatchNorm normalizes.
+
+    They follow from those by its weight and bias: its output is weight (h - mean) / sqrt(var + eps) + bias.
+    """
+    scale = (models[f"{layer}.running_var"] + eps).rsqrt()
+    slope = -models[f"{layer}.weight"] * scale
+    return {
+        f"{layer}.running_mean": slope * grads[f"{layer}.bias"],
+        f"{layer}.running_var": slope * scale / 2 * grads[f"{layer}.weight"],
+    }
 
 
 def joint_loss(model: Model, params: Params, batch: Batch) -> Tensor:
@@ -278,14 +294,21 @@ class ReceivedModels:
         own = parameters.take(self.basis, self.me.argmax(dim=1).cpu().numpy())
         return {name: value.contiguous() for name, value in own.items()}  # the rows of the basis are padded
 
-    def ham_plan(self, first: Params, rho: float) -> dict[str, Any]:
-        """Return the options of ``Run.local_sgd`` for training HAM, whose initial state is ``first`` (Eq. 13)."""
+    def ham_plan(self, first: Params, rho: float, norms: Mapping[str, float]) -> dict[str, Any]:
+        """Return the options of ``Run.local_sgd`` for training HAM, whose initial state is ``first`` (Eq. 13).
+
+        ``norms`` are the layers of BatchNorm with a weight and a bias, and their epsilon.
+        """
         initial = {name: value.expand(len(self.me), *value.shape) for name, value in first.items()}
         return {
             "gradient": gradients,
             "lockstep": True,
             "own": {"me": self.me, "prior": self.attend(initial)[0]},
-            "shared": {**self._constants(), "rho": self._number(rho)},
+            "shared": {
+                **self._constants(),
+                "rho": self._number(rho),
+                **{f"eps.{layer}": self._number(eps) for layer, eps in norms.items()},
+            },
         }
 
     def hybrid_plan(
