@@ -245,7 +245,7 @@ def _require_one_mean(run: Run, played: _Round, before: Mapping[str, int], t: in
 
 
 def poison(code: Method, state: State) -> State:
-    """Return a state in which the server's entries are nan, or the largest integer."""
+    """Return a state in which the server's entries are nan, or -1 for integers."""
     return {key: value if key in code.KEEPS else _poison(value) for key, value in state.items()}
 
 
@@ -256,7 +256,7 @@ def _poison(value: Any) -> Any:
         return value
     if value.is_floating_point():
         return torch.full_like(value, float("nan"))
-    return torch.full_like(value, True if value.dtype == torch.bool else torch.iinfo(value.dtype).max)
+    return torch.zeros_like(value) - 1 if value.dtype != torch.bool else torch.ones_like(value)
 
 
 def _require_same_rows(code: Method, state: State, own: State, otherwise: str) -> None:

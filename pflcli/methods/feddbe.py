@@ -58,7 +58,7 @@ class Config:
 
 
 def setup(run: Run) -> State:
-    """Let all clients train the initial model and send their mean representation; return the consensus, no memories."""
+    """Let all clients train the initial model, send their mean representation and download the consensus of them."""
     start = run.initial_model()
     if {_WEIGHT, _BIAS} != set(parameters.part(start, "head.")):
         raise UsageError(f"feddbe needs a head that is a linear layer with a bias; that of {run.settings.model} is not")
@@ -76,7 +76,11 @@ def setup(run: Run) -> State:
         if len(finite):
             mean.add({"mean": part.params["mean"][finite]}, part.weights[finite], part.clients[finite])
             consensus = mean.value()
-    return {"global": start, "consensus": consensus, "memories": run.table({_MEMORY: memory})}
+    return {
+        "global": start,
+        "consensus": run.download(consensus, able),
+        "memories": run.table({_MEMORY: memory}),
+    }
 
 
 def train_round(run: Run, state: State, t: int) -> State:

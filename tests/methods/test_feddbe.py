@@ -70,7 +70,7 @@ def test_feddbe_sends_models_down_and_means_up_before_the_first_round():
     run = worlds.run("feddbe", rounds=0)
     worlds.play("feddbe", run)
     size = parameters.size(run.init)
-    assert run.traffic == {"up": 6 * 200 * 4, "down": 6 * size, "peer": 0}
+    assert run.traffic == {"up": 6 * 200 * 4, "down": 6 * size + 6 * 200 * 4, "peer": 0}
 
 
 def test_feddbe_newcomer_trains_only_its_memory():
