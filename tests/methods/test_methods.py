@@ -178,5 +178,7 @@ def test_clients_without_validation_samples_get_the_documented_values(case):
         for options in WITHOUT_VALIDATION[case]
     )
     for clients in (chosen.clients, np.asarray([0])):
-        p, expected = (worlds.answers(method, run, worlds.play(method, run), clients)["test"] for run in (chosen, given))
+        p, expected = (
+            worlds.answers(method, run, worlds.play(method, run), clients)["test"] for run in (chosen, given)
+        )
         np.testing.assert_allclose(p, expected, atol=1e-6)
