@@ -7,7 +7,8 @@ clients' uploads, weighted by attention.
 After a warm-up of FedAvg, a client downloads x^g and the last uploads of its cluster. It trains HAM on its samples
 through the hybrid model (Eq. 13), computes the hybrid (Eq. 14), trains it (Eq. 15) and uploads it. HAM never leaves the
 client. Eq. 15 descends Eq. 1, F(x_i) + lambda F(hybrid of x_i), as far as client i can compute it; Eq. 11 and the
-default ``lam=0`` minimize F(x_i) alone. Clusters are formed from sketches of the uploads, and limit how many models a
+default ``lam=0`` minimize F(x_i) alone. Eq. 15 does not normalize an x_i that is near x^g to length 1, as its gradient
+would then have no bound. Clusters are formed from sketches of the uploads, and limit how many models a
 client receives. In the paper every client takes part in every round (``--participation 1``); here the last uploads of
 absent clients are used.
 

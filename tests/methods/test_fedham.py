@@ -301,6 +301,25 @@ def test_gradient_with_respect_to_the_client_model_passes_gradcheck(slots, centr
     assert torch.autograd.gradcheck(loss, tuple(own.values()))
 
 
+def test_gradient_near_the_global_model_is_bounded():
+    """The direction of x_i - x^g has the derivative 1 / length; below a least length it is not normalized to 1."""
+    net, basis, x, y = make_double_precision_case()
+    like = {name: value[0] for name, value in basis.items()}
+    sketch = CountSketch(like, like, 6, np.random.default_rng(0))
+    theta = {f"theta.{name}": torch.eye(6).double() for name in ("q1", "k1", "q2", "k2")}
+    shared = {"points": sketch(basis) - sketch(basis)[-1:], "slots": torch.ones(3).double()}
+    shared |= {f"basis.{name}": value for name, value in basis.items()} | sketch.constants()
+    shared |= {"lam": torch.tensor(1.0).double(), "centred": torch.tensor(1.0).double()}
+    own = {"me": torch.eye(4).double()[1], "share": torch.tensor([0.2]).double(), **theta}
+    largest = []
+    for apart in (1.0, 1e-9):
+        torch.manual_seed(1)
+        near = {n: (v[-1] + apart * torch.randn_like(v[-1])).requires_grad_() for n, v in basis.items()}
+        loss = ham.joint_loss(Model(net), near, Batch(x, y, None, own, shared, worlds.TASK))
+        largest.append(max(float(g.abs().max()) for g in torch.autograd.grad(loss, list(near.values()))))
+    assert largest[1] < 100 * largest[0]
+
+
 def test_share_gradient_is_the_inner_product_of_hybrid_gradient_and_model():
     """d loss / d share_j is the inner product of the hybrid's gradient with model j."""
     net, basis, x, y = make_double_precision_case()

@@ -55,33 +55,49 @@ def draw_projections(width: int, rng: np.random.Generator) -> Params:
     return {name: draw_xavier(width, width, rng).float() for name in ("q1", "k1", "q2", "k2")}
 
 
-def normalize(sketches: Tensor) -> Tensor:
-    """Return sketches (..., r) scaled to length 1; zeros stay zeros."""
-    return functional.normalize(sketches, dim=-1, eps=1e-12)
+_LEAST_LENGTH = 0.3
+"""Least length by which Eq. 15 divides a sketch, as a share of the mean length of those that were received. The
+derivative of a direction is 1 / length, which has no bound if training moves x_i through x^g."""
 
 
-def attend(theta: Params, sketches: Tensor, me: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
+def normalize(sketches: Tensor, least: Tensor | None = None) -> Tensor:
+    """Return sketches (..., r) divided by their length, or by ``least`` if that is larger; zeros stay zeros."""
+    if least is None:
+        return functional.normalize(sketches, dim=-1, eps=1e-12)
+    return sketches / torch.linalg.vector_norm(sketches, dim=-1, keepdim=True).maximum(least).clamp_min(1e-12)
+
+
+def attend(
+    theta: Params, sketches: Tensor, me: Tensor, slots: Tensor, least: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
     """Return the attention of clients to n models (..., n), and of layer 2 to the allowed ``slots`` (3,), (..., 3).
 
     ``theta`` (..., r, r) is the HAM of each client. ``sketches`` (n + 1, r) or (..., n + 1, r) are those of the n
     models and of x^g, minus the centre. ``me`` (..., n) is one at the client itself, which layer 1 ignores. Without
-    another model x^a is x^g.
+    another model x^a is x^g. Sketches are divided by ``least`` if they are shorter.
     """
-    z = normalize(sketches)
+    z = normalize(sketches, least)
     own_point = _weighted_sum(me, z[..., :-1, :])
     # (k1 z_j) . (q1 z_i) = z_j . (k1^T q1 z_i): no key is computed.
     query1, query2 = (_query(theta[f"q{layer}"], theta[f"k{layer}"], own_point) for layer in (1, 2))
-    return _attend_by_queries(query1, query2, sketches, z, own_point, me, slots)
+    return _attend_by_queries(query1, query2, sketches, z, own_point, me, slots, least)
 
 
 def _attend_by_queries(
-    query1: Tensor, query2: Tensor, sketches: Tensor, z: Tensor, own_point: Tensor, me: Tensor, slots: Tensor
+    query1: Tensor,
+    query2: Tensor,
+    sketches: Tensor,
+    z: Tensor,
+    own_point: Tensor,
+    me: Tensor,
+    slots: Tensor,
+    least: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return both attentions, given the layers' queries (..., r), the ``sketches`` and their directions ``z``."""
     a = compute_weights(query1, z[..., :-1, :], me == 0)
     # A sketch is linear: the sketch of x^a is the mixture of sketches.
     rest = 1 - a.sum(dim=-1, keepdim=True)
-    enhanced = normalize(_weighted_sum(a, sketches[..., :-1, :]) + rest * sketches[..., -1, :])
+    enhanced = normalize(_weighted_sum(a, sketches[..., :-1, :]) + rest * sketches[..., -1, :], least)
     keys = torch.stack([own_point, enhanced, z[..., -1, :].expand_as(own_point)], dim=-2)
     return a, compute_weights(query2, keys, slots > 0)
 
@@ -190,7 +206,8 @@ def joint_loss(model: Model, params: Params, batch: Batch) -> Tensor:
     is_other, is_own = torch.cat([1 - me, me.new_ones(1)]), torch.cat([me, me.new_zeros(1)])
     own_point = sketch_model(offset, shared, shared["points"].shape[-1])
     points = is_other[:, None] * shared["points"] + is_own[:, None] * own_point
-    a, b = attend(parameters.unprefixed(batch.own, "theta."), points, me, shared["slots"])
+    least = _LEAST_LENGTH * torch.linalg.vector_norm(shared["points"][:-1], dim=-1).mean()
+    a, b = attend(parameters.unprefixed(batch.own, "theta."), points, me, shared["slots"], least)
     share = hybrid_shares(a, add_own_share(b, batch.own["share"]), me)
     hybrid = {
         name: value + (is_own @ share).to(value.dtype) * params[name] if value.is_floating_point() else value
