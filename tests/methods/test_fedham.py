@@ -71,8 +71,8 @@ def weighted_mean(answers, data):
     return {k: sum(n[i] * w[k] for i, w in answers.items()) / sum(n.values()) for k in next(iter(answers.values()))}
 
 
-def unit_vector(v):
-    return v / v.norm().clamp_min(1e-12)
+def unit_vector(v, least=1e-12):
+    return v / v.norm().clamp_min(least)
 
 
 def attend(q, keys):
@@ -93,13 +93,13 @@ def sketch_model(sketch, w):
     return sums
 
 
-def compute_hybrid(theta, cfg, sketches, x, i, g, data, share=None):
+def compute_hybrid(theta, cfg, sketches, x, i, g, data, share=None, least=1e-12):
     """Eq. 5 to 9 word by word: the hybrid of client i, its first layer by client, its second layer, and its share."""
     others = [j for j in x if j != i]
-    z = {j: unit_vector(sketches[j]) for j in [*x, "g"]}
+    z = {j: unit_vector(sketches[j], least) for j in [*x, "g"]}
     a = attend(theta["q1"] @ z[i], [theta["k1"] @ z[j] for j in others])
     mixed = {k: sum(w * x[j][k] for w, j in zip(a, others, strict=True)) for k in g}
-    s = unit_vector(sum(w * sketches[j] for w, j in zip(a, others, strict=True)))
+    s = unit_vector(sum(w * sketches[j] for w, j in zip(a, others, strict=True)), least)
     candidates = {"self": (x[i], z[i]), "others": (mixed, s), "global": (g, z["g"])}
     attended_slots = {"ham": ["self", "others", "global"], "aml1": ["others"], "aml2": ["self", "global"]}[cfg.variant]
     if cfg.form == "guarded":
@@ -156,7 +156,9 @@ def reference(run, rounds):
 def hybrid_loss(run, sketch, theta, points, centre, x, i, g, share, w, part):
     """The second term of Eq. 1: lambda times the loss of the hybrid, with w in the place of x_i."""
     own = (sketch_model(sketch, w) - centre).float()
-    _, mixed, *_ = compute_hybrid(theta, run.cfg, {**points, i: own}, {**x, i: w}, i, g, run.federation, share)
+    least = 0.3 * float(torch.stack([points[j].norm() for j in x]).mean())
+    changed = {**points, i: own}, {**x, i: w}
+    _, mixed, *_ = compute_hybrid(theta, run.cfg, *changed, i, g, run.federation, share, least)
     return run.cfg.lam * functional.cross_entropy(logits(mixed, run.federation.x[part]), run.federation.y[part])
 
 
