@@ -64,7 +64,8 @@ def normalize(sketches: Tensor, least: Tensor | None = None) -> Tensor:
     """Return sketches (..., r) divided by their length, or by ``least`` if that is larger; zeros stay zeros."""
     if least is None:
         return functional.normalize(sketches, dim=-1, eps=1e-12)
-    return sketches / torch.linalg.vector_norm(sketches, dim=-1, keepdim=True).maximum(least).clamp_min(1e-12)
+    length: Tensor = torch.linalg.vector_norm(sketches, dim=-1, keepdim=True)
+    return sketches / length.maximum(least).clamp_min(1e-12)
 
 
 def attend(
