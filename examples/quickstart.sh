@@ -9,7 +9,7 @@ runs=${1:-$home/runs/quickstart}
 
 if [ ! -x "$home/.venv/bin/pfl" ]; then
   "${PYTHON:-python3}" -m venv "$home/.venv"
-  "$home/.venv/bin/python" -m pip install --quiet --disable-pip-version-check -e "$home"
+  "$home/.venv/bin/python" -m pip install --quiet --disable-pip-version-check -e "$home[pictures]"
 fi
 PATH="$home/.venv/bin:$PATH"
 

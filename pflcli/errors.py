@@ -61,6 +61,22 @@ class ComputationError(PflError):
     exit_code = 5
 
 
+class NotDrawnError(PflError):
+    """A picture cannot be drawn. Tables and pages are complete without it."""
+
+    exit_code = 5
+
+    def describe(self) -> str:
+        """Return what is wrong and what to type in one line."""
+        return "; ".join((self.message, *self.fix))
+
+
+class NotInstalledError(NotDrawnError):
+    """The package that draws pictures is not installed."""
+
+    exit_code = 2
+
+
 class LostWorkerError(PflError):
     """A worker process was killed. The progress so far is intact, and the same command resumes from it."""
 

@@ -121,13 +121,21 @@ def free_memory() -> int:
         group = Path("/sys/fs/cgroup")
         limit = int((group / "memory.max").read_text(encoding="ascii"))  # "max" raises ValueError: there is no limit
         free.append(limit - int((group / "memory.current").read_text(encoding="ascii")))
-    with suppress(OSError, ValueError, AttributeError, ImportError):
-        import resource
-
-        limit = resource.getrlimit(resource.RLIMIT_AS)[0]
-        if limit != resource.RLIM_INFINITY:
-            free.append(limit - page * int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]))
+    with suppress(OSError, ValueError):
+        address_space = read_address_limit()
+        if address_space is not None:
+            free.append(address_space - page * int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0]))
     return max(0, min(free, default=sys.maxsize))  # without any information, nothing is refused
+
+
+def read_address_limit() -> int | None:
+    """Return the largest address space of this process in bytes, as set by ``ulimit -v``; None without a limit."""
+    try:
+        import resource
+    except ImportError:
+        return None
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    return None if limit == resource.RLIM_INFINITY else limit
 
 
 def size(count: float) -> str:

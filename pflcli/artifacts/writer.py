@@ -36,6 +36,7 @@ class ArtifactWriter:
         self.out = Path(out)
         self.spec = spec
         self.force = force
+        self.reporter = reporter
         self.folder = placement.partial_folder(self.out)
         self._files: dict[str, dict[str, Any]] = {}
         self._began = time.monotonic()

@@ -23,7 +23,6 @@ from pflcli.auditing.attacks import Exposure
 from pflcli.auditing.inversion import Inversion
 from pflcli.evaluation import figures
 from pflcli.evaluation.charts import attacks as attack_charts
-from pflcli.evaluation.charts import vega
 from pflcli.evaluation.metrics import membership
 from pflcli.evaluation.metrics.membership import Area, Mask, Rate
 from pflcli.evaluation.presentation import audits
@@ -238,7 +237,7 @@ def _write_classes(
     work.write(artifact_kind.CLASSES, csv_file.encode_rounded(heading, rows))
     pictures = np.stack([item.pictures for item in images])
     chart = attack_charts.draw_classes(pictures, [names[item.client] for item in images], classes)
-    work.write("classes.png", vega.render(chart))
+    figures.write_picture(work, "classes.png", chart)
 
 
 def _rates(rates: Sequence[Rate | None]) -> dict[str, float | None]:

@@ -35,6 +35,7 @@ def demo(asked: Demo) -> Outcome:
         return outcome
     say = execution.reporter.say
     say(f"table:   {outcome.path / 'table.md'}")
-    say(f"picture: {outcome.path / 'accuracy.png'}")
+    if (picture := outcome.path / "accuracy.png").is_file():
+        say(f"picture: {picture}")
     say(f"page:    {report([outcome.path], out / 'report.html', force=execution.force).path}")
     return outcome

@@ -22,9 +22,11 @@ _PACKAGES = (
     "scikit-learn",
     "typer",
     "rich",
-    "vl-convert-python",
 )
-_OPTIONAL = {"numba": "PyTorch and NumPy compute without it, more slowly"}
+_OPTIONAL = {
+    "numba": "PyTorch and NumPy compute without it, more slowly",
+    "vl-convert-python": "tables and pages have no pictures; pip install 'pflcli[pictures]'",
+}
 """Packages that may be missing, and the consequence."""
 
 
@@ -102,9 +104,13 @@ def _faiss() -> str:
 
 
 def _charts() -> str:
+    from pflcli.errors import NotInstalledError
     from pflcli.evaluation.charts import vega
 
-    png = vega.render(vega.figure({**vega.data([{"x": 1.0}]), "mark": "point"}, "a title"))
+    try:
+        png = vega.render(vega.figure({**vega.data([{"x": 1.0}]), "mark": "point"}, "a title"))
+    except NotInstalledError:
+        return "no pictures are drawn"
     if not png.startswith(b"\x89PNG"):
         raise RuntimeError("vl-convert has not drawn a PNG")
     return "are drawn without a display"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from pflcli.artifacts.decision import require_outside
 from pflcli.artifacts.open_by_path import open_one
-from pflcli.errors import UsageError
+from pflcli.errors import NotDrawnError, UsageError
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.page import charts as page_charts
 from pflcli.evaluation.page import html, lineage, page_files, runs
@@ -59,17 +59,22 @@ def report(
     lineages = [lineage.trace(artifact) for artifact in artifacts]
     behind = [runs.read(*pair) for pair in zip(comparisons, lineages, strict=True)]
     charts = [page_charts.draw(*pair) for pair in zip(comparisons, behind, strict=True)]
-    with reporter.progress("charts", sum(map(len, charts))) as advance:
+    try:
+        with reporter.progress("charts", sum(map(len, charts))) as advance:
 
-        def render_still(chart: page_charts.Chart) -> str:
-            url = page_charts.render_still(chart)
-            advance(1, chart.title)
-            return url
+            def render_still(chart: page_charts.Chart) -> str:
+                url = page_charts.render_still(chart)
+                advance(1, chart.title)
+                return url
 
-        stills = [[render_still(chart) for chart in drawn] for drawn in charts]
+            stills = [[render_still(chart) for chart in drawn] for drawn in charts]
+            javascript = vega.bundle_javascript()
+    except NotDrawnError as error:
+        reporter.say(f"the page has no pictures: {error.describe()}")
+        charts, stills, javascript = [[] for _ in charts], [[] for _ in charts], ""
     sections = [html.Section(*parts) for parts in zip(comparisons, charts, stills, lineages, behind, strict=True)]
     parts = sections, shown_audits, judged, agreed
-    page = html.render_page(*parts, vega.bundle_javascript(), page_files.data_folder(out).name)
+    page = html.render_page(*parts, javascript, page_files.data_folder(out).name)
     page_files.write(out, page, page_files.build_files(*parts))
     answers = [*(section.comparison.answer[0] for section in sections), *(item.answer for item in agreed)]
     return Page(out, page_files.data_folder(out), answers)

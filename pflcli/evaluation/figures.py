@@ -14,7 +14,7 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions as predictions_kind
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.errors import UsageError
+from pflcli.errors import NotDrawnError, UsageError
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.charts.curves import draw_collapse
 from pflcli.evaluation.charts.matrices import draw_attention, draw_holdings, draw_neighbours
@@ -36,8 +36,16 @@ _DRAWN_STATES = (
 
 def write(work: ArtifactWriter, name: str, spec: Spec) -> None:
     """Write ``NAME.png`` and ``NAME.vl.json``, from which other formats are rendered."""
-    work.write(f"{name}.png", vega.render(spec))
+    write_picture(work, f"{name}.png", spec)
     work.write(f"{name}{_SUFFIX}", vega.encode(spec))
+
+
+def write_picture(work: ArtifactWriter, name: str, spec: Spec) -> None:
+    """Write a PNG; if it cannot be drawn, say so, as the rest of the artifact is complete without it."""
+    try:
+        work.write(name, vega.render(spec))
+    except NotDrawnError as error:
+        work.reporter.say(f"{name} is left out: {error.describe()}")
 
 
 def render(artifact: Artifact, form: str, rounds: Sequence[int] = ()) -> bytes:

@@ -66,7 +66,7 @@ WARM = (
     *("h5py", "faiss", "safetensors.torch", "safetensors.numpy", "pydantic", "typer", "rich.progress", "hypothesis"),
     *("optuna", "onnxruntime", "pyarrow.parquet", "dp_accounting", "numba.np.arraymath"),
 )
-"""What is imported once for all mutants. Not vl_convert: its engine does not survive a fork."""
+"""What is imported once for all mutants."""
 
 
 @dataclass(frozen=True)

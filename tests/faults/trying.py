@@ -111,7 +111,7 @@ def warm() -> None:
         code = importlib.import_module(f"pflcli.{package}")
         for module in pkgutil.iter_modules(code.__path__):
             importlib.import_module(f"{code.__name__}.{module.name}")
-    for name in ("faiss", "pandas", "h5py", "rich.progress", "vl_convert"):
+    for name in ("faiss", "pandas", "h5py", "rich.progress"):
         importlib.import_module(name)
     typer.main.get_command = functools.cache(typer.main.get_command)
     output = io.StringIO()

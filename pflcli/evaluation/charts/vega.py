@@ -1,7 +1,7 @@
 """Parts of all Vega-Lite charts: escaping of names, data, encodings, colours of methods, and rendering.
 
-A chart is a Vega-Lite specification, a dictionary of JSON values. ``vl-convert`` renders it without a browser or a
-display, and contains the JavaScript that draws it on a page. Every specification passes through ``finish``. Altair
+A chart is a Vega-Lite specification, a dictionary of JSON values. ``renderer.py`` renders it without a browser or a
+display, and has the JavaScript that draws it on a page. Every specification passes through ``finish``. Altair
 would write the same specifications with as much code, but needs seconds for the rows of several hundred clients.
 """
 
@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli.evaluation.charts import renderer
 from pflcli.evaluation.metrics.catalogue import Metric
 
 Spec = dict[str, Any]
@@ -107,28 +108,15 @@ def figure(spec: Spec, title: str = "") -> Spec:
 
 
 def render(spec: Spec, form: str = "png", scale: float = _SCALE) -> bytes:
-    """Render a specification as ``png``, ``svg`` or ``pdf``, without network access."""
-    import vl_convert
-
-    # Passed as text, because vl-convert sorts the keys of dictionaries.
-    source = json.dumps(finish(spec), allow_nan=False)
-    if form == "svg":
-        svg: str = vl_convert.vegalite_to_svg(source, allowed_base_urls=[])
-        return svg.encode()
-    if form == "pdf":
-        pdf: bytes = vl_convert.vegalite_to_pdf(source, allowed_base_urls=[])
-        return pdf
-    png: bytes = vl_convert.vegalite_to_png(source, scale=scale, allowed_base_urls=[])
-    return png
+    """Render a specification as ``png``, ``svg`` or ``pdf``, without network access; raises NotDrawnError."""
+    # As text, because vl-convert sorts the keys of dictionaries.
+    return renderer.request(form, json.dumps(finish(spec), allow_nan=False), scale)
 
 
 @cache
 def bundle_javascript() -> str:
-    """Return Vega, Vega-Lite and Vega-Embed as one script from the installed vl-convert, without network access."""
-    import vl_convert
-
-    script: str = vl_convert.javascript_bundle("window.vegaEmbed = vegaEmbed;")
-    return script.replace("</script", "<\\/script")
+    """Return Vega, Vega-Lite and Vega-Embed as one script from the installed vl-convert; raises NotDrawnError."""
+    return renderer.request(renderer.BUNDLE).decode().replace("</script", "<\\/script")
 
 
 def encode(spec: Spec) -> bytes:

@@ -130,9 +130,8 @@ def mean_gain(
     as a prior of ``POOL_FREEDOM`` degrees of freedom (Smyth, 2004, section 4).
 
     The squared half-widths of Student's intervals of the two parts add up to that of the interval. It grows
-    continuously with O: a part of seeds that is estimated as 0 does not make the interval jump to that of one with many
-    degrees of freedom. ``benchmarks/intervals.py`` chose the share of E. ``freedom`` is that of the one Student's t that has
-    the same interval.
+    continuously with O, so that a part of seeds that is estimated as 0 shortens no interval. The share of E was chosen
+    by ``benchmarks/intervals.py``. ``freedom`` is that of Student's t with the same interval.
     """
     seeds = len(gains)
     ids, place = np.unique(np.concatenate(clients), return_inverse=True)

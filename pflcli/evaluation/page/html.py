@@ -486,6 +486,8 @@ def _render_audit(item: Audit) -> str:
 
 
 def _render_audit_figure(item: Audit) -> str:
+    if audit.PICTURE not in item.artifact.manifest.files:
+        return ""  # it could not be drawn
     url = vega.data_url("image/png", item.artifact.read(audit.PICTURE))
     words = escape(f"Attacks on {item.results['method']}. {_AUDIT_CAPTION}")
     return (
