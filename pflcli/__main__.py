@@ -67,7 +67,7 @@ def main(args: list[str] | None = None) -> None:
         sys.stderr.write("pfl: Windows is not supported\n     run pfl in WSL, the Windows Subsystem for Linux\n")
         sys.exit(3)
     # Imported here, because imports take long enough to be interrupted, which ``run`` handles.
-    from typer import Abort, TyperException
+    from typer import Abort, BadParameter
 
     from pflcli.cli import app, console
     from pflcli.options import completion
@@ -87,6 +87,8 @@ def main(args: list[str] | None = None) -> None:
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
             signal.signal(number, _interrupt)
     arguments = sys.argv[1:] if args is None else args
+    # The base of Typer's errors, just below Exception: TyperException, or ClickException before Typer 0.28.
+    typer_exception: type[TyperException] = BadParameter.__mro__[-4]
     try:
         code = app(arguments, prog_name="pfl", standalone_mode=False)
         if code == _INTERRUPTED:  # Typer returns this code after a KeyboardInterrupt
@@ -97,7 +99,7 @@ def main(args: list[str] | None = None) -> None:
         code = error.exit_code
     except (KeyboardInterrupt, Abort):
         code = _report_interruption(arguments)
-    except TyperException as error:
+    except typer_exception as error:
         # Without arguments Typer has printed the help, and the message is empty.
         if error.format_message():
             console.fail(*_usage(error))

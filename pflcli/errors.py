@@ -24,6 +24,10 @@ class PflError(Exception):
         """Return the message, and what to type on lines below it."""
         return "\n".join([self.message, *self.fix])
 
+    def describe(self) -> str:
+        """Return what is wrong and what to type in one line."""
+        return "; ".join((self.message, *self.fix))
+
 
 class UsageError(PflError):
     """An option or argument is invalid."""
@@ -62,19 +66,9 @@ class ComputationError(PflError):
 
 
 class NotDrawnError(PflError):
-    """A picture cannot be drawn. Tables and pages are complete without it."""
+    """The process that draws pictures has ended. Tables and pages are complete without them."""
 
     exit_code = 5
-
-    def describe(self) -> str:
-        """Return what is wrong and what to type in one line."""
-        return "; ".join((self.message, *self.fix))
-
-
-class NotInstalledError(NotDrawnError):
-    """The package that draws pictures is not installed."""
-
-    exit_code = 2
 
 
 class LostWorkerError(PflError):

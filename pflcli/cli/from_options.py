@@ -38,7 +38,9 @@ class Command(TyperCommand):
         text, heading, lines = (self.help or "").partition(EXAMPLES)
         self.examples = [line.strip() for line in lines.splitlines() if line.strip()]
         if heading:
-            self.help, self.epilog = text.strip(), "\n".join([heading.strip(), *self.examples])
+            # Older versions of Typer join lines that no empty line separates.
+            between = "\n" if hasattr(typer, "TyperException") else "\n\n"
+            self.help, self.epilog = text.strip(), between.join([heading.strip(), *self.examples])
         opening, closing = ("[dim]\\[", "][/]") if self.rich_markup_mode == "rich" else ("[", "]")
         for option in self.params:
             if isinstance(option, TyperOption) and isinstance(option.show_default, str):

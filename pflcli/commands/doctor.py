@@ -104,12 +104,12 @@ def _faiss() -> str:
 
 
 def _charts() -> str:
-    from pflcli.errors import NotInstalledError
+    from pflcli.errors import UsageError
     from pflcli.evaluation.charts import vega
 
     try:
         png = vega.render(vega.figure({**vega.data([{"x": 1.0}]), "mark": "point"}, "a title"))
-    except NotInstalledError:
+    except UsageError:
         return "no pictures are drawn"
     if not png.startswith(b"\x89PNG"):
         raise RuntimeError("vl-convert has not drawn a PNG")

@@ -69,7 +69,7 @@ def report(
 
             stills = [[render_still(chart) for chart in drawn] for drawn in charts]
             javascript = vega.bundle_javascript()
-    except NotDrawnError as error:
+    except (NotDrawnError, UsageError) as error:
         reporter.say(f"the page has no pictures: {error.describe()}")
         charts, stills, javascript = [[] for _ in charts], [[] for _ in charts], ""
     sections = [html.Section(*parts) for parts in zip(comparisons, charts, stills, lineages, behind, strict=True)]

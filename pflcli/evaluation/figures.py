@@ -44,7 +44,7 @@ def write_picture(work: ArtifactWriter, name: str, spec: Spec) -> None:
     """Write a PNG; if it cannot be drawn, say so, as the rest of the artifact is complete without it."""
     try:
         work.write(name, vega.render(spec))
-    except NotDrawnError as error:
+    except (NotDrawnError, UsageError) as error:
         work.reporter.say(f"{name} is left out: {error.describe()}")
 
 

@@ -14,7 +14,7 @@ import pytest
 from pflcli.commands.evaluate import evaluate
 from pflcli.commands.report import report
 from pflcli.commands.show import plot
-from pflcli.errors import NotDrawnError, NotInstalledError
+from pflcli.errors import NotDrawnError, UsageError
 from pflcli.evaluation.charts import renderer, vega
 from pflcli.execution import Execution
 
@@ -87,7 +87,7 @@ def test_without_vl_convert_tables_and_pages_are_made_and_a_line_says_what_to_in
     page = report(tmp_path / "e", tmp_path / "r.html").path.read_text()
     assert "knn-per" in page
     assert "<figure" not in page
-    with pytest.raises(NotInstalledError) as failure:
+    with pytest.raises(UsageError) as failure:
         plot(tmp_path / "e", tmp_path / "p.png")
     assert failure.value.exit_code == 2
     assert "pip install 'pflcli[pictures]'" in failure.value.fix

@@ -15,7 +15,7 @@ import sys
 import weakref
 from multiprocessing import connection
 
-from pflcli.errors import NotDrawnError, NotInstalledError
+from pflcli.errors import NotDrawnError, UsageError
 from pflcli.foreign import read_address_limit, size
 
 PACKAGE = "vl_convert"
@@ -26,12 +26,11 @@ BUNDLE = "bundle"
 def request(form: str, source: str = "", scale: float = 1.0) -> bytes:
     """Return a specification as ``png``, ``svg`` or ``pdf``, or the ``BUNDLE``.
 
-    Raises NotDrawnError if vl-convert is not installed or its process ends, ValueError for a wrong specification.
+    Raises UsageError if vl-convert is not installed, NotDrawnError if its process ends, and ValueError for a wrong
+    specification.
     """
     if importlib.util.find_spec(PACKAGE) is None:
-        raise NotInstalledError(
-            "pictures are drawn by vl-convert, which is not installed", "pip install 'pflcli[pictures]'"
-        )
+        raise UsageError("pictures need vl-convert, which is not installed", "pip install 'pflcli[pictures]'")
     renderer = _start(os.getpid())
     try:
         succeeds, result = renderer.ask(form, source, scale)

@@ -108,14 +108,14 @@ def figure(spec: Spec, title: str = "") -> Spec:
 
 
 def render(spec: Spec, form: str = "png", scale: float = _SCALE) -> bytes:
-    """Render a specification as ``png``, ``svg`` or ``pdf``, without network access; raises NotDrawnError."""
+    """Render a specification as ``png``, ``svg`` or ``pdf``, as ``renderer.request`` does."""
     # As text, because vl-convert sorts the keys of dictionaries.
     return renderer.request(form, json.dumps(finish(spec), allow_nan=False), scale)
 
 
 @cache
 def bundle_javascript() -> str:
-    """Return Vega, Vega-Lite and Vega-Embed as one script from the installed vl-convert; raises NotDrawnError."""
+    """Return Vega, Vega-Lite and Vega-Embed as one script from the installed vl-convert."""
     return renderer.request(renderer.BUNDLE).decode().replace("</script", "<\\/script")
 
 
