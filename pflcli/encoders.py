@@ -72,6 +72,8 @@ class FrozenEncoder(nn.Module):
         # Convolutions are twice as fast on a CPU if the channels are last.
         self.network: nn.Module = network.eval().requires_grad_(False).to(memory_format=torch.channels_last)  # type: ignore[call-overload]
         self.facts = facts
+        self._repeats = False
+        """whether a batch is known to have the same features each time"""
         height, width = facts.shape[:2]
         self.register_buffer("rows", _resize_matrix(height, facts.size))
         self.register_buffer("columns", _resize_matrix(width, facts.size).T)
@@ -90,12 +92,24 @@ class FrozenEncoder(nn.Module):
         return features.flatten(1)
 
     def embed(self, x: NDArray[Any], threads: int = 1) -> NDArray[np.float32]:
-        """Return the features (n, d) of images (n, ...); raises ComputationError if one is not finite."""
+        """Return the features (n, d) of images (n, ...).
+
+        Raises ComputationError if one is not finite, InputError if the first batch has other features a second time.
+        """
         pieces = []
         with torch.inference_mode(), process_settings.intra_op(threads):
             for first in range(0, len(x), BATCH):
                 batch = torch.from_numpy(x[first : first + BATCH].copy())
                 pieces.append(self(batch.to(self.mean.device)).cpu().numpy())
+                if not self._repeats:
+                    again = self(batch.to(self.mean.device)).cpu().numpy()
+                    if not np.array_equal(pieces[0], again, equal_nan=True):
+                        raise InputError(
+                            f"{self.facts.name} computes other features for the same images when it is asked again: it"
+                            " contains random operators, such as dropout",
+                            "export the network for inference, after model.eval()",
+                        )
+                    self._repeats = True
         features = np.concatenate(pieces)
         if not np.isfinite(features).all():
             raise ComputationError(f"the features that {self.facts.name} computes are not finite")

@@ -51,7 +51,10 @@ def require_disk(out: Path, needed: int) -> str:
 
 def write_error(failure: str, folder: Path, error: OSError, needed: int | None = None) -> InputError:
     """Return the error for a failed write; for a full disk with the needed and the free bytes."""
-    full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    if error.errno == errno.EFBIG:  # the disk may be empty: the process or the file system limits single files
+        least = f"; a file of {size(needed)} is needed" if needed is not None else ""
+        return InputError(f"{failure}: {error.strerror}{least}", "ulimit -f unlimited, or choose another --out")
+    full = error.errno in (errno.ENOSPC, errno.EDQUOT)
     if not full:
         return InputError(f"{failure}: {error.strerror}")
     with suppress(OSError):

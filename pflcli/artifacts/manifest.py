@@ -160,6 +160,23 @@ def read(folder: Path) -> Manifest:
     return _parse(path, fields)
 
 
+_COUNTS = {
+    *("clients", "samples", "train", "validation", "test", "classes", "dimension", "rounds", "reported_round"),
+    *("participants", "new_clients", "poisoned", "smallest", "median", "largest", "model_bytes", "bytes"),
+    *("bytes_up", "bytes_down", "bytes_peer", "models"),
+}
+"""Fields of summaries with which commands compute."""
+_MAX_COUNT = 2**53
+"""Above all counts of samples and bytes; larger ones would not fit into what computes with them."""
+
+
+def require_summary(where: str, summary: Mapping[str, Any], **counts: int) -> None:
+    """Raise InputError if a field of the summary is there and differs from what the files contain."""
+    for name, count in counts.items():
+        if summary.get(name, count) != count:
+            raise InputError(f"{where} is inconsistent: it has {count} {name}, its manifest {summary[name]}")
+
+
 def _parse(path: Path, fields: dict[str, Any]) -> Manifest:
     """Return the manifest with these fields; raises InputError if they are invalid, or differ from what pfl wrote."""
     seal = fields.pop("seal", None)
@@ -177,6 +194,10 @@ def _parse(path: Path, fields: dict[str, Any]) -> Manifest:
             raise InputError(f"{path} is damaged: {json.dumps(name)} does not name a file of its folder")
         if not (isinstance(entry.get("sha256"), str) and isinstance(entry.get("bytes"), int)):
             raise InputError(f"{path} is damaged: it has no hash or size of {name}")
+    for name in _COUNTS & {*manifest.summary}:
+        value = manifest.summary[name]
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _MAX_COUNT:
+            raise InputError(f"{path} is damaged: its summary has {name} {json.dumps(value)[:40]}")
     if manifest.fingerprint != fingerprint or seal not in (None, expected_seal):
         raise InputError(f"{path} was edited or damaged after it was written", "make it again with --force")
     return replace(

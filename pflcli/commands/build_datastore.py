@@ -43,7 +43,7 @@ def build_datastore(asked: BuildDatastore) -> Outcome:
     source = open_one(asked.source, "embeddings", chosen=Chosen(asked.method, asked.seed, draws=True))
     searched = dict(asked.parameters or {})
     if "dimension" in source.manifest.summary:  # it is unknown while the embeddings are only planned
-        indexes.check(asked.index, int(source.manifest.summary["dimension"]), searched)
+        indexes.check(asked.index, embeddings.read_dimension(source), searched)
     seed = run_request.choose_seed(asked.seed, source)
     request = {
         "index": asked.index,
@@ -77,6 +77,8 @@ def build_datastore(asked: BuildDatastore) -> Outcome:
 _TRAIN = 0.6
 """Assumed fraction of training samples among all samples, to estimate the size of a datastore."""
 
+_MAX_PROTOTYPES = 1_000_000
+
 
 def _check_amounts(capacity: float, spread: float, prototypes: float | None) -> None:
     """Raise UsageError for a spread or number of prototypes that is out of range."""
@@ -85,6 +87,11 @@ def _check_amounts(capacity: float, spread: float, prototypes: float | None) -> 
         raise UsageError(
             f"--capacity {capacity:g} plus or minus --capacity-spread {spread:g} is outside the range from 0 to 1",
             f"--capacity-spread {largest:g}" if largest else f"--capacity 0.5 --capacity-spread {spread:g}",
+        )
+    if prototypes is not None and prototypes > _MAX_PROTOTYPES:
+        raise UsageError(
+            f"--prototypes {prototypes:g} is above the maximum of {_MAX_PROTOTYPES:,}",
+            "leave it out to keep the samples themselves",
         )
     if prototypes is not None and not (0 < prototypes < 1 or (prototypes >= 1 and float(prototypes).is_integer())):
         raise UsageError(

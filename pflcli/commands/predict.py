@@ -49,9 +49,7 @@ def predict(asked: Predict) -> PredictedSamples:
     path = None if asked.out is None else Path(asked.out)
     form = prediction_file.choose_form(path, asked.form)
     if path is not None:
-        prediction_file.require_writable(
-            path, force=execution.force, inputs=[asked.data, *([] if asked.weights is None else [asked.weights])]
-        )
+        prediction_file.require_writable(path, inputs=[asked.data, *([] if asked.weights is None else [asked.weights])])
     artifact = open_one(asked.source, "predictions", chosen=Chosen(asked.method, asked.seed))
     if asked.coverage is not None:
         coverage.read_calibration(artifact)
@@ -88,8 +86,10 @@ def predict(asked: Predict) -> PredictedSamples:
         sets,
     )
     _report(predictor, predicted, answer, execution)
-    if path is not None:
-        prediction_file.write(path, prediction_file.FORMS[form](predicted), force=execution.force)
+    if path is not None and not prediction_file.write(
+        path, prediction_file.FORMS[form](predicted), force=execution.force
+    ):
+        execution.reporter.say(f"{path} is up to date")
     return predicted
 
 

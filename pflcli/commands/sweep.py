@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
-from annotated_types import Ge, Gt, Le
+from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
 from pflcli import config, sources
@@ -53,7 +53,7 @@ class Grid:
     """fractions of a client's samples that its store keeps"""
     k: tuple[Annotated[int, Ge(1)], ...] = knn_per.GRID["k"]
     """numbers of neighbours"""
-    sigma: tuple[Annotated[float, Gt(0)], ...] = (1.0,)
+    sigma: tuple[Annotated[float, Ge(1e-100)], ...] = (1.0,)
     """kernel scales"""
     weight: tuple[Annotated[float, Ge(0), Le(1)], ...] = tuple(i / 10 for i in range(11))
     """values of lambda that all clients share"""

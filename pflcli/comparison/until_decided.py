@@ -20,6 +20,8 @@ from pflcli.options.compare import Compare
 
 FIRST = 3
 """The number of seeds at the first look, unless seeds are given or there already."""
+MAX_SEEDS = 1000
+"""The largest number of seeds: with more, the first look would have a level at which nothing is ever decided."""
 
 
 def compare_until_decided(asked: Compare, most: int, make: Callable[[Compare], Outcome]) -> Outcome:
@@ -28,6 +30,8 @@ def compare_until_decided(asked: Compare, most: int, make: Callable[[Compare], O
     ``make`` makes a comparison. A dry run previews it with all ``most`` seeds. Raises UsageError for options that leave
     no seed to add.
     """
+    if most > MAX_SEEDS:
+        raise UsageError(f"--until-decided {most} is above the maximum of {MAX_SEEDS}", "--until-decided 10")
     if asked.only is not None:
         raise UsageError(
             "--until-decided looks at the whole table, which --only does not make", "leave out one of them"

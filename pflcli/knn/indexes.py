@@ -5,6 +5,7 @@ An index is trained on a client's training samples only. In old datastores its v
 
 from __future__ import annotations
 
+import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -25,6 +26,9 @@ _NEVER = 2**31 - 1
 
 _LARGE = 1 << 17
 """Numbers in an exact index from which on a product of matrices finds neighbours faster than FAISS."""
+
+_MAX_IN_FACTORY = 1_000_000
+"""The largest number in the name of an index, such as lists of IVF: each needs a training sample, and takes memory."""
 
 _QUERIES = 512
 """Number of queries in one product."""
@@ -62,6 +66,9 @@ def find_nearest(
 
 def check(factory: str, dimension: int, parameters: Mapping[str, str]) -> None:
     """Raise UsageError unless ``factory`` describes an index of ``dimension`` that has the search ``parameters``."""
+    too_large = next((number for number in re.findall(r"\d+", factory) if int(number) > _MAX_IN_FACTORY), None)
+    if too_large is not None:
+        raise _refuse(f"has {too_large}, which is above the maximum of {_MAX_IN_FACTORY:,}", factory)
     if factory == EXACT and parameters:
         raise UsageError(f"--set {next(iter(parameters))}: the index {EXACT} is exact and has no search options")
     try:

@@ -69,7 +69,7 @@ class Config:
     kernel: Literal["euclidean", "scaled-squared"] = "euclidean"
     """weigh a neighbour at distance d by exp(-d / sigma) (euclidean, the paper), or by exp(-d^2 /
     (dimension sigma)) (scaled-squared, the authors' code)"""
-    sigma: Annotated[float, Gt(0)] | Literal["auto"] = 1.0
+    sigma: Annotated[float, Ge(1e-100)] | Literal["auto"] = 1.0
     """use this kernel scale; auto uses the median distance of a client's validation samples to their nearest stored
     sample, or the median of d^2 / dimension if scaled-squared"""
     representation: Literal["features", "logits", "auto"] = "features"

@@ -127,8 +127,8 @@ def choose_form(out: Path | None, form: str | None) -> str:
     return suffix
 
 
-def require_writable(out: Path, *, force: bool, inputs: Sequence[Path | str] = ()) -> None:
-    """Raise ConflictError if the file ``out`` must not be written, InputError if its folder does not exist.
+def require_writable(out: Path, *, inputs: Sequence[Path | str] = ()) -> None:
+    """Raise ConflictError if no predictions can be written to ``out``, InputError if its folder does not exist.
 
     ``inputs`` are files that are read; ``out`` must not be one of them.
     """
@@ -140,14 +140,21 @@ def require_writable(out: Path, *, force: bool, inputs: Sequence[Path | str] = (
         raise InputError(f"{out.parent} does not exist", f"mkdir -p {out.parent}")
     if manifests.is_artifact(out.parent):
         raise ConflictError(f"{out.parent} is an artifact, and its files must not change", "choose another --out")
+
+
+def write(out: Path, content: bytes, *, force: bool) -> bool:
+    """Write a file atomically; return False, and leave it, if it has this content already.
+
+    Raises whatever ``require_writable`` raises, ConflictError for a file with other content unless ``force`` is set,
+    and InputError if writing fails.
+    """
+    require_writable(out)
     if out.exists() and not force:
-        raise ConflictError(f"{out} exists", "--force replaces it")
-
-
-def write(out: Path, content: bytes, *, force: bool) -> None:
-    """Write a file atomically; raises whatever ``require_writable`` raises, and InputError if writing fails."""
-    require_writable(out, force=force)
+        if out.stat().st_size == len(content) and out.read_bytes() == content:
+            return False
+        raise ConflictError(f"{out} exists, with other content", "--force replaces it")
     try:
         plain_output.replace_file(out, content)
     except OSError as error:
         raise disk.write_error(f"cannot write {out}", out.parent, error, len(content)) from None
+    return True

@@ -85,7 +85,7 @@ def engine(mode: str) -> str:
 
 def device(name: str) -> str:
     """Return a torch device, ``cpu`` or ``cuda:i``; raises UsageError if the machine does not have it."""
-    if not re.fullmatch(r"auto|cpu|cuda(:\d+)?", name):
+    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,4})?", name):
         raise UsageError(f"unknown device '{name}'", "--device auto, cpu, cuda or cuda:1")
     if name == "cpu":
         return "cpu"

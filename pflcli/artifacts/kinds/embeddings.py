@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts import client_blocks, h5_file
 from pflcli.artifacts.kinds import describe_count
-from pflcli.artifacts.manifest import Manifest
+from pflcli.artifacts.manifest import Manifest, require_summary
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import ComputationError, InputError
@@ -77,7 +77,16 @@ def read(artifact: Artifact) -> dict[str, StoredEmbeddings]:
         }
     if len({(len(each.offsets), each.z.shape[1], each.logits.shape[1]) for each in splits.values()}) > 1:
         raise InputError(f"{artifact.path}/{FILE} is inconsistent: its splits differ in clients, dimensions or classes")
+    first = next(iter(splits.values()))
+    found = {"samples": sum(len(each.y) for each in splits.values()), "dimension": first.z.shape[1]}
+    require_summary(f"{artifact.path}/{FILE}", artifact.manifest.summary, **found, clients=len(first.offsets) - 1)
     return splits
+
+
+def read_dimension(artifact: Artifact) -> int:
+    """Read the dimension of embeddings, without reading them."""
+    with artifact.h5(FILE) as file:
+        return int(file["train/z"].shape[1])
 
 
 def read_split(group: Any, where: str) -> StoredEmbeddings:

@@ -21,7 +21,7 @@ from pflcli.artifacts import codebook as codebooks
 from pflcli.artifacts.client_blocks import LazyRows
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import describe_count, describe_name
-from pflcli.artifacts.manifest import Manifest
+from pflcli.artifacts.manifest import Manifest, require_summary
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.errors import InputError
@@ -141,9 +141,9 @@ def read(artifact: Artifact) -> Partition:
         )
         where = str(artifact.path / FILE)
         partition.check(where)
-        classes = artifact.manifest.summary.get("classes", partition.classes)
-        if partition.classes != classes:
-            raise InputError(f"{where} is inconsistent: it has {partition.classes} classes, its manifest {classes}")
+        totals = dict(zip(client_blocks.SPLITS, partition.sizes.sum(axis=0).tolist(), strict=True))
+        found = {"classes": partition.classes, "clients": len(partition.names), "samples": len(partition.y), **totals}
+        require_summary(where, artifact.manifest.summary, **found)
     return partition
 
 
