@@ -26,6 +26,7 @@ from pflcli import models, parameters, rng
 from pflcli.engine import engine as engines
 from pflcli.engine import linear_chain, process_settings, strategy, trainer
 from pflcli.engine.engine import Engine
+from pflcli.engine.executors import processes
 from pflcli.engine.executors import threads as thread_executor
 from pflcli.engine.executors.threads import Threads
 from pflcli.engine.federation import Federation
@@ -739,13 +740,41 @@ def interpolated_with_scale(model, params, batch):
     return interpolated_loss(model, {**params, "scale": torch.ones(())}, batch)
 
 
-def test_killed_worker_process_raises_lost_worker_error():
+def test_killed_worker_process_is_replaced_and_changes_no_byte(capfd):
+    data = worlds.federation()
+    net = make_network("chain", data)
+    engine = Engine(net, data, seed=0, jobs=2)
+    plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1])
+
+    def train():
+        chunks = engine.local_sgd([0, 1, 2], parameters.copy_params(net), plan, ("sgd", 0))
+        return [{name: value.clone() for name, value in chunk.params.items()} for chunk in chunks]
+
+    expected = train()
+    for worker in engine.executor._workers:
+        worker._process.kill()
+    found = train()
+    engine.close()
+    assert "ended by signal 9" in capfd.readouterr().err
+    for one, other in zip(expected, found, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+def test_worker_processes_that_are_killed_again_by_a_task_raise_lost_worker_error(monkeypatch):
     data = worlds.federation()
     net = make_network("chain", data)
     engine = Engine(net, data, seed=0, jobs=1)
     plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1])
     list(engine.local_sgd([0], parameters.copy_params(net), plan, ("sgd", 0)))
-    engine.executor._workers[0]._process.kill()
+    send = processes._Worker.send
+
+    def send_to_killed(worker, message):
+        if isinstance(message, tuple):
+            worker._process.kill()
+            worker._process.wait()
+        send(worker, message)
+
+    monkeypatch.setattr(processes._Worker, "send", send_to_killed)
     with pytest.raises(LostWorkerError, match="ended by signal 9"):
         list(engine.local_sgd([0], parameters.copy_params(net), plan, ("sgd", 0)))
     engine.close()

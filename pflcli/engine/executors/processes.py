@@ -55,9 +55,35 @@ class Processes:
         self._threads = threads
         self._workers = [_Worker() for _ in range(jobs)]
         self._end = weakref.finalize(self, _end, self._workers, self._samples, self._parameters)
-        with threads.net() as worker_net:
-            for worker in self._workers:
-                worker.send(_Setup(worker_net, samples, replace(data, x=torch.empty(0), y=torch.empty(0))))
+        self._layout_of_samples = samples
+        for worker in self._workers:
+            self._prepare(worker)
+
+    def _prepare(self, worker: _Worker) -> None:
+        """Send a worker what it needs before its first task."""
+        light = replace(self.federation, x=torch.empty(0), y=torch.empty(0))
+        with self._threads.net() as worker_net:
+            worker.send(_Setup(worker_net, self._layout_of_samples, light))
+
+    def _send_or_replace(self, worker: _Worker, layout: Layout, job: tuple[int, Task] | None = None) -> _Worker:
+        """Send a worker a task, or else the layout of the parameters; return it, or a new one if it was killed."""
+        try:
+            worker.send(layout if job is None else job)
+        except LostWorkerError as error:
+            worker = self._replace(worker, layout, error)
+            if job is not None:
+                worker.send(job)
+        return worker
+
+    def _replace(self, lost: _Worker, layout: Layout, error: LostWorkerError) -> _Worker:
+        """Return a new worker in place of one that was killed, with the parameters of this run in ``layout``."""
+        print(f"{error.message}: a new one trains its clients again", file=sys.stderr, flush=True)
+        worker = _Worker()
+        self._workers[self._workers.index(lost)] = worker
+        lost.close()
+        self._prepare(worker)
+        worker.send(layout)
+        return worker
 
     def run(self, tasks: Sequence[Task], start: Params | Stacked, out: Stacked) -> Iterator[NDArray[np.float64]]:
         """Train the tasks of a chunk into ``out`` (m, ...), complete at the end; yield their losses in order."""
@@ -68,18 +94,25 @@ class Processes:
         light_plan = replace(plan, own={}, shared={}, prox=({}, plan.prox[1]) if plan.prox else None)
         waiting = [(index, replace(task, plan=light_plan)) for index, task in reversed(list(enumerate(tasks)))]
         losses: dict[int, NDArray[np.float64]] = {}
-        busy: dict[Any, _Worker] = {}
-        for worker in self._workers:
-            worker.send(layout)
-        idle, yielded = list(self._workers), 0
+        busy: dict[Any, tuple[_Worker, tuple[int, Task]]] = {}
+        idle, yielded = [self._send_or_replace(worker, layout) for worker in self._workers], 0
+        repeated = set[int]()
         while len(losses) < len(tasks):
             while idle and waiting:
-                worker = idle.pop()
-                worker.send(waiting.pop())
-                busy[worker.pipe] = worker
+                job = waiting.pop()
+                worker = self._send_or_replace(idle.pop(), layout, job)
+                busy[worker.pipe] = worker, job
             for pipe in connection.wait(list(busy)):
-                worker = busy.pop(pipe)
-                index, task_losses = worker.receive()
+                worker, job = busy.pop(pipe)
+                try:
+                    index, task_losses = worker.receive()
+                except LostWorkerError as error:
+                    if job[0] in repeated:  # the task itself may end its worker, as by its need of memory
+                        raise
+                    repeated.add(job[0])
+                    waiting.append(job)
+                    idle.append(self._replace(worker, layout, error))
+                    continue
                 losses[index] = task_losses
                 idle.append(worker)
             while yielded in losses and len(losses) < len(tasks):
