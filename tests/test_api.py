@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import pkgutil
 import re
 
 import numpy as np
@@ -34,6 +35,14 @@ def test_every_command_that_writes_is_a_function_of_the_package():
     for name in functions:
         assert getattr(pflcli, name) is getattr(importlib.import_module(f"pflcli.commands.{name}"), name)
     assert functions <= {*dir(pflcli)}
+
+
+def test_no_name_of_the_package_is_listed_twice_or_is_also_a_module():
+    for name in pflcli.__all__:
+        getattr(pflcli, name)  # once used, it is a variable of the package too
+    assert len(dir(pflcli)) == len({*dir(pflcli)})
+    modules = {module.name for module in pkgutil.iter_modules(pflcli.__path__)}
+    assert not modules & {*pflcli.__all__}
 
 
 def test_unknown_attribute_of_the_package_is_an_attribute_error():

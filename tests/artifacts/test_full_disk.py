@@ -71,6 +71,18 @@ def test_full_disk_error_states_needed_and_free_bytes(small, tmp_path, pfl, monk
     assert not (tmp_path / "out").exists()
 
 
+def test_a_limit_of_the_size_of_files_is_not_a_full_disk(small, tmp_path, pfl, monkeypatch):
+    def limited(file, content, position):
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG))
+
+    monkeypatch.setattr(os, "pwrite", limited)
+    ran = pfl("extract", small.b, "--out", tmp_path / "out")
+    assert ran.code == 3
+    assert "File too large" in ran.err
+    assert "ulimit -f" in ran.err
+    assert "free" not in ran.err
+
+
 def test_search_with_k_above_the_number_of_samples_allocates_little():
     z = np.arange(8, dtype=np.float32).reshape(4, 2)
     blob, ends = flat_indexes([z[:1], z[1:]])

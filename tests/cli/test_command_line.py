@@ -625,6 +625,12 @@ WRONG = {
         "--threads 99999999999 is above the maximum of 1024",
     ),
     "more processes than a machine bears": (f"{T} --jobs 1025", 2, "--jobs 1025 is above the maximum of 1024"),
+    "a device without end": (
+        f"{T} --device cuda:99999999999999999999",
+        2,
+        "unknown device 'cuda:9999",
+        "--device auto",
+    ),
     "an unknown device": (f"{T} --device tpu", 2, "unknown device 'tpu'", "--device auto"),
     "a device that is not there": (f"{T} --device cuda:99", 2, "--device cuda:99", "--device cpu"),
     "a method that makes no global model": (f"{T} --method local", 2, "makes no global model", "--method fedavg"),
@@ -716,6 +722,12 @@ WRONG = {
     ),
     "an option of an exact index": ("build-datastore {small}/e -o {out} --set nprobe=4", 2, "--set nprobe", "exact"),
     "prototypes without end": ("build-datastore {small}/e -o {out} --prototypes 1e400", 2, "--prototypes inf"),
+    "absurdly many prototypes": ("build-datastore {small}/e -o {out} --prototypes 1e18", 2, "--prototypes 1e+18"),
+    "an absurd index": (
+        "build-datastore {small}/e -o {out} --index IVF1000000000,Flat",
+        2,
+        "--index IVF1000000000,Flat has 1000000000",
+    ),
     "a picture without a name": ("show {small}/p --plot .", 2, "--plot FILE.png"),
     "no prototypes": ("build-datastore {small}/e -o {out} --prototypes 0", 2, "--prototypes 0", "--prototypes 30"),
     "a spread that leaves the range": (

@@ -77,6 +77,21 @@ def test_embed_downsizes_images_with_antialiasing(embed_inputs, tmp_path):
     np.testing.assert_allclose(encoder.embed(embed_inputs.x[:5]), x.flatten(1), atol=1e-5)
 
 
+class Dropout(torch.nn.Module):
+    """A network whose dropout was left on."""
+
+    def forward(self, x):
+        return torch.nn.functional.dropout(x, training=True)
+
+
+def test_an_encoder_with_random_operators_is_refused(embed_inputs, tmp_path):
+    weights = write_mobilenet_weights(tmp_path)
+    run(embed_inputs, tmp_path / "data", size=8, encoder="torchvision:mobilenet_v2", weights=weights)
+    facts = codebook.read(open_artifact(tmp_path / "data")).encoder
+    with pytest.raises(InputError, match="random"):
+        FrozenEncoder(Dropout(), facts).embed(embed_inputs.x[:5])
+
+
 def write_mobilenet_weights(folder):
     torch.save(torchvision().models.mobilenet_v2().state_dict(), folder / "mobilenet.pth")
     return folder / "mobilenet.pth"

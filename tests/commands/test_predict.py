@@ -239,6 +239,8 @@ def test_predict_replaces_a_file_only_with_force_and_atomically(hospital_predict
     assert sorted(item.name for item in tmp_path.iterdir()) == ["a.csv", "q.csv"]
     assert pfl(*line, "--force").code == 0
     assert out.read_text().startswith("sample,class")
+    again = pfl(*line)  # as after a kill behind the last byte
+    assert (again.code, "up to date" in again.err) == (0, True)
 
 
 def test_predict_reads_a_table_from_stdin(hospital_predictions, tmp_path, pfl, monkeypatch):
