@@ -121,8 +121,8 @@ def mean_gain(
 
     The variance has two parts. The part of clients, C, is cluster-robust (Liang & Zeger, 1986): contributions of a
     client are summed over seeds before they are squared, with the HC2 leverage correction of MacKinnon & White (1985).
-    Its degrees of freedom after Satterthwaite (1946) are those of what seeds have in common, by Kish's effective number
-    of clients, and of the sampling errors of each seed.
+    Its degrees of freedom after Satterthwaite (1946) are those of its two parts, what seeds have in common and sampling
+    errors, each with Kish's effective number of clients.
 
     The part of seeds, X, is the observed variance O of the mean over seeds beyond the variance E that sampling errors
     explain: X = max(0, O - (1 - 1 / max(f, 2)) E) at f degrees of freedom. Few seeds tell little about a variance:
@@ -138,14 +138,13 @@ def mean_gain(
     ends = np.cumsum([len(values) for values in clients])
     places = np.split(place, ends[:-1])
     table, share = np.zeros((seeds, len(ids))), np.zeros(len(ids))
-    means, freedom_of_samples = np.empty(seeds), 0.0
+    means = np.empty(seeds)
     for seed, (gain, weight, at) in enumerate(zip(gains, weights, places, strict=True)):
         part = weight / weight.sum()
         means[seed] = part @ gain
         rest = 1 - part
         table[seed, at] = part * (gain - means[seed]) / np.sqrt(np.where(rest > 0, rest, 1.0))
         share[at] += part / seeds
-        freedom_of_samples += 1 / float(part @ part) - 1
     effective = 1 / float(share @ share)
     if effective <= 1 + 1e-9:
         return None
@@ -159,9 +158,7 @@ def mean_gain(
         float(products.sum() - np.trace(products)) / (seeds * (seeds - 1)),
     )
     shared_by_seeds = min(max(0.0, common), of_clients)
-    doubt = shared_by_seeds**2 / (effective - 1)
-    if of_clients > shared_by_seeds:
-        doubt += (of_clients - shared_by_seeds) ** 2 / max(freedom_of_samples, 1e-9)
+    doubt = (shared_by_seeds**2 + (of_clients - shared_by_seeds) ** 2) / (effective - 1)
     freedom_of_clients = max(1.0, of_clients**2 / doubt) if doubt > 0 else max(1.0, effective - 1)
     between, freedom_of_seeds = float(means.var(ddof=1)), seeds - 1.0
     if shared_variance is not None:

@@ -93,8 +93,7 @@ def test_variance_of_three_seeds_matches_a_hand_computed_one():
     assert 0 < common < own
     of_seeds = observed - expected / 2  # two degrees of freedom
     effective = 1 / sum((sum(part[c] for part in parts) / 3) ** 2 for c in range(3))
-    of_samples = sum(1 / sum(p * p for p in part) - 1 for part in parts)
-    freedom = of_clients**2 / (common**2 / (effective - 1) + (of_clients - common) ** 2 / of_samples)
+    freedom = of_clients**2 * (effective - 1) / (common**2 + (of_clients - common) ** 2)
     assert freedom > 1
     reach = (of_clients * student.ppf(0.975, freedom) ** 2 + of_seeds * student.ppf(0.975, 2) ** 2) ** 0.5
     estimate = gains.mean_gain(*([*map(np.asarray, rows)] for rows in (gain, weight, [[0, 1, 2]] * 3)))
