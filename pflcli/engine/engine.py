@@ -108,7 +108,7 @@ class Engine:
         elif jobs:
             from pflcli.engine.executors.processes import Processes
 
-            self.executor = Processes(threaded, jobs)
+            self.executor = Processes(threaded, jobs, self._warn)
         self.on_progress: Callable[[int, int], None] = lambda count, total: None
         """called with how many of how many clients of a chunk are trained"""
         self.explain: Callable[[str], None] = lambda strategy: None

@@ -46,13 +46,13 @@ class Processes:
     trained models to the workers would take longer than the predictions.
     """
 
-    def __init__(self, threads: Threads, jobs: int) -> None:
+    def __init__(self, threads: Threads, jobs: int, warn: Callable[[str], None]) -> None:
         data = threads.federation
         self._samples, self._parameters = Arena(), Arena()
         samples, views = self._samples.fill({"x": data.x, "y": data.y}, {})
         # This process also reads the samples from shared memory, so that they are in memory only once.
         self.federation = threads.federation = replace(data, x=views["x"], y=views["y"])
-        self._threads = threads
+        self._threads, self._warn = threads, warn
         self._workers = [_Worker() for _ in range(jobs)]
         self._end = weakref.finalize(self, _end, self._workers, self._samples, self._parameters)
         self._layout_of_samples = samples
@@ -77,7 +77,7 @@ class Processes:
 
     def _replace(self, lost: _Worker, layout: Layout, error: LostWorkerError) -> _Worker:
         """Return a new worker in place of one that was killed, with the parameters of this run in ``layout``."""
-        print(f"{error.message}: a new one trains its clients again", file=sys.stderr, flush=True)
+        self._warn(f"{error.message}: a new one trains its clients again")
         worker = _Worker()
         self._workers[self._workers.index(lost)] = worker
         lost.close()
