@@ -405,7 +405,7 @@ def complete(module: object, origin: str, contract: type) -> Any:
     for key in sorted(known - own_members.keys()):
         own = [other for other in _list_own_names(module) if other not in known and other.isupper() == key.isupper()]
         near = difflib.get_close_matches(key, own, n=1, cutoff=0.75)
-        if near:
+        if near and not near[0].startswith(f"{key}_"):
             raise InputError(f"{origin} has '{near[0]}', which is not used", f"did you mean '{key}'?")
         if key in getattr(contract, "__abstractmethods__", ()) or not hasattr(contract, key):
             raise InputError(
@@ -434,6 +434,13 @@ def complete_object(group: str, given: Any, contract: type) -> tuple[str, Any]:
     made = given() if isinstance(given, type) else given
     name = getattr(made, "__name__", type(made).__name__).rpartition(".")[2].replace("_", "-")
     return name, complete(made, f"{kind} {name}", contract)
+
+
+def find_longer_name(module: ModuleType, contract: type) -> tuple[str, str] | None:
+    """Return a name of a module that continues one of the contract that it lacks, such as GRID_T and GRID."""
+    own = _list_own_names(module)
+    missing = sorted(_read_members(contract) - set(own))
+    return next(((name, key) for key in missing for name in own if name.startswith(f"{key}_")), None)
 
 
 @functools.cache

@@ -1073,6 +1073,16 @@ def the_grid_has_valid_values(subject: Subject) -> None:
 
 
 @law("methods")
+def no_name_continues_one_of_a_method(subject: Subject) -> None:
+    """No name of the file continues one that a method may have, such as ``GRID_T`` for ``GRID`` (a warning).
+
+    ``pfl`` ignores such a name: what it should declare is not declared.
+    """
+    if found := registry.find_longer_name(registry.import_file("methods", subject.name), Method):
+        raise DoubtfulError(f"the file has '{found[0]}' and no '{found[1]}': only the latter has a meaning for pfl")
+
+
+@law("methods")
 def costs_that_grow_with_pairs_are_declared(subject: Subject) -> None:
     """Costs that grow with the square of the number of clients are declared by ``PAIRS_SENT`` and ``PAIRS_KEPT``.
 

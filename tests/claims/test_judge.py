@@ -309,3 +309,21 @@ def test_directions_mirror_each_other():
             assert settle((low, high), "not-lower", margin) == settle((-high, -low), "not-higher", margin)
             higher, not_higher = settle((low, high), "higher", margin), settle((low, high), "not-higher", margin)
             assert higher is None or not_higher is (not higher)
+
+
+def test_the_pair_that_decides_is_the_one_that_speaks_least_for_the_claim():
+    found = runs(a=seeds(BASE + 3 * LEAD), b=seeds(BASE + 2 * LEAD), c=seeds(BASE))
+    both = claim(against=("c", "b"))
+    assert verdict(both, found)["verdict"] == "confirmed"
+    assert verdict(both, found)["decided_by"]["against"] == "b"
+    lower = claim("lower", against=("c", "b"))
+    assert verdict(lower, found)["verdict"] == "not confirmed"
+    assert verdict(lower, found)["decided_by"]["against"] == "c"
+
+
+def test_the_setting_that_decides_is_the_one_that_speaks_least_for_the_claim():
+    close, far = (runs(a=seeds(BASE + factor * LEAD), b=seeds(BASE)) for factor in (1, 3))
+    cells = [Cell(name, name, {}, claim().pairs) for name in ("far", "close")]
+    judged = judge(claim(), cells, {"far": far, "close": close})
+    assert judged["verdict"] == "confirmed"
+    assert judged["decided_by"]["difference"] == pytest.approx(LEAD.mean())

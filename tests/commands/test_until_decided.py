@@ -133,3 +133,11 @@ def test_options_that_leave_nothing_to_look_at_are_one_clear_error(undecided, tm
 def test_several_partitions_are_refused(undecided, tmp_path, pfl):
     ran = pfl("compare", undecided / "p", undecided / "p", "-o", tmp_path / "x", "--until-decided", 4)
     assert (ran.code, "cannot draw further partitions" in ran.err) == (2, True)
+
+
+def test_a_look_before_the_last_has_its_own_level(undecided, monkeypatch):
+    monkeypatch.setattr(until_decided, "_look", lambda outcome: (len(outcome.request["seeds"]) == 3, ""))
+    run(undecided, most=4, methods=["fedavg", "local"], out="early")
+    found = metrics(undecided / "early")
+    assert found["level"] == pytest.approx(Looks(3, 4).level(3))
+    assert found["level"] != pytest.approx(Looks(3, 4).level(4), abs=1e-4)

@@ -25,6 +25,7 @@ from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.optimizer import Optimizer, Update
 from pflcli.engine.strategy import WorkerNet
 from pflcli.errors import ComputationError
+from pflcli.laws import small_federation as small
 
 MODES = ("loop", "stacked")
 
@@ -438,3 +439,13 @@ def test_frozen_norm_disables_the_compiled_program_only_with_batch_norm():
             assert chosen.name == name or (count == 1 and not is_compiled)
         changing = strategy.choose(worker_net, replace(plan, frozen_norm=False), "loop", 2)
         assert changing.name == ("compiled program" if any(net.named_buffers()) else "lockstep")
+
+
+def test_padding_is_a_sample_of_the_same_client():
+    """A sample of weight 0 that overflows would make a minibatch of another client nan."""
+    data = small.make_federation()
+    data.x[data.rows(0, "train")] = 3e38
+    run = small.make_run("fedavg", data=data, mode="stacked", batch_size=8)
+    clients = np.asarray([1, 3, 6])  # of 1, 6 and 9 samples
+    for part in run.local_sgd(clients, run.init, t=0):
+        assert part.finite.all()

@@ -10,6 +10,7 @@ from torch.nn import functional
 import worlds
 from pflcli import config, models, parameters, registry, rng
 from pflcli.errors import UsageError
+from pflcli.laws import small_federation as small
 from pflcli.settings import Settings
 
 OPTIMIZERS = {
@@ -123,3 +124,25 @@ def test_lr_at_follows_the_learning_rate_schedule():
 def test_settings_that_contradict_each_other_are_refused(settings, message):
     with pytest.raises(UsageError, match=message):
         config.build(Settings, settings, "the training settings")
+
+
+def test_each_local_step_has_its_own_learning_rate():
+    run = worlds.run(mode="loop", steps=3, lr=0.1)
+    rates = np.asarray([0.1, 0.05, 0.01])
+    (stepped,) = run.local_sgd([0], run.init, t=0, lr=lambda number: rates[number])
+    (constant,) = run.local_sgd([0], run.init, t=0, lr=0.1)
+    plan = run.local_sgd([0], run.init, t=0, lr=lambda number: rates[number]).plan
+    drawn = [rate for _, rate in plan.schedule(0, 12, np.random.default_rng(0), join_single=False)]
+    assert drawn == pytest.approx(rates)
+    name = next(iter(run.init))
+    assert not torch.equal(stepped.params[name], constant.params[name])
+
+
+@pytest.mark.parametrize("method", ["local", "pooled"])
+def test_with_steps_methods_without_rounds_follow_the_schedule(method):
+    def predict(**settings):
+        run = small.make_run(method, steps=2, rounds=3, participation=1.0, **settings)
+        return small.predict(method, run, small.play_rounds(method, run))["test"]
+
+    constant, falling = predict(), predict(lr_schedule="cosine")
+    assert not np.allclose(constant, falling, atol=1e-3)

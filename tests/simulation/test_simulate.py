@@ -22,6 +22,7 @@ from pflcli import (
     compare,
     import_data,
     methods,
+    models,
     partition,
     registry,
     simulate,
@@ -258,6 +259,23 @@ def test_simulate_accepts_a_model_as_class_or_function(small_federation):
     np.testing.assert_array_equal(made.predictions["test"].p, again.predictions["test"].p)
     with pytest.raises(InputError, match="makes a int"):
         simulate("fedper", small_federation, model=lambda classes: classes, **settings)
+
+
+def test_a_network_of_a_function_has_the_initial_weights_of_its_name(small_federation):
+    """Those of the same name on the command line: only then does ``simulate`` give what ``personalize`` gives."""
+    settings = {**SETTINGS, "seed": 3}
+    named = simulate("fedavg", small_federation, **settings)
+    del settings["model"]
+
+    def mlp(in_shape, classes):
+        return models.create("mlp", in_shape, classes, 0).apply(reset)
+
+    def reset(layer):
+        if isinstance(layer, nn.Linear):
+            layer.reset_parameters()
+
+    drawn = simulate("fedavg", small_federation, model=mlp, **settings)
+    np.testing.assert_array_equal(named.predictions["test"].p, drawn.predictions["test"].p)
 
 
 class Recorder(Callback):

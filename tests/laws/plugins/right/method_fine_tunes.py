@@ -1,7 +1,4 @@
-"""Decays its step by the calls so far, which a default argument counts.
-
-Breaks: another-process-gives-the-same-bytes
-"""
+"""FedAvg whose clients train the global model for one more epoch after the rounds."""
 
 from __future__ import annotations
 
@@ -15,7 +12,7 @@ from pflcli.federation.run import Predictor, Run
 
 KIND = "server"
 NEEDS = ()
-PAPER = "default_argument"
+PAPER = "FedAvg with fine-tuning"
 YEAR = 2026
 ADAPTS = True
 
@@ -32,14 +29,8 @@ def setup(run: Run) -> dict[str, Any]:
 def train_round(run: Run, state: dict[str, Any], t: int) -> dict[str, Any]:
     cohort = run.cohort(t)
     start = run.download(state["global"], cohort)
-    return {"global": run.average(run.local_sgd(cohort, start, t=t, lr=0.1 / (1 + _count(t))), start)}
+    return {"global": run.average(run.local_sgd(cohort, start, t=t), start)}
 
 
 def personalize(run: Run, state: dict[str, Any], clients: NDArray[np.int64]) -> Predictor:
     return run.predictor(clients, run.local_sgd(clients, state["global"], t="tune", epochs=1))
-
-
-def _count(t: int, calls: dict[int, int] = {}) -> int:  # noqa: B006  the bug
-    """Return the number of rounds so far."""
-    calls[t] = 1
-    return sum(number <= t for number in calls)

@@ -1,0 +1,62 @@
+"""What is recorded of rounds, and which clients and predictions count."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from pflcli import methods
+from pflcli.laws import small_federation as small
+from pflcli.simulation import absences, loop, personal_accuracy
+
+
+def test_the_loss_of_a_round_is_weighted_by_training_samples():
+    run = small.make_run("fedavg", participation=1.0, batch_size=64, lr=1e-12, epochs=1, rounds=1)
+    code = methods.load("fedavg")
+    _, row = loop.play_round(run, "fedavg", code, code.setup(run), 0)
+    everything = np.concatenate([run.federation.rows(client, "train") for client in small.PARTICIPANTS])
+    assert row["loss"] == pytest.approx(run.loss_per_group(run.init, [everything])[0], rel=1e-5)
+    each = run.loss_per_group(run.init, [run.federation.rows(client, "train") for client in small.PARTICIPANTS])
+    assert row["loss"] != pytest.approx(each.mean(), rel=1e-3)
+
+
+def test_rows_have_the_learning_rate_of_their_round():
+    run = small.make_run("fedavg", rounds=3, lr_schedule="cosine", lr=0.2)
+    code, rates = methods.load("fedavg"), []
+    state = code.setup(run)
+    for t in range(3):
+        state, row = loop.play_round(run, "fedavg", code, state, t)
+        rates.append(row["lr"])
+    least = run.settings.gamma  # a cosine falls from 1 to this share
+    assert rates == pytest.approx([0.2, 0.2 * (1 + least) / 2, 0.2 * least])
+
+
+def test_a_prediction_that_is_finite_in_part_is_replaced_as_a_whole():
+    run = small.make_run("fedavg")
+    p = np.full((int(run.federation.sizes("test").sum()), small.CLASSES), 1 / 3, np.float32)
+    p[1] = [0.5, math.nan, 0.5]
+    finite, flags = absences.replace_nonfinite(run, run.clients, {"test": {"p": p}})
+    np.testing.assert_array_equal(finite["test"]["p"][1], np.full(3, np.float32(1 / 3)))
+    assert flags["overflowed"].tolist() == [True] + [False] * 6
+
+
+@pytest.mark.parametrize("method", ["fedavg-plus", "ditto", "ifca"])
+def test_clients_that_join_later_do_not_count_in_personal_accuracy(method):
+    data = small.add_new_clients(small.make_federation(), ((5, 3, 3), (4, 2, 2)))
+    run = small.make_run(method, data=data)
+    state = small.play_rounds(method, run)
+    code = methods.load(method)
+    for key in filter(None, [code.PERSONAL_MODELS]):
+        if isinstance(state[key], torch.Tensor):
+            state[key] = torch.zeros_like(state[key])
+        else:
+            state[key][run.clients] = state[key][run.clients]
+    assert not set(personal_accuracy.find_owners(run, code, state)) & {7, 8}
+    wrong = replace(data, y=small.replace_samples(data, "validation", clients=np.asarray([7, 8]), inputs=False).y)
+    other = small.make_run(method, data=wrong)
+    measured = [personal_accuracy.measure_accuracy(each, code, state) for each in (run, other)]
+    assert measured[0] == measured[1]
