@@ -421,11 +421,14 @@ def clients_use_only_their_own_samples(subject: Subject) -> None:
     """
     if "samples" in _facts(subject).get("SENDS_MORE", ""):
         raise NotApplicable("SENDS_MORE declares that clients send samples")
-    _require_locality(subject)
+    _require_locality(subject, (small.LATE,))
 
 
-def _require_locality(subject: Subject) -> None:
-    """Require that what clients train and predict is the same if the samples of all others are replaced."""
+def _require_locality(subject: Subject, late: tuple[int, ...] = ()) -> None:
+    """Require that what clients train and predict is the same if the samples of all others are replaced.
+
+    They train in the round after the last one, and in ``late`` ones.
+    """
     data, code = small.make_federation(), methods.load(subject.name)
     _, state = _play(subject, data=data, participation=1.0, mode="loop", rounds=2)
     for client in (0, _DIVERGING):
@@ -435,7 +438,7 @@ def _require_locality(subject: Subject) -> None:
         for samples in (data, replaced):
             run = _run(subject, data=samples, participation=1.0, mode="loop", rounds=2)
             trained = _record_training(run, client)
-            for t in (run.settings.rounds, small.LATE) if code.has_rounds else ():
+            for t in (run.settings.rounds, *late) if code.has_rounds else ():
                 code.train_round(run, copy.deepcopy(state), t)
             # Peers exchange models within a round: what follows the first training depends on what they sent.
             sent = trained[:1] if code.KIND == "peer" else [*trained]

@@ -72,12 +72,12 @@ def make_equal_clients() -> Federation:
 
 
 def make_separable_clients() -> Federation:
-    """Return eight clients whose three classes are far apart, so that any training lowers the loss."""
-    draw, sizes = np.random.default_rng(0), np.tile([20, 4, 8], (8, 1))
+    """Return five clients whose three classes are far apart, so that any training lowers the loss."""
+    draw, sizes = np.random.default_rng(0), np.tile([12, 4, 8], (5, 1))
     offsets = np.concatenate([[0], np.cumsum(sizes.ravel())])
     y = draw.integers(0, CLASSES, offsets[-1])
     x = 0.3 * draw.normal(size=(len(y), FEATURES)) + 2.0 * np.eye(FEATURES)[y]
-    return Federation.from_blocks(x.astype(np.float32), y, offsets, CLASSES, cluster=np.resize(CLUSTER, 8))
+    return Federation.from_blocks(x.astype(np.float32), y, offsets, CLASSES, cluster=CLUSTER[:5])
 
 
 def make_repetitive_clients() -> Federation:
