@@ -110,6 +110,7 @@ def command(
         console.facts(facts)
     elif verify or not _print_table(path):
         console.facts(show.outline(path, verify=verify))
+        console.lines(show.list_columns(path))
 
 
 def _print_latex(path: Path) -> None:

@@ -13,6 +13,7 @@ import numpy as np
 from pflcli.artifacts import disk
 from pflcli.artifacts.codebook import Codebook, Encoder
 from pflcli.artifacts.kinds import dataset as datasets
+from pflcli.artifacts.kinds.dataset import ColumnProfile
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.writer import ArtifactWriter
@@ -20,6 +21,7 @@ from pflcli.data.formats import ABSENT, Roles, cleaning
 from pflcli.data.formats.images import Decoding
 from pflcli.data.preparation import earlier_dataset
 from pflcli.data.preparation.earlier_dataset import Earlier
+from pflcli.data.preparation.profile import find_scale_remarks, format_lines, profile
 from pflcli.data.preparation.user_data import TABLES, UserData, choose_dialect, locate
 from pflcli.errors import ConflictError, InputError, UsageError
 from pflcli.execution import Execution
@@ -89,7 +91,7 @@ def import_data(asked: ImportData) -> Outcome:
     outcome = make(asked.out, ArtifactSpec("dataset", conversion.request()), execution, build)
     if not outcome.decision.startswith("dry run"):
         return outcome
-    dataset, _, summary = conversion.read_dataset(execution)
+    dataset, _, summary, _ = conversion.read_dataset(execution)
     disk.require_disk(outcome.path, dataset.x.nbytes)
     return replace(outcome, summary=summary)
 
@@ -162,13 +164,16 @@ class Conversion:
 
     def build(self, writer: ArtifactWriter, *, execution: Execution) -> Built:
         """Convert the source and write the dataset."""
-        dataset, book, summary = self.read_dataset(execution)
+        dataset, book, summary, rows = self.read_dataset(execution)
         disk.require_disk(writer.out, dataset.x.nbytes)
         datasets.write(writer, dataset, book)
+        datasets.write_profile(writer, rows)
         return Built(summary, {"source": self.source.path.name})
 
-    def read_dataset(self, execution: Execution) -> tuple[datasets.Dataset, Codebook, dict[str, Any]]:
-        """Read, check and clean all samples, report the summary, and return the dataset, its codebook and summary."""
+    def read_dataset(
+        self, execution: Execution
+    ) -> tuple[datasets.Dataset, Codebook, dict[str, Any], list[ColumnProfile]]:
+        """Read, check and clean all samples, report them, and return the dataset, its codebook, summary and profile."""
         source, earlier = self.source, self.earlier
         raw = source.read(execution.reporter)
         clean = cleaning.clean(
@@ -189,7 +194,7 @@ class Conversion:
                 "leave out --embeddings",
             )
         summary = summarize(dataset, clean.dropped)
-        scales = {} if earlier is None else {name: getattr(earlier.book, name) for name in _SCALES}
+        fixed = {} if earlier is None else {name: getattr(earlier.book, name) for name in _SCALES}
         book = Codebook(
             dataset=source.path.name,
             classes=tuple(dataset.classes),
@@ -197,16 +202,19 @@ class Conversion:
             columns=clean.columns,
             encoder=self.encoder if earlier is None else earlier.book.encoder,
             dialect=source.dialect if source.dialect.given() else None,
-            **scales,
+            **fixed,
         )
+        rows = profile(clean.raw)
+        is_scaled = bool(self.standardize_by) or dataset.x.dtype == np.uint8
         later = self.standardize_by and not (book.mean or book.scales)
         hints = [f"standardized by `pfl partition`, {STANDARDIZE[self.standardize_by]}"] if later else []
         hints += [earlier.hint()] if earlier and earlier.hint() else []
         partition = "pfl partition --scheme dirichlet --clients 100"
         if earlier is not None and earlier.is_federation:
             partition = f"pfl partition --like {earlier.name} --client NAME"
-        _report(summary, [*clean.remarks, *hints], partition, execution)
-        return dataset, book, summary
+        scales = [] if is_scaled else find_scale_remarks(rows)
+        _report(summary, rows, [*clean.remarks, *scales, *hints], partition, execution)
+        return dataset, book, summary, rows
 
 
 _SCALES = ("mean", "sd", "median", "scales")
@@ -236,9 +244,13 @@ def summarize(dataset: datasets.Dataset, dropped: int) -> dict[str, Any]:
 
 
 MAX_LISTED = 12
+MAX_COLUMNS = 20
+"""Columns of the profile that are printed; ``pfl show`` prints more."""
 
 
-def _report(summary: dict[str, Any], remarks: Sequence[str], partition: str, execution: Execution) -> None:
+def _report(
+    summary: dict[str, Any], rows: Sequence[ColumnProfile], remarks: Sequence[str], partition: str, execution: Execution
+) -> None:
     """Report what was imported, with the command ``partition`` that assigns samples to clients."""
     say = execution.reporter.say
     clients = f"no clients yet ({partition})"
@@ -251,7 +263,5 @@ def _report(summary: dict[str, Any], remarks: Sequence[str], partition: str, exe
     kind = "pixels" if summary["type"] == "uint8" else "feature" if shape == "1" else "features"
     say(f"{counted(summary['samples'], 'sample')} of {len(summary['classes'])} classes, {shape} {kind}, {clients}")
     say(f"classes: {listed([f'{name} {count}' for name, count in summary['classes'].items()], MAX_LISTED)}")
-    if summary["features"]:
-        say(f"features: {listed(summary['features'], MAX_LISTED)}")
-    for remark in remarks:
-        say(remark)
+    for line in (*format_lines(rows, MAX_COLUMNS), *remarks):
+        say(line)

@@ -11,9 +11,11 @@ import numpy as np
 
 from pflcli.artifacts import codebook, kinds, verification
 from pflcli.artifacts.kinds import audit, evaluation, predictions, verdicts
+from pflcli.artifacts.kinds import dataset as datasets
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact, follow
+from pflcli.data.preparation.profile import format_lines
 from pflcli.errors import InputError, UsageError
 from pflcli.evaluation import figures
 from pflcli.evaluation.charts import vega
@@ -22,6 +24,8 @@ from pflcli.wording import counted
 
 _MAX_LISTED = 12
 """Longer lists are counted in an outline."""
+MAX_COLUMNS = 200
+"""Columns of a profile that are printed; ``profile.csv`` has all."""
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,8 @@ def show(path: Path | str, *, lineage: bool = False, verify: bool = False) -> di
     facts = _facts(artifact, verify=verify)
     if artifact.kind in ("evaluation", "comparison"):
         facts["metrics"] = evaluation.read(artifact)
+    if artifact.kind == "dataset":
+        facts["profile"] = [asdict(row) for row in datasets.read_profile(artifact)]
     if artifact.kind == "audit":
         facts["audit"] = audit.read(artifact)
     if artifact.kind == "verdicts":
@@ -75,6 +81,13 @@ def outline(path: Path | str, *, verify: bool = False) -> dict[str, Any]:
         "verified": len(files) if verify else None,
     }
     return {key: value for key, value in facts.items() if value not in (None, "")}
+
+
+def list_columns(path: Path | str) -> list[str]:
+    """Return the profile of an imported dataset as lines of text; empty for other artifacts."""
+    artifact = open_one(path)
+    rows = datasets.read_profile(artifact) if artifact.kind == "dataset" else []
+    return format_lines(rows, MAX_COLUMNS) if rows else []
 
 
 def _shorten(summary: Mapping[str, Any]) -> dict[str, Any]:

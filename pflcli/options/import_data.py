@@ -103,7 +103,7 @@ class ImportData(TableOptions):
         str | Sequence[str] | None,
         Typed(str, text=as_typed),
         typer.Option(
-            help="Learn from all columns but these; 'none' declares that all columns of numbers are features.",
+            help="Learn from all columns but these.",
             metavar="COL,COL",
         ),
     ] = None

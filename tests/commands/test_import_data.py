@@ -282,7 +282,7 @@ def import_notes(pfl, path, tmp_path, *words):
 
 def test_import_prints_a_summary(pfl, write_file, tmp_path):
     err = import_notes(pfl, write_file(PLAIN), tmp_path)
-    for fact in ("3 samples", "2 classes", "2 features", "2 clients", "1 / 1.5 / 2", "no 2, yes 1", "a, b"):
+    for fact in ("3 samples", "2 classes", "2 features", "2 clients", "1 / 1.5 / 2", "no 2, yes 1", "-2, 300, 0"):
         assert fact in err
     assert import_notes(pfl, write_file(PLAIN), tmp_path, "-f", "-q") == ""
 
@@ -293,7 +293,9 @@ def test_import_summary_shortens_long_lists(pfl, write_file, tmp_path):
         pfl, write_file("\n".join([",".join(["who", "class", *(f"f{i}" for i in range(30))]), *lines])), tmp_path
     )
     assert "k11 1, ... (20 in all)\n" in err
-    assert "f11, ... (30 in all)\n" in err
+    assert ("f17 " in err, "f18 " in err, "... (32 columns in all)\n" in err) == (True, False, True)
+    shown = pfl("show", tmp_path / "d").out
+    assert ("f29 " in shown, "in all" in shown) == (True, False)
 
 
 @pytest.mark.parametrize(
@@ -303,7 +305,7 @@ def test_import_summary_shortens_long_lists(pfl, write_file, tmp_path):
         ("1,1,1", "900,600,800", "'b' to 900): try --standardize", ""),
         ("0.1,0.2,0", "0.5,0.6,0.1", "", ""),
         ("4,6,5", "4,6,6", "'a' looks like a row number", "'a' looks like a row number"),
-        ("16777217,16777216,5", "1,1,1", "'a' is rounded to 7 digits", ""),
+        ("16777217,16777216,5", "1,1,1", "'a' is rounded to 7 digits", "'a' is rounded to 7 digits"),
     ],
 )
 def test_import_suggests_standardizing_features(pfl, write_file, tmp_path, a, b, words, standardized):
@@ -311,7 +313,7 @@ def test_import_suggests_standardizing_features(pfl, write_file, tmp_path, a, b,
     path = write_file("who,class,a,b\n" + "".join(f"w,{i % 2},{x},{y}\n" for i, (x, y) in enumerate(cells)))
     err = import_notes(pfl, path, tmp_path)
     assert words in err
-    assert words or err.splitlines()[-1].startswith("features:")
+    assert words or err.splitlines()[-1].startswith("b ")
     err = import_notes(pfl, path, tmp_path, "--standardize", "-f")
     assert standardized in err
     assert err.splitlines()[-1] == "standardized by `pfl partition`, by training samples"

@@ -185,22 +185,6 @@ ASKED = {
         ["'No' (15 samples), 'no' (15 samples)", "--fold-case", "--no-fold-case"],
         {"fold_case": True}, ["m=No", "m=Yes"], {"fold_case": False}, ["m=No", "m=Yes", "m=no", "m=yes"],
     ),
-    "a number for nothing": (
-        lambda row: -999 if row % 9 == 0 else 100 + row, ["-999 in 7 samples", "--na -999", "--na NA"],
-        {"na": "-999", "missing": "drop"}, ["m"], {"na": "NA"}, ["m"],
-    ),
-    "time stamps in milliseconds": (
-        lambda row: 1700000000000 + 1000 * row, ["time stamp", "--order m", "--leave-out m", "--leave-out none"],
-        {"order": "m"}, [], {"leave_out": "none"}, ["m"],
-    ),
-    "time stamps in seconds": (
-        lambda row: 1700000000 + 60 * row, ["time stamp", "--order m"],
-        {"leave_out": "m"}, [], {"features": "a,m"}, ["m"],
-    ),
-    "days as numbers": (
-        lambda row: 20240101 + row % 28 + 100 * (row // 28), ["time stamp", "--order m"],
-        {"leave_out": "m"}, [], {"features": "a,m"}, ["m"],
-    ),
     "a word among numbers": (
         lambda row: row if row % 3 else f"note {row}", ["'note 0' is not a number", "--leave-out m"],
         {"leave_out": "m"}, [], {"categorical": "m"}, None,
@@ -412,7 +396,7 @@ def test_missing_header_is_detected_and_real_headers_are_accepted(import_text, c
     table = "".join(HEADERLESS[case](row) + "\n" for row in range(40))
     with pytest.raises(InputError, match="are the column names missing"):
         import_text(table, client="none", label="0")
-    dataset = import_text(table, client="none", label="0", header=False, strip=";", leave_out="none", classes=True)
+    dataset = import_text(table, client="none", label="0", header=False, strip=";", classes=True)
     assert len(dataset.y) == 40
     for header in HEADERS:
         width = header.count(",") + 1
@@ -701,7 +685,7 @@ def test_import_names_a_client_without_any_value_of_a_column(pfl, tmp_path):
         "-o",
         tmp_path / "d",
     )
-    assert "WARNING: without any value of 'm': s1\n" in pfl(*line).err
+    assert "WARNING: 'm' has no value at all for s1\n" in pfl(*line).err
 
 
 def test_recorded_import_command_has_the_options_as_typed(tmp_path):

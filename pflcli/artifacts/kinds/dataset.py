@@ -8,18 +8,22 @@ separately. Older files have none of these; their ``x`` is already standardized 
 imported file has splits, ``split`` (n,) int8 is 0 for training, 1 for validation and 2 for test. If it has groups of
 samples that belong together, such as one patient's, ``group`` (n,) int64 is the same for these. If classes have
 superclasses, ``coarse`` (n,) int64 is that of each sample. With attribute ``ordered``, samples are sorted by time.
-Names are UTF-8. ``codebook.json``: see ``codebook``.
+Names are UTF-8. ``codebook.json``: see ``codebook``. ``profile.csv`` has a row per column of the imported file;
+datasets of ``pfl embed`` and older ones have none.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import csv
+import io
+from collections.abc import Sequence
+from dataclasses import astuple, dataclass, fields
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.artifacts import client_blocks, h5_file
+from pflcli.artifacts import client_blocks, csv_file, h5_file
 from pflcli.artifacts import codebook as codebooks
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import describe_count, describe_name
@@ -32,6 +36,7 @@ SCHEMA = 1
 MADE_BY = "pfl import DATA -o DIR"
 
 FILE = "samples.h5"
+PROFILE = "profile.csv"
 _OPTIONAL = ("split", "group", "coarse")
 """Arrays (n,) that not every dataset has."""
 
@@ -52,6 +57,57 @@ class Dataset:
     group: NDArray[np.int64] | None = None
     is_ordered: bool = False
     coarse: NDArray[np.int64] | None = None
+
+
+@dataclass(frozen=True)
+class ColumnProfile:
+    """What a column of the imported file contains, and what ``became`` of it; None for what is not known.
+
+    ``missing`` is the share of missing values, ``distinct`` the number of different values, and ``first`` are the first
+    of these. ``remarks`` say what looks wrong.
+    """
+
+    column: str
+    kind: str
+    missing: float | None
+    least: float | None
+    most: float | None
+    distinct: int | None
+    first: tuple[str, ...]
+    became: str
+    remarks: tuple[str, ...]
+
+
+_SEPARATOR = " | "
+
+
+def write_profile(writer: ArtifactWriter, rows: Sequence[ColumnProfile]) -> None:
+    """Write ``profile.csv``."""
+    cells = ([_SEPARATOR.join(cell) if isinstance(cell, tuple) else cell for cell in astuple(row)] for row in rows)
+    writer.write(PROFILE, csv_file.encode([field.name for field in fields(ColumnProfile)], cells))
+
+
+def read_profile(artifact: Artifact) -> list[ColumnProfile]:
+    """Read ``profile.csv``; empty if the dataset has none. Raises InputError if the file is damaged."""
+    if PROFILE not in artifact.manifest.files:
+        return []
+    text = artifact.read(PROFILE)
+    with artifact.parsing(PROFILE):
+        rows = csv.DictReader(io.StringIO(text.decode(), newline=""))
+        return [
+            ColumnProfile(
+                row["column"],
+                row["kind"],
+                float(row["missing"]) if row["missing"] else None,
+                float(row["least"]) if row["least"] else None,
+                float(row["most"]) if row["most"] else None,
+                int(row["distinct"]) if row["distinct"] else None,
+                tuple(filter(None, row["first"].split(_SEPARATOR))),
+                row["became"],
+                tuple(filter(None, row["remarks"].split(_SEPARATOR))),
+            )
+            for row in rows
+        ]
 
 
 def write(writer: ArtifactWriter, dataset: Dataset, codebook: Codebook) -> None:

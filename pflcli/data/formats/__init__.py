@@ -87,6 +87,9 @@ class RawSamples:
     read. ``cell`` takes the arguments of ``place`` and returns the text of a cell; it is None for arrays and images.
     ``names`` are the columns or arrays of the roles. A ``condition`` makes two classes of the labels. With
     ``declares_classes``, the format says that each distinct label is a class, as a folder of images does.
+    ``left_out`` are the columns of a table that are no features, as
+    pandas Series, or None if the user left them out; ``marks`` are those of ``--strip`` around the numbers of a column,
+    empty where numbers have none.
     """
 
     x: NDArray[Any]
@@ -102,6 +105,8 @@ class RawSamples:
     names: Mapping[str, str] = field(default_factory=dict)
     condition: Condition | None = None
     declares_classes: bool = False
+    left_out: Mapping[str, Any] = field(default_factory=dict)
+    marks: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     def require_same_length(self, name: str) -> None:
         """Raise InputError unless all arrays have the same length, above 0; ``name`` is the file in the message."""

@@ -94,6 +94,15 @@ def parse_numbers(column: Any, dialect: Dialect) -> tuple[NDArray[np.float64], N
     return np.where(np.isin(numbers, _numeric_missing(dialect)), np.nan, numbers), is_strange
 
 
+def find_stripped(column: Any, strip: Sequence[str]) -> tuple[str, ...]:
+    """Return the marks of ``strip`` around the numbers of a pandas Series, and '' if some have none."""
+    cells = [str(cell).strip() for cell in column.dropna().unique()]
+    marks = [
+        next((mark for mark in strip if mark and (cell.startswith(mark) or cell.endswith(mark))), "") for cell in cells
+    ]
+    return tuple(dict.fromkeys(mark for mark, cell in zip(marks, cells, strict=True) if cell))
+
+
 def _parse_words(column: Any, dialect: Dialect) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     import pandas as pd
 

@@ -19,8 +19,6 @@ from pflcli.errors import InputError, UsageError
 from pflcli.wording import counted, listed
 
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
-_MAX_EXACT_INTEGER = 2**24
-"""float32 represents all integers up to this one exactly."""
 _DATE_FORMATS = (
     "%d/%m/%Y", "%m/%d/%Y", "%d.%m.%Y", "%d-%m-%Y", "%m-%d-%Y", "%Y/%m/%d", "%Y.%m.%d", "%Y%m%d", "%d %b %Y",
     "%d %B %Y", "%b %d, %Y", "%B %d, %Y", "%d-%b-%Y", "%d/%m/%y", "%m/%d/%y", "%d.%m.%y",
@@ -30,12 +28,16 @@ _DATE_FORMATS = (
 
 @dataclass(frozen=True)
 class CleanSamples:
-    """Checked samples, the columns of their features, the number of ``dropped`` samples, and remarks for the user."""
+    """Checked samples, the columns of their features, the number of ``dropped`` samples, and remarks for the user.
+
+    ``raw`` are all samples of the file, with one spelling for each name.
+    """
 
     dataset: Dataset
     columns: tuple[Column, ...]
     dropped: int
     remarks: tuple[str, ...]
+    raw: RawSamples
 
 
 def clean(
@@ -82,7 +84,6 @@ def clean(
     owner = raw.owner
     if len(rows) < len(x) or is_ordered:
         x, owner = x[rows], None if owner is None else owner[rows]
-    remarks += _feature_remarks(x, raw.columns, owner, are_scaled=is_images or bool(standardize_by))
     columns, fill = raw.columns, missing == "median" and not is_images
     if fill:
         x, columns = mark_gaps(x, columns, like)
@@ -96,7 +97,7 @@ def clean(
     group = None if groups is None else np.unique(groups[rows], return_inverse=True)[1].astype(np.int64)
     by_client = standardize_by == "client"
     dataset = replace(dataset, by_client=by_client, split=split, group=group, is_ordered=is_ordered)
-    return CleanSamples(dataset, columns, len(lost) - len(rows), tuple(remarks))
+    return CleanSamples(dataset, columns, len(lost) - len(rows), tuple(remarks), raw)
 
 
 def _feature_names(columns: Sequence[Column]) -> tuple[str, ...]:
@@ -288,31 +289,6 @@ def _loss_remarks(raw: RawSamples, x: NDArray[np.float64], lost: NDArray[np.bool
     return lines + _column_hints(raw, x, lost)
 
 
-def _feature_remarks(
-    x: NDArray[np.float64], columns: tuple[Column, ...], owner: NDArray[np.str_] | None, *, are_scaled: bool
-) -> list[str]:
-    """Return remarks on features that look like row numbers, have different scales, or are unknown for a client."""
-    numbers = _find_row_numbers(x, columns)
-    return [
-        *(f"'{name}' looks like a row number: leave it out of --features?" for name in numbers),
-        *([] if are_scaled else _scale_remarks(x, columns)),
-        *_gap_remarks(x, columns, owner),
-    ]
-
-
-def _gap_remarks(x: NDArray[np.float64], columns: tuple[Column, ...], owner: NDArray[np.str_] | None) -> list[str]:
-    """Return a remark on each column of which a client has no value at all, at most four."""
-    import pandas as pd
-
-    if owner is None or not columns:
-        return []
-    first = np.cumsum([0, *(len(column.features) for column in columns[:-1])])
-    is_lacking = pd.DataFrame(x[:, first]).groupby(owner).count() == 0  # a row per client
-    return [
-        f"WARNING: without any value of '{column.name}': {listed(is_lacking.index[lacking].tolist(), 8)}"
-        for column, (_, lacking) in zip(columns, is_lacking.items(), strict=True)
-        if lacking.any() and not lacking.all()
-    ][:4]
 
 
 def mark_gaps(
@@ -356,30 +332,3 @@ def require_in_range(x: NDArray[np.float64], raw: RawSamples, rows: set[int] | N
             )
 
 
-def _find_row_numbers(x: NDArray[np.float64], columns: tuple[Column, ...]) -> list[str]:
-    """Return the features that contain each of n consecutive integers once."""
-    names = [feature for column in columns for feature in column.features]
-    return [
-        name
-        for at, name in enumerate(names)
-        if len(x) > 2 and x[:, at].max() - x[:, at].min() == len(x) - 1 and np.all(np.diff(np.sort(x[:, at])) == 1)
-    ]
-
-
-def _scale_remarks(x: NDArray[np.float64], columns: tuple[Column, ...]) -> list[str]:
-    """Return remarks on features that are not standardized: lost digits and different scales."""
-    names = [feature for column in columns for feature in column.features]
-    names = names or [f"feature {i}" for i in range(x.shape[-1])]
-    flat = np.nan_to_num(x.reshape(-1, x.shape[-1]), nan=0.0)
-    large = np.abs(flat).max(axis=0)
-    hints = []
-    for at in np.flatnonzero(large > _MAX_EXACT_INTEGER)[:3]:
-        values = np.unique(flat[:, at])
-        if len(np.unique(values.astype(np.float32))) < len(values):
-            hints.append(f"'{names[at]}' is rounded to 7 digits (float32): if it is an id, leave it out")
-    varied = [at for at in np.flatnonzero(large) if (flat[:, at] != flat[0, at]).any()]
-    if varied and (large[varied].max() > 10 * large[varied].min() or large[varied].max() > 10):
-        small, big = min(varied, key=lambda at: large[at]), max(varied, key=lambda at: large[at])
-        spread = "" if small == big else f"'{names[small]}' to {large[small]:.3g}, "
-        hints.append(f"features have different scales ({spread}'{names[big]}' to {large[big]:.3g}): try --standardize")
-    return hints

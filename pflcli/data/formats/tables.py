@@ -29,6 +29,7 @@ from pflcli.data.formats.cells import (
     Reading,
     explain,
     find_readings,
+    find_stripped,
     is_date,
     is_ledger_negative,
     is_measure,
@@ -54,10 +55,6 @@ _MISSING_MARKS = (
     "nd", "nil", "none", "null", "missing", "unknown", "not available", "\u2013", "\u2014", "\\n",
 )  # fmt: skip
 """Words, in lower case, that often stand for a missing value."""
-_MIN_TIMES = {"seconds": 6e8, "milliseconds": 6e11, "microseconds": 6e14, "nanoseconds": 6e17}
-"""Units of time stamps, with their number from 1970 to 1989; five times that is in 2065."""
-_SENTINELS = tuple(float(sign * (10**digits - 1)) for digits in range(2, 8) for sign in (-1, 1))
-"""Numbers that often stand for a missing value: 99, -99, 999 and so on."""
 
 
 class Table(Protocol):
@@ -121,7 +118,7 @@ def read_features(
     return _read(
         table,
         {},
-        replace(selection, dialect=dialect or NO_DIALECT, new_words_are_missing=new_words_are_missing, asks=False),
+        replace(selection, dialect=dialect or NO_DIALECT, new_words_are_missing=new_words_are_missing),
     )
 
 
@@ -177,8 +174,8 @@ class _Selection:
     With ``is_default``, these are all columns without a role, and those with neither numbers nor few words are skipped.
     ``words`` has the categorical columns, each with its known words, or none if they are those in the file. With
     ``detects_words``, other columns of few words become categorical too. ``like`` is the data that new data must match.
-    Cells are written in ``dialect``. A word that ``like`` lacks is an error, unless ``new_words_are_missing``. With
-    ``asks``, time stamps and numbers that may mark missing values are errors that ask which they are.
+    The user left out the columns ``excluded``. Cells are written in ``dialect``. A word that ``like`` lacks is an
+    error, unless ``new_words_are_missing``.
     """
 
     columns: Sequence[int]
@@ -186,7 +183,7 @@ class _Selection:
     is_default: bool
     detects_words: bool
     like: Like | None
-    asks: bool = False
+    excluded: Sequence[int] = ()
     dialect: Dialect = NO_DIALECT
     new_words_are_missing: bool = False
 
@@ -218,7 +215,7 @@ def _select(
     excluded: list[int] = []
     if leave_out is not None and selected is not None:
         raise UsageError("--leave-out contradicts --features, which lists all features", "leave out --leave-out")
-    if leave_out is not None and leave_out != ABSENT:
+    if leave_out is not None:
         excluded = _find_named_columns(table, "leave-out", leave_out, positions)
         both = [table.columns[at] for at in coded if at in excluded]
         if both:
@@ -230,7 +227,7 @@ def _select(
         is_default=selected is None,
         detects_words=categorical != ABSENT and like is None,
         like=like,
-        asks=selected is None and leave_out is None,
+        excluded=excluded,
     )
 
 
@@ -284,8 +281,9 @@ def _read(table: Table, positions: Mapping[str, int], selection: _Selection) -> 
     columns: list[Column] = []
     of_feature: list[int] = []  # the position of the column of each feature
     values: list[NDArray[np.float64]] = []
+    left_out: dict[str, Any] = {name: None for at, name in enumerate(names) if at in selection.excluded}
+    marks: dict[str, tuple[str, ...]] = {}
     skipped: list[str] = []
-    dates: list[str] = []
     doubts: list[_Doubt] = []
     remarks: list[str] = []
     for at in selection.columns:
@@ -295,35 +293,26 @@ def _read(table: Table, positions: Mapping[str, int], selection: _Selection) -> 
             doubts.append(column)
         elif column is None:
             skipped.append(names[at])
-            dates += [names[at]] * _has_dates(series)
+            left_out[names[at]] = series
         else:
             columns.append(column)
             of_feature += [at] * len(column.features)
             values.append(numbers)
+            if dialect.strip and not column.words:
+                marks[column.name] = find_stripped(series, dialect.strip)
     if doubts:
         raise _not_numbers_error(table, doubts, selection)
     if not columns:
-        left_out = [f"left out, not numbers: {list_columns(skipped)}"] if skipped else []
         raise InputError(
             f"{table.name} has no column of numbers besides client and label",
-            *left_out,
+            *([f"left out, not numbers: {list_columns(skipped)}"] if skipped else []),
             *([f"--categorical {shlex.quote(','.join(skipped[:3]))} makes features of words"] if skipped else []),
         )
-    if selection.asks:
-        _require_no_times(table, columns, values)
-    if selection.asks and dialect.na is None:
-        _require_no_sentinels(table, columns, values)
     x = np.concatenate(values, axis=1)
     if selection.like is None and dialect.decimal is None and dialect.thousands is None:
         _require_no_thousands(table, dict(zip(of_feature, x.T, strict=True)))
     words = read_roles(table, positions, loaded)
     remarks += [f"left out, not numbers: {list_columns(skipped)}"] if skipped else []
-    if dates and "order" not in positions:
-        remarks.append(
-            f"'{dates[0]}' has dates: --order {shlex.quote(dates[0])} trains on earlier and tests on later samples,"
-            " which may change every result"
-        )
-    remarks += [f"one feature per word: {each.name} ({list_columns(each.words)})" for each in columns if each.words]
     return RawSamples(
         x=x,
         label=words.pop("label", np.full(len(x), "", dtype=np.str_)),
@@ -339,6 +328,8 @@ def _read(table: Table, positions: Mapping[str, int], selection: _Selection) -> 
         dialect=dialect,
         cell=lambda row, role, at: table.cell(row, positions[role] if role in positions else of_feature[at[0]]),
         names={role: names[at] for role, at in positions.items()},
+        left_out=left_out,
+        marks=marks,
     )
 
 
@@ -426,14 +417,6 @@ def _list_absent(cells: Any, dialect: Dialect) -> tuple[str, ...]:
     return tuple(word for word, count in counts.items() if word.lower() in _MISSING_MARKS or count > 1)[:3]
 
 
-def _has_dates(series: Any) -> bool:
-    """Return whether the values of a column are dates."""
-    if series.dtype.kind == "M":
-        return True
-    known = series.dropna().astype(str).str.strip()
-    return bool(len(known)) and all(map(is_date, known.unique()[:200].tolist()))
-
-
 def _not_numbers_error(table: Table, doubts: Sequence[_Doubt], selection: _Selection) -> InputError:
     """Return the error for columns with cells that are not numbers: the options that read them, or leave them out."""
     first, like = doubts[0], selection.like
@@ -487,48 +470,6 @@ def _require_no_thousands(table: Table, columns: Mapping[int, NDArray[np.float64
                 f"--thousands . --decimal , reads '{cell}' as {cell.replace('.', '')}",
                 f"--decimal . reads '{cell}' as {float(cell)}",
             )
-
-
-def _require_no_times(table: Table, columns: Sequence[Column], values: Sequence[NDArray[np.float64]]) -> None:
-    """Raise InputError if a column of numbers has time stamps, which grow without limit: later ones are all new."""
-    for column, numbers in zip(columns, values, strict=True):
-        known = numbers[~np.isnan(numbers)]
-        if (
-            column.words
-            or len(known) < 2
-            or (known != np.floor(known)).any()
-            or len(np.unique(known)) < 0.5 * len(known)
-        ):
-            continue
-        low, high = float(known.min()), float(known.max())
-        unit = next((unit for unit, first in _MIN_TIMES.items() if first <= low and high <= 5 * first), "")
-        if not unit and low >= 19000101 and high <= 21001231 and np.isin(known // 100 % 100, range(1, 13)).all():
-            unit = "days, as in 20260331" if np.isin(known % 100, range(1, 32)).all() else ""
-        if unit:
-            name = shlex.quote(column.name)
-            raise InputError(
-                f"{table.name}: column '{column.name}' looks like a time stamp ({known[0]:.0f}, {unit})",
-                f"if it is: --order {name} trains on earlier and tests on later samples; --leave-out {name} ignores it",
-                f"if it is a measurement: --leave-out {ABSENT}",
-            )
-
-
-def _require_no_sentinels(table: Table, columns: Sequence[Column], values: Sequence[NDArray[np.float64]]) -> None:
-    """Raise InputError if a number such as -999 occurs several times, far from all others in its column."""
-    for column, numbers in zip(columns, values, strict=True):
-        known = numbers[~np.isnan(numbers)]
-        if column.words or len(known) < 3:
-            continue
-        for mark in {float(known.min()), float(known.max())} & {*_SENTINELS}:
-            others = known[known != mark]
-            distance = np.abs(others - mark).min(initial=np.inf)
-            if len(known) - len(others) > 1 and len(np.unique(others)) > 2 and distance > others.max() - others.min():
-                raise InputError(
-                    f"{table.name}: column '{column.name}' has {mark:g} in {len(known) - len(others)} samples, far from"
-                    f" its other values, {others.min():g} to {others.max():g}",
-                    f"if it marks missing values: --na {mark:g}",
-                    "if it is a measurement: --na NA (only the usual words are missing)",
-                )
 
 
 def _to_words(column: Any, where: str, dialect: Dialect) -> NDArray[np.str_]:
