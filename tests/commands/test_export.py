@@ -18,7 +18,7 @@ import torch
 from helpers import error_text, listing
 from pflcli import models, registry
 from pflcli.artifacts import disk
-from pflcli.artifacts.codebook import Column
+from pflcli.artifacts.codebook import Column, Dialect
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.partition import Form
 from pflcli.artifacts.reader import open_artifact
@@ -30,11 +30,14 @@ from pflcli.commands.new_client import new_client
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.predict import predict
+from pflcli.data.formats import Like, tables
+from pflcli.data.formats.cells import list_missing
 from pflcli.data.preparation.preprocessing import Preprocessing
+from pflcli.data.preparation.user_data import open_table
 from pflcli.engine.federation import Federation
 from pflcli.errors import ConflictError, InputError, PflError, UsageError
 from pflcli.execution import Execution
-from pflcli.prediction.exporting import onnx_network, reader
+from pflcli.prediction.exporting import description, onnx_network, reader
 from pflcli.prediction.standalone_model import StandaloneModel
 
 ONE = Execution(threads=1)
@@ -310,6 +313,122 @@ def test_exported_script_prints_one_error_line_for_an_unreadable_file(
     ran = subprocess.run(line, capture_output=True, text=True)
     assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (1, "", 1)
     assert expected in ran.stderr
+
+
+SPELLINGS = {
+    # name: (text of two columns, m and w, options of the import, suffix)
+    "plain": ("m,w\n1.5,a\n-2,b\n", {}),
+    "spaces, signs and other digits": ("m,w\n +1.5 , a\n\u22122,b\n\uff13,a\n\u200b4,b\n-5e-1,a\n", {}),
+    "decimal commas": ("m;w\n1,5;a\n-2,25;b\n3.75;a\n7;b\n", {"delimiter": ";", "decimal": ","}),
+    "thousands by points": (
+        "m;w\n2.248;a\n1.000.000,5;b\n12,5;a\n900;b\n-1.000;a\n", {"delimiter": ";", "decimal": ",", "thousands": "."},
+    ),
+    "thousands by commas": ('m,w\n"1,234",a\n"-1,234.5",b\n12,a\n', {"thousands": ","}),
+    "thousands by spaces": ("m,w\n1\u202f234,a\n1\u00a0234 567,b\n- 1 000,a\n", {"thousands": "space"}),
+    "thousands by apostrophes": ("m,w\n1'234,a\n12,b\n", {"thousands": "'"}),
+    "marks": ("m,w\n12 %,a\n%3,b\n4 kg,a\n5,b\n", {"strip": ("%", "kg")}),
+    "euros": (
+        "m;w\n\u20ac 1.234,50;a\n7,5 \u20ac;b\n",
+        {"delimiter": ";", "decimal": ",", "thousands": ".", "strip": ("\u20ac",)},
+    ),
+    "marks of missing values": ("m,w\n-999,a\n-999.0,?\nNA,b\n,nope\n7,a\n", {"na": ("-999", "nope")}),
+    "only empty cells": ("m,w\n1,a\n,\n3,b\n", {"na": ("",)}),
+    "lines above": ("A report\n\n m , w \n1.5,a\n2,b\n", {"skip_rows": 2}),
+    "comments": ("# by me\nm,w # names\n1.5,a # one\n2,b\n", {"comment": "#"}),
+    "no header": ("1.5,a\n2,b\n", {"header": False, "names": ("m", "w")}),
+    "tabs": ("m\tw\n1.5\ta\n2\tb\n", {}, ".tsv"),
+    "tabs, as given": ("m\tw\n1.5\ta\n2\tb\n", {"delimiter": "tab"}),
+    "white space": ("  m   w\n 1.5 \t a\n2  b\n", {"delimiter": "whitespace"}),
+    "a line of Excel": ("sep=;\nm;w\n1.5;a\n2;b\n", {}),
+    "a byte order mark": ("\ufeffm,w\r\n1.5,a\r\n2,b\r\n", {}),
+    "lines of old": ("m,w\r1.5,a\r2,b\r", {}),
+    "quotes": ('"m","w"\n"1.5","a"\n2,b\n', {}),
+    "truths": ("m,w\nTrue,a\nfalse,b\n1,a\n", {}),
+    "cases": ("m,w\n1,A\n2, b \n", {"fold_case": True}),
+    "infinity": ("m,w\ninf,a\n-inf,b\n1,a\n", {}),
+}  # fmt: skip
+NOT_NUMBERS = {
+    "a word": ("m,w\n1,a\nmany,b\n", {}),
+    "a decimal comma": ("m;w\n1,5;a\n", {"delimiter": ";"}),
+    "an ambiguous point": ("m;w\n1.250;a\n", {"delimiter": ";", "decimal": ","}),
+    "a broken group": ('m,w\n"12,34",a\n', {"thousands": ","}),
+    "truths beside words": ("m,w\nTrue,a\nmany,b\n", {}),
+    "an unknown word": ("m,w\n1,c\n2,a\n", {}),
+    "another case": ("m,w\n1,A\n2,b\n", {}),
+    "a mark": ("m,w\n12 %,a\n3,b\n", {}),
+}
+
+
+def read_by_both(tmp_path, text, options, suffix=".csv"):
+    """Return the samples of a table as pfl reads them, and as the exported script does; None where it refuses."""
+    path = tmp_path / f"t{suffix}"
+    path.write_bytes(text.encode())
+    dialect, columns = Dialect(**options), (Column("m"), Column("w", ("a", "b")))
+    model = {
+        "columns": [{"name": column.name, "words": list(column.words)} for column in columns],
+        "missing": list(list_missing(dialect)),
+        "table": json.loads(json.dumps(description.describe_table(dialect))),
+    }
+    try:
+        ours = tables.read_features(open_table(path, "csv", dialect, min_columns=1), Like("", (), columns), dialect).x
+    except PflError:
+        ours = None
+    try:
+        theirs = reader.read_samples(path, model)
+    except SystemExit:
+        theirs = None
+    return ours, theirs
+
+
+@pytest.mark.parametrize("case", SPELLINGS)
+def test_exported_script_reads_every_spelling_as_pfl_predict_does(tmp_path, case):
+    ours, theirs = read_by_both(tmp_path, *SPELLINGS[case])
+    assert ours is not None
+    np.testing.assert_array_equal(theirs, ours)
+
+
+@pytest.mark.parametrize("case", NOT_NUMBERS)
+def test_exported_script_refuses_the_cells_that_pfl_predict_refuses(tmp_path, case):
+    assert read_by_both(tmp_path, *NOT_NUMBERS[case]) == (None, None)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_exported_script_reads_drawn_cells_as_pfl_predict_does(tmp_path, seed):
+    """Cells of digits and all marks, in all dialects: both read the same number, or both refuse the cell."""
+    draw = random.Random(seed)
+    pieces = ["1", "0", "234", "5", ".", ",", "'", " ", "-", "e", "%", "_", "\u00a0"]
+    for _ in range(60):
+        decimal, thousands = draw.choice(".,"), draw.choice([None, ".", ",", "'", "space", "_"])
+        cell = "".join(draw.choice(pieces) for _ in range(draw.randint(1, 6)))
+        if decimal == thousands or not cell.strip() or cell.strip() == "-":
+            continue
+        options = {"delimiter": ";", "decimal": decimal, "thousands": thousands, "strip": draw.choice([None, ("%",)])}
+        given = {name: value for name, value in options.items() if value is not None}
+        ours, theirs = read_by_both(tmp_path, f"m;w\n1;a\n{cell};b\n", given)
+        assert (ours is None) == (theirs is None), (cell, given)
+        assert ours is None or np.array_equal(ours, theirs, equal_nan=True), (cell, given)
+
+
+def test_exported_model_answers_a_table_with_marks_as_pfl_predict_does(tmp_path, capsys):
+    draw = np.random.default_rng(0)
+    km = draw.integers(600, 4000, 90)
+    rows = []
+    for at, number in enumerate(km):
+        rows.append(("ABC"[at % 3], "far" if number > 2000 else "near", f"{number:,}".replace(",", "."), f"{at % 7},5"))
+    columns = ["site", "y", "km", "t"]
+    source = write_table(tmp_path / "t.csv", rows, columns, ";")
+    import_data(
+        source, tmp_path / "d", client="site", label="y", standardize=True, delimiter=";", decimal=",", thousands="."
+    )
+    partition(str(tmp_path / "d"), tmp_path / "p")
+    personalize("local", tmp_path / "p", tmp_path / "m", settings={"model": "logistic", "rounds": 3}, execution=ONE)
+    export(tmp_path / "m", tmp_path / "x", client="A", execution=ONE)
+    path = write_table(tmp_path / "q.csv", [row[2:] for row in rows], columns[2:], ";")
+    reader.main(tmp_path / "x", path)
+    printed = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    expected = predict(tmp_path / "m", path, client="A", execution=ONE)
+    assert [row["class"] for row in printed] == [expected.classes[label] for label in expected.labels]
+    np.testing.assert_allclose([float(row["p(far)"]) for row in printed], expected.p[:, 0], rtol=0, atol=1e-5)
 
 
 def test_export_checks_a_client_without_test_samples_on_its_training_samples(exported_hospital_model, tmp_path):

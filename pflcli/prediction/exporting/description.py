@@ -6,6 +6,7 @@ import json
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from pflcli.artifacts.codebook import Dialect
 from pflcli.data.formats.cells import list_missing
 from pflcli.encoders import FrozenEncoder
 from pflcli.prediction.exporting import onnx_network
@@ -56,6 +57,7 @@ def describe(model: StandaloneModel, version: str, agreement: Agreement | None =
             {"name": column.name, "words": list(column.words), "gaps": column.gaps} for column in prepared.columns
         ],
         "missing": list(list_missing(prepared.dialect)),
+        "table": describe_table(prepared.dialect),
         "median": list(prepared.median),
         "mean": [] if prepared.scale is None else prepared.scale.mean.tolist(),
         "sd": [] if prepared.scale is None else prepared.scale.sd.tolist(),
@@ -71,6 +73,21 @@ def describe(model: StandaloneModel, version: str, agreement: Agreement | None =
         },
         "rule": describe_rule(model),
         "agreement": agreement and asdict(agreement),
+    }
+
+
+def describe_table(dialect: Dialect) -> dict[str, Any]:
+    """Return the fields of ``model.json`` on how tables are written."""
+    return {
+        "delimiter": dialect.delimiter,
+        "decimal": dialect.decimal or ".",
+        "thousands": dialect.thousands or None,
+        "strip": list(dialect.strip or ()),
+        "header": not dialect.names if dialect.header is None else dialect.header,
+        "names": list(dialect.names or ()),
+        "skip_rows": dialect.skip_rows or 0,
+        "comment": dialect.comment or None,
+        "fold_case": bool(dialect.fold_case),
     }
 
 

@@ -1,6 +1,6 @@
 """Predict samples with an exported model: python reader.py FOLDER DATA.
 
-DATA is a table (.csv, .tsv) or an array (.npy, .npz). The script needs NumPy and onnxruntime, and faiss-cpu if FOLDER
+DATA is a table (.csv, .tsv), written as the one of the import, or an array (.npy, .npz). The script needs NumPy and onnxruntime, and faiss-cpu if FOLDER
 contains store.faiss. model.json describes the computation.
 """
 
@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import csv
 import json
+import math
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -15,13 +17,90 @@ from typing import Any
 import numpy as np
 import onnxruntime
 
+SPACES = " \u00a0\u2007\u2009\u202f"
+INVISIBLE = dict.fromkeys(map(ord, "\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\u00ad"))
+DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"), "-")
+NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?inf", re.ASCII)
 
-def parse_cell(cell: str) -> float | str:
-    """Return the content of a cell, as a number if it is one."""
-    try:
-        return float({"true": "1", "false": "0"}.get(cell.lower(), cell))
-    except ValueError:
-        return cell
+
+def parse_number(cell: str, table: dict[str, Any]) -> float | None:
+    """Return the number in a cell of a table, read as pfl reads it; None for anything else."""
+    cell = cell.translate(INVISIBLE).strip()
+    for mark in table["strip"]:
+        cell = cell.removeprefix(mark).removesuffix(mark).strip()
+    cell = cell.translate(DASHES)
+    cell = "".join(str(int(c)) if not c.isascii() and c.isdecimal() else c for c in cell)
+    decimal, thousands = table["decimal"], table["thousands"]
+    if thousands:
+        mark = f"[{SPACES}]" if thousands == "space" else re.escape(thousands)
+        grouped = re.fullmatch(rf"([+-]?)[{SPACES}]*(\d{{1,3}}(?:{mark}\d{{3}})+)((?:{re.escape(decimal)}.*)?)", cell)
+        cell = grouped[1] + re.sub(mark, "", grouped[2]) + grouped[3] if grouped else cell
+    if decimal != "." and "." in cell:
+        cell = "" if decimal in cell or re.fullmatch(r"[+-]?[1-9]\d{0,2}(\.\d{3})+", cell) else cell
+    elif decimal != ".":
+        cell = cell.replace(decimal, ".", 1)
+    return float(cell) if NUMBER.fullmatch(cell) else None
+
+
+def parse_numbers(cells: list[str], table: dict[str, Any], missing: list[str]) -> list[float | None]:
+    """Return the numbers of a column, nan if missing and None if a cell is none; True is 1, beside numbers alone."""
+    marks = [float(word) for word in missing if NUMBER.fullmatch(word)]
+    numbers = [float("nan") if cell in missing else parse_number(cell, table) for cell in cells]
+    truths = [{"true": 1.0, "false": 0.0}.get(cell.lower()) for cell in cells]
+    if all(number is not None or truth is not None for number, truth in zip(numbers, truths, strict=True)):
+        numbers = [truth if number is None else number for number, truth in zip(numbers, truths, strict=True)]
+    return [float("nan") if number in marks else number for number in numbers]
+
+
+def find_word(cell: str, words: list[str], table: dict[str, Any]) -> int | None:
+    """Return the position of a cell's word among ``words``, None if it is not there: 1.0 is 1."""
+    if cell in words:
+        return words.index(cell)
+    if NUMBER.fullmatch(cell):
+        return next(
+            (at for at, word in enumerate(words) if NUMBER.fullmatch(word) and float(word) == float(cell)), None
+        )
+    return next((at for at, word in enumerate(words) if table["fold_case"] and fold(word) == fold(cell)), None)
+
+
+def fold(word: str) -> str:
+    """Return what words have in common that differ only by case, spaces or invisible characters."""
+    return " ".join(word.translate(INVISIBLE).casefold().split())
+
+
+def cut_comment(line: str, mark: str, quoted: bool) -> tuple[str, bool]:
+    """Return a line without its comment, and whether a quoted cell goes on after it."""
+    at = -1
+    while (at := line.find(mark, at + 1)) >= 0:
+        if not quoted ^ (line.count('"', 0, at) % 2 == 1):
+            return line[:at].rstrip() + "\n", False
+    return line, quoted ^ (line.count('"') % 2 == 1)
+
+
+def read_table(path: Path, table: dict[str, Any]) -> tuple[list[str], list[list[str]]]:
+    """Return the names of the columns, and the cells of each sample."""
+    with path.open(newline="", encoding="utf-8-sig") as file:
+        lines = list(file)
+    declared = re.fullmatch(r"sep=(.)\r?\n", lines[0]) if lines else None
+    lines = lines[max(table["skip_rows"], int(declared is not None)) :]
+    if table["comment"]:
+        quoted = False
+        for number, line in enumerate(lines):
+            lines[number], quoted = cut_comment(line, table["comment"], quoted)
+    delimiter = table["delimiter"] or (declared[1] if declared else "\t" if path.suffix in (".tsv", ".tab") else ",")
+    if delimiter == "whitespace":
+        lines = [" ".join(re.findall(r'"(?:[^"]|"")*"|[^ \t\r\n]+', line)) + "\n" for line in lines]
+    delimiter = {"tab": "\t", "\\t": "\t", "whitespace": " "}.get(delimiter, delimiter)
+    rows = [row for row in csv.reader(lines, delimiter=delimiter) if row and not (len(row) == 1 and row[0].isspace())]
+    names = rows.pop(0) if rows and table["header"] else []
+    if not rows:
+        sys.exit(f"{path} has no samples below a row of column names")
+    names = table["names"] or [name.strip() for name in names] or [str(at) for at in range(len(rows[0]))]
+    for number, row in enumerate(rows):
+        if len(row) != len(names):
+            expected = f"{len(names)} columns, separated by {delimiter!r}"
+            sys.exit(f"{path}, sample {number} has {len(row)} cells, and the table {expected}")
+    return names, rows
 
 
 def read_samples(path: Path, model: dict[str, Any]) -> Any:
@@ -29,25 +108,22 @@ def read_samples(path: Path, model: dict[str, Any]) -> Any:
     if path.suffix in (".npy", ".npz"):
         arrays: Any = np.load(path)
         return arrays if path.suffix == ".npy" else arrays["x" if "x" in arrays else arrays.files[0]]
-    with path.open(newline="", encoding="utf-8-sig") as file:
-        lines = list(filter(None, csv.reader(file, delimiter="\t" if path.suffix == ".tsv" else ",")))
-    if len(lines) < 2:
-        sys.exit(f"{path} has no samples below a row of column names")
-    names, rows = [name.strip() for name in lines[0]], lines[1:]
-    for number, row in enumerate(rows):
-        if len(row) != len(names):
-            sys.exit(f"{path}, sample {number} has {len(row)} cells, and the header {len(names)}")
+    table = model["table"]
+    names, rows = read_table(path, table)
     features: list[list[Any]] = []
     for column in model["columns"] or [{"name": name, "words": []} for name in names]:
         if names.count(column["name"]) != 1:
             sys.exit(f"{path} has {'two columns' if column['name'] in names else 'no column'} '{column['name']}'")
-        cells = [row[names.index(column["name"])].strip() for row in rows]
-        values = [None if cell in model["missing"] else parse_cell(cell) for cell in cells]
-        words = [parse_cell(word) for word in column["words"]]
-        for cell, value in zip(cells, values, strict=True):
-            if value is not None and (value not in words if words else isinstance(value, str)):
-                sys.exit(f"{path}, column '{column['name']}': '{cell}' is no {'known word' if words else 'number'}")
-        features += [[None if v is None else float(v == word) for v in values] for word in words] or [values]
+        cells, words = [row[names.index(column["name"])].strip() for row in rows], column["words"]
+        values: list[Any]
+        if words:
+            values = [float("nan") if cell in model["missing"] else find_word(cell, words, table) for cell in cells]
+        else:
+            values = parse_numbers(cells, table, model["missing"])
+        if None in values:
+            cell = cells[values.index(None)]
+            sys.exit(f"{path}, column '{column['name']}': '{cell}' is no {'known word' if words else 'number'}")
+        features += [[v if math.isnan(v) else float(v == at) for v in values] for at in range(len(words))] or [values]
     return np.asarray(features, dtype=np.float64).T
 
 
