@@ -109,6 +109,7 @@ class Dialect:
     date_format: str | None = None
     fold_case: bool | None = None
     label_map: tuple[tuple[str, str], ...] | None = None
+    skip_footer: Annotated[int, Ge(0)] | None = None
 
     def given(self) -> dict[str, Any]:
         """Return the options that were given, by name."""

@@ -20,15 +20,15 @@ from pflcli.artifacts.kinds.predictions import LaterClients, SplitPredictions
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import Chosen, open_one
-from pflcli.artifacts.reader import Artifact
+from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.data.formats import ABSENT, Roles
 from pflcli.data.preparation import new_client_samples
 from pflcli.data.preparation.new_client_samples import NewClientSamples
 from pflcli.data.preparation.preprocessing import Preprocessing
-from pflcli.data.preparation.user_data import UserData, choose_dialect, identify_form
+from pflcli.data.preparation.user_data import TABLES, UserData, choose_dialect, identify_form
 from pflcli.data.splits import check_fractions
-from pflcli.errors import InputError, UnsuitedError, UsageError
+from pflcli.errors import GoneError, InputError, UnsuitedError, UsageError
 from pflcli.execution import Execution
 from pflcli.foreign import require_short
 from pflcli.methods.parts.logarithmic_pool import STACK
@@ -75,22 +75,24 @@ def new_client(asked: NewClient) -> Outcome:
         artifact, partition, replace(book, scales=()), None, execution, asked.encoder_weights
     )
     typed, dialect = choose_dialect(asked, book.dialect)
+    form = identify_form(path)
+    label = asked.label or _find_label(partition, form)
     read = UserData(
         path,
-        identify_form(path),
-        Roles(ABSENT, asked.label, asked.split_column),
+        form,
+        Roles(ABSENT, label, asked.split_column),
         asked.features,
         preparation.decoding,
         dialect,
         layout=asked.layout,
-        samples=preparation.array_kind if identify_form(path) in ("npz", "hdf5") else None,
+        samples=preparation.array_kind if form in ("npz", "hdf5") else None,
         like=preparation.like,
     )
     read.check(typed)
     shares = asked.fractions or _fractions(partition)
     chosen = {"client": asked.client, "form": read.form, "sha256": read.sha256(), "fractions": list(shares)}
     options = {
-        "label": asked.label,
+        "label": label,
         "features": asked.features,
         "split_column": asked.split_column,
         "layout": asked.layout,
@@ -105,6 +107,20 @@ def new_client(asked: NewClient) -> Outcome:
     spec = ArtifactSpec("predictions", request, (artifact.as_input("source", Path(asked.out)),), code=code)
     job = _Job(model, book, asked.client, read, preparation, shares)
     return make(asked.out, spec, execution, lambda writer: _build(job, writer, execution))
+
+
+def _find_label(partition: Artifact, form: str) -> str | None:
+    """Return the label that the partition's samples were imported with, if they were in a file of the same kind."""
+    try:
+        dataset = ancestor(partition, "dataset")
+    except GoneError:
+        return None
+    request = {} if dataset is None else dataset.manifest.request
+    kinds = [
+        next((group for group in (TABLES, ("npz", "hdf5")) if each in group), ())
+        for each in (form, request.get("form"))
+    ]
+    return request.get("label") if kinds[0] and kinds[0] == kinds[1] else None
 
 
 def _check(artifact: Artifact, client: str) -> None:

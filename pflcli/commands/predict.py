@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts import codebook
+from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.open_by_path import Chosen, open_one
+from pflcli.artifacts.reader import Artifact
 from pflcli.data.formats import ABSENT, missing_name_error
-from pflcli.data.preparation.samples_to_predict import SampleFile
+from pflcli.data.preparation.samples_to_predict import CLIENT_COLUMN, SampleFile, SamplesToPredict
 from pflcli.data.preparation.user_data import choose_dialect
-from pflcli.errors import UsageError
+from pflcli.errors import InputError, UsageError
 from pflcli.evaluation import coverage
+from pflcli.evaluation.coverage import PredictionSets
 from pflcli.execution import Execution
 from pflcli.options.function import command
 from pflcli.options.predict import Predict
@@ -33,7 +38,8 @@ def predict(asked: Predict) -> PredictedSamples:
     missing values, the client's scale), unless an option such as ``decimal`` says that a table is written differently.
     For stored test samples the predictions equal the stored ones, bit for bit with the same device and engine. A model
     of features from ``embed`` also takes images. With ``client`` "none", the global model is used; the predictions of a
-    real site are those of one client, and need no ``client``. Without ``answers``, the components of the probabilities
+    real site are those of one client, and need no ``client``. With ``client_column``, each sample of a table is
+    predicted with its client's model. Without ``answers``, the components of the probabilities
     are included. With ``coverage``, each prediction has a set of classes.
 
     Raises UsageError for invalid options; InputError for samples that the model cannot take, an incomplete lineage,
@@ -54,43 +60,115 @@ def predict(asked: Predict) -> PredictedSamples:
     if asked.coverage is not None:
         coverage.read_calibration(artifact)
     predictor = stored_predictor.open_predictor(artifact, asked.weights)
-    names = reopened_run.client_names(artifact)
-    client = asked.client
-    if client != ABSENT:
-        client = reopened_run.choose_client(artifact, predictor.partition, client)
-    number = names.index(client) if client in names else None
-    if number is None and client != ABSENT:
-        error = missing_name_error(str(artifact.path), "client", client, names)
-        error.fix = (*error.fix, f"--client {ABSENT} predicts with the global model")
-        raise error
+    if asked.client is not None and asked.client_column is not None:
+        raise UsageError("--client and --client-column contradict each other", "leave out --client")
     partition, book = predictor.partition, codebook.read(artifact)
-    preprocessing = reopened_run.read_preprocessing(artifact, partition, book, client, execution, asked.encoder_weights)
+    # The file is read alike for all clients, which differ at most in their scales.
+    common = reopened_run.read_preprocessing(
+        artifact, partition, replace(book, scales=()), None, execution, asked.encoder_weights
+    )
     typed, dialect = choose_dialect(asked, book.dialect)
+    client = None if asked.client_column is not None else _choose_client(artifact, partition, asked.client)
     queries = SampleFile(
-        Path(asked.data), asked.features, asked.layout, dialect, typed, asked.unknown_words == "missing"
-    ).read(preprocessing, execution.reporter)
-    answer = predictor.predict(number, queries.x, execution)
-    p, sets = answer.parts["p"], None
-    labels = np.asarray(p.argmax(axis=1), dtype=np.int64)
-    if asked.coverage is not None:
-        disclose = disclosed.apply if disclosed is not None else np.asarray
-        sets = coverage.calibrate_client_sets(artifact, number, p, labels, asked.coverage, rule, disclose)
+        Path(asked.data),
+        asked.features,
+        asked.layout,
+        dialect,
+        typed,
+        asked.unknown_words == "missing",
+        asked.client_column,
+        asked.id_column,
+        asked.missing == "drop",
+    ).read(common, execution.reporter)
+    names = reopened_run.client_names(artifact)
+    owner = np.full(len(queries.names), client) if queries.owner is None else queries.owner
+    if client is None:
+        _require_known_clients(queries, artifact, partition)
+    answers: list[tuple[NDArray[np.int64], ClientPrediction, PredictionSets | None]] = []
+    stored = partitions.read(partition)
+    known = stored.x[
+        np.concatenate([np.arange(*stored.offsets[at : at + 2]) for at in range(0, 3 * len(stored.names), 3)])
+    ]
+    remarks: list[str] = []
+    for name in dict.fromkeys(owner.tolist()) or ([] if client is None else [client]):
+        rows, number = np.flatnonzero(owner == name), names.index(name) if name in names else None
+        own = reopened_run.read_preprocessing(artifact, partition, book, name, execution, asked.encoder_weights)
+        x = queries.prepare(own, rows)
+        remarks += own.describe_outside(x, known, [queries.names[row] for row in rows])
+        answer, sets = predictor.predict(number, x, execution), None
+        if asked.coverage is not None:
+            p = answer.parts["p"]
+            disclose = disclosed.apply if disclosed is not None else np.asarray
+            labels = np.asarray(p.argmax(axis=1), dtype=np.int64)
+            sets = coverage.calibrate_client_sets(artifact, number, p, labels, asked.coverage, rule, disclose)
+        answers.append((rows, answer, sets))
+    answer, sets = _join(answers)
     predicted = PredictedSamples(
         predictor.method,
-        client,
-        number is not None,
+        client or "",
+        client is None or client in names,
         queries.names,
-        tuple(book.class_names(preprocessing.form.classes)),
-        labels,
+        tuple(book.class_names(common.form.classes)),
+        np.asarray(answer.parts["p"].argmax(axis=1), dtype=np.int64),
         *_disclose(answer, disclosed),
         sets,
+        () if client is not None else tuple(owner.tolist()),
     )
+    answer = replace(answer, remarks=(*answer.remarks, *remarks))
     _report(predictor, predicted, answer, execution)
     if path is not None and not prediction_file.write(
         path, prediction_file.FORMS[form](predicted), force=execution.force
     ):
         execution.reporter.say(f"{path} is up to date")
     return predicted
+
+
+def _choose_client(artifact: Artifact, partition: Artifact, asked: str | None) -> str:
+    """Return the name of the client whose model is used; raises an error for one that is unknown or must be named."""
+    if asked == ABSENT:
+        return ABSENT
+    client = reopened_run.choose_client(artifact, partition, asked)
+    names = reopened_run.client_names(artifact)
+    if client not in names:
+        error = missing_name_error(str(artifact.path), "client", client, names)
+        error.fix = (*error.fix, f"--client {ABSENT} predicts with the global model")
+        raise error
+    return client
+
+
+def _require_known_clients(queries: SamplesToPredict, artifact: Artifact, partition: Artifact) -> None:
+    """Raise InputError, with the place, at the first sample of a client without a model."""
+    assert queries.owner is not None
+    names = reopened_run.client_names(artifact)
+    for row, name in enumerate(queries.owner.tolist()):
+        if name in names:
+            reopened_run.choose_client(artifact, partition, name)
+            continue
+        place = queries.raw.place(row, CLIENT_COLUMN, ())
+        if not name:
+            raise InputError(f"{place}: no value", "each sample needs a client")
+        error = missing_name_error(f"{place}: {artifact.path}", "client", name, names)
+        error.fix = (*error.fix, f"pfl new-client {artifact.path} DATA --client {shlex.quote(name)} -o DIR adds it")
+        raise error
+
+
+def _join(
+    answers: Sequence[tuple[NDArray[np.int64], ClientPrediction, PredictionSets | None]],
+) -> tuple[ClientPrediction, PredictionSets | None]:
+    """Return the predictions and sets of several clients in the order of the file; ``rows`` are those of each."""
+    order = np.argsort(np.concatenate([rows for rows, *_ in answers]), kind="stable")
+    _, first, sets = answers[0]
+    if len(answers) == 1:
+        return first, sets
+    shared = [part for part in first.parts if all(part in answer.parts for _, answer, _ in answers)]
+    parts = {part: np.concatenate([answer.parts[part] for _, answer, _ in answers])[order] for part in shared}
+    remarks = [
+        remark for _, answer, each in answers for remark in (*answer.remarks, "" if each is None else each.remark)
+    ]
+    if sets is not None:
+        members = np.concatenate([each.members for _, _, each in answers if each is not None])[order]
+        sets = replace(sets, members=members, threshold=0.0)
+    return ClientPrediction(parts, {}, tuple(dict.fromkeys(filter(None, remarks)))), sets
 
 
 def _disclose(
@@ -107,7 +185,10 @@ def _report(
 ) -> None:
     """Report which model predicted, and warnings about the predictions."""
     say, path = execution.reporter.say, predictor.artifact.path
-    if predicted.is_known:
+    if predicted.clients:
+        clients = counted(len(set(predicted.clients)), "client")
+        say(f"{counted(len(predicted.samples), 'sample')}, predicted by {predicted.method} for {clients}")
+    elif predicted.is_known:
         say(
             f"{counted(len(predicted.samples), 'sample')}, predicted by {predicted.method} for client "
             f"{predicted.client}"

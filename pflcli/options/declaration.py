@@ -8,6 +8,7 @@ artifact records (``Options.words``) are derived from the class.
 
 from __future__ import annotations
 
+import csv
 import functools
 import types
 import typing
@@ -44,8 +45,20 @@ class Choices(tuple[str, ...]):
 
 
 def split_words(text: str) -> list[str]:
-    """Return the words of a text, which are separated by commas."""
-    return [word.strip() for word in text.split(",") if word.strip()]
+    """Return the words of a text, which are separated by commas; one with a comma is quoted as in CSV."""
+    words = next(csv.reader([text], skipinitialspace=True), []) if '"' in text else text.split(",")
+    return [word.strip() for word in words if word.strip()]
+
+
+def as_names(names: str | Sequence[str]) -> str:
+    """Return names as a user types them: one with a comma is quoted as in CSV."""
+    listed = [names] if isinstance(names, str) else names
+    return ",".join('"' + name.replace('"', '""') + '"' if {",", '"'} & {*name} else name for name in listed)
+
+
+def as_columns(columns: str | Sequence[str]) -> str:
+    """Return names of columns as a user types them; a text is typed already."""
+    return columns if isinstance(columns, str) else as_names(columns)
 
 
 def split_items(text: str) -> list[str]:
@@ -120,7 +133,7 @@ PATH = Typed(Path, text=as_path)
 METHOD = Typed(str, text=functools.partial(as_file, "methods"))
 METHODS = Typed(str, split_words, functools.partial(as_files, "methods"))
 PATHS = Typed(list[Path], text=lambda paths: [*map(as_path, paths)])
-WORDS = Typed(str, split_words, as_typed)
+WORDS = Typed(str, split_words, as_names)
 ITEMS = Typed(str, split_items, as_typed)
 ASSIGNMENTS = Typed(list[str], config.parse_assignments, as_pairs)
 SEEDS = Typed(str, functools.partial(parse_integers, option="--seeds"), as_typed)
@@ -419,6 +432,15 @@ class TableOptions(Options):
     skip_rows: Annotated[
         int | None,
         typer.Option(help="Skip this many lines at the beginning of the file.", min=0, metavar="N", show_default="0"),
+    ] = None
+    skip_footer: Annotated[
+        int | None,
+        typer.Option(
+            help="Skip this many lines at the end of the file, such as a sum; blank lines do not count.",
+            min=0,
+            metavar="N",
+            show_default="0",
+        ),
     ] = None
     comment: Annotated[
         str | None,

@@ -23,8 +23,9 @@ from pflcli.options.declaration import (
     SplitColumn,
     TableOptions,
     Typed,
+    as_columns,
 )
-from pflcli.wording import PathWord, as_typed
+from pflcli.wording import PathWord
 
 
 def _scaling(value: bool | str) -> str:
@@ -92,7 +93,7 @@ class ImportData(TableOptions):
     ] = False
     features: Annotated[
         str | Sequence[str] | None,
-        Typed(str, text=as_typed),
+        Typed(str, text=as_columns),
         typer.Option(
             help="Learn from these columns, or from one array.",
             metavar="COL,COL",
@@ -101,7 +102,7 @@ class ImportData(TableOptions):
     ] = None
     leave_out: Annotated[
         str | Sequence[str] | None,
-        Typed(str, text=as_typed),
+        Typed(str, text=as_columns),
         typer.Option(
             help="Learn from all columns but these.",
             metavar="COL,COL",
@@ -109,7 +110,7 @@ class ImportData(TableOptions):
     ] = None
     categorical: Annotated[
         str | Sequence[str] | None,
-        Typed(str, text=as_typed),
+        Typed(str, text=as_columns),
         typer.Option(
             help="One-hot encode these columns of codes or words; 'none' drops columns of words.",
             metavar="COL,COL",

@@ -22,6 +22,7 @@ from pflcli.options.declaration import (
     Set,
     Typed,
     as_file,
+    as_names,
     as_path,
     split_words,
 )
@@ -43,12 +44,16 @@ def _parse_part(text: str) -> tuple[int, int]:
 
 
 def _parse_new_clients(text: str) -> float | list[str]:
-    """Return the fraction in ``0.2``, or the names in ``A,B``; a whole number above 1 is a name."""
+    """Return the fraction in ``0.2``, or the names in ``A,B``; a whole number from 1 is a name."""
     try:
         number = float(text)
     except ValueError:
         return split_words(text)
-    return [text.strip()] if number.is_integer() and number > 1 else number
+    return [text.strip()] if number.is_integer() and number >= 1 else number
+
+
+def _as_new_clients(chosen: float | str | Sequence[str]) -> str:
+    return as_typed(chosen) if isinstance(chosen, float | int) else as_names(chosen)
 
 
 @dataclass(frozen=True)
@@ -105,7 +110,7 @@ class Partition(Options):
     ] = False
     new_clients: Annotated[
         float | str | Sequence[str],
-        Typed(str, _parse_new_clients, as_typed),
+        Typed(str, _parse_new_clients, _as_new_clients),
         typer.Option(
             help="Keep this fraction (0 to 1) of the clients, or the clients with these names, out of all rounds; they"
             " join after training.",

@@ -57,6 +57,25 @@ class Predict(TableOptions):
             show_default="that of a site",
         ),
     ] = None
+    client_column: Annotated[
+        str | None,
+        typer.Option(help="Use for each sample the model of the client in this column of a table.", metavar="COL"),
+    ] = None
+    id_column: Annotated[
+        str | None,
+        typer.Option(
+            help="Name samples in the output by this column of a table.", metavar="COL", show_default="numbers from 0"
+        ),
+    ] = None
+    missing: Annotated[
+        str,
+        Choices(("error", "drop")),
+        typer.Option(
+            help="Refuse samples without a value (error) or leave them out (drop), if training stored no medians to"
+            " fill them in.",
+            metavar="NAME",
+        ),
+    ] = "error"
     out: Annotated[
         OptionalPath,
         out_option("Write the predictions to this .csv, .jsonl or .npz file.", "FILE", show_default="print them"),

@@ -22,11 +22,13 @@ from pflcli.evaluation.coverage import PredictionSets
 class PredictedSamples:
     """The result of ``predict`` for n samples.
 
-    ``samples`` (n,) are numbers from 0, or paths of images; ``classes`` (C,) the names of the classes; ``labels`` (n,)
-    the predicted class of each sample, 0..C-1; ``parts`` (n, C) the probabilities ``p`` and the parts they are computed
-    from, empty if only the class is disclosed; ``tuned`` the options that the client tuned on validation samples;
-    ``sets`` the classes that contain the true one with a given probability, None if they were not requested.
-    ``is_known`` is false if the predictions have no such client, and the global model predicted.
+    ``samples`` (n,) are numbers from 0, paths of images, or the words of a column; ``classes`` (C,) the names of the
+    classes; ``labels`` (n,) the predicted class of each sample, 0..C-1; ``parts`` (n, C) the probabilities ``p`` and
+    the parts they are computed from, empty if only the class is disclosed; ``tuned`` the options that the client tuned on
+    validation samples; ``sets`` the classes that contain the true one with a given probability, None if they were not
+    requested.
+    ``is_known`` is false if the predictions have no such client, and the global model predicted. If the file said whose
+    model predicts each sample, ``clients`` (n,) are their names, and ``client`` is empty.
     """
 
     method: str
@@ -38,6 +40,7 @@ class PredictedSamples:
     parts: Mapping[str, NDArray[np.float32]]
     tuned: Mapping[str, float]
     sets: PredictionSets | None = None
+    clients: tuple[str, ...] = ()
 
     @property
     def p(self) -> NDArray[np.float32]:
@@ -48,7 +51,9 @@ class PredictedSamples:
         """Return a dictionary per sample; probabilities have as many digits as identify a float32."""
         rows: list[dict[str, Any]] = []
         for place, (sample, label) in enumerate(zip(self.samples, self.labels.tolist(), strict=True)):
-            row: dict[str, Any] = {"sample": sample, "class": self.classes[label]}
+            row: dict[str, Any] = {"sample": sample}
+            row |= {"client": self.clients[place]} if self.clients else {}
+            row["class"] = self.classes[label]
             if self.sets is not None:
                 inside = np.flatnonzero(self.sets.members[place])
                 row |= {"set": [self.classes[number] for number in inside], "set_size": len(inside)}
@@ -60,12 +65,13 @@ class PredictedSamples:
 
 
 def encode_csv(predicted: PredictedSamples) -> bytes:
-    """Return a row per sample: ``sample``, ``class``, and with probabilities ``probability`` and each ``p(NAME)``.
+    """Return a row per sample: ``sample``, ``client`` if the file has it, ``class``, and with probabilities
+    ``probability`` and each ``p(NAME)``.
 
     With sets, ``set`` and ``set_size`` follow the class. A set is its classes with ``|`` between them; a ``|`` or a
     backslash in a name has a backslash before it.
     """
-    heading = ["sample", "class"]
+    heading = ["sample", *["client"] * bool(predicted.clients), "class"]
     heading += [] if predicted.sets is None else ["set", "set_size"]
     heading += ["probability", *(f"p({name})" for name in predicted.classes)] if predicted.parts else []
     rows = []
@@ -98,6 +104,8 @@ def encode_npz(predicted: PredictedSamples) -> bytes:
         "classes": np.asarray(predicted.classes),
         **predicted.parts,
     }
+    if predicted.clients:
+        arrays["client"] = np.asarray(predicted.clients)
     if predicted.sets is not None:
         arrays |= {"set": predicted.sets.members, "set_size": predicted.sets.members.sum(axis=1)}
     np.savez(memory, **arrays)

@@ -238,3 +238,17 @@ def test_new_client_of_a_refit_run_trains_on_validation_samples(small, tmp_path)
     before, after = (predictions.read(open_artifact(tmp_path / name), "train") for name in ("m", "n"))
     assert len(after.y) - len(before.y) == data.offsets[5] - data.offsets[3]
     assert after.y[before.offsets[-1] :].tolist() == data.y[data.offsets[3] : data.offsets[5]].tolist()
+
+
+def test_new_client_takes_the_label_of_the_import(tmp_path):
+    draw = np.random.default_rng(0)
+    rows = [f"{'ABC'[row % 3]},{'ny'[row % 2]},{draw.normal():.2f},{row % 9}\n" for row in range(60)]
+    (tmp_path / "t.csv").write_text("who,outcome,a,b\n" + "".join(rows[:40]))
+    import_data(tmp_path / "t.csv", tmp_path / "d", client="who", label="outcome=y")
+    partition(str(tmp_path / "d"), tmp_path / "p")
+    personalize("local", tmp_path / "p", tmp_path / "m", settings={"model": "logistic", "rounds": 1}, execution=ONE)
+    (tmp_path / "e.csv").write_text("who,outcome,a,b\n" + "".join(rows[40:]))
+    for name, label in (("with", "outcome=y"), ("without", None)):
+        new_client(tmp_path / "m", tmp_path / "e.csv", tmp_path / name, client="E", label=label, execution=ONE)
+    first, second = (open_artifact(tmp_path / name) for name in ("with", "without"))
+    assert first.manifest.fingerprint == second.manifest.fingerprint

@@ -381,3 +381,73 @@ def test_answers_option_limits_what_predict_returns(digits_of_four_writers, tmp_
     assert prediction_file.encode_csv(answers).decode().splitlines()[0] == "sample,class"
     assert json.loads(prediction_file.encode_json_lines(answers).decode().splitlines()[0]).keys() == {"sample", "class"}
     assert set(np.load(io.BytesIO(prediction_file.encode_npz(answers))).files) == {"sample", "class", "classes"}
+
+
+def test_a_file_of_all_clients_gets_the_answers_of_each_client(hospital_predictions, tmp_path, pfl):
+    """A row per sample in the order of the file, with its id; the same bits as one client at a time."""
+    rows = [
+        ["A", "40.5", "never", "120"],
+        ["B", "61", "daily", "131"],
+        ["A", "75", "often", "99"],
+        ["B", "33", "never", ""],
+    ]
+    path = tmp_path / "q.csv"
+    text = "hospital,age,smokes,pressure,patient\n"
+    path.write_text(text + "".join(",".join([*row, f"P{at}"]) + "\n" for at, row in enumerate(rows)))
+    together = predict(
+        hospital_predictions / "m", path, client_column="hospital", id_column="patient", coverage=0.8, execution=ONE
+    )
+    assert (together.samples, together.clients) == (("P0", "P1", "P2", "P3"), ("A", "B", "A", "B"))
+    for client in "AB":
+        own = predict(hospital_predictions / "m", path, client=client, coverage=0.8, execution=ONE)
+        chosen = [at for at, name in enumerate(together.clients) if name == client]
+        np.testing.assert_allclose(together.p[chosen], own.p[chosen], atol=1e-6)
+        assert (together.sets.members[chosen] == own.sets.members[chosen]).all()
+    line = ("predict", hospital_predictions / "m", path, "--client-column", "hospital", "--threads", 1)
+    printed = pfl(*line).out.splitlines()
+    assert printed[0].startswith("sample,client,class,probability")
+    assert [row.split(",")[1] for row in printed[1:]] == ["A", "B", "A", "B"]
+    assert (
+        "'--client" in pfl(*line, "--client", "A").err
+        or "--client and --client-column" in pfl(*line, "--client", "A").err
+    )
+    path.write_text(text + "A,40,never,120,P0\nX,40,never,120,P1\n")
+    ran = pfl(*line)
+    assert (ran.code, "line 3" in ran.err, "no client 'X'" in ran.err, "pfl new-client" in ran.err) == (
+        3,
+        True,
+        True,
+        True,
+    )
+    ran = pfl(*line[:3], "--client", "A", "--id-column", "nr")
+    assert (ran.code, "no column 'nr'" in ran.err) == (3, True)
+
+
+def test_values_far_outside_of_training_are_named(hospital_predictions, tmp_path, pfl):
+    path = tmp_path / "q.csv"
+    path.write_text("age,smokes,pressure\n50,never,120\n-999,never,120\n50,never,9999\n-999,daily,110\n")
+    ran = pfl("predict", hospital_predictions / "m", path, "--client", "B", "--threads", 1)
+    assert ran.code == 0
+    assert "WARNING: 'age' is -999 in sample 1 (and 1 more), far outside of training" in ran.err
+    assert "WARNING: 'pressure' is 9999 in sample 2, far outside of training" in ran.err
+    path.write_text("age,smokes,pressure\n50,never,120\n60,daily,\n")
+    assert "WARNING" not in pfl("predict", hospital_predictions / "m", path, "--client", "B", "--threads", 1).err
+
+
+def test_samples_without_a_value_are_left_out_on_request(tmp_path, pfl):
+    draw = np.random.default_rng(0)
+    rows = "".join(f"{'AB'[row % 2]},{'ny'[row % 3 == 0]},{draw.normal():.2f},{row}\n" for row in range(40))
+    (tmp_path / "t.csv").write_text("who,y,a,b\n" + rows)
+    import_data(tmp_path / "t.csv", tmp_path / "d", client="who", label="y", missing="drop")
+    partition(str(tmp_path / "d"), tmp_path / "p")
+    personalize("local", tmp_path / "p", tmp_path / "m", settings={"model": "logistic", "rounds": 1}, execution=ONE)
+    (tmp_path / "q.csv").write_text("id,a,b\nx,1,2\ny,,3\nz,3,4\n")
+    line = ("predict", tmp_path / "m", tmp_path / "q.csv", "--client", "A", "--threads", 1)
+    ran = pfl(*line)
+    assert (ran.code, "line 3" in ran.err, "--missing drop" in ran.err) == (3, True, True)
+    ran = pfl(*line, "--missing", "drop", "--id-column", "id")
+    assert (ran.code, "1 of 3 samples lack a value" in ran.err) == (0, True)
+    assert [row.split(",")[0] for row in ran.out.splitlines()] == ["sample", "x", "z"]
+    np.savez(tmp_path / "q.npz", x=np.ones((2, 2)))
+    ran = pfl("predict", tmp_path / "m", tmp_path / "q.npz", "--client", "A", "--id-column", "id")
+    assert (ran.code, "--id-column is for tables" in ran.err) == (2, True)

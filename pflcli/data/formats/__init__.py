@@ -6,7 +6,7 @@ import hashlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,6 +117,19 @@ class RawSamples:
             raise InputError(f"{name}: " + ", ".join(f"{count} {role}" for role, count in lengths.items()))
         if not len(self.label):
             raise InputError(f"{name} has no samples")
+
+    def select(self, rows: NDArray[np.int64]) -> RawSamples:
+        """Return the samples at ``rows``, which keep their places in the file."""
+        cell = self.cell
+        return replace(
+            self,
+            x=self.x[rows],
+            label=self.label[rows],
+            owner=None if self.owner is None else self.owner[rows],
+            metadata={role: words[rows] for role, words in self.metadata.items()},
+            place=lambda row, role, at: self.place(int(rows[row]), role, at),
+            cell=None if cell is None else lambda row, role, at: cell(int(rows[row]), role, at),
+        )
 
     def hash_features(self) -> list[bytes]:
         """Return a hash of the features of each sample; -0.0 is 0.0."""

@@ -246,7 +246,7 @@ def _find_incomplete(raw: RawSamples, x: NDArray[np.float64], missing: str) -> N
             f"{raw.place(row, role, at)}: no value" + (f", as '{word}' marks a missing one" if is_word else ""),
             f"{count}; {ways}, or --missing drop leaves the samples out",
             *([f"if '{word}' is a word like others: --na ''"] if is_word else []),
-            *(["if the last line is a footer, such as a sum: delete it"] if row == len(lost) - 1 > 1 else []),
+            *(["if the last line is a footer, such as a sum: --skip-footer 1"] if row == len(lost) - 1 > 1 else []),
         )
     return lost
 

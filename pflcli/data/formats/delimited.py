@@ -14,7 +14,7 @@ import lzma
 import re
 import shlex
 import zipfile
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from pathlib import Path
@@ -197,7 +197,7 @@ class Delimited:
         problem = f"{self._place_line(line)} has {len(cells)} cells where the header has {width}"
         if line == last and len(cells) < width and len(numbered) > 3:
             problem = f"{self.name}, line {line}, the last line, has only {counted(len(cells), 'cell')} of {width}"
-            hint = f"if it is a footer: sed '$d' {shlex.quote(str(self.path))} > table.csv"
+            hint = f"if it is a footer: --skip-footer {1 + (self._dialect.skip_footer or 0)}"
         return InputError(problem, *self._find_titles(numbered, width), hint)
 
     def _find_titles(self, numbered: Sequence[tuple[int, int]], width: int) -> list[str]:
@@ -223,6 +223,7 @@ class Delimited:
                 f"{self.name}: are the column names missing? Its first line has '{', '.join(self.columns)[:60]}'",
                 "if it is a sample: --no-header, and columns are called 0, 1, ..., or --names NAME,NAME,...",
                 "if it has the names of the columns: --header",
+                *(["if no lines precede the names in this file: --skip-rows 0"] if self._dialect.skip_rows else []),
             )
 
     def _is_header(self, first: Sequence[str], others: Sequence[Sequence[str]]) -> bool:
@@ -296,7 +297,8 @@ class Delimited:
         Raises InputError for a line that is too long or has a zero byte.
         """
         comment, is_quoted = self._dialect.comment, False
-        for number, line in enumerate(iter(lambda: file.readline(_MAX_LINE_LENGTH), ""), 1):
+        lines = iter(lambda: file.readline(_MAX_LINE_LENGTH), "")
+        for number, line in enumerate(_drop_footer(lines, self._dialect.skip_footer or 0), 1):
             if len(line) == _MAX_LINE_LENGTH:
                 raise InputError(
                     f"{self._place_line(number)} has more than {_MAX_LINE_LENGTH} characters", "is it a table?"
@@ -357,7 +359,13 @@ class Delimited:
     def _is_edited(self) -> bool:
         """Whether the lines to read differ from those in the file."""
         dialect = self._dialect
-        return bool(self._declared or dialect.skip_rows or dialect.comment or dialect.delimiter == WHITESPACE)
+        return bool(
+            self._declared
+            or dialect.skip_rows
+            or dialect.skip_footer
+            or dialect.comment
+            or dialect.delimiter == WHITESPACE
+        )
 
     def _record(self, row: int) -> tuple[int, list[str]]:
         return next(itertools.islice(self._lines(), row + self._header_count, None))
@@ -373,6 +381,18 @@ class Delimited:
 
 def _show(delimiter: str) -> str:
     return "tab" if delimiter == "\t" else delimiter
+
+
+def _drop_footer(lines: Iterator[str], count: int) -> Iterator[str]:
+    """Yield lines but the last ``count`` that are not blank, and blank ones between and after them."""
+    kept: deque[str] = deque()
+    filled = 0
+    for line in lines:
+        kept.append(line)
+        filled += not line.isspace()
+        while filled > count:
+            filled -= not kept[0].isspace()
+            yield kept.popleft()
 
 
 def _cut_comment(line: str, mark: str, is_quoted: bool) -> tuple[str, bool]:

@@ -33,6 +33,8 @@ class Frame:
     columns: list[str]
     series: list[Any]
     number: Callable[[int], str]
+    rows: Sequence[int] = ()
+    """the rows of a sheet, from 0, which may have names of columns"""
 
     def load(self, texts: Sequence[int], others: Sequence[int]) -> dict[int, Any]:
         """Return columns as pandas Series by position; see ``tables.Table``."""
@@ -43,11 +45,15 @@ class Frame:
         return f"{self.name}, {self.number(row)}"
 
     def cell(self, row: int, column: int) -> str:
-        """Return the text of a cell."""
-        return str(self.series[column].iloc[row])
+        """Return the text of a cell, empty if it has no value."""
+        value = self.series[column].iloc[row]
+        return "" if str(value) in ("None", "nan", "NaT", "<NA>") else str(value)
 
     def explain_missing(self, column: str) -> list[str]:
-        """Return no option: the names of columns are part of the format."""
+        """Return the option that finds a missing column in a later row of a sheet, below a title."""
+        for row, at in enumerate(self.rows[:50]):
+            if column in (str(each.iloc[row]).strip() for each in self.series):
+                return [f"row {at + 1} has it: --skip-rows {at}"]
         return []
 
 
@@ -105,11 +111,13 @@ def _read_sheet(path: Path, dialect: Dialect) -> Frame:
     sheet, frame = next(iter(filled.items()))
     rows = np.flatnonzero(frame.notna().any(axis=1).to_numpy())
     rows = rows[rows >= (dialect.skip_rows or 0)]
+    rows = rows[: len(rows) - (dialect.skip_footer or 0)]
     columns = [str(at) for at in range(frame.shape[1])]
     has_header = not dialect.names if dialect.header is None else dialect.header
     if has_header and len(rows):
         first = frame.iloc[int(rows[0])]
         columns, rows = ["" if pd.isna(cell) else str(cell).strip() for cell in first], rows[1:]
+        _require_values(path, sheet, frame.iloc[rows], columns)
     if dialect.names:
         if len(dialect.names) != frame.shape[1]:
             raise UsageError(f"--names has {len(dialect.names)} names; {path.name} has {frame.shape[1]} columns")
@@ -117,7 +125,26 @@ def _read_sheet(path: Path, dialect: Dialect) -> Frame:
     if not len(rows):
         raise InputError(f"{path.name} has no samples")
     series = [frame[at].iloc[rows].reset_index(drop=True) for at in frame.columns]
-    return Frame(path.name, columns, series, lambda row: f"sheet '{sheet}', row {rows[row] + 1}")
+    return Frame(path.name, columns, series, lambda row: f"sheet '{sheet}', row {rows[row] + 1}", rows.tolist())
+
+
+def _require_values(path: Path, sheet: str, frame: Any, columns: Sequence[str]) -> None:
+    """Raise InputError for a column of formulas without values, which Excel stores when it saves the file."""
+    empty = [at for at, name in enumerate(columns) if name and len(frame) and frame.iloc[:, at].isna().all()]
+    if not empty:
+        return
+    import openpyxl
+
+    row = int(frame.index[0]) + 1
+    book = openpyxl.load_workbook(path, read_only=True)
+    cells = next(book[sheet].iter_rows(row, row))
+    book.close()
+    lost = [columns[at] for at in empty if at < len(cells) and str(cells[at].value).startswith("=")]
+    if lost:
+        raise InputError(
+            f"{path.name}, sheet '{sheet}', row {row}, column '{lost[0]}': its formula has no stored value",
+            "open the file in Excel or LibreOffice and save it, or store values instead of formulas",
+        )
 
 
 def _read_json(path: Path) -> Frame:
@@ -132,7 +159,7 @@ def _read_json(path: Path) -> Frame:
     if text.lstrip().startswith("["):
         records = [(f"record {at}", record) for at, record in enumerate(json.loads(text), 1)]
     else:
-        for number, line in enumerate(text.splitlines(), 1):
+        for number, line in enumerate(text.split("\n"), 1):  # a string may contain other line ends of Unicode
             if not line.strip():
                 continue
             try:

@@ -196,8 +196,9 @@ class Parquet:
         return f"{self.name}, row {row + 1} (of 1 to {self._file.metadata.num_rows})"
 
     def cell(self, row: int, column: int) -> str:
-        """Return the text of a cell."""
-        return str(self._column(column)[row].as_py())
+        """Return the text of a cell, empty if it has no value."""
+        value = self._column(column)[row].as_py()
+        return "" if str(value) in ("None", "nan", "NaT", "<NA>") else str(value)
 
     def explain_missing(self, column: str) -> list[str]:
         """Return no option: the names of columns are part of the format."""

@@ -106,18 +106,24 @@ def read(
 
 
 def read_features(
-    table: Table, like: Like | None = None, dialect: Dialect | None = None, *, new_words_are_missing: bool = False
+    table: Table,
+    like: Like | None = None,
+    dialect: Dialect | None = None,
+    roles: Mapping[str, str] | None = None,
+    *,
+    new_words_are_missing: bool = False,
 ) -> RawSamples:
-    """Read only the features of samples: the columns of ``like``, or all columns of numbers.
+    """Read only the features of samples: the columns of ``like``, or all columns of numbers without ``roles``.
 
-    Raises InputError for a missing column, a cell that is not a number, or a word that ``like`` does not have, unless
-    ``new_words_are_missing``.
+    ``roles`` are the columns of further metadata, such as the client. Raises InputError for a missing column, a cell
+    that is not a number, or a word that ``like`` does not have, unless ``new_words_are_missing``.
     """
     _require_distinct(table)
-    selection = _select(table, None, None, like or Like("the model", (), ()), {})
+    positions = {role: _find(table, column) for role, column in (roles or {}).items()}
+    selection = _select(table, None, None, like or Like("the model", (), ()), positions)
     return _read(
         table,
-        {},
+        positions,
         replace(selection, dialect=dialect or NO_DIALECT, new_words_are_missing=new_words_are_missing),
     )
 

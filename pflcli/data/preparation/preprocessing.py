@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
@@ -223,6 +224,33 @@ class Preprocessing:
             raise InputError(f"sample {row} has a value that is too large for the model after standardization")
         return ready
 
+    def describe_outside(self, x: NDArray[Any], known: NDArray[Any], names: Sequence[Any]) -> list[str]:
+        """Return remarks on prepared features (n, ..., d) that are far outside those of training samples ``known``.
+
+        Far is more than the range of training beyond it. ``names`` (n,) are those of the samples. At most four features
+        are named.
+        """
+        if self.is_images or self.is_tokens or not len(known) or not len(x):
+            return []
+        flat = known.reshape(-1, known.shape[-1]).astype(np.float64)
+        low, high = flat.min(axis=0), flat.max(axis=0)
+        is_far = (x < low - (high - low)) | (x > high + (high - low))
+        marked = [(each.features, each.gaps) for each in self.columns]
+        features = [name for own, gaps in marked for name in (*own, *[f"{own[0]} missing"] * gaps)]
+        remarks = []
+        for at in np.flatnonzero(is_far.reshape(-1, x.shape[-1]).any(axis=0))[:4].tolist():
+            bad = np.unique(np.nonzero(is_far[..., at])[0])
+            values = np.asarray([x[..., at][is_far[..., at]][0], low[at], high[at]])
+            if self.scale is not None:
+                values = values * self.scale.sd[at] + self.scale.mean[at]
+            name = features[at] if features else f"feature {at}"
+            more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+            remarks.append(
+                f"'{name}' is {values[0]:.6g} in sample {names[bad[0]]}{more}, far outside of training, "
+                f"{values[1]:.6g} to {values[2]:.6g}"
+            )
+        return remarks
+
     def _require_form(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> None:
         """Raise InputError unless samples have the shape and kind that the model takes."""
         kind = {"uint8": "images", "int16": "tokens"}.get(self.form.dtype, "features")
@@ -249,5 +277,6 @@ def _require_complete(raw: RawSamples, x: NDArray[np.float64]) -> None:
         row, *at = np.argwhere(gaps)[0].tolist()
         raise InputError(
             f"{raw.place(row, 'features', at)}: no value",
-            "fill it in; only pfl import --missing median stores medians for missing values",
+            "fill it in, or pfl predict --missing drop leaves such samples out",
+            "only pfl import --missing median stores medians for missing values",
         )

@@ -74,7 +74,7 @@ _FORMS_OF_OPTION = {
     "resize": (("images", "hf"), "folders of images; {} is none"),
     **dict.fromkeys(("convert", "frame"), (("images", "hf"), "folders of images; {} is none")),
     **dict.fromkeys(("delimiter", "comment"), (("csv", "tables"), "CSV and TSV; {} is neither")),
-    **dict.fromkeys(("skip_rows", "header", "names"), _SHEETS),
+    **dict.fromkeys(("skip_rows", "skip_footer", "header", "names"), _SHEETS),
     "sheet": (("excel", "tables"), "Excel; {} is none"),
     **dict.fromkeys(("decimal", "thousands", "strip", "na", "categorical", "leave_out"), _CELLS),
     "date_format": ((*TABLES, "hf", "npz", "hdf5"), "tables and arrays; {} is neither"),
@@ -252,7 +252,8 @@ def choose_dialect(asked: Any, earlier: Dialect | None = None) -> tuple[Dialect,
             value = ""
         given[each.name] = value
     typed = Dialect(**given)
-    both = typed if earlier is None else replace(earlier, **typed.given())
+    # A later file without a footer would lose its last sample.
+    both = typed if earlier is None else replace(earlier, **{"skip_footer": None, **typed.given()})
     if typed.header and typed.names is None:
         both = replace(both, names=None)
     for name in ("decimal", "thousands"):

@@ -1,7 +1,7 @@
 """Predict samples with an exported model: python reader.py FOLDER DATA.
 
-DATA is a table (.csv, .tsv), written as the one of the import, or an array (.npy, .npz). The script needs NumPy and onnxruntime, and faiss-cpu if FOLDER
-contains store.faiss. model.json describes the computation.
+DATA is a table (.csv, .tsv), written as the one of the import, or an array (.npy, .npz). The script needs NumPy and
+onnxruntime, and faiss-cpu if FOLDER contains store.faiss. model.json describes the computation.
 """
 
 from __future__ import annotations
@@ -115,7 +115,7 @@ def read_samples(path: Path, model: dict[str, Any]) -> Any:
         if names.count(column["name"]) != 1:
             sys.exit(f"{path} has {'two columns' if column['name'] in names else 'no column'} '{column['name']}'")
         cells, words = [row[names.index(column["name"])].strip() for row in rows], column["words"]
-        values: list[Any]
+        values: Any
         if words:
             values = [float("nan") if cell in model["missing"] else find_word(cell, words, table) for cell in cells]
         else:
