@@ -39,18 +39,20 @@ _MAX_LISTED = 8
 class Column:
     """One column of the user's table: a number or, with ``words``, one 0/1 feature per word, in this order.
 
-    With ``gaps``, one more 0/1 feature marks missing values.
+    With ``size``, each cell is a list of so many numbers. With ``gaps``, one more 0/1 feature marks missing values.
     """
 
     __pydantic_config__ = _FORMAT
     name: str
     words: tuple[str, ...] = ()
     gaps: bool = False
+    size: Annotated[int, Ge(0)] = 0
 
     @property
     def features(self) -> list[str]:
         """The names of its features, without the one that marks missing values."""
-        return [f"{self.name}={word}" for word in self.words] or [self.name]
+        words = [f"{self.name}={word}" for word in self.words]
+        return words or [f"{self.name}[{at}]" for at in range(self.size)] or [self.name]
 
 
 @dataclass(frozen=True)
@@ -163,6 +165,9 @@ def write(writer: ArtifactWriter, codebook: Codebook) -> None:
 def to_fields(codebook: Codebook) -> dict[str, Any]:
     """Return the fields of ``codebook.json``; those that older versions lack are left out if they are empty."""
     fields = asdict(codebook)
+    for column in fields["columns"]:
+        if not column["size"]:
+            del column["size"]
     if codebook.dialect is not None:
         fields["dialect"] = codebook.dialect.given()
     return {key: value for key, value in fields.items() if value or key not in ("scales", "encoder", "dialect")}

@@ -190,10 +190,10 @@ class ImportData(TableOptions):
     ] = None
     convert: Annotated[
         str | None,
-        Choices(("grey", "rgb")),
+        Choices(("grey", "rgb", "grey12")),
         typer.Option(
-            help="Make all images grey or rgb. Pixels of 16 bits are divided by 257, and transparent images are laid on"
-            " white.",
+            help="Make all images grey or rgb. Pixels of 16 bits are divided by 257 (with grey12, those of 12 bits by"
+            " 16), and transparent images are laid on white.",
             metavar="NAME",
             show_default="as in the files, which must be alike",
             rich_help_panel="Images",

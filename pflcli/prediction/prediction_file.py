@@ -24,9 +24,9 @@ class PredictedSamples:
 
     ``samples`` (n,) are numbers from 0, paths of images, or the words of a column; ``classes`` (C,) the names of the
     classes; ``labels`` (n,) the predicted class of each sample, 0..C-1; ``parts`` (n, C) the probabilities ``p`` and
-    the parts they are computed from, empty if only the class is disclosed; ``tuned`` the options that the client tuned on
-    validation samples; ``sets`` the classes that contain the true one with a given probability, None if they were not
-    requested.
+    the parts they are computed from, empty if only the class is disclosed; ``tuned`` the options that the client tuned
+    on validation samples; ``sets`` the classes that contain the true one with a given probability, None if they were
+    not requested.
     ``is_known`` is false if the predictions have no such client, and the global model predicted. If the file said whose
     model predicts each sample, ``clients`` (n,) are their names, and ``client`` is empty.
     """

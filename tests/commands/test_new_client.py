@@ -167,7 +167,7 @@ def test_new_client_of_a_table_is_standardized_by_its_own_samples(tmp_path, pfl)
     first = int(later.sample.min())
     test_rows = later.sample[later.offsets[2] :] - first
     np.testing.assert_allclose(answers.p[test_rows], stored, atol=1e-6)
-    assert pfl(*line, "-o", tmp_path / "no").code == 2
+    assert pfl(*line, "-o", tmp_path / "without-label").code == 0
     table("d.csv", "A").write_text("age,height,outcome\n50,120,maybe\n")
     assert "'maybe' is not among the classes" in pfl(
         "new-client", tmp_path / "m", tmp_path / "d.csv", "--client", "D", "--label", "outcome", "-o", tmp_path / "no"

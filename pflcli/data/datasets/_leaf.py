@@ -54,4 +54,10 @@ def _declared_sizes(path: Path, content: Any) -> list[tuple[str, int]]:
             raise InputError(f"{path} is not in LEAF's layout: it has no {kind.__name__} '{key}'")
     if len(content["users"]) != len(content["num_samples"]):
         raise InputError(f"{path}: {len(content['users'])} users, but {len(content['num_samples'])} num_samples")
+    unlisted = sorted(content["user_data"].keys() - {*map(str, content["users"])})
+    if unlisted:
+        raise InputError(
+            f"{path}: user_data has {len(unlisted)} users that 'users' lacks, such as {unlisted[0]}",
+            "add them to users and num_samples, or remove their data",
+        )
     return list(zip(map(str, content["users"]), content["num_samples"], strict=True))

@@ -241,12 +241,17 @@ def _find_incomplete(raw: RawSamples, x: NDArray[np.float64], missing: str) -> N
         count = f"{lost.sum()} of {len(lost)} samples lack a value"
         ways = "--missing median fills it in" if role == "features" else "fill it in"
         word = "" if raw.cell is None else raw.cell(row, role, at).strip()
+        tail = len(lost) - row
         is_word = word in MISSING and word != "" and raw.dialect.na is None
         raise InputError(
             f"{raw.place(row, role, at)}: no value" + (f", as '{word}' marks a missing one" if is_word else ""),
             f"{count}; {ways}, or --missing drop leaves the samples out",
             *([f"if '{word}' is a word like others: --na ''"] if is_word else []),
-            *(["if the last line is a footer, such as a sum: --skip-footer 1"] if row == len(lost) - 1 > 1 else []),
+            *(
+                [f"if it is a footer, such as a sum: --skip-footer {tail}"]
+                if lost[row:].all() and tail <= 3 < row
+                else []
+            ),
         )
     return lost
 
@@ -289,8 +294,6 @@ def _loss_remarks(raw: RawSamples, x: NDArray[np.float64], lost: NDArray[np.bool
     return lines + _column_hints(raw, x, lost)
 
 
-
-
 def mark_gaps(
     x: NDArray[np.float64], columns: tuple[Column, ...], like: Like | None
 ) -> tuple[NDArray[np.float64], tuple[Column, ...]]:
@@ -330,5 +333,3 @@ def require_in_range(x: NDArray[np.float64], raw: RawSamples, rows: set[int] | N
             raise InputError(
                 f"{raw.place(row, 'features', at)}: {value:g} {problem}", "correct it, or leave the row out"
             )
-
-

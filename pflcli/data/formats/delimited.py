@@ -48,6 +48,37 @@ def content_suffix(path: Path) -> str:
     return Path(path.stem).suffix.lower() if suffix in COMPRESSED else suffix
 
 
+def read_text(path: Path) -> str:
+    """Return the text of a compressed file; raises InputError if it is larger than memory, or its size, allows."""
+    _require_room(path)
+    with _open_bytes(path) as file:
+        return file.read().decode("utf-8-sig")
+
+
+def _require_room(path: Path) -> None:
+    """Raise InputError as soon as compressed content is larger than memory, or its size in the file, allows."""
+    total, stored = 0, path.stat().st_size
+    with _open_bytes(path) as file:
+        while piece := file.read(1 << 20):
+            total += len(piece)
+            require_room(path.name, total, stored)
+
+
+def _open_bytes(path: Path) -> IO[bytes]:
+    """Open the content of a file; raises InputError for a ZIP file with several files."""
+    suffix = path.suffix.lower()
+    if suffix in _OPENERS:
+        return cast(IO[bytes], _OPENERS[suffix](path))
+    if suffix != ".zip":
+        return path.open("rb")
+    with zipfile.ZipFile(path) as archive:
+        names = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX")]
+        names = [name for name in names if not name.rpartition("/")[2].startswith(".")]
+        if len(names) != 1:
+            raise InputError(f"{path.name} contains {len(names)} files instead of one table", "unzip it first")
+        return archive.open(names[0])  # the member keeps the file open
+
+
 class Delimited:
     """A text file of records; blank lines are skipped, and so are comments and the lines before the header."""
 
@@ -69,7 +100,7 @@ class Delimited:
             )
         self._newlines: str | tuple[str, ...] = ()
         if path.suffix.lower() in COMPRESSED:
-            self._require_room()
+            _require_room(path)
         self._declared = self._require_text()
         tabs = content_suffix(path) in (".tsv", ".tab")
         self.delimiter = character or self._declared or ("\t" if tabs else ",")
@@ -96,17 +127,9 @@ class Delimited:
         """The number of records that are names of columns."""
         return int(self._has_header)
 
-    def _require_room(self) -> None:
-        """Raise InputError as soon as compressed content is larger than memory, or its size in the file, allows."""
-        total, stored = 0, self.path.stat().st_size
-        with self._open_bytes() as file:
-            while piece := file.read(1 << 20):
-                total += len(piece)
-                require_room(self.name, total, stored)
-
     def _require_text(self) -> str:
         """Return the delimiter in a first line such as ``sep=;``, which Excel reads; raises InputError for no text."""
-        with self._open_bytes() as file:
+        with _open_bytes(self.path) as file:
             start = file.read(4096)
         if start[:2] in (b"\xff\xfe", b"\xfe\xff"):
             raise InputError(f"{self.name} is UTF-16, not UTF-8", f"iconv -f utf-16 -t utf-8 {self.path} > utf8.csv")
@@ -115,21 +138,8 @@ class Delimited:
         declared = re.match(rb"(?:\xef\xbb\xbf)?sep=([^\r\n])\r?\n", start)
         return "" if declared is None else declared[1].decode("latin-1")
 
-    def _open_bytes(self) -> IO[bytes]:
-        """Open the content of the file; raises InputError for a ZIP file with several files."""
-        suffix = self.path.suffix.lower()
-        if suffix in _OPENERS:
-            return cast(IO[bytes], _OPENERS[suffix](self.path))
-        if suffix != ".zip":
-            return self.path.open("rb")
-        with zipfile.ZipFile(self.path) as archive:
-            names = [name for name in archive.namelist() if not name.endswith("/") and not name.startswith("__MACOSX")]
-            if len(names) != 1:
-                raise InputError(f"{self.name} contains {len(names)} files instead of one table", "unzip it first")
-            return archive.open(names[0])  # the member keeps the file open
-
     def _open_text(self, newline: str | None) -> TextIO:
-        return io.TextIOWrapper(self._open_bytes(), encoding="utf-8-sig", newline=newline)
+        return io.TextIOWrapper(_open_bytes(self.path), encoding="utf-8-sig", newline=newline)
 
     def _count_records(self, min_columns: int) -> int:
         """Return the number of records after the header; raises InputError if one has more or fewer cells than it."""
@@ -316,7 +326,7 @@ class Delimited:
             yield _join_columns(text) if self._dialect.delimiter == WHITESPACE else text
 
     def _encoding_error(self, error: UnicodeDecodeError) -> InputError:
-        with self._open_bytes() as file:
+        with _open_bytes(self.path) as file:
             for line, content in enumerate(iter(lambda: file.readline(4 * _MAX_LINE_LENGTH), b""), 1):
                 try:
                     content.decode("utf-8")

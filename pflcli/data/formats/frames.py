@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import json
 import zipfile
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from pflcli.artifacts.codebook import Dialect
+from pflcli.data.formats.delimited import COMPRESSED, read_text
 from pflcli.data.formats.parquet import require_pyarrow
 from pflcli.errors import InputError, UsageError, closest
 from pflcli.foreign import read_json_text, require_room
@@ -75,9 +77,28 @@ def read(path: Path, form: str, dialect: Dialect) -> Frame:
         case "feather":
             return _read_feather(path)
     import pandas as pd
+    from pandas.io.stata import StataReader
 
-    frame: Any = pd.read_stata(path, preserve_dtypes=False) if form == "stata" else pd.read_spss(path)
+    if form == "stata":
+        with StataReader(path) as stored:
+            _require_different_labels(path, stored.value_labels())
+        frame: Any = pd.read_stata(path, preserve_dtypes=False)
+    else:
+        frame = pd.read_spss(path)
+        _require_different_labels(path, frame.attrs.get("variable_value_labels", {}))
     return _number_rows(path, [str(name) for name in frame.columns], [frame[name] for name in frame.columns])
+
+
+def _require_different_labels(path: Path, labels: Mapping[str, Mapping[Any, str]]) -> None:
+    """Raise InputError if two codes have the same label: they would become one word."""
+    for name, words in labels.items():
+        for word, count in Counter(words.values()).items():
+            if count > 1:
+                codes = [f"{code:g}" if isinstance(code, float) else str(code) for code in words if words[code] == word]
+                raise InputError(
+                    f"{path.name}: {' and '.join(codes[:3])} of '{name}' have the same label, '{word}'",
+                    "give each code its own label, or save the codes without labels",
+                )
 
 
 def _number_rows(path: Path, columns: list[str], series: Sequence[Any]) -> Frame:
@@ -154,7 +175,7 @@ def _read_json(path: Path) -> Frame:
     """
     import pandas as pd
 
-    text = read_json_text(path)
+    text = read_text(path) if path.suffix.lower() in COMPRESSED else read_json_text(path)
     records: list[tuple[str, Any]] = []
     if text.lstrip().startswith("["):
         records = [(f"record {at}", record) for at, record in enumerate(json.loads(text), 1)]
@@ -171,6 +192,11 @@ def _read_json(path: Path) -> Frame:
         raise InputError(f"{path.name}, {bad} is not a JSON object", 'write {"column": value, ...}')
     if not records:
         raise InputError(f"{path.name} has no samples")
+    if len(records) == 1 and len(records[0][1]) > 1 and all(isinstance(each, dict) for each in records[0][1].values()):
+        raise InputError(
+            f"{path.name} has an object per column instead of one per sample, as pandas' to_json writes by default",
+            "to_json(FILE, orient='records', lines=True)",
+        )
     columns = list(dict.fromkeys(itertools.chain.from_iterable(record for _, record in records)))
     require_room(
         f"{path.name} ({len(records)} rows, {len(columns)} columns)", 8 * len(records) * len(columns), len(text)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ from pflcli.errors import InputError
 from pflcli.foreign import parsing, require_file, require_room
 from pflcli.wording import counted, listed
 
-COLOURS = {"grey": "L", "rgb": "RGB"}
+COLOURS = {"grey": "L", "rgb": "RGB", "grey12": "L"}
 """The values of ``--convert``, and the modes of Pillow that they stand for."""
 _NEVER_OPENED = ("EPS", "MPEG")
 """Formats that Pillow knows but pfl does not open: Pillow runs Ghostscript for EPS, and cannot decode MPEG."""
@@ -33,8 +33,8 @@ _UNREAD = (
 """Endings of images that Pillow does not read, or only with other programs."""
 _SINGLE = ("MPO", "PSD", "ICO", "ICNS")
 """Formats whose further frames are previews, depth maps, layers or sizes of the same image."""
-_MIN_BRIGHTEST = 16
-"""Minimum of the largest pixel, of 255, of images with 16 bits: 12 bits in a file of 16 would be nearly black."""
+_MAX_12_BITS = 4095
+"""The largest pixel of 12 bits, as scanners store them in files of 16: divided by 257, 17 grey levels would be left."""
 
 
 @dataclass(frozen=True)
@@ -253,7 +253,14 @@ def read(folder: ImageFolder, decoding: Decoding, advance: Callable[[int, str], 
     names = [path.parent.parent.name for path in folder.paths]
     split_of = find_splits(names) if folder.layout.startswith("SPLIT") else {}
     return RawSamples(
-        x=decode(((str(path), path) for path in folder.paths), len(folder.paths), str(folder.root), decoding, advance),
+        x=decode(
+            ((str(path), path) for path in folder.paths),
+            len(folder.paths),
+            str(folder.root),
+            decoding,
+            advance,
+            [path.parents[1].name if folder.has_clients else "" for path in folder.paths],
+        ),
         label=np.asarray([path.parent.name for path in folder.paths]),
         owner=np.asarray(names) if folder.layout.startswith("CLIENT") else None,
         place=lambda row, role, at: str(folder.paths[row]),
@@ -269,15 +276,21 @@ def decode(
     name: str,
     decoding: Decoding,
     advance: Callable[[int, str], None],
+    owner: Sequence[str] | None = None,
 ) -> NDArray[np.uint8]:
-    """Return ``count`` images, each a name for messages and its file or content, as ``read`` does."""
+    """Return ``count`` images, each a name for messages and its file or content, as ``read`` does.
+
+    Raises InputError for a client, of those in ``owner`` (count,), whose images of 16 bits have no more than 12.
+    """
     pixels: list[NDArray[np.uint8]] = []
     first = ""
-    has_16_bits = False
+    brightest: dict[str, int] = {}
     for place, source in images:
         with parsing(place, "an image", "repair it or remove it"):
-            image, is_16_bit = _read_pixels(source, place, decoding)
-        has_16_bits |= is_16_bit
+            image, brightness = _read_pixels(source, place, decoding)
+        if brightness is not None:
+            client = "" if owner is None else owner[len(pixels)]
+            brightest[client] = max(brightness, brightest.get(client, 0))
         if not pixels:
             first = place
             require_room(f"{name} ({count} images)", count * image.nbytes)
@@ -295,17 +308,20 @@ def decode(
             )
         pixels.append(image)
         advance(1, "")
-    stacked = np.stack(pixels)
-    if has_16_bits and stacked.max() < _MIN_BRIGHTEST:
+    dark = [client for client, brightness in brightest.items() if brightness <= _MAX_12_BITS]
+    if dark and decoding.convert != "grey12":
+        of_client = f" of client '{dark[0]}'" if dark[0] else ""
         raise InputError(
-            f"{name}: the brightest pixel of images with 16 bits becomes {stacked.max()} of 255",
-            "scale them to the whole range of 16 bits, or to 8 bits, first",
+            f"{name}: the brightest pixel of the images with 16 bits{of_client} is {brightest[dark[0]]} of 65535, which"
+            f" becomes {round(brightest[dark[0]] / 257)} of 255",
+            "--convert grey12 if the pixels of all images have 12 bits: it divides them by 16",
+            "else scale them to the whole range of 16 bits, or to 8 bits, first",
         )
-    return stacked
+    return np.stack(pixels)
 
 
-def _read_pixels(source: Path | bytes, name: str, decoding: Decoding) -> tuple[NDArray[np.uint8], bool]:
-    """Return the pixels of one image, and whether they had 16 bits."""
+def _read_pixels(source: Path | bytes, name: str, decoding: Decoding) -> tuple[NDArray[np.uint8], int | None]:
+    """Return the pixels of one image, and the largest one if they had 16 bits."""
     from PIL import Image, ImageOps
 
     stored = len(source) if isinstance(source, bytes) else source.stat().st_size
@@ -320,7 +336,8 @@ def _read_pixels(source: Path | bytes, name: str, decoding: Decoding) -> tuple[N
             image = _convert(_narrow(turned, name, decoding) if is_16_bit else turned, name, decoding.convert)
             if decoding.resize is not None:
                 image = image.resize((decoding.resize, decoding.resize), Image.Resampling.BILINEAR)
-            return np.array(image, dtype=np.uint8), is_16_bit
+            brightest = int(np.asarray(turned).max()) if is_16_bit else None
+            return np.array(image, dtype=np.uint8), brightest
 
 
 def _count_pixel_bytes(image: Any) -> int:
@@ -346,9 +363,14 @@ def _narrow(image: Any, name: str, decoding: Decoding) -> Any:
     if decoding.convert is None:
         raise InputError(
             f"{name} has 16 bits per pixel (mode {image.mode}); pfl reads 8",
-            "--convert grey divides pixels of 16 bits by 257",
+            "--convert grey divides pixels of 16 bits by 257, --convert grey12 those of 12 bits by 16",
         )
-    return Image.fromarray(np.rint(np.asarray(image, dtype=np.float32) / 257).astype(np.uint8))
+    pixels = np.asarray(image, dtype=np.float32)
+    if decoding.convert == "grey12":
+        if pixels.max() > _MAX_12_BITS:
+            raise InputError(f"{name} has a pixel of {pixels.max():.0f}, more than 12 bits", "--convert grey")
+        return Image.fromarray((pixels // 16).astype(np.uint8))
+    return Image.fromarray(np.rint(pixels / 257).astype(np.uint8))
 
 
 def _convert(image: Any, name: str, convert: str | None) -> Any:

@@ -357,6 +357,8 @@ class _Doubt:
     readings: tuple[Reading, ...]
     absent: tuple[str, ...]
     """words that may mark missing values"""
+    count: int
+    """cells that are not numbers"""
 
 
 def _read_column(
@@ -368,6 +370,12 @@ def _read_column(
     """
     name, like, dialect = table.columns[at], selection.like, selection.dialect
     where = f"{table.name}: column '{name}'"
+    old = next((column for column in (like.columns if like else ()) if column.name == name), Column(name))
+    nested = [isinstance(cell, list | tuple | dict | np.ndarray) for cell in series] if series.dtype == object else []
+    if any(nested):
+        return _stack_lists(table, at, series, np.asarray(nested), old.size)
+    if old.size:
+        raise InputError(f"{where} has no lists of {old.size} numbers, as in training")
     if at in selection.words or (selection.detects_words and _has_words(series, where, dialect)):
         known = selection.words.get(at, ())
         words = spellings.read(
@@ -398,7 +406,44 @@ def _read_column(
     if selection.is_default and not _is_meant(numbers, series, is_strange, strange, dialect):
         return None, numbers
     row = int(np.argmax(is_strange))
-    return _Doubt(at, row, tuple(strange), tuple(readings), _list_absent(series[is_strange], dialect)), numbers
+    absent = _list_absent(series[is_strange], dialect)
+    return _Doubt(at, row, tuple(strange), tuple(readings), absent, int(is_strange.sum())), numbers
+
+
+def _stack_lists(
+    table: Table, at: int, series: Any, nested: NDArray[np.bool_], size: int
+) -> tuple[Column, NDArray[np.float64]]:
+    """Return a column of lists of numbers, and these (n, size); NaN if a list is missing. A ``size`` of 0 is any.
+
+    Raises InputError for objects, for other lists, and for lists of another length than those before or in training.
+    """
+    name = table.columns[at]
+    values: NDArray[np.float64] | None = None
+    for row in np.flatnonzero(nested).tolist():
+        cell = series.iloc[row]
+        try:
+            numbers = None if isinstance(cell, dict) else np.asarray(cell, dtype=np.float64)
+        except (TypeError, ValueError):
+            numbers = None
+        if numbers is None or numbers.ndim != 1 or not len(numbers):
+            inside = (
+                f"an object ({list_columns(list(map(str, cell)))})" if isinstance(cell, dict) else "no list of numbers"
+            )
+            raise InputError(
+                f"{locate_cell(table, row, name)}: it contains {inside}",
+                "make each value a column of its own, as pandas.json_normalize does",
+                f"--leave-out {shlex.quote(name)}",
+            )
+        size = size or len(numbers)
+        if len(numbers) != size:
+            raise InputError(f"{locate_cell(table, row, name)}: it has {len(numbers)} numbers, and others have {size}")
+        values = np.full((len(series), size), np.nan) if values is None else values
+        values[row] = numbers
+    assert values is not None
+    strange = np.flatnonzero(~nested & series.notna().to_numpy(np.bool_))
+    if len(strange):
+        raise InputError(f"{locate_cell(table, int(strange[0]), name)}: it is no list of {size} numbers, as others are")
+    return Column(name, size=size), values
 
 
 def _is_meant(
@@ -437,6 +482,13 @@ def _not_numbers_error(table: Table, doubts: Sequence[_Doubt], selection: _Selec
         for reading in doubt.readings:
             by_option.setdefault(reading.option, []).append((table.columns[doubt.at], reading))
     fixes = []
+    if (
+        all((doubt.row, doubt.count) == (0, 1) for doubt in doubts)
+        and not selection.dialect.names
+        and len(table.columns) < 20
+    ):
+        named = shlex.quote(",".join(table.columns))
+        fixes.append(f"if it is a row of units: --skip-rows {(selection.dialect.skip_rows or 0) + 2} --names {named}")
     for option_typed, found in by_option.items():
         others = f" ({list_columns([name for name, _ in found])})" if len(doubts) > 1 else ""
         fixes.append(f"{option_typed} reads '{found[0][1].cell}' as {found[0][1].number}{others}")

@@ -106,7 +106,7 @@ def find_numeric_features(book: Codebook, width: int) -> NDArray[np.bool_]:
     """Return which of ``width`` features (d,) are numbers instead of 0/1 for a word or a missing value."""
     flags: list[bool] = []
     for column in book.columns:
-        flags += [not column.words] * max(1, len(column.words)) + [False] * column.gaps
+        flags += [not column.words] * len(column.features) + [False] * column.gaps
     return np.asarray(flags or [True] * width, dtype=np.bool_)
 
 

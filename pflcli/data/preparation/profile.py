@@ -127,10 +127,12 @@ def _describe_features(raw: RawSamples) -> Iterator[ColumnProfile]:
         at += width
         if column is not None and column.words:
             row = _describe_hot(name, column.words, values)
-            yield replace(row, remarks=(*judge.judge(values.argmax(axis=1), is_ordered=False), *lacking(name, values)))
+            yield replace(
+                row, remarks=(*judge.judge(values.argmax(axis=1), is_ordered=False), *lacking(values, has_words=True))
+            )
         elif width > 1:
             row = _describe_numbers(name, values.reshape(-1), f"{width} features")
-            yield replace(row, remarks=lacking(name, values))
+            yield replace(row, remarks=lacking(values))
         else:
             numbers = values.reshape(-1)
             row = _describe_numbers(name, numbers, noun)
@@ -143,7 +145,7 @@ def _describe_features(raw: RawSamples) -> Iterator[ColumnProfile]:
             )
             remarks += _flag_numbers(name, numbers.astype(np.float64))
             if x.ndim == 2:
-                remarks += [*judge.judge(numbers, is_ordered=True), *lacking(name, values)]
+                remarks += [*judge.judge(numbers, is_ordered=True), *lacking(values)]
             yield replace(row, kind=kind, remarks=tuple(remarks))
 
 
@@ -312,14 +314,14 @@ def _find_lacking(raw: RawSamples) -> Any:
 
     names, owner = (np.empty(0), np.empty(0)) if raw.owner is None else np.unique(raw.owner, return_inverse=True)
 
-    def find(name: str, values: Floats) -> tuple[str, ...]:
+    def find(values: Floats, *, has_words: bool = False) -> tuple[str, ...]:
         if len(names) < 2:
             return ()
         known = ~np.isnan(values[:, 0])
         has_value = np.bincount(owner[known], minlength=len(names)) > 0
         lacking = [str(each) for each in names[~has_value]]
         remarks = [f"has no value at all for {listed(lacking, 8)}"] if lacking and has_value.any() else []
-        if values.shape[1] > 1:
+        if has_words:
             table = pd.DataFrame(values[known] > 0).groupby(owner[known]).any().to_numpy()
             remarks += _find_strangers([str(each) for each in names[has_value]], table, "word")
         return tuple(remarks)

@@ -276,7 +276,6 @@ _REMEDY_OF_SUFFIX = {
     ".arff": "pandas.DataFrame(scipy.io.arff.loadarff(FILE)[0]).to_csv('table.csv', index=False)",
     ".sas7bdat": "pandas.read_sas(FILE, encoding='utf-8').to_csv('table.csv', index=False)",
     ".rds": "write.csv(readRDS(FILE), 'table.csv', row.names = FALSE) in R",
-    ".mat": "np.savez('data.npz', x=x, y=y, owner=owner), with scipy.io.loadmat",
 }
 
 
@@ -352,8 +351,8 @@ def identify_form(path: Path) -> str:
     suffix = content_suffix(path)
     is_compressed = path.suffix.lower() in COMPRESSED
     form = FORM_OF_SUFFIX.get(suffix, "csv" if path.suffix.lower() == ".zip" and not suffix else "")
-    if not form or (is_compressed and form != "csv"):
-        known = f"{', '.join(FORM_OF_SUFFIX)}, compressed text such as .csv.gz, or a folder of images"
+    if not form or (is_compressed and form not in ("csv", "json")):
+        known = f"{', '.join(FORM_OF_SUFFIX)}, compressed text such as .csv.gz and .jsonl.gz, or a folder of images"
         raise UsageError(f"{path} has a format that pfl does not import ({known})", *_list_remedies(path))
     return form
 
@@ -411,4 +410,8 @@ def _list_remedies(path: Path) -> list[str]:
     if suffix in COMPRESSED:
         is_known = content_suffix(path) in FORM_OF_SUFFIX
         return ["unpack it first" if is_known else "unpack it, and convert its content to CSV, Parquet or NPZ"]
+    if suffix == ".mat":
+        with path.open("rb") as file:
+            is_new = file.read(10) == b"MATLAB 7.3"
+        return [f"np.savez('data.npz', x=x, y=y, owner=owner), with {'h5py.File' if is_new else 'scipy.io.loadmat'}"]
     return [_REMEDY_OF_SUFFIX[suffix]] if suffix in _REMEDY_OF_SUFFIX else []

@@ -54,7 +54,8 @@ def describe(model: StandaloneModel, version: str, agreement: Agreement | None =
         },
         **({} if model.encoder is None else {"encoder": describe_encoder(model.encoder)}),
         "columns": [
-            {"name": column.name, "words": list(column.words), "gaps": column.gaps} for column in prepared.columns
+            {"name": column.name, "words": list(column.words), "gaps": column.gaps, "size": column.size}
+            for column in prepared.columns
         ],
         "missing": list(list_missing(prepared.dialect)),
         "table": describe_table(prepared.dialect),

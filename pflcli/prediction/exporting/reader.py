@@ -114,6 +114,8 @@ def read_samples(path: Path, model: dict[str, Any]) -> Any:
     for column in model["columns"] or [{"name": name, "words": []} for name in names]:
         if names.count(column["name"]) != 1:
             sys.exit(f"{path} has {'two columns' if column['name'] in names else 'no column'} '{column['name']}'")
+        if column.get("size"):
+            sys.exit(f"{path}: column '{column['name']}' has lists of {column['size']} numbers: use an array (.npy)")
         cells, words = [row[names.index(column["name"])].strip() for row in rows], column["words"]
         values: Any
         if words:
