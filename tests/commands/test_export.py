@@ -345,6 +345,7 @@ SPELLINGS = {
     "quotes": ('"m","w"\n"1.5","a"\n2,b\n', {}),
     "truths": ("m,w\nTrue,a\nfalse,b\n1,a\n", {}),
     "cases": ("m,w\n1,A\n2, b \n", {"fold_case": True}),
+    "cases and typography": ("m,w\n1,\uff21\n2,b\u200b\n", {"fold_case": True}),
     "infinity": ("m,w\ninf,a\n-inf,b\n1,a\n", {}),
 }  # fmt: skip
 NOT_NUMBERS = {

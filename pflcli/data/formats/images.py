@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import io
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -252,17 +252,12 @@ def read(folder: ImageFolder, decoding: Decoding, advance: Callable[[int, str], 
     """
     names = [path.parent.parent.name for path in folder.paths]
     split_of = find_splits(names) if folder.layout.startswith("SPLIT") else {}
+    owner = np.asarray(names) if folder.layout.startswith("CLIENT") else None
+    paths = ((str(path), path) for path in folder.paths)
     return RawSamples(
-        x=decode(
-            ((str(path), path) for path in folder.paths),
-            len(folder.paths),
-            str(folder.root),
-            decoding,
-            advance,
-            [path.parents[1].name if folder.has_clients else "" for path in folder.paths],
-        ),
+        x=decode(paths, len(folder.paths), str(folder.root), decoding, advance, owner),
         label=np.asarray([path.parent.name for path in folder.paths]),
-        owner=np.asarray(names) if folder.layout.startswith("CLIENT") else None,
+        owner=owner,
         place=lambda row, role, at: str(folder.paths[row]),
         remarks=folder.remarks,
         metadata={"split": np.asarray([split_of.get(name, name) for name in names])} if split_of else {},
@@ -276,7 +271,7 @@ def decode(
     name: str,
     decoding: Decoding,
     advance: Callable[[int, str], None],
-    owner: Sequence[str] | None = None,
+    owner: NDArray[np.str_] | None = None,
 ) -> NDArray[np.uint8]:
     """Return ``count`` images, each a name for messages and its file or content, as ``read`` does.
 
@@ -289,7 +284,7 @@ def decode(
         with parsing(place, "an image", "repair it or remove it"):
             image, brightness = _read_pixels(source, place, decoding)
         if brightness is not None:
-            client = "" if owner is None else owner[len(pixels)]
+            client = "" if owner is None else str(owner[len(pixels)])
             brightest[client] = max(brightness, brightest.get(client, 0))
         if not pixels:
             first = place

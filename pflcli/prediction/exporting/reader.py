@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import csv
 import json
-import math
 import re
 import sys
+import unicodedata
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +21,15 @@ import onnxruntime
 SPACES = " \u00a0\u2007\u2009\u202f"
 INVISIBLE = dict.fromkeys(map(ord, "\u200b\u200c\u200d\u200e\u200f\u2060\ufeff\u00ad"))
 DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d"), "-")
+HYPHENS = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe58\ufe63\uff0d"), "-")
+APOSTROPHES = dict.fromkeys(map(ord, "`\u00b4\u02b9\u02bc\u2018\u2019\u201b\u2032\uff07"), "'")
 NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?|[+-]?inf", re.ASCII)
 
 
-def parse_number(cell: str, table: dict[str, Any]) -> float | None:
-    """Return the number in a cell of a table, read as pfl reads it; None for anything else."""
+def spell_number(cell: str, table: dict[str, Any], strip: list[str]) -> str | None:
+    """Return the number in a cell of a table, read as pfl reads it, in Python's spelling; None for anything else."""
     cell = cell.translate(INVISIBLE).strip()
-    for mark in table["strip"]:
+    for mark in strip:
         cell = cell.removeprefix(mark).removesuffix(mark).strip()
     cell = cell.translate(DASHES)
     cell = "".join(str(int(c)) if not c.isascii() and c.isdecimal() else c for c in cell)
@@ -39,33 +42,48 @@ def parse_number(cell: str, table: dict[str, Any]) -> float | None:
         cell = "" if decimal in cell or re.fullmatch(r"[+-]?[1-9]\d{0,2}(\.\d{3})+", cell) else cell
     elif decimal != ".":
         cell = cell.replace(decimal, ".", 1)
-    return float(cell) if NUMBER.fullmatch(cell) else None
+    return cell if NUMBER.fullmatch(cell) else None
 
 
 def parse_numbers(cells: list[str], table: dict[str, Any], missing: list[str]) -> list[float | None]:
     """Return the numbers of a column, nan if missing and None if a cell is none; True is 1, beside numbers alone."""
     marks = [float(word) for word in missing if NUMBER.fullmatch(word)]
-    numbers = [float("nan") if cell in missing else parse_number(cell, table) for cell in cells]
-    truths = [{"true": 1.0, "false": 0.0}.get(cell.lower()) for cell in cells]
-    if all(number is not None or truth is not None for number, truth in zip(numbers, truths, strict=True)):
-        numbers = [truth if number is None else number for number, truth in zip(numbers, truths, strict=True)]
+    words = ["nan" if cell in missing else spell_number(cell, table, table["strip"]) for cell in cells]
+    truths = [{"true": "1", "false": "0"}.get(cell.lower()) for cell in cells]
+    if all(word is not None or truth is not None for word, truth in zip(words, truths, strict=True)):
+        words = [truth if word is None else word for word, truth in zip(words, truths, strict=True)]
+    numbers = [None if word is None else float(word) for word in words]
     return [float("nan") if number in marks else number for number in numbers]
 
 
-def find_word(cell: str, words: list[str], table: dict[str, Any]) -> int | None:
-    """Return the position of a cell's word among ``words``, None if it is not there: 1.0 is 1."""
-    if cell in words:
-        return words.index(cell)
-    if NUMBER.fullmatch(cell):
-        return next(
-            (at for at, word in enumerate(words) if NUMBER.fullmatch(word) and float(word) == float(cell)), None
-        )
-    return next((at for at, word in enumerate(words) if table["fold_case"] and fold(word) == fold(cell)), None)
+def find_words(cells: list[str], words: list[str], table: dict[str, Any], missing: list[str]) -> list[float | None]:
+    """Return the positions of the cells of a column among ``words``, nan if missing and None for an unknown word."""
+    names = [shorten(word, table) for word in words]
+    marks = [*missing, *(shorten(mark, table) for mark in missing)]
+    found: list[float | None] = []
+    for cell in cells:
+        name = shorten(cell, table)
+        if cell in missing or name in marks:
+            found.append(float("nan"))
+            continue
+        known = [name] if name in names or not table["fold_case"] else [n for n in names if fold(n) == fold(name)]
+        found.append(names.index(known[0]) if known and known[0] in names else None)
+    return found
+
+
+def shorten(word: str, table: dict[str, Any]) -> str:
+    """Return a number as Python spells it, without a point if it is whole, as 7 for 7.0; other words as they are."""
+    number = spell_number(word, table, [])
+    if number is None or "." not in number:
+        return word if number is None else number
+    return str(int(Decimal(number))) if float(number).is_integer() else number
 
 
 def fold(word: str) -> str:
-    """Return what words have in common that differ only by case, spaces or invisible characters."""
-    return " ".join(word.translate(INVISIBLE).casefold().split())
+    """Return what all spellings of a word have in common: no case, spaces or typography."""
+    word = word.translate(INVISIBLE).translate(APOSTROPHES).translate(HYPHENS)
+    word = unicodedata.normalize("NFKC", unicodedata.normalize("NFC", word))
+    return "".join(unicodedata.normalize("NFC", word.casefold()).split())
 
 
 def cut_comment(line: str, mark: str, quoted: bool) -> tuple[str, bool]:
@@ -117,15 +135,15 @@ def read_samples(path: Path, model: dict[str, Any]) -> Any:
         if column.get("size"):
             sys.exit(f"{path}: column '{column['name']}' has lists of {column['size']} numbers: use an array (.npy)")
         cells, words = [row[names.index(column["name"])].strip() for row in rows], column["words"]
-        values: Any
+        values: list[float | None]
         if words:
-            values = [float("nan") if cell in model["missing"] else find_word(cell, words, table) for cell in cells]
+            values = find_words(cells, words, table, model["missing"])
         else:
             values = parse_numbers(cells, table, model["missing"])
         if None in values:
             cell = cells[values.index(None)]
             sys.exit(f"{path}, column '{column['name']}': '{cell}' is no {'known word' if words else 'number'}")
-        features += [[v if math.isnan(v) else float(v == at) for v in values] for at in range(len(words))] or [values]
+        features += [[float(v == at) if v == v else v for v in values] for at in range(len(words))] or [values]  # noqa: PLR0124
     return np.asarray(features, dtype=np.float64).T
 
 
