@@ -17,9 +17,9 @@ from pflcli.artifacts.kinds.dataset import ColumnProfile
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.data.formats import ABSENT, Roles, cleaning
+from pflcli.data.formats import ABSENT, Roles
 from pflcli.data.formats.images import Decoding
-from pflcli.data.preparation import earlier_dataset
+from pflcli.data.preparation import cleaning, earlier_dataset
 from pflcli.data.preparation.earlier_dataset import Earlier
 from pflcli.data.preparation.profile import find_scale_remarks, format_lines, profile
 from pflcli.data.preparation.user_data import TABLES, UserData, choose_dialect, locate

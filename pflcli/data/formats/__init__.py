@@ -1,4 +1,7 @@
-"""Readers of users' files: one module per format, each of which returns ``RawSamples``, which ``cleaning`` checks."""
+"""Readers of users' files: one module per format, each of which returns ``RawSamples``.
+
+``preparation.cleaning`` checks these.
+"""
 
 from __future__ import annotations
 
