@@ -407,7 +407,11 @@ BAD_PARQUET = {
         "row 1 (of 1 to 3), column 'a': '1970-01-01 00:00:00' is not a number",
         "a date",
     ),
-    "lists": ({"who": IDS, "class": KIND, "a": [[1], [2], [3]]}, {"features": "a"}, "'[1]' is not a number"),
+    "lists of other lengths": (
+        {"who": IDS, "class": KIND, "a": [[1], [2, 3], [3]]},
+        {"features": "a"},
+        "row 2 (of 1 to 3), column 'a': it has 2 numbers, and others have 1",
+    ),
     "labels of lists": (
         {"who": IDS, "class": [[1], [2], [3]], "a": KIND},
         {},

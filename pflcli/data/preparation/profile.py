@@ -192,7 +192,7 @@ def _flag_numbers(name: str, values: Floats) -> list[str]:
     elif _is_id(name, known, distinct):
         is_gapless = len(distinct) == len(known) and distinct[-1] - distinct[0] == len(known) - 1
         remarks.append(f"looks like {'a row number' if is_gapless else 'an id'}: {leave} ignores it")
-    large = distinct[np.abs(distinct) > _MAX_EXACT_INTEGER]
+    large = distinct[np.abs(distinct) >= _MAX_EXACT_INTEGER]
     if not unit and len(np.unique(large.astype(np.float32))) < len(large):
         remarks.append(f"is rounded to 7 digits (float32): if it is an id, {leave}")
     return remarks

@@ -351,7 +351,8 @@ def identify_form(path: Path) -> str:
     suffix = content_suffix(path)
     is_compressed = path.suffix.lower() in COMPRESSED
     form = FORM_OF_SUFFIX.get(suffix, "csv" if path.suffix.lower() == ".zip" and not suffix else "")
-    if not form or (is_compressed and form not in ("csv", "json")):
+    is_read = form == "csv" or (form == "json" and not _list_readers(path)) or (form and not is_compressed)
+    if not is_read:
         known = f"{', '.join(FORM_OF_SUFFIX)}, compressed text such as .csv.gz and .jsonl.gz, or a folder of images"
         raise UsageError(f"{path} has a format that pfl does not import ({known})", *_list_remedies(path))
     return form
@@ -400,10 +401,15 @@ def _pickles_error(source: Path | str, form: str) -> UsageError:
     )
 
 
+def _list_readers(path: Path) -> list[str]:
+    """Return the datasets of the registry that have a file of this name."""
+    cards = registry.cards("datasets")
+    return [card.name for card in cards for name in card.facts.get("FILES", ()) if fnmatch(path.name, name)]
+
+
 def _list_remedies(path: Path) -> list[str]:
     """Return remedies for a file that cannot be imported directly."""
-    cards = registry.cards("datasets")
-    readers = [card.name for card in cards for name in card.facts.get("FILES", ()) if fnmatch(path.name, name)]
+    readers = _list_readers(path)
     if readers:
         return [f"it belongs to the dataset {readers[0]}: pfl partition {readers[0]} --root {path.parent} -o DIR"]
     suffix = path.suffix.lower()
