@@ -112,7 +112,7 @@ def test_check_names_the_file_and_line_of_an_exception(working_folder):
 def test_check_prints_one_line_per_law_and_counts_the_results(working_folder, pfl):
     assert pfl("new", "scheme", "mine.py").out == "mine.py\n"
     ran = pfl("check", "./mine.py", "--set", "ratio=2")
-    assert (ran.code, ran.err) == (0, "11 laws passed, none failed\n")
+    assert (ran.code, ran.err) == (0, "12 laws passed, none failed\n")
     assert ran.out.splitlines()[0] == "passed          no-sample-has-two-clients"
     verdicts = json.loads(pfl("check", "schemes/shards", "--json").out)
     assert {verdict["result"] for verdict in verdicts} == {"passed"}
@@ -123,7 +123,7 @@ def test_check_prints_one_line_per_law_and_counts_the_results(working_folder, pf
     assert ran.code == ComputationError.exit_code
     assert ran.out.startswith("failed          no-sample-has-two-clients\n")
     assert "rows are given twice" in ran.out
-    assert "./other.py breaks 2 of 11 laws" in ran.err
+    assert "./other.py breaks 2 of 12 laws" in ran.err
 
 
 def test_check_reports_a_doubtful_law_as_a_warning(working_folder, pfl, monkeypatch):
