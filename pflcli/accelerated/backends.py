@@ -7,22 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from pflcli.engine import linear_chain
+from pflcli.engine import backend, linear_chain
 from pflcli.engine.gradients import StackedNetwork
 from pflcli.engine.strategy import Backend, Request, Strategy, WorkerNet
 from pflcli.engine.task import Classification
-
-
-def products() -> Any:
-    """Return the module of compiled products, which loads Numba."""
-    from pflcli.accelerated import products
-
-    return products
 
 
 def pays_to_compile(weights: Iterable[Tensor]) -> bool:
@@ -30,7 +22,8 @@ def pays_to_compile(weights: Iterable[Tensor]) -> bool:
     values = list(weights)
     if sum(value.numel() for value in values) < linear_chain.LARGE or any(v.dtype != torch.float32 for v in values):
         return False
-    return bool(products().COMPILED) and values[0].device.type == "cpu"
+    # ``part`` counts the time in which this loads Numba.
+    return bool(backend.part("products").COMPILED) and values[0].device.type == "cpu"
 
 
 def chain_network(worker: WorkerNet, trained: Collection[str]) -> StackedNetwork | None:
@@ -58,7 +51,7 @@ def compiled_chain(request: Request) -> Strategy | str:
     how = "one compiled loop takes all steps of a client" if is_plain else "compiled loops need no autograd"
     return Strategy(
         "compiled linear chain",
-        f"{how}; {products().DESCRIPTION}",
+        f"{how}; {backend.describe_products()}",
         lambda names: CompiledChainNetwork(layers, names),
         stacked=True,
         train=partial(steps.train, layers) if is_plain else None,
@@ -78,7 +71,7 @@ def compiled_program(request: Request) -> Strategy | str:
     from pflcli.accelerated.program import CompiledNetwork, Program
 
     assert isinstance(program, Program)
-    name, why = "compiled program", f"every layer of the network has a compiled form; {products().DESCRIPTION}"
+    name, why = "compiled program", f"every layer of the network has a compiled form; {backend.describe_products()}"
     if request.is_lockstep:
         name, why = "lockstep", "clients take each step together, as it reads much that they share"
     passes = partial(CompiledNetwork, worker.net, program=program)

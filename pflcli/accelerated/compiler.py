@@ -19,6 +19,7 @@ import hashlib
 import importlib
 import io
 import pickle
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cache, partial
@@ -81,7 +82,7 @@ def compiled(function: Callable[..., Any]) -> Callable[..., Any]:
         _share_code(function, form)
 
     def compile_fast(types_of_arguments: Any) -> Any:
-        with _collecting_new_garbage_only():
+        with _collecting_new_garbage_only(), spent.measured():
             return compile_form(types_of_arguments)
 
     result.get_call_template, result.add_overload, result.compile = get_call_template, add, compile_fast
@@ -94,6 +95,30 @@ def inlined(function: Callable[..., Any]) -> Callable[..., Any]:
     result: Any = numba.njit(**_OPTIONS)(function)
     called: Callable[..., Any] = result
     return called
+
+
+class Stopwatch:
+    """The time that this process has spent on compiling functions, or on loading their code."""
+
+    def __init__(self) -> None:
+        self.seconds = self.processor_seconds = 0.0
+        self._depth = 0
+
+    @contextmanager
+    def measured(self) -> Iterator[None]:
+        """Add the time of the block. Compiling a function compiles those that it calls, which are counted once."""
+        began, processor = time.monotonic(), time.thread_time()
+        self._depth += 1
+        try:
+            yield
+        finally:
+            self._depth -= 1
+            if not self._depth:
+                self.seconds += time.monotonic() - began
+                self.processor_seconds += time.thread_time() - processor
+
+
+spent = Stopwatch()
 
 
 @contextmanager

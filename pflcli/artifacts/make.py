@@ -77,6 +77,7 @@ def make(
     continued: Artifact | None = None,
     remarks: Iterable[str] = (),
     needed_bytes: int = 0,
+    uncharged: Callable[[], tuple[float, float]] = lambda: (0.0, 0.0),
 ) -> Outcome:
     """Make the artifact with this ``spec``, unless it exists.
 
@@ -84,6 +85,7 @@ def make(
     the new artifact contains the old one and may replace it. The seconds in which ``continued``, an artifact whose work
     is not repeated, was made count as well. ``remarks`` are messages to show before building, or in a
     dry run; they are not evaluated if the artifact is up to date. ``needed_bytes`` is an estimate of its size.
+    ``uncharged`` returns the wall-clock and processor seconds of this process that no artifact is charged with.
     Raises ConflictError if other files or an input are at ``out``, InputError if the disk is too full.
     """
     out = Path(out)
@@ -114,7 +116,10 @@ def make(
         if writer.complete is None:
             made = {} if continued is None else continued.manifest.made
             writer.seconds, began = made.get("seconds", 0.0), _processor_seconds() - made.get("processor_seconds", 0.0)
+            seconds, processor_seconds = uncharged()
             summary, circumstances = build(writer)
+            writer.seconds += seconds - uncharged()[0]
+            began += uncharged()[1] - processor_seconds
             if execution.has_workers:
                 gc.collect()  # end unused worker processes, so that their seconds count
             processor = {"processor_seconds": round(_processor_seconds() - began, 3)}

@@ -20,6 +20,7 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
+from pflcli.engine import backend
 from pflcli.errors import UsageError
 from pflcli.evaluation.metrics.client_relations import summarize_attention, summarize_neighbours, unpack_graph
 from pflcli.execution import Execution
@@ -99,6 +100,7 @@ def personalize(asked: Personalize) -> Outcome:
         extends=more_rounds.describe(shorter),
         continued=shorter,
         remarks=_remarks(job),
+        uncharged=backend.compile_seconds,
     )
 
 

@@ -20,6 +20,7 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
+from pflcli.engine import backend
 from pflcli.errors import UsageError
 from pflcli.evaluation import convergence
 from pflcli.execution import Execution
@@ -95,6 +96,7 @@ def train_global(asked: TrainGlobal) -> Outcome:
             run_request.describe_seed(asked.method, definition, cfg, training),
             guarantee.describe_plan(training, partial(partitions.read_able_clients, partition)),
         ),
+        uncharged=backend.compile_seconds,
     )
 
 

@@ -9,6 +9,8 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import os
+import sys
+import time
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from functools import cache, wraps
@@ -80,15 +82,33 @@ def program(net: nn.Module, in_shape: tuple[int, ...]) -> Program | None:
     return compiled
 
 
+def compile_seconds() -> tuple[float, float]:
+    """Return the wall-clock and processor seconds that this process has spent on importing Numba and compiling loops.
+
+    Times of runs leave them out. Otherwise, the method that runs first would be charged with them.
+    """
+    compiler = sys.modules.get(f"{_PACKAGE}.compiler")
+    seconds, processor = map(sum, zip((0.0, 0.0), *_importing, strict=True))
+    if compiler is not None:
+        seconds, processor = seconds + compiler.spent.seconds, processor + compiler.spent.processor_seconds
+    return seconds, processor
+
+
 def describe_products() -> str:
     """Return for users what computes matrix products."""
     products = part("products")
     return "matrix products by PyTorch" if products is None else str(products.DESCRIPTION)
 
 
+_importing: list[tuple[float, float]] = []
+
+
 @cache
 def _import(name: str) -> Any:
-    return importlib.import_module(f"{_PACKAGE}.{name}")
+    began, processor = time.monotonic(), time.thread_time()
+    module = importlib.import_module(f"{_PACKAGE}.{name}")
+    _importing.append((time.monotonic() - began, time.thread_time() - processor))
+    return module
 
 
 @cache

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from pflcli.engine import backend
 from pflcli.errors import ComputationError
 from pflcli.federation.attendance import AllAbsent, Attendance, Diverged, RoundNotes, client_list
 from pflcli.federation.run import Run
@@ -80,12 +81,17 @@ def _watch_rounds(run: Run) -> Iterator[None]:
         run.settings = settings
 
 
+def _clock() -> float:
+    """Return the seconds since some moment, without those that ``compile_seconds`` counts."""
+    return time.monotonic() - backend.compile_seconds()[0]
+
+
 def set_up(run: Run, method: Method) -> Progress:
     """Return the progress before the first round, with row 0 if ``setup`` sent something."""
-    began, before, run.notes = time.monotonic(), dict(run.traffic), RoundNotes()
+    began, before, run.notes = _clock(), dict(run.traffic), RoundNotes()
     with _watch_rounds(run), run.engine.training():
         state = method.setup(run)
-    spent = time.monotonic() - began
+    spent = _clock() - began
     rows = [] if run.traffic == before else [_describe_round(run, method, state, -1, before, spent)]
     return Progress(state, rows, reads_rounds=run.notes.reads_rounds)
 
@@ -97,7 +103,7 @@ def play_round(run: Run, name: str, method: Method, state: Any, t: int) -> tuple
     client completes the round, the state stays the same. Raises ComputationError if the method does, or if the training
     of all clients diverges.
     """
-    began, before, fix = time.monotonic(), dict(run.traffic), tuple[str, ...]()
+    began, before, fix = _clock(), dict(run.traffic), tuple[str, ...]()
     attendance = Attendance(t=t)
     try:
         while True:
@@ -127,7 +133,7 @@ def play_round(run: Run, name: str, method: Method, state: Any, t: int) -> tuple
                 raise ComputationError(f"the parameters of all clients that trained became non-finite: {clients}", *fix)
     except ComputationError as error:
         raise ComputationError(f"{name}, round {t + 1}: {error.message}", *error.fix) from None
-    row = _describe_round(run, method, after, t, before, time.monotonic() - began)
+    row = _describe_round(run, method, after, t, before, _clock() - began)
     return after, row if run.privacy is None else {**row, **run.privacy.end_round()}
 
 

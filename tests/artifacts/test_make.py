@@ -12,6 +12,7 @@ import pytest
 
 from helpers import build, spec
 from pflcli.artifacts.make import make
+from pflcli.artifacts.reader import open_artifact
 from pflcli.execution import Execution
 
 MAKEFILE = """
@@ -52,3 +53,18 @@ def test_garbage_collection_runs_only_after_worker_processes(tmp_path, monkeypat
     assert searches == []
     make(tmp_path / "beside", spec(), Execution(jobs=2), build)
     assert searches == ["search"]
+
+
+def test_artifacts_are_not_charged_with_one_off_work(tmp_path):
+    """``compile_seconds`` is such work: what is compiled once serves all later runs of the process."""
+    once = [3.0, 2.0]
+
+    def build_slowly(writer):
+        writer.seconds += 50.0
+        once[:] = 3.0 + 40.0, 2.0 + 30.0
+        return build(writer)
+
+    make(tmp_path / "out", spec(), Execution(), build_slowly, uncharged=lambda: (once[0], once[1]))
+    made = open_artifact(tmp_path / "out").manifest.made
+    assert 10.0 <= made["seconds"] < 20.0
+    assert -30.0 <= made["processor_seconds"] < -20.0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from dataclasses import replace
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 import torch
 
 from pflcli import methods
+from pflcli.engine import backend
 from pflcli.laws import small_federation as small
 from pflcli.simulation import absences, loop, personal_accuracy
 
@@ -60,3 +62,24 @@ def test_clients_that_join_later_do_not_count_in_personal_accuracy(method):
     other = small.make_run(method, data=wrong)
     measured = [personal_accuracy.measure_accuracy(each, code, state) for each in (run, other)]
     assert measured[0] == measured[1]
+
+
+def test_seconds_of_a_round_leave_out_the_time_of_compiling(monkeypatch):
+    compiler = pytest.importorskip("pflcli.accelerated.compiler")
+    run = small.make_run("fedavg", rounds=1)
+    code = methods.load("fedavg")
+    train_round = code.train_round
+
+    def compile_first(run, state, t):
+        with compiler.spent.measured(), compiler.spent.measured():  # a function, and one that it calls
+            time.sleep(0.5)
+        time.sleep(0.1)
+        return train_round(run, state, t)
+
+    monkeypatch.setattr(code, "train_round", compile_first)
+    before, _ = backend.compile_seconds()
+    began = time.monotonic()
+    _, row = loop.play_round(run, "fedavg", code, code.setup(run), 0)
+    everything, compiling = time.monotonic() - began, backend.compile_seconds()[0] - before
+    assert 0.5 <= compiling <= everything - 0.1
+    assert 0.1 <= row["seconds"] <= everything - 0.5 + 1e-3
