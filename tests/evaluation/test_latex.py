@@ -109,7 +109,7 @@ def test_best_method_is_bold_and_those_not_significantly_worse_have_a_dagger(thr
     assert marks == {"FedAvg": (False, False), "Ditto": (False, True), "Local": (True, False)}
     # Of a bottom decile there is no test, nor of costs.
     assert not any(re.search("textbf|dagger", row[r"bottom decile \%"] + row["MB sent"]) for row in table.values())
-    assert re.search(r"\$\+40\.\d\$ \[\$\+\d", table["Ditto"][r"gain \%"])
+    assert re.search(r"\$\+40\.\d\$ \[\$\+\d", table["Ditto"]["gain (points)"])
     caption = re.search(r"\\caption\{(.*)\}", text)[1]
     assert "Bold: the best" in caption
     assert r"$^{\dagger}$ not shown to be worse" in caption
