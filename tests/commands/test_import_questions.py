@@ -370,7 +370,7 @@ def test_copies_are_counted_for_each_format(pfl, tmp_path):
 
 
 def write_column(path, cells):
-    lines = [f"{'AB'[row % 2]},{row % 3 % 2},{row + 0.5},{cell}" for row, cell in enumerate(cells)]
+    lines = [f"{'AB'[row % 2]},{row % 3 % 2},{row},{cell}" for row, cell in enumerate(cells)]
     path.write_text("\n".join(["site,y,a,m", *lines]) + "\n")
     return path
 
@@ -399,3 +399,20 @@ def test_a_cell_that_has_no_thousands_settles_that_points_are_decimal(tmp_path, 
     path = write_column(tmp_path / "t.csv", ["28.707", "31.002", "900", "2.670"] * 9 + [odd])
     import_data(path, tmp_path / "d", client="site", label="y")
     assert datasets.read(open_artifact(tmp_path / "d")).x[:, 1].max() > 31
+
+
+@pytest.mark.parametrize("odd", ["52.3", "0.123", "1234.567", "1.0e-3"])
+def test_another_column_settles_that_points_are_decimal(pfl, tmp_path, odd):
+    rows = [f"{'AB'[row % 2]},{row % 3 % 2},{25 + row / 1000:.3f},{odd}" for row in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join(["site,y,t,a", *rows]) + "\n")
+    told = pfl("import", tmp_path / "t.csv", "--client", "site", "--label", "y", "-o", tmp_path / "d").err
+    assert f"points are decimal marks, as in '{odd}' in 'a', also in: t (as in '25.000')" in told
+
+
+def test_a_column_with_whole_numbers_and_points_before_three_digits_is_asked_about_beside_decimals(tmp_path):
+    rows = [f"{'AB'[row % 2]},{row % 3 % 2},{row + 0.5},{('2.670', '712')[row % 2]}" for row in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join(["site,y,a,cost", *rows]) + "\n")
+    with pytest.raises(InputError, match="column 'cost' has three digits after each point"):
+        import_data(tmp_path / "t.csv", tmp_path / "d", client="site", label="y")
+    import_data(tmp_path / "t.csv", tmp_path / "d", client="site", label="y", thousands=".", decimal=",")
+    assert datasets.read(open_artifact(tmp_path / "d")).x[:2].tolist() == [[0.5, 2670.0], [1.5, 712.0]]

@@ -316,7 +316,7 @@ def _read(table: Table, positions: Mapping[str, int], selection: _Selection) -> 
         )
     x = np.concatenate(values, axis=1)
     if selection.like is None and dialect.decimal is None and dialect.thousands is None:
-        _require_no_thousands(table, dict(zip(of_feature, x.T, strict=True)))
+        remarks += _judge_points(table, dict(zip(of_feature, x.T, strict=True)))
     words = read_roles(table, positions, loaded)
     remarks += [f"left out, not numbers: {list_columns(skipped)}"] if skipped else []
     return RawSamples(
@@ -509,25 +509,47 @@ def _not_numbers_error(table: Table, doubts: Sequence[_Doubt], selection: _Selec
     return InputError(problem, *fixes)
 
 
-def _require_no_thousands(table: Table, columns: Mapping[int, NDArray[np.float64]]) -> None:
-    """Raise InputError if each cell with a point has three digits after it, as 28.707: the point may mark thousands.
+def _judge_points(table: Table, columns: Mapping[int, NDArray[np.float64]]) -> list[str]:
+    """Return a remark if three digits follow each point of a column, as in 28.707, and points are decimal elsewhere.
 
-    Only text tells 2.670 from 2.67; it is read again if the numbers of ``columns``, by position, leave a doubt.
+    A point with other digits in any column, as in 0.707 or 28.71, settles that points are decimal: a file has one
+    decimal mark. Otherwise raises InputError, as the point may mark thousands. So it does for a column with 12 and
+    2.670: no program writes 12.000 and 2.670 so. Only text tells 2.670 from 2.67; it is read again if the numbers of
+    ``columns``, by position, leave a doubt.
     """
-    doubtful = []
+    is_doubtful: dict[int, bool] = {}
     for at, numbers in columns.items():
         parts = np.abs(numbers[np.isfinite(numbers) & (numbers != np.round(numbers))])
-        if len(parts) and (parts > 1).all() and (parts < 1000).all():
-            doubtful += [at] * np.allclose(parts * 1000, np.round(parts * 1000), rtol=0, atol=1e-6)
-    for at, cells in (table.load(doubtful, []) if doubtful else {}).items():
-        pointed = [cell for cell in cells.dropna().unique() if isinstance(cell, str) and "." in cell]
-        if pointed and all(re.fullmatch(r"\s*[+-]?[1-9]\d{0,2}\.\d{3}\s*", cell) for cell in pointed):
-            cell = pointed[0].strip()
+        if len(parts):
+            has_range = (parts > 1).all() and (parts < 1000).all()
+            is_doubtful[at] = bool(has_range and np.allclose(parts * 1000, np.round(parts * 1000), rtol=0, atol=1e-6))
+    doubtful: dict[int, tuple[str, bool]] = {}
+    evidence = ""
+    for at in sorted(is_doubtful, key=lambda at: not is_doubtful[at]) if any(is_doubtful.values()) else ():
+        if evidence and not is_doubtful[at]:
+            continue
+        cells = [cell.strip() for cell in table.load([at], [])[at].dropna().unique() if isinstance(cell, str)]
+        pointed = [cell for cell in cells if "." in cell]
+        other = next((cell for cell in pointed if not _POINT_OF_THOUSANDS.fullmatch(cell)), "")
+        if other:
+            evidence = evidence or f"'{other}' in '{table.columns[at]}'"
+        elif pointed:
+            is_mixed = len(pointed) < len(cells) and any(cell.endswith("0") for cell in pointed)
+            doubtful[at] = pointed[0], is_mixed
+    for at, (cell, is_mixed) in doubtful.items():
+        if is_mixed or not evidence:
             raise InputError(
-                f"{table.name}: column '{table.columns[at]}' has three digits after each point: {listed(pointed, 3)}",
+                f"{table.name}: column '{table.columns[at]}' has three digits after each point, as in '{cell}'",
                 f"--thousands . --decimal , reads '{cell}' as {cell.replace('.', '')}",
-                f"--decimal . reads '{cell}' as {float(cell)}",
+                f"--decimal . reads '{cell}' as {cell}",
             )
+    if not doubtful:
+        return []
+    names, cell = list_columns([table.columns[at] for at in doubtful]), next(iter(doubtful.values()))[0]
+    return [f"points are decimal marks, as in {evidence}, also in: {names} (as in '{cell}')"]
+
+
+_POINT_OF_THOUSANDS = re.compile(r"[+-]?[1-9]\d{0,2}\.\d{3}")
 
 
 def _to_words(column: Any, where: str, dialect: Dialect) -> NDArray[np.str_]:
