@@ -38,7 +38,10 @@ _ID_NAME = re.compile(r"(.*[\W_])?(?i:id|uid|mrn|nr|no|key|index)|.*[a-z]I[Dd]")
 _MIN_SAMPLES, _MAX_JUDGED = 20, 20_000
 """Fewest samples by which a column is said to predict the label, and most that are looked at."""
 _MAX_ERRORS = 0.1
-"""A column predicts the label alone if it makes at most this share of the errors of the most frequent class."""
+"""A column predicts the label alone if it makes at most this share of the errors of the most frequent class.
+
+Within each client, this is the client's most frequent class.
+"""
 _MAX_EXACT_INTEGER = 2**24
 """float32 represents all integers up to this one exactly."""
 
@@ -266,27 +269,32 @@ class _Judge:
         known = np.flatnonzero(self.raw.label != "")
         self._rows = known[:: max(1, -(-len(known) // _MAX_JUDGED))]
         self._y = np.unique(self.raw.label[self._rows], return_inverse=True)[1]
-        owner = self.raw.owner
-        self._owner = None if owner is None else np.unique(owner[self._rows], return_inverse=True)[1]
-        sizes = np.bincount(self._y)
-        self._base = len(self._y) - int(sizes.max(initial=0))
+        groups = {"": np.zeros_like(self._y)}
+        if self.raw.owner is not None:
+            groups[" within each client"] = np.unique(self.raw.owner[self._rows], return_inverse=True)[1]
+        self._groups = [(where, group, self._count_base_errors(group)) for where, group in groups.items()]
 
     def judge(self, values: NDArray[Any], *, is_ordered: bool) -> list[str]:
         """Return a remark if ``values`` (n,) of a column predict the label."""
-        if len(self._rows) < _MIN_SAMPLES or self._base < 2:
+        if len(self._rows) < _MIN_SAMPLES:
             return []
         codes = np.unique(values[self._rows], return_inverse=True)[1]  # NaN is one value
-        groups = [np.zeros_like(codes)] + ([] if self._owner is None else [self._owner])
-        for group in groups:
-            wrong = self._count_errors(codes, group, is_ordered=is_ordered)
-            if wrong <= _MAX_ERRORS * self._base:
+        for where, group, base in self._groups:
+            wrong = self._count_errors(codes, group, is_ordered=is_ordered) if base > 1 else base
+            if wrong < base and wrong <= _MAX_ERRORS * base:
                 right = 100 * (1 - wrong / len(self._y))
-                within = " within each client" if group is self._owner else ""
                 return [
-                    f"alone predicts {right:.0f} % of labels{within}: if it is an id, or known only after the outcome,"
+                    f"alone predicts {right:.0f} % of labels{where}: if it is an id, or known only after the outcome,"
                     " leave it out"
                 ]
         return []
+
+    def _count_base_errors(self, group: NDArray[np.int64]) -> int:
+        """Return the number of samples that are not of the most frequent class of their group."""
+        pairs, counts = np.unique(np.stack([group, self._y]), axis=1, return_counts=True)
+        most = np.zeros(int(group.max(initial=0)) + 1, np.int64)
+        np.maximum.at(most, pairs[0], counts)
+        return len(self._y) - int(most.sum())
 
     def _count_errors(self, codes: NDArray[np.int64], group: NDArray[np.int64], *, is_ordered: bool) -> int:
         """Return the number of samples that are predicted wrongly, from the ranks of their values."""
@@ -362,22 +370,28 @@ def find_scale_remarks(rows: Sequence[ColumnProfile]) -> list[str]:
 def format_lines(rows: Sequence[ColumnProfile], most: int) -> list[str]:
     """Return the columns as lines of text, at most ``most`` of them, and then all remarks.
 
-    Columns with remarks come before others if some are left out.
+    Columns with remarks come before others if some are left out. Long names and values are cut to fit into a terminal.
     """
     chosen = sorted(range(len(rows)), key=lambda at: (not rows[at].remarks, at))[:most]
     cells = [["column", "kind", "missing", "least", "most", "distinct", "first", "became"]]
     for at in sorted(chosen):
         row = rows[at]
-        numbers = ["" if value is None else f"{value:.6g}" for value in (row.least, row.most)]
+        numbers = ["" if value is None else _format_number(value) for value in (row.least, row.most)]
         missing = "" if row.missing is None else f"{100 * row.missing:.3g} %"
         distinct = "" if row.distinct is None else str(row.distinct)
-        first = [_shorten(word, 14) for word in row.first]
-        cells.append([_shorten(row.column, 30), row.kind, missing, *numbers, distinct, ", ".join(first), row.became])
+        first = ", ".join(
+            _format_number(float(word)) if row.kind == "numbers" else _shorten(word, 14) for word in row.first
+        )
+        became = re.split("[:,]", row.became)[0]  # without the words, or why it was left out
+        cells.append([row.column, row.kind, missing, *numbers, distinct, first, became])
     widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
+    room = _WIDTH - sum(widths[1:6]) - widths[7] - 2 * 7
+    widths[0] = min(widths[0], max(_MIN_NAME, room - min(_SOME_FIRST, widths[6])))
+    widths[6] = min(widths[6], max(_MIN_FIRST, room - widths[0]))
     lines = []
     for line in cells:
         padded = [
-            cell.rjust(width) if heading in _RIGHT else cell.ljust(width)
+            cell.rjust(width) if heading in _RIGHT else _fit(heading, cell, width).ljust(width)
             for heading, cell, width in zip(cells[0], line, widths, strict=True)
         ]
         lines.append("  ".join(padded).rstrip())
@@ -386,8 +400,23 @@ def format_lines(rows: Sequence[ColumnProfile], most: int) -> list[str]:
 
 
 _RIGHT = ("missing", "least", "most", "distinct")
+_WIDTH, _MIN_NAME, _MIN_FIRST, _SOME_FIRST = 80, 14, 7, 16
+"""The characters of a line; the fewest of a name and of first values; those of first values before names are cut."""
+
+
+def _fit(heading: str, cell: str, width: int) -> str:
+    """Return the text of a cell in at most ``width`` characters; of several first values, those that fit."""
+    while heading == "first" and len(cell) > width and ", " in cell:
+        cell = cell.rpartition(", ")[0]
+    return _shorten(cell, width)
+
+
+def _format_number(value: float) -> str:
+    return f"{value:.4g}" if abs(value) < 1000 else f"{value:.6g}"
 
 
 def _shorten(text: str, width: int) -> str:
+    """Return text on one line, without its middle if it is too long: names often differ only at the end."""
     line = " ".join(text.split())
-    return line if len(line) <= width else line[: width - 3] + "..."
+    end = (width - 3) // 2
+    return line if len(line) <= width else f"{line[: width - 3 - end]}...{line[len(line) - end :]}"

@@ -10,6 +10,7 @@ import pytest
 from PIL import Image
 
 from pflcli.artifacts.kinds import dataset as datasets
+from pflcli.artifacts.kinds.dataset import ColumnProfile
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.import_data import import_data
 from pflcli.data.formats import RawSamples
@@ -175,6 +176,27 @@ def test_a_column_that_alone_predicts_the_label_is_named():
     number = np.concatenate([np.arange(50), np.arange(100), np.arange(50, 150), np.arange(100, 150)])
     row = profile(make_raw(number, label, owner))[2]
     assert any("alone predicts" in remark and "within each client" in remark for remark in row.remarks)
+
+
+def test_no_column_predicts_what_clients_of_one_class_have_in_common():
+    owner = np.repeat(["A", "B", "C"], 20)
+    noise = np.random.default_rng(0).normal(size=(60, 2))
+    label = np.repeat(["well", "ill", "ill"], 20)
+    rows = profile(make_raw(noise, label, owner))
+    assert [row.remarks for row in rows if row.became == "feature"] == [(), ()]
+
+
+def test_lines_fit_into_a_terminal_and_tell_long_names_apart():
+    names = [f"a long name of a measurement number {at}" for at in range(4)]
+    rows = [
+        ColumnProfile(name, "numbers", 0.125, -2052.831, 38864.62, 60, ("-403.416", "0.123456", "7"), "feature", ())
+        for name in names
+    ]
+    words = ColumnProfile("sex", "words", 0, None, None, 2, ("female", "male"), "features: female, male", ())
+    lines = format_lines([*rows, words], 20)
+    assert max(map(len, lines)) <= 80
+    assert [line.split("  ")[0][-3:] for line in lines[1:5]] == ["r 0", "r 1", "r 2", "r 3"]
+    assert "-403.4" in lines[1]
 
 
 def test_no_column_of_noise_predicts_the_label():
