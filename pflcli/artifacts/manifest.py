@@ -194,7 +194,9 @@ def _parse(path: Path, fields: dict[str, Any]) -> Manifest:
             raise InputError(f"{path} is damaged: {json.dumps(name)} does not name a file of its folder")
         if not (isinstance(entry.get("sha256"), str) and isinstance(entry.get("bytes"), int)):
             raise InputError(f"{path} is damaged: it has no hash or size of {name}")
-    counts = _COUNTS - {"classes"} if manifest.kind == "dataset" else _COUNTS  # a dataset counts samples by class
+    counts = _COUNTS
+    if manifest.kind == "dataset":  # it counts the samples of each class, and may have no clients yet
+        counts = counts - {"classes", *(["clients"] if manifest.summary.get("clients") is None else [])}
     for name in counts & {*manifest.summary}:
         value = manifest.summary[name]
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _MAX_COUNT:

@@ -57,3 +57,9 @@ def test_a_summary_that_differs_from_the_data_is_refused(small_copy, tmp_path, p
     assert ran.code in (3, 5), ran.err
     assert "inconsistent" in ran.err
     assert "a bug" not in ran.err
+
+
+def test_a_dataset_without_clients_is_not_damaged(tmp_path, pfl):
+    (tmp_path / "t.csv").write_text("y,a\n" + "0,1\n1,2\n" * 12)
+    pfl("import", tmp_path / "t.csv", "--client", "none", "--label", "y", "-o", tmp_path / "d")
+    assert pfl("partition", tmp_path / "d", "--scheme", "iid", "--clients", 2, "-o", tmp_path / "p").code == 0
