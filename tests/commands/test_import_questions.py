@@ -182,6 +182,19 @@ def test_names_that_may_be_missing_are_asked_about_and_both_answers_work(tmp_pat
         assert (kept, all_names) == ((2, 2) if role == "condition" else (3, 4)), word
 
 
+@pytest.mark.parametrize(
+    ("role", "names"),
+    [
+        ("label", ("none", "mild", "severe")), ("label", ("+", "-")), ("label", range(10)), ("label", (-1, 0, 1)),
+        ("label", ("A", "A-", "B+")), ("label", ("N", "S", "V", "F", "Q")), ("client", (1, 2, 9)),
+        ("group", (1, 2, 9)), ("client", (1001, 1002, 9999, 9998)), ("word", ("none", "-1", "9")),
+    ],
+)  # fmt: skip
+def test_ordinary_names_are_not_asked_about(tmp_path, role, names):
+    path, options = write(tmp_path, "csv", role, take_turns(*map(str, names)))
+    assert count_names(tmp_path, role, path, options) == len(names)
+
+
 @pytest.mark.parametrize("role", ["label", "condition", "client", "group", "word"])
 def test_a_number_with_and_without_a_decimal_point_is_one_name(tmp_path, role):
     path, options = write(tmp_path, "csv", role, take_turns("7", "7.0", "8", "9.0"))
@@ -296,9 +309,7 @@ def test_columns_of_names_of_splits_are_asked_about(tmp_path, role, form):
     path, options = write(tmp_path, form, role, take_turns("train", "test", "dev"))
     with pytest.raises(InputError) as error:
         import_data(path, tmp_path / "d", **options)
-    assert all(
-        word in error_text(error) for word in ("named like splits", f"--split-column {role}", "--split-column none")
-    )
+    assert all(word in error_text(error) for word in ("'train' (16)", f"--split-column {role}", "--split-column none"))
     assert count_names(tmp_path, role, path, options, split_column="none") == 3
 
 

@@ -84,7 +84,7 @@ def read(
                     f"if they are one {noun}: --fold-case",
                     "if not: --no-fold-case",
                 )
-    absent = _find_absent([name for name in count_of if count_of[name]], dialect)
+    absent = _find_absent([name for name in count_of if count_of[name]], noun, dialect)
     if absent and asks and noun != "word" and not is_declared and "" not in (dialect.na or ()):
         typed, kept = (shlex.quote(",".join([*(dialect.na or ()), *more])) for more in (absent, [""]))
         raise InputError(
@@ -129,14 +129,19 @@ def suggest(word: str, known: Sequence[str], dialect: Dialect) -> list[str]:
     return [] if same is None else [f"--fold-case reads it as '{same}'"]
 
 
-def _find_absent(names: Sequence[str], dialect: Dialect) -> list[str]:
-    """Return the names that may mark a missing one: words such as ``unknown``, or a number far from all others."""
-    absent = [name for name in names if name.lower() in _ABSENT]
+def _find_absent(names: Sequence[str], noun: str, dialect: Dialect) -> list[str]:
+    """Return the names that may mark a missing one: words such as ``unknown``, or a number far from all others.
+
+    The classes ``none`` and, beside ``+``, ``-`` are a finding, and 9 is an ordinary number of a client or group.
+    """
+    findings = ("none", *("-" * ("+" in names))) if noun == "class" else ()
+    absent = [name for name in names if name.lower() in _ABSENT and name not in findings]
     number_of = {name: number for name in names if isinstance(number := find_key(name, dialect), Decimal)}
     values = sorted({*number_of.values()})
     if len(number_of) + len(absent) == len(names) and len(values) > 2:
         for mark, rest in ((values[0], values[1:]), (values[-1], values[:-1])):
-            if mark in _MARKS and min(abs(mark - rest[0]), abs(mark - rest[-1])) > rest[-1] - rest[0]:
+            is_mark = mark in _MARKS and (mark != 9 or noun == "class")
+            if is_mark and min(abs(mark - rest[0]), abs(mark - rest[-1])) > rest[-1] - rest[0]:
                 absent += [name for name, number in number_of.items() if number == mark]
     return absent if len(absent) < len(names) else []
 
