@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
@@ -44,16 +45,25 @@ def require_no_splits(raw: RawSamples, roles: Roles) -> None:
     if roles.split is not None or "split" in raw.metadata:
         return
     client, label = raw.names.get("client"), raw.names.get("label")
-    owner = () if raw.owner is None else raw.owner
-    known: list[tuple[str, Sequence[str] | NDArray[np.str_], str]] = [
-        ("clients", owner, "--client none" + (f" --split-column {client}" if client else "")),
-        ("classes", raw.label, f"--split-column {label}, and another --label" if label else "SPLIT/LABEL/IMAGE"),
-        *((f"words of '{each.name}'", each.words, f"--split-column {each.name}") for each in raw.columns),
+    known = [
+        (
+            Counter(raw.label.tolist()),
+            "classes",
+            f"--split-column {label}, and another --label" if label else "SPLIT/LABEL/IMAGE",
+        )
     ]
-    for what, words, typed in known:
-        splits = find_splits(np.unique(words).tolist()) if len(words) else {}
-        if splits:
-            found = ", ".join(f"'{name}' ({np.count_nonzero(np.asarray(words) == name)})" for name in splits)
+    if raw.owner is not None:
+        typed = "--client none" + (f" --split-column {client}" if client else "")
+        known.insert(0, (Counter(raw.owner.tolist()), "clients", typed))
+    at = 0
+    for each in raw.columns:
+        hot = raw.x[:, at : at + len(each.words)]
+        at += len(each.features)
+        counts = Counter(dict(zip(each.words, np.nansum(hot, axis=0).astype(int).tolist(), strict=True)))
+        known.append((counts, f"words of '{each.name}'", f"--split-column {each.name}"))
+    for count_of, what, typed in known:
+        found = ", ".join(f"'{name}' ({count_of[name]})" for name in find_splits(sorted(count_of)))
+        if found:
             raise InputError(
                 f"the {what} are named like splits: {found}", f"if they are: {typed}", "if not: --split-column none"
             )
