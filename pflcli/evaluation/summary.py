@@ -241,11 +241,6 @@ def _count_defined(values: Sequence[Array]) -> int:
     return sum(int((~np.isnan(each)).sum()) for each in values)
 
 
-def _cut(interval: tuple[float, float], unit: str) -> list[float]:
-    """Return an interval of a difference, of fractions at most from -1 to 1."""
-    return [float(np.clip(end, -1, 1)) if unit == "fraction" else end for end in interval]
-
-
 def _add_gain(
     metrics: _Row, label: str, items: Sequence[ScoredPredictions], identities: Mapping[int, NDArray[np.str_]]
 ) -> None:
@@ -277,7 +272,7 @@ def _add_gain(
         estimate = gains.mean_gain(gain, weight, clients_of, items[0].seed_variance)
         if estimate is not None:
             beside |= {
-                "interval": _cut(estimate.interval, metric.unit),
+                "interval": [*estimate.interval],
                 "standard_error": estimate.error,
                 "degrees_of_freedom": estimate.freedom,
                 "p": estimate.p,

@@ -106,13 +106,15 @@ def judge_gains(rows: Sequence[Mapping[str, Any]], baseline: str | None, level: 
     """Give the gains the intervals that decide, in place: together they cover the true gains with this ``level``.
 
     By Bonferroni's correction, each of k gains has an interval and a p-value for an error of (1 - ``level``) / k.
-    References are not compared; their gains have intervals of the same length, but no p-value.
+    References are not compared; their gains have intervals of the same length, but no p-value. Intervals of fractions
+    are cut at -1 and 1.
     """
     compared = [row["metrics"]["gain"] for row in rows if _is_compared(row, baseline)]
     for gain in (row["metrics"].get("gain", {}) for row in rows):
         if "degrees_of_freedom" in gain:
             estimate = Estimate.by_student(gain["value"], gain["standard_error"], gain["degrees_of_freedom"])
-            gain["interval"] = list(estimate.interval_at(1 - (1 - level) / max(1, len(compared))))
+            interval = estimate.interval_at(1 - (1 - level) / max(1, len(compared)))
+            gain["interval"] = np.clip(interval, -1, 1).tolist() if gain.get("unit") == "fraction" else [*interval]
     for gain in compared:
         gain["p_corrected"] = min(1.0, len(compared) * gain["p"])
 

@@ -252,6 +252,15 @@ def test_intervals_of_several_gains_have_their_level_together():
     assert four[0]["metrics"]["gain"]["p_corrected"] == pytest.approx(0.08)
 
 
+@pytest.mark.parametrize(("unit", "ends"), [("fraction", [-1, 1]), ("nats", [-50, 50])])
+def test_interval_of_a_gain_in_a_fraction_ends_at_a_hundred_points(unit, ends):
+    row = make_row("a", 0.6, 0.1, None)
+    row["metrics"]["gain"] |= {"standard_error": 4.0, "degrees_of_freedom": 1, "p": 0.9, "unit": unit}
+    conclusion.judge_gains([row], "fedavg")
+    low, high = row["metrics"]["gain"]["interval"]
+    assert (low, high) == (-1, 1) if unit == "fraction" else low < ends[0] < ends[1] < high
+
+
 # Random tables: sentence, marks and intervals agree in every output
 
 
