@@ -61,7 +61,8 @@ def digits(tmp_path_factory):
     def build(writer):
         names = codebook.read(open_artifact(at / str(seed)))
         partitions.write(writer, without, replace(names, clients=names.clients[:4]))
-        return Built({**spec.summary, "clients": 4, "samples": len(without.y)}, {})
+        sizes = dict(zip(("train", "validation", "test"), without.sizes.sum(axis=0).tolist(), strict=True))
+        return Built({**spec.summary, **sizes, "clients": 4, "samples": len(without.y)}, {})
 
     make(at / "without", ArtifactSpec("partition", {**spec.request, "clients": 4}, (), code={}), ONE, build)
     for place, source in (("beside", at / str(seed)), ("alone", at / "without")):

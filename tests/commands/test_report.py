@@ -13,9 +13,9 @@ import pytest
 
 from helpers import error_text
 from pflcli.artifacts import plain_output
+from pflcli.artifacts.kinds import federation as federations
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.commands.audit import audit
-from pflcli.commands.federate import describe
 from pflcli.commands.report import report
 from pflcli.errors import ConflictError, InputError, UsageError
 
@@ -70,7 +70,7 @@ def test_report_shows_artifacts_of_old_schema_versions(at, tmp_path):
 
 def test_report_says_what_leaves_the_sites_of_a_federation(small, tmp_path):
     federation = GOLDEN / "schema-1" / "federation"
-    agreed = describe(federation)
+    agreed = federations.read_exchange(open_one(federation))
     page = report(federation, tmp_path / "report.html")
     (answer,) = page.answers
     assert f"{agreed['method']} runs among {len(agreed['clients'])} sites in {agreed['rounds']} round" in answer

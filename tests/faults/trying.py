@@ -254,6 +254,10 @@ def wait_for_end(session: int, seconds: float = 5.0) -> bool:
     return True
 
 
+_DURATION = re.compile(r" in a run of [\d.,]+ s")
+"""The time in the sentence on costs."""
+
+
 def content(folder: Path) -> dict[str, str]:
     """Return a hash of every file of an artifact, but for wall-clock and CPU seconds, which nobody can repeat."""
     return {
@@ -279,7 +283,7 @@ def _without_seconds(path: Path) -> bytes:
     if path.name in ("metrics.json", "trials.json"):
         return json.dumps(_timeless(json.loads(raw))).encode()
     if path.suffix == ".md":
-        lines = [line.split("|") for line in raw.decode().splitlines()]
+        lines = [line.split("|") for line in _DURATION.sub("", raw.decode()).splitlines()]
         timed = {place for line in lines for place, cell in enumerate(line) if "seconds" in cell and len(line) > 2}
         return json.dumps([[c for place, c in enumerate(line) if place not in timed] for line in lines]).encode()
     return raw
@@ -288,6 +292,8 @@ def _without_seconds(path: Path) -> bytes:
 def _timeless(value: object) -> object:
     if isinstance(value, dict):
         return {key: _timeless(item) for key, item in value.items() if "seconds" not in key}
+    if isinstance(value, str):
+        return _DURATION.sub("", value)
     return [_timeless(item) for item in value] if isinstance(value, list) else value
 
 

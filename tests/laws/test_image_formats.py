@@ -196,7 +196,7 @@ def test_import_requires_convert_when_grey_and_colour_images_are_mixed(tmp_path)
     [
         (RAMP.astype(np.float32), "floating-point numbers"),
         (RAMP.astype(np.int32) * 10**6, "integers of 32 bits"),
-        (RAMP.astype(np.uint16), "the brightest pixel of images with 16 bits becomes 1 of 255"),
+        (RAMP.astype(np.uint16), "255 of 65535, which becomes 1 of 255"),
     ],
 )  # fmt: skip
 def test_import_refuses_pixels_when_their_range_is_unknown(values, words, tmp_path):

@@ -6,6 +6,7 @@ from importlib.metadata import EntryPoint
 from pathlib import Path
 
 import pytest
+from test_plugins import write_patched
 
 from pflcli import registry
 from pflcli.artifacts.reader import open_artifact
@@ -14,7 +15,7 @@ pytest.importorskip("dp_accounting")
 
 PLUGINS = Path(__file__).parent / "plugins"
 WRONG, RIGHT = (PLUGINS / folder for folder in ("wrong", "right"))
-LEAKY, CORRECT = WRONG / "method_private_feddyn_raw_sum.py", RIGHT / "method_private_feddyn.py"
+CORRECT = RIGHT / "method_private_feddyn.py"
 PRIVATE = ("--dp-noise", 2, "--dp-delta", "1e-3", "--rounds", 1, "--model", "mlp", "--threads", 1)
 MIXING = '''"""Every client uploads the mean update of all clients that train at the same time."""
 
@@ -37,23 +38,28 @@ COMMANDS = {
 }
 
 
+@pytest.fixture
+def leaky(tmp_path):
+    return write_patched("method_private_feddyn_raw_sum", tmp_path)
+
+
 def make_command_line(command, method, source, out):
     words = [word.replace("METHOD", str(method)).replace("SOURCE", str(source)) for word in COMMANDS[command]]
     return [*words, "-o", out, *PRIVATE]
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_method_that_breaks_privacy_is_refused_before_its_first_private_round(command, small, tmp_path, pfl):
-    refused = pfl(*make_command_line(command, LEAKY, small.p, tmp_path / "out"))
+def test_method_that_breaks_privacy_is_refused_before_its_first_private_round(command, leaky, small, tmp_path, pfl):
+    refused = pfl(*make_command_line(command, leaky, small.p, tmp_path / "out"))
     assert refused.code == 2, refused.err
     assert "no epsilon can be stated for method-private-feddyn-raw-sum" in refused.err
-    assert f"pfl check {LEAKY}" in refused.err
+    assert f"pfl check {leaky}" in refused.err
     assert "differential privacy: epsilon" not in refused.err.replace("personalize fedavg", "")
     assert not (tmp_path / "out").exists()
 
 
-def test_method_that_breaks_privacy_runs_without_it_and_a_correct_one_runs_with_it(small, tmp_path, pfl):
-    plain = pfl("personalize", LEAKY, small.p, "-o", tmp_path / "plain", *PRIVATE[4:], "-q")
+def test_method_that_breaks_privacy_runs_without_it_and_a_correct_one_runs_with_it(leaky, small, tmp_path, pfl):
+    plain = pfl("personalize", leaky, small.p, "-o", tmp_path / "plain", *PRIVATE[4:], "-q")
     assert plain.code == 0, plain.err
     private = pfl(*make_command_line("personalize", CORRECT, small.p, tmp_path / "private"), "-q")
     assert private.code == 0, private.err
@@ -76,10 +82,10 @@ def test_method_that_leaks_in_a_late_round_is_refused_for_runs_that_reach_it(sma
     assert run(14).code == 0
 
 
-def test_method_of_an_installed_package_is_refused_when_it_breaks_privacy(small, tmp_path, pfl, monkeypatch):
-    point = EntryPoint("leaky", LEAKY.stem, "pflcli.methods")
+def test_method_of_an_installed_package_is_refused_when_it_breaks_privacy(leaky, small, tmp_path, pfl, monkeypatch):
+    point = EntryPoint("leaky", leaky.stem, "pflcli.methods")
     installed = registry._installed
-    monkeypatch.syspath_prepend(str(LEAKY.parent))
+    monkeypatch.syspath_prepend(str(leaky.parent))
     monkeypatch.setattr(
         registry, "_installed", lambda group: {"leaky": point} if group == "methods" else installed(group)
     )

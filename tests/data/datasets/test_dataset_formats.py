@@ -99,7 +99,7 @@ BAD = {
     "label": ({"a": ([IMAGE], ["1"])}, {}, "y is not a list of whole numbers"),
     "lengths": ({"a": ([IMAGE], [1, 2])}, {}, "a has 1 x and 2 y, but num_samples 2"),
     "told": ({"a": ([IMAGE], [1])}, {"num_samples": [7]}, "num_samples 7"),
-    "users": ({"a": ([IMAGE], [1])}, {"users": ["b"]}, "user_data of b has no lists"),
+    "users": ({"a": ([IMAGE], [1])}, {"users": ["b"]}, "user_data has 1 users that 'users' lacks"),
     "more users": ({"a": ([IMAGE], [1])}, {"users": ["a", "b"]}, "2 users, but 1 num_samples"),
     "key": ({"a": ([IMAGE], [1])}, {"user_data": []}, "no dict 'user_data'"),
     "nobody": ({}, {}, "no user has a sample"),
