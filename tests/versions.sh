@@ -9,7 +9,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 shared=$(.venv-test/bin/python -c 'import sysconfig; print(sysconfig.get_paths()["purelib"])')
 lowest=$(sed -n 's/^ *"typer>=\([0-9.]*\)".*/\1/p' pyproject.toml)
 if [ $# -eq 0 ]; then
-  set -- "typer~=$lowest.0" "typer>=$lowest"
+  set -- "typer==$lowest" "typer>=$lowest"
 fi
 read -r -a tests <<< "${TESTS:-tests/cli/test_command_line.py tests/cli/test_completion.py tests/cli/test_terminal.py}"
 for wanted in "$@"; do

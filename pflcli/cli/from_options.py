@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.utils import get_params_from_function
 
 from pflcli import config, registry
 from pflcli.cli import console
@@ -35,6 +36,11 @@ class Command(TyperCommand):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        without_help: list[Any] = [param for param in self.params if getattr(param, "help", None) is None]
+        if without_help and self.callback is not None:  # Click 8.5 drops what older versions of Typer say of arguments
+            declared = get_params_from_function(self.callback)
+            for param in without_help:
+                param.help = declared[param.name].default.help
         text, heading, lines = (self.help or "").partition(EXAMPLES)
         self.examples = [line.strip() for line in lines.splitlines() if line.strip()]
         if heading:
@@ -202,7 +208,7 @@ def _as_typed(value: Any) -> Any:
     """Return a TOML value as a user would type it."""
     if isinstance(value, list):
         return ",".join(str(_as_typed(item)) for item in value)
-    return str(value).lower() if isinstance(value, bool) else value
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 Config = Annotated[
