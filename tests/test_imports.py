@@ -17,7 +17,7 @@ ALLOWED = {
     "rng": set(),
     "settings": set(),
     "reporter": set(),
-    "execution": {"reporter"},
+    "execution": {"errors", "reporter"},
     "foreign": {"errors"},
     "vision": {"errors"},
     "registry": {"errors"},

@@ -19,7 +19,7 @@ from typer.utils import get_params_from_function
 from pflcli import config, registry
 from pflcli.cli import console
 from pflcli.errors import UsageError, closest
-from pflcli.execution import Execution
+from pflcli.execution import ENGINES, EXECUTORS, Execution
 from pflcli.options import completion
 from pflcli.options.declaration import Options, as_pairs, declared_options
 from pflcli.settings import Settings, changed
@@ -322,8 +322,8 @@ _COMPLETERS: dict[str, Callable[..., Any]] = {
     "aggregator": completion.names("aggregators"),
     "augment": completion.words("flip", "crop", "flip,crop"),
     "device": completion.words("auto", "cpu", "cuda"),
-    "engine": completion.words("auto", "loop", "stacked"),
-    "executor": completion.words("local", "ray"),
+    "engine": completion.words(*ENGINES),
+    "executor": completion.words(*EXECUTORS),
 }
 """Completers of training settings and fields of ``Execution`` whose type does not list their values."""
 

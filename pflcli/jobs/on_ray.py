@@ -38,10 +38,10 @@ class RayWorkers:
     """
 
     def __init__(self, execution: Execution, attempt: Attempt) -> None:
-        cluster = hardware.ray_cluster(execution.executor, execution.ray_address, execution.gpus_per_worker)
+        cluster = hardware.ray_cluster(execution)
         assert cluster is not None
         threads = execution.threads or 1
-        jobs = hardware.jobs(execution.jobs)
+        jobs = execution.jobs
         self._ray = ray_runtime.connect(cluster, threads * jobs if jobs else max(hardware.threads(0), threads))
         places = ray_runtime.require_room(self._ray, 1, threads, cluster.gpus_per_worker)
         resources = {"num_cpus": threads, "num_gpus": cluster.gpus_per_worker, "max_retries": MAX_RESTARTS}

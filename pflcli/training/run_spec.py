@@ -97,9 +97,9 @@ class RunSpec:
             attack=attack,
             private_rng=private_rng,
             threads=threads,
-            mode=hardware.engine(execution.engine),
-            jobs=hardware.jobs(execution.jobs),
-            ray=hardware.ray_cluster(execution.executor, execution.ray_address, execution.gpus_per_worker),
+            mode=execution.engine,
+            jobs=execution.jobs,
+            ray=hardware.ray_cluster(execution),
             reporter=execution.reporter,
         )
         _read_lineage(run, self.lineage)
