@@ -37,6 +37,7 @@ _SHORT_LENGTH = 0.999
 """The same for half of the canaries if the clip adapts to the median, so that canaries do not move the median."""
 _CHUNK = 64
 """Canaries whose directions are in memory at a time."""
+_MAX_CANARIES = 10**6
 
 
 class CanaryMean(PrivateMean):
@@ -128,9 +129,11 @@ def audit_epsilon(predictor: StoredPredictor, count: int, execution: Execution) 
 
 
 def require_count(count: int) -> None:
-    """Raise UsageError for too few canaries to bound epsilon; 0 (no canaries) is allowed."""
+    """Raise UsageError for too few canaries to bound epsilon, or too many to draw; 0 (no canaries) is allowed."""
     if 0 < count < canaries.MIN_CANARIES:
         raise UsageError(f"got {count} canaries; need at least {canaries.MIN_CANARIES}", "--canaries 200")
+    if count > _MAX_CANARIES:
+        raise UsageError(f"got {count} canaries; the maximum is {_MAX_CANARIES:,}", "--canaries 200")
 
 
 def summarize(mean: CanaryMean, delta: float, epsilon: float) -> dict[str, Any]:

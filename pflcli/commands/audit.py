@@ -21,6 +21,7 @@ from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.auditing import attacks, canary_training, inversion, queries
 from pflcli.auditing.attacks import Exposure
 from pflcli.auditing.inversion import Inversion
+from pflcli.errors import UsageError
 from pflcli.evaluation import figures
 from pflcli.evaluation.charts import attacks as attack_charts
 from pflcli.evaluation.metrics import membership
@@ -62,8 +63,14 @@ def audit(asked: Audit) -> Outcome:
     canary_training.require_count(asked.canaries)
     disclosed = disclosure.parse(asked.answers)
     artifact = open_one(asked.source, "predictions", chosen=Chosen(asked.method, asked.seed, draws=True))
-    compared = [open_one(path, "predictions") for path in asked.references]
     predictor = stored_predictor.open_predictor(artifact, asked.weights)
+    clients = int(predictor.partition.manifest.summary["clients"])
+    if asked.invert > clients:
+        raise UsageError(
+            f"--invert {asked.invert} is more than the {counted(clients, 'client')} of {artifact.path}",
+            f"--invert {clients}",
+        )
+    compared = [open_one(path, "predictions") for path in asked.references]
     reference_predictors = attacks.open_references(predictor, compared, asked.weights) if compared else []
     seed = int(artifact.manifest.request["seed"]) if asked.seed is None else asked.seed
     spec = ArtifactSpec(

@@ -644,6 +644,17 @@ WRONG = {
         "--gpus-per-worker nan",
         "--gpus-per-worker 1",
     ),
+    "more inverted clients than there are": (
+        "audit {small}/fedavg -o {out} --invert 1000000000000000",
+        2,
+        "--invert 1000000000000000 is more than the 6 clients of {small}/fedavg",
+        "--invert 6",
+    ),
+    "canaries without end": (
+        "audit {small}/fedavg -o {out} --canaries 1000000000000000",
+        2,
+        "the maximum is 1,000,000",
+    ),
     "an unknown device": (f"{T} --device tpu", 2, "unknown device 'tpu'", "--device auto"),
     "a device that is not there": (f"{T} --device cuda:99", 2, "--device cuda:99", "--device cpu"),
     "a method that makes no global model": (f"{T} --method local", 2, "makes no global model", "--method fedavg"),
