@@ -38,8 +38,11 @@ def code_hash(group: str, name: str) -> str:
 
 
 def module_hash(*modules: str) -> str:
-    """Return the same hash for modules given by their names below the package, such as ``knn.capacity``."""
-    return _hash([path for module in modules if (path := _find_file(module)) is not None])
+    """Return the same hash for modules given by their names below the package, such as ``knn.capacity``.
+
+    Raises LookupError if there is no such module: the hash of nothing would never change.
+    """
+    return _hash(_require_file(module) for module in modules)
 
 
 def part_hashes() -> dict[str, str]:
@@ -92,6 +95,7 @@ def _import_root(path: Path) -> Path:
 
 
 def _hash(begin: Iterable[Path]) -> str:
+    _require_shared_files(registry.ROOT)
     ahead, known, contents = list(begin), set[Path](), set[str]()
     while ahead:
         path = ahead.pop()
@@ -128,6 +132,19 @@ def _find_file(module: str) -> Path | None:
     path = registry.ROOT.joinpath(*module.split("."))
     files = (path.with_suffix(".py"), path / "__init__.py")
     return next((file for file in files if file.is_file()), None)
+
+
+def _require_file(module: str) -> Path:
+    if (path := _find_file(module)) is None:
+        raise LookupError(f"pflcli has no module {module}: sources.py, or a call of module_hash, still names it")
+    return path
+
+
+@functools.cache
+def _require_shared_files(root: Path) -> None:
+    """Require that all names in ``SHARED`` exist: a module that moved away would become part of each method's hash."""
+    for module in (*SHARED, *(name.removesuffix(".") for name in _SHARED_WITH_CONTENTS)):
+        _require_file(module)
 
 
 def _find_own_modules(path: Path, code: str) -> list[Path]:

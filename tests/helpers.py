@@ -28,6 +28,13 @@ NAMES = ("p", "b", "e", "d", "knn", "fedavg", "st", "ev", "au", "sw", "ud", "nc"
 """Artifacts of the chain ``small`` in conftest.py."""
 
 
+def files_of(*packages):
+    """All files of packages of pfl, such as ``data/schemes``; a package without files is an error."""
+    found = {package: sorted((ROOT / package).rglob("*.py")) for package in packages}
+    assert all(found.values()), found
+    return [file for files in found.values() for file in files]
+
+
 def spec(kind="partition", inputs=(), code=None, **request):
     return ArtifactSpec(kind, {"alpha": 0.3, **request}, tuple(inputs), code or {})
 

@@ -7,7 +7,7 @@ from functools import cache
 
 import pytest
 
-from helpers import ROOT, imports
+from helpers import ROOT, files_of, imports
 
 BASE = {"wording", "errors", "foreign", "rng", "registry", "reporter", "settings", "vision"}
 ENGINE = BASE | {"parameters", "engine"}
@@ -132,6 +132,12 @@ def module_name(path):
     return ".".join(path.relative_to(ROOT).with_suffix("").parts)
 
 
+def test_every_layer_has_files():
+    assert {find_area(module_name(path)) for path in FILES if module_name(path) != "__init__"} >= {*ALLOWED} - {
+        "__init__"
+    }
+
+
 def test_imports_follow_the_layers():
     violations = []
     for path in FILES:
@@ -186,11 +192,14 @@ def test_package_is_imported_only_in_the_listed_files(module, only):
         for path in FILES
         if any(name.split(".")[0] == module for name in read_imports(path))
     }
+    assert all((ROOT / name).is_file() for name in only)
     assert places <= only  # vision imports by name, as the module may need help first
 
 
 def test_accelerated_package_is_used_only_through_the_backend():
     accelerated, backend = "pflcli.accelerated", "engine/backend.py"
+    assert files_of("accelerated")
+    assert ROOT / backend in FILES
     for path in FILES:
         if find_area(module_name(path)) != "accelerated":
             place, text = str(path.relative_to(ROOT)), path.read_text()
@@ -208,12 +217,9 @@ def test_every_layer_imports_only_layers_below_it():
 
 def test_kernel_packages_use_no_file_terminal_or_global_seed():
     forbidden = {"open", "print", "input", "manual_seed", "seed"}
-    for path in FILES:
+    for path in files_of("methods", "federation", "engine", "parameters", "knn"):
         # The arena's file is memory that processes share: nothing of it reaches a disk.
-        if (
-            find_area(module_name(path)) in {"methods", "federation", "engine", "parameters", "knn"}
-            and path.name != "shared_memory.py"
-        ):
+        if path.name != "shared_memory.py":
             for node in ast.walk(parse(path)):
                 if isinstance(node, ast.Call):
                     called = node.func
@@ -222,7 +228,7 @@ def test_kernel_packages_use_no_file_terminal_or_global_seed():
 
 
 def test_charts_import_only_charts_metrics_and_errors():
-    for path in (ROOT / "evaluation" / "charts").glob("*.py"):
+    for path in files_of("evaluation/charts"):
         for name in read_imports(path):
             if name.startswith("pflcli."):
                 below = ("pflcli.evaluation.charts", "pflcli.evaluation.metrics", "pflcli.errors", "pflcli.foreign")

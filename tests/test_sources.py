@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import ast
+import json
 import shutil
 
 import pytest
+from golden.make import FINGERPRINTS, make_chain, read_fingerprints
 
 from helpers import ROOT, imports
 from pflcli import registry, sources
+from pflcli.artifacts import kinds
+from pflcli.artifacts.manifest import read
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands import build_datastore, personalize, sweep, train_global
 from pflcli.errors import ConflictError
@@ -42,6 +46,30 @@ def test_code_hash_ignores_comments_and_docstrings(tmp_path, monkeypatch, text, 
     before = sources.code_hash("methods", "new-one")
     (tmp_path / "new_one.py").write_text(text)
     assert (sources.code_hash("methods", "new-one") == before) is same
+
+
+def test_module_hash_refuses_a_module_that_does_not_exist():
+    with pytest.raises(LookupError, match=r"no module knn\.capacitty"):
+        sources.module_hash("knn.voting", "knn.capacitty")
+
+
+@pytest.mark.parametrize(
+    ("constant", "value"),
+    [("SHARED", sources.SHARED | {"federation.moved"}), ("_SHARED_WITH_CONTENTS", ("moved.",))],
+)
+def test_a_shared_name_that_does_not_exist_is_refused(monkeypatch, tmp_path, constant, value):
+    monkeypatch.setattr(sources, constant, value)
+    sources._require_shared_files.cache_clear()
+    with pytest.raises(LookupError, match=r"no module .*moved"):
+        sources.code_hash("methods", "fedavg")
+
+
+def test_artifacts_of_each_kind_have_the_stored_fingerprints(tmp_path):
+    """A move of code must not change them. If results change on purpose: python tests/golden/make.py --fingerprints."""
+    make_chain(tmp_path)
+    found = read_fingerprints(tmp_path)
+    assert {read(tmp_path / name).kind for name in found} == set(kinds.schemas())
+    assert found == json.loads(FINGERPRINTS.read_text())
 
 
 def find_file(group, name):

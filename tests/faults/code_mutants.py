@@ -272,8 +272,14 @@ def _compiles(mutant: Mutant) -> bool:
 
 
 def draw(count: int, seed: int, packages: Iterable[str] = PACKAGES) -> list[Mutant]:
-    """Return ``count`` mutants of the packages, each place as likely as any other."""
-    paths = sorted(path for package in packages for path in (ROOT / "pflcli" / package).rglob("*.py"))
+    """Return ``count`` mutants of the packages, each place as likely as any other.
+
+    Raises ValueError if a package has no file.
+    """
+    files = {package: [*(ROOT / "pflcli" / package).rglob("*.py")] for package in packages}
+    if empty := [package for package, found in files.items() if not found]:
+        raise ValueError(f"no files in {', '.join(empty)}")
+    paths = sorted(path for found in files.values() for path in found)
     places: dict[tuple[str, int, int], list[Mutant]] = defaultdict(list)
     for path in paths:
         for mutant in mutants_of(path):

@@ -1,10 +1,13 @@
 """Make one small artifact of every kind, to be kept for ever: ``python tests/golden/make.py``.
 
-Run it once when a schema changes, commit ``schema-N``, and never touch the older folders.
+Run it once when a schema changes, commit ``schema-N``, and never touch the older folders. With ``--fingerprints``, it
+stores only the fingerprints that the artifacts have today, for a change that makes stored results out of date.
 """
 
 from __future__ import annotations
 
+import json
+import sys
 import tempfile
 from pathlib import Path
 
@@ -42,9 +45,11 @@ seeds = 2
 """
 
 
-def main() -> None:
-    """Write the chain of the current schema version beside this file."""
-    at = Path(__file__).parent / f"schema-{max(kinds.schemas().values())}"
+FINGERPRINTS = Path(__file__).parent / "fingerprints.json"
+
+
+def make_chain(at: Path) -> None:
+    """Write one artifact of every kind into a folder."""
     draw = np.random.default_rng(0)
     y = np.tile(np.arange(10), 8)
     x = (draw.integers(0, 60, (80, 4, 4)) + 19 * y[:, None, None]).astype(np.uint8)
@@ -70,6 +75,24 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "claims.toml").write_text(CLAIMS)
         verify(Path(folder) / "claims.toml", at)
+
+
+def read_fingerprints(at: Path) -> dict[str, str]:
+    """Return the fingerprints of all artifacts in a folder, by their paths."""
+    return {
+        path.parent.relative_to(at).as_posix(): json.loads(path.read_text())["fingerprint"]
+        for path in sorted(at.rglob("manifest.json"))
+    }
+
+
+def main() -> None:
+    """Write the chain of the current schema version, or the fingerprints of one, beside this file."""
+    if sys.argv[1:] == ["--fingerprints"]:
+        with tempfile.TemporaryDirectory() as folder:
+            make_chain(Path(folder))
+            FINGERPRINTS.write_text(json.dumps(read_fingerprints(Path(folder)), indent=2) + "\n")
+    else:
+        make_chain(Path(__file__).parent / f"schema-{max(kinds.schemas().values())}")
 
 
 if __name__ == "__main__":

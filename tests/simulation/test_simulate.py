@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 import pflcli
-from helpers import ROOT
+from helpers import files_of
 from pflcli import (
     Callback,
     EarlyStopping,
@@ -407,8 +407,7 @@ def test_simulate_loads_no_modules_of_artifacts_or_commands():
 
 
 def test_kernel_packages_do_not_open_files_or_print():
-    rooms = ("simulation", "methods", "federation", "engine", "parameters", "knn")
-    for file in (file for room in rooms for file in (ROOT / room).rglob("*.py")):
+    for file in files_of("simulation", "methods", "federation", "engine", "parameters", "knn"):
         if file.name != "shared_memory.py":  # memory that processes share: nothing of it reaches a disk
             calls = [node.func for node in ast.walk(ast.parse(file.read_text())) if isinstance(node, ast.Call)]
             assert not {ast.unparse(call) for call in calls} & {"open", "print", "input"}, file

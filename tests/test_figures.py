@@ -1,0 +1,203 @@
+"""Figures of the code: each in ``HELD`` is at most its limit, and limits only fall.
+
+``python tests/test_figures.py`` prints all figures.
+"""
+
+from __future__ import annotations
+
+import ast
+import collections
+import os
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+import pflcli
+from helpers import imports
+
+ROOT = Path(pflcli.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+HELD = {
+    "names in pflcli": 39,
+    "circles of files": 6,
+    "circles of packages": 1,
+    "lines of the longest function": 104,
+    "lines outside plug-ins and methods": 61_085,
+    "functions run before the first weight changes, pfl personalize": 388,
+    "functions run before the first weight changes, simulate": 228,
+}
+_TRACE = """
+import os, sys, threading, torch
+import pflcli
+root, seen, done = os.path.dirname(pflcli.__file__) + os.sep, set(), []
+def trace(frame, event, arg):
+    code = frame.f_code
+    is_ours = code.co_filename.startswith(root) and code.co_flags & 1 and code.co_name[0] != "<"
+    if event == "call" and not done and is_ours:
+        seen.add((code.co_filename, code.co_qualname, code.co_firstlineno))
+def stop(operation):
+    def changed(*args, **kwargs):
+        if not done and os.sep + "engine" + os.sep in sys._getframe(1).f_code.co_filename:
+            done.append(len(seen))
+        return operation(*args, **kwargs)
+    return changed
+for name in ("baddbmm_", "sub_", "addcmul_", "lerp_"):
+    setattr(torch.Tensor, name, stop(getattr(torch.Tensor, name)))
+torch._foreach_add_ = stop(torch._foreach_add_)
+sys.setprofile(trace); threading.setprofile(trace)
+"""
+"""Counts functions of pfl, without lambdas and comprehensions, until an operation of the engine changes a weight."""
+_SHELL = """
+from pflcli.__main__ import main
+settings = ["--model", "mlp", "--rounds", "1", "--threads", "1"]
+sys.argv = ["pfl", "--no-accelerated", "personalize", "ditto", *sys.argv[1:], *settings]
+try:
+    main()
+except SystemExit:
+    pass
+print(done[0])
+"""
+_IN_MEMORY = """
+from pflcli import Federation, simulate
+simulate("ditto", Federation.from_dataset("writers"), model="mlp", rounds=1)
+print(done[0])
+"""
+
+
+@cache
+def _tree(file: Path) -> ast.Module:
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+def _module(file: Path) -> str:
+    return ".".join(("pflcli", *file.relative_to(ROOT).with_suffix("").parts)).removesuffix(".__init__")
+
+
+@cache
+def _graph() -> dict[str, set[str]]:
+    """The modules that each module imports, lazily and for type checking too; ``pflcli`` itself is left out."""
+    modules = {_module(file): file for file in FILES}
+    graph = {name: {each for each in imports(_tree(file)) if each in modules} for name, file in modules.items()}
+    for name, file in modules.items():
+        for node in ast.walk(_tree(file)):
+            if isinstance(node, ast.ImportFrom) and node.module:
+                full = {f"{node.module}.{alias.name}" for alias in node.names}
+                graph[name] |= full & modules.keys()
+                if full <= modules.keys():
+                    graph[name].discard(node.module)
+    for name in graph:
+        graph[name] -= {"pflcli", name}
+    return {name: found for name, found in graph.items() if name not in {"pflcli", "pflcli.__main__"}}
+
+
+def find_circles(graph: dict[str, set[str]]) -> list[list[str]]:
+    """Return the groups of nodes that reach one another."""
+
+    def reach(start: str) -> set[str]:
+        seen, ahead = set[str](), [start]
+        while ahead:
+            for each in graph.get(ahead.pop(), ()):
+                if each not in seen:
+                    seen.add(each)
+                    ahead.append(each)
+        return seen
+
+    reached = {name: reach(name) for name in graph}
+    circles = {frozenset(b for b in reached[a] if b in graph and a in reached[b]) for a in graph if a in reached[a]}
+    return sorted(sorted(circle) for circle in circles)
+
+
+def circles_of_packages() -> list[list[str]]:
+    """Return the circles of the packages and modules directly below ``pflcli``."""
+    graph: dict[str, set[str]] = {}
+    for name, found in _graph().items():
+        room = name.split(".")[1]
+        graph.setdefault(room, set()).update(other for each in found if (other := each.split(".")[1]) != room)
+    return find_circles(graph)
+
+
+def _count_lines(files: list[Path]) -> int:
+    return sum(file.read_text(encoding="utf-8").count("\n") for file in files)
+
+
+def _functions() -> list[ast.FunctionDef | ast.AsyncFunctionDef]:
+    return [
+        node
+        for file in FILES
+        for node in ast.walk(_tree(file))
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    ]
+
+
+def _count_functions_run(code: str, *words: str) -> int:
+    surroundings = {**os.environ, "PFL_ACCELERATED": "0", "PYTHONPATH": str(ROOT.parent)}
+    ran = subprocess.run(
+        [sys.executable, "-c", _TRACE + code, *words], capture_output=True, text=True, env=surroundings
+    )
+    assert ran.returncode == 0, ran.stderr
+    return int(ran.stdout.split()[-1])
+
+
+def _count_functions_of_personalize() -> int:
+    with tempfile.TemporaryDirectory() as folder:
+        out = str(Path(folder, "p"))
+        surroundings = {**os.environ, "PYTHONPATH": str(ROOT.parent)}
+        line = [sys.executable, "-m", "pflcli", "partition", "writers", "-o", out]
+        subprocess.run(line, check=True, capture_output=True, env=surroundings)
+        return _count_functions_run(_SHELL, out, "-o", str(Path(folder, "ditto")))
+
+
+def _count_private_functions_named_once() -> int:
+    named = collections.Counter(
+        name
+        for file in FILES
+        for node in ast.walk(_tree(file))
+        if (name := getattr(node, "id", None) if isinstance(node, ast.Name) else getattr(node, "attr", None))
+    )
+    private = [node.name for node in _functions() if node.name.startswith("_") and not node.name.startswith("__")]
+    return sum(named[name] == 1 for name in private)
+
+
+def _count_word(word: str) -> int:
+    text = "".join(file.read_text(encoding="utf-8") for file in FILES if "metrics" not in file.parts)
+    words = text.replace(".", " ").replace("_", " ").split()
+    return sum(each.strip("\"'`,():[]") == word for each in words)
+
+
+MEASURES = {
+    "names in pflcli": lambda: len({file.relative_to(ROOT).parts[0] for file in FILES}),
+    "circles of files": lambda: len(find_circles(_graph())),
+    "circles of packages": lambda: len(circles_of_packages()),
+    "lines of the longest function": lambda: max((n.end_lineno or 0) - n.lineno + 1 for n in _functions()),
+    "lines outside plug-ins and methods": lambda: _count_lines(
+        [file for file in FILES if file.relative_to(ROOT).parts[0] not in {"plugins", "methods"}]
+    ),
+    "functions run before the first weight changes, pfl personalize": _count_functions_of_personalize,
+    "functions run before the first weight changes, simulate": lambda: _count_functions_run(_IN_MEMORY),
+    "lines of pflcli": lambda: _count_lines(FILES),
+    "lines of tests": lambda: _count_lines([*Path(__file__).parent.rglob("*.py")]),
+    "raise": lambda: sum(isinstance(node, ast.Raise) for file in FILES for node in ast.walk(_tree(file))),
+    "private functions named once": _count_private_functions_named_once,
+    "the word accuracy outside the metrics": lambda: _count_word("accuracy"),
+}
+
+
+@pytest.mark.parametrize("name", HELD)
+def test_figure_is_at_most_its_limit(name):
+    assert MEASURES[name]() <= HELD[name]
+
+
+def test_circles_are_found():
+    assert find_circles({"a": {"b"}, "b": {"c"}, "c": {"a"}, "d": {"a"}, "e": {"f"}, "f": {"e"}}) == [
+        ["a", "b", "c"],
+        ["e", "f"],
+    ]
+
+
+if __name__ == "__main__":
+    for label, measure in MEASURES.items():
+        print(f"{label:64} {measure():6}  {f'of at most {HELD[label]}' if label in HELD else ''}")
