@@ -78,10 +78,15 @@ def make_chain(at: Path) -> None:
 
 
 def read_fingerprints(at: Path) -> dict[str, str]:
-    """Return the fingerprints of all artifacts in a folder, by their paths."""
+    """Return the fingerprints of all artifacts in a folder, by their paths.
+
+    That of a federation is left out: its request has a hash of all files of pfl, by which sites compare theirs.
+    """
+    manifests = {path.parent: json.loads(path.read_text()) for path in sorted(at.rglob("manifest.json"))}
     return {
-        path.parent.relative_to(at).as_posix(): json.loads(path.read_text())["fingerprint"]
-        for path in sorted(at.rglob("manifest.json"))
+        folder.relative_to(at).as_posix(): manifest["fingerprint"]
+        for folder, manifest in manifests.items()
+        if manifest["kind"] != "federation"
     }
 
 
