@@ -20,7 +20,7 @@ SHARED = {
     *("federation", "federation.aggregators", "federation.uploads"),
     *("registry", "rng", "settings", "vision", "wording"),
     *("engine", "knn.embedded", "models._net", "parameters", "parameters.model_table", "parameters.row_storage"),
-    *(f"federation.{name}" for name in ("attack", "attendance", "place", "predictor", "private_mean", "run")),
+    *(f"federation.{name}" for name in ("attack", "attendance", "predictor", "private_mean", "run")),
 }
 """Modules and packages whose code belongs to no single method, scheme or model. ``engine`` includes all its modules;
 for other packages, the modules inside are not shared unless they are listed."""

@@ -31,8 +31,8 @@ from pflcli import foreign, parameters, sources
 from pflcli.artifacts import csv_file, disk
 from pflcli.deployment import messages
 from pflcli.deployment.messages import VERSION, Answer, ClientResult, Final, Layout, Message, Question
+from pflcli.deployment.places import AtServer, AtSite, Pending, Reply
 from pflcli.errors import ComputationError, InputError
-from pflcli.federation.place import AtServer, AtSite, Pending, Reply
 from pflcli.federation.run import Run
 from pflcli.federation.uploads import Step
 from pflcli.methods import Method, State

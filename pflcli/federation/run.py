@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeVar
 
 import numpy as np
 import torch
@@ -27,10 +27,9 @@ from pflcli.errors import ComputationError, UnsuitedError, UsageError
 from pflcli.federation import aggregators
 from pflcli.federation.aggregators import Aggregator, Uploads
 from pflcli.federation.attendance import AllAbsent, Attendance, Diverged, RoundNotes
-from pflcli.federation.place import Average, Everywhere, Place
 from pflcli.federation.predictor import ClientModel, Predictor
 from pflcli.federation.uploads import Draw, Encoding, Step
-from pflcli.parameters import Params, Stacked, TrainedClients, WeightedSum
+from pflcli.parameters import Mean, Params, Stacked, TrainedClients, WeightedSum
 from pflcli.parameters.model_table import ModelTable
 from pflcli.parameters.row_storage import InMemoryRows, Storage
 from pflcli.settings import Settings
@@ -52,7 +51,86 @@ _MODELS_PER_CLIENT = 3
 _MAX_INITIAL_MODELS = 1000
 """Maximum number of initial models; with more clients, one per client."""
 
-__all__ = ["Predictor", "Run"]
+__all__ = ["Average", "Everywhere", "Place", "Predictor", "Run"]
+
+NOBODY = np.zeros(0, dtype=np.int64)
+
+
+class Place(Protocol):
+    """Where a run takes place: everywhere, as in a simulation; at the server of a deployment; or at one of its sites.
+
+    It has the clients, and carries out what a method asks of them: ``Run.cohort``, ``Run.download`` and
+    ``Run.averaging``. A method does not know where it runs.
+    """
+
+    def cohort(self, run: Run, t: int) -> NDArray[np.int64]:
+        """Return the clients of round ``t`` that are here."""
+
+    def whole_cohort(self, cohort: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return all clients of this round that the place knows of, of which ``cohort`` are here."""
+
+    def download(self, run: Run, params: Params, clients: NDArray[np.int64]) -> Params:
+        """Send ``params`` from the server to clients (n,), count the bytes, and return what these receive."""
+
+    def mean(self, run: Run, downloaded: Params) -> Average:
+        """Return an empty mean for the uploads of clients that received ``downloaded``."""
+
+
+class Average:
+    """The server's aggregate of uploads, by default their weighted mean.
+
+    Only parameters with names in ``downloaded`` are uploaded.
+    """
+
+    def __init__(self, run: Run, downloaded: Params) -> None:
+        self._run, self._downloaded = run, downloaded
+        self._uploads = (run.privacy or run.aggregator).begin(downloaded)
+        self._clients: list[NDArray[np.int64]] = []
+
+    def add(self, params: Stacked, weights: NDArray[np.float64], clients: NDArray[np.int64]) -> None:
+        """Upload ``params`` (m, ...) of ``clients`` (m,) and add them with ``weights`` (m,)."""
+        self._uploads.add(self._run.upload(params, self._downloaded, clients), weights)
+        self._clients.append(clients)
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether this is the weighted mean of clients that are here, so that the sum of all uploads is enough."""
+        return isinstance(self._uploads, Mean)
+
+    @property
+    def is_defined(self) -> bool:
+        """Whether there is a mean: it needs an upload, except with differential privacy."""
+        return bool(self._clients) or self._run.privacy is not None
+
+    def value(self) -> Params:
+        """Return the mean; raises ValueError if nothing with a positive weight was added."""
+        clients = np.concatenate(self._clients) if self._clients else NOBODY
+        return self._run.aggregate_uploads(self._uploads, clients)
+
+
+@dataclass(frozen=True)
+class Everywhere:
+    """A simulation: the server and all clients are in this process."""
+
+    absent: Mapping[int, Collection[int]] = field(default_factory=dict)
+    """clients that drop out, by round from 0, beside those that ``--dropout`` draws"""
+
+    def cohort(self, run: Run, t: int) -> NDArray[np.int64]:
+        """Draw the clients of round ``t``."""
+        return run.draw_cohort(t, self.absent.get(t, ()))
+
+    def whole_cohort(self, cohort: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return ``cohort``."""
+        return cohort
+
+    def download(self, run: Run, params: Params, clients: NDArray[np.int64]) -> Params:
+        """Count the bytes, and return ``params``."""
+        run.send("down", params, copies=len(clients))
+        return params
+
+    def mean(self, run: Run, downloaded: Params) -> Average:
+        """Return a mean that clients add their uploads to."""
+        return Average(run, downloaded)
 
 
 @dataclass

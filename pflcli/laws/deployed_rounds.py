@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 
 from pflcli import methods, parameters
+from pflcli.deployment.places import AtSite
 from pflcli.errors import ComputationError
-from pflcli.federation.place import NOBODY, AtSite, Average, Everywhere
-from pflcli.federation.run import Run
+from pflcli.federation.run import NOBODY, Average, Everywhere, Run
 from pflcli.federation.uploads import Encoding
 from pflcli.laws import Law, NotApplicable, Subject, judge, list_laws, require
 from pflcli.laws import small_federation as small

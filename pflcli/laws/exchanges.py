@@ -12,8 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli import parameters
-from pflcli.federation.place import Average
-from pflcli.federation.run import Run
+from pflcli.federation.run import Average, Run
 from pflcli.parameters import Params, Stacked, TrainedClients
 from pflcli.parameters.model_table import ModelTable
 

@@ -16,8 +16,7 @@ from pflcli import foreign
 from pflcli.artifacts import csv_file
 from pflcli.errors import InputError, UnsuitedError, UsageError, closest
 from pflcli.federation.attendance import RoundNotes
-from pflcli.federation.place import Everywhere
-from pflcli.federation.run import Run
+from pflcli.federation.run import Everywhere, Run
 from pflcli.methods import Method
 from pflcli.settings import Settings
 from pflcli.wording import counted, listed

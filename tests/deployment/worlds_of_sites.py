@@ -14,7 +14,7 @@ from pflcli import config, methods, sources
 from pflcli.deployment import exchange, messages
 from pflcli.deployment.endpoints import Server, Site, Terms
 from pflcli.engine.federation import Federation
-from pflcli.federation.place import Everywhere
+from pflcli.federation.run import Everywhere
 from pflcli.laws import small_federation as small
 from pflcli.settings import Settings
 from pflcli.simulation import loop
