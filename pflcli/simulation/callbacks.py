@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from pflcli.errors import UsageError
+from pflcli.simulation.progress import Progress, Row, find_best
 
 if TYPE_CHECKING:
     from pflcli.federation.run import Run
     from pflcli.reporter import Advance
-    from pflcli.simulation.progress import Progress, Row
 
 
 class Callback:
@@ -76,23 +76,3 @@ def describe_last(rows: Sequence[Row]) -> str:
         measured = [row[f"{kind}_accuracy"] for row in rows if not math.isnan(row.get(f"{kind}_accuracy", math.nan))]
         text += f", {kind} accuracy {measured[-1]:.3f}" if measured else ""
     return text
-
-
-class Measured(NamedTuple):
-    """The ``column`` by which rounds are compared, and the indices of the ``best`` and of the ``last`` measured row."""
-
-    column: str
-    best: int
-    last: int
-
-
-def find_best(rows: Sequence[Row], *, shared: bool = False) -> Measured | None:
-    """Return the best row by the accuracy of personal models if it was measured, else by that of the global model.
-
-    With ``shared``, rows are always compared by the global model. None if nothing was measured.
-    """
-    for column in ("personal_accuracy", "validation_accuracy")[shared:]:
-        measured = [index for index, row in enumerate(rows) if not math.isnan(row.get(column, math.nan))]
-        if measured:
-            return Measured(column, max(measured, key=lambda index: rows[index][column]), measured[-1])
-    return None

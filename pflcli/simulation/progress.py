@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from pflcli.federation.run import Run
 from pflcli.parameters.model_table import ModelTable, Snapshot
-from pflcli.simulation.callbacks import find_best
 
 State = dict[str, Any]
 Row = dict[str, Any]
@@ -27,6 +27,26 @@ class Best:
     column: str
     accuracy: float
     state: State
+
+
+class Measured(NamedTuple):
+    """The ``column`` by which rounds are compared, and the indices of the ``best`` and of the ``last`` measured row."""
+
+    column: str
+    best: int
+    last: int
+
+
+def find_best(rows: Sequence[Row], *, shared: bool = False) -> Measured | None:
+    """Return the best row by the accuracy of personal models if it was measured, else by that of the global model.
+
+    With ``shared``, rows are always compared by the global model. None if nothing was measured.
+    """
+    for column in ("personal_accuracy", "validation_accuracy")[shared:]:
+        measured = [index for index, row in enumerate(rows) if not math.isnan(row.get(column, math.nan))]
+        if measured:
+            return Measured(column, max(measured, key=lambda index: rows[index][column]), measured[-1])
+    return None
 
 
 def update_best(best: Best | None, state: State, rows: Sequence[Row], *, shared: bool) -> Best | None:

@@ -16,8 +16,8 @@ from pflcli.federation.run import Run
 from pflcli.methods import Method
 from pflcli.reporter import StopRounds, report_within
 from pflcli.simulation import loop
-from pflcli.simulation.callbacks import ProgressBar, find_best
-from pflcli.simulation.progress import Progress
+from pflcli.simulation.callbacks import ProgressBar
+from pflcli.simulation.progress import Progress, find_best
 from pflcli.training import more_rounds
 from pflcli.training.checkpoint import Checkpoints, unpack
 

@@ -26,8 +26,7 @@ from pflcli.federation.run import Run
 from pflcli.methods import Method
 from pflcli.settings import Settings
 from pflcli.simulation import personal_accuracy
-from pflcli.simulation.callbacks import find_best
-from pflcli.simulation.progress import Progress, Row, update_best
+from pflcli.simulation.progress import Progress, Row, find_best, update_best
 from pflcli.training import dp_secret, run_request, state_files
 
 FILE = "progress.json"
