@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +16,9 @@ from pflcli.artifacts.reader import Artifact
 from pflcli.errors import InputError, UsageError
 from pflcli.evaluation.metrics import catalogue, conformal, scores
 from pflcli.evaluation.metrics.catalogue import Metric
+from pflcli.evaluation.metrics.conformal import ClientSets, Rule
+from pflcli.evaluation.summary import Scored
 from pflcli.wording import counted
-
-if TYPE_CHECKING:
-    from pflcli.evaluation.summary import Scored
-
-Floats = NDArray[np.float64]
 
 TABLE = "sets.csv"
 CLIENTS = "sets_clients.csv"
@@ -31,29 +28,6 @@ SPLIT = "test"
 
 _GLOBAL_ALONE = ("fedavg", "fedprox", "fedsgd", "scaffold")
 """Methods whose clients all predict with the global model. Its predictions are not stored separately."""
-
-
-@dataclass(frozen=True)
-class Rule:
-    """Results of one threshold rule by client (m,); coverage and size are nan for clients without test samples."""
-
-    threshold: Floats
-    """highest score in a set; infinite if the sets contain all classes"""
-    coverage: Floats
-    """the fraction of test samples whose set contains the label"""
-    size: Floats
-    """mean number of classes in a set"""
-
-
-@dataclass(frozen=True)
-class ClientSets:
-    """Results of the sets of m clients, from one predictions artifact."""
-
-    level: float
-    n_validation: NDArray[np.int64]
-    """number of validation samples of each client, (m,)"""
-    rules: Mapping[str, Rule]
-    """results by the name of the threshold rule"""
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from pflcli import registry, rng
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import Artifact
 from pflcli.evaluation import client_identity, convergence, round_costs
-from pflcli.evaluation.coverage import ClientSets
 from pflcli.evaluation.metrics import catalogue, gains, scores
 from pflcli.evaluation.metrics.catalogue import Metric
+from pflcli.evaluation.metrics.conformal import ClientSets
 from pflcli.evaluation.presentation.conclusion import MAX_NAMED
 
 Array = NDArray[Any]

@@ -16,6 +16,8 @@ from __future__ import annotations
 import bisect
 import itertools
 import math
+from collections.abc import Mapping
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Any
 
@@ -32,6 +34,29 @@ RULES = ("own", "pooled", "shrunk")
 
 _STEPS = 10_000
 """Number of points of an integral over coverages from 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Rule:
+    """Results of one threshold rule by client (m,); coverage and size are nan for clients without test samples."""
+
+    threshold: Floats
+    """highest score in a set; infinite if the sets contain all classes"""
+    coverage: Floats
+    """the fraction of test samples whose set contains the label"""
+    size: Floats
+    """mean number of classes in a set"""
+
+
+@dataclass(frozen=True)
+class ClientSets:
+    """Results of the sets of m clients, from one predictions artifact."""
+
+    level: float
+    n_validation: NDArray[np.int64]
+    """number of validation samples of each client, (m,)"""
+    rules: Mapping[str, Rule]
+    """results by the name of the threshold rule"""
 
 
 def require_level(coverage: float) -> None:
