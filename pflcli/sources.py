@@ -16,7 +16,7 @@ from pathlib import Path
 from pflcli import __version__, registry
 
 SHARED = {
-    *("", "data", "data.datasets", "data.formats", "errors", "foreign", "methods", "models"),
+    *("", "artifacts.interface", "data", "data.datasets", "data.formats", "errors", "foreign", "methods", "models"),
     *("federation", "federation.aggregators", "federation.uploads"),
     *("registry", "rng", "settings", "vision", "wording"),
     *("engine", "knn.embedded", "models._net", "parameters", "parameters.model_table", "parameters.row_storage"),

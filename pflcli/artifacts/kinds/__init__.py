@@ -15,8 +15,7 @@ from pflcli.errors import InputError
 from pflcli.wording import counted
 
 if TYPE_CHECKING:
-    from pflcli.artifacts.manifest import Manifest
-    from pflcli.artifacts.reader import Artifact
+    from pflcli.artifacts.interface import Artifact, Manifest
 
 LINEAGE = ("partition", "backbone", "embeddings", "datastore")
 """The kinds of which each is made from the one before."""
