@@ -27,7 +27,7 @@ from pflcli.errors import LostWorkerError, PflError
 from pflcli.parameters import Params, Stacked, WeightedSum
 
 if TYPE_CHECKING:
-    from pflcli.engine.engine import Engine
+    from pflcli.engine.executors.ray_worker import WorkerEngine
 
 T = TypeVar("T")
 
@@ -69,7 +69,7 @@ class RayActors:
         cluster: RayCluster,
         seed: int,
         warn: Callable[[str], None],
-        engine: type[Engine],
+        engine: Callable[..., WorkerEngine],
     ) -> None:
         self.federation, self._threads, self._warn = threads.federation, threads, warn
         self.received_bytes = 0
@@ -84,7 +84,9 @@ class RayActors:
         self.count = len(self._workers)
         """number of actors at the beginning"""
 
-    def _start(self, net: nn.Module, count: int, gpus: float, seed: int, engine: type[Engine]) -> list[_Worker]:
+    def _start(
+        self, net: nn.Module, count: int, gpus: float, seed: int, engine: Callable[..., WorkerEngine]
+    ) -> list[_Worker]:
         """Put the samples into the object store, start the actors, and wait until they are ready."""
         from pflcli.engine.executors.ray_worker import Samples, Worker
 

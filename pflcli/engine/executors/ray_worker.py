@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import numpy as np
 import ray
@@ -13,14 +14,23 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli import parameters, registry
-from pflcli.engine.executors import SumRequest, Task, run_task
+from pflcli.engine.executors import Executor, SumRequest, Task, run_task
 from pflcli.engine.executors.threads import Threads
 from pflcli.engine.federation import SPLITS, Federation
 from pflcli.engine.local_sgd import LocalSGD
-from pflcli.parameters import Params, Stacked, WeightedSum
+from pflcli.parameters import Params, Stacked, TrainedClients, WeightedSum
 
-if TYPE_CHECKING:
-    from pflcli.engine.engine import Engine
+
+class WorkerEngine(Protocol):
+    """What a worker needs of an engine, which is handed to it, as engines start workers."""
+
+    executor: Executor
+    mode: str
+
+    def local_sgd(
+        self, clients: NDArray[np.int64], start: Params, plan: LocalSGD, key: tuple[Any, ...]
+    ) -> Iterator[TrainedClients]:
+        """Train clients from ``start``."""
 
 
 @dataclass(frozen=True)
@@ -42,12 +52,9 @@ class Worker:
         samples: Samples,
         seed: int,
         gpus: float,
-        engine: type[Engine],
+        engine: Callable[..., WorkerEngine],
     ) -> None:
-        """Begin with the users' ``files``: the network, given as a reference in a list, may be defined in one.
-
-        The type of the engine is an argument, as engines start these actors.
-        """
+        """Begin with the users' ``files``: the network, given as a reference in a list, may be defined in one."""
         registry.use_sent_files(files)
         torch.set_num_threads(1)
         self._device = torch.device("cuda" if gpus else "cpu")
