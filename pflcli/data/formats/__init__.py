@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,9 +19,6 @@ from numpy.typing import NDArray
 from pflcli.artifacts.codebook import NO_DIALECT, Column, Dialect
 from pflcli.errors import InputError, closest
 from pflcli.foreign import require_room, require_short
-
-if TYPE_CHECKING:
-    from pflcli.data.formats.labels import Condition
 
 ABSENT = "none"
 """The value of an option for a column that does not exist, such as the client's if samples have no clients yet."""
@@ -76,6 +73,20 @@ class Roles:
 def option(role: str) -> str:
     """Return the option that names the column or array for a role."""
     return {"split": "--split-column"}.get(role, f"--{role}")
+
+
+@dataclass(frozen=True)
+class Condition:
+    """A comparison with a ``value``, which makes two ``classes`` of the labels: that of its opposite, and its own."""
+
+    sign: str
+    value: str
+    classes: tuple[str, str]
+
+    @property
+    def orders(self) -> bool:
+        """Whether it orders numbers, instead of comparing names."""
+        return "<" in self.sign or ">" in self.sign
 
 
 @dataclass(frozen=True)

@@ -5,20 +5,20 @@ from __future__ import annotations
 import operator
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.data.formats import Like, RawSamples, is_number, sort_words, spellings
+from pflcli.data.formats import Condition, Like, RawSamples, is_number, sort_words, spellings
 from pflcli.data.formats.cells import is_date, plain
 from pflcli.errors import InputError, UsageError, closest
 from pflcli.wording import listed
 
 _OPERATORS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     ">=": (operator.ge, "<"), "<=": (operator.le, ">"), "!=": (operator.ne, "=="), "==": (operator.eq, "!="),
-    ">": (operator.gt, "<="), "<": (operator.lt, ">="), "=": (operator.eq, "!="),
+    ">": (operator.gt, "<="), "<": (operator.lt, ">="),
 }  # fmt: skip
 """The comparison of each sign, and the sign of its opposite."""
 _MAX_INTEGER_CLASSES = 20
@@ -26,44 +26,6 @@ _MAX_INTEGER_CLASSES = 20
 _MIN_SAMPLES_PER_WORD = 10
 """Average samples of each word that is rather a class than an id or text."""
 _CONDITION = re.compile(r"(.+?)\s*(>=|<=|!=|==|>|<|=)\s*(.+)")
-
-
-@dataclass(frozen=True)
-class Condition:
-    """A comparison of a ``column`` with a ``value``, which makes two classes."""
-
-    column: str
-    sign: str
-    value: str
-
-    @property
-    def classes(self) -> tuple[str, str]:
-        """The names of its two classes: that of its opposite, and its own."""
-        sign = "==" if self.sign == "=" else self.sign
-        return f"{self.column}{_OPERATORS[sign][1]}{self.value}", f"{self.column}{sign}{self.value}"
-
-    @property
-    def orders(self) -> bool:
-        """Whether it orders numbers, instead of comparing names."""
-        return "<" in self.sign or ">" in self.sign
-
-    def apply(self, words: NDArray[np.str_], raw: RawSamples) -> NDArray[np.str_]:
-        """Return the classes (n,) of the labels ``words`` (n,) of ``raw``; a missing label stays missing.
-
-        Raises InputError, with the place, for a label that is not a number if the condition orders numbers.
-        """
-        compare = _OPERATORS[self.sign][0]
-        if self.orders:
-            number_of = {word: plain(word, raw.dialect) if word else "nan" for word in np.unique(words).tolist()}
-            bad = np.isin(words, [word for word, number in number_of.items() if number is None])
-            if bad.any():
-                row = int(np.argmax(bad))
-                problem = f"'{words[row]}' is not a number, as {self.classes[1]} needs"
-                raise InputError(f"{raw.place(row, 'label', ())}: {problem}", "correct it")
-            holds = compare(np.asarray([float(str(number_of[word])) for word in words.tolist()]), float(self.value))
-        else:
-            holds = compare(words, spellings.shorten(self.value, raw.dialect))
-        return np.where(words == "", "", np.where(holds, *self.classes[::-1]))
 
 
 def parse_condition(label: str | None, names: Sequence[str]) -> tuple[str | None, Condition | None]:
@@ -74,15 +36,17 @@ def parse_condition(label: str | None, names: Sequence[str]) -> tuple[str | None
     match = None if label is None or label in names else _CONDITION.fullmatch(label)
     if match is None or match[1] not in names:
         return label, None
-    condition = Condition(match[1], match[2], match[3])
+    column, sign, value = match.groups()
+    sign = "==" if sign == "=" else sign
+    condition = Condition(sign, value, (f"{column}{_OPERATORS[sign][1]}{value}", f"{column}{sign}{value}"))
     try:
-        float(condition.value)
+        float(value)
     except ValueError:
         if condition.orders:
             raise UsageError(
-                f"--label '{label}' compares with '{condition.value}', which is not a number", f"--label '{match[1]}>0'"
+                f"--label '{label}' compares with '{value}', which is not a number", f"--label '{column}>0'"
             ) from None
-    return condition.column, condition
+    return column, condition
 
 
 def read_labels(raw: RawSamples, like: Like | None, *, are_classes: bool = False) -> RawSamples:
@@ -111,7 +75,7 @@ def read_labels(raw: RawSamples, like: Like | None, *, are_classes: bool = False
         is_declared=are_classes or raw.declares_classes,
     )
     if condition:
-        words, classes = condition.apply(words, raw), given or condition.classes
+        words, classes = _apply(condition, words, raw), given or condition.classes
     if new_names and not given:
         present = {*raw.label.tolist(), *words.tolist(), *classes}
         for old in new_names.keys() - present:
@@ -119,6 +83,25 @@ def read_labels(raw: RawSamples, like: Like | None, *, are_classes: bool = False
         classes = tuple(dict.fromkeys(new_names.get(name, name) for name in classes))
     label = np.asarray([new_names.get(word, word) for word in words.tolist()], dtype=np.str_)
     return replace(raw, label=label, classes=classes)
+
+
+def _apply(condition: Condition, words: NDArray[np.str_], raw: RawSamples) -> NDArray[np.str_]:
+    """Return the classes (n,) of the labels ``words`` (n,) of ``raw``; a missing label stays missing.
+
+    Raises InputError, with the place, for a label that is not a number if the condition orders numbers.
+    """
+    compare = _OPERATORS[condition.sign][0]
+    if condition.orders:
+        number_of = {word: plain(word, raw.dialect) if word else "nan" for word in np.unique(words).tolist()}
+        bad = np.isin(words, [word for word, number in number_of.items() if number is None])
+        if bad.any():
+            row = int(np.argmax(bad))
+            problem = f"'{words[row]}' is not a number, as {condition.classes[1]} needs"
+            raise InputError(f"{raw.place(row, 'label', ())}: {problem}", "correct it")
+        holds = compare(np.asarray([float(str(number_of[word])) for word in words.tolist()]), float(condition.value))
+    else:
+        holds = compare(words, spellings.shorten(condition.value, raw.dialect))
+    return np.where(words == "", "", np.where(holds, *condition.classes[::-1]))
 
 
 def number_classes(
