@@ -29,10 +29,10 @@ from pflcli.data.preparation.poison import Poison
 from pflcli.data.schemes import Scheme
 from pflcli.data.splits import FRACTIONS, FRACTIONS_BESIDE_TEST
 from pflcli.errors import InputError, UsageError, closest
-from pflcli.evaluation.metrics import heterogeneity
 from pflcli.execution import Execution
 from pflcli.options.function import command
 from pflcli.options.partition import Partition
+from pflcli.simulation import heterogeneity
 from pflcli.wording import counted, listed
 
 

@@ -144,7 +144,7 @@ class Federation(engine.Federation):
         """
         import pandas as pd
 
-        from pflcli.evaluation.metrics.heterogeneity import jensen_shannon
+        from pflcli.simulation.heterogeneity import jensen_shannon
 
         counts = self._count_labels()
         sizes = {split: self.sizes(split) for split in engine.SPLITS}

@@ -22,7 +22,6 @@ from pflcli import config, methods, models, registry, rng
 from pflcli.engine.engine import MODES
 from pflcli.engine.federation import SPLITS
 from pflcli.errors import InputError, UsageError, closest
-from pflcli.evaluation.metrics import scores
 from pflcli.federation.predictor import ClientModel
 from pflcli.federation.run import Run
 from pflcli.methods import Method, State
@@ -62,7 +61,8 @@ class Predictions:
     @property
     def correct(self) -> NDArray[np.bool_]:
         """Whether each sample (n,) is predicted correctly."""
-        return scores.correct(self.p, self.y)
+        right: NDArray[np.bool_] = self.p.argmax(axis=1) == self.y
+        return right
 
 
 @dataclass(frozen=True)
