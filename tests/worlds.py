@@ -11,8 +11,9 @@ from pflcli import models, parameters, rng
 from pflcli.engine.engine import Engine
 from pflcli.engine.federation import Federation
 from pflcli.engine.task import Classification
-from pflcli.laws import small_federation as small
-from pflcli.laws.small_federation import CLASSES, CLUSTER, FEATURES, ONE_CLASS, SIZES
+from pflcli.laws import federations
+from pflcli.workflow.admission import small_federation as small
+from pflcli.workflow.admission.small_federation import CLASSES, CLUSTER, FEATURES, ONE_CLASS, SIZES
 
 __all__ = ["CLASSES", "CLUSTER", "FEATURES", "ONE_CLASS", "SIZES"]
 
@@ -24,10 +25,10 @@ federation, run, play, answers, tuned = (
     small.make_run,
     small.play_rounds,
     small.predict,
-    small.choose,
+    federations.choose,
 )
 embed, stores, same = small.embed, small.build_stores, small.are_equal
-spoiled, moved_to_training = small.replace_samples, small.move_validation_to_training
+spoiled, moved_to_training = small.replace_samples, federations.move_validation_to_training
 
 
 def clustered(groups: int = 3, members: int = 4, samples: int = 30, seed: int = 0) -> Federation:

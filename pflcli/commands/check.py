@@ -14,7 +14,8 @@ from pflcli import laws, models, registry
 from pflcli.artifacts.kinds import partition
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.errors import UsageError, closest
-from pflcli.laws import Shape, Subject, Verdict
+from pflcli.laws import Subject, Verdict
+from pflcli.workflow.admission import Shape
 
 
 def check(

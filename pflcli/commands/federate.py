@@ -22,14 +22,13 @@ from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.data.splits import FRACTIONS
 from pflcli.deployment import exchange as exchanges
 from pflcli.deployment import messages, opening
+from pflcli.deployment.admission import find_obstacle
 from pflcli.deployment.endpoints import Server
 from pflcli.deployment.exchange import Inbox
 from pflcli.errors import ComputationError, ConflictError, GoneError, InputError, UnsuitedError, UsageError
 from pflcli.execution import Execution
 from pflcli.federation import uploads
 from pflcli.federation.privacy import guarantee
-from pflcli.laws import Subject
-from pflcli.laws.deployed_rounds import find_obstacle
 from pflcli.reporter import Reporter
 from pflcli.settings import Settings
 from pflcli.training import attendance_record, run_request
@@ -56,8 +55,7 @@ def create(source: Path | str, out: Path | str, execution: Execution, *, chosen:
         name = each.manifest.request["method"]
         method = run_request.load_method(each)
         cfg = config.plain(config.build(method.Config, each.manifest.request["options"], name))
-        subject = Subject("methods", name, cfg)
-        if reason := find_obstacle(subject, settings.rounds, settings.upload):
+        if reason := find_obstacle(name, cfg, settings.rounds, settings.upload):
             raise UnsuitedError(
                 f"{name} cannot run among real sites: {reason}", "docs/deployment.md lists the methods that can"
             )

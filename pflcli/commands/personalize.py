@@ -26,7 +26,6 @@ from pflcli.evaluation.metrics.client_relations import summarize_attention, summ
 from pflcli.execution import Execution
 from pflcli.federation.privacy import guarantee
 from pflcli.federation.run import LINKS, Run
-from pflcli.laws import private_rounds
 from pflcli.methods import Method
 from pflcli.options.function import command
 from pflcli.options.personalize import Personalize
@@ -36,6 +35,7 @@ from pflcli.training import attendance_record, checkpointed, dp_secret, hardware
 from pflcli.training import initial_weights as initial
 from pflcli.training.checkpoint import Checkpoints
 from pflcli.training.run_spec import RunSpec
+from pflcli.workflow.admission import private_rounds
 
 
 @command(Personalize)

@@ -29,7 +29,6 @@ from pflcli.execution import Execution
 from pflcli.federation.privacy import guarantee
 from pflcli.federation.run import LINKS
 from pflcli.jobs.graph import Graph, estimate_epochs, make_unless_there, plan
-from pflcli.laws import private_rounds
 from pflcli.options.function import command
 from pflcli.options.tune import Tune
 from pflcli.reporter import SILENT
@@ -39,6 +38,7 @@ from pflcli.training import run_request
 from pflcli.tuning import samplers, trials
 from pflcli.tuning.samplers import Listed, Sampler
 from pflcli.tuning.space import Point, Space, describe, folder_name, search_space
+from pflcli.workflow.admission import private_rounds
 
 MAKERS: Makers = {"backbone": train_global, "embeddings": extract, "datastore": build_datastore}
 """The commands that make the artifacts that trials share, by kind."""

@@ -1,7 +1,8 @@
 """Laws: properties of every method, model, scheme, upload step, aggregator and dataset, each tested by a function.
 
 ``pfl check`` tests a file by the laws of its group, and the tests of the package do so for the built-in files. Each
-group has a module here. Its laws run on a small federation in memory (``small_federation``) and need no artifact.
+group has a module here. Its laws run on a small federation in memory and need no artifact. Those that also decide
+whether a run may begin call ``workflow.admission``.
 """
 
 from __future__ import annotations
@@ -11,27 +12,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
-from pflcli import registry
-from pflcli.errors import PflError
-
-if TYPE_CHECKING:
-    from pflcli.artifacts.kinds.partition import Form
-
-
-@dataclass(frozen=True)
-class Shape:
-    """The shape of a sample as a network takes it, whether samples are ``tokens``, and the number of ``classes``."""
-
-    sizes: tuple[int, ...]
-    tokens: bool
-    classes: int
-
-    @classmethod
-    def of_form(cls, form: Form) -> Shape:
-        """Return the shape of the samples of a partition."""
-        return cls(form.input_shape, form.dtype == "int16", form.classes)
+from pflcli.workflow.admission import BrokenLawError, NotApplicable, Shape, describe_error
 
 
 @dataclass(frozen=True)
@@ -48,16 +31,8 @@ class Subject:
     like: Shape | None = None
 
 
-class BrokenLawError(Exception):
-    """Raised if a law does not hold; the message says what was observed."""
-
-
 class DoubtfulError(Exception):
     """Raised if a subject deviates from what is usual without being wrong; the message says what was observed."""
-
-
-class NotApplicable(Exception):
-    """Raised if a law does not apply to a subject; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -120,12 +95,6 @@ def list_laws(group: str) -> list[Law]:
     return _LAWS[group]
 
 
-def require(holds: bool, otherwise: str) -> None:
-    """Raise BrokenLawError with the message ``otherwise`` unless the law ``holds``."""
-    if not holds:
-        raise BrokenLawError(otherwise)
-
-
 def judge(law: Law, subject: Subject) -> Verdict:
     """Judge a subject by a law. Any error in the subject breaks the law; the reason then names its file and line."""
     began = time.monotonic()
@@ -144,11 +113,3 @@ def judge(law: Law, subject: Subject) -> Verdict:
     except Exception as error:
         return verdict("failed", describe_error(error))
     return verdict("passed")
-
-
-def describe_error(error: Exception) -> str:
-    """Return the reason of a verdict for an error in a subject, with the file and line where it was raised."""
-    if isinstance(error, PflError):
-        return error.message
-    place = registry.place_of_failure(error)
-    return f"{f'{place}: ' if place else ''}{type(error).__name__}: {error}"

@@ -7,9 +7,10 @@ import torch
 from numpy.typing import NDArray
 
 from pflcli.federation import aggregators
-from pflcli.laws import BrokenLawError, DoubtfulError, Subject, describe_error, law, other_process, require
-from pflcli.laws import small_federation as small
+from pflcli.laws import DoubtfulError, Subject, law, other_process
 from pflcli.parameters import Params, Stacked, pick, repeat
+from pflcli.workflow.admission import BrokenLawError, describe_error, require
+from pflcli.workflow.admission import small_federation as small
 
 _CLIENTS = 9
 _MANY_CLIENTS = 1200

@@ -11,7 +11,8 @@ from pflcli import config, rng
 from pflcli.data import datasets
 from pflcli.data.datasets import Dataset, Samples
 from pflcli.errors import PflError
-from pflcli.laws import DoubtfulError, NotApplicable, Subject, law, other_process, require
+from pflcli.laws import DoubtfulError, Subject, law, other_process
+from pflcli.workflow.admission import NotApplicable, require
 
 _MIN_SAMPLES = 10
 """Samples of a class from which a value that separates it is no accident."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from types import ModuleType
@@ -16,29 +16,20 @@ from numpy.typing import NDArray
 from safetensors.torch import load, save
 
 from pflcli import config, methods, parameters, registry
+from pflcli.deployment.admission import require_read_from_downloads
 from pflcli.engine.federation import SPLITS, Federation
 from pflcli.engine.process_settings import intra_op
 from pflcli.errors import ComputationError, UnsuitedError, UsageError
 from pflcli.federation.run import LINKS, Run
-from pflcli.laws import (
-    BrokenLawError,
-    DoubtfulError,
-    NotApplicable,
-    Subject,
-    deployed_rounds,
-    describe_error,
-    law,
-    other_process,
-    private_rounds,
-    require,
-)
-from pflcli.laws import small_federation as small
+from pflcli.laws import DoubtfulError, Subject, federations, law, other_process
 from pflcli.laws.exchanges import Exchanges
 from pflcli.methods import Method, State
-from pflcli.parameters import TrainedClients
 from pflcli.parameters.model_table import ModelTable
 from pflcli.simulation import absences, loop
 from pflcli.training import state_files
+from pflcli.workflow.admission import BrokenLawError, NotApplicable, describe_error, private_rounds, require
+from pflcli.workflow.admission import small_federation as small
+from pflcli.workflow.admission.own_samples import record_training, require_own_samples
 
 _ROUNDING = 2e-7
 """Largest difference of two probabilities that are the same up to rounding."""
@@ -95,7 +86,7 @@ def _predict(
 
 def _choices(subject: Subject, **changes: Any) -> dict[str, NDArray[np.float64]]:
     """Return what clients chose on validation samples; empty if the method has nothing to choose."""
-    return small.choose(subject.name, *_play(subject, **changes)) if _choice_names(subject) else {}
+    return federations.choose(subject.name, *_play(subject, **changes)) if _choice_names(subject) else {}
 
 
 def _choice_names(subject: Subject) -> tuple[str, ...]:
@@ -112,13 +103,7 @@ def _require_rounds(subject: Subject) -> Method:
 
 def _play_late(subject: Subject, run: Run) -> State:
     """Return the state after the rounds of a run and late ones, in which no warm-up hides what a method reads."""
-    return small.play_late_rounds(subject.name, run)
-
-
-def _require_equal(expected: object, seen: object, otherwise: str) -> None:
-    """Require that two states, or predictions by split, are equal, bit for bit; say where they differ most."""
-    difference = small.find_difference(expected, seen)
-    require(not difference, f"{otherwise} ({difference})")
+    return federations.play_late_rounds(subject.name, run)
 
 
 def _facts(subject: Subject) -> dict[str, Any]:
@@ -175,8 +160,8 @@ def the_same_seed_gives_the_same_bytes(subject: Subject) -> None:
                 states.append(small.play_rounds(subject.name, run))
                 answers.append(_predict(subject, run, states[-1]))
         seen = f"with {many} threads differ from those with 1 (engine {mode})"
-        _require_equal(states[0], states[1], f"the numbers of the state {seen}")
-        _require_equal(answers[0], answers[1], f"predictions {seen}")
+        small.require_equal(states[0], states[1], f"the numbers of the state {seen}")
+        small.require_equal(answers[0], answers[1], f"predictions {seen}")
 
 
 @law("methods")
@@ -204,11 +189,11 @@ def validation_samples_only_choose(subject: Subject) -> None:
     runs = [_run(subject, data=each, rounds=_LATER) for each in (data, small.replace_samples(data, "validation"))]
     for each in runs:
         each.choices = chosen
-    states = [small.drop_measurements(_play_late(subject, run)) for run in runs]
+    states = [federations.drop_measurements(_play_late(subject, run)) for run in runs]
     otherwise = "on validation samples, although all choices are given"
-    _require_equal(states[0], states[1], f"the state depends {otherwise}")
+    small.require_equal(states[0], states[1], f"the state depends {otherwise}")
     a, b = ({"test": _predict(subject, run, state)["test"]} for run, state in zip(runs, states, strict=True))
-    _require_equal(a, b, f"what clients predict depends {otherwise}")
+    small.require_equal(a, b, f"what clients predict depends {otherwise}")
 
 
 @law("methods")
@@ -218,15 +203,15 @@ def refit_trains_on_validation_samples(subject: Subject) -> None:
     The final model can then use all samples except the test samples.
     """
     chosen = _choices(subject)
-    moved = small.move_validation_to_training(small.make_federation())
+    moved = federations.move_validation_to_training(small.make_federation())
     runs = [_run(subject, refit=True), _run(subject, data=moved)]
     for run in runs:
         run.choices = chosen
     states = [small.play_rounds(subject.name, run) for run in runs]
     otherwise = "from that with validation samples moved to training"
-    _require_equal(states[0], states[1], f"the state differs {otherwise}")
+    small.require_equal(states[0], states[1], f"the state differs {otherwise}")
     a, b = (_predict(subject, run, state)["test"] for run, state in zip(runs, states, strict=True))
-    _require_equal({"test": a}, {"test": b}, f"what clients predict differs {otherwise}")
+    small.require_equal({"test": a}, {"test": b}, f"what clients predict differs {otherwise}")
     if not methods.load(subject.name).NEEDS:
         without = _predict(subject, *_play(subject))["test"]
         require(not np.array_equal(a, without), "predictions do not depend on the added validation samples")
@@ -238,7 +223,7 @@ def nothing_is_learned_from_test_samples(subject: Subject) -> None:
 
     Test accuracy would otherwise be an optimistic estimate.
     """
-    data = small.add_new_clients(small.make_federation(), ((11, 3, 4), *((3, 1, 2),) * 15))
+    data = federations.add_new_clients(small.make_federation(), ((11, 3, 4), *((3, 1, 2),) * 15))
     new = data.clients[data.clients >= len(small.SIZES)]
     expected = _play_late(subject, _run(subject, data=data, rounds=_LATER))
     for other, what in (
@@ -246,7 +231,7 @@ def nothing_is_learned_from_test_samples(subject: Subject) -> None:
         (small.replace_samples(data, *SPLITS, clients=new), "samples of new clients"),
     ):
         state = _play_late(subject, _run(subject, data=other, rounds=_LATER))
-        _require_equal(expected, state, f"the state depends on {what}")
+        small.require_equal(expected, state, f"the state depends on {what}")
 
 
 @law("methods")
@@ -266,8 +251,8 @@ def true_clusters_are_unknown(subject: Subject) -> None:
     except Exception as error:
         reason = describe_error(error)
         raise BrokenLawError(f"without the true clusters, the run ends with an error: {reason}") from None
-    _require_equal(expected, state, "the state depends on the true clusters")
-    _require_equal(_predict(subject, run, expected), answers, "what clients predict depends on the true clusters")
+    small.require_equal(expected, state, "the state depends on the true clusters")
+    small.require_equal(_predict(subject, run, expected), answers, "what clients predict depends on the true clusters")
 
 
 @law("methods")
@@ -317,13 +302,13 @@ def labels_of_predicted_samples_change_no_prediction(subject: Subject) -> None:
     The labels of test samples are unknown where a model is used; a method that reads them is judged by what it read.
     Clients may choose options by the labels of validation samples, which the method declares by ``choices``.
     """
-    data, has_choices = small.make_federation(client_sizes=small.MANY_PREDICTED), bool(_choice_names(subject))
+    data, has_choices = small.make_federation(client_sizes=federations.MANY_PREDICTED), bool(_choice_names(subject))
     # Other processes, since a module variable could remember the first labels.
     expected = other_process.call(_answer, subject, data, {})
     for index in (np.argmin, np.argmax):  # labels by which all predictions are wrong, or right
         other = data
         for split in ("test",) if has_choices else expected.splits:
-            other = small.replace_labels(other, split, index(expected.splits[split], axis=1))
+            other = federations.replace_labels(other, split, index(expected.splits[split], axis=1))
         _require_same(expected, other_process.call(_answer, subject, other, {}))
     if has_choices:  # once choices are given, nothing needs the labels of validation samples
         other = small.replace_samples(data, "validation", inputs=False)
@@ -332,8 +317,8 @@ def labels_of_predicted_samples_change_no_prediction(subject: Subject) -> None:
 
 
 def _require_same(expected: _Answers, answers: _Answers) -> None:
-    _require_equal(expected.splits, answers.splits, "predictions depend on labels of samples to predict")
-    _require_equal(expected.chosen, answers.chosen, "what clients choose depends on labels of test samples")
+    small.require_equal(expected.splits, answers.splits, "predictions depend on labels of samples to predict")
+    small.require_equal(expected.chosen, answers.chosen, "what clients choose depends on labels of test samples")
 
 
 @law("methods")
@@ -345,7 +330,7 @@ def each_sample_is_predicted_on_its_own(subject: Subject) -> None:
     hold for a sample that arrives alone, so tables mark it.
     """
     is_declared = methods.load(subject.name).TRANSDUCTIVE
-    moved = _move_by_others(subject, small.make_federation(client_sizes=small.MANY_PREDICTED))
+    moved = _move_by_others(subject, small.make_federation(client_sizes=federations.MANY_PREDICTED))
     with suppress(Exception):  # a method for networks without BatchNorm
         sizes = (12, 6, 10), (8, 4, 9), (0, 4, 8), (6, 2, 1), (9, 6, 12)  # BatchNorm cannot train on one sample
         data = small.make_federation(client_sizes=sizes)
@@ -354,10 +339,10 @@ def each_sample_is_predicted_on_its_own(subject: Subject) -> None:
     depends = moved > _OTHER_BATCHES
     require(is_declared or not depends, f"{seen}; the file has no TRANSDUCTIVE = True")
     if _choice_names(subject) and not is_declared:
-        data = small.make_federation(client_sizes=small.MANY_PREDICTED)
-        others = small.replace_inputs(data, data.rows_of(data.clients, "test"))
+        data = small.make_federation(client_sizes=federations.MANY_PREDICTED)
+        others = federations.replace_inputs(data, data.rows_of(data.clients, "test"))
         first, second = (_choices(subject, data=each) for each in (data, others))
-        _require_equal(
+        small.require_equal(
             first, second, "what clients choose depends on test samples; the file has no TRANSDUCTIVE = True"
         )
     if is_declared and not depends:
@@ -371,7 +356,7 @@ def validation_samples_are_predicted_like_test_samples(subject: Subject) -> None
     Validation accuracy, early stopping, tuning and prediction sets would otherwise describe another model than the one
     that is tested.
     """
-    data = small.copy_validation_to_test(small.make_federation(client_sizes=small.MANY_PREDICTED))
+    data = federations.copy_validation_to_test(small.make_federation(client_sizes=federations.MANY_PREDICTED))
     answers = _predict(subject, *_play(subject, data=data))
     require("validation" in answers, "personalize predicts no validation samples")
     moved = float(np.abs(answers["validation"] - answers["test"]).max())
@@ -400,8 +385,8 @@ def _move_by_others(subject: Subject, data: Federation, **network: Any) -> float
         others = np.concatenate([each[~is_kept[split]] for split, each in rows.items()])
         fewer = {**{split: np.ones(len(each), bool) for split, each in rows.items()}, "test": is_kept["test"]}
         for changed, compared in (
-            (small.replace_inputs(data, others), is_kept),
-            (small.remove_samples(data, rows["test"][~is_kept["test"]]), fewer),
+            (federations.replace_inputs(data, others), is_kept),
+            (federations.remove_samples(data, rows["test"][~is_kept["test"]]), fewer),
         ):
             answers = answer(changed)
             for split, p in expected.items():
@@ -421,49 +406,7 @@ def clients_use_only_their_own_samples(subject: Subject) -> None:
     """
     if "samples" in _facts(subject).get("SENDS_MORE", ""):
         raise NotApplicable("SENDS_MORE declares that clients send samples")
-    _require_locality(subject, (small.LATE,))
-
-
-def _require_locality(subject: Subject, late: tuple[int, ...] = ()) -> None:
-    """Require that what clients train and predict is the same if the samples of all others are replaced.
-
-    They train in the round after the last one, and in ``late`` ones.
-    """
-    data, code = small.make_federation(), methods.load(subject.name)
-    _, state = _play(subject, data=data, participation=1.0, mode="loop", rounds=2)
-    for client in (0, _DIVERGING):
-        others = np.setdiff1d(data.clients, [client])
-        replaced = small.replace_samples(data, *SPLITS, clients=others)
-        seen: list[tuple[Any, Any]] = []
-        for samples in (data, replaced):
-            run = _run(subject, data=samples, participation=1.0, mode="loop", rounds=2)
-            trained = _record_training(run, client)
-            for t in (run.settings.rounds, *late) if code.has_rounds else ():
-                code.train_round(run, copy.deepcopy(state), t)
-            # Peers exchange models within a round: what follows the first training depends on what they sent.
-            sent = trained[:1] if code.KIND == "peer" else [*trained]
-            answers = _predict(subject, run, copy.deepcopy(state), np.asarray([client]))
-            seen.append((sent, answers))
-        (sent, answers), (other_sent, other_answers) = seen
-        depends = "depends on other clients' samples"
-        first, second = ({str(number): params for number, params in enumerate(each)} for each in (sent, other_sent))
-        _require_equal(first, second, f"what client {client} trains in a round {depends}")
-        _require_equal(answers, other_answers, f"what client {client} predicts {depends}")
-
-
-def _record_training(run: Run, client: int) -> list[dict[str, torch.Tensor]]:
-    """Return a list that gets the parameters of a client each time that it has trained."""
-    recorded: list[dict[str, torch.Tensor]] = []
-    train = run.engine.local_sgd
-
-    def watched(*args: Any, **kwargs: Any) -> Iterator[TrainedClients]:
-        for part in train(*args, **kwargs):
-            for place in np.flatnonzero(part.clients == client).tolist():
-                recorded.append({name: value[place].clone() for name, value in part.params.items()})
-            yield part
-
-    run.engine.local_sgd = watched  # type: ignore[method-assign]
-    return recorded
+    require_own_samples(subject.name, subject.options, (small.LATE,))
 
 
 @law("methods")
@@ -484,16 +427,16 @@ def every_choice_uses_samples_alike(subject: Subject) -> None:
         except (UsageError, ComputationError, UnsuitedError):
             continue  # a choice that goes with other options
         _, state = _play(chosen, data=small.replace_samples(data, "test"), rounds=2)
-        _require_equal(expected, state, f"with {with_}, the state depends on test samples")
+        small.require_equal(expected, state, f"with {with_}, the state depends on test samples")
         labels = replace(data, y=small.replace_samples(data, "test", inputs=False).y)
         before, after = (
             {"test": _predict(chosen, each, expected)["test"]} for each in (run, _run(chosen, data=labels, rounds=2))
         )
-        _require_equal(before, after, f"with {with_}, predictions depend on labels of test samples")
+        small.require_equal(before, after, f"with {with_}, predictions depend on labels of test samples")
         sent = _facts(subject).get("SENDS_MORE", "")
         try:
             if "samples" not in sent:
-                _require_locality(chosen)
+                require_own_samples(chosen.name, chosen.options)
             if methods.load(subject.name).has_rounds and "up" in LINKS[methods.load(subject.name).KIND] and not sent:
                 private_rounds.require_bounded(chosen.name, chosen.options)
         except UnsuitedError:
@@ -552,9 +495,9 @@ def a_resumed_run_gives_the_same_bytes(subject: Subject) -> None:
     stopped = small.play_rounds(subject.name, _run(subject, rounds=4), last=2)
     resumed_run = _run(subject, rounds=4)
     resumed = small.play_rounds(subject.name, resumed_run, first=2, state=_restore(*_store(stopped), resumed_run))
-    _require_equal(expected, resumed, "the state after resuming differs")
+    small.require_equal(expected, resumed, "the state after resuming differs")
     a, b = _predict(subject, run, expected), _predict(subject, resumed_run, resumed)
-    _require_equal(a, b, "predictions after resuming differ")
+    small.require_equal(a, b, "predictions after resuming differ")
 
 
 def _store(state: State) -> tuple[bytes, list[str]]:
@@ -590,8 +533,8 @@ def another_process_gives_the_same_bytes(subject: Subject) -> None:
         resumed, answers = other_process.call(_resume, subject, first, content)
         where = "begun" if first is None else f"resumed after round {first} of {_ROUNDS}"
         other = _restore(*resumed, _run(subject))
-        _require_equal(state, other, f"the state of a run that is {where} in another process differs")
-        _require_equal(expected, answers, f"predictions of a run that is {where} in another process differ")
+        small.require_equal(state, other, f"the state of a run that is {where} in another process differs")
+        small.require_equal(expected, answers, f"predictions of a run that is {where} in another process differ")
 
 
 def _resume(
@@ -629,7 +572,7 @@ def the_order_of_clients_does_not_matter(subject: Subject) -> None:
         ends = np.cumsum(sizes)[:-1], np.cumsum(sizes[::-1])[:-1]
         parts = np.split(forward[split], ends[0]), np.split(backward[split], ends[1])[::-1]
         first, second = ({split: np.concatenate(each)} for each in parts)
-        _require_equal(first, second, "predictions change when clients are passed in reverse order")
+        small.require_equal(first, second, "predictions change when clients are passed in reverse order")
 
 
 @law("methods")
@@ -644,7 +587,7 @@ def clients_are_trained_in_any_number_at_once(subject: Subject) -> None:
     run = _run(subject, participation=1.0)
     run.engine.clients_that_fit = lambda size: 2  # type: ignore[method-assign]
     state = small.play_rounds(subject.name, run)
-    first, second = (state_files.flatten(small.drop_measurements(each)) for each in (expected, state))
+    first, second = (state_files.flatten(federations.drop_measurements(each)) for each in (expected, state))
     for name, value in first.items():
         other = second.get(name)
         require(other is not None and other.shape == value.shape, f"{name} of the state has another shape")
@@ -735,13 +678,13 @@ def _require_no_unsent_models(subject: Subject, run: Run, state: State, exchange
             changed[key][[client]] = {name: value + 1 if name in secret else value for name, value in row.items()}
             seen = f"others predict by {', '.join(secret[:2])} in '{key}' of client {client}"
             moved = _predict(subject, run, changed, others)
-            _require_equal(expected, moved, f"{seen}, which it has never sent")
+            small.require_equal(expected, moved, f"{seen}, which it has never sent")
 
 
 def _count_bytes(subject: Subject, participation: float) -> dict[str, int]:
     """Return the bytes that two rounds of twelve clients send over each link; without rounds, the setup."""
     code, share = methods.load(subject.name), participation if methods.load(subject.name).has_rounds else 1
-    data = small.make_tiny_clients(12 if code.has_rounds else round(12 * participation))
+    data = federations.make_tiny_clients(12 if code.has_rounds else round(12 * participation))
     run = _run(subject, data=data, participation=share, rounds=2, epochs=1)
     state = code.setup(run)
     before = dict(run.traffic) if code.has_rounds else dict.fromkeys(run.traffic, 0)
@@ -761,13 +704,13 @@ def uploads_have_the_weights_of_their_own_clients(subject: Subject) -> None:
         raise NotApplicable("clients send nothing to a server")
     if "samples" in _facts(subject).get("SENDS_MORE", ""):
         raise NotApplicable("SENDS_MORE declares that clients send samples, from which the server draws")
-    data, order = small.make_repetitive_clients(), np.asarray([3, 6, 0, 5, 1, 2, 4])
+    data, order = federations.make_repetitive_clients(), np.asarray([3, 6, 0, 5, 1, 2, 4])
     states, followed = [], []
-    for samples in (data, small.reorder_clients(data, order)):
+    for samples in (data, federations.reorder_clients(data, order)):
         # One minibatch of equal samples: no draw changes what a client trains.
         run = _run(subject, data=samples, participation=1.0, batch_size=64, rounds=2, epochs=1)
         followed.append(Exchanges(run))
-        states.append(state_files.flatten(small.drop_records(code, small.play_rounds(subject.name, run))))
+        states.append(state_files.flatten(federations.drop_records(code, small.play_rounds(subject.name, run))))
     sizes = data.sizes("train").astype(np.float64)
     for clients, weights in followed[0].weights:
         swapped = np.allclose(np.sort(weights / weights.sum()), np.sort(sizes[clients] / sizes[clients].sum()))
@@ -804,7 +747,7 @@ def clients_read_only_what_they_download(subject: Subject) -> None:
     Among real sites, a client has of the server only what ``run.download`` returned. What clients keep is declared by
     ``KEEPS``, unless it is a table.
     """
-    deployed_rounds.require_read_from_downloads(subject)
+    require_read_from_downloads(subject.name, subject.options)
 
 
 @law("methods")
@@ -816,8 +759,8 @@ def personalize_does_not_change_the_state(subject: Subject) -> None:
     run, state = _play(subject)
     before, backbone = copy.deepcopy(state), copy.deepcopy(run.backbone)
     _predict(subject, run, state)
-    _require_equal(before, state, "personalize changed the state")
-    _require_equal(backbone, run.backbone, "personalize changed the backbone")
+    small.require_equal(before, state, "personalize changed the state")
+    small.require_equal(backbone, run.backbone, "personalize changed the backbone")
 
 
 @law("methods")
@@ -848,8 +791,8 @@ def clients_train_for_the_epochs_of_the_settings(subject: Subject) -> None:
     _require_rounds(subject)
     if "epochs" in methods.load(subject.name).IGNORES:
         raise NotApplicable("IGNORES declares that --epochs has no effect")
-    data = small.make_equal_clients()
-    one, three = (small.drop_measurements(_play(subject, data=data, epochs=epochs)[1]) for epochs in (1, 3))
+    data = federations.make_equal_clients()
+    one, three = (federations.drop_measurements(_play(subject, data=data, epochs=epochs)[1]) for epochs in (1, 3))
     require(
         bool(small.find_difference(one, three)),
         "the state after 3 local epochs is the same as after 1, so --epochs has no effect",
@@ -862,12 +805,12 @@ def steps_of_an_epoch_are_an_epoch(subject: Subject) -> None:
 
     Methods are compared at equal local work; a method that counts its own steps does more or less of it.
     """
-    data = small.make_equal_clients()
+    data = federations.make_equal_clients()
     run, expected = _play(subject, data=data, epochs=2)
     answers = _predict(subject, run, expected)["test"]
     for steps in (4, 2):  # 2 for methods whose minibatches are twice as large, such as Per-FedAvg's
         other, state = _play(subject, data=data, steps=steps)
-        equal = small.are_equal(*map(small.drop_measurements, (expected, state)))
+        equal = small.are_equal(*map(federations.drop_measurements, (expected, state)))
         if equal and answers.tobytes() == _predict(subject, other, state)["test"].tobytes():
             return
     raise BrokenLawError("neither 4 steps nor 2 of double size equal 2 epochs of 2 minibatches")
@@ -883,7 +826,7 @@ def absent_clients_change_no_other_draw(subject: Subject) -> None:
     trained: list[dict[int, dict[str, torch.Tensor]]] = []
     for rate in (0.0, 0.4):
         run = _run(subject, rounds=1, mode="loop", participation=1.0, dropout=rate)
-        recorded = {client: _record_training(run, client) for client in small.PARTICIPANTS}
+        recorded = {client: record_training(run, client) for client in small.PARTICIPANTS}
         state = loop.set_up(run, code).state
         for calls in recorded.values():
             calls.clear()  # clients do not drop out of the setup
@@ -893,7 +836,7 @@ def absent_clients_change_no_other_draw(subject: Subject) -> None:
     require(bool(missing), "no client dropped out of the round")
     require(trained[1].keys() == trained[0].keys() - missing, "clients trained that had dropped out, or others did not")
     for client, params in trained[1].items():
-        _require_equal(trained[0][client], params, f"client {client} trains otherwise if others drop out")
+        small.require_equal(trained[0][client], params, f"client {client} trains otherwise if others drop out")
 
 
 @law("methods")
@@ -916,9 +859,9 @@ def a_round_is_that_of_the_clients_that_complete_it(subject: Subject) -> None:
 
     other.cohort = cohort  # type: ignore[method-assign]
     expected, _ = _play_recorded(code, subject.name, other)
-    first, second = small.drop_measurements(expected), small.drop_measurements(state)
+    first, second = federations.drop_measurements(expected), federations.drop_measurements(state)
     seen = f"{selected} clients are selected, and {len(present)} complete the round"
-    _require_equal(first, second, f"{seen}: the state differs from that of a round of these {len(present)}")
+    small.require_equal(first, second, f"{seen}: the state differs from that of a round of these {len(present)}")
 
 
 @law("methods")
@@ -931,7 +874,7 @@ def a_round_without_uploads_changes_nothing(subject: Subject) -> None:
     run = _run(subject, rounds=2, dropout=1 - 1e-9)
     begun = code.setup(_run(subject, rounds=2))
     state, rows = _play_recorded(code, subject.name, run)
-    _require_equal(begun, state, "the state changed")
+    small.require_equal(begun, state, "the state changed")
     written = [name for name, table in state.items() if isinstance(table, ModelTable) and len(table.written)]
     require(not written, f"the table {', '.join(written)} was written")
     for row in rows[-2:]:
@@ -978,8 +921,8 @@ def a_client_that_diverges_is_left_out(subject: Subject) -> None:
     _drop_out(other, _DIVERGING, first=1)
     expected, _ = _play_recorded(code, subject.name, other)
     if left_out:
-        first, second = small.drop_measurements(expected), small.drop_measurements(state)
-        _require_equal(first, second, "the state differs from that of a run in which the client dropped out")
+        first, second = federations.drop_measurements(expected), federations.drop_measurements(state)
+        small.require_equal(first, second, "the state differs from that of a run in which the client dropped out")
 
 
 def _drop_out(run: Run, client: int, first: int) -> None:
@@ -1020,7 +963,7 @@ def rounds_lower_the_loss(subject: Subject) -> None:
     A step in the wrong direction gives no error. Its result looks like that of a hard dataset.
     """
     _require_rounds(subject)
-    data = small.make_separable_clients()
+    data = federations.make_separable_clients()
     y, losses = data.labels_of(data.clients, "test"), dict[str, list[float]]()
     for rounds in (0, _LATER):
         run, state = _play(subject, data=data, rounds=rounds, participation=1.0)
@@ -1094,7 +1037,7 @@ def costs_that_grow_with_pairs_are_declared(subject: Subject) -> None:
     _require_rounds(subject)
     sent_bytes, kept_bytes = list[int](), list[int]()
     for clients in (48, 96, 192):  # more than the neighbours that any client has by default
-        run, state = _play(subject, data=small.make_tiny_clients(clients), participation=1.0, rounds=2, epochs=1)
+        run, state = _play(subject, data=federations.make_tiny_clients(clients), participation=1.0, rounds=2, epochs=1)
         sent_bytes.append(sum(run.traffic.values()))
         kept_bytes.append(state_files.size_without_tables(state))
     facts = _facts(subject)

@@ -9,22 +9,18 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli import models, parameters, registry, rng
-from pflcli.engine.engine import Engine
-from pflcli.engine.federation import Federation
-from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.task import Classification
 from pflcli.errors import ComputationError, InputError, PflError, UsageError
-from pflcli.laws import BrokenLawError, DoubtfulError, NotApplicable, Shape, Subject, law, other_process, require
-from pflcli.laws import small_federation as small
+from pflcli.laws import DoubtfulError, Subject, law, other_process
 from pflcli.models import Net
 from pflcli.parameters import Stacked
 from pflcli.prediction.exporting import onnx_network
+from pflcli.workflow.admission import BrokenLawError, NotApplicable, Shape, networks, require
+from pflcli.workflow.admission import small_federation as small
 
-_CLASSES = 3
 _TOKENS = 30
 """Classes of networks that predict the next token, and so the number of tokens."""
 _SIZES: dict[str, tuple[tuple[int, ...], ...]] = {
@@ -47,7 +43,7 @@ def _shapes(subject: Subject) -> Iterator[Shape]:
     kinds, refused = set(), dict[str, PflError]()
     for kind, sizes in _SIZES.items():
         for size in sizes if kind in accepted else ():
-            shape = Shape(size, kind == "tokens", _TOKENS if kind == "tokens" else _CLASSES)
+            shape = Shape(size, kind == "tokens", _TOKENS if kind == "tokens" else small.CLASSES)
             try:
                 if kind not in kinds:
                     models.outline(_name(subject), size, shape.classes, tokens=shape.tokens)
@@ -67,21 +63,14 @@ def _name(subject: Subject) -> str:
     return registry.add_arguments(subject.name, subject.options) if subject.options else subject.name
 
 
-def _draw_inputs(shape: Shape, count: int = 6, seed: int = 1) -> Tensor:
-    """Return samples (count, ...) as a network takes them."""
-    draw = torch.Generator().manual_seed(seed)
-    size = (count, *shape.sizes)
-    return torch.randint(shape.classes, size, generator=draw) if shape.tokens else torch.rand(*size, generator=draw)
-
-
 def _nets(subject: Subject, seed: int = 0) -> Iterator[tuple[Net, Tensor]]:
     """Yield the network for each kind of samples that it takes, with six samples."""
     for shape in _shapes(subject):
-        yield _create(subject, shape, seed), _draw_inputs(shape)
+        yield _create(subject, shape, seed), networks.draw_inputs(shape)
 
 
 def _create(subject: Subject, shape: Shape, seed: int = 0) -> Net:
-    return models.create(_name(subject), shape.sizes, shape.classes, seed, tokens=shape.tokens)
+    return networks.create(_name(subject), shape, seed)
 
 
 @law("models")
@@ -91,7 +80,7 @@ def a_head_follows_a_body(subject: Subject) -> None:
     Methods that personalize the head, embeddings and kNN-Per rely on these two parts.
     """
     for shape in _shapes(subject):
-        net, x = _create(subject, shape).eval(), _draw_inputs(shape)
+        net, x = _create(subject, shape).eval(), networks.draw_inputs(shape)
         if not [*net.head.parameters()]:
             raise NotApplicable("the network does not end in a linear layer: methods that need a head refuse it")
         with torch.no_grad():
@@ -145,8 +134,8 @@ def compute_after_others(subject: Subject, seed: int) -> list[Tensor]:
     """Return the outputs of new networks after others of their class have computed those of samples drawn by a seed."""
     outputs = []
     for shape in _shapes(subject):
-        other, net, x = _create(subject, shape), _create(subject, shape), _draw_inputs(shape)
-        foreign = _draw_inputs(shape, seed=100 + seed)
+        other, net, x = _create(subject, shape), _create(subject, shape), networks.draw_inputs(shape)
+        foreign = networks.draw_inputs(shape, seed=100 + seed)
         foreign = foreign if shape.tokens else seed * foreign
         with torch.no_grad(), rng.seeded_globals(0, "law"):
             other.train()(foreign)
@@ -172,13 +161,8 @@ def samples_are_predicted_one_by_one(subject: Subject) -> None:
 
     Batches are as large as memory allows, and differ between machines.
     """
-    for net, x in _nets(subject):
-        net.eval()
-        with torch.no_grad():
-            together, again, alone = net(x), net(x), torch.cat([net(x[i : i + 1]) for i in range(len(x))])
-        require(torch.equal(together, again), "predictions differ from call to call")
-        difference = float((together - alone).abs().max())
-        require(difference < 1e-4, f"logits of a sample alone differ by {difference:.1e} from those in a batch")
+    for shape in _shapes(subject):
+        networks.require_one_by_one(_name(subject), shape)
 
 
 @law("models")
@@ -191,7 +175,7 @@ def the_network_returns_logits(subject: Subject) -> None:
     for shape in _shapes(subject):
         logits, draw = list[Tensor](), torch.Generator().manual_seed(0)
         for seed in range(2):
-            net, x = _create(subject, shape, seed).eval(), _draw_inputs(shape, 12, seed)
+            net, x = _create(subject, shape, seed).eval(), networks.draw_inputs(shape, 12, seed)
             with torch.no_grad():
                 for value in net.parameters():  # some begin with zeros
                     value.add_(0.1 * torch.randn(value.shape, generator=draw))
@@ -230,13 +214,7 @@ def random_numbers_are_seeded(subject: Subject) -> None:
     a generator of the network's own, and counts in its attributes, go on from client to client.
     """
     for shape in _shapes(subject):
-        net, data = _create(subject, shape), _federation(shape)
-        clients = data.clients[:3]
-        forwards, backwards = (_train(net, data, order) for order in (clients, clients[::-1].copy()))
-        again = {name: value.flip(0) for name, value in backwards.items()}
-        difference = small.find_difference(forwards, again)
-        seen = "training the same clients again, in another order, gives other parameters"
-        require(not difference, f"{seen} ({difference})")
+        networks.require_seeded(_name(subject), shape)
 
 
 @law("models")
@@ -254,8 +232,8 @@ def every_parameter_is_trained(subject: Subject) -> None:
         draw = torch.Generator().manual_seed(0)
         with rng.seeded_globals(0, "law"):
             for number in range(_MAX_PASSES if missing else 0):
-                x = _draw_inputs(shape, seed=number + 1)
-                y = torch.arange(len(x)) % min(_CLASSES, shape.classes)
+                x = networks.draw_inputs(shape, seed=number + 1)
+                y = torch.arange(len(x)) % min(small.CLASSES, shape.classes)
                 Classification(shape.classes).losses(net(x), y).mean().backward()  # type: ignore[no-untyped-call]
                 missing = [name for name, value in net.named_parameters() if value.grad is None]
                 still = [name for name, value in net.named_parameters() if value.grad is None or not value.grad.any()]
@@ -299,10 +277,10 @@ def a_stack_of_clients_trains_as_a_loop(subject: Subject) -> None:
     ``--engine`` changes the duration of a run but not its result, except for rounding.
     """
     for shape in _shapes(subject):
-        data, net = _federation(shape), _create(subject, shape)
-        loop = _train(net, data, data.clients, "loop")
+        data, net = networks.make_federation(shape), _create(subject, shape)
+        loop = networks.train(net, data, data.clients, "loop")
         try:
-            stack = _train(net, data, data.clients, "stacked")
+            stack = networks.train(net, data, data.clients, "stacked")
         except UsageError as error:
             raise DoubtfulError(f"{error.message}; it is trained with {error.fix[0]} only") from None
         start = parameters.repeat(parameters.copy_params(net), len(data.clients))
@@ -310,29 +288,9 @@ def a_stack_of_clients_trains_as_a_loop(subject: Subject) -> None:
         require(apart <= 0.02 * moved, f"in a stack, parameters end {100 * apart / moved:.1f} % of their way elsewhere")
 
 
-def _train(net: Net, data: Federation, clients: NDArray[np.int64], mode: str = "loop") -> Stacked:
-    """Return the models (m, ...) of clients that train for an epoch."""
-    engine, start = Engine(net, data, seed=0, threads=1, mode=mode), parameters.copy_params(net)
-    plan = LocalSGD(1, 4, np.full(1, 0.01), 0.0, 0.0)
-    try:
-        parts = [part.params for part in engine.local_sgd(clients, start, plan, ("law",))]
-    finally:
-        engine.close()
-    return {name: torch.cat([part[name] for part in parts]) for name in start}
-
-
 def _distance(a: Stacked, b: Stacked) -> float:
     """Return the Euclidean distance between the parameters of two stacks of models."""
     return math.sqrt(sum(float((a[name].double() - b[name].double()).square().sum()) for name in a))
-
-
-def _federation(shape: Shape) -> Federation:
-    """Return clients with four training samples of a shape and one of each other split, enough for stacks of two."""
-    draw = np.random.default_rng(0)
-    offsets = np.concatenate([[0], np.cumsum(np.tile((4, 1, 1), 8))])
-    size = (int(offsets[-1]), *shape.sizes)
-    x = draw.integers(0, shape.classes, size).astype(np.int16) if shape.tokens else draw.random(size).astype(np.float32)
-    return Federation.from_blocks(x, draw.integers(0, min(_CLASSES, shape.classes), len(x)), offsets, shape.classes)
 
 
 @law("models")

@@ -24,7 +24,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 import torch
 
 from pflcli import laws, registry
-from pflcli.laws import small_federation
+from pflcli.workflow.admission import BrokenLawError, NotApplicable, describe_error, small_federation
 
 T = TypeVar("T")
 P = ParamSpec("P")
@@ -80,10 +80,10 @@ class _Request:
                 registry.search_used_folders(group, package.__path__)
             function, args, kwargs = pickle.loads(self.pickled_call)
             return True, function(*args, **kwargs)
-        except (laws.BrokenLawError, laws.DoubtfulError, laws.NotApplicable) as error:
+        except (BrokenLawError, laws.DoubtfulError, NotApplicable) as error:
             return False, error
         except Exception as error:
-            return False, laws.BrokenLawError(laws.describe_error(error))
+            return False, BrokenLawError(describe_error(error))
 
 
 class _Server:
@@ -111,7 +111,7 @@ class _Server:
             self._pipe.send_bytes(pickle.dumps(request))
             succeeds, result = pickle.loads(self._pipe.recv_bytes())
         except (EOFError, OSError):
-            raise laws.BrokenLawError("a process that computes the same ended without a result") from None
+            raise BrokenLawError("a process that computes the same ended without a result") from None
         if succeeds:
             return cast("T", result)
         raise result
@@ -144,7 +144,7 @@ def _serve(pipe: connection.Connection) -> None:
             pipe.send_bytes(pickle.dumps(request.answer()))
             os._exit(0)
         if os.waitpid(child, 0)[1]:
-            lost = laws.BrokenLawError("a process that computes the same ended without a result")
+            lost = BrokenLawError("a process that computes the same ended without a result")
             pipe.send_bytes(pickle.dumps((False, lost)))
 
 

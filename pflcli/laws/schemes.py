@@ -14,8 +14,9 @@ from pflcli import config, rng
 from pflcli.data import schemes
 from pflcli.data.datasets import Samples
 from pflcli.errors import UsageError
-from pflcli.laws import BrokenLawError, DoubtfulError, NotApplicable, Subject, law, other_process, require
+from pflcli.laws import DoubtfulError, Subject, law, other_process
 from pflcli.laws import datasets as laws_of_datasets
+from pflcli.workflow.admission import BrokenLawError, NotApplicable, require
 
 _CLIENTS = 8
 _SIGNIFICANT = 6.0

@@ -15,9 +15,10 @@ from pflcli import config
 from pflcli.errors import UsageError
 from pflcli.federation import uploads
 from pflcli.federation.uploads import Step
-from pflcli.laws import DoubtfulError, NotApplicable, Subject, describe_error, law, other_process, require
-from pflcli.laws import small_federation as small
+from pflcli.laws import DoubtfulError, Subject, law, other_process
 from pflcli.parameters import Params, Stacked, pick, repeat
+from pflcli.workflow.admission import NotApplicable, describe_error, require
+from pflcli.workflow.admission import small_federation as small
 
 
 def _step(subject: Subject) -> Step:

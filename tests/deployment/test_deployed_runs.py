@@ -11,12 +11,12 @@ import pytest
 import torch
 from worlds_of_sites import GROUPS, digest, make_world
 
-from pflcli import laws, registry
+from pflcli import registry
+from pflcli.deployment import admission
 from pflcli.deployment.endpoints import server_entries
 from pflcli.errors import ComputationError, InputError
-from pflcli.laws import deployed_rounds
-from pflcli.laws import small_federation as small
 from pflcli.parameters.model_table import ModelTable
+from pflcli.workflow.admission import small_federation as small
 
 ADMITTED = {
     *("apfl", "ditto", "fedala", "fedavg", "fedbabu", "fedbn", "fedper", "fedprox", "fedrep", "fedrod"),
@@ -89,7 +89,7 @@ def compare(world, absent=(), *, are_late=False, restarts=False):
 
 
 def find_obstacle(name, options=None, rounds=4, upload=()):
-    return deployed_rounds.find_obstacle(laws.Subject("methods", name, options or {}), rounds, upload)
+    return admission.find_obstacle(name, options or {}, rounds, upload)
 
 
 def test_methods_are_admitted_if_their_clients_need_only_what_they_download():

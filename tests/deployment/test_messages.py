@@ -16,7 +16,7 @@ from pflcli.artifacts import disk
 from pflcli.deployment import messages
 from pflcli.deployment.messages import Answer
 from pflcli.errors import ComputationError, InputError
-from pflcli.laws import small_federation as small
+from pflcli.workflow.admission import small_federation as small
 
 
 @pytest.fixture

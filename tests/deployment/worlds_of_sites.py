@@ -15,10 +15,10 @@ from pflcli.deployment import exchange, messages
 from pflcli.deployment.endpoints import Server, Site, Terms
 from pflcli.engine.federation import Federation
 from pflcli.federation.run import Everywhere
-from pflcli.laws import small_federation as small
 from pflcli.settings import Settings
 from pflcli.simulation import loop
 from pflcli.simulation.create_run import create_run
+from pflcli.workflow.admission import small_federation as small
 
 GROUPS = {
     "1 client a site": {f"site {client}": (client,) for client in range(7)},

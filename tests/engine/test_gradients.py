@@ -25,7 +25,7 @@ from pflcli.engine.local_sgd import LocalSGD
 from pflcli.engine.optimizer import Optimizer, Update
 from pflcli.engine.strategy import WorkerNet
 from pflcli.errors import ComputationError
-from pflcli.laws import small_federation as small
+from pflcli.workflow.admission import small_federation as small
 
 MODES = ("loop", "stacked")
 

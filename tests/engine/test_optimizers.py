@@ -10,8 +10,8 @@ from torch.nn import functional
 import worlds
 from pflcli import config, models, parameters, registry, rng
 from pflcli.errors import UsageError
-from pflcli.laws import small_federation as small
 from pflcli.settings import Settings
+from pflcli.workflow.admission import small_federation as small
 
 OPTIMIZERS = {
     "sgd": lambda weights: torch.optim.SGD(weights, 0.05, momentum=0.9, weight_decay=0.1),

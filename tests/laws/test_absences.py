@@ -15,7 +15,7 @@ from helpers import ONE_OF_EACH_KIND
 from pflcli import methods, registry
 from pflcli.errors import ComputationError
 from pflcli.federation.run import Run
-from pflcli.laws.small_federation import drop_measurements
+from pflcli.laws.federations import drop_measurements
 from pflcli.parameters.model_table import ModelTable
 from pflcli.settings import Settings
 from pflcli.simulation import absences, callbacks, loop

@@ -11,11 +11,13 @@ import torch
 import worlds
 from helpers import ONE_OF_EACH_KIND, set_own_products
 from pflcli import methods, registry
+from pflcli.deployment import admission
 from pflcli.engine import linear_chain
 from pflcli.errors import ComputationError
 from pflcli.federation.run import LINKS
-from pflcli.laws import NotApplicable, Subject, deployed_rounds, list_laws
+from pflcli.laws import Subject, list_laws
 from pflcli.laws import methods as laws_of_methods
+from pflcli.workflow.admission import NotApplicable
 
 METHODS = registry.names("methods")
 
@@ -89,7 +91,7 @@ def test_run_refuses_to_send_while_clients_personalize():
 def test_poisoned_numbers_of_the_server_cannot_be_used_as_sizes():
     """The largest integer would make np.bincount allocate memory until the interpreter aborts."""
     server = {"counts": torch.tensor([3, 1]), "flag": torch.tensor(False), "byte": torch.tensor(7, dtype=torch.uint8)}
-    poisoned = deployed_rounds.poison(methods.load("fedavg"), {**server, "model": {"w": torch.zeros(2)}})
+    poisoned = admission.poison(methods.load("fedavg"), {**server, "model": {"w": torch.zeros(2)}})
     assert poisoned["counts"].tolist() == [-1, -1]
     assert (bool(poisoned["flag"]), int(poisoned["byte"])) == (True, 255)
     assert poisoned["model"]["w"].isnan().all()

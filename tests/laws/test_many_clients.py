@@ -19,8 +19,8 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
 from pflcli.execution import Execution
+from pflcli.laws.federations import make_tiny_clients
 from pflcli.laws.methods import is_quadratic
-from pflcli.laws.small_federation import make_tiny_clients
 from pflcli.reporter import NullReporter
 from pflcli.settings import Settings
 from pflcli.training import run_request

@@ -24,7 +24,7 @@ from pflcli.engine.federation import SPLITS
 from pflcli.errors import UnsuitedError
 from pflcli.evaluation.metrics import client_relations
 from pflcli.federation.run import Run
-from pflcli.laws.small_federation import add_new_clients
+from pflcli.laws.federations import add_new_clients
 from pflcli.parameters.model_table import ModelTable
 from pflcli.simulation.progress import tables
 from pflcli.training import state_files

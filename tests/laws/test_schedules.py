@@ -8,8 +8,9 @@ import pytest
 
 import worlds
 from pflcli import methods, registry
-from pflcli.laws import small_federation as small
+from pflcli.laws import federations
 from pflcli.simulation import loop
+from pflcli.workflow.admission import small_federation as small
 
 METHODS = [name for name in registry.names("methods") if methods.load(name).KIND != "local"]
 """All but methods whose whole training is personalization: it goes through the schedule."""
@@ -33,7 +34,7 @@ SCHEDULES = {
 )
 def test_clients_personalize_at_the_learning_rate_of_the_last_round(method, schedule):
     """With the same state, predictions are those of a run whose rate is constant: the last one of the schedule."""
-    data = small.add_new_clients(small.make_federation(), ((11, 3, 4), (5, 2, 3)))
+    data = federations.add_new_clients(small.make_federation(), ((11, 3, 4), (5, 2, 3)))
     scheduled = worlds.run(method, data=data, **SCHEDULES[schedule])
     constant = worlds.run(method, data=data, lr=scheduled.last_lr)
     state = worlds.play(method, scheduled)

@@ -9,9 +9,9 @@ import pytest
 
 from pflcli import methods, registry
 from pflcli.errors import UsageError
-from pflcli.laws import small_federation as small
 from pflcli.settings import Settings
 from pflcli.simulation import requirements
+from pflcli.workflow.admission import small_federation as small
 
 CHANGES = {
     "rounds": 1,

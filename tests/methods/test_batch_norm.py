@@ -12,8 +12,8 @@ import worlds
 from pflcli import methods, parameters, registry, rng
 from pflcli.engine.local_sgd import batches
 from pflcli.federation.run import Run
-from pflcli.laws import small_federation as small
 from pflcli.models import Net
+from pflcli.workflow.admission import small_federation as small
 
 SIZES = (2, 3, 5, 7, 9, 10, 11, 13, 15, 17, 19, 23, 1, 6)
 """Training samples of each client. The last minibatch of 8, or of 16 in Per-FedAvg, has any odd number of samples."""

@@ -18,7 +18,8 @@ from pflcli.artifacts.reader import open_artifact
 from pflcli.engine.engine import Engine
 from pflcli.engine.local_sgd import LocalSGD
 from pflcli.errors import InputError, UsageError
-from pflcli.laws.small_federation import are_equal, make_tiny_clients
+from pflcli.laws.federations import make_tiny_clients
+from pflcli.workflow.admission.small_federation import are_equal
 
 CNN = """
 import torch

@@ -12,8 +12,9 @@ import torch
 
 from pflcli import methods
 from pflcli.engine import backend
-from pflcli.laws import small_federation as small
+from pflcli.laws import federations
 from pflcli.simulation import absences, loop, personal_accuracy
+from pflcli.workflow.admission import small_federation as small
 
 
 def test_the_loss_of_a_round_is_weighted_by_training_samples():
@@ -48,7 +49,7 @@ def test_a_prediction_that_is_finite_in_part_is_replaced_as_a_whole():
 
 @pytest.mark.parametrize("method", ["fedavg-plus", "ditto", "ifca"])
 def test_clients_that_join_later_do_not_count_in_personal_accuracy(method):
-    data = small.add_new_clients(small.make_federation(), ((5, 3, 3), (4, 2, 2)))
+    data = federations.add_new_clients(small.make_federation(), ((5, 3, 3), (4, 2, 2)))
     run = small.make_run(method, data=data)
     state = small.play_rounds(method, run)
     code = methods.load(method)

@@ -26,16 +26,14 @@ from pflcli.errors import UnsuitedError, UsageError
 from pflcli.federation import uploads
 from pflcli.federation.private_mean import PrivateMean, Release
 from pflcli.federation.run import LINKS
-from pflcli.laws import BrokenLawError, Law, Shape, Subject, judge, list_laws, require
-from pflcli.laws import small_federation as small
 from pflcli.methods import Method
 from pflcli.parameters import Params, Stacked, pick
 from pflcli.settings import Settings
 from pflcli.simulation import loop
 from pflcli.simulation.create_run import private_mean
+from pflcli.workflow.admission import BrokenLawError, Shape, find_obstacle, networks, require
+from pflcli.workflow.admission import small_federation as small
 
-_LAWS_OF_NETWORKS = ("random-numbers-are-seeded", "samples-are-predicted-one-by-one")
-"""The laws by which what a network computes depends on the client alone."""
 _CLIENT = 6
 """The client by which the data of two runs differ."""
 _MIN_ROUNDS = 12
@@ -140,16 +138,14 @@ def _find_fault(name: str, options: str, upload: tuple[str, ...], rounds: int, c
 
     ``code`` is the content of the files that are checked.
     """
-    law = Law("methods", lambda subject: require_bounded(subject.name, subject.options, upload, rounds))
-    return judge(law, Subject("methods", name, json.loads(options))).reason
+    return find_obstacle(lambda: require_bounded(name, json.loads(options), upload, rounds))
 
 
 @functools.cache
 def _find_fault_of_network(name: str, shape: Shape, code: bytes) -> str:
     """Return why what a network computes depends on more than a client's samples; empty if it does not."""
-    laws = {law.name: law for law in list_laws("models")}
-    verdicts = [judge(laws[each], Subject("models", name, like=shape)) for each in _LAWS_OF_NETWORKS]
-    return next((verdict.reason for verdict in verdicts if verdict.result == "failed"), "")
+    checks = (networks.require_seeded, networks.require_one_by_one)
+    return next(filter(None, (find_obstacle(functools.partial(check, name, shape)) for check in checks)), "")
 
 
 def require_bounded(

@@ -20,13 +20,15 @@ from pflcli.deployment.places import AtSite
 from pflcli.errors import ComputationError
 from pflcli.federation.run import NOBODY, Average, Everywhere, Run
 from pflcli.federation.uploads import Encoding
-from pflcli.laws import Law, NotApplicable, Subject, judge, list_laws, require
-from pflcli.laws import small_federation as small
 from pflcli.methods import Method, State
 from pflcli.parameters import Params, Stacked
 from pflcli.parameters.model_table import ModelTable
 from pflcli.simulation import loop
 from pflcli.wording import listed
+from pflcli.workflow import admission
+from pflcli.workflow.admission import NotApplicable, require
+from pflcli.workflow.admission import small_federation as small
+from pflcli.workflow.admission.own_samples import require_own_samples
 
 _MIN_ROUNDS = 4
 """Least rounds of a check: a method may do something else after some rounds, such as those of a warm-up."""
@@ -96,27 +98,32 @@ class _RecordedMean(Average):
 
 
 def require_read_from_downloads(
-    subject: Subject, rounds: int = 4, upload: tuple[str, ...] = (), *, are_apart: bool = False
+    method: str,
+    options: Mapping[str, Any],
+    rounds: int = _MIN_ROUNDS,
+    upload: Sequence[str] = (),
+    *,
+    are_apart: bool = False,
 ) -> None:
     """Raise BrokenLawError if a client's upload or what it keeps depends on more of the server than its downloads.
 
     With ``are_apart``, each client is alone at its site, so that neither may depend on the other clients of the round.
     Raises NotApplicable for a method that exchanges something else than the updates of which it takes one mean a round.
     """
-    code = methods.load(subject.name)
+    code = methods.load(method)
     if reason := describe_exchange(code):
         raise NotApplicable(reason)
-    plan: dict[str, Any] = {"options": subject.options, "rounds": rounds, "upload": upload}
-    run, site = (small.make_run(subject.name, **plan) for _ in range(2))
+    plan: dict[str, Any] = {"options": options, "rounds": rounds, "upload": upload}
+    run, site = (small.make_run(method, **plan) for _ in range(2))
     run.place, site.place = recorded, there = _Recorded(), AtSite()
     state, own = loop.set_up(run, code).state, code.setup(site)
     for t in range(-1, rounds):
         before = dict.fromkeys(run.traffic, 0) if t < 0 else dict(run.traffic)
         if t >= 0:
-            state, _ = loop.play_round(run, subject.name, code, state, t)
+            state, _ = loop.play_round(run, method, code, state, t)
         played = recorded.rounds[t + 1] if len(recorded.rounds) > t + 1 else _Round()
         if played.means > 1 and not are_apart:
-            return _require_same_uploads(subject, rounds)
+            return _require_same_uploads(method, options, rounds)
         _require_one_mean(run, played, before, t)
         if t < 0:
             continue
@@ -124,7 +131,7 @@ def require_read_from_downloads(
         for asked in np.split(played.asked, len(played.asked)) if are_apart else [played.asked]:
             there.asked, there.downloads = asked, played.downloads
             try:
-                own, _ = loop.play_round(site, subject.name, code, poison(code, own), t)
+                own, _ = loop.play_round(site, method, code, poison(code, own), t)
             except ComputationError as error:
                 require(False, f"clients cannot train if they know only what they download: {error.message}")
             uploads |= there.sent
@@ -158,19 +165,19 @@ class _Replayed(_Recorded):
         return sent[place]
 
 
-def _require_same_uploads(subject: Subject, rounds: int) -> None:
+def _require_same_uploads(method: str, options: Mapping[str, Any], rounds: int) -> None:
     """Raise BrokenLawError if an upload depends on more of the server than downloads, with several means in a round.
 
     Raises NotApplicable if the server sends in another way than by ``run.download``.
     """
-    code = methods.load(subject.name)
-    run, other = (small.make_run(subject.name, options=subject.options, rounds=rounds) for _ in range(2))
+    code = methods.load(method)
+    run, other = (small.make_run(method, options=options, rounds=rounds) for _ in range(2))
     run.place = recorded = _Recorded()
     other.place = replayed = _Replayed(recorded)
     state, own = loop.set_up(run, code).state, loop.set_up(other, code).state
     for t in range(rounds):
         before = dict(run.traffic)
-        state, _ = loop.play_round(run, subject.name, code, state, t)
+        state, _ = loop.play_round(run, method, code, state, t)
         played = recorded.rounds[t + 1]
         down = [
             parameters.size(params) * copies for params, copies in zip(played.downloads, played.copies, strict=True)
@@ -178,7 +185,7 @@ def _require_same_uploads(subject: Subject, rounds: int) -> None:
         if run.traffic["down"] - before["down"] != sum(down):
             raise NotApplicable("the server sends in another way than by run.download")
         try:
-            own, _ = loop.play_round(other, subject.name, code, poison(code, own), t)
+            own, _ = loop.play_round(other, method, code, poison(code, own), t)
         except ComputationError as error:
             require(False, f"clients cannot train if they know only what they download: {error.message}")
         others = replayed.rounds[t + 1].uploads
@@ -189,21 +196,22 @@ def _require_same_uploads(subject: Subject, rounds: int) -> None:
             require(not difference, f"{seen} ({difference})")
 
 
-def find_obstacle(subject: Subject, rounds: int, upload: Sequence[str]) -> str:
+def find_obstacle(method: str, options: Mapping[str, Any], rounds: int, upload: Sequence[str]) -> str:
     """Return why a method with these options cannot run among real sites with its simulation's bytes; empty if it can.
 
     ``rounds`` and the ``upload`` steps are those of the run.
     """
-    code = methods.load(subject.name)
+    code = methods.load(method)
     if not code.has_rounds:
-        return _find_obstacle_after_rounds(subject, code)
+        return _find_obstacle_after_rounds(method, options)
     rounds = min(max(rounds, _MIN_ROUNDS), small.MAX_ROUNDS)
-    law = Law("methods", partial(require_read_from_downloads, rounds=rounds, upload=tuple(upload), are_apart=True))
-    return judge(law, subject).reason
+    test = partial(require_read_from_downloads, method, options, rounds, upload, are_apart=True)
+    return admission.find_obstacle(test)
 
 
-def _find_obstacle_after_rounds(subject: Subject, code: Method) -> str:
+def _find_obstacle_after_rounds(method: str, options: Mapping[str, Any]) -> str:
     """Return why clients cannot predict by themselves with a method that has no rounds; empty if they can."""
+    code = methods.load(method)
     if code.REFERENCE:
         return "it is a reference, which knows the samples of all clients"
     if code.SENDS_MORE:
@@ -212,8 +220,7 @@ def _find_obstacle_after_rounds(subject: Subject, code: Method) -> str:
         return "clients exchange something outside of rounds"
     if unmet := set(code.NEEDS) - {"backbone", "datastore"}:
         return f"the method needs {listed(sorted(unmet))}, which a deployment does not make for it"
-    law = next(law for law in list_laws("methods") if law.name == "clients-use-only-their-own-samples")
-    return judge(law, subject).reason
+    return admission.find_obstacle(partial(require_own_samples, method, options, (small.LATE,)))
 
 
 def describe_exchange(code: Method) -> str:

@@ -1,0 +1,1 @@
+"""What commands share: the steps of a workflow."""
