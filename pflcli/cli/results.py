@@ -191,7 +191,7 @@ def run_comparison(
     If a run fails, the table or the verdicts of the others are shown before the error; so are all verdicts if
     ``--strict`` is not satisfied.
     """
-    from pflcli.commands.compare import IncompleteError
+    from pflcli.comparison.request import IncompleteError
 
     execution, plan = arguments["execution"], arguments.pop("plan")
     if plan is not None:

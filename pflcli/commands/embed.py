@@ -21,7 +21,6 @@ from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.commands import import_data
 from pflcli.data import datasets
 from pflcli.data.datasets import Samples
 from pflcli.data.preparation import imported_dataset
@@ -83,7 +82,7 @@ def embed(asked: Embed) -> Outcome:
             coarse=samples.coarse,
         )
         artifact.write(writer, stored, Codebook(book.dataset, (), tuple(classes), encoder=encoder.facts))
-        summary = import_data.summarize(stored, 0)
+        summary = imported_dataset.summarize(stored, 0)
         execution.reporter.say(
             f"{len(features)} images of {len(classes)} classes, {features.shape[1]} features by {encoder.facts}"
         )

@@ -19,7 +19,7 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.data.formats import ABSENT, Roles
 from pflcli.data.formats.images import Decoding
-from pflcli.data.preparation import cleaning, earlier_dataset
+from pflcli.data.preparation import cleaning, earlier_dataset, imported_dataset
 from pflcli.data.preparation.earlier_dataset import Earlier
 from pflcli.data.preparation.profile import find_scale_remarks, format_lines, profile
 from pflcli.data.preparation.user_data import TABLES, UserData, choose_dialect, locate
@@ -193,7 +193,7 @@ class Conversion:
                 f"{source.path.name} does not contain embeddings, which are numbers (samples, features)",
                 "leave out --embeddings",
             )
-        summary = summarize(dataset, clean.dropped)
+        summary = imported_dataset.summarize(dataset, clean.dropped)
         fixed = {} if earlier is None else {name: getattr(earlier.book, name) for name in _SCALES}
         book = Codebook(
             dataset=source.path.name,
@@ -218,29 +218,6 @@ class Conversion:
 
 
 _SCALES = ("mean", "sd", "median", "scales")
-
-
-def summarize(dataset: datasets.Dataset, dropped: int) -> dict[str, Any]:
-    """Return the summary of a dataset of which ``dropped`` samples were left out."""
-    counts = np.bincount(dataset.y, minlength=len(dataset.classes))
-    summary: dict[str, Any] = {
-        "samples": len(dataset.y),
-        "dropped": dropped,
-        "shape": list(dataset.x.shape[1:]),
-        "type": str(dataset.x.dtype),
-        "classes": {name: int(count) for name, count in zip(dataset.classes, counts, strict=True)},
-        "features": list(dataset.features),
-        "clients": None,
-    }
-    if dataset.owner is not None:
-        sizes = np.unique(dataset.owner, return_counts=True)[1]
-        summary |= {
-            "clients": len(sizes),
-            "smallest": int(sizes.min()),
-            "median": float(np.median(sizes)),
-            "largest": int(sizes.max()),
-        }
-    return summary
 
 
 MAX_LISTED = 12

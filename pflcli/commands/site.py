@@ -24,7 +24,7 @@ from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.extract import extract
-from pflcli.commands.personalize import Job, personalize, summarize, write_predictions, write_rounds
+from pflcli.commands.personalize import personalize
 from pflcli.deployment import messages, opening
 from pflcli.deployment.endpoints import Site, Terms, find_other_packages
 from pflcli.deployment.exchange import (
@@ -43,6 +43,7 @@ from pflcli.methods import State
 from pflcli.simulation import loop
 from pflcli.simulation.progress import Progress
 from pflcli.training import hardware, state_files
+from pflcli.training.run_artifact import Job, summarize, write_predictions, write_rounds
 
 _SHOWN = ("rounds", "epochs", "steps", "batch_size", "lr", "model", "upload", "aggregator", "dp_epsilon", "dp_noise")
 """The settings that ``check`` shows: how long a site computes, and what becomes of its updates."""

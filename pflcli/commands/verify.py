@@ -22,8 +22,9 @@ from pflcli.claims import claims_file
 from pflcli.claims.claims_file import SIZES, Claim, ClaimsFile
 from pflcli.claims.comparisons import Cell, PlannedComparison, plan
 from pflcli.claims.judge import Runs, judge
-from pflcli.commands.compare import IncompleteError, compare
+from pflcli.commands.compare import compare
 from pflcli.commands.partition import partition
+from pflcli.comparison.request import IncompleteError
 from pflcli.comparison.variants import resolve_variants
 from pflcli.errors import UsageError, closest
 from pflcli.evaluation import summary

@@ -18,13 +18,14 @@ from pflcli import registry
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds.evaluation import read
 from pflcli.artifacts.reader import open_artifact
-from pflcli.commands.compare import MAKERS, IncompleteError, compare
+from pflcli.commands.compare import MAKERS, compare
 from pflcli.commands.evaluate import evaluate
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.show import show
 from pflcli.commands.train_global import train_global
 from pflcli.comparison.extend import find_comparison
+from pflcli.comparison.request import IncompleteError
 from pflcli.comparison.variants import assign_options, resolve_variants
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
 from pflcli.evaluation.page import lineage

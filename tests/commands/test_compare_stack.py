@@ -11,9 +11,10 @@ from pflcli import registry
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.kinds.evaluation import read
 from pflcli.artifacts.reader import open_artifact
-from pflcli.commands.compare import IncompleteError, compare
+from pflcli.commands.compare import compare
 from pflcli.commands.partition import partition
 from pflcli.commands.stack import stack
+from pflcli.comparison.request import IncompleteError
 from pflcli.comparison.variants import resolve_variants
 from pflcli.errors import ConflictError, InputError, UsageError
 from pflcli.evaluation.metrics import scores

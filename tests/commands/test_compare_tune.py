@@ -10,10 +10,11 @@ import pytest
 from helpers import shuffle_test_labels
 from pflcli.artifacts.kinds import evaluation, tuning
 from pflcli.artifacts.reader import open_artifact
-from pflcli.commands.compare import IncompleteError, compare
+from pflcli.commands.compare import compare
 from pflcli.commands.partition import partition
 from pflcli.commands.tune import tune
 from pflcli.comparison import tunings
+from pflcli.comparison.request import IncompleteError
 from pflcli.errors import ConflictError, InputError, UsageError
 from pflcli.execution import Execution
 from pflcli.jobs.graph import LATER

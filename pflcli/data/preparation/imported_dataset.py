@@ -1,9 +1,12 @@
-"""Opens an imported dataset and reads its samples."""
+"""Opens an imported dataset, reads its samples, and summarizes it."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from pflcli import registry
 from pflcli.artifacts import client_blocks, placement
@@ -55,3 +58,26 @@ def load_samples(source: Artifact, root: Path | None, *, download: bool = False)
         is_test=stored.split == client_blocks.SPLITS.index("test"),
         is_validation=is_validation if is_validation.any() else None,
     )
+
+
+def summarize(dataset: datasets.Dataset, dropped: int) -> dict[str, Any]:
+    """Return the summary of a dataset of which ``dropped`` samples were left out."""
+    counts = np.bincount(dataset.y, minlength=len(dataset.classes))
+    summary: dict[str, Any] = {
+        "samples": len(dataset.y),
+        "dropped": dropped,
+        "shape": list(dataset.x.shape[1:]),
+        "type": str(dataset.x.dtype),
+        "classes": {name: int(count) for name, count in zip(dataset.classes, counts, strict=True)},
+        "features": list(dataset.features),
+        "clients": None,
+    }
+    if dataset.owner is not None:
+        sizes = np.unique(dataset.owner, return_counts=True)[1]
+        summary |= {
+            "clients": len(sizes),
+            "smallest": int(sizes.min()),
+            "median": float(np.median(sizes)),
+            "largest": int(sizes.max()),
+        }
+    return summary
