@@ -9,10 +9,11 @@ from pathlib import Path
 from pflcli.artifacts.decision import require_outside
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.errors import NotDrawnError, UsageError
+from pflcli.evaluation import compared_runs, lineage
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.page import charts as page_charts
-from pflcli.evaluation.page import html, lineage, page_files, runs
-from pflcli.evaluation.page.comparison import KINDS, read_comparison
+from pflcli.evaluation.page import html, page_files
+from pflcli.evaluation.stored_comparison import KINDS, read_comparison
 from pflcli.reporter import SILENT, Reporter
 
 
@@ -57,7 +58,7 @@ def report(
         require_outside(artifact.path, [out, page_files.data_folder(out)])
     comparisons = [read_comparison(artifact) for artifact in artifacts]
     lineages = [lineage.trace(artifact) for artifact in artifacts]
-    behind = [runs.read(*pair) for pair in zip(comparisons, lineages, strict=True)]
+    behind = [compared_runs.read(*pair) for pair in zip(comparisons, lineages, strict=True)]
     charts = [page_charts.draw(*pair) for pair in zip(comparisons, behind, strict=True)]
     try:
         with reporter.progress("charts", sum(map(len, charts))) as advance:

@@ -10,12 +10,12 @@ import numpy as np
 import pandas as pd
 
 from pflcli.artifacts.reader import Artifact
+from pflcli.evaluation import compared_runs
+from pflcli.evaluation import lineage as lineages
+from pflcli.evaluation.lineage import Lineage
 from pflcli.evaluation.metrics import catalogue
-from pflcli.evaluation.page import lineage as lineages
-from pflcli.evaluation.page import runs
-from pflcli.evaluation.page.comparison import KINDS as COMPARISONS
-from pflcli.evaluation.page.comparison import Comparison, read_comparison
-from pflcli.evaluation.page.lineage import Lineage
+from pflcli.evaluation.stored_comparison import KINDS as COMPARISONS
+from pflcli.evaluation.stored_comparison import Comparison, read_comparison
 from pflcli.tracking import Record, flatten
 
 KINDS = (*COMPARISONS, "predictions", "backbone")
@@ -63,7 +63,8 @@ def _summarize(comparison: Comparison, lineage: Lineage) -> Record:
 def _read_runs(comparison: Comparison, lineage: Lineage, table: pd.DataFrame) -> list[Record]:
     """Return the record of each run of a comparison."""
     existing = {
-        run.manifest.fingerprint: (label, seed, run) for label, seed, run in runs.label_runs(comparison, lineage)
+        run.manifest.fingerprint: (label, seed, run)
+        for label, seed, run in compared_runs.label_runs(comparison, lineage)
     }
     records = []
     for reference in comparison.artifact.manifest.inputs:
@@ -87,7 +88,7 @@ def _read_runs(comparison: Comparison, lineage: Lineage, table: pd.DataFrame) ->
 
 def _read_run(run: Artifact, group: str, name: str, lineage: Lineage) -> Record:
     """Return the settings and rounds of predictions or of a backbone."""
-    source = run if run.kind == "backbone" else runs.rounds_source(run, lineage)
+    source = run if run.kind == "backbone" else compared_runs.rounds_source(run, lineage)
     settings = flatten({"dataset": lineage.dataset or None, **run.manifest.request})
     rounds = {} if source is None or _ROUNDS not in source.manifest.files else _read_rounds(source)
     return Record(run.manifest.fingerprint, group, name, settings, rounds)

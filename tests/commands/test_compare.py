@@ -28,7 +28,7 @@ from pflcli.comparison.extend import find_comparison
 from pflcli.comparison.request import IncompleteError
 from pflcli.comparison.variants import assign_options, resolve_variants
 from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
-from pflcli.evaluation.page import lineage
+from pflcli.evaluation import lineage
 from pflcli.execution import Execution
 from pflcli.methods import local
 from pflcli.training import run_request

@@ -18,11 +18,10 @@ from pflcli.artifacts.reader import open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands.evaluate import evaluate
 from pflcli.errors import UsageError
-from pflcli.evaluation import scoring
+from pflcli.evaluation import lineage, scoring
 from pflcli.evaluation.charts import clients as pictures
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.metrics import catalogue
-from pflcli.evaluation.page import lineage
 from pflcli.evaluation.presentation import tables
 from pflcli.options import declaration
 

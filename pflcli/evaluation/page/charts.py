@@ -18,9 +18,9 @@ from numpy.typing import NDArray
 from pflcli.evaluation.charts import clients as client_charts
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.charts.vega import GREY, LIGHT, Row, Spec, channel
-from pflcli.evaluation.page.comparison import Comparison, metric_value
-from pflcli.evaluation.page.runs import Holdings, Relation, Runs
+from pflcli.evaluation.compared_runs import Holdings, Relation, Runs
 from pflcli.evaluation.presentation import tables
+from pflcli.evaluation.stored_comparison import Comparison, metric_value
 from pflcli.wording import counted
 
 MAX_NAMED_CLIENTS = 40

@@ -19,14 +19,14 @@ from pflcli.artifacts.kinds import audit, federation, verdicts
 from pflcli.artifacts.reader import Artifact
 from pflcli.errors import PflError
 from pflcli.evaluation.charts import vega
+from pflcli.evaluation.compared_runs import Runs
+from pflcli.evaluation.lineage import HEADINGS, Lineage, list_commands
 from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.page.charts import Chart
-from pflcli.evaluation.page.comparison import Comparison
-from pflcli.evaluation.page.lineage import HEADINGS, Lineage, list_commands
-from pflcli.evaluation.page.runs import Runs
 from pflcli.evaluation.presentation import audits, prediction_sets, tables
 from pflcli.evaluation.presentation import verdicts as verdict_tables
 from pflcli.evaluation.presentation.conclusion import DAGGER, Marks, explain_marks
+from pflcli.evaluation.stored_comparison import Comparison
 from pflcli.wording import counted
 
 GENERATOR = '<meta name="generator" content="pfl report'

@@ -14,9 +14,9 @@ from pflcli.artifacts import csv_file, disk, plain_output
 from pflcli.artifacts.kinds import audit, verdicts
 from pflcli.errors import ConflictError, InputError, UsageError
 from pflcli.evaluation import coverage
+from pflcli.evaluation.lineage import list_commands
 from pflcli.evaluation.page import html
 from pflcli.evaluation.page.html import Agreed, Audit, Judged, Section
-from pflcli.evaluation.page.lineage import list_commands
 from pflcli.evaluation.presentation import audits, tables
 from pflcli.evaluation.scoring import replace_nonfinite
 

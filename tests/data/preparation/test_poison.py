@@ -17,7 +17,7 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.data.preparation.poison import Poison
 from pflcli.errors import InputError, UnsuitedError, UsageError
-from pflcli.evaluation.page import lineage
+from pflcli.evaluation import lineage
 from pflcli.federation.attack import Attack
 
 

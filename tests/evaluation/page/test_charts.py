@@ -13,14 +13,15 @@ import synthetic
 
 from helpers import chart_rows as rows
 from pflcli.artifacts.reader import open_artifact
+from pflcli.evaluation import compared_runs, lineage
 from pflcli.evaluation.charts import vega
-from pflcli.evaluation.page import charts, lineage, runs
-from pflcli.evaluation.page.comparison import metric_value, read_comparison
+from pflcli.evaluation.page import charts
+from pflcli.evaluation.stored_comparison import metric_value, read_comparison
 
 
 def draw_charts(artifact):
     comparison = read_comparison(artifact)
-    charted = charts.draw(comparison, runs.read(comparison, lineage.trace(artifact)))
+    charted = charts.draw(comparison, compared_runs.read(comparison, lineage.trace(artifact)))
     return comparison, {chart.key: chart for chart in charted}
 
 
@@ -60,7 +61,7 @@ def drawn_cost(artifact, megabytes, gains=None):
         row["metrics"]["megabytes"]["value"] = megabytes[place]
         if gains is not None:
             row["metrics"]["gain"] |= {"value": gains[place], "interval": [gains[place] - 0.01, gains[place] + 0.01]}
-    charted = charts.draw(comparison, runs.read(comparison, lineage.trace(artifact)))
+    charted = charts.draw(comparison, compared_runs.read(comparison, lineage.trace(artifact)))
     return next(chart for chart in charted if chart.key == "cost")
 
 
@@ -99,7 +100,7 @@ def test_tuned_options_of_the_same_name_have_a_chart_per_method(tmp_path):
     clients = comparison.clients
     values = clients.tuned["knn-per", "lambda"]
     clients.tuned.update({("ditto", "lambda"): 10 * values})
-    charted = [chart for chart in charts.draw(comparison, runs.Runs()) if chart.key.startswith("tuned")]
+    charted = [chart for chart in charts.draw(comparison, compared_runs.Runs()) if chart.key.startswith("tuned")]
     assert [chart.title for chart in charted] == [
         "Tuned by clients: lambda of knn-per", "Tuned by clients: lambda of ditto",
     ]  # fmt: skip
@@ -189,7 +190,7 @@ def test_methods_that_look_alike_to_colour_blind_eyes_have_other_dashes():
 
 def test_learning_curves_say_on_which_samples_they_are_measured_with_a_band(compared):
     comparison, charted = draw_charts(open_artifact(compared.path))
-    behind = runs.read(comparison, lineage.trace(open_artifact(compared.path)))
+    behind = compared_runs.read(comparison, lineage.trace(open_artifact(compared.path)))
     sizes = behind.validation_samples
     assert sizes > 0
     curves = charted["curves"]
@@ -206,8 +207,11 @@ def test_learning_curves_name_the_methods_whose_clients_chose_by_the_same_sample
     comparison = read_comparison(artifact)
     comparison.clients.tuned.update({("ditto", "lambda"): comparison.clients.tuned["knn-per", "lambda"]})
     points = [(1, 0.5), (2, 0.6)]
-    curves = {"fedavg": runs.Curve(points, is_personal=False), "ditto": runs.Curve(points, is_personal=True)}
-    [chart] = [chart for chart in charts.draw(comparison, runs.Runs(curves)) if chart.key == "curves"]
+    curves = {
+        "fedavg": compared_runs.Curve(points, is_personal=False),
+        "ditto": compared_runs.Curve(points, is_personal=True),
+    }
+    [chart] = [chart for chart in charts.draw(comparison, compared_runs.Runs(curves)) if chart.key == "curves"]
     assert "ditto (lambda)" in chart.caption
     assert "knn-per (" not in chart.caption  # it has no rounds
     assert "standard error" not in chart.caption  # the number of samples is unknown

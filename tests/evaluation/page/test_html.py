@@ -16,11 +16,12 @@ from helpers import chart_rows
 from pflcli.artifacts.kinds import evaluation
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.report import report
+from pflcli.evaluation import compared_runs
 from pflcli.evaluation.charts import vega
-from pflcli.evaluation.page import html, runs
-from pflcli.evaluation.page.comparison import read_comparison
-from pflcli.evaluation.page.lineage import trace
+from pflcli.evaluation.lineage import trace
+from pflcli.evaluation.page import html
 from pflcli.evaluation.presentation.conclusion import DAGGER, Marks
+from pflcli.evaluation.stored_comparison import read_comparison
 
 
 class Page(HTMLParser):
@@ -154,7 +155,7 @@ def test_counts_of_methods_and_clients_agree_and_methods_that_were_left_out_are_
     comparison = read_comparison(artifact)
     references = sum(bool(row.get("reference")) for row in comparison.rows)
     comparison.metrics["left_out"] = {"fedper": "fedper needs a head", "fedrep": "fedrep needs a head"}
-    section = html.Section(comparison, [], [], trace(artifact), runs.Runs())
+    section = html.Section(comparison, [], [], trace(artifact), compared_runs.Runs())
     text = unescape(html._render_section(section, 0, several=False))
     facts = dict(re.findall(r"<li>(\w+(?: \w+)?) <b>(.*?)</b>", text))
     assert facts["methods"] == f"{len(comparison.rows) - references - 1} and the baseline"

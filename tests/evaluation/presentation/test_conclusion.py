@@ -23,10 +23,10 @@ from pflcli.commands.train_global import train_global
 from pflcli.evaluation import convergence, latex, scoring, summary
 from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.page import html
-from pflcli.evaluation.page.comparison import Comparison
 from pflcli.evaluation.presentation import conclusion, tables
 from pflcli.evaluation.presentation.conclusion import NO_GAIN, PAYS, UNKNOWN, WORSE, Conclusion, Marks
 from pflcli.evaluation.presentation.notes import list_notes
+from pflcli.evaluation.stored_comparison import Comparison
 from pflcli.evaluation.summary import ScoredPredictions
 from pflcli.execution import Execution
 

@@ -1,4 +1,4 @@
-"""The parts of a page that need the runs themselves: learning curves, the partition, and relations of clients."""
+"""What only the runs of a comparison have: learning curves, the partition, and relations of clients."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import Artifact
 from pflcli.evaluation.charts import vega
+from pflcli.evaluation.lineage import Lineage
 from pflcli.evaluation.metrics import client_relations
-from pflcli.evaluation.page.comparison import MAX_DRAWN, Comparison
-from pflcli.evaluation.page.lineage import Lineage
+from pflcli.evaluation.stored_comparison import MAX_DRAWN, Comparison
 
 _MAX_POINTS = 100
 """Greatest number of points of a curve."""

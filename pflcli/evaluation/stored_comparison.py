@@ -1,4 +1,4 @@
-"""Read a comparison for a page: rows of its table and scores of its clients, from its own files only."""
+"""Read a stored comparison: rows of its table and scores of its clients, from its own files only."""
 
 from __future__ import annotations
 
