@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import csv
 import dataclasses
+from functools import cache
 from pathlib import Path
 
 import numpy as np
@@ -80,14 +81,21 @@ ROOT = Path(pflcli.__file__).parent
 
 
 def imports(node):
+    """The modules that a piece of code imports, lazily and for type checking too."""
     for item in ast.walk(node):
         if isinstance(item, ast.Import):
             yield from (alias.name for alias in item.names)
         elif isinstance(item, ast.ImportFrom):
             assert item.level == 0, "imports are absolute"
-            yield item.module
-            if item.module in ("pflcli", "pflcli.data", "pflcli.evaluation", "pflcli.federation"):
-                yield from (f"{item.module}.{alias.name}" for alias in item.names)
+            inner = [f"{item.module}.{alias.name}" for alias in item.names]
+            modules = [name for name in inner if is_module(name)]
+            yield from modules if modules == inner else (item.module, *modules)
+
+
+@cache
+def is_module(name):
+    path = ROOT.parent.joinpath(*name.split("."))
+    return path.with_suffix(".py").is_file() or (path / "__init__.py").is_file()
 
 
 def shuffle_test_labels(source, out):

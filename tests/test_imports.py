@@ -6,11 +6,11 @@ import ast
 from functools import cache
 
 import pytest
+from test_figures import circles_of_files, circles_of_packages
 
 from helpers import ROOT, files_of, imports
 
-BASE = {"wording", "errors", "foreign", "rng", "registry", "reporter", "settings", "vision"}
-ENGINE = BASE | {"parameters", "engine"}
+BASE = {"wording", "errors", "foreign", "rng", "registry", "reporter", "settings"}
 ALLOWED = {
     "errors": set(),
     "wording": set(),
@@ -23,71 +23,54 @@ ALLOWED = {
     "registry": {"errors"},
     "sources": {"registry"},
     "config": {"errors", "foreign", "wording"},
-    "evaluation.metrics": {"errors"},
-    "data.datasets": BASE,
-    "data.schemes": BASE | {"data.datasets"},
-    "data.splits": BASE | {"data.datasets", "data.schemes"},
-    "models": BASE,
     "parameters": {"errors"},
-    "engine": ENGINE | {"sources"},
-    "knn": {"errors", "rng", "engine"},
+    "engine": BASE | {"parameters", "sources"},
+    "knn": {"errors", "rng"},
     "federation.privacy": {"errors", "settings"},
     "federation.uploads": {"config", "engine", "errors", "parameters", "registry"},
     "federation.aggregators": {"config", "errors", "parameters", "registry"},
-    "federation": ENGINE | {"knn", "federation.aggregators", "federation.uploads"},
-    "methods": ENGINE | {"federation", "knn"},
-    "simulation": ENGINE
-    | {"config", "data.datasets", "data.schemes", "data.splits", "federation", "federation.aggregators"}
-    | {"federation.privacy", "federation.uploads", "knn", "methods", "models", "evaluation.metrics"},
-    "accelerated": ENGINE | {"methods"},  # nothing imports it: engine/backend.py finds its modules by name
+    "federation": BASE | {"parameters", "engine", "knn", "federation.aggregators", "federation.uploads"},
+    "models": BASE | {"vision"},
+    "methods": BASE | {"parameters", "engine", "federation", "knn"},
+    "data.datasets": BASE | {"vision"},
+    "data.schemes": BASE | {"data.datasets"},
+    "data.splits": BASE | {"data.datasets", "data.schemes"},
+    "simulation": BASE
+    | {"config", "parameters", "engine", "knn", "models", "methods", "data.datasets", "data.schemes", "data.splits"}
+    | {"federation", "federation.aggregators", "federation.privacy", "federation.uploads"},
+    "accelerated": {"parameters", "engine", "methods"},  # engine/backend.py alone finds its modules, by name
+    "evaluation.metrics": {"errors"},
     "evaluation.charts": {"errors", "evaluation.metrics", "foreign"},
-    "evaluation.presentation": {"errors", "evaluation.metrics", "wording"},
-    "artifacts": {"errors", "rng", "wording", "foreign", "registry", "reporter", "execution", "knn"},
+    "evaluation.presentation": {"evaluation.metrics", "wording"},
+    "artifacts": BASE - {"settings"} | {"execution", "knn"},
     "evaluation": BASE
     | {"artifacts", "methods", "simulation", "evaluation.charts", "evaluation.metrics", "evaluation.presentation"},
     "evaluation.page": BASE
     | {"artifacts", "evaluation", "evaluation.charts", "evaluation.metrics", "evaluation.presentation"},
-    "tracking": BASE | {"artifacts", "config", "evaluation.metrics", "evaluation.page", "federation", "simulation"},
+    "tracking": BASE | {"artifacts", "config", "evaluation", "evaluation.metrics", "federation", "simulation"},
     "data.formats": {"errors", "foreign", "wording", "artifacts", "data.datasets"},
     "data.preparation": BASE
     | {"config", "artifacts", "data.datasets", "data.formats", "data.schemes", "data.splits", "knn"},
     "training": BASE
-    | {"execution", "config", "artifacts", "engine", "federation", "knn", "methods", "models", "parameters"}
-    | {"federation.aggregators", "federation.privacy", "federation.uploads", "simulation"},
-    "encoders": BASE | {"artifacts", "engine", "models", "parameters", "training"},
+    | {"execution", "config", "artifacts", "engine", "knn", "methods", "models", "parameters", "simulation"}
+    | {"federation", "federation.privacy", "federation.uploads", "evaluation.metrics"},
+    "workflow.admission": BASE
+    | {"config", "artifacts", "parameters", "engine", "federation", "federation.uploads", "models", "methods"}
+    | {"simulation"},
+    "encoders": BASE | {"vision", "artifacts", "engine", "models", "parameters", "training"},
     "prediction": BASE
-    | {
-        "execution",
-        "config",
-        "sources",
-        "artifacts",
-        "data.formats",
-        "data.preparation",
-        "models",
-        "parameters",
-        "engine",
-        "knn",
-    }
-    | {"federation", "methods", "simulation", "training", "evaluation", "encoders"},
+    | {"execution", "config", "sources", "artifacts", "data.formats", "data.preparation", "models", "parameters"}
+    | {"engine", "knn", "federation", "methods", "simulation", "training", "evaluation", "encoders"},
     "auditing": BASE
-    | {
-        "execution",
-        "config",
-        "artifacts",
-        "models",
-        "parameters",
-        "engine",
-        "federation",
-        "federation.privacy",
-        "methods",
-    }
-    | {"knn", "simulation", "training", "evaluation", "evaluation.metrics", "prediction"},
-    "laws": BASE
-    | {"config", "data.datasets", "data.schemes", "models", "parameters", "engine", "knn", "federation"}
-    | {"federation.aggregators", "federation.uploads", "methods", "simulation", "training", "prediction", "artifacts"},
+    | {"execution", "artifacts", "parameters", "knn", "federation", "federation.privacy", "methods", "simulation"}
+    | {"training", "evaluation.metrics", "prediction"},
     "deployment": BASE
-    | {"execution", "config", "sources", "artifacts", "parameters", "engine", "federation", "federation.uploads"}
-    | {"methods", "simulation", "training", "laws"},
+    | {"execution", "config", "sources", "artifacts", "parameters", "federation", "federation.uploads", "methods"}
+    | {"simulation", "training", "workflow.admission"},
+    "laws": BASE
+    | {"config", "data.datasets", "data.schemes", "models", "parameters", "engine", "federation", "methods"}
+    | {"federation.aggregators", "federation.uploads", "simulation", "training", "prediction"}
+    | {"workflow.admission", "deployment"},
     "templates": {"data.datasets", "data.schemes", "federation", "federation.aggregators", "models", "parameters"},
     "options": BASE | {"config", "execution", "artifacts", "training"},  # the last two for types alone
     "jobs": BASE | {"execution", "artifacts", "engine", "sources", "training"},
@@ -97,14 +80,14 @@ ALLOWED = {
     | {"evaluation", "evaluation.metrics", "evaluation.presentation", "jobs", "tuning"},
     "claims": BASE | {"config", "artifacts", "options", "evaluation", "evaluation.metrics", "comparison"},
     "commands": BASE
-    | {"execution", "config", "sources", "data.datasets", "data.formats", "data.schemes", "data.preparation", "models"}
-    | {"parameters", "engine", "knn", "methods", "artifacts", "simulation", "training", "options", "prediction"}
-    | {"auditing", "data.splits"}
-    | {"laws", "encoders", "federation", "federation.aggregators", "federation.privacy", "federation.uploads"}
+    | {"execution", "config", "sources", "data.datasets", "data.splits", "data.formats", "data.schemes"}
+    | {"data.preparation", "models", "parameters", "engine", "knn", "methods", "artifacts", "simulation", "training"}
+    | {"options", "prediction", "auditing", "workflow.admission", "laws", "encoders"}
+    | {"federation", "federation.privacy", "federation.uploads"}
     | {"evaluation", "evaluation.charts", "evaluation.metrics", "evaluation.presentation", "evaluation.page"}
     | {"tracking", "jobs", "tuning", "comparison", "claims", "deployment"},
     "cli": BASE
-    | {"execution", "config", "commands", "options", "artifacts", "jobs", "tuning", "prediction"}
+    | {"execution", "config", "commands", "options", "artifacts", "jobs", "tuning", "comparison", "prediction"}
     | {"evaluation", "evaluation.presentation"},
     "__main__": {"cli", "errors", "options", "registry"},
     "__init__": {"commands", "evaluation", "simulation", "tracking"},
@@ -144,16 +127,11 @@ def test_imports_follow_the_layers():
         importer = find_area(module_name(path))
         for name in read_imports(path):
             below = name.removeprefix("pflcli.")
-            if name.startswith("pflcli.") and below != "__version__" and not is_room(below):
+            if name.startswith("pflcli."):
                 imported = find_area(below)
                 if imported != importer and imported not in ALLOWED[importer]:
                     violations.append(f"{path.relative_to(ROOT)} imports {name}")
     assert violations == []
-
-
-def is_room(module):
-    """Return whether a package contains only packages with entries of their own, such as ``data``."""
-    return module not in ALLOWED and any(name.startswith(f"{module}.") for name in ALLOWED)
 
 
 def test_command_line_modules_import_no_heavy_packages_at_the_top():
@@ -207,6 +185,11 @@ def test_accelerated_package_is_used_only_through_the_backend():
                 assert name.split(".")[0] not in {"numba", "llvmlite"}, f"{place} imports {name}"
                 assert not (name + ".").startswith(accelerated + "."), f"{place} imports {name}"
             assert (f'"{accelerated}' in text) == (place == backend), f"{place} names {accelerated}"
+
+
+def test_no_files_or_packages_import_one_another_in_a_circle():
+    assert circles_of_files() == []
+    assert circles_of_packages() == []
 
 
 def test_every_layer_imports_only_layers_below_it():
