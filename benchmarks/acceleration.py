@@ -22,8 +22,8 @@ from unittest.mock import patch
 
 import pflcli
 from pflcli.accelerated import backends
-from pflcli.engine import backend, model_algebra, strategy
-from pflcli.execution import Execution
+from pflcli.core.engine import backend, model_algebra, strategy
+from pflcli.core.execution import Execution
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "mlp": {"participation": 0.4, "lr": 0.05, "eval_every": 5, "batch_size": 10},

@@ -20,13 +20,13 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line sets 
 import torch
 from torch import nn
 
-from pflcli import parameters
 from pflcli.artifacts import client_blocks
-from pflcli.engine import strategy
-from pflcli.engine.engine import Engine
-from pflcli.engine.federation import Federation
-from pflcli.engine.local_sgd import LocalSGD
-from pflcli.models import Net
+from pflcli.core import parameters
+from pflcli.core.engine import strategy
+from pflcli.core.engine.engine import Engine
+from pflcli.core.engine.federation import Federation
+from pflcli.core.engine.local_sgd import LocalSGD
+from pflcli.core.models import Net
 
 HIDDEN = (0, 8, 16, 32, 64, 200)
 COHORTS = ((10, 250), (100, 30))

@@ -39,12 +39,12 @@ import torch
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from pflcli import models
 from pflcli.artifacts import client_blocks
 from pflcli.artifacts.kinds.partition import Partition
-from pflcli.engine import engine
-from pflcli.execution import Execution
-from pflcli.federation.run import Run
+from pflcli.core import models
+from pflcli.core.engine import engine
+from pflcli.core.execution import Execution
+from pflcli.core.federation.run import Run
 from pflcli.methods import fedavg
 from pflcli.training import run_request
 from pflcli.training.run_spec import RunSpec

@@ -18,11 +18,11 @@ import numpy as np
 import torch
 
 import pflcli
-from pflcli import methods, registry
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import open_artifact
-from pflcli.errors import PflError
-from pflcli.execution import Execution
+from pflcli.core import methods, registry
+from pflcli.core.errors import PflError
+from pflcli.core.execution import Execution
 
 HOUR, PUBLISHED_ROUNDS = 3600, 2000
 PROBABILITY, ACCURACY = 0.02, 0.005

@@ -27,9 +27,9 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line sets 
 
 import torch
 
-from pflcli.knn.indexes import find_nearest, flat_indexes
-from pflcli.knn.stores import Stores
-from pflcli.knn.voting import vote_by_distance
+from pflcli.core.knn.indexes import find_nearest, flat_indexes
+from pflcli.core.knn.stores import Stores
+from pflcli.core.knn.voting import vote_by_distance
 from pflcli.methods.parts import knn_grid as sweep
 
 

@@ -52,13 +52,13 @@ def run(clients: int, model: str, rounds: int) -> tuple[int, int, float]:
     import numpy as np
     import torch
 
-    from pflcli import models, parameters
     from pflcli.artifacts import client_blocks
     from pflcli.artifacts.row_file import RowFile
-    from pflcli.engine.engine import Engine
-    from pflcli.engine.federation import Federation
-    from pflcli.engine.local_sgd import LocalSGD
-    from pflcli.parameters.model_table import ModelTable
+    from pflcli.core import models, parameters
+    from pflcli.core.engine.engine import Engine
+    from pflcli.core.engine.federation import Federation
+    from pflcli.core.engine.local_sgd import LocalSGD
+    from pflcli.core.parameters.model_table import ModelTable
 
     torch.set_num_threads(1)
     shape = (32, 32, 3) if model in ("mobilenet-v2", "resnet-18") else (28, 28)

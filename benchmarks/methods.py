@@ -26,16 +26,16 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 import pflcli
-from pflcli import config, methods, registry
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
-from pflcli.engine import model_algebra
-from pflcli.engine.process_settings import keep_freed_memory
-from pflcli.errors import PflError
-from pflcli.execution import Execution
+from pflcli.core import config, methods, registry
+from pflcli.core.engine import model_algebra
+from pflcli.core.engine.process_settings import keep_freed_memory
+from pflcli.core.errors import PflError
+from pflcli.core.execution import Execution
+from pflcli.core.settings import Settings
+from pflcli.core.simulation import loop
 from pflcli.methods import pfedgp
-from pflcli.settings import Settings
-from pflcli.simulation import loop
 from pflcli.training.run_spec import RunSpec
 
 FORWARD, BOTH = 1, 3

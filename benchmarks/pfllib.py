@@ -33,17 +33,17 @@ from typing import Any
 
 import numpy as np
 
-from pflcli import models
 from pflcli.artifacts.kinds import evaluation
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
+from pflcli.core import models
 
 BENCHMARKS = Path(__file__).parent
 NETWORKS = {"cnn-valid": "CNN", "mlp": "DNN", "logistic": "MLR"}
 """pfl's models by PFLlib's name of the network that they take the place of."""
 LR, BATCH = 0.005, 10
 ALLOCATOR = {"MALLOC_MMAP_MAX_": "0", "MALLOC_ARENA_MAX": "1", "MALLOC_TRIM_THRESHOLD_": str(512 << 20)}
-"""What ``pflcli/engine/process_settings.py`` sets for pfl."""
+"""What ``pflcli/core/engine/process_settings.py`` sets for pfl."""
 
 
 @dataclass(frozen=True)

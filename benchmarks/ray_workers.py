@@ -52,12 +52,12 @@ def throughput(model: str, rounds: int, repeats: int, flower: str) -> None:
 
 def driver_bytes(counts: list[int]) -> None:
     """Print the bytes that come to the process of pfl in one round of ``mlp``, by number of clients."""
-    from pflcli import methods, parameters
-    from pflcli.config import build
-    from pflcli.engine.executors.ray_runtime import RayCluster
-    from pflcli.engine.federation import Federation
-    from pflcli.settings import Settings
-    from pflcli.simulation.create_run import create_run
+    from pflcli.core import methods, parameters
+    from pflcli.core.config import build
+    from pflcli.core.engine.executors.ray_runtime import RayCluster
+    from pflcli.core.engine.federation import Federation
+    from pflcli.core.settings import Settings
+    from pflcli.core.simulation.create_run import create_run
 
     print("| clients | bytes of a model | fedavg | apfl |\n|---:|---:|---:|---:|")
     for clients in counts:

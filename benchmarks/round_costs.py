@@ -20,14 +20,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pflcli import config, methods, parameters, registry
-from pflcli.engine.engine import Engine
-from pflcli.engine.federation import Federation
-from pflcli.engine.local_sgd import LocalSGD, Model
-from pflcli.federation.run import Run
-from pflcli.parameters.model_table import ModelTable
-from pflcli.settings import Settings
-from pflcli.simulation.create_run import create_run
+from pflcli.core import config, methods, parameters, registry
+from pflcli.core.engine.engine import Engine
+from pflcli.core.engine.federation import Federation
+from pflcli.core.engine.local_sgd import LocalSGD, Model
+from pflcli.core.federation.run import Run
+from pflcli.core.parameters.model_table import ModelTable
+from pflcli.core.settings import Settings
+from pflcli.core.simulation.create_run import create_run
 
 CLIENTS, SPLITS, FEATURES, CLASSES, ROUNDS = 16, (20, 4, 4), 16, 10, 8
 OPTIONS = {"ditto": {"lam": 1.0}, "fedham": {"warmup": 0}}

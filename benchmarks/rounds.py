@@ -32,7 +32,7 @@ from typing import Any
 import numpy as np
 from subjects import ceiling, children, work
 
-from pflcli.engine.engine import MODES
+from pflcli.core.engine.engine import MODES
 
 PEERS = ("flower", "fluke", "apple")
 

@@ -16,11 +16,11 @@ import numpy as np
 
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as the command line sets it
 
-from pflcli import models, parameters
 from pflcli.artifacts import client_blocks
-from pflcli.engine.engine import Engine
-from pflcli.engine.federation import Federation
-from pflcli.engine.local_sgd import LocalSGD
+from pflcli.core import models, parameters
+from pflcli.core.engine.engine import Engine
+from pflcli.core.engine.federation import Federation
+from pflcli.core.engine.local_sgd import LocalSGD
 
 ROWS = {
     "cohort": [{"clients": clients} for clients in (5, 10, 20, 40)],

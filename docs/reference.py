@@ -15,8 +15,8 @@ from typing import Any
 import typer.main
 from rich.markup import render
 
-from pflcli import registry
 from pflcli.cli import app
+from pflcli.core import registry
 from pflcli.laws import list_laws
 
 DOCS = Path(__file__).parent

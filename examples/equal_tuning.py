@@ -12,7 +12,7 @@ from typing import Any
 
 from pflcli.artifacts.kinds import evaluation
 from pflcli.artifacts.reader import open_artifact
-from pflcli.wording import as_typed
+from pflcli.core.wording import as_typed
 
 
 def scores(comparison: Path) -> tuple[dict[str, float], dict[str, Any]]:

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from scipy.stats import t as student
 
 from pflcli import compare, partition
-from pflcli.execution import Execution
+from pflcli.core.execution import Execution
 
 HOSPITALS = ("cleveland", "hungary", "switzerland", "long-beach")
 TRAIN, TEST = (199, 172, 30, 85), (104, 89, 16, 45)

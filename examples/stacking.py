@@ -13,11 +13,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli import rng
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import open_artifact
+from pflcli.core import rng, scores
 from pflcli.evaluation import client_identity
-from pflcli.evaluation.metrics import gains, scores
+from pflcli.evaluation.metrics import gains
 
 PLAIN = ("fedavg", "local", "fedavg-plus", "fedavg-plus@head", "knn-per")
 SINGLE = {

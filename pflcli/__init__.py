@@ -32,10 +32,10 @@ if TYPE_CHECKING:
     from pflcli.commands.tune import tune
     from pflcli.commands.update_datastore import update_datastore
     from pflcli.commands.verify import verify
+    from pflcli.core.simulation.callbacks import Callback, EarlyStopping
+    from pflcli.core.simulation.federation import Federation
+    from pflcli.core.simulation.simulate import simulate
     from pflcli.evaluation.in_memory import table
-    from pflcli.simulation.callbacks import Callback, EarlyStopping
-    from pflcli.simulation.federation import Federation
-    from pflcli.simulation.simulate import simulate
     from pflcli.tracking.live import Tracker
 
 __version__ = "0.1.0"
@@ -72,11 +72,11 @@ __all__ = [
 
 
 _IN_MEMORY = {
-    "Callback": "simulation.callbacks",
-    "EarlyStopping": "simulation.callbacks",
-    "Federation": "simulation.federation",
+    "Callback": "core.simulation.callbacks",
+    "EarlyStopping": "core.simulation.callbacks",
+    "Federation": "core.simulation.federation",
     "Tracker": "tracking.live",
-    "simulate": "simulation.simulate",
+    "simulate": "core.simulation.simulate",
     "table": "evaluation.in_memory",
 }
 """The modules that define public names which are no commands."""

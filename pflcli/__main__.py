@@ -13,8 +13,8 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from pflcli import registry
-from pflcli.errors import PflError, closest, out_of_memory
+from pflcli.core import registry
+from pflcli.core.errors import PflError, closest, out_of_memory
 
 if TYPE_CHECKING:
     from typer import TyperException

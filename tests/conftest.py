@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 
-from pflcli import registry
 from pflcli.__main__ import main
+from pflcli.core import registry
 
 # As the command line sets it, and before torch is imported: idle threads that spin take the cores of other workers.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 from helpers import NAMES
-from pflcli.engine import backend
+from pflcli.core.engine import backend
 
 # A shell that runs the tests in the background ignores SIGINT, nohup SIGHUP, and a child of theirs would too.
 _PFL = """

@@ -16,8 +16,8 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.make import Built, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
-from pflcli.engine import backend
-from pflcli.execution import Execution
+from pflcli.core.engine import backend
+from pflcli.core.execution import Execution
 
 FORCE = Execution(force=True)
 

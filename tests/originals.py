@@ -27,7 +27,7 @@ def write_images(root):
     """Write weights of a small network of torchvision, and images of three clients; return the network, x and y."""
     import torch
 
-    from pflcli.vision import torchvision
+    from pflcli.core.vision import torchvision
 
     with torch.random.fork_rng(devices=[]):
         torch.random.manual_seed(0)
@@ -112,7 +112,7 @@ def write_weights(path):
     import torch
     from safetensors.torch import save_file
 
-    from pflcli.vision import torchvision
+    from pflcli.core.vision import torchvision
 
     state = torchvision().models.mobilenet_v2().state_dict()
     if path.suffix == ".safetensors":

@@ -12,10 +12,11 @@ import pytest
 
 import pflcli
 from helpers import ROOT
-from pflcli import build_datastore, compare, evaluate, import_data, partition, personalize, registry, sweep
-from pflcli.errors import PflError, UsageError
+from pflcli import build_datastore, compare, evaluate, import_data, partition, personalize, sweep
+from pflcli.core import registry
+from pflcli.core.errors import PflError, UsageError
+from pflcli.core.settings import Settings
 from pflcli.options.declaration import Options, declared_options
-from pflcli.settings import Settings
 
 COMMANDS = [name for name in pflcli.__all__ if (ROOT / "commands" / f"{name}.py").is_file()]
 

@@ -13,10 +13,9 @@ import numpy as np
 import pytest
 from annotated_types import Ge
 
-from pflcli import config, methods, models, registry, rng
-from pflcli.data import datasets as data
-from pflcli.data import schemes
-from pflcli.errors import InputError, UsageError
+from pflcli.core import config, methods, models, registry, rng, schemes
+from pflcli.core import datasets as data
+from pflcli.core.errors import InputError, UsageError
 
 
 def test_generator_depends_only_on_seed_and_key():
@@ -203,7 +202,7 @@ def test_registered_files_satisfy_their_contract(group, contract):
 
 
 def test_cards_do_not_import_torch():
-    code = "import sys; from pflcli import registry; registry.cards('methods'); assert 'torch' not in sys.modules"
+    code = "import sys; from pflcli.core import registry; registry.cards('methods'); assert 'torch' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
 
 

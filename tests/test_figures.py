@@ -26,7 +26,7 @@ HELD = {
     "circles of files": 0,
     "circles of packages": 0,
     "lines of the longest function": 104,
-    "lines outside plug-ins and methods": 61_085,
+    "lines outside plug-ins and methods": 61_367,
     "functions run before the first weight changes, pfl personalize": 388,
     "functions run before the first weight changes, simulate": 228,
 }

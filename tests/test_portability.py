@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from helpers import listing
-from pflcli import foreign
-from pflcli.engine import process_settings
-from pflcli.engine.executors.shared_memory import Arena, attach
+from pflcli.core import foreign
+from pflcli.core.engine import process_settings
+from pflcli.core.engine.executors.shared_memory import Arena, attach
 
 ROOT = Path(__file__).parents[1]
 
@@ -49,8 +49,10 @@ def test_windows_is_refused_before_missing_modules_are_imported():
 
 
 def test_package_can_be_imported_without_fcntl_and_resource():
-    code = "import sys; sys.modules.update(fcntl=None, resource=None)\nimport pflcli.artifacts.make, pflcli.foreign"
-    subprocess.run([sys.executable, "-c", f"{code}\nassert pflcli.foreign.free_memory() > 0"], check=True)
+    code = (
+        "import sys; sys.modules.update(fcntl=None, resource=None)\nimport pflcli.artifacts.make, pflcli.core.foreign"
+    )
+    subprocess.run([sys.executable, "-c", f"{code}\nassert pflcli.core.foreign.free_memory() > 0"], check=True)
 
 
 # Memory
@@ -106,7 +108,7 @@ def test_keep_freed_memory_does_nothing_on_macos_or_without_mallopt(monkeypatch)
 def test_keep_freed_memory_reuses_large_blocks_without_page_faults():
     code = """
 import ctypes, resource, threading
-from pflcli.engine.process_settings import keep_freed_memory
+from pflcli.core.engine.process_settings import keep_freed_memory
 
 keep_freed_memory()
 library, size = ctypes.CDLL(None), 64 << 20

@@ -9,14 +9,14 @@ import shutil
 import pytest
 from golden.make import FINGERPRINTS, make_chain, read_fingerprints
 
-from helpers import ROOT, imports
-from pflcli import registry, sources
+from helpers import ROOT, files_of, imports
 from pflcli.artifacts import kinds
 from pflcli.artifacts.manifest import read
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands import build_datastore, personalize, sweep, train_global
-from pflcli.errors import ConflictError
-from pflcli.execution import Execution
+from pflcli.core import registry, sources
+from pflcli.core.errors import ConflictError
+from pflcli.core.execution import Execution
 
 METHODS = registry.names("methods")
 STEPS = {"aggregators": "aggregator", "uploads": "upload"}
@@ -49,13 +49,13 @@ def test_code_hash_ignores_comments_and_docstrings(tmp_path, monkeypatch, text, 
 
 
 def test_module_hash_refuses_a_module_that_does_not_exist():
-    with pytest.raises(LookupError, match=r"no module knn\.capacitty"):
-        sources.module_hash("knn.voting", "knn.capacitty")
+    with pytest.raises(LookupError, match=r"no module core\.knn\.capacitty"):
+        sources.module_hash("core.knn.voting", "core.knn.capacitty")
 
 
 @pytest.mark.parametrize(
     ("constant", "value"),
-    [("SHARED", sources.SHARED | {"federation.moved"}), ("_SHARED_WITH_CONTENTS", ("moved.",))],
+    [("SHARED", sources.SHARED | {"core.federation.moved"}), ("_SHARED_WITH_CONTENTS", ("moved.",))],
 )
 def test_a_shared_name_that_does_not_exist_is_refused(monkeypatch, tmp_path, constant, value):
     monkeypatch.setattr(sources, constant, value)
@@ -97,28 +97,35 @@ def module_names(files):
     return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__") for path in files}
 
 
-MATHEMATICS = ("federation", "parameters", "knn", "methods.parts")
+MATHEMATICS = ("core.federation", "core.parameters", "core.knn", "methods.parts")
 
 
 def test_shared_modules_are_those_that_a_run_imports():
     """A new method changes nothing here, and new work on all samples or models has to be declared."""
     stands = {
         name
-        for name in module_names(find_imported_files(ROOT / "federation" / "run.py"))
+        for name in module_names(find_imported_files(ROOT / "core" / "federation" / "run.py"))
         if name.startswith(MATHEMATICS)
     }
     # The search in stores is kNN-Per's: a run only passes it on.
     shared = {name for name in sources.SHARED if name.startswith(MATHEMATICS)}
-    shared -= {"parameters", "federation", "federation.uploads", "federation.aggregators"}
-    assert stands - {f"knn.{name}" for name in ("stores", "indexes")} == shared
+    shared -= {f"core.{name}" for name in ("parameters", "federation", "federation.uploads", "federation.aggregators")}
+    assert stands - {f"core.knn.{name}" for name in ("stores", "indexes")} == shared
 
 
 def test_every_unshared_module_counts_for_some_method():
     counted = set()
     for name in METHODS:
         counted |= module_names(find_imported_files(find_file("methods", name), shared=sources.is_shared))
-    with_commands = {"federation.layers", "knn.capacity", "knn.prototypes", "methods.parts.logarithmic_pool"}
-    files = [file for package in MATHEMATICS for file in (ROOT / package.replace(".", "/")).glob("[!_]*.py")]
+    with_commands = {
+        "core.federation.layers",
+        "core.knn.capacity",
+        "core.knn.prototypes",
+        "methods.parts.logarithmic_pool",
+    }
+    packages = [package.replace(".", "/") for package in MATHEMATICS]
+    files = [file for file in files_of(*packages) if file.parent in {ROOT / name for name in packages}]
+    files = [file for file in files if not file.name.startswith("_")]
     assert module_names(files) - sources.SHARED - with_commands == {n for n in counted if n.startswith(MATHEMATICS)}
 
 
@@ -248,18 +255,22 @@ def test_request_of_a_datastore_covers_capacity_prototypes_and_indexes(
     def fingerprint(**kwargs):
         return build_datastore.build_datastore(small.e, tmp_path / "d", **kwargs)
 
-    assert_fingerprint_follows_code(edit_package, [ROOT / "knn" / "capacity.py"], fingerprint)
-    assert_fingerprint_follows_code(edit_package, [ROOT / "knn" / "prototypes.py"], lambda: fingerprint(prototypes=2))
-    assert_fingerprint_follows_code(edit_package, [ROOT / "knn" / "indexes.py"], lambda: fingerprint(index="SQ8"))
+    assert_fingerprint_follows_code(edit_package, [ROOT / "core" / "knn" / "capacity.py"], fingerprint)
+    assert_fingerprint_follows_code(
+        edit_package, [ROOT / "core" / "knn" / "prototypes.py"], lambda: fingerprint(prototypes=2)
+    )
+    assert_fingerprint_follows_code(
+        edit_package, [ROOT / "core" / "knn" / "indexes.py"], lambda: fingerprint(index="SQ8")
+    )
     before = fingerprint()
-    edit_package(ROOT / "knn" / "prototypes.py", change_constant)
+    edit_package(ROOT / "core" / "knn" / "prototypes.py", change_constant)
     assert fingerprint() == before
 
 
 def test_code_hash_of_a_scheme_covers_the_schemes_it_calls(edit_package):
     files = find_imported_files(find_file("schemes", "clusters"), shared=sources.is_shared)
     assert {path.stem for path in files} == {"clusters", "dirichlet"}
-    files.add(ROOT / "data" / "schemes" / "__init__.py")
+    files.add(ROOT / "core" / "schemes" / "__init__.py")
     assert_fingerprint_follows_code(edit_package, files, lambda: sources.code_hash("schemes", "clusters"))
 
 
@@ -270,7 +281,9 @@ def test_code_hash_does_not_change_when_a_module_moves(edit_package, package_cop
     edit_package(
         find_file("methods", "fedham"),
         lambda text: text.replace("from pflcli.methods.parts import ham, records\n", "").replace(
-            "KIND =", "from pflcli.methods import _hybrid as ham\nfrom pflcli.methods.parts import records\nKIND =", 1
+            "KIND =",
+            "from pflcli.methods import _hybrid as ham\nfrom pflcli.methods.parts import records\nKIND =",
+            1,
         ),
     )
     try:
@@ -283,7 +296,7 @@ def test_code_hash_does_not_change_when_a_module_moves(edit_package, package_cop
 
 def test_code_hash_does_not_cover_the_engine(edit_package):
     before = {name: sources.code_hash("methods", name) for name in METHODS}
-    edit_package(ROOT / "engine" / "engine.py", change_constant)
+    edit_package(ROOT / "core" / "engine" / "engine.py", change_constant)
     assert {name: sources.code_hash("methods", name) for name in METHODS} == before
 
 

@@ -9,9 +9,9 @@ import sys
 
 import pytest
 
-from pflcli import registry, sources
 from pflcli.artifacts.reader import open_artifact
-from pflcli.errors import InputError, UsageError
+from pflcli.core import registry, sources
+from pflcli.core.errors import InputError, UsageError
 
 METHOD = '''"""Mine: FedAvg whose clients fine-tune their head."""
 

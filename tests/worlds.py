@@ -7,10 +7,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pflcli import models, parameters, rng
-from pflcli.engine.engine import Engine
-from pflcli.engine.federation import Federation
-from pflcli.engine.task import Classification
+from pflcli.core import models, parameters, rng
+from pflcli.core.engine.engine import Engine
+from pflcli.core.engine.federation import Federation
+from pflcli.core.engine.task import Classification
 from pflcli.laws import federations
 from pflcli.workflow.admission import small_federation as small
 from pflcli.workflow.admission.small_federation import CLASSES, CLUSTER, FEATURES, ONE_CLASS, SIZES

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.engine import process_settings
+from pflcli.core.engine import process_settings
 from subjects import processes, work
 
 FOLDER = Path(__file__).parents[1]

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import torch
 
-from pflcli.vision import torchvision
+from pflcli.core.vision import torchvision
 from subjects import work
 
 torchvision()

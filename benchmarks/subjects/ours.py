@@ -6,8 +6,8 @@ import numpy as np
 
 from pflcli.artifacts import client_blocks
 from pflcli.artifacts.kinds.partition import Partition
-from pflcli.execution import Execution
-from pflcli.federation.run import Run
+from pflcli.core.execution import Execution
+from pflcli.core.federation.run import Run
 from pflcli.methods import fedavg
 from pflcli.training import run_request
 from pflcli.training.run_spec import RunSpec

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from pflcli import vision
+from pflcli.core import vision
 
 EVALUATIONS = ("evaluate", "evaluate_personalized", "evaluate_one_step")
 """Methods of PFLlib's servers that test all clients."""

@@ -16,8 +16,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pflcli import rng
-from pflcli.models import Net, create
+from pflcli.core import rng
+from pflcli.core.models import Net, create
 from subjects import processes
 
 SEED = 0

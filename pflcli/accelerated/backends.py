@@ -11,10 +11,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from pflcli.engine import backend, linear_chain
-from pflcli.engine.gradients import StackedNetwork
-from pflcli.engine.strategy import Backend, Request, Strategy, WorkerNet
-from pflcli.engine.task import Classification
+from pflcli.core.engine import backend, linear_chain
+from pflcli.core.engine.gradients import StackedNetwork
+from pflcli.core.engine.strategy import Backend, Request, Strategy, WorkerNet
+from pflcli.core.engine.task import Classification
 
 
 def pays_to_compile(weights: Iterable[Tensor]) -> bool:

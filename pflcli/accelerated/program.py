@@ -16,15 +16,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pflcli import parameters
 from pflcli.accelerated.graph import Layer
 from pflcli.accelerated.instructions import HAS_FMA
 from pflcli.accelerated.layers import MobileLayers, Move, PooledLayers
 from pflcli.accelerated.products import Step
-from pflcli.engine.gradients import Outputs, Pass, StackedNetwork, differentiate_loss
-from pflcli.engine.networks import AutogradNetwork, own_names
-from pflcli.engine.optimizer import Optimizer
-from pflcli.parameters import Stacked
+from pflcli.core import parameters
+from pflcli.core.engine.gradients import Outputs, Pass, StackedNetwork, differentiate_loss
+from pflcli.core.engine.networks import AutogradNetwork, own_names
+from pflcli.core.engine.optimizer import Optimizer
+from pflcli.core.parameters import Stacked
 
 
 def compile_network(net: nn.Module, layers: list[Layer]) -> Program | None:

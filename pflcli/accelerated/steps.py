@@ -13,10 +13,10 @@ import torch
 from numpy.typing import NDArray
 
 from pflcli.accelerated.chains import layer_arrays, layer_table, take_steps, trained_mask
-from pflcli.engine.federation import Federation
-from pflcli.engine.linear_chain import Layer
-from pflcli.engine.local_sgd import LEAST_WEIGHT, LocalSGD, is_stacked
-from pflcli.parameters import Params, Stacked
+from pflcli.core.engine.federation import Federation
+from pflcli.core.engine.linear_chain import Layer
+from pflcli.core.engine.local_sgd import LEAST_WEIGHT, LocalSGD, is_stacked
+from pflcli.core.parameters import Params, Stacked
 
 _SAMPLE_BYTES = 2 << 20
 """Bytes of samples in one call of a loop."""

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.errors import InputError
+from pflcli.core.errors import InputError
 
 SPLITS = ("train", "validation", "test")
 

@@ -16,12 +16,12 @@ import numpy as np
 from annotated_types import Ge
 from numpy.typing import NDArray
 
-from pflcli import wording
 from pflcli.artifacts import csv_file
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.reader import Artifact, follow
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.errors import GoneError, InputError
+from pflcli.core import wording
+from pflcli.core.errors import GoneError, InputError
 
 FILE = "codebook.json"
 _REQUIRED = ("dataset", "clients", "columns", "mean", "sd", "complete")

@@ -14,7 +14,7 @@ from pathlib import Path
 from pflcli.artifacts import kinds, locks, placement
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.manifest import ArtifactSpec, Manifest
-from pflcli.errors import ConflictError, InputError, OutgrownError, UsageError
+from pflcli.core.errors import ConflictError, InputError, OutgrownError, UsageError
 
 
 class Decision(StrEnum):

@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from contextlib import suppress
 from pathlib import Path
 
-from pflcli.errors import InputError
-from pflcli.foreign import size
+from pflcli.core.errors import InputError
+from pflcli.core.foreign import size
 
 
 def write(path: Path, chunks: Iterable[bytes | memoryview]) -> None:

@@ -14,7 +14,7 @@ from typing import Self
 
 from filelock import OwnerRecord, SoftFileLease, Timeout
 
-from pflcli.errors import ConflictError
+from pflcli.core.errors import ConflictError
 
 LEASE_SECONDS = 60.0
 """Seconds without a renewal, by our own clock, after which a holder counts as dead."""

@@ -14,16 +14,16 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pflcli import registry
 from pflcli.artifacts import disk, placement
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.decision import Decision, decide, require_outside
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.errors import UsageError
-from pflcli.execution import Execution
-from pflcli.wording import PathWord
+from pflcli.core import registry
+from pflcli.core.errors import UsageError
+from pflcli.core.execution import Execution
+from pflcli.core.wording import PathWord
 
 if TYPE_CHECKING:
     import pandas as pd

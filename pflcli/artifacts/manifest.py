@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pflcli.artifacts import kinds
-from pflcli.errors import InputError
-from pflcli.wording import listed
+from pflcli.core.errors import InputError
+from pflcli.core.wording import listed
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

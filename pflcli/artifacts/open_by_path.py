@@ -12,8 +12,8 @@ from pflcli.artifacts import kinds
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.kinds import tuning
 from pflcli.artifacts.reader import Artifact, ancestor, open_artifact
-from pflcli.errors import GoneError, InputError, UsageError
-from pflcli.wording import listed
+from pflcli.core.errors import GoneError, InputError, UsageError
+from pflcli.core.wording import listed
 
 _RESULTS = ("comparison", "tuning")
 """The folders of the results in ``compare -o`` and ``tune -o``, which are also the kinds of the results."""

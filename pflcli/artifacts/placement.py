@@ -14,7 +14,7 @@ from pathlib import Path
 
 from pflcli.artifacts import locks
 from pflcli.artifacts import manifest as manifests
-from pflcli.errors import ConflictError, InputError
+from pflcli.core.errors import ConflictError, InputError
 
 
 def partial_folder(out: Path) -> Path:

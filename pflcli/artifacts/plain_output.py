@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from pflcli.artifacts import disk, locks, placement
-from pflcli.errors import ConflictError
+from pflcli.core.errors import ConflictError
 
 
 def replace_file(path: Path, content: bytes) -> None:

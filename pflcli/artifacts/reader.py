@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli import foreign
 from pflcli.artifacts import h5_file, kinds, placement
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.manifest import Input, Manifest
-from pflcli.errors import GoneError, InputError
+from pflcli.core import foreign
+from pflcli.core.errors import GoneError, InputError
 
 _FORMS = {
     ".h5": "HDF5", ".json": "JSON", ".csv": "CSV", ".safetensors": "safetensors", ".faiss": "FAISS indexes",

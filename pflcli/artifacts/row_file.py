@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.errors import InputError
+from pflcli.core.errors import InputError
 
 
 class RowFile:

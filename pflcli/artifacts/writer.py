@@ -22,8 +22,8 @@ from pflcli.artifacts.decision import Decision, decide
 from pflcli.artifacts.manifest import ArtifactSpec, Manifest
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.row_file import RowFile
-from pflcli.errors import ComputationError, ConflictError, InputError
-from pflcli.reporter import SILENT, Reporter
+from pflcli.core.errors import ComputationError, ConflictError, InputError
+from pflcli.core.reporter import SILENT, Reporter
 
 _CHECKPOINT = Path("checkpoint", "state.safetensors")
 

@@ -17,10 +17,11 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import Artifact, follow
 from pflcli.auditing import queries
 from pflcli.auditing.queries import DISTANCE, Queries
-from pflcli.errors import InputError, UsageError
-from pflcli.evaluation.metrics import membership, scores
+from pflcli.core import scores
+from pflcli.core.errors import InputError, UsageError
+from pflcli.core.execution import Execution
+from pflcli.evaluation.metrics import membership
 from pflcli.evaluation.metrics.membership import Area, Mask, Rate, Scores
-from pflcli.execution import Execution
 from pflcli.methods.parts.logarithmic_pool import GLOBAL
 from pflcli.prediction import stored_predictor
 from pflcli.prediction.disclosure import Disclosure

@@ -17,18 +17,18 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pflcli import rng
 from pflcli.artifacts.kinds import partition as partitions
-from pflcli.errors import InputError, UsageError
+from pflcli.core import rng
+from pflcli.core.errors import InputError, UsageError
+from pflcli.core.execution import Execution
+from pflcli.core.federation.privacy import guarantee
+from pflcli.core.federation.private_mean import PrivateMean, Release
+from pflcli.core.federation.run import Run
+from pflcli.core.methods import Method
+from pflcli.core.parameters import Params, Stacked
+from pflcli.core.simulation import loop
 from pflcli.evaluation.metrics import canaries
-from pflcli.execution import Execution
-from pflcli.federation.privacy import guarantee
-from pflcli.federation.private_mean import PrivateMean, Release
-from pflcli.federation.run import Run
-from pflcli.methods import Method
-from pflcli.parameters import Params, Stacked
 from pflcli.prediction.stored_predictor import StoredPredictor
-from pflcli.simulation import loop
 from pflcli.training.run_spec import RunSpec
 
 _LENGTH = 10.0

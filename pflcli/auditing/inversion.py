@@ -23,9 +23,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli.artifacts.kinds.partition import Partition
-from pflcli.errors import InputError
-from pflcli.execution import Execution
-from pflcli.knn.stores import NeighbourVote
+from pflcli.core.errors import InputError
+from pflcli.core.execution import Execution
+from pflcli.core.knn.stores import NeighbourVote
 from pflcli.prediction.disclosure import Disclosure
 from pflcli.prediction.standalone_model import StandaloneModel, build_standalone_model
 from pflcli.prediction.stored_predictor import StoredPredictor

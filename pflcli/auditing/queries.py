@@ -13,21 +13,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli import rng
 from pflcli.artifacts import client_blocks
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.reader import Artifact
-from pflcli.errors import InputError
+from pflcli.core import rng
+from pflcli.core.errors import InputError
+from pflcli.core.execution import Execution
+from pflcli.core.federation.privacy.accounting import compose_epsilon
+from pflcli.core.federation.privacy.guarantee import describe_random_numbers
+from pflcli.core.simulation import absences
+from pflcli.core.simulation.predict import client_batches, predict
 from pflcli.evaluation.metrics import membership
-from pflcli.execution import Execution
-from pflcli.federation.privacy.accounting import compose_epsilon
-from pflcli.federation.privacy.guarantee import describe_random_numbers
 from pflcli.prediction import embedding
 from pflcli.prediction.reopened_run import ReopenedRun
 from pflcli.prediction.stored_predictor import ClientPrediction, StoredPredictor, pool_predictions
-from pflcli.simulation import absences
-from pflcli.simulation.predict import client_batches, predict
 from pflcli.training.state_files import load_state
 
 DISTANCE = "distance"

@@ -33,13 +33,13 @@ from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Len
 
-from pflcli import config, registry
 from pflcli.claims.experiments import merge, resolve_experiments
-from pflcli.errors import InputError, UsageError, closest
+from pflcli.core import config, registry
+from pflcli.core.errors import InputError, UsageError, closest
+from pflcli.core.settings import Settings
 from pflcli.evaluation.metrics import catalogue
 from pflcli.options.declaration import declared_options
 from pflcli.options.partition import Partition
-from pflcli.settings import Settings
 
 Options = Mapping[str, Any]
 

@@ -10,8 +10,8 @@ from typing import Any
 
 from pflcli.claims.claims_file import Claim, ClaimsFile, Experiment, check_options
 from pflcli.claims.experiments import merge
-from pflcli.errors import UsageError
-from pflcli.wording import as_typed
+from pflcli.core.errors import UsageError
+from pflcli.core.wording import as_typed
 
 
 @dataclass(frozen=True)

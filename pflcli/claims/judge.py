@@ -16,12 +16,13 @@ from pflcli.artifacts.reader import Artifact, follow
 from pflcli.claims.claims_file import NEIGHBOURS, Claim
 from pflcli.claims.comparisons import Cell
 from pflcli.comparison.extend import marked_references
+from pflcli.core import scores
+from pflcli.core.wording import counted
 from pflcli.evaluation import client_identity, round_costs, scoring, summary
-from pflcli.evaluation.metrics import catalogue, gains, scores
+from pflcli.evaluation.metrics import catalogue, gains
 from pflcli.evaluation.metrics.gains import Estimate
 from pflcli.evaluation.round_costs import Link
 from pflcli.evaluation.summary import Scored
-from pflcli.wording import counted
 
 _SPLIT = "test"
 

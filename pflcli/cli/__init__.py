@@ -8,10 +8,11 @@ from typing import Annotated
 
 import typer
 
-from pflcli import __version__, registry
+from pflcli import __version__
 from pflcli.cli import check, doctor, federation, listing, new, report, results, show, site
 from pflcli.cli.from_options import Command, Group, Show, command, show_outcome
-from pflcli.errors import UsageError
+from pflcli.core import registry
+from pflcli.core.errors import UsageError
 from pflcli.options.audit import Audit
 from pflcli.options.build_datastore import BuildDatastore
 from pflcli.options.compare import Compare
@@ -121,4 +122,4 @@ def _main(
             raise UsageError(f"--use {word} is neither a Python file nor a module", "--use ./mine.py")
         registry.use(registry.group_of(Path(word)) if registry.is_file(word) else "models", word)
     if not accelerated:
-        os.environ["PFL_ACCELERATED"] = "0"  # worker processes inherit it; see pflcli/engine/backend.py
+        os.environ["PFL_ACCELERATED"] = "0"  # worker processes inherit it; see pflcli/core/engine/backend.py

@@ -7,13 +7,13 @@ from typing import Annotated
 
 import typer
 
-from pflcli import config
 from pflcli.cli import console
 from pflcli.cli.from_options import Json, Quiet
-from pflcli.errors import ComputationError
+from pflcli.core import config
+from pflcli.core.errors import ComputationError
+from pflcli.core.wording import counted
 from pflcli.options import completion
 from pflcli.options.declaration import split_words
-from pflcli.wording import counted
 
 _File = Annotated[
     str,

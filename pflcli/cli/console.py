@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from pflcli.errors import PflError
-from pflcli.reporter import SILENT, Advance, StderrReporter
+from pflcli.core.errors import PflError
+from pflcli.core.reporter import SILENT, Advance, StderrReporter
 
 if TYPE_CHECKING:
     from pflcli.artifacts.make import Outcome

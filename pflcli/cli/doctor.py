@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pflcli.cli import console
 from pflcli.cli.from_options import Json
-from pflcli.errors import InputError
+from pflcli.core.errors import InputError
 
 
 def command(as_json: Json = False) -> None:

@@ -9,8 +9,8 @@ import typer
 
 from pflcli.cli import console
 from pflcli.cli.from_options import Json, Quiet, Verbose
-from pflcli.errors import UsageError, closest
-from pflcli.execution import Execution
+from pflcli.core.errors import UsageError, closest
+from pflcli.core.execution import Execution
 from pflcli.options import completion
 from pflcli.options.declaration import ChosenMethod, ChosenSeed
 

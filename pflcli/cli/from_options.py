@@ -16,13 +16,13 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.utils import get_params_from_function
 
-from pflcli import config, registry
 from pflcli.cli import console
-from pflcli.errors import UsageError, closest
-from pflcli.execution import ENGINES, EXECUTORS, Execution
+from pflcli.core import config, registry
+from pflcli.core.errors import UsageError, closest
+from pflcli.core.execution import ENGINES, EXECUTORS, Execution
+from pflcli.core.settings import Settings, changed
 from pflcli.options import completion
 from pflcli.options.declaration import Options, as_pairs, declared_options
-from pflcli.settings import Settings, changed
 
 EXAMPLES = "\nExamples:\n"
 """The heading, in a docstring, of the examples of a command, which follow one per line."""

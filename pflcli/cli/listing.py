@@ -7,9 +7,9 @@ from typing import Annotated
 
 import typer
 
-from pflcli import registry
 from pflcli.cli import console
 from pflcli.cli.from_options import Json
+from pflcli.core import registry
 from pflcli.options import completion
 
 _GIVES_WAY = ("options", "from", "licence", "year", "needs", "representation", "paper")

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
-from pflcli import registry
 from pflcli.cli import console
+from pflcli.core import registry
 from pflcli.options import completion
 
 

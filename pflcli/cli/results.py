@@ -13,15 +13,15 @@ import typer
 
 from pflcli.cli import console
 from pflcli.cli.from_options import Command, show_outcome
-from pflcli.errors import UsageError
+from pflcli.core.errors import UsageError
+from pflcli.core.wording import as_typed
 from pflcli.options import completion
-from pflcli.wording import as_typed
 
 if TYPE_CHECKING:
     from pflcli.artifacts.make import Outcome
     from pflcli.commands.export import Exported
     from pflcli.commands.track import Tracked
-    from pflcli.execution import Execution
+    from pflcli.core.execution import Execution
     from pflcli.prediction.prediction_file import PredictedSamples
 
 
@@ -225,7 +225,7 @@ _PLAN = "--plan"
 
 def _planning(execution: Execution, context: typer.Context) -> Execution:
     """Return a silent dry run; raises UsageError for options that cannot be combined with ``--plan``."""
-    from pflcli.reporter import SILENT
+    from pflcli.core.reporter import SILENT
 
     if context.params.get("until_decided") is not None:
         raise UsageError(

@@ -9,10 +9,10 @@ import typer
 
 from pflcli.cli import console
 from pflcli.cli.from_options import Json
-from pflcli.errors import UsageError
+from pflcli.core.errors import UsageError
+from pflcli.core.wording import counted
 from pflcli.options import completion
 from pflcli.options.declaration import parse_integers
-from pflcli.wording import counted
 
 if TYPE_CHECKING:
     from pflcli.artifacts.reader import Artifact

@@ -10,10 +10,10 @@ import typer
 
 from pflcli.cli import console
 from pflcli.cli.from_options import Json, Quiet, Verbose
-from pflcli.errors import UsageError, closest
-from pflcli.execution import Execution
+from pflcli.core.errors import UsageError, closest
+from pflcli.core.execution import Execution
+from pflcli.core.wording import as_typed, counted, listed
 from pflcli.options import completion
-from pflcli.wording import as_typed, counted, listed
 
 _ACTIONS = ("check", "serve", "answer")
 _USES = {

@@ -21,19 +21,19 @@ from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.auditing import attacks, canary_training, inversion, queries
 from pflcli.auditing.attacks import Exposure
 from pflcli.auditing.inversion import Inversion
-from pflcli.errors import UsageError
+from pflcli.core.errors import UsageError
+from pflcli.core.execution import Execution
+from pflcli.core.wording import counted
 from pflcli.evaluation import figures
 from pflcli.evaluation.charts import attacks as attack_charts
 from pflcli.evaluation.metrics import membership
 from pflcli.evaluation.metrics.membership import Area, Mask, Rate
 from pflcli.evaluation.presentation import audits
-from pflcli.execution import Execution
 from pflcli.options.audit import Audit
 from pflcli.options.function import command
 from pflcli.prediction import disclosure, reopened_run, stored_predictor
 from pflcli.prediction.disclosure import Disclosure
 from pflcli.prediction.stored_predictor import StoredPredictor
-from pflcli.wording import counted
 
 STATISTICS = 1
 """The version of the statistics; it changes when the results of the same request may change."""

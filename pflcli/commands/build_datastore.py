@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli import sources
 from pflcli.artifacts import client_blocks, codebook
 from pflcli.artifacts.kinds import datastore, embeddings
 from pflcli.artifacts.make import Built, Outcome, make
@@ -17,10 +16,11 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.errors import UsageError
-from pflcli.execution import Execution
-from pflcli.knn import capacity as capacities
-from pflcli.knn import indexes
+from pflcli.core import sources
+from pflcli.core.errors import UsageError
+from pflcli.core.execution import Execution
+from pflcli.core.knn import capacity as capacities
+from pflcli.core.knn import indexes
 from pflcli.options.build_datastore import BuildDatastore
 from pflcli.options.function import command
 from pflcli.training import run_request
@@ -56,9 +56,9 @@ def build_datastore(asked: BuildDatastore) -> Outcome:
     optional = {"parameters": searched, "capacity_spread": asked.capacity_spread, "prototypes": asked.prototypes}
     request |= {name: value for name, value in optional.items() if value}
     modules = [
-        "knn.capacity",
-        *(["knn.prototypes"] if asked.prototypes else []),
-        *(["knn.indexes"] if asked.index != indexes.EXACT else []),
+        "core.knn.capacity",
+        *(["core.knn.prototypes"] if asked.prototypes else []),
+        *(["core.knn.indexes"] if asked.index != indexes.EXACT else []),
     ]
     code = {"stores": sources.module_hash(*modules)}
     spec = ArtifactSpec("datastore", request, (source.as_input("embeddings", Path(asked.out)),), code)

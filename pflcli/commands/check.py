@@ -10,10 +10,11 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from pflcli import laws, models, registry
+from pflcli import laws
 from pflcli.artifacts.kinds import partition
 from pflcli.artifacts.open_by_path import open_one
-from pflcli.errors import UsageError, closest
+from pflcli.core import models, registry
+from pflcli.core.errors import UsageError, closest
 from pflcli.laws import Subject, Verdict
 from pflcli.workflow.admission import Shape
 

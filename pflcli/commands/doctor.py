@@ -74,14 +74,14 @@ def _device() -> str:
 
 
 def _vision() -> str:
-    from pflcli import models
+    from pflcli.core import models
 
     net = models.create("mobilenet-v2", (3, 32, 32), 10, 0)
     return f"mobilenet-v2 builds, {sum(p.numel() for p in net.parameters()):,} parameters"
 
 
 def _kernels() -> str:
-    from pflcli.engine import backend
+    from pflcli.core.engine import backend
 
     off = backend.why_off()
     return f"off, as {off}: PyTorch and NumPy compute instead" if off else f"on, with {backend.describe_products()}"
@@ -90,8 +90,8 @@ def _kernels() -> str:
 def _faiss() -> str:
     import numpy as np
 
-    from pflcli.knn.indexes import flat_indexes
-    from pflcli.knn.stores import Stores
+    from pflcli.core.knn.indexes import flat_indexes
+    from pflcli.core.knn.stores import Stores
 
     points = np.eye(3, dtype=np.float32)
     blob, ends = flat_indexes([points])
@@ -104,7 +104,7 @@ def _faiss() -> str:
 
 
 def _charts() -> str:
-    from pflcli.errors import UsageError
+    from pflcli.core.errors import UsageError
     from pflcli.evaluation.charts import vega
 
     try:

@@ -13,7 +13,6 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from pflcli import config, foreign, sources
 from pflcli.artifacts import client_blocks, codebook
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import dataset as artifact
@@ -21,12 +20,12 @@ from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.data import datasets
-from pflcli.data.datasets import Samples
+from pflcli.core import config, datasets, foreign, sources
+from pflcli.core.datasets import Samples
+from pflcli.core.errors import InputError, UsageError
+from pflcli.core.execution import Execution
 from pflcli.data.preparation import imported_dataset
 from pflcli.encoders import BATCH, Choice, FrozenEncoder
-from pflcli.errors import InputError, UsageError
-from pflcli.execution import Execution
 from pflcli.options.embed import Embed
 from pflcli.options.function import command
 from pflcli.training import hardware

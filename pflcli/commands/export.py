@@ -18,11 +18,12 @@ from pflcli import __version__
 from pflcli.artifacts import disk, placement, plain_output
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.open_by_path import Chosen, open_one
+from pflcli.core.errors import ComputationError, ConflictError, InputError
+from pflcli.core.execution import Execution
+from pflcli.core.foreign import size
+from pflcli.core.wording import counted
 from pflcli.data.formats import missing_name_error
 from pflcli.data.preparation.preprocessing import Preprocessing
-from pflcli.errors import ComputationError, ConflictError, InputError
-from pflcli.execution import Execution
-from pflcli.foreign import size
 from pflcli.methods.parts.logarithmic_pool import STACK
 from pflcli.options.export import Export
 from pflcli.options.function import command
@@ -30,7 +31,6 @@ from pflcli.prediction import reopened_run
 from pflcli.prediction.exporting import description, onnx_network
 from pflcli.prediction.exporting.description import ENCODER, IMAGES, INDEX, NAME, NETWORK, READER, STORE, Agreement
 from pflcli.prediction.standalone_model import StandaloneModel, build_standalone_model
-from pflcli.wording import counted
 
 FILES = {NAME, NETWORK, STORE, INDEX, READER, IMAGES, ENCODER}
 ROUNDING_ERROR = 1e-5

@@ -18,13 +18,13 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.reader import Artifact, require_ancestor
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.errors import InputError
-from pflcli.federation.layers import represent_by_layer
-from pflcli.federation.run import Run
+from pflcli.core.errors import InputError
+from pflcli.core.federation.layers import represent_by_layer
+from pflcli.core.federation.run import Run
+from pflcli.core.parameters import Params
+from pflcli.core.reporter import Advance
 from pflcli.options.extract import Extract
 from pflcli.options.function import command
-from pflcli.parameters import Params
-from pflcli.reporter import Advance
 from pflcli.training import hardware
 from pflcli.training.run_spec import RunSpec
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from pflcli import config, methods
 from pflcli.artifacts import codebook, locks, plain_output
 from pflcli.artifacts.kinds import federation as federations
 from pflcli.artifacts.kinds import partition as partitions
@@ -19,22 +18,23 @@ from pflcli.artifacts.manifest import ArtifactSpec, digest
 from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.data.splits import FRACTIONS
+from pflcli.core import config, methods
+from pflcli.core.errors import ComputationError, ConflictError, GoneError, InputError, UnsuitedError, UsageError
+from pflcli.core.execution import Execution
+from pflcli.core.federation import uploads
+from pflcli.core.federation.privacy import guarantee
+from pflcli.core.reporter import Reporter
+from pflcli.core.settings import Settings
+from pflcli.core.splits import FRACTIONS
+from pflcli.core.wording import counted, listed
 from pflcli.deployment import exchange as exchanges
 from pflcli.deployment import messages, opening
 from pflcli.deployment.admission import find_obstacle
 from pflcli.deployment.endpoints import Server
 from pflcli.deployment.exchange import Inbox
-from pflcli.errors import ComputationError, ConflictError, GoneError, InputError, UnsuitedError, UsageError
-from pflcli.execution import Execution
-from pflcli.federation import uploads
-from pflcli.federation.privacy import guarantee
-from pflcli.reporter import Reporter
-from pflcli.settings import Settings
 from pflcli.training import attendance_record, run_request
 from pflcli.training.attendance_record import AttendanceRecord
 from pflcli.training.dp_secret import FILE as SECRET
-from pflcli.wording import counted, listed
 
 
 def create(source: Path | str, out: Path | str, execution: Execution, *, chosen: Chosen | None = None) -> Outcome:

@@ -17,17 +17,17 @@ from pflcli.artifacts.kinds.dataset import ColumnProfile
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.writer import ArtifactWriter
+from pflcli.core.errors import ConflictError, InputError, UsageError
+from pflcli.core.execution import Execution
+from pflcli.core.wording import counted, listed
 from pflcli.data.formats import ABSENT, Roles
 from pflcli.data.formats.images import Decoding
 from pflcli.data.preparation import cleaning, earlier_dataset, imported_dataset
 from pflcli.data.preparation.earlier_dataset import Earlier
 from pflcli.data.preparation.profile import find_scale_remarks, format_lines, profile
 from pflcli.data.preparation.user_data import TABLES, UserData, choose_dialect, locate
-from pflcli.errors import ConflictError, InputError, UsageError
-from pflcli.execution import Execution
 from pflcli.options.function import command
 from pflcli.options.import_data import ImportData
-from pflcli.wording import counted, listed
 
 UNNAMED = "an encoder without a name"
 STANDARDIZE = {

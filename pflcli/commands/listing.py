@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from pflcli import registry
-from pflcli.errors import UsageError, closest
+from pflcli.core import registry
+from pflcli.core.errors import UsageError, closest
 
 
 def listing(group: str, root: Path | None = None) -> list[dict[str, Any]]:

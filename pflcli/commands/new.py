@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pflcli import registry
-from pflcli.errors import ConflictError, InputError, UsageError, closest
+from pflcli.core import registry
+from pflcli.core.errors import ConflictError, InputError, UsageError, closest
 
 
 def new(kind: str, path: Path) -> Path:

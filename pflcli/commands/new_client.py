@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli import sources
 from pflcli.artifacts import codebook
 from pflcli.artifacts.client_blocks import SPLITS
 from pflcli.artifacts.codebook import Codebook
@@ -22,15 +21,17 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
+from pflcli.core import sources
+from pflcli.core.errors import GoneError, InputError, UnsuitedError, UsageError
+from pflcli.core.execution import Execution
+from pflcli.core.foreign import require_short
+from pflcli.core.splits import check_fractions
+from pflcli.core.wording import counted
 from pflcli.data.formats import ABSENT, Roles
 from pflcli.data.preparation import new_client_samples
 from pflcli.data.preparation.new_client_samples import NewClientSamples
 from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.data.preparation.user_data import TABLES, UserData, choose_dialect, identify_form
-from pflcli.data.splits import check_fractions
-from pflcli.errors import GoneError, InputError, UnsuitedError, UsageError
-from pflcli.execution import Execution
-from pflcli.foreign import require_short
 from pflcli.methods.parts.logarithmic_pool import STACK
 from pflcli.options.function import command
 from pflcli.options.new_client import NewClient
@@ -38,7 +39,6 @@ from pflcli.prediction import reopened_run, stored_predictor
 from pflcli.prediction.reopened_run import ReopenedRun
 from pflcli.prediction.stored_predictor import ClientPrediction, PreparedClient
 from pflcli.training import dp_secret, state_files
-from pflcli.wording import counted
 
 FRACTIONS = (0.6, 0.2, 0.2)
 """Fractions for training, validation and test if the partition was not split by fractions."""

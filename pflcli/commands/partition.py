@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from pflcli import config, foreign, registry, rng, sources
 from pflcli.artifacts import client_blocks, codebook
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import federation as federations
@@ -21,19 +20,19 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.data import datasets, schemes
-from pflcli.data.datasets import Samples
+from pflcli.core import config, datasets, foreign, registry, rng, schemes, sources
+from pflcli.core.datasets import Samples
+from pflcli.core.errors import InputError, UsageError, closest
+from pflcli.core.execution import Execution
+from pflcli.core.schemes import Scheme
+from pflcli.core.simulation import heterogeneity
+from pflcli.core.splits import FRACTIONS, FRACTIONS_BESIDE_TEST
+from pflcli.core.wording import counted, listed
 from pflcli.data.preparation import imported_dataset, preprocessing
 from pflcli.data.preparation.deal import Deal, assemble, select_part
 from pflcli.data.preparation.poison import Poison
-from pflcli.data.schemes import Scheme
-from pflcli.data.splits import FRACTIONS, FRACTIONS_BESIDE_TEST
-from pflcli.errors import InputError, UsageError, closest
-from pflcli.execution import Execution
 from pflcli.options.function import command
 from pflcli.options.partition import Partition
-from pflcli.simulation import heterogeneity
-from pflcli.wording import counted, listed
 
 
 @command(Partition)

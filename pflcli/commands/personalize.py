@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pflcli import config, methods, registry, sources
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import LINEAGE, missing_input_error, predictions, required_kinds
 from pflcli.artifacts.kinds import partition as partitions
@@ -17,16 +16,17 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.engine import backend
-from pflcli.errors import UsageError
-from pflcli.execution import Execution
-from pflcli.federation.privacy import guarantee
-from pflcli.federation.run import LINKS, Run
-from pflcli.methods import Method
+from pflcli.core import config, methods, registry, sources
+from pflcli.core.engine import backend
+from pflcli.core.errors import UsageError
+from pflcli.core.execution import Execution
+from pflcli.core.federation.privacy import guarantee
+from pflcli.core.federation.run import LINKS, Run
+from pflcli.core.methods import Method
+from pflcli.core.simulation import absences, requirements
+from pflcli.core.simulation.progress import Progress
 from pflcli.options.function import command
 from pflcli.options.personalize import Personalize
-from pflcli.simulation import absences, requirements
-from pflcli.simulation.progress import Progress
 from pflcli.training import attendance_record, checkpointed, dp_secret, hardware, more_rounds, run_request
 from pflcli.training import initial_weights as initial
 from pflcli.training.checkpoint import Checkpoints

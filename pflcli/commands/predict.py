@@ -14,20 +14,20 @@ from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.reader import Artifact
+from pflcli.core.errors import InputError, UsageError
+from pflcli.core.execution import Execution
+from pflcli.core.wording import counted
 from pflcli.data.formats import ABSENT, missing_name_error
 from pflcli.data.preparation.samples_to_predict import CLIENT_COLUMN, SampleFile, SamplesToPredict
 from pflcli.data.preparation.user_data import choose_dialect
-from pflcli.errors import InputError, UsageError
 from pflcli.evaluation import coverage
 from pflcli.evaluation.coverage import PredictionSets
-from pflcli.execution import Execution
 from pflcli.options.function import command
 from pflcli.options.predict import Predict
 from pflcli.prediction import disclosure, prediction_file, reopened_run, stored_predictor
 from pflcli.prediction.disclosure import Disclosure
 from pflcli.prediction.prediction_file import PredictedSamples
 from pflcli.prediction.stored_predictor import ClientPrediction, StoredPredictor
-from pflcli.wording import counted
 
 
 @command(Predict)

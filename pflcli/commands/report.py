@@ -8,13 +8,13 @@ from pathlib import Path
 
 from pflcli.artifacts.decision import require_outside
 from pflcli.artifacts.open_by_path import open_one
-from pflcli.errors import NotDrawnError, UsageError
+from pflcli.core.errors import NotDrawnError, UsageError
+from pflcli.core.reporter import SILENT, Reporter
 from pflcli.evaluation import compared_runs, lineage
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.page import charts as page_charts
 from pflcli.evaluation.page import html, page_files
 from pflcli.evaluation.stored_comparison import KINDS, read_comparison
-from pflcli.reporter import SILENT, Reporter
 
 
 @dataclass(frozen=True)

@@ -15,12 +15,12 @@ from pflcli.artifacts.kinds import dataset as datasets
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact, follow
+from pflcli.core.errors import InputError, UsageError
+from pflcli.core.wording import counted
 from pflcli.data.preparation.profile import format_lines
-from pflcli.errors import InputError, UsageError
 from pflcli.evaluation import figures
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.metrics import catalogue
-from pflcli.wording import counted
 
 _MAX_LISTED = 12
 """Longer lists are counted in an outline."""

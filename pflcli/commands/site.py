@@ -12,7 +12,6 @@ from typing import Any
 
 from safetensors.torch import save
 
-from pflcli import config, sources
 from pflcli.artifacts import codebook, locks
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.backbone import WEIGHTS
@@ -25,6 +24,12 @@ from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.extract import extract
 from pflcli.commands.personalize import personalize
+from pflcli.core import config, sources
+from pflcli.core.errors import InputError
+from pflcli.core.execution import Execution
+from pflcli.core.methods import State
+from pflcli.core.simulation import loop
+from pflcli.core.simulation.progress import Progress
 from pflcli.deployment import messages, opening
 from pflcli.deployment.endpoints import Site, Terms, find_other_packages
 from pflcli.deployment.exchange import (
@@ -37,11 +42,6 @@ from pflcli.deployment.exchange import (
     question_file,
     retry_unfinished,
 )
-from pflcli.errors import InputError
-from pflcli.execution import Execution
-from pflcli.methods import State
-from pflcli.simulation import loop
-from pflcli.simulation.progress import Progress
 from pflcli.training import hardware, state_files
 from pflcli.training.run_artifact import Job, summarize, write_predictions, write_rounds
 

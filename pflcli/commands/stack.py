@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pflcli import sources as code
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import backbone, predictions
 from pflcli.artifacts.make import Built, Outcome, make
@@ -21,9 +20,10 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import Chosen, open_all
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.errors import GoneError, InputError, UsageError
+from pflcli.core import sources as code
+from pflcli.core.errors import GoneError, InputError, UsageError
+from pflcli.core.execution import Execution
 from pflcli.evaluation import stack_references
-from pflcli.execution import Execution
 from pflcli.methods.parts import logarithmic_pool as pool
 from pflcli.methods.parts.logarithmic_pool import BASE, GLOBAL, STACK, VOTES
 from pflcli.options.function import command

@@ -18,7 +18,6 @@ import numpy as np
 from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
-from pflcli import config, sources
 from pflcli.artifacts import codebook, csv_file
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import embeddings
@@ -28,14 +27,15 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.errors import InputError
+from pflcli.core import config, scores, sources
+from pflcli.core.errors import InputError
+from pflcli.core.execution import Execution
+from pflcli.core.knn import capacity as capacities
+from pflcli.core.knn.spaces import Space
+from pflcli.core.knn.stores import call_in_threads
 from pflcli.evaluation import figures
 from pflcli.evaluation.charts import curves
-from pflcli.evaluation.metrics import catalogue, scores
-from pflcli.execution import Execution
-from pflcli.knn import capacity as capacities
-from pflcli.knn.spaces import Space
-from pflcli.knn.stores import call_in_threads
+from pflcli.evaluation.metrics import catalogue
 from pflcli.methods import knn_per
 from pflcli.methods.parts.knn_grid import Queries, choose_lambdas, count_correct_on_grid
 from pflcli.options.function import command
@@ -123,8 +123,8 @@ def sweep(asked: Sweep) -> Outcome:
         (origin.as_input("embeddings", Path(asked.out)),),
         code={
             "methods/knn-per": sources.code_hash("methods", "knn-per"),
-            "stores": sources.module_hash("knn.capacity"),
-            "scores": sources.module_hash("evaluation.metrics.scores"),
+            "stores": sources.module_hash("core.knn.capacity"),
+            "scores": sources.module_hash("core.scores"),
         },
     )
 

@@ -9,11 +9,11 @@ from pathlib import Path
 from pflcli.artifacts import disk, locks
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.open_by_path import open_all
-from pflcli.errors import ConflictError, InputError, PflError, UsageError
+from pflcli.core.errors import ConflictError, InputError, PflError, UsageError
+from pflcli.core.wording import counted
 from pflcli.options.function import command
 from pflcli.options.track import Track
 from pflcli.tracking import open_writer, raising_errors_of_threads, records, require_tool, write
-from pflcli.wording import counted
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from typing import Any
 
 from safetensors.torch import save
 
-from pflcli import config, methods, parameters, sources
 from pflcli.artifacts import codebook, csv_file
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.backbone import WEIGHTS
@@ -20,17 +19,18 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.engine import backend
-from pflcli.errors import UsageError
+from pflcli.core import config, methods, parameters, sources
+from pflcli.core.engine import backend
+from pflcli.core.errors import UsageError
+from pflcli.core.execution import Execution
+from pflcli.core.federation.privacy import guarantee
+from pflcli.core.federation.run import LINKS, Run
+from pflcli.core.methods import Method
+from pflcli.core.simulation import absences, requirements
+from pflcli.core.simulation.progress import Progress
 from pflcli.evaluation import convergence
-from pflcli.execution import Execution
-from pflcli.federation.privacy import guarantee
-from pflcli.federation.run import LINKS, Run
-from pflcli.methods import Method
 from pflcli.options.function import command
 from pflcli.options.train_global import TrainGlobal
-from pflcli.simulation import absences, requirements
-from pflcli.simulation.progress import Progress
 from pflcli.training import attendance_record, checkpointed, dp_secret, hardware, more_rounds, run_request, state_files
 from pflcli.training import initial_weights as initial
 from pflcli.training.checkpoint import Checkpoints
@@ -42,7 +42,7 @@ from pflcli.workflow.admission import private_rounds
 def train_global(asked: TrainGlobal) -> Outcome:
     """Train a global model on the clients of the partition ``source``.
 
-    ``settings`` are fields of ``pflcli.settings.Settings``, ``options`` are those of the method, and ``weights`` is a
+    ``settings`` are fields of ``pflcli.core.settings.Settings``, ``options`` those of the method, and ``weights`` is a
     file with initial parameters. With the record ``attendance`` of a deployment, the clients that did not answer drop
     out. Raises UsageError for a method without a global model, InputError for weights that do not fit or the record of
     another run, ComputationError if training diverges.

@@ -8,7 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pflcli import config, methods, sources
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.decision import Decision, require_folder, require_outside
 from pflcli.artifacts.kinds import LINEAGE
@@ -23,16 +22,17 @@ from pflcli.commands.extract import extract
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
 from pflcli.comparison.runs import Makers, shared_jobs
-from pflcli.errors import InputError, UsageError
+from pflcli.core import config, methods, sources
+from pflcli.core.errors import InputError, UsageError
+from pflcli.core.execution import Execution
+from pflcli.core.federation.privacy import guarantee
+from pflcli.core.federation.run import LINKS
+from pflcli.core.reporter import SILENT
+from pflcli.core.settings import TRAINING, Settings, changed
 from pflcli.evaluation.metrics import catalogue
-from pflcli.execution import Execution
-from pflcli.federation.privacy import guarantee
-from pflcli.federation.run import LINKS
 from pflcli.jobs.graph import Graph, estimate_epochs, make_unless_there, plan
 from pflcli.options.function import command
 from pflcli.options.tune import Tune
-from pflcli.reporter import SILENT
-from pflcli.settings import TRAINING, Settings, changed
 from pflcli.training import initial_weights as initial
 from pflcli.training import run_request
 from pflcli.tuning import samplers, trials

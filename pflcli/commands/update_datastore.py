@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli import sources
 from pflcli.artifacts import client_blocks, codebook
 from pflcli.artifacts.kinds import datastore, embeddings
 from pflcli.artifacts.kinds.embeddings import StoredEmbeddings
@@ -19,10 +18,11 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.reader import Artifact, require_ancestor
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.errors import InputError, UsageError
-from pflcli.execution import Execution
-from pflcli.knn import capacity as capacities
-from pflcli.knn import indexes
+from pflcli.core import sources
+from pflcli.core.errors import InputError, UsageError
+from pflcli.core.execution import Execution
+from pflcli.core.knn import capacity as capacities
+from pflcli.core.knn import indexes
 from pflcli.options.function import command
 from pflcli.options.update_datastore import UpdateDatastore
 from pflcli.training import run_request
@@ -73,7 +73,7 @@ def update_datastore(asked: UpdateDatastore) -> Outcome:
     request = {"index": indexes.EXACT, "policy": asked.policy, "from": asked.first, "to": asked.last, "seed": seed}
     # The embeddings come first: ``ancestor`` would otherwise find those from which the stores were first built.
     inputs = (new.as_input("embeddings", Path(asked.out)), old.as_input("datastore", Path(asked.out)))
-    spec = ArtifactSpec("datastore", request, inputs, {"stores": sources.module_hash("knn.capacity")})
+    spec = ArtifactSpec("datastore", request, inputs, {"stores": sources.module_hash("core.knn.capacity")})
     job = _Job(old, new, asked.policy, asked.first, asked.last, seed)
     return make(asked.out, spec, execution, lambda writer: _build(job, writer, execution))
 

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pflcli import config, sources
 from pflcli.artifacts import csv_file
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.decision import Decision, decide, require_folder, require_outside
@@ -26,18 +25,19 @@ from pflcli.commands.compare import compare
 from pflcli.commands.partition import partition
 from pflcli.comparison.request import IncompleteError
 from pflcli.comparison.variants import resolve_variants
-from pflcli.errors import UsageError, closest
+from pflcli.core import config, sources
+from pflcli.core.errors import UsageError, closest
+from pflcli.core.execution import Execution
+from pflcli.core.foreign import size
+from pflcli.core.reporter import SILENT, NullReporter
+from pflcli.core.settings import Settings
+from pflcli.core.wording import counted, duration
 from pflcli.evaluation import summary
 from pflcli.evaluation.presentation import verdicts as presentation
-from pflcli.execution import Execution
-from pflcli.foreign import size
 from pflcli.options.declaration import as_path
 from pflcli.options.function import command
 from pflcli.options.verify import Verify
-from pflcli.reporter import SILENT, NullReporter
-from pflcli.settings import Settings
 from pflcli.training import initial_weights as initial
-from pflcli.wording import counted, duration
 
 NAME = "verdicts"
 """The folder of the artifact inside ``out``; beside it is a folder per comparison."""

@@ -15,20 +15,20 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pflcli import config, methods
 from pflcli.artifacts import disk
 from pflcli.artifacts.reader import open_artifact
 from pflcli.comparison.runs import Runs
-from pflcli.errors import ComputationError
-from pflcli.execution import Execution
-from pflcli.foreign import size
+from pflcli.core import config, methods
+from pflcli.core.errors import ComputationError
+from pflcli.core.execution import Execution
+from pflcli.core.foreign import size
+from pflcli.core.reporter import SILENT, Advance, NullReporter, StopRounds
+from pflcli.core.settings import Settings
+from pflcli.core.wording import duration
 from pflcli.jobs.graph import CHOOSING, Graph, Job
 from pflcli.jobs.progress import OverallProgress
 from pflcli.jobs.run import Results, run_job
-from pflcli.reporter import SILENT, Advance, NullReporter, StopRounds
-from pflcli.settings import Settings
 from pflcli.training import run_request
-from pflcli.wording import duration
 
 TRIAL_ROUNDS = 2
 """Rounds that are run. The first one compiles loops and fills caches; only the second one is extrapolated."""

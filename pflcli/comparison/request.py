@@ -7,7 +7,6 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pflcli import config, methods
 from pflcli.artifacts import codebook
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.decision import Decision, require_folder
@@ -28,17 +27,18 @@ from pflcli.comparison.variants import (
     require_validation_samples,
     resolve_variants,
 )
-from pflcli.errors import ComputationError, InputError, PflError, UsageError, closest
-from pflcli.federation.privacy import guarantee
+from pflcli.core import config, methods
+from pflcli.core.errors import ComputationError, InputError, PflError, UsageError, closest
+from pflcli.core.federation.privacy import guarantee
+from pflcli.core.settings import TRAINING, Settings
+from pflcli.core.wording import counted
 from pflcli.jobs.graph import NOT_NEEDED, Graph, Job, Plan, plan
 from pflcli.jobs.run import Results, run, run_selected, summarize
 from pflcli.options.compare import Compare
-from pflcli.settings import TRAINING, Settings
 from pflcli.training import initial_weights as initial
 from pflcli.training import run_request
 from pflcli.training.initial_weights import Weights
 from pflcli.tuning.space import BACKBONE
-from pflcli.wording import counted
 
 _MIN_FOR_ALL_SPLITS = 3
 """Number of samples of which a client has one for training, one for validation and one for test."""

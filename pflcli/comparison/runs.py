@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from pflcli import config, methods
 from pflcli.artifacts.kinds import LINEAGE
 from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import Artifact
 from pflcli.comparison.variants import Variant
-from pflcli.execution import Execution
-from pflcli.federation.run import LINKS
+from pflcli.core import config, methods
+from pflcli.core.execution import Execution
+from pflcli.core.federation.run import LINKS
+from pflcli.core.settings import Settings, changed
 from pflcli.jobs.graph import CHOOSING, Job, estimate_epochs
-from pflcli.settings import Settings, changed
 from pflcli.training.initial_weights import Weights
 from pflcli.tuning.space import BACKBONE
 

@@ -18,15 +18,15 @@ from pflcli.comparison.extend import ExistingComparison
 from pflcli.comparison.runs import Runs
 from pflcli.comparison.tunings import Tuned
 from pflcli.comparison.variants import Variant, stack_pools
-from pflcli.errors import InputError, UsageError
+from pflcli.core.errors import InputError, UsageError
+from pflcli.core.execution import Execution
+from pflcli.core.settings import Settings
 from pflcli.evaluation import coverage, round_costs, scoring, stack_references, summary
 from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.metrics.looks import Looks
-from pflcli.execution import Execution
 from pflcli.jobs.graph import Job, Plan
 from pflcli.jobs.run import Results
 from pflcli.options.compare import Compare
-from pflcli.settings import Settings
 from pflcli.tuning.space import BACKBONE
 
 SPLIT = "test"

@@ -12,7 +12,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pflcli import config, methods
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.decision import Decision
 from pflcli.artifacts.kinds import LINEAGE, evaluation
@@ -22,18 +21,19 @@ from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.comparison import extend
 from pflcli.comparison.runs import Makers, shared_jobs
 from pflcli.comparison.variants import Variant, method_name, split_options
-from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
-from pflcli.execution import Execution
-from pflcli.federation.run import LINKS
+from pflcli.core import config, methods
+from pflcli.core.errors import ComputationError, ConflictError, InputError, UsageError
+from pflcli.core.execution import Execution
+from pflcli.core.federation.run import LINKS
+from pflcli.core.settings import TRAINING, Settings, changed
+from pflcli.core.wording import counted
 from pflcli.jobs.graph import CHOOSING, Job, Plan, estimate_epochs
 from pflcli.jobs.run import Results
-from pflcli.settings import TRAINING, Settings, changed
 from pflcli.training import run_request
 from pflcli.training.initial_weights import Weights
 from pflcli.tuning.space import BACKBONE, default_grid, grid_size
 from pflcli.tuning.trials import NAME as TUNING
 from pflcli.tuning.trials import SPLIT
-from pflcli.wording import counted
 
 FOLDER = "tune"
 """The folder inside ``out`` with one tuning per method."""

@@ -8,17 +8,17 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from pflcli import config, methods, registry
 from pflcli.artifacts.kinds import LINEAGE
 from pflcli.artifacts.reader import Artifact
-from pflcli.errors import InputError, UnsuitedError, UsageError, closest
+from pflcli.core import config, methods, registry
+from pflcli.core.errors import InputError, UnsuitedError, UsageError, closest
+from pflcli.core.reporter import Reporter
+from pflcli.core.settings import TRAINING, Settings, changed
+from pflcli.core.wording import counted
 from pflcli.jobs.graph import estimate_epochs
 from pflcli.methods.parts.logarithmic_pool import BASE, STACK
-from pflcli.reporter import Reporter
-from pflcli.settings import TRAINING, Settings, changed
 from pflcli.training import run_request
 from pflcli.tuning.space import BACKBONE
-from pflcli.wording import counted
 
 ALL = "all"
 REFERENCES = ("constant", "local", "pooled")

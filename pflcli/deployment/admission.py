@@ -15,16 +15,16 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pflcli import methods, parameters
+from pflcli.core import methods, parameters
+from pflcli.core.errors import ComputationError
+from pflcli.core.federation.run import NOBODY, Average, Everywhere, Run
+from pflcli.core.federation.uploads import Encoding
+from pflcli.core.methods import Method, State
+from pflcli.core.parameters import Params, Stacked
+from pflcli.core.parameters.model_table import ModelTable
+from pflcli.core.simulation import loop
+from pflcli.core.wording import listed
 from pflcli.deployment.places import AtSite
-from pflcli.errors import ComputationError
-from pflcli.federation.run import NOBODY, Average, Everywhere, Run
-from pflcli.federation.uploads import Encoding
-from pflcli.methods import Method, State
-from pflcli.parameters import Params, Stacked
-from pflcli.parameters.model_table import ModelTable
-from pflcli.simulation import loop
-from pflcli.wording import listed
 from pflcli.workflow import admission
 from pflcli.workflow.admission import NotApplicable, require
 from pflcli.workflow.admission import small_federation as small

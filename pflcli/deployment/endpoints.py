@@ -27,21 +27,21 @@ import torch
 from safetensors.torch import load, save
 from torch import Tensor
 
-from pflcli import foreign, parameters, sources
 from pflcli.artifacts import csv_file, disk
+from pflcli.core import foreign, parameters, sources
+from pflcli.core.errors import ComputationError, InputError
+from pflcli.core.federation.run import Run
+from pflcli.core.federation.uploads import Step
+from pflcli.core.methods import Method, State
+from pflcli.core.parameters import Params, Stacked
+from pflcli.core.parameters.model_table import ModelTable
+from pflcli.core.simulation import absences, loop
+from pflcli.core.simulation.progress import Row, tables
+from pflcli.core.wording import listed
 from pflcli.deployment import messages
 from pflcli.deployment.messages import VERSION, Answer, ClientResult, Final, Layout, Message, Question
 from pflcli.deployment.places import AtServer, AtSite, Pending, Reply
-from pflcli.errors import ComputationError, InputError
-from pflcli.federation.run import Run
-from pflcli.federation.uploads import Step
-from pflcli.methods import Method, State
-from pflcli.parameters import Params, Stacked
-from pflcli.parameters.model_table import ModelTable
-from pflcli.simulation import absences, loop
-from pflcli.simulation.progress import Row, tables
 from pflcli.training import checkpoint, state_files
-from pflcli.wording import listed
 
 _MAX_NUMBER = float(np.finfo(np.float32).max)
 """Maximum training loss, and weight of one, in an answer: sums of their products are finite."""

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
-from pflcli import foreign
 from pflcli.artifacts import disk
+from pflcli.core import foreign
+from pflcli.core.errors import InputError
 from pflcli.deployment import messages
 from pflcli.deployment.endpoints import Server, find_other_packages
 from pflcli.deployment.messages import Answer, Message, Question
-from pflcli.errors import InputError
 
 POLL_SECONDS = 0.05
 """How long the server and a site wait before they look for messages again."""

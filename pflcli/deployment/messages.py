@@ -22,11 +22,11 @@ from annotated_types import Ge
 from pydantic import Strict
 from torch import Tensor
 
-from pflcli import foreign, parameters
 from pflcli.artifacts import disk, safetensors_file
 from pflcli.artifacts import manifest as manifests
-from pflcli.errors import InputError
-from pflcli.parameters import Params
+from pflcli.core import foreign, parameters
+from pflcli.core.errors import InputError
+from pflcli.core.parameters import Params
 
 VERSION = 1
 """The version of the format."""

@@ -12,19 +12,19 @@ from typing import Any
 import numpy as np
 import torch
 
-from pflcli import config, foreign, methods, sources
 from pflcli.artifacts import client_blocks, disk
 from pflcli.artifacts.kinds import federation as federations
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.safetensors_file import TYPES
+from pflcli.core import config, foreign, methods, sources
+from pflcli.core.errors import ConflictError, InputError, UsageError
+from pflcli.core.execution import Execution
+from pflcli.core.wording import listed
 from pflcli.deployment.endpoints import Server, Site, Terms, find_other_code
 from pflcli.deployment.messages import Layout
-from pflcli.errors import ConflictError, InputError, UsageError
-from pflcli.execution import Execution
 from pflcli.training import dp_secret, run_request
 from pflcli.training.run_spec import RunSpec
-from pflcli.wording import listed
 
 _MARK = "deployment.json"
 """The file that marks the folder of a server or a site."""

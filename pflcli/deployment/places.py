@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli import parameters
-from pflcli.errors import ComputationError, UnsuitedError
-from pflcli.federation.attendance import AllAbsent, Diverged
-from pflcli.federation.run import NOBODY, Average, Run
-from pflcli.federation.uploads import Encoding
-from pflcli.parameters import Params, Stacked
+from pflcli.core import parameters
+from pflcli.core.errors import ComputationError, UnsuitedError
+from pflcli.core.federation.attendance import AllAbsent, Diverged
+from pflcli.core.federation.run import NOBODY, Average, Run
+from pflcli.core.federation.uploads import Encoding
+from pflcli.core.parameters import Params, Stacked
 
 
 class Pending(Exception):

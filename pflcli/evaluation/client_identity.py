@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts import codebook
 from pflcli.artifacts.reader import Artifact, ancestor, follow
-from pflcli.errors import GoneError, InputError
+from pflcli.core.errors import GoneError, InputError
 
 if TYPE_CHECKING:
     import pandas as pd

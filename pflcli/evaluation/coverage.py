@@ -13,12 +13,13 @@ from pflcli.artifacts import codebook, csv_file
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.kinds.predictions import SplitPredictions
 from pflcli.artifacts.reader import Artifact
-from pflcli.errors import InputError, UsageError
-from pflcli.evaluation.metrics import catalogue, conformal, scores
+from pflcli.core import scores
+from pflcli.core.errors import InputError, UsageError
+from pflcli.core.wording import counted
+from pflcli.evaluation.metrics import catalogue, conformal
 from pflcli.evaluation.metrics.catalogue import Metric
 from pflcli.evaluation.metrics.conformal import ClientSets, Rule
 from pflcli.evaluation.summary import Scored
-from pflcli.wording import counted
 
 TABLE = "sets.csv"
 CLIENTS = "sets_clients.csv"

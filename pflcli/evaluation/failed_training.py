@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from pflcli.evaluation.metrics import scores
+from pflcli.core import scores
+from pflcli.core.wording import listed
 from pflcli.evaluation.summary import ScoredPredictions
-from pflcli.wording import listed
 
 CONSTANT = "constant"
 """The method that predicts each client's most frequent training class."""

@@ -14,7 +14,7 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions as predictions_kind
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.errors import NotDrawnError, UsageError
+from pflcli.core.errors import NotDrawnError, UsageError
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.charts.curves import draw_collapse
 from pflcli.evaluation.charts.matrices import draw_attention, draw_holdings, draw_neighbours

@@ -17,14 +17,14 @@ from numpy.typing import NDArray
 from pflcli.artifacts.client_blocks import offsets
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.open_by_path import open_one
-from pflcli.errors import InputError, UsageError
+from pflcli.core.errors import InputError, UsageError
 from pflcli.evaluation import client_identity, convergence, scoring, summary
 from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.presentation import conclusion, notes, tables
 from pflcli.evaluation.summary import ScoredPredictions
 
 if TYPE_CHECKING:
-    from pflcli.simulation.simulate import Result
+    from pflcli.core.simulation.simulate import Result
 
     Source: TypeAlias = Result | Path | str
 

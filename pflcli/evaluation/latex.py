@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from pflcli import registry
 from pflcli.artifacts.kinds import evaluation
 from pflcli.artifacts.reader import Artifact
+from pflcli.core import registry
+from pflcli.core.wording import counted
 from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.presentation import prediction_sets, tables
 from pflcli.evaluation.presentation.conclusion import DAGGER, Conclusion, Marks, explain_marks
-from pflcli.wording import counted
 
 _SPECIAL = {
     "\\": r"\textbackslash{}",

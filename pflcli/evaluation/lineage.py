@@ -10,7 +10,7 @@ from pathlib import Path
 from pflcli.artifacts import codebook, kinds
 from pflcli.artifacts.manifest import Input
 from pflcli.artifacts.reader import Artifact, follow
-from pflcli.errors import InputError
+from pflcli.core.errors import InputError
 
 
 @dataclass(frozen=True)

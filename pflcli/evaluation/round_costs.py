@@ -25,10 +25,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from pflcli import registry
 from pflcli.artifacts.kinds import backbone
 from pflcli.artifacts.reader import Artifact, ancestor
-from pflcli.errors import GoneError, UsageError
+from pflcli.core import registry
+from pflcli.core.errors import GoneError, UsageError
 from pflcli.evaluation import convergence
 from pflcli.evaluation.metrics import catalogue
 

@@ -12,12 +12,13 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli import registry
 from pflcli.artifacts import codebook, csv_file
 from pflcli.artifacts.kinds import evaluation, predictions
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.errors import GoneError, InputError, UsageError, closest
+from pflcli.core import registry, scores
+from pflcli.core.errors import GoneError, InputError, UsageError, closest
+from pflcli.core.wording import counted, listed
 from pflcli.evaluation import (
     client_identity,
     convergence,
@@ -29,12 +30,11 @@ from pflcli.evaluation import (
 )
 from pflcli.evaluation.charts import clients as client_charts
 from pflcli.evaluation.charts.vega import Spec
-from pflcli.evaluation.metrics import catalogue, gains, scores
+from pflcli.evaluation.metrics import catalogue, gains
 from pflcli.evaluation.presentation import conclusion, notes, prediction_sets, tables
 from pflcli.evaluation.presentation.conclusion import ClientScores, Conclusion, Marks, mark_column
 from pflcli.evaluation.round_costs import Link
 from pflcli.evaluation.summary import Scored, ScoredPredictions
-from pflcli.wording import counted, listed
 
 _ONE_VERSUS_REST = {"auroc", "average_precision"}
 _ROUNDING = 1e-6

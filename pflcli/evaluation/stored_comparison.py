@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts.kinds import evaluation
 from pflcli.artifacts.reader import Artifact
-from pflcli.errors import InputError
+from pflcli.core.errors import InputError
 from pflcli.evaluation import client_identity, summary
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.metrics import catalogue

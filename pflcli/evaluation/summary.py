@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli import registry, rng
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import Artifact
+from pflcli.core import registry, rng, scores
 from pflcli.evaluation import client_identity, convergence, round_costs
-from pflcli.evaluation.metrics import catalogue, gains, scores
+from pflcli.evaluation.metrics import catalogue, gains
 from pflcli.evaluation.metrics.catalogue import Metric
 from pflcli.evaluation.metrics.conformal import ClientSets
 from pflcli.evaluation.presentation.conclusion import MAX_NAMED

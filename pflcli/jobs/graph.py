@@ -11,10 +11,10 @@ from typing import Any
 from pflcli.artifacts.decision import Decision, require_outside
 from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import Artifact, expected_artifact, open_artifact
-from pflcli.errors import ConflictError, OutgrownError, UsageError, closest
-from pflcli.execution import Execution
-from pflcli.reporter import SILENT
-from pflcli.settings import Settings
+from pflcli.core.errors import ConflictError, OutgrownError, UsageError, closest
+from pflcli.core.execution import Execution
+from pflcli.core.reporter import SILENT
+from pflcli.core.settings import Settings
 
 Call = Callable[[Sequence[Artifact], Execution], Outcome]
 """A function that makes one artifact from its inputs."""

@@ -11,13 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from pflcli import registry, sources
-from pflcli.engine.executors import ray_runtime
-from pflcli.errors import LostWorkerError, PflError
-from pflcli.execution import Execution
+from pflcli.core import registry, sources
+from pflcli.core.engine.executors import ray_runtime
+from pflcli.core.errors import LostWorkerError, PflError
+from pflcli.core.execution import Execution
+from pflcli.core.reporter import NullReporter
 from pflcli.jobs.graph import Job, Planned
 from pflcli.jobs.progress import OverallProgress
-from pflcli.reporter import NullReporter
 from pflcli.training import hardware
 
 MAX_RESTARTS = 10

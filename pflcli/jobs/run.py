@@ -9,7 +9,7 @@ from graphlib import TopologicalSorter
 
 from pflcli.artifacts import placement
 from pflcli.artifacts.reader import Artifact, open_artifact
-from pflcli.errors import (
+from pflcli.core.errors import (
     ComputationError,
     ConflictError,
     InputError,
@@ -18,12 +18,12 @@ from pflcli.errors import (
     UsageError,
     out_of_memory,
 )
-from pflcli.execution import Execution
+from pflcli.core.execution import Execution
+from pflcli.core.reporter import Reporter
+from pflcli.core.wording import counted
 from pflcli.jobs import on_ray
 from pflcli.jobs.graph import LATER, Graph, Job, Planned
 from pflcli.jobs.progress import OverallProgress
-from pflcli.reporter import Reporter
-from pflcli.wording import counted
 
 
 @dataclass

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 
-from pflcli.errors import UsageError, closest
+from pflcli.core.errors import UsageError, closest
 
 _SLURM = r"""#!/usr/bin/env bash
 # Submits one array per level, then the table: bash FILE [OPTIONS OF SBATCH], such as --time=1:00:00 --mem=4G.

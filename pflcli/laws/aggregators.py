@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pflcli.federation import aggregators
+from pflcli.core.federation import aggregators
+from pflcli.core.parameters import Params, Stacked, pick, repeat
 from pflcli.laws import DoubtfulError, Subject, law, other_process
-from pflcli.parameters import Params, Stacked, pick, repeat
 from pflcli.workflow.admission import BrokenLawError, describe_error, require
 from pflcli.workflow.admission import small_federation as small
 

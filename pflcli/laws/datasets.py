@@ -7,10 +7,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli import config, rng
-from pflcli.data import datasets
-from pflcli.data.datasets import Dataset, Samples
-from pflcli.errors import PflError
+from pflcli.core import config, datasets, rng
+from pflcli.core.datasets import Dataset, Samples
+from pflcli.core.errors import PflError
 from pflcli.laws import DoubtfulError, Subject, law, other_process
 from pflcli.workflow.admission import NotApplicable, require
 

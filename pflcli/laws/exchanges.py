@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli import parameters
-from pflcli.federation.run import Average, Run
-from pflcli.parameters import Params, Stacked, TrainedClients
-from pflcli.parameters.model_table import ModelTable
+from pflcli.core import parameters
+from pflcli.core.federation.run import Average, Run
+from pflcli.core.parameters import Params, Stacked, TrainedClients
+from pflcli.core.parameters.model_table import ModelTable
 
 
 class Exchanges:

@@ -9,11 +9,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pflcli import methods
-from pflcli.engine.federation import SPLITS, Federation
-from pflcli.federation.run import Run
-from pflcli.methods import State
-from pflcli.parameters.model_table import ModelTable
+from pflcli.core import methods
+from pflcli.core.engine.federation import SPLITS, Federation
+from pflcli.core.federation.run import Run
+from pflcli.core.methods import State
+from pflcli.core.parameters.model_table import ModelTable
 from pflcli.workflow.admission.small_federation import (
     CLASSES,
     CLUSTER,

@@ -15,17 +15,17 @@ import torch
 from numpy.typing import NDArray
 from safetensors.torch import load, save
 
-from pflcli import config, methods, parameters, registry
+from pflcli.core import config, methods, parameters, registry
+from pflcli.core.engine.federation import SPLITS, Federation
+from pflcli.core.engine.process_settings import intra_op
+from pflcli.core.errors import ComputationError, UnsuitedError, UsageError
+from pflcli.core.federation.run import LINKS, Run
+from pflcli.core.methods import Method, State
+from pflcli.core.parameters.model_table import ModelTable
+from pflcli.core.simulation import absences, loop
 from pflcli.deployment.admission import require_read_from_downloads
-from pflcli.engine.federation import SPLITS, Federation
-from pflcli.engine.process_settings import intra_op
-from pflcli.errors import ComputationError, UnsuitedError, UsageError
-from pflcli.federation.run import LINKS, Run
 from pflcli.laws import DoubtfulError, Subject, federations, law, other_process
 from pflcli.laws.exchanges import Exchanges
-from pflcli.methods import Method, State
-from pflcli.parameters.model_table import ModelTable
-from pflcli.simulation import absences, loop
 from pflcli.training import state_files
 from pflcli.workflow.admission import BrokenLawError, NotApplicable, describe_error, private_rounds, require
 from pflcli.workflow.admission import small_federation as small

@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pflcli import models, parameters, registry, rng
-from pflcli.engine.task import Classification
-from pflcli.errors import ComputationError, InputError, PflError, UsageError
+from pflcli.core import models, parameters, registry, rng
+from pflcli.core.engine.task import Classification
+from pflcli.core.errors import ComputationError, InputError, PflError, UsageError
+from pflcli.core.models import Net
+from pflcli.core.parameters import Stacked
 from pflcli.laws import DoubtfulError, Subject, law, other_process
-from pflcli.models import Net
-from pflcli.parameters import Stacked
 from pflcli.prediction.exporting import onnx_network
 from pflcli.workflow.admission import BrokenLawError, NotApplicable, Shape, networks, require
 from pflcli.workflow.admission import small_federation as small

@@ -23,7 +23,8 @@ from typing import Any, ParamSpec, TypeVar, cast
 
 import torch
 
-from pflcli import laws, registry
+from pflcli import laws
+from pflcli.core import registry
 from pflcli.workflow.admission import BrokenLawError, NotApplicable, describe_error, small_federation
 
 T = TypeVar("T")

@@ -10,10 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli import config, rng
-from pflcli.data import schemes
-from pflcli.data.datasets import Samples
-from pflcli.errors import UsageError
+from pflcli.core import config, rng, schemes
+from pflcli.core.datasets import Samples
+from pflcli.core.errors import UsageError
 from pflcli.laws import DoubtfulError, Subject, law, other_process
 from pflcli.laws import datasets as laws_of_datasets
 from pflcli.workflow.admission import BrokenLawError, NotApplicable, require

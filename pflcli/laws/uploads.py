@@ -11,12 +11,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pflcli import config
-from pflcli.errors import UsageError
-from pflcli.federation import uploads
-from pflcli.federation.uploads import Step
+from pflcli.core import config
+from pflcli.core.errors import UsageError
+from pflcli.core.federation import uploads
+from pflcli.core.federation.uploads import Step
+from pflcli.core.parameters import Params, Stacked, pick, repeat
 from pflcli.laws import DoubtfulError, Subject, law, other_process
-from pflcli.parameters import Params, Stacked, pick, repeat
 from pflcli.workflow.admission import NotApplicable, describe_error, require
 from pflcli.workflow.admission import small_federation as small
 

@@ -26,12 +26,12 @@ import torch
 from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
-from pflcli import parameters
-from pflcli.engine import model_algebra
-from pflcli.federation.run import Predictor, Run
+from pflcli.core import parameters
+from pflcli.core.engine import model_algebra
+from pflcli.core.federation.run import Predictor, Run
+from pflcli.core.parameters import Stacked, TrainedClients, similarity
+from pflcli.core.parameters.model_table import ModelTable
 from pflcli.methods.parts import clusters
-from pflcli.parameters import Stacked, TrainedClients, similarity
-from pflcli.parameters.model_table import ModelTable
 
 KIND = "server"
 NEEDS = ()

@@ -30,9 +30,9 @@ import torch
 from annotated_types import Ge, MinLen
 from numpy.typing import NDArray
 
-from pflcli.federation.run import Predictor, Run
-from pflcli.parameters import Params, TrainedClients
-from pflcli.parameters.model_table import ModelTable
+from pflcli.core.federation.run import Predictor, Run
+from pflcli.core.parameters import Params, TrainedClients
+from pflcli.core.parameters.model_table import ModelTable
 
 KIND = "server"
 NEEDS = ()

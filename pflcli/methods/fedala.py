@@ -30,11 +30,11 @@ from annotated_types import Ge, Gt
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli import parameters
-from pflcli.engine.gradients import StackedBatch, StackedNetwork
-from pflcli.federation.run import Predictor, Run
-from pflcli.parameters import Stacked, TrainedClients
-from pflcli.parameters.model_table import ModelTable
+from pflcli.core import parameters
+from pflcli.core.engine.gradients import StackedBatch, StackedNetwork
+from pflcli.core.federation.run import Predictor, Run
+from pflcli.core.parameters import Stacked, TrainedClients
+from pflcli.core.parameters.model_table import ModelTable
 
 KIND = "server"
 NEEDS = ()

@@ -30,10 +30,10 @@ import numpy as np
 from annotated_types import Ge, Gt, Le
 from numpy.typing import NDArray
 
-from pflcli import parameters
-from pflcli.engine import model_algebra
-from pflcli.federation.run import Predictor, Run
-from pflcli.parameters import similarity
+from pflcli.core import parameters
+from pflcli.core.engine import model_algebra
+from pflcli.core.federation.run import Predictor, Run
+from pflcli.core.parameters import similarity
 
 KIND = "server"
 NEEDS = ()

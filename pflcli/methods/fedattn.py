@@ -37,13 +37,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from pflcli import parameters
-from pflcli.federation.attendance import Diverged
-from pflcli.federation.run import Predictor, Run
+from pflcli.core import parameters
+from pflcli.core.federation.attendance import Diverged
+from pflcli.core.federation.run import Predictor, Run
+from pflcli.core.parameters import Mean, Params, Stacked, TrainedClients
 from pflcli.methods.parts import bias_attention, records
 from pflcli.methods.parts.bias_attention import BiasAttention, BiasLayout, Neighbourhood
 from pflcli.methods.parts.server_optimizer import adam_moments, adam_step
-from pflcli.parameters import Mean, Params, Stacked, TrainedClients
 
 KIND = "server"
 NEEDS = ()

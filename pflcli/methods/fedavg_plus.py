@@ -17,10 +17,10 @@ import torch
 from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
-from pflcli import parameters
-from pflcli.federation.predictor import ClientModel
-from pflcli.federation.run import Predictor, Run
-from pflcli.parameters import TrainedClients
+from pflcli.core import parameters
+from pflcli.core.federation.predictor import ClientModel
+from pflcli.core.federation.run import Predictor, Run
+from pflcli.core.parameters import TrainedClients
 
 KIND = "posthoc"
 NEEDS = ("backbone",)

@@ -18,9 +18,9 @@ import numpy as np
 from annotated_types import Ge
 from numpy.typing import NDArray
 
-from pflcli import parameters
-from pflcli.federation.run import Predictor, Run
-from pflcli.parameters import Params
+from pflcli.core import parameters
+from pflcli.core.federation.run import Predictor, Run
+from pflcli.core.parameters import Params
 
 KIND = "server"
 NEEDS = ()

@@ -27,11 +27,11 @@ from annotated_types import Ge
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli import parameters
-from pflcli.engine.gradients import StackedBatch
-from pflcli.errors import UsageError
-from pflcli.federation.run import Predictor, Run
-from pflcli.parameters import Params, Stacked, TrainedClients
+from pflcli.core import parameters
+from pflcli.core.engine.gradients import StackedBatch
+from pflcli.core.errors import UsageError
+from pflcli.core.federation.run import Predictor, Run
+from pflcli.core.parameters import Params, Stacked, TrainedClients
 
 KIND = "server"
 NEEDS = ()

@@ -25,10 +25,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from pflcli import parameters
-from pflcli.federation.predictor import ClientModel
-from pflcli.federation.run import Predictor, Run
-from pflcli.parameters import Stacked
+from pflcli.core import parameters
+from pflcli.core.federation.predictor import ClientModel
+from pflcli.core.federation.run import Predictor, Run
+from pflcli.core.parameters import Stacked
 
 KIND = "server"
 NEEDS = ()

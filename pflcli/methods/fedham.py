@@ -39,12 +39,12 @@ from annotated_types import Ge, Gt, Le
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pflcli.federation.run import Predictor, Run
+from pflcli.core.federation.run import Predictor, Run
+from pflcli.core.parameters import Mean, Params, Stacked, on_cpu
 from pflcli.methods.parts import ham, records
 from pflcli.methods.parts.clustering import group_clients
 from pflcli.methods.parts.ham import CountSketch
 from pflcli.methods.parts.records import AttentionRecord
-from pflcli.parameters import Mean, Params, Stacked, on_cpu
 
 KIND = "server"
 NEEDS = ()

@@ -27,11 +27,11 @@ from annotated_types import Ge, Gt, Le
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli import parameters
-from pflcli.engine.engine import ServerDiverged
-from pflcli.engine.gradients import Pass, StackedBatch, StackedNetwork
-from pflcli.federation.run import Predictor, Run
-from pflcli.parameters import Params, Stacked
+from pflcli.core import parameters
+from pflcli.core.engine.engine import ServerDiverged
+from pflcli.core.engine.gradients import Pass, StackedBatch, StackedNetwork
+from pflcli.core.federation.run import Predictor, Run
+from pflcli.core.parameters import Params, Stacked
 
 KIND = "server"
 NEEDS = ()

@@ -28,9 +28,9 @@ from annotated_types import Ge
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.engine.gradients import StackedBatch
-from pflcli.federation.run import Predictor, Run
-from pflcli.parameters import Params, TrainedClients
+from pflcli.core.engine.gradients import StackedBatch
+from pflcli.core.federation.run import Predictor, Run
+from pflcli.core.parameters import Params, TrainedClients
 
 KIND = "server"
 NEEDS = ()

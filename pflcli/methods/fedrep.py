@@ -25,8 +25,8 @@ import numpy as np
 from annotated_types import Ge
 from numpy.typing import NDArray
 
-from pflcli import parameters
-from pflcli.federation.run import Predictor, Run
+from pflcli.core import parameters
+from pflcli.core.federation.run import Predictor, Run
 
 KIND = "server"
 NEEDS = ()

@@ -27,11 +27,11 @@ from annotated_types import Ge
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli import parameters
-from pflcli.engine.gradients import StackedBatch
-from pflcli.federation.run import Predictor, Run
+from pflcli.core import parameters
+from pflcli.core.engine.gradients import StackedBatch
+from pflcli.core.federation.run import Predictor, Run
+from pflcli.core.parameters import Stacked
 from pflcli.methods.parts.class_counts import training_counts
-from pflcli.parameters import Stacked
 
 KIND = "server"
 NEEDS = ()

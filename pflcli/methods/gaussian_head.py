@@ -24,10 +24,10 @@ import torch
 from annotated_types import Ge, Gt, MinLen
 from numpy.typing import NDArray
 
-from pflcli.federation.run import Predictor, Run
-from pflcli.knn.embedded import Embedded
+from pflcli.core.federation.run import Predictor, Run
+from pflcli.core.knn.embedded import Embedded
+from pflcli.core.parameters import Params
 from pflcli.methods.parts.class_counts import shrunk_prior, training_counts
-from pflcli.parameters import Params
 
 KIND = "server"
 NEEDS = ("embeddings",)

@@ -34,16 +34,16 @@ import numpy as np
 from annotated_types import Ge, Gt, Le
 from numpy.typing import NDArray
 
-from pflcli.errors import UnsuitedError
-from pflcli.federation.predictor import ClientModel
-from pflcli.federation.run import Predictor, Run
-from pflcli.knn import voting
-from pflcli.knn.embedded import Embedded
-from pflcli.knn.indexes import flat_indexes
-from pflcli.knn.spaces import AUTO, Space, apply_head, list_spaces
-from pflcli.knn.stores import ClientStore, Neighbours, NeighbourVote, Stores, leave_out, select_client
+from pflcli.core.errors import UnsuitedError
+from pflcli.core.federation.predictor import ClientModel
+from pflcli.core.federation.run import Predictor, Run
+from pflcli.core.knn import voting
+from pflcli.core.knn.embedded import Embedded
+from pflcli.core.knn.indexes import flat_indexes
+from pflcli.core.knn.spaces import AUTO, Space, apply_head, list_spaces
+from pflcli.core.knn.stores import ClientStore, Neighbours, NeighbourVote, Stores, leave_out, select_client
+from pflcli.core.parameters import Params
 from pflcli.methods.parts.knn_grid import choose_lambdas, count_correct_by_client
-from pflcli.parameters import Params
 
 KIND = "posthoc"
 NEEDS = ("datastore",)

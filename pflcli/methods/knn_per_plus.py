@@ -18,17 +18,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli import parameters
-from pflcli.federation.predictor import ClientModel
-from pflcli.federation.run import Predictor, Run
-from pflcli.knn.embedded import Embedded
-from pflcli.knn.indexes import flat_indexes
-from pflcli.knn.spaces import Space
-from pflcli.knn.stores import ClientStore, Stores
+from pflcli.core import parameters
+from pflcli.core.federation.predictor import ClientModel
+from pflcli.core.federation.run import Predictor, Run
+from pflcli.core.knn.embedded import Embedded
+from pflcli.core.knn.indexes import flat_indexes
+from pflcli.core.knn.spaces import Space
+from pflcli.core.knn.stores import ClientStore, Stores
+from pflcli.core.parameters import Params
 from pflcli.methods import fedavg_plus, knn_per
 from pflcli.methods.fedavg_plus import Config as FineTuning
 from pflcli.methods.knn_per import Config as Interpolation
-from pflcli.parameters import Params
 
 KIND = "posthoc"
 NEEDS = ("backbone",)

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pflcli import parameters
-from pflcli.federation.run import Predictor, Run
+from pflcli.core import parameters
+from pflcli.core.federation.run import Predictor, Run
 from pflcli.methods.parts import clusters
 
 KIND = "server"

@@ -26,10 +26,10 @@ import torch
 from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
-from pflcli.federation.run import Predictor, Run
+from pflcli.core.federation.run import Predictor, Run
+from pflcli.core.parameters import similarity
 from pflcli.methods.parts import mixture, peers
 from pflcli.methods.parts.peers import State
-from pflcli.parameters import similarity
 
 KIND = "peer"
 NEEDS = ()

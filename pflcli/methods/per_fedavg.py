@@ -23,9 +23,9 @@ import torch
 from annotated_types import Ge
 from numpy.typing import NDArray
 
-from pflcli.engine.gradients import Pass, StackedBatch, StackedNetwork
-from pflcli.federation.run import Predictor, Run
-from pflcli.parameters import Params, Stacked, repeat
+from pflcli.core.engine.gradients import Pass, StackedBatch, StackedNetwork
+from pflcli.core.federation.run import Predictor, Run
+from pflcli.core.parameters import Params, Stacked, repeat
 
 KIND = "server"
 NEEDS = ()

@@ -31,11 +31,11 @@ from annotated_types import Ge, Gt, Le, MinLen
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli import parameters
-from pflcli.federation.run import Predictor, Run
+from pflcli.core import parameters
+from pflcli.core.federation.run import Predictor, Run
+from pflcli.core.parameters import Params, Stacked, TrainedClients
 from pflcli.methods.parts import gaussians
 from pflcli.methods.parts.class_counts import training_counts
-from pflcli.parameters import Params, Stacked, TrainedClients
 
 KIND = "server"
 NEEDS = ()

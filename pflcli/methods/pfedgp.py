@@ -26,11 +26,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from pflcli import parameters
-from pflcli.engine.gradients import StackedBatch, StackedNetwork
-from pflcli.federation.run import Predictor, Run
+from pflcli.core import parameters
+from pflcli.core.engine.gradients import StackedBatch, StackedNetwork
+from pflcli.core.federation.run import Predictor, Run
+from pflcli.core.parameters import Params, Stacked
 from pflcli.methods.parts.gaussian_process_tree import Prior, build_tree, losses_and_gradients, predict_classes
-from pflcli.parameters import Params, Stacked
 
 KIND = "server"
 NEEDS = ()

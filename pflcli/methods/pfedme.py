@@ -32,10 +32,10 @@ from annotated_types import Ge, Gt
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.engine.gradients import StackedBatch, StackedNetwork
-from pflcli.federation.run import Predictor, Run
+from pflcli.core.engine.gradients import StackedBatch, StackedNetwork
+from pflcli.core.federation.run import Predictor, Run
+from pflcli.core.parameters import Params, Stacked, repeat
 from pflcli.methods.parts.server_optimizer import move_towards
-from pflcli.parameters import Params, Stacked, repeat
 
 KIND = "server"
 NEEDS = ()

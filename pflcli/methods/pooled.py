@@ -15,8 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.federation.run import Predictor, Run
-from pflcli.parameters import Params
+from pflcli.core.federation.run import Predictor, Run
+from pflcli.core.parameters import Params
 
 KIND = "server"
 NEEDS = ()

@@ -18,10 +18,10 @@ import torch
 from annotated_types import Ge
 from numpy.typing import NDArray
 
-from pflcli.federation.predictor import ClientModel
-from pflcli.federation.run import Predictor, Run
+from pflcli.core.federation.predictor import ClientModel
+from pflcli.core.federation.run import Predictor, Run
+from pflcli.core.parameters import Params
 from pflcli.methods.parts.class_counts import shrunk_prior, training_counts
-from pflcli.parameters import Params
 
 KIND = "server"
 NEEDS = ("embeddings",)

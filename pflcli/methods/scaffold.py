@@ -24,12 +24,12 @@ from annotated_types import Gt
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli import parameters
-from pflcli.engine.local_sgd import steps_per_epoch
-from pflcli.errors import UsageError
-from pflcli.federation.run import Predictor, Run
+from pflcli.core import parameters
+from pflcli.core.engine.local_sgd import steps_per_epoch
+from pflcli.core.errors import UsageError
+from pflcli.core.federation.run import Predictor, Run
+from pflcli.core.parameters import Params, Stacked
 from pflcli.methods.parts.server_optimizer import move_towards
-from pflcli.parameters import Params, Stacked
 
 KIND = "server"
 NEEDS = ()

@@ -7,8 +7,8 @@ from collections.abc import Callable
 import torch
 from torch import nn
 
-from pflcli.errors import UsageError
-from pflcli.models._net import Net
+from pflcli.core.errors import UsageError
+from pflcli.core.models.net import Net
 
 _USUAL_SIZES = (32, 64, 96, 128, 224, 299)
 """Image sizes to recommend if those of the data are too small."""

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from pflcli.models import Net, image_shape
+from pflcli.core.models import Net, image_shape
 
 REPRESENTATION = "1024"
 TAKES = ("images",)

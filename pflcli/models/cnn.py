@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from torch import nn
 
-from pflcli.models import Net, image_shape
+from pflcli.core.models import Net, image_shape
 
 REPRESENTATION = "512"
 TAKES = ("images",)

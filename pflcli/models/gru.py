@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 
-from pflcli.models import Net
+from pflcli.core.models import Net
 from pflcli.models._series import create_first_layer
 
 REPRESENTATION = "128"

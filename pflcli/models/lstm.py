@@ -12,7 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from pflcli.models import Net
+from pflcli.core.models import Net
 from pflcli.models._series import create_first_layer
 
 REPRESENTATION = "1024"

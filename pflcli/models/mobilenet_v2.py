@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torch import nn
 
-from pflcli.models import Net, image_shape
-from pflcli.vision import torchvision
+from pflcli.core.models import Net, image_shape
+from pflcli.core.vision import torchvision
 
 REPRESENTATION = "1280"
 TAKES = ("images",)

@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from pflcli.models import Net, image_shape
+from pflcli.core.models import Net, image_shape
+from pflcli.core.vision import torchvision
 from pflcli.models._classifiers import divide, set_input_channels
-from pflcli.vision import torchvision
 
 REPRESENTATION = "512"
 TAKES = ("images",)

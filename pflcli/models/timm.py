@@ -9,8 +9,9 @@ from __future__ import annotations
 
 from torch import nn
 
-from pflcli.models import Net, _classifiers
-from pflcli.vision import timm
+from pflcli.core.models import Net
+from pflcli.core.vision import timm
+from pflcli.models import _classifiers
 
 REPRESENTATION = "the last layer's input"
 TAKES = ("images",)

@@ -11,9 +11,9 @@ from typing import Any
 
 from torch import nn
 
+from pflcli.core.models.net import Net
+from pflcli.core.vision import torchvision
 from pflcli.models import _classifiers
-from pflcli.models._net import Net
-from pflcli.vision import torchvision
 
 REPRESENTATION = "the last layer's input"
 TAKES = ("images",)

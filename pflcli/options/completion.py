@@ -12,8 +12,8 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from pflcli import registry
-from pflcli.registry import Option
+from pflcli.core import registry
+from pflcli.core.registry import Option
 
 Offers = list[tuple[str, str]]
 VARIABLE = "_PFL_COMPLETE"

@@ -19,11 +19,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 import typer
 
-from pflcli import config, registry
-from pflcli.errors import UsageError
-from pflcli.execution import Execution
+from pflcli.core import config, registry
+from pflcli.core.errors import UsageError
+from pflcli.core.execution import Execution
+from pflcli.core.wording import PathWord, as_typed
 from pflcli.options import completion
-from pflcli.wording import PathWord, as_typed
 
 if TYPE_CHECKING:
     from pflcli.artifacts.reader import Artifact
@@ -543,7 +543,7 @@ def declared_options(cls: type[Options]) -> tuple[Option, ...]:
 
 def _setting_words(settings: Mapping[str, Any]) -> list[str]:
     """Return the training settings that differ from their default as options, with one flag per upload step."""
-    from pflcli.settings import Settings
+    from pflcli.core.settings import Settings
 
     line: list[str] = []
     defaults = Settings()

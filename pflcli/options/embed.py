@@ -8,10 +8,10 @@ from typing import Annotated, ClassVar
 
 import typer
 
+from pflcli.core.wording import PathWord
 from pflcli.options import completion
 from pflcli.options.declaration import Choices, Download, OptionalPath, Options, Out, Root, Set, Typed
 from pflcli.options.partition import dataset_word
-from pflcli.wording import PathWord
 
 
 def _encoder_word(value: str) -> str:

@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, ParamSpec, Protocol, TypeVar, overload
 
-from pflcli import registry
-from pflcli.errors import UsageError, closest
-from pflcli.execution import Execution
+from pflcli.core import registry
+from pflcli.core.errors import UsageError, closest
+from pflcli.core.execution import Execution
+from pflcli.core.reporter import SILENT
+from pflcli.core.settings import Settings
 from pflcli.options.declaration import Option, Options, declared_options, names_of_files
-from pflcli.reporter import SILENT
-from pflcli.settings import Settings
 
 P = ParamSpec("P")
 Asked = TypeVar("Asked", bound=Options)

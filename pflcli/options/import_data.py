@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
+from pflcli.core.wording import PathWord
 from pflcli.options import completion
 from pflcli.options.declaration import (
     Choices,
@@ -25,7 +26,6 @@ from pflcli.options.declaration import (
     Typed,
     as_columns,
 )
-from pflcli.wording import PathWord
 
 
 def _scaling(value: bool | str) -> str:

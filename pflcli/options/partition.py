@@ -10,7 +10,8 @@ from typing import Annotated, ClassVar
 
 import typer
 
-from pflcli.errors import UsageError
+from pflcli.core.errors import UsageError
+from pflcli.core.wording import as_typed
 from pflcli.options import completion
 from pflcli.options.declaration import (
     FRACTIONS,
@@ -26,7 +27,6 @@ from pflcli.options.declaration import (
     as_path,
     split_words,
 )
-from pflcli.wording import as_typed
 
 
 def dataset_word(value: str | Path) -> str:

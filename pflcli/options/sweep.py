@@ -8,8 +8,8 @@ from typing import Annotated, ClassVar
 
 import typer
 
+from pflcli.core.wording import as_typed
 from pflcli.options.declaration import ArtifactPath, Choices, ChosenMethod, Options, Out, Seed, Typed, artifact_argument
-from pflcli.wording import as_typed
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
-from pflcli import config
+from pflcli.core import config
 from pflcli.options import completion
 from pflcli.options.declaration import (
     METHOD,

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.errors import UsageError
+from pflcli.core.errors import UsageError
 
 _MAX_DIGITS = 6
 

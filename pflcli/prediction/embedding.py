@@ -16,13 +16,13 @@ from pflcli.artifacts.kinds.datastore import build_store
 from pflcli.artifacts.kinds.embeddings import StoredEmbeddings
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.reader import Artifact, ancestor
-from pflcli.engine.executors.threads import BATCH
-from pflcli.errors import ComputationError
-from pflcli.execution import Execution
-from pflcli.federation.layers import represent_by_layer
-from pflcli.federation.run import Run
-from pflcli.knn.embedded import Embedded
-from pflcli.knn.stores import Stores
+from pflcli.core.engine.executors.threads import BATCH
+from pflcli.core.errors import ComputationError
+from pflcli.core.execution import Execution
+from pflcli.core.federation.layers import represent_by_layer
+from pflcli.core.federation.run import Run
+from pflcli.core.knn.embedded import Embedded
+from pflcli.core.knn.stores import Stores
 from pflcli.training.run_spec import RunSpec
 
 Outputs = tuple[NDArray[np.float32], NDArray[np.float32]]

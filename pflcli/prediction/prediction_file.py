@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts import csv_file, disk, plain_output
 from pflcli.artifacts import manifest as manifests
-from pflcli.errors import ConflictError, InputError, UsageError
+from pflcli.core.errors import ConflictError, InputError, UsageError
 from pflcli.evaluation.coverage import PredictionSets
 
 

@@ -10,7 +10,6 @@ from pathlib import Path
 
 import numpy as np
 
-from pflcli import config, sources
 from pflcli.artifacts import client_blocks, codebook
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import LINEAGE, predictions
@@ -18,16 +17,17 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.partition import Form, Partition
 from pflcli.artifacts.kinds.predictions import LaterClients
 from pflcli.artifacts.reader import Artifact, ancestor, follow
+from pflcli.core import config, sources
+from pflcli.core.errors import GoneError, InputError, UsageError
+from pflcli.core.execution import Execution
+from pflcli.core.federation.run import Run
+from pflcli.core.wording import counted, listed
 from pflcli.data.formats.images import Decoding
 from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.encoders import StoredEncoder
-from pflcli.errors import GoneError, InputError, UsageError
-from pflcli.execution import Execution
-from pflcli.federation.run import Run
 from pflcli.training import dp_secret, hardware, run_request
 from pflcli.training import initial_weights as initial
 from pflcli.training.run_spec import RunSpec
-from pflcli.wording import counted, listed
 
 
 @dataclass(frozen=True, kw_only=True)

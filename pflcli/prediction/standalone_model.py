@@ -10,17 +10,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli import parameters
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds.partition import Partition
+from pflcli.core import parameters
+from pflcli.core.errors import InputError
+from pflcli.core.execution import Execution
+from pflcli.core.federation.run import Run
+from pflcli.core.knn.stores import NeighbourVote
+from pflcli.core.models import Net
+from pflcli.core.parameters import Params
 from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.encoders import FrozenEncoder, StoredEncoder
-from pflcli.errors import InputError
-from pflcli.execution import Execution
-from pflcli.federation.run import Run
-from pflcli.knn.stores import NeighbourVote
-from pflcli.models import Net
-from pflcli.parameters import Params
 from pflcli.prediction import reopened_run, stored_predictor
 from pflcli.prediction.reopened_run import ReopenedRun
 

@@ -21,17 +21,17 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.reader import Artifact, follow
-from pflcli.errors import InputError, UsageError
-from pflcli.execution import Execution
-from pflcli.federation.predictor import ClientModel
-from pflcli.federation.run import Run
-from pflcli.methods import State
+from pflcli.core.errors import InputError, UsageError
+from pflcli.core.execution import Execution
+from pflcli.core.federation.predictor import ClientModel
+from pflcli.core.federation.run import Run
+from pflcli.core.methods import State
+from pflcli.core.simulation import absences
+from pflcli.core.simulation.predict import client_batches, predict
 from pflcli.methods.parts import logarithmic_pool as pool
 from pflcli.methods.parts.logarithmic_pool import BASE, GLOBAL, STACK
 from pflcli.prediction import embedding, reopened_run
 from pflcli.prediction.reopened_run import ReopenedRun, append_clients
-from pflcli.simulation import absences
-from pflcli.simulation.predict import client_batches, predict
 from pflcli.training.state_files import STATE, load_state
 
 _TEST = client_blocks.SPLITS.index("test")

@@ -9,7 +9,7 @@ import math
 
 from torch import nn
 
-from pflcli.models import Net
+from pflcli.core.models import Net
 
 REPRESENTATION = "64"
 """The dimension of the representation, for ``pfl list``."""

@@ -12,8 +12,8 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Ge
 
-from pflcli.data.datasets import Samples
-from pflcli.data.schemes import Indices, require_clients
+from pflcli.core.datasets import Samples
+from pflcli.core.schemes import Indices, require_clients
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, Protocol
 
-from pflcli.errors import UsageError, closest
+from pflcli.core.errors import UsageError, closest
 
 _PACKAGES = {
     "tensorboard": ("tensorboard", "torch.utils.tensorboard"),

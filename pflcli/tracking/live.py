@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from pflcli import config
 from pflcli.artifacts import manifest as manifests
-from pflcli.federation.run import Run
-from pflcli.simulation.callbacks import Callback
-from pflcli.simulation.progress import Progress
+from pflcli.core import config
+from pflcli.core.federation.run import Run
+from pflcli.core.simulation.callbacks import Callback
+from pflcli.core.simulation.progress import Progress
 from pflcli.tracking import OpenRun, Record, flatten, open_writer, require_tool
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from pflcli.artifacts import csv_file
-from pflcli.errors import UsageError
+from pflcli.core.errors import UsageError
 from pflcli.tracking import Record, decode_picture, file_name
 
 _KEY, _CONTENT = "pfl.fingerprint", "pfl.content"

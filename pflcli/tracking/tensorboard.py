@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from pflcli.errors import ConflictError
+from pflcli.core.errors import ConflictError
 from pflcli.tracking import Record, decode_picture, file_name
 
 _MARK = "pfl.json"

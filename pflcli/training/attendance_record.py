@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from pflcli import foreign
 from pflcli.artifacts import csv_file
-from pflcli.errors import InputError, UnsuitedError, UsageError, closest
-from pflcli.federation.attendance import RoundNotes
-from pflcli.federation.run import Everywhere, Run
-from pflcli.methods import Method
-from pflcli.settings import Settings
-from pflcli.wording import counted, listed
+from pflcli.core import foreign
+from pflcli.core.errors import InputError, UnsuitedError, UsageError, closest
+from pflcli.core.federation.attendance import RoundNotes
+from pflcli.core.federation.run import Everywhere, Run
+from pflcli.core.methods import Method
+from pflcli.core.settings import Settings
+from pflcli.core.wording import counted, listed
 
 FILE = "attendance.csv"
 """The name of the file that the server of a deployment writes."""

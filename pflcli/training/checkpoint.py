@@ -13,13 +13,13 @@ from safetensors import safe_open
 from safetensors.torch import load, save
 from torch import Tensor
 
-from pflcli import parameters
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.errors import InputError, LostWorkerError
-from pflcli.federation.run import Run
-from pflcli.parameters.model_table import ModelTable
-from pflcli.simulation.callbacks import Callback
-from pflcli.simulation.progress import Best, Progress, tables
+from pflcli.core import parameters
+from pflcli.core.errors import InputError, LostWorkerError
+from pflcli.core.federation.run import Run
+from pflcli.core.parameters.model_table import ModelTable
+from pflcli.core.simulation.callbacks import Callback
+from pflcli.core.simulation.progress import Best, Progress, tables
 from pflcli.training import state_files
 
 

@@ -10,14 +10,14 @@ from contextlib import suppress
 
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.errors import InputError, UnsuitedError
-from pflcli.execution import Execution
-from pflcli.federation.run import Run
-from pflcli.methods import Method
-from pflcli.reporter import StopRounds, report_within
-from pflcli.simulation import loop
-from pflcli.simulation.callbacks import ProgressBar
-from pflcli.simulation.progress import Progress, find_best
+from pflcli.core.errors import InputError, UnsuitedError
+from pflcli.core.execution import Execution
+from pflcli.core.federation.run import Run
+from pflcli.core.methods import Method
+from pflcli.core.reporter import StopRounds, report_within
+from pflcli.core.simulation import loop
+from pflcli.core.simulation.callbacks import ProgressBar
+from pflcli.core.simulation.progress import Progress, find_best
 from pflcli.training import more_rounds
 from pflcli.training.checkpoint import Checkpoints, unpack
 

@@ -19,13 +19,13 @@ from pathlib import Path
 
 import numpy as np
 
-from pflcli import rng
 from pflcli.artifacts import disk
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.errors import InputError
-from pflcli.settings import Settings
+from pflcli.core import rng
+from pflcli.core.errors import InputError
+from pflcli.core.settings import Settings
 
 FILE = "dp_secret.txt"
 """The file of an artifact that contains the secret of its noise. It must not be released."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 from typing import TYPE_CHECKING, Any
 
-from pflcli.errors import UsageError
+from pflcli.core.errors import UsageError
 
 if TYPE_CHECKING:
-    from pflcli.engine.engine import Engine
-    from pflcli.engine.executors.ray_runtime import RayCluster
-    from pflcli.execution import Execution
+    from pflcli.core.engine.engine import Engine
+    from pflcli.core.engine.executors.ray_runtime import RayCluster
+    from pflcli.core.execution import Execution
 
 
 def threads(count: int) -> int:
@@ -25,7 +25,7 @@ def ray_cluster(execution: Execution) -> RayCluster | None:
     """Return the Ray cluster to use, or None if this process and its children do all work."""
     if execution.executor != "ray":
         return None
-    from pflcli.engine.executors.ray_runtime import RayCluster
+    from pflcli.core.engine.executors.ray_runtime import RayCluster
 
     return RayCluster(execution.ray_address, execution.gpus_per_worker)
 

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pflcli import parameters, registry
-from pflcli.errors import InputError, UsageError
-from pflcli.foreign import reading, size
-from pflcli.parameters import Params
-from pflcli.settings import Settings
-from pflcli.wording import counted
+from pflcli.core import parameters, registry
+from pflcli.core.errors import InputError, UsageError
+from pflcli.core.foreign import reading, size
+from pflcli.core.parameters import Params
+from pflcli.core.settings import Settings
+from pflcli.core.wording import counted
 
 INITIAL = "initial.safetensors"
 """The file, in a backbone that started from ``--weights``, with these weights, for methods that run on the backbone."""

@@ -14,19 +14,19 @@ from typing import Any
 
 from typing_extensions import TypedDict
 
-from pflcli import registry
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts import placement
 from pflcli.artifacts.kinds import backbone
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.errors import ConflictError, InputError
-from pflcli.federation.run import Run
-from pflcli.methods import Method
-from pflcli.settings import Settings
-from pflcli.simulation import personal_accuracy
-from pflcli.simulation.progress import Progress, Row, find_best, update_best
+from pflcli.core import registry
+from pflcli.core.errors import ConflictError, InputError
+from pflcli.core.federation.run import Run
+from pflcli.core.methods import Method
+from pflcli.core.settings import Settings
+from pflcli.core.simulation import personal_accuracy
+from pflcli.core.simulation.progress import Progress, Row, find_best, update_best
 from pflcli.training import dp_secret, run_request, state_files
 
 FILE = "progress.json"

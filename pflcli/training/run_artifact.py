@@ -8,17 +8,17 @@ from typing import Any
 
 from torch import Tensor
 
-from pflcli import parameters
 from pflcli.artifacts import client_blocks, codebook, csv_file
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
+from pflcli.core import parameters
+from pflcli.core.federation.run import Run
+from pflcli.core.simulation import absences
+from pflcli.core.simulation.progress import Progress
 from pflcli.evaluation.metrics.client_relations import summarize_attention, summarize_neighbours, unpack_graph
-from pflcli.federation.run import Run
-from pflcli.simulation import absences
-from pflcli.simulation.progress import Progress
 from pflcli.training import state_files
 from pflcli.training.run_spec import RunSpec
 

@@ -17,18 +17,18 @@ from typing import Any
 import numpy as np
 from torch import nn
 
-from pflcli import config, methods, models, parameters, registry
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.backbone import WEIGHTS
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact, ancestor
-from pflcli.errors import InputError, UsageError
-from pflcli.federation import uploads
-from pflcli.federation.privacy import guarantee
-from pflcli.federation.run import LINKS
-from pflcli.methods import Method
-from pflcli.settings import AUTO, Settings, changed, omitted
-from pflcli.simulation.requirements import require_body, require_fit, require_private, resolve_names
+from pflcli.core import config, methods, models, parameters, registry
+from pflcli.core.errors import InputError, UsageError
+from pflcli.core.federation import uploads
+from pflcli.core.federation.privacy import guarantee
+from pflcli.core.federation.run import LINKS
+from pflcli.core.methods import Method
+from pflcli.core.settings import AUTO, Settings, changed, omitted
+from pflcli.core.simulation.requirements import require_body, require_fit, require_private, resolve_names
 
 _PRIVACY = ("dp_epsilon", "dp_delta", "dp_noise", "dp_clip", "dp_seed")
 

@@ -10,21 +10,21 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pflcli import config, parameters
 from pflcli.artifacts.kinds import datastore, embeddings, predictions
 from pflcli.artifacts.kinds.backbone import read_tensors
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.reader import Artifact
-from pflcli.engine.federation import Federation
-from pflcli.errors import InputError
-from pflcli.execution import Execution
-from pflcli.federation.attack import Attack
-from pflcli.federation.run import Run
-from pflcli.knn.stores import Stores
-from pflcli.methods import Method
-from pflcli.parameters import Params
-from pflcli.settings import Settings
-from pflcli.simulation.create_run import create_run
+from pflcli.core import config, parameters
+from pflcli.core.engine.federation import Federation
+from pflcli.core.errors import InputError
+from pflcli.core.execution import Execution
+from pflcli.core.federation.attack import Attack
+from pflcli.core.federation.run import Run
+from pflcli.core.knn.stores import Stores
+from pflcli.core.methods import Method
+from pflcli.core.parameters import Params
+from pflcli.core.settings import Settings
+from pflcli.core.simulation.create_run import create_run
 from pflcli.training import hardware, run_request
 from pflcli.training import initial_weights as initial
 from pflcli.training.attendance_record import AttendanceRecord

@@ -14,16 +14,16 @@ from numpy.typing import NDArray
 from safetensors.torch import load, save
 from torch import Tensor
 
-from pflcli import parameters
 from pflcli.artifacts import safetensors_file
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.errors import InputError, UnsuitedError
-from pflcli.federation.run import Run
-from pflcli.methods import Method
-from pflcli.parameters.model_table import ModelTable
-from pflcli.simulation.progress import tables
+from pflcli.core import parameters
+from pflcli.core.errors import InputError, UnsuitedError
+from pflcli.core.federation.run import Run
+from pflcli.core.methods import Method
+from pflcli.core.parameters.model_table import ModelTable
+from pflcli.core.simulation.progress import tables
 
 State = Mapping[str, Any]
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from pflcli import rng
-from pflcli.errors import UsageError
+from pflcli.core import rng
+from pflcli.core.errors import UsageError
 from pflcli.tuning.space import Axis, Point, Space
 
 MAX_PROPOSALS = 100

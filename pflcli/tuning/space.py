@@ -10,13 +10,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pflcli import config, methods
 from pflcli.artifacts.kinds import required_kinds
 from pflcli.artifacts.manifest import digest
-from pflcli.errors import UsageError, closest
-from pflcli.methods import Method
-from pflcli.settings import TRAINING, Settings, changed
-from pflcli.wording import as_typed
+from pflcli.core import config, methods
+from pflcli.core.errors import UsageError, closest
+from pflcli.core.methods import Method
+from pflcli.core.settings import TRAINING, Settings, changed
+from pflcli.core.wording import as_typed
 
 Point = dict[str, Any]
 """A value for each searched key."""

@@ -19,17 +19,18 @@ from pflcli.artifacts.kinds import predictions, tuning
 from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.errors import ComputationError, InputError, UsageError
-from pflcli.evaluation.metrics import catalogue, scores
+from pflcli.core import scores
+from pflcli.core.errors import ComputationError, InputError, UsageError
+from pflcli.core.execution import Execution
+from pflcli.core.settings import TRAINING
+from pflcli.core.wording import as_typed
+from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.metrics.catalogue import Metric
-from pflcli.execution import Execution
 from pflcli.jobs.graph import Job
 from pflcli.jobs.progress import OverallProgress
 from pflcli.jobs.run import run_job
-from pflcli.settings import TRAINING
 from pflcli.tuning.samplers import Sampler
 from pflcli.tuning.space import BACKBONE, Point, Space, describe
-from pflcli.wording import as_typed
 
 NAME = "tuning"
 """The folder of the artifact inside ``out``; beside it are the trials and the artifacts that they need."""

@@ -9,11 +9,11 @@ from torch import nn
 
 import worlds
 from helpers import cross_entropy_rule, set_own_products
-from pflcli import models
-from pflcli.engine import linear_chain, strategy
-from pflcli.engine.engine import Engine
-from pflcli.engine.local_sgd import LocalSGD
-from pflcli.engine.strategy import WorkerNet
+from pflcli.core import models
+from pflcli.core.engine import linear_chain, strategy
+from pflcli.core.engine.engine import Engine
+from pflcli.core.engine.local_sgd import LocalSGD
+from pflcli.core.engine.strategy import WorkerNet
 from pflcli.methods import fedproto
 
 

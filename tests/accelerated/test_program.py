@@ -12,15 +12,15 @@ from torch import nn
 from torch.nn import functional
 
 import worlds
-from pflcli import models, parameters
 from pflcli.accelerated import graph, loops, products, program
 from pflcli.accelerated.layers import Move
 from pflcli.accelerated.program import CompiledNetwork
-from pflcli.engine import backend, strategy, trainer
-from pflcli.engine.engine import Engine
-from pflcli.engine.federation import Federation
-from pflcli.engine.local_sgd import LocalSGD
-from pflcli.engine.strategy import WorkerNet
+from pflcli.core import models, parameters
+from pflcli.core.engine import backend, strategy, trainer
+from pflcli.core.engine.engine import Engine
+from pflcli.core.engine.federation import Federation
+from pflcli.core.engine.local_sgd import LocalSGD
+from pflcli.core.engine.strategy import WorkerNet
 from pflcli.methods import per_fedavg
 
 

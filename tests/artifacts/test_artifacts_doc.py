@@ -23,7 +23,7 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.tune import tune
 from pflcli.commands.verify import verify
-from pflcli.execution import Execution
+from pflcli.core.execution import Execution
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "artifacts.md").read_text(encoding="utf-8")

@@ -21,7 +21,7 @@ from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
-from pflcli.errors import InputError
+from pflcli.core.errors import InputError
 
 CLIENTS = ("cleveland", "hungarian", 'St. Mary\'s, "North"')
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from pflcli.artifacts import disk
-from pflcli.knn.indexes import flat_indexes
-from pflcli.knn.stores import Stores
+from pflcli.core.knn.indexes import flat_indexes
+from pflcli.core.knn.stores import Stores
 
 LINES = {
     "partition": ("partition", "writers"),

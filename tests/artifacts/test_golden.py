@@ -15,7 +15,7 @@ from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.evaluate import evaluate
 from pflcli.commands.personalize import personalize
 from pflcli.commands.show import show
-from pflcli.knn.stores import Stores
+from pflcli.core.knn.stores import Stores
 
 VERSIONS = sorted((Path(__file__).parents[1] / "golden").glob("schema-*"))
 

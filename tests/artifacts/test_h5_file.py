@@ -13,7 +13,7 @@ import pytest
 
 from pflcli.artifacts import client_blocks, h5_file
 from pflcli.artifacts.client_blocks import LazyRows
-from pflcli.errors import InputError
+from pflcli.core.errors import InputError
 
 DRAW = np.random.default_rng(0)
 ARRAYS = {

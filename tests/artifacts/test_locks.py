@@ -19,8 +19,8 @@ from pflcli.artifacts import locks, plain_output
 from pflcli.artifacts.decision import Decision
 from pflcli.artifacts.make import make
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.errors import ConflictError
-from pflcli.execution import Execution
+from pflcli.core.errors import ConflictError
+from pflcli.core.execution import Execution
 
 WRITE = """
 import socket, sys, time
@@ -129,7 +129,7 @@ CONTEND = """
 import os, random, sys
 from pathlib import Path
 from pflcli.artifacts import locks
-from pflcli.errors import ConflictError
+from pflcli.core.errors import ConflictError
 
 out, draw, acquired = Path(sys.argv[1]), random.Random(sys.argv[2]), 0
 while acquired < 8:

@@ -13,7 +13,7 @@ import pytest
 from helpers import build, spec
 from pflcli.artifacts.make import make
 from pflcli.artifacts.reader import open_artifact
-from pflcli.execution import Execution
+from pflcli.core.execution import Execution
 
 MAKEFILE = """
 PFL = {python} -m pflcli

@@ -16,9 +16,9 @@ from pflcli.artifacts.decision import Decision, decide
 from pflcli.artifacts.make import make
 from pflcli.artifacts.reader import open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
-from pflcli.execution import Execution
-from pflcli.reporter import SILENT
+from pflcli.core.errors import ComputationError, ConflictError, InputError, UsageError
+from pflcli.core.execution import Execution
+from pflcli.core.reporter import SILENT
 
 
 class Killed(BaseException):

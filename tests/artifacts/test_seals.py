@@ -25,7 +25,7 @@ from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.extract import extract
 from pflcli.commands.personalize import personalize
-from pflcli.errors import InputError
+from pflcli.core.errors import InputError
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "schema-1"
 

@@ -26,8 +26,8 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.show import show
 from pflcli.commands.train_global import train_global
-from pflcli.errors import ComputationError, ConflictError, InputError, PflError, UsageError
-from pflcli.execution import Execution
+from pflcli.core.errors import ComputationError, ConflictError, InputError, PflError, UsageError
+from pflcli.core.execution import Execution
 
 # What a request means for the output that it names
 

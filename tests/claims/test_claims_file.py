@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from pflcli import config
 from pflcli.claims import claims_file
 from pflcli.claims.comparisons import plan
 from pflcli.claims.experiments import read_experiments
 from pflcli.commands.new import new
 from pflcli.comparison.variants import resolve_variants
-from pflcli.errors import InputError, UsageError
-from pflcli.settings import Settings
+from pflcli.core import config
+from pflcli.core.errors import InputError, UsageError
+from pflcli.core.settings import Settings
 
 SETTINGS = """
 [one.base]

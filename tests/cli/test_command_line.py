@@ -18,7 +18,6 @@ import pytest
 import typer.main
 
 from helpers import NAMES
-from pflcli import registry
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import partition
 from pflcli.artifacts.reader import open_artifact
@@ -26,7 +25,8 @@ from pflcli.cli import app
 from pflcli.commands import show
 from pflcli.commands.listing import listing
 from pflcli.commands.personalize import personalize
-from pflcli.errors import UsageError
+from pflcli.core import registry
+from pflcli.core.errors import UsageError
 
 APP = typer.main.get_command(app).commands
 TINY = ("--model", "mlp", "--rounds", "2", "--participation", "0.5")

@@ -112,7 +112,7 @@ def test_tables_keep_names_and_numbers_whole(small, terminal_comparison, shown_b
         assert_whole(part, width, artifact, tables.build(read(opened), opened.kind))
     for part in outputs[4:]:
         assert max(map(len, part)) <= max(width, 120 if part is outputs[6] else 0)  # docstrings are 120 wide
-    from pflcli import registry
+    from pflcli.core import registry
 
     names = {line.split("  ")[0] for line in outputs[4]}
     assert {*registry.names("methods")} <= names

@@ -21,9 +21,9 @@ from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.stack import stack
-from pflcli.errors import InputError, PflError, UsageError
+from pflcli.core.errors import InputError, PflError, UsageError
+from pflcli.core.execution import Execution
 from pflcli.evaluation.presentation import audits as presented
-from pflcli.execution import Execution
 from pflcli.prediction import disclosure, stored_predictor
 from pflcli.prediction.standalone_model import build_standalone_model
 

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from helpers import error_text
-from pflcli import rng
 from pflcli.artifacts.kinds import audit as audits
 from pflcli.artifacts.reader import open_artifact
 from pflcli.auditing.canary_training import CanaryMean, summarize
@@ -17,10 +16,11 @@ from pflcli.commands.audit import audit
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
-from pflcli.errors import InputError, UsageError
-from pflcli.execution import Execution
-from pflcli.federation.privacy import accounting
-from pflcli.federation.private_mean import PrivateMean, Release
+from pflcli.core import rng
+from pflcli.core.errors import InputError, UsageError
+from pflcli.core.execution import Execution
+from pflcli.core.federation.privacy import accounting
+from pflcli.core.federation.private_mean import PrivateMean, Release
 
 pytest.importorskip("dp_accounting")
 

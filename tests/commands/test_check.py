@@ -6,10 +6,11 @@ import json
 
 import pytest
 
-from pflcli import laws, registry
+from pflcli import laws
 from pflcli.commands.check import check
 from pflcli.commands.new import new
-from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
+from pflcli.core import registry
+from pflcli.core.errors import ComputationError, ConflictError, InputError, UsageError
 
 TEMPLATES = {kind: (registry.ROOT / "templates" / f"{kind}.py").read_text() for kind in registry.KINDS}
 

@@ -14,7 +14,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pflcli import registry
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds.evaluation import read
 from pflcli.artifacts.reader import open_artifact
@@ -27,9 +26,10 @@ from pflcli.commands.train_global import train_global
 from pflcli.comparison.extend import find_comparison
 from pflcli.comparison.request import IncompleteError
 from pflcli.comparison.variants import assign_options, resolve_variants
-from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
+from pflcli.core import registry
+from pflcli.core.errors import ComputationError, ConflictError, InputError, UsageError
+from pflcli.core.execution import Execution
 from pflcli.evaluation import lineage
-from pflcli.execution import Execution
 from pflcli.methods import local
 from pflcli.training import run_request
 
@@ -95,7 +95,7 @@ def forbid_training(monkeypatch):
     def refuse(*args):
         raise AssertionError("something is trained")
 
-    monkeypatch.setattr("pflcli.simulation.create_run.Engine", refuse)
+    monkeypatch.setattr("pflcli.core.simulation.create_run.Engine", refuse)
 
 
 def list_artifacts(at):

@@ -13,11 +13,11 @@ from pflcli.commands.compare import compare
 from pflcli.commands.partition import partition
 from pflcli.comparison import costs
 from pflcli.comparison.costs import Cost, Costs
-from pflcli.errors import ComputationError
-from pflcli.execution import Execution
-from pflcli.reporter import NullReporter, StopRounds, report_within
-from pflcli.settings import Settings
-from pflcli.wording import duration
+from pflcli.core.errors import ComputationError
+from pflcli.core.execution import Execution
+from pflcli.core.reporter import NullReporter, StopRounds, report_within
+from pflcli.core.settings import Settings
+from pflcli.core.wording import duration
 
 WORDS = {
     "settings": {"model": "logistic", "rounds": 6, "participation": 0.2},
@@ -201,7 +201,7 @@ def test_cost_trial_stops_after_its_time_limit_and_extrapolates(
     monkeypatch.setattr(costs, "time", clock)
     monkeypatch.setattr(costs, "os", clock)
     monkeypatch.setattr(costs, "_extrapolate_bytes", lambda *args: 7.0)
-    monkeypatch.setattr("pflcli.reporter.time", clock)
+    monkeypatch.setattr("pflcli.core.reporter.time", clock)
     trial = Trial(clock, rounds, predictions)
     watch = costs._Stopwatch(trial, lambda steps, note: notes.append(note))
     with nullcontext() if is_made else pytest.raises(ComputationError):

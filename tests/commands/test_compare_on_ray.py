@@ -9,8 +9,8 @@ import pytest
 
 from pflcli.commands.compare import MAKERS
 from pflcli.commands.train_global import train_global
-from pflcli.engine.executors import ray_runtime
-from pflcli.errors import InputError
+from pflcli.core.engine.executors import ray_runtime
+from pflcli.core.errors import InputError
 from pflcli.training import hardware
 
 

@@ -13,7 +13,7 @@ import slurm_cluster
 import trying
 from pflcli.commands.compare import compare
 from pflcli.commands.partition import partition
-from pflcli.errors import ComputationError
+from pflcli.core.errors import ComputationError
 from pflcli.methods import ditto
 
 HOSTILE = 'it\'s a "run" of $HOME `x` & 50'
@@ -102,7 +102,7 @@ def test_jobs_of_a_planned_script_make_the_table_of_a_single_command(
     assert len({line[-1] for line in jobs}) == len(jobs) == 7
     run_all(pfl, jobs)
     assert not (out / "comparison").exists()
-    monkeypatch.setattr("pflcli.simulation.create_run.Engine", fail_on_training)  # the table needs no further run
+    monkeypatch.setattr("pflcli.core.simulation.create_run.Engine", fail_on_training)  # the table needs no further run
     run_all(pfl, lines[-1:])
     assert trying.content(out) == trying.content(writers_folder / "one")
     if form == "make":
@@ -160,7 +160,7 @@ def test_planned_jobs_in_any_order_within_a_level_make_the_same_result(
             ran = pfl("compare", writers_folder / "p", "-o", tmp_path / "c", *line, "--only", path)
             assert ran.code == 0, ran.err
             assert ran.out.strip() == str(tmp_path / "c" / path)
-    monkeypatch.setattr("pflcli.simulation.create_run.Engine", fail_on_training)
+    monkeypatch.setattr("pflcli.core.simulation.create_run.Engine", fail_on_training)
     assert pfl("compare", writers_folder / "p", "-o", tmp_path / "c", *line).code == 0
     assert trying.content(tmp_path / "c") == trying.content(tmp_path / "one")
 

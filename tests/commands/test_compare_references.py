@@ -8,7 +8,7 @@ import pytest
 
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.compare import compare
-from pflcli.execution import Execution
+from pflcli.core.execution import Execution
 
 FEW = {"model": "logistic", "rounds": 1, "threads": 1}
 LINE = ("--references", "--model", "logistic", "--rounds", 1, "--threads", 1)
@@ -122,7 +122,7 @@ def test_stack_does_not_pool_the_references(small, tmp_path):
 
 
 def test_comparison_fails_when_only_its_references_succeed(pfl, small, tmp_path, monkeypatch):
-    from pflcli.errors import InputError
+    from pflcli.core.errors import InputError
     from pflcli.methods import ditto
 
     def refuse(run):

@@ -7,7 +7,6 @@ import shutil
 import numpy as np
 import pytest
 
-from pflcli import registry
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.kinds.evaluation import read
 from pflcli.artifacts.reader import open_artifact
@@ -16,13 +15,13 @@ from pflcli.commands.partition import partition
 from pflcli.commands.stack import stack
 from pflcli.comparison.request import IncompleteError
 from pflcli.comparison.variants import resolve_variants
-from pflcli.errors import ConflictError, InputError, UsageError
-from pflcli.evaluation.metrics import scores
-from pflcli.execution import Execution
+from pflcli.core import registry, scores
+from pflcli.core.errors import ConflictError, InputError, UsageError
+from pflcli.core.execution import Execution
+from pflcli.core.reporter import SILENT
+from pflcli.core.settings import Settings
 from pflcli.methods import local
 from pflcli.methods.parts import logarithmic_pool as pool
-from pflcli.reporter import SILENT
-from pflcli.settings import Settings
 
 FEW = {"model": "mlp", "rounds": 2, "participation": 0.5}
 WORDS = ("--model", "mlp", "--rounds", 2, "--participation", 0.5)
@@ -76,7 +75,7 @@ def forbid_training(monkeypatch):
     def refuse(*args):
         raise AssertionError("something is trained")
 
-    monkeypatch.setattr("pflcli.simulation.create_run.Engine", refuse)
+    monkeypatch.setattr("pflcli.core.simulation.create_run.Engine", refuse)
 
 
 def test_stack_of_a_comparison_equals_the_one_of_pfl_stack(stacked_comparison, tmp_path):

@@ -15,8 +15,8 @@ from pflcli.commands.partition import partition
 from pflcli.commands.tune import tune
 from pflcli.comparison import tunings
 from pflcli.comparison.request import IncompleteError
-from pflcli.errors import ConflictError, InputError, UsageError
-from pflcli.execution import Execution
+from pflcli.core.errors import ConflictError, InputError, UsageError
+from pflcli.core.execution import Execution
 from pflcli.jobs.graph import LATER
 
 FEW = {"model": "logistic", "rounds": 1, "participation": 1.0}
@@ -60,7 +60,7 @@ def forbid_training(monkeypatch):
     def refuse(*args):
         raise AssertionError("something is trained")
 
-    monkeypatch.setattr("pflcli.simulation.create_run.Engine", refuse)
+    monkeypatch.setattr("pflcli.core.simulation.create_run.Engine", refuse)
 
 
 def manifest(path):

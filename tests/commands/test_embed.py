@@ -21,11 +21,11 @@ from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import dataset as datasets
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands import embed as command
+from pflcli.core.errors import ConflictError, InputError, UsageError
+from pflcli.core.execution import Execution
+from pflcli.core.vision import torchvision
 from pflcli.data.datasets import cifar100
 from pflcli.encoders import Choice, FrozenEncoder
-from pflcli.errors import ConflictError, InputError, UsageError
-from pflcli.execution import Execution
-from pflcli.vision import torchvision
 
 NAME = "torchvision:shufflenet_v2_x0_5"
 SIZE = 32

@@ -32,10 +32,10 @@ from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import dataset as datasets
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import open_artifact
-from pflcli.errors import InputError, UsageError
-from pflcli.execution import Execution
+from pflcli.core.errors import InputError, UsageError
+from pflcli.core.execution import Execution
+from pflcli.core.vision import timm, torchvision
 from pflcli.prediction.exporting import reader
-from pflcli.vision import timm, torchvision
 
 ONE = Execution(threads=1)
 SETTINGS = {"model": "logistic", "rounds": 2}

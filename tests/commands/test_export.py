@@ -16,7 +16,6 @@ import pytest
 import torch
 
 from helpers import error_text, listing
-from pflcli import models, registry
 from pflcli.artifacts import disk
 from pflcli.artifacts.codebook import Column, Dialect
 from pflcli.artifacts.kinds import partition as partitions
@@ -30,13 +29,14 @@ from pflcli.commands.new_client import new_client
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.predict import predict
+from pflcli.core import models, registry
+from pflcli.core.engine.federation import Federation
+from pflcli.core.errors import ConflictError, InputError, PflError, UsageError
+from pflcli.core.execution import Execution
 from pflcli.data.formats import Like, tables
 from pflcli.data.formats.cells import list_missing
 from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.data.preparation.user_data import open_table
-from pflcli.engine.federation import Federation
-from pflcli.errors import ConflictError, InputError, PflError, UsageError
-from pflcli.execution import Execution
 from pflcli.prediction.exporting import description, onnx_network, reader
 from pflcli.prediction.standalone_model import StandaloneModel
 

@@ -18,7 +18,7 @@ from pflcli.commands.extract import extract
 from pflcli.commands.personalize import personalize
 from pflcli.commands.predict import predict
 from pflcli.commands.sweep import sweep
-from pflcli.errors import InputError, UnsuitedError, UsageError
+from pflcli.core.errors import InputError, UnsuitedError, UsageError
 
 LAYER = "body.1"  # the first linear layer of the mlp, before its activation
 
@@ -84,7 +84,7 @@ def test_commands_that_need_the_input_of_the_head_refuse_another_layer(small, by
 def test_layer_with_another_number_of_rows_is_refused():
     from types import SimpleNamespace
 
-    from pflcli.federation.layers import represent_by_layer
+    from pflcli.core.federation.layers import represent_by_layer
 
     network = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.Unflatten(0, (1, -1)), torch.nn.Flatten(0, 1))
     federation = SimpleNamespace(y=torch.zeros(2), inputs=lambda rows: torch.ones(len(rows), 2))

@@ -11,10 +11,10 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
+from pflcli.core.errors import InputError, PflError, UsageError
+from pflcli.core.execution import Execution
+from pflcli.core.models import create
 from pflcli.data.formats import arrays
-from pflcli.errors import InputError, PflError, UsageError
-from pflcli.execution import Execution
-from pflcli.models import create
 
 DRAW = np.random.default_rng(0)
 GREY = DRAW.integers(0, 256, (12, 16, 16), dtype=np.uint8)

@@ -23,9 +23,9 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import ancestor, open_artifact
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
-from pflcli.errors import InputError, PflError, UsageError
+from pflcli.core.errors import InputError, PflError, UsageError
+from pflcli.core.execution import Execution
 from pflcli.evaluation import lineage
-from pflcli.execution import Execution
 
 PLAIN = "who,class,a,b\nann,yes,1.5,-2\nbob,no,0.1,3e2\nann,no,7,0\n"
 COLUMNS = {"client": "who", "label": "class"}

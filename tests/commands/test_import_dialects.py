@@ -24,10 +24,10 @@ from pflcli.commands.new_client import new_client
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.predict import predict
+from pflcli.core.errors import InputError, PflError, UsageError
+from pflcli.core.execution import Execution
 from pflcli.data.formats import Roles
 from pflcli.data.preparation.user_data import UserData, choose_dialect
-from pflcli.errors import InputError, PflError, UsageError
-from pflcli.execution import Execution
 from pflcli.options.declaration import split_items
 
 AGAIN = Execution(force=True)
@@ -509,7 +509,7 @@ def test_import_refuses_damaged_or_oversized_gzip_files(import_text, monkeypatch
         import_text(packed[:-20], "t.csv.gz")
     with pytest.raises(InputError, match=r"line 3 .*'two' is not a number"):
         import_text(gzip.compress(PLAIN.replace("s1,b,2,1", "s1,b,two,1").encode()), "t.csv.gz")
-    monkeypatch.setattr("pflcli.foreign._ALWAYS_ALLOWED_BYTES", 1000)
+    monkeypatch.setattr("pflcli.core.foreign._ALWAYS_ALLOWED_BYTES", 1000)
     with pytest.raises(InputError, match=r"b.csv.gz declares .* 500 times"):
         import_text(gzip.compress(b"site,y,a\n" + b"0,1,1\n" * 200_000, 9), "b.csv.gz")
 

@@ -24,8 +24,8 @@ from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.predict import predict
-from pflcli.errors import PflError
-from pflcli.execution import Execution
+from pflcli.core.errors import PflError
+from pflcli.core.execution import Execution
 
 ONE = Execution(threads=1)
 ROLES = {"client": "site", "label": "y"}

@@ -15,9 +15,9 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
-from pflcli.data import splits as client_splits
-from pflcli.errors import InputError, UsageError
-from pflcli.execution import Execution
+from pflcli.core import splits as client_splits
+from pflcli.core.errors import InputError, UsageError
+from pflcli.core.execution import Execution
 
 COLUMNS = {"client": "ward", "label": "ill"}
 SCHEMES = {

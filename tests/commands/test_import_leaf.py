@@ -15,8 +15,8 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
-from pflcli.errors import InputError, PflError, UsageError
-from pflcli.execution import Execution
+from pflcli.core.errors import InputError, PflError, UsageError
+from pflcli.core.execution import Execution
 
 DRAW = np.random.default_rng(0)
 

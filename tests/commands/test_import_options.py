@@ -17,8 +17,8 @@ from pflcli.commands.extract import extract
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.train_global import train_global
-from pflcli.errors import InputError, UsageError
-from pflcli.execution import Execution
+from pflcli.core.errors import InputError, UsageError
+from pflcli.core.execution import Execution
 
 COLUMNS = {"client": "hospital", "label": "ill"}
 

@@ -15,8 +15,8 @@ from helpers import error_text
 from pflcli.artifacts.kinds import dataset as datasets
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.import_data import import_data
-from pflcli.errors import InputError, UsageError
-from pflcli.execution import Execution
+from pflcli.core.errors import InputError, UsageError
+from pflcli.core.execution import Execution
 
 AGAIN, ROWS = Execution(force=True), 48
 SAME = {

@@ -11,7 +11,7 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
-from pflcli.errors import InputError, UsageError
+from pflcli.core.errors import InputError, UsageError
 
 COLUMNS = {"client": "hospital", "label": "ill"}
 CYCLE = ("train", "Training", "val", "TEST", "train", "valid", "validation", "test", "train")

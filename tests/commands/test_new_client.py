@@ -26,8 +26,8 @@ from pflcli.commands.personalize import personalize
 from pflcli.commands.predict import predict
 from pflcli.commands.stack import stack
 from pflcli.commands.train_global import train_global
-from pflcli.errors import InputError, PflError, UsageError
-from pflcli.execution import Execution
+from pflcli.core.errors import InputError, PflError, UsageError
+from pflcli.core.execution import Execution
 
 BRIEF = {"model": "mlp", "rounds": 2, "participation": 0.5}
 ONE = Execution(threads=1)

@@ -18,10 +18,10 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.show import plot
 from pflcli.commands.train_global import train_global
-from pflcli.data import datasets
-from pflcli.data.datasets import Samples
+from pflcli.core import datasets
+from pflcli.core.datasets import Samples
+from pflcli.core.errors import InputError, UsageError
 from pflcli.data.preparation.deal import assemble
-from pflcli.errors import InputError, UsageError
 
 
 @pytest.fixture(scope="module")

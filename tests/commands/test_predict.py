@@ -24,8 +24,8 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.predict import predict
 from pflcli.commands.stack import stack
-from pflcli.errors import ConflictError, InputError, PflError, UsageError
-from pflcli.execution import Execution
+from pflcli.core.errors import ConflictError, InputError, PflError, UsageError
+from pflcli.core.execution import Execution
 from pflcli.prediction import prediction_file
 
 COLUMNS = ("hospital", "age", "smokes", "pressure", "outcome")
@@ -334,7 +334,7 @@ def test_predict_refuses_contradictory_options(digits_of_four_writers, tmp_path)
 def test_predict_asks_for_the_initial_weights_of_a_run(tmp_path):
     from safetensors.torch import save_file
 
-    from pflcli import models, parameters
+    from pflcli.core import models, parameters
 
     partition("writers", tmp_path / "p", clients=3, part=(1, 12))
     save_file(parameters.copy_params(models.create("logistic", (1, 28, 28), 10, 5)), tmp_path / "w.safetensors")
@@ -354,7 +354,7 @@ def test_predict_asks_for_the_initial_weights_of_a_run(tmp_path):
 
 
 def test_predict_warns_when_the_code_of_the_method_has_changed(digits_of_four_writers, tmp_path, monkeypatch, pfl):
-    from pflcli import sources
+    from pflcli.core import sources
 
     writer, x = own_digits(digits_of_four_writers)
     np.save(tmp_path / "q.npy", x)

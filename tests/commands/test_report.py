@@ -17,7 +17,7 @@ from pflcli.artifacts.kinds import federation as federations
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.commands.audit import audit
 from pflcli.commands.report import report
-from pflcli.errors import ConflictError, InputError, UsageError
+from pflcli.core.errors import ConflictError, InputError, UsageError
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 

@@ -17,7 +17,7 @@ from pflcli import cli
 from pflcli.__main__ import main
 from pflcli.artifacts import codebook
 from pflcli.artifacts.reader import open_artifact
-from pflcli.execution import Execution
+from pflcli.core.execution import Execution
 from pflcli.options.declaration import Options, TableOptions
 
 LINES = {

@@ -18,10 +18,10 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.show import show
 from pflcli.commands.stack import _distinct_names, stack
-from pflcli.errors import InputError, UsageError
-from pflcli.execution import Execution
+from pflcli.core.errors import InputError, UsageError
+from pflcli.core.execution import Execution
+from pflcli.core.reporter import SILENT
 from pflcli.methods.parts import logarithmic_pool as pool
-from pflcli.reporter import SILENT
 
 CLASSES, CLIENTS = 3, 8
 KNOWS = {"fedavg": 1.0, "ditto": 1.5, "local": 0.5}

@@ -13,8 +13,8 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.personalize import personalize
-from pflcli.errors import InputError
-from pflcli.execution import Execution
+from pflcli.core.errors import InputError
+from pflcli.core.execution import Execution
 from pflcli.prediction import reopened_run, standalone_model
 from pflcli.prediction.standalone_model import build_standalone_model
 

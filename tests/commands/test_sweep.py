@@ -18,8 +18,8 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.sweep import TUNED, sweep
 from pflcli.commands.train_global import train_global
-from pflcli.errors import InputError, UsageError
-from pflcli.evaluation.metrics import scores
+from pflcli.core import scores
+from pflcli.core.errors import InputError, UsageError
 
 GRID = {"capacity": (0.4, 1.0), "k": (3, 10), "sigma": (0.5,), "weight": (0.0, 0.7)}
 
@@ -115,7 +115,7 @@ def test_sweep_grid_ignores_order_and_duplicates(small, sweep_folder, tmp_path):
 
 @pytest.mark.usefixtures("drawn_pictures")
 def test_sweep_gives_the_same_bytes_for_any_number_of_threads(small, sweep_folder, tmp_path):
-    from pflcli.execution import Execution
+    from pflcli.core.execution import Execution
 
     sweep(small.e, tmp_path / "s", **GRID, execution=Execution(threads=3))
     for name in open_artifact(sweep_folder).manifest.files:

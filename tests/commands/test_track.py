@@ -21,8 +21,8 @@ from pflcli import Callback, Federation, Tracker, simulate, tracking
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.compare import compare
 from pflcli.commands.track import track
-from pflcli.errors import ConflictError, InputError, UsageError
-from pflcli.execution import Execution
+from pflcli.core.errors import ConflictError, InputError, UsageError
+from pflcli.core.execution import Execution
 from pflcli.tracking import records
 
 ROUNDS = 3

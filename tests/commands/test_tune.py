@@ -18,8 +18,8 @@ from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.tune import tune
-from pflcli.errors import ComputationError, ConflictError, InputError, UsageError
-from pflcli.execution import Execution
+from pflcli.core.errors import ComputationError, ConflictError, InputError, UsageError
+from pflcli.core.execution import Execution
 from pflcli.tuning import samplers
 from pflcli.tuning import trials as tuning_trials
 from pflcli.tuning.space import Axis, search_space
@@ -80,7 +80,7 @@ def forbid_training(monkeypatch):
     def refuse(*args):
         raise AssertionError("something is trained")
 
-    monkeypatch.setattr("pflcli.simulation.create_run.Engine", refuse)
+    monkeypatch.setattr("pflcli.core.simulation.create_run.Engine", refuse)
 
 
 def search_result(out):

@@ -12,7 +12,7 @@ from scipy.stats import t as student
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.compare import compare
 from pflcli.comparison import until_decided
-from pflcli.errors import UsageError
+from pflcli.core.errors import UsageError
 from pflcli.evaluation.metrics.looks import Looks
 
 FEW = {"model": "logistic", "rounds": 1, "participation": 1.0}

@@ -17,11 +17,11 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
 from pflcli.commands.update_datastore import Rows, merge, update_datastore
-from pflcli.errors import InputError
-from pflcli.execution import Execution
-from pflcli.knn import capacity as capacities
-from pflcli.knn.indexes import flat_vectors
-from pflcli.reporter import NullReporter
+from pflcli.core.errors import InputError
+from pflcli.core.execution import Execution
+from pflcli.core.knn import capacity as capacities
+from pflcli.core.knn.indexes import flat_vectors
+from pflcli.core.reporter import NullReporter
 
 SAMPLES = ("y", "sample")
 

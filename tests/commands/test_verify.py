@@ -16,7 +16,7 @@ import pytest
 from pflcli import verify
 from pflcli.artifacts.reader import open_artifact
 from pflcli.comparison.request import IncompleteError
-from pflcli.errors import ConflictError, InputError, UsageError
+from pflcli.core.errors import ConflictError, InputError, UsageError
 from pflcli.evaluation.metrics.gains import Estimate
 from pflcli.methods import fedavg_plus
 

@@ -9,16 +9,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pflcli import registry, sources
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.commands import federate, site
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
+from pflcli.core import registry, sources
+from pflcli.core.errors import InputError, PflError
+from pflcli.core.execution import Execution
 from pflcli.deployment import messages, opening
-from pflcli.errors import InputError, PflError
-from pflcli.execution import Execution
 
 ONE = Execution(threads=1)
 CLIENT = "switzerland"
@@ -125,11 +125,13 @@ def other_pfl(tmp_path, monkeypatch):
     return change
 
 
-@pytest.mark.parametrize("file", ["rng.py", "engine/engine.py", "simulation/loop.py", "data/splits.py"])
+@pytest.mark.parametrize(
+    "file", ["core/rng.py", "core/engine/engine.py", "core/simulation/loop.py", "data/datasets/writers.py"]
+)
 def test_another_code_of_shared_modules_is_refused_by_name(file, world, tmp_path, other_pfl):
     site.check(world / "partition", world / "fed", tmp_path / "site")
     other_pfl(file)
-    part = file.partition("/")[0].removesuffix(".py")
+    part = ".".join(file.removesuffix(".py").split("/")[: 2 if file.startswith("core/") else 1])
     for use in (
         lambda: federate.describe(world / "fed"),
         lambda: site.check(world / "partition", world / "fed", tmp_path / "another"),

@@ -11,11 +11,11 @@ import pytest
 import torch
 from worlds_of_sites import GROUPS, digest, make_world
 
-from pflcli import registry
+from pflcli.core import registry
+from pflcli.core.errors import ComputationError, InputError
+from pflcli.core.parameters.model_table import ModelTable
 from pflcli.deployment import admission
 from pflcli.deployment.endpoints import server_entries
-from pflcli.errors import ComputationError, InputError
-from pflcli.parameters.model_table import ModelTable
 from pflcli.workflow.admission import small_federation as small
 
 ADMITTED = {

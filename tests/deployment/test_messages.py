@@ -13,9 +13,9 @@ import torch
 from worlds_of_sites import BOTH, digest, make_world, parse, put_number, rewrite
 
 from pflcli.artifacts import disk
+from pflcli.core.errors import ComputationError, InputError
 from pflcli.deployment import messages
 from pflcli.deployment.messages import Answer
-from pflcli.errors import ComputationError, InputError
 from pflcli.workflow.admission import small_federation as small
 
 

@@ -31,11 +31,11 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.predict import predict
 from pflcli.commands.train_global import train_global
+from pflcli.core.errors import ConflictError, InputError, UnsuitedError, UsageError
+from pflcli.core.execution import Execution
+from pflcli.core.federation.privacy import guarantee
 from pflcli.deployment import opening
 from pflcli.deployment.exchange import answer_file, find_last_question, folder_of, question_file
-from pflcli.errors import ConflictError, InputError, UnsuitedError, UsageError
-from pflcli.execution import Execution
-from pflcli.federation.privacy import guarantee
 
 ONE = Execution(threads=1)
 SITES = ("north", "south", "west")

@@ -10,14 +10,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from pflcli import config, methods, sources
+from pflcli.core import config, methods, sources
+from pflcli.core.engine.federation import Federation
+from pflcli.core.federation.run import Everywhere
+from pflcli.core.settings import Settings
+from pflcli.core.simulation import loop
+from pflcli.core.simulation.create_run import create_run
 from pflcli.deployment import exchange, messages
 from pflcli.deployment.endpoints import Server, Site, Terms
-from pflcli.engine.federation import Federation
-from pflcli.federation.run import Everywhere
-from pflcli.settings import Settings
-from pflcli.simulation import loop
-from pflcli.simulation.create_run import create_run
 from pflcli.workflow.admission import small_federation as small
 
 GROUPS = {

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from helpers import ROOT
-from pflcli import config, methods
+from pflcli.core import config, methods
 
 PROJECT = ROOT.parent
 

@@ -13,18 +13,18 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from pflcli import methods, registry
 from pflcli.claims import claims_file
 from pflcli.cli import app
 from pflcli.commands.new import new
-from pflcli.data.datasets import Dataset
-from pflcli.data.schemes import Scheme
+from pflcli.core import methods, registry
+from pflcli.core.datasets import Dataset
+from pflcli.core.federation.run import Run
+from pflcli.core.federation.uploads import Upload
+from pflcli.core.models import Model
+from pflcli.core.schemes import Scheme
+from pflcli.core.settings import Settings
 from pflcli.evaluation.presentation import verdicts
-from pflcli.federation.run import Run
-from pflcli.federation.uploads import Upload
 from pflcli.laws import list_laws
-from pflcli.models import Model
-from pflcli.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
@@ -205,8 +205,10 @@ PACKAGE = ROOT / "pflcli"
 
 def test_architecture_map_lists_exactly_the_packages():
     mapped = re.findall(r"^\| `(pflcli/\S+)` \|", ARCHITECTURE.split("## What is where")[1], flags=re.M)
-    packages = [f"pflcli/{path.parent.name}/" for path in PACKAGE.glob("*/__init__.py")]
-    assert mapped == sorted([*packages, *(f"pflcli/{path.name}" for path in PACKAGE.glob("*.py"))])
+    inner = [file for folder in (PACKAGE, PACKAGE / "core") for file in folder.glob("*.py")]
+    files = [file.relative_to(ROOT).as_posix() for file in inner if file != PACKAGE / "core" / "__init__.py"]
+    packages = [file.parent for folder in ("*", "core/*") for file in PACKAGE.glob(f"{folder}/__init__.py")]
+    assert mapped == sorted([*files, *(f"{package.relative_to(ROOT).as_posix()}/" for package in packages)])
 
 
 def test_architecture_map_names_existing_paths():
@@ -223,13 +225,13 @@ def test_architecture_map_names_existing_paths():
             PACKAGE / real,
             PACKAGE / "artifacts" / real,
             PACKAGE / "accelerated" / real,
-            PACKAGE / "engine" / real,
+            PACKAGE / "core" / "engine" / real,
             PACKAGE / "methods" / real,
             PACKAGE / "commands" / real,
             PACKAGE / "data" / real,
             PACKAGE / "evaluation" / real,
-            PACKAGE / "federation" / real,
-            PACKAGE / "simulation" / real,
+            PACKAGE / "core" / "federation" / real,
+            PACKAGE / "core" / "simulation" / real,
             PACKAGE / "training" / real,
             ROOT / "tests" / real,
         ]

@@ -15,7 +15,7 @@ import pytest
 import typer.main
 
 from pflcli.cli import app
-from pflcli.settings import Settings
+from pflcli.core.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 PAPERS = ROOT / "examples" / "papers"

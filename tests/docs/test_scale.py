@@ -8,7 +8,7 @@ import importlib.util
 import pytest
 
 from helpers import ROOT
-from pflcli import methods, registry
+from pflcli.core import methods, registry
 
 PROJECT = ROOT.parent
 TRAINED = [name for name in registry.names("methods") if methods.load(name).has_rounds]

@@ -7,15 +7,15 @@ import pytest
 import torch
 
 import worlds
-from pflcli import config, models, parameters, registry, rng
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
-from pflcli.engine.augmentation import augment
-from pflcli.engine.engine import Engine
-from pflcli.engine.federation import Federation
-from pflcli.engine.normalization import normalized
-from pflcli.errors import UsageError
-from pflcli.settings import Settings
+from pflcli.core import config, models, parameters, registry, rng
+from pflcli.core.engine.augmentation import augment
+from pflcli.core.engine.engine import Engine
+from pflcli.core.engine.federation import Federation
+from pflcli.core.engine.normalization import normalized
+from pflcli.core.errors import UsageError
+from pflcli.core.settings import Settings
 
 DRAW = np.random.default_rng(0)
 

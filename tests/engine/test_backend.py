@@ -13,7 +13,7 @@ import sys
 import pytest
 
 from helpers import ROOT
-from pflcli.engine import backend
+from pflcli.core.engine import backend
 
 _RUNS = """
 import sys
@@ -23,7 +23,7 @@ if "absent" in sys.argv:
     sys.modules["numba"] = sys.modules["llvmlite"] = None
 import pflcli
 from pathlib import Path
-from pflcli.engine import backend
+from pflcli.core.engine import backend
 print(backend.why_off())
 pflcli.partition("writers", "p", clients=8, seed=1)
 pflcli.train_global("p", "b", settings={"model": "cnn", "rounds": 1}, seed=1)

@@ -22,19 +22,19 @@ from torch.nn import functional
 
 import worlds
 from helpers import ONE_OF_EACH_KIND, set_own_products
-from pflcli import models, parameters, rng
-from pflcli.engine import engine as engines
-from pflcli.engine import linear_chain, process_settings, strategy, trainer
-from pflcli.engine.engine import Engine
-from pflcli.engine.executors import processes
-from pflcli.engine.executors import threads as thread_executor
-from pflcli.engine.executors.threads import Threads
-from pflcli.engine.federation import Federation
-from pflcli.engine.local_sgd import LocalSGD, batches, stacks, widths
-from pflcli.engine.strategy import WorkerNet
-from pflcli.errors import ComputationError, LostWorkerError, UsageError
-from pflcli.parameters.model_table import ModelTable
-from pflcli.parameters.row_storage import InMemoryRows
+from pflcli.core import models, parameters, rng
+from pflcli.core.engine import engine as engines
+from pflcli.core.engine import linear_chain, process_settings, strategy, trainer
+from pflcli.core.engine.engine import Engine
+from pflcli.core.engine.executors import processes
+from pflcli.core.engine.executors import threads as thread_executor
+from pflcli.core.engine.executors.threads import Threads
+from pflcli.core.engine.federation import Federation
+from pflcli.core.engine.local_sgd import LocalSGD, batches, stacks, widths
+from pflcli.core.engine.strategy import WorkerNet
+from pflcli.core.errors import ComputationError, LostWorkerError, UsageError
+from pflcli.core.parameters.model_table import ModelTable
+from pflcli.core.parameters.row_storage import InMemoryRows
 from pflcli.training import hardware
 
 
@@ -256,7 +256,7 @@ def test_training_from_a_model_table_equals_a_stack_and_does_not_change_the_tabl
     table[[0, 2]] = parameters.take(own, np.asarray([1, 2]))  # client 4 has the default
     before, stack = table[data.clients], parameters.take(own, np.asarray([1, 2, 0]))
     engine = Engine(net, data, seed=0, mode=mode)
-    monkeypatch.setattr("pflcli.engine.engine._CHUNK_BYTES", {"cpu": 2 * parameters.size(table.default)})
+    monkeypatch.setattr("pflcli.core.engine.engine._CHUNK_BYTES", {"cpu": 2 * parameters.size(table.default)})
     for lr, restore in ((0.1, False), (0.1, True), (1e20, True)):
         plan = LocalSGD(epochs=5, batch_size=4, lr=[lr] * 5)
         training = [engine.local_sgd([0, 2, 4], start, plan, ("sgd", 0), restore=restore) for start in (table, stack)]
@@ -398,7 +398,9 @@ def test_inference_does_not_depend_on_batching():
 def test_local_sgd_yields_parts_that_fit_the_memory_limit(monkeypatch):
     data = worlds.federation()
     net = models.create("mlp", data.in_shape, worlds.CLASSES, 0)
-    monkeypatch.setattr("pflcli.engine.engine._CHUNK_BYTES", {"cpu": 2 * parameters.size(parameters.copy_params(net))})
+    monkeypatch.setattr(
+        "pflcli.core.engine.engine._CHUNK_BYTES", {"cpu": 2 * parameters.size(parameters.copy_params(net))}
+    )
     engine = Engine(net, data, seed=0)
     plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1] * 1)
     parts = list(engine.local_sgd([0, 2, 3, 4, 6], parameters.copy_params(net), plan, ("sgd", 0)))
@@ -805,7 +807,7 @@ def test_worker_process_ends_when_its_parent_has_ended():
     """Even if it does not read its pipe, as while it trains."""
     own_end, other_end = connection.Pipe()
     parent = "0"  # no process has this number, so the parent counts as ended
-    words = [sys.executable, "-m", "pflcli.engine.executors.processes", str(other_end.fileno()), parent]
+    words = [sys.executable, "-m", "pflcli.core.engine.executors.processes", str(other_end.fileno()), parent]
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     worker = subprocess.Popen(words, pass_fds=(other_end.fileno(),), env=environment)
     try:
@@ -818,7 +820,7 @@ def test_worker_process_ends_when_its_parent_has_ended():
 
 
 def test_client_chunks_fit_the_memory_limit(monkeypatch):
-    monkeypatch.setattr("pflcli.engine.engine._CHUNK_BYTES", {"cpu": 100})
+    monkeypatch.setattr("pflcli.core.engine.engine._CHUNK_BYTES", {"cpu": 100})
     run = worlds.run()
     clients = np.asarray([4, 0, 6, 2, 3])
     assert [ids.tolist() for ids in run.client_chunks(clients, 50)] == [[4, 0], [6, 2], [3]]
@@ -891,7 +893,7 @@ class Reversed(Threads):
 @pytest.mark.parametrize("method", ONE_OF_EACH_KIND)
 def test_order_of_tasks_in_an_executor_changes_no_bit(method, mode, monkeypatch):
     plain = worlds.run(method, rounds=2, participation=1.0, mode=mode)
-    monkeypatch.setattr("pflcli.engine.engine.Threads", Reversed)
+    monkeypatch.setattr("pflcli.core.engine.engine.Threads", Reversed)
     backwards = worlds.run(method, rounds=2, participation=1.0, mode=mode)
     assert isinstance(backwards.engine.executor, Reversed)
     state, other = worlds.play(method, plain), worlds.play(method, backwards)

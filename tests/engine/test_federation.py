@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from pflcli.engine.federation import SPLITS, Federation
+from pflcli.core.engine.federation import SPLITS, Federation
 
 SIZES = np.asarray([[3, 1, 2], [0, 0, 0], [4, 0, 1], [1, 2, 0]])
 OFFSETS = np.concatenate([[0], np.cumsum(SIZES)])

@@ -17,12 +17,12 @@ from torch import nn
 from torch.nn import functional
 
 import worlds
-from pflcli import models, parameters
-from pflcli.engine.executors import Task, run_task
-from pflcli.engine.federation import Federation
-from pflcli.engine.local_sgd import LocalSGD, batches
-from pflcli.engine.strategy import WorkerNet
-from pflcli.rng import generator
+from pflcli.core import models, parameters
+from pflcli.core.engine.executors import Task, run_task
+from pflcli.core.engine.federation import Federation
+from pflcli.core.engine.local_sgd import LocalSGD, batches
+from pflcli.core.engine.strategy import WorkerNet
+from pflcli.core.rng import generator
 
 CLASSES, BATCH, EPOCHS = 3, 4, 2
 SIZES = (9, 6, 2)

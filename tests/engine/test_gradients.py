@@ -16,15 +16,15 @@ from torch.nn import functional
 
 import worlds
 from helpers import cross_entropy_rule, set_own_products
-from pflcli import models, parameters, rng
-from pflcli.engine import backend, gradients, linear_chain, networks, strategy
-from pflcli.engine import engine as engines
-from pflcli.engine.engine import Engine
-from pflcli.engine.federation import Federation
-from pflcli.engine.local_sgd import LocalSGD
-from pflcli.engine.optimizer import Optimizer, Update
-from pflcli.engine.strategy import WorkerNet
-from pflcli.errors import ComputationError
+from pflcli.core import models, parameters, rng
+from pflcli.core.engine import backend, gradients, linear_chain, networks, strategy
+from pflcli.core.engine import engine as engines
+from pflcli.core.engine.engine import Engine
+from pflcli.core.engine.federation import Federation
+from pflcli.core.engine.local_sgd import LocalSGD
+from pflcli.core.engine.optimizer import Optimizer, Update
+from pflcli.core.engine.strategy import WorkerNet
+from pflcli.core.errors import ComputationError
 from pflcli.workflow.admission import small_federation as small
 
 MODES = ("loop", "stacked")

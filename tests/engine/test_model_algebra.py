@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from helpers import set_own_products
-from pflcli.engine import model_algebra
-from pflcli.parameters.model_table import ModelTable, allocate_padded_rows
-from pflcli.parameters.row_storage import InMemoryRows
+from pflcli.core.engine import model_algebra
+from pflcli.core.parameters.model_table import ModelTable, allocate_padded_rows
+from pflcli.core.parameters.row_storage import InMemoryRows
 
 
 @pytest.mark.parametrize("is_slice", [True, False])

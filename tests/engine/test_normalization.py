@@ -7,7 +7,6 @@ import pytest
 import torch
 from torch import nn
 
-from pflcli import models, parameters
 from pflcli.artifacts.kinds import embeddings
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.backbone import read_tensors
@@ -16,12 +15,13 @@ from pflcli.commands.extract import extract
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
-from pflcli.engine.engine import Engine
-from pflcli.engine.federation import Federation
-from pflcli.engine.local_sgd import LocalSGD
-from pflcli.engine.normalization import normalized
-from pflcli.engine.process_settings import intra_op
-from pflcli.errors import UsageError
+from pflcli.core import models, parameters
+from pflcli.core.engine.engine import Engine
+from pflcli.core.engine.federation import Federation
+from pflcli.core.engine.local_sgd import LocalSGD
+from pflcli.core.engine.normalization import normalized
+from pflcli.core.engine.process_settings import intra_op
+from pflcli.core.errors import UsageError
 
 
 def make_images(channels=3, new=None):

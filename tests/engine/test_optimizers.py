@@ -8,9 +8,9 @@ import torch
 from torch.nn import functional
 
 import worlds
-from pflcli import config, models, parameters, registry, rng
-from pflcli.errors import UsageError
-from pflcli.settings import Settings
+from pflcli.core import config, models, parameters, registry, rng
+from pflcli.core.errors import UsageError
+from pflcli.core.settings import Settings
 from pflcli.workflow.admission import small_federation as small
 
 OPTIMIZERS = {
@@ -72,8 +72,8 @@ def test_stacked_clients_train_at_their_own_learning_rates(optimizer):
 
 def use_images(run, mode):
     """The run with images of 28 x 28 and a network that is no chain of linear layers."""
-    from pflcli.engine.engine import Engine
-    from pflcli.engine.federation import Federation
+    from pflcli.core.engine.engine import Engine
+    from pflcli.core.engine.federation import Federation
 
     draw = np.random.default_rng(0)
     data = run.federation

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import worlds
-from pflcli import methods
-from pflcli.engine.local_sgd import LocalSGD
-from pflcli.engine.networks import AutogradNetwork
+from pflcli.core import methods
+from pflcli.core.engine.local_sgd import LocalSGD
+from pflcli.core.engine.networks import AutogradNetwork
 
 
 @pytest.mark.parametrize("join_single", [False, True])
@@ -63,7 +63,7 @@ def test_gradient_rules_make_the_declared_number_of_passes(name, monkeypatch):
     monkeypatch.setattr(AutogradNetwork, "forward", counted_forward)
     monkeypatch.setattr(AutogradNetwork, "backward", counted_backward)
     # Batches of two samples or more, which Per-FedAvg does not cut unevenly; the network is no chain.
-    monkeypatch.setattr("pflcli.engine.linear_chain.layers", lambda net: None)
+    monkeypatch.setattr("pflcli.core.engine.linear_chain.layers", lambda net: None)
     run = worlds.run(name, mode="loop")
     state = methods.load(name).setup(run)
     before, passed["forward"], passed["backward"] = run.engine.passes.trained, 0, 0

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 
 import pytest
 
-from pflcli import reporter
 from pflcli.commands.personalize import personalize
-from pflcli.execution import Execution
+from pflcli.core import reporter
+from pflcli.core.execution import Execution
 
 
 class Log:

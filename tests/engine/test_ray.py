@@ -11,12 +11,12 @@ import sys
 import pytest
 
 import worlds
-from pflcli import models, parameters, registry, sources
-from pflcli.engine.engine import Engine
-from pflcli.engine.executors import ray_runtime
-from pflcli.engine.executors.ray_runtime import RayCluster
-from pflcli.errors import LostWorkerError, UsageError
-from pflcli.federation import uploads
+from pflcli.core import models, parameters, registry, sources
+from pflcli.core.engine.engine import Engine
+from pflcli.core.engine.executors import ray_runtime
+from pflcli.core.engine.executors.ray_runtime import RayCluster
+from pflcli.core.errors import LostWorkerError, UsageError
+from pflcli.core.federation import uploads
 
 CLIENTS, GROUPS = 24, 3
 

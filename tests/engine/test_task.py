@@ -11,13 +11,13 @@ from torch import nn
 
 import worlds
 from helpers import cross_entropy_rule, set_own_products
-from pflcli import models, parameters, rng
-from pflcli.engine import linear_chain
-from pflcli.engine.engine import Engine
-from pflcli.engine.federation import Federation
-from pflcli.engine.gradients import Pass
-from pflcli.engine.local_sgd import LocalSGD
-from pflcli.engine.task import Classification
+from pflcli.core import models, parameters, rng
+from pflcli.core.engine import linear_chain
+from pflcli.core.engine.engine import Engine
+from pflcli.core.engine.federation import Federation
+from pflcli.core.engine.gradients import Pass
+from pflcli.core.engine.local_sgd import LocalSGD
+from pflcli.core.engine.task import Classification
 
 
 @dataclass(frozen=True)

@@ -23,12 +23,12 @@ from pflcli.commands.evaluate import evaluate
 from pflcli.commands.predict import predict
 from pflcli.comparison import tunings
 from pflcli.comparison.variants import resolve_variants
-from pflcli.errors import InputError, UsageError
+from pflcli.core.errors import InputError, UsageError
+from pflcli.core.settings import Settings
 from pflcli.evaluation import coverage, scoring
 from pflcli.evaluation.metrics import conformal
 from pflcli.evaluation.presentation import prediction_sets
 from pflcli.prediction import prediction_file
-from pflcli.settings import Settings
 
 
 def make_split(label_p, y, sizes, classes=3):

@@ -21,7 +21,7 @@ from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.show import plot
-from pflcli.errors import InputError, UsageError
+from pflcli.core.errors import InputError, UsageError
 from pflcli.evaluation.charts import attacks, clients, curves, matrices, vega
 from pflcli.evaluation.charts.matrices import Order
 from pflcli.evaluation.metrics import catalogue

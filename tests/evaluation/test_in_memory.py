@@ -12,7 +12,7 @@ import pytest
 
 import pflcli
 from pflcli import Federation, simulate, table
-from pflcli.errors import PflError, UsageError
+from pflcli.core.errors import PflError, UsageError
 
 SETTINGS = {"model": "logistic", "rounds": 6, "lr": 0.01, "participation": 1.0, "eval_every": 1}
 NAMES = ("amber", "birch", "cedar", "delta")

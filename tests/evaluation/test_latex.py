@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pflcli import registry
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.kinds.evaluation import read
 from pflcli.artifacts.kinds.predictions import Predictions, SplitPredictions
@@ -17,6 +16,7 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands.evaluate import evaluate
+from pflcli.core import registry
 from pflcli.evaluation import latex
 from pflcli.evaluation.presentation import tables
 from pflcli.evaluation.presentation.conclusion import Marks

@@ -17,7 +17,7 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands.evaluate import evaluate
-from pflcli.errors import UsageError
+from pflcli.core.errors import UsageError
 from pflcli.evaluation import lineage, scoring
 from pflcli.evaluation.charts import clients as pictures
 from pflcli.evaluation.charts import vega

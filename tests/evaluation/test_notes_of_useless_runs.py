@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pflcli import compare, import_data, partition
-from pflcli.errors import InputError
+from pflcli.core.errors import InputError
 
 
 @pytest.fixture(scope="module")

@@ -14,9 +14,9 @@ import pytest
 from pflcli.commands.evaluate import evaluate
 from pflcli.commands.report import report
 from pflcli.commands.show import plot
-from pflcli.errors import NotDrawnError, UsageError
+from pflcli.core.errors import NotDrawnError, UsageError
+from pflcli.core.execution import Execution
 from pflcli.evaluation.charts import renderer, vega
-from pflcli.execution import Execution
 
 SPEC = vega.figure({**vega.data([{"x": 1.0}]), "mark": "point"})
 

@@ -17,10 +17,10 @@ from pflcli.commands.compare import compare
 from pflcli.commands.evaluate import evaluate
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
-from pflcli.errors import ConflictError, UsageError
+from pflcli.core.errors import ConflictError, UsageError
+from pflcli.core.execution import Execution
 from pflcli.evaluation import round_costs
 from pflcli.evaluation.presentation import tables
-from pflcli.execution import Execution
 
 HEAD = "round,clients,lr,loss,validation_accuracy,personal_accuracy,bytes_up,bytes_down,bytes_peer,seconds\n"
 OWN = HEAD + "1,2,0.1,1,0.9,,1000000,2000000,0,1.5\n2,2,0.1,1,,0.7,1000000,2000000,500000,2\n3,2,0.1,1,,0.8,0,0,9,4\n"

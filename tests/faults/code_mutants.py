@@ -46,10 +46,10 @@ import mutant_import
 ROOT = Path(__file__).parents[2]
 PACKAGES = (
     "methods",
-    "engine",
+    "core/engine",
     "accelerated",
     "evaluation/metrics",
-    "federation",
+    "core/federation",
     "commands",
     "prediction",
     "auditing",

@@ -15,8 +15,8 @@ from typing import Any
 
 import typer.main
 
-from pflcli import registry
 from pflcli.cli import app
+from pflcli.core import registry
 
 CODES = (0, 2, 3, 4, 5)
 ARTIFACTS = ("p", "b", "e", "d", "knn", "fedavg")

@@ -21,9 +21,9 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
 import trying
-from pflcli import registry
 from pflcli.artifacts.kinds import partition, predictions
 from pflcli.artifacts.reader import open_artifact
+from pflcli.core import registry
 from trying import Tally
 
 METHODS = registry.names("methods")

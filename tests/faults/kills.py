@@ -27,7 +27,7 @@ from multiprocessing import connection
 from pathlib import Path
 
 import trying
-from pflcli.engine.executors import processes
+from pflcli.core.engine.executors import processes
 from trying import Command, Tally
 
 FEW = ("--model", "mlp", "--rounds", 12, "--participation", 0.5, "--batch-size", 8, "--threads", 1)

@@ -32,7 +32,7 @@ import numpy as np
 from pflcli.__main__ import main
 from pflcli.artifacts import manifest as manifests
 from pflcli.commands.personalize import personalize
-from pflcli.execution import Execution
+from pflcli.core.execution import Execution
 
 PATIENCE = 10.0
 """Seconds after which a command counts as one that hangs."""

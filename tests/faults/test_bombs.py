@@ -120,7 +120,7 @@ PROGRAM = textwrap.dedent("""
     resource.setrlimit(resource.RLIMIT_AS, (6 * 10**9, 6 * 10**9))
     import pandas, pyarrow.parquet, h5py, PIL.Image
     from pflcli.commands.import_data import import_data
-    from pflcli.errors import InputError
+    from pflcli.core.errors import InputError
     for data, options in json.load(sys.stdin):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         try:

@@ -23,7 +23,7 @@ from pathlib import Path
 sys.path.insert(0, sys.argv[1])
 import code_mutants
 
-path = code_mutants.ROOT / (sys.argv[5:] or ["pflcli/evaluation/metrics/scores.py"])[0]
+path = code_mutants.ROOT / (sys.argv[5:] or ["pflcli/core/scores.py"])[0]
 mutants = [mutant for mutant in code_mutants.mutants_of(path) if mutant.change in sys.argv[2].split(" | ")]
 tests = code_mutants.TestMap(Path(sys.argv[3]))
 tests.tests = {sys.argv[4]: {"seconds": 0.1, "passed": True, "fixtures": []}}
@@ -101,5 +101,5 @@ def test_recompiled_names_the_functions_that_contain_mutated_code():
         elif names:
             assert own.name in names
             assert callers or len(names) == 1
-    (first, *_) = code_mutants.mutants_of(code_mutants.ROOT / "pflcli/evaluation/metrics/scores.py")
+    (first, *_) = code_mutants.mutants_of(code_mutants.ROOT / "pflcli/core/scores.py")
     assert code_mutants.recompiled(first) == set()

@@ -98,8 +98,8 @@ def place() -> Iterator[Path]:
 
 
 PACKAGES = (
-    *("cli", "commands", "training", "prediction", "auditing", "artifacts.kinds", "methods", "models"),
-    *("data.preparation", "data.schemes", "data.formats", "data.datasets"),
+    *("cli", "commands", "training", "prediction", "auditing", "artifacts.kinds", "methods", "models", "core.schemes"),
+    *("data.preparation", "data.formats", "data.datasets"),
     *("evaluation", "evaluation.presentation", "evaluation.charts", "evaluation.page"),
 )
 """What commands import before they compute."""

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 import worlds
-from pflcli import methods, parameters, registry
-from pflcli.errors import UnsuitedError, UsageError
-from pflcli.federation import aggregators
-from pflcli.federation.aggregators import krum
-from pflcli.federation.attack import Attack
+from pflcli.core import methods, parameters, registry
+from pflcli.core.errors import UnsuitedError, UsageError
+from pflcli.core.federation import aggregators
+from pflcli.core.federation.aggregators import krum
+from pflcli.core.federation.attack import Attack
 
 SEND_MORE = {"fedamp", "fedattn", "fedham", "fedhealth", "knn-peers", "pooled"}
 """Methods of kind server that do more with uploads than average them."""

@@ -12,12 +12,12 @@ import torch
 from scipy import stats
 
 import worlds
-from pflcli import methods, parameters, registry, rng
-from pflcli.errors import ComputationError, UnsuitedError
-from pflcli.federation.attendance import RoundNotes
-from pflcli.federation.private_mean import PrivateMean
-from pflcli.parameters.model_table import ModelTable
-from pflcli.simulation import loop
+from pflcli.core import methods, parameters, registry, rng
+from pflcli.core.errors import ComputationError, UnsuitedError
+from pflcli.core.federation.attendance import RoundNotes
+from pflcli.core.federation.private_mean import PrivateMean
+from pflcli.core.parameters.model_table import ModelTable
+from pflcli.core.simulation import loop
 
 SENDING = [name for name in registry.names("methods") if methods.load(name).KIND in ("server", "peer")]
 COVERED = [name for name in SENDING if not methods.load(name).SENDS_MORE]

@@ -8,9 +8,9 @@ import torch
 
 import worlds
 from helpers import cross_entropy_rule
-from pflcli import parameters
-from pflcli.errors import ComputationError
-from pflcli.federation.attendance import AllAbsent, Attendance, RoundNotes
+from pflcli.core import parameters
+from pflcli.core.errors import ComputationError
+from pflcli.core.federation.attendance import AllAbsent, Attendance, RoundNotes
 
 
 def test_initial_models_without_further_draws_gives_only_the_common_model():

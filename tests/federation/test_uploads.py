@@ -9,11 +9,11 @@ import pytest
 import torch
 
 import worlds
-from pflcli import methods, registry, rng
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.personalize import personalize
-from pflcli.errors import InputError, UnsuitedError, UsageError
-from pflcli.federation import uploads
+from pflcli.core import methods, registry, rng
+from pflcli.core.errors import InputError, UnsuitedError, UsageError
+from pflcli.core.federation import uploads
 
 SERVER = [name for name in registry.names("methods") if methods.load(name).KIND == "server"]
 SEND_MORE = {"fedamp", "fedattn", "fedhealth", "knn-peers", "pooled"}

@@ -27,7 +27,7 @@ from pflcli.commands.sweep import sweep
 from pflcli.commands.train_global import train_global
 from pflcli.commands.tune import tune
 from pflcli.commands.verify import verify
-from pflcli.execution import Execution
+from pflcli.core.execution import Execution
 
 CLAIMS = """
 [experiments.claimed]

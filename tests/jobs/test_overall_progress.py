@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from pflcli.core.reporter import NullReporter
 from pflcli.jobs.graph import Job
 from pflcli.jobs.progress import OverallProgress
-from pflcli.reporter import NullReporter
 
 
 class Screen(NullReporter):

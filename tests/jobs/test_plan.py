@@ -9,12 +9,12 @@ import pytest
 from pflcli.artifacts.decision import Decision
 from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import open_artifact
-from pflcli.errors import ConflictError
-from pflcli.execution import Execution
+from pflcli.core.errors import ConflictError
+from pflcli.core.execution import Execution
+from pflcli.core.reporter import NullReporter
 from pflcli.jobs.graph import NOT_NEEDED, Graph, Job, Planned, plan
 from pflcli.jobs.progress import OverallProgress
 from pflcli.jobs.run import attempt
-from pflcli.reporter import NullReporter
 
 
 @pytest.mark.parametrize("conflict", [None, ConflictError("it was made by another request")])

@@ -13,10 +13,10 @@ from pflcli.artifacts.kinds import datastore, embeddings, predictions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.personalize import personalize
-from pflcli.errors import ConflictError, UsageError
-from pflcli.knn import capacity, indexes
-from pflcli.knn.indexes import flat_indexes
-from pflcli.knn.stores import Stores
+from pflcli.core.errors import ConflictError, UsageError
+from pflcli.core.knn import capacity, indexes
+from pflcli.core.knn.indexes import flat_indexes
+from pflcli.core.knn.stores import Stores
 
 KINDS = (
     "SQ8", "SQfp16", "PQ4x4", "PQ4x4fs", "PCA8,Flat", "PCAR8,SQ8", "RR8,PQ4x4", "HNSW32", "HNSW32_PQ4x4", "IVF4,Flat",

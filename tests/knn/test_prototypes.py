@@ -8,8 +8,8 @@ import pytest
 from pflcli.artifacts.kinds import datastore, embeddings
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.build_datastore import build_datastore
-from pflcli.errors import UsageError
-from pflcli.knn.prototypes import build_prototypes, divide_among_classes, k_means
+from pflcli.core.errors import UsageError
+from pflcli.core.knn.prototypes import build_prototypes, divide_among_classes, k_means
 
 
 def make_rng(seed=0):

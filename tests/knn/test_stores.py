@@ -10,9 +10,9 @@ import pytest
 import torch  # noqa: F401  (before FAISS)
 
 import worlds
-from pflcli.knn import indexes
-from pflcli.knn.indexes import build, find_nearest, flat_indexes, flat_vectors, search
-from pflcli.knn.stores import Stores, select_client
+from pflcli.core.knn import indexes
+from pflcli.core.knn.indexes import build, find_nearest, flat_indexes, flat_vectors, search
+from pflcli.core.knn.stores import Stores, select_client
 
 
 def make_points(n, d=7, seed=0):

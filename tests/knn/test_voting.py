@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import worlds
-from pflcli import rng
-from pflcli.errors import UnsuitedError, UsageError
-from pflcli.knn import voting
-from pflcli.knn.embedded import Embedded
-from pflcli.knn.indexes import build, flat_indexes
-from pflcli.knn.stores import Neighbours, Stores
+from pflcli.core import rng
+from pflcli.core.errors import UnsuitedError, UsageError
+from pflcli.core.knn import voting
+from pflcli.core.knn.embedded import Embedded
+from pflcli.core.knn.indexes import build, flat_indexes
+from pflcli.core.knn.stores import Neighbours, Stores
 from pflcli.methods import knn_per
 
 

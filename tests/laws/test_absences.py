@@ -12,13 +12,13 @@ import pytest
 
 import worlds
 from helpers import ONE_OF_EACH_KIND
-from pflcli import methods, registry
-from pflcli.errors import ComputationError
-from pflcli.federation.run import Run
+from pflcli.core import methods, registry
+from pflcli.core.errors import ComputationError
+from pflcli.core.federation.run import Run
+from pflcli.core.parameters.model_table import ModelTable
+from pflcli.core.settings import Settings
+from pflcli.core.simulation import absences, callbacks, loop
 from pflcli.laws.federations import drop_measurements
-from pflcli.parameters.model_table import ModelTable
-from pflcli.settings import Settings
-from pflcli.simulation import absences, callbacks, loop
 from pflcli.training import run_request
 
 METHODS = (*ONE_OF_EACH_KIND, "knn-per-plus", "fedattn", "fedham", "fedhealth", "fedproto")

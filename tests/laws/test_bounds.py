@@ -8,9 +8,9 @@ import typing
 import pytest
 
 import worlds
-from pflcli import config, methods, registry
-from pflcli.errors import ComputationError, UsageError
-from pflcli.settings import Settings
+from pflcli.core import config, methods, registry
+from pflcli.core.errors import ComputationError, UsageError
+from pflcli.core.settings import Settings
 
 METHODS = registry.names("methods")
 COUNTS = {

@@ -7,8 +7,8 @@ import pytest
 
 import worlds
 from helpers import set_own_products
-from pflcli import registry
-from pflcli.engine import linear_chain
+from pflcli.core import registry
+from pflcli.core.engine import linear_chain
 
 OPTIONS = {"apfl": {"adaptive": True, "alpha_lr": 5.0}, "fedham": {"warmup": 1, "sketch": 16}}
 """Options by which a method computes gradients of other parameters too."""

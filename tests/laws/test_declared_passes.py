@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 import worlds
-from pflcli import registry
-from pflcli.engine.linear_chain import ChainNetwork
+from pflcli.core import registry
+from pflcli.core.engine.linear_chain import ChainNetwork
 
 
 @pytest.mark.parametrize("method", registry.names("methods"))

@@ -10,9 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from pflcli.commands.import_data import import_data
+from pflcli.core.errors import InputError
 from pflcli.data.formats import RawSamples
 from pflcli.data.formats.given_splits import require_separate
-from pflcli.errors import InputError
 
 COUNT = 12
 DRAW = np.random.default_rng(0)

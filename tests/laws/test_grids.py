@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from pflcli import config, methods, registry
-from pflcli.settings import Settings
+from pflcli.core import config, methods, registry
+from pflcli.core.settings import Settings
 from pflcli.tuning.space import search_space
 
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from pflcli.core.errors import InputError
 from pflcli.data.formats import images
-from pflcli.errors import InputError
 
 Image.init()
 FORMATS = sorted(Image.SAVE)

@@ -17,15 +17,15 @@ import torch
 
 import pflcli
 from helpers import same
-from pflcli import registry
 from pflcli.commands import personalize
 from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.extract import extract
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.train_global import train_global
-from pflcli.execution import Execution
-from pflcli.simulation import loop
+from pflcli.core import registry
+from pflcli.core.execution import Execution
+from pflcli.core.simulation import loop
 from pflcli.training import checkpoint, checkpointed
 
 METHODS = registry.names("methods")
@@ -100,7 +100,7 @@ def check_interrupted_runs(method, tiny, out, monkeypatch, turns, *, keep_every_
 
     Without ``keep_every_round`` a run keeps nothing until it is interrupted.
     """
-    monkeypatch.setattr("pflcli.simulation.predict.MIN_BATCH", 2)
+    monkeypatch.setattr("pflcli.core.simulation.predict.MIN_BATCH", 2)
     if keep_every_round:
         monkeypatch.setattr(checkpoint, "_MAX_SECONDS_BETWEEN_CHECKPOINTS", 0.0)
     else:

@@ -10,11 +10,11 @@ import torch
 
 import worlds
 from helpers import ONE_OF_EACH_KIND, set_own_products
-from pflcli import methods, registry
+from pflcli.core import methods, registry
+from pflcli.core.engine import linear_chain
+from pflcli.core.errors import ComputationError
+from pflcli.core.federation.run import LINKS
 from pflcli.deployment import admission
-from pflcli.engine import linear_chain
-from pflcli.errors import ComputationError
-from pflcli.federation.run import LINKS
 from pflcli.laws import Subject, list_laws
 from pflcli.laws import methods as laws_of_methods
 from pflcli.workflow.admission import NotApplicable

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 import worlds
-from pflcli import methods, registry
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.compare import compare
@@ -18,11 +17,12 @@ from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
-from pflcli.execution import Execution
+from pflcli.core import methods, registry
+from pflcli.core.execution import Execution
+from pflcli.core.reporter import NullReporter
+from pflcli.core.settings import Settings
 from pflcli.laws.federations import make_tiny_clients
 from pflcli.laws.methods import is_quadratic
-from pflcli.reporter import NullReporter
-from pflcli.settings import Settings
 from pflcli.training import run_request
 
 DECLARING = [card.name for card in registry.cards("methods") if "PAIRS_SENT" in card.facts]

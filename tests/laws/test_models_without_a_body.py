@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 import worlds
-from pflcli import methods, registry
 from pflcli.commands.compare import compare
-from pflcli.errors import UsageError
-from pflcli.execution import Execution
+from pflcli.core import methods, registry
+from pflcli.core.errors import UsageError
+from pflcli.core.execution import Execution
 
 METHODS = registry.names("methods")
 QUICK = ("--model", "logistic", "--rounds", 1, "--threads", 1)
@@ -30,7 +30,7 @@ def test_method_declares_that_it_divides_models_exactly_when_a_logistic_model_fa
 
 @pytest.mark.parametrize("line", [("personalize", "fedper"), ("compare", "--methods", "local,fedper")])
 def test_command_refuses_a_model_without_a_body_before_training(pfl, small, tmp_path, monkeypatch, line):
-    monkeypatch.setattr("pflcli.simulation.create_run.Engine", None)
+    monkeypatch.setattr("pflcli.core.simulation.create_run.Engine", None)
     ran = pfl(*line, small.p, "-o", tmp_path / "out", *QUICK)
     assert ran.code == 3
     assert "fedper divides a model into its body and its head, but logistic is all head" in ran.err

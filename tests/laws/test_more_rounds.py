@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from helpers import FORCE, error_text, same
-from pflcli import methods, registry
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.compare import compare
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
-from pflcli.errors import ConflictError
-from pflcli.simulation import loop
+from pflcli.core import methods, registry
+from pflcli.core.errors import ConflictError
+from pflcli.core.simulation import loop
 from pflcli.training import dp_secret
 
 METHODS = [name for name in registry.names("methods") if methods.load(name).has_rounds]
@@ -59,7 +59,7 @@ def test_backbone_continued_by_more_rounds_has_the_bytes_of_a_longer_run(
 ):
     accuracies = iter([0.1, 0.2, 0.3, 0.3, 0.3, 0.1, 0.2, 0.3, 0.3, 0.3])  # of the rounds 1-2, 3-5 and 1-5
     if settings.get("eval_every") == 1:
-        monkeypatch.setattr("pflcli.federation.run.Run.accuracy", lambda *_: next(accuracies))
+        monkeypatch.setattr("pflcli.core.federation.run.Run.accuracy", lambda *_: next(accuracies))
     monkeypatch.setattr("pflcli.training.dp_secret.secrets.token_hex", lambda count: "ab" * count)
     for out, rounds in (("short", 2), ("short", 5), ("long", 5)):
         train_global(
@@ -113,7 +113,7 @@ def test_more_rounds_are_refused_when_the_state_after_the_last_round_is_missing(
     with pytest.raises(ConflictError, match="its rounds are those of its backbone"):
         personalize("fedavg", tmp_path / "f", tmp_path / "x", settings={"rounds": 5})
     accuracies = iter([0.2, 0.1])
-    monkeypatch.setattr("pflcli.federation.run.Run.accuracy", lambda *_: next(accuracies))
+    monkeypatch.setattr("pflcli.core.federation.run.Run.accuracy", lambda *_: next(accuracies))
     best = {**settings, "report": "best", "eval_every": 1, "test_last": 0}
     train_global(clustered_partition, tmp_path / "best", settings=best)
     with pytest.raises(ConflictError, match=r"contains the models of its best round \(1\), not of its last one"):

@@ -12,7 +12,6 @@ import torch
 
 import worlds
 from helpers import ONE_OF_EACH_KIND
-from pflcli import methods, registry
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.build_datastore import build_datastore
@@ -20,13 +19,14 @@ from pflcli.commands.extract import extract
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
-from pflcli.engine.federation import SPLITS
-from pflcli.errors import UnsuitedError
+from pflcli.core import methods, registry
+from pflcli.core.engine.federation import SPLITS
+from pflcli.core.errors import UnsuitedError
+from pflcli.core.federation.run import Run
+from pflcli.core.parameters.model_table import ModelTable
+from pflcli.core.simulation.progress import tables
 from pflcli.evaluation.metrics import client_relations
-from pflcli.federation.run import Run
 from pflcli.laws.federations import add_new_clients
-from pflcli.parameters.model_table import ModelTable
-from pflcli.simulation.progress import tables
 from pflcli.training import state_files
 from pflcli.training.state_files import load_state
 

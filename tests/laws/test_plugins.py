@@ -17,8 +17,8 @@ from unittest import mock
 
 import pytest
 
-from pflcli import config, registry
 from pflcli.commands.check import check
+from pflcli.core import config, registry
 from pflcli.laws import list_laws
 
 PLUGINS = Path(__file__).parent / "plugins"

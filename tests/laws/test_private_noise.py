@@ -18,7 +18,6 @@ from safetensors.numpy import load_file
 from torch.nn import functional
 
 import worlds
-from pflcli import models, registry
 from pflcli.artifacts import client_blocks
 from pflcli.artifacts.kinds import backbone, predictions
 from pflcli.artifacts.kinds import partition as partitions
@@ -27,14 +26,15 @@ from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.new_client import new_client
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
-from pflcli.errors import InputError
-from pflcli.execution import Execution
-from pflcli.federation import uploads
-from pflcli.federation.private_mean import PrivateMean, Release
+from pflcli.core import models, registry
+from pflcli.core.errors import InputError
+from pflcli.core.execution import Execution
+from pflcli.core.federation import uploads
+from pflcli.core.federation.private_mean import PrivateMean, Release
+from pflcli.core.settings import Settings
+from pflcli.core.simulation import loop
+from pflcli.core.simulation.create_run import private_mean
 from pflcli.prediction import stored_predictor
-from pflcli.settings import Settings
-from pflcli.simulation import loop
-from pflcli.simulation.create_run import private_mean
 from pflcli.training import dp_secret
 
 pytest.importorskip("dp_accounting")
@@ -74,10 +74,10 @@ def record_noise(monkeypatch):
 
 PROTECTS, OTHER = "protects clients", "protects nobody"
 PURPOSES = {
-    ("knn/voting.py", "laplace"): PROTECTS,
-    ("federation/private_mean.py", "normal"): PROTECTS,
-    ("federation/uploads/noise.py", "standard_normal"): PROTECTS,
-    ("federation/attack.py", "standard_normal"): OTHER,  # of poisoned clients
+    ("core/knn/voting.py", "laplace"): PROTECTS,
+    ("core/federation/private_mean.py", "normal"): PROTECTS,
+    ("core/federation/uploads/noise.py", "standard_normal"): PROTECTS,
+    ("core/federation/attack.py", "standard_normal"): OTHER,  # of poisoned clients
     ("auditing/canary_training.py", "standard_normal"): OTHER,  # directions of canaries, whose models are not released
     ("auditing/inversion.py", "standard_normal"): OTHER,  # directions in which an attacker searches
     ("data/schemes/quantity.py", "normal"): OTHER,  # sizes of clients

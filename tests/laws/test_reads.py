@@ -14,8 +14,8 @@ from pflcli import embed, partition
 from pflcli.artifacts.make import make
 from pflcli.cli import app
 from pflcli.commands.personalize import personalize
-from pflcli.errors import ConflictError
-from pflcli.execution import Execution
+from pflcli.core.errors import ConflictError
+from pflcli.core.execution import Execution
 
 MODEL = ("--model", "mlp", "--rounds", "1")
 MOBILE = "torchvision:mobilenet_v2"

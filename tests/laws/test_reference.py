@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from helpers import ONE_OF_EACH_KIND
-from pflcli.engine import backend
+from pflcli.core.engine import backend
 
 METHODS = (*ONE_OF_EACH_KIND, "fedattn", "fedham", "fedproto", "fedrep", "pfedfda", "pfedgp")
 

@@ -18,7 +18,7 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.sweep import sweep
 from pflcli.commands.train_global import train_global
-from pflcli.errors import InputError, UsageError
+from pflcli.core.errors import InputError, UsageError
 
 FEW = {"model": "mlp", "rounds": 2, "participation": 0.5}
 REFIT = {**FEW, "refit": True}

@@ -18,13 +18,13 @@ import torch
 
 import worlds
 from helpers import rows, same
-from pflcli import parameters
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
-from pflcli.errors import ConflictError, InputError, LostWorkerError
-from pflcli.execution import Execution
-from pflcli.simulation.progress import Best, Progress
+from pflcli.core import parameters
+from pflcli.core.errors import ConflictError, InputError, LostWorkerError
+from pflcli.core.execution import Execution
+from pflcli.core.simulation.progress import Best, Progress
 from pflcli.training import checkpoint
 
 ROUNDS = 120
@@ -214,7 +214,7 @@ def test_run_resumes_after_its_last_round_when_a_worker_process_was_killed(small
 @pytest.mark.parametrize("method", ["local", "fedavg-plus", "knn-per", "knn-per-plus"])
 def test_run_interrupted_while_clients_personalize_keeps_finished_clients(small, tmp_path, monkeypatch, method):
     """What a client has answered is kept, and only the others answer when the command is typed again."""
-    monkeypatch.setattr("pflcli.simulation.predict.MIN_BATCH", 1)
+    monkeypatch.setattr("pflcli.core.simulation.predict.MIN_BATCH", 1)
     options = {} if method == "knn-per" else {"epochs": 1}
 
     def step(out, reporter):

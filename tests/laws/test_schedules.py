@@ -7,9 +7,9 @@ import copy
 import pytest
 
 import worlds
-from pflcli import methods, registry
+from pflcli.core import methods, registry
+from pflcli.core.simulation import loop
 from pflcli.laws import federations
-from pflcli.simulation import loop
 from pflcli.workflow.admission import small_federation as small
 
 METHODS = [name for name in registry.names("methods") if methods.load(name).KIND != "local"]

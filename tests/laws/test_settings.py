@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pflcli import methods, registry
-from pflcli.errors import UsageError
-from pflcli.settings import Settings
-from pflcli.simulation import requirements
+from pflcli.core import methods, registry
+from pflcli.core.errors import UsageError
+from pflcli.core.settings import Settings
+from pflcli.core.simulation import requirements
 from pflcli.workflow.admission import small_federation as small
 
 CHANGES = {

@@ -10,7 +10,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pflcli import methods, registry
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import open_artifact
@@ -21,8 +20,9 @@ from pflcli.commands.extract import extract
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
-from pflcli.errors import InputError
-from pflcli.execution import Execution
+from pflcli.core import methods, registry
+from pflcli.core.errors import InputError
+from pflcli.core.execution import Execution
 from pflcli.prediction import reopened_run, stored_predictor
 from pflcli.prediction.exporting import reader
 from pflcli.prediction.stored_predictor import StoredPredictor

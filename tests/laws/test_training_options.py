@@ -12,12 +12,12 @@ from torch.nn import functional
 
 import worlds
 from helpers import ONE_OF_EACH_KIND
-from pflcli import models, registry, rng
-from pflcli.engine.gradients import Pass, StackedBatch
-from pflcli.engine.local_sgd import Batch, Model
-from pflcli.engine.networks import AutogradNetwork
-from pflcli.parameters import TrainedClients
-from pflcli.parameters.model_table import ModelTable
+from pflcli.core import models, registry, rng
+from pflcli.core.engine.gradients import Pass, StackedBatch
+from pflcli.core.engine.local_sgd import Batch, Model
+from pflcli.core.engine.networks import AutogradNetwork
+from pflcli.core.parameters import TrainedClients
+from pflcli.core.parameters.model_table import ModelTable
 
 SETTINGS = {
     "sgd": {},

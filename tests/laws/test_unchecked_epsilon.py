@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from test_plugins import write_patched
 
-from pflcli import registry
 from pflcli.artifacts.reader import open_artifact
+from pflcli.core import registry
 
 pytest.importorskip("dp_accounting")
 

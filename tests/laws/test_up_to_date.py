@@ -9,13 +9,14 @@ from dataclasses import replace
 
 import pytest
 
-from pflcli import build_datastore, config, personalize, registry, sweep, train_global, tune
+from pflcli import build_datastore, personalize, sweep, train_global, tune
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.kinds import LINEAGE
 from pflcli.artifacts.reader import open_artifact
-from pflcli.execution import Execution
-from pflcli.methods import load
-from pflcli.settings import Settings
+from pflcli.core import config, registry
+from pflcli.core.execution import Execution
+from pflcli.core.methods import load
+from pflcli.core.settings import Settings
 
 METHODS = registry.names("methods")
 

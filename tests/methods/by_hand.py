@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional
 
 import worlds
-from pflcli import parameters, rng
+from pflcli.core import parameters, rng
 from pflcli.evaluation.metrics import client_relations
 from pflcli.methods.parts import peers
 

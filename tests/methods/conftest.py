@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from helpers import set_own_products
-from pflcli.engine import linear_chain
+from pflcli.core.engine import linear_chain
 
 
 @pytest.fixture(params=["loop", "stacked", "compiled"])

@@ -8,7 +8,7 @@ import torch
 
 import worlds
 from by_hand import gradient, minibatches, move, sample_counts
-from pflcli import parameters
+from pflcli.core import parameters
 
 
 def apfl_steps(v, w, alpha, data, client, key, epochs=1, lr=0.1):
@@ -24,7 +24,7 @@ def apfl_steps(v, w, alpha, data, client, key, epochs=1, lr=0.1):
 def test_apfl_rounds_match_hand_computed_models(mode, adaptive, monkeypatch):
     run = worlds.run("apfl", mode=mode, epochs=2, options={"alpha": 0.3, "adaptive": adaptive, "alpha_lr": 5.0})
     two_clients = 4 * parameters.size(run.init)
-    monkeypatch.setattr("pflcli.engine.engine._CHUNK_BYTES", {"cpu": two_clients})
+    monkeypatch.setattr("pflcli.core.engine.engine._CHUNK_BYTES", {"cpu": two_clients})
     state = worlds.play("apfl", run)
     data, w, alpha = run.federation, run.init, np.full(7, 0.3)
     v = dict.fromkeys(range(7), w)

@@ -9,10 +9,10 @@ from torch import nn
 from torch.nn import functional
 
 import worlds
-from pflcli import methods, parameters, registry, rng
-from pflcli.engine.local_sgd import batches
-from pflcli.federation.run import Run
-from pflcli.models import Net
+from pflcli.core import methods, parameters, registry, rng
+from pflcli.core.engine.local_sgd import batches
+from pflcli.core.federation.run import Run
+from pflcli.core.models import Net
 from pflcli.workflow.admission import small_federation as small
 
 SIZES = (2, 3, 5, 7, 9, 10, 11, 13, 15, 17, 19, 23, 1, 6)

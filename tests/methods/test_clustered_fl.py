@@ -8,8 +8,8 @@ import torch
 
 import worlds
 from by_hand import client_loss, mean_members
-from pflcli import parameters
-from pflcli.engine import model_algebra
+from pflcli.core import parameters
+from pflcli.core.engine import model_algebra
 from pflcli.methods import clustered_fl
 
 

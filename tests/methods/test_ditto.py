@@ -7,8 +7,8 @@ import pytest
 from torch.nn import functional
 
 import worlds
-from pflcli import parameters
-from pflcli.engine.federation import Federation
+from pflcli.core import parameters
+from pflcli.core.engine.federation import Federation
 from pflcli.methods import ditto
 
 

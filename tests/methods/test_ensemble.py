@@ -7,12 +7,12 @@ import pytest
 import torch
 
 import worlds
-from pflcli import parameters
 from pflcli.artifacts.reader import open_artifact
 from pflcli.auditing import inversion
 from pflcli.commands.personalize import personalize
-from pflcli.errors import InputError, UsageError
-from pflcli.execution import Execution
+from pflcli.core import parameters
+from pflcli.core.errors import InputError, UsageError
+from pflcli.core.execution import Execution
 from pflcli.methods import fedavg_plus
 from pflcli.prediction import stored_predictor
 from pflcli.prediction.standalone_model import build_standalone_model

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import worlds
 from by_hand import minibatch_samples
-from pflcli import parameters
+from pflcli.core import parameters
 
 
 def test_fedala_rounds_match_hand_computed_models():

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 import worlds
-from pflcli import parameters
-from pflcli.engine import model_algebra
+from pflcli.core import parameters
+from pflcli.core.engine import model_algebra
 from pflcli.evaluation.metrics import client_relations
 from pflcli.methods import fedamp
 

@@ -14,16 +14,16 @@ from torch.func import functional_call
 from torch.nn import functional
 
 import worlds
-from pflcli import config, methods, models, parameters, registry, rng
-from pflcli.engine.engine import Engine
-from pflcli.engine.federation import Federation
-from pflcli.errors import ComputationError, UsageError
+from pflcli.core import config, methods, models, parameters, registry, rng
+from pflcli.core.engine.engine import Engine
+from pflcli.core.engine.federation import Federation
+from pflcli.core.errors import ComputationError, UsageError
+from pflcli.core.settings import Settings
+from pflcli.core.simulation import loop
+from pflcli.core.simulation.create_run import create_run
 from pflcli.methods import fedattn
 from pflcli.methods.parts import attention, bias_attention, ham, server_optimizer
 from pflcli.methods.parts.bias_attention import BiasAttention, BiasLayout, drop_self, find_nearest_others
-from pflcli.settings import Settings
-from pflcli.simulation import loop
-from pflcli.simulation.create_run import create_run
 from pflcli.training import state_files
 
 LAYERS = {"body.1.bias": 200, "body.3.bias": 200, "head.bias": worlds.CLASSES}

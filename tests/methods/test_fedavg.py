@@ -8,7 +8,7 @@ from torch.nn import functional
 
 import worlds
 from by_hand import build_net, train
-from pflcli import parameters
+from pflcli.core import parameters
 
 
 def test_fedavg_round_matches_a_hand_computed_model():

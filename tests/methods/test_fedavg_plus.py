@@ -8,7 +8,7 @@ import torch
 
 import worlds
 from by_hand import build_net, train
-from pflcli.errors import UsageError
+from pflcli.core.errors import UsageError
 
 
 def test_fedavg_plus_fine_tunes_the_backbone():

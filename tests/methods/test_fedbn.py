@@ -9,7 +9,7 @@ from torch import nn
 
 import worlds
 from by_hand import sent_names
-from pflcli import parameters, rng
+from pflcli.core import parameters, rng
 
 
 def test_fedbn_equals_fedavg_when_the_model_has_no_batch_norm():

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import worlds
 from by_hand import descend, detach, minibatch_samples, representation, require_grad
-from pflcli import parameters
+from pflcli.core import parameters
 from pflcli.methods import feddbe
 
 

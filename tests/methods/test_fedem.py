@@ -8,9 +8,9 @@ import torch
 from torch.nn import functional
 
 import worlds
-from pflcli import models, parameters, rng
-from pflcli.engine.engine import Engine
-from pflcli.engine.federation import Federation
+from pflcli.core import models, parameters, rng
+from pflcli.core.engine.engine import Engine
+from pflcli.core.engine.federation import Federation
 
 
 def compute_losses(models, data, rows):
@@ -29,7 +29,7 @@ def compute_responsibility(pi, models, data, rows):
 def test_fedem_rounds_match_hand_computed_models(mode, monkeypatch):
     run = worlds.run("fedem", mode=mode, epochs=2, options={"components": 2})
     two_clients = 4 * parameters.size(run.init)
-    monkeypatch.setattr("pflcli.engine.engine._CHUNK_BYTES", {"cpu": two_clients})
+    monkeypatch.setattr("pflcli.core.engine.engine._CHUNK_BYTES", {"cpu": two_clients})
     state = worlds.play("fedem", run)
     data, n = run.federation, run.federation.sizes("train")
     current, pi = [run.init, run.draw_model(1)], [torch.full((2,), 0.5)] * 7

@@ -17,20 +17,20 @@ from torch.nn import functional
 
 import worlds
 from helpers import set_own_products
-from pflcli import config, methods, models, parameters, rng
-from pflcli.engine import engine as engines
-from pflcli.engine import linear_chain
-from pflcli.engine.engine import Engine
-from pflcli.engine.federation import Federation
-from pflcli.engine.gradients import StackedBatch
-from pflcli.engine.local_sgd import Batch, LocalSGD, Model
-from pflcli.engine.networks import AutogradNetwork
-from pflcli.federation import uploads
+from pflcli.core import config, methods, models, parameters, rng
+from pflcli.core.engine import engine as engines
+from pflcli.core.engine import linear_chain
+from pflcli.core.engine.engine import Engine
+from pflcli.core.engine.federation import Federation
+from pflcli.core.engine.gradients import StackedBatch
+from pflcli.core.engine.local_sgd import Batch, LocalSGD, Model
+from pflcli.core.engine.networks import AutogradNetwork
+from pflcli.core.federation import uploads
+from pflcli.core.settings import Settings
+from pflcli.core.simulation.create_run import create_run
 from pflcli.methods import fedham
 from pflcli.methods.parts import clustering, ham, records
 from pflcli.methods.parts.ham import CountSketch
-from pflcli.settings import Settings
-from pflcli.simulation.create_run import create_run
 from pflcli.training import state_files
 
 ABLE = [0, 1, 2, 3, 4, 6]

@@ -6,7 +6,7 @@ import numpy as np
 
 import worlds
 from by_hand import body_of, head_of
-from pflcli import parameters
+from pflcli.core import parameters
 
 
 def test_fedper_rounds_match_hand_computed_models():

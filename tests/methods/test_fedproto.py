@@ -8,7 +8,7 @@ from torch.nn import functional
 
 import worlds
 from by_hand import descend, detach, minibatch_samples, representation, require_grad
-from pflcli import parameters
+from pflcli.core import parameters
 
 
 def test_fedproto_rounds_match_hand_computed_models():

@@ -7,7 +7,7 @@ import pytest
 
 import worlds
 from by_hand import body_of, head_of
-from pflcli import parameters
+from pflcli.core import parameters
 
 
 @pytest.mark.parametrize("final", [0, 4])

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 import worlds
-from pflcli import rng
+from pflcli.core import rng
 
 
 def test_fedsgd_equals_fedavg_with_one_full_batch():

@@ -7,7 +7,7 @@ import pytest
 
 import worlds
 from by_hand import draw_ids, mean_with, train_clients, unpack_graph
-from pflcli import parameters
+from pflcli.core import parameters
 
 
 def test_gossip_with_all_clients_as_partners_equals_fedavg():

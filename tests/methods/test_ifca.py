@@ -8,7 +8,7 @@ import torch
 
 import worlds
 from by_hand import client_loss, mean_members
-from pflcli import parameters
+from pflcli.core import parameters
 from pflcli.methods.parts import clusters
 
 UNASSIGNED = np.full(7, -1)

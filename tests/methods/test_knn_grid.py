@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pflcli.knn.indexes import flat_indexes
-from pflcli.knn.stores import Stores
-from pflcli.knn.voting import vote_by_distance
+from pflcli.core.knn.indexes import flat_indexes
+from pflcli.core.knn.stores import Stores
+from pflcli.core.knn.voting import vote_by_distance
 from pflcli.methods.parts import knn_grid as sweep
 
 

@@ -10,10 +10,10 @@ import pytest
 
 import worlds
 from by_hand import K, predict_with_neighbours
-from pflcli.errors import UnsuitedError, UsageError
-from pflcli.knn.indexes import build, flat_indexes
-from pflcli.knn.stores import Neighbours, Stores, leave_out
-from pflcli.knn.voting import vote_by_distance
+from pflcli.core.errors import UnsuitedError, UsageError
+from pflcli.core.knn.indexes import build, flat_indexes
+from pflcli.core.knn.stores import Neighbours, Stores, leave_out
+from pflcli.core.knn.voting import vote_by_distance
 from pflcli.methods import knn_per
 
 
@@ -61,7 +61,7 @@ def test_lambda_is_tuned_only_on_validation_samples():
 
 
 def tune_lambda(knn, model, y, **options):
-    from pflcli.knn.embedded import Embedded
+    from pflcli.core.knn.embedded import Embedded
 
     part = Embedded(np.zeros((len(y), 1)), np.log(np.asarray(model)), np.asarray(y), np.asarray([0, len(y)]))
     weight, _ = knn_per._tune(knn_per.Config(**options), np.asarray(knn), np.asarray(model), part, np.ones(len(y)))

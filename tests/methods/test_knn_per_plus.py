@@ -8,7 +8,7 @@ import torch
 
 import worlds
 from by_hand import K, predict_with_neighbours
-from pflcli import methods
+from pflcli.core import methods
 
 
 def test_knn_per_plus_matches_a_brute_force_reference():

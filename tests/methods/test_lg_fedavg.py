@@ -6,12 +6,12 @@ import numpy as np
 
 import worlds
 from by_hand import body_of, head_of
-from pflcli import parameters
+from pflcli.core import parameters
 
 
 def test_lg_fedavg_rounds_match_hand_computed_models(monkeypatch):
     run = worlds.run("lg-fedavg", epochs=2, options={"warmup": 1})
-    monkeypatch.setattr("pflcli.engine.engine._CHUNK_BYTES", {"cpu": parameters.size(run.init)})  # one client each
+    monkeypatch.setattr("pflcli.core.engine.engine._CHUNK_BYTES", {"cpu": parameters.size(run.init)})  # one client each
     state = worlds.play("lg-fedavg", run)
     cohort, data, n = run.cohort(0).tolist(), run.federation, run.federation.sizes("train")
     start = worlds.mean([worlds.steps(run.init, data, c, ("sgd", 0), epochs=2) for c in cohort], n[cohort].tolist())

@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import worlds
 from by_hand import build_net, train
-from pflcli import rng
+from pflcli.core import rng
 
 
 @pytest.mark.parametrize("refit", [True, False])

@@ -8,9 +8,9 @@ import torch
 
 import worlds
 from by_hand import head_of, sent_names, unpack_graph
-from pflcli import methods, parameters, registry
-from pflcli.errors import UsageError
-from pflcli.settings import Settings, changed
+from pflcli.core import methods, parameters, registry
+from pflcli.core.errors import UsageError
+from pflcli.core.settings import Settings, changed
 
 
 def test_cohorts_are_sorted_uniform_draws_of_clients_with_samples():

@@ -9,8 +9,8 @@ import pytest
 
 import worlds
 from by_hand import mean_members
-from pflcli import parameters
-from pflcli.errors import InputError
+from pflcli.core import parameters
+from pflcli.core.errors import InputError
 
 
 def test_oracle_runs_fedavg_within_each_true_cluster():

@@ -8,7 +8,7 @@ import torch
 
 import worlds
 from by_hand import client_loss, draw_ids, mean_with, train_clients, unpack_graph
-from pflcli import parameters
+from pflcli.core import parameters
 from pflcli.evaluation.metrics import client_relations
 from pflcli.methods import panm
 

@@ -7,8 +7,8 @@ import pytest
 
 import worlds
 from by_hand import client_loss, draw_ids, mean_with, train_clients, unpack_graph
-from pflcli import parameters
-from pflcli.errors import UsageError
+from pflcli.core import parameters
+from pflcli.core.errors import UsageError
 from pflcli.evaluation.metrics import client_relations
 
 

@@ -7,8 +7,8 @@ import torch
 
 import worlds
 from by_hand import gradient, minibatches, move, sample_counts
-from pflcli import parameters
-from pflcli.engine import gradients
+from pflcli.core import parameters
+from pflcli.core.engine import gradients
 from pflcli.methods import per_fedavg
 
 

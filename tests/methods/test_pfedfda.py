@@ -9,8 +9,8 @@ from scipy import special
 
 import worlds
 from by_hand import representation
-from pflcli import parameters, rng
-from pflcli.federation.attendance import Diverged
+from pflcli.core import parameters, rng
+from pflcli.core.federation.attendance import Diverged
 from pflcli.methods import pfedfda
 from pflcli.methods.parts import gaussians
 

@@ -11,11 +11,11 @@ from torch import nn
 from torch.nn.functional import normalize
 
 import worlds
-from pflcli import parameters, rng
-from pflcli.engine import backend
-from pflcli.engine.gradients import StackedBatch
-from pflcli.engine.networks import AutogradNetwork
-from pflcli.errors import ComputationError, UsageError
+from pflcli.core import parameters, rng
+from pflcli.core.engine import backend
+from pflcli.core.engine.gradients import StackedBatch
+from pflcli.core.engine.networks import AutogradNetwork
+from pflcli.core.errors import ComputationError, UsageError
 from pflcli.methods import pfedgp
 from pflcli.methods.parts import gaussian_process_tree as gp
 

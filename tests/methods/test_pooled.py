@@ -9,7 +9,7 @@ from torch.nn import functional
 
 import worlds
 from by_hand import build_net
-from pflcli import methods, rng
+from pflcli.core import methods, rng
 
 
 @pytest.mark.parametrize("refit", [True, False])

@@ -10,15 +10,15 @@ import torch
 
 import worlds
 from by_hand import gradient, minibatches, sample_counts
-from pflcli import parameters
-from pflcli.engine.local_sgd import steps_per_epoch
-from pflcli.errors import UsageError
+from pflcli.core import parameters
+from pflcli.core.engine.local_sgd import steps_per_epoch
+from pflcli.core.errors import UsageError
 
 
 def test_scaffold_rounds_match_hand_computed_models(mode, monkeypatch):
     run = worlds.run("scaffold", mode=mode, epochs=2, options={"server_lr": 0.7}, momentum=0.9)
     two_clients = 6 * parameters.size(run.init)
-    monkeypatch.setattr("pflcli.engine.engine._CHUNK_BYTES", {"cpu": two_clients})
+    monkeypatch.setattr("pflcli.core.engine.engine._CHUNK_BYTES", {"cpu": two_clients})
     state = worlds.play("scaffold", run)
     data, x = run.federation, run.init
     zero = {name: torch.zeros_like(value) for name, value in x.items()}

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import worlds
-from pflcli import registry
+from pflcli.core import registry
 
 RATE, BETA1, BETA2, TAU = 0.3, 0.6, 0.8, 0.05
 

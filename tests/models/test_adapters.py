@@ -15,20 +15,20 @@ from torch.nn import functional
 
 import pflcli
 import worlds
-from pflcli import config, methods, models, parameters
 from pflcli.artifacts.kinds import embeddings, predictions
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
-from pflcli.engine.engine import Engine
-from pflcli.engine.local_sgd import LocalSGD
-from pflcli.engine.networks import has_batch_norm
-from pflcli.errors import UsageError
-from pflcli.execution import Execution
-from pflcli.models._adapters import FrozenBatchNorm, LowRank
+from pflcli.core import config, methods, models, parameters
+from pflcli.core.engine.engine import Engine
+from pflcli.core.engine.local_sgd import LocalSGD
+from pflcli.core.engine.networks import has_batch_norm
+from pflcli.core.errors import UsageError
+from pflcli.core.execution import Execution
+from pflcli.core.models.adapters import FrozenBatchNorm, LowRank
+from pflcli.core.settings import Settings
 from pflcli.prediction import reopened_run
 from pflcli.prediction.exporting import onnx_network
 from pflcli.prediction.standalone_model import build_standalone_model
-from pflcli.settings import Settings
 from pflcli.training import initial_weights
 from pflcli.training.run_spec import RunSpec
 

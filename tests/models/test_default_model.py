@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pflcli import models, registry
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.compare import compare
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
-from pflcli.errors import UsageError
+from pflcli.core import models, registry
+from pflcli.core.errors import UsageError
 
 FEW = {"rounds": 1, "participation": 1.0, "lr": 0.01}
 DRAW = np.random.default_rng(0)

@@ -11,14 +11,14 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from pflcli import models, parameters, registry, sources
-from pflcli.engine.engine import Engine
-from pflcli.engine.federation import Federation
-from pflcli.engine.local_sgd import LocalSGD
-from pflcli.engine.networks import has_batch_norm
-from pflcli.errors import UsageError
+from pflcli.core import models, parameters, registry, sources
+from pflcli.core.engine.engine import Engine
+from pflcli.core.engine.federation import Federation
+from pflcli.core.engine.local_sgd import LocalSGD
+from pflcli.core.engine.networks import has_batch_norm
+from pflcli.core.errors import UsageError
+from pflcli.core.vision import timm, torchvision
 from pflcli.models.torchvision import members
-from pflcli.vision import timm, torchvision
 
 GREY, COLOUR = (1, 28, 28), (3, 32, 32)
 SHAPES = {"images": (GREY, COLOUR), "series": ((10, 5),), "features": ((6,),), "tokens": ((12,),)}

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from pflcli import models, parameters, registry
 from pflcli.artifacts.reader import open_artifact
-from pflcli.engine.engine import Engine
-from pflcli.engine.local_sgd import LocalSGD
-from pflcli.errors import InputError, UsageError
+from pflcli.core import models, parameters, registry
+from pflcli.core.engine.engine import Engine
+from pflcli.core.engine.local_sgd import LocalSGD
+from pflcli.core.errors import InputError, UsageError
 from pflcli.laws.federations import make_tiny_clients
 from pflcli.workflow.admission.small_federation import are_equal
 
@@ -153,7 +153,7 @@ DRAWS = {
     "a function build": """
 from torch import nn
 
-from pflcli.models import Net
+from pflcli.core.models import Net
 
 REPRESENTATION = "4"
 

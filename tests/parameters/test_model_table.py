@@ -15,9 +15,9 @@ from safetensors.torch import load_file
 import worlds
 from pflcli.artifacts import safetensors_file
 from pflcli.artifacts.row_file import RowFile
-from pflcli.errors import InputError
-from pflcli.parameters.model_table import ModelTable
-from pflcli.parameters.row_storage import InMemoryRows
+from pflcli.core.errors import InputError
+from pflcli.core.parameters.model_table import ModelTable
+from pflcli.core.parameters.row_storage import InMemoryRows
 
 DEFAULT = {"w": torch.arange(6.0).view(2, 3), "n": torch.tensor(7), "empty": torch.zeros(0)}
 
@@ -160,7 +160,7 @@ import json, resource, sys
 from pathlib import Path
 import numpy as np, torch
 from pflcli.artifacts.row_file import RowFile
-from pflcli.parameters.model_table import ModelTable
+from pflcli.core.parameters.model_table import ModelTable
 torch.set_num_threads(1)
 table = ModelTable({"w": torch.zeros(2_250_000)}, 3550, RowFile(Path(sys.argv[1]), 0, empty=True))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from pflcli import parameters
+from pflcli.core import parameters
 
 STACK = {"a": torch.arange(24.0).view(6, 2, 2), "steps": torch.arange(6)}
 

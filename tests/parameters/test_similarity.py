@@ -11,15 +11,15 @@ import torch
 from torch.nn import functional
 
 import worlds
-from pflcli import parameters
 from pflcli.artifacts.row_file import RowFile
-from pflcli.engine import model_algebra
-from pflcli.errors import ComputationError
+from pflcli.core import parameters
+from pflcli.core.engine import model_algebra
+from pflcli.core.errors import ComputationError
+from pflcli.core.parameters import similarity
+from pflcli.core.parameters.model_table import ModelTable
+from pflcli.core.parameters.row_storage import InMemoryRows
 from pflcli.evaluation.metrics import client_relations
 from pflcli.methods.parts import peers
-from pflcli.parameters import similarity
-from pflcli.parameters.model_table import ModelTable
-from pflcli.parameters.row_storage import InMemoryRows
 
 NAMES = ("a", "b")
 

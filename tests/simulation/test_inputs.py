@@ -11,8 +11,9 @@ import pytest
 import torch
 
 import pflcli
-from pflcli import Callback, Federation, reporter, simulate
-from pflcli.errors import PflError
+from pflcli import Callback, Federation, simulate
+from pflcli.core import reporter
+from pflcli.core.errors import PflError
 from pflcli.methods import fedavg
 
 SETTINGS = {"rounds": 1, "model": "logistic"}

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 
-from pflcli import methods
-from pflcli.engine import backend
+from pflcli.core import methods
+from pflcli.core.engine import backend
+from pflcli.core.simulation import absences, loop, personal_accuracy
 from pflcli.laws import federations
-from pflcli.simulation import absences, loop, personal_accuracy
 from pflcli.workflow.admission import small_federation as small
 
 

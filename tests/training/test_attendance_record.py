@@ -11,7 +11,7 @@ from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
-from pflcli.errors import InputError, UnsuitedError, UsageError
+from pflcli.core.errors import InputError, UnsuitedError, UsageError
 from pflcli.training import attendance_record
 from pflcli.training.attendance_record import AttendanceRecord
 

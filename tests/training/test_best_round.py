@@ -12,13 +12,13 @@ import pytest
 import torch
 
 import worlds
-from pflcli import methods, registry
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.evaluate import evaluate
 from pflcli.commands.personalize import personalize
+from pflcli.core import methods, registry
+from pflcli.core.simulation import personal_accuracy as personal
+from pflcli.core.simulation.progress import tables, update_best
 from pflcli.methods import ditto
-from pflcli.simulation import personal_accuracy as personal
-from pflcli.simulation.progress import tables, update_best
 
 METHODS = [name for name in registry.names("methods") if methods.load(name).has_rounds]
 SETTINGS = {"model": "mlp", "rounds": 6, "participation": 0.5, "eval_every": 1}
@@ -119,7 +119,7 @@ def test_run_reporting_its_best_round_equals_a_run_of_that_many_rounds(method, s
     if methods.load(method).PERSONAL_MODELS:
         monkeypatch.setattr(personal, "measure_accuracy", lambda *_: next(values))
     else:
-        monkeypatch.setattr("pflcli.federation.run.Run.accuracy", lambda *_: next(values))
+        monkeypatch.setattr("pflcli.core.federation.run.Run.accuracy", lambda *_: next(values))
     options = METHOD_OPTIONS.get(method)
     personalize(method, small.p, tmp_path / "best", options=options, settings={**SETTINGS, "report": "best"})
     values = iter([0.1] * 9)

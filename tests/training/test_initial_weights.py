@@ -11,16 +11,16 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
-from pflcli import models, parameters
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.compare import compare
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
-from pflcli.errors import ConflictError, InputError, UsageError
-from pflcli.execution import Execution
+from pflcli.core import models, parameters
+from pflcli.core.errors import ConflictError, InputError, UsageError
+from pflcli.core.execution import Execution
+from pflcli.core.vision import torchvision
 from pflcli.training import initial_weights as initial
-from pflcli.vision import torchvision
 
 SHAPE = (3, 32, 32)
 

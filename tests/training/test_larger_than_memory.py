@@ -22,7 +22,7 @@ import resource, sys
 from pathlib import Path
 
 from pflcli.artifacts import client_blocks
-from pflcli.execution import Execution
+from pflcli.core.execution import Execution
 from pflcli.commands import extract as extraction
 from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.partition import partition

@@ -13,7 +13,6 @@ import torch
 from safetensors.numpy import load
 
 import worlds
-from pflcli import methods, parameters, registry
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import open_artifact
@@ -22,11 +21,12 @@ from pflcli.commands.evaluate import evaluate
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
+from pflcli.core import methods, parameters, registry
+from pflcli.core.execution import Execution
+from pflcli.core.parameters.model_table import ModelTable
+from pflcli.core.simulation import callbacks, loop, personal_accuracy
 from pflcli.evaluation.metrics import client_relations
 from pflcli.evaluation.round_costs import Link
-from pflcli.execution import Execution
-from pflcli.parameters.model_table import ModelTable
-from pflcli.simulation import callbacks, loop, personal_accuracy
 
 FACTS = {name: registry.card("methods", name).facts for name in registry.names("methods")}
 METHODS = [name for name, facts in FACTS.items() if "PERSONAL_MODELS" in facts]
@@ -131,7 +131,7 @@ def test_personal_accuracy_does_not_depend_on_batching(monkeypatch):
     run = worlds.run("panm", participation=1.0)
     state = worlds.play("panm", run)
     expected = measure_personal_accuracy("panm", run, state)
-    monkeypatch.setattr("pflcli.simulation.predict.MIN_BATCH", 2)
+    monkeypatch.setattr("pflcli.core.simulation.predict.MIN_BATCH", 2)
     assert measure_personal_accuracy("panm", run, state) == expected
 
 

@@ -10,9 +10,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pflcli import registry
-from pflcli.errors import InputError
-from pflcli.wording import counted
+from pflcli.core import registry
+from pflcli.core.errors import InputError
+from pflcli.core.wording import counted
 
 if TYPE_CHECKING:
     from pflcli.artifacts.interface import Artifact, Manifest

@@ -11,7 +11,7 @@ from typing import Any
 from pflcli.artifacts.kinds import describe_count, describe_name, describe_percent
 from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.reader import Artifact
-from pflcli.errors import InputError
+from pflcli.core.errors import InputError
 
 SCHEMA = 1
 MADE_BY = "pfl train-global PARTITION -o DIR"

@@ -30,7 +30,7 @@ from pflcli.artifacts.kinds import describe_count, describe_name
 from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.errors import InputError
+from pflcli.core.errors import InputError
 
 SCHEMA = 1
 MADE_BY = "pfl import DATA -o DIR"

@@ -18,17 +18,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli import rng
 from pflcli.artifacts import client_blocks, codebook
 from pflcli.artifacts.kinds import describe_count, describe_name
 from pflcli.artifacts.kinds.embeddings import FIELDS, StoredEmbeddings, read_split
 from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.errors import InputError
-from pflcli.knn import capacity as capacities
-from pflcli.knn import indexes
-from pflcli.knn.prototypes import build_prototypes
+from pflcli.core import rng
+from pflcli.core.errors import InputError
+from pflcli.core.knn import capacity as capacities
+from pflcli.core.knn import indexes
+from pflcli.core.knn.prototypes import build_prototypes
 
 SCHEMA = 1
 MADE_BY = "pfl build-datastore EMBEDDINGS -o DIR"

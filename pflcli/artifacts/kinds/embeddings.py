@@ -18,8 +18,8 @@ from pflcli.artifacts.kinds import describe_count
 from pflcli.artifacts.manifest import Manifest, require_summary
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.errors import ComputationError, InputError
-from pflcli.knn.embedded import Embedded
+from pflcli.core.errors import ComputationError, InputError
+from pflcli.core.knn.embedded import Embedded
 
 SCHEMA = 1
 MADE_BY = "pfl extract BACKBONE -o DIR"

@@ -20,7 +20,7 @@ from pflcli.artifacts.kinds import describe_count, describe_name
 from pflcli.artifacts.manifest import Manifest, digest
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.safetensors_file import TYPES
-from pflcli.errors import InputError
+from pflcli.core.errors import InputError
 
 SCHEMA = 1
 MADE_BY = "pfl federation create PREDICTIONS -o DIR"

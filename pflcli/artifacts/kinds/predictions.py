@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli import registry
 from pflcli.artifacts import client_blocks
 from pflcli.artifacts.kinds import describe_count, describe_name
 from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.errors import InputError
+from pflcli.core import registry
+from pflcli.core.errors import InputError
 
 SCHEMA = 1
 MADE_BY = "pfl personalize METHOD SOURCE -o DIR"

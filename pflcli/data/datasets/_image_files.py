@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.data.datasets import Samples
-from pflcli.errors import InputError, UsageError
-from pflcli.foreign import parsing, read_npz, reading, require_room
+from pflcli.core.datasets import Samples
+from pflcli.core.errors import InputError, UsageError
+from pflcli.core.foreign import parsing, read_npz, reading, require_room
 
 _IDX_KINDS = ("images-idx3-ubyte", "labels-idx1-ubyte")
 
@@ -81,7 +81,7 @@ def read_npz_parts(path: Path, names: tuple[str, ...]) -> Samples:
 
 def read_torchvision(cls: str, root: Path | None, names: tuple[str, ...], *, download: bool, **options: Any) -> Samples:
     """Read a torchvision dataset's training and test part, joined; raises if its files are not in ``root``."""
-    from pflcli.vision import torchvision
+    from pflcli.core.vision import torchvision
 
     if root is None:
         raise UsageError(f"--download of {cls} needs a target folder", "--root FOLDER --download")

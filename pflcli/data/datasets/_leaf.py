@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from pflcli.errors import InputError
-from pflcli.foreign import read_json_text, reading, require_short
+from pflcli.core.errors import InputError
+from pflcli.core.foreign import read_json_text, reading, require_short
 
 
 def iterate_users(paths: list[Path]) -> Iterator[tuple[str, list[Any], list[Any], str]]:

@@ -27,9 +27,9 @@ import numpy as np
 from annotated_types import Ge
 from numpy.typing import NDArray
 
-from pflcli.data.datasets import Samples, find_files, missing_root_error
-from pflcli.errors import InputError, UsageError, closest
-from pflcli.foreign import read_npz, reading, require_short
+from pflcli.core.datasets import Samples, find_files, missing_root_error
+from pflcli.core.errors import InputError, UsageError, closest
+from pflcli.core.foreign import read_npz, reading, require_short
 
 CLASSES = 5
 SHAPE = "48x13"

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pflcli.data.datasets import Samples, missing_root_error
+from pflcli.core.datasets import Samples, missing_root_error
 from pflcli.data.datasets._image_files import read_npz_parts, read_torchvision
 
 CLASSES = 100

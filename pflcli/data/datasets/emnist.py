@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from pflcli.data.datasets import Samples, missing_root_error
+from pflcli.core.datasets import Samples, missing_root_error
 from pflcli.data.datasets._image_files import read_idx_parts, read_npz_parts, read_torchvision
 
 CLASSES = 26

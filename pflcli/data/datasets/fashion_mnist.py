@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pflcli.data.datasets import Samples, missing_root_error
+from pflcli.core.datasets import Samples, missing_root_error
 from pflcli.data.datasets._image_files import read_idx_parts, read_npz_parts, read_torchvision
 
 CLASSES = 10

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.data.datasets import Samples, find_files, missing_root_error
+from pflcli.core.datasets import Samples, find_files, missing_root_error
+from pflcli.core.errors import InputError
 from pflcli.data.datasets._leaf import iterate_users, require_all_splits
-from pflcli.errors import InputError
 
 CLASSES = 62
 NAMES = tuple(string.digits + string.ascii_uppercase + string.ascii_lowercase)

@@ -23,8 +23,8 @@ import numpy as np
 from annotated_types import Ge
 from numpy.typing import NDArray
 
-from pflcli.data.datasets import Samples, Scaling, missing_root_error
-from pflcli.errors import InputError
+from pflcli.core.datasets import Samples, Scaling, missing_root_error
+from pflcli.core.errors import InputError
 
 CLASSES = 2
 NAMES = ("no disease", "disease")

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import numpy as np
 
-from pflcli.data.datasets import Samples, missing_root_error
+from pflcli.core.datasets import Samples, missing_root_error
+from pflcli.core.foreign import read_npz
 from pflcli.data.datasets._image_files import read_idx_parts, read_torchvision
-from pflcli.foreign import read_npz
 
 CLASSES = 10
 NAMES = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9")

@@ -22,10 +22,10 @@ import numpy as np
 from annotated_types import Ge
 from numpy.typing import NDArray
 
-from pflcli.data.datasets import Samples, find_files, missing_root_error
+from pflcli.core.datasets import Samples, find_files, missing_root_error
+from pflcli.core.errors import InputError
+from pflcli.core.foreign import reading, require_short
 from pflcli.data.datasets._leaf import iterate_users, require_all_splits
-from pflcli.errors import InputError
-from pflcli.foreign import reading, require_short
 
 VOCABULARY = "\n !\"&'(),-." + string.digits + ":;>?" + string.ascii_uppercase + "[]" + string.ascii_lowercase + "}"
 """LEAF's 80 characters; a token is an index into them."""

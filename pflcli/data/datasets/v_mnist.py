@@ -22,9 +22,10 @@ from typing import Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli import rng
-from pflcli.data.datasets import Samples, cifar10, cifar100, fashion_mnist, mnist
-from pflcli.errors import InputError, UsageError
+from pflcli.core import rng
+from pflcli.core.datasets import Samples
+from pflcli.core.errors import InputError, UsageError
+from pflcli.data.datasets import cifar10, cifar100, fashion_mnist, mnist
 
 CLASSES = 10
 SHAPE = "28x28"

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import numpy as np
 
-from pflcli.data.datasets import Samples, missing_root_error
-from pflcli.foreign import read_npz
+from pflcli.core.datasets import Samples, missing_root_error
+from pflcli.core.foreign import read_npz
 
 CLASSES = 10
 NAMES = ("0", "1", "2", "3", "4", "5", "6", "7", "8", "9")

@@ -17,8 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts.codebook import NO_DIALECT, Column, Dialect
-from pflcli.errors import InputError, closest
-from pflcli.foreign import require_room, require_short
+from pflcli.core.errors import InputError, closest
+from pflcli.core.foreign import require_room, require_short
 
 ABSENT = "none"
 """The value of an option for a column that does not exist, such as the client's if samples have no clients yet."""

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli.core.errors import InputError, UsageError
+from pflcli.core.foreign import Npz, read_npy, require_room, require_short
 from pflcli.data.formats import ABSENT, RawSamples, Roles, missing_name_error, not_utf8_error, option, to_text
 from pflcli.data.formats.labels import parse_condition
-from pflcli.errors import InputError, UsageError
-from pflcli.foreign import Npz, read_npy, require_room, require_short
 
 CHANNELS_FIRST = "channels-first"
 _SPLITS = {"train": "train", "val": "validation", "test": "test"}

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli.core.errors import InputError, UsageError
 from pflcli.data.formats.delimited import content_suffix
 from pflcli.data.formats.tables import Table, list_columns
-from pflcli.errors import InputError, UsageError
 
 
 def name_clients(paths: Sequence[Path]) -> list[str]:

@@ -21,11 +21,11 @@ from pathlib import Path
 from typing import IO, Any, TextIO, cast
 
 from pflcli.artifacts.codebook import NO_DIALECT, Dialect
+from pflcli.core.errors import InputError, UsageError
+from pflcli.core.foreign import require_room
+from pflcli.core.wording import counted
 from pflcli.data.formats import is_number
 from pflcli.data.formats.cells import MISSING, list_missing
-from pflcli.errors import InputError, UsageError
-from pflcli.foreign import require_room
-from pflcli.wording import counted
 
 WHITESPACE = "whitespace"
 """The value of ``--delimiter`` for columns that any number of spaces and tabs separates."""

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 
 from pflcli.artifacts.codebook import Dialect
+from pflcli.core.errors import InputError, UsageError, closest
+from pflcli.core.foreign import read_json_text, require_room
 from pflcli.data.formats.delimited import COMPRESSED, read_text
 from pflcli.data.formats.parquet import require_pyarrow
-from pflcli.errors import InputError, UsageError, closest
-from pflcli.foreign import read_json_text, require_room
 
 EXTRAS = {"excel": ("openpyxl", "excel"), "spss": ("pyreadstat", "spss")}
 """The package that a form needs, and the extra of pfl that installs it."""

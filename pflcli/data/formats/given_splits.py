@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts.client_blocks import SPLITS
+from pflcli.core.errors import InputError, UsageError
 from pflcli.data.formats import ABSENT, RawSamples, Roles, option
-from pflcli.errors import InputError, UsageError
 
 _WORDS = {
     "train": "train", "training": "train", "val": "validation", "valid": "validation", "validation": "validation",

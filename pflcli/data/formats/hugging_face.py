@@ -16,6 +16,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts.codebook import Dialect
+from pflcli.core.errors import InputError, UsageError
+from pflcli.core.foreign import parsing, require_file, require_short
+from pflcli.core.wording import counted, listed
 from pflcli.data.formats import (
     ABSENT,
     Like,
@@ -32,9 +35,6 @@ from pflcli.data.formats.given_splits import add_splits, find_split, find_splits
 from pflcli.data.formats.images import Decoding
 from pflcli.data.formats.parquet import iterate_batches, load_batches, to_series
 from pflcli.data.formats.tables import list_columns
-from pflcli.errors import InputError, UsageError
-from pflcli.foreign import parsing, require_file, require_short
-from pflcli.wording import counted, listed
 
 _SAVED = ("dataset_dict.json", "state.json")
 """The files of which ``save_to_disk`` writes one beside the data."""

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli.core.errors import InputError
+from pflcli.core.foreign import parsing, require_file, require_room
+from pflcli.core.wording import counted, listed
 from pflcli.data.formats import ABSENT, RawSamples, hash_files, require_utf8_name
 from pflcli.data.formats.given_splits import find_splits
-from pflcli.errors import InputError
-from pflcli.foreign import parsing, require_file, require_room
-from pflcli.wording import counted, listed
 
 COLOURS = {"grey": "L", "rgb": "RGB", "grey12": "L"}
 """The values of ``--convert``, and the modes of Pillow that they stand for."""

@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli.core.errors import InputError, UsageError, closest
+from pflcli.core.wording import listed
 from pflcli.data.formats import Condition, Like, RawSamples, is_number, sort_words, spellings
 from pflcli.data.formats.cells import is_date, plain
-from pflcli.errors import InputError, UsageError, closest
-from pflcli.wording import listed
 
 _OPERATORS: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     ">=": (operator.ge, "<"), "<=": (operator.le, ">"), "!=": (operator.ne, "=="), "==": (operator.eq, "!="),

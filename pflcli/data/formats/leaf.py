@@ -14,11 +14,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli.core.errors import InputError
+from pflcli.core.foreign import require_file, require_room
+from pflcli.core.wording import counted
 from pflcli.data.datasets._leaf import iterate_users
 from pflcli.data.formats import ABSENT, RawSamples, arrays, hash_files, require_utf8_name, to_text
-from pflcli.errors import InputError
-from pflcli.foreign import require_file, require_room
-from pflcli.wording import counted
 
 _SPLITS = ("train", "test")
 _IMAGE_NAMES = (".png", ".jpg", ".jpeg", ".gif", ".bmp", ".webp")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.errors import InputError, UsageError
-from pflcli.foreign import require_room
+from pflcli.core.errors import InputError, UsageError
+from pflcli.core.foreign import require_room
 
 _ROWS_PER_BATCH = 8192
 _BATCH_BYTES = 256 * 10**6

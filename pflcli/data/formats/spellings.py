@@ -18,9 +18,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts.codebook import Dialect
+from pflcli.core.errors import InputError
+from pflcli.core.wording import counted, listed
 from pflcli.data.formats.cells import INVISIBLE, plain
-from pflcli.errors import InputError
-from pflcli.wording import counted, listed
 
 _DASHES = dict.fromkeys(map(ord, "\u2010\u2011\u2012\u2013\u2014\u2015\u2212\ufe58\ufe63\uff0d"), "-")
 _APOSTROPHES = dict.fromkeys(map(ord, "`\u00b4\u02b9\u02bc\u2018\u2019\u201b\u2032\uff07"), "'")

@@ -14,6 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts.codebook import NO_DIALECT, Column, Dialect
+from pflcli.core.errors import InputError, UsageError, closest
+from pflcli.core.foreign import NAME_LENGTH
+from pflcli.core.wording import counted, listed
 from pflcli.data.formats import (
     ABSENT,
     Like,
@@ -38,9 +41,6 @@ from pflcli.data.formats.cells import (
     plain,
 )
 from pflcli.data.formats.labels import parse_condition
-from pflcli.errors import InputError, UsageError, closest
-from pflcli.foreign import NAME_LENGTH
-from pflcli.wording import counted, listed
 
 _MAX_WORDS = 200
 """Maximum number of distinct words in a categorical column."""

@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli.core.errors import InputError
+from pflcli.core.foreign import require_file, require_room
 from pflcli.data.formats import ABSENT, RawSamples, arrays, hash_files, require_utf8_name, to_text
-from pflcli.errors import InputError
-from pflcli.foreign import require_file, require_room
 
 _GROUP, _LABEL = "examples", "label"
 _PIXELS = ("pixels", "image")

@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts.codebook import Column
 from pflcli.artifacts.kinds.dataset import Dataset
+from pflcli.core.errors import InputError, UsageError
+from pflcli.core.wording import counted, listed
 from pflcli.data.formats import Like, RawSamples, labels, spellings
 from pflcli.data.formats.cells import MISSING, plain
 from pflcli.data.formats.given_splits import parse_splits
-from pflcli.errors import InputError, UsageError
-from pflcli.wording import counted, listed
 
 _MAX_FLOAT32 = float(np.finfo(np.float32).max)
 _DATE_FORMATS = (

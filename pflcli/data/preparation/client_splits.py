@@ -8,8 +8,8 @@ import numpy as np
 
 from pflcli.artifacts import client_blocks
 from pflcli.artifacts.kinds.partition import Partition
-from pflcli.data.splits import Rows
-from pflcli.knn import capacity
+from pflcli.core.knn import capacity
+from pflcli.core.splits import Rows
 
 
 def keep_fraction(partition: Partition, clients: Rows, fraction: float, seed: int) -> Partition:

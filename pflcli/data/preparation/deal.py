@@ -9,17 +9,17 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli import config, rng
 from pflcli.artifacts import client_blocks
 from pflcli.artifacts.client_blocks import LazyRows
 from pflcli.artifacts.kinds.partition import Partition
-from pflcli.data.datasets import Samples
+from pflcli.core import config, rng
+from pflcli.core.datasets import Samples
+from pflcli.core.errors import UsageError, closest
+from pflcli.core.schemes import Scheme, redistribute
+from pflcli.core.splits import check_fractions, name_clients, split_clients, transform_clusters
+from pflcli.core.wording import as_typed
 from pflcli.data.preparation import client_splits
 from pflcli.data.preparation.poison import Poison
-from pflcli.data.schemes import Scheme, redistribute
-from pflcli.data.splits import check_fractions, name_clients, split_clients, transform_clusters
-from pflcli.errors import UsageError, closest
-from pflcli.wording import as_typed
 
 
 @dataclass(frozen=True)

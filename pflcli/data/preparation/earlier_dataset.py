@@ -13,8 +13,8 @@ from pflcli.artifacts import codebook
 from pflcli.artifacts.codebook import Codebook, Column
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import ancestor
+from pflcli.core.errors import GoneError, InputError
 from pflcli.data.formats import Like, Roles
-from pflcli.errors import GoneError, InputError
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,13 @@ from typing import Any
 
 import numpy as np
 
-from pflcli import registry
 from pflcli.artifacts import client_blocks, placement
 from pflcli.artifacts.kinds import dataset as datasets
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact
-from pflcli.data.datasets import Samples, Scaling
-from pflcli.errors import UsageError, closest
+from pflcli.core import registry
+from pflcli.core.datasets import Samples, Scaling
+from pflcli.core.errors import UsageError, closest
 
 
 def open_dataset(dataset: str) -> Artifact | None:

@@ -9,16 +9,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli import rng
 from pflcli.artifacts import client_blocks
 from pflcli.artifacts.codebook import ClientScale, Codebook, floats
-from pflcli.data import splits
+from pflcli.core import rng, splits
+from pflcli.core.errors import InputError
+from pflcli.core.reporter import Reporter
 from pflcli.data.formats import Like, RawSamples, labels
 from pflcli.data.formats.given_splits import parse_splits
 from pflcli.data.preparation.preprocessing import Preprocessing, Scale, find_numeric_features, flatten_rows
 from pflcli.data.preparation.user_data import UserData
-from pflcli.errors import InputError
-from pflcli.reporter import Reporter
 
 
 @dataclass(frozen=True)

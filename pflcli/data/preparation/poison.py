@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pflcli import rng
 from pflcli.artifacts import client_blocks
 from pflcli.artifacts.kinds.partition import Partition
+from pflcli.core import rng
+from pflcli.core.errors import UsageError
 from pflcli.data.preparation.client_splits import select_rows
-from pflcli.errors import UsageError
 
 STRENGTHS = {"none": None, "flip": None, "scale": -10.0, "random": 10.0}
 """The attacks, with the default strength of those that have one."""

@@ -11,11 +11,11 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts.codebook import NO_DIALECT, ClientScale, Codebook, Column, Dialect, floats
 from pflcli.artifacts.kinds.partition import Form, Partition
-from pflcli.data.datasets import Scaling
+from pflcli.core.datasets import Scaling
+from pflcli.core.errors import InputError
 from pflcli.data.formats import Like, RawSamples
 from pflcli.data.formats.images import Decoding
 from pflcli.data.preparation import cleaning
-from pflcli.errors import InputError
 
 Floats = NDArray[np.float64]
 

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts.kinds.dataset import ColumnProfile
+from pflcli.core.wording import listed
 from pflcli.data.formats import RawSamples, is_number, option
 from pflcli.data.formats.cells import is_date, quote
-from pflcli.wording import listed
 
 Floats = NDArray[np.float64]
 

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.codebook import NO_DIALECT, Dialect
+from pflcli.core.errors import InputError, UsageError
+from pflcli.core.foreign import parsing, require_file
+from pflcli.core.reporter import Reporter
 from pflcli.data.formats import RawSamples, arrays, images, require_utf8_name, tables
 from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.data.preparation.user_data import identify_form, open_table, require_applicable
-from pflcli.errors import InputError, UsageError
-from pflcli.foreign import parsing, require_file
-from pflcli.reporter import Reporter
 
 STDIN = "-"
 CLIENT_COLUMN, ID_COLUMN = "client-column", "id-column"

@@ -13,10 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from pflcli import registry
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.codebook import NO_DIALECT, Dialect
 from pflcli.artifacts.reader import open_artifact
+from pflcli.core import registry
+from pflcli.core.errors import InputError, UsageError
+from pflcli.core.foreign import parsing, require_file
+from pflcli.core.reporter import Reporter
+from pflcli.core.wording import listed
 from pflcli.data.formats import (
     ABSENT,
     Like,
@@ -38,10 +42,6 @@ from pflcli.data.formats.delimited import COMPRESSED, Delimited, content_suffix
 from pflcli.data.formats.given_splits import add_splits, find_splits, require_no_splits, require_separate
 from pflcli.data.formats.images import Decoding
 from pflcli.data.formats.parquet import Parquet
-from pflcli.errors import InputError, UsageError
-from pflcli.foreign import parsing, require_file
-from pflcli.reporter import Reporter
-from pflcli.wording import listed
 
 _TITLES = {
     "images": "images",

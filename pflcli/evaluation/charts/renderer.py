@@ -15,8 +15,8 @@ import sys
 import weakref
 from multiprocessing import connection
 
-from pflcli.errors import NotDrawnError, UsageError
-from pflcli.foreign import read_address_limit, size
+from pflcli.core.errors import NotDrawnError, UsageError
+from pflcli.core.foreign import read_address_limit, size
 
 PACKAGE = "vl_convert"
 BUNDLE = "bundle"

@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.errors import UsageError, closest
-from pflcli.evaluation.metrics import classification, scores
+from pflcli.core import scores
+from pflcli.core.errors import UsageError, closest
+from pflcli.evaluation.metrics import classification
 
 Array = NDArray[Any]
 

@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.errors import UsageError, closest
+from pflcli.core.errors import UsageError, closest
 
 Array = NDArray[Any]
 Floats = NDArray[np.float64]

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli.core.wording import counted
 from pflcli.evaluation.charts import clients as client_charts
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.charts.vega import GREY, LIGHT, Row, Spec, channel
 from pflcli.evaluation.compared_runs import Holdings, Relation, Runs
 from pflcli.evaluation.presentation import tables
 from pflcli.evaluation.stored_comparison import Comparison, metric_value
-from pflcli.wording import counted
 
 MAX_NAMED_CLIENTS = 40
 """Up to this number, each client has a row with its name."""

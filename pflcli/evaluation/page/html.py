@@ -14,10 +14,12 @@ from html import escape
 from pathlib import Path
 from typing import Any
 
-from pflcli import __version__, registry
+from pflcli import __version__
 from pflcli.artifacts.kinds import audit, federation, verdicts
 from pflcli.artifacts.reader import Artifact
-from pflcli.errors import PflError
+from pflcli.core import registry
+from pflcli.core.errors import PflError
+from pflcli.core.wording import counted
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.compared_runs import Runs
 from pflcli.evaluation.lineage import HEADINGS, Lineage, list_commands
@@ -27,7 +29,6 @@ from pflcli.evaluation.presentation import audits, prediction_sets, tables
 from pflcli.evaluation.presentation import verdicts as verdict_tables
 from pflcli.evaluation.presentation.conclusion import DAGGER, Marks, explain_marks
 from pflcli.evaluation.stored_comparison import Comparison
-from pflcli.wording import counted
 
 GENERATOR = '<meta name="generator" content="pfl report'
 """The mark at the beginning of every page by which pfl recognizes its own pages."""

@@ -12,7 +12,7 @@ from typing import Any
 from pflcli import __version__
 from pflcli.artifacts import csv_file, disk, plain_output
 from pflcli.artifacts.kinds import audit, verdicts
-from pflcli.errors import ConflictError, InputError, UsageError
+from pflcli.core.errors import ConflictError, InputError, UsageError
 from pflcli.evaluation import coverage
 from pflcli.evaluation.lineage import list_commands
 from pflcli.evaluation.page import html

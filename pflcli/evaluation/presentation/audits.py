@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from pflcli.core.wording import counted
 from pflcli.evaluation.presentation.tables import Table
-from pflcli.wording import counted
 
 
 def build_table(results: Mapping[str, Any]) -> Table:

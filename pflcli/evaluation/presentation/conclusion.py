@@ -15,11 +15,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli.core.wording import counted, listed
 from pflcli.evaluation.metrics import catalogue, gains
 from pflcli.evaluation.metrics.catalogue import Metric
 from pflcli.evaluation.metrics.gains import Estimate
 from pflcli.evaluation.presentation import tables
-from pflcli.wording import counted, listed
 
 Row = Mapping[str, Any]
 """A row of the table: ``label``, ``seeds``, ``metrics``, and what is known of its method and its clients."""

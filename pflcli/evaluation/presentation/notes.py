@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pflcli.core.wording import as_typed, counted
 from pflcli.evaluation.metrics import catalogue, gains
 from pflcli.evaluation.presentation import prediction_sets, tables
-from pflcli.wording import as_typed, counted
 
 
 def _describe_splits(methods: Sequence[Mapping[str, Any]], *, validated: bool) -> list[str]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pflcli.core.wording import counted, listed
 from pflcli.evaluation.presentation.tables import Table
-from pflcli.wording import counted, listed
 
 _MAX_NAMES = 10
 """Maximum number of clients named in a note; ``sets_clients.csv`` has all."""

@@ -15,11 +15,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.engine.local_sgd import Batch, Model
-from pflcli.errors import UsageError
-from pflcli.knn.indexes import find_nearest
+from pflcli.core.engine.local_sgd import Batch, Model
+from pflcli.core.errors import UsageError
+from pflcli.core.knn.indexes import find_nearest
+from pflcli.core.parameters import Params, Stacked
 from pflcli.methods.parts.attention import compute_weights, draw_xavier
-from pflcli.parameters import Params, Stacked
 
 _MAX_GRADIENT_NORM = 1.0
 """Largest norm of the gradient over all matrices, if guarded."""

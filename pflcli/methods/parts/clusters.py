@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pflcli import parameters
-from pflcli.federation.run import Run
-from pflcli.parameters import Stacked, TrainedClients
+from pflcli.core import parameters
+from pflcli.core.federation.run import Run
+from pflcli.core.parameters import Stacked, TrainedClients
 
 
 def select_models(models: Stacked, cluster: NDArray[np.int64]) -> Stacked:

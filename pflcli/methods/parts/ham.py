@@ -21,12 +21,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pflcli import parameters
-from pflcli.engine import model_algebra
-from pflcli.engine.gradients import StackedBatch, StackedNetwork
-from pflcli.engine.local_sgd import Batch, Model
+from pflcli.core import parameters
+from pflcli.core.engine import model_algebra
+from pflcli.core.engine.gradients import StackedBatch, StackedNetwork
+from pflcli.core.engine.local_sgd import Batch, Model
+from pflcli.core.parameters import Params, Stacked
 from pflcli.methods.parts.attention import compute_weights, draw_xavier
-from pflcli.parameters import Params, Stacked
 
 SLOTS = ("self", "others", "global")
 """The models that layer 2 chooses among: x_i, x^a and x^g."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli import rng
+from pflcli.core import rng
 
 Floats = NDArray[np.float64]
 

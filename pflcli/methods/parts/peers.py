@@ -16,9 +16,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli import parameters
-from pflcli.engine import model_algebra
-from pflcli.federation.run import Predictor, Run
+from pflcli.core import parameters
+from pflcli.core.engine import model_algebra
+from pflcli.core.federation.run import Predictor, Run
 
 State = dict[str, Any]
 

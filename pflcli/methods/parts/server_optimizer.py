@@ -23,8 +23,8 @@ import torch
 from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
-from pflcli.federation.run import Run
-from pflcli.parameters import Params
+from pflcli.core.federation.run import Run
+from pflcli.core.parameters import Params
 
 State = dict[str, Any]
 

@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from pflcli.artifacts.codebook import Dialect
+from pflcli.core.wording import counted
 from pflcli.data.formats.cells import list_missing
 from pflcli.encoders import FrozenEncoder
 from pflcli.prediction.exporting import onnx_network
 from pflcli.prediction.standalone_model import StandaloneModel
-from pflcli.wording import counted
 
 FORMAT = 1
 """Version of the folder's format; increased when a reader of the previous one would predict wrongly."""

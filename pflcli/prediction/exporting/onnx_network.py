@@ -16,10 +16,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from pflcli.core.errors import ComputationError, UsageError
+from pflcli.core.models import Net
 from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.encoders import FrozenEncoder, OnnxNetwork
-from pflcli.errors import ComputationError, UsageError
-from pflcli.models import Net
 from pflcli.prediction.standalone_model import StandaloneModel
 
 _OPSET = 17

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from pflcli import registry
-from pflcli.errors import PflError
+from pflcli.core import registry
+from pflcli.core.errors import PflError
 
 if TYPE_CHECKING:
     from pflcli.artifacts.kinds.partition import Form

@@ -7,12 +7,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli import models, parameters
-from pflcli.engine.engine import Engine
-from pflcli.engine.federation import Federation
-from pflcli.engine.local_sgd import LocalSGD
-from pflcli.models import Net
-from pflcli.parameters import Stacked
+from pflcli.core import models, parameters
+from pflcli.core.engine.engine import Engine
+from pflcli.core.engine.federation import Federation
+from pflcli.core.engine.local_sgd import LocalSGD
+from pflcli.core.models import Net
+from pflcli.core.parameters import Stacked
 from pflcli.workflow.admission import Shape, require
 from pflcli.workflow.admission import small_federation as small
 

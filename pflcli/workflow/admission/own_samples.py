@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import torch
 
-from pflcli import methods
-from pflcli.engine.federation import SPLITS
-from pflcli.federation.run import Run
-from pflcli.parameters import TrainedClients
+from pflcli.core import methods
+from pflcli.core.engine.federation import SPLITS
+from pflcli.core.federation.run import Run
+from pflcli.core.parameters import TrainedClients
 from pflcli.workflow.admission import small_federation as small
 
 _CLIENTS = (0, 6)

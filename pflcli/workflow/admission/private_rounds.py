@@ -18,19 +18,19 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pflcli import config, methods, registry
 from pflcli.artifacts.kinds.partition import read_form
 from pflcli.artifacts.reader import Artifact, ancestor
-from pflcli.engine.federation import SPLITS, Federation
-from pflcli.errors import UnsuitedError, UsageError
-from pflcli.federation import uploads
-from pflcli.federation.private_mean import PrivateMean, Release
-from pflcli.federation.run import LINKS
-from pflcli.methods import Method
-from pflcli.parameters import Params, Stacked, pick
-from pflcli.settings import Settings
-from pflcli.simulation import loop
-from pflcli.simulation.create_run import private_mean
+from pflcli.core import config, methods, registry
+from pflcli.core.engine.federation import SPLITS, Federation
+from pflcli.core.errors import UnsuitedError, UsageError
+from pflcli.core.federation import uploads
+from pflcli.core.federation.private_mean import PrivateMean, Release
+from pflcli.core.federation.run import LINKS
+from pflcli.core.methods import Method
+from pflcli.core.parameters import Params, Stacked, pick
+from pflcli.core.settings import Settings
+from pflcli.core.simulation import loop
+from pflcli.core.simulation.create_run import private_mean
 from pflcli.workflow.admission import BrokenLawError, Shape, find_obstacle, networks, require
 from pflcli.workflow.admission import small_federation as small
 

@@ -13,15 +13,15 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from pflcli import config, methods, models, rng
-from pflcli.engine.federation import Federation
-from pflcli.federation.predictor import Predictor
-from pflcli.federation.run import Run
-from pflcli.methods import State
-from pflcli.parameters.model_table import ModelTable
-from pflcli.settings import Settings
-from pflcli.simulation.create_run import create_run
-from pflcli.simulation.simulate import build_stores, embed
+from pflcli.core import config, methods, models, rng
+from pflcli.core.engine.federation import Federation
+from pflcli.core.federation.predictor import Predictor
+from pflcli.core.federation.run import Run
+from pflcli.core.methods import State
+from pflcli.core.parameters.model_table import ModelTable
+from pflcli.core.settings import Settings
+from pflcli.core.simulation.create_run import create_run
+from pflcli.core.simulation.simulate import build_stores, embed
 from pflcli.workflow.admission import require
 
 SIZES = ((12, 4, 5), (1, 0, 0), (7, 3, 0), (6, 0, 4), (8, 3, 3), (0, 0, 0), (9, 3, 4))

@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from originals import SHARED, X, Y, idx, leaf, needs_shared, write_idx
-from pflcli.data import datasets
-from pflcli.data.datasets import Samples, cifar100, emnist, femnist, mnist
-from pflcli.errors import InputError, UsageError
-from pflcli.vision import torchvision
+from pflcli.core import datasets
+from pflcli.core.datasets import Samples
+from pflcli.core.errors import InputError, UsageError
+from pflcli.core.vision import torchvision
+from pflcli.data.datasets import cifar100, emnist, femnist, mnist
 
 DRAW = np.random.default_rng(0)
 

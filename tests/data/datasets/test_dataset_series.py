@@ -15,9 +15,10 @@ from originals import SHARED, leaf, needs_shared
 from pflcli.artifacts.kinds import partition as artifact
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.partition import partition
-from pflcli.data.datasets import Samples, air_quality, shakespeare
-from pflcli.data.splits import LEFT_OUT, split_by_time
-from pflcli.errors import InputError, UsageError
+from pflcli.core.datasets import Samples
+from pflcli.core.errors import InputError, UsageError
+from pflcli.core.splits import LEFT_OUT, split_by_time
+from pflcli.data.datasets import air_quality, shakespeare
 
 TEXT = "".join(f"{i} green bottles,\nhanging on the wall; " for i in range(12))
 

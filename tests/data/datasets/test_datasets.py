@@ -9,10 +9,11 @@ import pytest
 
 import pflcli
 from originals import SHARED, idx, needs_shared, write_idx
-from pflcli import foreign
-from pflcli.data import datasets as data
-from pflcli.data.datasets import Samples, cifar10, fashion_mnist, writers
-from pflcli.errors import InputError, PflError, UsageError
+from pflcli.core import datasets as data
+from pflcli.core import foreign
+from pflcli.core.datasets import Samples
+from pflcli.core.errors import InputError, PflError, UsageError
+from pflcli.data.datasets import cifar10, fashion_mnist, writers
 
 
 def test_writers_are_included_in_the_package():
@@ -83,7 +84,7 @@ def test_dataset_is_downloaded_only_on_request(tmp_path, monkeypatch):
             self.data, self.targets = np.zeros((2, 28, 28), np.uint8), [0, 1]
 
     datasets = type("datasets", (), {"FashionMNIST": Reader})
-    monkeypatch.setattr("pflcli.vision.torchvision", lambda: type("module", (), {"datasets": datasets}))
+    monkeypatch.setattr("pflcli.core.vision.torchvision", lambda: type("module", (), {"datasets": datasets}))
     (tmp_path / "FashionMNIST" / "raw").mkdir(parents=True)
     with pytest.raises(UsageError, match="is not included in pfl"):
         fashion_mnist.load(tmp_path)

@@ -14,8 +14,8 @@ from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.partition import partition
+from pflcli.core.errors import InputError, UsageError
 from pflcli.data.datasets import heart_disease
-from pflcli.errors import InputError, UsageError
 
 FOLDER = Path(pflcli.__file__).parent / "data" / "datasets" / "hospitals"
 MD5 = {

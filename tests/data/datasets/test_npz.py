@@ -7,9 +7,9 @@ import zipfile
 import numpy as np
 import pytest
 
-from pflcli import foreign
-from pflcli.errors import InputError
-from pflcli.foreign import Npz, read_npz
+from pflcli.core import foreign
+from pflcli.core.errors import InputError
+from pflcli.core.foreign import Npz, read_npz
 
 IMAGES = np.random.default_rng(0).integers(0, 256, size=(60, 5, 4), dtype=np.uint8)
 

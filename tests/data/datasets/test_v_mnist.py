@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from originals import SHARED, needs_shared, write_idx
+from pflcli.core.errors import InputError, UsageError
 from pflcli.data.datasets import cifar10, fashion_mnist, mnist, v_mnist
-from pflcli.errors import InputError, UsageError
 
 DRAW = np.random.default_rng(1)
 

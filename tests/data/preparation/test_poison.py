@@ -10,15 +10,15 @@ import pytest
 import torch
 
 import worlds
-from pflcli import methods, registry
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
+from pflcli.core import methods, registry
+from pflcli.core.errors import InputError, UnsuitedError, UsageError
+from pflcli.core.federation.attack import Attack
 from pflcli.data.preparation.poison import Poison
-from pflcli.errors import InputError, UnsuitedError, UsageError
 from pflcli.evaluation import lineage
-from pflcli.federation.attack import Attack
 
 
 @pytest.fixture(scope="module")

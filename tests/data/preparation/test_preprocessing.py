@@ -9,9 +9,9 @@ import pytest
 
 from pflcli.artifacts.codebook import ClientScale, Codebook, Column
 from pflcli.artifacts.kinds.partition import Partition
-from pflcli.data.datasets import Scaling
+from pflcli.core.datasets import Scaling
+from pflcli.core.errors import InputError
 from pflcli.data.preparation.preprocessing import scale_partition
-from pflcli.errors import InputError
 
 SIZES = ((6, 2, 3), (4, 0, 2), (0, 0, 0), (5, 1, 1))
 NAMES = ["a", "b", "nobody", "c"]

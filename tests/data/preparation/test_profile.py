@@ -13,9 +13,9 @@ from pflcli.artifacts.kinds import dataset as datasets
 from pflcli.artifacts.kinds.dataset import ColumnProfile
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.import_data import import_data
+from pflcli.core.execution import Execution
 from pflcli.data.formats import RawSamples
 from pflcli.data.preparation.profile import find_marks, format_lines, profile
-from pflcli.execution import Execution
 
 ROLES = {"client": "site", "label": "y"}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from pflcli.data.schemes import redistribute
+from pflcli.core.schemes import redistribute
 
 
 def redistribute_by_search(parts, minimum, rng):

@@ -7,11 +7,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pflcli import registry
-from pflcli.data import schemes
-from pflcli.data.datasets import Samples
-from pflcli.data.schemes import clusters, pachinko, redistribute
-from pflcli.errors import UsageError
+from pflcli.core import registry, schemes
+from pflcli.core.datasets import Samples
+from pflcli.core.errors import UsageError
+from pflcli.core.schemes import clusters, pachinko, redistribute
 
 Y = np.repeat(np.arange(5), [40, 30, 20, 10, 50])
 OWNER = np.asarray([f"o{i % 7}" for i in range(len(Y))])

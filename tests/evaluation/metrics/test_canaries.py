@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from pflcli.core.federation.privacy import accounting
 from pflcli.evaluation.metrics import canaries
-from pflcli.federation.privacy import accounting
 
 
 @pytest.mark.parametrize("mu", [0.3, 1.0, 3.0])

@@ -12,7 +12,8 @@ import pytest
 from test_metrics import store
 
 from pflcli.commands.evaluate import evaluate
-from pflcli.evaluation.metrics import catalogue, scores
+from pflcli.core import scores
+from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.metrics.catalogue import Metric
 
 DOCUMENTED = Path(__file__).parents[3] / "docs" / "artifacts" / "metrics.csv"

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from scipy.stats import binom
 
-from pflcli.errors import UsageError
+from pflcli.core.errors import UsageError
 from pflcli.evaluation.metrics import conformal
 from pflcli.evaluation.metrics.conformal import RULES, find_thresholds
 

@@ -14,11 +14,11 @@ from pflcli.artifacts.kinds.predictions import Predictions, SplitPredictions
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands.evaluate import evaluate
-from pflcli.errors import UsageError
+from pflcli.core import scores
+from pflcli.core.errors import UsageError
+from pflcli.core.simulation import heterogeneity
 from pflcli.evaluation.charts import clients as pictures
-from pflcli.evaluation.metrics import scores
 from pflcli.evaluation.metrics.client_relations import list_weights, summarize_attention
-from pflcli.simulation import heterogeneity
 
 
 def test_per_client_mean_is_nan_for_clients_without_samples():

@@ -11,9 +11,10 @@ import numpy as np
 from pflcli.artifacts.make import Built, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
-from pflcli.evaluation.metrics import catalogue, scores
+from pflcli.core import scores
+from pflcli.core.execution import Execution
+from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.presentation import conclusion
-from pflcli.execution import Execution
 
 HOSTILE = (
     "<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "]]>", "</script>", "<!--", "' || 1 || '",

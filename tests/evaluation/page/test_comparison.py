@@ -10,7 +10,7 @@ import pytest
 import synthetic
 
 from pflcli.artifacts.reader import open_artifact
-from pflcli.errors import InputError
+from pflcli.core.errors import InputError
 from pflcli.evaluation import compared_runs, lineage
 from pflcli.evaluation.stored_comparison import (
     MAX_DRAWN,

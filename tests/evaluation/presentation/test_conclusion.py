@@ -20,6 +20,7 @@ from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.cli import console
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
+from pflcli.core.execution import Execution
 from pflcli.evaluation import convergence, latex, scoring, summary
 from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.page import html
@@ -28,7 +29,6 @@ from pflcli.evaluation.presentation.conclusion import NO_GAIN, PAYS, UNKNOWN, WO
 from pflcli.evaluation.presentation.notes import list_notes
 from pflcli.evaluation.stored_comparison import Comparison
 from pflcli.evaluation.summary import ScoredPredictions
-from pflcli.execution import Execution
 
 
 def make_row(label, accuracy, gain, interval, *, clients=6, seeds=(0,), **more):

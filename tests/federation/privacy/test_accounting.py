@@ -9,8 +9,8 @@ import dp_accounting
 import pytest
 from dp_accounting import pld
 
-from pflcli.errors import UsageError
-from pflcli.federation.privacy import accounting
+from pflcli.core.errors import UsageError
+from pflcli.core.federation.privacy import accounting
 
 PLANS = (
     (1.5, 0.01, 10, 1e-5),

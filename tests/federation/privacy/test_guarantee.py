@@ -11,9 +11,9 @@ from pflcli import personalize, train_global
 from pflcli.artifacts.reader import open_artifact
 from pflcli.comparison.tunings import Budget, Choice, Tuned
 from pflcli.comparison.variants import resolve_variants
-from pflcli.errors import UsageError
-from pflcli.federation.privacy import accounting, guarantee
-from pflcli.settings import Settings
+from pflcli.core.errors import UsageError
+from pflcli.core.federation.privacy import accounting, guarantee
+from pflcli.core.settings import Settings
 
 FAST = ("--model", "logistic", "--rounds", "3", "--participation", "0.2", "-q")
 

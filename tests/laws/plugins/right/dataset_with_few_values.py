@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from pflcli.data.datasets import Samples
+from pflcli.core.datasets import Samples
 
 CLASSES = 2
 SHAPE = "9"

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli import parameters
-from pflcli.federation.run import Predictor, Run
+from pflcli.core import parameters
+from pflcli.core.federation.run import Predictor, Run
 
 KIND = "server"
 NEEDS = ()

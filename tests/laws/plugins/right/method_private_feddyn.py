@@ -11,7 +11,7 @@ from typing import Annotated
 import torch
 from annotated_types import Gt
 
-from pflcli import parameters
+from pflcli.core import parameters
 
 KIND = "server"
 NEEDS = ()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.federation.run import Predictor, Run
+from pflcli.core.federation.run import Predictor, Run
 
 KIND = "posthoc"
 NEEDS = ("backbone",)

@@ -6,7 +6,7 @@ import math
 
 from torch import nn
 
-from pflcli.models import Net
+from pflcli.core.models import Net
 
 REPRESENTATION = "16"
 

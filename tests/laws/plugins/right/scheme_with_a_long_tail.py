@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pflcli.data.schemes import require_clients
+from pflcli.core.schemes import require_clients
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.federation.aggregators import Uploads
-from pflcli.parameters import Mean, Params, Stacked
+from pflcli.core.federation.aggregators import Uploads
+from pflcli.core.parameters import Mean, Params, Stacked
 
 _ROUNDS: list[int] = []
 

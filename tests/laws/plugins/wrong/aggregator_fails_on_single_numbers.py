@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pflcli.federation.aggregators import Uploads
-from pflcli.parameters import Params, Stacked
+from pflcli.core.federation.aggregators import Uploads
+from pflcli.core.parameters import Params, Stacked
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.federation.aggregators import Uploads
-from pflcli.parameters import Mean, Params, Stacked
+from pflcli.core.federation.aggregators import Uploads
+from pflcli.core.parameters import Mean, Params, Stacked
 
 _MOMENTUM: dict[str, Tensor] = {}
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch.func import functional_call
 
-from pflcli.federation.run import Predictor, Run
+from pflcli.core.federation.run import Predictor, Run
 
 KIND = "server"
 NEEDS = ()

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pflcli.federation.run import Predictor, Run
+from pflcli.core.federation.run import Predictor, Run
 
 KIND = "server"
 NEEDS = ()

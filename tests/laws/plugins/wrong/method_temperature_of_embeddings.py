@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import log_softmax, softmax
 
-from pflcli.federation.run import Predictor, Run
+from pflcli.core.federation.run import Predictor, Run
 
 KIND = "posthoc"
 NEEDS = ("embeddings",)

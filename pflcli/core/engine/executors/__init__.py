@@ -1,0 +1,217 @@
+"""Executors do the work of the engine: in threads of this process, in worker processes, or in Ray actors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Protocol, TypeVar, runtime_checkable
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pflcli.core import parameters, rng
+from pflcli.core.engine import strategy, trainer
+from pflcli.core.engine.federation import Federation
+from pflcli.core.engine.local_sgd import LocalSGD, is_stacked
+from pflcli.core.engine.strategy import Strategy, WorkerNet
+from pflcli.core.errors import UsageError
+from pflcli.core.parameters import Params, Stacked, WeightedSum
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, eq=False)
+class Task:
+    """Clients that one worker trains; their models are at ``places`` (m,) of a chunk, whose plan is ``plan``."""
+
+    mode: str
+    places: NDArray[np.int64]
+    clients: NDArray[np.int64]
+    plan: LocalSGD
+    seed: int
+    key: tuple[Any, ...]
+    rows: NDArray[np.int64] | None = None
+    """rows of the federation on which the only client trains, instead of its own samples"""
+
+
+def run_task(
+    task: Task, worker_net: WorkerNet, data: Federation, start: Params | Stacked, out: Stacked
+) -> NDArray[np.float64]:
+    """Train the task's clients into their places in ``out``, and return their mean losses (m,).
+
+    ``start`` and ``out`` (n, ...) are those of the whole chunk. The result does not depend on the worker. It depends on
+    the other clients of the task only up to rounding, because batched kernels may add in another order; in chains of
+    linear layers it does not depend on them at all, because ``local_sgd.widths`` pads each client by its own samples.
+    The engine forms the same tasks on every machine, so a request always gives the same bytes.
+    """
+    data = data if task.rows is None else data.pooled(task.rows)
+    chosen = strategy.choose(worker_net, task.plan, task.mode, len(task.clients))
+    if chosen.train is not None:
+        draws = _create_draws(task)
+        return np.asarray(chosen.train(data, task.clients, draws, task.places, start, out, task.plan))
+    try:
+        if chosen.stacked:
+            losses = _train_stack(task, worker_net, chosen, data, start, out)
+            if losses is not None:
+                return losses
+            chosen = strategy.choose(worker_net, task.plan, task.mode, 1)
+        return _train_one_by_one(task, worker_net, chosen, data, start, out)
+    finally:
+        if worker_net.program is not None:
+            worker_net.program.forget()  # the weights of these clients
+
+
+def _create_draws(task: Task) -> list[np.random.Generator]:
+    """Return the clients' generators of minibatches."""
+    return [rng.generator(task.seed, *task.key, int(client)) for client in task.clients]
+
+
+def _train_stack(
+    task: Task,
+    worker_net: WorkerNet,
+    chosen: Strategy,
+    data: Federation,
+    start: Params | Stacked,
+    out: Stacked,
+) -> NDArray[np.float64] | None:
+    """Train the task's clients together; return None, with ``start`` unchanged, if the network drew random numbers.
+
+    Only a network of which it is not known whether it draws can do so: its clients then train one after the other.
+    """
+    may_draw, rows = worker_net.is_random is None, task.places
+    has_own_start = is_stacked(start, {name: value[0] for name, value in out.items()})
+    # ``out`` may be ``start``.
+    kept = {name: value[rows] for name, value in start.items()} if may_draw and has_own_start else {}
+    with rng.watched_globals() if may_draw else nullcontext(lambda: False) as has_drawn:
+        try:
+            draws = _create_draws(task)
+            losses = trainer.train(worker_net, chosen, data, task.clients, draws, task.places, start, out, task.plan)
+        except RuntimeError as error:  # torch.func raises no other kind
+            if may_draw and re.search("vmap: .*random", str(error)):
+                return None
+            if not re.search("vmap|atching rule", str(error)):
+                raise
+            reason = str(error).partition(". ")[0]
+            raise UsageError(f"this network cannot be trained in stacks: {reason}", "--engine loop") from None
+        if not has_drawn():
+            return losses
+    parameters.write_rows(start, rows, kept)
+    return None
+
+
+def _train_one_by_one(
+    task: Task,
+    worker_net: WorkerNet,
+    chosen: Strategy,
+    data: Federation,
+    start: Params | Stacked,
+    out: Stacked,
+) -> NDArray[np.float64]:
+    """Train the task's clients one after the other; random numbers of the network are drawn by client and key."""
+    losses, has_own_start = np.empty(len(task.clients)), is_stacked(start, {n: value[0] for n, value in out.items()})
+    for index, client in enumerate(task.clients.tolist()):
+        train = partial(_train_client, task, index, worker_net, chosen, data, start, out)
+        if worker_net.is_random is None:
+            row = task.places[index : index + 1]
+            # ``out`` may be ``start``.
+            kept = {name: value[row].clone() for name, value in start.items()} if has_own_start else {}
+            with rng.watched_globals() as has_drawn:
+                losses[index] = train()
+                if not has_drawn():
+                    continue
+            parameters.write_rows(start, row, kept)
+        key = (*task.key, client)
+        with nullcontext() if worker_net.is_random is False else rng.seeded_globals(task.seed, "network", *key):
+            losses[index] = train()
+    return losses
+
+
+def _train_client(
+    task: Task,
+    index: int,
+    worker_net: WorkerNet,
+    chosen: Strategy,
+    data: Federation,
+    start: Params | Stacked,
+    out: Stacked,
+) -> float:
+    """Train one client of the task as a stack of one, and return its mean loss."""
+    own, plan, client = slice(index, index + 1), task.plan, int(task.clients[index])
+    draw = rng.generator(task.seed, *task.key, client)
+    image_draw = rng.generator(task.seed, "augment", *task.key, client) if plan.augment else None
+    clients, places = task.clients[own], task.places[own]
+    return float(trainer.train(worker_net, chosen, data, clients, [draw], places, start, out, plan, image_draw)[0])
+
+
+@dataclass(frozen=True)
+class Inference:
+    """Samples to predict: ``rows`` (n,) of the federation, by the model at ``index`` of a stack or by the only model.
+
+    With ``features`` the result includes the representations. ``compiled`` allows compiled loops, which take half a
+    second to load: for predictions that training needs.
+    """
+
+    rows: NDArray[np.int64]
+    index: int | None = None
+    features: bool = False
+    compiled: bool = False
+
+
+class Executor(Protocol):
+    """Does the work of one engine in parallel. Neither the workers nor the order of tasks change a bit of a result."""
+
+    federation: Federation
+    """the samples, as this process reads them"""
+
+    def run(self, tasks: Sequence[Task], start: Params | Stacked, out: Stacked) -> Iterator[NDArray[np.float64]]:
+        """Train the tasks of a chunk into ``out`` (m, ...), complete at the end; yield their losses in order."""
+
+    def infer(self, tasks: Sequence[Inference], models: Params | Stacked) -> list[tuple[Tensor, Tensor]]:
+        """Return the logits (n, C) and the representations (n, d), or (n, 0) without ``features``, of each task."""
+
+    def each(self, work: Callable[[int], T], count: int) -> list[T]:
+        """Return ``work(0)`` to ``work(count - 1)``."""
+
+    def close(self) -> None:
+        """End all threads and processes."""
+
+
+@dataclass(frozen=True)
+class SumRequest:
+    """Clients (m,) that train by ``plan`` from one ``start``; ``encode`` turns models (m, ...) into their uploads."""
+
+    clients: NDArray[np.int64]
+    start: Params
+    plan: LocalSGD
+    key: tuple[Any, ...]
+    mode: str
+    encode: Callable[[Stacked], Stacked]
+
+
+@dataclass(frozen=True)
+class Summed:
+    """The ``total`` of the uploads, weighted by samples; the clients' ``loss`` (m,); which models are ``finite`` (m,).
+
+    ``total`` has the same bits as the sum that ``parameters.Mean`` computes of these uploads in the clients' order.
+    """
+
+    total: WeightedSum
+    loss: NDArray[np.float64]
+    finite: NDArray[np.bool_]
+
+
+@runtime_checkable
+class SummingExecutor(Protocol):
+    """An executor whose workers add models up, so that this process receives one sum instead of all models."""
+
+    def summed(self, request: SumRequest) -> Summed:
+        """Train clients and return the sum of their uploads."""
+
+
+def batches(rows: NDArray[np.int64], size: int) -> list[NDArray[np.int64]]:
+    """Cut rows into batches; without rows return one empty batch, so that results keep their shape."""
+    return [rows[first : first + size] for first in range(0, max(len(rows), 1), size)]

@@ -1,0 +1,184 @@
+"""An executor whose workers are threads of this process. A single worker is the calling thread."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+import queue
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from functools import partial
+from typing import TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from pflcli.core import parameters
+from pflcli.core.engine import linear_chain
+from pflcli.core.engine.executors import Inference, T, Task, batches, run_task
+from pflcli.core.engine.federation import Federation
+from pflcli.core.engine.gradients import StackedNetwork
+from pflcli.core.engine.strategy import WorkerNet
+from pflcli.core.parameters import Params, Stacked
+
+S = TypeVar("S")
+
+_MODELS_PER_STACK = 8
+"""Number of models with which one call of compiled loops predicts."""
+
+_MAX_STACKED_SAMPLES = 128
+"""Most samples of a client for which compiled loops predict all of them in one call, which reads the model once."""
+
+BATCH = {"cpu": 64, "cuda": 4096}
+"""Samples per batch of inference, by device. On a CPU activations fit into the cache, and threads share the batches."""
+
+
+class Threads:
+    """An executor of ``count`` threads, each with a network of its own. Callers set one intra-op thread."""
+
+    def __init__(self, net: nn.Module, federation: Federation, count: int) -> None:
+        self.federation = federation
+        device = federation.y.device
+        self._batch = BATCH[device.type]
+        self._shares_net = True
+        """whether all threads predict by one network; not by a program, which has memory of its own, nor by a chain"""
+        self._nets: queue.SimpleQueue[WorkerNet] = queue.SimpleQueue()
+        for _ in range(count if device.type == "cpu" else 1):
+            worker_net = WorkerNet.compile(copy.deepcopy(net).to(device), federation.in_shape, federation.task)
+            program = worker_net.program
+            self._shares_net = worker_net.layers is None and not (program and program.infers)
+            self._nets.put(worker_net)
+        self._pool = None
+        if (workers := self._nets.qsize()) > 1:
+            # Without the initializer, OpenMP chooses the number of intra-op threads of a new thread.
+            self._pool = ThreadPoolExecutor(workers, initializer=torch.set_num_threads, initargs=(1,))
+
+    @contextmanager
+    def net(self) -> Iterator[WorkerNet]:
+        """Lend the network of one worker, for the block alone."""
+        worker_net = self._nets.get()
+        try:
+            yield worker_net
+        finally:
+            self._nets.put(worker_net)
+
+    def run(self, tasks: Sequence[Task], start: Params | Stacked, out: Stacked) -> Iterator[NDArray[np.float64]]:
+        """Train the tasks of a chunk into ``out`` (m, ...), complete at the end; yield their losses in order."""
+
+        def losses(task: Task) -> NDArray[np.float64]:
+            with self.net() as worker_net, torch.enable_grad():  # the calling thread may have disabled gradients
+                return run_task(task, worker_net, self.federation, start, out)
+
+        return self._map(losses, tasks)
+
+    def infer(self, tasks: Sequence[Inference], models: Params | Stacked) -> list[tuple[Tensor, Tensor]]:
+        """Return the logits (n, C) and the representations (n, d), or (n, 0) without ``features``, of each task."""
+        if self._shares_net and all(task.index is None for task in tasks):
+            with self.net() as worker_net:
+                net = _load(worker_net.net, models)  # all threads read it
+                return list(self._map(lambda task: self._infer_by_net(net, task), tasks))
+        stacks = all(task.compiled and len(task.rows) <= _MAX_STACKED_SAMPLES for task in tasks)
+        if stacks and [task.index for task in tasks] == list(range(len(tasks))):
+            with self.net() as worker_net:
+                chain = worker_net.compiled_chain()
+            if chain is not None:
+                outputs = self._map(partial(self._infer_stack, chain, tasks, models), _slices(len(tasks)))
+                return list(itertools.chain.from_iterable(outputs))
+        return list(self._map(lambda task: self._infer_task(task, models), tasks))
+
+    def _infer_task(self, task: Inference, models: Params | Stacked) -> tuple[Tensor, Tensor]:
+        """Return the logits (n, C) and representations (n, d) of one task, computed on the calling thread."""
+        own = models if task.index is None else parameters.pick(models, task.index)
+        with self.net() as worker_net:
+            layers = worker_net.layers
+            if layers is not None:  # needs no copy of the model
+                chain = worker_net.compiled_chain() if task.compiled else None
+                if chain is None:
+                    return self._infer_batches(task, lambda x: linear_chain.outputs(layers, own, x))
+                one = {name: value[None] for name, value in own.items()}
+                return self._infer_batches(task, lambda x: _pass_one(chain, one, x))
+            program = worker_net.program
+            if program is None or not program.infers or not len(task.rows):
+                return self._infer_by_net(_load(worker_net.net, own), task)
+            with program.model(own):
+                return self._infer_batches(task, program.forward)
+
+    def _infer_stack(
+        self, chain: StackedNetwork, all_tasks: Sequence[Inference], all_models: Stacked, part: slice
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Return the outputs of some of the tasks (t,), one for each of the models (t, ...), by compiled loops."""
+        tasks, models = all_tasks[part], {name: value[part] for name, value in all_models.items()}
+        sizes = [len(task.rows) for task in tasks]
+        rows = np.zeros((len(tasks), max(1, *sizes)), np.int64)
+        weight = torch.zeros(rows.shape)
+        for index, (task, size) in enumerate(zip(tasks, sizes, strict=True)):
+            rows[index, :size], weight[index, :size] = task.rows, 1
+        x = self.federation.inputs(torch.from_numpy(rows.ravel())).view(*rows.shape, -1)
+        outputs = chain.forward(models, x, weight)
+        z = outputs.z if any(task.features for task in tasks) else outputs.z[..., :0]
+        return [(outputs.logits[index, :size], z[index, :size]) for index, size in enumerate(sizes)]
+
+    def each(self, work: Callable[[int], T], count: int) -> list[T]:
+        """Return ``work(0)`` to ``work(count - 1)``."""
+        return list(self._map(work, range(count)))
+
+    def close(self) -> None:
+        """End the threads."""
+        if self._pool is not None:
+            self._pool.shutdown()
+
+    def _map(self, work: Callable[[S], T], items: Iterable[S]) -> Iterator[T]:
+        """Return the results of all items in their order. A single worker is the calling thread.
+
+        Passing a task to another thread and waiting for it can take as long as the task itself.
+        """
+        return map(work, items) if self._pool is None else self._pool.map(work, items)
+
+    def _infer_by_net(self, net: nn.Module, task: Inference) -> tuple[Tensor, Tensor]:
+        def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+            z = net.body(x)  # type: ignore[operator]
+            return net.head(z), z  # type: ignore[operator]
+
+        return self._infer_batches(task, forward)
+
+    @torch.no_grad()
+    def _infer_batches(
+        self, task: Inference, forward: Callable[[Tensor], tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        """Return the outputs of a task, computed batch by batch.
+
+        They are written into memory that is allocated at the beginning. Outputs allocated one by one would lie between
+        the blocks that a batch frees, and the next batch could not use these blocks again.
+        """
+        logits = z = torch.empty(0)
+        first = 0
+        for rows in batches(task.rows, self._batch):
+            own_logits, own_z = forward(self.federation.inputs(torch.from_numpy(rows)))
+            if not first:
+                logits = own_logits.new_empty(len(task.rows), *own_logits.shape[1:])
+                z = own_z.new_empty(len(task.rows) if task.features else 0, *own_z.shape[1:])
+            last = first + len(rows)
+            logits[first:last] = own_logits
+            if task.features:
+                z[first:last] = own_z
+            first = last
+        return logits, z if task.features else logits[:, :0]
+
+
+def _pass_one(network: StackedNetwork, model: Stacked, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the logits (n, C) and representations (n, d) of the only model of a stack."""
+    outputs = network.forward(model, x[None])
+    return outputs.logits[0], outputs.z[0]
+
+
+def _slices(count: int) -> list[slice]:
+    return [slice(first, first + _MODELS_PER_STACK) for first in range(0, count, _MODELS_PER_STACK)]
+
+
+def _load(net: nn.Module, params: Params) -> nn.Module:
+    """Load parameters into a worker's network and return it in evaluation mode."""
+    parameters.load(net, params)
+    return net.eval()

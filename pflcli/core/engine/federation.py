@@ -1,0 +1,170 @@
+"""The clients' samples, in memory or mapped from a file: flat tensors with one block per client and split."""
+
+from __future__ import annotations
+
+import warnings
+from dataclasses import dataclass, replace
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from pflcli.core import parameters
+from pflcli.core.engine.task import Classification
+from pflcli.core.errors import InputError
+
+SPLITS = ("train", "validation", "test")
+
+
+@dataclass(frozen=True)
+class Federation:
+    """All clients' samples. Block (client c, split s) is rows ``offsets[3 c + s]:offsets[3 c + s + 1]``.
+
+    ``x`` (n, ...) are uint8 images with channels first, float32 features or int16 tokens; ``y`` (n,) is int64; both are
+    on the run's device. On a CPU ``x`` may be a read-only map of a partition's file, and images may be a view of an
+    array with channels last; read rows by ``samples`` and ``inputs``. ``new`` (m,) marks clients that do not train a
+    global model; None if all do. ``cluster`` (m,) is the true cluster of each client, if it is known.
+    """
+
+    x: Tensor
+    y: Tensor
+    offsets: NDArray[np.int64]
+    classes: int
+    new: NDArray[np.bool_] | None = None
+    cluster: NDArray[np.int64] | None = None
+    scale: tuple[Tensor, Tensor] | None = None
+    """mean and deviation of each channel (C, 1, 1) by which images are normalized, or None if they are not"""
+
+    @classmethod
+    def from_blocks(
+        cls,
+        x: NDArray[Any],
+        y: NDArray[np.int64],
+        offsets: NDArray[np.int64],
+        classes: int,
+        device: str = "cpu",
+        new: NDArray[np.bool_] | None = None,
+        cluster: NDArray[np.int64] | None = None,
+    ) -> Self:
+        """Convert the arrays of a partition; images (n, H, W) or (n, H, W, C) become (n, C, H, W)."""
+        with warnings.catch_warnings():
+            # Samples may be a read-only map of a file. Nothing writes to them.
+            warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
+            tensor = torch.from_numpy(x)
+        if tensor.dtype == torch.uint8:
+            tensor = tensor.unsqueeze(1) if tensor.ndim == 3 else tensor.permute(0, 3, 1, 2)
+        if device != "cpu":  # on a CPU, images are made contiguous when they are read
+            tensor = tensor.to(device).contiguous()
+        return cls(tensor, torch.from_numpy(y).to(device), offsets, classes, new, cluster)
+
+    @property
+    def task(self) -> Classification:
+        """Return what models learn to predict."""
+        return Classification(self.classes)
+
+    @property
+    def clients(self) -> NDArray[np.int64]:
+        """Return all client ids (m,)."""
+        return np.arange((len(self.offsets) - 1) // len(SPLITS))
+
+    def true_clusters(self) -> NDArray[np.int64]:
+        """Return the true cluster of each client (m,), numbered from 0. Raises InputError if they are not known."""
+        if self.cluster is None:
+            raise InputError(
+                "the partition does not know the true clusters of its clients", "pfl partition ... --scheme clusters"
+            )
+        return np.unique(self.cluster, return_inverse=True)[1].astype(np.int64)
+
+    @property
+    def seen_clients(self) -> NDArray[np.int64]:
+        """Return the ids of the clients that train a global model."""
+        return self.clients if self.new is None else np.flatnonzero(~self.new)
+
+    @property
+    def participants(self) -> NDArray[np.int64]:
+        """Return the ids of the clients that can take part in rounds: seen clients that have training samples."""
+        clients = self.seen_clients
+        return clients[self.sizes("train")[clients] > 0]
+
+    @property
+    def in_shape(self) -> tuple[int, ...]:
+        """Return the shape of one sample, channels first."""
+        return tuple(self.x.shape[1:])
+
+    @property
+    def has_images(self) -> bool:
+        """Whether samples are images."""
+        return self.x.dtype == torch.uint8
+
+    @property
+    def has_tokens(self) -> bool:
+        """Whether samples are tokens, not images or features."""
+        return self.x.dtype not in (torch.uint8, torch.float32)
+
+    def block(self, client: int, split: str) -> slice:
+        """Return the rows of one client and split."""
+        index = len(SPLITS) * int(client) + SPLITS.index(split)
+        return slice(int(self.offsets[index]), int(self.offsets[index + 1]))
+
+    def rows(self, client: int, *splits: str) -> NDArray[np.int64]:
+        """Return the rows (n,) of one client's splits, joined."""
+        blocks = (self.block(client, split) for split in splits)
+        return np.concatenate([np.arange(block.start, block.stop) for block in blocks])
+
+    def rows_of(self, clients: NDArray[np.int64], split: str) -> NDArray[np.int64]:
+        """Return the rows (n,) of one split of many clients, in their order."""
+        blocks = len(SPLITS) * np.asarray(clients, dtype=np.int64) + SPLITS.index(split)
+        first, sizes = self.offsets[blocks], self.offsets[blocks + 1] - self.offsets[blocks]
+        before = np.cumsum(sizes) - sizes
+        return np.repeat(first - before, sizes) + np.arange(sizes.sum())
+
+    def labels_of(self, clients: NDArray[np.int64], split: str) -> NDArray[np.int64]:
+        """Return the labels (n,) of one split of many clients, in their order."""
+        labels: NDArray[np.int64] = (
+            self.y[torch.from_numpy(self.rows_of(clients, split)).to(self.y.device)].cpu().numpy()
+        )
+        return labels
+
+    def digest(self) -> str:
+        """Return a SHA-256 over all samples and labels, and over which client and split each belongs to."""
+        arrays = {"x": self.x, "y": self.y, "offsets": torch.from_numpy(self.offsets)}
+        return parameters.digest(parameters.move(arrays, "cpu"))
+
+    def samples(self, rows: slice | Tensor | NDArray[np.int64]) -> Tensor:
+        """Return samples (n, ...) in their stored type, images with channels first."""
+        if isinstance(rows, slice):
+            return self.x[rows].contiguous()
+        # index_select copies whole rows; indexing would copy number by number.
+        return self.x.index_select(0, torch.as_tensor(rows, device=self.x.device)).contiguous()
+
+    def refitted(self) -> Federation:
+        """Return the same clients with their validation samples as further training samples."""
+        offsets = self.offsets.copy()
+        offsets[1 :: len(SPLITS)] = offsets[2 :: len(SPLITS)]
+        return replace(self, offsets=offsets)
+
+    def pooled(self, rows: NDArray[np.int64]) -> Federation:
+        """Return a federation of one client that trains on these rows, whichever clients they belong to."""
+        positions, n = torch.from_numpy(rows).to(self.y.device), len(rows)
+        return Federation(
+            self.samples(positions), self.y[positions], np.asarray([0, n, n, n]), self.classes, scale=self.scale
+        )
+
+    def sizes(self, *splits: str) -> NDArray[np.int64]:
+        """Return the number of samples of each client (m,) in these splits together."""
+        counts = np.diff(self.offsets).reshape(-1, len(SPLITS))
+        sizes: NDArray[np.int64] = counts[:, [SPLITS.index(split) for split in splits]].sum(axis=1)
+        return sizes
+
+    def inputs(self, rows: slice | Tensor) -> Tensor:
+        """Return samples as model inputs (n, ...): float32, or int64 for tokens.
+
+        Images are scaled to [0, 1] and, with ``scale``, normalized by channel.
+        """
+        x = self.samples(rows)
+        if x.dtype == torch.uint8:
+            x = x.float().div_(255)
+            return x if self.scale is None else x.sub_(self.scale[0]).div_(self.scale[1])
+        return x if x.is_floating_point() else x.long()

@@ -1,0 +1,78 @@
+"""Callbacks: code that sees each round of a run and each batch of predictions, and may end the rounds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from pflcli.core.errors import UsageError
+from pflcli.core.simulation.progress import Progress, Row, find_best
+
+if TYPE_CHECKING:
+    from pflcli.core.federation.run import Run
+    from pflcli.core.reporter import Advance
+
+
+class Callback:
+    """Sees the rounds of a run; override what you need. ``progress.rows`` has a row per round, the last one at the end.
+
+    Nothing that a callback does may change ``run`` or ``progress``.
+    """
+
+    def before_round(self, run: Run, progress: Progress) -> None:
+        """Do something before the next round."""
+
+    def after_round(self, run: Run, progress: Progress) -> None:
+        """Do something after the round of ``progress.rows[-1]``, which ended with ``progress.state``."""
+
+    def stops(self, run: Run, progress: Progress) -> bool:
+        """Return whether the rounds end here. It is asked before each round, also when a run is resumed."""
+        return False
+
+    def after_prediction(self, run: Run, progress: Progress) -> None:
+        """Do something after the batch of clients ``progress.predictions[-1]``."""
+
+
+class ProgressBar(Callback):
+    """Shows the rounds, or the clients that predict, on a progress bar."""
+
+    def __init__(self, advance: Advance) -> None:
+        self._advance = advance
+
+    def after_round(self, run: Run, progress: Progress) -> None:
+        """Advance by a round."""
+        self._advance(1, describe_last(progress.rows))
+
+    def after_prediction(self, run: Run, progress: Progress) -> None:
+        """Advance by the clients that predicted."""
+        self._advance(progress.predictions[-1][0], "")
+
+
+class EarlyStopping(Callback):
+    """Ends the rounds at a measurement if validation accuracy has not risen for ``patience`` rounds.
+
+    The accuracy is that of personal models where it is measured, else that of the global model; with ``shared``, always
+    that of the global model. A run in which it is never measured does not end early.
+    """
+
+    def __init__(self, patience: int, *, shared: bool = False) -> None:
+        if patience < 1:
+            raise UsageError(f"patience={patience} is below one round", "patience=5")
+        self.patience, self._shared = patience, shared
+
+    def stops(self, run: Run, progress: Progress) -> bool:
+        """Return whether the last measured round is ``patience`` rounds or more after the best one."""
+        found = find_best(progress.rows, shared=self._shared)
+        return found is not None and found.last - found.best >= self.patience
+
+
+def describe_last(rows: Sequence[Row]) -> str:
+    """Return a note on the last round for the progress bar: its loss or absences, and the latest accuracies."""
+    last = rows[-1]
+    text = f"loss {last['loss']:.3f}" if last.get("clients", 1) else "no client uploaded"
+    text += f", {len(last['diverged'])} diverged" if last.get("diverged") else ""
+    for kind in ("validation", "personal"):
+        measured = [row[f"{kind}_accuracy"] for row in rows if not math.isnan(row.get(f"{kind}_accuracy", math.nan))]
+        text += f", {kind} accuracy {measured[-1]:.3f}" if measured else ""
+    return text

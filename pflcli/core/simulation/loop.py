@@ -1,0 +1,197 @@
+"""Play the rounds of a method, and predict for its clients after them."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from pflcli.core.engine import backend
+from pflcli.core.errors import ComputationError
+from pflcli.core.federation.attendance import AllAbsent, Attendance, Diverged, RoundNotes, client_list
+from pflcli.core.federation.run import Run
+from pflcli.core.methods import Method
+from pflcli.core.settings import Settings
+from pflcli.core.simulation import absences, personal_accuracy
+from pflcli.core.simulation.callbacks import Callback, EarlyStopping
+from pflcli.core.simulation.predict import client_batches, predict
+from pflcli.core.simulation.progress import Progress, Row, State, undo_on_failure, update_best
+
+ROUND_COLUMNS = (
+    *("round", "clients", "lr", "loss", "validation_accuracy", "personal_accuracy", "test_accuracy"),
+    *("bytes_up", "bytes_down", "bytes_peer", "dropped", "diverged", "left_out", "seconds"),
+)
+"""The columns of ``rounds.csv`` for all methods; differential privacy adds some."""
+
+
+def run_rounds(
+    run: Run,
+    name: str,
+    method: Method,
+    progress: Progress,
+    callbacks: Sequence[Callback] = (),
+    *,
+    shared: bool = False,
+) -> None:
+    """Play the remaining rounds of a method, if it has any, and add them to ``progress``.
+
+    With ``shared``, only the global model is needed, and the best round is chosen by its accuracy.
+    """
+    settings = run.settings
+    stopping = [EarlyStopping(settings.patience, shared=shared)] if settings.patience else []
+    while (
+        method.has_rounds
+        and len(progress.rows) < settings.rounds
+        and not any(callback.stops(run, progress) for callback in (*stopping, *callbacks))
+    ):
+        for callback in callbacks:
+            callback.before_round(run, progress)
+        with progress.round(run):
+            progress.state, row = play_round(run, name, method, progress.state, len(progress.rows))
+            progress.rows.append(row)
+            progress.reads_rounds |= run.notes.reads_rounds
+            if settings.report == "best":
+                progress.best = update_best(progress.best, progress.state, progress.rows, shared=shared)
+        for callback in callbacks:
+            callback.after_round(run, progress)
+
+
+class _WatchedSettings(Settings):
+    """Settings that note when their number of rounds is read."""
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "rounds" and "notes" in self.__dict__:
+            self.__dict__["notes"].reads_rounds = True
+        return super().__getattribute__(name)
+
+
+@contextmanager
+def _watch_rounds(run: Run) -> Iterator[None]:
+    """Note within the block whether the method reads the number of rounds, itself or by a learning rate."""
+    settings = run.settings
+    run.settings = watched = object.__new__(_WatchedSettings)
+    watched.__dict__.update(settings.__dict__, notes=run.notes)
+    try:
+        yield
+    finally:
+        run.settings = settings
+
+
+def _clock() -> float:
+    """Return the seconds since some moment, without those that ``compile_seconds`` counts."""
+    return time.monotonic() - backend.compile_seconds()[0]
+
+
+def set_up(run: Run, method: Method) -> Progress:
+    """Return the progress before the first round, with row 0 if ``setup`` sent something."""
+    began, before, run.notes = _clock(), dict(run.traffic), RoundNotes()
+    with _watch_rounds(run), run.engine.training():
+        state = method.setup(run)
+    spent = _clock() - began
+    rows = [] if run.traffic == before else [_describe_round(run, method, state, -1, before, spent)]
+    return Progress(state, rows, reads_rounds=run.notes.reads_rounds)
+
+
+def play_round(run: Run, name: str, method: Method, state: Any, t: int) -> tuple[Any, Row]:
+    """Run round ``t``, from 0, and return the state after it and its row.
+
+    If a client's training diverges, the round is rolled back and repeated without it, as if it had dropped out. If no
+    client completes the round, the state stays the same. Raises ComputationError if the method does, or if the training
+    of all clients diverges.
+    """
+    began, before, fix = _clock(), dict(run.traffic), tuple[str, ...]()
+    attendance = Attendance(t=t)
+    try:
+        while True:
+            if run.privacy is not None:
+                run.privacy.begin_round(t)
+            run.notes = RoundNotes(attendance)
+            try:
+                with undo_on_failure(state, run), _watch_rounds(run), run.engine.training():
+                    after: State = method.train_round(run, state, t)
+            except AllAbsent:
+                run.traffic = {**before, "down": run.traffic["down"]}  # clients that drop out still download
+                after = _extend_records(method, state)
+                break
+            except Diverged as error:
+                run.traffic, fix = dict(before), error.fix
+                if attendance.diverged.issuperset(error.clients):
+                    raise
+                attendance.diverged.update(error.clients)
+                is_hopeless = attendance.all_absent
+            else:
+                is_hopeless = bool(attendance.diverged) and not run.notes.trained
+                if run.privacy is not None or not is_hopeless:
+                    break
+            # With differential privacy a round always runs: skipping it would reveal which clients were absent.
+            if is_hopeless and run.privacy is None:
+                clients = client_list(sorted(attendance.diverged))
+                raise ComputationError(f"the parameters of all clients that trained became non-finite: {clients}", *fix)
+    except ComputationError as error:
+        raise ComputationError(f"{name}, round {t + 1}: {error.message}", *error.fix) from None
+    row = _describe_round(run, method, after, t, before, _clock() - began)
+    return after, row if run.privacy is None else {**row, **run.privacy.end_round()}
+
+
+def _extend_records(method: Method, state: State) -> State:
+    """Return the state after a round without uploads: the ``RECORDS`` of the method get one more round.
+
+    Neighbours stay the same, attention is 0 and measured numbers are nan. Empty records stay empty.
+    """
+    records: State = {}
+    if "graph" in method.RECORDS:
+        records["graph"] = torch.cat([state["graph"], state["graph"][-1:]])
+    if "attention" in method.RECORDS:
+        records["attention"] = {key: _append(values, 0.0) for key, values in state["attention"].items()}
+    if "history" in method.RECORDS:
+        records["history"] = {key: _append(values, math.nan) for key, values in state["history"].items()}
+    return {**state, **records}
+
+
+def _append(records: torch.Tensor, value: float) -> torch.Tensor:
+    """Return records (r, ...) with one more round of ``value``; records without a round stay empty."""
+    return torch.cat([records, torch.full_like(records[-1:], value)])
+
+
+def _describe_round(run: Run, method: Method, state: Any, t: int, before: Mapping[str, int], spent: float) -> Row:
+    """Return the row of a round that took ``spent`` seconds, without the time of measuring."""
+    # A deployment has the same losses in another order.
+    weight = math.fsum(weight for _, weight in run.notes.losses)
+    loss = math.fsum(loss * weight for loss, weight in run.notes.losses) / weight if weight else math.nan
+    shared = state.get("global") if personal_accuracy.is_due(run.settings, method, "validation_accuracy", t) else None
+    return {
+        "round": t + 1,
+        # ``setup`` involves all participants.
+        "clients": len(run.notes.trained) if t >= 0 else len(run.federation.participants),
+        "lr": run.settings.lr_at(t) if t >= 0 else math.nan,
+        "loss": loss,
+        "validation_accuracy": run.accuracy(shared, "validation") if shared else math.nan,
+        **personal_accuracy.measure_personal(run, method, state, t),
+        **personal_accuracy.measure_test(run, method, state, t),
+        **{f"bytes_{link}": run.traffic[link] - before[link] for link in run.traffic},
+        **absences.describe_round(run.attendance, run.notes.left_out),
+        "seconds": round(spent, 4),
+    }
+
+
+def predict_all(run: Run, name: str, method: Method, progress: Progress, callbacks: Sequence[Callback] = ()) -> None:
+    """Predict for all clients that have not predicted yet, and add the predictions to ``progress``."""
+    for clients in client_batches(run, first=progress.predicted_clients):
+        predicted = predict(run, name, method, progress.reported, clients)
+        arrays: dict[str, Mapping[str, Any]] = {
+            **predicted.parts,
+            "flags": predicted.flags,
+            "tuned": predicted.predictor.tuned,
+        }
+        # A single append, so that an interruption keeps either all or none of these clients' predictions.
+        progress.predictions.append((len(clients), _tensors(arrays)))
+        for callback in callbacks:
+            callback.after_prediction(run, progress)
+
+
+def _tensors(arrays: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, torch.Tensor]]:
+    return {key: {name: torch.from_numpy(values) for name, values in parts.items()} for key, parts in arrays.items()}

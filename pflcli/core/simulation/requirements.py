@@ -1,0 +1,66 @@
+"""Check that settings, method, network and samples fit together, before a run begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from torch import nn
+
+from pflcli.core import models
+from pflcli.core.engine import normalization
+from pflcli.core.engine.networks import has_batch_norm
+from pflcli.core.errors import UnsuitedError, UsageError
+from pflcli.core.federation import aggregators, uploads
+from pflcli.core.methods import Method
+from pflcli.core.settings import AUTO, Settings
+
+
+def resolve_names(settings: Settings) -> Settings:
+    """Return the settings with full names; raises UsageError for an unknown model, upload step or aggregator."""
+    return replace(
+        settings,
+        model=settings.model if settings.model == AUTO else models.check(settings.model),
+        upload=tuple(str(uploads.load(step)) for step in settings.upload),
+        aggregator=str(aggregators.load(settings.aggregator)),
+    )
+
+
+def require_fit(settings: Settings, net: nn.Module, channels: int | None) -> None:
+    """Raise UsageError for a batch size, a normalization or an augmentation that does not fit network or samples.
+
+    ``channels`` is the number of channels of images; None for other samples.
+    """
+    if settings.batch_size == 1 and has_batch_norm(net):
+        raise UsageError(
+            f"{settings.model} has batch normalization, which needs more than one sample", "--batch-size 2 or more"
+        )
+    normalization.check(settings.normalize, channels)
+    if settings.augment and channels is None:
+        raise UsageError("--augment is for images, which these samples are not", "leave it out")
+
+
+def require_private(name: str, method: Method, settings: Settings) -> None:
+    """Raise UnsuitedError if differential privacy would not cover everything that the method sends."""
+    if settings.dp and method.SENDS_MORE:
+        raise UnsuitedError(
+            f"differential privacy does not cover {name}: its clients send {method.SENDS_MORE}",
+            "leave out --dp-epsilon and --dp-noise, or use a method that only averages updates, such as fedavg",
+        )
+
+
+def require_body(name: str, method: Method, settings: Settings, net: nn.Module) -> None:
+    """Raise UnsuitedError if the method divides a model into body and head, and the model ``net`` is all head."""
+    if method.DIVIDES and not any(key.startswith("body.") for key in net.state_dict()):
+        raise UnsuitedError(
+            f"{name} divides a model into its body and its head, but {settings.model} is all head",
+            f"use --model mlp, or leave out {name}",
+        )
+
+
+def describe_ignored(name: str, method: Method, settings: Settings) -> Iterator[str]:
+    """Yield a message for each setting that differs from its default and has no effect on the method."""
+    for setting in method.IGNORES:
+        value = getattr(settings, setting)
+        if value != getattr(Settings(), setting):
+            yield f"--{setting.replace('_', '-')} {value} has no effect on {name}"
