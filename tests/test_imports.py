@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+import re
 from functools import cache
 
 import pytest
 from test_figures import circles_of_files, circles_of_packages
 
+import pflcli
 from helpers import ROOT, files_of, imports
 
 CORE = (
@@ -19,7 +21,8 @@ CORE = (
 ALLOWED = {
     **{f"core.{name}": {f"core.{below}" for below in CORE[:n]} for n, name in enumerate(CORE)},
     "models": set(),
-    "methods": set(),
+    "method": set(),
+    "methods": {"method"},
     "data.datasets": set(),
     "accelerated": {"methods"},
     "evaluation.metrics": set(),
@@ -53,7 +56,7 @@ ALLOWED = {
     "auditing": {"methods", "evaluation.metrics", "artifacts", "training", "prediction"},
     "deployment": {"methods", "artifacts", "training", "workflow.admission"},
     "laws": {"models", "methods", "data.datasets", "training", "workflow.admission", "prediction", "deployment"},
-    "templates": {"models", "data.datasets"},
+    "templates": {"method"},
     "options": {"artifacts", "training"},
     "jobs": {"artifacts", "training"},
     "tuning": {"methods", "evaluation.metrics", "artifacts", "jobs"},
@@ -150,6 +153,19 @@ def test_imports_follow_the_layers():
                 if imported != importer and not is_core and imported not in ALLOWED[importer]:
                     violations.append(f"{path.relative_to(ROOT)} imports {name}")
     assert violations == []
+
+
+def test_methods_templates_and_examples_of_documents_import_from_one_file():
+    """Files that users write, or copy, go on working when pfl moves what it defines elsewhere."""
+    files = [path for path in FILES if find_area(module_name(path)) in {"methods", "templates"}]
+    texts = [path.read_text() for path in files if path != ROOT / "methods" / "__init__.py"]
+    pages = [ROOT.parent / "docs" / "methods.md", *(ROOT.parent / "docs" / "cookbook").glob("*.md")]
+    examples = [code for page in pages for code in re.findall(r"```python\n(.*?)```", page.read_text(), flags=re.S)]
+    names = [name for text in (*texts, *examples) for name in imports(ast.parse(text)) if name.startswith("pflcli")]
+    assert len(names) > len(texts) > 40
+    assert any("pflcli.method" in code for code in examples)
+    offered = {"pflcli", "pflcli.method", *(f"pflcli.{name}" for name in pflcli.__all__)}
+    assert [name for name in names if name not in offered and not f"{name}.".startswith("pflcli.methods.")] == []
 
 
 def test_command_line_modules_import_no_heavy_packages_at_the_top():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
+import re
 import shutil
 
 import pytest
@@ -85,11 +86,18 @@ def find_imported_files(*files, shared=lambda module: False):
             known.add(file)
             for node in ast.walk(ast.parse(file.read_text())):
                 for name in imports(ast.Module([node], [])) if isinstance(node, ast.ImportFrom) else ():
-                    for inner in (name, *(f"{name}.{alias.name}" for alias in node.names)):
+                    owners = [HOMES.get(alias.name, name) if name == "pflcli.method" else name for alias in node.names]
+                    ends = [f"{owner}.{alias.name}" for owner, alias in zip(owners, node.names, strict=True)]
+                    for inner in (*owners, *ends):
                         below = inner.removeprefix("pflcli.")
                         path = ROOT / f"{below.replace('.', '/')}.py"
                         ahead += [path] if path.is_file() and not shared(below) else []
     return known
+
+
+HOMES = {name: module for module, name in re.findall(r"from (\S+) import (\w+) as", (ROOT / "method.py").read_text())}
+"""Where the names are defined that methods import from one file."""
+ALL_OFFERED = "\n".join(f"from {module} import {name}" for name, module in HOMES.items())
 
 
 def module_names(files):
@@ -292,6 +300,26 @@ def test_code_hash_does_not_change_when_a_module_moves(edit_package, package_cop
         assert sources.code_hash("methods", "fedham") != before
     finally:
         moved.unlink()
+
+
+@pytest.mark.parametrize(
+    ("plain", "offered"),
+    [
+        ("from pflcli.core.federation.run import Run", "from pflcli.method import Run"),
+        ("from pflcli.core.knn.stores import Stores", "from pflcli.method import Run, Stores"),
+        ("from pflcli.core.knn import voting", "from pflcli.method import voting as votes"),
+        (ALL_OFFERED, "import pflcli.method"),
+        (ALL_OFFERED, "from pflcli import method"),
+    ],
+)
+def test_code_hash_follows_a_name_of_the_methods_file_to_its_module(tmp_path, monkeypatch, plain, offered):
+    monkeypatch.setattr(registry, "path", lambda group, name: tmp_path / f"{name}.py")
+    (tmp_path / "plain.py").write_text("\n".join([plain, CODE]))
+    (tmp_path / "offered.py").write_text("\n".join([offered, CODE]))
+    (tmp_path / "none.py").write_text(CODE)
+    hashes = {name: sources.code_hash("methods", name) for name in ("plain", "offered", "none")}
+    assert hashes["offered"] == hashes["plain"]
+    assert (hashes["offered"] == hashes["none"]) == plain.endswith("Run")
 
 
 def test_code_hash_does_not_cover_the_engine(edit_package):

@@ -503,6 +503,14 @@ def constants(tree: ast.Module) -> dict[str, Any]:
     return values
 
 
+def read_homes() -> dict[str, str]:
+    """Return the module that defines each name of ``pflcli.method``: what that file imports for type checkers."""
+    tree = _parse((ROOT / "method.py").read_text(encoding="utf-8"))
+    (block,) = (node for node in tree.body if isinstance(node, ast.If))
+    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    return {alias.name: str(node.module) for node in imports for alias in node.names}
+
+
 def cards(group: str) -> list[Card]:
     """Read the cards of all files of ``group``: built-in ones, those of installed packages, and users' files."""
     used = (key.partition("/")[2] for key in used_files() if key.startswith(f"{group}/"))

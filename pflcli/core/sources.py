@@ -17,7 +17,7 @@ from pflcli import __version__
 from pflcli.core import registry
 
 SHARED = {
-    *("", "artifacts.interface", "data", "data.datasets", "data.formats", "methods", "models"),
+    *("", "artifacts.interface", "data", "data.datasets", "data.formats", "method", "methods", "models"),
     *(f"core.{name}" for name in ("datasets", "methods", "models", "models.net", "engine", "knn.embedded", "vision")),
     *(f"core.{name}" for name in ("errors", "foreign", "registry", "rng", "settings", "wording")),
     *(f"core.parameters{name}" for name in ("", ".model_table", ".row_storage")),
@@ -120,10 +120,10 @@ def _hash(begin: Iterable[Path]) -> str:
 def _hash_content(code: str) -> tuple[str, tuple[str, ...]]:
     """Return the hash of a file's content, and the modules that it imports outside ``SHARED``."""
     tree = ast.parse(code)
-    names = (
-        name.removeprefix("pflcli.") for level, name in _list_imports(tree) if not level and name.startswith("pflcli.")
-    )
-    imported = tuple(name for name in names if not is_shared(name))
+    names = [name for level, name in _list_imports(tree) if not level and name.startswith("pflcli.")]
+    if _FACADE in names:  # imported as a whole, so that its names do not tell what the code uses
+        names += [each for name, home in registry.read_homes().items() for each in (home, f"{home}.{name}")]
+    imported = tuple(below for name in names if not is_shared(below := name.removeprefix("pflcli.")))
     return hashlib.sha256(ast.dump(_Stripper().visit(tree)).encode()).hexdigest(), imported
 
 
@@ -170,13 +170,22 @@ def _find_own_modules(path: Path, code: str) -> list[Path]:
 
 
 def _list_imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield possible modules and their levels, 0 for absolute ones: ``a`` and ``a.b`` for ``from a import b``."""
+    """Yield possible modules and their levels, 0 for absolute ones: ``a`` and ``a.b`` for ``from a import b``.
+
+    For a name of ``pflcli.method``, ``a`` is the module that defines it.
+    """
+    homes = registry.read_homes()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             yield from ((0, alias.name) for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            module = node.module or ""
-            yield from ((node.level, name) for name in (module, *(f"{module}.{alias.name}" for alias in node.names)))
+            for alias in node.names:
+                module = homes.get(alias.name, _FACADE) if node.module == _FACADE else node.module or ""
+                yield from ((node.level, name) for name in (module, f"{module}.{alias.name}"))
+
+
+_FACADE = "pflcli.method"
+"""What methods import from: a module without code of its own, which offers names that other modules define."""
 
 
 _UNHASHED_CONSTANTS = ("GRID", "KEEPS", "RECORDS", "SENDS_MORE")

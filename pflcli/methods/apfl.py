@@ -27,10 +27,7 @@ from annotated_types import Ge, Le
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.core import parameters
-from pflcli.core.engine.gradients import Pass, StackedBatch, StackedNetwork
-from pflcli.core.federation.run import Predictor, Run
-from pflcli.core.parameters import Params, Stacked
+from pflcli.method import Params, Pass, Predictor, Run, Stacked, StackedBatch, StackedNetwork, parameters
 
 KIND = "server"
 NEEDS = ()

@@ -26,11 +26,7 @@ import torch
 from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
-from pflcli.core import parameters
-from pflcli.core.engine import model_algebra
-from pflcli.core.federation.run import Predictor, Run
-from pflcli.core.parameters import Stacked, TrainedClients, similarity
-from pflcli.core.parameters.model_table import ModelTable
+from pflcli.method import ModelTable, Predictor, Run, Stacked, TrainedClients, model_algebra, parameters, similarity
 from pflcli.methods.parts import clusters
 
 KIND = "server"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.core.federation.run import Predictor, Run
+from pflcli.method import Predictor, Run
 from pflcli.methods.parts.class_counts import training_counts
 
 KIND = "local"

@@ -30,9 +30,7 @@ import torch
 from annotated_types import Ge, MinLen
 from numpy.typing import NDArray
 
-from pflcli.core.federation.run import Predictor, Run
-from pflcli.core.parameters import Params, TrainedClients
-from pflcli.core.parameters.model_table import ModelTable
+from pflcli.method import ModelTable, Params, Predictor, Run, TrainedClients
 
 KIND = "server"
 NEEDS = ()

@@ -30,11 +30,7 @@ from annotated_types import Ge, Gt
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.core import parameters
-from pflcli.core.engine.gradients import StackedBatch, StackedNetwork
-from pflcli.core.federation.run import Predictor, Run
-from pflcli.core.parameters import Stacked, TrainedClients
-from pflcli.core.parameters.model_table import ModelTable
+from pflcli.method import ModelTable, Predictor, Run, Stacked, StackedBatch, StackedNetwork, TrainedClients, parameters
 
 KIND = "server"
 NEEDS = ()

@@ -30,10 +30,7 @@ import numpy as np
 from annotated_types import Ge, Gt, Le
 from numpy.typing import NDArray
 
-from pflcli.core import parameters
-from pflcli.core.engine import model_algebra
-from pflcli.core.federation.run import Predictor, Run
-from pflcli.core.parameters import similarity
+from pflcli.method import Predictor, Run, model_algebra, parameters, similarity
 
 KIND = "server"
 NEEDS = ()

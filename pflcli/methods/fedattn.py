@@ -37,10 +37,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from pflcli.core import parameters
-from pflcli.core.federation.attendance import Diverged
-from pflcli.core.federation.run import Predictor, Run
-from pflcli.core.parameters import Mean, Params, Stacked, TrainedClients
+from pflcli.method import Diverged, Mean, Params, Predictor, Run, Stacked, TrainedClients, parameters
 from pflcli.methods.parts import bias_attention, records
 from pflcli.methods.parts.bias_attention import BiasAttention, BiasLayout, Neighbourhood
 from pflcli.methods.parts.server_optimizer import adam_moments, adam_step

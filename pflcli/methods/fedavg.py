@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.core.federation.run import Predictor, Run
+from pflcli.method import Predictor, Run
 from pflcli.methods.parts import server_optimizer
 from pflcli.methods.parts.server_optimizer import ServerOptions
 

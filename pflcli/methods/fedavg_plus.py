@@ -17,10 +17,7 @@ import torch
 from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
-from pflcli.core import parameters
-from pflcli.core.federation.predictor import ClientModel
-from pflcli.core.federation.run import Predictor, Run
-from pflcli.core.parameters import TrainedClients
+from pflcli.method import ClientModel, Predictor, Run, TrainedClients, parameters
 
 KIND = "posthoc"
 NEEDS = ("backbone",)

@@ -15,9 +15,7 @@ import numpy as np
 from annotated_types import Ge
 from numpy.typing import NDArray
 
-from pflcli.core import parameters
-from pflcli.core.federation.run import Predictor, Run
-from pflcli.core.parameters import Params
+from pflcli.method import Params, Predictor, Run, parameters
 
 KIND = "server"
 NEEDS = ()

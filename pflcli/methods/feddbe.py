@@ -27,11 +27,7 @@ from annotated_types import Ge
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.core import parameters
-from pflcli.core.engine.gradients import StackedBatch
-from pflcli.core.errors import UsageError
-from pflcli.core.federation.run import Predictor, Run
-from pflcli.core.parameters import Params, Stacked, TrainedClients
+from pflcli.method import Params, Predictor, Run, Stacked, StackedBatch, TrainedClients, UsageError, parameters
 
 KIND = "server"
 NEEDS = ()

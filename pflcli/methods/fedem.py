@@ -25,10 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from pflcli.core import parameters
-from pflcli.core.federation.predictor import ClientModel
-from pflcli.core.federation.run import Predictor, Run
-from pflcli.core.parameters import Stacked
+from pflcli.method import ClientModel, Predictor, Run, Stacked, parameters
 
 KIND = "server"
 NEEDS = ()

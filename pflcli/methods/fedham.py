@@ -39,8 +39,7 @@ from annotated_types import Ge, Gt, Le
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from pflcli.core.federation.run import Predictor, Run
-from pflcli.core.parameters import Mean, Params, Stacked, on_cpu
+from pflcli.method import Mean, Params, Predictor, Run, Stacked, on_cpu
 from pflcli.methods.parts import ham, records
 from pflcli.methods.parts.clustering import group_clients
 from pflcli.methods.parts.ham import CountSketch

@@ -27,11 +27,17 @@ from annotated_types import Ge, Gt, Le
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.core import parameters
-from pflcli.core.engine.engine import ServerDiverged
-from pflcli.core.engine.gradients import Pass, StackedBatch, StackedNetwork
-from pflcli.core.federation.run import Predictor, Run
-from pflcli.core.parameters import Params, Stacked
+from pflcli.method import (
+    Params,
+    Pass,
+    Predictor,
+    Run,
+    ServerDiverged,
+    Stacked,
+    StackedBatch,
+    StackedNetwork,
+    parameters,
+)
 
 KIND = "server"
 NEEDS = ()

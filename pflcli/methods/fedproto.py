@@ -28,9 +28,7 @@ from annotated_types import Ge
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.core.engine.gradients import StackedBatch
-from pflcli.core.federation.run import Predictor, Run
-from pflcli.core.parameters import Params, TrainedClients
+from pflcli.method import Params, Predictor, Run, StackedBatch, TrainedClients
 
 KIND = "server"
 NEEDS = ()

@@ -27,10 +27,7 @@ from annotated_types import Ge
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.core import parameters
-from pflcli.core.engine.gradients import StackedBatch
-from pflcli.core.federation.run import Predictor, Run
-from pflcli.core.parameters import Stacked
+from pflcli.method import Predictor, Run, Stacked, StackedBatch, parameters
 from pflcli.methods.parts.class_counts import training_counts
 
 KIND = "server"

@@ -19,8 +19,7 @@ from typing import Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.core.federation.run import Predictor, Run
-from pflcli.core.parameters import Params
+from pflcli.method import Params, Predictor, Run
 
 KIND = "server"
 NEEDS = ()

@@ -24,9 +24,7 @@ import torch
 from annotated_types import Ge, Gt, MinLen
 from numpy.typing import NDArray
 
-from pflcli.core.federation.run import Predictor, Run
-from pflcli.core.knn.embedded import Embedded
-from pflcli.core.parameters import Params
+from pflcli.method import Embedded, Params, Predictor, Run
 from pflcli.methods.parts.class_counts import shrunk_prior, training_counts
 
 KIND = "server"

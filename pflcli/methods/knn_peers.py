@@ -36,12 +36,7 @@ import torch
 from annotated_types import Ge, Gt, Le, MinLen
 from numpy.typing import NDArray
 
-from pflcli.core.federation.run import Predictor, Run
-from pflcli.core.knn import voting
-from pflcli.core.knn.embedded import Embedded
-from pflcli.core.knn.spaces import Space
-from pflcli.core.knn.stores import Neighbours
-from pflcli.core.parameters import Params
+from pflcli.method import Embedded, Neighbours, Params, Predictor, Run, Space, voting
 from pflcli.methods.knn_per import softmax
 from pflcli.methods.parts.class_counts import shrunk_prior, training_counts
 from pflcli.methods.parts.knn_grid import choose_lambdas, count_correct_by_client

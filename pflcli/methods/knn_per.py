@@ -34,15 +34,26 @@ import numpy as np
 from annotated_types import Ge, Gt, Le
 from numpy.typing import NDArray
 
-from pflcli.core.errors import UnsuitedError
-from pflcli.core.federation.predictor import ClientModel
-from pflcli.core.federation.run import Predictor, Run
-from pflcli.core.knn import voting
-from pflcli.core.knn.embedded import Embedded
-from pflcli.core.knn.indexes import flat_indexes
-from pflcli.core.knn.spaces import AUTO, Space, apply_head, list_spaces
-from pflcli.core.knn.stores import ClientStore, Neighbours, NeighbourVote, Stores, leave_out, select_client
-from pflcli.core.parameters import Params
+from pflcli.method import (
+    AUTO,
+    ClientModel,
+    ClientStore,
+    Embedded,
+    Neighbours,
+    NeighbourVote,
+    Params,
+    Predictor,
+    Run,
+    Space,
+    Stores,
+    UnsuitedError,
+    apply_head,
+    flat_indexes,
+    leave_out,
+    list_spaces,
+    select_client,
+    voting,
+)
 from pflcli.methods.parts.knn_grid import choose_lambdas, count_correct_by_client
 
 KIND = "posthoc"

@@ -18,14 +18,18 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.core import parameters
-from pflcli.core.federation.predictor import ClientModel
-from pflcli.core.federation.run import Predictor, Run
-from pflcli.core.knn.embedded import Embedded
-from pflcli.core.knn.indexes import flat_indexes
-from pflcli.core.knn.spaces import Space
-from pflcli.core.knn.stores import ClientStore, Stores
-from pflcli.core.parameters import Params
+from pflcli.method import (
+    ClientModel,
+    ClientStore,
+    Embedded,
+    Params,
+    Predictor,
+    Run,
+    Space,
+    Stores,
+    flat_indexes,
+    parameters,
+)
 from pflcli.methods import fedavg_plus, knn_per
 from pflcli.methods.fedavg_plus import Config as FineTuning
 from pflcli.methods.knn_per import Config as Interpolation

@@ -19,8 +19,7 @@ import numpy as np
 from annotated_types import Ge
 from numpy.typing import NDArray
 
-from pflcli.core import parameters
-from pflcli.core.federation.run import Predictor, Run
+from pflcli.method import Predictor, Run, parameters
 
 KIND = "server"
 NEEDS = ()

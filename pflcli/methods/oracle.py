@@ -13,8 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pflcli.core import parameters
-from pflcli.core.federation.run import Predictor, Run
+from pflcli.method import Predictor, Run, parameters
 from pflcli.methods.parts import clusters
 
 KIND = "server"

@@ -26,8 +26,7 @@ import torch
 from annotated_types import Ge, Le
 from numpy.typing import NDArray
 
-from pflcli.core.federation.run import Predictor, Run
-from pflcli.core.parameters import similarity
+from pflcli.method import Predictor, Run, similarity
 from pflcli.methods.parts import mixture, peers
 from pflcli.methods.parts.peers import State
 

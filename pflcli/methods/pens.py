@@ -17,7 +17,7 @@ import torch
 from annotated_types import Ge
 from numpy.typing import NDArray
 
-from pflcli.core.federation.run import Predictor, Run
+from pflcli.method import Predictor, Run
 from pflcli.methods.parts import peers
 from pflcli.methods.parts.peers import State
 

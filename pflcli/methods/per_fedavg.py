@@ -23,9 +23,7 @@ import torch
 from annotated_types import Ge
 from numpy.typing import NDArray
 
-from pflcli.core.engine.gradients import Pass, StackedBatch, StackedNetwork
-from pflcli.core.federation.run import Predictor, Run
-from pflcli.core.parameters import Params, Stacked, repeat
+from pflcli.method import Params, Pass, Predictor, Run, Stacked, StackedBatch, StackedNetwork, repeat
 
 KIND = "server"
 NEEDS = ()

@@ -31,9 +31,7 @@ from annotated_types import Ge, Gt, Le, MinLen
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.core import parameters
-from pflcli.core.federation.run import Predictor, Run
-from pflcli.core.parameters import Params, Stacked, TrainedClients
+from pflcli.method import Params, Predictor, Run, Stacked, TrainedClients, parameters
 from pflcli.methods.parts import gaussians
 from pflcli.methods.parts.class_counts import training_counts
 

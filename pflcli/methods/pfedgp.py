@@ -26,10 +26,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from pflcli.core import parameters
-from pflcli.core.engine.gradients import StackedBatch, StackedNetwork
-from pflcli.core.federation.run import Predictor, Run
-from pflcli.core.parameters import Params, Stacked
+from pflcli.method import Params, Predictor, Run, Stacked, StackedBatch, StackedNetwork, parameters
 from pflcli.methods.parts.gaussian_process_tree import Prior, build_tree, losses_and_gradients, predict_classes
 
 KIND = "server"

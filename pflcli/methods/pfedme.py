@@ -32,9 +32,7 @@ from annotated_types import Ge, Gt
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.core.engine.gradients import StackedBatch, StackedNetwork
-from pflcli.core.federation.run import Predictor, Run
-from pflcli.core.parameters import Params, Stacked, repeat
+from pflcli.method import Params, Predictor, Run, Stacked, StackedBatch, StackedNetwork, repeat
 from pflcli.methods.parts.server_optimizer import move_towards
 
 KIND = "server"

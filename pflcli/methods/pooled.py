@@ -15,8 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.core.federation.run import Predictor, Run
-from pflcli.core.parameters import Params
+from pflcli.method import Params, Predictor, Run
 
 KIND = "server"
 NEEDS = ()

@@ -18,9 +18,7 @@ import torch
 from annotated_types import Ge
 from numpy.typing import NDArray
 
-from pflcli.core.federation.predictor import ClientModel
-from pflcli.core.federation.run import Predictor, Run
-from pflcli.core.parameters import Params
+from pflcli.method import ClientModel, Params, Predictor, Run
 from pflcli.methods.parts.class_counts import shrunk_prior, training_counts
 
 KIND = "server"

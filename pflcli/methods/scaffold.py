@@ -24,11 +24,7 @@ from annotated_types import Gt
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.core import parameters
-from pflcli.core.engine.local_sgd import steps_per_epoch
-from pflcli.core.errors import UsageError
-from pflcli.core.federation.run import Predictor, Run
-from pflcli.core.parameters import Params, Stacked
+from pflcli.method import Params, Predictor, Run, Stacked, UsageError, parameters, steps_per_epoch
 from pflcli.methods.parts.server_optimizer import move_towards
 
 KIND = "server"

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.core.federation.aggregators import Uploads
-from pflcli.core.parameters import Mean, Params, Stacked
+from pflcli.method import Mean, Params, Stacked, Uploads
 
 
 @dataclass(frozen=True)

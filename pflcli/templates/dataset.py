@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pflcli.core.datasets import Samples
+from pflcli.method import Samples
 
 CLASSES = 2
 NAMES = ("left", "right")

@@ -26,7 +26,7 @@ import numpy as np
 from annotated_types import Ge
 from numpy.typing import NDArray
 
-from pflcli.core.federation.run import Predictor, Run
+from pflcli.method import Predictor, Run
 
 KIND = "server"
 """The links that may carry bytes: ``server`` (up and down), ``peer``, or none for ``local`` and ``posthoc``."""

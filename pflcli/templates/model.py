@@ -9,7 +9,7 @@ import math
 
 from torch import nn
 
-from pflcli.core.models import Net
+from pflcli.method import Net
 
 REPRESENTATION = "64"
 """The dimension of the representation, for ``pfl list``."""

@@ -12,8 +12,7 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Ge
 
-from pflcli.core.datasets import Samples
-from pflcli.core.schemes import Indices, require_clients
+from pflcli.method import Indices, Samples, require_clients
 
 
 @dataclass(frozen=True)

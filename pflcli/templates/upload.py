@@ -15,7 +15,7 @@ from typing import Annotated
 import torch
 from annotated_types import Gt, Le
 
-from pflcli.core.parameters import Params, Stacked
+from pflcli.method import Params, Stacked
 
 BIASED = True
 """Updates arrive changed on average: small changes are lost. A step that draws by ``draw(i)`` has ``RANDOM = True``."""

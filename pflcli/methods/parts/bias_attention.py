@@ -15,10 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.core.engine.local_sgd import Batch, Model
-from pflcli.core.errors import UsageError
-from pflcli.core.knn.indexes import find_nearest
-from pflcli.core.parameters import Params, Stacked
+from pflcli.method import Batch, Model, Params, Stacked, UsageError, find_nearest
 from pflcli.methods.parts.attention import compute_weights, draw_xavier
 
 _MAX_GRADIENT_NORM = 1.0

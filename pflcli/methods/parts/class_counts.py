@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.core.federation.run import Run
+from pflcli.method import Run
 
 _MIN_FREQUENCY = 1e-6
 """Minimum frequency of a class."""

@@ -9,9 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pflcli.core import parameters
-from pflcli.core.federation.run import Run
-from pflcli.core.parameters import Stacked, TrainedClients
+from pflcli.method import Run, Stacked, TrainedClients, parameters
 
 
 def select_models(models: Stacked, cluster: NDArray[np.int64]) -> Stacked:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from pflcli.core.engine import backend
+from pflcli.method import backend
 
 _MAX_K_MEANS_STEPS = 100
 """Maximum number of k-means steps; it ends earlier if no row changes its part."""

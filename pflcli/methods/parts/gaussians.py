@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
 
-from pflcli.core.parameters import Params, Stacked
+from pflcli.method import Params, Stacked
 
 _FLOOR = 1e-4
 """Share of the mean variance in a covariance that is inverted."""

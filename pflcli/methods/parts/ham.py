@@ -21,11 +21,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from pflcli.core import parameters
-from pflcli.core.engine import model_algebra
-from pflcli.core.engine.gradients import StackedBatch, StackedNetwork
-from pflcli.core.engine.local_sgd import Batch, Model
-from pflcli.core.parameters import Params, Stacked
+from pflcli.method import Batch, Model, Params, Stacked, StackedBatch, StackedNetwork, model_algebra, parameters
 from pflcli.methods.parts.attention import compute_weights, draw_xavier
 
 SLOTS = ("self", "others", "global")

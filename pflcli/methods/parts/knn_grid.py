@@ -14,7 +14,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.core.knn.indexes import find_nearest
+from pflcli.method import find_nearest
 
 Array = NDArray[np.float64]
 

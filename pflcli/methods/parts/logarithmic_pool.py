@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.core import rng
+from pflcli.method import rng
 
 Floats = NDArray[np.float64]
 

@@ -16,9 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.core import parameters
-from pflcli.core.engine import model_algebra
-from pflcli.core.federation.run import Predictor, Run
+from pflcli.method import Predictor, Run, model_algebra, parameters
 
 State = dict[str, Any]
 

@@ -10,7 +10,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.core.parameters import Params
+from pflcli.method import Params
 
 MAX_CLIENTS_WITH_ATTENTION = 1000
 """Largest number of clients whose attention is stored: a round takes four bytes per pair."""

@@ -23,8 +23,7 @@ import torch
 from annotated_types import Ge, Gt, Lt
 from torch import Tensor
 
-from pflcli.core.federation.run import Run
-from pflcli.core.parameters import Params
+from pflcli.method import Params, Run
 
 State = dict[str, Any]
 
