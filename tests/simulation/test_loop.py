@@ -38,6 +38,32 @@ def test_rows_have_the_learning_rate_of_their_round():
     assert rates == pytest.approx([0.2, 0.2 * (1 + least) / 2, 0.2 * least])
 
 
+@pytest.mark.parametrize(
+    ("read", "noted"),
+    [
+        (lambda run: run.settings.lr, False),
+        (lambda run: run.settings.lr_at(1), False),
+        (lambda run: run.settings.rounds, True),
+        (lambda run: run.settings.is_due(0, 2), True),
+        (lambda run: replace(run.settings, lr=0.5).lr, True),  # a copy has the number too
+    ],
+)
+def test_a_round_notes_whether_the_method_reads_the_number_of_rounds(read, noted):
+    run, seen = small.make_run("fedavg", rounds=3), []
+    code = methods.load("fedavg")
+    settings = run.settings
+
+    class Method(type(code)):
+        def train_round(self, run, state, t):
+            seen.append(read(run))
+            return code.train_round(run, state, t)
+
+    loop.play_round(run, "fedavg", Method(), code.setup(run), 0)
+    assert seen == [read(run)]
+    assert run.notes.reads_rounds == noted
+    assert run.settings is settings
+
+
 def test_a_prediction_that_is_finite_in_part_is_replaced_as_a_whole():
     run = small.make_run("fedavg")
     p = np.full((int(run.federation.sizes("test").sum()), small.CLASSES), 1 / 3, np.float32)

@@ -60,21 +60,27 @@ def run_rounds(
             callback.after_round(run, progress)
 
 
-class _WatchedSettings(Settings):
-    """Settings that note when their number of rounds is read."""
+class _NotingSettings(Settings):
+    """Settings that note in ``notes`` that their number of rounds was read."""
 
-    def __getattribute__(self, name: str) -> Any:
-        if name == "rounds" and "notes" in self.__dict__:
-            self.__dict__["notes"].reads_rounds = True
-        return super().__getattribute__(name)
+    notes = RoundNotes()
+
+    @property
+    def rounds(self) -> int:
+        self.notes.reads_rounds = True
+        return int(vars(self)["rounds"])
+
+    @rounds.setter
+    def rounds(self, value: int) -> None:
+        vars(self)["rounds"] = value
 
 
 @contextmanager
-def _watch_rounds(run: Run) -> Iterator[None]:
+def _note_rounds(run: Run) -> Iterator[None]:
     """Note within the block whether the method reads the number of rounds, itself or by a learning rate."""
     settings = run.settings
-    run.settings = watched = object.__new__(_WatchedSettings)
-    watched.__dict__.update(settings.__dict__, notes=run.notes)
+    run.settings = _NotingSettings(**vars(settings))
+    vars(run.settings)["notes"] = run.notes
     try:
         yield
     finally:
@@ -89,7 +95,7 @@ def _clock() -> float:
 def set_up(run: Run, method: Method) -> Progress:
     """Return the progress before the first round, with row 0 if ``setup`` sent something."""
     began, before, run.notes = _clock(), dict(run.traffic), RoundNotes()
-    with _watch_rounds(run), run.engine.training():
+    with _note_rounds(run), run.engine.training():
         state = method.setup(run)
     spent = _clock() - began
     rows = [] if run.traffic == before else [_describe_round(run, method, state, -1, before, spent)]
@@ -111,7 +117,7 @@ def play_round(run: Run, name: str, method: Method, state: Any, t: int) -> tuple
                 run.privacy.begin_round(t)
             run.notes = RoundNotes(attendance)
             try:
-                with undo_on_failure(state, run), _watch_rounds(run), run.engine.training():
+                with undo_on_failure(state, run), _note_rounds(run), run.engine.training():
                     after: State = method.train_round(run, state, t)
             except AllAbsent:
                 run.traffic = {**before, "down": run.traffic["down"]}  # clients that drop out still download
