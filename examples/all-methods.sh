@@ -28,8 +28,8 @@ for seed in "${seeds[@]}"; do
   pfl partition "$dataset" "${who[@]}" "${root[@]+"${root[@]}"}" --seed "$seed" -o "$runs/partition-$seed" -q
 done
 if [ "${2:-}" = later ]; then
-  rivals=fedavg,fedavg-plus,knn-per,knn-per@distance,knn-per-plus,gaussian-head,prior
-  how+=(--set knn-per@distance.decay=auto --baseline knn-per)
+  rivals=fedavg,fedavg-plus,knn-per,knn-per-extended@distance,knn-per-plus,gaussian-head,prior
+  how+=(--set knn-per-extended@distance.decay=auto --baseline knn-per)
   pfl compare "${partitions[@]}" -o "$runs/later" "${how[@]}" --methods "$rivals,pfedfda,fedala,feddbe,fedrod,fedproto"
   pfl compare "${partitions[@]}" -o "$runs/fedadam" "${how[@]}" --methods "$rivals" --set fedavg.server=adam
   exit

@@ -56,7 +56,7 @@ pfl build-datastore "$runs/e" -o "$runs/d" -q
 pfl build-datastore "$runs/e" -o "$runs/d-prototypes" --prototypes 0.25 -q
 for weight in 1 none; do
   store() { # store NAME DATASTORE FORM OPTION...
-    pfl personalize knn-per "$2" -o "$runs/knn-$weight-$1" --set weight="$weight" "${@:4}" -q
+    pfl personalize knn-per-extended "$2" -o "$runs/knn-$weight-$1" --set weight="$weight" "${@:4}" -q
     answers "knn-$weight $1 $3" "$runs/knn-$weight-$1" "$3"
   }
   store distance "$runs/d" full --set k=5

@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-METHODS = ("fedavg", "fedavg-plus", "knn-per", "knn-per@auto", "gaussian-head", "prior", "knn-peers")
+METHODS = ("fedavg", "fedavg-plus", "knn-per", "knn-per-extended@auto", "gaussian-head", "prior", "knn-peers")
 DATA = ("writers", "emnist", "cifar10", "relabelled")
 SAMPLES = (5, 15, 50)
 

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from annotated_types import Ge
 
+from pflcli.comparison import variants
 from pflcli.core import config, methods, models, registry, rng, schemes
 from pflcli.core import datasets as data
 from pflcli.core.errors import InputError, UsageError
@@ -211,5 +212,25 @@ def test_cards_do_not_import_torch():
     [("k", "int >= 1"), ("weight", "float >= 0 and <= 1 | none"), ("kernel", "euclidean | scaled-squared")],
 )
 def test_option_types_are_described_in_words(name, words):
-    options = {option.name: option for option in registry.card("methods", "knn-per").options}
+    options = {option.name: option for option in registry.card("methods", "knn-per-extended").options}
     assert options[name].type == words
+
+
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        (lambda: config.build(methods.load("knn-per").Config, {"decay": "auto"}, "knn-per"), "for knn-per"),
+        (lambda: config.build(methods.load("knn-per").Config, {"vote": "count"}, "knn-per@votes"), "for knn-per@votes"),
+    ],
+)
+def test_an_option_of_an_extension_is_answered_with_its_name(build, words):
+    with pytest.raises(UsageError, match=words) as error:
+        build()
+    assert error.value.fix[0].endswith("is an option of knn-per-extended")
+
+
+def test_all_methods_are_those_that_extend_none():
+    names = variants._expand(["all", "knn-per-extended"])
+    assert {"knn-per", "knn-per-plus"} <= {*names}
+    assert names.count("knn-per-extended") == 1
+    assert methods.load("knn-per-extended").EXTENDS in names

@@ -83,7 +83,7 @@ def resolve_variants(
     existing: Sequence[Variant] = (),
     added: Collection[str] = (),
 ) -> list[Variant]:
-    """Return a variant for each name in ``methods``, stacks last; ``all`` means every method.
+    """Return a variant for each name in ``methods``, stacks last; ``all`` means every method that extends none.
 
     Those whose names are in ``added`` are references that the user did not name.
 
@@ -115,8 +115,12 @@ def resolve_variants(
 
 
 def _expand(methods: Sequence[str]) -> list[str]:
-    """Return the names of methods, with all of them in place of ``all``."""
-    return [name for word in methods for name in (registry.names("methods") if word == ALL else [word])]
+    """Return the names of methods; ``all`` stands for those that are no extension of another one."""
+    return [name for word in methods for name in (_list_all() if word == ALL else [word])]
+
+
+def _list_all() -> list[str]:
+    return [name for name in registry.names("methods") if "EXTENDS" not in registry.card("methods", name).facts]
 
 
 def assign_options(methods: Sequence[str], options: Mapping[str, Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -181,7 +185,8 @@ def _variant(name: str, options: Mapping[str, Any], training: Settings) -> Varia
     shared = {field.name for field in dataclasses.fields(Settings)}
     for key in options:
         if key not in own | shared and key.removeprefix(TRAINING) not in shared:
-            raise UsageError(f"unknown option '{key}' for {name}", closest(key, own | shared))
+            hint = registry.suggest_option(key, name, own | shared)
+            raise UsageError(f"unknown option '{key}' for {name}", hint)
     own_options, settings = split_options(name, options)
     cfg = config.build(method.Config, own_options, name)
     before = config.plain(training)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
+from pflcli.core import registry
 from pflcli.core.errors import InputError, UsageError, closest
 from pflcli.core.foreign import reading, size
 from pflcli.core.wording import as_typed
@@ -66,7 +67,7 @@ def build(cls: type[Any], values: Mapping[str, Any], owner: str) -> Any:
     checked: dict[str, Any] = {}
     for key, value in values.items():
         if key not in fields:
-            raise UsageError(f"unknown option '{key}' for {owner}", closest(key, fields))
+            raise UsageError(f"unknown option '{key}' for {owner}", registry.suggest_option(key, owner, fields))
         typed = value
         if isinstance(value, str) and typing.get_origin(_strip_annotation(hints[key])) is tuple:
             typed = [] if value == "none" else [part.strip() for part in value.split(",") if part.strip()]

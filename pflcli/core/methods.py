@@ -57,6 +57,9 @@ class Method(Protocol):
     DETERMINISTIC: bool = False
     """whether it draws no random numbers, so that every seed gives the same predictions on a partition"""
 
+    EXTENDS: str = ""
+    """the method that it is without options of its own; `all` methods are those that extend none"""
+
     REFERENCE: bool = False
     """whether it is no method to use, but what methods are judged by; tables mark its row and do not rank it"""
 

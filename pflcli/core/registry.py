@@ -503,6 +503,14 @@ def constants(tree: ast.Module) -> dict[str, Any]:
     return values
 
 
+def suggest_option(key: str, owner: str, known: Iterable[str]) -> str:
+    """Return a hint for an unknown option: the extension of the method ``owner`` that has it, else the nearest name."""
+    for each in cards("methods"):
+        if each.facts.get("EXTENDS") == owner.partition("@")[0] and key in {option.name for option in each.options}:
+            return f"'{key}' is an option of {each.name}"
+    return closest(key, known)
+
+
 def read_homes() -> dict[str, str]:
     """Return the module that defines each name of ``pflcli.method``: what that file imports for type checkers."""
     tree = _parse((ROOT / "method.py").read_text(encoding="utf-8"))

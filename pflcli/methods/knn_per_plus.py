@@ -30,9 +30,9 @@ from pflcli.method import (
     flat_indexes,
     parameters,
 )
-from pflcli.methods import fedavg_plus, knn_per
+from pflcli.methods import fedavg_plus, knn_per_extended
 from pflcli.methods.fedavg_plus import Config as FineTuning
-from pflcli.methods.knn_per import Config as Interpolation
+from pflcli.methods.knn_per_extended import Config as Interpolation
 
 KIND = "posthoc"
 NEEDS = ("backbone",)
@@ -43,7 +43,7 @@ GRID = {"epochs": (1, 2, 5, 10), "lr": (0.0, 0.01, 0.03, 0.1)}
 
 @dataclass(frozen=True)
 class Config(FineTuning, Interpolation):
-    """The options of ``fedavg-plus`` and of ``knn-per``."""
+    """The options of ``fedavg-plus`` and of ``knn-per-extended``."""
 
     def __post_init__(self) -> None:
         FineTuning.__post_init__(self)
@@ -56,7 +56,7 @@ class Config(FineTuning, Interpolation):
             raise ValueError("the client's network has been trained on its samples: leave out cross_validate")
 
 
-choices = knn_per.choices
+choices = knn_per_extended.choices
 
 
 def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) -> Predictor:
@@ -71,11 +71,11 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
             outputs[split] += run.engine.outputs_each(part.clients, part.params, split, features=True)
     parts = {split: _embed(run, clients, split, outputs[split]) for split in splits}
     if run.cfg.spaces != [Space()]:
-        found = knn_per.predict_in_spaces(run, clients, parts, parts["train"], "validation", np.zeros(0, bool))
+        found = knn_per_extended.predict_in_spaces(run, clients, parts, parts["train"], "validation", np.zeros(0, bool))
         return Predictor(lambda split: _without_global(found.answer(split)), found.splits, found.tuned)
     stores, places = _build_stores(run, parts["train"]), np.arange(len(clients))
     neighbours = {split: stores.search(places, part.z, part.offsets, run.cfg.k) for split, part in parts.items()}
-    predictor = knn_per.build_predictor(run, clients, parts, neighbours)
+    predictor = knn_per_extended.build_predictor(run, clients, parts, neighbours)
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
         return _without_global(predictor.answer(split))
@@ -85,7 +85,7 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
             return None
         first, last = parts["train"].offsets[np.flatnonzero(clients == client)[0] :][:2]
         store = ClientStore(parts["train"].y[first:last], parts["train"].z[first:last])
-        return knn_per.client_model(run, predictor, clients, client, networks[client], store)
+        return knn_per_extended.client_model(run, predictor, clients, client, networks[client], store)
 
     return Predictor(answer, predictor.splits, predictor.tuned, model_of)
 

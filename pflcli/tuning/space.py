@@ -12,7 +12,7 @@ from typing import Any
 
 from pflcli.artifacts.kinds import required_kinds
 from pflcli.artifacts.manifest import digest
-from pflcli.core import config, methods
+from pflcli.core import config, methods, registry
 from pflcli.core.errors import UsageError, closest
 from pflcli.core.methods import Method
 from pflcli.core.settings import TRAINING, Settings, changed
@@ -187,7 +187,8 @@ def _owner(method: str, key: str) -> tuple[type[Any], str]:
             raise UsageError("refit leaves no validation samples to choose on", "leave refit out of the search")
         return Settings, name
     if key not in options:
-        raise UsageError(f"unknown option '{key}' for {method}", closest(key, options | shared))
+        hint = registry.suggest_option(key, method, options | shared)
+        raise UsageError(f"unknown option '{key}' for {method}", hint)
     return loaded.Config, key
 
 

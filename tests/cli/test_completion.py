@@ -46,7 +46,7 @@ def complete_line(monkeypatch, capsys):
 
 LINES = {
     ("pfl", "per"): ["personalize"],
-    ("pfl", "personalize", "knn"): ["knn-peers", "knn-per", "knn-per-plus"],
+    ("pfl", "personalize", "knn"): ["knn-peers", "knn-per", "knn-per-extended", "knn-per-plus"],
     ("pfl", "compare", "p", "--methods", "fedavg,loc"): ["fedavg,local"],
     ("pfl", "compare", "p", "--methods", "local,loc"): [],
     ("pfl", "compare", "p", "--metric", "auroc,f"): ["auroc,f1"],

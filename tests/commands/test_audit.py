@@ -331,7 +331,9 @@ def test_audit_refuses_invalid_values_of_answers(small, tmp_path):
 
 
 def test_audit_reports_the_epsilon_of_noisy_votes(small, tmp_path):
-    personalize("knn-per", small.d, tmp_path / "m", options={"vote": "noisy", "vote_epsilon": 0.1}, execution=ONE)
+    personalize(
+        "knn-per-extended", small.d, tmp_path / "m", options={"vote": "noisy", "vote_epsilon": 0.1}, execution=ONE
+    )
     audit(tmp_path / "m", tmp_path / "a", answers="label", execution=ONE)
     content = audits.read(open_artifact(tmp_path / "a"))
     votes = content["noisy_votes"]
@@ -345,7 +347,7 @@ def test_audit_reports_the_epsilon_of_noisy_votes(small, tmp_path):
 
 def test_audit_warns_when_noisy_votes_use_a_dp_seed(small, tmp_path, pfl):
     options, settings = {"vote": "noisy", "vote_epsilon": 0.1}, {"dp_seed": 4}
-    personalize("knn-per", small.d, tmp_path / "m", options=options, settings=settings, execution=ONE)
+    personalize("knn-per-extended", small.d, tmp_path / "m", options=options, settings=settings, execution=ONE)
     ran = pfl("audit", tmp_path / "m", "-o", tmp_path / "a", "--threads", 1)
     assert (ran.code, "WARNING: the noise follows from dp_seed" in ran.err) == (0, True), ran.err
     assert json.loads((tmp_path / "a" / "audit.json").read_text())["noisy_votes"]["random_numbers"].startswith(

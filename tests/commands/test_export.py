@@ -139,7 +139,7 @@ OPTIONS = {
 @pytest.mark.parametrize("case", OPTIONS)
 def test_exported_knn_model_predicts_like_pfl_predict_for_every_option(small, tmp_path, case):
     data = partitions.read(open_artifact(small.p))
-    personalize("knn-per", small.d, tmp_path / "m", options=OPTIONS[case], execution=ONE)
+    personalize("knn-per-extended", small.d, tmp_path / "m", options=OPTIONS[case], execution=ONE)
     exported = export(tmp_path / "m", tmp_path / "x", client=data.names[2], execution=ONE)
     np.savez(tmp_path / "q.npz", x=data.x[:40])
     expected = predict(tmp_path / "m", tmp_path / "q.npz", client=data.names[2], execution=ONE)

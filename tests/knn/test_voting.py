@@ -15,7 +15,7 @@ from pflcli.core.knn import voting
 from pflcli.core.knn.embedded import Embedded
 from pflcli.core.knn.indexes import build, flat_indexes
 from pflcli.core.knn.stores import Neighbours, Stores
-from pflcli.methods import knn_per
+from pflcli.methods import knn_per_extended
 
 
 def make_neighbours(*labels):
@@ -35,33 +35,37 @@ def test_votes_match_hand_computed_counts():
 
 
 def test_votes_of_one_neighbour_are_the_same_for_every_rule():
-    expected = worlds.answers("knn-per", worlds.run("knn-per", options={"k": 1}), {})
+    expected = worlds.answers("knn-per-extended", worlds.run("knn-per-extended", options={"k": 1}), {})
     for vote in ("count", "label"):
-        actual = worlds.answers("knn-per", worlds.run("knn-per", options={"k": 1, "vote": vote}), {})
+        actual = worlds.answers("knn-per-extended", worlds.run("knn-per-extended", options={"k": 1, "vote": vote}), {})
         assert all(np.array_equal(actual[split], expected[split]) for split in expected)
 
 
 def test_noisy_votes_approach_majority_or_guessing_with_epsilon():
     options = {"k": 5, "weight": 1.0}
-    expected = worlds.answers("knn-per", worlds.run("knn-per", options={**options, "vote": "label"}), {})["test"]
+    expected = worlds.answers(
+        "knn-per-extended", worlds.run("knn-per-extended", options={**options, "vote": "label"}), {}
+    )["test"]
     by_epsilon = {
         epsilon: worlds.answers(
-            "knn-per", worlds.run("knn-per", options={**options, "vote": "noisy", "vote_epsilon": epsilon}), {}
+            "knn-per-extended",
+            worlds.run("knn-per-extended", options={**options, "vote": "noisy", "vote_epsilon": epsilon}),
+            {},
         )["test"]
         for epsilon in (1e-6, 1e6)
     }
     untied = np.asarray([np.sort(row)[-1] > np.sort(row)[-2] for row in count_votes_of_run(5)])
     assert np.array_equal(by_epsilon[1e6][untied], expected[untied])
     assert abs((by_epsilon[1e-6] == expected).all(axis=1).mean() - 1 / worlds.CLASSES) < 0.25
-    again = worlds.run("knn-per", options={**options, "vote": "noisy", "vote_epsilon": 1e-6})
+    again = worlds.run("knn-per-extended", options={**options, "vote": "noisy", "vote_epsilon": 1e-6})
     for client in again.clients:  # alone or beside others, asked again: the same answer
-        alone = worlds.answers("knn-per", again, {}, np.asarray([client]))["test"]
+        alone = worlds.answers("knn-per-extended", again, {}, np.asarray([client]))["test"]
         own = slice(*again.embeddings["test"].offsets[client : client + 2])
         assert np.array_equal(alone, by_epsilon[1e-6][own])
 
 
 def count_votes_of_run(k):
-    run = worlds.run("knn-per", options={"k": k})
+    run = worlds.run("knn-per-extended", options={"k": k})
     part = run.embeddings["test"]
     return voting.count_votes(run.stores.search(run.clients, part.z, part.offsets, k), worlds.CLASSES)
 
@@ -119,8 +123,8 @@ def test_replacing_one_sample_moves_at_most_one_vote(k):
 
 
 def test_noisy_votes_are_refused_without_an_exact_store_of_samples():
-    run = worlds.run("knn-per", options={"vote": "noisy"})
-    knn_per.personalize(run, {}, run.clients)
+    run = worlds.run("knn-per-extended", options={"vote": "noisy"})
+    knn_per_extended.personalize(run, {}, run.clients)
     size = len(run.stores.y)
     vectors = [part + 1 for part in np.split(run.embeddings["train"].z, run.stores.offsets[1:-1])]
     mixed = np.split(run.embeddings["train"].z, run.stores.offsets[1:-1])
@@ -129,7 +133,7 @@ def test_noisy_votes_are_refused_without_an_exact_store_of_samples():
     for stored in (vectors, mixed):
         run.stores = Stores(*flat_indexes(stored), run.stores.y[:size], run.stores.offsets, run.stores.train)
         with pytest.raises(UnsuitedError, match="exact store of samples"):
-            knn_per.personalize(run, {}, run.clients)
+            knn_per_extended.personalize(run, {}, run.clients)
     raw, _ = build("SQ8", vectors[0], len(vectors[0]), {})
     assert not voting.contains_only_samples(SimpleNamespace(blob=raw, bytes=[0, len(raw)], offsets=[0, 1]), 0, [])
 
@@ -137,10 +141,10 @@ def test_noisy_votes_are_refused_without_an_exact_store_of_samples():
 @pytest.mark.parametrize(
     ("method", "options"),
     [
-        ("knn-per", {"vote": "count", "decay": "auto"}),
-        ("knn-per", {"vote": "label", "sigma": "auto"}),
+        ("knn-per-extended", {"vote": "count", "decay": "auto"}),
+        ("knn-per-extended", {"vote": "label", "sigma": "auto"}),
         ("knn-per-plus", {"vote": "noisy"}),
-        ("knn-per", {"vote_epsilon": 0}),
+        ("knn-per-extended", {"vote_epsilon": 0}),
     ],
 )
 def test_options_that_reveal_distances_are_refused_with_hidden_votes(method, options):

@@ -102,8 +102,8 @@ def test_every_call_that_draws_noise_is_listed_with_its_purpose():
 
 
 def draw_votes(**case):
-    run = worlds.run("knn-per", options={"vote": "noisy", "vote_epsilon": 0.1, "weight": 1.0}, **case)
-    return worlds.answers("knn-per", run, {})["test"]
+    run = worlds.run("knn-per-extended", options={"vote": "noisy", "vote_epsilon": 0.1, "weight": 1.0}, **case)
+    return worlds.answers("knn-per-extended", run, {})["test"]
 
 
 def draw_uploads(**case):
@@ -331,7 +331,7 @@ def read_votes(artifact, split="test"):
 
 def test_noisy_votes_differ_between_runs_of_one_seed_and_repeat_within_one(small, tmp_path):
     for name, settings in {"once": {}, "again": {}, "seeded": {"dp_seed": 0}, "repeated": {"dp_seed": 0}}.items():
-        personalize("knn-per", small.d, tmp_path / name, options=VOTES, settings=settings, execution=ONE)
+        personalize("knn-per-extended", small.d, tmp_path / name, options=VOTES, settings=settings, execution=ONE)
     once, again, seeded, repeated = (read_votes(tmp_path / name) for name in ("once", "again", "seeded", "repeated"))
     assert not np.array_equal(once, again)
     assert not np.array_equal(once, seeded)
@@ -350,7 +350,7 @@ def test_added_client_does_not_change_the_noisy_votes_of_the_others(small, tmp_p
     own = slice(*data.offsets[0:4:3])
     np.savez(tmp_path / "new.npz", x=data.x[own], y=data.y[own])
     for name, settings in {"secret": {}, "seeded": {"dp_seed": 1}}.items():
-        personalize("knn-per", small.d, tmp_path / name, options=VOTES, settings=settings, execution=ONE)
+        personalize("knn-per-extended", small.d, tmp_path / name, options=VOTES, settings=settings, execution=ONE)
         new_client(tmp_path / name, tmp_path / "new.npz", tmp_path / f"{name} later", client="late", execution=ONE)
         before, after = read_votes(tmp_path / name), read_votes(tmp_path / f"{name} later")
         np.testing.assert_array_equal(after[: len(before)], before)
@@ -362,7 +362,7 @@ def test_added_client_does_not_change_the_noisy_votes_of_the_others(small, tmp_p
 
 def test_noisy_votes_are_refused_when_the_secret_of_the_noise_is_missing(small, tmp_path):
     """With fresh noise, the mean over answers to one query would have less and less of it."""
-    personalize("knn-per", small.d, tmp_path / "m", options=VOTES, execution=ONE)
+    personalize("knn-per-extended", small.d, tmp_path / "m", options=VOTES, execution=ONE)
     artifact = open_artifact(tmp_path / "m")
     files = {name: facts for name, facts in artifact.manifest.files.items() if name != dp_secret.FILE}
     without = dataclasses.replace(artifact, manifest=dataclasses.replace(artifact.manifest, files=files))
@@ -372,7 +372,7 @@ def test_noisy_votes_are_refused_when_the_secret_of_the_noise_is_missing(small, 
 
 
 def test_secret_of_the_noise_is_written_to_no_other_file(small, tmp_path, pfl):
-    personalize("knn-per", small.d, tmp_path / "m", options=VOTES, execution=ONE)
+    personalize("knn-per-extended", small.d, tmp_path / "m", options=VOTES, execution=ONE)
     personalize("fedavg", small.p, tmp_path / "u", settings=UPLOADS, execution=ONE)
     secrets = [(tmp_path / name / dp_secret.FILE).read_text().split()[-1] for name in ("m", "u")]
     assert pfl("evaluate", tmp_path / "m", "-o", tmp_path / "e").code == 0

@@ -94,10 +94,10 @@ def test_attention_prefers_clients_that_give_classes_the_same_names():
 def test_clients_with_few_samples_gain_by_the_means_of_their_group(samples):
     run = worlds.run("knn-peers", data=worlds.clustered(groups=3, members=6, samples=samples), options={"weight": 1.0})
     state, y = worlds.play("knn-peers", run), run.embeddings["test"].y
-    alone = worlds.run("knn-per", data=run.federation, options={"weight": 1.0, "distance": "cosine"})
+    alone = worlds.run("knn-per-extended", data=run.federation, options={"weight": 1.0, "distance": "cosine"})
     together, own = (
         (worlds.answers(method, each, played)["test"].argmax(axis=1) == y).mean()
-        for method, each, played in (("knn-peers", run, state), ("knn-per", alone, {}))
+        for method, each, played in (("knn-peers", run, state), ("knn-per-extended", alone, {}))
     )
     assert together > own + 0.05
 

@@ -1,4 +1,4 @@
-"""kNN-Per: rounds worked out by hand, neutral settings, and limits of its options."""
+"""kNN-Per and its extensions: rounds worked out by hand, neutral settings, and limits of its options."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from pflcli.core.errors import UnsuitedError, UsageError
 from pflcli.core.knn.indexes import build, flat_indexes
 from pflcli.core.knn.stores import Neighbours, Stores, leave_out
 from pflcli.core.knn.voting import vote_by_distance
-from pflcli.methods import knn_per
+from pflcli.methods import knn_per, knn_per_extended
 
 
 def test_knn_per_with_empty_stores_equals_fedavg():
@@ -33,8 +33,9 @@ def test_knn_per_with_empty_stores_equals_fedavg():
 def test_knn_per_matches_a_brute_force_reference(kernel):
     """p = lambda p_kNN + (1 - lambda) h, neighbours by brute force, exp(-d) taken literally."""
     k, lam = 3, 0.4
-    run = worlds.run("knn-per", options={"k": k, "weight": lam, "kernel": kernel, "sigma": 2.0})
-    actual = worlds.answers("knn-per", run, {})["test"]
+    method, options = ("knn-per", {}) if kernel == "euclidean" else ("knn-per-extended", {"kernel": kernel})
+    run = worlds.run(method, options={"k": k, "weight": lam, "sigma": 2.0, **options})
+    actual = worlds.answers(method, run, {})["test"]
     parts, expected = run.embeddings, []
     for client in run.clients:
         stored = parts["train"].take(np.asarray([client]))
@@ -48,6 +49,15 @@ def test_knn_per_matches_a_brute_force_reference(kernel):
             h = np.exp(logits) / np.exp(logits).sum()
             expected.append(lam * knn / knn.sum() + (1 - lam) * h)
     np.testing.assert_allclose(actual, expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("options", [{}, {"sigma": "auto", "grid": (0.0, 0.2, 1.0)}, {"weight": 0.4, "k": 3}])
+def test_extension_without_its_options_has_the_bytes_of_the_paper(options):
+    first, second = (worlds.run(name, options=options) for name in ("knn-per", "knn-per-extended"))
+    for split, answers in worlds.answers("knn-per", first, {}).items():
+        assert answers.tobytes() == worlds.answers("knn-per-extended", second, {})[split].tobytes(), split
+    one, other = worlds.tuned("knn-per", first, {}), worlds.tuned("knn-per-extended", second, {})
+    assert {name: values.tobytes() for name, values in one.items()} == {n: v.tobytes() for n, v in other.items()}
 
 
 def test_lambda_is_tuned_only_on_validation_samples():
@@ -64,8 +74,11 @@ def tune_lambda(knn, model, y, **options):
     from pflcli.core.knn.embedded import Embedded
 
     part = Embedded(np.zeros((len(y), 1)), np.log(np.asarray(model)), np.asarray(y), np.asarray([0, len(y)]))
-    weight, _ = knn_per._tune(knn_per.Config(**options), np.asarray(knn), np.asarray(model), part, np.ones(len(y)))
-    return weight[0]
+    knn, model = np.asarray(knn), np.asarray(model)
+    paper = knn_per.tune_lambda(knn_per.Config(**options), knn, model, part)
+    extended, _ = knn_per_extended._tune(knn_per_extended.Config(**options), knn, model, part, np.ones(len(y)))
+    assert paper == extended
+    return paper[0]
 
 
 def test_tune_chooses_the_hand_computed_lambda():
@@ -125,32 +138,32 @@ def test_search_finds_exact_neighbours_within_the_capacity():
 
 
 def nearest_distance(run, neighbours):
-    return knn_per._kernel_distance(run.cfg, neighbours, run.embeddings["test"].z.shape[1])[:, 0]
+    return knn_per_extended._kernel_distance(run.cfg, neighbours, run.embeddings["test"].z.shape[1])[:, 0]
 
 
 def test_auto_sigma_uses_the_distance_of_the_chosen_kernel():
     """By ``scaled-squared`` it is of d^2 / dimension: the median sample's nearest neighbour has the exponent -1."""
-    run = worlds.run("knn-per", options={"sigma": "auto", "kernel": "scaled-squared"})
+    run = worlds.run("knn-per-extended", options={"sigma": "auto", "kernel": "scaled-squared"})
     part = run.embeddings["validation"]
     neighbours = run.stores.search(run.clients, part.z, part.offsets, 1)
-    sigma = knn_per._kernel_scales(run.cfg, nearest_distance(run, neighbours), part.offsets)
+    sigma = knn_per.compute_kernel_scales(run.cfg, nearest_distance(run, neighbours), part.offsets)
     expected = np.median(neighbours.distance[: part.offsets[1], 0]) / part.z.shape[1]
     assert sigma[0] == pytest.approx(expected)
     assert sigma[1] == 1  # no validation samples
 
 
 def test_auto_sigma_is_the_median_distance_to_the_nearest_neighbour():
-    run = worlds.run("knn-per", options={"sigma": "auto"})
+    run = worlds.run("knn-per-extended", options={"sigma": "auto"})
     part = run.embeddings["validation"]
     neighbours = run.stores.search(run.clients, part.z, part.offsets, 1)
-    sigma = knn_per._kernel_scales(run.cfg, nearest_distance(run, neighbours), part.offsets)
+    sigma = knn_per.compute_kernel_scales(run.cfg, nearest_distance(run, neighbours), part.offsets)
     first = np.sqrt(neighbours.distance[:4, 0])
     assert sigma[0] == pytest.approx(np.median(first))
     assert sigma[1] == 1  # no validation samples
     scaled = copy.deepcopy(neighbours)
     scaled.distance[:] *= 4
     np.testing.assert_allclose(
-        knn_per._kernel_scales(run.cfg, nearest_distance(run, scaled), part.offsets)[0], 2 * sigma[0]
+        knn_per.compute_kernel_scales(run.cfg, nearest_distance(run, scaled), part.offsets)[0], 2 * sigma[0]
     )
 
 
@@ -170,7 +183,7 @@ def fade_lambda(lam, decay, scale, distance):
 
 def test_lambda_with_decay_matches_a_short_reference():
     lam, decay, client = 0.8, 0.6, 0
-    run = worlds.run("knn-per", options={"k": K, "weight": lam, "decay": decay})
+    run = worlds.run("knn-per-extended", options={"k": K, "weight": lam, "decay": decay})
     stored, labels = (read_embeddings(run.embeddings["train"], client)[i] for i in (0, 2))
     scale = np.median(
         predict_with_neighbours(stored, labels, *read_embeddings(run.embeddings["validation"], client)[:2])[0]
@@ -178,14 +191,16 @@ def test_lambda_with_decay_matches_a_short_reference():
     distance, votes, h = predict_with_neighbours(stored, labels, *read_embeddings(run.embeddings["test"], client)[:2])
     share = fade_lambda(lam, decay, scale, distance)
     assert len(np.unique(share)) > 2  # or nothing falls
-    actual = worlds.answers("knn-per", run, {}, np.asarray([client]))["test"]
+    actual = worlds.answers("knn-per-extended", run, {}, np.asarray([client]))["test"]
     np.testing.assert_allclose(actual, share * votes + (1 - share) * h, atol=1e-5)
-    assert worlds.tuned("knn-per", run, {})["decay"][[0, 1]] == pytest.approx([decay / scale, 0])  # 1 has no samples
+    assert worlds.tuned("knn-per-extended", run, {})["decay"][[0, 1]] == pytest.approx(
+        [decay / scale, 0]
+    )  # 1 has no samples
 
 
 def test_lambda_and_decay_are_chosen_jointly_on_validation_samples():
-    run = worlds.run("knn-per", options={"k": K, "decay": "auto"}, seed=6)
-    chosen = worlds.tuned("knn-per", run, {})
+    run = worlds.run("knn-per-extended", options={"k": K, "decay": "auto"}, seed=6)
+    chosen = worlds.tuned("knn-per-extended", run, {})
     falling = 0
     for client in (0, 2, 4, 6):
         stored, labels = (read_embeddings(run.embeddings["train"], client)[i] for i in (0, 2))
@@ -212,15 +227,15 @@ def test_lambda_and_decay_are_chosen_jointly_on_validation_samples():
 def test_huge_decay_gives_the_global_model_and_tiny_decay_plain_knn_per():
     plain = worlds.run("knn-per", options={"k": K})
     expected = worlds.answers("knn-per", plain, {})["test"]
-    slow = worlds.run("knn-per", options={"k": K, "decay": 1e-12})
-    np.testing.assert_allclose(worlds.answers("knn-per", slow, {})["test"], expected, atol=1e-6)
-    fast = worlds.run("knn-per", options={"k": K, "decay": 1e6})
-    actual = worlds.answers("knn-per", fast, {}, np.asarray([0]))["test"]
+    slow = worlds.run("knn-per-extended", options={"k": K, "decay": 1e-12})
+    np.testing.assert_allclose(worlds.answers("knn-per-extended", slow, {})["test"], expected, atol=1e-6)
+    fast = worlds.run("knn-per-extended", options={"k": K, "decay": 1e6})
+    actual = worlds.answers("knn-per-extended", fast, {}, np.asarray([0]))["test"]
     h = worlds.answers("fedavg", fast, {"global": fast.backbone}, np.asarray([0]))["test"]
     np.testing.assert_allclose(actual, h, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", ["knn-per", "knn-per-plus"])
+@pytest.mark.parametrize("method", ["knn-per-extended", "knn-per-plus"])
 def test_given_choices_make_predictions_independent_of_validation_samples(method):
     """As with refit: nothing of the answers depends on validation samples once all that they choose is given."""
     options = {"k": K, "decay": "auto", "sigma": "auto"}
@@ -246,8 +261,8 @@ def vectors(part, representation, distance):
 def test_neighbours_in_another_space_against_a_few_lines(representation, distance):
     k, lam = 3, 0.4
     options = {"k": k, "weight": lam, "sigma": 0.5, "representation": representation, "distance": distance}
-    run = worlds.run("knn-per", options=options)
-    actual = worlds.answers("knn-per", run, {})["test"]
+    run = worlds.run("knn-per-extended", options=options)
+    actual = worlds.answers("knn-per-extended", run, {})["test"]
     parts, expected = run.embeddings, []
     for client in run.clients:
         stored, query = (parts[split].take(np.asarray([client])) for split in ("train", "test"))
@@ -265,7 +280,7 @@ def test_neighbours_in_another_space_against_a_few_lines(representation, distanc
 
 def world_with_noise(**options):
     """A world in which features of clients 0 and 2 have noise that the head does not see: their logits are better."""
-    run = worlds.run("knn-per", options={"k": 1, "weight": 1.0, **options})
+    run = worlds.run("knn-per-extended", options={"k": 1, "weight": 1.0, **options})
     head = run.backbone["head.weight"].numpy()
     hidden = np.linalg.svd(head)[2][len(head) :]  # (d - C, d), orthogonal to all rows of the head
     draw = np.random.default_rng(0)
@@ -283,13 +298,13 @@ def world_with_noise(**options):
 
 def test_each_client_chooses_the_space_that_is_right_most_often_on_its_validation_samples():
     auto = world_with_noise(representation="auto", distance="auto")
-    chosen = knn_per.personalize(auto, {}, auto.clients)
+    chosen = knn_per_extended.personalize(auto, {}, auto.clients)
     assert {*chosen.tuned} == {"lambda", "logits", "cosine"}
     part = auto.embeddings["validation"].take(auto.clients)
     rights, answers_by_space = [], []
     for representation, distance in [("features", "euclidean"), *SPACES]:
         run = world_with_noise(representation=representation, distance=distance)
-        predictor = knn_per.personalize(run, {}, run.clients)
+        predictor = knn_per_extended.personalize(run, {}, run.clients)
         right = predictor.answer("validation")["p"].argmax(axis=1) == part.y
         rights.append([right[a:b].sum() for a, b in zip(part.offsets, part.offsets[1:], strict=False)])
         answers_by_space.append(predictor.answer("test")["p"])
@@ -303,17 +318,17 @@ def test_each_client_chooses_the_space_that_is_right_most_often_on_its_validatio
 
 
 def test_the_space_of_an_earlier_run_is_taken():
-    run = worlds.run("knn-per", options={"k": 1, "representation": "auto"})
+    run = worlds.run("knn-per-extended", options={"k": 1, "representation": "auto"})
     count = len(run.clients)
     run.choices = {"lambda": np.full(count, 0.5), "logits": np.arange(count) % 2.0}
-    predictor = knn_per.personalize(run, {}, run.clients)
+    predictor = knn_per_extended.personalize(run, {}, run.clients)
     np.testing.assert_array_equal(predictor.tuned["logits"], np.arange(count) % 2.0)
 
 
 def test_compressed_stores_and_noisy_choices_are_refused():
     with pytest.raises(ValueError, match="no epsilon"):
-        knn_per.Config(vote="noisy", distance="auto")
-    run = worlds.run("knn-per", options={"distance": "cosine"})
+        knn_per_extended.Config(vote="noisy", distance="auto")
+    run = worlds.run("knn-per-extended", options={"distance": "cosine"})
     blob, offsets = [], [0]
     for client in run.clients:
         stored = run.embeddings["train"].take(np.asarray([client]))
@@ -322,7 +337,7 @@ def test_compressed_stores_and_noisy_choices_are_refused():
         offsets.append(offsets[-1] + len(raw))
     run.stores = dataclasses.replace(run.stores, blob=np.concatenate(blob), bytes=np.asarray(offsets))
     with pytest.raises(UnsuitedError, match="compressed"):
-        knn_per.personalize(run, {}, run.clients)
+        knn_per_extended.personalize(run, {}, run.clients)
 
 
 def vote_by_hand(z, y, x, k):
@@ -337,9 +352,11 @@ def vote_by_hand(z, y, x, k):
 @pytest.mark.parametrize("few", [4, 5])
 def test_cross_validate_chooses_also_by_training_samples_of_clients_with_few_others(few, distance):
     k, options = 3, {"k": 3, "distance": distance}
-    run = worlds.run("knn-per", options={**options, "cross_validate": few})
-    chosen = knn_per.personalize(run, {}, run.clients).tuned["lambda"]
-    plain = knn_per.personalize(worlds.run("knn-per", options=options), {}, run.clients).tuned["lambda"]
+    run = worlds.run("knn-per-extended", options={**options, "cross_validate": few})
+    chosen = knn_per_extended.personalize(run, {}, run.clients).tuned["lambda"]
+    plain = knn_per_extended.personalize(worlds.run("knn-per-extended", options=options), {}, run.clients).tuned[
+        "lambda"
+    ]
     for client in (0, 2, 6):
         train, validation = (run.embeddings[split].take(np.asarray([client])) for split in ("train", "validation"))
         if len(validation.y) >= few:
@@ -370,12 +387,12 @@ def test_leave_out_removes_only_the_query_itself():
 
 
 def test_cross_validate_is_refused_where_a_sample_cannot_be_left_out():
-    run = worlds.run("knn-per", options={"cross_validate": 10})
+    run = worlds.run("knn-per-extended", options={"cross_validate": 10})
     run.stores = dataclasses.replace(run.stores, blob=np.array(run.stores.blob))
     run.embeddings["train"].z[:] += 1  # stores of other vectors, such as prototypes
     with pytest.raises(UnsuitedError, match="exact store of samples"):
-        worlds.answers("knn-per", run, {})
+        worlds.answers("knn-per-extended", run, {})
     with pytest.raises(UsageError, match="leave out cross_validate"):
-        worlds.run("knn-per", options={"cross_validate": 10, "vote": "noisy"})
+        worlds.run("knn-per-extended", options={"cross_validate": 10, "vote": "noisy"})
     with pytest.raises(UsageError, match="leave out cross_validate"):
         worlds.run("knn-per-plus", options={"cross_validate": 10})

@@ -43,7 +43,7 @@ def test_knn_per_plus_equals_knn_per_or_fedavg_plus_with_neutral_options(method,
 @pytest.mark.parametrize("space", [{"representation": "logits"}, {"distance": "auto", "representation": "auto"}])
 def test_knn_per_plus_without_epochs_is_knn_per_in_every_space(space):
     actual = worlds.answers("knn-per-plus", worlds.run("knn-per-plus", options={"epochs": 0, **space}), {})["test"]
-    expected = worlds.answers("knn-per", worlds.run("knn-per", options=space), {})["test"]
+    expected = worlds.answers("knn-per-extended", worlds.run("knn-per-extended", options=space), {})["test"]
     np.testing.assert_allclose(actual, expected, atol=1e-5)
 
 

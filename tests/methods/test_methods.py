@@ -156,7 +156,8 @@ WITHOUT_VALIDATION = {
     "gaussian-head": ({}, {"temperature": 10.0}),
     "knn-peers": ({}, {"weight": 0.5}),
     "knn-per": ({}, {"weight": 0.5}),
-    "knn-per, all": (
+    "knn-per-extended": ({}, {"weight": 0.5}),
+    "knn-per-extended, all": (
         {"sigma": "auto", "representation": "auto", "distance": "auto", "decay": "auto"},
         {"weight": 0.5, "sigma": 1.0, "representation": "features", "distance": "euclidean", "decay": 0},
     ),

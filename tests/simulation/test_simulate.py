@@ -201,7 +201,7 @@ def test_simulate_refuses_a_method_that_changes_samples_in_place():
     [
         ("fedavg", {"dp_noise": 1.0, "dp_delta": 1e-3, "dp_clip": "1"}, {}),
         ("fedavg", {"upload": ("noise:0.1",)}, {}),
-        ("knn-per", {}, {"vote": "noisy", "vote_epsilon": 0.5, "weight": 1.0}),
+        ("knn-per-extended", {}, {"vote": "noisy", "vote_epsilon": 0.5, "weight": 1.0}),
     ],
 )
 def test_noise_by_dp_seed_repeats_but_depends_on_options_and_samples(method, changes, options, small_federation):
