@@ -173,8 +173,8 @@ def test_loaded_method_has_defaults_for_omitted_members():
 @pytest.mark.parametrize(
     ("old", "new", "words", "fix"),
     [
-        ("YEAR = 2017", "", "has no YEAR", "Method in pflcli.methods"),
-        ("def personalize", "def answer", "has no personalize", "Method in pflcli.methods"),
+        ("YEAR = 2017", "", "has no YEAR", "Method in pflcli.core.methods"),
+        ("def personalize", "def answer", "has no personalize", "Method in pflcli.core.methods"),
         (
             "def personalize",
             "def personalise",

@@ -250,8 +250,8 @@ def test_request_covers_the_file_of_an_aggregator_or_upload_step(
 
 
 def test_request_of_a_sweep_covers_knn_per_stores_and_scores(small, tmp_path, edit_package, return_fingerprints):
-    knn = ("methods/parts/knn_grid", "methods/knn_per", "knn/indexes", "knn/stores", "knn/capacity")
-    names = (*knn, "evaluation/metrics/scores")
+    knn = ("methods/parts/knn_grid", "methods/knn_per", "core/knn/indexes", "core/knn/stores", "core/knn/capacity")
+    names = (*knn, "core/scores")
     assert_fingerprint_follows_code(
         edit_package, [ROOT / f"{name}.py" for name in names], lambda: sweep.sweep(small.e, tmp_path / "s")
     )
