@@ -3,32 +3,21 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 
 class Manifest(Protocol):
     """The facts of an artifact; see ``manifest.Manifest``."""
 
     @property
-    def kind(self) -> str:
-        """The kind of the artifact, such as ``partition``."""
-
-    @property
-    def request(self) -> dict[str, Any]:
-        """What was asked for."""
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """What was made."""
+    def kind(self) -> str: ...
 
 
 class Artifact(Protocol):
     """An artifact on disk; see ``reader.Artifact``."""
 
     @property
-    def path(self) -> Path:
-        """The folder of the artifact."""
+    def path(self) -> Path: ...
 
     @property
-    def kind(self) -> str:
-        """The kind of the artifact."""
+    def kind(self) -> str: ...
