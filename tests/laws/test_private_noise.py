@@ -84,6 +84,7 @@ PURPOSES = {
     ("methods/parts/bias_attention.py", "normal"): OTHER,  # initial weights
     ("models/_classifiers.py", "randn"): OTHER,  # initial weights
     ("templates/dataset.py", "normal"): OTHER,  # samples
+    ("workflow/admission/small_federation.py", "normal"): OTHER,  # samples
 }
 """What the draws of continuous noise in the package are for, by file and function."""
 NOISE = {"normal", "standard_normal", "laplace", "gumbel", "exponential", "logistic", "randn", "normal_", "randn_like"}
