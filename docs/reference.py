@@ -16,6 +16,7 @@ import typer.main
 from rich.markup import render
 
 from pflcli.cli import app
+from pflcli.cli.from_options import walk_commands
 from pflcli.core import registry
 from pflcli.laws import list_laws
 
@@ -52,10 +53,11 @@ def _write_commands() -> str:
     """Return the page of commands."""
     root = typer.main.get_command(app)
     context = typer.Context(root, info_name="pfl")
-    rows = {name: _list_options(command, context) for name, command in root.commands.items()}
+    commands = dict(walk_commands(root))
+    rows = {name: _list_options(command, context) for name, command in commands.items()}
     count = Counter(row for options in rows.values() for row in options)
     shared = {row for row, commands in count.items() if commands >= _LEAST_COMMANDS}
-    sections = [_describe(root.commands[name], rows[name], shared) for name in rows]
+    sections = [_describe(name, commands[name], rows[name], shared) for name in rows]
     everywhere = _list_options(root, context)
     last = "\n".join(
         [
@@ -69,12 +71,12 @@ def _write_commands() -> str:
     return "\n".join([_OPENING, *sections, last, ""])
 
 
-def _describe(command: Any, options: list[Row], shared: set[Row]) -> str:
+def _describe(name: str, command: Any, options: list[Row], shared: set[Row]) -> str:
     """Return the section of a command: what it does, examples, its own options, and those it shares."""
     own = [row for row in options if row not in shared]
     others = [match[0] for names, _ in options if (names, _) in shared and (match := re.search(r"--[\w-]+", names))]
     text = _plain(command.help or "")
-    parts = [f"## {command.name}\n", f"{text}\n", "```sh", *command.examples, "```\n"]
+    parts = [f"## {name}\n", f"{text}\n", "```sh", *command.examples, "```\n"]
     if own:
         parts += [_table(own), ""]
     if others:

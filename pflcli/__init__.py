@@ -19,12 +19,14 @@ if TYPE_CHECKING:
     from pflcli.commands.evaluate import evaluate
     from pflcli.commands.export import export
     from pflcli.commands.extract import extract
+    from pflcli.commands.federation import check_federation, create_federation, run_federation
     from pflcli.commands.import_data import import_data
     from pflcli.commands.new_client import new_client
     from pflcli.commands.partition import partition
     from pflcli.commands.personalize import personalize
     from pflcli.commands.predict import predict
     from pflcli.commands.report import report
+    from pflcli.commands.site import answer_message, check_site, serve_site
     from pflcli.commands.stack import stack
     from pflcli.commands.sweep import sweep
     from pflcli.commands.track import track
@@ -44,10 +46,14 @@ __all__ = [
     "EarlyStopping",
     "Federation",
     "Tracker",
+    "answer_message",
     "audit",
     "build_datastore",
     "check",
+    "check_federation",
+    "check_site",
     "compare",
+    "create_federation",
     "demo",
     "embed",
     "evaluate",
@@ -59,6 +65,8 @@ __all__ = [
     "personalize",
     "predict",
     "report",
+    "run_federation",
+    "serve_site",
     "simulate",
     "stack",
     "sweep",
@@ -71,22 +79,24 @@ __all__ = [
 ]
 
 
-_IN_MEMORY = {
+_MODULES = {
     "Callback": "core.simulation.callbacks",
     "EarlyStopping": "core.simulation.callbacks",
     "Federation": "core.simulation.federation",
     "Tracker": "tracking.live",
     "simulate": "core.simulation.simulate",
     "table": "evaluation.in_memory",
+    **dict.fromkeys(("check_federation", "create_federation", "run_federation"), "commands.federation"),
+    **dict.fromkeys(("answer_message", "check_site", "serve_site"), "commands.site"),
 }
-"""The modules that define public names which are no commands."""
+"""The modules that define public names, if they are not named like a module of ``commands``."""
 
 
 def __getattr__(name: str) -> Any:
     """Import a public name; raises AttributeError for every other name."""
     if name not in __all__:
         raise AttributeError(f"module 'pflcli' has no attribute '{name}'")
-    module = _IN_MEMORY.get(name, f"commands.{name}")
+    module = _MODULES.get(name, f"commands.{name}")
     value = getattr(importlib.import_module(f"pflcli.{module}"), name)
     globals()[name] = value
     return value

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from pflcli import __version__
-from pflcli.cli import check, doctor, federation, listing, new, report, results, show, site
+from pflcli.cli import check, doctor, listing, new, report, results, show, sites
 from pflcli.cli.from_options import Command, Group, Show, command, show_outcome
 from pflcli.core import registry
 from pflcli.core.errors import UsageError
@@ -22,11 +22,13 @@ from pflcli.options.embed import Embed
 from pflcli.options.evaluate import Evaluate
 from pflcli.options.export import Export
 from pflcli.options.extract import Extract
+from pflcli.options.federation import CheckFederation, CreateFederation, RunFederation
 from pflcli.options.import_data import ImportData
 from pflcli.options.new_client import NewClient
 from pflcli.options.partition import Partition
 from pflcli.options.personalize import Personalize
 from pflcli.options.predict import Predict
+from pflcli.options.site import AnswerMessage, CheckSite, ServeSite
 from pflcli.options.stack import Stack
 from pflcli.options.sweep import Sweep
 from pflcli.options.track import Track
@@ -56,8 +58,19 @@ _FIRST, _STEPS, _MORE, _REAL, _OWN, _LOOK_UP = (
 )
 
 
+_GROUPS = {
+    "federation": "Run a chosen method among real sites: what they agree on, and the server.",
+    "site": "Take part in a federation with the samples of one site, which never leave it.",
+}
+"""The help of commands that are groups of others."""
+_apps = {name: typer.Typer(name=name, cls=Group, help=_GROUPS[name], no_args_is_help=True) for name in _GROUPS}
+for group in _apps.values():
+    app.add_typer(group, rich_help_panel=_REAL)
+
+
 def _add(cls: type[Options], panel: str, show: Show = show_outcome, words: type[Command] = Command) -> None:
-    app.command(cls.NAME, cls=words, rich_help_panel=panel)(command(cls, show))
+    group, _, name = cls.NAME.rpartition(" ")
+    _apps.get(group, app).command(name, cls=words, rich_help_panel=None if group else panel)(command(cls, show))
 
 
 _add(ImportData, _FIRST, words=results.ImportCommand)
@@ -86,8 +99,12 @@ _add(Stack, _MORE)
 _add(Sweep, _MORE)
 _add(Audit, _MORE, results.show_scores)
 _add(Track, _MORE, results.show_tracked)
-app.command("federation", cls=Command, rich_help_panel=_REAL)(federation.command)
-app.command("site", cls=Command, rich_help_panel=_REAL)(site.command)
+_add(CreateFederation, _REAL)
+_add(CheckFederation, _REAL, results.show_facts)
+_add(RunFederation, _REAL, results.show_path)
+_add(CheckSite, _REAL, sites.show_check)
+_add(ServeSite, _REAL)
+_add(AnswerMessage, _REAL, sites.show_answer)
 app.command("new", cls=Command, rich_help_panel=_OWN)(new.command)
 app.command("check", cls=Command, rich_help_panel=_OWN)(check.command)
 app.command("list", cls=Command, rich_help_panel=_LOOK_UP)(listing.command)

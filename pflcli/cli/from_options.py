@@ -8,7 +8,8 @@ import re
 import shlex
 import typing
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -23,6 +24,7 @@ from pflcli.core.execution import ENGINES, EXECUTORS, Execution
 from pflcli.core.settings import Settings, changed
 from pflcli.options import completion
 from pflcli.options.declaration import Options, as_pairs, declared_options
+from pflcli.options.function import execution_names
 
 EXAMPLES = "\nExamples:\n"
 """The heading, in a docstring, of the examples of a command, which follow one per line."""
@@ -106,19 +108,21 @@ def _names(param: Any) -> list[str]:
 
 
 class Group(TyperGroup):
-    """The command ``pfl``, which accepts options that all commands have also before the command's name.
+    """``pfl``, or a group such as ``pfl site``, which accept options of all commands also before a command's name.
 
-    Its help ends with the options of ``pfl`` itself; Typer alone begins with them.
+    The help of ``pfl`` ends with its own options; Typer alone begins with them.
     """
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Move these options behind the name of the command, then parse the command line."""
-        valued = {name for param in self.params for name in _names(param) if not getattr(param, "is_flag", True)}
+        shared = ctx.find_root().command.params
+        valued = {name for param in shared for name in _names(param) if not getattr(param, "is_flag", True)}
         first = 0
         while first < len(args) and args[first].startswith("-"):
             first += 2 if args[first] in valued else 1
-        moved = [arg for arg in args[:first] if arg in _COMMON_FLAGS]
-        before = [arg for arg in args[:first] if arg not in _COMMON_FLAGS]
+        stays = {"-h", "--help"} if ctx.parent else {*args} - {*_COMMON_FLAGS}
+        moved = [arg for arg in args[:first] if arg not in stays]
+        before = [arg for arg in args[:first] if arg in stays]
         parsed: list[str] = super().parse_args(ctx, [*before, *args[first : first + 1], *moved, *args[first + 1 :]])
         return parsed
 
@@ -130,7 +134,7 @@ class Group(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         """Print usage, commands, and then the options."""
-        if self.rich_markup_mode is None:
+        if self.rich_markup_mode is None or ctx.parent is not None:
             super().format_help(ctx, formatter)
             return
         from typer import rich_utils
@@ -147,6 +151,15 @@ class Group(TyperGroup):
             markup_mode=self.rich_markup_mode,
             console=rich_utils._get_rich_console(),
         )
+
+
+def walk_commands(group: Any, *path: str) -> Iterator[tuple[str, Any]]:
+    """Yield all commands of a group by the words that are typed, such as ``site check``, in the order of the help."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from walk_commands(command, *path, name)
+        else:
+            yield " ".join([*path, name]), command
 
 
 _COMMON_FLAGS = ("--quiet", "-q", "--verbose", "-v", "--json")
@@ -179,16 +192,23 @@ def _merge(earlier: Mapping[str, Any], later: Mapping[str, Any]) -> dict[str, An
     return changed(earlier, {**later, **nested})
 
 
-def _read_table(ctx: typer.Context, path: Path) -> dict[str, Any]:
-    """Return the values in this command's table of a TOML file, by the name of the parameter."""
-    tables = config.read_toml(path)
-    commands = [*getattr(ctx.find_root().command, "commands", {})]
-    for name in tables:
-        if name not in commands:
-            raise UsageError(f"{path}: unknown table [{name}]", closest(name, commands))
-    table = tables.get(str(ctx.info_name), {})
-    if not isinstance(table, Mapping):
-        raise UsageError(f"{path}: '{ctx.info_name}' is not a table", f"[{ctx.info_name}]")
+def _read_table(ctx: Any, path: Path) -> dict[str, Any]:
+    """Return the values in this command's table of a TOML file, by the name of the parameter.
+
+    The table of a command in a group is in that of the group, such as ``[federation.run]``.
+    """
+    table: Any = config.read_toml(path)
+    groups = [ctx]
+    while groups[0].parent is not None:
+        groups.insert(0, groups[0].parent)
+    for group, within in pairwise(groups):
+        commands = [*getattr(group.command, "commands", {})]
+        for name in table:
+            if name not in commands:
+                raise UsageError(f"{path}: unknown table [{_table_name(group, name)}]", closest(name, commands))
+        table = table.get(str(within.info_name), {})
+        if not isinstance(table, Mapping):
+            raise UsageError(f"{path}: '{_table_name(within)}' is not a table", f"[{_table_name(within)}]")
     known = {
         opt.removeprefix("--"): str(param.name)
         for param in ctx.command.params
@@ -199,9 +219,14 @@ def _read_table(ctx: typer.Context, path: Path) -> dict[str, Any]:
     for key, value in table.items():
         option = key.replace("_", "-")
         if option not in known:
-            raise UsageError(f"{path}: unknown key '{key}' in [{ctx.info_name}]", closest(key, known))
+            raise UsageError(f"{path}: unknown key '{key}' in [{_table_name(ctx)}]", closest(key, known))
         values[known[option]] = value
     return values
+
+
+def _table_name(ctx: Any, *inner: str) -> str:
+    """Return the name of a command's table, or of one in the table of a group, such as ``federation.run``."""
+    return ".".join([*ctx.command_path.split()[1:], *inner])
 
 
 def _as_typed(value: Any) -> Any:
@@ -246,7 +271,7 @@ def command(
     The function calls the command's Python function, or ``call`` with that function and its arguments, and prints the
     result by ``show``. ``terminal`` are additional options by name that only ``call`` receives.
     """
-    module = cls.__module__.rpartition(".")[2]
+    module, name_of_function = cls.__module__.rpartition(".")[2], re.sub("(?<=.)([A-Z])", r"_\1", cls.__name__).lower()
     by_name = {option.name: option for option in declared_options(cls)}
     settings = _setting_parameters(cls.TRAINING_DEFAULT) if "settings" in by_name else []
     terminal = terminal or {}
@@ -284,7 +309,7 @@ def command(
             parse = by_name[name].typed_as
             if value is not None:
                 asked[name] = value if parse is None else parse.parse(value)
-        function = getattr(importlib.import_module(f"pflcli.commands.{module}"), module)
+        function = getattr(importlib.import_module(f"pflcli.commands.{module}"), name_of_function)
         arguments = {**asked, **beside, "execution": execution}
         result = function(**arguments) if call is None else call(function, arguments, context, as_json=as_json)
         show(result, asked, execution, as_json=as_json, quiet=quiet)
@@ -342,13 +367,14 @@ def _execution_parameters(cls: type[Options]) -> list[inspect.Parameter]:
         )
         return _parameter(name, Annotated[type(default), info], default)
 
-    force = typer.Option("--force", "-f", help=cls.FORCE_HELP or fields["force"].help)
-    dry_run = typer.Option("--dry-run", "-n", help=fields["dry_run"].help)
+    writing = {
+        "force": typer.Option("--force", "-f", help=cls.FORCE_HELP or fields["force"].help),
+        "dry_run": typer.Option("--dry-run", "-n", help=fields["dry_run"].help),
+    }
     return [
         *(hardware(name) for name in fields if name in cls.HARDWARE),
         _parameter("config_file", Config, None),
-        _parameter("force", Annotated[bool, force], False),
-        *([_parameter("dry_run", Annotated[bool, dry_run], False)] if cls.HAS_DRY_RUN else []),
+        *(_parameter(name, Annotated[bool, writing[name]], False) for name in writing if name in execution_names(cls)),
         _parameter("as_json", Json, False),
         _parameter("quiet", Quiet, False),
         _parameter("verbose", Verbose, False),

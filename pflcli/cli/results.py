@@ -83,6 +83,23 @@ def show_export(
         console.lines([str(asked["out"])])
 
 
+def show_facts(
+    facts: Mapping[str, Any], asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
+) -> None:
+    """Print facts, one per line."""
+    (console.data if as_json else console.facts)(facts)
+
+
+def show_path(
+    facts: Mapping[str, Any], asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
+) -> None:
+    """Print the path of what a command has written; all facts only as JSON."""
+    if as_json:
+        console.data(facts)
+    else:
+        console.lines([str(facts["path"])])
+
+
 def show_tracked(
     result: Tracked, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
 ) -> None:

@@ -42,6 +42,8 @@ from pflcli.deployment.exchange import (
     question_file,
     retry_unfinished,
 )
+from pflcli.options.function import command
+from pflcli.options.site import AnswerMessage, CheckSite, ServeSite
 from pflcli.training import hardware, state_files
 from pflcli.training.run_artifact import Job, summarize, write_predictions, write_rounds
 
@@ -64,14 +66,16 @@ class _Opened:
         return opening.open_site(self.federation, self.terms, self.data, self.client, self.folder, execution)
 
 
-def check(partition: Path | str, federation: Path | str, out: Path) -> dict[str, Any]:
+@command(CheckSite)
+def check_site(asked: CheckSite) -> dict[str, Any]:
     """Make the folder of a site, and return what the site is asked to do, and what will leave it; sends nothing.
 
     What leaves it is not read in the federation: the run is built, and a round played until the server needs uploads.
-    ``answer`` writes nothing else. Raises InputError if the federation declares something else, or the partition was
-    not made for it, or has no training sample.
+    ``answer_message`` writes nothing else. Raises InputError if the federation declares something else, or the
+    partition was not made for it, or has no training sample.
     """
-    agreed, own = open_one(federation, "federation"), open_one(partition, "partition")
+    out = Path(asked.out)
+    agreed, own = open_one(asked.federation, "federation"), open_one(asked.partition, "partition")
     opened = _open(out, agreed, own)
     opening.require_derived(agreed, opened.terms)
     train = int(opened.data.sizes[:, 0].sum())
@@ -132,15 +136,16 @@ def _reopen(folder: Path) -> _Opened:
     return _open(folder, federation, partition)
 
 
-def serve(folder: Path, exchange: Path, execution: Execution) -> Outcome:
+@command(ServeSite)
+def serve_site(asked: ServeSite) -> Outcome:
     """Answer the questions in the ``exchange`` folder until the last message, and return the predictions.
 
-    The state is in ``folder``, after each round; the same command continues. Raises InputError for a message that does
-    not fit.
+    The state is in the folder of the site, after each round; the same command continues. Raises InputError for a
+    message that does not fit.
     """
-    opened = _reopen(folder)
-    inbox = folder_of(exchange, [*opened.terms.sites], opened.client)
-    with locks.acquire(folder, execution.reporter.say):
+    opened, execution = _reopen(Path(asked.site)), asked.execution
+    inbox = folder_of(Path(asked.exchange), [*opened.terms.sites], opened.client)
+    with locks.acquire(opened.folder, execution.reporter.say):
         site, final = opened.site(execution), final_file(inbox)
         if not final.exists():
             execution.reporter.say(f"waiting for messages to '{opened.client}' in {inbox}")
@@ -154,21 +159,22 @@ def serve(folder: Path, exchange: Path, execution: Execution) -> Outcome:
         return _predict(opened, site, retry_unfinished(site.finish, final), execution)
 
 
-def answer(folder: Path, message: Path, out: Path | None, execution: Execution) -> Path:
+@command(AnswerMessage)
+def answer_message(asked: AnswerMessage) -> Path:
     """Answer one message, and return the file of the answer: a copy at ``out``; or the predictions, after the last one.
 
     Raises InputError for a message that does not fit.
     """
-    opened = _reopen(folder)
-    with locks.acquire(folder, execution.reporter.say):
-        site = opened.site(execution)
+    opened, message = _reopen(Path(asked.site)), Path(asked.message)
+    with locks.acquire(opened.folder, asked.execution.reporter.say):
+        site = opened.site(asked.execution)
         if messages.read_kind(message) == "final":
-            return _predict(opened, site, site.finish(message), execution).path
+            return _predict(opened, site, site.finish(message), asked.execution).path
         stored = site.answer(message)
-        if out is None:
+        if asked.out is None:
             return stored
-        copy_message(stored, out)
-        return out
+        copy_message(stored, Path(asked.out))
+        return Path(asked.out)
 
 
 def _predict(opened: _Opened, site: Site, state: State, execution: Execution) -> Outcome:

@@ -59,7 +59,8 @@ def command(options: Callable[P, Asked]) -> Callable[[Callable[[Asked], Result_c
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Result_co:
             asked = _read_arguments(cls, function.__name__, signature, args, kwargs)
-            execution = replace(asked.execution, command=tuple(asked.words()))
+            line = ("pfl", *cls.NAME.split(), *asked.words()[2:])
+            execution = replace(asked.execution, command=line)
             return function(replace(typing.cast(Any, asked), execution=execution, **names_of_files(asked)))
 
         call.__signature__ = signature  # type: ignore[attr-defined]
@@ -101,7 +102,7 @@ def _list_keywords(cls: type[Options]) -> list[_Keyword]:
             keyword = _keyword(setting.name, setting.type, default, setting.help, "Training settings")
             training.append(replace(keyword, default=cls.TRAINING_DEFAULT))
     described = {option.name: option for option in registry.options(Execution)}
-    for name in [name for name in described if name in _execution_names(cls)]:
+    for name in [name for name in described if name in execution_names(cls)]:
         field = described[name]
         help = (cls.FORCE_HELP if name == "force" else "") or field.help
         if name == "reporter":
@@ -112,9 +113,10 @@ def _list_keywords(cls: type[Options]) -> list[_Keyword]:
     return [*own, *training, *execution]
 
 
-def _execution_names(cls: type[Options]) -> tuple[str, ...]:
-    """Return the fields of ``Execution`` that are keywords of the function."""
-    return (*cls.HARDWARE, "force", *(["dry_run"] if cls.HAS_DRY_RUN else []), "reporter")
+def execution_names(cls: type[Options]) -> tuple[str, ...]:
+    """Return the fields of ``Execution`` that are options of a command, and the reporter."""
+    writing = {"force": getattr(cls, "HAS_FORCE", True), "dry_run": cls.HAS_DRY_RUN}
+    return (*cls.HARDWARE, *(name for name in writing if writing[name]), "reporter")
 
 
 def _options_with_types(cls: type[Options]) -> Iterator[tuple[Option, str]]:
@@ -181,7 +183,7 @@ def _read_arguments(
     except TypeError as error:
         required = [key for key, each in signature.parameters.items() if each.default is inspect.Parameter.empty]
         raise ArgumentError(f"{name}(): {error}", f"{name}({', '.join(required)}, ...)") from None
-    fields_of_execution = {key: given.pop(key) for key in _execution_names(cls) if key in given}
+    fields_of_execution = {key: given.pop(key) for key in execution_names(cls) if key in given}
     if fields_of_execution.get("reporter", SILENT) is None:
         del fields_of_execution["reporter"]
     execution = replace(given.pop("execution", None) or Execution(), **fields_of_execution)

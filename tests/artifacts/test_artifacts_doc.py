@@ -15,15 +15,14 @@ import pytest
 from safetensors import safe_open
 
 from pflcli.artifacts import kinds
-from pflcli.commands import federate
 from pflcli.commands.compare import compare
 from pflcli.commands.evaluate import evaluate
+from pflcli.commands.federation import create_federation
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.tune import tune
 from pflcli.commands.verify import verify
-from pflcli.core.execution import Execution
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "artifacts.md").read_text(encoding="utf-8")
@@ -175,7 +174,7 @@ def runs_of_every_kind(small, tmp_path_factory):
         settings={**mlp, "participation": 1.0, "dropout": 0.3},
     )
     personalize("panm", at / "p-clusters", at / "panm-clusters", settings={**mlp, "model": "logistic"})
-    federate.create(at / "fedavg", at / "fed", Execution())
+    create_federation(at / "fedavg", at / "fed")
     evaluate([at / "fedavg-new", at / "fedham-new"], at / "evaluation-new", target=0.1, link="10:50", coverage=0.8)
     return at
 

@@ -22,13 +22,14 @@ from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import partition
 from pflcli.artifacts.reader import open_artifact
 from pflcli.cli import app
+from pflcli.cli.from_options import walk_commands
 from pflcli.commands import show
 from pflcli.commands.listing import listing
 from pflcli.commands.personalize import personalize
 from pflcli.core import registry
 from pflcli.core.errors import UsageError
 
-APP = typer.main.get_command(app).commands
+APP = dict(walk_commands(typer.main.get_command(app)))
 TINY = ("--model", "mlp", "--rounds", "2", "--participation", "0.5")
 
 
@@ -65,7 +66,10 @@ STEPS = list(make_command_lines(SimpleNamespace(**dict.fromkeys((*NAMES, "sample
 # Help, and what it costs
 
 
-OTHERS = {"export", "predict", "report", "track", "show", "list", "doctor", "new", "check", "federation", "site"}
+OTHERS = {
+    *("export", "predict", "report", "track", "show", "list", "doctor", "new", "check"),
+    *(name for name in APP if name.startswith(("federation ", "site ")) and name != "federation create"),
+}
 MAKERS = sorted({*APP} - OTHERS)
 
 
@@ -79,7 +83,7 @@ def test_every_command_that_makes_an_artifact_ends_with_the_same_options(name):
 @pytest.mark.parametrize("name", APP)
 @pytest.mark.parametrize("flag", ["-h", "--help"])
 def test_help_of_every_command_explains_all_options(pfl, name, flag):
-    ran = pfl(name, flag)
+    ran = pfl(*name.split(), flag)
     assert (ran.code, ran.err) == (0, "")
     doc = APP[name].help or ""
     assert len(doc.split(".")[0].split()) >= 3
@@ -96,11 +100,11 @@ def test_help_of_every_command_explains_all_options(pfl, name, flag):
 def test_help_of_pfl_lists_all_commands_in_order(pfl):
     ran = pfl("--help")
     assert (ran.code, ran.err) == (0, "")
-    assert all(name in ran.out for name in APP)
+    assert all(name.split()[0] in ran.out for name in APP)
     assert pfl("-h").out == ran.out
     shown = re.findall(r"^│ ([a-z][a-z-]+) ", ran.out, flags=re.M)
     first = ["import", "partition", "compare", "verify", "report", "show", "tune", "predict", "new-client", "export"]
-    assert shown == list(APP)
+    assert shown == list(dict.fromkeys(name.split()[0] for name in APP))
     assert shown[:10] == first
     assert ran.out.index("│ doctor ") < ran.out.index("│ --version ") < ran.out.index("│ --use ")
     assert pfl().code == 2
@@ -435,7 +439,7 @@ def test_typed_set_options_are_merged_with_the_config_file(dry_run_request):
 
 
 def test_config_file_may_have_a_table_for_every_command(dry_run_request):
-    text = "".join(f"[{name}]\n" for name in APP)
+    text = "".join(f"[{name.replace(' ', '.')}]\n" for name in APP)
     assert dry_run_request(f"{text}[train-global.x]\nrounds = 9\n", "writers")["clients"] is None
 
 
@@ -964,26 +968,39 @@ def test_evaluate_refuses_predictions_without_test_samples(pfl, tmp_path):
     assert_fails(pfl("evaluate", at / "l", "-o", at / "ev"), 3, ["has no test samples to score", "--fractions"])
 
 
-@pytest.mark.parametrize("command", sorted(typer.main.get_command(app).commands))
+@pytest.mark.parametrize("command", sorted(APP))
 def test_global_options_are_accepted_before_and_after_every_command(pfl, command):
-    for line in (("--use", "nothing", command), (command, "--use", "nothing"), (command, "--use=nothing", "--json")):
-        ran = pfl(*line)
+    words = command.split()
+    between = (words[0], "--use", "nothing", *words[1:])
+    for line in (("--use", "nothing", *words), between, (*words, "--use", "nothing"), (*words, "--use=nothing")):
+        ran = pfl(*line, "--json")
         assert (ran.code, ran.err.splitlines()[0]) == (2, "pfl: --use nothing is neither a Python file nor a module")
-    assert pfl(command, "--version").out.startswith("pfl ")
+    assert pfl(*words, "--version").out.startswith("pfl ")
+
+
+@pytest.mark.parametrize("group", ["federation", "site"])
+def test_a_group_lists_its_commands_and_refuses_others(pfl, group):
+    ran, own = pfl(group, "--help"), [name.split()[1] for name in APP if name.startswith(f"{group} ")]
+    assert (ran.code, ran.err, len(own)) == (0, "", 3)
+    assert re.findall(r"^│ ([a-z]+) ", ran.out, flags=re.M) == own
+    assert pfl(group).code == 2
+    wrong = pfl(group, "chek")
+    assert (wrong.code, wrong.out) == (2, "")
+    assert "'chek'. Did you mean 'check'?" in wrong.err
 
 
 @pytest.mark.parametrize("flag", ["--quiet", "-q", "--verbose", "-v", "--json"])
-@pytest.mark.parametrize("command", ["partition", "show", "new"])
+@pytest.mark.parametrize("command", ["partition", "show", "new", "site check"])
 def test_a_flag_before_a_command_does_what_it_does_after_it(pfl, command, flag):
-    options = {name for param in typer.main.get_command(app).commands[command].params for name in param.opts}
-    before, after = pfl(flag, command, "--help"), pfl(command, flag, "--help")
+    options = {name for param in APP[command].params for name in param.opts}
+    before, after = pfl(flag, *command.split(), "--help"), pfl(*command.split(), flag, "--help")
     assert (before.code, before.out) == (after.code, after.out)
     assert before.code == (0 if flag in options else 2)
 
 
 def test_single_value_option_given_twice_is_refused():
     """Of every command: Click keeps the last value in silence. Flags and options that are lists may be repeated."""
-    for name, command in typer.main.get_command(app).commands.items():
+    for name, command in APP.items():
         with command.make_context(name, [], resilient_parsing=True) as context:
             for param in command.params:
                 if param.param_type_name == "option":

@@ -10,6 +10,7 @@ import shutil
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 from typer.main import get_command
@@ -19,6 +20,7 @@ from pflcli.__main__ import main
 from pflcli.artifacts import kinds
 from pflcli.artifacts.reader import open_artifact
 from pflcli.cli import app
+from pflcli.cli.from_options import walk_commands
 from pflcli.evaluation.metrics import catalogue
 from pflcli.options import completion
 
@@ -64,6 +66,8 @@ LINES = {
     ("pfl", "new", "sch"): ["scheme"],
     ("pfl", "list", "sch"): ["schemes"],
     ("pfl", "list", "schemes", "pach"): ["pachinko"],
+    ("pfl", "site", "a"): ["answer"],
+    ("pfl", "federation", "run", "fed", "--at"): ["--at", "--at-least"],
     ("pfl", "show", "--ver"): ["--verify", "--verbose"],
     ("pfl", "import", "data.csv", "--standardize", "cl"): ["client"],
 }
@@ -96,16 +100,23 @@ KINDS = {
     ("predict",): "predictions",
     ("new-client",): "predictions",
     ("export",): "predictions",
-    ("report",): "evaluation comparison audit verdicts",
+    ("report",): "evaluation comparison audit verdicts federation",
     ("track",): "comparison evaluation predictions backbone",
+    ("federation", "create"): "predictions",
+    ("federation", "check"): "federation",
+    ("federation", "run"): "federation",
+    ("site", "check"): "partition",
+    ("site", "check", "p"): "federation",
     ("show",): " ".join(kinds.schemas()),
 }
 
 
 @pytest.mark.parametrize("line", KINDS, ids=" ".join)
-def test_completion_offers_artifacts_of_the_right_kind(complete_line, small, monkeypatch, line):
-    monkeypatch.chdir(small.root)
-    kind_of = {folder.name: open_artifact(folder).kind for folder in small.root.iterdir() if folder.is_dir()}
+def test_completion_offers_artifacts_of_the_right_kind(complete_line, small, tmp_path, monkeypatch, line):
+    monkeypatch.chdir(tmp_path)
+    for folder in (*small.root.iterdir(), ROOT.parent / "tests/golden/schema-1/federation"):
+        Path(folder.name).symlink_to(folder)
+    kind_of = {folder.name: open_artifact(folder).kind for folder in tmp_path.iterdir() if folder.is_dir()}
     expected = sorted(name for name, kind in kind_of.items() if kind in KINDS[line].split())
     assert len(expected) >= 1
     assert complete_line("pfl", *line, "") == expected
@@ -114,12 +125,15 @@ def test_completion_offers_artifacts_of_the_right_kind(complete_line, small, mon
 def test_cases_cover_every_command_that_takes_an_artifact():
     expected = {
         name
-        for name, command in get_command(app).commands.items()
+        for name, command in walk_commands(get_command(app))
         for param in command.params
         if param.param_type_name == "argument" and str(param.metavar).strip(".").lower() in kinds.schemas()
     }
     assert len(expected) > 10
-    assert expected <= {line[0] for line in KINDS} | {"partition", "embed"}
+    assert expected <= {" ".join(line[: 2 if line[0] in ("federation", "site") else 1]) for line in KINDS} | {
+        "partition",
+        "embed",
+    }
 
 
 def test_completion_descends_into_folders(complete_line, small, tmp_path, monkeypatch):
@@ -144,11 +158,11 @@ def test_completion_offers_the_metrics_of_the_catalogue():
 def test_completion_of_any_option_never_fails(complete_line, tmp_path, monkeypatch):
     """Every option and argument of every command, before anything, behind nonsense, and in broken quotes."""
     monkeypatch.chdir(tmp_path)
-    for name, command in get_command(app).commands.items():
+    for name, command in walk_commands(get_command(app)):
         for param in command.params:
             option = [opt for opt in param.opts if opt.startswith("--")][:1]
-            complete_line("pfl", name, *option, "")
-            complete_line("pfl", name, "nowhere", "nothing", *option, "'x=\"")
+            complete_line("pfl", *name.split(), *option, "")
+            complete_line("pfl", *name.split(), "nowhere", "nothing", *option, "'x=\"")
 
 
 def test_completion_loads_no_heavy_package():

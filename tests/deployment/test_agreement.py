@@ -11,10 +11,12 @@ import pytest
 
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.open_by_path import open_one
-from pflcli.commands import federate, site
+from pflcli.commands import site
+from pflcli.commands.federation import check_federation, create_federation, run_federation
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
+from pflcli.commands.site import answer_message, check_site
 from pflcli.core import registry, sources
 from pflcli.core.errors import InputError, PflError
 from pflcli.core.execution import Execution
@@ -31,7 +33,7 @@ def world(tmp_path_factory):
     partition("heart-disease", at / "pilot")
     settings = {"model": "logistic", "rounds": 2, "participation": 1.0, "lr": 0.1}
     personalize("fedsgd", at / "pilot", at / "simulation", settings=settings, threads=1)
-    federate.create(at / "simulation", at / "fed", ONE)
+    create_federation(at / "simulation", at / "fed", execution=ONE)
     partition("heart-disease", at / "partition", like=at / "fed", client=CLIENT)
     return at
 
@@ -86,14 +88,14 @@ FORGED = {
 
 def join(fed, folder):
     partition("heart-disease", folder / "partition", like=fed, client=CLIENT)
-    site.check(folder / "partition", fed, folder / "site")
+    check_site(folder / "partition", fed, folder / "site")
 
 
 @pytest.mark.parametrize("name", FORGED)
 def test_what_a_coordinator_declares_is_not_believed(name, world, tmp_path):
     fed = forge(world / "fed", tmp_path / "fed", FORGED[name])
     with pytest.raises(PflError):
-        federate.describe(fed)
+        check_federation(fed)
     with pytest.raises(PflError) as error:
         join(fed, tmp_path)
     assert error.value.exit_code in (2, 3)
@@ -105,7 +107,7 @@ def test_check_shows_what_is_sent_and_how_long_a_site_computes(world, tmp_path, 
     assert ran.code == 0
     for words in ("fedsgd", "logistic", "2 rounds", "head.weight  float32  2x13", "head.bias  float32  2", "112 bytes"):
         assert words in ran.err
-    facts = site.check(world / "partition", world / "fed", tmp_path / "site")
+    facts = check_site(world / "partition", world / "fed", tmp_path / "site")
     assert (facts["settings"]["rounds"], facts["settings"]["lr"]) == (2, 0.1)
     many = forge(world / "fed", tmp_path / "fed", put("settings", "rounds", value=10**6))
     partition("heart-disease", tmp_path / "partition", like=many, client=CLIENT)
@@ -129,14 +131,14 @@ def other_pfl(tmp_path, monkeypatch):
     "file", ["core/rng.py", "core/engine/engine.py", "core/simulation/loop.py", "data/datasets/writers.py"]
 )
 def test_another_code_of_shared_modules_is_refused_by_name(file, world, tmp_path, other_pfl):
-    site.check(world / "partition", world / "fed", tmp_path / "site")
+    check_site(world / "partition", world / "fed", tmp_path / "site")
     other_pfl(file)
     part = ".".join(file.removesuffix(".py").split("/")[: 2 if file.startswith("core/") else 1])
     for use in (
-        lambda: federate.describe(world / "fed"),
-        lambda: site.check(world / "partition", world / "fed", tmp_path / "another"),
-        lambda: site.answer(tmp_path / "site", tmp_path / "message", None, ONE),
-        lambda: federate.run(world / "fed", tmp_path / "exchange", tmp_path / "server", ONE),
+        lambda: check_federation(world / "fed"),
+        lambda: check_site(world / "partition", world / "fed", tmp_path / "another"),
+        lambda: answer_message(tmp_path / "site", tmp_path / "message", execution=ONE),
+        lambda: run_federation(world / "fed", tmp_path / "exchange", tmp_path / "server", execution=ONE),
     ):
         with pytest.raises(InputError, match=rf"other code of pfl .* \({part} differs\)") as error:
             use()
@@ -204,8 +206,8 @@ def test_one_answer_tells_class_counts_and_the_record_of_an_only_patient(world, 
     question, book = questions[CLIENT], json.loads((world / "fed" / "codebook.json").read_text())
     path = tmp_path / "question.msg"
     messages.write(path, question, {name: value.zero_() for name, value in tensors.items()})
-    site.check(world / "partition", world / "fed", tmp_path / "site")
-    stored = site.answer(tmp_path / "site", path, None, ONE)
+    check_site(world / "partition", world / "fed", tmp_path / "site")
+    stored = answer_message(tmp_path / "site", path, execution=ONE)
     message = server.check(stored, question, messages.hash_file(path))
     client, n = question.clients[0], message.head.clients[0].weight
     bias, weight = (message.tensors(f"{client}/")[f"head.{name}"].double().numpy() for name in ("bias", "weight"))

@@ -19,17 +19,18 @@ from safetensors.torch import load_file
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.cli.console import Console
-from pflcli.commands import federate, site
 from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.compare import compare
 from pflcli.commands.evaluate import evaluate
 from pflcli.commands.export import export
 from pflcli.commands.extract import extract
+from pflcli.commands.federation import check_federation, create_federation, run_federation
 from pflcli.commands.import_data import import_data
 from pflcli.commands.new_client import new_client
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.predict import predict
+from pflcli.commands.site import answer_message, check_site, serve_site
 from pflcli.commands.train_global import train_global
 from pflcli.core.errors import ConflictError, InputError, UnsuitedError, UsageError
 from pflcli.core.execution import Execution
@@ -57,7 +58,7 @@ def world(tmp_path_factory):
     personalize(
         "ditto", at / "partition", out=at / "simulation", model="mlp", rounds=3, participation=0.7, threads=1, seed=0
     )
-    federate.create(at / "simulation", at / "fed", ONE)
+    create_federation(at / "simulation", at / "fed", execution=ONE)
     for name in SITES:
         import_data(at / f"{name}.csv", like=at / "fed", out=at / f"data {name}")
         partition(at / f"data {name}", at / f"partition {name}", like=at / "fed", client=name)
@@ -73,7 +74,7 @@ def start(*words):
 def test_three_processes_predict_as_the_simulation_does_although_they_are_killed(world):
     begun = time.monotonic()
     for name in SITES:
-        site.check(world / f"partition {name}", world / "fed", world / f"site {name}")
+        check_site(world / f"partition {name}", world / "fed", world / f"site {name}")
     server = ("federation", "run", world / "fed", "--at", world / "exchange", "-o", world / "server")
     serve = {name: ("site", "serve", world / f"site {name}", "--at", world / "exchange") for name in SITES}
     running = {name: start(*words) for name, words in {"server": server, **serve}.items()}
@@ -100,7 +101,7 @@ def test_three_processes_predict_as_the_simulation_does_although_they_are_killed
     # A message of this federation is refused by a site of another one, and by another site.
     question = next(world.glob("exchange/000-*/question-*.msg"))
     with pytest.raises(InputError, match="for the site 'north', not for 'south'"):
-        site.answer(world / "site south", question, None, ONE)
+        answer_message(world / "site south", question, execution=ONE)
     with h5py.File(world / "site north" / "predictions" / "predictions.h5") as file:
         assert file["test"]["offsets"][-1] == len(own_rows(file))
 
@@ -110,7 +111,7 @@ def own_rows(file):
 
 
 def test_a_round_is_closed_without_late_sites_if_enough_have_answered(world, tmp_path, pfl):
-    site.check(world / "partition north", world / "fed", tmp_path / "site")
+    check_site(world / "partition north", world / "fed", tmp_path / "site")
     words = ("run", world / "fed", "--at", tmp_path / "exchange", "-o", tmp_path / "server", "--patience", "0.01")
     refused = pfl("federation", *words)
     assert (refused.code, refused.out) == (5, "")
@@ -119,13 +120,13 @@ def test_a_round_is_closed_without_late_sites_if_enough_have_answered(world, tmp
     assert all(word in refused.err for word in ("round 1: 0 of 2 sites", "at least 1", *asked, "--patience 0.01"))
     resumed = shlex.split(next(line for line in refused.err.splitlines() if "pfl federation run" in line))
     with pytest.raises(UsageError, match="is more than the 3 sites"):
-        federate.run(world / "fed", tmp_path / "exchange", tmp_path / "server", ONE, patience=1, at_least=4)
+        run_federation(world / "fed", tmp_path / "exchange", tmp_path / "server", execution=ONE, patience=1, at_least=4)
     for number in (1, 2, 3):
         questions = {path.parent.name[4:]: path for path in tmp_path.glob(f"exchange/*/question-{number:06d}.msg")}
         name, question = sorted(questions.items())[0]
         if not (tmp_path / f"site {name}").exists():
-            site.check(world / f"partition {name}", world / "fed", tmp_path / f"site {name}")
-        site.answer(tmp_path / f"site {name}", question, answer_file(question.parent, number), ONE)
+            check_site(world / f"partition {name}", world / "fed", tmp_path / f"site {name}")
+        answer_message(tmp_path / f"site {name}", question, out=answer_file(question.parent, number), execution=ONE)
         both = pfl("federation", *words, "--at-least", "2")
         assert (both.code, f"round {number}: 1 of 2 sites" in both.err) == (5, True)
         again = pfl(*resumed[resumed.index("federation") : -4], "--threads", "1")
@@ -134,7 +135,7 @@ def test_a_round_is_closed_without_late_sites_if_enough_have_answered(world, tmp
         assert f"round {number}: loss" in again.err
         assert f"no answer from {late}" in again.err
     with pytest.raises(ConflictError, match="messages of an earlier run"):
-        federate.run(world / "fed", tmp_path / "exchange", tmp_path / "another server", ONE)
+        run_federation(world / "fed", tmp_path / "exchange", tmp_path / "another server", execution=ONE)
 
 
 def last_question(exchange, name):
@@ -149,20 +150,20 @@ def run_without(world, folder, absent, monkeypatch, fed=None, execution=ONE):
         own = world / f"partition {name}"
         if fed != world / "fed":
             own = partition(world / f"data {name}", folder / f"partition {name}", like=fed, client=name).path
-        site.check(own, fed, folder / f"site {name}")
+        check_site(own, fed, folder / f"site {name}")
 
     def answer(inbox, *_):
         for name in inbox.missing:
             path = last_question(folder / "exchange", name)
             number = int(path.stem.removeprefix("question-"))
             if name not in absent.get(number, ()):
-                site.answer(folder / f"site {name}", path, answer_file(path.parent, number), ONE)
+                answer_message(folder / f"site {name}", path, out=answer_file(path.parent, number), execution=ONE)
         inbox.look(is_last=True)
 
-    monkeypatch.setattr(federate, "_wait", answer)
-    result = federate.run(fed, folder / "exchange", folder / "server", execution)
+    monkeypatch.setattr("pflcli.commands.federation._wait", answer)
+    result = run_federation(fed, folder / "exchange", folder / "server", execution=execution)
     for name, final in zip(SITES, sorted(folder.glob("exchange/*/final.msg")), strict=True):
-        site.answer(folder / f"site {name}", final, None, ONE)
+        answer_message(folder / f"site {name}", final, execution=ONE)
     return result
 
 
@@ -212,7 +213,7 @@ def test_a_record_has_no_row_of_a_round_when_all_its_clients_drop_out(world, tmp
     simulated = personalize("fedavg", world / "partition", tmp_path / "simulation", **settings).path
     played = {row["round"] for row in csv_rows(simulated / "rounds.csv") if row["clients"] != "0"}
     assert 0 < len(played) < 4
-    fed = federate.create(simulated, tmp_path / "fed", ONE).path
+    fed = create_federation(simulated, tmp_path / "fed", execution=ONE).path
     run_without(world, tmp_path, {}, monkeypatch, fed)
     file = tmp_path / "server" / "attendance.csv"
     assert {row["round"] for row in csv_rows(file)} == played
@@ -232,8 +233,8 @@ def test_methods_after_the_rounds_predict_as_in_the_simulation(name, layer, worl
     if name == "knn-per":
         source = build_datastore(extract(source, tmp_path / "e", layer=layer).path, tmp_path / "d", capacity=0.8).path
     simulated = open_one(personalize(name, source, tmp_path / "simulation", threads=1, **settings).path)
-    fed = federate.create(simulated.path, tmp_path / "fed", ONE).path
-    assert federate.describe(fed)["rounds"] == (0 if name == "local" else 3)
+    fed = create_federation(simulated.path, tmp_path / "fed", execution=ONE).path
+    assert check_federation(fed)["rounds"] == (0 if name == "local" else 3)
     run_without(world, tmp_path, {}, monkeypatch, fed)
     if name == "knn-per":
         assert open_one(tmp_path / "site west" / "embeddings").manifest.request.get("layer") == layer
@@ -300,20 +301,20 @@ def test_a_store_of_other_samples_is_refused(world, tmp_path):
     store = build_datastore(extract(backbone, tmp_path / "e", partition=moved).path, tmp_path / "d").path
     personalize("knn-per", store, tmp_path / "simulation", threads=1)
     with pytest.raises(UnsuitedError, match="its datastore was updated, or has other samples"):
-        federate.create(tmp_path / "simulation", tmp_path / "fed", ONE)
+        create_federation(tmp_path / "simulation", tmp_path / "fed", execution=ONE)
 
 
 def test_create_says_what_a_method_on_embeddings_sends_when_it_refuses_it(world, tmp_path):
     backbone = train_global(world / "partition", tmp_path / "b", model="mlp", rounds=1, threads=1).path
     personalize("prior", extract(backbone, tmp_path / "e").path, tmp_path / "simulation", threads=1)
     with pytest.raises(UnsuitedError, match="among real sites: clients also send class frequencies before the rounds"):
-        federate.create(tmp_path / "simulation", tmp_path / "fed", ONE)
+        create_federation(tmp_path / "simulation", tmp_path / "fed", execution=ONE)
 
 
 def test_the_server_reports_epsilon_as_the_simulation_does(world, tmp_path, monkeypatch):
     settings = {"model": "logistic", "rounds": 2, "participation": 0.7, "dp_noise": 1.0, "dp_delta": 1e-3}
     simulated = personalize("fedavg", world / "partition", tmp_path / "simulation", threads=1, **settings)
-    fed = federate.create(simulated.path, tmp_path / "fed", ONE).path
+    fed = create_federation(simulated.path, tmp_path / "fed", execution=ONE).path
     said = []
     reporter = Console(quiet=True)
     monkeypatch.setattr(type(reporter), "say", lambda self, text: said.append(text))
@@ -335,20 +336,20 @@ def csv_rows(path):
 
 def test_wrong_folders_are_refused(world, tmp_path):
     with pytest.raises(InputError, match="was not made for"):
-        site.check(world / "partition", world / "fed", tmp_path / "site")
+        check_site(world / "partition", world / "fed", tmp_path / "site")
     with pytest.raises(InputError, match="is not the folder of a site"):
-        site.serve(world / "fed", tmp_path, ONE)
+        serve_site(world / "fed", tmp_path, execution=ONE)
     with pytest.raises(UsageError, match="is inside"):
-        federate.run(world / "fed", tmp_path, tmp_path / "server", ONE)
-    site.check(world / "partition north", world / "fed", tmp_path / "north")
+        run_federation(world / "fed", tmp_path, tmp_path / "server", execution=ONE)
+    check_site(world / "partition north", world / "fed", tmp_path / "north")
     with pytest.raises(ConflictError, match="belongs to another"):
-        site.check(world / "partition south", world / "fed", tmp_path / "north")
+        check_site(world / "partition south", world / "fed", tmp_path / "north")
     with pytest.raises(ConflictError, match="belongs to another"):
-        federate.run(world / "fed", tmp_path / "exchange", tmp_path / "north", ONE)
+        run_federation(world / "fed", tmp_path / "exchange", tmp_path / "north", execution=ONE)
     (tmp_path / "full").mkdir()
     (tmp_path / "full" / "note.txt").write_text("mine")
     with pytest.raises(ConflictError, match="contains other files"):
-        site.check(world / "partition north", world / "fed", tmp_path / "full")
+        check_site(world / "partition north", world / "fed", tmp_path / "full")
 
 
 def test_methods_and_settings_that_real_sites_cannot_have_are_refused(world, tmp_path):
@@ -361,7 +362,7 @@ def test_methods_and_settings_that_real_sites_cannot_have_are_refused(world, tmp
         out = tmp_path / f"{method} {len(settings)} {words[:5]}"
         personalize(method, world / "partition", out=out, model="logistic", rounds=1, threads=1, **settings)
         with pytest.raises(UnsuitedError, match=words):
-            federate.create(out, tmp_path / "fed", ONE)
+            create_federation(out, tmp_path / "fed", execution=ONE)
     assert not (tmp_path / "fed").exists()
 
 
@@ -383,17 +384,14 @@ def test_a_site_takes_its_split_from_the_federation(world):
 @pytest.mark.parametrize(
     ("words", "message"),
     [
-        (("check", "--patience", "5"), "--patience belongs to pfl federation run"),
-        (("create", "-o", "new", "--patience", "5"), "--patience belongs to pfl federation run"),
-        (("check", "--force"), "--force belongs to pfl federation create"),
-        (("check", "--method", "ditto"), "--method belongs to pfl federation create"),
-        (("check", "--seed", "0"), "--seed belongs to pfl federation create"),
-        (("check", "-o", "new"), "pfl federation check writes nothing"),
-        (("check", "--at-least", "1"), "--at-least belongs to pfl federation run"),
+        (("create", "-o", "new", "--patience", "5"), "unknown option '--patience'"),
+        (("check", "--force"), "unknown option '--force'"),
+        (("run", "--at", "x", "-o", "new", "--force"), "unknown option '--force'"),
+        (("check", "-o", "new"), "unknown option '-o'"),
         (("run", "--at", "x", "-o", "new", "--at-least", "1"), "has no effect without --patience"),
         (("run", "--at", "x", "-o", "new", "--patience", "5", "--at-least", "0"), "not a positive number"),
-        (("create",), "pfl federation create needs a folder"),
-        (("run", "-o", "new"), "--at belongs to pfl federation run, which needs it"),
+        (("create",), "missing option '--out'"),
+        (("run", "-o", "new"), "missing option '--at'"),
     ],
 )
 def test_federation_refuses_options_that_have_no_effect(world, tmp_path, monkeypatch, pfl, words, message):
@@ -402,6 +400,27 @@ def test_federation_refuses_options_that_have_no_effect(world, tmp_path, monkeyp
     assert (ran.code, ran.out) == (2, "")
     assert message in ran.err
     assert not (tmp_path / "new").exists()
+
+
+def test_a_federation_has_its_table_in_a_configuration_file_and_records_its_command(world, tmp_path, monkeypatch, pfl):
+    monkeypatch.chdir(tmp_path)
+    wrong = {
+        "[federation]\npatience = 5\n": "unknown table [federation.patience]",
+        "[federation.run]\npatienc = 5\n": "unknown key 'patienc' in [federation.run]",
+        "[federation.runs]\n": "unknown table [federation.runs]",
+        "[site]\nserve = 1\n[federation.run]\npatience = 0\n": "--patience 0 is not a positive number",
+    }
+    for text, message in wrong.items():
+        (tmp_path / "pfl.toml").write_text(text)
+        ran = pfl("federation", "run", world / "fed", "--at", "x", "-o", "new", "--config", "pfl.toml")
+        assert (ran.code, message in ran.err) == (2, True), ran.err
+    (tmp_path / "pfl.toml").write_text("[federation.create]\nseed = 0\nmethod = 'ditto'\n")
+    words = ("federation", "create", world / "simulation", "-o", "fed", "--config", "pfl.toml")
+    assert (pfl(*words, "--dry-run").code, (tmp_path / "fed").exists()) == (0, False)
+    assert pfl(*words).code == 0
+    command = open_one(tmp_path / "fed").manifest.made["command"]
+    assert command.startswith("pfl federation create ")
+    assert command.endswith("simulation -o ./fed --method ditto --seed 0")
 
 
 def test_create_takes_a_run_of_a_comparison_when_method_and_seed_are_given(world, tmp_path, monkeypatch, pfl):

@@ -15,6 +15,7 @@ import typer.main
 
 from pflcli.claims import claims_file
 from pflcli.cli import app
+from pflcli.cli.from_options import walk_commands
 from pflcli.commands.new import new
 from pflcli.core import methods, registry
 from pflcli.core.datasets import Dataset
@@ -33,7 +34,7 @@ PAGES = {
 }
 README = PAGES["README.md"]
 FOR_USERS = ("api", "artifacts", "choosing", "commands", "data", "guide", "measurement", "methods", "not-included")
-COMMANDS = typer.main.get_command(app).commands
+COMMANDS = dict(walk_commands(typer.main.get_command(app)))
 
 
 def load_script(name):
@@ -49,7 +50,7 @@ def read_section(title):
 
 
 def test_readme_table_lists_exactly_the_commands():
-    rows = re.findall(r"^\| `pfl ([a-z-]+)", read_section("Commands"), flags=re.M)
+    rows = re.findall(r"^\| `pfl ([a-z-]+(?: [a-z]+)?)", read_section("Commands"), flags=re.M)
     assert rows == list(COMMANDS)
 
 
@@ -101,10 +102,9 @@ WITH_COMMANDS = [
 
 @pytest.mark.parametrize("path", WITH_COMMANDS)
 def test_command_lines_in_the_docs_use_existing_options(path):
-    command_lines = re.findall(
-        r"^[^#\n]*?\bpfl ([a-z-]+)([^\n|)#]*)", (ROOT / path).read_text(encoding="utf-8"), flags=re.M
+    lines = re.findall(
+        rf"^[^#\n]*?\bpfl ({'|'.join(COMMANDS)})\b([^\n|)#]*)", (ROOT / path).read_text(encoding="utf-8"), flags=re.M
     )
-    lines = [(name, rest) for name, rest in command_lines if name in COMMANDS]
     assert lines
     for name, rest in lines:
         for option in re.findall(r"(?<=\s)--?[a-z][a-z-]*", rest):
@@ -146,9 +146,9 @@ def test_scripts_of_the_api_page_run(tmp_path, monkeypatch, capsys):
 
 def test_api_page_lists_one_function_per_command():
     rows = re.findall(r"^\| `([\w.]+)` \| (.*) \| \w", PAGES["docs/api.md"], flags=re.M)
-    making = re.findall(r"^\| `pfl ([a-z-]+).*\| \w+ \|$", read_section("Commands"), flags=re.M)
+    making = re.findall(r"^\| `pfl ([a-z-]+(?: [a-z]+)?).*\| \w+ \|$", read_section("Commands"), flags=re.M)
     assert [row[0].split(".")[-1].replace("import_data", "import") for row in rows] == [
-        name.replace("-", "_") for name in making
+        "_".join(reversed(name.split())).replace("-", "_") for name in making
     ]
     for place, arguments in rows:
         module, _, name = place.rpartition(".")

@@ -16,6 +16,7 @@ from typing import Any
 import typer.main
 
 from pflcli.cli import app
+from pflcli.cli.from_options import walk_commands
 from pflcli.core import registry
 
 CODES = (0, 2, 3, 4, 5)
@@ -37,10 +38,10 @@ def lines(count: int, seed: int = 0) -> Iterator[list[str]]:
     """Yield command lines: most of them nearly right, so that they come far before they end."""
     draw = random.Random(seed)
     group: Any = typer.main.get_command(app)
-    commands = sorted((name, command) for name, command in group.commands.items() if name != "doctor")  # it compiles
+    commands = sorted((name, command) for name, command in walk_commands(group) if name != "doctor")  # it compiles
     for _ in range(count):
         name, command = draw.choice(commands)
-        words = [name]
+        words = name.split()
         options = []
         for param in command.params:
             if param.name in ("download", "help") or "--version" in param.opts:

@@ -16,6 +16,7 @@ import soak
 import typer.main
 
 from pflcli.cli import app
+from pflcli.cli.from_options import walk_commands
 
 FOLDER = Path(__file__).parent
 
@@ -35,7 +36,7 @@ def test_killed_command_is_finished_with_the_same_bytes(command):
 
 
 def test_kill_cases_cover_every_command_or_state_a_reason():
-    commands = set(typer.main.get_command(app).commands)
+    commands = set(dict(walk_commands(typer.main.get_command(app))))
     killed = {words[0] for words in kills.COMMANDS.values()}
     assert killed | set(kills.WITHOUT_KILLS) == commands
     assert not killed & set(kills.WITHOUT_KILLS)

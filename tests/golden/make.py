@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from pflcli.artifacts import kinds
-from pflcli.commands import federate
 from pflcli.commands.audit import audit
 from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.compare import compare
 from pflcli.commands.evaluate import evaluate
 from pflcli.commands.extract import extract
+from pflcli.commands.federation import create_federation
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
@@ -27,7 +27,6 @@ from pflcli.commands.sweep import sweep
 from pflcli.commands.train_global import train_global
 from pflcli.commands.tune import tune
 from pflcli.commands.verify import verify
-from pflcli.core.execution import Execution
 
 CLAIMS = """
 [experiments.claimed]
@@ -69,7 +68,7 @@ def make_chain(at: Path) -> None:
     compare([at / "partition"], at, methods=["local"], settings=settings, references=False)
     with tempfile.TemporaryDirectory() as folder:
         personalize("fedavg", at / "partition", Path(folder) / "fedavg", settings=settings)
-        federate.create(Path(folder) / "fedavg", at / "federation", Execution())
+        create_federation(Path(folder) / "fedavg", at / "federation")
     sweep(at / "embeddings", at / "sweep", **{"capacity": "0,0.5,1", "k": "1,3", "weight": "0,1"})
     tune("local", at / "partition", at, search={"lr": "0.1,1"}, settings={**settings, "rounds": 1})
     with tempfile.TemporaryDirectory() as folder:

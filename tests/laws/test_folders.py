@@ -12,6 +12,7 @@ from pflcli.artifacts import codebook, open_by_path
 from pflcli.artifacts.manifest import ArtifactSpec, draft_content
 from pflcli.artifacts.reader import open_artifact
 from pflcli.cli import app
+from pflcli.cli.from_options import walk_commands
 
 QUICK = ("--model", "logistic", "--rounds", 1)
 ARTIFACTS = ("PARTITION", "PREDICTIONS", "BACKBONE", "EMBEDDINGS", "DATASTORE", "SOURCE", "COMPARISON", "ARTIFACT")
@@ -23,6 +24,7 @@ LINES = {
     "evaluate": [("evaluate", "{f}")],
     "export": [("export", "{f}", "--client", "{client}")],
     "extract": [("extract", "{f}"), ("extract", "{backbone}", "--partition", "{f}")],
+    "federation create": [("federation", "create", "{f}")],
     "import": [("import", "{data}", "--client", "none", "--like", "{f}")],
     "new-client": [("new-client", "{f}", "{data}", "--client", "late")],
     "partition": [("partition", "{f}")],
@@ -46,7 +48,7 @@ UNSUITABLE = [LINES["audit"][1], LINES["personalize"][1]]
 if importlib.util.find_spec("tensorboard") is None:
     UNSUITABLE += LINES["track"]
 FORMS = {"report": ".html", "predict": ".csv"}
-COMMANDS = typer.main.get_command(app).commands
+COMMANDS = dict(walk_commands(typer.main.get_command(app)))
 
 
 @pytest.fixture(scope="module")
@@ -87,8 +89,7 @@ def test_folder_cases_cover_every_command_that_reads_artifacts():
         for parameter in command.params
         if any(word in str(parameter.metavar or "") for word in ARTIFACTS)
     }
-    of_a_federation = {"federation", "site"}  # what a coordinator and a site read is one artifact, and no comparison
-    assert {*LINES} | of_a_federation == reading | {"partition", "show", "tune"}
+    assert {*LINES, "site check"} == reading | {"partition", "show", "tune"}  # no comparison has a site's partition
 
 
 @pytest.mark.parametrize("made_by", ["compared", "tuned"])
@@ -129,9 +130,9 @@ def test_command_accepts_a_compare_or_tune_folder_or_lists_the_choices(
 CHOOSING = [
     line
     for name, (line, *_) in LINES.items()
-    if name not in ("check", "compare", "import", "partition", "report", "show", "track")
+    if name not in ("check", "compare", "federation create", "import", "partition", "report", "show", "track")
 ]
-"""A line of each command that needs artifacts of one run, or of several, from a folder with many."""
+"""A line of each command that needs artifacts of one run, or of several, from a folder with many, and records them."""
 
 
 @pytest.mark.parametrize("line", CHOOSING, ids=lambda line: line[0])

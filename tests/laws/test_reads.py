@@ -7,12 +7,14 @@ import shutil
 from pathlib import Path
 
 import pytest
+import typer.main
 
 from helpers import build, spec
 from originals import write_idx, write_network, write_weights
 from pflcli import embed, partition
 from pflcli.artifacts.make import make
 from pflcli.cli import app
+from pflcli.cli.from_options import walk_commands
 from pflcli.commands.personalize import personalize
 from pflcli.core.errors import ConflictError
 from pflcli.core.execution import Execution
@@ -40,6 +42,7 @@ COMMANDS = {
     "update-datastore": ("{d}", "{e}"),
     "personalize": ("local", "{p}", *MODEL),
     "evaluate": ("{fedavg}",),
+    "federation create": ("{fedavg}",),
     "compare": ("{p}", "--methods", "local", "--baseline", "local", *MODEL),
     "audit": ("{fedavg}",),
     "demo": (),
@@ -77,17 +80,17 @@ OPTIONS = {
 }
 ARTIFACTS = {"source", "sources", "arriving", "references"}
 """Arguments: inputs, which test_placing holds to the same law."""
-NO_ARTIFACT = {"predict", "export", "report", "track", "federation", "site"}
+NO_ARTIFACT = {"predict", "export", "report", "track", "federation run", "site check", "site answer"}
 """Commands that replace a single file, or that write nothing but files of their own to a folder."""
 
 
 def test_cases_cover_every_path_option_of_every_command():
     path_options = set()
-    for command in app.registered_commands:
-        hints = inspect.signature(command.callback, eval_str=True).parameters
+    for command_name, command in walk_commands(typer.main.get_command(app)):
+        hints = inspect.signature(inspect.unwrap(command.callback), eval_str=True).parameters
         paths = {name for name, parameter in hints.items() if "pathlib" in str(parameter.annotation)}
-        if "out" in paths and command.name not in NO_ARTIFACT:
-            path_options |= {(command.name, name) for name in paths - ARTIFACTS - {"out"}}
+        if "out" in paths and command_name not in NO_ARTIFACT:
+            path_options |= {(command_name, name) for name in paths - ARTIFACTS - {"out"}}
     # The federation of one site's partition is tested with real sites, tests/deployment.
     assert path_options - {("partition", "like")} == set(OPTIONS)
 
@@ -162,7 +165,7 @@ def test_input_inside_the_output_folder_is_refused_and_kept(small, tmp_path, pfl
     }
     line = [word.format(**words) for word in OPTIONS[command, option]]
     before = tree(tmp_path)
-    ran = pfl(command, *line, "-o", out, "--force")
+    ran = pfl(*command.split(), *line, "-o", out, "--force")
     assert (ran.code, ran.out) == (ConflictError.exit_code, ""), ran.err
     assert str(inside) in ran.err
     assert "--out" in ran.err

@@ -32,17 +32,21 @@ from pflcli.deployment import messages, opening
 from pflcli.deployment.admission import find_obstacle
 from pflcli.deployment.endpoints import Server
 from pflcli.deployment.exchange import Inbox
+from pflcli.options.federation import CheckFederation, CreateFederation, RunFederation
+from pflcli.options.function import command
 from pflcli.training import attendance_record, run_request
 from pflcli.training.attendance_record import AttendanceRecord
 from pflcli.training.dp_secret import FILE as SECRET
 
 
-def create(source: Path | str, out: Path | str, execution: Execution, *, chosen: Chosen | None = None) -> Outcome:
+@command(CreateFederation)
+def create_federation(asked: CreateFederation) -> Outcome:
     """Make a federation of the method, options and settings of predictions, with the clients of their partition.
 
     It contains no sample. Raises UnsuitedError if the method or a setting cannot run among real sites.
     """
-    predictions = open_one(source, "predictions", chosen=chosen)
+    execution = asked.execution
+    predictions = open_one(asked.source, "predictions", chosen=Chosen(asked.method, asked.seed))
     manifest, partition = predictions.manifest, ancestor(predictions, "partition")
     if partition is None or "later_clients" in manifest.request or "settings" not in manifest.request:
         raise InputError(
@@ -88,7 +92,7 @@ def create(source: Path | str, out: Path | str, execution: Execution, *, chosen:
         codebook.write(writer, book)
         return Built(summary, {})
 
-    return make(out, spec, execution, build)
+    return make(asked.out, spec, execution, build)
 
 
 _RUN = ("method", "options", "settings", "seed")
@@ -168,15 +172,8 @@ def _import_request(partition: Artifact, reporter: Reporter) -> dict[str, Any]:
     return {**request, "client": request.get("client") or "none"}  # a site's table has the samples of one client
 
 
-def run(
-    source: Path | str,
-    exchange: Path,
-    out: Path,
-    execution: Execution,
-    *,
-    patience: float | None = None,
-    at_least: int | None = None,
-) -> dict[str, Any]:
+@command(RunFederation)
+def run_federation(asked: RunFederation) -> dict[str, Any]:
     """Run the server of a federation: write questions to ``exchange`` and read the answers there, until the last round.
 
     The state is in ``out``, after each round; the same command continues. Sites that do not answer within ``patience``
@@ -185,22 +182,12 @@ def run(
     that does not fit is set aside to ``out``, and does not count. In the end, ``attendance.csv`` says who answered,
     with which a simulation has the same bytes.
     """
-    if patience is not None and not 0 < patience < math.inf:
-        raise UsageError(f"--patience {patience:g} is not a positive number", "--patience 3600")
-    if at_least is not None and at_least < 1:
-        raise UsageError(f"--at-least {at_least} is not a positive number", "--at-least 1")
-    if at_least is not None and patience is None:
-        raise UsageError("--at-least has no effect without --patience: the server waits for all", "--patience 3600")
-    if out.resolve().is_relative_to(exchange.resolve()):
-        raise UsageError(
-            f"{out} is inside {exchange}: sites could read the server's state", "choose a folder elsewhere for --out"
-        )
-    federation = open_one(source, "federation")
+    execution, out, exchange = asked.execution, Path(asked.out), Path(asked.exchange)
+    federation = open_one(asked.federation, "federation")
     terms = opening.read_terms(federation)
+    _require_possible(asked, federation, len(terms.sites))
+    opening.claim(out, {"federation": federation.manifest.fingerprint, "role": "server"})
     names, say = [*terms.sites], execution.reporter.say
-    if at_least is not None and at_least > len(names):
-        raise UsageError(f"--at-least {at_least} is more than the {counted(len(names), 'site')} of {federation.path}")
-    _require_own(out, federation)
     with locks.acquire(out, say):
         server = opening.open_server(federation, terms, out, execution)
         for line in guarantee.describe_plan(server.run.settings, lambda: server.run.federation.participants):
@@ -209,30 +196,7 @@ def run(
             say(f"continuing after round {server.rounds}")
         elif any(exchange.glob("*/final.msg")):  # with which sites would end before they began
             raise ConflictError(f"{exchange} has the messages of an earlier run", "choose another folder for --at")
-        inbox = Inbox(server, out / "answers", say)
-        while True:
-            questions, tensors = server.ask()
-            if not questions:
-                break
-            paths = {}
-            for site, question in questions.items():
-                paths[site] = exchanges.question_file(exchanges.folder_of(exchange, names, site), question.round)
-                messages.write(paths[site], question, tensors)
-            inbox.begin(questions, paths)
-            _wait(inbox, patience, execution)
-            least = min(-(-len(questions) // 2) if at_least is None else at_least, len(questions))
-            if len(inbox.found) < least:
-                raise ComputationError(
-                    f"round {server.rounds + 1}: {len(inbox.found)} of {counted(len(questions), 'site')} answered in"
-                    f" {patience:g} s, and at least {least} must; without an answer: {listed(inbox.missing)}",
-                    f"{_command(source, exchange, out, patience, at_least)} asks this round again",
-                )
-            row = server.close(inbox.found)
-            say(
-                f"round {server.rounds}: loss {row['loss']:.4f}, {counted(row['clients'], 'client')}"
-                + (f"; no answer from {listed(inbox.missing)}" if inbox.missing else "")
-            )
-        inbox.clear()
+        _play(server, names, exchange, asked)
         for site in names:
             messages.write(exchanges.final_file(exchanges.folder_of(exchange, names, site)), *server.final(site))
         record = _record_attendance(server, names)
@@ -250,6 +214,52 @@ def run(
     return {"path": str(out), "rounds": server.rounds, "absent": record.absent, **privacy}
 
 
+def _require_possible(asked: RunFederation, federation: Artifact, sites: int) -> None:
+    """Raise UsageError for options that no federation, or none of this number of ``sites``, can have."""
+    patience, at_least = asked.patience, asked.at_least
+    if patience is not None and not 0 < patience < math.inf:
+        raise UsageError(f"--patience {patience:g} is not a positive number", "--patience 3600")
+    if at_least is not None and at_least < 1:
+        raise UsageError(f"--at-least {at_least} is not a positive number", "--at-least 1")
+    if at_least is not None and patience is None:
+        raise UsageError("--at-least has no effect without --patience: the server waits for all", "--patience 3600")
+    if at_least is not None and at_least > sites:
+        raise UsageError(f"--at-least {at_least} is more than the {counted(sites, 'site')} of {federation.path}")
+    if Path(asked.out).resolve().is_relative_to(Path(asked.exchange).resolve()):
+        raise UsageError(
+            f"{asked.out} is inside {asked.exchange}: sites could read the server's state",
+            "choose a folder elsewhere for --out",
+        )
+
+
+def _play(server: Server, names: list[str], exchange: Path, asked: RunFederation) -> None:
+    """Play the rounds that are left; raises ComputationError if too few sites answer one in time."""
+    inbox = Inbox(server, Path(asked.out) / "answers", asked.execution.reporter.say)
+    while True:
+        questions, tensors = server.ask()
+        if not questions:
+            break
+        paths = {}
+        for site, question in questions.items():
+            paths[site] = exchanges.question_file(exchanges.folder_of(exchange, names, site), question.round)
+            messages.write(paths[site], question, tensors)
+        inbox.begin(questions, paths)
+        _wait(inbox, asked.patience, asked.execution)
+        least = min(-(-len(questions) // 2) if asked.at_least is None else asked.at_least, len(questions))
+        if len(inbox.found) < least:
+            raise ComputationError(
+                f"round {server.rounds + 1}: {len(inbox.found)} of {counted(len(questions), 'site')} answered in"
+                f" {asked.patience:g} s, and at least {least} must; without an answer: {listed(inbox.missing)}",
+                f"{shlex.join(asked.execution.command)} asks this round again",
+            )
+        row = server.close(inbox.found)
+        asked.execution.reporter.say(
+            f"round {server.rounds}: loss {row['loss']:.4f}, {counted(row['clients'], 'client')}"
+            + (f"; no answer from {listed(inbox.missing)}" if inbox.missing else "")
+        )
+    inbox.clear()
+
+
 def _record_attendance(server: Server, names: Sequence[str]) -> AttendanceRecord:
     """Return which clients, by their ``names`` (m,), were asked in each round, and which of them answered."""
     return AttendanceRecord(
@@ -258,18 +268,6 @@ def _record_attendance(server: Server, names: Sequence[str]) -> AttendanceRecord
             for number, clients in server.attendance.items()
         }
     )
-
-
-def _require_own(out: Path, federation: Artifact) -> None:
-    """Mark the folder of a server; raises ConflictError if it belongs to another federation."""
-    opening.claim(out, {"federation": federation.manifest.fingerprint, "role": "server"})
-
-
-def _command(source: Path | str, exchange: Path, out: Path, patience: float | None, at_least: int | None) -> str:
-    """Return the command line of ``run``."""
-    options = {"--at": exchange, "-o": out, "--patience": patience and f"{patience:g}", "--at-least": at_least}
-    given = (word for name, value in options.items() if value is not None for word in (name, str(value)))
-    return shlex.join(["pfl", "federation", "run", str(source), *given])
 
 
 def _wait(inbox: Inbox, patience: float | None, execution: Execution) -> None:
@@ -284,9 +282,10 @@ def _wait(inbox: Inbox, patience: float | None, execution: Execution) -> None:
     execution.reporter.detail(f"{len(inbox.found)} answers in {seconds:.2f} s, {len(inbox.missing)} missing")
 
 
-def describe(source: Path | str) -> dict[str, Any]:
+@command(CheckFederation)
+def check_federation(asked: CheckFederation) -> dict[str, Any]:
     """Return what a federation agrees on; raises InputError if its code is another one here, or exchanges others."""
-    federation = open_one(source, "federation")
+    federation = open_one(asked.federation, "federation")
     opening.require_derived(federation, opening.read_terms(federation))
     request, facts = federation.manifest.request, federations.read_exchange(federation)
     return {

@@ -1,0 +1,100 @@
+"""The options of ``pfl federation``: agree on a method with real sites, and run its server."""
+
+from __future__ import annotations
+
+from dataclasses import KW_ONLY, dataclass
+from typing import Annotated, ClassVar
+
+import typer
+
+from pflcli.options.declaration import (
+    ArtifactPath,
+    ChosenMethod,
+    ChosenSeed,
+    FilePath,
+    Options,
+    Out,
+    artifact_argument,
+    out_option,
+)
+
+Agreed = Annotated[ArtifactPath, artifact_argument("The federation that all places have agreed on.", "federation")]
+
+
+@dataclass(frozen=True)
+class CreateFederation(Options):
+    """Make a federation of the method of a run, with the clients of its partition, for real sites to agree on.
+
+    It contains no sample.
+
+    Examples:
+        pfl federation create runs/fedavg -o fed
+        pfl federation create runs/c --method fedala --seed 0 -o fed
+    """
+
+    NAME: ClassVar[str] = "federation create"
+
+    source: Annotated[ArtifactPath, artifact_argument("Run the method of these predictions.", "predictions")]
+    out: Out
+    _: KW_ONLY
+    method: ChosenMethod = None
+    seed: ChosenSeed = None
+
+
+@dataclass(frozen=True)
+class CheckFederation(Options):
+    """Show what a federation agrees on: the method, rounds, clients, and bytes sent in a round.
+
+    It fails if this pfl has other code, or exchanges other tensors than the federation declares.
+
+    Examples:
+        pfl federation check fed
+        pfl federation check fed --json
+    """
+
+    NAME: ClassVar[str] = "federation check"
+    HAS_DRY_RUN: ClassVar[bool] = False
+    HAS_FORCE: ClassVar[bool] = False
+
+    federation: Agreed
+
+
+@dataclass(frozen=True)
+class RunFederation(Options):
+    """Run the server of a federation, which has no samples, until the last round.
+
+    Messages are files in a folder, which any program may carry. The server and the sites (`pfl site`) have the bytes of
+    the simulation. The state is stored after each round; the same command continues.
+
+    Examples:
+        pfl federation run fed --at exchange -o server
+        pfl federation run fed --at exchange -o server --patience 3600
+    """
+
+    NAME: ClassVar[str] = "federation run"
+    HARDWARE: ClassVar[tuple[str, ...]] = ("threads",)
+    HAS_DRY_RUN: ClassVar[bool] = False
+    HAS_FORCE: ClassVar[bool] = False
+
+    federation: Agreed
+    exchange: Annotated[
+        FilePath, typer.Option("--at", help="Exchange messages with the sites in this folder.", metavar="DIR")
+    ]
+    out: Annotated[FilePath, out_option("Write the server's state to this folder.")]
+    _: KW_ONLY
+    patience: Annotated[
+        float | None,
+        typer.Option(
+            help="Close a round without the sites that have not answered after this many seconds.",
+            metavar="SECONDS",
+            show_default="wait for all",
+        ),
+    ] = None
+    at_least: Annotated[
+        int | None,
+        typer.Option(
+            help="Close a round only if this many sites have answered when the patience is over.",
+            metavar="N",
+            show_default="half of the sites that are asked",
+        ),
+    ] = None
