@@ -17,6 +17,7 @@ from pflcli.comparison import variants
 from pflcli.core import config, methods, models, registry, rng, schemes
 from pflcli.core import datasets as data
 from pflcli.core.errors import InputError, UsageError
+from pflcli.core.registry import files
 
 
 def test_generator_depends_only_on_seed_and_key():
@@ -124,7 +125,7 @@ def test_card_documents_the_entry_and_its_options(group, name):
 
 
 def test_file_in_the_folder_is_registered(tmp_path, monkeypatch):
-    monkeypatch.setattr(registry, "folder", lambda group: tmp_path)
+    monkeypatch.setattr(files, "folder", lambda group: tmp_path)
     (tmp_path / "foo_bar.py").write_text('"""Foo."""\nKIND = "local"\nimport torch\n')
     (tmp_path / "_hidden.py").write_text("")
     assert registry.names("methods") == ["foo-bar"]

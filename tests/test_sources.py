@@ -18,6 +18,7 @@ from pflcli.commands import build_datastore, personalize, sweep, train_global
 from pflcli.core import registry, sources
 from pflcli.core.errors import ConflictError
 from pflcli.core.execution import Execution
+from pflcli.core.registry import files
 
 METHODS = registry.names("methods")
 STEPS = {"aggregators": "aggregator", "uploads": "upload"}
@@ -42,7 +43,7 @@ def f(x):
     ],
 )
 def test_code_hash_ignores_comments_and_docstrings(tmp_path, monkeypatch, text, same):
-    monkeypatch.setattr(registry, "folder", lambda group: tmp_path)
+    monkeypatch.setattr(files, "folder", lambda group: tmp_path)
     (tmp_path / "new_one.py").write_text(CODE)
     before = sources.code_hash("methods", "new-one")
     (tmp_path / "new_one.py").write_text(text)
@@ -163,7 +164,8 @@ def package_copy(tmp_path_factory):
 
 @pytest.fixture
 def edit_package(package_copy, monkeypatch):
-    monkeypatch.setattr(registry, "ROOT", package_copy)
+    for module in (registry, files):
+        monkeypatch.setattr(module, "ROOT", package_copy)
     touched = {}
 
     def edit(path, change):

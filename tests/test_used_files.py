@@ -12,6 +12,7 @@ import pytest
 from pflcli.artifacts.reader import open_artifact
 from pflcli.core import registry, sources
 from pflcli.core.errors import InputError, UsageError
+from pflcli.core.registry import files
 
 METHOD = '''"""Mine: FedAvg whose clients fine-tune their head."""
 
@@ -221,9 +222,9 @@ def installed_package(tmp_path, monkeypatch):
     )
     (facts / "entry_points.txt").write_text("\n".join(points))
     monkeypatch.syspath_prepend(str(tmp_path))
-    registry._installed.cache_clear()
+    files.installed.cache_clear()
     yield tmp_path / "offers"
-    registry._installed.cache_clear()
+    files.installed.cache_clear()
     for name in [name for name in sys.modules if name.partition(".")[0] == "offers"]:
         del sys.modules[name]
 

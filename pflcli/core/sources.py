@@ -24,10 +24,10 @@ SHARED = {
     *(f"core.federation{name}" for name in ("", ".aggregators", ".uploads", ".attack", ".attendance")),
     *(f"core.federation.{name}" for name in ("predictor", "private_mean", "run")),
 }
-"""Modules and packages whose code belongs to no single method, scheme or model. ``core.engine`` includes all its
-modules; for other packages, the modules inside are not shared unless they are listed."""
+"""Modules and packages whose code belongs to no single method, scheme or model. ``core.engine`` and
+``core.registry`` include all their modules; for other packages, the modules inside are not shared unless listed."""
 
-_SHARED_WITH_CONTENTS = ("core.engine.",)
+_SHARED_WITH_CONTENTS = ("core.engine.", "core.registry.")
 
 
 def code_hash(group: str, name: str) -> str:

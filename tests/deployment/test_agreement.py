@@ -20,6 +20,7 @@ from pflcli.commands.site import answer_message, check_site
 from pflcli.core import registry, sources
 from pflcli.core.errors import InputError, PflError
 from pflcli.core.execution import Execution
+from pflcli.core.registry import files
 from pflcli.deployment import messages, opening
 
 ONE = Execution(threads=1)
@@ -121,7 +122,8 @@ def other_pfl(tmp_path, monkeypatch):
     shutil.copytree(registry.ROOT, copy, ignore=shutil.ignore_patterns("__pycache__"))
 
     def change(file):
-        monkeypatch.setattr(registry, "ROOT", copy)
+        for module in (registry, files):
+            monkeypatch.setattr(module, "ROOT", copy)
         (copy / file).write_text((copy / file).read_text() + "\n_OTHER = 1\n")
 
     return change

@@ -9,7 +9,7 @@ import pytest
 from test_plugins import write_patched
 
 from pflcli.artifacts.reader import open_artifact
-from pflcli.core import registry
+from pflcli.core.registry import files
 
 pytest.importorskip("dp_accounting")
 
@@ -82,14 +82,19 @@ def test_method_that_leaks_in_a_late_round_is_refused_for_runs_that_reach_it(sma
     assert run(14).code == 0
 
 
-def test_method_of_an_installed_package_is_refused_when_it_breaks_privacy(leaky, small, tmp_path, pfl, monkeypatch):
+@pytest.fixture
+def installed_leaky(leaky, monkeypatch):
+    """The name of a method that an installed package offers."""
     point = EntryPoint("leaky", leaky.stem, "pflcli.methods")
-    installed = registry._installed
     monkeypatch.syspath_prepend(str(leaky.parent))
-    monkeypatch.setattr(
-        registry, "_installed", lambda group: {"leaky": point} if group == "methods" else installed(group)
-    )
-    refused = pfl(*make_command_line("personalize", "leaky", small.p, tmp_path / "out"))
+    monkeypatch.setattr(files, "entry_points", lambda group: [point] if group == point.group else [])
+    files.installed.cache_clear()
+    yield "leaky"
+    files.installed.cache_clear()
+
+
+def test_method_of_an_installed_package_is_refused_when_it_breaks_privacy(installed_leaky, small, tmp_path, pfl):
+    refused = pfl(*make_command_line("personalize", installed_leaky, small.p, tmp_path / "out"))
     assert (refused.code, "no epsilon can be stated for leaky" in refused.err) == (2, True), refused.err
 
 
