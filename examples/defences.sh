@@ -12,19 +12,18 @@ set -euo pipefail
 setting=${arguments[0]}
 runs=$(runs "$setting")
 how=(--model mlp --rounds 30 --participation 1 --batch-size 10 --lr 0.05)
-invert=(--invert 3)
 case $setting in
   writers) who=(writers --clients 30) ;;
   fashion-mnist) who=(fashion-mnist --scheme dirichlet --set alpha=0.1 --clients 10 --min-samples 10 --part 1/30) ;;
   heart-disease)
-    who=(heart-disease --scheme natural) invert=()
+    who=(heart-disease --scheme natural)
     how=(--model logistic --rounds 15 --participation 1 --steps 100 --batch-size 4 --lr 0.0005)
     ;;
   *) echo "unknown setting $setting" >&2; exit 2 ;;
 esac
 
 # What clients answer: `answers NAME PREDICTIONS [FORM]` audits the predictions by what leaves, and scores them.
-answers() { pfl audit "$2" -o "$runs/audit/$1" ${3:+--answers "$3"} "${@:4}" -q; }
+answers() { pfl audit "$2" -o "$runs/audit/$1" ${3:+--answers "$3"} -q; }
 
 pfl partition "${who[@]}" "${root[@]+"${root[@]}"}" -o "$runs/p" -q
 
@@ -34,19 +33,19 @@ pfl personalize local "$runs/p" -o "$runs/local" "${how[@]}" -q
 pfl personalize fedham "$runs/p" -o "$runs/fedham" "${how[@]}" -q
 for method in local fedham; do
   for form in full rounded:1 label; do
-    answers "$method $form" "$runs/$method" "$form" "${invert[@]+"${invert[@]}"}"
+    answers "$method $form" "$runs/$method" "$form"
   done
 done
 for deviation in 0.01 0.1; do
   pfl personalize fedham "$runs/p" -o "$runs/fedham-$deviation" "${how[@]}" --upload clip:1 --upload "noise:$deviation" -q
-  answers "fedham noise:$deviation" "$runs/fedham-$deviation" full "${invert[@]+"${invert[@]}"}"
+  answers "fedham noise:$deviation" "$runs/fedham-$deviation" full
 done
 
 pfl train-global "$runs/p" -o "$runs/b" "${how[@]}" -q
 for ensemble in "1 mean" "5 mean" "5 votes"; do
   read -r models pool <<< "$ensemble"
   pfl personalize fedavg-plus "$runs/b" -o "$runs/plus-$models-$pool" --set models="$models" --set pool="$pool" --set epochs=20 -q
-  answers "plus $ensemble full" "$runs/plus-$models-$pool" full "${invert[@]+"${invert[@]}"}"
+  answers "plus $ensemble full" "$runs/plus-$models-$pool" full
 done
 answers "plus 5 votes label" "$runs/plus-5-votes" label
 

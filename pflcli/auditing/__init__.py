@@ -1,1 +1,1 @@
-"""The attacks of ``pfl audit``: membership inference, model inversion, and canary clients."""
+"""The attacks of ``pfl audit``: membership inference and canary clients."""

@@ -1,4 +1,4 @@
-"""``pfl audit``: measure membership inference and model inversion against the clients of stored predictions."""
+"""``pfl audit``: measure membership inference against the clients of stored predictions."""
 
 from __future__ import annotations
 
@@ -11,17 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from pflcli.artifacts import codebook, csv_file
+from pflcli.artifacts import csv_file
 from pflcli.artifacts.kinds import audit as artifact_kind
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.auditing import attacks, canary_training, inversion, queries
+from pflcli.auditing import attacks, canary_training, queries
 from pflcli.auditing.attacks import Exposure
-from pflcli.auditing.inversion import Inversion
-from pflcli.core.errors import UsageError
 from pflcli.core.execution import Execution
 from pflcli.core.wording import counted
 from pflcli.evaluation import figures
@@ -49,9 +47,8 @@ def audit(asked: Audit) -> Outcome:
     round are excluded and counted.
 
     ``references`` are predictions of the same method on other splits of the same samples; they add the likelihood-ratio
-    attack. ``invert`` is the number of clients, the most exposed ones, whose models are inverted: for each class, an
-    image is optimized for the model's confidence. ``canaries`` is the number of clients with random updates that are
-    added to a run with differential privacy; its rounds are repeated with them to bound epsilon from below.
+    attack. ``canaries`` is the number of clients with random updates that are added to a run with differential privacy;
+    its rounds are repeated with them to bound epsilon from below.
     With ``answers``, the attacker sees only what the client publishes: ``full`` probabilities, ``rounded:1`` or the
     ``label``, but neither its model nor its store. ``weights`` is the file of initial weights of a run without a
     backbone.
@@ -64,12 +61,6 @@ def audit(asked: Audit) -> Outcome:
     disclosed = disclosure.parse(asked.answers)
     artifact = open_one(asked.source, "predictions", chosen=Chosen(asked.method, asked.seed, draws=True))
     predictor = stored_predictor.open_predictor(artifact, asked.weights)
-    clients = int(predictor.partition.manifest.summary["clients"])
-    if asked.invert > clients:
-        raise UsageError(
-            f"--invert {asked.invert} is more than the {counted(clients, 'client')} of {artifact.path}",
-            f"--invert {clients}",
-        )
     compared = [open_one(path, "predictions") for path in asked.references]
     reference_predictors = attacks.open_references(predictor, compared, asked.weights) if compared else []
     seed = int(artifact.manifest.request["seed"]) if asked.seed is None else asked.seed
@@ -78,7 +69,7 @@ def audit(asked: Audit) -> Outcome:
         {
             "statistics": STATISTICS,
             "seed": seed,
-            **{name: value for name in ("invert", "canaries", "answers") if (value := getattr(asked, name))},
+            **{name: value for name in ("canaries", "answers") if (value := getattr(asked, name))},
         },
         (
             artifact.as_input("predictions", Path(asked.out)),
@@ -86,14 +77,13 @@ def audit(asked: Audit) -> Outcome:
         ),
     )
 
-    build = partial(_build, predictor, reference_predictors, asked.invert, asked.canaries, disclosed, seed, execution)
+    build = partial(_build, predictor, reference_predictors, asked.canaries, disclosed, seed, execution)
     return make(asked.out, spec, execution, build)
 
 
 def _build(
     predictor: StoredPredictor,
     compared: Sequence[StoredPredictor],
-    invert: int,
     canaries: int,
     disclosed: Disclosure | None,
     seed: int,
@@ -105,13 +95,8 @@ def _build(
         execution.reporter.say(f"WARNING: {name} has changed since {path} was made: predictions may differ from it")
     result = _attack(predictor, compared, seed, disclosed, execution)
     strongest = attacks.find_strongest(result.exposures)
-    pictures_of = [item.client for item, _ in strongest.ranked_clients[:invert]]
-    images, remarks = inversion.invert_classes(
-        predictor, partitions.read(predictor.partition), pictures_of, execution, disclosed
-    )
-    result.warnings.extend(remarks)
     names = reopened_run.client_names(predictor.artifact)
-    facts = inversion.summarize(images)
+    facts: dict[str, Any] = {}
     if canaries:
         facts["canaries"] = canary_training.audit_epsilon(predictor, canaries, execution)
         line = audits.describe_canaries(facts["canaries"])
@@ -124,8 +109,6 @@ def _build(
     if votes := facts.get("noisy_votes"):
         execution.reporter.say(audits.describe_noisy_votes(votes))
     _write(work, result, names, facts)
-    if images:
-        _write_classes(work, predictor, images, names)
     for line in result.warnings:
         execution.reporter.say(f"WARNING: {line}")
     summary = {
@@ -220,31 +203,6 @@ def _write(work: ArtifactWriter, result: _Result, names: Sequence[str], more: di
     labels = [names[item.client] for item, _ in ranked]
     chart = attack_charts.draw_roc(curves, labels, np.asarray(areas, np.float64).reshape(-1, 3), strongest.attack)
     figures.write(work, artifact_kind.FIGURE, chart)
-
-
-def _write_classes(
-    work: ArtifactWriter, predictor: StoredPredictor, images: Sequence[Inversion], names: Sequence[str]
-) -> None:
-    """Write ``classes.csv``, with one row per picture, and ``classes.png``."""
-    classes = codebook.read(predictor.artifact).class_names(len(images[0].certainty))
-    rows = [
-        [
-            item.client,
-            names[item.client],
-            classes[number],
-            int(item.samples[number]),
-            float(item.certainty[number]),
-            classes[item.recognized[number]],
-            float(item.correlation[number]),
-        ]
-        for item in images
-        for number in range(len(classes))
-    ]
-    heading = ["client", "name", "class", "samples", "certainty", "recognized_as", "correlation"]
-    work.write(artifact_kind.CLASSES, csv_file.encode_rounded(heading, rows))
-    pictures = np.stack([item.pictures for item in images])
-    chart = attack_charts.draw_classes(pictures, [names[item.client] for item in images], classes)
-    figures.write_picture(work, "classes.png", chart)
 
 
 def _rates(rates: Sequence[Rate | None]) -> dict[str, float | None]:

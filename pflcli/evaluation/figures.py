@@ -35,17 +35,15 @@ _DRAWN_STATES = (
 
 
 def write(work: ArtifactWriter, name: str, spec: Spec) -> None:
-    """Write ``NAME.png`` and ``NAME.vl.json``, from which other formats are rendered."""
-    write_picture(work, f"{name}.png", spec)
-    work.write(f"{name}{_SUFFIX}", vega.encode(spec))
+    """Write ``NAME.png`` and ``NAME.vl.json``, from which other formats are rendered.
 
-
-def write_picture(work: ArtifactWriter, name: str, spec: Spec) -> None:
-    """Write a PNG; if it cannot be drawn, say so, as the rest of the artifact is complete without it."""
+    If the PNG cannot be drawn, say so: the rest of the artifact is complete without it.
+    """
     try:
-        work.write(name, vega.render(spec))
+        work.write(f"{name}.png", vega.render(spec))
     except (NotDrawnError, UsageError) as error:
-        work.reporter.say(f"{name} is left out: {error.describe()}")
+        work.reporter.say(f"{name}.png is left out: {error.describe()}")
+    work.write(f"{name}{_SUFFIX}", vega.encode(spec))
 
 
 def render(artifact: Artifact, form: str, rounds: Sequence[int] = ()) -> bytes:

@@ -26,7 +26,7 @@ class Audit(Options):
 
     Examples:
         pfl audit runs/knn-per -o runs/audit
-        pfl audit runs/fedavg -o runs/audit-fedavg --invert 2
+        pfl audit runs/fedavg -o runs/audit-fedavg --answers label
     """
 
     NAME: ClassVar[str] = "audit"
@@ -45,15 +45,6 @@ class Audit(Options):
             autocompletion=completion.artifacts("predictions"),
         ),
     ] = ()
-    invert: Annotated[
-        int,
-        typer.Option(
-            help="Also reconstruct images from the models of this many clients, the most exposed ones: for each class,"
-            " the input that the model assigns to it with the highest probability.",
-            min=0,
-            metavar="N",
-        ),
-    ] = 0
     canaries: Annotated[
         int,
         typer.Option(

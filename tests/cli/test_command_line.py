@@ -648,12 +648,6 @@ WRONG = {
         "--gpus-per-worker nan",
         "--gpus-per-worker 1",
     ),
-    "more inverted clients than there are": (
-        "audit {small}/fedavg -o {out} --invert 1000000000000000",
-        2,
-        "--invert 1000000000000000 is more than the 6 clients of {small}/fedavg",
-        "--invert 6",
-    ),
     "canaries without end": (
         "audit {small}/fedavg -o {out} --canaries 1000000000000000",
         2,

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
-import torch
 
 from helpers import error_text
 from pflcli.artifacts import client_blocks
 from pflcli.artifacts.kinds import audit as audits
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
-from pflcli.auditing import attacks, inversion, queries
+from pflcli.auditing import attacks, queries
 from pflcli.commands.audit import audit
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
@@ -24,8 +22,7 @@ from pflcli.commands.stack import stack
 from pflcli.core.errors import InputError, PflError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.evaluation.presentation import audits as presented
-from pflcli.prediction import disclosure, stored_predictor
-from pflcli.prediction.standalone_model import build_standalone_model
+from pflcli.prediction import stored_predictor
 
 ONE = Execution(threads=1)
 BRIEF = {"model": "logistic", "rounds": 1}
@@ -246,47 +243,6 @@ def test_audit_prints_its_table_and_a_dry_run_writes_nothing(small, tmp_path, pf
     assert not (tmp_path / "b").exists()
 
 
-def test_inversion_recovers_the_typical_image_of_a_class(tmp_path, monkeypatch):
-    """Two classes, each of one bright half: the picture of a class is bright there, and recognized."""
-    draw = np.random.default_rng(0)
-    y = np.arange(120) % 2
-    x = draw.integers(0, 40, (120, 6, 6))
-    x[y == 0, :, :3] += 200
-    x[y == 1, :, 3:] += 200
-    np.savez(tmp_path / "a.npz", x=x.astype(np.uint8), y=y, owner=np.arange(120) // 60)
-    import_data(tmp_path / "a.npz", tmp_path / "data", client="owner")
-    partition(str(tmp_path / "data"), tmp_path / "p")
-    settings = {**BRIEF, "rounds": 20}
-    personalize("local", tmp_path / "p", tmp_path / "m", settings=settings, execution=ONE)
-    outcome = audit(tmp_path / "m", tmp_path / "a", invert=1, execution=ONE)
-    inverted = audits.read(open_artifact(outcome.path))["inverted"]
-    assert (inverted["clients"], inverted["classes"], inverted["recognized"]) == (1, 2, 2)
-    assert inverted["correlation"] > 0.6
-    assert [row["recognized_as"] for row in read_rows(outcome.path, "classes.csv")] == ["0", "1"]
-    assert (outcome.path / "classes.png").read_bytes()[:4] == b"\x89PNG"
-
-
-def test_inversion_predicts_like_the_knn_model_it_attacks(small):
-    """The answer through which gradients flow is the one that the client gives."""
-    model = stored_predictor.open_predictor(open_artifact(small.knn))
-    parts = build_standalone_model(model.run, 1, ONE)
-    picture = torch.from_numpy(parts.x.astype(np.float32) / 255)[:, None]
-    with torch.no_grad():
-        p = inversion._predict(parts, picture).numpy()
-    np.testing.assert_allclose(p, parts.p, atol=1e-5)
-
-
-def test_audit_explains_why_classes_are_not_inverted(small, tmp_path):
-    audit(small.st, tmp_path / "a", invert=1, execution=ONE)
-    assert any("a stack predicts by several" in line for line in audits.read(open_artifact(tmp_path / "a"))["warnings"])
-    with pytest.raises(UsageError):
-        audit(small.knn, tmp_path / "b", invert=-1)
-    data = partitions.read(stored_predictor.open_predictor(open_artifact(small.knn)).partition)
-    model = stored_predictor.open_predictor(open_artifact(small.knn))
-    results, remarks = inversion.invert_classes(model, replace(data, x=data.x.astype(np.float32)), [0], ONE)
-    assert (results, remarks) == ([], ["classes are not inverted: samples are not images"])
-
-
 def test_answers_option_restricts_the_attacks_to_the_disclosed_output(small, tmp_path):
     for answers, attacked in (("full", ["label", "confidence", "calibrated"]), ("label", ["label", "calibrated"])):
         audit(small.knn, tmp_path / answers, answers=answers, execution=ONE)
@@ -305,22 +261,6 @@ def test_rounded_answers_hide_membership_below_the_rounding_step(models_on_three
     references = [models_on_three_splits / "local1", models_on_three_splits / "local2"]
     audit(models_on_three_splits / "local0", tmp_path / "r", references=references, answers="label")
     assert [*read_attacks(tmp_path / "r")] == ["label", "likelihood-ratio"]
-
-
-def test_estimate_gradient_works_with_full_rounded_and_label_only_answers():
-    """A client whose answer rises with the left half: the estimate points there, rounded or as a class alone too."""
-
-    def answer(pictures):
-        logit = 0.5 * (pictures[..., :3].mean(dim=(1, 2, 3)) - pictures[..., 3:].mean(dim=(1, 2, 3)))
-        return torch.stack([logit.sigmoid(), (-logit).sigmoid()], dim=1)
-
-    picture, draw = torch.full((2, 1, 4, 6), 0.5), np.random.default_rng(0)
-    for text, least in (("full", 0.4), ("rounded:2", 0.3), ("label", 0.3)):
-        estimated = inversion.estimate_gradient(answer, disclosure.parse(text), picture, draw)
-        falls = torch.tensor([-1.0, -1, -1, 1, 1, 1]).expand(4, 6)
-        for number, sign in ((0, 1), (1, -1)):  # the cost of class 0 falls where the left half rises
-            direction = torch.stack([estimated[number].flatten(), sign * falls.flatten()])
-            assert torch.corrcoef(direction)[0, 1] > least, text
 
 
 def test_audit_refuses_invalid_values_of_answers(small, tmp_path):

@@ -2,8 +2,7 @@
 
 ``audit.json``: a row per attack, with what the attacker sees, and warnings. ``table.csv``: the same as a table.
 ``clients.csv``: a row per attack and client, the most exposed clients first. ``audit.png``: the ROC curves of the
-attacks and the clients; ``audit.vl.json``: its Vega-Lite specification. If classes were inverted, ``classes.csv`` with
-a row per picture, and ``classes.png``.
+attacks and the clients; ``audit.vl.json``: its Vega-Lite specification.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ SCHEMA = 1
 MADE_BY = "pfl audit PREDICTIONS -o DIR"
 
 AUDIT = "audit.json"
-TABLE, CLIENTS, CLASSES = "table.csv", "clients.csv", "classes.csv"
+TABLE, CLIENTS = "table.csv", "clients.csv"
 FIGURE = "audit"
 PICTURE = f"{FIGURE}.png"
 

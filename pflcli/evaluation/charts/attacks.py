@@ -1,4 +1,4 @@
-"""Charts of an audit: ROC curves of attacks, the exposure of each client, and inverted classes."""
+"""Charts of an audit: ROC curves of attacks, and the exposure of each client."""
 
 from __future__ import annotations
 
@@ -111,40 +111,3 @@ def _area_panel(areas: NDArray[np.float64], attack: str, names: Sequence[str]) -
 
 def _labels(names: Sequence[str]) -> list[str]:
     return [vega.shorten(name) for name in names] if len(names) <= vega.MAX_NAMED else []
-
-
-def draw_classes(pictures: NDArray[np.float64], owners: Sequence[str], names: Sequence[str]) -> Spec:
-    """Return inverted classes, with a row per client of ``owners`` (r,) and a column per class of ``names`` (C,).
-
-    ``pictures`` (r, C, h, w) or (r, C, h, w, 3) are in [0, 1]; pictures with nan are left out.
-    """
-    rows, columns = pictures.shape[:2]
-    cells: list[Row] = []
-    for row, column in np.ndindex(rows, columns):
-        image = pictures[row, column]
-        if np.isfinite(image).all():
-            pixels = (255 * np.clip(image, 0, 1)).round().astype(np.uint8)
-            colours = pixels if pixels.ndim == 3 else np.stack([pixels] * 3, axis=-1)
-            factor = max(1, 200 // max(colours.shape[:2]))
-            url = vega.png_url(np.repeat(np.repeat(colours, factor, axis=0), factor, axis=1))
-            cells.append({"row": row, "column": column, "url": url})
-    axis = {"grid": False, "ticks": False, "domain": False, "labelLimit": 130}
-    wide = {"values": [*range(columns)], "labelExpr": "classes[datum.value]", "orient": "top", **axis}
-    high = {"values": [*range(rows)], "labelExpr": "owners[datum.value]", **axis}
-    return vega.figure(
-        {
-            "params": [
-                {"name": "classes", "value": [vega.shorten(name) for name in names]},
-                {"name": "owners", "value": [vega.shorten(name) for name in owners]},
-            ],
-            "width": 60 * columns,
-            "height": 60 * rows,
-            **vega.layer(
-                {"type": "image", "width": 54, "height": 54, "aspect": True},
-                cells,
-                x=channel("column", title=None, axis=wide, scale={"domain": [-0.5, columns - 0.5], "nice": False}),
-                y=channel("row", title=None, axis=high, scale={"domain": [rows - 0.5, -0.5], "nice": False}),
-                url={"field": "url"},
-            ),
-        }
-    )
