@@ -26,27 +26,55 @@ class Decision(StrEnum):
     REPLACE = "replace"
 
 
-def decide(out: Path, spec: ArtifactSpec, *, force: bool) -> tuple[Decision, str]:
-    """Return the action for writing ``spec`` to ``out``, and the reason; changes nothing.
+def is_up_to_date(out: Path, spec: ArtifactSpec, *, force: bool) -> bool:
+    """Whether ``spec`` made the artifact at ``out``, and with ``force`` was killed only when it cleaned up after that.
 
-    Raises ConflictError if the output, or an unfinished one, was made by another request and ``force`` is off, or if
-    the files at ``out`` cannot or must not be replaced; UsageError if ``out`` cannot be the name of an artifact.
+    Raises UsageError if ``out`` cannot be the name of an artifact.
     """
     if out.name in ("", ".."):
         raise UsageError(f"'{out}' is not a valid name for a new folder", "--out runs/x")
-    old, damage = _manifest_at(out)
-    if old is not None and old.fingerprint == spec.fingerprint:
-        if not force:
-            return Decision.UP_TO_DATE, f"{out} was made by the same request"
-        if placement.find_replaced(out):
-            return Decision.UP_TO_DATE, f"{out} was made by the same request, which was killed during its cleanup"
-    _check_name(out, spec)
+    old, _ = _manifest_at(out)
+    is_same = old is not None and old.fingerprint == spec.fingerprint
+    return is_same and (not force or placement.find_replaced(out) is not None)
+
+
+def decide(out: Path, spec: ArtifactSpec, *, force: bool) -> tuple[Decision, str]:
+    """Return the action for writing ``spec`` to ``out``, and the reason; changes nothing.
+
+    The lock on ``out`` keeps other writers from changing the action. Raises ConflictError if an unfinished artifact was
+    made by another request and ``force`` is off, and as ``require_replaceable`` does.
+    """
+    if is_up_to_date(out, spec, force=force):
+        return Decision.UP_TO_DATE, f"{out} was made by the same request"
     partial = placement.partial_folder(out)
     if _has_foreign_files(partial):
         raise ConflictError(
             f"{partial} was not made by pfl, which needs this folder to write {out}", "choose another folder for --out"
         )
     begun = manifests.read_draft(partial)
+    old, damage = require_replaceable(out, spec, force=force)
+    if begun.get("fingerprint") == spec.fingerprint and (begun.get("force") or not force):
+        return Decision.RESUME, f"{partial} contains {_state(partial, spec)} of the same request"
+    if old is not None and old.fingerprint != spec.fingerprint and manifests.has_fewer_rounds(old, spec):
+        return Decision.REPLACE, f"{out} has fewer rounds or other inputs"
+    if old is not None or damage is not None:
+        return Decision.REPLACE, f"--force; {damage}" if damage else "--force"
+    if begun and not force:
+        raise ConflictError(
+            f"{partial} contains an unfinished run of another request",
+            *manifests.differences(begun.get("request", {}), spec.request),
+            "repeat that request to finish it, or --force to discard it",
+        )
+    return Decision.NEW, f"{out} is empty" if out.exists() else f"{out} does not exist"
+
+
+def require_replaceable(out: Path, spec: ArtifactSpec, *, force: bool) -> tuple[Manifest | None, str | None]:
+    """Return the manifest of the artifact at ``out`` and the damage, if any; neither if ``out`` is free.
+
+    Raises ConflictError if the artifact was made by another request and ``force`` is off, or if replacing it would
+    delete an ancestor or files that are not made by pfl.
+    """
+    old, damage = _manifest_at(out)
     exists = old is not None or damage is not None
     if not exists and out.exists() and not (out.is_dir() and not any(out.iterdir())):
         raise ConflictError(f"{out} exists and is not a pfl artifact", "choose another folder for --out")
@@ -59,19 +87,7 @@ def decide(out: Path, spec: ArtifactSpec, *, force: bool) -> tuple[Decision, str
         raise kind(f"{out} exists and was made by another request", *_changes(old, spec), remedy)
     if exists:
         _check_replaceable(out, spec)
-    if begun.get("fingerprint") == spec.fingerprint and (begun.get("force") or not force):
-        return Decision.RESUME, f"{partial} contains {_state(partial, spec)} of the same request"
-    if old is not None and old.fingerprint != spec.fingerprint and manifests.has_fewer_rounds(old, spec):
-        return Decision.REPLACE, f"{out} has fewer rounds or other inputs"
-    if exists:
-        return Decision.REPLACE, f"--force; {damage}" if damage else "--force"
-    if begun and not force:
-        raise ConflictError(
-            f"{partial} contains an unfinished run of another request",
-            *manifests.differences(begun.get("request", {}), spec.request),
-            "repeat that request to finish it, or --force to discard it",
-        )
-    return Decision.NEW, f"{out} is empty" if out.exists() else f"{out} does not exist"
+    return old, damage
 
 
 def _manifest_at(out: Path) -> tuple[Manifest | None, str | None]:
@@ -126,8 +142,8 @@ def _has_foreign_files(partial: Path) -> bool:
     return not is_ours and not placement.is_only_artifact(partial)
 
 
-def _check_name(out: Path, spec: ArtifactSpec) -> None:
-    """Check, before anything is computed, that the output can be written at the end; changes nothing.
+def require_place(out: Path, spec: ArtifactSpec) -> None:
+    """Check, before anything is computed or locked, that the output can be written at the end; changes nothing.
 
     Raises UsageError for a name that is too long, ConflictError for a mount point, a broken link, and a folder that is
     an input of ``spec`` or inside one.

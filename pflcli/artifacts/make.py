@@ -8,7 +8,7 @@ import platform
 import shlex
 import time
 from collections.abc import Callable, Iterable
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from importlib.metadata import version
 from pathlib import Path
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pflcli.artifacts import disk, placement
 from pflcli.artifacts import manifest as manifests
-from pflcli.artifacts.decision import Decision, decide, require_outside
+from pflcli.artifacts.decision import Decision, decide, is_up_to_date, require_outside, require_place
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
@@ -88,53 +88,68 @@ def make(
     ``uncharged`` returns the wall-clock and processor seconds of this process that no artifact is charged with.
     Raises ConflictError if other files or an input are at ``out``, InputError if the disk is too full.
     """
-    out = Path(out)
+    out, reporter = Path(out), execution.reporter
     force = execution.force or bool(extends)
-    decision, reason = decide(out, spec, force=force)
-    if extends and decision is Decision.REPLACE:
-        reason = extends
-    outcome = Outcome(out, spec.kind, decision, spec.fingerprint, request=dict(spec.request))
+    is_read_only = is_up_to_date(out, spec, force=force)
     if old := placement.find_replaced(out):
-        execution.reporter.say(f"found {old}, left behind by a killed run; it will be deleted when {out} is finished")
-    if decision is Decision.UP_TO_DATE:
-        if not execution.dry_run:
-            placement.tidy_after_kill(out)
-            _touch(out)
-        execution.reporter.say(f"{out} is up to date")
-        return replace(outcome, summary=open_artifact(out).manifest.summary)
-    require_outside(out, execution.reads)
-    execution.reporter.detail(f"{decision}: {reason}")
-    warning = disk.require_disk(out, needed_bytes)
-    for remark in (*remarks, *([warning] if warning else [])):
-        execution.reporter.say(remark)
-    if execution.dry_run:
-        execution.reporter.say(f"would make {spec.kind} {out} ({decision}: {reason})")
-        return replace(outcome, decision=f"dry run: {decision}")
-    if decision in (Decision.RESUME, Decision.REPLACE):
-        execution.reporter.say(f"{decision}: {reason}")
-    with ArtifactWriter(out, spec, force=force, reporter=execution.reporter) as writer:
-        if writer.complete is None:
-            made = {} if continued is None else continued.manifest.made
-            writer.seconds, began = made.get("seconds", 0.0), _processor_seconds() - made.get("processor_seconds", 0.0)
-            seconds, processor_seconds = uncharged()
-            summary, circumstances = build(writer)
-            writer.seconds += seconds - uncharged()[0]
-            began += uncharged()[1] - processor_seconds
-            if execution.has_workers:
-                gc.collect()  # end unused worker processes, so that their seconds count
-            processor = {"processor_seconds": round(_processor_seconds() - began, 3)}
-            writer.commit(summary, {**_origin(writer, spec, execution), **circumstances, **processor})
-        else:
-            execution.reporter.say(f"only the last step of making {out} was missing: nothing is recomputed")
-            writer.finish(writer.complete)
-            summary = writer.complete.summary
-    return replace(outcome, summary=summary)
+        reporter.say(f"found {old}, left behind by a killed run; it will be deleted when {out} is finished")
+    if not is_read_only:
+        require_place(out, spec)
+        is_read_only = execution.dry_run
+    with nullcontext() if is_read_only else ArtifactWriter(out, spec, force=force, reporter=reporter) as writer:
+        decision, reason = decide(out, spec, force=force)
+        if extends and decision is Decision.REPLACE:
+            reason = extends
+        outcome = Outcome(out, spec.kind, decision, spec.fingerprint, request=dict(spec.request))
+        if decision is Decision.UP_TO_DATE:
+            if not execution.dry_run:
+                placement.tidy_after_kill(out)
+                _touch(out)
+            reporter.say(f"{out} is up to date")
+            return replace(outcome, summary=open_artifact(out).manifest.summary)
+        require_outside(out, execution.reads)
+        reporter.detail(f"{decision}: {reason}")
+        warning = disk.require_disk(out, needed_bytes)
+        for remark in (*remarks, *([warning] if warning else [])):
+            reporter.say(remark)
+        if writer is None:
+            reporter.say(f"would make {spec.kind} {out} ({decision}: {reason})")
+            return replace(outcome, decision=f"dry run: {decision}")
+        if decision in (Decision.RESUME, Decision.REPLACE):
+            reporter.say(f"{decision}: {reason}")
+        writer.prepare(resumes=decision is Decision.RESUME)
+        return replace(outcome, summary=_fill(writer, execution, build, continued, uncharged))
 
 
-def _origin(writer: ArtifactWriter, spec: ArtifactSpec, execution: Execution) -> dict[str, Any]:
+def _fill(
+    writer: ArtifactWriter,
+    execution: Execution,
+    build: Build,
+    continued: Artifact | None,
+    uncharged: Callable[[], tuple[float, float]],
+) -> dict[str, Any]:
+    """Build and commit the artifact, or finish the complete one of a killed writer; return its summary."""
+    if writer.complete is not None:
+        execution.reporter.say(f"only the last step of making {writer.out} was missing: nothing is recomputed")
+        writer.finish(writer.complete)
+        return writer.complete.summary
+    made = {} if continued is None else continued.manifest.made
+    writer.seconds, began = made.get("seconds", 0.0), _processor_seconds() - made.get("processor_seconds", 0.0)
+    seconds, processor_seconds = uncharged()
+    summary, circumstances = build(writer)
+    writer.seconds += seconds - uncharged()[0]
+    began += uncharged()[1] - processor_seconds
+    if execution.has_workers:
+        gc.collect()  # end unused worker processes, so that their seconds count
+    processor = {"processor_seconds": round(_processor_seconds() - began, 3)}
+    writer.commit(summary, {**_origin(writer, execution), **circumstances, **processor})
+    return summary
+
+
+def _origin(writer: ArtifactWriter, execution: Execution) -> dict[str, Any]:
     """Return the command, the versions, and the user's files, of which copies are written into the artifact."""
     recorded: dict[str, Any] = {"command": _line(execution.command, writer.out)} if execution.command else {}
-    own_code = {name.partition(":")[0] for name in spec.code}
+    own_code = {name.partition(":")[0] for name in writer.spec.code}
     for name, file in registry.used_files().items():
         if name in own_code:  # kept to be read; code in an artifact is never run
             recorded["files"] = {**recorded.get("files", {}), name: file.name}

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pflcli.artifacts import disk, h5_file, kinds, locks, placement
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.client_blocks import LazyRows
-from pflcli.artifacts.decision import Decision, decide
+from pflcli.artifacts.decision import require_replaceable
 from pflcli.artifacts.manifest import ArtifactSpec, Manifest
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.row_file import RowFile
@@ -32,17 +32,16 @@ class ArtifactWriter:
     """An unfinished artifact; a context manager that, after a failure, keeps the files needed to resume."""
 
     def __init__(self, out: Path, spec: ArtifactSpec, *, force: bool = False, reporter: Reporter = SILENT) -> None:
-        """Lock and prepare ``OUT.partial``; raises ConflictError as ``decide`` does, or if another writer has it."""
+        """Lock ``OUT.partial``; raises ConflictError if another writer has it. ``prepare`` comes before all else."""
         self.out = Path(out)
         self.spec = spec
         self.force = force
         self.reporter = reporter
         self.folder = placement.partial_folder(self.out)
         self._files: dict[str, dict[str, Any]] = {}
-        self._began = time.monotonic()
         self.seconds = 0.0
         """seconds of earlier work on the artifact, which count as well"""
-        self._keep_folder = False
+        self._keep_folder = True
         self.complete: Manifest | None = None
         """The manifest, if a killed writer of this request has written all files; only ``finish`` remains to do."""
         self._new_parents = [folder for folder in self.out.parents if not folder.exists()]
@@ -51,27 +50,25 @@ class ArtifactWriter:
             self._lock = locks.acquire(self.out, reporter.say)
         except OSError as error:
             raise InputError(f"cannot write to {self.out.parent}: {error.strerror}", "choose another --out") from None
-        try:
-            self._prepare()
-        except OSError as error:
-            self._lock.release()
-            raise disk.write_error(f"cannot write to {self.folder}", self.folder, error) from None
-        except BaseException:
-            self._lock.release()
-            raise
 
-    def _prepare(self) -> None:
-        decision, _ = decide(self.out, self.spec, force=self.force)  # another writer may have finished before the lock
-        self.folder.mkdir(exist_ok=True)
-        if decision is Decision.RESUME:
-            self.complete = self._read_complete_manifest()
-            if self.complete is not None:
-                return
-        else:
-            placement.clear(self.folder, {manifests.DRAFT, manifests.NAME})
-        draft = manifests.draft_content(self.spec, force=self.force)
-        _replace(self.folder / manifests.DRAFT, self.folder / manifests.UNFINISHED_DRAFT, draft)
-        (self.folder / manifests.NAME).unlink(missing_ok=True)  # it marked the folder until the draft was there
+    def prepare(self, *, resumes: bool = False) -> Self:
+        """Begin the folder, or continue the unfinished one of this request if it ``resumes``; return self."""
+        self._began = time.monotonic()
+        try:
+            self.folder.mkdir(exist_ok=True)
+            if resumes:
+                self.complete = self._read_complete_manifest()
+                if self.complete is not None:
+                    return self
+            else:
+                placement.clear(self.folder, {manifests.DRAFT, manifests.NAME})
+            self._keep_folder = False
+            draft = manifests.draft_content(self.spec, force=self.force)
+            _replace(self.folder / manifests.DRAFT, self.folder / manifests.UNFINISHED_DRAFT, draft)
+            (self.folder / manifests.NAME).unlink(missing_ok=True)  # it marked the folder until the draft was there
+        except OSError as error:
+            raise disk.write_error(f"cannot write to {self.folder}", self.folder, error) from None
+        return self
 
     def _require_lock(self) -> None:
         """Raise ConflictError if another process took over the lock, and with it the folder."""
@@ -88,7 +85,6 @@ class ArtifactWriter:
             manifest = manifests.read(self.folder)
             if manifest.fingerprint == self.spec.fingerprint:
                 Artifact(self.folder, manifest).verify()
-                self._keep_folder = True
                 return manifest
         return None
 
@@ -223,11 +219,8 @@ class ArtifactWriter:
     def finish(self, manifest: Manifest) -> None:
         """Move the complete folder to the output; raises as ``commit`` does."""
         self._require_lock()
-        decision, _ = decide(self.out, self.spec, force=self.force)
+        require_replaceable(self.out, self.spec, force=self.force)  # other programs do not ask for the lock
         try:
-            if decision is Decision.UP_TO_DATE:  # another process has made the same artifact
-                placement.discard(self.folder)
-                return
             placement.clear(self.folder, {*manifest.files, manifests.NAME})
             placement.move(self.folder, self.out)
             disk.sync_folder(self.out.parent)

@@ -10,7 +10,7 @@ from typing import Any
 
 from pflcli.artifacts import csv_file
 from pflcli.artifacts import manifest as manifests
-from pflcli.artifacts.decision import Decision, decide, require_folder, require_outside
+from pflcli.artifacts.decision import Decision, decide, require_folder, require_outside, require_place
 from pflcli.artifacts.kinds import verdicts
 from pflcli.artifacts.kinds.verdicts import CONFIRMED
 from pflcli.artifacts.make import Built, Outcome, make
@@ -96,7 +96,9 @@ class Verification:
         require_outside(out / NAME, asked.execution.reads)
         old = manifests.read(out / NAME) if manifests.is_artifact(out / NAME) else None
         is_verdicts = old is not None and old.kind == NAME
-        decide(out / NAME, ArtifactSpec(NAME, {}), force=asked.execution.force or is_verdicts)
+        spec = ArtifactSpec(NAME, {})
+        require_place(out / NAME, spec)
+        decide(out / NAME, spec, force=asked.execution.force or is_verdicts)
         file = claims_file.read(path, SIZES[asked.paper])
         if asked.seeds is not None and (
             not asked.seeds or len({*asked.seeds}) < len(asked.seeds) or min(asked.seeds) < 0

@@ -32,7 +32,7 @@ from pflcli.artifacts.writer import ArtifactWriter
 if sys.argv[2]:
     socket.gethostname = lambda: sys.argv[2]
 locks.LEASE_SECONDS, locks.RENEWAL_SECONDS = map(float, sys.argv[3:])
-work = ArtifactWriter(Path(sys.argv[1]), ArtifactSpec("partition", {"alpha": 0.3}))
+work = ArtifactWriter(Path(sys.argv[1]), ArtifactSpec("partition", {"alpha": 0.3})).prepare()
 work.write_checkpoint(b"one")
 print("writing", flush=True)
 time.sleep(600)
@@ -177,7 +177,7 @@ def test_foreign_file_in_place_of_a_lock_is_kept(tmp_path, tree, create):
 def test_suspended_writer_notices_that_its_lock_was_taken_over(tmp_path, step):
     """It was suspended for longer than the lease; the folder and the lock are its successor's."""
     out = tmp_path / "out"
-    work = ArtifactWriter(out, spec())
+    work = ArtifactWriter(out, spec()).prepare()
     successor = plant_lock(out)
     before = listing(work.folder)
     steps = {
@@ -225,3 +225,46 @@ def test_force_also_requires_the_lock(tmp_path):
         make(tmp_path / "other", spec(), FORCE, build)
     make(out, spec(), FORCE, build)
     assert listing(out) == ["a.txt", "manifest.json"]
+
+
+MAKE = """
+import sys, time
+from pathlib import Path
+from pflcli.artifacts import disk
+from pflcli.artifacts.make import Built, make
+from pflcli.artifacts.manifest import ArtifactSpec
+from pflcli.core.execution import Execution
+
+require_place = make.__globals__["require_place"]
+
+def wait(out, spec):  # after the first look at the output, before the lock
+    require_place(out, spec)
+    print("looked", flush=True)
+    sys.stdin.readline()
+
+make.__globals__["require_place"] = wait
+out, alpha = Path(sys.argv[1]), float(sys.argv[2])
+
+def build(work):
+    print("built", flush=True)
+    work.write("a.txt", b"content")
+    return Built({"n": 1}, {})
+
+print(make(out, ArtifactSpec("partition", {"alpha": alpha}), Execution(), build).decision)
+"""
+
+
+@pytest.mark.parametrize(("alpha", "code", "printed"), [(0.3, 0, "up to date\n"), (0.1, 1, "")])
+def test_output_that_another_process_finished_before_the_lock_is_not_made_again(tmp_path, alpha, code, printed):
+    """Both processes look at an empty place; the second waits there until the first has finished."""
+    out = tmp_path / "deep" / "out"
+    words = [sys.executable, "-c", MAKE, str(out)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen([*words, str(alpha)], **pipes) as second:
+        assert second.stdout.readline() == "looked\n"
+        first = subprocess.run([*words, "0.3"], input="\n", capture_output=True, text=True, check=False)
+        assert first.stdout == "looked\nbuilt\nnew\n", first.stderr
+        rest, err = second.communicate("\n")
+    assert (second.returncode, rest) == (code, printed), err
+    assert ("made by another request" in err) == (code == 1)
+    assert listing(out.parent) == ["out"]

@@ -287,7 +287,7 @@ def test_incomplete_draft_of_a_killed_writer_is_discarded(tmp_path):
 def test_checkpoint_survives_further_interruptions(tmp_path):
     leave_unfinished(tmp_path / "out", spec(), b"one")
     leave_unfinished(tmp_path / "out", spec())
-    with ArtifactWriter(tmp_path / "out", spec()) as work:
+    with ArtifactWriter(tmp_path / "out", spec()).prepare(resumes=True) as work:
         assert work.read_checkpoint() == b"one"
 
 
@@ -327,7 +327,7 @@ def test_draft_is_removed_last_when_an_unfinished_run_is_discarded(tmp_path, mon
 
     (tmp_path / "out.partial" / "a.txt").touch()
     monkeypatch.setattr(Path, "unlink", watched)
-    with ArtifactWriter(tmp_path / "out", spec(alpha=0.1), force=True):
+    with ArtifactWriter(tmp_path / "out", spec(alpha=0.1), force=True).prepare():
         assert removed == ["a.txt"]
 
 
@@ -344,14 +344,14 @@ def test_failed_computation_leaves_no_checkpoint(tmp_path):
 
 
 def test_read_checkpoint_is_none_before_the_first_checkpoint(tmp_path):
-    with ArtifactWriter(tmp_path / "out", spec()) as work:
+    with ArtifactWriter(tmp_path / "out", spec()).prepare() as work:
         assert work.read_checkpoint() is None
 
 
 @pytest.mark.parametrize("force", [False, True])
 def test_second_writer_of_an_output_is_refused(tmp_path, force):
     out = tmp_path / "out"
-    with ArtifactWriter(out, spec()) as first:
+    with ArtifactWriter(out, spec()).prepare() as first:
         first.write("a.txt", b"first")
         for request in (spec(), spec(alpha=0.1)) if force else (spec(),):
             with pytest.raises(ConflictError, match="another pfl"):
@@ -359,13 +359,13 @@ def test_second_writer_of_an_output_is_refused(tmp_path, force):
         assert (first.folder / "a.txt").read_bytes() == b"first"
         first.commit({}, {})
     open_artifact(out).verify()
-    with ArtifactWriter(out, spec(), force=True):
+    with ArtifactWriter(out, spec(), force=True).prepare():
         pass
 
 
 def test_lock_of_a_dead_writer_is_released(tmp_path):
     out = tmp_path / "out"
-    work = ArtifactWriter(out, spec())
+    work = ArtifactWriter(out, spec()).prepare()
     work.write("stale.txt", b"")
     work.write_checkpoint(b"one")
     with pytest.raises(ConflictError, match="another pfl"):
@@ -421,7 +421,7 @@ def test_full_disk_at_the_end_keeps_the_checkpoint(tmp_path, monkeypatch):
     with pytest.raises(InputError, match="No space left"):
         make(tmp_path / "out", spec(), Execution(), filling)
     monkeypatch.undo()
-    with ArtifactWriter(tmp_path / "out", spec()) as work:
+    with ArtifactWriter(tmp_path / "out", spec()).prepare(resumes=True) as work:
         assert work.read_checkpoint() == b"one"
 
 
@@ -456,7 +456,8 @@ def fsync(handle):
     real(handle)
 
 os.fsync = fsync
-with ArtifactWriter(Path(sys.argv[1]), ArtifactSpec("partition", {"alpha": 0.3}), force=sys.argv[3] == "force") as work:
+spec = ArtifactSpec("partition", {"alpha": 0.3})
+with ArtifactWriter(Path(sys.argv[1]), spec, force=sys.argv[3] == "force").prepare() as work:
     work.write("a.txt", b"content")
     work.write_checkpoint(b"state")
     work.commit({}, {})

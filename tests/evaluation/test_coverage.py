@@ -43,7 +43,7 @@ def make_split(label_p, y, sizes, classes=3):
 def write_predictions(folder, method, validation, test, *, seed=0, tuned=None, settings=None, names=()):
     splits = {"test": test} if validation is None else {"validation": validation, "test": test}
     request = {"method": method, "options": {}, "settings": settings or {}, "seed": seed}
-    with ArtifactWriter(folder, ArtifactSpec("predictions", request)) as work:
+    with ArtifactWriter(folder, ArtifactSpec("predictions", request)).prepare() as work:
         predictions.write(work, Predictions(splits, tuned or {}))
         codebook.write(work, Codebook(dataset="by hand", clients=names))
         work.commit({"bytes_up": 0, "bytes_down": 0, "bytes_peer": 0}, {"seconds_inputs": 0.0})

@@ -34,7 +34,7 @@ def write_predictions(folder, method, right, *, seed=0):
     offsets = np.arange(0, len(y) + 1, EACH)
     splits = {name: SplitPredictions({"p": p}, y, np.arange(len(y)), offsets) for name in ("validation", "test")}
     request = {"method": method, "options": {}, "settings": {}, "seed": seed}
-    with ArtifactWriter(folder, ArtifactSpec("predictions", request)) as work:
+    with ArtifactWriter(folder, ArtifactSpec("predictions", request)).prepare() as work:
         predictions.write(work, Predictions(splits, {}))
         work.commit({"bytes_up": 0, "bytes_down": 0, "bytes_peer": 0}, {"seconds_inputs": 0.0})
     return folder

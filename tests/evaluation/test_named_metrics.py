@@ -38,7 +38,7 @@ def write_predictions(folder, method, ill, y, sizes, *, seed=0, base=None, class
     parts = {"p": both(ill), **({} if base is None else {"global": both(base)})}
     answers = SplitPredictions(parts, np.asarray(y), np.arange(len(y)), np.cumsum([0, *sizes]))
     request = {"method": method, "options": {}, "settings": {}, "seed": seed}
-    with ArtifactWriter(folder, ArtifactSpec("predictions", request)) as work:
+    with ArtifactWriter(folder, ArtifactSpec("predictions", request)).prepare() as work:
         predictions.write(work, Predictions({"test": answers}, {}))
         work.commit({"bytes_up": 0, "bytes_down": 0, "bytes_peer": 0}, {"seconds_inputs": 0.0})
     return folder

@@ -35,7 +35,7 @@ def write_predictions(out, rounds, seed=0, method="m", **more) -> Artifact:
     draft = ArtifactSpec(
         "predictions", {"method": method, "options": {}, "settings": {}, "seed": seed, "x": rounds}, ()
     )
-    with ArtifactWriter(out, draft) as work:
+    with ArtifactWriter(out, draft).prepare() as work:
         work.write("rounds.csv", rounds.encode())
         work.commit(summary, {})
     return open_artifact(out)

@@ -278,7 +278,9 @@ def test_macro_precision_mean_matches_a_hand_computed_value(tmp_path):
 def empty_predictions(out, source, seed):
     """Predictions made from a partition, empty but for their place in its lineage."""
     at = open_artifact(source)
-    with ArtifactWriter(out, ArtifactSpec("predictions", {"seed": seed}, (at.as_input("source", out),))) as work:
+    with ArtifactWriter(
+        out, ArtifactSpec("predictions", {"seed": seed}, (at.as_input("source", out),))
+    ).prepare() as work:
         work.commit({}, {})
     return open_artifact(out)
 

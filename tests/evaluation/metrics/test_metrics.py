@@ -116,7 +116,7 @@ def store(folder, method, guesses, *, seed=0, baseline=None, options=None, shift
         parts["global"] = np.eye(2, dtype=np.float32)[baseline]
     answers = SplitPredictions(parts, Y, np.arange(6) + shift, np.cumsum([0, *SIZES]))
     request = {"method": method, "options": options or {}, "settings": {}, "seed": seed}
-    with ArtifactWriter(folder, ArtifactSpec("predictions", request)) as work:
+    with ArtifactWriter(folder, ArtifactSpec("predictions", request)).prepare() as work:
         predictions.write(work, Predictions({"test": answers}, {"lambda": np.asarray([0.1, 0.5, 0.9])}))
         work.commit({"bytes_up": 10**6, "bytes_down": 2 * 10**6, "bytes_peer": 0}, {"seconds_inputs": 1.5})
     return folder
@@ -204,7 +204,7 @@ def test_evaluation_plots_are_deterministic(tmp_path):
 def test_predictions_refuse_rows_that_are_not_probabilities(tmp_path):
     answers = SplitPredictions({"p": np.full((6, 2), 0.4, np.float32)}, Y, np.arange(6), np.cumsum([0, *SIZES]))
     draft = ArtifactSpec("predictions", {})
-    with ArtifactWriter(tmp_path / "p", draft) as work, pytest.raises(ValueError, match="not a probability"):
+    with ArtifactWriter(tmp_path / "p", draft).prepare() as work, pytest.raises(ValueError, match="not a probability"):
         predictions.write(work, Predictions({"test": answers}))
 
 

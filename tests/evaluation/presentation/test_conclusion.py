@@ -304,7 +304,7 @@ def draw_table(seed):
 
 
 def write_table(folder, metrics):
-    with ArtifactWriter(folder, ArtifactSpec("evaluation", {"split": "test"})) as work:
+    with ArtifactWriter(folder, ArtifactSpec("evaluation", {"split": "test"})).prepare() as work:
         work.write(evaluation.METRICS, json.dumps(metrics).encode())
         work.commit({"methods": len(metrics["methods"])}, {})
     return open_artifact(folder)
