@@ -311,18 +311,6 @@ def test_neighbours_are_coloured_by_right_or_wrong_group():
     assert cells.tolist() == [[colours[kind] for kind in row] for row in kinds]
 
 
-def test_neighbour_graph_is_drawn_on_a_circle():
-    spec = matrices.draw_neighbours(GRAPH, [], "title", CLUSTER)
-    (panel,) = find_panels(spec, "neighbours, in either direction")
-    edges = [row for row in chart_rows(panel) if "across" in row]
-    assert [row["across"] for row in edges] == [False, True]  # drawn once, whoever has whom
-    nodes = [row for row in chart_rows(panel) if "label" in row][:4]
-    assert [row["label"] for row in nodes] == ["1", "3", "0", "2"]
-    at = {row["label"]: (row["x"], row["y"]) for row in nodes}
-    np.testing.assert_allclose([np.hypot(*place) for place in at.values()], 1, atol=1e-3)
-    assert {(edges[1]["x"], edges[1]["y"]), (edges[1]["x2"], edges[1]["y2"])} == {at["0"], at["1"]}
-
-
 def test_neighbour_curves_show_precision_and_recall_or_counts():
     rows = [
         {"round": 1, "neighbours": 2.0, "precision": 0.5, "recall": 0.1},

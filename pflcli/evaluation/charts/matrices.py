@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.evaluation.charts import vega
-from pflcli.evaluation.charts.vega import GREY, LIGHT, SHAPES, Row, Spec, channel
+from pflcli.evaluation.charts.vega import GREY, LIGHT, Row, Spec, channel
 from pflcli.evaluation.metrics.client_relations import SLOTS, select_last_round, share_cluster
 
 Array = NDArray[np.floating[Any]]
@@ -25,16 +25,13 @@ _NOTHING = "#dddddd"
 """The colour of cells without a value, such as the diagonal."""
 _WITHIN, _ACROSS, _NEW = "#888888", "#D55E00", "#C04F00"
 """Colours of neighbours within a group and across groups, and of clients that join later."""
-_GROUPS = tuple(colour for colour in LIGHT if colour != _NEW)
 
 _SIDE = 300
 """Pixels of a square panel."""
 _MAX_CELLS = 1000
 """Greatest number of cells along a side; with more clients one cell represents several."""
-_MAX_BUBBLES = 120
-"""Greatest number of clients drawn as bubbles; more are drawn as a heat map."""
-_MAX_GRAPH = 60
-"""Greatest number of clients that are also drawn as a graph."""
+_MAX_IN_ORDER = 120
+"""Greatest number of clients that keep their order; more are sorted by their most frequent class."""
 _MAX_LABELLED_GROUPS = 5
 """Greatest number of groups whose labels contain the word ``group``."""
 
@@ -94,10 +91,20 @@ def place_axis(key: str, ticks: tuple[str, list[float], list[str]], count: int, 
     return parameter, {"type": "quantitative", "title": title, "axis": options, "scale": scale}
 
 
-def _image(colours: NDArray[np.uint8], x: Spec, y: Spec, width: int = _SIDE, height: int = _SIDE) -> Spec:
-    """Return a layer with a cell per entry of ``colours`` (rows, columns, 3), the first row on top.
+def _heat_map(
+    title: str | None,
+    colours: NDArray[np.uint8],
+    x: Spec,
+    y: Spec,
+    *legend: Spec,
+    across: Array | Sequence[float] = (),
+    down: Array | Sequence[float] = (),
+    width: int = _SIDE,
+    height: int = _SIDE,
+) -> Spec:
+    """Return a panel with a cell per entry of ``colours`` (rows, columns, 3), the first row on top.
 
-    ``width`` and ``height`` are those of the panel in pixels.
+    ``across`` and ``down`` are positions of lines between columns and rows; ``legend`` has the layers of legends.
     """
     pixels = colours
     for axis, side in enumerate((height, width)):  # edges stay sharp if the image has more pixels than the figure
@@ -105,17 +112,17 @@ def _image(colours: NDArray[np.uint8], x: Spec, y: Spec, width: int = _SIDE, hei
     low, high = x["scale"]["domain"]
     top, bottom = sorted(y["scale"]["domain"])
     cell = {"x": low, "x2": high, "y": top, "y2": bottom, "url": vega.png_url(pixels)}
-    return {
-        "data": {"values": [cell]},
-        **vega.layer(
-            {"type": "image", "aspect": False},
-            x={"field": "x", **x},
-            x2={"field": "x2"},
-            y={"field": "y", **y},
-            y2={"field": "y2"},
-            url={"field": "url"},
-        ),
-    }
+    image = vega.layer(
+        {"type": "image", "aspect": False},
+        [cell],
+        x={"field": "x", **x},
+        x2={"field": "x2"},
+        y={"field": "y", **y},
+        y2={"field": "y2"},
+        url={"field": "url"},
+    )
+    lines = [_borders(places, axis) for places, axis in ((across, "x"), (down, "y")) if len(places)]
+    return {"title": title, "width": width, "height": height, "layer": [image, *legend, *lines]}
 
 
 def _parse_colours(colours: Sequence[str]) -> NDArray[np.float64]:
@@ -142,7 +149,7 @@ def _colour_bar(stops: Sequence[str], most: float, length: int, **more: Any) -> 
     }
 
 
-def _borders(borders: Array, axis: str) -> Spec:
+def _borders(borders: Array | Sequence[float], axis: str) -> Spec:
     mark = {"type": "rule", "color": "black", "strokeWidth": 0.9}
     return {**vega.data({"at": place} for place in borders), "mark": mark, "encoding": {axis: channel("at")}}
 
@@ -175,7 +182,7 @@ def draw_holdings(
     colour. Few clients and classes are labelled with their ``names`` (m,) and ``classes`` (C,).
     """
     clients, labels = counts.shape
-    few = clients <= _MAX_BUBBLES
+    few = clients <= _MAX_IN_ORDER
     order = _order_clients(counts, cluster, by_class=not few)
     counts = counts[order]
     late = np.zeros(clients, dtype=np.bool_) if new is None else new[order]
@@ -196,12 +203,9 @@ def draw_holdings(
     down, y = place_axis("classes", class_order.ticks("class"), labels, labelOverlap=True)
     y["scale"] = {**y["scale"], "domain": [labels - 0.5, -0.5]}
     plain = {**x, "title": None, "axis": {**x["axis"], "labels": False}}
-    widest = min(width / clients, height / labels)
-    layers = _bubbles(counts, late, x, y, widest) if few else _heat(counts, x, y, width, height)
-    if len(borders):
-        layers.append(_borders(borders, "x"))
     above = {"width": width, "height": 90, **_size_bars(counts.sum(axis=1), late, plain)}
-    below = {"width": width, "height": height, "layer": layers}
+    cells, bar = _colour_counts(counts, height)
+    below = _heat_map(None, cells, x, y, bar, across=borders, width=width, height=height)
     return _join_panels([([across], above), ([down], below)], title, "vconcat", 8)
 
 
@@ -219,7 +223,7 @@ def _order_clients(counts: NDArray[np.int64], cluster: NDArray[np.int64] | None,
 def _size_bars(totals: NDArray[np.int64], late: NDArray[np.bool_], x: Spec) -> Spec:
     """Return a bar per client with its number of samples, ``totals`` (m,)."""
     kinds = ("trains the global model", "new: joins later")
-    gap = 0.4 if len(totals) <= _MAX_BUBBLES else 0.5
+    gap = 0.4 if len(totals) <= _MAX_IN_ORDER else 0.5
     rows: list[Row] = [
         {"from": place - gap, "to": place + gap, "samples": int(total), "kind": kinds[int(is_late)]}
         for place, (total, is_late) in enumerate(zip(totals, late, strict=True))
@@ -237,44 +241,15 @@ def _size_bars(totals: NDArray[np.int64], late: NDArray[np.bool_], x: Spec) -> S
     )
 
 
-def _bubbles(counts: NDArray[np.int64], late: NDArray[np.bool_], x: Spec, y: Spec, widest: float) -> list[Spec]:
-    """Return a bubble per client and class whose area shows the number of samples; ``widest`` is in pixels."""
-    most = max(int(counts.max(initial=0)), 1)
-    rows: list[Row] = [
-        {"client": client, "class": label, "samples": int(counts[client, label]), "late": bool(late[client])}
-        for client, label in np.argwhere(counts).tolist()
-    ]
-    area = 0.785 * (0.95 * min(widest, 17.0)) ** 2
-    size = {"domain": [0, most], "range": [0, area]}
-    note = {"label": f"largest bubble: {most} samples"}
-    return [
-        vega.layer(
-            {"type": "circle", "opacity": 0.75},
-            rows,
-            x={"field": "client", **x},
-            y={"field": "class", **y},
-            size=channel("samples", scale=size, legend=None),
-            color={"condition": {"test": "datum.late", "value": _NEW}, "value": LIGHT[0]},
-        ),
-        vega.layer(
-            {"type": "text", "align": "right", "baseline": "bottom", "dy": -4, "fontSize": 11},
-            [note],
-            x={"value": "width"},
-            y={"value": 0},
-            text={"field": "label"},
-        ),
-    ]
-
-
-def _heat(counts: NDArray[np.int64], x: Spec, y: Spec, width: int, height: int) -> list[Spec]:
-    """Return a cell per client and class, coloured by the square root of its samples, white without samples."""
+def _colour_counts(counts: NDArray[np.int64], height: int) -> tuple[NDArray[np.uint8], Spec]:
+    """Return a cell per class and client, coloured by the square root of its samples, white without, and its scale."""
     most = max(int(counts.max(initial=0)), 1)
     step = -(-len(counts) // (2 * _MAX_CELLS))
     samples = np.maximum.reduceat(counts, np.arange(0, len(counts), step))
     roots = np.where(samples > 0, np.sqrt(samples), np.nan).T
     values = sorted({round(most * share**2) for share in (0, 0.25, 0.5, 0.75, 1)})
     bar = _colour_bar(_VIRIDIS, most, height, scale={"type": "sqrt"}, title="samples", values=values)
-    return [_image(_colour_cells(roots, _VIRIDIS, float(np.sqrt(most)), "#ffffff"), x, y, width, height), bar]
+    return _colour_cells(roots, _VIRIDIS, float(np.sqrt(most)), "#ffffff"), bar
 
 
 # Attention
@@ -326,31 +301,17 @@ def _layer_panels(
     y["scale"] = {**y["scale"], "domain": [count - 0.5, -0.5]}
     across, z = place_axis(f"slots{key}", ("", [0, 1, 2], [*SLOTS]), len(SLOTS), labelAngle=-30)
     most = float(np.nanmax(others, initial=0)) or 1.0
-    resolve = {"scale": {"color": "independent"}}
+    cells, mixed = _colour_cells(others, _BLUES, most, _NOTHING), _colour_cells(slots, _BLUES, 1.0, _NOTHING)
+    borders, edges = order.borders, np.arange(len(SLOTS) + 1) - 0.5
+    bar, scale = _colour_bar(_BLUES, most, _SIDE), _colour_bar(_BLUES, 1.0, _SIDE)
+    title = f"{words}layer 1: attention to other clients"
     panels = [
-        {
-            "title": f"{words}layer 1: attention to other clients",
-            "width": _SIDE,
-            "height": _SIDE,
-            "layer": [
-                _image(_colour_cells(others, _BLUES, most, _NOTHING), x, y),
-                _colour_bar(_BLUES, most, _SIDE),
-                _borders(order.borders, "x"),
-                _borders(order.borders, "y"),
-            ],
-        },
-        {
-            "title": "layer 2: models mixed",
-            "width": 130,
-            "height": _SIDE,
-            "layer": [
-                _image(_colour_cells(slots, _BLUES, 1.0, _NOTHING), z, {**y, "title": None}),
-                _colour_bar(_BLUES, 1.0, _SIDE),
-                _borders(order.borders, "y"),
-                _borders(np.arange(len(SLOTS) + 1) - 0.5, "x"),
-            ],
-        },
+        _heat_map(title, cells, x, y, bar, across=borders, down=borders),
+        _heat_map(
+            "layer 2: models mixed", mixed, z, {**y, "title": None}, scale, across=edges, down=borders, width=130
+        ),
     ]
+    resolve = {"scale": {"color": "independent"}}
     return [along, down, across], [{**panel, "resolve": resolve} for panel in panels]
 
 
@@ -419,23 +380,16 @@ def draw_neighbours(
 ) -> Spec:
     """Return the neighbours in the ``last`` round (m, m), with a row per client, and curves of ``rows`` over rounds.
 
-    Few clients are also drawn as a graph and labelled with their ``names`` (m,). Clients of the same true ``cluster``
-    (m,) are side by side, and neighbours across clusters have another colour. A single row has no curves.
+    Few clients are labelled with their ``names`` (m,). Clients of the same true ``cluster`` (m,) are side by side, and
+    neighbours across clusters have another colour. A single row has no curves.
     """
     order = Order.group_clients(len(last), cluster, names)
     graph = last[np.ix_(order.place, order.place)]
     params, matrix = _neighbour_matrix(graph, order)
     panels: list[tuple[list[Spec], Spec]] = [(params, matrix)]
-    if len(graph) <= _MAX_GRAPH:
-        panels.append(([], _graph_panel(graph, order)))
     if len(rows) > 1:
         panels.append(([], _match_curves(rows, known=cluster is not None)))
     return _join_panels(panels, title)
-
-
-def _cross_groups(order: Order) -> Graph:
-    """Return whether the groups of two clients differ, (m, m) in the chart's order."""
-    return np.asarray(order.group[:, None] != order.group)
 
 
 def classify_pairs(graph: Graph, order: Order) -> NDArray[np.uint8]:
@@ -445,7 +399,7 @@ def classify_pairs(graph: Graph, order: Order) -> NDArray[np.uint8]:
     """
     count = len(graph)
     step = -(-count // _MAX_CELLS)
-    kinds = graph.astype(np.uint8) + (graph & _cross_groups(order))
+    kinds: NDArray[np.uint8] = graph.astype(np.uint8) + (graph & (order.group[:, None] != order.group))
     for axis in (0, 1):
         kinds = np.maximum.reduceat(kinds, np.arange(0, count, step), axis=axis)
     return kinds
@@ -460,7 +414,7 @@ def _neighbour_matrix(graph: Graph, order: Order) -> tuple[list[Spec], Spec]:
     across, x = place_axis("neighbours", order.ticks("neighbour"), count, labelOverlap=True)
     down, y = place_axis("clients", order.ticks("client"), count, labelOverlap=True)
     y["scale"] = {**y["scale"], "domain": [count - 0.5, -0.5]}
-    layers = [_image(colours, x, y), _borders(order.borders, "x"), _borders(order.borders, "y")]
+    legends = []
     if order.names:
         words = ["same group", "another group"]
         scale = {"domain": words, "range": [_WITHIN, _ACROSS]}
@@ -471,7 +425,7 @@ def _neighbour_matrix(graph: Graph, order: Order) -> tuple[list[Spec], Spec]:
             "symbolType": "square",
             "symbolOpacity": 1,
         }
-        layers.append(
+        legends.append(
             vega.layer(
                 {"type": "point", "opacity": 0, "filled": True},
                 ({"kind": word} for word in words),
@@ -479,77 +433,8 @@ def _neighbour_matrix(graph: Graph, order: Order) -> tuple[list[Spec], Spec]:
             )
         )
     note = f" (a point: {step} x {step} clients)" * (step > 1)
-    panel = {"title": f"neighbours of each client{note}", "width": _SIDE, "height": _SIDE, "layer": layers}
-    return [across, down], panel
-
-
-def _graph_panel(graph: Graph, order: Order) -> Spec:
-    """Return clients on a circle, with gaps between groups, and a line between neighbours."""
-    at = place_on_circle(order)
-    joined = np.triu(graph | graph.T)
-    crosses = _cross_groups(order)
-    edges: list[Row] = [
-        {"x": at[i, 0], "y": at[i, 1], "x2": at[j, 0], "y2": at[j, 1], "across": bool(crosses[i, j])}
-        # Lines between groups are drawn last, above the many lines within groups.
-        for i, j in sorted(np.argwhere(joined).tolist(), key=lambda pair: bool(crosses[pair[0], pair[1]]))
-    ]
-    count = len(graph)
-    has_names = order.clients and count <= vega.MAX_NAMED
-    nodes: list[Row] = [
-        {
-            "x": at[place, 0],
-            "y": at[place, 1],
-            "label_x": 1.11 * at[place, 0],
-            "label_y": 1.11 * at[place, 1],
-            "group": f"group {order.names[order.group[place]]}" if order.names else "client",
-            "label": order.clients[client] if has_names else str(client),
-        }
-        for place, client in enumerate(order.place.tolist())
-    ]
-    domain = [f"group {name}" for name in order.names] or ["client"]
-    colours = [_GROUPS[place % len(_GROUPS)] for place in range(len(domain))]
-    shapes = [SHAPES[place // len(_GROUPS) % len(SHAPES)] for place in range(len(domain))]
-    legend = vega.legend_below(domain[:20], _SIDE, symbolSize=60, symbolOpacity=1) if order.names else None
-    group = channel("group", "nominal", legend=legend)
-    side = {"scale": {"domain": [-1.25, 1.25], "nice": False}, "axis": None}
-    place = {"x": channel("x", **side), "y": channel("y", **side)}
-    small = count > 30
-    return {
-        "title": "neighbours, in either direction",
-        "width": _SIDE,
-        "height": _SIDE,
-        "layer": [
-            vega.layer(
-                {"type": "rule", "strokeWidth": 0.9, "opacity": 0.6},
-                edges,
-                **place,
-                x2={"field": "x2"},
-                y2={"field": "y2"},
-                color={"condition": {"test": "datum.across", "value": _ACROSS}, "value": _WITHIN},
-            ),
-            vega.layer(
-                {"type": "point", "filled": True, "opacity": 1, "size": 40 if small else 70},
-                nodes,
-                **place,
-                color={**group, "scale": {"domain": domain, "range": colours}},
-                shape={**group, "scale": {"domain": domain, "range": shapes}},
-            ),
-            vega.layer(
-                {"type": "text", "fontSize": 8 if small else 10, "color": "#444444"},
-                nodes,
-                x=channel("label_x", **side),
-                y=channel("label_y", **side),
-                text={"field": "label"},
-            ),
-        ],
-    }
-
-
-def place_on_circle(order: Order) -> NDArray[np.float64]:
-    """Return the position of each client, (m, 2), on a circle of radius 1 with gaps between groups."""
-    count, gap = len(order.place), 1.0 if len(order.sizes) > 1 else 0.0
-    turn = 2 * np.pi * (np.arange(count) + gap * order.group) / (count + gap * len(order.sizes))
-    return np.stack([np.sin(turn), np.cos(turn)], axis=1)
+    title, borders = f"neighbours of each client{note}", order.borders
+    return [across, down], _heat_map(title, colours, x, y, *legends, across=borders, down=borders)
 
 
 def _match_curves(rows: Sequence[dict[str, float]], *, known: bool) -> Spec:
