@@ -299,15 +299,11 @@ def _plan(steps: list[dict[str, Any]]) -> tuple[list[str], list[list[str]]]:
     seeds = sorted({step["seed"] for step in steps})
     decisions = {(step["step"], step["seed"]): step["decision"] for step in steps}
     needs = {step["step"]: step for step in steps if "disk_bytes" in step}
-    are_stopped = any("measured" in step for step in steps)
     rows = []
     for name in dict.fromkeys(step["step"] for step in steps):
-        need, cells = needs.get(name), ["", "", ""]
+        need, cells = needs.get(name), ["", ""] if needs else []
         if need is not None:
-            disk = f"{need['disk_bytes'] / 1e6:.1f}" if need["disk_bytes"] else ""
-            cells = [f"{need['processor_seconds']:.1f}", disk, need.get("measured", "")]
-        rows.append(
-            [name, *(decisions.get((name, seed), "") for seed in seeds), *cells[: 2 + are_stopped if needs else 0]]
-        )
-    heading = ["processor seconds", "MB of disk", *(["extrapolated from"] if are_stopped else [])] if needs else []
+            cells = [f"{need['processor_seconds']:.1f}", f"{need['disk_bytes'] / 1e6:.1f}"]
+        rows.append([name, *(decisions.get((name, seed), "") for seed in seeds), *cells])
+    heading = ["processor seconds", "MB of disk"] if needs else []
     return ["", *(f"seed {seed}" for seed in seeds), *heading], rows

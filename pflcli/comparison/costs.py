@@ -1,7 +1,4 @@
-"""``compare -n``: estimate the time and disk space of a comparison by two rounds of each method in a temporary folder.
-
-What takes longer than a few seconds is stopped, and extrapolated from the clients or samples that were measured.
-"""
+"""``compare -n``: estimate time and disk space of a comparison by two rounds of each method in a temporary folder."""
 
 from __future__ import annotations
 
@@ -19,10 +16,9 @@ from pflcli.artifacts import disk
 from pflcli.artifacts.reader import open_artifact
 from pflcli.comparison.runs import Runs
 from pflcli.core import config, methods
-from pflcli.core.errors import ComputationError
 from pflcli.core.execution import Execution
 from pflcli.core.foreign import size
-from pflcli.core.reporter import SILENT, Advance, NullReporter, StopRounds
+from pflcli.core.reporter import SILENT, Advance, NullReporter
 from pflcli.core.settings import Settings
 from pflcli.core.wording import duration
 from pflcli.jobs.graph import CHOOSING, Graph, Job
@@ -34,20 +30,17 @@ TRIAL_ROUNDS = 2
 """Rounds that are run. The first one compiles loops and fills caches; only the second one is extrapolated."""
 _TABLE_SECONDS, _PREDICTION_SECONDS = 3.0, 0.045
 """Seconds to make the table and its picture, and in addition for each of its predictions (measured on two cores)."""
-_ROUNDS_SECONDS, _PHASE_SECONDS = 4.0, 2.0
-"""Seconds after which the rounds of a job are stopped within a round, and after which its other phases are stopped."""
 _WHOLE_FILES = ("manifest.json", "codebook.json", "predictions.h5", "weights.safetensors")
 """Files whose size does not depend on the number of rounds."""
 
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of one artifact; ``measured`` says what was measured of a job that was stopped."""
+    """The cost of one artifact."""
 
     seconds: float
     processor_seconds: float
     bytes: float = 0.0
-    measured: str = ""
 
 
 @dataclass
@@ -75,7 +68,7 @@ class Costs:
             if cost is None or row["decision"] in ("up to date", "not needed"):
                 return dict(row)
             needs = {"processor_seconds": round(cost.processor_seconds, 2), "disk_bytes": round(cost.bytes)}
-            return {**row, **needs, **({"measured": cost.measured} if cost.measured else {})}
+            return {**row, **needs}
 
         return [add(row) for row in rows]
 
@@ -98,8 +91,7 @@ class Costs:
 def estimate(runs: Runs, graph: Graph, execution: Execution) -> Costs:
     """Estimate the costs of the unfinished jobs of a graph by running two rounds of each with one seed.
 
-    The jobs run as in the comparison, but in a temporary folder, and are stopped after a few seconds. Without a
-    reporter, nothing is estimated.
+    The jobs run as in the comparison, but in a temporary folder. Without a reporter, nothing is estimated.
     """
     costs, ahead, results = Costs(), [item.job for item in graph.items if item.is_ahead], Results()
     if not ahead or execution.reporter is SILENT:
@@ -118,7 +110,7 @@ def estimate(runs: Runs, graph: Graph, execution: Execution) -> Costs:
                     error = run_job(job, partial(watch.run, own), OverallProgress(SILENT, [job]))
                     results.conclude(job, error, SILENT, skip_unsuited=True)
                     training = settings.get(job.name.removeprefix(f"{CHOOSING} "), runs.training)
-                    if job.name in names and (watch.is_unfinished or error is None):
+                    if job.name in names and error is None:
                         costs.by_name[job.name] = watch.extrapolate(training, clients)
                 show(1, f"measured {job.name}")
     for job in jobs:
@@ -126,7 +118,7 @@ def estimate(runs: Runs, graph: Graph, execution: Execution) -> Costs:
             costs.remarks.append(f"{job.name} will be left out: {results.unsuited[job.name]}")
         elif job in results.blocked:
             costs.remarks.append(f"{job.name} has no estimate: {results.blocked[job].name}, which it needs, has none")
-        elif job in results.failed and job.name not in costs.by_name:
+        elif job in results.failed:
             costs.remarks.append(f"{job.name} has no estimate: {results.failed[job].message}")
     for variant in runs.variants:
         if variant.name in names and not variant.is_stack:
@@ -135,8 +127,6 @@ def estimate(runs: Runs, graph: Graph, execution: Execution) -> Costs:
             costs.remarks += run_request.describe_pair_costs(
                 variant.name, method, cfg, settings[variant.name], partition
             )
-    if without_disk := [name for name, cost in costs.by_name.items() if not cost.bytes]:
-        costs.remarks.append(f"without the disk of {', '.join(without_disk)}, whose trials were stopped")
     table = _TABLE_SECONDS + _PREDICTION_SECONDS * sum(job.is_result for job in graph.chosen)
     made = [Cost(table, table), *(costs.by_name[job.name] for job in ahead if job.name in costs.by_name)]
     totals = (sum(getattr(cost, name) for cost in made) for name in ("seconds", "processor_seconds", "bytes"))
@@ -179,68 +169,43 @@ def _extrapolate_bytes(out: Path, settings: Settings, clients: int, played: int)
 
 
 class _Stopwatch(NullReporter):
-    """Runs a job, shows its progress but no messages, and stops it when enough is measured."""
+    """Runs a job, times its rounds, and shows its progress but no messages."""
 
     def __init__(self, job: Job, show: Advance) -> None:
-        self.is_unfinished = False
-        """whether the job was stopped before it made its artifact"""
-        self._measured: list[str] = []
         self._job, self._show, self._phases = job, show, 0
-        self._rounds, self._round_seconds, self._undone_seconds, self._missing_seconds = 0, 0.0, 0.0, 0.0
+        self._rounds, self._round_seconds = 0, 0.0
         self._seconds = self._processor_seconds = 0.0
 
     def run(self, execution: Execution) -> None:
-        """Make the artifact of the job; raises ComputationError if the job is stopped before that."""
-        self._began, processor = time.monotonic(), sum(os.times()[:4])
-        try:
-            self._job.run(replace(execution, reporter=self), replaces=True)
-        except StopRounds:
-            self.is_unfinished = True
-            raise ComputationError("its trial was stopped") from None
-        finally:
-            self._seconds = time.monotonic() - self._began
-            self._processor_seconds = sum(os.times()[:4]) - processor
+        """Make the artifact of the job."""
+        began, processor = time.monotonic(), sum(os.times()[:4])
+        self._job.run(replace(execution, reporter=self), replaces=True)
+        self._seconds = time.monotonic() - began
+        self._processor_seconds = sum(os.times()[:4]) - processor
 
     def extrapolate(self, settings: Settings, clients: int) -> Cost:
-        """Return the cost of the job with all rounds of ``settings``; its bytes are unknown if it was stopped."""
-        seconds = self._seconds + self._missing_seconds
-        if self._round_seconds:
-            seconds += max((settings.rounds - self._rounds) * self._round_seconds - self._undone_seconds, 0.0)
-        stored = 0.0 if self.is_unfinished else _extrapolate_bytes(self._job.out, settings, clients, self._rounds)
+        """Return the cost of the job with all rounds of ``settings``, each of which takes as long as the last one."""
+        seconds = self._seconds
+        if self._rounds:
+            seconds += (settings.rounds - self._rounds) * self._round_seconds
         processor_seconds = seconds * self._processor_seconds / max(self._seconds, 1e-9)
-        return Cost(seconds, processor_seconds, stored, ", ".join(self._measured))
+        return Cost(seconds, processor_seconds, _extrapolate_bytes(self._job.out, settings, clients, self._rounds))
 
     @contextmanager
     def progress(self, label: str, total: int, completed: int = 0) -> Iterator[Advance]:
-        """Show progress within the job, and raise StopRounds when enough is measured."""
+        """Show progress within the job."""
         self._phases += 1
         kind = self._job.out.name
         are_rounds = self._phases == 1 and (self._job.has_rounds or kind == "backbone")
         unit = "rounds" if are_rounds else "samples" if kind == "embeddings" else "clients"
-        start = step_start = time.monotonic()
-        done: float = completed
+        done, step_start = float(completed), time.monotonic()
 
         def advance(steps: float, note: str) -> None:
             nonlocal done, step_start
-            now = time.monotonic()
             done += steps
             if are_rounds and steps:
+                now = time.monotonic()
                 self._rounds, self._round_seconds, step_start = round(done), now - step_start, now
             self._show(0, f"measuring {self._job.name}: {done:.0f} of {total} {unit}{', ' + note if note else ''}")
-            is_late = now - (self._began if are_rounds else start) > (_ROUNDS_SECONDS if are_rounds else _PHASE_SECONDS)
-            # A second round tells more than the first, which compiles loops: rounds are stopped only within.
-            if is_late and done < total and (steps == 0 or not are_rounds):
-                raise StopRounds
 
-        try:
-            yield advance
-        except StopRounds as stop:
-            spent = time.monotonic() - (step_start if are_rounds else start)
-            if are_rounds:
-                self._undone_seconds, self._round_seconds = spent, spent * stop.clients / stop.trained
-                self._measured.append(f"{stop.trained} of {stop.clients} clients of a round")
-            else:
-                measured = done + stop.trained
-                self._missing_seconds = spent * (total / measured - 1)
-                self._measured.append(f"{measured:.0f} of {total} {unit}{' predicted' if unit == 'clients' else ''}")
-            raise
+        yield advance

@@ -132,15 +132,6 @@ def _is_notebook() -> bool:
     return hasattr(shell, "kernel")
 
 
-class StopRounds(Exception):
-    """Raised by a reporter that needs no more rounds: a run then continues with the state after the last whole one.
-
-    ``trained`` is how many of ``clients`` have completed the current training, if it was raised within one.
-    """
-
-    trained, clients = 0, 0
-
-
 _PATIENCE_SECONDS = 2.0
 """Seconds without a finished step after which progress within the step is shown."""
 
@@ -167,11 +158,7 @@ def report_within(
 
         def show_within(count: int, total: int) -> None:
             if time.monotonic() - last_shown > _PATIENCE_SECONDS:
-                try:
-                    show(0, f"{count} of {total} clients trained")
-                except StopRounds as stop:
-                    stop.trained, stop.clients = count, total
-                    raise
+                show(0, f"{count} of {total} clients trained")
 
         source.on_progress = show_within
         try:

@@ -6,15 +6,13 @@ state after the last complete round.
 
 from __future__ import annotations
 
-from contextlib import suppress
-
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.core.errors import InputError, UnsuitedError
 from pflcli.core.execution import Execution
 from pflcli.core.federation.run import Run
 from pflcli.core.methods import Method
-from pflcli.core.reporter import StopRounds, report_within
+from pflcli.core.reporter import report_within
 from pflcli.core.simulation import loop
 from pflcli.core.simulation.callbacks import ProgressBar
 from pflcli.core.simulation.progress import Progress, find_best
@@ -33,14 +31,12 @@ def run_rounds(
 ) -> None:
     """Play the remaining rounds of a method, if it has any, with a progress bar and checkpoints.
 
-    They end early if the reporter raises StopRounds, which undoes an incomplete round.
     With ``shared``, only the global model is needed, and the best round is chosen by its accuracy.
     """
     if not method.has_rounds:
         return
     progress, total, say = checkpoints.progress, run.settings.rounds, execution.reporter.say
     with (
-        suppress(StopRounds),
         report_within(execution.reporter, run.engine, name, total, len(progress.rows)) as advance,
         checkpoints.on_interruption(),
     ):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from contextlib import nullcontext, suppress
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -13,9 +11,8 @@ from pflcli.commands.compare import compare
 from pflcli.commands.partition import partition
 from pflcli.comparison import costs
 from pflcli.comparison.costs import Cost, Costs
-from pflcli.core.errors import ComputationError
 from pflcli.core.execution import Execution
-from pflcli.core.reporter import NullReporter, StopRounds, report_within
+from pflcli.core.reporter import NullReporter
 from pflcli.core.settings import Settings
 from pflcli.core.wording import duration
 
@@ -162,72 +159,36 @@ class Clock:
 
 
 class Trial:
-    """A job of two rounds and twenty clients, whose steps take a given time."""
+    """A job of two rounds, the second of which takes the given seconds, and five seconds of predictions."""
 
     name, out, has_rounds = "ditto", Path("ditto"), True
 
-    def __init__(self, clock, round_seconds, prediction_seconds):
-        self.clock, self.seconds, self.made = clock, (round_seconds, prediction_seconds), False
+    def __init__(self, clock, round_seconds):
+        self.clock, self.round_seconds = clock, round_seconds
 
     def run(self, execution, *, replaces):
-        engine = SimpleNamespace()
-        with suppress(StopRounds), report_within(execution.reporter, engine, "ditto", 2) as advance:
-            for _ in range(2):
-                for client in range(10):
-                    self.clock.now += self.seconds[0] / 10
-                    engine.on_progress(client + 1, 10)
+        with execution.reporter.progress("ditto", 2) as advance:
+            for seconds in (30.0, self.round_seconds):  # the first one compiles loops
+                self.clock.now += seconds
                 advance(1, "")
-        with report_within(execution.reporter, engine, "ditto", 20) as advance:
-            for _ in range(20):
-                self.clock.now += self.seconds[1] / 20
-                advance(1, "")
-        self.made = True
+        with execution.reporter.progress("ditto", 20) as advance:
+            self.clock.now += 5
+            advance(20, "")
 
 
-@pytest.mark.parametrize(
-    ("rounds", "predictions", "is_made", "seconds", "measured"),
-    [
-        (1, 1, True, 60 + 1, ""),  # two rounds tell enough
-        (40, 1, True, 2400 + 1, "2 of 10 clients of a round"),  # 4 s a client: stopped at the second one
-        (3.5, 1, True, 60 * 3.5 + 1, "6 of 10 clients of a round"),  # the second round is stopped
-        (1, 40, False, 60 + 40, "2 of 20 clients predicted"),
-        (40, 40, False, 2400 + 40, "2 of 10 clients of a round, 2 of 20 clients predicted"),
-    ],
-)
-def test_cost_trial_stops_after_its_time_limit_and_extrapolates(
-    monkeypatch, rounds, predictions, is_made, seconds, measured
-):
+@pytest.mark.parametrize("rounds", [2, 60])
+def test_cost_is_that_of_the_trial_and_of_as_many_second_rounds_as_are_missing(monkeypatch, rounds):
     clock, notes = Clock(), []
     monkeypatch.setattr(costs, "time", clock)
     monkeypatch.setattr(costs, "os", clock)
     monkeypatch.setattr(costs, "_extrapolate_bytes", lambda *args: 7.0)
-    monkeypatch.setattr("pflcli.core.reporter.time", clock)
-    trial = Trial(clock, rounds, predictions)
-    watch = costs._Stopwatch(trial, lambda steps, note: notes.append(note))
-    with nullcontext() if is_made else pytest.raises(ComputationError):
-        watch.run(Execution())
-    cost = watch.extrapolate(Settings(rounds=60), clients=10)
-    assert (cost.seconds, cost.processor_seconds) == (pytest.approx(seconds), pytest.approx(2 * seconds))
-    assert (trial.made, watch.is_unfinished, cost.bytes) == (is_made, not is_made, 7.0 * is_made)
-    assert cost.measured == measured
-    assert clock.now - 100 < 15
-    assert all(note.startswith("measuring ditto: ") for note in notes)
-
-
-def test_dry_run_table_says_what_was_measured_when_a_trial_is_stopped(writers_folder, monkeypatch, pfl):
-    monkeypatch.setattr(costs, "_PHASE_SECONDS", 0.0)
-    ran = pfl(
-        "compare",
-        writers_folder / "p",
-        "-o",
-        writers_folder / "c6",
-        "-n",
-        "--methods",
-        "local,knn-per",
-        "--model",
-        "logistic",
-    )
-    assert ran.code == 0
-    assert "extrapolated from" in ran.err
-    assert re.search(r"\nlocal\tnew\t[\d.]+\t\t16 of 60 clients predicted", ran.err)
-    assert "knn-per has no estimate: embeddings, which it needs, has none" in ran.err
+    watch = costs._Stopwatch(Trial(clock, 4.0), lambda steps, note: notes.append(note))
+    watch.run(Execution())
+    seconds = 30 + 4 + 5 + 4 * (rounds - 2)
+    cost = watch.extrapolate(Settings(rounds=rounds), clients=10)
+    assert (cost.seconds, cost.processor_seconds, cost.bytes) == (pytest.approx(seconds), pytest.approx(2 * seconds), 7)
+    assert [note.removeprefix("measuring ditto: ") for note in notes] == [
+        "1 of 2 rounds",
+        "2 of 2 rounds",
+        "20 of 20 clients",
+    ]
