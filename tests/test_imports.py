@@ -57,7 +57,7 @@ ALLOWED = {
     "deployment": {"methods", "artifacts", "training", "workflow.admission"},
     "laws": {"models", "methods", "data.datasets", "training", "workflow.admission", "prediction", "deployment"},
     "templates": {"method"},
-    "options": {"artifacts", "training"},
+    "options": {"evaluation.metrics", "artifacts", "training"},
     "jobs": {"artifacts", "training"},
     "tuning": {"methods", "evaluation.metrics", "artifacts", "jobs"},
     "comparison": {

@@ -18,11 +18,6 @@ from pflcli.core.registry import Option
 Offers = list[tuple[str, str]]
 VARIABLE = "_PFL_COMPLETE"
 """Set by a shell that wants completions, by Typer's convention, to the name of the shell."""
-METRICS = (
-    "accuracy", "auroc", "average_precision", "f1", "balanced_accuracy", "sensitivity", "specificity", "brier_score",
-    "log_loss",
-)  # fmt: skip
-"""The metrics by which methods can be ranked; a test compares them with the catalogue."""
 SOURCES = ("partition", "backbone", "embeddings", "datastore")
 """Kinds of artifacts on which methods run."""
 

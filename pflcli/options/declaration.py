@@ -23,6 +23,7 @@ from pflcli.core import config, registry
 from pflcli.core.errors import UsageError
 from pflcli.core.execution import Execution
 from pflcli.core.wording import PathWord, as_typed
+from pflcli.evaluation.metrics import RANKING
 from pflcli.options import completion
 
 if TYPE_CHECKING:
@@ -244,12 +245,11 @@ Metrics = Annotated[
     WORDS,
     typer.Option(
         "--metric",
-        help="Rank methods by this metric, and compute gains, conclusion and picture from it: accuracy, auroc,"
-        " average_precision, f1, balanced_accuracy, sensitivity, specificity, brier_score or log_loss. Further names"
-        " add columns.",
+        help="Rank methods by this metric, and compute gains, conclusion and picture from it:"
+        f" {', '.join(RANKING[:-1])} or {RANKING[-1]}. Further names add columns.",
         metavar="NAME,NAME",
         show_default="accuracy",
-        autocompletion=completion.comma_separated(completion.words(*completion.METRICS)),
+        autocompletion=completion.comma_separated(completion.words(*RANKING)),
     ),
 ]
 Positive = Annotated[

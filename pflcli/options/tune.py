@@ -9,6 +9,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from pflcli.core import config
+from pflcli.evaluation.metrics import RANKING
 from pflcli.options import completion
 from pflcli.options.declaration import (
     METHOD,
@@ -90,7 +91,7 @@ class Tune(Options):
         typer.Option(
             help="Choose by this metric on validation samples, such as auroc or log_loss.",
             metavar="NAME",
-            autocompletion=completion.words(*completion.METRICS),
+            autocompletion=completion.words(*RANKING),
         ),
     ] = "accuracy"
     weights: InitialWeights = None

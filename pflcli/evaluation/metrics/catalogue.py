@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from pflcli.core import scores
 from pflcli.core.errors import UsageError, closest
-from pflcli.evaluation.metrics import classification
+from pflcli.evaluation.metrics import RANKING, classification
 
 Array = NDArray[Any]
 
@@ -59,8 +59,6 @@ class Metric:
     """the metric whose client scores it summarizes, for a metric without a formula"""
     over: OverClients | None = None
     """how client scores are summarized; None to apply the formula to the samples of all clients together"""
-    ranks: bool = False
-    """whether ``--metric`` accepts it: methods are then ranked by it, and gains are in it"""
     optional: bool = False
     """whether it is computed only if ``--metric`` names it, or the score that it summarizes"""
     by_name: bool = False
@@ -72,6 +70,11 @@ class Metric:
     """the samples without which it is undefined for a client"""
     two_classes: bool = False
     """whether it is defined for two classes only"""
+
+    @property
+    def ranks(self) -> bool:
+        """Whether ``--metric`` accepts it."""
+        return self.name in RANKING
 
     @property
     def sign(self) -> int:
@@ -179,8 +182,8 @@ def _ranking(
     """Return a metric that is computed only if ``--metric`` names it, and the metrics that accompany it."""
     shape: dict[str, Any] = {"percent": percent, "lower_is_better": lower_is_better, "digits": 1 if percent else 3}
     first = Metric(
-        name, unit, BY_SAMPLES, heading, gives_way=145, over=scores.weighted_mean, ranks=True, optional=True,
-        by_name=True, **shape, **form,
+        name, unit, BY_SAMPLES, heading, gives_way=145, over=scores.weighted_mean, optional=True, by_name=True,
+        **shape, **form,
     )  # fmt: skip
     return [first, *_parts(name, unit, **shape)]
 
@@ -192,7 +195,7 @@ _MODELS = "models there and back, a client"
 _ENTRIES = (
     Metric(
         "accuracy", "fraction", BY_SAMPLES, "accuracy", percent=True, compared=1, sweep=BY_SAMPLES,
-        per_sample=scores.correct, over=scores.weighted_mean, ranks=True,
+        per_sample=scores.correct, over=scores.weighted_mean,
     ),
     Metric(
         "accuracy_mean", "fraction", ALIKE, "plain mean", percent=True, compared=1, gives_way=110, sweep=ALIKE,
@@ -232,8 +235,8 @@ _ENTRIES = (
         formula=scores.calibration_error,
     ),
     Metric(
-        "log_loss", "nats", "samples pooled", "log-loss", gives_way=145, per_sample=scores.log_loss, ranks=True,
-        by_name=True, lower_is_better=True, digits=3,
+        "log_loss", "nats", "samples pooled", "log-loss", gives_way=145, per_sample=scores.log_loss, by_name=True,
+        lower_is_better=True, digits=3,
     ),
     *_parts("log_loss", "nats", percent=False, lower_is_better=True, digits=3),
     *_ranking("auroc", "AUROC", formula=classification.auroc, needs="samples of two classes"),
@@ -301,13 +304,12 @@ DEFAULT = ("accuracy",)
 
 def parse_names(names: Iterable[str]) -> tuple[str, ...]:
     """Return the metrics that ``--metric`` names, each once; raises UsageError if one cannot rank methods."""
-    known = [metric.name for metric in METRICS.values() if metric.ranks]
     typed = tuple(dict.fromkeys(name.strip().lower().replace("-", "_") for name in names if name.strip()))
     if not typed:
         raise UsageError("--metric names no metric", "--metric auroc")
     for name in typed:
-        if name not in known:
-            raise UsageError(f"unknown metric '{name}'", closest(name, known))
+        if name not in RANKING:
+            raise UsageError(f"unknown metric '{name}'", closest(name, RANKING))
     return typed
 
 
@@ -349,7 +351,7 @@ def columns(kind: str, metrics: Sequence[str] = DEFAULT) -> list[str]:
     They include ``metrics``, the metrics of ``--metric``; the columns of the first of these come first.
     """
     first = metrics[0]
-    ranking = {metric.name for metric in METRICS.values() if metric.ranks} - {first}
+    ranking = {*RANKING} - {first}
     entries = [
         metric
         for metric in METRICS.values()

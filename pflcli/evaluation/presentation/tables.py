@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from pflcli.evaluation.metrics import catalogue, gains
+from pflcli.evaluation.metrics import RANKING, catalogue, gains
 from pflcli.evaluation.metrics.catalogue import Metric
 
 MARK = "*"
@@ -91,8 +91,7 @@ def _is_decile_worst(metrics: Mapping[str, Any]) -> bool:
 
 def _metric_names(metrics: Mapping[str, Any]) -> tuple[str, ...]:
     """Return the metrics of ``--metric``, without those that only a newer version of pfl knows."""
-    ranking = {metric.name for metric in catalogue.METRICS.values() if metric.ranks}
-    return tuple(name for name in metrics.get("metric", ()) if name in ranking) or catalogue.DEFAULT
+    return tuple(name for name in metrics.get("metric", ()) if name in RANKING) or catalogue.DEFAULT
 
 
 def _column_entry(name: str, metric_names: Sequence[str]) -> Metric:
