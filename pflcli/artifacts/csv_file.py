@@ -36,11 +36,9 @@ def _write(rows: Iterable[Iterable[Any]]) -> bytes:
 def encode_rounded(heading: Iterable[str], rows: Iterable[Iterable[Any]]) -> bytes:
     """Return a CSV file whose floats have six significant digits; None and nan become empty fields."""
     # There may be millions of rows: call a function only for floats.
-    return encode(heading, ([_six_digits(v) if isinstance(v, float) else v for v in row] for row in rows))
-
-
-def _six_digits(value: float) -> str:
-    return "" if math.isnan(value) else f"{value:.6g}"
+    return encode(
+        heading, ([("" if math.isnan(v) else f"{v:.6g}") if isinstance(v, float) else v for v in row] for row in rows)
+    )
 
 
 def encode_rounds(rows: Sequence[Mapping[str, Any]]) -> bytes:

@@ -41,7 +41,7 @@ def check(
     if like is not None:
         if subject.group != "models":
             raise UsageError(f"--like is for models; {word} is a {registry.GROUPS[subject.group]}", "leave it out")
-        subject = replace(subject, like=_read_shape(like))
+        subject = replace(subject, like=Shape.of_form(partition.read_form(open_one(like, "partition"))))
     known = {law.name: law for law in laws.list_laws(subject.group)}
     only = [only] if isinstance(only, str) else only
     unknown = [name for name in only if name not in known]
@@ -70,11 +70,6 @@ def _find_file(given: Any) -> str:
         f"{what}: check takes names, files, modules of files, and networks in files",
         "save it as my_method.py with its functions at the top level, then check('./my_method.py')",
     )
-
-
-def _read_shape(like: Path | str) -> Shape:
-    """Return the shape of a partition's samples as networks take it."""
-    return Shape.of_form(partition.read_form(open_one(like, "partition")))
 
 
 def _subject(word: str, options: Mapping[str, Any]) -> Subject:

@@ -54,11 +54,6 @@ def list_missing(dialect: Dialect) -> tuple[str, ...]:
     return words if "" in words else (*MISSING, *words)
 
 
-def _numeric_missing(dialect: Dialect) -> list[float]:
-    """Return the missing values of ``--na`` that are numbers, such as -999."""
-    return [float(word) for word in dialect.na or () if is_number(word)]
-
-
 def plain(word: str, dialect: Dialect) -> str | None:
     """Return a number in the spelling of Python; None for a word that is not a number in this ``dialect``."""
     word = word.translate(INVISIBLE).strip()
@@ -91,7 +86,8 @@ def parse_numbers(column: Any, dialect: Dialect) -> tuple[NDArray[np.float64], N
         numbers, is_strange = column.to_numpy(np.float64), np.zeros(len(column), dtype=np.bool_)
     else:
         numbers, is_strange = _parse_words(column, dialect)
-    return np.where(np.isin(numbers, _numeric_missing(dialect)), np.nan, numbers), is_strange
+    missing = [float(word) for word in dialect.na or () if is_number(word)]
+    return np.where(np.isin(numbers, missing), np.nan, numbers), is_strange
 
 
 def find_stripped(column: Any, strip: Sequence[str]) -> tuple[str, ...]:

@@ -70,7 +70,11 @@ class Deal:
             "clients": self.clients,
             "min_samples": self.min_samples,
             "fractions": list(fractions),
-            **{name: _hash_marks(values) for name, values in marks.items() if values is not None},
+            **{
+                name: hashlib.sha256(np.packbits(values).tobytes()).hexdigest()
+                for name, values in marks.items()
+                if values is not None
+            },
             "new_clients": list(self.new_clients) if isinstance(self.new_clients, tuple) else self.new_clients,
             **({} if self.new_capacity == 1 else {"new_capacity": self.new_capacity}),
             **({} if self.part == (1, 1) else {"part": list(self.part)}),
@@ -101,11 +105,6 @@ class Deal:
         if result.new is not None and self.new_capacity < 1:
             result = client_splits.keep_fraction(result, np.flatnonzero(result.new), self.new_capacity, self.seed)
         return result if self.poison is None else self.poison.apply(result, self.seed)
-
-
-def _hash_marks(values: NDArray[np.bool_]) -> str:
-    """Return a hash of a flag per sample, (n,)."""
-    return hashlib.sha256(np.packbits(values).tobytes()).hexdigest()
 
 
 def select_part(n: int, i: int, parts: int) -> NDArray[np.int64]:
