@@ -294,6 +294,16 @@ def hostile(tmp_path_factory) -> Any:
 
 
 @pytest.fixture
+def forbid_training(monkeypatch) -> None:
+    """Fail the test if anything is trained."""
+
+    def refuse(*args: object) -> None:
+        raise AssertionError("something is trained")
+
+    monkeypatch.setattr("pflcli.core.simulation.create_run.Engine", refuse)
+
+
+@pytest.fixture
 def without_vega(monkeypatch) -> None:
     """Leave out of pages the script that draws charts and the pictures in their place, which take seconds to make."""
     from pflcli.evaluation.charts import vega

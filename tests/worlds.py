@@ -27,8 +27,7 @@ federation, run, play, answers, tuned = (
     small.predict,
     federations.choose,
 )
-embed, stores, same = small.embed, small.build_stores, small.are_equal
-spoiled, moved_to_training = small.replace_samples, federations.move_validation_to_training
+same, spoiled = small.are_equal, small.replace_samples
 
 
 def clustered(groups: int = 3, members: int = 4, samples: int = 30, seed: int = 0) -> Federation:
@@ -44,19 +43,24 @@ def clustered(groups: int = 3, members: int = 4, samples: int = 30, seed: int = 
     return Federation.from_blocks(x.astype(np.float32), names, offsets, CLASSES, cluster=cluster)
 
 
-def steps(start, data, client, key, *, epochs=1, batch=4, lr=0.1, anchor=None, pull=0.0, trainable=""):
-    """Gradient steps on one client's minibatches with ``pull (w - anchor)``, and nothing but autograd."""
+def steps(start, data, client, key, *, epochs=1, batch=4, lr=0.1, anchor=None, pull=0.0, trainable="", also=None):
+    """Gradient steps on one client's minibatches with ``pull (w - anchor)``, and nothing but autograd.
+
+    ``also`` is added to the loss: a function of the model and the rows of the minibatch.
+    """
     w = {name: value.clone().requires_grad_() for name, value in start.items()}
     rows, draw = torch.from_numpy(data.rows(client, "train")), rng.generator(0, *key, client)
     for _ in range(epochs):
         for part in rows[torch.from_numpy(draw.permutation(len(rows)))].split(batch):
             if len(part):
-                loss = functional.cross_entropy(logits(w, data.inputs(part)), data.y[part])
+                loss = functional.cross_entropy(logits(w, data.inputs(part)), data.y[part]) + (
+                    also(w, part) if also else 0
+                )
                 chosen = {name: value for name, value in w.items() if name.startswith(trainable)}
                 grads = torch.autograd.grad(loss, list(chosen.values()))
                 with torch.no_grad():
                     for (name, value), grad in zip(chosen.items(), grads, strict=True):
-                        value -= lr * (grad + (pull * (value - anchor[name]) if anchor else 0))
+                        value -= lr * (grad + (pull * (value - anchor[name]) if name in (anchor or ()) else 0))
     return {name: value.detach() for name, value in w.items()}
 
 

@@ -88,16 +88,6 @@ def new_folder(small, tmp_path):
     return tmp_path / "c"
 
 
-@pytest.fixture
-def forbid_training(monkeypatch):
-    """Nothing may be trained any more."""
-
-    def refuse(*args):
-        raise AssertionError("something is trained")
-
-    monkeypatch.setattr("pflcli.core.simulation.create_run.Engine", refuse)
-
-
 def list_artifacts(at):
     return sorted(str(path.parent.relative_to(at)) for path in at.rglob("manifest.json"))
 

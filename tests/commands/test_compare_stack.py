@@ -68,16 +68,6 @@ def comparison_copy(stacked_comparison, tmp_path):
     return tmp_path / "copy" / "c"
 
 
-@pytest.fixture
-def forbid_training(monkeypatch):
-    """Fail the test if anything is trained."""
-
-    def refuse(*args):
-        raise AssertionError("something is trained")
-
-    monkeypatch.setattr("pflcli.core.simulation.create_run.Engine", refuse)
-
-
 def test_stack_of_a_comparison_equals_the_one_of_pfl_stack(stacked_comparison, tmp_path):
     stack([stacked_comparison / "seed-1" / name for name in METHODS], tmp_path / "st")
     one, two = (open_artifact(path) for path in (stacked_comparison / "seed-1" / "stack", tmp_path / "st"))

@@ -53,16 +53,6 @@ def comparison_copy(tuned_comparison, tmp_path):
     return tmp_path / "c"
 
 
-@pytest.fixture
-def forbid_training(monkeypatch):
-    """Fail the test if anything is trained."""
-
-    def refuse(*args):
-        raise AssertionError("something is trained")
-
-    monkeypatch.setattr("pflcli.core.simulation.create_run.Engine", refuse)
-
-
 def manifest(path):
     return open_artifact(path).manifest
 

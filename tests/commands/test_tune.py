@@ -73,16 +73,6 @@ def trials_without_choice(search_copy):
     return search_copy
 
 
-@pytest.fixture
-def forbid_training(monkeypatch):
-    """Nothing may be trained any more."""
-
-    def refuse(*args):
-        raise AssertionError("something is trained")
-
-    monkeypatch.setattr("pflcli.core.simulation.create_run.Engine", refuse)
-
-
 def search_result(out):
     return tuning.read(open_artifact(out / "tuning"))
 

@@ -14,7 +14,8 @@ from torch.func import functional_call
 from torch.nn import functional
 
 import worlds
-from pflcli.core import config, methods, models, parameters, registry, rng
+from by_hand import representation
+from pflcli.core import config, methods, models, parameters, registry
 from pflcli.core.engine.engine import Engine
 from pflcli.core.engine.federation import Federation
 from pflcli.core.errors import ComputationError, UsageError
@@ -29,27 +30,6 @@ from pflcli.training import state_files
 LAYERS = {"body.1.bias": 200, "body.3.bias": 200, "head.bias": worlds.CLASSES}
 
 
-def logits(w, x):
-    return features(w, x) @ w["head.weight"].T + w["head.bias"]
-
-
-def features(w, x):
-    h = torch.relu(x @ w["body.1.weight"].T + w["body.1.bias"])
-    return torch.relu(h @ w["body.3.weight"].T + w["body.3.bias"])
-
-
-def train_one_epoch(start, data, client, t, *, batch=4, lr=0.1, pull=0.0, anchor=None):
-    """One local epoch with nothing but autograd; ``pull`` draws biases to ``anchor``."""
-    w = {name: value.clone().requires_grad_() for name, value in start.items()}
-    rows, draw = data.rows(client, "train"), rng.generator(0, "sgd", t, client)
-    for part in torch.from_numpy(rows[draw.permutation(len(rows))]).split(batch):
-        grads = torch.autograd.grad(functional.cross_entropy(logits(w, data.x[part]), data.y[part]), list(w.values()))
-        with torch.no_grad():
-            for (name, value), grad in zip(w.items(), grads, strict=True):
-                value -= lr * (grad + (pull * (value - anchor[name]) if pull and name in LAYERS else 0))
-    return {name: value.detach() for name, value in w.items()}
-
-
 def flatten_biases(w):
     return torch.cat([w[name] for name in LAYERS]).double()
 
@@ -60,7 +40,7 @@ def with_biases(w, b):
 
 
 def mean_features(w, data, client):
-    return features(w, data.x[data.rows(client, "train")]).mean(dim=0).double()
+    return representation(w, data.x[data.rows(client, "train")]).mean(dim=0).double()
 
 
 def reference(run, cfg, theta, rounds):
@@ -95,8 +75,10 @@ def reference(run, cfg, theta, rounds):
             personal[i] = attended
             near_mean = values.mean(dim=0) + (own if guarded else 0)
             pull = cfg.mu_g + cfg.mu_n
-            anchors[i] = with_biases(g, (cfg.mu_g * own + cfg.mu_n * near_mean) / pull) if pull else None
-            models[i] = train_one_epoch(with_biases(g, attended.detach()), data, i, t, pull=pull, anchor=anchors[i])
+            anchors[i] = with_biases({}, (cfg.mu_g * own + cfg.mu_n * near_mean) / pull) if pull else None
+            models[i] = worlds.steps(
+                with_biases(g, attended.detach()), data, i, ("sgd", t), pull=pull, anchor=anchors[i]
+            )
         n = {i: len(data.rows(i, "train")) / sum(len(data.rows(j, "train")) for j in cohort) for i in cohort}
         change = {i: n[i] * (personal[i].detach().float().double() - flatten_biases(models[i])) for i in cohort}
         g = {name: sum(n[i] * models[i][name] for i in cohort) for name in g}
@@ -168,11 +150,11 @@ def test_fedattn_with_one_neighbour_equals_fedavg_with_private_biases():
     private = {i: flatten_biases(g) for i in able}
     n = data.sizes("train")[able] / data.sizes("train").sum()
     for t in range(3):
-        uploads = [train_one_epoch(with_biases(g, private[i]), data, i, t) for i in able]
+        uploads = [worlds.steps(with_biases(g, private[i]), data, i, ("sgd", t)) for i in able]
         private = {i: flatten_biases(w) for i, w in zip(able, uploads, strict=True)}
         g = {name: sum(w * model[name] for w, model in zip(n, uploads, strict=True)) for name in g}
     rows = [
-        torch.softmax(logits(with_biases(g, private[i]), data.x[data.block(i, "test")]), 1)
+        torch.softmax(worlds.logits(with_biases(g, private[i]), data.x[data.block(i, "test")]), 1)
         for i in able
         if data.sizes("test")[i]
     ]

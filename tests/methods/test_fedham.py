@@ -16,8 +16,9 @@ from torch.func import functional_call
 from torch.nn import functional
 
 import worlds
+from by_hand import minibatches
 from helpers import set_own_products
-from pflcli.core import config, methods, models, parameters, rng
+from pflcli.core import config, methods, models, parameters
 from pflcli.core.engine import engine as engines
 from pflcli.core.engine import linear_chain
 from pflcli.core.engine.engine import Engine
@@ -42,30 +43,6 @@ def allow_one_stack(monkeypatch):
     monkeypatch.setattr(engines, "_MIN_STACKS", 1)
 
 
-def logits(w, x):
-    h = torch.relu(x @ w["body.1.weight"].T + w["body.1.bias"])
-    return torch.relu(h @ w["body.3.weight"].T + w["body.3.bias"]) @ w["head.weight"].T + w["head.bias"]
-
-
-def train_locally(start, data, client, t, *, batch=4, lr=0.1, epochs=1, also=lambda w, part: 0):
-    """Local SGD with nothing but autograd, on the loss and what is ``also`` minimised."""
-    w = {name: value.clone().requires_grad_() for name, value in start.items()}
-    draw = rng.generator(0, "sgd", t, client)
-    for part in minibatches(data, client, draw, epochs, batch):
-        loss = functional.cross_entropy(logits(w, data.x[part]), data.y[part]) + also(w, part)
-        grads = torch.autograd.grad(loss, list(w.values()))
-        with torch.no_grad():
-            for value, grad in zip(w.values(), grads, strict=True):
-                value -= lr * grad
-    return {name: value.detach() for name, value in w.items()}
-
-
-def minibatches(data, client, draw, epochs, batch=4):
-    rows = data.rows(client, "train")
-    for _ in range(epochs):
-        yield from torch.from_numpy(rows[draw.permutation(len(rows))]).split(batch)
-
-
 def weighted_mean(answers, data):
     n = {i: len(data.rows(i, "train")) for i in answers}
     return {k: sum(n[i] * w[k] for i, w in answers.items()) / sum(n.values()) for k in next(iter(answers.values()))}
@@ -82,7 +59,7 @@ def attend(q, keys):
 def validation_loss(w, data, i):
     rows = data.rows(i, "validation")
     w = {k: v.detach() for k, v in w.items()}
-    return float(functional.cross_entropy(logits(w, data.x[rows]), data.y[rows])) if len(rows) else 0.0
+    return float(functional.cross_entropy(worlds.logits(w, data.x[rows]), data.y[rows])) if len(rows) else 0.0
 
 
 def sketch_model(sketch, w):
@@ -134,10 +111,10 @@ def reference(run, rounds):
             start = {}
             for i in ABLE:
                 prior = compute_hybrid(first, cfg, points, x, i, g, data)[2]
-                optimizer, draw = torch.optim.Adam(theta[i].values(), lr=cfg.ham_lr), rng.generator(0, "ham", t, i)
-                for batch in minibatches(data, i, draw, cfg.ham_epochs):
+                optimizer = torch.optim.Adam(theta[i].values(), lr=cfg.ham_lr)
+                for batch in minibatches(data, i, ("ham", t), cfg.ham_epochs):
                     learned, _, a, *_ = compute_hybrid(theta[i], cfg, points, x, i, g, data)
-                    loss = functional.cross_entropy(logits(learned, data.x[batch]), data.y[batch])
+                    loss = functional.cross_entropy(worlds.logits(learned, data.x[batch]), data.y[batch])
                     if cfg.form == "guarded":
                         loss = loss + cfg.rho * sum(p * (p / a[j]).log() for j, p in prior.items())
                     optimizer.zero_grad()
@@ -148,7 +125,7 @@ def reference(run, rounds):
                 if cfg.lam:
                     also[i] = partial(hybrid_loss, run, sketch, theta[i], points, centre, x, i, g, share)
                 attention.append((i, {j: float(w) for j, w in a.items()}, {slot: float(w) for slot, w in b.items()}))
-        x = {i: train_locally(start[i], data, i, t, also=also[i]) for i in ABLE}
+        x = {i: worlds.steps(start[i], data, i, ("sgd", t), also=also[i]) for i in ABLE}
         g = weighted_mean(x, data)
     return g, x, attention
 
@@ -159,7 +136,7 @@ def hybrid_loss(run, sketch, theta, points, centre, x, i, g, share, w, part):
     least = 0.3 * float(torch.stack([points[j].norm() for j in x]).mean())
     changed = {**points, i: own}, {**x, i: w}
     _, mixed, *_ = compute_hybrid(theta, run.cfg, *changed, i, g, run.federation, share, least)
-    return run.cfg.lam * functional.cross_entropy(logits(mixed, run.federation.x[part]), run.federation.y[part])
+    return run.cfg.lam * functional.cross_entropy(worlds.logits(mixed, run.federation.x[part]), run.federation.y[part])
 
 
 CASES = {
@@ -425,7 +402,7 @@ def test_fedham_with_self_share_1_equals_local_training():
     for i in ABLE:
         w = run.initial_model()
         for t in range(3):
-            w = train_locally(w, run.federation, i, t)
+            w = worlds.steps(w, run.federation, i, ("sgd", t))
         for key, value in w.items():
             torch.testing.assert_close(state["models"][[i]][key][0], value, rtol=1e-4, atol=1e-5)
 
@@ -436,7 +413,7 @@ def test_ftl_variant_is_fedavg_with_the_last_upload_as_personal_model():
     assert worlds.same(state["global"], worlds.play("fedavg", plain)["global"])
     assert run.traffic["down"] == run.traffic["up"] == 9 * parameters.size(run.init)
     for i in run.cohort(2).tolist():
-        expected = train_locally(before["global"], run.federation, i, 2)
+        expected = worlds.steps(before["global"], run.federation, i, ("sgd", 2))
         for key, value in expected.items():
             torch.testing.assert_close(state["models"][[i]][key][0], value, rtol=1e-4, atol=1e-5)
 
@@ -668,7 +645,7 @@ def test_first_upload_of_a_late_client_is_trained_from_the_global_model():
     assert len(late)
     state = worlds.play("fedham", run, first=1, last=2, state=before)
     for i in late.tolist():
-        for key, value in train_locally(start, run.federation, i, 1).items():
+        for key, value in worlds.steps(start, run.federation, i, ("sgd", 1)).items():
             torch.testing.assert_close(state["models"][[i]][key][0], value, rtol=1e-4, atol=1e-5)
         assert not state["attention"]["second"][-1, i].any()
 

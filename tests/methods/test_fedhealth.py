@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 import worlds
-from by_hand import compute_loss, minibatches
+from by_hand import compute_loss, minibatches, representation
 from pflcli.methods import fedhealth
 
 
@@ -52,7 +52,7 @@ def test_fedhealth_transfer_matches_hand_computed_models(mode):
         w = dict(state["global"])
         for rows in minibatches(data, c, ("sgd", "transfer"), epochs=2):
             at = {name: value.clone().requires_grad_(not name.startswith("body.1.")) for name, value in w.items()}
-            z, far = (features(at, x) for x in (data.x[rows], public))
+            z, far = (representation(at, x) for x in (data.x[rows], public))
             apart = (covariance(z) - covariance(far)).pow(2).sum() / (4 * 200**2)
             loss = compute_loss(at, data, rows) + 30.0 * apart
             chosen = [name for name, value in at.items() if value.requires_grad]
@@ -60,11 +60,6 @@ def test_fedhealth_transfer_matches_hand_computed_models(mode):
             w |= {name: w[name] - 0.05 * grad for name, grad in zip(chosen, grads, strict=True)}
         expected.append(worlds.probabilities(w, data, c))
     np.testing.assert_allclose(actual, np.concatenate(expected), atol=1e-5)
-
-
-def features(w, x):
-    h = torch.relu(x @ w["body.1.weight"].T + w["body.1.bias"])
-    return torch.relu(h @ w["body.3.weight"].T + w["body.3.bias"])
 
 
 def covariance(z):
