@@ -6,13 +6,13 @@ import h5py
 import numpy as np
 import pytest
 
+from importing import read_dataset, refuse
 from pflcli.artifacts.kinds import dataset as datasets
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.core.errors import InputError, PflError, UsageError
-from pflcli.core.execution import Execution
 from pflcli.core.models import create
 from pflcli.data.formats import arrays
 
@@ -29,8 +29,7 @@ def import_arrays(tmp_path):
 
     def run(x, **options):
         np.savez(tmp_path / "d.npz", x=x, **ROLES)
-        import_data(tmp_path / "d.npz", tmp_path / "out", execution=Execution(force=True), **options)
-        return datasets.read(open_artifact(tmp_path / "out", "dataset"))
+        return read_dataset(tmp_path / "d.npz", **options)
 
     return run
 
@@ -124,12 +123,12 @@ def test_import_refuses_pixels_when_their_range_is_unknown(x, samples, import_ar
     assert "--samples numbers" in "\n".join(error.value.fix)
 
 
-def test_samples_option_is_recorded_and_reused_by_like(import_arrays, tmp_path):
-    import_arrays(GREY / 255, samples="images")
+def test_samples_option_is_recorded_and_reused_by_like(tmp_path):
+    np.savez(tmp_path / "d.npz", x=GREY / 255, **ROLES)
+    import_data(tmp_path / "d.npz", tmp_path / "out", samples="images")
     assert open_artifact(tmp_path / "out").manifest.request["samples"] == "images"
     np.savez(tmp_path / "new.npz", x=GREY / 255, **ROLES)
-    import_data(tmp_path / "new.npz", tmp_path / "new", like=tmp_path / "out")
-    np.testing.assert_array_equal(datasets.read(open_artifact(tmp_path / "new")).x, GREY)
+    np.testing.assert_array_equal(read_dataset(tmp_path / "new.npz", like=tmp_path / "out").x, GREY)
 
 
 @pytest.mark.parametrize("upper", [False, True])
@@ -139,28 +138,21 @@ def test_import_keeps_the_splits_of_keras_arrays(upper, tmp_path):
     parts = {name.replace("x", "X") if upper else name: values for name, values in parts.items()}
     path = tmp_path / "d.npz"
     np.savez(path, **parts)
-    with pytest.raises(UsageError, match="--client is missing"):
-        import_data(path, tmp_path / "a")
+    refuse(UsageError, "--client is missing", path)
     import_data(path, tmp_path / "a", client="none")
     read = datasets.read(open_artifact(tmp_path / "a"))
     np.testing.assert_array_equal(read.x, x)
     assert (read.split.tolist(), read.y.tolist()) == ([0] * 8 + [2] * 4, [0, 1] * 6)
     partition(str(tmp_path / "a"), tmp_path / "p", scheme="iid", clients=2)
     assert partitions.read(open_artifact(tmp_path / "p")).sizes[:, 2].sum() == 4
-    import_data(path, tmp_path / "joined", client="none", split_column="none")
-    assert datasets.read(open_artifact(tmp_path / "joined")).split is None
+    assert read_dataset(path, client="none", split_column="none").split is None
     owners = {"owner_train": np.arange(8) % 3, "owner_test": np.arange(4) % 3}
     np.savez(path, **parts, **owners)
-    import_data(path, tmp_path / "b")
-    assert datasets.read(open_artifact(tmp_path / "b")).owner.tolist() == [
-        str(n) for n in [*owners["owner_train"], 0, 1, 2, 0]
-    ]
+    assert read_dataset(path).owner.tolist() == [str(n) for n in [*owners["owner_train"], 0, 1, 2, 0]]
     np.savez(path, **{**parts, "y_test": np.arange(3)})
-    with pytest.raises(InputError, match="4 x_test, 3 y_test"):
-        import_data(path, tmp_path / "c", client="none")
+    refuse(InputError, "4 x_test, 3 y_test", path, client="none")
     np.savez(path, **{**parts, "y_test": [0, 1, np.nan, 0]})
-    with pytest.raises(InputError, match=r"y_test\[2\]: no value"):
-        import_data(path, tmp_path / "c", client="none")
+    refuse(InputError, r"y_test\[2\]: no value", path, client="none")
 
 
 @pytest.mark.parametrize("suffix", [".h5", ".npz"])

@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+from importing import import_and_read, read_dataset, refuse
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import dataset as datasets
 from pflcli.artifacts.kinds import partition as partitions
@@ -41,17 +42,6 @@ def write_file(tmp_path):
         return path
 
     return write
-
-
-@pytest.fixture
-def import_and_read(tmp_path):
-    """Import a file and return the dataset that came of it."""
-
-    def run(path, **options):
-        import_data(path, tmp_path / "out", execution=Execution(force=True), **options)
-        return datasets.read(open_artifact(tmp_path / "out", "dataset"))
-
-    return run
 
 
 def assert_dataset(dataset, x, y, classes, owner, features=()):
@@ -84,37 +74,37 @@ SPELLINGS = {
 
 
 @pytest.mark.parametrize("case", SPELLINGS)
-def test_import_reads_a_table_in_every_csv_dialect(write_file, import_and_read, case):
+def test_import_reads_a_table_in_every_csv_dialect(write_file, case):
     content, options = SPELLINGS[case]
-    dataset = import_and_read(write_file(content), **COLUMNS, **options)
+    dataset = read_dataset(write_file(content), **COLUMNS, **options)
     assert_dataset(dataset, X, [1, 0, 0], ["no", "yes"], ["ann", "bob", "ann"], ["a", "b"])
 
 
-def test_import_reads_a_tsv_file_with_tabs(write_file, import_and_read):
-    dataset = import_and_read(write_file(PLAIN.replace(",", "\t"), "table.TSV"), **COLUMNS)
+def test_import_reads_a_tsv_file_with_tabs(write_file):
+    dataset = read_dataset(write_file(PLAIN.replace(",", "\t"), "table.TSV"), **COLUMNS)
     assert_dataset(dataset, X, [1, 0, 0], ["no", "yes"], ["ann", "bob", "ann"], ["a", "b"])
 
 
-def test_import_reads_quoted_cells_with_delimiters_and_line_breaks(write_file, import_and_read):
+def test_import_reads_quoted_cells_with_delimiters_and_line_breaks(write_file):
     content = 'who,class,"a, b"\n"St. Mary\'s, ""North""",x,1\n"two\nlines",y,2\nürsüla,x,3\n'
-    dataset = import_and_read(write_file(content), **COLUMNS)
+    dataset = read_dataset(write_file(content), **COLUMNS)
     assert_dataset(
         dataset, [[1], [2], [3]], [0, 1, 0], ["x", "y"], ['St. Mary\'s, "North"', "two\nlines", "ürsüla"], ["a, b"]
     )
-    dataset = import_and_read(write_file(content), **COLUMNS, features='"a, b"')
+    dataset = read_dataset(write_file(content), **COLUMNS, features='"a, b"')
     assert dataset.features == ("a, b",)
 
 
-def test_import_reads_printed_float32_numbers_exactly(write_file, import_and_read):
+def test_import_reads_printed_float32_numbers_exactly(write_file):
     x = np.random.default_rng(0).normal(size=(500, 3)).astype(np.float32) * np.float32([1e-20, 1, 1e20])
     lines = [",".join([f"c{i % 7}", str(i % 3), *(repr(float(value)) for value in row)]) for i, row in enumerate(x)]
-    dataset = import_and_read(write_file("\n".join(["who,class,a,b,c", *lines]) + "\n"), **COLUMNS)
+    dataset = read_dataset(write_file("\n".join(["who,class,a,b,c", *lines]) + "\n"), **COLUMNS)
     np.testing.assert_array_equal(dataset.x, x)
 
 
-def test_import_takes_features_in_the_given_order(write_file, import_and_read):
-    assert import_and_read(write_file(PLAIN), **COLUMNS, features="b, a").x.tolist() == np.float32(X)[:, ::-1].tolist()
-    assert import_and_read(write_file(PLAIN), **COLUMNS, features=["b"]).features == ("b",)
+def test_import_takes_features_in_the_given_order(write_file):
+    assert read_dataset(write_file(PLAIN), **COLUMNS, features="b, a").x.tolist() == np.float32(X)[:, ::-1].tolist()
+    assert read_dataset(write_file(PLAIN), **COLUMNS, features=["b"]).features == ("b",)
 
 
 def test_import_leaves_out_and_names_columns_without_numbers(pfl, write_file, tmp_path):
@@ -128,8 +118,8 @@ def test_import_leaves_out_and_names_columns_without_numbers(pfl, write_file, tm
     assert_dataset(dataset, [[1, 1], [2, 0]], [1, 0], ["0", "1"], ["ann", "bob"], ["a", "yes"])
 
 
-def test_import_reads_true_and_false_as_1_and_0(write_file, import_and_read):
-    dataset = import_and_read(
+def test_import_reads_true_and_false_as_1_and_0(write_file):
+    dataset = read_dataset(
         write_file("who,class,a,b\nx,1,True,TRUE\ny,2,False,\nz,2,True,FALSE\n"), **COLUMNS, missing="drop"
     )
     assert_dataset(dataset, [[1, 1], [1, 0]], [0, 1], ["1", "2"], ["x", "z"], ["a", "b"])
@@ -150,27 +140,27 @@ LABELS = {
 
 
 @pytest.mark.parametrize("case", LABELS)
-def test_import_turns_labels_into_classes_with_their_names(write_file, import_and_read, case):
+def test_import_turns_labels_into_classes_with_their_names(write_file, case):
     labels, classes, y = LABELS[case]
     lines = [f"w,{label},{i}" for i, label in enumerate(labels)]
-    dataset = import_and_read(write_file("\n".join(["who,class,a", *lines]) + "\n"), **COLUMNS)
+    dataset = read_dataset(write_file("\n".join(["who,class,a", *lines]) + "\n"), **COLUMNS)
     assert (dataset.classes, dataset.y.tolist()) == (classes, y)
 
 
-def test_import_drops_missing_values_beside_integers_beyond_64_bits(write_file, import_and_read):
+def test_import_drops_missing_values_beside_integers_beyond_64_bits(write_file):
     path = write_file("who,class,a\nx,1,123456789012345678901234567890\ny,0,NA\nz,0,7\n")
-    assert import_and_read(path, **COLUMNS, missing="drop").x.tolist() == [[np.float32(1.2345678901234568e29)], [7]]
+    assert read_dataset(path, **COLUMNS, missing="drop").x.tolist() == [[np.float32(1.2345678901234568e29)], [7]]
 
 
-def test_import_keeps_client_names_as_text(write_file, import_and_read):
+def test_import_keeps_client_names_as_text(write_file):
     path = write_file("who,class,a\n007,0,1\n7,1,2\nNA,0,3\n123456789012345678901,0,3\n")
-    dataset = import_and_read(path, **COLUMNS, fold_case=False, na="")
+    dataset = read_dataset(path, **COLUMNS, fold_case=False, na="")
     assert dataset.owner.tolist() == ["007", "7", "NA", "123456789012345678901"]
 
 
-def test_import_accepts_samples_without_clients(pfl, write_file, import_and_read, tmp_path):
+def test_import_accepts_samples_without_clients(pfl, write_file, tmp_path):
     path = write_file("class,a\n" + "".join(f"{i % 2},{i / 10}\n" for i in range(40)))
-    assert import_and_read(path, client="none", label="class").owner is None
+    assert import_and_read(path, tmp_path / "out", client="none", label="class").owner is None
     ran = pfl("partition", tmp_path / "out", "-o", tmp_path / "p")
     assert (ran.code, "--scheme dirichlet" in ran.err) == (2, True)
     assert pfl("partition", tmp_path / "out", "--scheme", "iid", "--clients", 4, "-o", tmp_path / "p").code == 0
@@ -243,22 +233,9 @@ BAD = {
 
 
 @pytest.mark.parametrize("case", BAD)
-def test_import_refuses_a_bad_table_and_names_the_problem(write_file, tmp_path, case):
+def test_import_refuses_a_bad_table_and_names_the_problem(write_file, case):
     content, options, *words = BAD[case]
-    assert_refused(write_file(content), words, tmp_path, **{**COLUMNS, **options})
-
-
-def assert_refused(path, words, tmp_path, **options):
-    """One error that holds these words, before anything is made; a dry run finds it too."""
-    for execution in (Execution(), Execution(dry_run=True)):
-        with pytest.raises(PflError) as error:
-            import_data(path, tmp_path / "out", execution=execution, **options)
-        assert isinstance(error.value, InputError | UsageError)
-        message = "\n".join([error.value.message, *error.value.fix])
-        for word in words:
-            assert word in message
-        assert not (tmp_path / "out").exists()
-        assert not (tmp_path / "out.partial").exists()
+    refuse(PflError, words, write_file(content), **{**COLUMNS, **options})
 
 
 def test_import_missing_drop_drops_incomplete_samples(pfl, write_file, tmp_path):
@@ -319,11 +296,11 @@ def test_import_suggests_standardizing_features(pfl, write_file, tmp_path, a, b,
     assert err.splitlines()[-1] == "standardized by `pfl partition`, by training samples"
 
 
-def test_partition_standardizes_features_by_training_samples(write_file, import_and_read, tmp_path):
+def test_partition_standardizes_features_by_training_samples(write_file, tmp_path):
     values = np.random.default_rng(1).normal([5, 1e9, 0.1], [2, 1e3, 0], (200, 3))
     lines = [",".join(["w", str(i % 2), *map(repr, map(float, row))]) for i, row in enumerate(values)]
     path = write_file("\n".join(["who,class,a,b,constant", *lines]) + "\n")
-    dataset = import_and_read(path, **COLUMNS, standardize=True)
+    dataset = import_and_read(path, tmp_path / "out", **COLUMNS, standardize=True)
     assert (dataset.x.dtype, dataset.standardize) == (np.float64, True)
     np.testing.assert_array_equal(dataset.x, values)
     stored, known = partition_dataset(tmp_path / "out", tmp_path / "p")
@@ -335,7 +312,7 @@ def test_partition_standardizes_features_by_training_samples(write_file, import_
     assert known.sd[2] == 0
     mean, sd = np.asarray(known.mean), np.asarray(known.sd)
     np.testing.assert_allclose((stored.x * sd + mean)[:, :2], values[stored.sample, :2], rtol=1e-6)
-    assert not import_and_read(path, **COLUMNS).standardize
+    assert not read_dataset(path, **COLUMNS).standardize
 
 
 def partition_dataset(dataset, out, **options):
@@ -352,7 +329,7 @@ def write_parquet(path, **columns):
     return path
 
 
-def test_import_reads_parquet(tmp_path, import_and_read):
+def test_import_reads_parquet(tmp_path):
     path = write_parquet(
         tmp_path / "table.parquet",
         who=pa.array([2**60 + 1, 5, 2**60 + 1]),
@@ -365,18 +342,18 @@ def test_import_reads_parquet(tmp_path, import_and_read):
         words=["p", "q", "r"],
         __index_level_0__=pa.array([0, 1, 2]),
     )
-    dataset = import_and_read(path, client="who", label="kind")
+    dataset = read_dataset(path, client="who", label="kind")
     x = [[0.5, 1, 1, 1.25], [1.5, 2, 0, 2.5], [-1, 3, 1, 3]]
     assert_dataset(
         dataset, x, [0, 1, 0], ["x", "y"], ["1152921504606846977", "5", "1152921504606846977"], ["a", "b", "c", "d"]
     )
 
 
-def test_import_reads_files_written_by_pandas(tmp_path, import_and_read):
+def test_import_reads_files_written_by_pandas(tmp_path):
     frame = pd.DataFrame({"who": list("aba"), "class": [1.0, 0.0, 1.0], "a": [1.5, 2.5, 3.5]}, index=[4, 5, 9])
     frame.to_parquet(tmp_path / "table.parquet")
     assert_dataset(
-        import_and_read(tmp_path / "table.parquet", **COLUMNS),
+        read_dataset(tmp_path / "table.parquet", **COLUMNS),
         [[1.5], [2.5], [3.5]],
         [1, 0, 1],
         ["0", "1"],
@@ -385,7 +362,7 @@ def test_import_reads_files_written_by_pandas(tmp_path, import_and_read):
     )
     frame.to_csv(tmp_path / "table.csv")
     assert_dataset(
-        import_and_read(tmp_path / "table.csv", **COLUMNS),
+        read_dataset(tmp_path / "table.csv", **COLUMNS),
         [[1.5], [2.5], [3.5]],
         [1, 0, 1],
         ["0", "1"],
@@ -423,24 +400,20 @@ BAD_PARQUET = {
 @pytest.mark.parametrize("case", BAD_PARQUET)
 def test_import_refuses_bad_parquet_and_names_the_problem(tmp_path, case):
     columns, options, *words = BAD_PARQUET[case]
-    assert_refused(write_parquet(tmp_path / "table.parquet", **columns), words, tmp_path, **COLUMNS, **options)
+    refuse(PflError, words, write_parquet(tmp_path / "table.parquet", **columns), **COLUMNS, **options)
 
 
 def test_import_refuses_damaged_parquet(tmp_path, write_file):
     path = write_parquet(tmp_path / "table.parquet", who=IDS * 900, a=np.arange(2700), **{"class": KIND * 900})
     os.truncate(path, path.stat().st_size // 2)
-    assert_refused(path, ["cannot be read as Parquet"], tmp_path, **COLUMNS)
-    assert_refused(
-        write_file("nothing of the kind", "text.parquet"), ["cannot be read as Parquet"], tmp_path, **COLUMNS
-    )
+    refuse(PflError, ["cannot be read as Parquet"], path, **COLUMNS)
+    refuse(PflError, ["cannot be read as Parquet"], write_file("nothing of the kind", "text.parquet"), **COLUMNS)
 
 
-def test_import_of_parquet_names_the_missing_pyarrow(tmp_path, monkeypatch, write_file):
+def test_import_of_parquet_names_the_missing_pyarrow(monkeypatch, write_file):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
-    assert_refused(
-        write_file("", "table.parquet"), ["needs pyarrow", "pip install 'pflcli[parquet]'"], tmp_path, **COLUMNS
-    )
+    refuse(PflError, ["needs pyarrow", "pip install 'pflcli[parquet]'"], write_file("", "table.parquet"), **COLUMNS)
 
 
 # Arrays
@@ -478,27 +451,25 @@ ARRAYS = {
 
 @BOTH
 @pytest.mark.parametrize("case", ARRAYS)
-def test_import_reads_arrays_of_every_type(tmp_path, import_and_read, write, name, case):
+def test_import_reads_arrays_of_every_type(tmp_path, write, name, case):
     x, kind = ARRAYS[case]
-    dataset = import_and_read(write(tmp_path / name, x=x, y=[3, 1, 3, 2], owner=["b", "a", "b", "ä"]))
+    dataset = read_dataset(write(tmp_path / name, x=x, y=[3, 1, 3, 2], owner=["b", "a", "b", "ä"]))
     expected = x if kind == "pixels" else x.astype(np.float32)
     assert_dataset(dataset, expected, [2, 0, 2, 1], ["1", "2", "3"], ["b", "a", "b", "ä"])
 
 
 @BOTH
-def test_import_reads_arrays_with_given_names(tmp_path, import_and_read, write, name):
+def test_import_reads_arrays_with_given_names(tmp_path, write, name):
     x = np.float32([[0.5], [1.5]])
     path = write(tmp_path / name, **{"data/x": x, "kind": ["p", "q"], "who": [1.0, 2.0]})
-    assert_dataset(
-        import_and_read(path, features="data/x", label="kind", client="who"), x, [0, 1], ["p", "q"], ["1", "2"]
-    )
-    assert import_and_read(path, features="data/x", label="kind", client="none").owner is None
+    assert_dataset(read_dataset(path, features="data/x", label="kind", client="who"), x, [0, 1], ["p", "q"], ["1", "2"])
+    assert read_dataset(path, features="data/x", label="kind", client="none").owner is None
     with pytest.raises(UsageError, match="--client is missing: name the array") as error:
-        import_and_read(path, features="data/x", label="kind")
+        read_dataset(path, features="data/x", label="kind")
     assert error.value.fix == ("--client NAME, one of: who", "--client none if samples are not assigned to clients yet")
     path = write(tmp_path / name, x=x, y=[True, False], client=np.asarray([b"v", b"w"]))
-    assert_dataset(import_and_read(path), x, [1, 0], ["False", "True"], ["v", "w"])
-    assert import_and_read(path, client="none").owner is None
+    assert_dataset(read_dataset(path), x, [1, 0], ["False", "True"], ["v", "w"])
+    assert read_dataset(path, client="none").owner is None
 
 
 ONE = np.float32([[1, 2], [3, 4]])
@@ -552,21 +523,19 @@ BAD_ARRAYS = {
 def test_import_refuses_bad_arrays_and_names_the_problem(tmp_path, write, name, case):
     arrays, options, *words = BAD_ARRAYS[case]
     options = options if "owner" in arrays else {"client": "none", **options}
-    assert_refused(write(tmp_path / name, **arrays), words, tmp_path, **options)
+    refuse(PflError, words, write(tmp_path / name, **arrays), **options)
 
 
 def test_import_refuses_pickled_objects(tmp_path, write_file):
     path = write_npz(tmp_path / "d.npz", x=ONE, y=np.asarray(["a", None], dtype=object))
-    assert_refused(path, ["array 'y' contains Python objects, which pfl does not unpickle", "y.tolist()"], tmp_path)
+    refuse(PflError, ["array 'y' contains Python objects, which pfl does not unpickle", "y.tolist()"], path)
     np.save(tmp_path / "one.npy", ONE)
-    assert_refused(
-        write_file((tmp_path / "one.npy").read_bytes(), "one.npz"), ["is one array, not an NPZ file"], tmp_path
-    )
+    refuse(PflError, ["is one array, not an NPZ file"], write_file((tmp_path / "one.npy").read_bytes(), "one.npz"))
 
 
-def test_import_drops_incomplete_rows_of_arrays(tmp_path, import_and_read):
+def test_import_drops_incomplete_rows_of_arrays(tmp_path):
     x = np.float32([[1, 2], [np.nan, 4], [5, 6], [7, 8]])
-    dataset = import_and_read(write_npz(tmp_path / "d.npz", x=x, y=[0, 1, np.nan, 1], owner=[*"abcd"]), missing="drop")
+    dataset = read_dataset(write_npz(tmp_path / "d.npz", x=x, y=[0, 1, np.nan, 1], owner=[*"abcd"]), missing="drop")
     assert_dataset(dataset, x[[0, 3]], [0, 1], ["0", "1"], ["a", "d"])
 
 
@@ -574,8 +543,8 @@ def test_import_drops_incomplete_rows_of_arrays(tmp_path, import_and_read):
 def test_import_refuses_damaged_array_files(tmp_path, write_file, write, name, form):
     path = write(tmp_path / name, x=np.ones((500, 9)), y=np.arange(500))
     os.truncate(path, path.stat().st_size // 2)
-    assert_refused(path, [f"cannot be read as {form}"], tmp_path)
-    assert_refused(write_file("no such thing", name), [f"cannot be read as {form}"], tmp_path)
+    refuse(PflError, [f"cannot be read as {form}"], path)
+    refuse(PflError, [f"cannot be read as {form}"], write_file("no such thing", name))
 
 
 def test_import_refuses_ragged_hdf5_arrays(tmp_path):
@@ -583,12 +552,13 @@ def test_import_refuses_ragged_hdf5_arrays(tmp_path):
         ragged = file.create_dataset("x", 2, dtype=h5py.vlen_dtype(np.float32))
         ragged[0], ragged[1] = [1], [2, 3]
         file["y"] = [0, 1]
-    assert_refused(tmp_path / "d.h5", ["'x' is ragged"], tmp_path)
+    refuse(PflError, ["'x' is ragged"], tmp_path / "d.h5")
 
 
-def test_partition_standardizes_series_by_channel(tmp_path, import_and_read):
+def test_partition_standardizes_series_by_channel(tmp_path):
     x = DRAW.normal([0, 50], [1, 9], (30, 4, 2))
-    import_and_read(write_npz(tmp_path / "d.npz", x=x, y=np.arange(30) % 2, owner=np.zeros(30)), standardize=True)
+    path = write_npz(tmp_path / "d.npz", x=x, y=np.arange(30) % 2, owner=np.zeros(30))
+    import_data(path, tmp_path / "out", standardize=True)
     stored, known = partition_dataset(tmp_path / "out", tmp_path / "p")
     train = x[stored.sample[: stored.offsets[1]]]
     np.testing.assert_allclose(known.mean, train.mean(axis=(0, 1)))
@@ -624,31 +594,30 @@ def test_import_asks_for_classes_when_labels_have_many_distinct_integers(pfl, wr
 
 
 @pytest.mark.parametrize(("distinct", "samples"), [(20, 40), (20, 210)])
-def test_import_reads_few_integers_as_classes(write_file, tmp_path, import_and_read, distinct, samples):
-    assert len(import_and_read(write_file(make_integer_label_table(distinct, samples)), **COLUMNS).classes) == distinct
+def test_import_reads_few_integers_as_classes(write_file, tmp_path, distinct, samples):
+    path = write_file(make_integer_label_table(distinct, samples))
+    assert len(import_and_read(path, tmp_path / "out", **COLUMNS).classes) == distinct
     assert "classes" not in open_artifact(tmp_path / "out").manifest.request
 
 
-def test_import_accepts_many_classes_when_they_are_declared(tmp_path, import_and_read, write_file):
+def test_import_accepts_many_classes_when_they_are_declared(tmp_path, write_file):
     x, y = DRAW.normal(size=(60, 2)), np.arange(60) % 30
     names = np.asarray([str(number) for number in range(30)])
     assert (
-        len(
-            import_and_read(write_npz(tmp_path / "named.npz", x=x, y=y, owner=np.arange(60) % 3, classes=names)).classes
-        )
+        len(read_dataset(write_npz(tmp_path / "named.npz", x=x, y=y, owner=np.arange(60) % 3, classes=names)).classes)
         == 30
     )
-    assert_refused(
-        write_npz(tmp_path / "d.npz", x=x, y=y, owner=np.arange(60) % 3),
+    refuse(
+        PflError,
         ["30 whole numbers in 60", "--label 'y>14'", "--classes"],
-        tmp_path / "new",
+        write_npz(tmp_path / "d.npz", x=x, y=y, owner=np.arange(60) % 3),
     )
     words = write_file("who,class,a\n" + "".join(f"c{row % 2},w{row % 30},{row}.5\n" for row in range(60)))
-    assert_refused(words, ["30 different words in 60", "--classes"], tmp_path / "new", **COLUMNS)
-    assert len(import_and_read(words, **COLUMNS, classes=True).classes) == 30
+    refuse(PflError, ["30 different words in 60", "--classes"], words, **COLUMNS)
+    assert len(read_dataset(words, **COLUMNS, classes=True).classes) == 30
     for number in range(22):
         write_image(tmp_path / "album" / "ann" / str(number) / "1.png", GREY)
-    assert len(import_and_read(tmp_path / "album").classes) == 22
+    assert len(read_dataset(tmp_path / "album").classes) == 22
 
 
 # Folders of images
@@ -670,52 +639,50 @@ def image_folder(tmp_path):
     return root, x
 
 
-def test_import_reads_a_folder_of_grey_images(image_folder, import_and_read):
+def test_import_reads_a_folder_of_grey_images(image_folder):
     root, x = image_folder
-    assert_dataset(import_and_read(root), x, [0, 1, 0, 0], ["cat", "dog"], ["ann", "ann", "bob", "bob"])
+    assert_dataset(read_dataset(root), x, [0, 1, 0, 0], ["cat", "dog"], ["ann", "ann", "bob", "bob"])
 
 
-def test_import_reads_a_folder_of_colour_images(tmp_path, import_and_read):
+def test_import_reads_a_folder_of_colour_images(tmp_path):
     places = ["0/10/1.png", "0/9/1.png", "1/9/1.jpg"]
     x = [write_image(tmp_path / "album" / place, DRAW.integers(0, 256, (6, 4, 3), dtype=np.uint8)) for place in places]
-    dataset = import_and_read(tmp_path / "album")
+    dataset = read_dataset(tmp_path / "album")
     assert (dataset.y.tolist(), dataset.classes, dataset.owner.tolist()) == ([1, 0, 0], ["9", "10"], ["0", "0", "1"])
     np.testing.assert_array_equal(dataset.x[:2], x[:2])
     with Image.open(tmp_path / "album" / places[2]) as jpg:
         np.testing.assert_array_equal(dataset.x[2], np.asarray(jpg))
 
 
-def test_import_reads_images_without_clients(image_folder, import_and_read):
+def test_import_reads_images_without_clients(image_folder):
     root, x = image_folder
-    assert_dataset(import_and_read(root / "ann", client="none"), x[:2], [0, 1], ["cat", "dog"], None)
+    assert_dataset(read_dataset(root / "ann", client="none"), x[:2], [0, 1], ["cat", "dog"], None)
 
 
-def test_import_resizes_images(image_folder, import_and_read):
+def test_import_resizes_images(image_folder):
     root, x = image_folder
     write_image(root / "bob/dog/large.png", np.full((40, 60), 7, np.uint8))
-    dataset = import_and_read(root, resize=3)
+    dataset = read_dataset(root, resize=3)
     assert dataset.x.shape == (5, 3, 3)
     assert (dataset.x[4] == 7).all()
     half = Image.fromarray(x[0]).resize((3, 3), Image.Resampling.BILINEAR)
     np.testing.assert_array_equal(dataset.x[0], np.asarray(half))
 
 
-def test_import_reads_images_with_palette_alpha_and_orientation(tmp_path, import_and_read):
+def test_import_reads_images_with_palette_alpha_and_orientation(tmp_path):
     root, colours = tmp_path / "album", DRAW.integers(0, 256, (5, 4, 3), dtype=np.uint8)
     opaque = np.concatenate([colours, np.full((5, 4, 1), 255, np.uint8)], axis=2)
     write_image(root / "a/x/opaque.png", opaque)
     palette = Image.fromarray(colours).quantize(256)
     (root / "a/y").mkdir()
     palette.save(root / "a/y/palette.png")
-    dataset = import_and_read(root)
+    dataset = read_dataset(root)
     np.testing.assert_array_equal(dataset.x, [colours, np.asarray(palette.convert("RGB"))])
     turned = Image.fromarray(colours)
     exif = turned.getexif()
     exif[0x0112] = 6  # orientation: turn by 90 degrees to the right
     turned.save(root / "a/x/turned.png", exif=exif)
-    assert_refused(
-        root, ["turned.png has 5x4 pixels (width x height)", "opaque.png 4x5", "--resize 32"], tmp_path / "b"
-    )
+    refuse(PflError, ["turned.png has 5x4 pixels (width x height)", "opaque.png 4x5", "--resize 32"], root)
 
 
 def test_import_names_ignored_files_beside_images(pfl, image_folder, tmp_path):
@@ -758,12 +725,12 @@ BAD_IMAGES = {
 
 
 @pytest.mark.parametrize("case", BAD_IMAGES)
-def test_import_refuses_bad_images_and_names_the_file(image_folder, tmp_path, case):
+def test_import_refuses_bad_images_and_names_the_file(image_folder, case):
     place, content, *words = BAD_IMAGES[case]
     path = image_folder[0] / place
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
-    assert_refused(image_folder[0], words, tmp_path)
+    refuse(PflError, words, image_folder[0])
 
 
 @pytest.mark.parametrize(
@@ -781,13 +748,13 @@ def test_import_refuses_bad_images_and_names_the_file(image_folder, tmp_path, ca
         ({"client": "none"}, "is not at LABEL/IMAGE"),
     ],
 )
-def test_import_refuses_table_options_for_a_folder_of_images(image_folder, tmp_path, options, words):
-    assert_refused(image_folder[0], [words], tmp_path, **options)
+def test_import_refuses_table_options_for_a_folder_of_images(image_folder, options, words):
+    refuse(PflError, [words], image_folder[0], **options)
 
 
 def test_import_refuses_images_of_a_single_class(tmp_path):
     write_image(tmp_path / "album" / "ann" / "cat" / "1.png", GREY)
-    assert_refused(tmp_path / "album", ["cat/1.png: every label is 'cat'"], tmp_path)
+    refuse(PflError, ["cat/1.png: every label is 'cat'"], tmp_path / "album")
 
 
 # Forms
@@ -805,17 +772,17 @@ def test_import_refuses_images_of_a_single_class(tmp_path):
         ),
     ],
 )
-def test_import_refuses_unsupported_file_formats_with_a_suggestion(write_file, tmp_path, name, words):
-    assert_refused(write_file("", name), [words], tmp_path)
+def test_import_refuses_unsupported_file_formats_with_a_suggestion(write_file, name, words):
+    refuse(PflError, [words], write_file("", name))
 
 
 def test_import_refuses_missing_empty_or_unsuitable_paths(tmp_path, small):
-    assert_refused(tmp_path / "nowhere.csv", ["nowhere.csv does not exist"], tmp_path)
-    assert_refused(small.p, ["p is an artifact of pfl (partition)"], tmp_path)
+    refuse(PflError, ["nowhere.csv does not exist"], tmp_path / "nowhere.csv")
+    refuse(PflError, ["p is an artifact of pfl (partition)"], small.p)
     (tmp_path / "empty").mkdir()
-    assert_refused(tmp_path / "empty", ["empty has no image", "CLIENT/LABEL/IMAGE"], tmp_path)
+    refuse(PflError, ["empty has no image", "CLIENT/LABEL/IMAGE"], tmp_path / "empty")
     (tmp_path / "empty" / "notes.md").write_text("nothing")
-    assert_refused(tmp_path / "empty", ["empty has no image, but notes.md"], tmp_path)
+    refuse(PflError, ["empty has no image, but notes.md"], tmp_path / "empty")
 
 
 # The command's manners

@@ -17,10 +17,9 @@ import pytest
 from PIL import Image
 
 from helpers import error_text
+from importing import import_and_read, read_dataset, refuse
 from pflcli.artifacts import codebook
-from pflcli.artifacts.kinds import dataset as datasets
 from pflcli.artifacts.reader import open_artifact
-from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.predict import predict
@@ -43,16 +42,12 @@ def make_frame(rows=40):
 
 def read(path, **options):
     """Import a file beside it and return the dataset."""
-    out = path.parent / "d"
-    import_data(path, out, execution=Execution(force=True), **{**ROLES, **options})
-    return datasets.read(open_artifact(out))
+    return import_and_read(path, path.parent / "d", **{**ROLES, **options})
 
 
-def refuse(path, **options):
+def refuse_table(path, **options):
     """Return the text of the error that a file gives."""
-    with pytest.raises(PflError) as error:
-        import_data(path, path.parent / "no", **{**ROLES, **options})
-    return error_text(error)
+    return refuse(PflError, [], path, **{**ROLES, **options})
 
 
 def write_lists(path, frame, vectors):
@@ -95,12 +90,12 @@ def test_a_column_of_objects_is_refused_and_not_left_out(tmp_path, suffix):
     frame = make_frame().assign(labs=[{"crp": row / 7, "wbc": row % 9} for row in range(40)])
     path = tmp_path / f"t.{suffix}"
     frame.to_parquet(path) if suffix == "parquet" else frame.to_json(path, orient="records", lines=True)
-    text = refuse(path)
+    text = refuse_table(path)
     assert all(word in text for word in ("'labs'", "crp, wbc", "--leave-out labs"))
     assert read(path, leave_out="labs").features == ("a", "m")
     frame = make_frame().assign(tags=[["x", "y"]] * 40)
     frame.to_parquet(path) if suffix == "parquet" else frame.to_json(path, orient="records", lines=True)
-    assert "no list of numbers" in refuse(path)
+    assert "no list of numbers" in refuse_table(path)
 
 
 def test_formulas_without_values_are_refused(tmp_path):
@@ -109,7 +104,7 @@ def test_formulas_without_values_are_refused(tmp_path):
     for at, row in enumerate(make_frame().itertuples(index=False)):
         book.active.append([*row, f"=C{at + 2}/100"])
     book.save(tmp_path / "t.xlsx")
-    text = refuse(tmp_path / "t.xlsx")
+    text = refuse_table(tmp_path / "t.xlsx")
     assert all(word in text for word in ("'ratio'", "row 2", "formula", "save it"))
     assert "without" not in text
     make_frame().assign(empty=None).to_excel(tmp_path / "t.xlsx", index=False)
@@ -120,18 +115,17 @@ def test_a_footer_is_skipped_on_request(tmp_path):
     frame = make_frame()
     total = pd.DataFrame([{"site": "Total", "m": 9}, {"site": "printed today"}])
     pd.concat([frame, total]).to_excel(tmp_path / "t.xlsx", index=False)
-    assert "--skip-footer" in refuse(tmp_path / "t.xlsx")
+    assert "--skip-footer" in refuse_table(tmp_path / "t.xlsx")
     assert read(tmp_path / "t.xlsx", skip_footer=2).x.tolist() == np.float32(frame[["a", "m"]]).tolist()
     text = frame.to_csv(index=False)
     for footer in ("Sum,,,9\n", "\nSum,,,9\n\n\n", "Sum\n"):
         (tmp_path / "t.csv").write_text(text + footer)
-        assert "--skip-footer 1" in refuse(tmp_path / "t.csv")
+        assert "--skip-footer 1" in refuse_table(tmp_path / "t.csv")
         assert len(read(tmp_path / "t.csv", skip_footer=1).y) == 40
     # A later file without a footer loses no sample.
     partition(str(tmp_path / "d"), tmp_path / "p")
     (tmp_path / "u.csv").write_text(text)
-    import_data(tmp_path / "u.csv", tmp_path / "e", like=tmp_path / "p")
-    assert len(datasets.read(open_artifact(tmp_path / "e")).y) == 40
+    assert len(read_dataset(tmp_path / "u.csv", like=tmp_path / "p").y) == 40
 
 
 def test_titles_above_a_sheet_are_found(tmp_path):
@@ -139,7 +133,7 @@ def test_titles_above_a_sheet_are_found(tmp_path):
     book = openpyxl.load_workbook(tmp_path / "t.xlsx")
     book.active["A1"] = "Fertility survey"
     book.save(tmp_path / "t.xlsx")
-    assert "row 4 has it: --skip-rows 3" in refuse(tmp_path / "t.xlsx")
+    assert "row 4 has it: --skip-rows 3" in refuse_table(tmp_path / "t.xlsx")
     assert len(read(tmp_path / "t.xlsx", skip_rows=3).y) == 40
 
 
@@ -168,7 +162,7 @@ def test_an_empty_cell_is_no_word(tmp_path, suffix):
     frame = make_frame()
     frame.loc[3, "a"] = np.nan
     EMPTY[suffix](frame, tmp_path / f"t.{suffix}")
-    text = refuse(tmp_path / f"t.{suffix}")
+    text = refuse_table(tmp_path / f"t.{suffix}")
     assert ("no value" in text, "--na" in text, "'nan'" in text) == (True, False, False)
 
 
@@ -178,7 +172,7 @@ def test_two_codes_with_one_label_are_named(tmp_path):
     frame.to_stata(tmp_path / "t.dta", write_index=False, value_labels=labels)
     pyreadstat.write_sav(frame, tmp_path / "t.sav", variable_value_labels=labels)
     for name in ("t.dta", "t.sav"):
-        assert "0 and 1 of 'grade' have the same label, 'low'" in refuse(tmp_path / name)
+        assert "0 and 1 of 'grade' have the same label, 'low'" in refuse_table(tmp_path / name)
 
 
 def test_text_with_other_line_ends_of_unicode_stays_in_its_record(tmp_path):
@@ -190,16 +184,16 @@ def test_text_with_other_line_ends_of_unicode_stays_in_its_record(tmp_path):
 
 def test_remedies_of_other_files_work(tmp_path):
     make_frame().to_json(tmp_path / "t.json")
-    assert "orient='records'" in refuse(tmp_path / "t.json")
+    assert "orient='records'" in refuse_table(tmp_path / "t.json")
     (tmp_path / "t.csv").write_text(make_frame().to_csv(index=False).replace("\n", "\n,,years,\n", 1))
-    assert "--skip-rows 2 --names site,y,a,m" in refuse(tmp_path / "t.csv")
+    assert "--skip-rows 2 --names site,y,a,m" in refuse_table(tmp_path / "t.csv")
     assert len(read(tmp_path / "t.csv", skip_rows=2, names=["site", "y", "a", "m"]).y) == 40
     with h5py.File(tmp_path / "t.mat", "w", userblock_size=512) as file:
         file["x"] = np.zeros((4, 40))
     content = bytearray((tmp_path / "t.mat").read_bytes())
     content[:10] = b"MATLAB 7.3"
     (tmp_path / "t.mat").write_bytes(content)
-    assert "h5py.File" in refuse(tmp_path / "t.mat")
+    assert "h5py.File" in refuse_table(tmp_path / "t.mat")
     with zipfile.ZipFile(tmp_path / "t.csv.zip", "w") as archive:
         archive.writestr("t.csv", make_frame().to_csv(index=False))
         archive.writestr(".DS_Store", b"\0")
@@ -208,8 +202,7 @@ def test_remedies_of_other_files_work(tmp_path):
     (tmp_path / "leaf").mkdir()
     content = {"users": ["u0", "u1"], "num_samples": [4, 4], "user_data": users}
     (tmp_path / "leaf" / "a.json").write_text(json.dumps(content))
-    with pytest.raises(PflError, match="users that 'users' lacks, such as u2"):
-        import_data(f"leaf:{tmp_path / 'leaf'}", tmp_path / "l")
+    refuse(PflError, "users that 'users' lacks, such as u2", f"leaf:{tmp_path / 'leaf'}")
 
 
 def write_deep_images(folder, brightest):
@@ -230,11 +223,11 @@ def test_images_of_12_bits_are_refused_in_each_client_and_read_by_convert(tmp_pa
     assert read(bright, client=None, label=None, convert="grey").x.max() == 255
     for name, brightest in (("all", {"N": 4095, "S": 4095}), ("eleven", {"N": 2047}), ("one", {"N": 65535, "S": 4095})):
         folder = write_deep_images(tmp_path / name, brightest)
-        text = refuse(folder, client=None, label=None, convert="grey")
+        text = refuse_table(folder, client=None, label=None, convert="grey")
         assert ("--convert grey12" in text, "client 'S'" in text) == (True, name == "one")
     dataset = read(tmp_path / "all", client=None, label=None, convert="grey12")
     assert (dataset.x.max(), len(np.unique(dataset.x)) > 200) == (255, True)
-    assert "more than 12 bits" in refuse(tmp_path / "one", client=None, label=None, convert="grey12")
+    assert "more than 12 bits" in refuse_table(tmp_path / "one", client=None, label=None, convert="grey12")
 
 
 def test_new_clients_are_named_by_numbers_and_with_commas(tmp_path, pfl):

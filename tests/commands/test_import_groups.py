@@ -10,13 +10,14 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from importing import read_dataset, refuse
 from pflcli.artifacts.kinds import dataset as datasets
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.core import splits as client_splits
-from pflcli.core.errors import InputError, UsageError
+from pflcli.core.errors import InputError, PflError, UsageError
 from pflcli.core.execution import Execution
 
 COLUMNS = {"client": "ward", "label": "ill"}
@@ -176,17 +177,14 @@ def test_import_like_reuses_group_and_order(tmp_path, visits_file, role):
     import_data(visits_file, tmp_path / "d", **COLUMNS, features="age", **{role: name})
     partition(str(tmp_path / "d"), tmp_path / "p")
     make_visits(seed=1).to_csv(tmp_path / "new.csv", index=False)
-    import_data(tmp_path / "new.csv", tmp_path / "n", like=tmp_path / "p")
-    later = datasets.read(open_artifact(tmp_path / "n"))
+    later = read_dataset(tmp_path / "new.csv", like=tmp_path / "p")
     assert later.is_ordered == (role == "order")
     assert (later.group is None) == (role == "order")
-    import_data(tmp_path / "new.csv", tmp_path / "n2", like=tmp_path / "p", **{role: "none"})
-    free = datasets.read(open_artifact(tmp_path / "n2"))
+    free = read_dataset(tmp_path / "new.csv", like=tmp_path / "p", **{role: "none"})
     assert not free.is_ordered
     assert free.group is None
     other = {"group": {"order": "time"}, "order": {"group": "patient"}}[role]
-    import_data(tmp_path / "new.csv", tmp_path / "n3", like=tmp_path / "p", **other)
-    assert datasets.read(open_artifact(tmp_path / "n3")).is_ordered == (role == "group")
+    assert read_dataset(tmp_path / "new.csv", like=tmp_path / "p", **other).is_ordered == (role == "group")
 
 
 CONTRADICTIONS = {
@@ -200,16 +198,20 @@ CONTRADICTIONS = {
 
 
 @pytest.mark.parametrize("case", CONTRADICTIONS)
-def test_contradictory_group_and_order_options_are_one_error(tmp_path, visits_file, case):
+def test_contradictory_group_and_order_options_are_one_error(visits_file, case):
     options, message = CONTRADICTIONS[case]
-    with pytest.raises((InputError, UsageError), match=message):
-        import_data(visits_file, tmp_path / "d", **COLUMNS, **options)
+    refuse(PflError, message, visits_file, **COLUMNS, **options)
 
 
 def test_import_like_refuses_a_feature_as_order(tmp_path, visits_file):
     import_data(visits_file, tmp_path / "d", **COLUMNS, features="age,days")
-    with pytest.raises(UsageError, match=r"column 'days' is a feature of .*d, and cannot be --order"):
-        import_data(visits_file, tmp_path / "n", like=tmp_path / "d", order="days")
+    refuse(
+        UsageError,
+        r"column 'days' is a feature of .*d, and cannot be --order",
+        visits_file,
+        like=tmp_path / "d",
+        order="days",
+    )
 
 
 def test_partition_refuses_options_that_break_groups_or_order(tmp_path, visits_file):
@@ -238,8 +240,7 @@ def test_import_names_the_line_of_an_invalid_time(tmp_path, case):
     rows = [f"{'ab'[row % 2]},{row % 2},{row},{time}" for row, time in enumerate(times * 2)]
     rows = rows[:3] + [row.replace(",,", ",1,") for row in rows[3:]]
     (tmp_path / "a.csv").write_text("who,y,z,at\n" + "\n".join(rows) + "\n")
-    with pytest.raises(InputError, match=message):
-        import_data(tmp_path / "a.csv", tmp_path / "d", client="who", label="y", order="at")
+    refuse(InputError, message, tmp_path / "a.csv", client="who", label="y", order="at")
 
 
 MIXED = {
@@ -254,8 +255,7 @@ MIXED = {
 def test_import_compares_times_by_value(tmp_path, case):
     rows = [f"a,{row % 2},{place},{time}" for row, (place, time) in enumerate(zip((1, 0, 2), MIXED[case], strict=True))]
     (tmp_path / "a.csv").write_text("who,y,place,at\n" + "\n".join(rows) + "\n")
-    import_data(tmp_path / "a.csv", tmp_path / "d", client="who", label="y", order="at")
-    assert datasets.read(open_artifact(tmp_path / "d")).x[:, 0].tolist() == [0, 1, 2]
+    assert read_dataset(tmp_path / "a.csv", client="who", label="y", order="at").x[:, 0].tolist() == [0, 1, 2]
 
 
 def test_import_and_partition_report_groups_and_order(pfl, tmp_path, visits_file):

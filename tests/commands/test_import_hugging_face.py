@@ -11,13 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
-from pflcli.artifacts.kinds import dataset as datasets
+from importing import import_and_read, read_dataset, refuse
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.core.errors import InputError, PflError, UsageError
-from pflcli.core.execution import Execution
 
 library = pytest.importorskip("datasets", reason="the library datasets is not installed")
 DRAW = np.random.default_rng(0)
@@ -25,6 +24,14 @@ NAMES = ["cat", "dog", "bird"]
 IMAGE = {"_type": "Image"}
 CLASSES = {"_type": "ClassLabel", "names": NAMES}
 PNG = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
+
+
+def read_saved(folder, **options):
+    return read_dataset(f"hf:{folder}", **options)
+
+
+def refuse_saved(kind, expected, folder, **options):
+    return refuse(kind, expected, f"hf:{folder}", **options)
 
 
 def encode_png(pixels):
@@ -69,25 +76,14 @@ def make_numbers(count, first=0, **more):
     return describe_features(pa.table(columns | more), label={"_type": "ClassLabel", "names": ["no", "yes"]})
 
 
-@pytest.fixture
-def import_and_read(tmp_path):
-    """Import a folder and return the dataset that came of it."""
-
-    def run(folder, **options):
-        import_data(f"hf:{folder}", tmp_path / "out", execution=Execution(force=True), **options)
-        return datasets.read(open_artifact(tmp_path / "out", "dataset"))
-
-    return run
-
-
-def test_import_reads_images_with_splits_and_a_client_column(tmp_path, import_and_read):
+def test_import_reads_images_with_splits_and_a_client_column(tmp_path):
     train, test = draw_images(9), draw_images(3)
     save_splits(
         tmp_path / "a",
         train=image_table(train, np.arange(9) % 3, who=pa.array([f"w{row % 3}" for row in range(9)])),
         test=image_table(test, [2, 1, 0], who=pa.array(["w0", "w1", "w2"])),
     )
-    read = import_and_read(tmp_path / "a", client="who")
+    read = import_and_read(f"hf:{tmp_path / 'a'}", tmp_path / "out", client="who")
     np.testing.assert_array_equal(read.x, np.concatenate([train, test]))
     assert read.classes == NAMES
     assert read.y.tolist() == [*(np.arange(9) % 3), 2, 1, 0]
@@ -97,15 +93,15 @@ def test_import_reads_images_with_splits_and_a_client_column(tmp_path, import_an
     assert partitions.read(open_artifact(tmp_path / "p")).sizes.tolist() == [[2, 1, 1]] * 3
 
 
-def test_import_reads_a_saved_dataset_in_several_files(tmp_path, import_and_read):
+def test_import_reads_a_saved_dataset_in_several_files(tmp_path):
     images = draw_images(7, (8, 8))
     save(tmp_path / "a", image_table(images[:4], [0, 1, 2, 0]), image_table(images[4:], [1, 2, 0]))
-    read = import_and_read(tmp_path / "a", client="none", resize=4)
+    read = read_saved(tmp_path / "a", client="none", resize=4)
     assert (read.x.shape, read.owner, read.split) == ((7, 4, 4), None, None)
     assert read.y.tolist() == [0, 1, 2, 0, 1, 2, 0]
 
 
-def test_import_reads_each_folder_of_flower_as_a_client(tmp_path, import_and_read):
+def test_import_reads_each_folder_of_flower_as_a_client(tmp_path):
     images = [draw_images(6) for _ in range(3)]
     for at, pixels in enumerate(images):
         save_splits(
@@ -113,22 +109,20 @@ def test_import_reads_each_folder_of_flower_as_a_client(tmp_path, import_and_rea
             train=image_table(pixels[:4], [0, 1, 2, at]),
             test=image_table(pixels[4:], [2, at]),
         )
-    read = import_and_read(tmp_path / "a")
+    read = read_saved(tmp_path / "a")
     np.testing.assert_array_equal(read.x, np.concatenate(images))
     assert read.owner.tolist() == [f"part_{at}" for at in range(3) for _ in range(6)]
     assert read.split.tolist() == [0, 0, 0, 0, 2, 2] * 3
-    with pytest.raises(UsageError, match="--client is for one table"):
-        import_and_read(tmp_path / "a", client="label")
-    read = import_and_read(tmp_path / "a", split_column="none")
+    refuse_saved(UsageError, "--client is for one table", tmp_path / "a", client="label")
+    read = read_saved(tmp_path / "a", split_column="none")
     assert read.split is None
     (tmp_path / "a" / "server").mkdir()
-    with pytest.raises(InputError, match="server is no saved dataset"):
-        import_and_read(tmp_path / "a")
+    refuse_saved(InputError, "server is no saved dataset", tmp_path / "a")
 
 
-def test_import_reads_splits_named_after_clients_as_clients(tmp_path, import_and_read):
+def test_import_reads_splits_named_after_clients_as_clients(tmp_path):
     save_splits(tmp_path / "a", client_0=make_numbers(6), client_1=make_numbers(4, 6))
-    read = import_and_read(tmp_path / "a", features="a,b")
+    read = read_saved(tmp_path / "a", features="a,b")
     assert read.owner.tolist() == ["client_0"] * 6 + ["client_1"] * 4
     assert read.split is None
     assert read.x[:, 0].tolist() == list(range(10))
@@ -144,11 +138,11 @@ def test_import_reads_splits_named_after_clients_as_clients(tmp_path, import_and
         ("train.parquet", "validation.parquet"),
     ],
 )
-def test_import_reads_parquet_files_of_the_hub(tmp_path, import_and_read, train, test):
+def test_import_reads_parquet_files_of_the_hub(tmp_path, train, test):
     for name, table in ((train, make_numbers(6)), (test, make_numbers(3, 6))):
         (tmp_path / "a" / name).parent.mkdir(parents=True, exist_ok=True)
         pq.write_table(table, tmp_path / "a" / name)
-    read = import_and_read(tmp_path / "a", client="writer")
+    read = read_saved(tmp_path / "a", client="writer")
     assert sorted(read.x[:, 0].tolist()) == list(range(9))
     assert read.owner is not None
     assert read.classes == ["no", "yes"]
@@ -159,18 +153,18 @@ def test_import_reads_parquet_files_of_the_hub(tmp_path, import_and_read, train,
         assert read.split is None  # nothing to test on
 
 
-def test_import_reads_parquet_folders_as_clients(tmp_path, import_and_read):
+def test_import_reads_parquet_folders_as_clients(tmp_path):
     for client in ("ann", "bob"):
         for split in ("train", "test"):
             (tmp_path / "a" / client).mkdir(parents=True, exist_ok=True)
             pq.write_table(make_numbers(4), tmp_path / "a" / client / f"{split}.parquet")
-    read = import_and_read(tmp_path / "a", features="b")
+    read = read_saved(tmp_path / "a", features="b")
     assert sorted(set(zip(read.owner.tolist(), read.split.tolist(), strict=True))) == [
         ("ann", 0), ("ann", 2), ("bob", 0), ("bob", 2),
     ]  # fmt: skip
 
 
-def test_import_reads_columns_of_arrays(tmp_path, import_and_read):
+def test_import_reads_columns_of_arrays(tmp_path):
     vectors, series = DRAW.normal(size=(6, 5)).astype(np.float32), DRAW.normal(size=(6, 4, 2))
     pixels = draw_images(6, (4, 4))
     table = make_numbers(6)
@@ -181,22 +175,21 @@ def test_import_reads_columns_of_arrays(tmp_path, import_and_read):
         table = table.append_column(name, flat)
     save(tmp_path / "a", table)
     for name, values in {"vector": vectors, "series": series, "pixels": pixels}.items():
-        read = import_and_read(tmp_path / "a", client="writer", features=name)
+        read = read_saved(tmp_path / "a", client="writer", features=name)
         np.testing.assert_array_equal(read.x, values.astype(read.x.dtype))
         assert read.x.dtype == (np.uint8 if name == "pixels" else np.float32)
-    with pytest.raises(UsageError, match="3 columns of arrays: vector, series, pixels"):
-        import_and_read(tmp_path / "a", client="writer")
+    refuse_saved(UsageError, "3 columns of arrays: vector, series, pixels", tmp_path / "a", client="writer")
 
 
 def make_lists(flat, side):
     return pa.ListArray.from_arrays(pa.array(np.arange(0, len(flat) + 1, side), pa.int32()), flat)
 
 
-def test_import_reads_class_label_features_as_words(tmp_path, import_and_read):
+def test_import_reads_class_label_features_as_words(tmp_path):
     sex = {"_type": "ClassLabel", "names": ["female", "male"]}
     table = pa.table({"age": np.arange(12.0), "sex": [0, 1, -1] * 4, "ill": [0, 1] * 6})
     save(tmp_path / "a", describe_features(table, sex=sex, ill={"_type": "ClassLabel", "names": ["no", "yes"]}))
-    read = import_and_read(tmp_path / "a", client="none", label="ill", missing="median")
+    read = read_saved(tmp_path / "a", client="none", label="ill", missing="median")
     assert read.features[:3] == ("age", "sex=female", "sex=male")
     np.testing.assert_array_equal(read.x[:2, 1:3], [[1, 0], [0, 1]])
     assert np.isnan(read.x[2, 1:3]).all()
@@ -253,14 +246,13 @@ TABLES = {
 
 
 @pytest.mark.parametrize("case", TABLES)
-def test_import_refuses_unsuitable_labels(tmp_path, import_and_read, case):
+def test_import_refuses_unsuitable_labels(tmp_path, case):
     table, message = TABLES[case]
     save(tmp_path / "a", table)
-    with pytest.raises(InputError, match=message):
-        import_and_read(tmp_path / "a", client="who", label="label")
+    refuse_saved(InputError, message, tmp_path / "a", client="who", label="label")
 
 
-def test_import_names_the_row_of_an_invalid_image(tmp_path, import_and_read):
+def test_import_names_the_row_of_an_invalid_image(tmp_path):
     stored = [{"bytes": encode_png(image), "path": ""} for image in draw_images(3)]
     for case, (bad, message) in {
         "cut": ({"bytes": stored[2]["bytes"][:20], "path": ""}, r"row 3 .*, column 'img' cannot be read as an image"),
@@ -269,41 +261,37 @@ def test_import_names_the_row_of_an_invalid_image(tmp_path, import_and_read):
     }.items():
         table = pa.table({"img": pa.array([*stored[:2], bad], PNG), "label": [0, 1, 0]})
         save(tmp_path / case, describe_features(table, img=IMAGE, label=CLASSES))
-        with pytest.raises(InputError, match=message):
-            import_and_read(tmp_path / case, client="none")
+        refuse_saved(InputError, message, tmp_path / case, client="none")
 
 
-def test_import_refuses_arrays_of_different_shapes(tmp_path, import_and_read):
+def test_import_refuses_arrays_of_different_shapes(tmp_path):
     for case, values in {"ragged": [[1.0, 2.0], [3.0], [4.0, 5.0]], "null": [[1.0, 2.0], None, [3.0, 4.0]]}.items():
         save(tmp_path / case, describe_features(pa.table({"x": values, "label": [0, 1, 0]}), label=CLASSES))
-        with pytest.raises(InputError, match=r"row 2 .*, column 'x': its shape differs from that of row 1"):
-            import_and_read(tmp_path / case, client="none")
+        refuse_saved(
+            InputError, r"row 2 .*, column 'x': its shape differs from that of row 1", tmp_path / case, client="none"
+        )
     save(
         tmp_path / "gap", describe_features(pa.table({"x": [[1.0, None], [3.0, 4.0]], "label": [0, 1]}), label=CLASSES)
     )
-    with pytest.raises(InputError, match=r"row 1 .*, column 'x': no value"):
-        import_and_read(tmp_path / "gap", client="none")
+    refuse_saved(InputError, r"row 1 .*, column 'x': no value", tmp_path / "gap", client="none")
 
 
-def test_import_names_missing_client_or_label_columns(tmp_path, import_and_read):
+def test_import_names_missing_client_or_label_columns(tmp_path):
     save(tmp_path / "a", image_table(draw_images(3), [0, 1, 2], coarse=pa.array([0, 0, 1])))
-    with pytest.raises(UsageError, match="--client is missing"):
-        import_and_read(tmp_path / "a")
+    refuse_saved(UsageError, "--client is missing", tmp_path / "a")
     two = describe_features(pa.table({"x": [1.0, 2.0], "fine": [0, 1], "coarse": [0, 1]}), fine=CLASSES, coarse=CLASSES)
     save(tmp_path / "b", two)
     with pytest.raises(UsageError, match="--label is missing: b has 2 columns of classes") as caught:
-        import_and_read(tmp_path / "b", client="none")
+        read_saved(tmp_path / "b", client="none")
     assert "--label COL, one of: fine, coarse" in caught.value.fix
-    with pytest.raises(UsageError, match="--resize is for images"):
-        import_and_read(tmp_path / "b", client="none", label="fine", resize=4)
-    with pytest.raises(InputError, match="no column 'nothing'"):
-        import_and_read(tmp_path / "b", client="none", label="nothing")
+    refuse_saved(UsageError, "--resize is for images", tmp_path / "b", client="none", label="fine", resize=4)
+    refuse_saved(InputError, "no column 'nothing'", tmp_path / "b", client="none", label="nothing")
 
 
-def test_import_refuses_a_group_for_a_dataset_with_splits(tmp_path, import_and_read):
+def test_import_refuses_a_group_for_a_dataset_with_splits(tmp_path):
     save_splits(tmp_path / "a", train=make_numbers(6), test=make_numbers(6))
     with pytest.raises(UsageError, match="--group contradicts the splits") as caught:
-        import_and_read(tmp_path / "a", client="none", group="writer")
+        read_saved(tmp_path / "a", client="none", group="writer")
     assert caught.value.fix == ("--split-column none",)
 
 
@@ -319,14 +307,13 @@ DAMAGE = {
 
 
 @pytest.mark.parametrize("case", DAMAGE)
-def test_import_refuses_damaged_saved_datasets(tmp_path, import_and_read, case):
+def test_import_refuses_damaged_saved_datasets(tmp_path, case):
     save_splits(tmp_path / "a", train=make_numbers(6), test=make_numbers(6))
     DAMAGE[case](tmp_path / "a" / "test")
-    with pytest.raises(InputError, match="/a cannot be read as a saved dataset: "):
-        import_and_read(tmp_path / "a", client="none")
+    refuse_saved(InputError, "/a cannot be read as a saved dataset: ", tmp_path / "a", client="none")
 
 
-def test_import_refuses_arrow_offsets_outside_the_file(tmp_path, import_and_read):
+def test_import_refuses_arrow_offsets_outside_the_file(tmp_path):
     """They would end the process where pyarrow follows them."""
     words = pa.array([["aaaaa"], ["b"], ["c"]])
     save(
@@ -338,45 +325,40 @@ def test_import_refuses_arrow_offsets_outside_the_file(tmp_path, import_and_read
     content = file.read_bytes()
     assert content.count(offsets) == 1
     file.write_bytes(content.replace(offsets, np.asarray([0, 1, 2, 2**30], np.int32).tobytes()))
-    with pytest.raises(InputError, match=r"arrow cannot be read as Arrow: .*offset"):
-        import_and_read(tmp_path / "a", client="none")
+    refuse_saved(InputError, r"arrow cannot be read as Arrow: .*offset", tmp_path / "a", client="none")
 
 
-def test_import_refuses_folders_without_a_consistent_dataset(tmp_path, import_and_read):
-    with pytest.raises(InputError, match="nowhere does not exist"):
-        import_and_read(tmp_path / "nowhere")
+def test_import_refuses_folders_without_a_consistent_dataset(tmp_path):
+    refuse_saved(InputError, "nowhere does not exist", tmp_path / "nowhere")
     (tmp_path / "a").mkdir()
-    with pytest.raises(InputError, match="contains no Hugging Face dataset"):
-        import_and_read(tmp_path / "a")
+    refuse_saved(InputError, "contains no Hugging Face dataset", tmp_path / "a")
     save_splits(tmp_path / "b" / "one", train=make_numbers(6), test=make_numbers(6))
     save(tmp_path / "b" / "two", make_numbers(6))
-    with pytest.raises(InputError, match="two is in no split, but one/train is in 'train'"):
-        import_and_read(tmp_path / "b")
+    refuse_saved(InputError, "two is in no split, but one/train is in 'train'", tmp_path / "b")
     save(tmp_path / "c" / "one", make_numbers(6))
     save(tmp_path / "c" / "two", make_numbers(6).drop_columns(["b"]))
     with pytest.raises(InputError, match="two has other columns than one") as caught:
-        import_and_read(tmp_path / "c")
+        read_saved(tmp_path / "c")
     assert caught.value.fix == ("they differ in: b",)
     save(tmp_path / "d", make_numbers(0))
-    with pytest.raises(InputError, match="d has no samples"):
-        import_and_read(tmp_path / "d")
+    refuse_saved(InputError, "d has no samples", tmp_path / "d")
 
 
-def test_import_reads_datasets_saved_by_the_library(tmp_path, import_and_read):
+def test_import_reads_datasets_saved_by_the_library(tmp_path):
     images = draw_images(8)
     content = {"image": [Image.fromarray(image) for image in images], "label": [0, 1, 2, 0, 1, 2, 0, 1]}
     features = library.Features({"image": library.Image(), "label": library.ClassLabel(names=NAMES)})
     whole = library.Dataset.from_dict(content, features=features)
     for part, rows in {"part_0": [6, 0, 3, 1], "part_1": [7, 2, 4, 5]}.items():
         whole.select(rows).train_test_split(test_size=1, shuffle=False).save_to_disk(tmp_path / "a" / part)
-    read = import_and_read(tmp_path / "a")
+    read = read_saved(tmp_path / "a")
     np.testing.assert_array_equal(read.x, images[[6, 0, 3, 1, 7, 2, 4, 5]])
     assert read.split.tolist() == [0, 0, 0, 2] * 2
     assert read.classes == NAMES
     (tmp_path / "b").mkdir()
     whole.to_parquet(tmp_path / "b" / "train-00000-of-00001.parquet")
-    np.testing.assert_array_equal(import_and_read(tmp_path / "b", client="none").x, images)
+    np.testing.assert_array_equal(read_saved(tmp_path / "b", client="none").x, images)
     matrix = library.Features({"x": library.Array2D((2, 3), "float32"), "label": library.ClassLabel(names=NAMES)})
     values = DRAW.normal(size=(4, 2, 3)).astype(np.float32)
     library.Dataset.from_dict({"x": list(values), "label": [0, 1, 2, 0]}, features=matrix).save_to_disk(tmp_path / "c")
-    np.testing.assert_array_equal(import_and_read(tmp_path / "c", client="none").x, values)
+    np.testing.assert_array_equal(read_saved(tmp_path / "c", client="none").x, values)

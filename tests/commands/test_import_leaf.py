@@ -10,24 +10,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from pflcli.artifacts.kinds import dataset as datasets
+from importing import import_and_read, read_dataset, refuse
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
-from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.core.errors import InputError, PflError, UsageError
-from pflcli.core.execution import Execution
 
 DRAW = np.random.default_rng(0)
-
-
-@pytest.fixture
-def import_and_read(tmp_path):
-    def run(source, **options):
-        import_data(source, tmp_path / "out", execution=Execution(force=True), **options)
-        return datasets.read(open_artifact(tmp_path / "out", "dataset"))
-
-    return run
 
 
 def write_leaf(path, users):
@@ -46,13 +35,13 @@ def draw_users(count, names, width=60):
 
 
 @pytest.mark.parametrize("inside", ["", "data/"])
-def test_users_of_leaf_keep_their_training_and_test_samples(inside, import_and_read, tmp_path):
+def test_users_of_leaf_keep_their_training_and_test_samples(inside, tmp_path):
     train = [draw_users(6, ["f_01", "f_00"]), draw_users(4, ["f_02"])]
     test = draw_users(2, ["f_00", "f_01"])
     for number, part in enumerate(train):
         write_leaf(tmp_path / "syn" / f"{inside}train" / f"{number}.json", part)
     write_leaf(tmp_path / "syn" / f"{inside}test" / "a.json", test)
-    read = import_and_read(f"leaf:{tmp_path / 'syn'}")
+    read = import_and_read(f"leaf:{tmp_path / 'syn'}", tmp_path / "out")
     assert read.owner.tolist() == ["f_01"] * 6 + ["f_00"] * 6 + ["f_02"] * 4 + ["f_00"] * 2 + ["f_01"] * 2
     assert read.split.tolist() == [0] * 16 + [2] * 4
     assert read.classes == ["0", "1"]
@@ -63,32 +52,29 @@ def test_users_of_leaf_keep_their_training_and_test_samples(inside, import_and_r
     assert dict(zip(dealt.names, dealt.sizes.tolist(), strict=True)) == {
         "f_00": [6, 0, 2], "f_01": [6, 0, 2], "f_02": [4, 0, 0],
     }  # fmt: skip
-    assert import_and_read(f"leaf:{tmp_path / 'syn'}", split_column="none").split is None
-    with pytest.raises(InputError, match="has the samples of one split"):
-        import_and_read(f"leaf:{tmp_path / 'syn' / inside / 'train'}")
+    assert read_dataset(f"leaf:{tmp_path / 'syn'}", split_column="none").split is None
+    refuse(InputError, "has the samples of one split", f"leaf:{tmp_path / 'syn' / inside / 'train'}")
     (tmp_path / "syn" / f"{inside}test" / "a.json").unlink()
-    with pytest.raises(InputError, match=r"has no test/\*.json, but"):
-        import_and_read(f"leaf:{tmp_path / 'syn'}")
+    refuse(InputError, r"has no test/\*.json, but", f"leaf:{tmp_path / 'syn'}")
 
 
 @pytest.mark.parametrize("place", ["all_data.json", "all_data/all_data_0.json", "data/all_data/0.json"])
-def test_users_of_leaf_without_splits_are_read(place, import_and_read, tmp_path):
+def test_users_of_leaf_without_splits_are_read(place, tmp_path):
     pixels = DRAW.integers(0, 256, (8, 784))
     users = {"ann": ((pixels[:4] / 255).tolist(), [5, 6, 5, 6]), "bob": ((pixels[4:] / 255).tolist(), [5, 7, 7, 7])}
     write_leaf(tmp_path / "a" / place, users)
     source = f"leaf:{tmp_path / 'a'}"
-    read = import_and_read(source)
+    read = read_dataset(source)
     assert (read.x.shape, read.x.dtype, read.split, read.owner.tolist()) == (
         (8, 784),
         np.float32,
         None,
         ["ann"] * 4 + ["bob"] * 4,
     )
-    read = import_and_read(source, samples="images")
+    read = read_dataset(source, samples="images")
     np.testing.assert_array_equal(read.x, pixels.reshape(8, 28, 28))
-    np.testing.assert_array_equal(import_and_read(f"leaf:{tmp_path / 'a' / place}").y, read.y)
-    with pytest.raises(UsageError, match="--label is for tables"):
-        import_and_read(source, label="y")
+    np.testing.assert_array_equal(read_dataset(f"leaf:{tmp_path / 'a' / place}").y, read.y)
+    refuse(UsageError, "--label is for tables", source, label="y")
 
 
 TEXT = {
@@ -102,11 +88,11 @@ TEXT = {
 
 
 @pytest.mark.parametrize("case", TEXT)
-def test_import_refuses_leaf_when_samples_are_not_numbers(case, import_and_read, tmp_path):
+def test_import_refuses_leaf_when_samples_are_not_numbers(case, tmp_path):
     x, problem, fix = TEXT[case]
     write_leaf(tmp_path / "a" / "all_data.json", {"ann": (x, [0] * len(x))})
     with pytest.raises(InputError, match=problem) as error:
-        import_and_read(f"leaf:{tmp_path / 'a'}")
+        read_dataset(f"leaf:{tmp_path / 'a'}")
     assert "all_data.json: ann" in error.value.message
     assert fix in "\n".join(error.value.fix)
 
@@ -126,33 +112,32 @@ def write_tff(path, clients, key="pixels", label="label"):
             file[f"examples/{client}/{label}"] = y
 
 
-def test_clients_of_tensorflow_federated_keep_their_samples(import_and_read, tmp_path):
+def test_clients_of_tensorflow_federated_keep_their_samples(tmp_path):
     images = DRAW.integers(0, 256, (10, 28, 28), dtype=np.uint8)
     unit = (images / 255).astype(np.float32)
     root = tmp_path / "emnist"
     root.mkdir()
     train, test = root / "fed_emnist_train.h5", root / "fed_emnist_test.h5"
     write_tff(train, {"f1_2": (unit[:4], np.arange(4)), "f0_1": (unit[4:7], np.arange(3))})
-    alone = import_and_read(f"tff:{train}")
+    alone = read_dataset(f"tff:{train}")
     assert (alone.split, alone.owner.tolist()) == (None, ["f0_1"] * 3 + ["f1_2"] * 4)
     write_tff(test, {"f1_2": (unit[7:9], np.arange(2)), "f0_1": (unit[9:], np.arange(1))})
     for source in (train, root):
-        read = import_and_read(f"tff:{source}")
+        read = read_dataset(f"tff:{source}")
         np.testing.assert_array_equal(read.x, images[[4, 5, 6, 0, 1, 2, 3, 9, 7, 8]])
         assert read.y.tolist() == [0, 1, 2, 0, 1, 2, 3, 0, 0, 1]
         assert read.split.tolist() == [0] * 7 + [2] * 3
-    assert import_and_read(f"tff:{train}", split_column="none").split is None
-    with pytest.raises(InputError, match="has only test samples"):
-        import_and_read(f"tff:{test}")
+    assert read_dataset(f"tff:{train}", split_column="none").split is None
+    refuse(InputError, "has only test samples", f"tff:{test}")
     with pytest.raises(InputError, match="no array 'x'") as error:
-        import_and_read(train)
+        read_dataset(train)
     assert "tff:FILE" in "\n".join(error.value.fix)
 
 
-def test_colour_images_of_tensorflow_federated_are_read(import_and_read, tmp_path):
+def test_colour_images_of_tensorflow_federated_are_read(tmp_path):
     images = DRAW.integers(0, 256, (6, 32, 32, 3), dtype=np.uint8)
     write_tff(tmp_path / "fed_cifar100_train.h5", {"0": (images, np.arange(6) % 2)}, key="image")
-    np.testing.assert_array_equal(import_and_read(f"tff:{tmp_path / 'fed_cifar100_train.h5'}").x, images)
+    np.testing.assert_array_equal(read_dataset(f"tff:{tmp_path / 'fed_cifar100_train.h5'}").x, images)
 
 
 @pytest.mark.parametrize(
@@ -165,10 +150,9 @@ def test_colour_images_of_tensorflow_federated_are_read(import_and_read, tmp_pat
         ({}, "pixels", "has no group 'examples'"),
     ],
 )
-def test_import_refuses_tensorflow_federated_when_samples_are_no_images(clients, key, words, import_and_read, tmp_path):
+def test_import_refuses_tensorflow_federated_when_samples_are_no_images(clients, key, words, tmp_path):
     write_tff(tmp_path / "d.h5", clients, key)
-    with pytest.raises(PflError, match=words):
-        import_and_read(f"tff:{tmp_path / 'd.h5'}")
+    refuse(PflError, words, f"tff:{tmp_path / 'd.h5'}")
 
 
 def write_dealt(root):
@@ -228,16 +212,16 @@ def write_info(root):
     [write_dealt, write_flbench, write_saved, write_info, write_parquet, write_splits, write_h5, write_pickle],
     ids=lambda write: write.__name__,
 )
-def test_import_names_the_prefix_when_another_library_wrote_the_folder(write, import_and_read, tmp_path):
+def test_import_names_the_prefix_when_another_library_wrote_the_folder(write, tmp_path):
     source = write(tmp_path / "a")
     with pytest.raises(UsageError, match=r"has no image, but|contains pickles") as error:
-        import_and_read(tmp_path / "a")
+        read_dataset(tmp_path / "a")
     assert source in error.value.fix[0]
 
 
-def test_import_names_the_prefix_when_a_file_is_in_the_layout_of_leaf(import_and_read, tmp_path):
+def test_import_names_the_prefix_when_a_file_is_in_the_layout_of_leaf(tmp_path):
     write_leaf(tmp_path / "all_data.json", {"ann": ([["1", "a", "b"]], [0])})
     with pytest.raises(UsageError, match="is in LEAF's layout") as error:
-        import_and_read(tmp_path / "all_data.json")
+        read_dataset(tmp_path / "all_data.json")
     assert error.value.fix[0] == f"pfl import leaf:{tmp_path / 'all_data.json'} -o DIR"
     assert "FEMNIST or Shakespeare" in error.value.fix[1]

@@ -9,6 +9,7 @@ import re
 import numpy as np
 import pytest
 
+from importing import read_dataset, refuse
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import dataset as datasets
 from pflcli.artifacts.kinds import partition as partitions
@@ -116,8 +117,7 @@ def test_import_like_reuses_columns_classes_and_scale(imported_patients):
 def test_import_like_a_partition_works_without_its_dataset(imported_patients):
     (imported_patients / "data").rename(imported_patients.parent / "gone")
     write_patients(imported_patients / "new.csv", seed=1)
-    with pytest.raises(UsageError, match="--client is missing"):
-        import_data(imported_patients / "new.csv", imported_patients / "new", like=imported_patients / "p")
+    refuse(UsageError, "--client is missing", imported_patients / "new.csv", like=imported_patients / "p")
     import_data(imported_patients / "new.csv", imported_patients / "new", like=imported_patients / "p", **COLUMNS)
     assert codebook.read(open_artifact(imported_patients / "new")).mean
 
@@ -158,8 +158,7 @@ def test_import_like_names_a_missing_column(imported_patients):
         import_data(path, imported_patients / "new", like=imported_patients / "p")
     assert "are needed" in error.value.fix[-1]
     for options in ({"features": "age"}, {"categorical": "cp"}):
-        with pytest.raises(UsageError, match="contradicts --like"):
-            import_data(path, imported_patients / "new", like=imported_patients / "p", **options)
+        refuse(UsageError, "contradicts --like", path, like=imported_patients / "p", **options)
 
 
 @pytest.mark.parametrize(("client", "layout"), [(None, "CLIENT/LABEL/IMAGE"), ("none", "LABEL/IMAGE")])
@@ -172,12 +171,10 @@ def test_import_refuses_a_label_option_for_images(tmp_path, client, layout):
 def test_import_like_keeps_the_class_numbers_of_words(imported_patients):
     """New data whose first row is ill and whose words stand in another order mean the same."""
     path = write_patients(imported_patients / "new.csv", words=("yes", "no"))
-    import_data(path, imported_patients / "new", like=imported_patients / "p")
-    dataset = datasets.read(open_artifact(imported_patients / "new"))
+    dataset = read_dataset(path, like=imported_patients / "p")
     assert (dataset.classes, dataset.y[:2].tolist()) == (["no", "yes"], [1, 0])
     path.write_text("\n".join(line for line in path.read_text().splitlines() if ",no," not in line) + "\n")
-    import_data(path, imported_patients / "one", like=imported_patients / "p")
-    assert set(datasets.read(open_artifact(imported_patients / "one")).y) == {1}
+    assert set(read_dataset(path, like=imported_patients / "p").y) == {1}
 
 
 def test_import_turns_columns_of_few_words_into_features(pfl, tmp_path):
@@ -187,10 +184,14 @@ def test_import_turns_columns_of_few_words_into_features(pfl, tmp_path):
     dataset = datasets.read(open_artifact(tmp_path / "d"))
     assert dataset.features == ("age", "chol", "cp", "sex=female", "sex=male")
     assert dataset.x[:4, 3:].tolist() == [[0, 1], [1, 0], [1, 0], [1, 0]]
-    import_data(path, tmp_path / "e", **COLUMNS, categorical="none")
-    assert datasets.read(open_artifact(tmp_path / "e")).features == ("age", "chol", "cp")
-    with pytest.raises(InputError, match=r"column 'age' has .* distinct words; a categorical column has 1 to 200"):
-        import_data(write_patients(path, count=900), tmp_path / "f", **COLUMNS, categorical="age")
+    assert read_dataset(path, **COLUMNS, categorical="none").features == ("age", "chol", "cp")
+    refuse(
+        InputError,
+        r"column 'age' has .* distinct words; a categorical column has 1 to 200",
+        write_patients(path, count=900),
+        **COLUMNS,
+        categorical="age",
+    )
 
 
 def test_import_names_clients_that_lose_most_samples_and_the_columns_at_fault(pfl, tmp_path):
@@ -222,12 +223,10 @@ def test_import_reads_class_names_from_arrays(tmp_path):
     x = np.random.default_rng(0).normal(size=(6, 9, 12)).astype(np.float32)
     y, owner = [2, 0, 2, 0, 2, 0], list("aabbcc")
     np.savez(tmp_path / "d.npz", x=x, y=y, owner=owner, classes=["run", "sit", "walk"])
-    import_data(tmp_path / "d.npz", tmp_path / "d")
-    dataset = datasets.read(open_artifact(tmp_path / "d"))
+    dataset = read_dataset(tmp_path / "d.npz")
     assert (dataset.classes, dataset.y.tolist()) == (["run", "sit", "walk"], y)
     np.savez(tmp_path / "words.npz", x=x, y=["walk", "run"] * 3, owner=owner, classes=["run", "sit", "walk"])
-    import_data(tmp_path / "words.npz", tmp_path / "w")
-    assert datasets.read(open_artifact(tmp_path / "w")).y.tolist() == y
+    assert read_dataset(tmp_path / "words.npz").y.tolist() == y
 
 
 def test_import_reports_the_layout_of_series(pfl, tmp_path):
@@ -244,8 +243,9 @@ def test_import_reports_the_layout_of_series(pfl, tmp_path):
     assert requests[1]["layout"] == "channels-first"
     images = np.random.default_rng(0).integers(0, 256, (6, 3, 8, 8), dtype=np.uint8)
     np.savez(tmp_path / "i.npz", x=images, y=[0, 1] * 3, owner=list("aabbcc"))
-    import_data(tmp_path / "i.npz", tmp_path / "i", layout="channels-first")
-    np.testing.assert_array_equal(datasets.read(open_artifact(tmp_path / "i")).x, images.transpose(0, 2, 3, 1))
+    np.testing.assert_array_equal(
+        read_dataset(tmp_path / "i.npz", layout="channels-first").x, images.transpose(0, 2, 3, 1)
+    )
 
 
 def test_missing_values_of_series_are_filled_by_channel(tmp_path):

@@ -12,13 +12,13 @@ import pytest
 from PIL import Image
 
 from helpers import error_text
+from importing import read_dataset, refuse
 from pflcli.artifacts.kinds import dataset as datasets
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.import_data import import_data
 from pflcli.core.errors import InputError, UsageError
-from pflcli.core.execution import Execution
 
-AGAIN, ROWS = Execution(force=True), 48
+ROWS = 48
 SAME = {
     # What two spellings of one name differ by, and the words of the question.
     "case": ("Ill", "ill", "differ only by case"),
@@ -125,8 +125,7 @@ def write(folder, form, role, names):
 
 def count_names(tmp_path, role, path, options, **more):
     """Import the samples, and return the number of the names of a role."""
-    import_data(path, tmp_path / "out", execution=AGAIN, **options, **more)
-    read = datasets.read(open_artifact(tmp_path / "out"))
+    read = read_dataset(path, **options, **more)
     return {
         "client": lambda: len({*read.owner.tolist()}),
         "group": lambda: len({*read.group.tolist()}),
@@ -141,15 +140,9 @@ def test_spellings_of_one_name_are_asked_about_and_both_answers_work(tmp_path, r
         folder = tmp_path / str(number)
         folder.mkdir()
         path, options = write(folder, form, role, take_turns(first, "other", second, "third"))
-        with pytest.raises(InputError) as error:
-            import_data(path, folder / "d", **options)
-        text = error_text(error)
         noun = {"condition": "class", "label": "class", "label map": "class"}.get(role, role)
-        assert f"'{first}' (12 samples)" in text, kind
-        assert f"'{second}' (12 samples)" in text, kind
-        assert problem in text, kind
-        assert f"if they are one {noun}: --fold-case" in text, kind
-        assert not (folder / "d").exists()
+        remedy = f"if they are one {noun}: --fold-case"
+        refuse(InputError, [f"'{first}' (12 samples)", f"'{second}' (12 samples)", problem, remedy], path, **options)
         if kind not in ("case", "composed letters", "leading zeros"):
             continue
         one = count_names(folder, role, path, options, fold_case=True)
@@ -169,12 +162,14 @@ def test_names_that_may_be_missing_are_asked_about_and_both_answers_work(tmp_pat
             continue
         path, options = write(folder, form, role, take_turns(word, *others))
         if not declares:
-            with pytest.raises(InputError) as error:
-                import_data(path, folder / "d", **options)
-            assert f"'{word}' (12 samples) may mean that the" in error_text(error), word
-            assert (
-                f"--na {word if word.isalpha() else repr(word) if word == '?' else word} --missing drop"
-                in error_text(error)
+            refuse(
+                InputError,
+                [
+                    f"'{word}' (12 samples) may mean that the",
+                    f"--na {word if word.isalpha() else repr(word) if word == '?' else word} --missing drop",
+                ],
+                path,
+                **options,
             )
         kept = count_names(folder, role, path, options | {"na": word, "missing": "drop"})
         is_label = role in ("label", "condition", "label map")
@@ -201,7 +196,7 @@ def test_a_number_with_and_without_a_decimal_point_is_one_name(tmp_path, role):
     options |= {"label": "label=7.0"} if role == "condition" else {}
     assert count_names(tmp_path, role, path, options) == (2 if role == "condition" else 3)
     if role == "condition":
-        assert datasets.read(open_artifact(tmp_path / "out")).y.sum() == ROWS // 2
+        assert read_dataset(path, **options).y.sum() == ROWS // 2
 
 
 def test_long_ids_are_different_numbers(tmp_path):
@@ -211,29 +206,25 @@ def test_long_ids_are_different_numbers(tmp_path):
 
 def test_condition_folds_spellings_of_its_value_and_asks_about_a_spelling_that_no_label_has(tmp_path):
     path, options = write(tmp_path, "csv", "label", take_turns("ill", "well", "Ill ", "ILL"))
-    import_data(path, tmp_path / "d", **options | {"label": "label=ill"}, fold_case=True)
-    read = datasets.read(open_artifact(tmp_path / "d"))
+    read = read_dataset(path, **options | {"label": "label=ill"}, fold_case=True)
     assert (read.classes, read.y.sum()) == (["label!=ill", "label==ill"], 36)
     path, options = write(tmp_path, "csv", "label", take_turns("ill", "well"))
-    with pytest.raises(InputError, match=r"'ILL' \(0 samples\), 'ill' \(24 samples\) differ only by case"):
-        import_data(path, tmp_path / "e", **options | {"label": "label=ILL"})
+    refuse(
+        InputError,
+        r"'ILL' \(0 samples\), 'ill' \(24 samples\) differ only by case",
+        path,
+        **options | {"label": "label=ILL"},
+    )
     path, options = write(tmp_path, "csv", "label", take_turns("0.5", "0.50", "2", "-1"))
-    import_data(path, tmp_path / "f", **options | {"label": "label>0.5"})  # an order of numbers needs no spelling
-    assert datasets.read(open_artifact(tmp_path / "f")).y.sum() == 12
+    assert read_dataset(path, **options | {"label": "label>0.5"}).y.sum() == 12
 
 
 def test_label_map_that_names_every_spelling_answers_the_question(tmp_path):
     path, options = write(tmp_path, "csv", "label", take_turns("ill", "well", "Ill", "ILL"))
-    with pytest.raises(InputError, match="differ only by case"):
-        import_data(path, tmp_path / "d", **options, label_map={"ill": "sick"})
-    for number, answer in enumerate(
-        (
-            {"label_map": {"ill": "sick", "Ill": "sick", "ILL": "sick"}},
-            {"label_map": {"ill": "sick"}, "fold_case": True},
-        )
-    ):
-        import_data(path, tmp_path / f"e{number}", **options, **answer)
-        assert datasets.read(open_artifact(tmp_path / f"e{number}")).classes == ["sick", "well"]
+    refuse(InputError, "differ only by case", path, **options, label_map={"ill": "sick"})
+    every, one = {"ill": "sick", "Ill": "sick", "ILL": "sick"}, {"ill": "sick"}
+    for answer in ({"label_map": every}, {"label_map": one, "fold_case": True}):
+        assert read_dataset(path, **options, **answer).classes == ["sick", "well"]
 
 
 def test_groups_of_one_patient_stay_together_once_the_question_is_answered(tmp_path):
@@ -259,42 +250,31 @@ def make_images(root, *places):
 )
 def test_folders_of_images_that_are_named_like_splits_are_asked_about(tmp_path, splits):
     root = make_images(tmp_path / "album", *(f"{split}/{name}" for split in splits for name in "ab"))
-    with pytest.raises(InputError) as error:
-        import_data(root, tmp_path / "d")
-    assert all(word in error_text(error) for word in (f"'{splits[0]}' (8)", "--client none", "--split-column none"))
-    import_data(root, tmp_path / "clients", split_column="none")
-    assert {*datasets.read(open_artifact(tmp_path / "clients")).owner.tolist()} == {*splits}
-    import_data(root, tmp_path / "joined", client="none", split_column="none")
-    joined = datasets.read(open_artifact(tmp_path / "joined"))
+    refuse(InputError, (f"'{splits[0]}' (8)", "--client none", "--split-column none"), root)
+    assert {*read_dataset(root, split_column="none").owner.tolist()} == {*splits}
+    joined = read_dataset(root, client="none", split_column="none")
     assert (joined.owner, joined.split, len(joined.y)) == (None, None, 8 * len(splits))
     if "test" in splits[1].lower():
-        import_data(root, tmp_path / "splits", client="none")
-        read = datasets.read(open_artifact(tmp_path / "splits"))
+        read = read_dataset(root, client="none")
         assert (read.owner, np.bincount(read.split).tolist()) == (None, [8, 8, 8] if len(splits) > 2 else [8, 0, 8])
 
 
 def test_folders_of_classes_that_are_named_like_splits_are_asked_about(tmp_path):
     root = make_images(tmp_path / "album", "train", "test")
-    with pytest.raises(InputError, match=r"the classes are named like splits: 'test' \(4\), 'train' \(4\)"):
-        import_data(root, tmp_path / "d", client="none")
+    refuse(InputError, r"the classes are named like splits: 'test' \(4\), 'train' \(4\)", root, client="none")
     import_data(root, tmp_path / "d", client="none", split_column="none")
 
 
 def test_files_that_are_named_like_splits_are_asked_about(tmp_path):
     path, options = write(tmp_path, "files", "client", take_turns("mitbih_train", "mitbih_train", "mitbih_test"))
-    with pytest.raises(InputError) as error:
-        import_data(path, tmp_path / "d", **options)
-    assert all(word in error_text(error) for word in ("'mitbih_test' (16)", "--client none", "--split-column none"))
-    import_data(path, tmp_path / "splits", **options, client="none")
-    assert np.bincount(datasets.read(open_artifact(tmp_path / "splits")).split).tolist() == [32, 0, 16]
-    import_data(path, tmp_path / "clients", **options, split_column="none")
-    assert len({*datasets.read(open_artifact(tmp_path / "clients")).owner.tolist()}) == 2
+    refuse(InputError, ("'mitbih_test' (16)", "--client none", "--split-column none"), path, **options)
+    assert np.bincount(read_dataset(path, **options, client="none").split).tolist() == [32, 0, 16]
+    assert len({*read_dataset(path, **options, split_column="none").owner.tolist()}) == 2
     table = pd.concat([pd.read_csv(file).assign(who=file.stem) for file in path.iterdir()])
     table["x2"] = range(ROWS)
     for file, part in table.groupby("who"):
         part.to_csv(path / f"{file}.csv", index=False)
-    with pytest.raises(UsageError, match="--order contradicts the splits of tables"):
-        import_data(path, tmp_path / "e", label="label", client="none", order="x2")
+    refuse(UsageError, "--order contradicts the splits of tables", path, label="label", client="none", order="x2")
 
 
 @pytest.mark.parametrize(
@@ -307,9 +287,7 @@ def test_files_that_are_named_like_splits_are_asked_about(tmp_path):
 )
 def test_columns_of_names_of_splits_are_asked_about(tmp_path, role, form):
     path, options = write(tmp_path, form, role, take_turns("train", "test", "dev"))
-    with pytest.raises(InputError) as error:
-        import_data(path, tmp_path / "d", **options)
-    assert all(word in error_text(error) for word in ("'train' (16)", f"--split-column {role}", "--split-column none"))
+    refuse(InputError, ("'train' (16)", f"--split-column {role}", "--split-column none"), path, **options)
     assert count_names(tmp_path, role, path, options, split_column="none") == 3
 
 
@@ -320,11 +298,7 @@ def test_columns_of_names_of_splits_are_asked_about(tmp_path, role, form):
 def test_whole_numbers_are_only_classes_if_the_user_says_so(tmp_path, form):
     points = np.tile(np.arange(24), 2)
     path, options = write(tmp_path, form, "label", points)
-    with pytest.raises(InputError) as error:
-        import_data(path, tmp_path / "d", **options)
-    assert all(
-        word in error_text(error) for word in ("24 whole numbers in 48 samples", "--label 'label>11'", "--classes")
-    )
+    refuse(InputError, ("24 whole numbers in 48 samples", "--label 'label>11'", "--classes"), path, **options)
     assert count_names(tmp_path, "label", path, options, classes=True) == 24
     assert count_names(tmp_path, "label", path, options | {"label": "label>11"}) == 2
 
@@ -365,8 +339,7 @@ def test_copies_are_counted_for_each_format(pfl, tmp_path):
             "WARNING: 5 samples with the features, label and client of an earlier one; copies of training samples may"
             " be test samples: --drop-duplicates keeps the first"
         ]
-    import_data(tmp_path / "twice", tmp_path / "once", drop_duplicates=True)
-    assert len(datasets.read(open_artifact(tmp_path / "once")).y) == 12
+    assert len(read_dataset(tmp_path / "twice", drop_duplicates=True).y) == 12
     for lines in import_copies("elsewhere", np.concatenate([x, x[:3]]), np.r_[owner, 1 - owner[:3]], np.r_[y, y[:3]]):
         assert lines == [
             "WARNING: 3 samples with the features and label of one of another client; copies of training samples may be"
@@ -397,19 +370,16 @@ def test_points_before_three_digits_are_asked_about(tmp_path):
     answers = {"d": {"decimal": "."}, "t": {"thousands": ".", "decimal": ","}}
     read = {}
     for name, answer in answers.items():
-        import_data(path, tmp_path / name, client="site", label="y", **answer)
-        read[name] = datasets.read(open_artifact(tmp_path / name)).x[:, 1].tolist()
+        read[name] = read_dataset(path, client="site", label="y", **answer).x[:, 1].tolist()
     assert read["t"] == [float(cell.replace(".", "")) for cell in cells]
     np.testing.assert_allclose(read["d"], [float(cell) for cell in cells], rtol=1e-6)
-    import_data(path, tmp_path / "like", like=tmp_path / "t")
-    assert datasets.read(open_artifact(tmp_path / "like")).x[:, 1].tolist() == read["t"]
+    assert read_dataset(path, like=tmp_path / "t").x[:, 1].tolist() == read["t"]
 
 
 @pytest.mark.parametrize("odd", ["0.512", "28.71", "28.7071", "1234.567"])
 def test_a_cell_that_has_no_thousands_settles_that_points_are_decimal(tmp_path, odd):
     path = write_column(tmp_path / "t.csv", ["28.707", "31.002", "900", "2.670"] * 9 + [odd])
-    import_data(path, tmp_path / "d", client="site", label="y")
-    assert datasets.read(open_artifact(tmp_path / "d")).x[:, 1].max() > 31
+    assert read_dataset(path, client="site", label="y").x[:, 1].max() > 31
 
 
 @pytest.mark.parametrize("odd", ["52.3", "0.123", "1234.567", "1.0e-3"])
@@ -423,7 +393,6 @@ def test_another_column_settles_that_points_are_decimal(pfl, tmp_path, odd):
 def test_a_column_with_whole_numbers_and_points_before_three_digits_is_asked_about_beside_decimals(tmp_path):
     rows = [f"{'AB'[row % 2]},{row % 3 % 2},{row + 0.5},{('2.670', '712')[row % 2]}" for row in range(40)]
     (tmp_path / "t.csv").write_text("\n".join(["site,y,a,cost", *rows]) + "\n")
-    with pytest.raises(InputError, match="column 'cost' has three digits after each point"):
-        import_data(tmp_path / "t.csv", tmp_path / "d", client="site", label="y")
+    refuse(InputError, "column 'cost' has three digits after each point", tmp_path / "t.csv", client="site", label="y")
     import_data(tmp_path / "t.csv", tmp_path / "d", client="site", label="y", thousands=".", decimal=",")
     assert datasets.read(open_artifact(tmp_path / "d")).x[:2].tolist() == [[0.5, 2670.0], [1.5, 712.0]]

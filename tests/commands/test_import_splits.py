@@ -5,13 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from importing import read_dataset, refuse
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import dataset as datasets
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
-from pflcli.core.errors import InputError, UsageError
+from pflcli.core.errors import InputError, PflError, UsageError
 
 COLUMNS = {"client": "hospital", "label": "ill"}
 CYCLE = ("train", "Training", "val", "TEST", "train", "valid", "validation", "test", "train")
@@ -88,8 +89,9 @@ def test_import_reads_a_split_from_arrays(tmp_path, suffix):
         with h5py.File(tmp_path / "a.h5", "w") as file:
             for name, values in {"x": x, "y": y, "owner": owner, "use": np.char.encode(words)}.items():
                 file[name] = values
-    import_data(tmp_path / f"a.{suffix}", tmp_path / "data", split_column="use")
-    np.testing.assert_array_equal(datasets.read(open_artifact(tmp_path / "data")).split, listed_splits(CYCLE, 18))
+    np.testing.assert_array_equal(
+        read_dataset(tmp_path / f"a.{suffix}", split_column="use").split, listed_splits(CYCLE, 18)
+    )
 
 
 WRONG = {
@@ -106,22 +108,23 @@ WRONG = {
 @pytest.mark.parametrize("case", WRONG)
 def test_import_refuses_a_bad_split_column_and_names_the_problem(tmp_path, case):
     words, options, message = WRONG[case]
-    with pytest.raises((InputError, UsageError), match=message):
-        import_data(
-            write_table(tmp_path / "a.csv", words), tmp_path / "d", **{**COLUMNS, "split_column": "use", **options}
-        )
+    refuse(PflError, message, write_table(tmp_path / "a.csv", words), **{**COLUMNS, "split_column": "use", **options})
 
 
 def test_import_names_a_client_without_training_samples(tmp_path):
     words = ("train", "test") * 18 + ("test",) * 18
-    with pytest.raises(InputError, match=r"a\.csv: client 'h2' has no training samples"):
-        import_data(write_table(tmp_path / "a.csv", words), tmp_path / "data", **COLUMNS, split_column="use")
+    refuse(
+        InputError,
+        r"a\.csv: client 'h2' has no training samples",
+        write_table(tmp_path / "a.csv", words),
+        **COLUMNS,
+        split_column="use",
+    )
 
 
 def test_import_refuses_split_column_for_images(tmp_path):
     (tmp_path / "album").mkdir()
-    with pytest.raises(UsageError, match="--split-column is for tables and arrays"):
-        import_data(tmp_path / "album", tmp_path / "data", split_column="use")
+    refuse(UsageError, "--split-column is for tables and arrays", tmp_path / "album", split_column="use")
 
 
 def test_standardize_client_scales_each_client_by_its_training_samples(tmp_path):
@@ -143,8 +146,7 @@ def test_import_like_reuses_the_scale_of_each_client(tmp_path):
     partition(str(tmp_path / "new"), tmp_path / "q")
     assert read(tmp_path / "q")[1].scales == read(tmp_path / "p")[1].scales
     codebook.require_same(open_artifact(tmp_path / "p"), open_artifact(tmp_path / "q"), *codebook.INPUTS)
-    with pytest.raises(UsageError, match="p is standardized by client"):
-        import_data(tmp_path / "b.csv", tmp_path / "other", like=tmp_path / "p", standardize=True)
+    refuse(UsageError, "p is standardized by client", tmp_path / "b.csv", like=tmp_path / "p", standardize=True)
 
 
 WAYS = {
@@ -186,5 +188,6 @@ def test_config_file_accepts_true_and_false_for_standardize(pfl, tmp_path, value
 
 
 def test_unknown_value_of_standardize_is_refused(tmp_path):
-    with pytest.raises(UsageError, match="unknown --standardize 'clients'"):
-        import_data(write_table(tmp_path / "a.csv"), tmp_path / "d", **COLUMNS, standardize="clients")
+    refuse(
+        UsageError, "unknown --standardize 'clients'", write_table(tmp_path / "a.csv"), **COLUMNS, standardize="clients"
+    )
