@@ -26,19 +26,75 @@ from pflcli.core.parameters import Params, Stacked
 
 
 @dataclass(frozen=True)
-class _Schedule:
-    """Every step of every client: ``rows`` and ``weight`` (m, steps, batch), ``lr`` (m, steps), ``steps`` (m,).
+class Schedule:
+    """All steps of clients (m,), one client after the other; ``counts`` (m,) are the clients' numbers of steps.
 
-    Clients with more steps come first: ``order`` (m,) are their places among the clients that were asked for.
+    A step has ``rows`` (t, n) of the federation, the ``weight`` (t, n) of these samples, which is zero for padding at
+    the end, the number of samples without padding, ``sizes`` (t,), and the learning rate ``lr`` (t,).
     """
 
-    rows: Tensor
-    weight: Tensor
-    lr: Tensor
-    steps: NDArray[np.int64]
+    counts: NDArray[np.int64]
+    rows: NDArray[np.int64]
+    weight: NDArray[np.float32]
     sizes: NDArray[np.int64]
-    """samples in each step (m, steps), without padding"""
-    order: NDArray[np.int64]
+    lr: NDArray[np.float32]
+
+    @classmethod
+    def draw(
+        cls,
+        data: Federation,
+        clients: NDArray[np.int64],
+        draws: Sequence[np.random.Generator],
+        places: NDArray[np.int64],
+        plan: LocalSGD,
+        *,
+        pads: bool = False,
+        join_single: bool = False,
+    ) -> Schedule:
+        """Draw the steps of clients; with ``pads``, minibatches have their common width, else the longest one's."""
+        batches: list[NDArray[np.int64]] = []
+        factors: list[NDArray[np.float32]] = []
+        rates: list[float] = []
+        counts = []
+        for client, place, draw in zip(clients.tolist(), places.tolist(), draws, strict=True):
+            own, before = data.rows(client, *plan.splits), len(batches)
+            for chosen, rate in plan.schedule(place, len(own), draw, join_single=join_single):
+                batches.append(own[chosen])
+                rates.append(rate)
+                if plan.sample_weights is not None:
+                    factors.append(np.maximum(plan.sample_weights[place].cpu().numpy()[chosen], LEAST_WEIGHT))
+            counts.append(len(batches) - before)
+        sizes = np.asarray([len(batch) for batch in batches], np.int64)
+        width = int(widths(data.sizes(*plan.splits)[clients], plan.batch_size).max(initial=1)) if pads else 1
+        is_sample = np.arange(sizes.max(initial=width)) < sizes[:, None]
+        # Pad with a sample of the client: others could overflow, and a weight of zero would turn that into nan.
+        rows = np.repeat(np.asarray([batch[0] for batch in batches], np.int64)[:, None], is_sample.shape[1], axis=1)
+        weight = (is_sample / np.maximum(sizes, 1)[:, None]).astype(np.float32)
+        if batches:
+            rows[is_sample] = np.concatenate(batches)
+        if factors:
+            weight[is_sample] *= np.concatenate(factors)
+        return cls(np.asarray(counts), rows, weight, sizes, np.asarray(rates, np.float32))
+
+    @property
+    def order(self) -> NDArray[np.int64]:
+        """Return the clients (m,) by their numbers of steps, those that train longest first."""
+        return np.argsort(-self.counts, kind="stable")
+
+    def by_step(self, device: torch.device, *, cuts: bool) -> list[tuple[Tensor, Tensor, Tensor]]:
+        """Return ``rows``, ``weight`` and ``lr`` of the clients' first steps in ``order``, then of their second, etc.
+
+        With ``cuts``, each step is as wide as its longest minibatch.
+        """
+        number = np.arange(len(self.lr)) - np.repeat(np.cumsum(self.counts) - self.counts, self.counts)
+        at = np.lexsort((np.repeat(np.argsort(self.order), self.counts), number))
+        clients = np.bincount(number)
+        arrays = self.rows[at], self.weight[at], self.lr[at]
+        steps = zip(*(torch.from_numpy(array).to(device).split(clients.tolist()) for array in arrays), strict=True)
+        if not cuts:
+            return list(steps)
+        longest = [int(each.max()) for each in torch.from_numpy(self.sizes[at]).split(clients.tolist())]
+        return [(rows[:, :n], weight[:, :n], lr) for (rows, weight, lr), n in zip(steps, longest, strict=True)]
 
 
 def train(
@@ -62,8 +118,11 @@ def train(
     like = {name: value[0] for name, value in out.items()}
     names, joins_single = learnable(worker_net.net, like, plan.trainable), has_batch_norm(worker_net.net)
     network = strategy.network(names)
-    schedule = _schedule(data, clients, draws, places, plan, pads=not network.one_at_a_time, join_single=joins_single)
-    rows, draws = places[schedule.order], [draws[index] for index in schedule.order]
+    schedule = Schedule.draw(
+        data, clients, draws, places, plan, pads=not network.one_at_a_time, join_single=joins_single
+    )
+    order = schedule.order
+    rows, draws = places[order], [draws[index] for index in order]
     if is_stacked(start, like):
         models = {name: start[name].index_select(0, torch.from_numpy(rows).to(data.y.device)) for name in out}
     else:
@@ -71,14 +130,12 @@ def train(
     plan = plan.for_clients(rows, like)
     optimizer = Optimizer(plan.update, {name: models[name] for name in names})
     total = torch.zeros(len(rows), dtype=torch.float64, device=data.y.device)
-    for s in range(schedule.steps.max(initial=0)):
-        active = int((schedule.steps > s).sum())
-        width = int(schedule.sizes[:active, s].max()) if network.one_at_a_time else schedule.rows.shape[2]
-        samples, rate = schedule.rows[:active, s, :width], schedule.lr[:active, s]
+    for samples, weight, rate in schedule.by_step(data.y.device, cuts=network.one_at_a_time):
+        active = len(rate)
         x = data.inputs(samples.flatten())
         if image_draw is not None:
             x = augment(x, plan.augment, image_draw, data.scale)
-        x, y, weight = x.view(*samples.shape, *data.in_shape), data.y[samples], schedule.weight[:active, s, :width]
+        x, y = x.view(*samples.shape, *data.in_shape), data.y[samples]
         moved, own = ({n: v[:active] for n, v in values.items()} for values in (models, plan.own))
         batch = StackedBatch(x, y, weight, own, plan.shared, data.task, draws[:active])
         with torch.no_grad():
@@ -98,42 +155,5 @@ def train(
             optimizer.step()
         total[:active] += losses
     parameters.write_rows(out, rows, models)
-    means = (total / torch.from_numpy(np.maximum(schedule.steps, 1)).to(total.device)).cpu().numpy()
-    return np.asarray(means[np.argsort(schedule.order)])
-
-
-def _schedule(
-    data: Federation,
-    clients: NDArray[np.int64],
-    draws: Sequence[np.random.Generator],
-    places: NDArray[np.int64],
-    plan: LocalSGD,
-    *,
-    pads: bool,
-    join_single: bool,
-) -> _Schedule:
-    """Return the steps of clients; with ``pads``, minibatches have their common width, else the longest one's."""
-    listed: list[list[tuple[NDArray[np.int64], NDArray[np.float32], float]]] = []
-    for client, place, draw in zip(clients.tolist(), places.tolist(), draws, strict=True):
-        own, steps = data.rows(client, *plan.splits), []
-        for chosen, rate in plan.schedule(place, len(own), draw, join_single=join_single):
-            share = np.full(len(chosen), 1 / len(chosen), np.float32)
-            if plan.sample_weights is not None:
-                share *= np.maximum(plan.sample_weights[place].cpu().numpy()[chosen], LEAST_WEIGHT)
-            steps.append((own[chosen], share, rate))
-        listed.append(steps)
-    counts = np.asarray([len(steps) for steps in listed])
-    order = np.argsort(-counts, kind="stable")
-    width = int(widths(data.sizes(*plan.splits)[clients], plan.batch_size).max(initial=0)) if pads else 0
-    width = max(width, max((len(own) for steps in listed for own, *_ in steps), default=0))
-    shape = (len(clients), int(counts.max(initial=0)), width)
-    rows, weight, lr = np.zeros(shape, np.int64), np.zeros(shape, np.float32), np.zeros(shape[:2], np.float32)
-    for index, client_index in enumerate(order.tolist()):
-        for s, (own, share, rate) in enumerate(listed[client_index]):
-            # Pad with samples of the client: others could overflow, and a weight of zero would turn that into nan.
-            rows[index, s] = own[0]
-            rows[index, s, : len(own)] = own
-            weight[index, s, : len(own)] = share
-            lr[index, s] = rate
-    tensors = [torch.from_numpy(array).to(data.y.device) for array in (rows, weight, lr)]
-    return _Schedule(tensors[0], tensors[1], tensors[2], counts[order], (weight > 0).sum(axis=2), order)
+    means = (total / torch.from_numpy(np.maximum(schedule.counts[order], 1)).to(total.device)).cpu().numpy()
+    return np.asarray(means[np.argsort(order)])
