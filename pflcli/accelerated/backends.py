@@ -54,7 +54,7 @@ def compiled_chain(request: Request) -> Strategy | str:
         f"{how}; {backend.describe_products()}",
         lambda names: CompiledChainNetwork(layers, names),
         stacked=True,
-        train=partial(steps.train, layers) if is_plain else None,
+        train=steps.train if is_plain else None,
     )
 
 

@@ -5,38 +5,23 @@ The weights of a small multilayer perceptron stay in the cache of a core; those 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from pflcli.accelerated.chains import layer_arrays, layer_table, take_steps, trained_mask
-from pflcli.core.engine.federation import Federation
-from pflcli.core.engine.linear_chain import Layer
-from pflcli.core.engine.local_sgd import LocalSGD, is_stacked
-from pflcli.core.engine.trainer import Schedule
+from pflcli.core.engine.local_sgd import is_stacked
+from pflcli.core.engine.trainer import Schedule, Task, Worker
 from pflcli.core.parameters import Params, Stacked
 
 _SAMPLE_BYTES = 2 << 20
 """Bytes of samples in one call of a loop."""
 
 
-def train(
-    chain: Sequence[Layer],
-    data: Federation,
-    clients: NDArray[np.int64],
-    draws: Sequence[np.random.Generator],
-    places: NDArray[np.int64],
-    start: Params | Stacked,
-    out: Stacked,
-    plan: LocalSGD,
-) -> NDArray[np.float64]:
-    """Train ``clients`` (m,) into ``places`` (m,) of ``out``, and return their mean losses (m,).
-
-    ``draws`` are the clients' generators of minibatches. ``start`` is one model, or contains the clients' models at
-    ``places``, as ``plan`` contains their constants.
-    """
+def train(worker: Worker, task: Task, start: Params | Stacked, out: Stacked) -> NDArray[np.float64]:
+    """Train the task's clients into their places in ``out``, and return their mean losses (m,): ``Worker.train``."""
+    chain, data, places, plan = worker.net.layers, worker.data, task.places, task.plan
+    assert chain is not None  # the strategy is one for chains
     like = {name: value[0] for name, value in out.items()}
     own_start = is_stacked(start, like)
     for name, value in out.items():
@@ -48,8 +33,8 @@ def train(
     anchor, pull = plan.prox or ({}, 0.0)
     pulls = layer_arrays(chain, anchor, is_stacked(anchor, like)) if pull else layer_arrays(chain, {})
     drift = layer_arrays(chain, plan.own if plan.adds_own else {})
-    steps = Schedule.draw(data, clients, draws, places, plan)
-    client = np.repeat(np.arange(len(clients)), steps.counts)
+    steps = Schedule.draw(data, task, task.draws())
+    client = np.repeat(np.arange(len(places)), steps.counts)
     losses = np.empty(len(client))
     at_once = max(1, _SAMPLE_BYTES // (4 * steps.rows.shape[1] * int(layers[0, 0])))
     for first in range(0, len(losses), at_once):
@@ -59,5 +44,5 @@ def train(
         rate = steps.lr[part]
         batches = places[client[part]], x, data.y[rows].numpy(), steps.weight[part], rate
         take_steps(layers, own, own, trained, pulls, drift, rate * np.float32(pull), batches, losses[part])
-    sums = np.bincount(client, losses, len(clients))
+    sums = np.bincount(client, losses, len(places))
     return np.asarray(sums / np.maximum(steps.counts, 1))

@@ -16,11 +16,12 @@ from pflcli.accelerated import graph, loops, products, program
 from pflcli.accelerated.layers import Move
 from pflcli.accelerated.program import CompiledNetwork
 from pflcli.core import models, parameters
-from pflcli.core.engine import backend, strategy, trainer
+from pflcli.core.engine import backend, strategy
 from pflcli.core.engine.engine import Engine
 from pflcli.core.engine.federation import Federation
 from pflcli.core.engine.local_sgd import LocalSGD
 from pflcli.core.engine.strategy import WorkerNet
+from pflcli.core.engine.trainer import Task, Worker
 from pflcli.methods import per_fedavg
 
 
@@ -532,8 +533,8 @@ def test_client_trained_by_the_program_matches_autograd(case, build, monkeypatch
         net = build().double()
         out = {name: torch.empty_like(value)[None] for name, value in start.items()}
         worker_net, only = WorkerNet.compile(net, data.in_shape, data.task), np.zeros(1, np.int64)
-        chosen, draws = strategy.choose(worker_net, plan, "loop", 1), [np.random.default_rng(5)]
-        loss = trainer.train(worker_net, chosen, data, only, draws, only, start, out, plan)[0]
+        worker = Worker(worker_net, strategy.choose(worker_net, plan, "loop", 1), data)
+        loss = worker.train(Task("loop", only, only, plan, 5, ()), start, out)[0]
         results.append((loss, parameters.pick(out, 0)))
     per_step = 2 if "pass_rule" in PLANS[case] else 0 if case == "frozen norm" and list(net.buffers()) else 1
     assert len(passes) == 6 * per_step

@@ -24,7 +24,7 @@ import worlds
 from helpers import ONE_OF_EACH_KIND, set_own_products
 from pflcli.core import models, parameters, rng
 from pflcli.core.engine import engine as engines
-from pflcli.core.engine import linear_chain, process_settings, strategy, trainer
+from pflcli.core.engine import linear_chain, process_settings, strategy
 from pflcli.core.engine.engine import Engine
 from pflcli.core.engine.executors import processes
 from pflcli.core.engine.executors import threads as thread_executor
@@ -32,6 +32,7 @@ from pflcli.core.engine.executors.threads import Threads
 from pflcli.core.engine.federation import Federation
 from pflcli.core.engine.local_sgd import LocalSGD, batches, stacks, widths
 from pflcli.core.engine.strategy import WorkerNet
+from pflcli.core.engine.trainer import Worker
 from pflcli.core.errors import ComputationError, LostWorkerError, UsageError
 from pflcli.core.parameters.model_table import ModelTable
 from pflcli.core.parameters.row_storage import InMemoryRows
@@ -647,12 +648,12 @@ def test_stack_of_one_client_is_trained_by_the_loop(monkeypatch):
     monkeypatch.setattr(engines, "_MIN_STACKS", 4)
     data, net = worlds.federation(), make_network("other", worlds.federation())
     start, calls = {**parameters.stack([parameters.copy_params(net)] * 6), "scale": torch.ones(6)}, []
-    original = trainer.train
+    original = Worker.train
     monkeypatch.setattr(
-        trainer,
+        Worker,
         "train",
-        lambda net, chosen, data, clients, *rest: (
-            calls.append((chosen.stacked, len(clients))) or original(net, chosen, data, clients, *rest)
+        lambda worker, task, *models: (
+            calls.append((worker.strategy.stacked, len(task.clients))) or original(worker, task, *models)
         ),
     )
     own, shared = parameters.stack([parameters.copy_params(net)] * 6), {"sign": torch.tensor(1.0)}

@@ -18,10 +18,11 @@ from torch.nn import functional
 
 import worlds
 from pflcli.core import models, parameters
-from pflcli.core.engine.executors import Task, run_task
+from pflcli.core.engine.executors import run_task
 from pflcli.core.engine.federation import Federation
 from pflcli.core.engine.local_sgd import LocalSGD, batches
 from pflcli.core.engine.strategy import WorkerNet
+from pflcli.core.engine.trainer import Task
 from pflcli.core.rng import generator
 
 CLASSES, BATCH, EPOCHS = 3, 4, 2

@@ -20,12 +20,13 @@ from torch import Tensor, nn
 
 from pflcli.core import parameters
 from pflcli.core.engine import strategy
-from pflcli.core.engine.executors import Executor, Inference, Summed, SummingExecutor, SumRequest, Task, batches
+from pflcli.core.engine.executors import Executor, Inference, Summed, SummingExecutor, SumRequest, batches
 from pflcli.core.engine.executors.threads import BATCH, Threads
 from pflcli.core.engine.federation import Federation
 from pflcli.core.engine.local_sgd import LocalSGD, is_stacked, stacks
 from pflcli.core.engine.networks import has_batch_norm
 from pflcli.core.engine.process_settings import intra_op, keep_freed_memory
+from pflcli.core.engine.trainer import Task
 from pflcli.core.errors import ComputationError, UsageError
 from pflcli.core.parameters import Params, Stacked, TrainedClients
 from pflcli.core.parameters.model_table import ModelTable

@@ -39,7 +39,7 @@ class WorkerNet:
     @property
     def is_random(self) -> bool | None:
         """Whether the network draws random numbers while it trains, None if it may: see ``models.Net``."""
-        is_random: bool | None = getattr(self.net, "is_random", False)
+        is_random: bool | None = self.layers is None and getattr(self.net, "is_random", False)
         return is_random
 
     def compiled_chain(self) -> StackedNetwork | None:
@@ -105,7 +105,7 @@ class Strategy:
     independent: bool = True
     """whether no bit of a client depends on the other clients of a stack"""
     train: Callable[..., Any] | None = None
-    """takes all steps of clients instead of the trainer, with the arguments of ``trainer.train``"""
+    """takes all steps of clients instead of the trainer, with the arguments of ``trainer.Worker.train``"""
 
     def __str__(self) -> str:
         """Return the description for users."""

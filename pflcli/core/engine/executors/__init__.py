@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import numpy as np
@@ -14,28 +12,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli.core import parameters, rng
-from pflcli.core.engine import strategy, trainer
+from pflcli.core.engine import strategy
 from pflcli.core.engine.federation import Federation
 from pflcli.core.engine.local_sgd import LocalSGD, is_stacked
-from pflcli.core.engine.strategy import Strategy, WorkerNet
+from pflcli.core.engine.strategy import WorkerNet
+from pflcli.core.engine.trainer import Task, Worker
 from pflcli.core.errors import UsageError
 from pflcli.core.parameters import Params, Stacked, WeightedSum
 
 T = TypeVar("T")
-
-
-@dataclass(frozen=True, eq=False)
-class Task:
-    """Clients that one worker trains; their models are at ``places`` (m,) of a chunk, whose plan is ``plan``."""
-
-    mode: str
-    places: NDArray[np.int64]
-    clients: NDArray[np.int64]
-    plan: LocalSGD
-    seed: int
-    key: tuple[Any, ...]
-    rows: NDArray[np.int64] | None = None
-    """rows of the federation on which the only client trains, instead of its own samples"""
 
 
 def run_task(
@@ -50,101 +35,56 @@ def run_task(
     """
     data = data if task.rows is None else data.pooled(task.rows)
     chosen = strategy.choose(worker_net, task.plan, task.mode, len(task.clients))
-    if chosen.train is not None:
-        draws = _create_draws(task)
-        return np.asarray(chosen.train(data, task.clients, draws, task.places, start, out, task.plan))
     try:
         if chosen.stacked:
-            losses = _train_stack(task, worker_net, chosen, data, start, out)
+            losses = _train_stack(Worker(worker_net, chosen, data), task, start, out)
             if losses is not None:
                 return losses
             chosen = strategy.choose(worker_net, task.plan, task.mode, 1)
-        return _train_one_by_one(task, worker_net, chosen, data, start, out)
+        worker = Worker(worker_net, chosen, data)
+        return np.concatenate([_train_client(worker, each, start, out) for each in task.each()])
     finally:
         if worker_net.program is not None:
             worker_net.program.forget()  # the weights of these clients
 
 
-def _create_draws(task: Task) -> list[np.random.Generator]:
-    """Return the clients' generators of minibatches."""
-    return [rng.generator(task.seed, *task.key, int(client)) for client in task.clients]
+def _train_stack(worker: Worker, task: Task, start: Params | Stacked, out: Stacked) -> NDArray[np.float64] | None:
+    """Train the task's clients together, see ``_train_without_draws``; if that is None, they train one by one."""
+    try:
+        return _train_without_draws(worker, task, start, out)
+    except RuntimeError as error:  # torch.func raises no other kind
+        if worker.net.is_random is None and re.search("vmap: .*random", str(error)):
+            return None
+        if not re.search("vmap|atching rule", str(error)):
+            raise
+        reason = str(error).partition(". ")[0]
+        raise UsageError(f"this network cannot be trained in stacks: {reason}", "--engine loop") from None
 
 
-def _train_stack(
-    task: Task,
-    worker_net: WorkerNet,
-    chosen: Strategy,
-    data: Federation,
-    start: Params | Stacked,
-    out: Stacked,
-) -> NDArray[np.float64] | None:
-    """Train the task's clients together; return None, with ``start`` unchanged, if the network drew random numbers.
-
-    Only a network of which it is not known whether it draws can do so: its clients then train one after the other.
-    """
-    may_draw, rows = worker_net.is_random is None, task.places
-    has_own_start = is_stacked(start, {name: value[0] for name, value in out.items()})
-    # ``out`` may be ``start``.
-    kept = {name: value[rows] for name, value in start.items()} if may_draw and has_own_start else {}
-    with rng.watched_globals() if may_draw else nullcontext(lambda: False) as has_drawn:
-        try:
-            draws = _create_draws(task)
-            losses = trainer.train(worker_net, chosen, data, task.clients, draws, task.places, start, out, task.plan)
-        except RuntimeError as error:  # torch.func raises no other kind
-            if may_draw and re.search("vmap: .*random", str(error)):
-                return None
-            if not re.search("vmap|atching rule", str(error)):
-                raise
-            reason = str(error).partition(". ")[0]
-            raise UsageError(f"this network cannot be trained in stacks: {reason}", "--engine loop") from None
-        if not has_drawn():
-            return losses
-    parameters.write_rows(start, rows, kept)
-    return None
-
-
-def _train_one_by_one(
-    task: Task,
-    worker_net: WorkerNet,
-    chosen: Strategy,
-    data: Federation,
-    start: Params | Stacked,
-    out: Stacked,
-) -> NDArray[np.float64]:
-    """Train the task's clients one after the other; random numbers of the network are drawn by client and key."""
-    losses, has_own_start = np.empty(len(task.clients)), is_stacked(start, {n: value[0] for n, value in out.items()})
-    for index, client in enumerate(task.clients.tolist()):
-        train = partial(_train_client, task, index, worker_net, chosen, data, start, out)
-        if worker_net.is_random is None:
-            row = task.places[index : index + 1]
-            # ``out`` may be ``start``.
-            kept = {name: value[row].clone() for name, value in start.items()} if has_own_start else {}
-            with rng.watched_globals() as has_drawn:
-                losses[index] = train()
-                if not has_drawn():
-                    continue
-            parameters.write_rows(start, row, kept)
-        key = (*task.key, client)
-        with nullcontext() if worker_net.is_random is False else rng.seeded_globals(task.seed, "network", *key):
-            losses[index] = train()
+def _train_client(worker: Worker, task: Task, start: Params | Stacked, out: Stacked) -> NDArray[np.float64]:
+    """Train the only client of a task; random numbers of the network are drawn by client and key."""
+    losses = _train_without_draws(worker, task, start, out)
+    if losses is None:
+        with rng.seeded_globals(task.seed, "network", *task.key, int(task.clients[0])):
+            losses = worker.train(task, start, out)
     return losses
 
 
-def _train_client(
-    task: Task,
-    index: int,
-    worker_net: WorkerNet,
-    chosen: Strategy,
-    data: Federation,
-    start: Params | Stacked,
-    out: Stacked,
-) -> float:
-    """Train one client of the task as a stack of one, and return its mean loss."""
-    own, plan, client = slice(index, index + 1), task.plan, int(task.clients[index])
-    draw = rng.generator(task.seed, *task.key, client)
-    image_draw = rng.generator(task.seed, "augment", *task.key, client) if plan.augment else None
-    clients, places = task.clients[own], task.places[own]
-    return float(trainer.train(worker_net, chosen, data, clients, [draw], places, start, out, plan, image_draw)[0])
+def _train_without_draws(
+    worker: Worker, task: Task, start: Params | Stacked, out: Stacked
+) -> NDArray[np.float64] | None:
+    """Train the task's clients; return None, with ``start`` unchanged, if the network draws random numbers."""
+    if (is_random := worker.net.is_random) is not None:
+        return None if is_random else worker.train(task, start, out)
+    has_own_start = is_stacked(start, {name: value[0] for name, value in out.items()})
+    # ``out`` may be ``start``.
+    kept = {name: value[task.places] for name, value in start.items()} if has_own_start else {}
+    with rng.watched_globals() as has_drawn:
+        losses = worker.train(task, start, out)
+        if not has_drawn():
+            return losses
+    parameters.write_rows(start, task.places, kept)
+    return None
 
 
 @dataclass(frozen=True)

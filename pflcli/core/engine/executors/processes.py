@@ -24,12 +24,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.core.engine.executors import Inference, Task, run_task
+from pflcli.core.engine.executors import Inference, run_task
 from pflcli.core.engine.executors.shared_memory import Arena, Layout, attach
 from pflcli.core.engine.executors.threads import Threads
 from pflcli.core.engine.federation import Federation
 from pflcli.core.engine.process_settings import keep_freed_memory
 from pflcli.core.engine.strategy import WorkerNet
+from pflcli.core.engine.trainer import Task
 from pflcli.core.errors import LostWorkerError, PflError
 from pflcli.core.parameters import Params, Stacked
 

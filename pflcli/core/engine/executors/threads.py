@@ -18,10 +18,11 @@ from torch import Tensor, nn
 
 from pflcli.core import parameters
 from pflcli.core.engine import linear_chain
-from pflcli.core.engine.executors import Inference, T, Task, batches, run_task
+from pflcli.core.engine.executors import Inference, T, batches, run_task
 from pflcli.core.engine.federation import Federation
 from pflcli.core.engine.gradients import StackedNetwork
 from pflcli.core.engine.strategy import WorkerNet
+from pflcli.core.engine.trainer import Task
 from pflcli.core.parameters import Params, Stacked
 
 S = TypeVar("S")
