@@ -5,7 +5,8 @@ Importing this module does not load Numba, which takes half a second.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 
 import torch
@@ -13,8 +14,9 @@ from torch import Tensor
 
 from pflcli.core.engine import backend, linear_chain
 from pflcli.core.engine.gradients import StackedNetwork
-from pflcli.core.engine.strategy import Backend, Request, Strategy, WorkerNet
+from pflcli.core.engine.strategy import Backend, Forward, Prediction, Request, Strategy, WorkerNet
 from pflcli.core.engine.task import Classification
+from pflcli.core.parameters import Params, Stacked
 
 
 def pays_to_compile(weights: Iterable[Tensor]) -> bool:
@@ -24,15 +26,6 @@ def pays_to_compile(weights: Iterable[Tensor]) -> bool:
         return False
     # ``part`` counts the time in which this loads Numba.
     return bool(backend.part("products").COMPILED) and values[0].device.type == "cpu"
-
-
-def chain_network(worker: WorkerNet, trained: Collection[str]) -> StackedNetwork | None:
-    """Return the compiled passes of a chain of linear layers, or None if PyTorch is faster."""
-    if worker.layers is None or not pays_to_compile(worker.net.parameters()):
-        return None
-    from pflcli.accelerated.chains import CompiledChainNetwork
-
-    return CompiledChainNetwork(worker.layers, trained)
 
 
 def compiled_chain(request: Request) -> Strategy | str:
@@ -79,3 +72,46 @@ def compiled_program(request: Request) -> Strategy | str:
 
 
 BACKENDS: tuple[Backend, ...] = (compiled_chain, compiled_program)
+
+
+def chain_predictions(worker: WorkerNet, training: bool) -> Prediction | str:
+    """Return how compiled loops predict by a chain of linear layers."""
+    if worker.layers is None:
+        return "the network is no chain of linear layers and ReLU"
+    if not training:
+        return "compiled loops take half a second to load, which predictions alone would not regain"
+    if not pays_to_compile(worker.net.parameters()):
+        return "MKL is faster for these layers on this CPU"
+    from pflcli.accelerated.chains import CompiledChainNetwork
+
+    chain = CompiledChainNetwork(worker.layers, ())
+
+    def forward(worker: WorkerNet, model: Params) -> AbstractContextManager[Forward]:
+        one = {name: value[None] for name, value in model.items()}
+        return nullcontext(lambda x: _pass_one(chain, one, x))
+
+    why = f"training has loaded compiled loops; {backend.describe_products()}"
+    return Prediction("compiled linear chain", why, forward, stack=chain)
+
+
+def _pass_one(network: StackedNetwork, model: Stacked, x: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the logits (n, C) and representations (n, d) of the only model of a stack."""
+    outputs = network.forward(model, x[None])
+    return outputs.logits[0], outputs.z[0]
+
+
+def program_predictions(worker: WorkerNet, training: bool) -> Prediction | str:
+    """Return how a compiled program predicts, if the network has one that is the same in evaluation."""
+    program = worker.program
+    if program is None or not program.infers:
+        return "the network has no compiled program for evaluation"
+    why = f"every layer of the network has a compiled form; {backend.describe_products()}"
+    return Prediction("compiled program", why, _load_program, shared=False)
+
+
+def _load_program(worker: WorkerNet, model: Params) -> AbstractContextManager[Forward]:
+    assert worker.program is not None  # as that of the worker that was asked
+    return worker.program.model(model)
+
+
+PREDICTIONS = (chain_predictions, program_predictions)

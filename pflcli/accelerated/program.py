@@ -24,6 +24,7 @@ from pflcli.core import parameters
 from pflcli.core.engine.gradients import Outputs, Pass, StackedNetwork, differentiate_loss
 from pflcli.core.engine.networks import AutogradNetwork, own_names
 from pflcli.core.engine.optimizer import Optimizer
+from pflcli.core.engine.strategy import Forward
 from pflcli.core.parameters import Stacked
 
 
@@ -70,17 +71,20 @@ class Program:
         self._external = {}
 
     @contextmanager
-    def model(self, params: Mapping[str, Tensor]) -> Iterator[None]:
-        """Compute with a model's parameters inside the block, see ``load``."""
+    def model(self, params: Mapping[str, Tensor]) -> Iterator[Forward]:
+        """Yield ``forward`` with a model's parameters, see ``load``."""
         self.load(params)
         try:
-            yield
+            yield self.forward
         finally:
             self.forget()
 
     @torch.no_grad()
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the logits (n, C) and representations (n, d) of ``x`` (n, C, H, W); the next batch overwrites them."""
+        if not len(x):  # has no pass, but its outputs have a shape
+            logits, z = self.forward(x.new_zeros(1, *x.shape[1:]))
+            return logits[:0], z[:0]
         if len(x) not in self._passes:
             self._passes[len(x)] = _Pass(self, self._layers, len(x))
         return self._passes[len(x)].forward(x)

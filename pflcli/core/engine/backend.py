@@ -32,11 +32,8 @@ class Program(Protocol):
     infers: bool
     """whether the forward pass is the same in training and in evaluation"""
 
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Return logits and representations."""
-
-    def model(self, params: Mapping[str, Tensor]) -> AbstractContextManager[None]:
-        """Compute with a model's parameters inside the block."""
+    def model(self, params: Mapping[str, Tensor]) -> AbstractContextManager[Callable[[Tensor], tuple[Tensor, Tensor]]]:
+        """Load a model's parameters for the block, whose value returns logits and representations of samples."""
 
     def forget(self) -> None:
         """Read all weights from the network again."""

@@ -311,10 +311,15 @@ class Engine:
         tasks = [
             Inference(part, features=features, compiled=self._is_training) for part in batches(rows, per_task * batch)
         ]
-        self.passes.predicted += len(rows)
-        with intra_op(1):
-            logits, z = zip(*self.executor.infer(tasks, params), strict=True)
+        logits, z = zip(*self._infer(tasks, params), strict=True)
         return torch.cat(logits), torch.cat(z)
+
+    def _infer(self, tasks: Sequence[Inference], models: Params | Stacked) -> list[tuple[Tensor, Tensor]]:
+        self.passes.predicted += sum(len(task.rows) for task in tasks)
+        chosen = strategy.choose_inference(self._worker_net, training=self._is_training)
+        self._detail_once(f"models predict by {chosen}")
+        with intra_op(1):
+            return self.executor.infer(tasks, models)
 
     def each(self, work: Callable[[int], T], count: int) -> list[T]:
         """Return ``work(0)`` to ``work(count - 1)``, computed in parallel, each with one intra-op thread."""
@@ -343,7 +348,5 @@ class Engine:
     ) -> list[tuple[Tensor, Tensor]]:
         """Return logits (n, C) and, with ``features``, representations (n, d) for each client: ``Inference``."""
         rows = [self.federation.rows(int(client), split) for client in clients]
-        self.passes.predicted += sum(map(len, rows))
         tasks = [Inference(own, index, features, self._is_training) for index, own in enumerate(rows)]
-        with intra_op(1):
-            return self.executor.infer(tasks, models)
+        return self._infer(tasks, models)

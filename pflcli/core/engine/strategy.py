@@ -1,4 +1,4 @@
-"""Chooses how a worker trains clients, by the network, the plan and the device. No other module decides that.
+"""Chooses how a worker trains clients and predicts, by network, plan and device. No other module decides that.
 
 Each **backend** is a function of a request: it returns a strategy, or why it has none. The first that has one is used.
 Compiled backends come first (``accelerated/backends.py``), the reference, which takes every request, last. The rules
@@ -7,12 +7,15 @@ follow from measurements with ``benchmarks/engines.py``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, cast
+from functools import partial
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
+from pflcli.core import parameters
 from pflcli.core.engine import backend, linear_chain
 from pflcli.core.engine.backend import Program
 from pflcli.core.engine.gradients import StackedNetwork
@@ -20,6 +23,7 @@ from pflcli.core.engine.linear_chain import ChainNetwork, Layer
 from pflcli.core.engine.local_sgd import LocalSGD
 from pflcli.core.engine.networks import AutogradNetwork, VmappedNetwork, has_batch_norm
 from pflcli.core.engine.task import Classification
+from pflcli.core.parameters import Params
 
 MODES = ("loop", "stacked")
 """Modes of the engine: a worker trains one client after the other, or many clients as one batched program."""
@@ -41,11 +45,6 @@ class WorkerNet:
         """Whether the network draws random numbers while it trains, None if it may: see ``models.Net``."""
         is_random: bool | None = self.layers is None and getattr(self.net, "is_random", False)
         return is_random
-
-    def compiled_chain(self) -> StackedNetwork | None:
-        """Return compiled passes of a chain of linear layers that trains nothing, or None if PyTorch is faster."""
-        compiled = backend.part("backends") if self.layers is not None else None
-        return None if compiled is None else cast("StackedNetwork | None", compiled.chain_network(self, ()))
 
     @classmethod
     def compile(cls, net: nn.Module, in_shape: tuple[int, ...], task: Classification) -> WorkerNet:
@@ -182,3 +181,59 @@ def _why_autograd(request: Request) -> str:
     if off := backend.why_off():
         return f"acceleration is off, as {off}"
     return "the network has layers without a compiled form, or its images are large, or it is not on a CPU"
+
+
+Forward = Callable[[Tensor], tuple[Tensor, Tensor]]
+"""Returns the logits (n, C) and representations (n, d) of samples (n, ...)."""
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """How workers predict, and ``why``: ``forward`` loads a model into one of them for a block."""
+
+    name: str
+    why: str
+    forward: Callable[[WorkerNet, Params], AbstractContextManager[Forward]]
+    shared: bool = True
+    """whether several threads may predict by one model at the same time"""
+    stack: StackedNetwork | None = None
+    """predicts with several models in one call"""
+
+    def __str__(self) -> str:
+        """Return the description for users."""
+        return f"{self.name}: {self.why}"
+
+
+def choose_inference(worker: WorkerNet, *, training: bool) -> Prediction:
+    """Return how workers predict, by the network of one of them; outside ``training``, no compiled loops are loaded."""
+    compiled = backend.part("backends")
+    for offer in (*(compiled.PREDICTIONS if compiled else ()), _chain_predictions):
+        found = offer(worker, training)
+        if isinstance(found, Prediction):
+            return found
+    why = "the network has layers without a faster form" if compiled else f"acceleration is off, as {backend.why_off()}"
+    return Prediction("network", why, _load)
+
+
+def _chain_predictions(worker: WorkerNet, training: bool) -> Prediction | str:
+    layers = worker.layers
+    if layers is None:
+        return "the network is no chain of linear layers and ReLU"
+    why = "linear layers and ReLU need no copy of the model"
+    return Prediction(
+        "linear chain", why, lambda worker, model: nullcontext(partial(linear_chain.outputs, layers, model))
+    )
+
+
+@contextmanager
+def _load(worker: WorkerNet, params: Params) -> Iterator[Forward]:
+    """Load parameters into the network of a worker, in evaluation mode."""
+    net: Any = worker.net
+
+    def forward(x: Tensor) -> tuple[Tensor, Tensor]:
+        z = net.body(x)
+        return net.head(z), z
+
+    parameters.load(net, params)
+    net.eval()
+    yield forward

@@ -17,11 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pflcli.core import parameters
-from pflcli.core.engine import linear_chain
+from pflcli.core.engine import strategy
 from pflcli.core.engine.executors import Inference, T, batches, run_task
 from pflcli.core.engine.federation import Federation
 from pflcli.core.engine.gradients import StackedNetwork
-from pflcli.core.engine.strategy import WorkerNet
+from pflcli.core.engine.strategy import Forward, Prediction, WorkerNet
 from pflcli.core.engine.trainer import Task
 from pflcli.core.parameters import Params, Stacked
 
@@ -44,14 +44,9 @@ class Threads:
         self.federation = federation
         device = federation.y.device
         self._batch = BATCH[device.type]
-        self._shares_net = True
-        """whether all threads predict by one network; not by a program, which has memory of its own, nor by a chain"""
         self._nets: queue.SimpleQueue[WorkerNet] = queue.SimpleQueue()
         for _ in range(count if device.type == "cpu" else 1):
-            worker_net = WorkerNet.compile(copy.deepcopy(net).to(device), federation.in_shape, federation.task)
-            program = worker_net.program
-            self._shares_net = worker_net.layers is None and not (program and program.infers)
-            self._nets.put(worker_net)
+            self._nets.put(WorkerNet.compile(copy.deepcopy(net).to(device), federation.in_shape, federation.task))
         self._pool = None
         if (workers := self._nets.qsize()) > 1:
             # Without the initializer, OpenMP chooses the number of intra-op threads of a new thread.
@@ -77,35 +72,22 @@ class Threads:
 
     def infer(self, tasks: Sequence[Inference], models: Params | Stacked) -> list[tuple[Tensor, Tensor]]:
         """Return the logits (n, C) and the representations (n, d), or (n, 0) without ``features``, of each task."""
-        if self._shares_net and all(task.index is None for task in tasks):
-            with self.net() as worker_net:
-                net = _load(worker_net.net, models)  # all threads read it
-                return list(self._map(lambda task: self._infer_by_net(net, task), tasks))
-        stacks = all(task.compiled and len(task.rows) <= _MAX_STACKED_SAMPLES for task in tasks)
-        if stacks and [task.index for task in tasks] == list(range(len(tasks))):
-            with self.net() as worker_net:
-                chain = worker_net.compiled_chain()
-            if chain is not None:
-                outputs = self._map(partial(self._infer_stack, chain, tasks, models), _slices(len(tasks)))
-                return list(itertools.chain.from_iterable(outputs))
-        return list(self._map(lambda task: self._infer_task(task, models), tasks))
+        with self.net() as worker_net:
+            chosen = strategy.choose_inference(worker_net, training=all(task.compiled for task in tasks))
+            if chosen.shared and all(task.index is None for task in tasks):
+                with chosen.forward(worker_net, models) as forward:
+                    return list(self._map(lambda task: self._infer_batches(task, forward), tasks))
+        small = all(len(task.rows) <= _MAX_STACKED_SAMPLES for task in tasks)
+        if chosen.stack and small and [task.index for task in tasks] == list(range(len(tasks))):
+            outputs = self._map(partial(self._infer_stack, chosen.stack, tasks, models), _slices(len(tasks)))
+            return list(itertools.chain.from_iterable(outputs))
+        return list(self._map(partial(self._infer_task, chosen, models), tasks))
 
-    def _infer_task(self, task: Inference, models: Params | Stacked) -> tuple[Tensor, Tensor]:
+    def _infer_task(self, chosen: Prediction, models: Params | Stacked, task: Inference) -> tuple[Tensor, Tensor]:
         """Return the logits (n, C) and representations (n, d) of one task, computed on the calling thread."""
         own = models if task.index is None else parameters.pick(models, task.index)
-        with self.net() as worker_net:
-            layers = worker_net.layers
-            if layers is not None:  # needs no copy of the model
-                chain = worker_net.compiled_chain() if task.compiled else None
-                if chain is None:
-                    return self._infer_batches(task, lambda x: linear_chain.outputs(layers, own, x))
-                one = {name: value[None] for name, value in own.items()}
-                return self._infer_batches(task, lambda x: _pass_one(chain, one, x))
-            program = worker_net.program
-            if program is None or not program.infers or not len(task.rows):
-                return self._infer_by_net(_load(worker_net.net, own), task)
-            with program.model(own):
-                return self._infer_batches(task, program.forward)
+        with self.net() as worker_net, chosen.forward(worker_net, own) as forward:
+            return self._infer_batches(task, forward)
 
     def _infer_stack(
         self, chain: StackedNetwork, all_tasks: Sequence[Inference], all_models: Stacked, part: slice
@@ -138,17 +120,8 @@ class Threads:
         """
         return map(work, items) if self._pool is None else self._pool.map(work, items)
 
-    def _infer_by_net(self, net: nn.Module, task: Inference) -> tuple[Tensor, Tensor]:
-        def forward(x: Tensor) -> tuple[Tensor, Tensor]:
-            z = net.body(x)  # type: ignore[operator]
-            return net.head(z), z  # type: ignore[operator]
-
-        return self._infer_batches(task, forward)
-
     @torch.no_grad()
-    def _infer_batches(
-        self, task: Inference, forward: Callable[[Tensor], tuple[Tensor, Tensor]]
-    ) -> tuple[Tensor, Tensor]:
+    def _infer_batches(self, task: Inference, forward: Forward) -> tuple[Tensor, Tensor]:
         """Return the outputs of a task, computed batch by batch.
 
         They are written into memory that is allocated at the beginning. Outputs allocated one by one would lie between
@@ -169,17 +142,5 @@ class Threads:
         return logits, z if task.features else logits[:, :0]
 
 
-def _pass_one(network: StackedNetwork, model: Stacked, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return the logits (n, C) and representations (n, d) of the only model of a stack."""
-    outputs = network.forward(model, x[None])
-    return outputs.logits[0], outputs.z[0]
-
-
 def _slices(count: int) -> list[slice]:
     return [slice(first, first + _MODELS_PER_STACK) for first in range(0, count, _MODELS_PER_STACK)]
-
-
-def _load(net: nn.Module, params: Params) -> nn.Module:
-    """Load parameters into a worker's network and return it in evaluation mode."""
-    parameters.load(net, params)
-    return net.eval()
