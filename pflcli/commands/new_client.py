@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts import codebook
 from pflcli.artifacts.client_blocks import SPLITS
-from pflcli.artifacts.codebook import Codebook
+from pflcli.artifacts.codebook import Codebook, Dialect
 from pflcli.artifacts.kinds import backbone, predictions
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.predictions import LaterClients, SplitPredictions
@@ -69,30 +69,18 @@ def new_client(asked: NewClient) -> Outcome:
             f"{artifact.path} was run with --refit and --choices: a new client has no choices in the earlier run",
             f"pfl new-client {model.earlier_run.path} DATA --client {asked.client} -o DIR",
         )
-    path, partition, book = Path(asked.data), model.partition, codebook.read(artifact)
+    partition, book = model.partition, codebook.read(artifact)
     # If each client has its own scale, that of the new client is computed from its training samples.
     preparation = reopened_run.read_preprocessing(
         artifact, partition, replace(book, scales=()), None, execution, asked.encoder_weights
     )
     typed, dialect = choose_dialect(asked, book.dialect)
-    form = identify_form(path)
-    label = asked.label or _find_label(partition, form)
-    read = UserData(
-        path,
-        form,
-        Roles(ABSENT, label, asked.split_column),
-        asked.features,
-        preparation.decoding,
-        dialect,
-        layout=asked.layout,
-        samples=preparation.array_kind if form in ("npz", "hdf5") else None,
-        like=preparation.like,
-    )
+    read = _locate(asked, partition, dialect, preparation)
     read.check(typed)
     shares = asked.fractions or _fractions(partition)
     chosen = {"client": asked.client, "form": read.form, "sha256": read.sha256(), "fractions": list(shares)}
     options = {
-        "label": label,
+        "label": read.roles.label,
         "features": asked.features,
         "split_column": asked.split_column,
         "layout": asked.layout,
@@ -107,6 +95,23 @@ def new_client(asked: NewClient) -> Outcome:
     spec = ArtifactSpec("predictions", request, (artifact.as_input("source", Path(asked.out)),), code=code)
     job = _Job(model, book, asked.client, read, preparation, shares)
     return make(asked.out, spec, execution, lambda writer: _build(job, writer, execution))
+
+
+def _locate(asked: NewClient, partition: Artifact, dialect: Dialect, preparation: Preprocessing) -> UserData:
+    """Return the client's data, whose form and label are found if they are not given."""
+    path = Path(asked.data)
+    form = identify_form(path)
+    return UserData(
+        path,
+        form,
+        Roles(ABSENT, asked.label or _find_label(partition, form), asked.split_column),
+        asked.features,
+        preparation.decoding,
+        dialect,
+        layout=asked.layout,
+        samples=preparation.array_kind if form in ("npz", "hdf5") else None,
+        like=preparation.like,
+    )
 
 
 def _find_label(partition: Artifact, form: str) -> str | None:

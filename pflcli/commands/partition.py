@@ -120,22 +120,8 @@ def _partition_site(asked: Partition) -> Outcome:
                 f"{dataset} has {len(owners)} clients, none of them '{asked.client}'", "import one client's data"
             )
         rows = np.flatnonzero(samples.owner == asked.client)
-    if split["keep_test"] and samples.is_test is None:
-        raise InputError(f"{dataset} has no published test samples, which the federation keeps")
     book = codebook.read(federation) if source is None else codebook.read(source)
-    form = federation.manifest.request["form"]
-    if list(samples.x.shape[1:]) != form["shape"] or samples.classes != form["classes"]:
-        shape = f"{list(samples.x.shape[1:])} and {samples.classes} classes"
-        raise InputError(
-            f"{dataset} has samples of shape {shape}; {federation.path} has {form['shape']} and {form['classes']}",
-            f"pfl import FILE --like {federation.path} -o DIR",
-        )
-    features, own_features = codebook.read(federation).features, samples.features or book.features
-    if features and own_features and features != own_features:
-        raise InputError(
-            f"{dataset} has other features than {federation.path}: {listed(own_features)} against {listed(features)}",
-            f"pfl import FILE --like {federation.path} -o DIR",
-        )
+    _require_form(federation, dataset, samples, samples.features or book.features)
     fractions: tuple[float, float, float] = tuple(split["fractions"])
     request = {
         "dataset": dataset if source is None else "imported",
@@ -163,6 +149,24 @@ def _partition_site(asked: Partition) -> Outcome:
     spec = ArtifactSpec("partition", request, inputs, code={"schemes/natural": sources.code_hash("schemes", "natural")})
     execution = asked.execution.reading(asked.root, federation.path)
     return make(asked.out, spec, execution, build, needed_bytes=len(samples.y) * _width(samples))
+
+
+def _require_form(federation: Artifact, dataset: str, samples: Samples, features: Sequence[str]) -> None:
+    """Raise InputError if samples do not have the shape, classes and ``features`` of a federation, or test samples."""
+    form, expected = federation.manifest.request["form"], codebook.read(federation).features
+    if federation.manifest.request["split"]["keep_test"] and samples.is_test is None:
+        raise InputError(f"{dataset} has no published test samples, which the federation keeps")
+    if list(samples.x.shape[1:]) != form["shape"] or samples.classes != form["classes"]:
+        shape = f"{list(samples.x.shape[1:])} and {samples.classes} classes"
+        raise InputError(
+            f"{dataset} has samples of shape {shape}; {federation.path} has {form['shape']} and {form['classes']}",
+            f"pfl import FILE --like {federation.path} -o DIR",
+        )
+    if expected and features and expected != features:
+        raise InputError(
+            f"{dataset} has other features than {federation.path}: {listed(features)} against {listed(expected)}",
+            f"pfl import FILE --like {federation.path} -o DIR",
+        )
 
 
 def _new_clients(chosen: float | str | Sequence[str]) -> float | tuple[str, ...]:

@@ -47,7 +47,6 @@ def personalize(asked: Personalize) -> Outcome:
     method needs, ``weights`` do not fit or the record is that of another run; UsageError if ``choices`` are missing, or
     if the settings contradict the backbone.
     """
-    execution = asked.execution
     definition = methods.load(asked.method)
     cfg = config.build(definition.Config, asked.options or {}, asked.method)
     nearest = open_one(asked.source, *LINEAGE, chosen=Chosen(seed=asked.seed, draws=True))
@@ -57,8 +56,7 @@ def personalize(asked: Personalize) -> Outcome:
     seed = run_request.choose_seed(asked.seed, nearest)
     request = run_request.describe_run(asked.method, cfg, training, seed)
     file = initial.read(asked.weights) if asked.weights is not None else None
-    earlier = [artifact.path for artifact in lineage.values() if artifact]
-    execution = execution.reading(None if file is None else file.path, asked.attendance, *earlier)
+    execution = asked.execution.reading(file and file.path, asked.attendance, *(a.path for a in lineage.values() if a))
     digest = _initial_digest(nearest, lineage["backbone"], file)
     initial.require_weights(training, digest)
     if digest is not None:
@@ -73,7 +71,6 @@ def personalize(asked: Personalize) -> Outcome:
     earlier_run = run_request.open_earlier_run(definition.choices(cfg), request, asked.choices, lineage["partition"])
     named = {"source": nearest} if earlier_run is None else {"source": nearest, "choices": earlier_run}
     inputs = tuple(artifact.as_input(role, Path(asked.out)) for role, artifact in named.items())
-    spec = ArtifactSpec("predictions", request, inputs, code=code)
     job = Job(
         name=asked.method,
         method=definition,
@@ -85,12 +82,12 @@ def personalize(asked: Personalize) -> Outcome:
         attendance=record,
         earlier_run=earlier_run,
         source=nearest,
-        spec=spec,
+        spec=ArtifactSpec("predictions", request, inputs, code=code),
     )
-    shorter = more_rounds.find_shorter(Path(asked.out), spec, definition, training, force=execution.force)
+    shorter = more_rounds.find_shorter(Path(asked.out), job.spec, definition, training, force=execution.force)
     return make(
         asked.out,
-        spec,
+        job.spec,
         execution,
         partial(_build, job, shorter, execution),
         extends=more_rounds.describe(shorter),

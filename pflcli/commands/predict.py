@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +18,7 @@ from pflcli.core.errors import InputError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.core.wording import counted
 from pflcli.data.formats import ABSENT, missing_name_error
+from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.data.preparation.samples_to_predict import CLIENT_COLUMN, SampleFile, SamplesToPredict
 from pflcli.data.preparation.user_data import choose_dialect
 from pflcli.evaluation import coverage
@@ -28,6 +29,9 @@ from pflcli.prediction import disclosure, prediction_file, reopened_run, stored_
 from pflcli.prediction.disclosure import Disclosure
 from pflcli.prediction.prediction_file import PredictedSamples
 from pflcli.prediction.stored_predictor import ClientPrediction, StoredPredictor
+
+_Answer = tuple[NDArray[np.int64], ClientPrediction, PredictionSets | None]
+"""The samples of one client by their places in the file, its predictions, and their sets."""
 
 
 @command(Predict)
@@ -48,10 +52,9 @@ def predict(asked: Predict) -> PredictedSamples:
     """
     execution = asked.execution
     disclosed = disclosure.parse(asked.answers)
-    rule = "own" if asked.threshold is None else asked.threshold
     coverage.check_options(asked.coverage)
     if asked.threshold is not None and asked.coverage is None:
-        raise UsageError("--threshold needs --coverage", f"--coverage 0.9 --threshold {rule}")
+        raise UsageError("--threshold needs --coverage", f"--coverage 0.9 --threshold {asked.threshold}")
     path = None if asked.out is None else Path(asked.out)
     form = prediction_file.choose_form(path, asked.form)
     if path is not None:
@@ -67,9 +70,37 @@ def predict(asked: Predict) -> PredictedSamples:
     common = reopened_run.read_preprocessing(
         artifact, partition, replace(book, scales=()), None, execution, asked.encoder_weights
     )
-    typed, dialect = choose_dialect(asked, book.dialect)
     client = None if asked.client_column is not None else _choose_client(artifact, partition, asked.client)
-    queries = SampleFile(
+    queries = _read_samples(asked, book, common)
+    owner = np.full(len(queries.names), client) if queries.owner is None else queries.owner
+    if client is None:
+        _require_known_clients(queries, artifact, partition)
+    clients = list(dict.fromkeys(owner.tolist())) or ([] if client is None else [client])
+    answers, remarks = _predict_each(asked, predictor, book, queries, owner, clients)
+    answer, sets = _join(answers)
+    predicted = PredictedSamples(
+        predictor.method,
+        client or "",
+        client is None or client in reopened_run.client_names(artifact),
+        queries.names,
+        tuple(book.class_names(common.form.classes)),
+        np.asarray(answer.parts["p"].argmax(axis=1), dtype=np.int64),
+        *_disclose(answer, disclosed),
+        sets,
+        () if client is not None else tuple(owner.tolist()),
+    )
+    _report(predictor, predicted, replace(answer, remarks=(*answer.remarks, *remarks)), execution)
+    if path is not None and not prediction_file.write(
+        path, prediction_file.FORMS[form](predicted), force=execution.force
+    ):
+        execution.reporter.say(f"{path} is up to date")
+    return predicted
+
+
+def _read_samples(asked: Predict, book: codebook.Codebook, common: Preprocessing) -> SamplesToPredict:
+    """Read the samples to predict, as those of the partition were read unless options say otherwise."""
+    typed, dialect = choose_dialect(asked, book.dialect)
+    file = SampleFile(
         Path(asked.data),
         asked.features,
         asked.layout,
@@ -79,48 +110,42 @@ def predict(asked: Predict) -> PredictedSamples:
         asked.client_column,
         asked.id_column,
         asked.missing == "drop",
-    ).read(common, execution.reporter)
-    names = reopened_run.client_names(artifact)
-    owner = np.full(len(queries.names), client) if queries.owner is None else queries.owner
-    if client is None:
-        _require_known_clients(queries, artifact, partition)
-    answers: list[tuple[NDArray[np.int64], ClientPrediction, PredictionSets | None]] = []
-    stored = partitions.read(partition)
+    )
+    return file.read(common, asked.execution.reporter)
+
+
+def _predict_each(
+    asked: Predict,
+    predictor: StoredPredictor,
+    book: codebook.Codebook,
+    queries: SamplesToPredict,
+    owner: NDArray[np.str_],
+    clients: Iterable[str],
+) -> tuple[list[_Answer], list[str]]:
+    """Predict the samples of each client with its model, and calibrate their sets.
+
+    Also return remarks on samples that are unlike those for training. ``owner`` (n,) are the clients of the samples.
+    """
+    artifact, partition, answers, remarks = predictor.artifact, predictor.partition, list[_Answer](), list[str]()
+    names, stored = reopened_run.client_names(artifact), partitions.read(partition)
+    disclosed = disclosure.parse(asked.answers)
     known = stored.x[
         np.concatenate([np.arange(*stored.offsets[at : at + 2]) for at in range(0, 3 * len(stored.names), 3)])
     ]
-    remarks: list[str] = []
-    for name in dict.fromkeys(owner.tolist()) or ([] if client is None else [client]):
+    for name in clients:
         rows, number = np.flatnonzero(owner == name), names.index(name) if name in names else None
-        own = reopened_run.read_preprocessing(artifact, partition, book, name, execution, asked.encoder_weights)
+        own = reopened_run.read_preprocessing(artifact, partition, book, name, asked.execution, asked.encoder_weights)
         x = queries.prepare(own, rows)
         remarks += own.describe_outside(x, known, [queries.names[row] for row in rows])
-        answer, sets = predictor.predict(number, x, execution), None
+        answer, sets = predictor.predict(number, x, asked.execution), None
         if asked.coverage is not None:
             p = answer.parts["p"]
             disclose = disclosed.apply if disclosed is not None else np.asarray
             labels = np.asarray(p.argmax(axis=1), dtype=np.int64)
+            rule = "own" if asked.threshold is None else asked.threshold
             sets = coverage.calibrate_client_sets(artifact, number, p, labels, asked.coverage, rule, disclose)
         answers.append((rows, answer, sets))
-    answer, sets = _join(answers)
-    predicted = PredictedSamples(
-        predictor.method,
-        client or "",
-        client is None or client in names,
-        queries.names,
-        tuple(book.class_names(common.form.classes)),
-        np.asarray(answer.parts["p"].argmax(axis=1), dtype=np.int64),
-        *_disclose(answer, disclosed),
-        sets,
-        () if client is not None else tuple(owner.tolist()),
-    )
-    answer = replace(answer, remarks=(*answer.remarks, *remarks))
-    _report(predictor, predicted, answer, execution)
-    if path is not None and not prediction_file.write(
-        path, prediction_file.FORMS[form](predicted), force=execution.force
-    ):
-        execution.reporter.say(f"{path} is up to date")
-    return predicted
+    return answers, remarks
 
 
 def _choose_client(artifact: Artifact, partition: Artifact, asked: str | None) -> str:
@@ -152,9 +177,7 @@ def _require_known_clients(queries: SamplesToPredict, artifact: Artifact, partit
         raise error
 
 
-def _join(
-    answers: Sequence[tuple[NDArray[np.int64], ClientPrediction, PredictionSets | None]],
-) -> tuple[ClientPrediction, PredictionSets | None]:
+def _join(answers: Sequence[_Answer]) -> tuple[ClientPrediction, PredictionSets | None]:
     """Return the predictions and sets of several clients in the order of the file; ``rows`` are those of each."""
     order = np.argsort(np.concatenate([rows for rows, *_ in answers]), kind="stable")
     _, first, sets = answers[0]

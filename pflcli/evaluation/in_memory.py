@@ -58,10 +58,7 @@ def table(
     for name, value in (("baseline", baseline), ("split", split)):
         if not isinstance(value, str):
             raise UsageError(f"{name} is {value!r}, not a word", f"table(results, {name}='fedavg')")
-    chosen = [metric] if isinstance(metric, str) or not isinstance(metric, Iterable) else [*metric]
-    if not all(isinstance(name, str) for name in chosen):
-        raise UsageError(f"metric is {metric!r}, not the name of a metric", "table(results, metric='accuracy')")
-    names = catalogue.parse_names(chosen)
+    names = _parse_metrics(metric)
     groups, megabytes = dict[str, list[ScoredPredictions]](), dict[str, list[float]]()
     identities = dict[str, dict[int, NDArray[np.str_]]]()
     for label, sources in results.items():
@@ -94,6 +91,14 @@ def table(
     for line in metrics["warnings"]:
         warnings.warn(line, stacklevel=2)
     return frame
+
+
+def _parse_metrics(metric: str | Sequence[str]) -> tuple[str, ...]:
+    """Return the names of metrics; raises UsageError for one that is unknown or no name."""
+    chosen = [metric] if isinstance(metric, str) or not isinstance(metric, Iterable) else [*metric]
+    if not all(isinstance(name, str) for name in chosen):
+        raise UsageError(f"metric is {metric!r}, not the name of a metric", "table(results, metric='accuracy')")
+    return catalogue.parse_names(chosen)
 
 
 def _spell_argument(name: str, value: str) -> str:

@@ -156,13 +156,6 @@ def simulate(
     that breaks its interface or changes samples in place, ComputationError if training fails. Warns of clients that
     diverge or drop out, and of settings without effect on the method.
     """
-    import pandas as pd
-
-    if not isinstance(federation, Federation):
-        made = (
-            f"Federation.from_dataset({federation!r})" if isinstance(federation, str) else "Federation.from_arrays(...)"
-        )
-        raise UsageError(f"federation is {reprlib.repr(federation)}, not a Federation", made)
     callbacks = _list_callbacks(callbacks)
     config.require_whole("seed", seed)
     config.require_whole("threads", threads, 1)
@@ -189,23 +182,38 @@ def simulate(
         how: dict[str, Any] = {"threads": threads, "engine": engine, "quiet": quiet}
         backbone = simulate("fedavg", federation, model=model, seed=seed, **how, **settings)
         _provide(run, definition, backbone)
-    progress = loop.set_up(run, definition)
-    reporter = SILENT if quiet else StderrReporter()
-    with report_within(reporter, run.engine, name, training.rounds if definition.has_rounds else 0) as advance:
-        loop.run_rounds(run, name, definition, progress, [*callbacks, ProgressBar(advance)])
-    with report_within(reporter, run.engine, f"{name}, clients", len(run.clients)) as advance:
-        loop.predict_all(run, name, definition, progress, [*callbacks, ProgressBar(advance)])
+    progress = _play(run, name, definition, callbacks, quiet=quiet)
     if federation.digest() != samples:
-        raise InputError(
-            f"{name} changed samples of the federation in place, which later runs would use",
-            "let it change copies, such as run.federation.x.clone()",
-            "make the federation again before the next run",
-        )
+        raise _changed_samples_error(name)
     predictions, tuned = _collect(run, name, progress, federation)
+    final, rounds = progress.reported, _list_rounds(progress)
+    return Result(name, federation, training, seed, run, final, rounds, predictions, tuned, backbone, definition)
+
+
+def _play(run: Run, name: str, method: Method, callbacks: Sequence[Callback], *, quiet: bool) -> Progress:
+    """Run all rounds and predict for all clients."""
+    progress, reporter = loop.set_up(run, method), SILENT if quiet else StderrReporter()
+    with report_within(reporter, run.engine, name, run.settings.rounds if method.has_rounds else 0) as advance:
+        loop.run_rounds(run, name, method, progress, [*callbacks, ProgressBar(advance)])
+    with report_within(reporter, run.engine, f"{name}, clients", len(run.clients)) as advance:
+        loop.predict_all(run, name, method, progress, [*callbacks, ProgressBar(advance)])
+    return progress
+
+
+def _changed_samples_error(name: str) -> InputError:
+    return InputError(
+        f"{name} changed samples of the federation in place, which later runs would use",
+        "let it change copies, such as run.federation.x.clone()",
+        "make the federation again before the next run",
+    )
+
+
+def _list_rounds(progress: Progress) -> pd.DataFrame:
+    """Return a row for each round."""
+    import pandas as pd
+
     rows = absences.count_clients([*progress.before, *progress.rows])
-    frame = pd.DataFrame(rows, columns=None if rows else loop.ROUND_COLUMNS).set_index("round")
-    final = progress.reported
-    return Result(name, federation, training, seed, run, final, frame, predictions, tuned, backbone, definition)
+    return pd.DataFrame(rows, columns=None if rows else loop.ROUND_COLUMNS).set_index("round")
 
 
 def _list_callbacks(callbacks: Any) -> list[Callback]:
@@ -270,6 +278,11 @@ def _settings(
     federation: Federation, model: str | Path | Callable[..., nn.Module] | None, settings: Mapping[str, Any]
 ) -> tuple[Settings, Callable[[int], Net] | None]:
     """Return the training settings, and a function that draws the network unless the settings name it."""
+    if not isinstance(federation, Federation):
+        made = (
+            f"Federation.from_dataset({federation!r})" if isinstance(federation, str) else "Federation.from_arrays(...)"
+        )
+        raise UsageError(f"federation is {reprlib.repr(federation)}, not a Federation", made)
     shape, tokens, outputs = federation.in_shape, federation.has_tokens, federation.task.outputs
     model = registry.use("models", str(model)) if isinstance(model, str | Path) else model
     if isinstance(model, nn.Module) or not (model is None or isinstance(model, str) or callable(model)):

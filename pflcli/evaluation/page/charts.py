@@ -221,27 +221,10 @@ def _draw_cost(comparison: Comparison) -> Chart | None:
     few = len(rows) <= _MAX_NAMED_METHODS
     zero = {**vega.level_line(0, "y", strokeDash=[3, 3], opacity=0.6)}
     zero["encoding"] = {"y": channel("level", **y)}
-    # Names stand right of the chart, which becomes narrower for them: nothing is cut, whatever the width of the page.
-    named = base if few else {**base, "opacity": _opacity(_IS_METHOD, 0.0), "tooltip": None}
-    names: list[Spec] = [
-        vega.layer(
-            {"type": "rule", "strokeWidth": 0.75},
-            **named,
-            x2={"value": {"expr": "width + 5"}},
-            y=channel("gain", **y),
-            y2={"field": "label"},
-        ),
-        vega.layer(
-            {"type": "text", "align": "left", "fontSize": 11},
-            **{**named, "x": {"value": {"expr": "width + 8"}}},
-            y=channel("label", **y),
-            text={"field": "name"},
-        ),
-    ]
     points = {
         **vega.data(_place_labels(_dodge(rows, constant), scale_y["domain"], few=few)),
         "layer": [
-            *names,
+            *_name_points(base if few else {**base, "opacity": _opacity(_IS_METHOD, 0.0), "tooltip": None}, y),
             vega.layer(
                 {"type": "rule"}, **base, y=channel("low", **y), y2={"field": "high"}, strokeWidth=_thickness(1.5)
             ),
@@ -256,6 +239,28 @@ def _draw_cost(comparison: Comparison) -> Chart | None:
         + ("" if few else " Highlight a method to see its name.")
     )
     return Chart("cost", "Gain against bytes", caption, _finish({"layer": [zero, points]}))
+
+
+def _name_points(encoding: Spec, y: Spec) -> list[Spec]:
+    """Return the layers with the names of methods, and lines to them.
+
+    Names stand right of the chart, which becomes narrower for them: nothing is cut, whatever the width of the page.
+    """
+    return [
+        vega.layer(
+            {"type": "rule", "strokeWidth": 0.75},
+            **encoding,
+            x2={"value": {"expr": "width + 5"}},
+            y=channel("gain", **y),
+            y2={"field": "label"},
+        ),
+        vega.layer(
+            {"type": "text", "align": "left", "fontSize": 11},
+            **{**encoding, "x": {"value": {"expr": "width + 8"}}},
+            y=channel("label", **y),
+            text={"field": "name"},
+        ),
+    ]
 
 
 def _choose_constant(megabytes: Sequence[float]) -> float | None:
