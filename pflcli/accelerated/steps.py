@@ -33,7 +33,7 @@ def train(worker: Worker, task: Task, start: Params | Stacked, out: Stacked) -> 
     anchor, pull = plan.prox or ({}, 0.0)
     pulls = layer_arrays(chain, anchor, is_stacked(anchor, like)) if pull else layer_arrays(chain, {})
     drift = layer_arrays(chain, plan.own if plan.adds_own else {})
-    steps = Schedule.draw(data, task, task.draws())
+    steps = Schedule.draw(data, task)
     client = np.repeat(np.arange(len(places)), steps.counts)
     losses = np.empty(len(client))
     at_once = max(1, _SAMPLE_BYTES // (4 * steps.rows.shape[1] * int(layers[0, 0])))

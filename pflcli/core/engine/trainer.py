@@ -6,7 +6,6 @@ Shorter minibatches are padded with samples of weight zero. There is no DataLoad
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +17,7 @@ from torch import Tensor
 from pflcli.core import parameters, rng
 from pflcli.core.engine.augmentation import augment
 from pflcli.core.engine.federation import Federation
-from pflcli.core.engine.gradients import Pass, StackedBatch, StackedNetwork
+from pflcli.core.engine.gradients import Pass, StackedBatch
 from pflcli.core.engine.local_sgd import LEAST_WEIGHT, LocalSGD, is_stacked, learnable, widths
 from pflcli.core.engine.networks import ObjectiveNetwork, has_batch_norm
 from pflcli.core.engine.optimizer import Optimizer
@@ -44,17 +43,14 @@ class Task:
         clients = range(len(self.clients))
         return [replace(self, places=self.places[i : i + 1], clients=self.clients[i : i + 1]) for i in clients]
 
-    def draws(self, *purpose: str) -> list[np.random.Generator]:
-        """Return the clients' generators (m,), by default those of minibatches."""
-        return [rng.generator(self.seed, *purpose, *self.key, client) for client in self.clients.tolist()]
-
 
 @dataclass(frozen=True)
 class Schedule:
     """All steps of clients (m,), one client after the other; ``counts`` (m,) are the clients' numbers of steps.
 
     A step has ``rows`` (t, n) of the federation, the ``weight`` (t, n) of these samples, which is zero for padding at
-    the end, the number of samples without padding, ``sizes`` (t,), and the learning rate ``lr`` (t,).
+    the end, the number of samples without padding, ``sizes`` (t,), and the learning rate ``lr`` (t,). Gradient rules
+    draw from the clients' generators ``draws`` (m,) after it.
     """
 
     counts: NDArray[np.int64]
@@ -62,22 +58,19 @@ class Schedule:
     weight: NDArray[np.float32]
     sizes: NDArray[np.int64]
     lr: NDArray[np.float32]
+    draws: list[np.random.Generator]
 
     @classmethod
     def draw(
         cls,
         data: Federation,
         task: Task,
-        draws: Sequence[np.random.Generator],
         *,
         pads: bool = False,
         join_single: bool = False,
     ) -> Schedule:
-        """Draw the steps of the task's clients from their generators ``draws`` (m,).
-
-        With ``pads``, minibatches have the common width of these clients, else that of the longest one.
-        """
-        plan = task.plan
+        """Draw the steps of a task; with ``pads``, minibatches are as wide as any stack's, else as the longest one."""
+        plan, draws = task.plan, [rng.generator(task.seed, *task.key, client) for client in task.clients.tolist()]
         batches: list[NDArray[np.int64]] = []
         factors: list[NDArray[np.float32]] = []
         rates: list[float] = []
@@ -100,7 +93,7 @@ class Schedule:
             rows[is_sample] = np.concatenate(batches)
         if factors:
             weight[is_sample] *= np.concatenate(factors)
-        return cls(np.asarray(counts), rows, weight, sizes, np.asarray(rates, np.float32))
+        return cls(np.asarray(counts), rows, weight, sizes, np.asarray(rates, np.float32), draws)
 
     def by_step(self, device: torch.device, *, cuts: bool) -> tuple[NDArray[np.int64], list[tuple[Tensor, ...]]]:
         """Return the clients (m,) in the order of a stack, those with most steps first, and the steps of the stack.
@@ -138,20 +131,19 @@ class Worker:
         if self.strategy.train is not None:
             return np.asarray(self.strategy.train(self, task, start, out))
         data, plan, like = self.data, task.plan, {name: value[0] for name, value in out.items()}
-        names, draws = learnable(self.net.net, like, plan.trainable), task.draws()
+        names, net = learnable(self.net.net, like, plan.trainable), self.net.net
         network = self.strategy.network(names)
-        schedule = Schedule.draw(
-            data, task, draws, pads=not network.one_at_a_time, join_single=has_batch_norm(self.net.net)
-        )
+        schedule = Schedule.draw(data, task, pads=not network.one_at_a_time, join_single=has_batch_norm(net))
         order, steps = schedule.by_step(data.y.device, cuts=network.one_at_a_time)
-        rows, draws = task.places[order], [draws[index] for index in order]
+        rows, draws = task.places[order], [schedule.draws[index] for index in order]
         if is_stacked(start, like):
             models = {name: start[name].index_select(0, torch.from_numpy(rows).to(data.y.device)) for name in out}
         else:
             models = {name: start[name].repeat(len(rows), *[1] * value.ndim) for name, value in like.items()}
         plan = plan.for_clients(rows, like)
         optimizer = Optimizer(plan.update, {name: models[name] for name in names})
-        image_draw = task.draws("augment")[0] if plan.augment else None  # images are changed of one client at a time
+        # Images are changed of one client at a time.
+        image_draw = rng.generator(task.seed, "augment", *task.key, int(task.clients[0])) if plan.augment else None
         total = torch.zeros(len(rows), dtype=torch.float64, device=data.y.device)
         for samples, weight, rate in steps:
             active = len(rate)
@@ -163,32 +155,22 @@ class Worker:
             batch = StackedBatch(x, y, weight, own, plan.shared, data.task, draws[:active])
             with torch.no_grad():
                 optimizer.begin(rate if len(rows) > 1 else float(rate), active)
-                total[:active] += _step(plan, network, moved, batch, optimizer, names)
+                if plan.gradient is not None:
+                    losses, grads = plan.gradient(network, moved, batch)
+                    optimizer.add({name: grads[name] for name in names})
+                elif plan.objective is not None:
+                    assert isinstance(network, ObjectiveNetwork)
+                    losses, grads = network.differentiate(plan.objective, moved, batch, names)
+                    optimizer.add(grads)
+                else:
+                    passes = (
+                        plan.pass_rule(network, moved, batch) if plan.pass_rule else [Pass(moved, batch, plan.loss)]
+                    )
+                    losses = network.step(moved, passes[0], optimizer)
+                    for each in passes[1:]:
+                        losses = losses + network.step(moved, each, optimizer)
+                optimizer.step()
+            total[:active] += losses
         parameters.write_rows(out, rows, models)
         means = (total / torch.from_numpy(np.maximum(schedule.counts[order], 1)).to(total.device)).cpu().numpy()
         return np.asarray(means[np.argsort(order)])
-
-
-def _step(
-    plan: LocalSGD,
-    network: StackedNetwork,
-    models: Stacked,
-    batch: StackedBatch,
-    optimizer: Optimizer,
-    names: Sequence[str],
-) -> Tensor:
-    """Take one step of clients' ``models`` (a, ...), which trains the tensors ``names``; return their losses (a,)."""
-    if plan.gradient is not None:
-        losses, grads = plan.gradient(network, models, batch)
-        optimizer.add({name: grads[name] for name in names})
-    elif plan.objective is not None:
-        assert isinstance(network, ObjectiveNetwork)
-        losses, grads = network.differentiate(plan.objective, models, batch, names)
-        optimizer.add(grads)
-    else:
-        first, *rest = plan.pass_rule(network, models, batch) if plan.pass_rule else [Pass(models, batch, plan.loss)]
-        losses = network.step(models, first, optimizer)
-        for each in rest:
-            losses = losses + network.step(models, each, optimizer)
-    optimizer.step()
-    return losses

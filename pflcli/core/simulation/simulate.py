@@ -163,49 +163,30 @@ def simulate(
     cfg = config.build(definition.Config, options or {}, name)
     training, draw = _settings(federation, model, settings)
     _require_suited(name, definition, cfg, training, federation, draw, engine)
-    for line in requirements.describe_ignored(name, definition, training):
-        warnings.warn(line, stacklevel=2)
     samples = federation.digest()
+    noise = _private_rng(name, cfg, training, seed, samples)
     run = create_run(
-        definition,
-        cfg,
-        federation,
-        training,
-        seed,
-        draw_network=draw,
-        private_rng=_private_rng(name, cfg, training, seed, samples),
-        threads=threads,
-        mode=engine,
+        definition, cfg, federation, training, seed, draw_network=draw, private_rng=noise, threads=threads, mode=engine
     )
     backbone = None
     if definition.NEEDS:
         how: dict[str, Any] = {"threads": threads, "engine": engine, "quiet": quiet}
         backbone = simulate("fedavg", federation, model=model, seed=seed, **how, **settings)
         _provide(run, definition, backbone)
-    progress = _play(run, name, definition, callbacks, quiet=quiet)
+    progress, reporter = loop.set_up(run, definition), SILENT if quiet else StderrReporter()
+    with report_within(reporter, run.engine, name, training.rounds if definition.has_rounds else 0) as advance:
+        loop.run_rounds(run, name, definition, progress, [*callbacks, ProgressBar(advance)])
+    with report_within(reporter, run.engine, f"{name}, clients", len(run.clients)) as advance:
+        loop.predict_all(run, name, definition, progress, [*callbacks, ProgressBar(advance)])
     if federation.digest() != samples:
-        raise _changed_samples_error(name)
+        raise InputError(
+            f"{name} changed samples of the federation in place, which later runs would use",
+            "let it change copies, such as run.federation.x.clone()",
+            "make the federation again before the next run",
+        )
     predictions, tuned = _collect(run, name, progress, federation)
     final, rounds = progress.reported, _list_rounds(progress)
     return Result(name, federation, training, seed, run, final, rounds, predictions, tuned, backbone, definition)
-
-
-def _play(run: Run, name: str, method: Method, callbacks: Sequence[Callback], *, quiet: bool) -> Progress:
-    """Run all rounds and predict for all clients."""
-    progress, reporter = loop.set_up(run, method), SILENT if quiet else StderrReporter()
-    with report_within(reporter, run.engine, name, run.settings.rounds if method.has_rounds else 0) as advance:
-        loop.run_rounds(run, name, method, progress, [*callbacks, ProgressBar(advance)])
-    with report_within(reporter, run.engine, f"{name}, clients", len(run.clients)) as advance:
-        loop.predict_all(run, name, method, progress, [*callbacks, ProgressBar(advance)])
-    return progress
-
-
-def _changed_samples_error(name: str) -> InputError:
-    return InputError(
-        f"{name} changed samples of the federation in place, which later runs would use",
-        "let it change copies, such as run.federation.x.clone()",
-        "make the federation again before the next run",
-    )
 
 
 def _list_rounds(progress: Progress) -> pd.DataFrame:
@@ -324,7 +305,10 @@ def _require_suited(
     draw: Callable[[int], Net] | None,
     engine: str,
 ) -> None:
-    """Raise UsageError for settings that need a file, and for what does not fit; UnsuitedError for an unfit method."""
+    """Raise UsageError for settings that need a file, and for what does not fit; UnsuitedError for an unfit method.
+
+    Warn of settings without effect on the method.
+    """
     if settings.refit and method.choices(cfg):
         raise UsageError("refit takes the choices of an earlier run, which simulate does not have", "pfl personalize")
     if settings.adapter is not None:
@@ -338,6 +322,8 @@ def _require_suited(
     requirements.require_fit(settings, net, federation.in_shape[0] if federation.has_images else None)
     requirements.require_private(name, method, settings)
     requirements.require_body(name, method, settings, net)
+    for line in requirements.describe_ignored(name, method, settings):
+        warnings.warn(line, stacklevel=3)
 
 
 def _provide(run: Run, method: Method, backbone: Result) -> None:

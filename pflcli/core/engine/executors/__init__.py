@@ -37,7 +37,15 @@ def run_task(
     chosen = strategy.choose(worker_net, task.plan, task.mode, len(task.clients))
     try:
         if chosen.stacked:
-            losses = _train_stack(Worker(worker_net, chosen, data), task, start, out)
+            try:
+                losses = _train_without_draws(Worker(worker_net, chosen, data), task, start, out)
+            except RuntimeError as error:  # torch.func raises no other kind
+                losses, reason = None, str(error)
+                if not re.search("vmap|atching rule", reason):
+                    raise
+                if not (worker_net.is_random is None and re.search("vmap: .*random", reason)):
+                    reason = reason.partition(". ")[0]
+                    raise UsageError(f"this network cannot be trained in stacks: {reason}", "--engine loop") from None
             if losses is not None:
                 return losses
             chosen = strategy.choose(worker_net, task.plan, task.mode, 1)
@@ -46,19 +54,6 @@ def run_task(
     finally:
         if worker_net.program is not None:
             worker_net.program.forget()  # the weights of these clients
-
-
-def _train_stack(worker: Worker, task: Task, start: Params | Stacked, out: Stacked) -> NDArray[np.float64] | None:
-    """Train the task's clients together, see ``_train_without_draws``; if that is None, they train one by one."""
-    try:
-        return _train_without_draws(worker, task, start, out)
-    except RuntimeError as error:  # torch.func raises no other kind
-        if worker.net.is_random is None and re.search("vmap: .*random", str(error)):
-            return None
-        if not re.search("vmap|atching rule", str(error)):
-            raise
-        reason = str(error).partition(". ")[0]
-        raise UsageError(f"this network cannot be trained in stacks: {reason}", "--engine loop") from None
 
 
 def _train_client(worker: Worker, task: Task, start: Params | Stacked, out: Stacked) -> NDArray[np.float64]:
