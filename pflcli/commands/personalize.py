@@ -56,7 +56,8 @@ def personalize(asked: Personalize) -> Outcome:
     seed = run_request.choose_seed(asked.seed, nearest)
     request = run_request.describe_run(asked.method, cfg, training, seed)
     file = initial.read(asked.weights) if asked.weights is not None else None
-    execution = asked.execution.reading(file and file.path, asked.attendance, *(a.path for a in lineage.values() if a))
+    read = (file.path if file else None, asked.attendance, *(each.path for each in lineage.values() if each))
+    execution = asked.execution.reading(*read)
     digest = _initial_digest(nearest, lineage["backbone"], file)
     initial.require_weights(training, digest)
     if digest is not None:
