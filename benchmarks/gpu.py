@@ -46,8 +46,8 @@ from pflcli.core.engine import engine
 from pflcli.core.execution import Execution
 from pflcli.core.federation.run import Run
 from pflcli.methods import fedavg
-from pflcli.training import run_request
-from pflcli.training.run_spec import RunSpec
+from pflcli.workflow.training import run_request
+from pflcli.workflow.training.run_spec import RunSpec
 
 PARTS = ("stacked", "pfllib", "agree", "tf32")
 GOAL = 10

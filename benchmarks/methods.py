@@ -36,7 +36,7 @@ from pflcli.core.execution import Execution
 from pflcli.core.settings import Settings
 from pflcli.core.simulation import loop
 from pflcli.methods import pfedgp
-from pflcli.training.run_spec import RunSpec
+from pflcli.workflow.training.run_spec import RunSpec
 
 FORWARD, BOTH = 1, 3
 WARM_UP = 3

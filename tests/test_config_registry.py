@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 from annotated_types import Ge
 
-from pflcli.comparison import variants
 from pflcli.core import config, methods, models, registry, rng, schemes
 from pflcli.core import datasets as data
 from pflcli.core.errors import InputError, UsageError
 from pflcli.core.registry import files
+from pflcli.workflow.comparison import variants
 
 
 def test_generator_depends_only_on_seed_and_key():

@@ -9,8 +9,8 @@ from pflcli.artifacts.kinds.partition import Partition
 from pflcli.core.execution import Execution
 from pflcli.core.federation.run import Run
 from pflcli.methods import fedavg
-from pflcli.training import run_request
-from pflcli.training.run_spec import RunSpec
+from pflcli.workflow.training import run_request
+from pflcli.workflow.training.run_spec import RunSpec
 from subjects import work
 
 

@@ -23,9 +23,9 @@ from pflcli.core.execution import Execution
 from pflcli.evaluation.metrics import membership
 from pflcli.evaluation.metrics.membership import Area, Mask, Rate, Scores
 from pflcli.methods.parts.logarithmic_pool import GLOBAL
-from pflcli.prediction import stored_predictor
-from pflcli.prediction.disclosure import Disclosure
-from pflcli.prediction.stored_predictor import StoredPredictor
+from pflcli.workflow.prediction import stored_predictor
+from pflcli.workflow.prediction.disclosure import Disclosure
+from pflcli.workflow.prediction.stored_predictor import StoredPredictor
 
 SEES = {
     "label": "the predicted class",

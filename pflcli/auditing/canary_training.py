@@ -28,8 +28,8 @@ from pflcli.core.methods import Method
 from pflcli.core.parameters import Params, Stacked
 from pflcli.core.simulation import loop
 from pflcli.evaluation.metrics import canaries
-from pflcli.prediction.stored_predictor import StoredPredictor
-from pflcli.training.run_spec import RunSpec
+from pflcli.workflow.prediction.stored_predictor import StoredPredictor
+from pflcli.workflow.training.run_spec import RunSpec
 
 _LENGTH = 10.0
 """Length of a canary's update, in clips."""

@@ -25,10 +25,10 @@ from pflcli.core.federation.privacy.guarantee import describe_random_numbers
 from pflcli.core.simulation import absences
 from pflcli.core.simulation.predict import client_batches, predict
 from pflcli.evaluation.metrics import membership
-from pflcli.prediction import embedding
-from pflcli.prediction.reopened_run import ReopenedRun
-from pflcli.prediction.stored_predictor import ClientPrediction, StoredPredictor, pool_predictions
-from pflcli.training.state_files import load_state
+from pflcli.workflow.prediction import embedding
+from pflcli.workflow.prediction.reopened_run import ReopenedRun
+from pflcli.workflow.prediction.stored_predictor import ClientPrediction, StoredPredictor, pool_predictions
+from pflcli.workflow.training.state_files import load_state
 
 DISTANCE = "distance"
 """The part with the distance (n, 1) from each sample to the nearest one in its client's store."""

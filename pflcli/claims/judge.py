@@ -15,7 +15,6 @@ from pflcli.artifacts.kinds.verdicts import CONFIRMED, IN_PART, NOT_CONFIRMED, U
 from pflcli.artifacts.reader import Artifact, follow
 from pflcli.claims.claims_file import NEIGHBOURS, Claim
 from pflcli.claims.comparisons import Cell
-from pflcli.comparison.extend import marked_references
 from pflcli.core import scores
 from pflcli.core.wording import counted
 from pflcli.evaluation import client_identity, round_costs, scoring, summary
@@ -23,6 +22,7 @@ from pflcli.evaluation.metrics import catalogue, gains
 from pflcli.evaluation.metrics.gains import Estimate
 from pflcli.evaluation.round_costs import Link
 from pflcli.evaluation.summary import Scored
+from pflcli.workflow.comparison.extend import marked_references
 
 _SPLIT = "test"
 

@@ -163,7 +163,7 @@ def verdicts(artifact: Artifact, *, to_stderr: bool) -> None:
 def trials(artifact: Artifact, *, to_stderr: bool) -> None:
     """Print the trials of a tuning, the best one first."""
     from pflcli.artifacts.kinds import tuning
-    from pflcli.tuning.trials import readable
+    from pflcli.workflow.tuning.trials import readable
 
     table(*readable(tuning.read(artifact)), to_stderr=to_stderr)
 

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from pflcli.commands.export import Exported
     from pflcli.commands.track import Tracked
     from pflcli.core.execution import Execution
-    from pflcli.prediction.prediction_file import PredictedSamples
+    from pflcli.workflow.prediction.prediction_file import PredictedSamples
 
 
 class ImportCommand(Command):
@@ -57,7 +57,7 @@ def show_trials(
 ) -> None:
     """Print the trials of a search, or in a dry run the decision for each."""
     from pflcli.artifacts.reader import open_artifact
-    from pflcli.tuning import trials
+    from pflcli.workflow.tuning import trials
 
     if not quiet:
         if not execution.dry_run:
@@ -115,7 +115,7 @@ def show_predictions(
     result: PredictedSamples, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
 ) -> None:
     """Print predictions, or the path of the file that contains them."""
-    from pflcli.prediction import prediction_file
+    from pflcli.workflow.prediction import prediction_file
 
     out = asked.get("out")
     if as_json:
@@ -208,7 +208,7 @@ def run_comparison(
     If a run fails, the table or the verdicts of the others are shown before the error; so are all verdicts if
     ``--strict`` is not satisfied.
     """
-    from pflcli.comparison.request import IncompleteError
+    from pflcli.workflow.comparison.request import IncompleteError
 
     execution, plan = arguments["execution"], arguments.pop("plan")
     if plan is not None:
@@ -263,7 +263,7 @@ def _planning(execution: Execution, context: typer.Context) -> Execution:
 
 def _print_script(plan: str, sources: list[Path], outcome: Outcome, context: typer.Context) -> None:
     """Print the script for the command as it was typed, without ``--plan``, and end the command."""
-    from pflcli.jobs import scripts
+    from pflcli.workflow.jobs import scripts
 
     typed: list[str] = list(context.meta[_WORDS])
     if not any(word.partition("=")[0] == _PLAN for word in typed):

@@ -29,9 +29,9 @@ from pflcli.evaluation.metrics.membership import Area, Mask, Rate
 from pflcli.evaluation.presentation import audits
 from pflcli.options.audit import Audit
 from pflcli.options.function import command
-from pflcli.prediction import disclosure, reopened_run, stored_predictor
-from pflcli.prediction.disclosure import Disclosure
-from pflcli.prediction.stored_predictor import StoredPredictor
+from pflcli.workflow.prediction import disclosure, reopened_run, stored_predictor
+from pflcli.workflow.prediction.disclosure import Disclosure
+from pflcli.workflow.prediction.stored_predictor import StoredPredictor
 
 STATISTICS = 1
 """The version of the statistics; it changes when the results of the same request may change."""

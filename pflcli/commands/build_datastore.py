@@ -23,7 +23,7 @@ from pflcli.core.knn import capacity as capacities
 from pflcli.core.knn import indexes
 from pflcli.options.build_datastore import BuildDatastore
 from pflcli.options.function import command
-from pflcli.training import run_request
+from pflcli.workflow.training import run_request
 
 
 @command(BuildDatastore)

@@ -7,11 +7,11 @@ from pflcli.commands.personalize import personalize
 from pflcli.commands.stack import stack
 from pflcli.commands.tune import MAKERS as SHARED
 from pflcli.commands.tune import tune
-from pflcli.comparison.request import Request
-from pflcli.comparison.runs import Makers
-from pflcli.comparison.until_decided import compare_until_decided
 from pflcli.options.compare import Compare
 from pflcli.options.function import command
+from pflcli.workflow.comparison.request import Request
+from pflcli.workflow.comparison.runs import Makers
+from pflcli.workflow.comparison.until_decided import compare_until_decided
 
 MAKERS: Makers = {**SHARED, "predictions": personalize, "stack": stack, "tuning": tune}
 """The commands that make the artifacts of a comparison, by kind; ``stack`` makes predictions too."""

@@ -8,7 +8,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from pflcli.training import hardware
+from pflcli.workflow.training import hardware
 
 _PACKAGES = (
     "torch",

@@ -25,10 +25,10 @@ from pflcli.core.datasets import Samples
 from pflcli.core.errors import InputError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.data.preparation import imported_dataset
-from pflcli.encoders import BATCH, Choice, FrozenEncoder
 from pflcli.options.embed import Embed
 from pflcli.options.function import command
-from pflcli.training import hardware
+from pflcli.workflow.prediction.encoders import BATCH, Choice, FrozenEncoder
+from pflcli.workflow.training import hardware
 
 CHECKPOINT_SECONDS = 5.0
 """Seconds between checkpoints."""
@@ -63,7 +63,7 @@ def embed(asked: Embed) -> Outcome:
         "dataset",
         _request(name, source, samples, dataset_options, encoder),
         () if source is None else (source.as_input("dataset", Path(asked.out)),),
-        code={"encoders": sources.module_hash("encoders")},
+        code={"encoders": sources.module_hash("workflow.prediction.encoders")},
     )
 
     def build(writer: ArtifactWriter) -> Built:

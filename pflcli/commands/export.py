@@ -27,10 +27,19 @@ from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.methods.parts.logarithmic_pool import STACK
 from pflcli.options.export import Export
 from pflcli.options.function import command
-from pflcli.prediction import reopened_run
-from pflcli.prediction.exporting import description, onnx_network
-from pflcli.prediction.exporting.description import ENCODER, IMAGES, INDEX, NAME, NETWORK, READER, STORE, Agreement
-from pflcli.prediction.standalone_model import StandaloneModel, build_standalone_model
+from pflcli.workflow.prediction import reopened_run
+from pflcli.workflow.prediction.exporting import description, onnx_network
+from pflcli.workflow.prediction.exporting.description import (
+    ENCODER,
+    IMAGES,
+    INDEX,
+    NAME,
+    NETWORK,
+    READER,
+    STORE,
+    Agreement,
+)
+from pflcli.workflow.prediction.standalone_model import StandaloneModel, build_standalone_model
 
 FILES = {NAME, NETWORK, STORE, INDEX, READER, IMAGES, ENCODER}
 ROUNDING_ERROR = 1e-5
@@ -147,7 +156,7 @@ def _agreement(parts: StandaloneModel, folder: Path) -> Agreement:
 
     Raises ComputationError if they differ although the folder contains only a network.
     """
-    from pflcli.prediction.exporting import reader
+    from pflcli.workflow.prediction.exporting import reader
 
     of_features = description.describe(replace(parts, encoder=None), __version__)
     p = reader.predict(folder, of_features, undo_preprocessing(parts.x, parts.preprocessing))

@@ -25,8 +25,8 @@ from pflcli.core.parameters import Params
 from pflcli.core.reporter import Advance
 from pflcli.options.extract import Extract
 from pflcli.options.function import command
-from pflcli.training import hardware
-from pflcli.training.run_spec import RunSpec
+from pflcli.workflow.training import hardware
+from pflcli.workflow.training.run_spec import RunSpec
 
 
 @command(Extract)

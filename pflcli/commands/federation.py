@@ -34,9 +34,9 @@ from pflcli.deployment.endpoints import Server
 from pflcli.deployment.exchange import Inbox
 from pflcli.options.federation import CheckFederation, CreateFederation, RunFederation
 from pflcli.options.function import command
-from pflcli.training import attendance_record, run_request
-from pflcli.training.attendance_record import AttendanceRecord
-from pflcli.training.dp_secret import FILE as SECRET
+from pflcli.workflow.training import attendance_record, run_request
+from pflcli.workflow.training.attendance_record import AttendanceRecord
+from pflcli.workflow.training.dp_secret import FILE as SECRET
 
 
 @command(CreateFederation)

@@ -35,10 +35,10 @@ from pflcli.data.preparation.user_data import TABLES, UserData, choose_dialect, 
 from pflcli.methods.parts.logarithmic_pool import STACK
 from pflcli.options.function import command
 from pflcli.options.new_client import NewClient
-from pflcli.prediction import reopened_run, stored_predictor
-from pflcli.prediction.reopened_run import ReopenedRun
-from pflcli.prediction.stored_predictor import ClientPrediction, PreparedClient
-from pflcli.training import dp_secret, state_files
+from pflcli.workflow.prediction import reopened_run, stored_predictor
+from pflcli.workflow.prediction.reopened_run import ReopenedRun
+from pflcli.workflow.prediction.stored_predictor import ClientPrediction, PreparedClient
+from pflcli.workflow.training import dp_secret, state_files
 
 FRACTIONS = (0.6, 0.2, 0.2)
 """Fractions for training, validation and test if the partition was not split by fractions."""

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pflcli.artifacts import codebook
+from pflcli.artifacts import initial_weights as initial
 from pflcli.artifacts.kinds import LINEAGE, missing_input_error, predictions, required_kinds
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.make import Built, Outcome, make
@@ -27,11 +28,10 @@ from pflcli.core.simulation import absences, requirements
 from pflcli.core.simulation.progress import Progress
 from pflcli.options.function import command
 from pflcli.options.personalize import Personalize
-from pflcli.training import attendance_record, checkpointed, dp_secret, hardware, more_rounds, run_request
-from pflcli.training import initial_weights as initial
-from pflcli.training.checkpoint import Checkpoints
-from pflcli.training.run_artifact import Job, summarize, write_predictions, write_rounds
 from pflcli.workflow.admission import private_rounds
+from pflcli.workflow.training import attendance_record, checkpointed, dp_secret, hardware, more_rounds, run_request
+from pflcli.workflow.training.checkpoint import Checkpoints
+from pflcli.workflow.training.run_artifact import Job, summarize, write_predictions, write_rounds
 
 
 @command(Personalize)
@@ -56,8 +56,7 @@ def personalize(asked: Personalize) -> Outcome:
     seed = run_request.choose_seed(asked.seed, nearest)
     request = run_request.describe_run(asked.method, cfg, training, seed)
     file = initial.read(asked.weights) if asked.weights is not None else None
-    read = (file.path if file else None, asked.attendance, *(each.path for each in lineage.values() if each))
-    execution = asked.execution.reading(*read)
+    execution = asked.execution.reading(asked.attendance, *(each.path for each in (file, *lineage.values()) if each))
     digest = _initial_digest(nearest, lineage["backbone"], file)
     initial.require_weights(training, digest)
     if digest is not None:
@@ -67,10 +66,10 @@ def personalize(asked: Personalize) -> Outcome:
         request["absent"] = record.absent
     # A method that needs embeddings trains no model: the code of the model is part of the embeddings' fingerprint.
     trains = "embeddings" not in required_kinds(definition.NEEDS)
-    files = [f"methods/{asked.method}", *(run_request.code_files(training) if trains else ())]
-    code = {name: sources.code_hash(*name.split("/", 1)) for name in files}
+    names = (f"methods/{asked.method}", *(run_request.code_files(training) if trains else ()))
+    code = {name: sources.code_hash(*name.split("/", 1)) for name in names}
     earlier_run = run_request.open_earlier_run(definition.choices(cfg), request, asked.choices, lineage["partition"])
-    named = {"source": nearest} if earlier_run is None else {"source": nearest, "choices": earlier_run}
+    named = {"source": nearest, **({} if earlier_run is None else {"choices": earlier_run})}
     inputs = tuple(artifact.as_input(role, Path(asked.out)) for role, artifact in named.items())
     job = Job(
         name=asked.method,

@@ -25,10 +25,10 @@ from pflcli.evaluation import coverage
 from pflcli.evaluation.coverage import PredictionSets
 from pflcli.options.function import command
 from pflcli.options.predict import Predict
-from pflcli.prediction import disclosure, prediction_file, reopened_run, stored_predictor
-from pflcli.prediction.disclosure import Disclosure
-from pflcli.prediction.prediction_file import PredictedSamples
-from pflcli.prediction.stored_predictor import ClientPrediction, StoredPredictor
+from pflcli.workflow.prediction import disclosure, prediction_file, reopened_run, stored_predictor
+from pflcli.workflow.prediction.disclosure import Disclosure
+from pflcli.workflow.prediction.prediction_file import PredictedSamples
+from pflcli.workflow.prediction.stored_predictor import ClientPrediction, StoredPredictor
 
 _Answer = tuple[NDArray[np.int64], ClientPrediction, PredictionSets | None]
 """The samples of one client by their places in the file, its predictions, and their sets."""

@@ -44,8 +44,8 @@ from pflcli.deployment.exchange import (
 )
 from pflcli.options.function import command
 from pflcli.options.site import AnswerMessage, CheckSite, ServeSite
-from pflcli.training import hardware, state_files
-from pflcli.training.run_artifact import Job, summarize, write_predictions, write_rounds
+from pflcli.workflow.training import hardware, state_files
+from pflcli.workflow.training.run_artifact import Job, summarize, write_predictions, write_rounds
 
 _SHOWN = ("rounds", "epochs", "steps", "batch_size", "lr", "model", "upload", "aggregator", "dp_epsilon", "dp_noise")
 """The settings that ``check`` shows: how long a site computes, and what becomes of its updates."""

@@ -28,7 +28,7 @@ from pflcli.methods.parts import logarithmic_pool as pool
 from pflcli.methods.parts.logarithmic_pool import BASE, GLOBAL, STACK, VOTES
 from pflcli.options.function import command
 from pflcli.options.stack import Stack
-from pflcli.training import state_files
+from pflcli.workflow.training import state_files
 
 _LINKS = ("bytes_up", "bytes_down", "bytes_peer")
 _ONE_PARTITION = "stack predictions of one partition"

@@ -40,7 +40,7 @@ from pflcli.methods import knn_per
 from pflcli.methods.parts.knn_grid import Queries, choose_lambdas, count_correct_on_grid
 from pflcli.options.function import command
 from pflcli.options.sweep import Sweep
-from pflcli.training import hardware, run_request
+from pflcli.workflow.training import hardware, run_request
 
 TUNED = "tuned"
 

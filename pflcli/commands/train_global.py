@@ -12,6 +12,7 @@ from typing import Any
 from safetensors.torch import save
 
 from pflcli.artifacts import codebook, csv_file
+from pflcli.artifacts import initial_weights as initial
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.backbone import WEIGHTS
 from pflcli.artifacts.make import Built, Outcome, make
@@ -31,11 +32,18 @@ from pflcli.core.simulation.progress import Progress
 from pflcli.evaluation import convergence
 from pflcli.options.function import command
 from pflcli.options.train_global import TrainGlobal
-from pflcli.training import attendance_record, checkpointed, dp_secret, hardware, more_rounds, run_request, state_files
-from pflcli.training import initial_weights as initial
-from pflcli.training.checkpoint import Checkpoints
-from pflcli.training.run_spec import RunSpec
 from pflcli.workflow.admission import private_rounds
+from pflcli.workflow.training import (
+    attendance_record,
+    checkpointed,
+    dp_secret,
+    hardware,
+    more_rounds,
+    run_request,
+    state_files,
+)
+from pflcli.workflow.training.checkpoint import Checkpoints
+from pflcli.workflow.training.run_spec import RunSpec
 
 
 @command(TrainGlobal)

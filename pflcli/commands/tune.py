@@ -8,6 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from pflcli.artifacts import initial_weights as initial
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.decision import Decision, require_folder, require_outside
 from pflcli.artifacts.kinds import LINEAGE
@@ -21,7 +22,6 @@ from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.extract import extract
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
-from pflcli.comparison.runs import Makers, shared_jobs
 from pflcli.core import config, methods, sources
 from pflcli.core.errors import InputError, UsageError
 from pflcli.core.execution import Execution
@@ -30,15 +30,15 @@ from pflcli.core.federation.run import LINKS
 from pflcli.core.reporter import SILENT
 from pflcli.core.settings import TRAINING, Settings, changed
 from pflcli.evaluation.metrics import catalogue
-from pflcli.jobs.graph import Graph, estimate_epochs, make_unless_there, plan
 from pflcli.options.function import command
 from pflcli.options.tune import Tune
-from pflcli.training import initial_weights as initial
-from pflcli.training import run_request
-from pflcli.tuning import samplers, trials
-from pflcli.tuning.samplers import Listed, Sampler
-from pflcli.tuning.space import Point, Space, describe, folder_name, search_space
 from pflcli.workflow.admission import private_rounds
+from pflcli.workflow.comparison.runs import Makers, shared_jobs
+from pflcli.workflow.jobs.graph import Graph, estimate_epochs, make_unless_there, plan
+from pflcli.workflow.training import run_request
+from pflcli.workflow.tuning import samplers, trials
+from pflcli.workflow.tuning.samplers import Listed, Sampler
+from pflcli.workflow.tuning.space import Point, Space, describe, folder_name, search_space
 
 MAKERS: Makers = {"backbone": train_global, "embeddings": extract, "datastore": build_datastore}
 """The commands that make the artifacts that trials share, by kind."""

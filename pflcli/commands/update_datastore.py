@@ -25,7 +25,7 @@ from pflcli.core.knn import capacity as capacities
 from pflcli.core.knn import indexes
 from pflcli.options.function import command
 from pflcli.options.update_datastore import UpdateDatastore
-from pflcli.training import run_request
+from pflcli.workflow.training import run_request
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from pflcli.artifacts import csv_file
+from pflcli.artifacts import initial_weights as initial
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.decision import Decision, decide, require_folder, require_outside, require_place
 from pflcli.artifacts.kinds import verdicts
@@ -23,8 +24,6 @@ from pflcli.claims.comparisons import Cell, PlannedComparison, plan
 from pflcli.claims.judge import Runs, judge
 from pflcli.commands.compare import compare
 from pflcli.commands.partition import partition
-from pflcli.comparison.request import IncompleteError
-from pflcli.comparison.variants import resolve_variants
 from pflcli.core import config, sources
 from pflcli.core.errors import UsageError, closest
 from pflcli.core.execution import Execution
@@ -37,7 +36,8 @@ from pflcli.evaluation.presentation import verdicts as presentation
 from pflcli.options.declaration import as_path
 from pflcli.options.function import command
 from pflcli.options.verify import Verify
-from pflcli.training import initial_weights as initial
+from pflcli.workflow.comparison.request import IncompleteError
+from pflcli.workflow.comparison.variants import resolve_variants
 
 NAME = "verdicts"
 """The folder of the artifact inside ``out``; beside it is a folder per comparison."""

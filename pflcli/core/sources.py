@@ -17,17 +17,17 @@ from pflcli import __version__
 from pflcli.core import registry
 
 SHARED = {
-    *("", "artifacts.interface", "data", "data.datasets", "data.formats", "method", "methods", "models"),
+    *("", "artifacts", "data", "data.datasets", "data.formats", "method", "methods", "models", "options"),
     *(f"core.{name}" for name in ("datasets", "methods", "models", "models.net", "engine", "knn.embedded", "vision")),
     *(f"core.{name}" for name in ("errors", "foreign", "registry", "rng", "settings", "wording")),
     *(f"core.parameters{name}" for name in ("", ".model_table", ".row_storage")),
     *(f"core.federation{name}" for name in ("", ".aggregators", ".uploads", ".attack", ".attendance")),
     *(f"core.federation.{name}" for name in ("predictor", "private_mean", "run")),
 }
-"""Modules and packages whose code belongs to no single method, scheme or model. ``core.engine`` and
-``core.registry`` include all their modules; for other packages, the modules inside are not shared unless listed."""
+"""Modules and packages whose code belongs to no single method, scheme or model. Those in
+``_SHARED_WITH_CONTENTS`` include all their modules; the modules of other packages are not shared unless listed."""
 
-_SHARED_WITH_CONTENTS = ("core.engine.", "core.registry.")
+_SHARED_WITH_CONTENTS = ("artifacts.", "core.engine.", "core.registry.", "options.")
 
 
 def code_hash(group: str, name: str) -> str:
@@ -48,7 +48,7 @@ def module_hash(*modules: str) -> str:
 
 
 def part_hashes() -> dict[str, str]:
-    """Return the SHA-256 of the files of each package and module directly below the package or its core.
+    """Return the SHA-256 of the files of each package and module of pfl, of ``core`` and of ``workflow``.
 
     Unlike the other hashes, it covers every byte: two installations with the same hashes are the same pfl.
     """
@@ -56,7 +56,7 @@ def part_hashes() -> dict[str, str]:
     for file in sorted(registry.ROOT.rglob("*.py")):
         inner = file.relative_to(registry.ROOT).with_suffix("")
         hashed = hashlib.sha256(f"{inner.as_posix()}\0".encode() + file.read_bytes()).digest()
-        name = ".".join(inner.parts[: 2 if inner.parts[0] == "core" else 1])
+        name = ".".join(inner.parts[: 2 if inner.parts[0] in ("core", "workflow") else 1])
         parts[name] = parts.get(name, b"") + hashed
     return {name: hashlib.sha256(content).hexdigest() for name, content in parts.items()}
 

@@ -41,7 +41,7 @@ from pflcli.core.wording import listed
 from pflcli.deployment import messages
 from pflcli.deployment.messages import VERSION, Answer, ClientResult, Final, Layout, Message, Question
 from pflcli.deployment.places import AtServer, AtSite, Pending, Reply
-from pflcli.training import checkpoint, state_files
+from pflcli.workflow.training import checkpoint, state_files
 
 _MAX_NUMBER = float(np.finfo(np.float32).max)
 """Maximum training loss, and weight of one, in an answer: sums of their products are finite."""

@@ -23,8 +23,8 @@ from pflcli.core.execution import Execution
 from pflcli.core.wording import listed
 from pflcli.deployment.endpoints import Server, Site, Terms, find_other_code
 from pflcli.deployment.messages import Layout
-from pflcli.training import dp_secret, run_request
-from pflcli.training.run_spec import RunSpec
+from pflcli.workflow.training import dp_secret, run_request
+from pflcli.workflow.training.run_spec import RunSpec
 
 _MARK = "deployment.json"
 """The file that marks the folder of a server or a site."""

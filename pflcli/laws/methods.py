@@ -26,10 +26,10 @@ from pflcli.core.simulation import absences, loop
 from pflcli.deployment.admission import require_read_from_downloads
 from pflcli.laws import DoubtfulError, Subject, federations, law, other_process
 from pflcli.laws.exchanges import Exchanges
-from pflcli.training import state_files
 from pflcli.workflow.admission import BrokenLawError, NotApplicable, describe_error, private_rounds, require
 from pflcli.workflow.admission import small_federation as small
 from pflcli.workflow.admission.own_samples import record_training, require_own_samples
+from pflcli.workflow.training import state_files
 
 _ROUNDING = 2e-7
 """Largest difference of two probabilities that are the same up to rounding."""

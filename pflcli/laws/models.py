@@ -17,9 +17,9 @@ from pflcli.core.errors import ComputationError, InputError, PflError, UsageErro
 from pflcli.core.models import Net
 from pflcli.core.parameters import Stacked
 from pflcli.laws import DoubtfulError, Subject, law, other_process
-from pflcli.prediction.exporting import onnx_network
 from pflcli.workflow.admission import BrokenLawError, NotApplicable, Shape, networks, require
 from pflcli.workflow.admission import small_federation as small
+from pflcli.workflow.prediction.exporting import onnx_network
 
 _TOKENS = 30
 """Classes of networks that predict the next token, and so the number of tokens."""

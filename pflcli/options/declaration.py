@@ -27,8 +27,8 @@ from pflcli.evaluation.metrics import RANKING
 from pflcli.options import completion
 
 if TYPE_CHECKING:
+    from pflcli.artifacts.initial_weights import Weights
     from pflcli.artifacts.reader import Artifact
-    from pflcli.training.initial_weights import Weights
 
 
 @dataclass(frozen=True)

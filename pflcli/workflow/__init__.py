@@ -1,1 +1,1 @@
-"""What commands share: the steps of a workflow."""
+"""What commands are made of: a run and its checkpoints, jobs, comparisons, tuning, prediction, admission."""

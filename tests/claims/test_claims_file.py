@@ -11,10 +11,10 @@ from pflcli.claims import claims_file
 from pflcli.claims.comparisons import plan
 from pflcli.claims.experiments import read_experiments
 from pflcli.commands.new import new
-from pflcli.comparison.variants import resolve_variants
 from pflcli.core import config
 from pflcli.core.errors import InputError, UsageError
 from pflcli.core.settings import Settings
+from pflcli.workflow.comparison.variants import resolve_variants
 
 SETTINGS = """
 [one.base]

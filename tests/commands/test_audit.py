@@ -22,7 +22,7 @@ from pflcli.commands.stack import stack
 from pflcli.core.errors import InputError, PflError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.evaluation.presentation import audits as presented
-from pflcli.prediction import stored_predictor
+from pflcli.workflow.prediction import stored_predictor
 
 ONE = Execution(threads=1)
 BRIEF = {"model": "logistic", "rounds": 1}

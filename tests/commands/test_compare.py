@@ -23,15 +23,15 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.show import show
 from pflcli.commands.train_global import train_global
-from pflcli.comparison.extend import find_comparison
-from pflcli.comparison.request import IncompleteError
-from pflcli.comparison.variants import assign_options, resolve_variants
 from pflcli.core import registry
 from pflcli.core.errors import ComputationError, ConflictError, InputError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.evaluation import lineage
 from pflcli.methods import local
-from pflcli.training import run_request
+from pflcli.workflow.comparison.extend import find_comparison
+from pflcli.workflow.comparison.request import IncompleteError
+from pflcli.workflow.comparison.variants import assign_options, resolve_variants
+from pflcli.workflow.training import run_request
 
 FEW = {"model": "mlp", "rounds": 2, "participation": 0.5}
 WORDS = ("--model", "mlp", "--rounds", 2, "--participation", 0.5)

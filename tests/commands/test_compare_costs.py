@@ -9,12 +9,12 @@ import pytest
 
 from pflcli.commands.compare import compare
 from pflcli.commands.partition import partition
-from pflcli.comparison import costs
-from pflcli.comparison.costs import Cost, Costs
 from pflcli.core.execution import Execution
 from pflcli.core.reporter import NullReporter
 from pflcli.core.settings import Settings
 from pflcli.core.wording import duration
+from pflcli.workflow.comparison import costs
+from pflcli.workflow.comparison.costs import Cost, Costs
 
 WORDS = {
     "settings": {"model": "logistic", "rounds": 6, "participation": 0.2},

@@ -11,7 +11,7 @@ from pflcli.commands.compare import MAKERS
 from pflcli.commands.train_global import train_global
 from pflcli.core.engine.executors import ray_runtime
 from pflcli.core.errors import InputError
-from pflcli.training import hardware
+from pflcli.workflow.training import hardware
 
 
 class TaskError(Exception):

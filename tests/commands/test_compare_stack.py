@@ -13,8 +13,6 @@ from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.compare import compare
 from pflcli.commands.partition import partition
 from pflcli.commands.stack import stack
-from pflcli.comparison.request import IncompleteError
-from pflcli.comparison.variants import resolve_variants
 from pflcli.core import registry, scores
 from pflcli.core.errors import ConflictError, InputError, UsageError
 from pflcli.core.execution import Execution
@@ -22,6 +20,8 @@ from pflcli.core.reporter import SILENT
 from pflcli.core.settings import Settings
 from pflcli.methods import local
 from pflcli.methods.parts import logarithmic_pool as pool
+from pflcli.workflow.comparison.request import IncompleteError
+from pflcli.workflow.comparison.variants import resolve_variants
 
 FEW = {"model": "mlp", "rounds": 2, "participation": 0.5}
 WORDS = ("--model", "mlp", "--rounds", 2, "--participation", 0.5)

@@ -13,11 +13,11 @@ from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.compare import compare
 from pflcli.commands.partition import partition
 from pflcli.commands.tune import tune
-from pflcli.comparison import tunings
-from pflcli.comparison.request import IncompleteError
 from pflcli.core.errors import ConflictError, InputError, UsageError
 from pflcli.core.execution import Execution
-from pflcli.jobs.graph import LATER
+from pflcli.workflow.comparison import tunings
+from pflcli.workflow.comparison.request import IncompleteError
+from pflcli.workflow.jobs.graph import LATER
 
 FEW = {"model": "logistic", "rounds": 1, "participation": 1.0}
 WORDS = ("--model", "logistic", "--rounds", 1, "--participation", 1.0)

@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from helpers import error_text, listing
 from originals import write_images, write_network, write_network_with_external_data
-from pflcli import embed, encoders, import_data, partition, train_global
+from pflcli import embed, import_data, partition, train_global
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import dataset as datasets
 from pflcli.artifacts.reader import open_artifact
@@ -25,7 +25,8 @@ from pflcli.core.errors import ConflictError, InputError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.core.vision import torchvision
 from pflcli.data.datasets import cifar100
-from pflcli.encoders import Choice, FrozenEncoder
+from pflcli.workflow.prediction import encoders
+from pflcli.workflow.prediction.encoders import Choice, FrozenEncoder
 
 NAME = "torchvision:shufflenet_v2_x0_5"
 SIZE = 32

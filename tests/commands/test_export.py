@@ -37,8 +37,8 @@ from pflcli.data.formats import Like, tables
 from pflcli.data.formats.cells import list_missing
 from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.data.preparation.user_data import open_table
-from pflcli.prediction.exporting import description, onnx_network, reader
-from pflcli.prediction.standalone_model import StandaloneModel
+from pflcli.workflow.prediction.exporting import description, onnx_network, reader
+from pflcli.workflow.prediction.standalone_model import StandaloneModel
 
 ONE = Execution(threads=1)
 CLASSES = 5

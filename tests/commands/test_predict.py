@@ -26,7 +26,7 @@ from pflcli.commands.predict import predict
 from pflcli.commands.stack import stack
 from pflcli.core.errors import ConflictError, InputError, PflError, UsageError
 from pflcli.core.execution import Execution
-from pflcli.prediction import prediction_file
+from pflcli.workflow.prediction import prediction_file
 
 COLUMNS = ("hospital", "age", "smokes", "pressure", "outcome")
 BRIEF = {"model": "logistic", "rounds": 1}

@@ -15,8 +15,8 @@ from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.personalize import personalize
 from pflcli.core.errors import InputError
 from pflcli.core.execution import Execution
-from pflcli.prediction import reopened_run, standalone_model
-from pflcli.prediction.standalone_model import build_standalone_model
+from pflcli.workflow.prediction import reopened_run, standalone_model
+from pflcli.workflow.prediction.standalone_model import build_standalone_model
 
 ONE = Execution(threads=1)
 

@@ -20,10 +20,10 @@ from pflcli.commands.personalize import personalize
 from pflcli.commands.tune import tune
 from pflcli.core.errors import ComputationError, ConflictError, InputError, UsageError
 from pflcli.core.execution import Execution
-from pflcli.tuning import samplers
-from pflcli.tuning import trials as tuning_trials
-from pflcli.tuning.space import Axis, search_space
-from pflcli.tuning.trials import readable
+from pflcli.workflow.tuning import samplers
+from pflcli.workflow.tuning import trials as tuning_trials
+from pflcli.workflow.tuning.space import Axis, search_space
+from pflcli.workflow.tuning.trials import readable
 
 FEW = {"model": "logistic", "rounds": 1, "participation": 1.0}
 WORDS = ("--model", "logistic", "--rounds", 1, "--participation", 1.0)

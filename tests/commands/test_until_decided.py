@@ -11,9 +11,9 @@ from scipy.stats import t as student
 
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.compare import compare
-from pflcli.comparison import until_decided
 from pflcli.core.errors import UsageError
 from pflcli.evaluation.metrics.looks import Looks
+from pflcli.workflow.comparison import until_decided
 
 FEW = {"model": "logistic", "rounds": 1, "participation": 1.0}
 TIE = ["fedavg", "fedprox", "local"]

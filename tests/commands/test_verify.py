@@ -15,10 +15,10 @@ import pytest
 
 from pflcli import verify
 from pflcli.artifacts.reader import open_artifact
-from pflcli.comparison.request import IncompleteError
 from pflcli.core.errors import ConflictError, InputError, UsageError
 from pflcli.evaluation.metrics.gains import Estimate
 from pflcli.methods import fedavg_plus
+from pflcli.workflow.comparison.request import IncompleteError
 
 CLAIMS = """
 [experiments.writers]

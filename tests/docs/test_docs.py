@@ -207,7 +207,8 @@ def test_architecture_map_lists_exactly_the_packages():
     mapped = re.findall(r"^\| `(pflcli/\S+)` \|", ARCHITECTURE.split("## What is where")[1], flags=re.M)
     inner = [file for folder in (PACKAGE, PACKAGE / "core") for file in folder.glob("*.py")]
     files = [file.relative_to(ROOT).as_posix() for file in inner if file != PACKAGE / "core" / "__init__.py"]
-    packages = [file.parent for folder in ("*", "core/*") for file in PACKAGE.glob(f"{folder}/__init__.py")]
+    folders = ("*", "core/*", "workflow/*")
+    packages = [file.parent for folder in folders for file in PACKAGE.glob(f"{folder}/__init__.py")]
     assert mapped == sorted([*files, *(f"{package.relative_to(ROOT).as_posix()}/" for package in packages)])
 
 
@@ -232,7 +233,7 @@ def test_architecture_map_names_existing_paths():
             PACKAGE / "evaluation" / real,
             PACKAGE / "core" / "federation" / real,
             PACKAGE / "core" / "simulation" / real,
-            PACKAGE / "training" / real,
+            PACKAGE / "workflow" / "training" / real,
             ROOT / "tests" / real,
         ]
         assert any(spot.exists() for spot in spots), f"docs/architecture.md: {name} does not exist"

@@ -36,7 +36,7 @@ from pflcli.core.engine.trainer import Worker
 from pflcli.core.errors import ComputationError, LostWorkerError, UsageError
 from pflcli.core.parameters.model_table import ModelTable
 from pflcli.core.parameters.row_storage import InMemoryRows
-from pflcli.training import hardware
+from pflcli.workflow.training import hardware
 
 
 def train_by_reference(net, data, client, plan, key, seed):

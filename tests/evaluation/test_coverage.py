@@ -21,14 +21,14 @@ from pflcli.artifacts.reader import open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands.evaluate import evaluate
 from pflcli.commands.predict import predict
-from pflcli.comparison import tunings
-from pflcli.comparison.variants import resolve_variants
 from pflcli.core.errors import InputError, UsageError
 from pflcli.core.settings import Settings
 from pflcli.evaluation import coverage, scoring
 from pflcli.evaluation.metrics import conformal
 from pflcli.evaluation.presentation import prediction_sets
-from pflcli.prediction import prediction_file
+from pflcli.workflow.comparison import tunings
+from pflcli.workflow.comparison.variants import resolve_variants
+from pflcli.workflow.prediction import prediction_file
 
 
 def make_split(label_p, y, sizes, classes=3):

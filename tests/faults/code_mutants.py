@@ -51,7 +51,7 @@ PACKAGES = (
     "evaluation/metrics",
     "core/federation",
     "commands",
-    "prediction",
+    "workflow/prediction",
     "auditing",
 )
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")

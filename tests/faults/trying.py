@@ -98,7 +98,17 @@ def place() -> Iterator[Path]:
 
 
 PACKAGES = (
-    *("cli", "commands", "training", "prediction", "auditing", "artifacts.kinds", "methods", "models", "core.schemes"),
+    *(
+        "cli",
+        "commands",
+        "workflow.training",
+        "workflow.prediction",
+        "auditing",
+        "artifacts.kinds",
+        "methods",
+        "models",
+        "core.schemes",
+    ),
     *("data.preparation", "data.formats", "data.datasets"),
     *("evaluation", "evaluation.presentation", "evaluation.charts", "evaluation.page"),
 )

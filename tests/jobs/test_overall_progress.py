@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from pflcli.core.reporter import NullReporter
-from pflcli.jobs.graph import Job
-from pflcli.jobs.progress import OverallProgress
+from pflcli.workflow.jobs.graph import Job
+from pflcli.workflow.jobs.progress import OverallProgress
 
 
 class Screen(NullReporter):

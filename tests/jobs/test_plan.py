@@ -12,9 +12,9 @@ from pflcli.artifacts.reader import open_artifact
 from pflcli.core.errors import ConflictError
 from pflcli.core.execution import Execution
 from pflcli.core.reporter import NullReporter
-from pflcli.jobs.graph import NOT_NEEDED, Graph, Job, Planned, plan
-from pflcli.jobs.progress import OverallProgress
-from pflcli.jobs.run import attempt
+from pflcli.workflow.jobs.graph import NOT_NEEDED, Graph, Job, Planned, plan
+from pflcli.workflow.jobs.progress import OverallProgress
+from pflcli.workflow.jobs.run import attempt
 
 
 @pytest.mark.parametrize("conflict", [None, ConflictError("it was made by another request")])

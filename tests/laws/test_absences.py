@@ -19,7 +19,7 @@ from pflcli.core.parameters.model_table import ModelTable
 from pflcli.core.settings import Settings
 from pflcli.core.simulation import absences, callbacks, loop
 from pflcli.laws.federations import drop_measurements
-from pflcli.training import run_request
+from pflcli.workflow.training import run_request
 
 METHODS = (*ONE_OF_EACH_KIND, "knn-per-plus", "fedattn", "fedham", "fedhealth", "fedproto")
 TRAINED = [name for name in METHODS if methods.load(name).has_rounds]

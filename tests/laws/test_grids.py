@@ -6,7 +6,7 @@ import pytest
 
 from pflcli.core import config, methods, registry
 from pflcli.core.settings import Settings
-from pflcli.tuning.space import search_space
+from pflcli.workflow.tuning.space import search_space
 
 
 @pytest.mark.parametrize("name", registry.names("methods"))

@@ -26,7 +26,7 @@ from pflcli.commands.train_global import train_global
 from pflcli.core import registry
 from pflcli.core.execution import Execution
 from pflcli.core.simulation import loop
-from pflcli.training import checkpoint, checkpointed
+from pflcli.workflow.training import checkpoint, checkpointed
 
 METHODS = registry.names("methods")
 PACKAGE = str(Path(pflcli.__file__).parent)

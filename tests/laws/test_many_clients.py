@@ -23,7 +23,7 @@ from pflcli.core.reporter import NullReporter
 from pflcli.core.settings import Settings
 from pflcli.laws.federations import make_tiny_clients
 from pflcli.laws.methods import is_quadratic
-from pflcli.training import run_request
+from pflcli.workflow.training import run_request
 
 DECLARING = [card.name for card in registry.cards("methods") if "PAIRS_SENT" in card.facts]
 

@@ -13,7 +13,7 @@ from pflcli.commands.train_global import train_global
 from pflcli.core import methods, registry
 from pflcli.core.errors import ConflictError
 from pflcli.core.simulation import loop
-from pflcli.training import dp_secret
+from pflcli.workflow.training import dp_secret
 
 METHODS = [name for name in registry.names("methods") if methods.load(name).has_rounds]
 PHASES = {"fedham": {"warmup": 1}, "panm": {"t1": 1}, "pens": {"t1": 1}}
@@ -60,7 +60,7 @@ def test_backbone_continued_by_more_rounds_has_the_bytes_of_a_longer_run(
     accuracies = iter([0.1, 0.2, 0.3, 0.3, 0.3, 0.1, 0.2, 0.3, 0.3, 0.3])  # of the rounds 1-2, 3-5 and 1-5
     if settings.get("eval_every") == 1:
         monkeypatch.setattr("pflcli.core.federation.run.Run.accuracy", lambda *_: next(accuracies))
-    monkeypatch.setattr("pflcli.training.dp_secret.secrets.token_hex", lambda count: "ab" * count)
+    monkeypatch.setattr("pflcli.workflow.training.dp_secret.secrets.token_hex", lambda count: "ab" * count)
     for out, rounds in (("short", 2), ("short", 5), ("long", 5)):
         train_global(
             clustered_partition, tmp_path / out, settings={**SETTINGS, "test_last": 0, **settings, "rounds": rounds}

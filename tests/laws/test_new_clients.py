@@ -27,8 +27,8 @@ from pflcli.core.parameters.model_table import ModelTable
 from pflcli.core.simulation.progress import tables
 from pflcli.evaluation.metrics import client_relations
 from pflcli.laws.federations import add_new_clients
-from pflcli.training import state_files
-from pflcli.training.state_files import load_state
+from pflcli.workflow.training import state_files
+from pflcli.workflow.training.state_files import load_state
 
 METHODS = registry.names("methods")
 SIZES = ((11, 3, 4), *((3, 1, 2),) * 15)

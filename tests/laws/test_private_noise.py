@@ -34,8 +34,8 @@ from pflcli.core.federation.private_mean import PrivateMean, Release
 from pflcli.core.settings import Settings
 from pflcli.core.simulation import loop
 from pflcli.core.simulation.create_run import private_mean
-from pflcli.prediction import stored_predictor
-from pflcli.training import dp_secret
+from pflcli.workflow.prediction import stored_predictor
+from pflcli.workflow.training import dp_secret
 
 pytest.importorskip("dp_accounting")
 

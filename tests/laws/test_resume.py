@@ -25,7 +25,7 @@ from pflcli.core import parameters
 from pflcli.core.errors import ConflictError, InputError, LostWorkerError
 from pflcli.core.execution import Execution
 from pflcli.core.simulation.progress import Best, Progress
-from pflcli.training import checkpoint
+from pflcli.workflow.training import checkpoint
 
 ROUNDS = 120
 """Enough that a run does not end between its first checkpoint and the signal; the tests notice if it does."""

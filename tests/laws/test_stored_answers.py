@@ -23,9 +23,9 @@ from pflcli.commands.train_global import train_global
 from pflcli.core import methods, registry
 from pflcli.core.errors import InputError
 from pflcli.core.execution import Execution
-from pflcli.prediction import reopened_run, stored_predictor
-from pflcli.prediction.exporting import reader
-from pflcli.prediction.stored_predictor import StoredPredictor
+from pflcli.workflow.prediction import reopened_run, stored_predictor
+from pflcli.workflow.prediction.exporting import reader
+from pflcli.workflow.prediction.stored_predictor import StoredPredictor
 
 METHODS = registry.names("methods")
 BRIEF = {"model": "mlp", "rounds": 1, "participation": 0.5}

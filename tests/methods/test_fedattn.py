@@ -25,7 +25,7 @@ from pflcli.core.simulation.create_run import create_run
 from pflcli.methods import fedattn
 from pflcli.methods.parts import attention, bias_attention, ham, server_optimizer
 from pflcli.methods.parts.bias_attention import BiasAttention, BiasLayout, drop_self, find_nearest_others
-from pflcli.training import state_files
+from pflcli.workflow.training import state_files
 
 LAYERS = {"body.1.bias": 200, "body.3.bias": 200, "head.bias": worlds.CLASSES}
 

@@ -32,7 +32,7 @@ from pflcli.core.simulation.create_run import create_run
 from pflcli.methods import fedham
 from pflcli.methods.parts import clustering, ham, records
 from pflcli.methods.parts.ham import CountSketch
-from pflcli.training import state_files
+from pflcli.workflow.training import state_files
 
 ABLE = [0, 1, 2, 3, 4, 6]
 

@@ -15,6 +15,7 @@ from torch.nn import functional
 
 import pflcli
 import worlds
+from pflcli.artifacts import initial_weights
 from pflcli.artifacts.kinds import embeddings, predictions
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
@@ -26,11 +27,10 @@ from pflcli.core.errors import UsageError
 from pflcli.core.execution import Execution
 from pflcli.core.models.adapters import FrozenBatchNorm, LowRank
 from pflcli.core.settings import Settings
-from pflcli.prediction import reopened_run
-from pflcli.prediction.exporting import onnx_network
-from pflcli.prediction.standalone_model import build_standalone_model
-from pflcli.training import initial_weights
-from pflcli.training.run_spec import RunSpec
+from pflcli.workflow.prediction import reopened_run
+from pflcli.workflow.prediction.exporting import onnx_network
+from pflcli.workflow.prediction.standalone_model import build_standalone_model
+from pflcli.workflow.training.run_spec import RunSpec
 
 ONE = Execution(threads=1)
 

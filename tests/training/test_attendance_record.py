@@ -12,8 +12,8 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
 from pflcli.core.errors import InputError, UnsuitedError, UsageError
-from pflcli.training import attendance_record
-from pflcli.training.attendance_record import AttendanceRecord
+from pflcli.workflow.training import attendance_record
+from pflcli.workflow.training.attendance_record import AttendanceRecord
 
 HEADING = "round,client,answered\n"
 

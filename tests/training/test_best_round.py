@@ -222,7 +222,7 @@ def test_damaged_best_round_is_refused_as_a_damaged_checkpoint(small, tmp_path, 
     ran = pfl(*words, "--report", "best")
     assert ran.code == 130
     monkeypatch.setattr(ditto, "train_round", train)
-    monkeypatch.setattr("pflcli.training.checkpoint.json.loads", lambda _: [1])
+    monkeypatch.setattr("pflcli.workflow.training.checkpoint.json.loads", lambda _: [1])
     ran = pfl(*words, "--report", "best")
     assert ran.code == 3
     assert "is damaged" in ran.err

@@ -11,6 +11,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
 
+from pflcli.artifacts import initial_weights as initial
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.compare import compare
@@ -20,7 +21,6 @@ from pflcli.core import models, parameters
 from pflcli.core.errors import ConflictError, InputError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.core.vision import torchvision
-from pflcli.training import initial_weights as initial
 
 SHAPE = (3, 32, 32)
 

@@ -9,11 +9,11 @@ import pytest
 
 from pflcli import personalize, train_global
 from pflcli.artifacts.reader import open_artifact
-from pflcli.comparison.tunings import Budget, Choice, Tuned
-from pflcli.comparison.variants import resolve_variants
 from pflcli.core.errors import UsageError
 from pflcli.core.federation.privacy import accounting, guarantee
 from pflcli.core.settings import Settings
+from pflcli.workflow.comparison.tunings import Budget, Choice, Tuned
+from pflcli.workflow.comparison.variants import resolve_variants
 
 FAST = ("--model", "logistic", "--rounds", "3", "--participation", "0.2", "-q")
 

@@ -16,8 +16,8 @@ from pflcli.core.reporter import report_within
 from pflcli.core.simulation import loop
 from pflcli.core.simulation.callbacks import ProgressBar
 from pflcli.core.simulation.progress import Progress, find_best
-from pflcli.training import more_rounds
-from pflcli.training.checkpoint import Checkpoints, unpack
+from pflcli.workflow.training import more_rounds
+from pflcli.workflow.training.checkpoint import Checkpoints, unpack
 
 
 def run_rounds(

@@ -20,13 +20,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from pflcli.artifacts import initial_weights
 from pflcli.artifacts.codebook import Encoder
 from pflcli.core import models, parameters, vision
 from pflcli.core.engine import process_settings
 from pflcli.core.errors import ComputationError, InputError, UsageError, closest
 from pflcli.core.foreign import parsing, require_file
 from pflcli.core.wording import counted
-from pflcli.training import initial_weights
 
 KINDS = ("torchvision", "timm", "onnx")
 BATCH = 64

@@ -21,9 +21,9 @@ from pflcli.core.errors import (
 from pflcli.core.execution import Execution
 from pflcli.core.reporter import Reporter
 from pflcli.core.wording import counted
-from pflcli.jobs import on_ray
-from pflcli.jobs.graph import LATER, Graph, Job, Planned
-from pflcli.jobs.progress import OverallProgress
+from pflcli.workflow.jobs import on_ray
+from pflcli.workflow.jobs.graph import LATER, Graph, Job, Planned
+from pflcli.workflow.jobs.progress import OverallProgress
 
 
 @dataclass

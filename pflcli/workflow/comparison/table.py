@@ -13,21 +13,21 @@ from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.comparison import tunings
-from pflcli.comparison.extend import ExistingComparison
-from pflcli.comparison.runs import Runs
-from pflcli.comparison.tunings import Tuned
-from pflcli.comparison.variants import Variant, stack_pools
 from pflcli.core.errors import InputError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.core.settings import Settings
 from pflcli.evaluation import coverage, round_costs, scoring, stack_references, summary
 from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.metrics.looks import Looks
-from pflcli.jobs.graph import Job, Plan
-from pflcli.jobs.run import Results
 from pflcli.options.compare import Compare
-from pflcli.tuning.space import BACKBONE
+from pflcli.workflow.comparison import tunings
+from pflcli.workflow.comparison.extend import ExistingComparison
+from pflcli.workflow.comparison.runs import Runs
+from pflcli.workflow.comparison.tunings import Tuned
+from pflcli.workflow.comparison.variants import Variant, stack_pools
+from pflcli.workflow.jobs.graph import Job, Plan
+from pflcli.workflow.jobs.run import Results
+from pflcli.workflow.tuning.space import BACKBONE
 
 SPLIT = "test"
 """The samples that are scored."""

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from pflcli.artifacts import initial_weights as initial
 from pflcli.artifacts.kinds import datastore, embeddings, predictions
 from pflcli.artifacts.kinds.backbone import read_tensors
 from pflcli.artifacts.kinds.partition import Partition
@@ -25,9 +26,8 @@ from pflcli.core.methods import Method
 from pflcli.core.parameters import Params
 from pflcli.core.settings import Settings
 from pflcli.core.simulation.create_run import create_run
-from pflcli.training import hardware, run_request
-from pflcli.training import initial_weights as initial
-from pflcli.training.attendance_record import AttendanceRecord
+from pflcli.workflow.training import hardware, run_request
+from pflcli.workflow.training.attendance_record import AttendanceRecord
 
 
 @dataclass(frozen=True, kw_only=True)

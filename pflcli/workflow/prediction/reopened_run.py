@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from pflcli.artifacts import client_blocks, codebook
+from pflcli.artifacts import initial_weights as initial
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import LINEAGE, predictions
 from pflcli.artifacts.kinds import partition as partitions
@@ -24,10 +25,9 @@ from pflcli.core.federation.run import Run
 from pflcli.core.wording import counted, listed
 from pflcli.data.formats.images import Decoding
 from pflcli.data.preparation.preprocessing import Preprocessing
-from pflcli.encoders import StoredEncoder
-from pflcli.training import dp_secret, hardware, run_request
-from pflcli.training import initial_weights as initial
-from pflcli.training.run_spec import RunSpec
+from pflcli.workflow.prediction.encoders import StoredEncoder
+from pflcli.workflow.training import dp_secret, hardware, run_request
+from pflcli.workflow.training.run_spec import RunSpec
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -7,17 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from pflcli.artifacts.initial_weights import Weights
 from pflcli.artifacts.kinds import LINEAGE
 from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import Artifact
-from pflcli.comparison.variants import Variant
 from pflcli.core import config, methods
 from pflcli.core.execution import Execution
 from pflcli.core.federation.run import LINKS
 from pflcli.core.settings import Settings, changed
-from pflcli.jobs.graph import CHOOSING, Job, estimate_epochs
-from pflcli.training.initial_weights import Weights
-from pflcli.tuning.space import BACKBONE
+from pflcli.workflow.comparison.variants import Variant
+from pflcli.workflow.jobs.graph import CHOOSING, Job, estimate_epochs
+from pflcli.workflow.tuning.space import BACKBONE
 
 Makers = Mapping[str, Callable[..., Outcome]]
 """The commands that make artifacts, by kind."""

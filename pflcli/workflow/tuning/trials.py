@@ -26,11 +26,11 @@ from pflcli.core.settings import TRAINING
 from pflcli.core.wording import as_typed
 from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.metrics.catalogue import Metric
-from pflcli.jobs.graph import Job
-from pflcli.jobs.progress import OverallProgress
-from pflcli.jobs.run import run_job
-from pflcli.tuning.samplers import Sampler
-from pflcli.tuning.space import BACKBONE, Point, Space, describe
+from pflcli.workflow.jobs.graph import Job
+from pflcli.workflow.jobs.progress import OverallProgress
+from pflcli.workflow.jobs.run import run_job
+from pflcli.workflow.tuning.samplers import Sampler
+from pflcli.workflow.tuning.space import BACKBONE, Point, Space, describe
 
 NAME = "tuning"
 """The folder of the artifact inside ``out``; beside it are the trials and the artifacts that they need."""

@@ -14,26 +14,26 @@ from typing import Any
 
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.decision import Decision
+from pflcli.artifacts.initial_weights import Weights
 from pflcli.artifacts.kinds import LINEAGE, evaluation
 from pflcli.artifacts.kinds import tuning as tunings
 from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import Artifact, open_artifact
-from pflcli.comparison import extend
-from pflcli.comparison.runs import Makers, shared_jobs
-from pflcli.comparison.variants import Variant, method_name, split_options
 from pflcli.core import config, methods
 from pflcli.core.errors import ComputationError, ConflictError, InputError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.core.federation.run import LINKS
 from pflcli.core.settings import TRAINING, Settings, changed
 from pflcli.core.wording import counted
-from pflcli.jobs.graph import CHOOSING, Job, Plan, estimate_epochs
-from pflcli.jobs.run import Results
-from pflcli.training import run_request
-from pflcli.training.initial_weights import Weights
-from pflcli.tuning.space import BACKBONE, default_grid, grid_size
-from pflcli.tuning.trials import NAME as TUNING
-from pflcli.tuning.trials import SPLIT
+from pflcli.workflow.comparison import extend
+from pflcli.workflow.comparison.runs import Makers, shared_jobs
+from pflcli.workflow.comparison.variants import Variant, method_name, split_options
+from pflcli.workflow.jobs.graph import CHOOSING, Job, Plan, estimate_epochs
+from pflcli.workflow.jobs.run import Results
+from pflcli.workflow.training import run_request
+from pflcli.workflow.tuning.space import BACKBONE, default_grid, grid_size
+from pflcli.workflow.tuning.trials import NAME as TUNING
+from pflcli.workflow.tuning.trials import SPLIT
 
 FOLDER = "tune"
 """The folder inside ``out`` with one tuning per method."""

@@ -15,10 +15,10 @@ from pflcli.core.errors import InputError, UnsuitedError, UsageError, closest
 from pflcli.core.reporter import Reporter
 from pflcli.core.settings import TRAINING, Settings, changed
 from pflcli.core.wording import counted
-from pflcli.jobs.graph import estimate_epochs
 from pflcli.methods.parts.logarithmic_pool import BASE, STACK
-from pflcli.training import run_request
-from pflcli.tuning.space import BACKBONE
+from pflcli.workflow.jobs.graph import estimate_epochs
+from pflcli.workflow.training import run_request
+from pflcli.workflow.tuning.space import BACKBONE
 
 ALL = "all"
 REFERENCES = ("constant", "local", "pooled")

@@ -9,7 +9,7 @@ import numpy as np
 
 from pflcli.core import rng
 from pflcli.core.errors import UsageError
-from pflcli.tuning.space import Axis, Point, Space
+from pflcli.workflow.tuning.space import Axis, Point, Space
 
 MAX_PROPOSALS = 100
 """How often a point that has not been tried yet is drawn, or asked of Optuna."""

@@ -8,17 +8,25 @@ from pathlib import Path
 from typing import Any
 
 from pflcli.artifacts import codebook
+from pflcli.artifacts import initial_weights as initial
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.decision import Decision, require_folder
+from pflcli.artifacts.initial_weights import Weights
 from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact, open_artifact
-from pflcli.comparison import costs, tunings
-from pflcli.comparison.extend import ExistingComparison, find_comparison
-from pflcli.comparison.runs import Makers, Runs
-from pflcli.comparison.table import NAME, SPLIT, Table, TableOptions
-from pflcli.comparison.tunings import Budget, Tuned, Tuner
-from pflcli.comparison.variants import (
+from pflcli.core import config, methods
+from pflcli.core.errors import ComputationError, InputError, PflError, UsageError, closest
+from pflcli.core.federation.privacy import guarantee
+from pflcli.core.settings import TRAINING, Settings
+from pflcli.core.wording import counted
+from pflcli.options.compare import Compare
+from pflcli.workflow.comparison import costs, tunings
+from pflcli.workflow.comparison.extend import ExistingComparison, find_comparison
+from pflcli.workflow.comparison.runs import Makers, Runs
+from pflcli.workflow.comparison.table import NAME, SPLIT, Table, TableOptions
+from pflcli.workflow.comparison.tunings import Budget, Tuned, Tuner
+from pflcli.workflow.comparison.variants import (
     ALL,
     Variant,
     announce_stacks,
@@ -27,18 +35,10 @@ from pflcli.comparison.variants import (
     require_validation_samples,
     resolve_variants,
 )
-from pflcli.core import config, methods
-from pflcli.core.errors import ComputationError, InputError, PflError, UsageError, closest
-from pflcli.core.federation.privacy import guarantee
-from pflcli.core.settings import TRAINING, Settings
-from pflcli.core.wording import counted
-from pflcli.jobs.graph import NOT_NEEDED, Graph, Job, Plan, plan
-from pflcli.jobs.run import Results, run, run_selected, summarize
-from pflcli.options.compare import Compare
-from pflcli.training import initial_weights as initial
-from pflcli.training import run_request
-from pflcli.training.initial_weights import Weights
-from pflcli.tuning.space import BACKBONE
+from pflcli.workflow.jobs.graph import NOT_NEEDED, Graph, Job, Plan, plan
+from pflcli.workflow.jobs.run import Results, run, run_selected, summarize
+from pflcli.workflow.training import run_request
+from pflcli.workflow.tuning.space import BACKBONE
 
 _MIN_FOR_ALL_SPLITS = 3
 """Number of samples of which a client has one for training, one for validation and one for test."""

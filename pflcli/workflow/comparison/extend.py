@@ -11,14 +11,14 @@ from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts import placement
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, ancestor, follow
-from pflcli.comparison.variants import ALL, Variant, assign_options, method_name, resolve_variants
 from pflcli.core.errors import ConflictError, InputError, UsageError
 from pflcli.core.reporter import Reporter
 from pflcli.core.settings import TRAINING, Settings
 from pflcli.core.wording import as_typed
 from pflcli.evaluation import summary
 from pflcli.evaluation.metrics import catalogue
-from pflcli.training import run_request
+from pflcli.workflow.comparison.variants import ALL, Variant, assign_options, method_name, resolve_variants
+from pflcli.workflow.training import run_request
 
 Options = dict[str, Mapping[str, Any]]
 

@@ -14,17 +14,17 @@ from typing import Any
 
 from pflcli.artifacts import disk
 from pflcli.artifacts.reader import open_artifact
-from pflcli.comparison.runs import Runs
 from pflcli.core import config, methods
 from pflcli.core.execution import Execution
 from pflcli.core.foreign import size
 from pflcli.core.reporter import SILENT, Advance, NullReporter
 from pflcli.core.settings import Settings
 from pflcli.core.wording import duration
-from pflcli.jobs.graph import CHOOSING, Graph, Job
-from pflcli.jobs.progress import OverallProgress
-from pflcli.jobs.run import Results, run_job
-from pflcli.training import run_request
+from pflcli.workflow.comparison.runs import Runs
+from pflcli.workflow.jobs.graph import CHOOSING, Graph, Job
+from pflcli.workflow.jobs.progress import OverallProgress
+from pflcli.workflow.jobs.run import Results, run_job
+from pflcli.workflow.training import run_request
 
 TRIAL_ROUNDS = 2
 """Rounds that are run. The first one compiles loops and fills caches; only the second one is extrapolated."""

@@ -23,7 +23,7 @@ from pflcli.core.federation.layers import represent_by_layer
 from pflcli.core.federation.run import Run
 from pflcli.core.knn.embedded import Embedded
 from pflcli.core.knn.stores import Stores
-from pflcli.training.run_spec import RunSpec
+from pflcli.workflow.training.run_spec import RunSpec
 
 Outputs = tuple[NDArray[np.float32], NDArray[np.float32]]
 """Representations (n, d) and logits (n, C)."""

@@ -9,9 +9,9 @@ from typing import Any
 from pflcli.artifacts.codebook import Dialect
 from pflcli.core.wording import counted
 from pflcli.data.formats.cells import list_missing
-from pflcli.encoders import FrozenEncoder
-from pflcli.prediction.exporting import onnx_network
-from pflcli.prediction.standalone_model import StandaloneModel
+from pflcli.workflow.prediction.encoders import FrozenEncoder
+from pflcli.workflow.prediction.exporting import onnx_network
+from pflcli.workflow.prediction.standalone_model import StandaloneModel
 
 FORMAT = 1
 """Version of the folder's format; increased when a reader of the previous one would predict wrongly."""

@@ -20,7 +20,7 @@ from pflcli.core.federation.run import Run
 from pflcli.core.parameters.model_table import ModelTable
 from pflcli.core.simulation.callbacks import Callback
 from pflcli.core.simulation.progress import Best, Progress, tables
-from pflcli.training import state_files
+from pflcli.workflow.training import state_files
 
 
 def pack(run: Run, progress: Progress) -> bytes:

@@ -11,12 +11,12 @@ from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.kinds import evaluation
 from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import open_artifact
-from pflcli.comparison.table import NAME
 from pflcli.core.errors import UsageError
 from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.presentation import tables
 from pflcli.evaluation.presentation.conclusion import Conclusion, Marks, name_baseline
 from pflcli.options.compare import Compare
+from pflcli.workflow.comparison.table import NAME
 
 FIRST = 3
 """The number of seeds at the first look, unless seeds are given or there already."""

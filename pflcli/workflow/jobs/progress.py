@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from pflcli.core.reporter import Advance, Reporter
-from pflcli.jobs.graph import Job
+from pflcli.workflow.jobs.graph import Job
 
 ROUNDS_SHARE = 0.9
 """Assumed share of the rounds in a method's time; predicting for the clients takes the rest."""

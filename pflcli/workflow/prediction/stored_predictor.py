@@ -30,9 +30,9 @@ from pflcli.core.simulation import absences
 from pflcli.core.simulation.predict import client_batches, predict
 from pflcli.methods.parts import logarithmic_pool as pool
 from pflcli.methods.parts.logarithmic_pool import BASE, GLOBAL, STACK
-from pflcli.prediction import embedding, reopened_run
-from pflcli.prediction.reopened_run import ReopenedRun, append_clients
-from pflcli.training.state_files import STATE, load_state
+from pflcli.workflow.prediction import embedding, reopened_run
+from pflcli.workflow.prediction.reopened_run import ReopenedRun, append_clients
+from pflcli.workflow.training.state_files import STATE, load_state
 
 _TEST = client_blocks.SPLITS.index("test")
 

@@ -20,9 +20,9 @@ from pflcli.core.knn.stores import NeighbourVote
 from pflcli.core.models import Net
 from pflcli.core.parameters import Params
 from pflcli.data.preparation.preprocessing import Preprocessing
-from pflcli.encoders import FrozenEncoder, StoredEncoder
-from pflcli.prediction import reopened_run, stored_predictor
-from pflcli.prediction.reopened_run import ReopenedRun
+from pflcli.workflow.prediction import reopened_run, stored_predictor
+from pflcli.workflow.prediction.encoders import FrozenEncoder, StoredEncoder
+from pflcli.workflow.prediction.reopened_run import ReopenedRun
 
 
 @dataclass(frozen=True)

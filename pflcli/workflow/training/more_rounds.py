@@ -27,7 +27,7 @@ from pflcli.core.methods import Method
 from pflcli.core.settings import Settings
 from pflcli.core.simulation import personal_accuracy
 from pflcli.core.simulation.progress import Progress, Row, find_best, update_best
-from pflcli.training import dp_secret, run_request, state_files
+from pflcli.workflow.training import dp_secret, run_request, state_files
 
 FILE = "progress.json"
 

@@ -16,9 +16,9 @@ from pflcli.core.engine.executors import ray_runtime
 from pflcli.core.errors import LostWorkerError, PflError
 from pflcli.core.execution import Execution
 from pflcli.core.reporter import NullReporter
-from pflcli.jobs.graph import Job, Planned
-from pflcli.jobs.progress import OverallProgress
-from pflcli.training import hardware
+from pflcli.workflow.jobs.graph import Job, Planned
+from pflcli.workflow.jobs.progress import OverallProgress
+from pflcli.workflow.training import hardware
 
 MAX_RESTARTS = 10
 """How often a job is restarted if its node or process is lost."""

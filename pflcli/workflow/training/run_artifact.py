@@ -19,8 +19,8 @@ from pflcli.core.federation.run import Run
 from pflcli.core.simulation import absences
 from pflcli.core.simulation.progress import Progress
 from pflcli.evaluation.metrics.client_relations import summarize_attention, summarize_neighbours, unpack_graph
-from pflcli.training import state_files
-from pflcli.training.run_spec import RunSpec
+from pflcli.workflow.training import state_files
+from pflcli.workflow.training.run_spec import RunSpec
 
 
 @dataclass(frozen=True, kw_only=True)
