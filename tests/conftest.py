@@ -146,7 +146,7 @@ def forget_users_files() -> Iterator[None]:
             del sys.modules[name]
             parent, _, stem = name.rpartition(".")
             vars(sys.modules[parent]).pop(stem, None) if parent else None
-    models = sys.modules.get("pflcli.models")
+    models = sys.modules.get("pflcli.core.models")
     if models is not None:
         models.outline.cache_clear()
 
