@@ -118,7 +118,7 @@ def audit_epsilon(predictor: StoredPredictor, count: int, execution: Execution) 
     mean.rng = partial(rng.generator, rng.integer(run.seed, "privacy", "audit"))
     canary_mean = CanaryMean(mean, count)
     run.privacy = canary_mean
-    state = loop.set_up(run, method).state
+    state = loop.set_up(run, name, method).state
     with execution.reporter.progress(f"{name} with canaries", settings.rounds) as advance:
         for t in range(settings.rounds):
             state, _row = loop.play_round(run, name, method, state, t)

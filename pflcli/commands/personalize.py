@@ -145,7 +145,7 @@ def _build(job: Job, shorter: Artifact | None, execution: Execution, writer: Art
     data = partitions.read(job.partition)
     draws = dp_secret.noise_draws(job.settings, job.spec, job.partition, writer, shorter)
     run = job.build(data, execution, private_rng=draws)
-    progress = checkpointed.resume(run, job.method, writer, execution, shorter)
+    progress = checkpointed.resume(run, job.name, job.method, writer, execution, shorter)
     checkpoints = Checkpoints(run, progress, writer)
     # The backbone stores only the global model: a method with more state must run its rounds again.
     reuses_rounds = job.repeats_backbone and progress.state.keys() == {"global"}

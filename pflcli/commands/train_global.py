@@ -119,7 +119,7 @@ def _build(
     if spec.weights is not None:
         assert run.whole_network is not None
         writer.write(initial.INITIAL, bytes(save(parameters.copy_params(run.whole_network))))
-    progress = checkpointed.resume(run, spec.method, writer, execution, shorter)
+    progress = checkpointed.resume(run, name, spec.method, writer, execution, shorter)
     if "global" not in progress.state:
         raise UsageError(f"{name} makes no global model", "--method fedavg")
     checkpointed.run_rounds(run, name, spec.method, Checkpoints(run, progress, writer), execution, shared=True)

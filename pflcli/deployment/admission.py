@@ -116,7 +116,7 @@ def require_read_from_downloads(
     plan: dict[str, Any] = {"options": options, "rounds": rounds, "upload": upload}
     run, site = (small.make_run(method, **plan) for _ in range(2))
     run.place, site.place = recorded, there = _Recorded(), AtSite()
-    state, own = loop.set_up(run, code).state, code.setup(site)
+    state, own = loop.set_up(run, method, code).state, code.setup(site)
     for t in range(-1, rounds):
         before = dict.fromkeys(run.traffic, 0) if t < 0 else dict(run.traffic)
         if t >= 0:
@@ -174,7 +174,7 @@ def _require_same_uploads(method: str, options: Mapping[str, Any], rounds: int) 
     run, other = (small.make_run(method, options=options, rounds=rounds) for _ in range(2))
     run.place = recorded = _Recorded()
     other.place = replayed = _Replayed(recorded)
-    state, own = loop.set_up(run, code).state, loop.set_up(other, code).state
+    state, own = loop.set_up(run, method, code).state, loop.set_up(other, method, code).state
     for t in range(rounds):
         before = dict(run.traffic)
         state, _ = loop.play_round(run, method, code, state, t)

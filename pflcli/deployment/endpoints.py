@@ -102,7 +102,7 @@ class Server:
         self.attendance: dict[int, dict[int, bool]] = {}
         """whether each client that was asked answered, by round from 1"""
         if (last := _find_last_round(folder)) is None:
-            self.progress = loop.set_up(run, method)
+            self.progress = loop.set_up(run, terms.method, method)
             return
         self.progress, run.traffic, run.engine.mode = checkpoint.unpack(
             (last / _STATE).read_bytes(), last / _STATE, run

@@ -827,7 +827,7 @@ def absent_clients_change_no_other_draw(subject: Subject) -> None:
     for rate in (0.0, 0.4):
         run = _run(subject, rounds=1, mode="loop", participation=1.0, dropout=rate)
         recorded = {client: record_training(run, client) for client in small.PARTICIPANTS}
-        state = loop.set_up(run, code).state
+        state = loop.set_up(run, subject.name, code).state
         for calls in recorded.values():
             calls.clear()  # clients do not drop out of the setup
         loop.play_round(run, subject.name, code, state, 0)
@@ -887,7 +887,7 @@ def _play_recorded(
     code: Method, name: str, run: Run, before_round: Callable[[int], None] = lambda t: None
 ) -> tuple[State, list[dict[str, Any]]]:
     """Return the state after all rounds and the rows of ``rounds.csv``, as ``pfl personalize`` runs them."""
-    progress = loop.set_up(run, code)
+    progress = loop.set_up(run, name, code)
     state, rows = progress.state, progress.before
     for t in range(run.settings.rounds if code.has_rounds else 0):
         before_round(t)

@@ -84,7 +84,7 @@ class World:
         """Yield the state and the row after each round of the simulation."""
         run = make_run(self.name, self.data, **self.settings)
         run.place = Everywhere(dict(absent))
-        state = loop.set_up(run, self.method).state
+        state = loop.set_up(run, self.name, self.method).state
         for t in range(run.settings.rounds):
             state, row = loop.play_round(run, self.name, self.method, state, t)
             yield run, state, row

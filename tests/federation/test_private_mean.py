@@ -34,7 +34,7 @@ def make_private_run(method, *, noise=0.0, clip=0.1, adapts=False, rate=1.0, **s
 def play_rounds(method, run, rounds=1, state=None, first=0):
     """The state of a run after some rounds, and their rows."""
     definition, rows = methods.load(method), []
-    state = loop.set_up(run, definition).state if state is None else state
+    state = loop.set_up(run, method, definition).state if state is None else state
     for t in range(first, first + rounds):
         state, row = loop.play_round(run, method, definition, state, t)
         rows.append(row)
@@ -68,7 +68,7 @@ def test_absence_of_one_client_moves_the_server_state_by_at_most_the_clip(method
 def test_round_without_clients_adds_noise_of_the_stated_deviation(method):
     run = make_private_run(method, noise=2.0, clip=0.3, rate=0.5)
     run.privacy.sample = lambda participants, t: participants[:0]
-    before = flatten_shared_state(loop.set_up(run, methods.load(method)).state)
+    before = flatten_shared_state(loop.set_up(run, method, methods.load(method)).state)
     state, (row,) = play_rounds(method, run)
     noise = flatten_shared_state(state) - before
     assert row["clients"] == row["uploads"] == 0

@@ -38,7 +38,7 @@ def play(method, run, spoil=lambda t: None):
     """The state after all rounds, and the rows of rounds.csv; ``spoil`` is called before setup (-1) and each round."""
     code = methods.load(method)
     spoil(-1)
-    progress = loop.set_up(run, code)
+    progress = loop.set_up(run, method, code)
     state, rows = progress.state, progress.before
     if hasattr(code, "train_round"):
         for t in range(run.settings.rounds):

@@ -49,7 +49,7 @@ def test_round_trains_at_its_scheduled_learning_rate(method):
     code, scheduled = methods.load(method), worlds.run(method, options=OPTIONS.get(method), **SCHEDULES["cosine"])
     rate = scheduled.settings.lr_at(1)
     constant = worlds.run(method, options=OPTIONS.get(method), lr=rate)
-    state = loop.set_up(scheduled, code).state
+    state = loop.set_up(scheduled, method, code).state
     state, _ = loop.play_round(scheduled, method, code, state, 0)
     first, second = (loop.play_round(run, method, code, copy.deepcopy(state), 1)[0] for run in (scheduled, constant))
     assert rate != scheduled.settings.lr

@@ -196,6 +196,47 @@ def test_simulate_refuses_a_method_that_changes_samples_in_place():
     assert any("clone" in line for line in error.value.fix)
 
 
+ODD = """
+from pflcli.methods.fedavg import Config, KIND, NEEDS, PAPER, YEAR, personalize, setup as begin, train_round as play
+import numpy as np, torch
+
+def setup(run):
+    return {**begin(run), "seen": torch.tensor(0)}
+
+def train_round(run, state, t):
+    return {**play(run, state, t), "seen": torch.tensor(t)}
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "changed", "problem"),
+    [
+        ('{**begin(run), "seen": torch.tensor(0)}', '{**begin(run), "seen": 0}', r"setup: state\['seen'\] is int; a"),
+        ('"seen": torch.tensor(t)', '"seen": {3: torch.ones(1)}', r"round 1: state\['seen'\] has the key 3; keys are"),
+        ('"seen": torch.tensor(t)', '"a": {"seen": np.ones(1)}', r"round 1: state\['a/seen'\] is ndarray; a state has"),
+        ('"seen": torch.tensor(t)', '"a/b": torch.ones(1)', "round 1: the state has the key 'a/b'; keys are words"),
+        ('"seen": torch.tensor(t)', '"a-b": run.table({"w": torch.ones(1)})', r"the table state\['a-b'\] has a dash"),
+        ("return {**play", "state = {**play", "round 1: the state is NoneType, not a dict of tensors and tables"),
+    ],
+)
+def test_a_state_that_cannot_be_stored_is_refused_where_it_arises(
+    line, changed, problem, small_federation, artifact_lineage, tmp_path
+):
+    file = tmp_path / "odd.py"
+    file.write_text(ODD)
+    simulate(file, small_federation, **SETTINGS)
+    assert ODD.count(line) == 1
+    file = tmp_path / "odder.py"
+    file.write_text(ODD.replace(line, changed))
+    for run in (
+        lambda: simulate(file, small_federation, **SETTINGS),
+        lambda: personalize(str(file), artifact_lineage["partition"], tmp_path / "out", settings=SETTINGS),
+    ):
+        with pytest.raises(InputError, match=f"^odder, .*{problem}") as error:
+            run()
+        assert not isinstance(error.value, UnsuitedError)  # which a comparison leaves out
+
+
 @pytest.mark.parametrize(
     ("method", "changes", "options"),
     [

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from pflcli.core.engine import backend
-from pflcli.core.errors import ComputationError
+from pflcli.core.errors import ComputationError, InputError, UnsuitedError
 from pflcli.core.federation.attendance import AllAbsent, Attendance, Diverged, RoundNotes, client_list
 from pflcli.core.federation.run import Run
 from pflcli.core.methods import Method
@@ -19,7 +19,7 @@ from pflcli.core.settings import Settings
 from pflcli.core.simulation import absences, personal_accuracy
 from pflcli.core.simulation.callbacks import Callback, EarlyStopping
 from pflcli.core.simulation.predict import client_batches, predict
-from pflcli.core.simulation.progress import Progress, Row, State, undo_on_failure, update_best
+from pflcli.core.simulation.progress import Progress, Row, State, require_state, undo_on_failure, update_best
 
 ROUND_COLUMNS = (
     *("round", "clients", "lr", "loss", "validation_accuracy", "personal_accuracy", "test_accuracy"),
@@ -92,11 +92,18 @@ def _clock() -> float:
     return time.monotonic() - backend.compile_seconds()[0]
 
 
-def set_up(run: Run, method: Method) -> Progress:
-    """Return the progress before the first round, with row 0 if ``setup`` sent something."""
+def set_up(run: Run, name: str, method: Method) -> Progress:
+    """Return the progress before the first round, with row 0 if ``setup`` sent something.
+
+    Raises UnsuitedError if the method rejects the data, InputError if its state cannot be stored.
+    """
     began, before, run.notes = _clock(), dict(run.traffic), RoundNotes()
-    with _note_rounds(run), run.engine.training():
-        state = method.setup(run)
+    try:
+        with _note_rounds(run), run.engine.training():
+            state = method.setup(run)
+    except InputError as error:  # a method opens no files, so it rejects the data
+        raise UnsuitedError(error.message, *error.fix) from None
+    require_state(f"{name}, setup", state)
     spent = _clock() - began
     rows = [] if run.traffic == before else [_describe_round(run, method, state, -1, before, spent)]
     return Progress(state, rows, reads_rounds=run.notes.reads_rounds)
@@ -107,7 +114,7 @@ def play_round(run: Run, name: str, method: Method, state: Any, t: int) -> tuple
 
     If a client's training diverges, the round is rolled back and repeated without it, as if it had dropped out. If no
     client completes the round, the state stays the same. Raises ComputationError if the method does, or if the training
-    of all clients diverges.
+    of all clients diverges, InputError if the state cannot be stored.
     """
     began, before, fix = _clock(), dict(run.traffic), tuple[str, ...]()
     attendance = Attendance(t=t)
@@ -139,6 +146,7 @@ def play_round(run: Run, name: str, method: Method, state: Any, t: int) -> tuple
                 raise ComputationError(f"the parameters of all clients that trained became non-finite: {clients}", *fix)
     except ComputationError as error:
         raise ComputationError(f"{name}, round {t + 1}: {error.message}", *error.fix) from None
+    require_state(f"{name}, round {t + 1}", after)
     row = _describe_round(run, method, after, t, before, _clock() - began)
     return after, row if run.privacy is None else {**row, **run.privacy.end_round()}
 

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import math
+import reprlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from pflcli.core.errors import InputError
 from pflcli.core.federation.run import Run
 from pflcli.core.parameters.model_table import ModelTable, Snapshot
 
@@ -148,6 +151,37 @@ def tables(state: Mapping[str, Any], prefix: str = "") -> dict[str, ModelTable]:
         elif isinstance(value, Mapping):
             by_key |= tables(value, f"{prefix}{key}-")
     return by_key
+
+
+def require_state(where: str, state: Any, outer: str = "") -> None:
+    """Raise InputError unless ``state`` can be stored: tensors, tables, and dicts of these by name.
+
+    ``where`` says which method returned it, ``outer`` under which keys of its state this part is.
+    """
+    if not isinstance(state, Mapping):
+        raise InputError(f"{where}: the state is {type(state).__name__}, not a dict of tensors and tables by name")
+    for key, value in state.items():
+        if not isinstance(key, str) or "/" in key:
+            at = f"state[{outer!r}]" if outer else "the state"
+            raise InputError(
+                f"{where}: {at} has the key {key!r}; keys are words without a slash",
+                f"key by {str(key).replace('/', '.')!r}",
+            )
+        if isinstance(value, Tensor):
+            continue
+        name = f"{outer}/{key}" if outer else key
+        if isinstance(value, ModelTable):
+            if "-" in name:  # which separates keys in the names of files
+                raise InputError(f"{where}: the table state[{name!r}] has a dash in its name", "use an underscore")
+        elif isinstance(value, Mapping):
+            require_state(where, value, name)
+        else:
+            raise InputError(
+                f"{where}: state[{name!r}] is {type(value).__name__}; a state has tensors, tables and dicts of these",
+                f"store torch.as_tensor({reprlib.repr(value)})"
+                if isinstance(value, bool | int | float | np.ndarray | np.generic)
+                else "store tensors, or use run.table",
+            )
 
 
 @contextmanager

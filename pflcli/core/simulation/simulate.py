@@ -173,7 +173,7 @@ def simulate(
         how: dict[str, Any] = {"threads": threads, "engine": engine, "quiet": quiet}
         backbone = simulate("fedavg", federation, model=model, seed=seed, **how, **settings)
         _provide(run, definition, backbone)
-    progress, reporter = loop.set_up(run, definition), SILENT if quiet else StderrReporter()
+    progress, reporter = loop.set_up(run, name, definition), SILENT if quiet else StderrReporter()
     with report_within(reporter, run.engine, name, training.rounds if definition.has_rounds else 0) as advance:
         loop.run_rounds(run, name, definition, progress, [*callbacks, ProgressBar(advance)])
     with report_within(reporter, run.engine, f"{name}, clients", len(run.clients)) as advance:

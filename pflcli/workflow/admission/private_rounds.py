@@ -229,7 +229,7 @@ def _play(
     run.send, run.upload = record, note_clients  # type: ignore[method-assign]
     code = methods.load(method)
     try:
-        state = loop.set_up(run, code).state
+        state = loop.set_up(run, method, code).state
     except UnsuitedError as error:
         message = f"the file has no SENDS_MORE, and its setup is refused with differential privacy: {error.message}"
         raise BrokenLawError(message) from None

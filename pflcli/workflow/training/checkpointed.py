@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.core.errors import InputError, UnsuitedError
 from pflcli.core.execution import Execution
 from pflcli.core.federation.run import Run
 from pflcli.core.methods import Method
@@ -52,16 +51,13 @@ def run_rounds(
 
 
 def resume(
-    run: Run, method: Method, work: ArtifactWriter, execution: Execution, continued: Artifact | None = None
+    run: Run, name: str, method: Method, work: ArtifactWriter, execution: Execution, continued: Artifact | None = None
 ) -> Progress:
     """Return the progress of an unfinished run of this request, else of the run ``continued``, else of a new run."""
     saved = work.read_checkpoint()
     run.storage = lambda number: work.open_rows(number, empty=saved is None)
     if saved is None and continued is None:
-        try:
-            return loop.set_up(run, method)
-        except InputError as error:  # a method opens no files, so it rejects the data
-            raise UnsuitedError(error.message, *error.fix) from None
+        return loop.set_up(run, name, method)
     if saved is not None:
         progress, run.traffic, mode = unpack(saved, work.checkpoint, run)
     else:
