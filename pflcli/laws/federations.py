@@ -83,7 +83,7 @@ def add_new_clients(base: Federation, sizes: tuple[tuple[int, ...], ...]) -> Fed
         torch.cat([base.x, torch.from_numpy(x)]),
         torch.cat([base.y, torch.from_numpy(y)]),
         offsets,
-        base.classes,
+        base.task,
         np.arange(len(offsets) // len(SPLITS)) >= len(base.clients),
         np.concatenate(clusters) if clusters else None,
     )

@@ -21,6 +21,7 @@ from pflcli.core.engine.engine import Engine
 from pflcli.core.engine.federation import Federation
 from pflcli.core.engine.local_sgd import LocalSGD
 from pflcli.core.engine.strategy import WorkerNet
+from pflcli.core.engine.task import Classification
 from pflcli.core.engine.trainer import Task, Worker
 from pflcli.methods import per_fedavg
 
@@ -520,7 +521,9 @@ PLANS = {
 def test_client_trained_by_the_program_matches_autograd(case, build, monkeypatch):
     draw = np.random.default_rng(0)
     x = draw.integers(0, 256, (11, 2, 8, 8), dtype=np.uint8)
-    data = Federation(torch.from_numpy(x), torch.from_numpy(draw.integers(0, 3, 11)), np.asarray([0, 11, 11, 11]), 3)
+    data = Federation(
+        torch.from_numpy(x), torch.from_numpy(draw.integers(0, 3, 11)), np.asarray([0, 11, 11, 11]), Classification(3)
+    )
     plan = LocalSGD(epochs=2, batch_size=4, lr=np.full(2, 0.05), **PLANS[case])
     start = {name: value.clone() for name, value in build().double().state_dict().items()}
     results, passes = [], []
@@ -553,7 +556,7 @@ def test_program_training_gives_the_same_bytes_with_threads_and_jobs(build, how)
     rows = np.cumsum([0, *(part for size in sizes for part in (size, 0, 0))])
     shape = (2, 9, 6) if build is make_small else (2, 17, 13)
     x = torch.from_numpy(draw.integers(0, 256, (rows[-1], *shape), dtype=np.uint8))
-    data = Federation(x, torch.from_numpy(draw.integers(0, 3, len(x))), rows, 3)
+    data = Federation(x, torch.from_numpy(draw.integers(0, 3, len(x))), rows, Classification(3))
     plan = LocalSGD(epochs=2, batch_size=8, lr=np.full(2, 0.05))
     torch.manual_seed(0)
     net = build()
@@ -571,7 +574,7 @@ def test_program_training_gives_the_same_bytes_with_threads_and_jobs(build, how)
 def test_program_predictions_do_not_depend_on_the_number_of_threads():
     draw = np.random.default_rng(0)
     x = torch.from_numpy(draw.integers(0, 256, (150, 2, 17, 13), dtype=np.uint8))
-    data = Federation(x, torch.from_numpy(draw.integers(0, 3, 150)), np.asarray([0, 150, 150, 150]), 3)
+    data = Federation(x, torch.from_numpy(draw.integers(0, 3, 150)), np.asarray([0, 150, 150, 150]), Classification(3))
     net = make_uneven().eval()
     rows = np.arange(150)
     with torch.no_grad():

@@ -32,6 +32,7 @@ from pflcli.core.engine.executors.threads import Threads
 from pflcli.core.engine.federation import Federation
 from pflcli.core.engine.local_sgd import LocalSGD, batches, stacks, widths
 from pflcli.core.engine.strategy import WorkerNet
+from pflcli.core.engine.task import Classification
 from pflcli.core.engine.trainer import Worker
 from pflcli.core.errors import ComputationError, LostWorkerError, UsageError
 from pflcli.core.parameters.model_table import ModelTable
@@ -343,7 +344,7 @@ def test_loop_and_stacked_agree_with_batch_norm():
 
 def test_loop_and_stacked_agree_with_convolutions():
     data, _ = make_batch_norm_case()
-    data = Federation(data.x[:, :, :8, :8].contiguous(), data.y, data.offsets, 2)
+    data = Federation(data.x[:, :, :8, :8].contiguous(), data.y, data.offsets, Classification(2))
     net = models.create("cnn", data.in_shape, 2, 0)
     plan = LocalSGD(epochs=2, batch_size=4, lr=[0.1] * 2, momentum=0.9)
     parts = [
@@ -414,7 +415,9 @@ def make_forty_clients(shape, classes):
     sizes = draw.integers(1, 60, 40)
     x = draw.normal(size=(sizes.sum(), *shape)).astype(np.float32)
     offsets = np.cumsum([0, *(n for size in sizes for n in (size, 0, 0))])
-    return Federation(torch.from_numpy(x), torch.from_numpy(draw.integers(0, classes, len(x))), offsets, classes)
+    return Federation(
+        torch.from_numpy(x), torch.from_numpy(draw.integers(0, classes, len(x))), offsets, Classification(classes)
+    )
 
 
 @pytest.mark.parametrize("batch_size", [7, 10, 32, 1000])

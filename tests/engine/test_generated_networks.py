@@ -22,6 +22,7 @@ from pflcli.core.engine.executors import run_task
 from pflcli.core.engine.federation import Federation
 from pflcli.core.engine.local_sgd import LocalSGD, batches
 from pflcli.core.engine.strategy import WorkerNet
+from pflcli.core.engine.task import Classification
 from pflcli.core.engine.trainer import Task
 from pflcli.core.rng import generator
 
@@ -230,7 +231,7 @@ def make_samples(shape, seed):
     draw = np.random.default_rng(seed)
     x = torch.from_numpy(draw.normal(size=(sum(SIZES), *shape)))
     y = torch.from_numpy(draw.integers(0, CLASSES, len(x)))
-    return Federation(x, y, np.cumsum([0, *(n for size in SIZES for n in (size, 0, 0))]), CLASSES)
+    return Federation(x, y, np.cumsum([0, *(n for size in SIZES for n in (size, 0, 0))]), Classification(CLASSES))
 
 
 PLAN = LocalSGD(epochs=EPOCHS, batch_size=BATCH, lr=np.asarray([0.05, 0.02]))

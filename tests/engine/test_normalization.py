@@ -21,6 +21,7 @@ from pflcli.core.engine.federation import Federation
 from pflcli.core.engine.local_sgd import LocalSGD
 from pflcli.core.engine.normalization import normalized
 from pflcli.core.engine.process_settings import intra_op
+from pflcli.core.engine.task import Classification
 from pflcli.core.errors import UsageError
 
 
@@ -28,7 +29,7 @@ def make_images(channels=3, new=None):
     """Two clients with three training samples and one more of each split."""
     draw = np.random.default_rng(0)
     x = torch.from_numpy(draw.integers(0, 256, (10, channels, 4, 5), dtype=np.uint8))
-    return Federation(x, torch.arange(10) % 2, np.asarray([0, 3, 4, 5, 8, 9, 10]), 2, new)
+    return Federation(x, torch.arange(10) % 2, np.asarray([0, 3, 4, 5, 8, 9, 10]), Classification(2), new)
 
 
 def test_imagenet_normalization_supports_colour_and_grey_images():
@@ -49,7 +50,10 @@ def test_dataset_normalization_uses_training_samples_of_seen_clients():
     torch.testing.assert_close(data.scale[1].flatten().double(), deviation, rtol=1e-6, atol=1e-7)
     assert data.pooled(np.asarray([4, 5])).inputs(slice(None)).equal(data.inputs(slice(4, 6)))
     flat = Federation(
-        torch.full((2, 1, 2, 2), 51, dtype=torch.uint8), torch.zeros(2).long(), np.asarray([0, 2, 2, 2]), 2
+        torch.full((2, 1, 2, 2), 51, dtype=torch.uint8),
+        torch.zeros(2).long(),
+        np.asarray([0, 2, 2, 2]),
+        Classification(2),
     )
     assert normalized(flat, "dataset").inputs(slice(None)).abs().max() < 1e-6
 
@@ -57,7 +61,7 @@ def test_dataset_normalization_uses_training_samples_of_seen_clients():
 def test_normalization_refuses_two_channels_and_features():
     with pytest.raises(UsageError, match="one, not of 2"):
         normalized(make_images(2), "imagenet")
-    features = Federation(torch.zeros(2, 3), torch.zeros(2).long(), np.asarray([0, 2, 2, 2]), 2)
+    features = Federation(torch.zeros(2, 3), torch.zeros(2).long(), np.asarray([0, 2, 2, 2]), Classification(2))
     with pytest.raises(UsageError, match="is for images"):
         normalized(features, "dataset")
 
@@ -72,7 +76,7 @@ def test_every_mode_trains_on_normalized_images(mode, jobs):
     plan = LocalSGD(epochs=1, batch_size=4, lr=[0.1])
     (part,) = engine.local_sgd([0, 1], parameters.copy_params(net), plan, ("sgd", 0))
     engine.close()
-    plain = Federation(data.inputs(slice(None)), data.y, data.offsets, 2)
+    plain = Federation(data.inputs(slice(None)), data.y, data.offsets, Classification(2))
     (expected,) = Engine(net, plain, seed=0, mode=mode).local_sgd([0, 1], parameters.copy_params(net), plan, ("sgd", 0))
     for name, value in expected.params.items():
         torch.testing.assert_close(part.params[name], value)

@@ -78,7 +78,7 @@ def use_images(run, mode):
     draw = np.random.default_rng(0)
     data = run.federation
     x = draw.random((len(data.y), 1, 28, 28)).astype(np.float32)
-    run.federation = Federation(torch.from_numpy(x), data.y, data.offsets, data.classes, data.new, data.cluster)
+    run.federation = Federation(torch.from_numpy(x), data.y, data.offsets, data.task, data.new, data.cluster)
     net = models.create("cnn", (1, 28, 28), worlds.CLASSES, 0)
     run.engine, run.init = Engine(net, run.federation, seed=0, threads=1, mode=mode), parameters.copy_params(net)
     return run

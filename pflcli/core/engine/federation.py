@@ -12,8 +12,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli.core import parameters
-from pflcli.core.engine.task import Classification
-from pflcli.core.errors import InputError
+from pflcli.core.engine.task import Classification, Task
+from pflcli.core.errors import InputError, UnsuitedError
 
 SPLITS = ("train", "validation", "test")
 
@@ -31,7 +31,8 @@ class Federation:
     x: Tensor
     y: Tensor
     offsets: NDArray[np.int64]
-    classes: int
+    task: Task
+    """what models learn to predict"""
     new: NDArray[np.bool_] | None = None
     cluster: NDArray[np.int64] | None = None
     scale: tuple[Tensor, Tensor] | None = None
@@ -43,12 +44,15 @@ class Federation:
         x: NDArray[Any],
         y: NDArray[np.int64],
         offsets: NDArray[np.int64],
-        classes: int,
+        task: Task | int,
         device: str = "cpu",
         new: NDArray[np.bool_] | None = None,
         cluster: NDArray[np.int64] | None = None,
     ) -> Self:
-        """Convert the arrays of a partition; images (n, H, W) or (n, H, W, C) become (n, C, H, W)."""
+        """Convert the arrays of a partition; images (n, H, W) or (n, H, W, C) become (n, C, H, W).
+
+        A number as ``task`` is that of classes to predict.
+        """
         with warnings.catch_warnings():
             # Samples may be a read-only map of a file. Nothing writes to them.
             warnings.filterwarnings("ignore", "The given NumPy array is not writable", UserWarning)
@@ -57,12 +61,15 @@ class Federation:
             tensor = tensor.unsqueeze(1) if tensor.ndim == 3 else tensor.permute(0, 3, 1, 2)
         if device != "cpu":  # on a CPU, images are made contiguous when they are read
             tensor = tensor.to(device).contiguous()
-        return cls(tensor, torch.from_numpy(y).to(device), offsets, classes, new, cluster)
+        task = Classification(task) if isinstance(task, int | np.integer) else task
+        return cls(tensor, torch.from_numpy(y).to(device), offsets, task, new, cluster)
 
     @property
-    def task(self) -> Classification:
-        """Return what models learn to predict."""
-        return Classification(self.classes)
+    def classes(self) -> int:
+        """Return the number of classes. Raises UnsuitedError if models learn something else."""
+        if not isinstance(self.task, Classification):
+            raise UnsuitedError(f"there are no classes to predict: labels are {self.task.kind}")
+        return self.task.outputs
 
     @property
     def clients(self) -> NDArray[np.int64]:
@@ -149,7 +156,7 @@ class Federation:
         """Return a federation of one client that trains on these rows, whichever clients they belong to."""
         positions, n = torch.from_numpy(rows).to(self.y.device), len(rows)
         return Federation(
-            self.samples(positions), self.y[positions], np.asarray([0, n, n, n]), self.classes, scale=self.scale
+            self.samples(positions), self.y[positions], np.asarray([0, n, n, n]), self.task, scale=self.scale
         )
 
     def sizes(self, *splits: str) -> NDArray[np.int64]:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from pflcli.core import parameters
 from pflcli.core.engine.optimizer import Optimizer, Update
-from pflcli.core.engine.task import Classification, mean_loss
+from pflcli.core.engine.task import Task, mean_loss
 from pflcli.core.errors import ComputationError
 from pflcli.core.parameters import Stacked
 
@@ -36,7 +36,7 @@ class StackedBatch:
     weight: Tensor
     own: Stacked
     shared: parameters.Params
-    task: Classification
+    task: Task
     draws: Sequence[np.random.Generator] = ()
 
     @property

@@ -15,7 +15,7 @@ from torch.func import functional_call
 from pflcli.core import parameters
 from pflcli.core.engine.gradients import GradientRule, Loss, PassRule
 from pflcli.core.engine.optimizer import Update
-from pflcli.core.engine.task import Classification
+from pflcli.core.engine.task import Task
 from pflcli.core.parameters import Params, Stacked, TrainedClients
 
 LEAST_WEIGHT = 1e-30
@@ -34,7 +34,7 @@ class Batch:
     weight: Tensor | None
     own: Params
     shared: Params
-    task: Classification
+    task: Task
 
     def mean(self, values: Tensor) -> Tensor:
         """Return the mean over samples of ``values`` (n,)."""

@@ -22,7 +22,7 @@ from pflcli.core.engine.gradients import StackedNetwork
 from pflcli.core.engine.linear_chain import ChainNetwork, Layer
 from pflcli.core.engine.local_sgd import LocalSGD
 from pflcli.core.engine.networks import AutogradNetwork, VmappedNetwork, has_batch_norm
-from pflcli.core.engine.task import Classification
+from pflcli.core.engine.task import Task
 from pflcli.core.parameters import Params
 
 MODES = ("loop", "stacked")
@@ -38,7 +38,7 @@ class WorkerNet:
     """the layers, if the network is a chain of linear layers"""
     program: Program | None
     """the compiled program, if the network has one"""
-    task: Classification
+    task: Task
 
     @property
     def is_random(self) -> bool | None:
@@ -47,7 +47,7 @@ class WorkerNet:
         return is_random
 
     @classmethod
-    def compile(cls, net: nn.Module, in_shape: tuple[int, ...], task: Classification) -> WorkerNet:
+    def compile(cls, net: nn.Module, in_shape: tuple[int, ...], task: Task) -> WorkerNet:
         """Compile ``net`` for samples of ``in_shape``. Not thread-safe, because it traces the network."""
         return cls(net, linear_chain.layers(net), backend.program(net, in_shape), task)
 

@@ -1,19 +1,77 @@
-"""What models learn to predict: the size of their output, the loss of an output, and the prediction that it makes.
+"""What models learn to predict: the size of their output, its loss, its prediction, and the score of a prediction.
 
 The engine and methods ask the ``task`` of a federation, and assume nothing else about outputs and labels. Another kind
-of task is another class with these members. A task is sent to workers with batches, so it must be picklable.
+of task is another class with the members of ``Task``. A task is sent to workers with batches, so it must be picklable.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, ClassVar, Protocol, cast
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional
+
+from pflcli.core.errors import InputError
+
+CLASSES = "classes"
+"""The kind of ``Classification``."""
+
+
+class Task(Protocol):
+    """What a federation's models learn to predict of a sample."""
+
+    kind: ClassVar[str]
+    """what labels are; metrics are defined for labels of one kind, and methods say which kinds they learn"""
+    metrics: ClassVar[tuple[str, ...]]
+    """names of metrics in the catalogue; the first ranks methods unless another is asked for"""
+
+    @property
+    def outputs(self) -> int:
+        """The size of a model's output."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The names of the outputs, if they are known."""
+
+    @property
+    def unit(self) -> str:
+        """The unit of labels; empty if they have none."""
+
+    def check(self, where: str, y: NDArray[Any]) -> NDArray[Any]:
+        """Return labels (n,) in the type that losses take; raises InputError for a label that is none."""
+
+    def describe(self, y: NDArray[Any]) -> dict[str, float]:
+        """Return facts about labels (n,), by the headings under which tables show them."""
+
+    def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
+        """Return the losses (n,) of outputs (n, C), differentiable."""
+
+    def mean_losses(
+        self, outputs: Tensor, y: Tensor, weight: Tensor, scale: float | Tensor = 1.0
+    ) -> tuple[Tensor, Tensor]:
+        """Return the losses (a,) of outputs (a, n, C) with sample weights ``weight`` (a, n), and their gradients.
+
+        The gradients are multiplied by ``scale``, a number or (a,).
+        """
+
+    def predict(self, outputs: Tensor) -> NDArray[np.float32]:
+        """Return the predictions (n, C) of outputs (n, C)."""
+
+    def default(self) -> NDArray[np.float32]:
+        """Return the prediction (C,) of a client whose model failed."""
+
+    def bounded_losses(self, p: NDArray[np.float32], y: NDArray[Any]) -> NDArray[np.float64]:
+        """Return the losses (n,) of predictions (n, C), each with an upper bound, which limits outliers."""
+
+    def scores(self, p: NDArray[np.float32], y: NDArray[Any]) -> NDArray[Any]:
+        """Return the scores (n,) of predictions (n, C). Rounds and choices have the highest mean on validation samples.
+
+        Their mean is what ``rounds.csv`` has as accuracy.
+        """
 
 
 @dataclass(frozen=True)
@@ -23,8 +81,23 @@ class Classification:
     Predictions are probabilities.
     """
 
+    kind: ClassVar[str] = CLASSES
+    metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
+
     outputs: int
-    """the size of a model's output"""
+    names: tuple[str, ...] = ()
+    unit: str = ""
+
+    def check(self, where: str, y: NDArray[Any]) -> NDArray[np.int64]:
+        """Return labels as int64; raises InputError for one outside 0 to C - 1."""
+        bad = np.flatnonzero((y < 0) | (y >= self.outputs))
+        if len(bad):
+            raise InputError(f"{where}: row {bad[0]} has label {y[bad[0]]}, outside 0..{self.outputs - 1}")
+        return y.astype(np.int64, copy=False)
+
+    def describe(self, y: NDArray[np.int64]) -> dict[str, float]:
+        """Return the number of classes that occur."""
+        return {CLASSES: len(np.unique(y))}
 
     def losses(self, logits: Tensor, y: Tensor) -> Tensor:
         """Return the losses (n,) of logits (n, C), differentiable."""
@@ -51,11 +124,15 @@ class Classification:
         p: NDArray[np.float32] = torch.softmax(logits.double(), dim=1).float().cpu().numpy()
         return p
 
+    def default(self) -> NDArray[np.float32]:
+        """Return the same probability (C,) for all classes."""
+        return np.full(self.outputs, 1 / self.outputs, np.float32)
+
     def bounded_losses(self, p: NDArray[np.float32], y: NDArray[np.int64]) -> NDArray[np.float64]:
         """Return the losses (n,) of predictions (n, C), at most 16, which bounds outliers."""
         return -np.log(np.maximum(p[np.arange(len(y)), y], np.finfo(np.float32).eps, dtype=np.float64))
 
-    def is_correct(self, p: NDArray[np.float32], y: NDArray[np.int64]) -> NDArray[np.bool_]:
+    def scores(self, p: NDArray[np.float32], y: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Return a mask (n,) of the predictions (n, C) that are right."""
         return np.asarray(p.argmax(axis=1) == y)
 
@@ -64,7 +141,7 @@ class _MeanLoss(torch.autograd.Function):
     """``mean_losses`` for autograd, which would otherwise take several passes over the outputs."""
 
     @staticmethod
-    def forward(ctx: Any, outputs: Tensor, y: Tensor, weight: Tensor, task: Classification) -> Tensor:
+    def forward(ctx: Any, outputs: Tensor, y: Tensor, weight: Tensor, task: Task) -> Tensor:
         """Return the losses (a,)."""
         losses, grad = task.mean_losses(outputs, y, weight)
         ctx.save_for_backward(grad)
@@ -77,6 +154,6 @@ class _MeanLoss(torch.autograd.Function):
         return grad * by_losses[0][:, None, None], None, None, None
 
 
-def mean_loss(task: Classification, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+def mean_loss(task: Task, outputs: Tensor, y: Tensor, weight: Tensor) -> Tensor:
     """Return the losses (a,) of ``task.mean_losses``, differentiable."""
     return cast("Tensor", _MeanLoss.apply(outputs, y, weight, task))  # type: ignore[no-untyped-call]

@@ -22,7 +22,7 @@ from pflcli.core.engine.engine import Engine
 from pflcli.core.engine.federation import Federation
 from pflcli.core.engine.local_sgd import LocalSGD, is_stacked
 from pflcli.core.engine.process_settings import intra_op
-from pflcli.core.engine.task import Classification
+from pflcli.core.engine.task import Task
 from pflcli.core.errors import ComputationError, UnsuitedError, UsageError
 from pflcli.core.federation import aggregators
 from pflcli.core.federation.aggregators import Aggregator, Uploads
@@ -187,7 +187,7 @@ class Run:
         return self.notes.attendance
 
     @property
-    def task(self) -> Classification:
+    def task(self) -> Task:
         """Return what models learn to predict: the size of their output, losses, and predictions."""
         return self.federation.task
 
@@ -612,7 +612,7 @@ class Run:
         return np.asarray(np.divide(sums, sizes, out=np.full(len(rows), np.nan), where=sizes > 0))
 
     def accuracy(self, params: Params, split: str) -> float:
-        """Return the accuracy of one model over all seen clients' samples of a split (nan if there are none)."""
+        """Return the mean score of one model over all seen clients' samples of a split (nan if there are none)."""
         right = self.is_correct(self.federation.seen_clients, params, split)
         return float(right.mean()) if len(right) else float("nan")
 
@@ -632,9 +632,9 @@ class Run:
     def is_correct(
         self, clients: NDArray[np.int64], models: Params | Stacked | ModelTable, split: str
     ) -> NDArray[np.bool_]:
-        """Return a mask (n,) of the clients' samples that one model, or one per client (m, ...), predicts correctly."""
+        """Return the scores (n,) by the task of one model, or one per client (m, ...): whether predictions are right."""
         p, y = self._predictions(clients, models, split)
-        return self.task.is_correct(p, y)
+        return self.task.scores(p, y)
 
     def _predictions(
         self, clients: NDArray[np.int64], models: Params | Stacked | ModelTable, split: str

@@ -83,9 +83,9 @@ def describe(facts: Mapping[str, Any]) -> list[str]:
 def replace_nonfinite(
     run: Run, clients: NDArray[np.int64], by_split: Mapping[str, Mapping[str, NDArray[np.float32]]]
 ) -> tuple[dict[str, dict[str, NDArray[Any]]], dict[str, NDArray[np.bool_]]]:
-    """Return predictions by split, with 1 / C in rows that are not finite, and flags (n,) of the affected clients.
+    """Return predictions by split, with the task's default in rows that are not finite.
 
-    The keys of the flags are those of ``FAILURES``.
+    Also return flags (n,) of the clients with such rows; their keys are those of ``FAILURES``.
     """
     overflowed, finite = np.zeros(len(clients), dtype=bool), dict[str, dict[str, NDArray[Any]]]()
     for split, parts in by_split.items():
@@ -94,7 +94,7 @@ def replace_nonfinite(
         for name, values in parts.items():
             lost: NDArray[np.bool_] = np.asarray(~np.isfinite(values).all(axis=1))
             overflowed[owner[lost]] = True
-            finite[split][name] = np.where(lost[:, None], np.float32(1 / values.shape[1]), values)
+            finite[split][name] = np.where(lost[:, None], run.task.default(), values)
     return finite, {"diverged_personalizing": np.isin(clients, list(run.notes.unfit)), "overflowed": overflowed}
 
 

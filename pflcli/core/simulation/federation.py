@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from pflcli.core import config, datasets, registry, rng, schemes, splits
 from pflcli.core.datasets import Samples
 from pflcli.core.engine import federation as engine
+from pflcli.core.engine.task import Classification, Task
 from pflcli.core.errors import InputError, UsageError, closest
 
 if TYPE_CHECKING:
@@ -27,18 +28,21 @@ Fractions = tuple[float, float, float]
 class Federation(engine.Federation):
     """The samples of all clients, as ``simulate`` takes them; make one by ``from_arrays`` or ``from_dataset``.
 
-    ``names`` (m,) are the names of the clients, ``class_names`` (C,) those of the classes, and ``sample`` (n,) the row
-    of each sample in the arrays or dataset.
+    ``names`` (m,) are the names of the clients, and ``sample`` (n,) the row of each sample in the arrays or dataset.
     """
 
     names: tuple[str, ...] = ()
-    class_names: tuple[str, ...] = ()
     sample: NDArray[np.int64] | None = None
 
     def __repr__(self) -> str:
         """Return a line without the arrays, which would fill a notebook."""
-        sizes = f"clients={len(self.clients)}, samples={len(self.y)}, classes={self.classes}"
+        sizes = f"clients={len(self.clients)}, samples={len(self.y)}, {self.task.kind}={self.task.outputs}"
         return f"Federation({sizes}, in_shape={self.in_shape})"
+
+    @property
+    def class_names(self) -> tuple[str, ...]:
+        """The names of the classes (C,), if they are known."""
+        return self.task.names
 
     @property
     def client_names(self) -> list[str]:
@@ -55,6 +59,7 @@ class Federation(engine.Federation):
         split: Any = None,
         fractions: Fractions | None = None,
         classes: Sequence[Any] | None = None,
+        task: Task | None = None,
         new_clients: Iterable[Any] = (),
         seed: int = 0,
         device: str = "cpu",
@@ -65,14 +70,22 @@ class Federation(engine.Federation):
         (n, length). Labels and clients are words or numbers; clients are sorted by name, and labels by value or by
         ``classes``. ``split`` (n,) is "train", "validation" or "test" for each sample; without it, each client's
         samples are split at random by ``fractions`` (0.6, 0.2, 0.2), drawn from ``seed`` as ``pfl partition`` does.
+        ``task`` is what models learn to predict, by default the class of a sample.
         ``new_clients`` are the names of the clients that take no part in rounds. Raises InputError for arrays that do
         not fit together and for invalid values, UsageError for fractions that do not add up to 1 and unknown clients.
         """
-        labels, names = _number_labels(y, classes)
+        if task is not None and classes is not None:
+            raise UsageError("task and classes both say what models predict", "give one of them")
+        if task is None:
+            labels, names = _number_labels(y, classes)
+            task = Classification(max(len(names), 2), tuple(names))
+        else:
+            labels = task.check("the arrays", _as_array(y))
         samples = Samples(
             x=_as_samples(x),
-            y=labels,
-            classes=max(len(names), 2),
+            # Labels take no part in how natural clients and their samples are divided.
+            y=labels if isinstance(task, Classification) else np.zeros(len(labels), np.int64),
+            classes=max(task.outputs, 2),
             owner=_as_words(client, "client"),
             **_read_splits(split),
         )
@@ -83,7 +96,8 @@ class Federation(engine.Federation):
         splits.check_fractions(fractions)
         parts = schemes.load("natural").split(samples, None, None, rng.generator(seed, "partition", "natural"))
         federation = _arrange(samples, parts, fractions, seed, device)
-        federation = replace(federation, class_names=tuple(names))
+        assert federation.sample is not None
+        federation = replace(federation, task=task, y=torch.from_numpy(labels[federation.sample]).to(device))
         new = [new_clients] if isinstance(new_clients, str) else [str(name) for name in new_clients]
         for name in new:
             if name not in federation.names:
@@ -134,25 +148,29 @@ class Federation(engine.Federation):
         if min_samples:
             parts = schemes.redistribute(parts, min_samples, rng.generator(seed, "redistribute"))
         federation = _arrange(samples, parts, fractions, seed, device, splitter, cfg)
-        return replace(federation, class_names=() if splitter.permutes_labels(cfg) else samples.names)
+        names = () if splitter.permutes_labels(cfg) else samples.names
+        return replace(federation, task=Classification(samples.classes, names))
 
     def describe(self) -> pd.DataFrame:
-        """Return a frame with a row per client: samples of each split, classes, and the divergence of its labels.
+        """Return a frame with a row per client: samples of each split, facts about its labels, and their divergence.
 
-        The divergence is that of Jensen and Shannon, in bits from 0 to 1, between the client's labels and all labels.
+        The divergence, of classes only, is that of Jensen and Shannon, in bits from 0 to 1, between the client's labels and all labels.
         """
         import pandas as pd
 
         from pflcli.core.simulation.heterogeneity import jensen_shannon
 
-        counts = self._count_labels()
+        labels = np.split(self.y.cpu().numpy(), self.offsets[len(engine.SPLITS) :: len(engine.SPLITS)][:-1])
         sizes = {split: self.sizes(split) for split in engine.SPLITS}
         names = pd.Index(self.client_names, name="client")
+        facts = pd.DataFrame({**sizes}, index=names).join(pd.DataFrame(map(self.task.describe, labels), index=names))
+        if not isinstance(self.task, Classification):
+            return facts
+        counts = self._count_labels()
         total = counts.sum(axis=1, keepdims=True)
         overall = counts.sum(axis=0) / max(counts.sum(), 1)
         divergence = np.where(total[:, 0] > 0, jensen_shannon(counts / np.maximum(total, 1), overall), np.nan)
-        held = (counts > 0).sum(axis=1)
-        return pd.DataFrame({**sizes, "classes": held, "divergence": divergence}, index=names)
+        return facts.assign(divergence=divergence)
 
     def _count_labels(self) -> NDArray[np.int64]:
         """Return the number of samples of each client and class, (m, C)."""

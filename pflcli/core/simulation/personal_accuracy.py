@@ -77,5 +77,5 @@ def measure_accuracy(run: Run, method: Method, state: dict[str, Any], split: str
             predictor = method.personalize(run, state, chunk)
             if split not in predictor.splits:
                 break
-            right.append(run.task.is_correct(predictor.answer(split)["p"], run.federation.labels_of(chunk, split)))
+            right.append(run.task.scores(predictor.answer(split)["p"], run.federation.labels_of(chunk, split)))
     return float(np.concatenate(right).mean()) if right else math.nan
