@@ -40,6 +40,10 @@ class Method(Protocol):
     Config: type[Any]
     """its options: a frozen dataclass with a default for each, and a line of explanation under each"""
 
+    TASKS: tuple[str, ...] = ("classes",)
+    """the kinds of tasks that it learns: ``classes``, or ``any`` if of a task it uses only the loss, the predictions
+    and their scores"""
+
     PERSONAL_MODELS: str = ""
     """the key of the clients' own models in the state after each round; empty if clients have none"""
     ADAPTS: bool = False

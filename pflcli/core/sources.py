@@ -34,7 +34,7 @@ def code_hash(group: str, name: str) -> str:
     """Return the SHA-256 of a file of the registry and its imports outside ``SHARED``.
 
     It does not depend on import statements, docstrings, comments, layout, the names of modules, or a method's ``GRID``,
-    ``KEEPS``, ``RECORDS`` and ``SENDS_MORE``.
+    ``KEEPS``, ``RECORDS``, ``SENDS_MORE`` and ``TASKS``.
     """
     return _hash([registry.path(group, name)])
 
@@ -188,7 +188,7 @@ _FACADE = "pflcli.method"
 """What methods import from: a module without code of its own, which offers names that other modules define."""
 
 
-_UNHASHED_CONSTANTS = ("GRID", "KEEPS", "RECORDS", "SENDS_MORE")
+_UNHASHED_CONSTANTS = ("GRID", "KEEPS", "RECORDS", "SENDS_MORE", "TASKS")
 
 
 class _Stripper(ast.NodeTransformer):

@@ -979,6 +979,28 @@ def rounds_lower_the_loss(subject: Subject) -> None:
 
 
 @law("methods")
+def declared_tasks_are_learned(subject: Subject) -> None:
+    """With ``any`` in ``TASKS``, the method learns quantities too, by their loss and predictions alone.
+
+    Code that counts on classes fails, or learns nothing, when labels are something else.
+    """
+    code = methods.load(subject.name)
+    if "any" not in code.TASKS:
+        raise NotApplicable("the method learns classes only")
+    data = federations.make_quantities()
+    run, state = _play(subject, data=data, rounds=_LATER, participation=1.0, batch_size=8, lr=0.02)
+    p, y = _predict(subject, run, state)["test"], data.labels_of(data.clients, "test")
+    require(p.shape == (len(y), 1), f"predictions of {len(y)} quantities are {p.shape} instead of {(len(y), 1)}")
+    require(bool(np.isfinite(p).all()), "a prediction is not finite")
+    if code.has_rounds:
+        error, spread = float(((p[:, 0] - y) ** 2).mean()), float(y.var())
+        require(
+            error < spread,
+            f"the mean squared error is {error:.2f} after {_LATER} rounds, and that of the mean {spread:.2f}",
+        )
+
+
+@law("methods")
 def extreme_options_work_or_are_refused(subject: Subject) -> None:
     """With any number as an option, and each choice of another, the run works or ends with an error that names the
     cause.

@@ -35,6 +35,7 @@ PERSONAL_MODELS = "local"
 KEEPS = ("alpha",)
 PAPER = "APFL"
 YEAR = 2020
+TASKS = ("any",)
 GRID = {"alpha": (0.25, 0.5, 0.75)}
 
 State = dict[str, Any]

@@ -36,6 +36,7 @@ PAIRS_KEPT = 8  # inner products of updates
 SENDS_MORE = "models, of which the server takes a mean per cluster"
 PAPER = "Clustered FL"
 YEAR = 2020
+TASKS = ("any",)
 RECORDS = ("cluster",)
 
 State = dict[str, Any]

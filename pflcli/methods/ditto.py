@@ -38,6 +38,7 @@ PERSONAL_MODELS = "personal"
 KEEPS = ("lambda",)
 PAPER = "Ditto"
 YEAR = 2021
+TASKS = ("any",)
 GRID = {"lam": (None, 0.1, 1.0, 2.0)}
 
 State = dict[str, Any]

@@ -37,6 +37,7 @@ NEEDS = ()
 PERSONAL_MODELS = "local"
 PAPER = "FedALA"
 YEAR = 2023
+TASKS = ("any",)
 
 State = dict[str, Any]
 

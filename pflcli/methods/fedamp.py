@@ -39,6 +39,7 @@ PAIRS_KEPT = 8  # inner products of models
 SENDS_MORE = "models, which the server mixes for each client"
 PAPER = "FedAMP"
 YEAR = 2021
+TASKS = ("any",)
 GRID = {"lam": (0.01, 0.1, 1.0)}
 
 State = dict[str, Any]

@@ -48,6 +48,7 @@ PERSONAL_MODELS = "z"
 SENDS_MORE = "biases and representations"
 PAPER = "FedAttn"
 YEAR = 2022
+TASKS = ("any",)
 RECORDS = ("history",)
 
 State = dict[str, Any]

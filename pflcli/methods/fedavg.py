@@ -24,6 +24,7 @@ KIND = "server"
 NEEDS = ()
 PAPER = "FedAvg"
 YEAR = 2017
+TASKS = ("any",)
 
 State = dict[str, Any]
 

@@ -23,6 +23,7 @@ KIND = "posthoc"
 NEEDS = ("backbone",)
 PAPER = "FedAvg+"
 YEAR = 2019
+TASKS = ("any",)
 GRID = {"epochs": (1, 2, 5, 10), "lr": (0.0, 0.01, 0.03, 0.1)}
 
 

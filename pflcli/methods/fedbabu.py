@@ -23,6 +23,7 @@ DIVIDES = True
 ADAPTS = True
 PAPER = "FedBABU"
 YEAR = 2022
+TASKS = ("any",)
 GRID = {"epochs": (1, 5, 10)}
 
 State = dict[str, Params]

@@ -26,6 +26,7 @@ PERSONAL_MODELS = "norms"
 NO_EFFECT = "the model has no batch normalization"
 PAPER = "FedBN"
 YEAR = 2021
+TASKS = ("any",)
 
 State = dict[str, Any]
 

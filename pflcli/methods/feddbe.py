@@ -35,6 +35,7 @@ PERSONAL_MODELS = "memories"
 SENDS_MORE = "mean representations before the rounds"
 PAPER = "FedDBE"
 YEAR = 2023
+TASKS = ("any",)
 
 State = dict[str, Any]
 

@@ -33,6 +33,7 @@ ADAPTS = True
 KEEPS = ("shares",)
 PAPER = "FedEM"
 YEAR = 2021
+TASKS = ("any",)
 
 State = dict[str, Any]
 

@@ -52,6 +52,7 @@ PAIRS_SENT = "models"
 SENDS_MORE = "models, which other clients receive"
 PAPER = "FedHAM"
 YEAR = 2023
+TASKS = ("any",)
 RECORDS = ("attention", "history")
 
 _MAX_ROUNDS_WITHOUT_GAIN = 5

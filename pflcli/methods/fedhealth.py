@@ -46,6 +46,7 @@ PAIRS_SENT = "public samples"
 SENDS_MORE = "samples"
 PAPER = "FedHealth"
 YEAR = 2020
+TASKS = ("any",)
 
 State = dict[str, Any]
 

@@ -26,6 +26,7 @@ DIVIDES = True
 PERSONAL_MODELS = "heads"
 PAPER = "FedPer"
 YEAR = 2019
+TASKS = ("any",)
 
 State = dict[str, Any]
 

@@ -22,6 +22,7 @@ KIND = "server"
 NEEDS = ()
 PAPER = "FedProx"
 YEAR = 2020
+TASKS = ("any",)
 GRID = {"mu": (0.001, 0.01, 0.1, 1.0)}
 
 State = dict[str, Any]

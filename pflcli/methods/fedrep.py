@@ -33,6 +33,7 @@ DIVIDES = True
 PERSONAL_MODELS = "heads"
 PAPER = "FedRep"
 YEAR = 2021
+TASKS = ("any",)
 GRID = {"head_epochs": (1, 2, 5, 10)}
 
 State = dict[str, Any]

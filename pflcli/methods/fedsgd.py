@@ -26,6 +26,7 @@ NEEDS = ()
 IGNORES = ("epochs", "steps", "momentum")
 PAPER = "FedSGD"
 YEAR = 2017
+TASKS = ("any",)
 
 State = dict[str, Params]
 

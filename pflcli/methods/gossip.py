@@ -26,6 +26,7 @@ PAIRS_KEPT = 0.125  # the graph of neighbours
 SENDS_MORE = "models to each other"
 PAPER = "Gossip learning"
 YEAR = 2019
+TASKS = ("any",)
 RECORDS = ("graph",)
 
 

@@ -28,6 +28,7 @@ ADAPTS = True
 SENDS_MORE = "models, of which the server takes a mean per cluster"
 PAPER = "IFCA"
 YEAR = 2020
+TASKS = ("any",)
 RECORDS = ("cluster",)
 GRID = {"k": (2, 3, 4, 6)}
 

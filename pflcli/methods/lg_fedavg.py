@@ -27,6 +27,7 @@ DIVIDES = True
 PERSONAL_MODELS = "bodies"
 PAPER = "LG-FedAvg"
 YEAR = 2020
+TASKS = ("any",)
 
 State = dict[str, Any]
 

@@ -20,6 +20,7 @@ KIND = "local"
 NEEDS = ()
 PAPER = "Local"
 YEAR = 2022
+TASKS = ("any",)
 
 
 @dataclass(frozen=True)

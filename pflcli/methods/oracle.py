@@ -22,6 +22,7 @@ PERSONAL_MODELS = "cluster"
 SENDS_MORE = "models, of which the server takes a mean per cluster"
 PAPER = "Oracle"
 YEAR = 2022
+TASKS = ("any",)
 REFERENCE = True
 RECORDS = ("cluster",)
 

@@ -37,6 +37,7 @@ PAIRS_KEPT = 1  # the neighbours
 SENDS_MORE = "models to each other"
 PAPER = "PANM"
 YEAR = 2022
+TASKS = ("any",)
 RECORDS = ("graph",)
 
 Array = NDArray[np.float64]

@@ -28,6 +28,7 @@ PAIRS_KEPT = 0.125  # the graph of neighbours
 SENDS_MORE = "models to each other"
 PAPER = "PENS"
 YEAR = 2021
+TASKS = ("any",)
 RECORDS = ("graph",)
 
 _MAX_TRIED_SAMPLES = 512

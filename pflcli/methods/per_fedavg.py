@@ -30,6 +30,7 @@ NEEDS = ()
 ADAPTS = True
 PAPER = "Per-FedAvg"
 YEAR = 2020
+TASKS = ("any",)
 GRID = {"alpha": (0.003, 0.01, 0.03)}
 
 State = dict[str, Params]

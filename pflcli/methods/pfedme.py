@@ -40,6 +40,7 @@ NEEDS = ()
 ADAPTS = True
 PAPER = "pFedMe"
 YEAR = 2020
+TASKS = ("any",)
 GRID = {"lam": (0.1, 0.5, 1.0, 5.0)}
 
 State = dict[str, Params]

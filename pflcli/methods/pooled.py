@@ -21,6 +21,7 @@ KIND = "server"
 NEEDS = ()
 PAPER = "Pooled"
 YEAR = 2017
+TASKS = ("any",)
 SENDS_MORE = "samples"
 REFERENCE = True
 

@@ -32,6 +32,7 @@ NEEDS = ()
 IGNORES = ("momentum",)
 PAPER = "SCAFFOLD"
 YEAR = 2020
+TASKS = ("any",)
 
 State = dict[str, Any]
 

@@ -320,6 +320,7 @@ def _require_suited(
         draw(0) if draw else models.outline(settings.model, federation.in_shape, federation.task.outputs, tokens=tokens)
     )
     requirements.require_fit(settings, net, federation.in_shape[0] if federation.has_images else None)
+    requirements.require_task(name, method, federation.task)
     requirements.require_private(name, method, settings)
     requirements.require_body(name, method, settings, net)
     for line in requirements.describe_ignored(name, method, settings):
