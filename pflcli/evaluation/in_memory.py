@@ -36,13 +36,13 @@ def table(
     *,
     baseline: str = "fedavg",
     split: str = "test",
-    metric: str | Sequence[str] = "accuracy",
+    metric: str | Sequence[str] | None = None,
 ) -> pd.DataFrame:
     """Return the table of a comparison as a frame, best method first: scores, gains over the baseline, and intervals.
 
     ``results`` has, for each label, the result of ``simulate``, or the path of predictions, or a sequence of these, one
     per seed. Columns are those of ``table.csv`` in a comparison of ``pfl compare``, with the same numbers; unknown ones
-    are nan. ``metric`` are names of metrics, the first of which ranks.
+    are nan. ``metric`` are names of metrics, the first of which ranks; by default that of the task, such as accuracy.
 
     The attributes (``attrs``) of the frame have the ``conclusion``, sentences of which the first is the decision, and
     ``notes``; warnings among these are Python warnings too.
@@ -58,7 +58,7 @@ def table(
     for name, value in (("baseline", baseline), ("split", split)):
         if not isinstance(value, str):
             raise UsageError(f"{name} is {value!r}, not a word", f"table(results, {name}='fedavg')")
-    names = _parse_metrics(metric)
+    names = _parse_metrics(_propose_metric(results) if metric is None else metric)
     groups, megabytes = dict[str, list[ScoredPredictions]](), dict[str, list[float]]()
     identities = dict[str, dict[int, NDArray[np.str_]]]()
     for label, sources in results.items():
@@ -91,6 +91,12 @@ def table(
     for line in metrics["warnings"]:
         warnings.warn(line, stacklevel=2)
     return frame
+
+
+def _propose_metric(results: Mapping[str, Source | Sequence[Source]]) -> str:
+    """Return the metric that ranks methods of the first result's task."""
+    given = (each for group in results.values() for each in (group if isinstance(group, Sequence) else [group]))
+    return next((each.federation.task.metrics for each in given if hasattr(each, "federation")), catalogue.DEFAULT)[0]
 
 
 def _parse_metrics(metric: str | Sequence[str]) -> tuple[str, ...]:
@@ -155,6 +161,7 @@ def _score(
     if not len(answers.y):
         raise InputError(f"{label} has no {split} samples to score")
     classes = answers.parts["p"].shape[1]
+    catalogue.require_task(metrics, federation.task.kind, federation.task.metrics[0])
     catalogue.require_classes(metrics, classes)
     curve, losses = _read_progress(source)
     fields: dict[str, Any] = scoring.score_predictions(answers, metrics, 1)
@@ -179,6 +186,8 @@ def _read_progress(result: Result) -> tuple[tuple[list[int], list[float]], list[
 
     They are those of its backbone if it has no rounds of its own, as on disk.
     """
+    if result.federation.task.kind != "classes":  # its scores are no accuracies
+        return ([], []), []
     source = result if len(result.rounds) or result.backbone is None else result.backbone
     rows = [{str(name): value for name, value in row.items()} for row in source.rounds.reset_index().to_dict("records")]
     personal = convergence.select_measured(rows, "personal_accuracy")

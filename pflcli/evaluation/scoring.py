@@ -121,7 +121,9 @@ def judge(
     if level != gains.LEVEL:
         table["level"] = level
     conclusion.judge_gains(rows, baseline, level)
-    majority = float(np.mean([np.bincount(item.answers.y).max() / len(item.answers.y) for item in scored]))
+    are_classes = catalogue.METRICS[metric].task == "classes"
+    shares = [np.bincount(item.answers.y).max() / len(item.answers.y) for item in scored] if are_classes else []
+    majority = float(np.mean(shares)) if shares else None
     concluded = conclusion.conclude(rows, baseline, metric, level, majority, spell)
     table["conclusion"] = concluded.record()
     table["marks"] = {
@@ -130,9 +132,10 @@ def judge(
     remarks = _define_metrics(rows, scored[0].metric_names, scored[0].class_names, scored[0].positive)
     remarks += [*_describe_repetitions(groups, baseline), *_describe_untested(scored, table["split"])]
     table |= {"definitions": remarks} if remarks else {}
+    learning = {label: items for label, items in groups.items() if not items[0].is_reference}
     table["warnings"] = [
-        *failed_training.find_warnings({label: items for label, items in groups.items() if not items[0].is_reference}),
-        *failed_training.find_below_constant(rows),
+        *(failed_training.find_warnings(learning) if are_classes else []),
+        *(failed_training.find_below_constant(rows) if are_classes else []),
         *convergence.find_warnings(rows),
     ]
     rows.sort(key=lambda row: summary.sort_key(row, catalogue.METRICS[metric]))

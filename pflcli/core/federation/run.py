@@ -632,7 +632,7 @@ class Run:
     def is_correct(
         self, clients: NDArray[np.int64], models: Params | Stacked | ModelTable, split: str
     ) -> NDArray[np.bool_]:
-        """Return the scores (n,) by the task of one model, or one per client (m, ...): whether predictions are right."""
+        """Return the task's scores (n,) of one model, or one per client (m, ...): whether predictions are right."""
         p, y = self._predictions(clients, models, split)
         return self.task.scores(p, y)
 

@@ -152,9 +152,10 @@ class Federation(engine.Federation):
         return replace(federation, task=Classification(samples.classes, names))
 
     def describe(self) -> pd.DataFrame:
-        """Return a frame with a row per client: samples of each split, facts about its labels, and their divergence.
+        """Return a frame with a row per client: samples of each split, facts about labels, and their divergence.
 
-        The divergence, of classes only, is that of Jensen and Shannon, in bits from 0 to 1, between the client's labels and all labels.
+        The divergence, of classes only, is that of Jensen and Shannon, in bits from 0 to 1, between the client's
+        labels and all labels.
         """
         import pandas as pd
 

@@ -70,6 +70,8 @@ class Metric:
     """the samples without which it is undefined for a client"""
     two_classes: bool = False
     """whether it is defined for two classes only"""
+    task: str = "classes"
+    """the kind of labels for which it is defined"""
 
     @property
     def ranks(self) -> bool:
@@ -177,10 +179,22 @@ def _parts(name: str, unit: str, **form: Any) -> list[Metric]:
 
 
 def _ranking(
-    name: str, heading: str, *, unit: str = "fraction", percent: bool = True, lower_is_better: bool = False, **form: Any
+    name: str,
+    heading: str,
+    *,
+    unit: str = "fraction",
+    percent: bool = True,
+    lower_is_better: bool = False,
+    task: str = "classes",
+    **form: Any,
 ) -> list[Metric]:
     """Return a metric that is computed only if ``--metric`` names it, and the metrics that accompany it."""
-    shape: dict[str, Any] = {"percent": percent, "lower_is_better": lower_is_better, "digits": 1 if percent else 3}
+    shape: dict[str, Any] = {
+        "percent": percent,
+        "lower_is_better": lower_is_better,
+        "digits": 1 if percent else 3,
+        "task": task,
+    }
     first = Metric(
         name, unit, BY_SAMPLES, heading, gives_way=145, over=scores.weighted_mean, optional=True, by_name=True,
         **shape, **form,
@@ -313,6 +327,15 @@ def parse_names(names: Iterable[str]) -> tuple[str, ...]:
     return typed
 
 
+def require_task(names: Iterable[str], kind: str, proposed: str) -> None:
+    """Raise UsageError if one of the metrics is not defined for labels of this kind; ``proposed`` is one that is."""
+    for name in names:
+        if METRICS[name].task != kind:
+            raise UsageError(
+                f"{name} is a metric of {METRICS[name].task}, and labels are {kind}", f"metric={proposed!r}"
+            )
+
+
 def require_classes(names: Iterable[str], classes: int) -> None:
     """Raise UsageError if one of the metrics is undefined for this number of classes."""
     for name in names:
@@ -384,6 +407,8 @@ def prediction_metrics(metrics: Sequence[str] = DEFAULT) -> list[Metric]:
 
 
 def _is_computed(metric: Metric, metrics: Sequence[str]) -> bool:
+    if metric.task != METRICS[metrics[0]].task:
+        return False
     return not metric.optional or metric.name in metrics or metric.score in metrics
 
 
