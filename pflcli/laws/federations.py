@@ -74,7 +74,7 @@ class Quantity:
 
     def losses(self, outputs: Tensor, y: Tensor) -> Tensor:
         """Return the squared errors (n,)."""
-        return (outputs[:, 0] - y) ** 2
+        return (outputs[..., 0] - y) ** 2
 
     def mean_losses(
         self, outputs: Tensor, y: Tensor, weight: Tensor, scale: float | Tensor = 1.0
@@ -95,11 +95,11 @@ class Quantity:
 
     def bounded_losses(self, p: NDArray[np.float32], y: NDArray[Any]) -> NDArray[np.float64]:
         """Return the squared errors (n,), at most 16."""
-        return np.minimum((p[:, 0] - y) ** 2, 16).astype(np.float64)
+        return np.asarray(np.minimum((p[:, 0] - y) ** 2, 16), np.float64)
 
     def scores(self, p: NDArray[np.float32], y: NDArray[Any]) -> NDArray[np.float32]:
         """Return the negative absolute errors (n,)."""
-        return -np.abs(p[:, 0] - y)
+        return np.asarray(-np.abs(p[:, 0] - y), np.float32)
 
 
 def make_quantities() -> Federation:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import torch
@@ -18,30 +16,7 @@ from pflcli.core.engine.federation import Federation
 from pflcli.core.engine.gradients import Pass
 from pflcli.core.engine.local_sgd import LocalSGD
 from pflcli.core.engine.task import Classification
-
-
-@dataclass(frozen=True)
-class SquaredError:
-    """Predict a number."""
-
-    outputs: int = 1
-
-    def losses(self, outputs, y):
-        return (outputs[..., 0] - y).square()
-
-    def mean_losses(self, outputs, y, weight, scale=1.0):
-        apart = outputs[..., 0] - y
-        scale = scale[:, None] if isinstance(scale, torch.Tensor) else scale
-        return (apart.square() * weight).sum(dim=1), (2 * apart * weight * scale)[..., None]
-
-    def predict(self, outputs):
-        return outputs.numpy()
-
-
-class Numbers(Federation):
-    """Samples whose labels are numbers."""
-
-    task = SquaredError()
+from pflcli.laws import federations
 
 
 def loss_of_outputs(logits, z, params, batch):
@@ -75,7 +50,7 @@ def test_clients_train_by_the_loss_of_their_task(mode, rule, activation, compile
         monkeypatch.setattr(linear_chain, "LARGE", 0)
     blocks = worlds.federation()
     draw = torch.Generator().manual_seed(0)
-    data = Numbers(blocks.x, torch.randn(len(blocks.y), generator=draw), blocks.offsets, 0)
+    data = Federation(blocks.x, torch.randn(len(blocks.y), generator=draw), blocks.offsets, federations.Quantity())
     torch.manual_seed(0)
     net = models.Net(nn.Sequential(nn.Flatten(), nn.Linear(worlds.FEATURES, 6), activation()), nn.Linear(6, 1))
     start, clients = parameters.copy_params(net), [0, 2]

@@ -11,7 +11,8 @@ import torch
 
 from pflcli import Federation, simulate, table
 from pflcli.core.errors import InputError, UnsuitedError, UsageError
-from pflcli.evaluation.metrics import catalogue
+from pflcli.evaluation.metrics import RANKING, catalogue
+from pflcli.evaluation.presentation import tables
 
 
 @dataclass(frozen=True)
@@ -71,10 +72,12 @@ def _mae():
         *("mae", "MAE"), unit="", percent=False, lower_is_better=True, task="quantities",
         per_sample=lambda p, y: np.abs(p[:, 0] - y),
     )  # fmt: skip
-    catalogue.METRICS.update({entry.name: entry for entry in entries})
-    yield
-    for entry in entries:
-        del catalogue.METRICS[entry.name]
+    with pytest.MonkeyPatch.context() as patch:
+        for entry in entries:
+            patch.setitem(catalogue.METRICS, entry.name, entry)
+        for module in (catalogue, tables):
+            patch.setattr(module, "RANKING", (*RANKING, "mae"))
+        yield
 
 
 def measure(result):

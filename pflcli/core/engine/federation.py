@@ -42,7 +42,7 @@ class Federation:
     def from_blocks(
         cls,
         x: NDArray[Any],
-        y: NDArray[np.int64],
+        y: NDArray[Any],
         offsets: NDArray[np.int64],
         task: Task | int,
         device: str = "cpu",
