@@ -12,7 +12,7 @@ import pytest
 from PIL import Image
 
 from helpers import error_text
-from importing import read_dataset, refuse
+from importing import import_and_read, read_dataset, refuse
 from pflcli.artifacts.kinds import dataset as datasets
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.import_data import import_data
@@ -370,7 +370,7 @@ def test_points_before_three_digits_are_asked_about(tmp_path):
     answers = {"d": {"decimal": "."}, "t": {"thousands": ".", "decimal": ","}}
     read = {}
     for name, answer in answers.items():
-        read[name] = read_dataset(path, client="site", label="y", **answer).x[:, 1].tolist()
+        read[name] = import_and_read(path, tmp_path / name, client="site", label="y", **answer).x[:, 1].tolist()
     assert read["t"] == [float(cell.replace(".", "")) for cell in cells]
     np.testing.assert_allclose(read["d"], [float(cell) for cell in cells], rtol=1e-6)
     assert read_dataset(path, like=tmp_path / "t").x[:, 1].tolist() == read["t"]
