@@ -216,6 +216,7 @@ def train_round(run, state, t):
         ('"seen": torch.tensor(t)', '"a": {"seen": np.ones(1)}', r"round 1: state\['a/seen'\] is ndarray; a state has"),
         ('"seen": torch.tensor(t)', '"a/b": torch.ones(1)', "round 1: the state has the key 'a/b'; keys are words"),
         ('"seen": torch.tensor(t)', '"a-b": run.table({"w": torch.ones(1)})', r"the table state\['a-b'\] has a dash"),
+        ("torch.tensor(t)", "torch.eye(2).to_sparse()", r"round 1: state\['seen'\] is not a dense tensor"),
         ("return {**play", "state = {**play", "round 1: the state is NoneType, not a dict of tensors and tables"),
     ],
 )

@@ -167,7 +167,7 @@ def require_state(where: str, state: Any, outer: str = "") -> None:
                 f"{where}: {at} has the key {key!r}; keys are words without a slash",
                 f"key by {str(key).replace('/', '.')!r}",
             )
-        if isinstance(value, Tensor):
+        if isinstance(value, Tensor) and not (value.is_quantized or value.is_meta or value.layout != torch.strided):
             continue
         name = f"{outer}/{key}" if outer else key
         if isinstance(value, ModelTable):
@@ -176,11 +176,11 @@ def require_state(where: str, state: Any, outer: str = "") -> None:
         elif isinstance(value, Mapping):
             require_state(where, value, name)
         else:
+            is_number = isinstance(value, bool | int | float | np.ndarray | np.generic)
+            what = "not a dense tensor of numbers" if isinstance(value, Tensor) else type(value).__name__
             raise InputError(
-                f"{where}: state[{name!r}] is {type(value).__name__}; a state has tensors, tables and dicts of these",
-                f"store torch.as_tensor({reprlib.repr(value)})"
-                if isinstance(value, bool | int | float | np.ndarray | np.generic)
-                else "store tensors, or use run.table",
+                f"{where}: state[{name!r}] is {what}; a state has tensors, tables and dicts of these",
+                f"store torch.as_tensor({reprlib.repr(value)})" if is_number else "store tensors, or use run.table",
             )
 
 

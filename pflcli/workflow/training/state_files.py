@@ -34,14 +34,21 @@ DEFAULT = "default:"
 
 
 def flatten(state: State, prefix: str = "") -> dict[str, torch.Tensor]:
-    """Return a method's state, a nested dict of tensors and tables, as one level with keys ``outer/inner``."""
-    flat: dict[str, torch.Tensor] = {}
+    """Return a method's state, a nested dict of tensors and tables, as one level with keys ``outer/inner``.
+
+    Tensors that share memory, such as one model under two keys, are copied, as a file has each of them by itself. An
+    empty dict is the key ``outer/`` with an empty tensor.
+    """
+    flat: dict[str, torch.Tensor] = {} if state or not prefix else {prefix: torch.empty(0)}
+    taken = list[tuple[int, int]]()
     for key, value in state.items():
         inner = value.pack() if isinstance(value, ModelTable) else value
-        if isinstance(inner, Mapping):
-            flat |= flatten(inner, f"{prefix}{key}/")
-        else:
-            flat[prefix + key] = inner.detach().cpu().contiguous()
+        each = flatten(inner, f"{prefix}{key}/") if isinstance(inner, Mapping) else {prefix + key: inner}
+        for name, given in each.items():
+            tensor = given.detach().cpu().contiguous()
+            begin, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+            flat[name] = tensor.clone() if any(a < end and begin < b for a, b in taken) else tensor
+            taken.append((begin, end))
     return flat
 
 
@@ -56,7 +63,8 @@ def nest(flat: Mapping[str, torch.Tensor], run: Run, known: dict[int, ModelTable
         inner = state
         for part in outer:
             inner = inner.setdefault(part, {})
-        inner[last] = value
+        if last:
+            inner[last] = value
     return _restore(state, run, {} if known is None else known)
 
 
@@ -163,7 +171,7 @@ def _read_tensors(artifact: Artifact, name: str) -> dict[str, Tensor]:
     """Read the tensors of a file. They may be nan, such as numbers that a method recorded by round."""
     content = artifact.read(name)
     with artifact.parsing(name):
-        return dict(load(content))
+        return {key: value for key, value in load(content).items() if not key.endswith("/")}
 
 
 def _fill(
