@@ -10,7 +10,6 @@ from torch import nn
 from pflcli.core import models
 from pflcli.core.engine import normalization
 from pflcli.core.engine.networks import has_batch_norm
-from pflcli.core.engine.task import Task
 from pflcli.core.errors import UnsuitedError, UsageError
 from pflcli.core.federation import aggregators, uploads
 from pflcli.core.methods import Method
@@ -39,16 +38,6 @@ def require_fit(settings: Settings, net: nn.Module, channels: int | None) -> Non
     normalization.check(settings.normalize, channels)
     if settings.augment and channels is None:
         raise UsageError("--augment is for images, which these samples are not", "leave it out")
-
-
-def require_task(name: str, method: Method, task: Task) -> None:
-    """Raise UnsuitedError if the method does not learn tasks of this kind."""
-    if not {task.kind, "any"} & {*method.TASKS}:
-        learned = " and ".join(method.TASKS)
-        raise UnsuitedError(
-            f"{name} learns {learned}, and labels are {task.kind}",
-            "a method whose file has TASKS = ('any',), such as fedavg",
-        )
 
 
 def require_private(name: str, method: Method, settings: Settings) -> None:

@@ -21,7 +21,7 @@ from torch import nn
 from pflcli.core import config, methods, models, registry, rng
 from pflcli.core.engine.engine import MODES
 from pflcli.core.engine.federation import SPLITS
-from pflcli.core.errors import InputError, UsageError, closest
+from pflcli.core.errors import InputError, UnsuitedError, UsageError, closest
 from pflcli.core.federation.predictor import ClientModel
 from pflcli.core.federation.run import Run
 from pflcli.core.methods import Method, State
@@ -320,7 +320,11 @@ def _require_suited(
         draw(0) if draw else models.outline(settings.model, federation.in_shape, federation.task.outputs, tokens=tokens)
     )
     requirements.require_fit(settings, net, federation.in_shape[0] if federation.has_images else None)
-    requirements.require_task(name, method, federation.task)
+    if not {federation.task.kind, "any"} & {*method.TASKS}:
+        raise UnsuitedError(
+            f"{name} learns {' and '.join(method.TASKS)}, and labels are {federation.task.kind}",
+            "a method whose file has TASKS = ('any',), such as fedavg",
+        )
     requirements.require_private(name, method, settings)
     requirements.require_body(name, method, settings, net)
     for line in requirements.describe_ignored(name, method, settings):
