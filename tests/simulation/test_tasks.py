@@ -96,6 +96,7 @@ def test_a_task_of_its_own_goes_through_simulate_and_table():
     assert frame.loc["ditto", "mae"] < 0.6 * frame.loc["fedavg", "mae"]
     assert frame.loc["ditto", "gain"] == pytest.approx(frame.loc["fedavg", "mae"] - frame.loc["ditto", "mae"])
     assert "accuracy" not in frame
+    assert f"score={-measure(results['ditto']):.4f}" in repr(results["ditto"])
     assert any("lower the MAE" in note for note in frame.attrs["notes"])
     with pytest.raises(UsageError, match="log_loss is a metric of classes, and labels are quantities"):
         table(results, metric="log_loss")
@@ -114,8 +115,14 @@ def test_the_best_round_is_that_of_the_highest_score_of_the_task():
 
 def test_labels_and_methods_that_do_not_fit_a_task_are_refused():
     x, y, client = np.zeros((4, 2)), np.asarray([1.0, np.nan, 2.0, 3.0]), ["a", "a", "b", "b"]
-    with pytest.raises(InputError, match="row 1 has no finite label"):
+    with pytest.raises(InputError, match="y of row 1 is missing"):
         Federation.from_arrays(x, y, client, task=Quantity())
+    with pytest.raises(InputError, match="row 1 has no finite label"):
+        Federation.from_arrays(x, np.nan_to_num(y, nan=np.inf), client, task=Quantity())
+    with pytest.raises(InputError, match=r"y has shape \(4, 2\), not \(n,\)"):
+        Federation.from_arrays(x, x, client, task=Quantity())
+    with pytest.raises(UsageError, match="task is 'quantities', not a task"):
+        Federation.from_arrays(x, y, client, task="quantities")
     with pytest.raises(UsageError, match="task and classes both say"):
         Federation.from_arrays(x, np.ones(4), client, task=Quantity(), classes=[1])
     with pytest.raises(UnsuitedError, match="fedproto learns classes, and labels are quantities"):

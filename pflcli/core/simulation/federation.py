@@ -76,11 +76,13 @@ class Federation(engine.Federation):
         """
         if task is not None and classes is not None:
             raise UsageError("task and classes both say what models predict", "give one of them")
+        if task is not None and not hasattr(task, "check"):
+            raise UsageError(f"task is {task!r}, not a task", "an object with the members of Task")
         if task is None:
-            labels, names = _number_labels(y, classes)
+            labels, names = _number_labels(_as_labels(y), classes)
             task = Classification(max(len(names), 2), tuple(names))
         else:
-            labels = task.check("the arrays", _as_array(y))
+            labels = task.check("the arrays", _as_labels(y))
         samples = Samples(
             x=_as_samples(x),
             # Labels take no part in how natural clients and their samples are divided.
@@ -260,14 +262,18 @@ def _as_words(values: Any, what: str) -> NDArray[np.str_]:
     return array.astype(np.str_)
 
 
-def _number_labels(y: Any, classes: Sequence[Any] | None) -> tuple[NDArray[np.int64], list[str]]:
-    """Return labels from 0 and the names of the classes; raises InputError for a label that is no class."""
+def _as_labels(y: Any) -> NDArray[Any]:
+    """Return labels as an array (n,); raises InputError for another shape, and for a missing label."""
     array = _as_array(y)
     if array.ndim != 1:
         raise InputError(f"y has shape {array.shape}, not (n,): one label for each sample")
-    missing = np.flatnonzero(_is_missing(array))
-    if len(missing):
+    if len(missing := np.flatnonzero(_is_missing(array))):
         raise InputError(f"y of row {missing[0]} is missing")
+    return array
+
+
+def _number_labels(array: NDArray[Any], classes: Sequence[Any] | None) -> tuple[NDArray[np.int64], list[str]]:
+    """Return labels from 0 and the names of the classes; raises InputError for a label that is no class."""
     if array.dtype.kind == "f" and not (array == np.floor(array)).all():
         row = int(np.flatnonzero(array != np.floor(array))[0])
         raise InputError(f"y of row {row} is {array[row]}, a number and not a class", "methods here classify")

@@ -21,6 +21,7 @@ from torch import nn
 from pflcli.core import config, methods, models, registry, rng
 from pflcli.core.engine.engine import MODES
 from pflcli.core.engine.federation import SPLITS
+from pflcli.core.engine.task import CLASSES
 from pflcli.core.errors import InputError, UnsuitedError, UsageError, closest
 from pflcli.core.federation.predictor import ClientModel
 from pflcli.core.federation.run import Run
@@ -90,7 +91,10 @@ class Result:
     def __repr__(self) -> str:
         """Return a line without models and samples, which would fill a notebook."""
         done = f"clients={len(self.federation.clients)}, rounds={len(self.rounds)}, seed={self.seed}"
-        return f"Result(method={self.method!r}, {done}, accuracy={self.accuracy():.4f})"
+        task, test = self.federation.task, self.predictions["test"]
+        score = float(np.mean(task.scores(test.p, test.y))) if len(test.y) else float("nan")
+        named = "accuracy" if task.kind == CLASSES else "score"
+        return f"Result(method={self.method!r}, {done}, {named}={score:.4f})"
 
     @property
     def bytes(self) -> dict[str, int]:
