@@ -260,11 +260,14 @@ def spawn() -> Iterator[Callable[..., subprocess.Popen[str]]]:
 
 @pytest.fixture
 def tree() -> Callable[[Path], dict[str, tuple[bytes, int]]]:
-    """Everything below a folder, with the time it was last written: what must not change does not."""
+    """Everything below a folder, with the time each file was last written: what must not change does not.
+
+    The time of a folder also changes when a file beside the others marks it as in use.
+    """
 
     def look(root: Path) -> dict[str, tuple[bytes, int]]:
         return {
-            str(path.relative_to(root)): (path.read_bytes() if path.is_file() else b"", path.stat().st_mtime_ns)
+            str(path.relative_to(root)): (path.read_bytes(), path.stat().st_mtime_ns) if path.is_file() else (b"", 0)
             for path in sorted(root.rglob("*"))
         }
 

@@ -75,7 +75,7 @@ def test_sweep_searches_the_layer(by_layer, tmp_path):
 
 def test_commands_that_need_the_input_of_the_head_refuse_another_layer(small, by_layer, tmp_path):
     with pytest.raises(UnsuitedError, match="another layer"):
-        personalize("knn-per", by_layer / "d", tmp_path / "k", options={"representation": "logits"})
+        personalize("knn-per-extended", by_layer / "d", tmp_path / "k", options={"representation": "logits"})
     name = partitions.read(open_artifact(small.p)).names[0]
     with pytest.raises(InputError, match=r"by the layer body\.1"):
         export(by_layer / "k", tmp_path / "x", client=name)

@@ -24,7 +24,7 @@ ADMITTED = {
 }
 
 
-AFTER_ROUNDS = {"fedavg-plus", "knn-per", "knn-per-plus", "local"}
+AFTER_ROUNDS = {"fedavg-plus", "knn-per", "knn-per-extended", "knn-per-plus", "local"}
 """Methods without rounds, whose clients predict by themselves."""
 
 
