@@ -11,11 +11,12 @@ from pathlib import Path
 import numpy as np
 
 import pflcli
-from pflcli.artifacts import client_blocks, codebook
+from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.make import Built, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
+from pflcli.core.datasets import SPLITS
 from pflcli.core.engine import backend
 from pflcli.core.execution import Execution
 
@@ -103,7 +104,7 @@ def shuffle_test_labels(source, out):
     original = open_artifact(source)
     data = partitions.read(original)
     labels, bounds = data.y.copy(), data.offsets.reshape(-1)
-    starts = range(client_blocks.SPLITS.index("test"), len(bounds) - 1, len(client_blocks.SPLITS))
+    starts = range(SPLITS.index("test"), len(bounds) - 1, len(SPLITS))
     tested = np.concatenate([np.arange(bounds[start], bounds[start + 1]) for start in starts])
     labels[tested] = np.random.default_rng(0).permutation(labels[tested])
     assert (labels != data.y).sum() > 20

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 
 from pflcli.core.errors import InputError
 
-SPLITS = ("train", "validation", "test")
-
 PIECE_BYTES = 1 << 23
 """Bytes of an array that are checked or copied at a time."""
 

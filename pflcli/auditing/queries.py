@@ -18,6 +18,7 @@ from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.reader import Artifact
 from pflcli.core import rng
+from pflcli.core.datasets import SPLITS
 from pflcli.core.errors import InputError
 from pflcli.core.execution import Execution
 from pflcli.core.federation.privacy.accounting import compose_epsilon
@@ -34,7 +35,7 @@ DISTANCE = "distance"
 """The part with the distance (n, 1) from each sample to the nearest one in its client's store."""
 VOTE_DELTA = 1e-5
 """Failure probability of the epsilon of all queries to a client together, if its neighbours vote with noise."""
-_COUNT = len(client_blocks.SPLITS)
+_COUNT = len(SPLITS)
 
 
 @dataclass(frozen=True)
@@ -74,12 +75,12 @@ class Queries:
 
 def find_members(artifact: Artifact, data: Partition) -> NDArray[np.bool_]:
     """Return which samples (n,) of the partition the run learned from."""
-    splits = [client_blocks.SPLITS.index(split) for split in predictions.learned_splits(artifact)]
+    splits = [SPLITS.index(split) for split in predictions.learned_splits(artifact)]
     return np.isin(split_numbers(data), splits)
 
 
 def split_numbers(data: Partition) -> NDArray[np.int64]:
-    """Return the split of each sample (n,), an index into ``client_blocks.SPLITS``."""
+    """Return the split of each sample (n,), an index into ``SPLITS``."""
     return np.repeat(np.tile(np.arange(_COUNT), len(data.names)), data.sizes.ravel())
 
 

@@ -13,7 +13,7 @@ import numpy as np
 import safetensors.numpy
 from numpy.typing import NDArray
 
-from pflcli.artifacts import client_blocks, codebook
+from pflcli.artifacts import codebook
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import dataset as artifact
 from pflcli.artifacts.make import Built, Outcome, make
@@ -21,7 +21,7 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.core import config, datasets, foreign, sources
-from pflcli.core.datasets import Samples
+from pflcli.core.datasets import SPLITS, Samples
 from pflcli.core.errors import InputError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.data.preparation import imported_dataset
@@ -146,10 +146,10 @@ def _split(samples: Samples) -> NDArray[np.int8] | None:
     """Return the given split of each sample (n,), None if there is none."""
     if samples.is_test is None:
         return None
-    split = np.full(len(samples.y), client_blocks.SPLITS.index("train"), np.int8)
-    split[samples.is_test] = client_blocks.SPLITS.index("test")
+    split = np.full(len(samples.y), SPLITS.index("train"), np.int8)
+    split[samples.is_test] = SPLITS.index("test")
     if samples.is_validation is not None:
-        split[samples.is_validation] = client_blocks.SPLITS.index("validation")
+        split[samples.is_validation] = SPLITS.index("validation")
     return split
 
 

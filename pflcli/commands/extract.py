@@ -18,6 +18,7 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.reader import Artifact, require_ancestor
 from pflcli.artifacts.writer import ArtifactWriter
+from pflcli.core.datasets import SPLITS
 from pflcli.core.errors import InputError
 from pflcli.core.federation.layers import represent_by_layer
 from pflcli.core.federation.run import Run
@@ -66,9 +67,7 @@ def extract(asked: Extract) -> Outcome:
         if asked.layer is not None:
             dimension = represent_by_layer(run, np.arange(1), asked.layer).shape[1]
         with execution.reporter.progress("extract", len(data.y)) as advance:
-            splits = {
-                split: _embed(run, weights, data.sample, split, asked.layer, advance) for split in client_blocks.SPLITS
-            }
+            splits = {split: _embed(run, weights, data.sample, split, asked.layer, advance) for split in SPLITS}
             embeddings.write(work, splits, dimension, classes)
         codebook.write(work, codebook.read(chosen))
         execution.reporter.say(f"{len(data.y)} samples, {dimension}-d")

@@ -11,7 +11,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts import codebook
-from pflcli.artifacts.client_blocks import SPLITS
 from pflcli.artifacts.codebook import Codebook, Dialect
 from pflcli.artifacts.kinds import backbone, predictions
 from pflcli.artifacts.kinds import partition as partitions
@@ -22,6 +21,7 @@ from pflcli.artifacts.open_by_path import Chosen, open_one
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.core import sources
+from pflcli.core.datasets import SPLITS
 from pflcli.core.errors import GoneError, InputError, UnsuitedError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.core.foreign import require_short

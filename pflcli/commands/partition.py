@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pflcli.artifacts import client_blocks, codebook
+from pflcli.artifacts import codebook
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import federation as federations
 from pflcli.artifacts.kinds import partition as artifact
@@ -21,7 +21,7 @@ from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.core import config, datasets, foreign, registry, rng, schemes, sources
-from pflcli.core.datasets import Samples
+from pflcli.core.datasets import SPLITS, Samples
 from pflcli.core.errors import InputError, UsageError, closest
 from pflcli.core.execution import Execution
 from pflcli.core.schemes import Scheme
@@ -139,7 +139,7 @@ def _partition_site(asked: Partition) -> Outcome:
         if samples.scaling is not None:
             result, known = preprocessing.scale_partition(result, known, samples.scaling)
         artifact.write(writer, result, known)
-        sizes = dict(zip(client_blocks.SPLITS, result.sizes.sum(axis=0).tolist(), strict=True))
+        sizes = dict(zip(SPLITS, result.sizes.sum(axis=0).tolist(), strict=True))
         asked.execution.reporter.say(
             f"{counted(len(result.y), 'sample')} of client '{asked.client}': {sizes['train']} for training, "
             f"{sizes['validation']} for validation, {sizes['test']} for test"
@@ -267,7 +267,7 @@ def _summary(result: artifact.Partition, total: int, seed: int) -> dict[str, Any
         "clients": len(result.names),
         "samples": len(result.y),
         "unused": total - len(result.y),
-        **{split: int(count) for split, count in zip(client_blocks.SPLITS, result.sizes.sum(axis=0), strict=True)},
+        **{split: int(count) for split, count in zip(SPLITS, result.sizes.sum(axis=0), strict=True)},
         "classes": result.classes,
         "shape": list(result.x.shape[1:]),
         "type": str(result.x.dtype),

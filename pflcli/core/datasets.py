@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from pflcli.core import registry
 from pflcli.core.errors import InputError, PflError, UsageError
 
+SPLITS = ("train", "validation", "test")
+"""Training samples train, validation samples choose, test samples measure."""
 _SAMPLES_PER_CHECK = 1 << 16
 
 

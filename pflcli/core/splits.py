@@ -9,13 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.core import rng
-from pflcli.core.datasets import Samples
+from pflcli.core.datasets import SPLITS, Samples
 from pflcli.core.errors import UsageError
 from pflcli.core.schemes import Scheme
 
 Rows = NDArray[np.int64]
-
-SPLITS = ("train", "validation", "test")
 
 FRACTIONS = (0.6, 0.2, 0.2)
 """Train, validation and test: kNN-Per (Marfoq et al., 2022), section 5, for natural clients."""

@@ -18,6 +18,7 @@ from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.safetensors_file import TYPES
 from pflcli.core import config, foreign, methods, sources
+from pflcli.core.datasets import SPLITS
 from pflcli.core.errors import ConflictError, InputError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.core.wording import listed
@@ -145,7 +146,7 @@ def declare_samples(request: Mapping[str, Any], names: list[str]) -> Partition:
     """Return the numbers of training samples of all clients in the request of a federation, without samples."""
     if not all(type(count) is int and 0 <= count < 1 << 40 for count in request["train"]):
         raise InputError("the numbers of training samples in the federation are not valid")
-    sizes = np.zeros((len(request["train"]), len(client_blocks.SPLITS)), np.int64)
+    sizes = np.zeros((len(request["train"]), len(SPLITS)), np.int64)
     sizes[:, 0] = request["train"]
     form, none = request["form"], np.zeros(0, np.int64)
     x = np.zeros((0, *form["shape"]), form["type"])

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts import codebook
-from pflcli.artifacts.client_blocks import SPLITS
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import Artifact
+from pflcli.core.datasets import SPLITS
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.lineage import Lineage
 from pflcli.evaluation.metrics import client_relations

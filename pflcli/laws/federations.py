@@ -11,7 +11,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli.core import methods
-from pflcli.core.engine.federation import SPLITS, Federation
+from pflcli.core.datasets import SPLITS
+from pflcli.core.engine.federation import Federation
 from pflcli.core.federation.run import Run
 from pflcli.core.methods import State
 from pflcli.core.parameters.model_table import ModelTable

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 from safetensors.torch import load, save
 
 from pflcli.core import config, methods, parameters, registry
-from pflcli.core.engine.federation import SPLITS, Federation
+from pflcli.core.datasets import SPLITS
+from pflcli.core.engine.federation import Federation
 from pflcli.core.engine.process_settings import intra_op
 from pflcli.core.errors import ComputationError, UnsuitedError, UsageError
 from pflcli.core.federation.run import LINKS, Run

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from helpers import error_text
-from pflcli.artifacts import client_blocks
 from pflcli.artifacts.kinds import audit as audits
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
@@ -19,6 +18,7 @@ from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.stack import stack
+from pflcli.core.datasets import SPLITS
 from pflcli.core.errors import InputError, PflError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.evaluation.presentation import audits as presented
@@ -212,7 +212,7 @@ def test_audit_of_a_stack_uses_the_predictions_of_the_stack(small, tmp_path):
     audit(small.st, tmp_path / "a", execution=ONE)
     predictor = stored_predictor.open_predictor(open_artifact(small.st))
     data = partitions.read(predictor.partition)
-    sent_queries = queries.select_queries(data, queries.split_numbers(data) == client_blocks.SPLITS.index("test"))
+    sent_queries = queries.select_queries(data, queries.split_numbers(data) == SPLITS.index("test"))
     parts, _ = queries.predict_queries(predictor, sent_queries, ONE)
     expected = predictor.predict(2, data.x[sent_queries.rows[slice(*sent_queries.offsets[2:4])]], ONE).parts["p"]
     np.testing.assert_allclose(parts["p"][slice(*sent_queries.offsets[2:4])], expected, atol=1e-6)

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from pflcli.core.engine.federation import SPLITS, Federation
+from pflcli.core.datasets import SPLITS
+from pflcli.core.engine.federation import Federation
 
 SIZES = np.asarray([[3, 1, 2], [0, 0, 0], [4, 0, 1], [1, 2, 0]])
 OFFSETS = np.concatenate([[0], np.cumsum(SIZES)])

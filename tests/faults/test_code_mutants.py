@@ -93,7 +93,7 @@ def test_compiled_functions_of_tests_are_recompiled_for_a_mutant(tmp_path):
 
 def test_recompiled_names_the_functions_that_contain_mutated_code():
     """A function within loops is part of them; one that loops call where it lies is not."""
-    for mutant in code_mutants.draw(60, 0, ["engine", "methods"]):
+    for mutant in code_mutants.draw(60, 0, ["core/engine", "methods"]):
         own, names = code_mutants.definition_of(mutant), code_mutants.recompiled(mutant)
         callers = {d.name for d in code_mutants.definitions() if own and own.name in d.mentions} & names
         if names and own.is_compiled:

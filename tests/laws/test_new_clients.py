@@ -20,7 +20,7 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
 from pflcli.core import methods, registry
-from pflcli.core.engine.federation import SPLITS
+from pflcli.core.datasets import SPLITS
 from pflcli.core.errors import UnsuitedError
 from pflcli.core.federation.run import Run
 from pflcli.core.parameters.model_table import ModelTable

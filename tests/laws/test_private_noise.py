@@ -18,7 +18,6 @@ from safetensors.numpy import load_file
 from torch.nn import functional
 
 import worlds
-from pflcli.artifacts import client_blocks
 from pflcli.artifacts.kinds import backbone, predictions
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.manifest import ArtifactSpec
@@ -27,6 +26,7 @@ from pflcli.commands.new_client import new_client
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
 from pflcli.core import models, registry
+from pflcli.core.datasets import SPLITS
 from pflcli.core.errors import InputError
 from pflcli.core.execution import Execution
 from pflcli.core.federation import uploads
@@ -239,7 +239,7 @@ def test_difference_of_two_released_models_does_not_reveal_the_participants(smal
 
 def compute_clipped_update(net, data, client, lr):
     """The update of one client after one step on all its training samples, clipped to 1."""
-    block = len(client_blocks.SPLITS) * client
+    block = len(SPLITS) * client
     rows = slice(*data.offsets[block : block + 2])
     x = torch.from_numpy(np.asarray(data.x[rows]))[:, None].float() / 255
     loss = functional.cross_entropy(net(x), torch.from_numpy(data.y[rows]))

@@ -30,6 +30,7 @@ from pflcli.artifacts.kinds import describe_count, describe_name
 from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
+from pflcli.core.datasets import SPLITS
 from pflcli.core.errors import InputError
 
 SCHEMA = 1
@@ -155,7 +156,7 @@ def read(artifact: Artifact) -> Dataset:
         if not len(dataset.x) == len(dataset.y) == (len(dataset.y) if dataset.owner is None else len(dataset.owner)):
             raise InputError(f"{where} is inconsistent: x, y and owner have different lengths")
         if dataset.split is not None and (
-            dataset.split.shape != dataset.y.shape or not np.isin(dataset.split, range(len(client_blocks.SPLITS))).all()
+            dataset.split.shape != dataset.y.shape or not np.isin(dataset.split, range(len(SPLITS))).all()
         ):
             raise InputError(f"{where} is inconsistent: split must be 0, 1 or 2 for each sample")
         for name, values in (("group", dataset.group), ("coarse", dataset.coarse)):

@@ -18,6 +18,7 @@ from pflcli.artifacts.kinds import describe_count
 from pflcli.artifacts.manifest import Manifest, require_summary
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
+from pflcli.core.datasets import SPLITS
 from pflcli.core.errors import ComputationError, InputError
 from pflcli.core.knn.embedded import Embedded
 
@@ -72,9 +73,7 @@ def write(writer: ArtifactWriter, splits: Mapping[str, SplitPieces], dimension: 
 def read(artifact: Artifact) -> dict[str, StoredEmbeddings]:
     """Read all splits; raises InputError if the file is damaged or inconsistent."""
     with artifact.h5(FILE) as file:
-        splits = {
-            split: read_split(file[split], f"{artifact.path}/{FILE}, split {split},") for split in client_blocks.SPLITS
-        }
+        splits = {split: read_split(file[split], f"{artifact.path}/{FILE}, split {split},") for split in SPLITS}
     if len({(len(each.offsets), each.z.shape[1], each.logits.shape[1]) for each in splits.values()}) > 1:
         raise InputError(f"{artifact.path}/{FILE} is inconsistent: its splits differ in clients, dimensions or classes")
     first = next(iter(splits.values()))

@@ -24,6 +24,7 @@ from pflcli.artifacts.kinds import describe_count, describe_name
 from pflcli.artifacts.manifest import Manifest, require_summary
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
+from pflcli.core.datasets import SPLITS
 from pflcli.core.errors import InputError
 
 SCHEMA = 1
@@ -62,7 +63,7 @@ class Partition:
     @property
     def sizes(self) -> NDArray[np.int64]:
         """Samples by client and split, (m, 3)."""
-        sizes: NDArray[np.int64] = np.diff(self.offsets).reshape(-1, len(client_blocks.SPLITS))
+        sizes: NDArray[np.int64] = np.diff(self.offsets).reshape(-1, len(SPLITS))
         return sizes
 
     @property
@@ -74,7 +75,7 @@ class Partition:
     def check(self, where: str) -> None:
         """Raise InputError if splits overlap, labels are out of range or offsets do not match."""
         client_blocks.check(where, self.offsets, len(self.x), len(self.y), len(self.sample))
-        if len(self.offsets) != len(client_blocks.SPLITS) * len(self.names) + 1:
+        if len(self.offsets) != len(SPLITS) * len(self.names) + 1:
             raise InputError(f"{where} is inconsistent: {len(self.names)} clients, {len(self.offsets)} offsets")
         for name, values in self._optional.items():
             if values.shape != (len(self.names),):
@@ -122,7 +123,7 @@ def _table(partition: Partition, codebook: Codebook) -> bytes:
         [*partition.sizes[client], labels[client], *(int(values[client]) for values in optional.values())]
         for client in range(len(partition.names))
     ]
-    return codebooks.clients_csv(codebook, [*client_blocks.SPLITS, "labels", *optional], rows)
+    return codebooks.clients_csv(codebook, [*SPLITS, "labels", *optional], rows)
 
 
 def read(artifact: Artifact) -> Partition:
@@ -141,7 +142,7 @@ def read(artifact: Artifact) -> Partition:
         )
         where = str(artifact.path / FILE)
         partition.check(where)
-        totals = dict(zip(client_blocks.SPLITS, partition.sizes.sum(axis=0).tolist(), strict=True))
+        totals = dict(zip(SPLITS, partition.sizes.sum(axis=0).tolist(), strict=True))
         found = {"classes": partition.classes, "clients": len(partition.names), "samples": len(partition.y), **totals}
         require_summary(where, artifact.manifest.summary, **found)
     return partition
@@ -175,14 +176,14 @@ def read_form(artifact: Artifact) -> Form:
 def read_sizes(artifact: Artifact) -> NDArray[np.int64]:
     """Read the numbers of samples by client and split, (m, 3), without the samples."""
     with artifact.h5(FILE) as file:
-        sizes: NDArray[np.int64] = np.diff(file["offsets"][...]).reshape(-1, len(client_blocks.SPLITS))
+        sizes: NDArray[np.int64] = np.diff(file["offsets"][...]).reshape(-1, len(SPLITS))
         return sizes
 
 
 def read_able_clients(artifact: Artifact) -> NDArray[np.int64]:
     """Read the ids of the clients that can take part in a round: those with training samples that are not new."""
     with artifact.h5(FILE) as file:
-        train = np.diff(file["offsets"][...])[:: len(client_blocks.SPLITS)] > 0
+        train = np.diff(file["offsets"][...])[:: len(SPLITS)] > 0
         return np.flatnonzero(train & ~file["new"][...] if "new" in file else train)
 
 

@@ -27,6 +27,7 @@ from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.core import registry
+from pflcli.core.datasets import SPLITS
 from pflcli.core.errors import InputError
 
 SCHEMA = 1
@@ -85,7 +86,7 @@ def read_later_clients(artifact: Artifact) -> LaterClients | None:
     client_blocks.check_integers(where, sample=later.sample)
     if later.x.dtype.kind == "f":
         client_blocks.check_finite(where, x=later.x)
-    if (len(later.offsets) - 1) % len(client_blocks.SPLITS):
+    if (len(later.offsets) - 1) % len(SPLITS):
         raise InputError(f"{where} is inconsistent: its blocks do not match its clients")
     return later
 
@@ -112,7 +113,7 @@ def _are_distributions(p: NDArray[np.float32]) -> bool:
 def read(artifact: Artifact, split: str) -> SplitPredictions:
     """Read one split; raises InputError if the file is damaged or has no predictions on that split."""
     with artifact.h5(FILE) as file:
-        stored = [name for name in client_blocks.SPLITS if name in file]
+        stored = [name for name in SPLITS if name in file]
         if split not in stored:
             method = artifact.manifest.request.get("method", "the method")
             option = "--answer-train" if split == "train" else "without --refit"
@@ -213,7 +214,7 @@ def _records(method: str) -> tuple[str, ...]:
 
 def _check_clients(file: Any, artifact: Artifact, arrays: Mapping[str, NDArray[Any]]) -> None:
     """Raise InputError unless each array has one value per client."""
-    counts = {len(file[split]["offsets"]) - 1 for split in client_blocks.SPLITS if split in file}
+    counts = {len(file[split]["offsets"]) - 1 for split in SPLITS if split in file}
     for name, values in arrays.items():
         if {values.shape} != {(count,) for count in counts}:
             raise InputError(f"{artifact.path}/{FILE} is inconsistent: {name} is not one value per client")
@@ -221,7 +222,7 @@ def _check_clients(file: Any, artifact: Artifact, arrays: Mapping[str, NDArray[A
 
 def check(artifact: Artifact) -> None:
     """Read every file; raises InputError if one is damaged or has an invalid value."""
-    for split in client_blocks.SPLITS:
+    for split in SPLITS:
         if has_split(artifact, split):
             read(artifact, split)
     read_tuned(artifact)

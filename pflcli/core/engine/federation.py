@@ -12,10 +12,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli.core import parameters
+from pflcli.core.datasets import SPLITS
 from pflcli.core.engine.task import Classification, Task
 from pflcli.core.errors import InputError, UnsuitedError
-
-SPLITS = ("train", "validation", "test")
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from pflcli.core import config, datasets, registry, rng, schemes, splits
-from pflcli.core.datasets import Samples
+from pflcli.core.datasets import SPLITS, Samples
 from pflcli.core.engine import federation as engine
 from pflcli.core.engine.task import Classification, Task
 from pflcli.core.errors import InputError, UsageError, closest
@@ -163,8 +163,8 @@ class Federation(engine.Federation):
 
         from pflcli.core.simulation.heterogeneity import jensen_shannon
 
-        labels = np.split(self.y.cpu().numpy(), self.offsets[len(engine.SPLITS) :: len(engine.SPLITS)][:-1])
-        sizes = {split: self.sizes(split) for split in engine.SPLITS}
+        labels = np.split(self.y.cpu().numpy(), self.offsets[len(SPLITS) :: len(SPLITS)][:-1])
+        sizes = {split: self.sizes(split) for split in SPLITS}
         names = pd.Index(self.client_names, name="client")
         facts = pd.DataFrame({**sizes}, index=names).join(pd.DataFrame(map(self.task.describe, labels), index=names))
         if not isinstance(self.task, Classification):
@@ -177,7 +177,7 @@ class Federation(engine.Federation):
 
     def _count_labels(self) -> NDArray[np.int64]:
         """Return the number of samples of each client and class, (m, C)."""
-        client = np.repeat(self.clients, self.sizes(*engine.SPLITS))
+        client = np.repeat(self.clients, self.sizes(*SPLITS))
         index = client * self.classes + self.y.cpu().numpy()
         return np.bincount(index, minlength=len(self.clients) * self.classes).reshape(-1, self.classes)
 
@@ -217,7 +217,7 @@ def _arrange(
     cluster = None if splitter is None else splitter.cluster(len(parts), cfg)
     if cluster is not None:
         assert splitter is not None
-        totals = np.reshape(sizes, (-1, len(engine.SPLITS))).sum(axis=1)
+        totals = np.reshape(sizes, (-1, len(SPLITS))).sum(axis=1)
         x, y = splits.transform_clusters(x, y, totals, cluster, splitter, cfg, samples.classes, seed)
     x = x.astype(np.float32, copy=False) if np.issubdtype(x.dtype, np.floating) else x
     offsets = np.concatenate([[0], np.cumsum(sizes)])
@@ -300,8 +300,8 @@ def _read_splits(split: Any) -> dict[str, Any]:
     if split is None:
         return {}
     words = _as_words(split, "split")
-    wrong = np.flatnonzero(~np.isin(words, engine.SPLITS))
+    wrong = np.flatnonzero(~np.isin(words, SPLITS))
     if len(wrong):
-        listed = ", ".join(engine.SPLITS)
+        listed = ", ".join(SPLITS)
         raise InputError(f"split of row {wrong[0]} is '{words[wrong[0]]}', which is none of {listed}")
     return {"is_test": words == "test", "is_validation": words == "validation"}

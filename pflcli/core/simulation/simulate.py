@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from torch import nn
 
 from pflcli.core import config, methods, models, registry, rng
+from pflcli.core.datasets import SPLITS
 from pflcli.core.engine.engine import MODES
-from pflcli.core.engine.federation import SPLITS
 from pflcli.core.engine.task import CLASSES
 from pflcli.core.errors import InputError, UnsuitedError, UsageError, closest
 from pflcli.core.federation.predictor import ClientModel

@@ -10,7 +10,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.artifacts.client_blocks import SPLITS
+from pflcli.core.datasets import SPLITS
 from pflcli.core.errors import InputError, UsageError
 from pflcli.data.formats import ABSENT, RawSamples, Roles, option
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from pflcli.artifacts import client_blocks
 from pflcli.artifacts.kinds.partition import Partition
+from pflcli.core.datasets import SPLITS
 from pflcli.core.knn import capacity
 from pflcli.core.splits import Rows
 
@@ -20,8 +21,8 @@ def keep_fraction(partition: Partition, clients: Rows, fraction: float, seed: in
     """
     remaining: list[Rows] = []
     for client in range(len(partition.names)):
-        for place, split in enumerate(client_blocks.SPLITS):
-            first, last = partition.offsets[len(client_blocks.SPLITS) * client + place :][:2]
+        for place, split in enumerate(SPLITS):
+            first, last = partition.offsets[len(SPLITS) * client + place :][:2]
             rows = np.arange(first, last)
             if client in clients and split != "test":
                 order = capacity.arrival_order(seed, split, client, len(rows))

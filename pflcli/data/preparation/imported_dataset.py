@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from pflcli.artifacts import client_blocks, placement
+from pflcli.artifacts import placement
 from pflcli.artifacts.kinds import dataset as datasets
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact
 from pflcli.core import registry
-from pflcli.core.datasets import Samples, Scaling
+from pflcli.core.datasets import SPLITS, Samples, Scaling
 from pflcli.core.errors import UsageError, closest
 
 
@@ -52,10 +52,10 @@ def load_samples(source: Artifact, root: Path | None, *, download: bool = False)
     )
     if stored.split is None:
         return samples
-    is_validation = stored.split == client_blocks.SPLITS.index("validation")
+    is_validation = stored.split == SPLITS.index("validation")
     return replace(
         samples,
-        is_test=stored.split == client_blocks.SPLITS.index("test"),
+        is_test=stored.split == SPLITS.index("test"),
         is_validation=is_validation if is_validation.any() else None,
     )
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from pflcli.artifacts import client_blocks
 from pflcli.artifacts.codebook import ClientScale, Codebook, floats
 from pflcli.core import rng, splits
+from pflcli.core.datasets import SPLITS
 from pflcli.core.errors import InputError
 from pflcli.core.reporter import Reporter
 from pflcli.data.formats import Like, RawSamples, labels
@@ -55,7 +56,7 @@ def read(
     rows = np.arange(len(y))
     if "split" in raw.metadata:
         split = parse_splits(raw, rows, source.path.name)
-        parts = [np.flatnonzero(split == at) for at in range(len(client_blocks.SPLITS))]
+        parts = [np.flatnonzero(split == at) for at in range(len(SPLITS))]
     else:
         parts = splits.cut(rng.generator(seed, "split", number).permutation(rows), fractions)
     scale = None

@@ -6,9 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from pflcli.artifacts import client_blocks
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.core import rng
+from pflcli.core.datasets import SPLITS
 from pflcli.core.errors import UsageError
 from pflcli.data.preparation.client_splits import select_rows
 
@@ -72,8 +72,8 @@ class Poison:
         poisoned = np.zeros(count, dtype=np.bool_)
         poisoned[drawn[:number]] = True
         sizes = partition.sizes.copy()
-        holder = np.repeat(np.repeat(poisoned, len(client_blocks.SPLITS)), sizes.ravel())
-        is_train = np.repeat(np.arange(sizes.size) % len(client_blocks.SPLITS) == 0, sizes.ravel())
+        holder = np.repeat(np.repeat(poisoned, len(SPLITS)), sizes.ravel())
+        is_train = np.repeat(np.arange(sizes.size) % len(SPLITS) == 0, sizes.ravel())
         rows = np.flatnonzero(~holder | is_train)
         sizes[poisoned, 1:] = 0
         result = replace(select_rows(partition, rows, sizes.ravel().tolist()), poisoned=poisoned)

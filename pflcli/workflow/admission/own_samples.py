@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from pflcli.core import methods
-from pflcli.core.engine.federation import SPLITS
+from pflcli.core.datasets import SPLITS
 from pflcli.core.federation.run import Run
 from pflcli.core.parameters import TrainedClients
 from pflcli.workflow.admission import small_federation as small

@@ -21,7 +21,8 @@ from numpy.typing import NDArray
 from pflcli.artifacts.kinds.partition import read_form
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.core import config, methods, registry
-from pflcli.core.engine.federation import SPLITS, Federation
+from pflcli.core.datasets import SPLITS
+from pflcli.core.engine.federation import Federation
 from pflcli.core.errors import UnsuitedError, UsageError
 from pflcli.core.federation import uploads
 from pflcli.core.federation.private_mean import PrivateMean, Release

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from pflcli.artifacts import client_blocks, codebook
+from pflcli.artifacts import codebook
 from pflcli.artifacts import initial_weights as initial
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import LINEAGE, predictions
@@ -19,6 +19,7 @@ from pflcli.artifacts.kinds.partition import Form, Partition
 from pflcli.artifacts.kinds.predictions import LaterClients
 from pflcli.artifacts.reader import Artifact, ancestor, follow
 from pflcli.core import config, sources
+from pflcli.core.datasets import SPLITS
 from pflcli.core.errors import GoneError, InputError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.core.federation.run import Run
@@ -109,10 +110,7 @@ def _read_later_clients(artifact: Artifact, partition: Artifact) -> LaterClients
         return None
     known = int(partition.manifest.summary["clients"])
     is_alike = (later.x.shape[1:], str(later.x.dtype)) == (form.shape, form.dtype)
-    if (
-        not is_alike
-        or known + (len(later.offsets) - 1) // len(client_blocks.SPLITS) != artifact.manifest.summary["clients"]
-    ):
+    if not is_alike or known + (len(later.offsets) - 1) // len(SPLITS) != artifact.manifest.summary["clients"]:
         raise InputError(
             f"{artifact.path / predictions.UNSEEN} is inconsistent: its samples or clients do not fit {partition.path}"
         )
@@ -225,7 +223,7 @@ def append_clients(data: Partition, later: LaterClients, count: int) -> Partitio
     True clusters are left out, as they are unknown for later clients.
     """
     more = count - len(data.names)
-    offsets = later.offsets[: len(client_blocks.SPLITS) * more + 1]
+    offsets = later.offsets[: len(SPLITS) * more + 1]
     rows = slice(0, int(offsets[-1]))
     known = np.zeros(len(data.names), np.bool_) if data.new is None else data.new
     return replace(

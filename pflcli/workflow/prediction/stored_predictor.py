@@ -21,6 +21,7 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.reader import Artifact, follow
+from pflcli.core.datasets import SPLITS
 from pflcli.core.errors import InputError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.core.federation.predictor import ClientModel
@@ -34,7 +35,7 @@ from pflcli.workflow.prediction import embedding, reopened_run
 from pflcli.workflow.prediction.reopened_run import ReopenedRun, append_clients
 from pflcli.workflow.training.state_files import STATE, load_state
 
-_TEST = client_blocks.SPLITS.index("test")
+_TEST = SPLITS.index("test")
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class PreparedClient:
 
 def replace_test_samples(data: Partition, client: int, x: NDArray[Any]) -> Partition:
     """Return the partition with the test samples of a client replaced by ``x`` (n, ...)."""
-    block = len(client_blocks.SPLITS) * client + _TEST
+    block = len(SPLITS) * client + _TEST
     first, last = data.offsets[block : block + 2]
     offsets = data.offsets.copy()
     offsets[block + 1 :] += len(x) - (last - first)

@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from pflcli.core import parameters, sources
+from pflcli.core.datasets import SPLITS
 from pflcli.core.engine.executors import Inference, Summed, SumRequest
 from pflcli.core.engine.executors.ray_runtime import RayCluster, connect, require_room
 from pflcli.core.engine.executors.threads import Threads
-from pflcli.core.engine.federation import SPLITS
 from pflcli.core.engine.local_sgd import is_stacked
 from pflcli.core.engine.trainer import Task
 from pflcli.core.errors import LostWorkerError, PflError

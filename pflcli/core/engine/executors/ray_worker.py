@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from pflcli.core import parameters, registry
+from pflcli.core.datasets import SPLITS
 from pflcli.core.engine.executors import Executor, SumRequest, run_task
 from pflcli.core.engine.executors.threads import Threads
-from pflcli.core.engine.federation import SPLITS, Federation
+from pflcli.core.engine.federation import Federation
 from pflcli.core.engine.local_sgd import LocalSGD
 from pflcli.core.engine.trainer import Task
 from pflcli.core.parameters import Params, Stacked, TrainedClients, WeightedSum
