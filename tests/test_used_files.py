@@ -208,7 +208,7 @@ def installed_package(tmp_path, monkeypatch):
     (tmp_path / "offers" / "__init__.py").touch()
     (tmp_path / "offers" / "method.py").write_text(METHOD.replace("from beside import", "from offers.beside import"))
     (tmp_path / "offers" / "beside.py").write_text("SCALE = 1.0")
-    scheme = (registry.ROOT / "data" / "schemes" / "iid.py").read_text()
+    scheme = (registry.ROOT / "core" / "schemes" / "iid.py").read_text()
     (tmp_path / "offers" / "scheme.py").write_text(scheme)
     facts = tmp_path / "offers-1.0.dist-info"
     facts.mkdir()

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from pflcli import __version__
 from pflcli.core import registry
+from pflcli.core.registry.sent_files import SentFile
 
 SHARED = {
     *("", "artifacts", "data", "data.datasets", "data.formats", "method", "methods", "models", "options"),
@@ -73,7 +74,7 @@ def is_shared(module: str) -> bool:
     return module in SHARED or module.startswith(_SHARED_WITH_CONTENTS)
 
 
-def read_used_files() -> list[registry.SentFile]:
+def read_used_files() -> list[SentFile]:
     """Read the users' files, and the modules of theirs that they import, for workers on other machines."""
     sent = []
     for key, file in registry.used_files().items():
@@ -85,7 +86,7 @@ def read_used_files() -> list[registry.SentFile]:
                 modules.append(path)
                 ahead += [*packages, *_find_own_modules(path, path.read_text(encoding="utf-8"))]
         contents = {str(path.relative_to(root)): path.read_bytes() for path in modules}
-        sent.append(registry.SentFile(key, root, str(file.relative_to(root)), contents))
+        sent.append(SentFile(key, root, str(file.relative_to(root)), contents))
     return sent
 
 

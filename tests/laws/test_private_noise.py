@@ -79,7 +79,7 @@ PURPOSES = {
     ("core/federation/uploads/noise.py", "standard_normal"): PROTECTS,
     ("core/federation/attack.py", "standard_normal"): OTHER,  # of poisoned clients
     ("auditing/canary_training.py", "standard_normal"): OTHER,  # directions of canaries, whose models are not released
-    ("data/schemes/quantity.py", "normal"): OTHER,  # sizes of clients
+    ("core/schemes/quantity.py", "normal"): OTHER,  # sizes of clients
     ("methods/parts/bias_attention.py", "normal"): OTHER,  # initial weights
     ("models/_classifiers.py", "randn"): OTHER,  # initial weights
     ("templates/dataset.py", "normal"): OTHER,  # samples

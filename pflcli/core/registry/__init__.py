@@ -16,7 +16,6 @@ from pflcli.core.registry.files import (
     path,
     used_files,
 )
-from pflcli.core.registry.sent_files import SentFile, use_sent_files
 from pflcli.core.registry.users_files import (
     add_arguments,
     group_of,
@@ -32,9 +31,9 @@ from pflcli.core.registry.users_files import (
 )
 
 __all__ = [
-    "GROUPS", "KINDS", "ROOT", "USED", "Card", "Option", "SentFile", "add_arguments", "card", "cards", "complete",
+    "GROUPS", "KINDS", "ROOT", "USED", "Card", "Option", "add_arguments", "card", "cards", "complete",
     "complete_object", "constants", "exists", "find_longer_name", "folder", "group_of", "import_file", "is_file",
     "is_foreign", "join_arguments", "load", "locate", "name_of_file", "names", "options", "origin", "package",
     "path", "place_of_failure", "read_homes", "search_used_folders", "split_arguments", "split_file",
-    "suggest_option", "use", "use_sent_files", "used_files",
+    "suggest_option", "use", "used_files",
 ]  # fmt: skip

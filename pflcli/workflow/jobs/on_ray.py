@@ -11,10 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
-from pflcli.core import registry, sources
+from pflcli.core import sources
 from pflcli.core.engine.executors import ray_runtime
 from pflcli.core.errors import LostWorkerError, PflError
 from pflcli.core.execution import Execution
+from pflcli.core.registry.sent_files import SentFile, use_sent_files
 from pflcli.core.reporter import NullReporter
 from pflcli.workflow.jobs.graph import Job, Planned
 from pflcli.workflow.jobs.progress import OverallProgress
@@ -87,13 +88,13 @@ class RayWorkers:
 
 
 def _attempt_alone(
-    attempt: Attempt, item: Planned, execution: Execution, folder: str, files: list[registry.SentFile]
+    attempt: Attempt, item: Planned, execution: Execution, folder: str, files: list[SentFile]
 ) -> tuple[PflError | None, Any]:
     """Run one job, with the users' ``files``, in the folder to which its paths are relative.
 
     Return its error and its messages.
     """
-    registry.use_sent_files(files)
+    use_sent_files(files)
     os.chdir(folder)
     notes = execution.reporter
     assert isinstance(notes, Notes)

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.core import parameters, registry
+from pflcli.core import parameters
 from pflcli.core.datasets import SPLITS
 from pflcli.core.engine.executors import Executor, SumRequest, run_task
 from pflcli.core.engine.executors.threads import Threads
@@ -21,6 +21,7 @@ from pflcli.core.engine.federation import Federation
 from pflcli.core.engine.local_sgd import LocalSGD
 from pflcli.core.engine.trainer import Task
 from pflcli.core.parameters import Params, Stacked, TrainedClients, WeightedSum
+from pflcli.core.registry.sent_files import SentFile, use_sent_files
 
 
 class WorkerEngine(Protocol):
@@ -49,7 +50,7 @@ class Worker:
 
     def __init__(
         self,
-        files: list[registry.SentFile],
+        files: list[SentFile],
         net: list[Any],
         samples: Samples,
         seed: int,
@@ -57,7 +58,7 @@ class Worker:
         engine: Callable[..., WorkerEngine],
     ) -> None:
         """Begin with the users' ``files``: the network, given as a reference in a list, may be defined in one."""
-        registry.use_sent_files(files)
+        use_sent_files(files)
         torch.set_num_threads(1)
         self._device = torch.device("cuda" if gpus else "cpu")
         self._samples = samples
