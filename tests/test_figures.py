@@ -26,7 +26,7 @@ HELD = {
     "circles of files": 0,
     "circles of packages": 0,
     "lines of the longest function": 60,
-    "lines outside plug-ins and methods": 61_453,
+    "lines outside plug-ins and methods": 61_455,
     "functions run before the first weight changes, pfl personalize": 393,
     "functions run before the first weight changes, simulate": 231,
 }
