@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections import defaultdict
 from pathlib import Path
 
@@ -36,6 +38,13 @@ def test_each_fast_test_exists_and_is_listed_once():
     assert {
         path: names - read_functions(path) for path, names in functions.items() if names - read_functions(path)
     } == {}
+
+
+def test_pytest_finds_each_fast_test_with_its_parameters():
+    """A name that it does not find ends the fast tier before the first test."""
+    line = [sys.executable, "-m", "pytest", "--collect-only", "-q", "-p", "no:cacheprovider", f"@{FAST}"]
+    done = subprocess.run(line, capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, [text for text in done.stdout.splitlines() if text.startswith("ERROR")]
 
 
 def test_each_test_that_killed_a_mutant_is_fast():
