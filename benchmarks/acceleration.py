@@ -1,4 +1,4 @@
-"""What each part of ``pflcli.accelerated`` brings: processor seconds of methods with the part and without it, in turn.
+"""What each part of the plug-in ``accelerated`` brings: processor seconds with the part and without it, in turn.
 
     python benchmarks/acceleration.py [--model mlp] [--rounds 12] [--turns 3] [--only chain,pfedgp]
     python benchmarks/acceleration.py --model cnn --root FOLDER [--part 1/10]
@@ -21,9 +21,9 @@ from typing import Any
 from unittest.mock import patch
 
 import pflcli
-from pflcli.accelerated import backends
 from pflcli.core.engine import backend, model_algebra, strategy
 from pflcli.core.execution import Execution
+from pflcli.plugins.accelerated import offers
 
 SETTINGS: dict[str, dict[str, Any]] = {
     "mlp": {"participation": 0.4, "lr": 0.05, "eval_every": 5, "batch_size": 10},
@@ -79,7 +79,7 @@ def steps_in_place_absent() -> Iterator[None]:
 
 PARTS = {
     "all": Part(lambda: patch.dict("os.environ", {backend.SWITCH: "0"}), (*GENERAL, "fedproto", "fedrod", "feddbe")),
-    "chain": Part(lambda: patch.object(backends, "pays_to_compile", lambda _: False), GENERAL, ("mlp",)),
+    "chain": Part(lambda: patch.object(offers, "pays_to_compile", lambda _: False), GENERAL, ("mlp",)),
     "steps in place": Part(steps_in_place_absent, GENERAL, ("mlp",)),
     "program": Part(lambda: absent("graph"), GENERAL, ("cnn",)),
     "model products": Part(own_products_of_models_absent, ("fedamp", "panm", "fedala", "fedham", "fedattn")),

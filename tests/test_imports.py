@@ -13,8 +13,8 @@ import pflcli
 from helpers import ROOT, files_of, imports
 
 CORE = (
-    *("errors", "wording", "rng", "settings", "reporter", "execution", "foreign", "vision", "registry", "sources"),
-    *("config", "scores", "datasets", "schemes", "splits", "models", "parameters", "engine", "knn"),
+    *("errors", "wording", "rng", "settings", "reporter", "execution", "foreign", "vision", "registry", "plugins"),
+    *("sources", "config", "scores", "datasets", "schemes", "splits", "models", "parameters", "engine", "knn"),
     *("federation.privacy", "federation.uploads", "federation.aggregators", "federation", "methods", "simulation"),
 )
 """The modules and packages of the core, from the bottom to the top: each imports only what stands before it."""
@@ -24,7 +24,6 @@ ALLOWED = {
     "method": set(),
     "methods": {"method"},
     "data.datasets": set(),
-    "accelerated": {"methods"},
     "evaluation.metrics": set(),
     "evaluation.charts": {"evaluation.metrics"},
     "evaluation.presentation": {"evaluation.metrics"},
@@ -105,9 +104,14 @@ ALLOWED = {
         "commands",
     },
     "__main__": {"options", "cli"},
-    "__init__": {"evaluation", "tracking", "commands"},
 }
 """What each package or module may import besides itself, from the bottom to the top; all may import the core."""
+PLUGINS = {
+    "accelerated": set[str](),
+}
+"""Plug-ins, which may import all but each other, except for these."""
+ALLOWED |= {f"plugins.{name}": {*ALLOWED, *(f"plugins.{each}" for each in PLUGINS[name])} for name in PLUGINS}
+ALLOWED |= {"__init__": {"evaluation", "tracking", "commands", *(name for name in ALLOWED if "plugins." in name)}}
 FILES = sorted(ROOT.rglob("*.py"))
 
 
@@ -131,9 +135,9 @@ def module_name(path):
 
 
 def test_every_layer_has_files():
-    assert {find_area(module_name(path)) for path in FILES if module_name(path) != "__init__"} >= {*ALLOWED} - {
-        "__init__"
-    }
+    areas = {find_area(module_name(path)) for path in FILES if module_name(path) != "__init__"}
+    assert areas - {"plugins"} >= {*ALLOWED} - {"__init__"}
+    assert {path.parent.name for path in FILES if path.name == "plugin.py"} == {*PLUGINS}
 
 
 def test_imports_follow_the_layers():
@@ -185,11 +189,11 @@ def test_command_line_modules_import_no_heavy_packages_at_the_top():
         ),  # its split is scikit-learn's own
         (
             "numba",
-            {f"accelerated/{name}.py" for name in ("compiler", "instructions")},
+            {f"plugins/accelerated/{name}.py" for name in ("compiler", "instructions")},
         ),
         (
             "llvmlite",
-            {f"accelerated/{name}.py" for name in ("compiler", "instructions", "products")},
+            {f"plugins/accelerated/{name}.py" for name in ("compiler", "instructions", "products")},
         ),
     ],
 )
@@ -203,17 +207,11 @@ def test_package_is_imported_only_in_the_listed_files(module, only):
     assert places <= only  # vision imports by name, as the module may need help first
 
 
-def test_accelerated_package_is_used_only_through_the_backend():
-    accelerated, backend = "pflcli.accelerated", "core/engine/backend.py"
-    assert files_of("accelerated")
-    assert ROOT / backend in FILES
+def test_compiled_code_stands_in_one_plugin():
+    assert files_of("plugins/accelerated")
     for path in FILES:
-        if find_area(module_name(path)) != "accelerated":
-            place, text = str(path.relative_to(ROOT)), path.read_text()
-            for name in read_imports(path):
-                assert name.split(".")[0] not in {"numba", "llvmlite"}, f"{place} imports {name}"
-                assert not (name + ".").startswith(accelerated + "."), f"{place} imports {name}"
-            assert (f'"{accelerated}' in text) == (place == backend), f"{place} names {accelerated}"
+        if find_area(module_name(path)) != "plugins.accelerated":
+            assert not {name.split(".")[0] for name in read_imports(path)} & {"numba", "llvmlite"}, path
 
 
 def test_no_files_or_packages_import_one_another_in_a_circle():

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from pflcli.accelerated import products
+from pflcli.plugins.accelerated import products
 from subjects import work
 
 

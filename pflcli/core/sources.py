@@ -49,7 +49,7 @@ def module_hash(*modules: str) -> str:
 
 
 def part_hashes() -> dict[str, str]:
-    """Return the SHA-256 of the files of each package and module of pfl, of ``core`` and of ``workflow``.
+    """Return the SHA-256 of the files of each package and module of pfl, of ``core``, ``plugins`` and ``workflow``.
 
     Unlike the other hashes, it covers every byte: two installations with the same hashes are the same pfl.
     """
@@ -57,7 +57,7 @@ def part_hashes() -> dict[str, str]:
     for file in sorted(registry.ROOT.rglob("*.py")):
         inner = file.relative_to(registry.ROOT).with_suffix("")
         hashed = hashlib.sha256(f"{inner.as_posix()}\0".encode() + file.read_bytes()).digest()
-        name = ".".join(inner.parts[: 2 if inner.parts[0] in ("core", "workflow") else 1])
+        name = ".".join(inner.parts[: 2 if inner.parts[0] in ("core", "plugins", "workflow") else 1])
         parts[name] = parts.get(name, b"") + hashed
     return {name: hashlib.sha256(content).hexdigest() for name, content in parts.items()}
 

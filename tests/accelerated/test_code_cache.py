@@ -12,17 +12,17 @@ import sys
 import numpy as np
 import pytest
 
-from pflcli.accelerated import compiler
+from pflcli.plugins.accelerated import compiler
 
 INNER = """
-from pflcli.accelerated.compiler import compiled
+from pflcli.plugins.accelerated.compiler import compiled
 
 @compiled
 def step():
     return {}
 """
 OUTER = """
-from pflcli.accelerated.compiler import compiled
+from pflcli.plugins.accelerated.compiler import compiled
 from inner_of_test import step
 
 @compiled
@@ -35,7 +35,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
-from pflcli.accelerated.compiler import compiled
+from pflcli.plugins.accelerated.compiler import compiled
 
 
 @compiled

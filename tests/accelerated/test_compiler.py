@@ -14,13 +14,13 @@ import numpy as np
 from numba.core import event
 
 import pflcli
-from pflcli.accelerated import compiler
+from pflcli.plugins.accelerated import compiler
 
 LOOPS = """
 import sys
 
 import numpy as np
-from pflcli.accelerated.compiler import compiled
+from pflcli.plugins.accelerated.compiler import compiled
 
 
 @compiled

@@ -7,8 +7,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-from pflcli.accelerated import elementary
-from pflcli.accelerated.compiler import compiled
+from pflcli.plugins.accelerated import elementary
+from pflcli.plugins.accelerated.compiler import compiled
 
 KEY = np.asarray([0xA4093822, 0x299F31D0], dtype=np.uint32)
 

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from pflcli.accelerated import instructions
-from pflcli.accelerated.compiler import compiled
+from pflcli.plugins.accelerated import instructions
+from pflcli.plugins.accelerated.compiler import compiled
 
 
 @compiled

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import torch
 
-from pflcli.accelerated import instructions, products
-from pflcli.accelerated.compiler import compiled
+from pflcli.plugins.accelerated import instructions, products
+from pflcli.plugins.accelerated.compiler import compiled
 
 SHAPES = [
     *((m, n, k) for m in (1, 2, 5, 7, 13) for n in (1, 4, 6, 10) for k in (1, 7, 16, 37)),

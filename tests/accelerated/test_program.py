@@ -12,9 +12,6 @@ from torch import nn
 from torch.nn import functional
 
 import worlds
-from pflcli.accelerated import graph, loops, products, program
-from pflcli.accelerated.layers import Move
-from pflcli.accelerated.program import CompiledNetwork
 from pflcli.core import models, parameters
 from pflcli.core.engine import backend, strategy
 from pflcli.core.engine.engine import Engine
@@ -24,6 +21,9 @@ from pflcli.core.engine.strategy import WorkerNet
 from pflcli.core.engine.task import Classification
 from pflcli.core.engine.trainer import Task, Worker
 from pflcli.methods import per_fedavg
+from pflcli.plugins.accelerated import graph, loops, products, program
+from pflcli.plugins.accelerated.layers import Move
+from pflcli.plugins.accelerated.program import CompiledNetwork
 
 
 def run_step(compiled, x, y, names=None, moves=None):

@@ -230,7 +230,8 @@ def test_repeated_comparison_is_up_to_date(comparison_copy, tree, forbid_trainin
     after = tree(comparison_copy)
     assert (comparison_copy / "comparison").stat().st_mtime_ns > written  # newer than its inputs, for make
     manifest_before, manifest_after = (files.pop("comparison/manifest.json") for files in (before, after))
-    assert manifest_after[0] == manifest_before[0] and manifest_after[1] > manifest_before[1]
+    assert manifest_after[0] == manifest_before[0]
+    assert manifest_after[1] > manifest_before[1]
     assert after == before
 
 

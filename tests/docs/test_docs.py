@@ -207,7 +207,7 @@ def test_architecture_map_lists_exactly_the_packages():
     mapped = re.findall(r"^\| `(pflcli/\S+)` \|", ARCHITECTURE.split("## What is where")[1], flags=re.M)
     inner = [file for folder in (PACKAGE, PACKAGE / "core") for file in folder.glob("*.py")]
     files = [file.relative_to(ROOT).as_posix() for file in inner if file != PACKAGE / "core" / "__init__.py"]
-    folders = ("*", "core/*", "workflow/*")
+    folders = ("*", "core/*", "plugins/*", "workflow/*")
     packages = [file.parent for folder in folders for file in PACKAGE.glob(f"{folder}/__init__.py")]
     assert mapped == sorted([*files, *(f"{package.relative_to(ROOT).as_posix()}/" for package in packages)])
 
@@ -225,7 +225,7 @@ def test_architecture_map_names_existing_paths():
             ROOT / real,
             PACKAGE / real,
             PACKAGE / "artifacts" / real,
-            PACKAGE / "accelerated" / real,
+            *PACKAGE.glob(f"plugins/*/{real}"),
             PACKAGE / "core" / "engine" / real,
             PACKAGE / "methods" / real,
             PACKAGE / "commands" / real,

@@ -35,7 +35,7 @@ for method, source in (("fedavg", "b"), ("knn-per", "d"), ("fedham", "p"), ("pfe
     assert Path(method, "predictions.h5").is_file()
 loaded = [name for name, module in sys.modules.items() if module and name.split(".")[0] in ("numba", "llvmlite")]
 assert not loaded, loaded
-assert not any(name.startswith("pflcli.accelerated") for name in sys.modules)
+assert not any(name.startswith("pflcli.plugins.accelerated") for name in sys.modules)
 """
 
 
@@ -43,8 +43,8 @@ assert not any(name.startswith("pflcli.accelerated") for name in sys.modules)
     ("mode", "why"),
     [
         ("interpreted", "NUMBA_DISABLE_JIT is set"),
-        ("absent", "is not installed"),  # Numba; where the tests run without it, perhaps the package too
-        ("deleted", "the package is not installed"),
+        ("absent", "Numba is not installed"),
+        ("deleted", "no plug-in has compiled forms"),
     ],
 )
 def test_methods_run_without_acceleration(mode, why, tmp_path):
@@ -71,4 +71,4 @@ def test_acceleration_is_on_by_default(monkeypatch):
     monkeypatch.delenv(backend.SWITCH, raising=False)
     monkeypatch.delenv("NUMBA_DISABLE_JIT", raising=False)
     assert backend.why_off() is None
-    assert backend.part("products").__name__ == "pflcli.accelerated.products"
+    assert backend.part("products").__name__ == "pflcli.plugins.accelerated.products"

@@ -47,7 +47,7 @@ ROOT = Path(__file__).parents[2]
 PACKAGES = (
     "methods",
     "core/engine",
-    "accelerated",
+    "plugins/accelerated",
     "evaluation/metrics",
     "core/federation",
     "commands",

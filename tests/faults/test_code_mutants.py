@@ -86,7 +86,7 @@ def test_compiled_functions_of_tests_are_recompiled_for_a_mutant(tmp_path):
     first = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
     subprocess.run(first, check=True, cwd=code_mutants.ROOT, capture_output=True)  # its compiled code is stored
     change = "((_E7 * r + _E6) * r + _E5) * r => (((_E7 * r + _E6) * r + _E5) / r)"
-    line = [sys.executable, "-c", RUN, FOLDER, change, tmp_path, test, "pflcli/accelerated/elementary.py"]
+    line = [sys.executable, "-c", RUN, FOLDER, change, tmp_path, test, "pflcli/plugins/accelerated/elementary.py"]
     subprocess.run([*map(str, line)], check=True, cwd=code_mutants.ROOT, capture_output=True)
     assert json.loads((tmp_path / "results.jsonl").read_text())["outcome"] == "killed"
 

@@ -19,7 +19,7 @@ from pflcli.core.errors import ComputationError, UsageError
 from pflcli.methods import pfedgp
 from pflcli.methods.parts import gaussian_process_tree as gp
 
-compiled = pytest.importorskip("pflcli.accelerated.pfedgp", exc_type=ImportError)
+compiled = pytest.importorskip("pflcli.plugins.accelerated.pfedgp", exc_type=ImportError)
 
 PRIOR = gp.Prior()
 

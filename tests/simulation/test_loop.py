@@ -92,7 +92,7 @@ def test_clients_that_join_later_do_not_count_in_personal_accuracy(method):
 
 
 def test_seconds_of_a_round_leave_out_the_time_of_compiling(monkeypatch):
-    compiler = pytest.importorskip("pflcli.accelerated.compiler")
+    compiler = pytest.importorskip("pflcli.plugins.accelerated.compiler")
     run = small.make_run("fedavg", rounds=1)
     code = methods.load("fedavg")
     train_round = code.train_round

@@ -432,7 +432,7 @@ def test_simulate_loads_no_modules_of_artifacts_or_commands():
         "print(*(name for name in sys.modules if name.startswith('pflcli.')))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = {name for name in done.stdout.split() if not name.startswith("pflcli.accelerated")}
+    loaded = {name for name in done.stdout.split() if not name.startswith("pflcli.plugins.accelerated")}
     assert not [name for name in loaded if name.split(".")[1] in ABOVE or name == "pflcli.core.execution"]
     assert all((ROOT / name).is_dir() for name in ABOVE)
     assert len(loaded) <= KERNEL

@@ -1,12 +1,11 @@
-"""Finds compiled forms of computations in ``pflcli.accelerated``. No other module refers to that package.
+"""Finds compiled forms of computations in plug-ins, which ``BACKENDS`` of their ``plugin.py`` names.
 
-``part`` returns None if acceleration is off, if Numba is not installed, or if the package has been deleted. Its callers
-then compute the same in PyTorch or NumPy. Modules are found by name because the package imports the engine.
+``part`` returns None if acceleration is off, if Numba is not installed, or if there is no such plug-in. Its callers
+then compute the same in PyTorch or NumPy. Modules are found by name because plug-ins import the engine.
 """
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 import os
 import sys
@@ -18,10 +17,10 @@ from typing import Any, Protocol, TypeVar, cast
 
 from torch import Tensor, nn
 
+from pflcli.core import plugins
+
 SWITCH = "PFL_ACCELERATED"
 """The environment variable that turns acceleration off if it is 0."""
-
-_PACKAGE = "pflcli.accelerated"
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
 
@@ -49,12 +48,17 @@ def why_off() -> str | None:
 
 
 def part(name: str) -> Any:
-    """Return the module ``name`` of the accelerated package, or None if acceleration is off."""
+    """Return the module ``name`` of the first plug-in that has it, or None if acceleration is off."""
     return None if why_off() else _import(name)
 
 
+def offers(name: str) -> list[Any]:
+    """Return what the modules ``offers`` of all plug-ins list under ``name``, such as ``TRAINING``, if it is on."""
+    return [] if why_off() else [offer for plug in _available() for offer in getattr(plug.load("offers"), name, ())]
+
+
 def accelerated(name: str, when: Callable[..., bool] = lambda *args: True) -> Callable[[_Function], _Function]:
-    """Replace calls of a function by calls of the function with the same name in the module ``name`` of the package.
+    """Replace calls of a function by calls of the function with the same name in the module ``name`` of a plug-in.
 
     The decorated function still computes calls for whose arguments ``when`` is false, and all calls if acceleration is
     off.
@@ -84,10 +88,11 @@ def compile_seconds() -> tuple[float, float]:
 
     Times of runs leave them out. Otherwise, the method that runs first would be charged with them.
     """
-    compiler = sys.modules.get(f"{_PACKAGE}.compiler")
     seconds, processor = map(sum, zip((0.0, 0.0), *_importing, strict=True))
-    if compiler is not None:
-        seconds, processor = seconds + compiler.spent.seconds, processor + compiler.spent.processor_seconds
+    for plug in _available():
+        compiler = sys.modules.get(f"{plug.package}.compiler")
+        if compiler is not None:
+            seconds, processor = seconds + compiler.spent.seconds, processor + compiler.spent.processor_seconds
     return seconds, processor
 
 
@@ -103,19 +108,29 @@ _importing: list[tuple[float, float]] = []
 @cache
 def _import(name: str) -> Any:
     began, processor = time.monotonic(), time.thread_time()
-    module = importlib.import_module(f"{_PACKAGE}.{name}")
+    plug = next((plug for plug in _available() if (plug.folder / f"{name}.py").is_file()), None)
+    module = None if plug is None else plug.load(name)
     _importing.append((time.monotonic() - began, time.thread_time() - processor))
     return module
 
 
 @cache
+def _available() -> tuple[plugins.PlugIn, ...]:
+    return tuple(plug for plug, facts in plugins.added("BACKENDS").values() if _is_installed(facts.get("needs")))
+
+
+@cache
 def _missing() -> str | None:
-    """Return which package is missing, or None."""
-    for name, reason in ((_PACKAGE, "the package is not installed"), ("numba", "Numba is not installed")):
-        try:
-            spec = importlib.util.find_spec(name)
-        except ValueError:  # an import hook blocks it
-            spec = None
-        if spec is None or spec.origin is None:  # a folder without a module counts as absent
-            return reason
-    return None
+    """Return why there is no plug-in with compiled forms, or None if there is one."""
+    if _available():
+        return None
+    needs = [str(facts["needs"]) for _, facts in plugins.added("BACKENDS").values()]
+    return f"{needs[0].title()} is not installed" if needs else "no plug-in has compiled forms"
+
+
+def _is_installed(package: str | None) -> bool:
+    try:
+        spec = importlib.util.find_spec(package) if package else None
+    except ValueError:  # an import hook blocks it
+        return False
+    return not package or (spec is not None and spec.origin is not None)  # a folder without a module counts as absent

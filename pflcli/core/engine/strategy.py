@@ -1,8 +1,8 @@
 """Chooses how a worker trains clients and predicts, by network, plan and device. No other module decides that.
 
 Each **backend** is a function of a request: it returns a strategy, or why it has none. The first that has one is used.
-Compiled backends come first (``accelerated/backends.py``), the reference, which takes every request, last. The rules
-follow from measurements with ``benchmarks/engines.py``.
+Compiled forms of plug-ins come first, the reference, which takes every request, last. The rules follow from
+measurements with ``benchmarks/engines.py``.
 """
 
 from __future__ import annotations
@@ -126,8 +126,8 @@ def fastest_mode(net: nn.Module, device: str) -> str:
 
 def choose(worker_net: WorkerNet, plan: LocalSGD, mode: str, clients: int) -> Strategy:
     """Return how one worker trains a number of ``clients`` together on its network."""
-    request, compiled = Request(worker_net, plan, mode, clients), backend.part("backends")
-    for offer in (*(compiled.BACKENDS if compiled else ()), _linear_chain, _stacks):
+    request = Request(worker_net, plan, mode, clients)
+    for offer in (*backend.offers("TRAINING"), _linear_chain, _stacks):
         found = offer(request)
         if isinstance(found, Strategy):
             return found
@@ -206,12 +206,12 @@ class Prediction:
 
 def choose_inference(worker: WorkerNet, *, training: bool) -> Prediction:
     """Return how workers predict, by the network of one of them; outside ``training``, no compiled loops are loaded."""
-    compiled = backend.part("backends")
-    for offer in (*(compiled.PREDICTIONS if compiled else ()), _chain_predictions):
+    for offer in (*backend.offers("PREDICTION"), _chain_predictions):
         found = offer(worker, training)
         if isinstance(found, Prediction):
             return found
-    why = "the network has layers without a faster form" if compiled else f"acceleration is off, as {backend.why_off()}"
+    off = backend.why_off()
+    why = f"acceleration is off, as {off}" if off else "the network has layers without a faster form"
     return Prediction("network", why, _load)
 
 

@@ -16,12 +16,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.accelerated import loops, products, winograd
-from pflcli.accelerated.compiler import Array, compiled
-from pflcli.accelerated.graph import Layer, Value
-from pflcli.accelerated.instructions import MAX_TILE_ROWS, as_row
-from pflcli.accelerated.loops import pull
-from pflcli.accelerated.products import Step, flat_array, multiply, multiply_by_rows, product, transpose
+from pflcli.plugins.accelerated import loops, products, winograd
+from pflcli.plugins.accelerated.compiler import Array, compiled
+from pflcli.plugins.accelerated.graph import Layer, Value
+from pflcli.plugins.accelerated.instructions import MAX_TILE_ROWS, as_row
+from pflcli.plugins.accelerated.loops import pull
+from pflcli.plugins.accelerated.products import Step, flat_array, multiply, multiply_by_rows, product, transpose
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,9 @@ from llvmlite import ir
 from numba import types
 from numba.extending import intrinsic
 
-from pflcli.accelerated.compiler import borrowed as _borrowed
-from pflcli.accelerated.compiler import codegen as _utils
-from pflcli.accelerated.compiler import populate as _populate
+from pflcli.plugins.accelerated.compiler import borrowed as _borrowed
+from pflcli.plugins.accelerated.compiler import codegen as _utils
+from pflcli.plugins.accelerated.compiler import populate as _populate
 
 _intrinsic: Any = intrinsic
 

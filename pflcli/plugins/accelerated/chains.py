@@ -15,13 +15,13 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.accelerated.compiler import Array, Arrays, compiled
-from pflcli.accelerated.loops import add, cross_entropy, pull, shift_and_rectify, shift_and_rectify_backward
-from pflcli.accelerated.products import product, product_by_rows
 from pflcli.core.engine.gradients import Outputs, Pass, differentiate_loss
 from pflcli.core.engine.linear_chain import ChainNetwork, Layer
 from pflcli.core.engine.optimizer import Optimizer
 from pflcli.core.parameters import Params, Stacked
+from pflcli.plugins.accelerated.compiler import Array, Arrays, compiled
+from pflcli.plugins.accelerated.loops import add, cross_entropy, pull, shift_and_rectify, shift_and_rectify_backward
+from pflcli.plugins.accelerated.products import product, product_by_rows
 
 
 @compiled

@@ -9,10 +9,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from pflcli.accelerated.chains import layer_arrays, layer_table, take_steps, trained_mask
 from pflcli.core.engine.local_sgd import is_stacked
 from pflcli.core.engine.trainer import Schedule, Task, Worker
 from pflcli.core.parameters import Params, Stacked
+from pflcli.plugins.accelerated.chains import layer_arrays, layer_table, take_steps, trained_mask
 
 _SAMPLE_BYTES = 2 << 20
 """Bytes of samples in one call of a loop."""

@@ -16,16 +16,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from pflcli.accelerated.graph import Layer
-from pflcli.accelerated.instructions import HAS_FMA
-from pflcli.accelerated.layers import MobileLayers, Move, PooledLayers
-from pflcli.accelerated.products import Step
 from pflcli.core import parameters
 from pflcli.core.engine.gradients import Outputs, Pass, StackedNetwork, differentiate_loss
 from pflcli.core.engine.networks import AutogradNetwork, own_names
 from pflcli.core.engine.optimizer import Optimizer
 from pflcli.core.engine.strategy import Forward
 from pflcli.core.parameters import Stacked
+from pflcli.plugins.accelerated.graph import Layer
+from pflcli.plugins.accelerated.instructions import HAS_FMA
+from pflcli.plugins.accelerated.layers import MobileLayers, Move, PooledLayers
+from pflcli.plugins.accelerated.products import Step
 
 
 def compile_network(net: nn.Module, layers: list[Layer]) -> Program | None:

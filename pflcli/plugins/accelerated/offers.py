@@ -37,8 +37,8 @@ def compiled_chain(request: Request) -> Strategy | str:
         return "compiled loops compute no loss but cross-entropy"
     if not pays_to_compile(request.worker.net.parameters()):
         return "MKL is faster for these layers on this CPU"
-    from pflcli.accelerated import steps
-    from pflcli.accelerated.chains import CompiledChainNetwork
+    from pflcli.plugins.accelerated import steps
+    from pflcli.plugins.accelerated.chains import CompiledChainNetwork
 
     is_plain = plan.update.is_plain and not plan.has_rule
     how = "one compiled loop takes all steps of a client" if is_plain else "compiled loops need no autograd"
@@ -61,7 +61,7 @@ def compiled_program(request: Request) -> Strategy | str:
         return "many clients train as one batched program"
     if plan.frozen_norm and not program.infers:
         return "the statistics of BatchNorm are frozen"
-    from pflcli.accelerated.program import CompiledNetwork, Program
+    from pflcli.plugins.accelerated.program import CompiledNetwork, Program
 
     assert isinstance(program, Program)
     name, why = "compiled program", f"every layer of the network has a compiled form; {backend.describe_products()}"
@@ -71,7 +71,7 @@ def compiled_program(request: Request) -> Strategy | str:
     return Strategy(name, why, passes, stacked=request.is_lockstep, independent=False)
 
 
-BACKENDS: tuple[Backend, ...] = (compiled_chain, compiled_program)
+TRAINING: tuple[Backend, ...] = (compiled_chain, compiled_program)
 
 
 def chain_predictions(worker: WorkerNet, training: bool) -> Prediction | str:
@@ -82,7 +82,7 @@ def chain_predictions(worker: WorkerNet, training: bool) -> Prediction | str:
         return "compiled loops take half a second to load, which predictions alone would not regain"
     if not pays_to_compile(worker.net.parameters()):
         return "MKL is faster for these layers on this CPU"
-    from pflcli.accelerated.chains import CompiledChainNetwork
+    from pflcli.plugins.accelerated.chains import CompiledChainNetwork
 
     chain = CompiledChainNetwork(worker.layers, ())
 
@@ -114,4 +114,4 @@ def _load_program(worker: WorkerNet, model: Params) -> AbstractContextManager[Fo
     return worker.program.model(model)
 
 
-PREDICTIONS = (chain_predictions, program_predictions)
+PREDICTION = (chain_predictions, program_predictions)

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from pflcli.accelerated.compiler import Array, compiled, inlined
+from pflcli.plugins.accelerated.compiler import Array, compiled, inlined
 
 _F, _I, _U, _WIDE = np.float32, np.int32, np.uint32, np.uint64
 _HALF, _ONE, _TWO = _F(0.5), _F(1), _F(2)

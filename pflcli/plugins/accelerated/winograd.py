@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from math import prod
 
-from pflcli.accelerated.compiler import Array, compiled
-from pflcli.accelerated.instructions import as_row, combination
-from pflcli.accelerated.loops import rectified_max, rectified_max_backward
-from pflcli.accelerated.products import product, transpose
+from pflcli.plugins.accelerated.compiler import Array, compiled
+from pflcli.plugins.accelerated.instructions import as_row, combination
+from pflcli.plugins.accelerated.loops import rectified_max, rectified_max_backward
+from pflcli.plugins.accelerated.products import product, transpose
 
 SIDE, POINTS = 8, 64
 """Pixels in a row of a tile, and in a tile."""

@@ -13,11 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pflcli.accelerated.compiler import Array, compiled
-from pflcli.accelerated.elementary import exponential, fill_bits, fill_exponential, fill_normal
-from pflcli.accelerated.instructions import as_row, minus_products, products, solve
-from pflcli.accelerated.products import product
 from pflcli.methods.parts.gaussian_process_tree import TAIL, TERMS, Draws, Prior
+from pflcli.plugins.accelerated.compiler import Array, compiled
+from pflcli.plugins.accelerated.elementary import exponential, fill_bits, fill_exponential, fill_normal
+from pflcli.plugins.accelerated.instructions import as_row, minus_products, products, solve
+from pflcli.plugins.accelerated.products import product
 
 _MAX_KMEANS_STEPS = 100
 """Largest number of steps of k-means, see ``gaussian_process_tree.py``."""

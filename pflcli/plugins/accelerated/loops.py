@@ -11,9 +11,9 @@ import math
 
 import numpy as np
 
-from pflcli.accelerated.compiler import Array, compiled
-from pflcli.accelerated.instructions import as_row, combination
-from pflcli.accelerated.products import product
+from pflcli.plugins.accelerated.compiler import Array, compiled
+from pflcli.plugins.accelerated.instructions import as_row, combination
+from pflcli.plugins.accelerated.products import product
 
 _ROWS_PER_SUM = 64
 """Rows of a partial sum. The rounding error of a sum of 8,192 float32 numbers is then that of a sum of about 128."""

@@ -14,8 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pflcli.accelerated.compiler import Array, compiled, inlined
-from pflcli.accelerated.instructions import (
+from pflcli.plugins.accelerated.compiler import Array, compiled, inlined
+from pflcli.plugins.accelerated.instructions import (
     DOT_COLUMNS,
     DOT_ROWS,
     HAS_AVX512,

@@ -1,0 +1,102 @@
+"""What plug-ins add: the folders of ``pflcli/plugins``, and installed packages.
+
+A plug-in is a folder with a ``plugin.py``, which has constants alone and is read without importing it. An installed
+package names that module by an entry point of the group ``pflcli.plugins``. The values of its constants are mappings by
+name; a text such as ``show:table`` in them is an object in a module of the folder.
+
+``COMMANDS``
+    commands of ``pfl``, each with the class of its ``options`` and its ``function``; ``panel`` and ``after`` say where
+    the help lists it, ``terminal`` how its result is printed (``cli.from_options.Terminal``). ``site check`` is the
+    command ``check`` in the group ``site``
+``GROUPS``
+    the help of groups of commands
+``KINDS``
+    kinds of artifacts, each with the ``module`` that describes its files (``artifacts.kinds.Kind``), and functions of
+    an artifact: ``print`` prints its table, ``facts`` returns what ``pfl show --json`` adds, ``section`` what a page
+    shows
+``FORMATS``
+    formats of other tools that ``pfl import`` reads, each with its ``reader`` (``data.formats.foreign.Format``)
+``BACKENDS``
+    compiled forms of what the engine computes, each with the package that it ``needs``; see ``engine/backend.py``
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import importlib
+import importlib.util
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from pathlib import Path
+from typing import Any
+
+from pflcli.core import registry
+from pflcli.core.errors import InputError
+from pflcli.core.registry.files import path_of_module
+
+GROUP = "pflcli.plugins"
+"""The package of the plug-ins of pfl, and the group of entry points of others."""
+_PARTS = {
+    "accelerated": (),
+}
+"""The plug-ins of pfl, and what each adds that a user may name, so that one that is missing can be named."""
+
+
+@dataclass(frozen=True)
+class PlugIn:
+    """A plug-in: its package, the folder of its files, and the constants of its ``plugin.py``."""
+
+    package: str
+    folder: Path
+    constants: Mapping[str, Any]
+
+    def load(self, place: str) -> Any:
+        """Return the object ``module:name`` of the plug-in, or its module if no name is given."""
+        module, _, name = place.partition(":")
+        imported = importlib.import_module(f"{self.package}.{module}")
+        return getattr(imported, name) if name else imported
+
+
+@functools.cache
+def found() -> tuple[PlugIn, ...]:
+    """Return all plug-ins: those of pfl by name, then those of installed packages."""
+    return tuple(_read(package, file) for package, file in _list_files())
+
+
+def _list_files() -> Iterator[tuple[str, Path]]:
+    for file in sorted(registry.ROOT.glob("plugins/*/plugin.py")):
+        yield f"{GROUP}.{file.parent.name}", file
+    for point in entry_points(group=GROUP):
+        package, _, module = point.module.rpartition(".")
+        if not package:
+            raise InputError(f"plug-in '{point.name}': {module} is not in a package", "uninstall it")
+        top, *below = package.split(".")
+        file = path_of_module(top, f"plug-in '{point.name}'")  # of the outermost package: nothing is imported
+        yield package, file.parent.joinpath(*below, f"{module}.py")
+
+
+def _read(package: str, file: Path) -> PlugIn:
+    try:
+        tree = ast.parse(file.read_text(encoding="utf-8"))
+    except (OSError, SyntaxError) as error:
+        raise InputError(f"cannot read plug-in {file}: {error}", "uninstall its package") from None
+    return PlugIn(package, file.parent, registry.constants(tree))
+
+
+def added(what: str) -> dict[str, tuple[PlugIn, Any]]:
+    """Return what all plug-ins add under one constant, such as ``COMMANDS``, by name; the first of a name counts."""
+    added: dict[str, tuple[PlugIn, Any]] = {}
+    for plug in found():
+        for name, value in plug.constants.get(what, {}).items():
+            added.setdefault(name, (plug, value))
+    return added
+
+
+def why_missing(name: str) -> str:
+    """Return that a command, a kind or a format is that of a plug-in of pfl that is not installed; else empty."""
+    for plug, names in _PARTS.items():
+        if name in names and not registry.ROOT.joinpath("plugins", plug, "plugin.py").is_file():
+            return f"it is part of the plug-in {plug}, which is not installed"
+    return ""
