@@ -18,7 +18,7 @@ from rich.markup import render
 from pflcli.cli import app
 from pflcli.cli.from_options import walk_commands
 from pflcli.core import registry
-from pflcli.laws import list_laws
+from pflcli.plugins.checks.laws import list_laws
 
 DOCS = Path(__file__).parent
 _OPENING = """# Commands

@@ -9,9 +9,9 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from pflcli.artifacts.kinds import audit as audits
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import follow, open_artifact
+from pflcli.plugins.audits import kind as audits
 
 
 def main() -> int:

@@ -7,38 +7,40 @@ memory. A name is imported when it is first used, so that ``pfl --help`` imports
 from __future__ import annotations
 
 import importlib
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from pflcli.commands.audit import audit
     from pflcli.commands.build_datastore import build_datastore
-    from pflcli.commands.check import check
     from pflcli.commands.compare import compare
-    from pflcli.commands.demo import demo
     from pflcli.commands.embed import embed
     from pflcli.commands.evaluate import evaluate
-    from pflcli.commands.export import export
     from pflcli.commands.extract import extract
-    from pflcli.commands.federation import check_federation, create_federation, run_federation
     from pflcli.commands.import_data import import_data
     from pflcli.commands.new_client import new_client
     from pflcli.commands.partition import partition
     from pflcli.commands.personalize import personalize
     from pflcli.commands.predict import predict
-    from pflcli.commands.report import report
-    from pflcli.commands.site import answer_message, check_site, serve_site
     from pflcli.commands.stack import stack
-    from pflcli.commands.sweep import sweep
-    from pflcli.commands.track import track
     from pflcli.commands.train_global import train_global
     from pflcli.commands.tune import tune
-    from pflcli.commands.update_datastore import update_datastore
-    from pflcli.commands.verify import verify
     from pflcli.core.simulation.callbacks import Callback, EarlyStopping
     from pflcli.core.simulation.federation import Federation
     from pflcli.core.simulation.simulate import simulate
     from pflcli.evaluation.in_memory import table
-    from pflcli.tracking.live import Tracker
+    from pflcli.plugins.audits.audit import audit
+    from pflcli.plugins.checks.check import check
+    from pflcli.plugins.checks.new import new
+    from pflcli.plugins.claims.verify import verify
+    from pflcli.plugins.demo.demo import demo
+    from pflcli.plugins.export.export import export
+    from pflcli.plugins.knn_tools.sweep import sweep
+    from pflcli.plugins.knn_tools.update_datastore import update_datastore
+    from pflcli.plugins.page.report import report
+    from pflcli.plugins.sites.federation import check_federation, create_federation, run_federation
+    from pflcli.plugins.sites.site import answer_message, check_site, serve_site
+    from pflcli.plugins.tracking.live import Tracker
+    from pflcli.plugins.tracking.track import track
 
 __version__ = "0.1.0"
 __all__ = [
@@ -60,6 +62,7 @@ __all__ = [
     "export",
     "extract",
     "import_data",
+    "new",
     "new_client",
     "partition",
     "personalize",
@@ -83,20 +86,34 @@ _MODULES = {
     "Callback": "core.simulation.callbacks",
     "EarlyStopping": "core.simulation.callbacks",
     "Federation": "core.simulation.federation",
-    "Tracker": "tracking.live",
+    "Tracker": "plugins.tracking.live",
+    "audit": "plugins.audits.audit",
+    "check": "plugins.checks.check",
+    "demo": "plugins.demo.demo",
+    "export": "plugins.export.export",
+    "new": "plugins.checks.new",
+    "report": "plugins.page.report",
     "simulate": "core.simulation.simulate",
+    "sweep": "plugins.knn_tools.sweep",
     "table": "evaluation.in_memory",
-    **dict.fromkeys(("check_federation", "create_federation", "run_federation"), "commands.federation"),
-    **dict.fromkeys(("answer_message", "check_site", "serve_site"), "commands.site"),
+    "track": "plugins.tracking.track",
+    "update_datastore": "plugins.knn_tools.update_datastore",
+    "verify": "plugins.claims.verify",
+    **dict.fromkeys(("check_federation", "create_federation", "run_federation"), "plugins.sites.federation"),
+    **dict.fromkeys(("answer_message", "check_site", "serve_site"), "plugins.sites.site"),
 }
 """The modules that define public names, if they are not named like a module of ``commands``."""
+for _name, _module in _MODULES.items():
+    if _module.startswith("plugins.") and not Path(__file__).parent.joinpath(*_module.split(".")[:2]).is_dir():
+        __all__.remove(_name)  # of a plug-in that is not installed
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name; raises AttributeError for every other name."""
-    if name not in __all__:
-        raise AttributeError(f"module 'pflcli' has no attribute '{name}'")
+    """Import a public name; raises AttributeError for every other name, and for one of a plug-in that is missing."""
     module = _MODULES.get(name, f"commands.{name}")
+    if name not in __all__:
+        plug = f": it is of the plug-in {module.split('.')[1]}, which is not installed" if name in _MODULES else ""
+        raise AttributeError(f"module 'pflcli' has no attribute '{name}'{plug}")
     value = getattr(importlib.import_module(f"pflcli.{module}"), name)
     globals()[name] = value
     return value

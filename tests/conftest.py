@@ -166,7 +166,6 @@ def build_chain(root: Path) -> SimpleNamespace:
 
     from pflcli.artifacts.kinds import partition as partitions
     from pflcli.artifacts.reader import open_artifact
-    from pflcli.commands.audit import audit
     from pflcli.commands.build_datastore import build_datastore
     from pflcli.commands.evaluate import evaluate
     from pflcli.commands.extract import extract
@@ -174,9 +173,10 @@ def build_chain(root: Path) -> SimpleNamespace:
     from pflcli.commands.partition import partition
     from pflcli.commands.personalize import personalize
     from pflcli.commands.stack import stack
-    from pflcli.commands.sweep import sweep
     from pflcli.commands.train_global import train_global
-    from pflcli.commands.update_datastore import update_datastore
+    from pflcli.plugins.audits.audit import audit
+    from pflcli.plugins.knn_tools.sweep import sweep
+    from pflcli.plugins.knn_tools.update_datastore import update_datastore
 
     at = paths(root)
     partition("writers", at.p, clients=6, seed=0)
@@ -310,7 +310,7 @@ def forbid_training(monkeypatch) -> None:
 def without_vega(monkeypatch) -> None:
     """Leave out of pages the script that draws charts and the pictures in their place, which take seconds to make."""
     from pflcli.evaluation.charts import vega
-    from pflcli.evaluation.page import charts
+    from pflcli.plugins.page import charts
 
     monkeypatch.setattr(vega, "bundle_javascript", lambda: "/* Vega */")
     monkeypatch.setattr(charts, "render_still", lambda chart: "data:image/png;base64,AA==")

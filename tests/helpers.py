@@ -24,7 +24,7 @@ FORCE = Execution(force=True)
 
 ONE_OF_EACH_KIND = ("local", "knn-per", "fedavg-plus", "fedavg", "scaffold", "ditto", "fedem", "pens")
 """Methods for tests of what does not depend on the method: without rounds, after them, with a global model, with
-personal models, with several models, and among peers. The laws in pflcli/laws run for every method."""
+personal models, with several models, and among peers. The laws in pflcli/plugins/checks/laws run for every method."""
 
 NAMES = ("p", "b", "e", "d", "knn", "fedavg", "st", "ev", "au", "sw", "ud", "nc")
 """Artifacts of the chain ``small`` in conftest.py."""

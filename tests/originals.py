@@ -126,7 +126,7 @@ def write_network(path):
     import torch
     from torch import nn
 
-    from pflcli.workflow.prediction.exporting.onnx_network import trace
+    from pflcli.plugins.export.onnx_network import trace
 
     net = nn.Sequential(nn.Conv2d(3, 4, 3, stride=2), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     path.write_bytes(trace(net.eval(), torch.rand(2, 3, 32, 32), ["features"]))

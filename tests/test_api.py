@@ -13,35 +13,30 @@ import pytest
 import pflcli
 from helpers import ROOT
 from pflcli import build_datastore, compare, evaluate, import_data, partition, personalize, sweep
-from pflcli.core import registry
+from pflcli.core import plugins, registry
 from pflcli.core.errors import PflError, UsageError
 from pflcli.core.settings import Settings
 from pflcli.options.declaration import Options, declared_options
 
-GROUPS = {
-    "federation": ("check_federation", "create_federation", "run_federation"),
-    "site": ("answer_message", "check_site", "serve_site"),
-}
-"""The functions of commands that share a module."""
-COMMANDS = [
-    *(name for name in pflcli.__all__ if (ROOT / "commands" / f"{name}.py").is_file()),
-    *(name for names in GROUPS.values() for name in names),
-]
-
-
-def find_module(name):
-    group = next((group for group, names in GROUPS.items() if name in names), name)
-    return f"pflcli.commands.{group}"
+OWN = [path.stem for path in sorted((ROOT / "commands").glob("[!_]*.py")) if path.stem in pflcli.__all__]
+ADDED = {facts["function"].partition(":")[2]: (plug, facts) for plug, facts in plugins.added("COMMANDS").values()}
+"""The functions of commands of plug-ins, with what their ``plugin.py`` says."""
+FUNCTIONS = {
+    name: cls
+    for name in OWN
+    for cls in vars(importlib.import_module(f"pflcli.commands.{name}")).values()
+    if isinstance(cls, type) and issubclass(cls, Options) and cls.__name__.lower() == name.replace("_", "")
+} | {name: plug.load(facts["options"]) for name, (plug, facts) in ADDED.items()}
 
 
 def test_every_command_that_writes_is_a_function_of_the_package():
-    modules = {path.stem for path in (ROOT / "commands").glob("[!_]*.py")}
-    printing = {"doctor", "listing", "new", "show"}
-    assert modules - printing == ({*COMMANDS} & modules) | {*GROUPS}
-    assert {*COMMANDS} <= {*pflcli.__all__}
-    for name in COMMANDS:
-        assert getattr(pflcli, name) is getattr(importlib.import_module(find_module(name)), name)
-    assert {*COMMANDS} <= {*dir(pflcli)}
+    assert {path.stem for path in (ROOT / "commands").glob("[!_]*.py")} - {*OWN} == {"doctor", "listing", "show"}
+    assert ADDED
+    assert {*FUNCTIONS} == {*OWN, *ADDED} <= {*pflcli.__all__} & {*dir(pflcli)}
+    for name in OWN:
+        assert getattr(pflcli, name) is getattr(importlib.import_module(f"pflcli.commands.{name}"), name)
+    for name, (plug, facts) in ADDED.items():
+        assert getattr(pflcli, name) is plug.load(facts["function"])
 
 
 def test_no_name_of_the_package_is_listed_twice_or_is_also_a_module():
@@ -170,14 +165,6 @@ def test_misspelt_argument_is_answered_with_the_nearest_one():
     assert caught.value.fix == ("did you mean 'rounds'?",)
 
 
-FUNCTIONS = {
-    name: cls
-    for name in COMMANDS
-    for cls in vars(importlib.import_module(find_module(name))).values()
-    if isinstance(cls, type) and issubclass(cls, Options) and cls.__name__.lower() == name.replace("_", "")
-}
-
-
 @pytest.mark.parametrize("name", FUNCTIONS)
 def test_help_lists_every_keyword_with_a_type_and_a_sentence(name):
     function, cls = getattr(pflcli, name), FUNCTIONS[name]
@@ -201,7 +188,3 @@ def test_a_function_refuses_a_word_that_is_not_among_the_choices_of_an_option(na
     assert option.info.autocompletion("") == [*option.choices]
     with pytest.raises(UsageError, match=f"unknown {option.flag} 'nothing'"):
         getattr(pflcli, name)(**{**required, option.name: "nothing"})
-
-
-def test_every_class_of_options_has_a_function():
-    assert {*FUNCTIONS} == {*COMMANDS} - {"check", "report"}

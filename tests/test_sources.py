@@ -14,11 +14,12 @@ from helpers import ROOT, files_of, imports
 from pflcli.artifacts import kinds
 from pflcli.artifacts.manifest import read
 from pflcli.artifacts.reader import open_artifact
-from pflcli.commands import build_datastore, personalize, sweep, train_global
+from pflcli.commands import build_datastore, personalize, train_global
 from pflcli.core import registry, sources
 from pflcli.core.errors import ConflictError
 from pflcli.core.execution import Execution
 from pflcli.core.registry import files
+from pflcli.plugins.knn_tools import sweep
 
 METHODS = registry.names("methods")
 STEPS = {"aggregators": "aggregator", "uploads": "upload"}

@@ -11,7 +11,7 @@ from pflcli.core import models, parameters, rng
 from pflcli.core.engine.engine import Engine
 from pflcli.core.engine.federation import Federation
 from pflcli.core.engine.task import Classification
-from pflcli.laws import federations
+from pflcli.plugins.checks.laws import federations
 from pflcli.workflow.admission import small_federation as small
 from pflcli.workflow.admission.small_federation import CLASSES, CLUSTER, FEATURES, ONE_CLASS, SIZES
 

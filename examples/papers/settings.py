@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from pflcli.claims.experiments import Table, read_experiments
+from pflcli.plugins.claims.experiments import Table, read_experiments
 
 SIZES = ("paper", "small")
 PARTS = ("partition", "training")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from pflcli.artifacts import kinds
+from pflcli.core import plugins
 from pflcli.core.errors import InputError
 from pflcli.core.wording import listed
 
@@ -153,6 +154,8 @@ def read(folder: Path) -> Manifest:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, TypeError, KeyError, RecursionError):
         raise InputError(f"{path} is damaged: it is not a manifest") from None
+    if newer and (why := plugins.why_missing(str(kind))):
+        raise InputError(f"{path} describes {kinds.add_article(kind)}, but {why}")
     if newer:
         raise InputError(
             f"{path} describes a {kind} with schema {schema} of a newer pfl", "pip install --upgrade pflcli"

@@ -2,40 +2,35 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import re
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from pflcli import __version__
-from pflcli.cli import check, doctor, listing, new, report, results, show, sites
-from pflcli.cli.from_options import Command, Group, Show, command, show_outcome
-from pflcli.core import registry
+from pflcli.cli import doctor, listing, results, show
+from pflcli.cli.from_options import Command, Group, Terminal, command
+from pflcli.core import plugins, registry
 from pflcli.core.errors import UsageError
-from pflcli.options.audit import Audit
 from pflcli.options.build_datastore import BuildDatastore
 from pflcli.options.compare import Compare
 from pflcli.options.declaration import Options
-from pflcli.options.demo import Demo
 from pflcli.options.embed import Embed
 from pflcli.options.evaluate import Evaluate
-from pflcli.options.export import Export
 from pflcli.options.extract import Extract
-from pflcli.options.federation import CheckFederation, CreateFederation, RunFederation
 from pflcli.options.import_data import ImportData
 from pflcli.options.new_client import NewClient
 from pflcli.options.partition import Partition
 from pflcli.options.personalize import Personalize
 from pflcli.options.predict import Predict
-from pflcli.options.site import AnswerMessage, CheckSite, ServeSite
 from pflcli.options.stack import Stack
-from pflcli.options.sweep import Sweep
-from pflcli.options.track import Track
 from pflcli.options.train_global import TrainGlobal
 from pflcli.options.tune import Tune
-from pflcli.options.update_datastore import UpdateDatastore
-from pflcli.options.verify import Verify
 
 _SUMMARY = "Find out which personalized federated learning method works best on your data, by how much, and for whom."
 
@@ -48,65 +43,68 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 
-_FIRST, _STEPS, _MORE, _REAL, _OWN, _LOOK_UP = (
-    "From data to an answer",
-    "Single steps",
-    "More",
-    "Among real sites",
-    "Write your own",
-    "Look up",
-)
+_FIRST, _STEPS, _MORE, _LOOK_UP = "From data to an answer", "Single steps", "More", "Look up"
+"""Headings of the help; those of plug-ins come before the last."""
+_USUAL = Terminal()
+_groups: dict[str, typer.Typer] = {}
+"""Commands that are groups of others."""
 
 
-_GROUPS = {
-    "federation": "Run a chosen method among real sites: what they agree on, and the server.",
-    "site": "Take part in a federation with the samples of one site, which never leave it.",
-}
-"""The help of commands that are groups of others."""
-_apps = {name: typer.Typer(name=name, cls=Group, help=_GROUPS[name], no_args_is_help=True) for name in _GROUPS}
-for group in _apps.values():
-    app.add_typer(group, rich_help_panel=_REAL)
-
-
-def _add(cls: type[Options], panel: str, show: Show = show_outcome, words: type[Command] = Command) -> None:
+def _add(
+    cls: type[Options], panel: str, terminal: Terminal = _USUAL, load: Callable[[], Callable[..., Any]] | None = None
+) -> None:
+    """Add the command with the options of ``cls``, whose function is in ``pflcli.commands`` or given by ``load``."""
     group, _, name = cls.NAME.rpartition(" ")
-    _apps.get(group, app).command(name, cls=words, rich_help_panel=None if group else panel)(command(cls, show))
+    run = command(cls, load or partial(_load, cls), terminal)
+    _groups.get(group, app).command(name, cls=terminal.words, rich_help_panel=None if group else panel)(run)
 
 
-_add(ImportData, _FIRST, words=results.ImportCommand)
+def _load(cls: type[Options]) -> Callable[..., Any]:
+    """Return the Python function of a command: ``import_data`` for the class ``ImportData``."""
+    name = re.sub("(?<=.)([A-Z])", r"_\1", cls.__name__).lower()
+    function: Callable[..., Any] = getattr(importlib.import_module(f"pflcli.commands.{name}"), name)
+    return function
+
+
+def _add_plugins() -> None:
+    """Add the commands of plug-ins, each at the end of its panel or ``after`` the command that it names."""
+    commands = plugins.added("COMMANDS")
+    for name, (_, help) in plugins.added("GROUPS").items():
+        _groups[name] = typer.Typer(name=name, cls=Group, help=help, no_args_is_help=True)
+        panel = next(facts["panel"] for each, (_, facts) in commands.items() if each.startswith(f"{name} "))
+        app.add_typer(_groups[name], rich_help_panel=panel)
+    followed: dict[str, int] = {}
+    for plug, facts in commands.values():
+        terminal = plug.load(facts["terminal"]) if "terminal" in facts else _USUAL
+        _add(plug.load(facts["options"]), facts["panel"], terminal, partial(plug.load, facts["function"]))
+        listed = app.registered_commands
+        names = [each.name for each in listed]
+        if (earlier := facts.get("after")) in names:
+            followed[earlier] = followed.get(earlier, 0) + 1
+            listed.insert(names.index(earlier) + followed[earlier], listed.pop())
+    panels = [*dict.fromkeys(each.rich_help_panel for each in app.registered_commands)]
+    app.registered_commands.sort(key=lambda each: panels.index(each.rich_help_panel))
+
+
+_add(ImportData, _FIRST, Terminal(words=results.ImportCommand))
 _add(Partition, _FIRST)
-app.command("compare", cls=results.CompareCommand, rich_help_panel=_FIRST)(
-    command(Compare, results.show_comparison, results.run_comparison, {"plan": results.PLAN})
+_add(
+    Compare,
+    _FIRST,
+    Terminal(results.show_comparison, results.run_comparison, {"plan": results.PLAN}, results.CompareCommand),
 )
-app.command("verify", cls=results.CompareCommand, rich_help_panel=_FIRST)(
-    command(Verify, results.show_verdicts, results.run_comparison, {"plan": results.PLAN})
-)
-app.command("report", cls=Command, rich_help_panel=_FIRST)(report.command)
 app.command("show", cls=Command, rich_help_panel=_FIRST)(show.command)
-_add(Tune, _FIRST, results.show_trials)
-_add(Predict, _FIRST, results.show_predictions)
+_add(Tune, _FIRST, Terminal(results.show_trials))
+_add(Predict, _FIRST, Terminal(results.show_predictions))
 _add(NewClient, _FIRST)
-_add(Export, _FIRST, results.show_export)
 _add(TrainGlobal, _STEPS)
 _add(Extract, _STEPS)
 _add(BuildDatastore, _STEPS)
-_add(UpdateDatastore, _STEPS)
 _add(Personalize, _STEPS)
-_add(Evaluate, _STEPS, results.show_scores)
-_add(Demo, _MORE, results.show_scores)
+_add(Evaluate, _STEPS, Terminal(results.show_table))
 _add(Embed, _MORE)
 _add(Stack, _MORE)
-_add(Sweep, _MORE)
-_add(Audit, _MORE, results.show_scores)
-_add(Track, _MORE, results.show_tracked)
-_add(CreateFederation, _REAL)
-_add(CheckFederation, _REAL, results.show_facts)
-_add(RunFederation, _REAL, results.show_path)
-_add(CheckSite, _REAL, sites.show_check)
-_add(ServeSite, _REAL)
-_add(AnswerMessage, _REAL, sites.show_answer)
-app.command("new", cls=Command, rich_help_panel=_OWN)(new.command)
-app.command("check", cls=Command, rich_help_panel=_OWN)(check.command)
+_add_plugins()
 app.command("list", cls=Command, rich_help_panel=_LOOK_UP)(listing.command)
 app.command("doctor", cls=Command, rich_help_panel=_LOOK_UP)(doctor.command)
 

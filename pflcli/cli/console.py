@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
+from pflcli.core import plugins
 from pflcli.core.errors import PflError
 from pflcli.core.reporter import SILENT, Advance, StderrReporter
 
@@ -121,7 +122,7 @@ def table(
     if left_out:
         columns = f"{len(left_out)} more column{'s' if len(left_out) > 1 else ''}"
         note = f"{columns} ({', '.join(left_out)}){': ' + where if where else ''}"
-        _sentence(note, stream)
+        sentence(note, stream)
 
 
 def scores(artifact: Artifact, *, to_stderr: bool) -> None:
@@ -136,28 +137,18 @@ def scores(artifact: Artifact, *, to_stderr: bool) -> None:
         _print(sys.stderr if to_stderr else sys.stdout, "", prediction_sets.title(metrics))
         table(*prediction_sets.table(metrics), where=str(artifact.path / "sets.csv"), to_stderr=to_stderr)
     for line in [*conclusion.read_sentences(metrics), *notes.list_notes(metrics)]:
-        _sentence(line, sys.stderr)
+        sentence(line)
 
 
-def attacks(artifact: Artifact, *, to_stderr: bool) -> None:
-    """Print the table of an audit, sentences on its strongest attacks, and what the command reports on stderr."""
-    from pflcli.artifacts.kinds.audit import read
-    from pflcli.evaluation.presentation import audits
+def artifact(item: Artifact, *, to_stderr: bool) -> bool:
+    """Print the table of an artifact; return whether artifacts of its kind have one."""
+    from pflcli.evaluation.presentation import tables
 
-    results = read(artifact)
-    table(*audits.build_table(results), where=str(artifact.path / "table.csv"), to_stderr=to_stderr)
-    warnings = [f"WARNING: {line}" for line in results["warnings"]]
-    others = [] if to_stderr else [*audits.list_facts(results), *warnings]
-    for line in (*audits.describe_access(results), *others):
-        _sentence(line, sys.stderr)
-
-
-def verdicts(artifact: Artifact, *, to_stderr: bool) -> None:
-    """Print the verdicts on claims as a table."""
-    from pflcli.artifacts.kinds.verdicts import SETTINGS, read
-    from pflcli.evaluation.presentation import verdicts as presentation
-
-    table(*presentation.build_table(read(artifact)), where=str(artifact.path / SETTINGS), to_stderr=to_stderr)
+    prints = {**dict.fromkeys(tables.KINDS, scores), "tuning": trials}
+    show = prints.get(item.kind) or plugins.load("KINDS", item.kind, "print")
+    if show is not None:
+        show(item, to_stderr=to_stderr)
+    return show is not None
 
 
 def trials(artifact: Artifact, *, to_stderr: bool) -> None:
@@ -168,8 +159,9 @@ def trials(artifact: Artifact, *, to_stderr: bool) -> None:
     table(*readable(tuning.read(artifact)), to_stderr=to_stderr)
 
 
-def _sentence(text: str, stream: TextIO) -> None:
-    """Print a sentence, wrapped between words on a terminal."""
+def sentence(text: str, stream: TextIO | None = None) -> None:
+    """Print a sentence, by default to stderr, wrapped between words on a terminal."""
+    stream = stream or sys.stderr
     wide = max(_width(stream), 40)
     lines = textwrap.wrap(text, wide, break_on_hyphens=False, break_long_words=False) if stream.isatty() else [text]
     _print(stream, *lines)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import re
 import shlex
 import typing
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
@@ -18,7 +18,7 @@ from typer.core import TyperCommand, TyperGroup, TyperOption
 from typer.utils import get_params_from_function
 
 from pflcli.cli import console
-from pflcli.core import config, registry
+from pflcli.core import config, plugins, registry
 from pflcli.core.errors import UsageError, closest
 from pflcli.core.execution import ENGINES, EXECUTORS, Execution
 from pflcli.core.settings import Settings, changed
@@ -108,7 +108,7 @@ def _names(param: Any) -> list[str]:
 
 
 class Group(TyperGroup):
-    """``pfl``, or a group such as ``pfl site``, which accept options of all commands also before a command's name.
+    """``pfl``, or a group of its commands, which accept options of all commands also before a command's name.
 
     The help of ``pfl`` ends with its own options; Typer alone begins with them.
     """
@@ -125,6 +125,13 @@ class Group(TyperGroup):
         before = [arg for arg in args[:first] if arg in stays]
         parsed: list[str] = super().parse_args(ctx, [*before, *args[first : first + 1], *moved, *args[first + 1 :]])
         return parsed
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command; raises UsageError for one of a plug-in that is not installed."""
+        found = super().get_command(ctx, cmd_name)
+        if found is None and ctx.parent is None and (why := plugins.why_missing(cmd_name)):
+            raise UsageError(f"there is no command '{cmd_name}': {why}")
+        return found
 
     def get_params(self, ctx: Any) -> list[Any]:
         """Return the parameters; none while the help above the options is printed."""
@@ -260,21 +267,26 @@ def show_outcome(result: Any, asked: Mapping[str, Any], execution: Execution, *,
     console.result(result, as_json=as_json)
 
 
-def command(
-    cls: type[Options],
-    show: Show = show_outcome,
-    call: Callable[..., Any] | None = None,
-    terminal: Mapping[str, Any] | None = None,
-) -> Callable[..., None]:
+@dataclass(frozen=True)
+class Terminal:
+    """How the terminal runs a command and prints what it returns."""
+
+    show: Show = show_outcome
+    call: Callable[..., Any] | None = None
+    """calls the command's function, which it is given with the arguments, the context and ``as_json``"""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """additional options by name, which only ``call`` receives"""
+    words: type[Command] = Command
+    """reads the words of the command line"""
+
+
+def command(cls: type[Options], load: Callable[[], Callable[..., Any]], terminal: Terminal) -> Callable[..., None]:
     """Return the function that Typer turns into the command with the options of ``cls``.
 
-    The function calls the command's Python function, or ``call`` with that function and its arguments, and prints the
-    result by ``show``. ``terminal`` are additional options by name that only ``call`` receives.
+    It calls the command's Python function, which ``load`` imports, and prints the result as ``terminal`` says.
     """
-    module, name_of_function = cls.__module__.rpartition(".")[2], re.sub("(?<=.)([A-Z])", r"_\1", cls.__name__).lower()
     by_name = {option.name: option for option in declared_options(cls)}
     settings = _setting_parameters(cls.TRAINING_DEFAULT) if "settings" in by_name else []
-    terminal = terminal or {}
     execution_parameters = _execution_parameters(cls)
     parameters = [_parameter("context", typer.Context)]
     for option in by_name.values():
@@ -290,7 +302,7 @@ def command(
                 option.name, Annotated[kind, option.info], inspect.Parameter.empty if option.is_required else default
             )
         )
-    parameters += [_parameter(name, annotation, None) for name, annotation in terminal.items()]
+    parameters += [_parameter(name, annotation, None) for name, annotation in terminal.options.items()]
     parameters += execution_parameters
 
     def run(**values: Any) -> None:
@@ -304,15 +316,15 @@ def command(
         if settings:
             typed = {item.name: value for item in settings if (value := values.pop(item.name)) is not None}
             asked["settings"] = _steps_or_epochs(typed, context)
-        beside = {name: values.pop(name) for name in terminal}
+        beside = {name: values.pop(name) for name in terminal.options}
         for name, value in values.items():
             parse = by_name[name].typed_as
             if value is not None:
                 asked[name] = value if parse is None else parse.parse(value)
-        function = getattr(importlib.import_module(f"pflcli.commands.{module}"), name_of_function)
-        arguments = {**asked, **beside, "execution": execution}
+        function, arguments = load(), {**asked, **beside, "execution": execution}
+        call = terminal.call
         result = function(**arguments) if call is None else call(function, arguments, context, as_json=as_json)
-        show(result, asked, execution, as_json=as_json, quiet=quiet)
+        terminal.show(result, asked, execution, as_json=as_json, quiet=quiet)
 
     run.__doc__ = inspect.getdoc(cls)
     run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

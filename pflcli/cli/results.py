@@ -19,8 +19,6 @@ from pflcli.options import completion
 
 if TYPE_CHECKING:
     from pflcli.artifacts.make import Outcome
-    from pflcli.commands.export import Exported
-    from pflcli.commands.track import Tracked
     from pflcli.core.execution import Execution
     from pflcli.workflow.prediction.prediction_file import PredictedSamples
 
@@ -40,15 +38,12 @@ class ImportCommand(Command):
         return parsed
 
 
-def show_scores(
-    outcome: Outcome, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
-) -> None:
-    """Print the table of an evaluation, a comparison or an audit."""
+def show_table(outcome: Outcome, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool) -> None:
+    """Print the table of the artifact that a command made."""
     from pflcli.artifacts.reader import open_artifact
 
     if not quiet and not execution.dry_run:
-        print_table = console.attacks if outcome.kind == "audit" else console.scores
-        print_table(open_artifact(outcome.path), to_stderr=True)
+        console.artifact(open_artifact(outcome.path), to_stderr=True)
     console.result(outcome, as_json=as_json)
 
 
@@ -71,44 +66,6 @@ def show_trials(
             rows = [[*map(as_typed, step["values"].values()), step["decision"]] for step in plan]
             console.table([*plan[0]["values"], ""], rows, to_stderr=True)
     console.result(outcome, as_json=as_json)
-
-
-def show_export(
-    result: Exported, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
-) -> None:
-    """Print the folder of an exported model."""
-    if as_json:
-        console.data({"path": str(asked["out"]), "files": dict(result.files), **result.model})
-    else:
-        console.lines([str(asked["out"])])
-
-
-def show_facts(
-    facts: Mapping[str, Any], asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
-) -> None:
-    """Print facts, one per line."""
-    (console.data if as_json else console.facts)(facts)
-
-
-def show_path(
-    facts: Mapping[str, Any], asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
-) -> None:
-    """Print the path of what a command has written; all facts only as JSON."""
-    if as_json:
-        console.data(facts)
-    else:
-        console.lines([str(facts["path"])])
-
-
-def show_tracked(
-    result: Tracked, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
-) -> None:
-    """Print the folder with the runs for a tracker."""
-    if as_json:
-        facts = {"written": result.written, "unchanged": result.unchanged, "command": result.command}
-        console.data({"path": str(asked["out"]), **facts})
-    else:
-        console.lines([str(asked["out"])])
 
 
 def show_predictions(
@@ -192,21 +149,17 @@ def show_comparison(
     show_outcome(outcome, asked, execution, as_json=as_json, quiet=quiet)
 
 
-def show_verdicts(
-    outcome: Outcome, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
-) -> None:
-    """Print the verdicts on claims, or in a dry run what would be made."""
-    _show_verdicts(outcome, dry_run=execution.dry_run, quiet=quiet)
-    show_outcome(outcome, asked, execution, as_json=as_json, quiet=quiet)
-
-
 def run_comparison(
-    function: Callable[..., Outcome], arguments: dict[str, Any], context: typer.Context, *, as_json: bool
+    function: Callable[..., Outcome],
+    arguments: dict[str, Any],
+    context: typer.Context,
+    *,
+    as_json: bool,
+    show_other: Callable[..., None] | None = None,
 ) -> Outcome:
-    """Run ``compare`` or ``verify``; with ``--plan``, print a script instead.
+    """Run ``compare``, or a command that makes comparisons and an artifact that ``show_other`` prints.
 
-    If a run fails, the table or the verdicts of the others are shown before the error; so are all verdicts if
-    ``--strict`` is not satisfied.
+    With ``--plan``, print a script instead. If a run fails, what the others give is shown before the error.
     """
     from pflcli.workflow.comparison.request import IncompleteError
 
@@ -216,25 +169,13 @@ def run_comparison(
     try:
         outcome = function(**arguments)
     except IncompleteError as error:
-        show = _show if error.outcome.kind == "comparison" else _show_verdicts
+        show = show_other if show_other and error.outcome.kind != "comparison" else _show
         show(error.outcome, dry_run=execution.dry_run, quiet=context.params["quiet"])
         console.result(error.outcome, as_json=as_json)
         raise
     if plan is not None:
         _print_script(plan, arguments.get("sources", []), outcome, context)
     return outcome
-
-
-def _show_verdicts(outcome: Outcome, *, dry_run: bool, quiet: bool) -> None:
-    from pflcli.artifacts.reader import open_artifact
-
-    if quiet:
-        return
-    if dry_run:
-        rows = [[row["path"], row["decision"]] for row in outcome.summary["plan"]]
-        console.table(["artifact", "decision"], rows, to_stderr=True)
-    elif outcome.kind == "verdicts" and outcome.fingerprint:
-        console.verdicts(open_artifact(outcome.path), to_stderr=True)
 
 
 _PLAN = "--plan"

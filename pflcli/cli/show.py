@@ -124,15 +124,8 @@ def _print_latex(path: Path) -> None:
 def _print_table(path: Path) -> bool:
     """Print the table of an artifact; return whether artifacts of its kind have one."""
     from pflcli.artifacts.open_by_path import open_one
-    from pflcli.evaluation.presentation import tables
 
-    artifact = open_one(path)
-    prints = dict.fromkeys(tables.KINDS, console.scores)
-    prints |= {"audit": console.attacks, "tuning": console.trials, "verdicts": console.verdicts}
-    if artifact.kind not in prints:
-        return False
-    prints[artifact.kind](artifact, to_stderr=False)
-    return True
+    return console.artifact(open_one(path), to_stderr=False)
 
 
 def _draw_tree(root: Lineage, *, verified: bool) -> list[str]:

@@ -25,7 +25,7 @@ from pflcli.data.formats.images import Decoding
 from pflcli.data.preparation import cleaning, earlier_dataset, imported_dataset
 from pflcli.data.preparation.earlier_dataset import Earlier
 from pflcli.data.preparation.profile import find_scale_remarks, format_lines, profile
-from pflcli.data.preparation.user_data import TABLES, UserData, choose_dialect, locate
+from pflcli.data.preparation.user_data import UserData, choose_dialect, locate, takes_option
 from pflcli.options.function import command
 from pflcli.options.import_data import ImportData
 
@@ -42,8 +42,8 @@ def import_data(asked: ImportData) -> Outcome:
     """Import samples from a table, an array file or a folder, as a dataset for ``partition``.
 
     An error about a cell, a file or an image proposes the option that reads it. Several tables with the same columns,
-    as a sequence or in a folder, have one client per file unless ``client`` is given. "leaf:FOLDER" and "tff:FILE" give
-    clients, labels and splits, and "hf:FOLDER" gives splits; splits are kept unless ``split_column`` is "none".
+    as a sequence or in a folder, have one client per file unless ``client`` is given. "FORMAT:PATH" reads a
+    format of another tool. Splits that the data have are kept unless ``split_column`` is "none".
     ``partition`` computes medians and scales, from training samples only. Only one of ``split_column``, ``group`` and
     ``order`` can be given. With ``like``, classes, columns, words, roles and options are those of that dataset or
     partition unless they are given, and also means, standard deviations and medians if it is a partition. A dry run
@@ -148,7 +148,7 @@ class Conversion:
             "resize": source.decoding.resize,
             "delimiter": source.dialect.delimiter,
             # Unused options are omitted, so that older requests, made before these options existed, still match.
-            **({"categorical": source.categorical or "words"} if source.form in (*TABLES, "hf") else {}),
+            **({"categorical": source.categorical or "words"} if takes_option(source.form, "categorical") else {}),
             **({} if source.leave_out is None else {"leave_out": source.leave_out}),
             **{name: value for name, value in source.decoding.options().items() if name != "resize"},
             **{name: value for name, value in source.dialect.given().items() if name != "delimiter"},

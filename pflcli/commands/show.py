@@ -10,11 +10,12 @@ from typing import Any
 import numpy as np
 
 from pflcli.artifacts import codebook, kinds, verification
-from pflcli.artifacts.kinds import audit, evaluation, predictions, verdicts
 from pflcli.artifacts.kinds import dataset as datasets
+from pflcli.artifacts.kinds import evaluation, predictions
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact, follow
+from pflcli.core import plugins
 from pflcli.core.errors import InputError, UsageError
 from pflcli.core.wording import counted
 from pflcli.data.preparation.profile import format_lines
@@ -52,10 +53,8 @@ def show(path: Path | str, *, lineage: bool = False, verify: bool = False) -> di
         facts["metrics"] = evaluation.read(artifact)
     if artifact.kind == "dataset":
         facts["profile"] = [asdict(row) for row in datasets.read_profile(artifact)]
-    if artifact.kind == "audit":
-        facts["audit"] = audit.read(artifact)
-    if artifact.kind == "verdicts":
-        facts["claims"] = verdicts.read(artifact)
+    if (more := plugins.load("KINDS", artifact.kind, "facts")) is not None:
+        facts |= more(artifact)
     return facts
 
 
@@ -167,7 +166,7 @@ def plot(path: Path | str, out: Path | str, rounds: Sequence[int] = ()) -> None:
     if form not in vega.FORMATS:
         name = out.with_suffix(".png") if out.name else "FILE.png"
         raise UsageError(f"{out} is not the name of a PNG, SVG or PDF file", f"--plot {name}")
-    artifact = open_one(path, *figures.KINDS)
+    artifact = open_one(path)
     if rounds and artifact.kind != "predictions":
         raise UsageError(f"--plot-rounds needs predictions; {artifact.path} is a {artifact.kind} without rounds")
     _write(out, figures.render(artifact, form, rounds))

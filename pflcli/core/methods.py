@@ -23,8 +23,6 @@ LEARNING_RATES = (0.01, 0.03, 0.1, 0.3)
 class Method(Protocol):
     """A file of this folder: state in, state out. It opens no file, prints nothing and seeds nothing.
 
-    ``pfl new method FILE`` writes a complete example.
-
     ``Config``, ``KIND``, ``NEEDS``, ``PAPER``, ``YEAR`` and ``personalize`` are required. The rest has the defaults
     below.
     """

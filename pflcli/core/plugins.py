@@ -15,7 +15,9 @@ name; a text such as ``show:table`` in them is an object in a module of the fold
     an artifact: ``print`` prints its table, ``facts`` returns what ``pfl show --json`` adds, ``section`` what a page
     shows
 ``FORMATS``
-    formats of other tools that ``pfl import`` reads, each with its ``reader`` (``data.formats.foreign.Format``)
+    formats that ``pfl import`` reads where the user names them, as in ``leaf:FOLDER``, each with its ``reader``
+    (``data.preparation.user_data.Format``), the ``tool`` that wrote it, what it is called (``title``), the ``words``
+    that a user types, the ``options`` that apply to it, and whether it ``deals`` samples to clients and splits
 ``BACKENDS``
     compiled forms of what the engine computes, each with the package that it ``needs``; see ``engine/backend.py``
 """
@@ -39,7 +41,16 @@ from pflcli.core.registry.files import path_of_module
 GROUP = "pflcli.plugins"
 """The package of the plug-ins of pfl, and the group of entry points of others."""
 _PARTS = {
-    "accelerated": (),
+    "audits": ("audit",),
+    "checks": ("check", "new"),
+    "claims": ("verdicts", "verify"),
+    "demo": ("demo",),
+    "export": ("export",),
+    "formats": ("hf", "leaf", "tff"),
+    "knn_tools": ("sweep", "update-datastore"),
+    "page": ("report",),
+    "sites": ("federation", "site"),
+    "tracking": ("track",),
 }
 """The plug-ins of pfl, and what each adds that a user may name, so that one that is missing can be named."""
 
@@ -92,6 +103,21 @@ def added(what: str) -> dict[str, tuple[PlugIn, Any]]:
         for name, value in plug.constants.get(what, {}).items():
             added.setdefault(name, (plug, value))
     return added
+
+
+def facts_of(what: str, name: str) -> Mapping[str, Any]:
+    """Return the facts about one name that a plug-in adds; empty if no plug-in adds it."""
+    facts: Mapping[str, Any] = added(what)[name][1] if name in added(what) else {}
+    return facts
+
+
+def load(what: str, name: str, fact: str) -> Any:
+    """Return the object that a plug-in names by a fact about one of its names, such as the ``function`` of a command.
+
+    None if no plug-in adds the name, or its facts do not say.
+    """
+    place = facts_of(what, name).get(fact)
+    return None if place is None else added(what)[name][0].load(place)
 
 
 def why_missing(name: str) -> str:

@@ -14,7 +14,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 from pflcli import __version__
-from pflcli.core import registry
+from pflcli.core import plugins, registry
 from pflcli.core.registry.sent_files import SentFile
 
 SHARED = {
@@ -71,7 +71,14 @@ def read_versions() -> dict[str, str]:
 
 def is_shared(module: str) -> bool:
     """Return whether a module, given by its name below the package, belongs to no single method, scheme or model."""
-    return module in SHARED or module.startswith(_SHARED_WITH_CONTENTS)
+    return module in SHARED or module.startswith(_SHARED_WITH_CONTENTS) or f"pflcli.{module}" in _list_kinds()
+
+
+@functools.cache
+def _list_kinds() -> frozenset[str]:
+    """Return the modules of plug-ins that describe the files of artifacts."""
+    kinds = plugins.added("KINDS").values()
+    return frozenset(f"{plug.package}.{facts['module']}" for plug, facts in kinds if "module" in facts)
 
 
 def read_used_files() -> list[SentFile]:

@@ -1,1 +1,1 @@
-"""Score stored predictions and runs: metrics, tables, conclusions, charts and the page of ``pfl report``."""
+"""Score stored predictions and runs: metrics, tables, conclusions and charts."""

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from pflcli.artifacts import codebook, csv_file
+from pflcli.artifacts import codebook, csv_file, kinds
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions as predictions_kind
@@ -22,9 +22,6 @@ from pflcli.evaluation.charts.vega import Spec
 from pflcli.evaluation.metrics import client_relations
 
 _SUFFIX = ".vl.json"
-KINDS = ("partition", "predictions", "evaluation", "comparison", "sweep", "audit")
-"""The kinds of artifacts that can be drawn; all but the first two contain their figure."""
-
 _DRAWN_STATES = (
     ("history/rho", "history/largest", "history/rejected", "history/validation"),
     ("attention/first", "attention/second"),
@@ -47,7 +44,7 @@ def write(work: ArtifactWriter, name: str, spec: Spec) -> None:
 
 
 def render(artifact: Artifact, form: str, rounds: Sequence[int] = ()) -> bytes:
-    """Return the figure of an artifact of one of ``KINDS`` in a format of ``vega.FORMATS``.
+    """Return the figure of an artifact in a format of ``vega.FORMATS``: one that it contains, or one that is drawn.
 
     ``rounds`` choose the rounds of attention, see ``draw_predictions``. Raises UsageError if there is nothing to draw,
     InputError if the artifact is damaged.
@@ -59,8 +56,8 @@ def render(artifact: Artifact, form: str, rounds: Sequence[int] = ()) -> bytes:
     name = next((name for name in artifact.manifest.files if name.endswith(_SUFFIX)), None)
     if name is None:
         raise UsageError(
-            f"{artifact.path} has no Vega-Lite specification: an earlier version of pfl made it",
-            "repeat the command that made it with --force",
+            f"{artifact.path} is {kinds.add_article(artifact.kind)}, of which there is no figure",
+            "partitions, predictions, and artifacts with a .vl.json file have one",
         )
     spec = artifact.json(name)
     with artifact.parsing(name):

@@ -217,8 +217,8 @@ ExperimentWeights = Annotated[
 AttendanceFile = Annotated[
     OptionalPath,
     typer.Option(
-        help="Repeat a deployment: clients that did not answer in a round by this attendance.csv of `pfl federation"
-        " run` drop out of it.",
+        help="Repeat a deployment: clients that did not answer in a round by this attendance.csv of the"
+        " server drop out of it.",
         metavar="FILE",
     ),
 ]

@@ -53,7 +53,8 @@ def command(options: Callable[P, Asked]) -> Callable[[Callable[[Asked], Result_c
     def decorate(function: Callable[[Asked], Result_co]) -> Function[P, Result_co]:
         keywords = _list_keywords(cls)
         signature = inspect.Signature(
-            [keyword.parameter for keyword in keywords], return_annotation=function.__annotations__["return"]
+            [keyword.parameter for keyword in keywords],
+            return_annotation=function.__annotations__.get("return", inspect.Signature.empty),
         )
 
         @functools.wraps(function)

@@ -10,6 +10,7 @@ from typing import Annotated, Any, ClassVar
 
 import typer
 
+from pflcli.core import plugins
 from pflcli.core.wording import PathWord
 from pflcli.options import completion
 from pflcli.options.declaration import (
@@ -34,7 +35,7 @@ def _scaling(value: bool | str) -> str:
 
 
 def _as_source(value: Any) -> str:
-    """Return ``data`` as a user types it: a path, or a form and a path, as in ``leaf:FOLDER``."""
+    """Return ``data`` as a user types it: a path, or a format and a path."""
     form = re.match("[a-z]+:(?=.)", str(value))
     if form is None or Path(value).exists():
         return PathWord(value)
@@ -48,6 +49,12 @@ def _parse_sources(paths: list[Path]) -> Path | list[Path]:
 def _as_sources(value: Any) -> str | list[str]:
     """Return ``data`` as a user types it: one word per file."""
     return _as_source(value) if isinstance(value, Path | str) else [_as_source(each) for each in value]
+
+
+def _describe_formats() -> str:
+    """Return a sentence on the formats of plug-ins, each with what to type."""
+    added = [f"{facts['words']} reads {facts['title']}" for _, facts in plugins.added("FORMATS").values()]
+    return f" {', '.join(added)}." if added else ""
 
 
 @dataclass(frozen=True)
@@ -67,8 +74,7 @@ class ImportData(TableOptions):
         typer.Argument(
             help="Read this table (.csv, .tsv, .txt, .csv.gz, .xlsx, .parquet, .feather, .dta, .sav or .jsonl), this"
             " .npz, .h5 or .hdf5 file, or this folder CLIENT/LABEL/IMAGE. Several tables, or a folder of tables, have a"
-            " file per client unless --client is given. leaf:FOLDER or tff:FILE reads what LEAF or TensorFlow"
-            " Federated has dealt to clients, hf:FOLDER a Hugging Face dataset on disk.",
+            f" file per client unless --client is given.{_describe_formats()}",
             metavar="DATA...",
         ),
     ]

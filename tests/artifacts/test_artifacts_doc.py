@@ -17,12 +17,12 @@ from safetensors import safe_open
 from pflcli.artifacts import kinds
 from pflcli.commands.compare import compare
 from pflcli.commands.evaluate import evaluate
-from pflcli.commands.federation import create_federation
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.tune import tune
-from pflcli.commands.verify import verify
+from pflcli.plugins.claims.verify import verify
+from pflcli.plugins.sites.federation import create_federation
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "artifacts.md").read_text(encoding="utf-8")

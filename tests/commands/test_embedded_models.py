@@ -35,7 +35,7 @@ from pflcli.artifacts.reader import open_artifact
 from pflcli.core.errors import InputError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.core.vision import timm, torchvision
-from pflcli.workflow.prediction.exporting import reader
+from pflcli.plugins.export import reader
 
 ONE = Execution(threads=1)
 SETTINGS = {"model": "logistic", "rounds": 2}

@@ -13,12 +13,12 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.backbone import read_tensors
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.build_datastore import build_datastore
-from pflcli.commands.export import export
 from pflcli.commands.extract import extract
 from pflcli.commands.personalize import personalize
 from pflcli.commands.predict import predict
-from pflcli.commands.sweep import sweep
 from pflcli.core.errors import InputError, UnsuitedError, UsageError
+from pflcli.plugins.export.export import export
+from pflcli.plugins.knn_tools.sweep import sweep
 
 LAYER = "body.1"  # the first linear layer of the mlp, before its activation
 

@@ -13,10 +13,8 @@ from pathlib import Path
 import pytest
 import typer.main
 
-from pflcli.claims import claims_file
 from pflcli.cli import app
 from pflcli.cli.from_options import walk_commands
-from pflcli.commands.new import new
 from pflcli.core import methods, registry
 from pflcli.core.datasets import Dataset
 from pflcli.core.federation.run import Run
@@ -24,8 +22,10 @@ from pflcli.core.federation.uploads import Upload
 from pflcli.core.models import Model
 from pflcli.core.schemes import Scheme
 from pflcli.core.settings import Settings
-from pflcli.evaluation.presentation import verdicts
-from pflcli.laws import list_laws
+from pflcli.plugins.checks.laws import list_laws
+from pflcli.plugins.checks.new import new
+from pflcli.plugins.claims import claims_file
+from pflcli.plugins.claims import presentation as verdicts
 
 ROOT = Path(__file__).parents[2]
 PAGES = {
@@ -220,7 +220,7 @@ def test_architecture_map_names_existing_paths():
     paths = re.findall(r"`((?:\w+/)+(?:\w+\.py)?|\w+\.py)`", ARCHITECTURE)
     assert paths
     for name in paths:
-        real = re.sub(r"my_\w+\.py$", "", name)
+        real = re.sub(r"my_\w+(\.py|/)$", "", name)
         spots = [
             ROOT / real,
             PACKAGE / real,

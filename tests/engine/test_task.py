@@ -16,7 +16,7 @@ from pflcli.core.engine.federation import Federation
 from pflcli.core.engine.gradients import Pass
 from pflcli.core.engine.local_sgd import LocalSGD
 from pflcli.core.engine.task import Classification
-from pflcli.laws import federations
+from pflcli.plugins.checks.laws import federations
 
 
 def loss_of_outputs(logits, z, params, batch):

@@ -12,11 +12,11 @@ import sys
 import pytest
 
 from pflcli.commands.evaluate import evaluate
-from pflcli.commands.report import report
 from pflcli.commands.show import plot
 from pflcli.core.errors import NotDrawnError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.evaluation.charts import renderer, vega
+from pflcli.plugins.page.report import report
 
 SPEC = vega.figure({**vega.data([{"x": 1.0}]), "mark": "point"})
 

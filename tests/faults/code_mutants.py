@@ -52,7 +52,7 @@ PACKAGES = (
     "core/federation",
     "commands",
     "workflow/prediction",
-    "auditing",
+    "plugins/audits",
 )
 EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 MAX_TESTS_PER_FILE = 40

@@ -65,15 +65,15 @@ COMMANDS: dict[str, tuple[object, ...]] = {
 }
 WITHOUT_KILLS = {
     "demo": "it is compare on a small dataset",
-    "verify": "it is partition and compare, and then a table; tests/commands/test_verify.py interrupts it",
+    "verify": "it is partition and compare, and then a table; tests/plugins/claims/test_verify.py interrupts it",
     **dict.fromkeys(
         ("federation run", "site check", "site serve", "site answer"),
-        "tests/deployment kills server and sites before each write",
+        "tests/plugins/sites kills server and sites before each write",
     ),
     "federation create": "it writes one small file, as partition writes large ones",
     "federation check": "it prints",
     "embed": "tests/commands/test_embed.py interrupts it, and resumes it from its batches",
-    "track": "tests/commands/test_track.py runs it again: it writes the files of other tools",
+    "track": "tests/plugins/tracking/test_track.py runs it again: it writes the files of other tools",
     "new": "it writes one file, in one step",
     "check": "it prints",
     "show": "it prints",

@@ -82,7 +82,7 @@ def test_mutant_is_doubtful_when_its_test_also_fails_without_it(tmp_path):
 @pytest.mark.long
 def test_compiled_functions_of_tests_are_recompiled_for_a_mutant(tmp_path):
     """They contain code of pflcli, which may be mutated."""
-    test = "tests/accelerated/test_elementary.py::test_exponentials_and_logarithms_are_accurate_to_seven_digits"
+    test = "tests/plugins/accelerated/test_elementary.py::test_exponentials_and_logarithms_are_accurate_to_seven_digits"
     first = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", test]
     subprocess.run(first, check=True, cwd=code_mutants.ROOT, capture_output=True)  # its compiled code is stored
     change = "((_E7 * r + _E6) * r + _E5) * r => (((_E7 * r + _E6) * r + _E5) / r)"

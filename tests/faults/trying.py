@@ -103,14 +103,14 @@ PACKAGES = (
         "commands",
         "workflow.training",
         "workflow.prediction",
-        "auditing",
+        "plugins.audits",
         "artifacts.kinds",
         "methods",
         "models",
         "core.schemes",
     ),
     *("data.preparation", "data.formats", "data.datasets"),
-    *("evaluation", "evaluation.presentation", "evaluation.charts", "evaluation.page"),
+    *("evaluation", "evaluation.presentation", "evaluation.charts", "plugins.page"),
 )
 """What commands import before they compute."""
 

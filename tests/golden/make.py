@@ -14,19 +14,19 @@ from pathlib import Path
 import numpy as np
 
 from pflcli.artifacts import kinds
-from pflcli.commands.audit import audit
 from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.compare import compare
 from pflcli.commands.evaluate import evaluate
 from pflcli.commands.extract import extract
-from pflcli.commands.federation import create_federation
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
-from pflcli.commands.sweep import sweep
 from pflcli.commands.train_global import train_global
 from pflcli.commands.tune import tune
-from pflcli.commands.verify import verify
+from pflcli.plugins.audits.audit import audit
+from pflcli.plugins.claims.verify import verify
+from pflcli.plugins.knn_tools.sweep import sweep
+from pflcli.plugins.sites.federation import create_federation
 
 CLAIMS = """
 [experiments.claimed]

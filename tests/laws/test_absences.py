@@ -18,7 +18,7 @@ from pflcli.core.federation.run import Run
 from pflcli.core.parameters.model_table import ModelTable
 from pflcli.core.settings import Settings
 from pflcli.core.simulation import absences, callbacks, loop
-from pflcli.laws.federations import drop_measurements
+from pflcli.plugins.checks.laws.federations import drop_measurements
 from pflcli.workflow.training import run_request
 
 METHODS = (*ONE_OF_EACH_KIND, "knn-per-plus", "fedattn", "fedham", "fedhealth", "fedproto")

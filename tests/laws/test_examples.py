@@ -15,7 +15,7 @@ from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.cli import app
 from pflcli.cli.from_options import walk_commands
-from pflcli.commands import demo
+from pflcli.plugins.demo import demo
 
 COMMANDS = dict(walk_commands(typer.main.get_command(app)))
 BRIEF = ["--model", "mlp", "--rounds", "1"]
@@ -35,7 +35,7 @@ FIRST = (
 """Commands in an order in which examples find what earlier ones made."""
 
 WAITING = tuple(name for name in COMMANDS if name.startswith(("federation ", "site ")))
-"""Commands that wait for each other: tests/deployment/test_processes.py runs them side by side."""
+"""Commands that wait for each other: tests/plugins/sites/test_processes.py runs them side by side."""
 
 CLAIMS = """
 [experiments.writers]
@@ -97,7 +97,7 @@ def test_help_examples_of_all_commands_run(pfl, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(demo, "SETTINGS", {**demo.SETTINGS, "rounds": 1})
     monkeypatch.setattr(
-        "pflcli.evaluation.page.charts.render_still", lambda chart: "data:image/png;base64,AA=="
+        "pflcli.plugins.page.charts.render_still", lambda chart: "data:image/png;base64,AA=="
     )  # takes seconds
     write_inputs()
     assert pfl("partition", "writers", "-o", "runs/p2", "--clients", "6", "--fractions", "0.5,0.25,0.25").code == 0

@@ -14,9 +14,9 @@ from pflcli.core import methods, registry
 from pflcli.core.engine import linear_chain
 from pflcli.core.errors import ComputationError
 from pflcli.core.federation.run import LINKS
-from pflcli.deployment import admission
-from pflcli.laws import Subject, list_laws
-from pflcli.laws import methods as laws_of_methods
+from pflcli.plugins.checks.laws import Subject, list_laws
+from pflcli.plugins.checks.laws import methods as laws_of_methods
+from pflcli.plugins.sites import admission
 from pflcli.workflow.admission import NotApplicable
 
 METHODS = registry.names("methods")

@@ -21,8 +21,8 @@ from pflcli.core import methods, registry
 from pflcli.core.execution import Execution
 from pflcli.core.reporter import NullReporter
 from pflcli.core.settings import Settings
-from pflcli.laws.federations import make_tiny_clients
-from pflcli.laws.methods import is_quadratic
+from pflcli.plugins.checks.laws.federations import make_tiny_clients
+from pflcli.plugins.checks.laws.methods import is_quadratic
 from pflcli.workflow.training import run_request
 
 DECLARING = [card.name for card in registry.cards("methods") if "PAIRS_SENT" in card.facts]

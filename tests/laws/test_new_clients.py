@@ -26,7 +26,7 @@ from pflcli.core.federation.run import Run
 from pflcli.core.parameters.model_table import ModelTable
 from pflcli.core.simulation.progress import tables
 from pflcli.evaluation.metrics import client_relations
-from pflcli.laws.federations import add_new_clients
+from pflcli.plugins.checks.laws.federations import add_new_clients
 from pflcli.workflow.training import state_files
 from pflcli.workflow.training.state_files import load_state
 

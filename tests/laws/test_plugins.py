@@ -17,9 +17,9 @@ from unittest import mock
 
 import pytest
 
-from pflcli.commands.check import check
 from pflcli.core import config, registry
-from pflcli.laws import list_laws
+from pflcli.plugins.checks.check import check
+from pflcli.plugins.checks.laws import list_laws
 
 PLUGINS = Path(__file__).parent / "plugins"
 PATCHES = tomllib.loads((PLUGINS / "wrong.toml").read_text(encoding="utf-8"))

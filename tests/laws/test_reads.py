@@ -91,7 +91,7 @@ def test_cases_cover_every_path_option_of_every_command():
         paths = {name for name, parameter in hints.items() if "pathlib" in str(parameter.annotation)}
         if "out" in paths and command_name not in NO_ARTIFACT:
             path_options |= {(command_name, name) for name in paths - ARTIFACTS - {"out"}}
-    # The federation of one site's partition is tested with real sites, tests/deployment.
+    # The federation of one site's partition is tested with real sites, tests/plugins/sites.
     assert path_options - {("partition", "like")} == set(OPTIONS)
 
 

@@ -16,9 +16,9 @@ from pflcli.commands.evaluate import evaluate
 from pflcli.commands.extract import extract
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
-from pflcli.commands.sweep import sweep
 from pflcli.commands.train_global import train_global
 from pflcli.core.errors import InputError, UsageError
+from pflcli.plugins.knn_tools.sweep import sweep
 
 FEW = {"model": "mlp", "rounds": 2, "participation": 0.5}
 REFIT = {**FEW, "refit": True}

@@ -9,7 +9,7 @@ import pytest
 import worlds
 from pflcli.core import methods, registry
 from pflcli.core.simulation import loop
-from pflcli.laws import federations
+from pflcli.plugins.checks.laws import federations
 from pflcli.workflow.admission import small_federation as small
 
 METHODS = [name for name in registry.names("methods") if methods.load(name).KIND != "local"]

@@ -13,9 +13,7 @@ import pytest
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import open_artifact
-from pflcli.auditing import queries
 from pflcli.commands.build_datastore import build_datastore
-from pflcli.commands.export import export
 from pflcli.commands.extract import extract
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
@@ -23,8 +21,10 @@ from pflcli.commands.train_global import train_global
 from pflcli.core import methods, registry
 from pflcli.core.errors import InputError
 from pflcli.core.execution import Execution
+from pflcli.plugins.audits import queries
+from pflcli.plugins.export import reader
+from pflcli.plugins.export.export import export
 from pflcli.workflow.prediction import reopened_run, stored_predictor
-from pflcli.workflow.prediction.exporting import reader
 from pflcli.workflow.prediction.stored_predictor import StoredPredictor
 
 METHODS = registry.names("methods")

@@ -103,7 +103,7 @@ def test_clients_with_few_samples_gain_by_the_means_of_their_group(samples):
 
 
 def test_client_that_joins_later_asks_peers_and_is_not_asked():
-    from pflcli.laws.federations import add_new_clients
+    from pflcli.plugins.checks.laws.federations import add_new_clients
 
     base = worlds.run("knn-peers")
     run = worlds.run("knn-peers", data=add_new_clients(worlds.federation(), ((6, 2, 3),)), options={"weight": 1.0})

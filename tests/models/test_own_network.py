@@ -18,7 +18,7 @@ from pflcli.core import models, parameters, registry
 from pflcli.core.engine.engine import Engine
 from pflcli.core.engine.local_sgd import LocalSGD
 from pflcli.core.errors import InputError, UsageError
-from pflcli.laws.federations import make_tiny_clients
+from pflcli.plugins.checks.laws.federations import make_tiny_clients
 from pflcli.workflow.admission.small_federation import are_equal
 
 CNN = """

@@ -13,7 +13,7 @@ import torch
 from pflcli.core import methods
 from pflcli.core.engine import backend
 from pflcli.core.simulation import absences, loop, personal_accuracy
-from pflcli.laws import federations
+from pflcli.plugins.checks.laws import federations
 from pflcli.workflow.admission import small_federation as small
 
 

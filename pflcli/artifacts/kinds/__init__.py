@@ -1,4 +1,7 @@
-"""Kinds of artifacts, one file each; its docstring describes the content, and ``Kind`` is its interface."""
+"""Kinds of artifacts, one file each, here or in a plug-in.
+
+The docstring of a file describes the content, and ``Kind`` is its interface.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from pflcli.core import registry
+from pflcli.core import plugins, registry
 from pflcli.core.errors import InputError
 from pflcli.core.wording import counted
 
@@ -22,7 +25,7 @@ LINEAGE = ("partition", "backbone", "embeddings", "datastore")
 
 
 class Kind(Protocol):
-    """A file of this folder; all names are required."""
+    """A file of this folder, or of a plug-in; all names are required."""
 
     SCHEMA: int
     """the version of its files that this code writes; it reads every version up to it"""
@@ -40,7 +43,7 @@ class Kind(Protocol):
 
 def load(name: str) -> Kind:
     """Return the kind with this name, which must exist; raises InputError if its file is incomplete."""
-    module = importlib.import_module(f"{__name__}.{name}")
+    module = importlib.import_module(_files()[name][0])
     kind: Kind = registry.complete(module, f"{module.__file__}: artifact kind {name}", Kind)
     return kind
 
@@ -58,20 +61,27 @@ def made_by(name: str) -> str:
 
 
 @cache
+def _files() -> dict[str, tuple[str, Path]]:
+    """Return the module and the file of each kind: those of this folder, and those of plug-ins."""
+    own = {file.stem: (f"{__name__}.{file.stem}", file) for file in sorted(Path(__file__).parent.glob("[!_]*.py"))}
+    added = {
+        name: (f"{plug.package}.{facts['module']}", plug.folder / f"{facts['module']}.py")
+        for name, (plug, facts) in plugins.added("KINDS").items()
+        if "module" in facts
+    }
+    return dict(sorted((added | own).items()))
+
+
+@cache
 def _constants() -> dict[str, dict[str, Any]]:
-    files = sorted(Path(__file__).parent.glob("[!_]*.py"))
-    return {file.stem: registry.constants(ast.parse(file.read_text(encoding="utf-8"))) for file in files}
+    return {
+        name: registry.constants(ast.parse(file.read_text(encoding="utf-8"))) for name, (_, file) in _files().items()
+    }
 
 
 def add_article(name: str) -> str:
     """Return the name of a kind with its article, such as ``an audit``, unless it is a plural."""
-    return (
-        name
-        if name in ("embeddings", "predictions", "verdicts")
-        else f"an {name}"
-        if name[0] in "aeiou"
-        else f"a {name}"
-    )
+    return name if name.endswith("s") else f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
 
 def required_kinds(needs: tuple[str, ...]) -> set[str]:

@@ -48,7 +48,7 @@ def group_of(file: Path) -> str:
     listed = ", ".join(f"{needed} ({GROUPS[group]})" for group, needed in _FUNCTIONS.items())
     raise InputError(
         f"{file} has no subclass of torch.nn.Module and none of the functions {listed}",
-        "pfl new method my_method.py writes an example",
+        "docs/methods.md has an example",
     )
 
 

@@ -42,7 +42,7 @@ def require_all_splits(paths: list[Path]) -> None:
     if other != folder and any(other.glob("*.json")):
         raise InputError(
             f"{folder} has only a part of the samples: {other} has others",
-            f"pfl import leaf:{folder.parent} -o DIR reads both, and keeps these splits",
+            f"import {folder.parent} in the format of LEAF, which reads both and keeps these splits",
             "--root with the folder of all_data*.json",
         )
 

@@ -153,8 +153,7 @@ def _choose_arrays(where: str, names: Sequence[str], roles: Roles, features: str
     for role, name in array_of.items():
         if name not in names:
             error = missing_name_error(where, "array", name, names)
-            is_tff = all(each.startswith("examples/") for each in names)
-            error.fix = (*error.fix, "tff:FILE reads it" if is_tff else f"{option(role)} NAME selects the array")
+            error.fix = (*error.fix, f"{option(role)} NAME selects the array")
             raise error
         twice = [other for other in array_of if other != role and array_of[other] == name]
         if twice and role in roles.metadata:

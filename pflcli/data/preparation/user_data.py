@@ -5,18 +5,18 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.codebook import NO_DIALECT, Dialect
 from pflcli.artifacts.reader import open_artifact
-from pflcli.core import registry
+from pflcli.core import plugins, registry
 from pflcli.core.errors import InputError, UsageError
 from pflcli.core.foreign import parsing, require_file
 from pflcli.core.reporter import Reporter
@@ -28,13 +28,10 @@ from pflcli.data.formats import (
     Roles,
     arrays,
     frames,
-    hugging_face,
     images,
-    leaf,
     option,
     require_utf8_name,
     tables,
-    tff,
 )
 from pflcli.data.formats.cells import SPACE
 from pflcli.data.formats.client_files import ClientFiles, name_clients
@@ -55,39 +52,72 @@ _TITLES = {
     "tables": "tables",
     "npz": "NPZ",
     "hdf5": "HDF5",
-    "hf": "a Hugging Face dataset",
-    "leaf": "JSON in LEAF's layout",
-    "tff": "HDF5 of TensorFlow Federated",
 }
 """The forms of data, with their names in messages."""
-DEALT = ("leaf", "tff")
-"""The forms whose folders give clients, labels and splits."""
 _PICKLED = {"pfllib": "PFLlib", "flbench": "FL-bench"}
 """Libraries whose folders contain pickles, which pfl does not open."""
-_PREFIXES = (*DEALT, "hf")
-"""The forms that a user names before the folder, as in ``leaf:FOLDER``."""
 TABLES = ("csv", "parquet", "excel", "stata", "spss", "feather", "json", "tables")
 """The forms that are tables; "tables" are several files, one per client or the parts of one."""
-_CELLS = ((*TABLES, "hf"), "tables; {} is none")
+_CELLS = (TABLES, "tables; {} is none")
 _SHEETS = (("csv", "excel", "tables"), "CSV, other text and Excel; {} is none")
 _FORMS_OF_OPTION = {
-    "resize": (("images", "hf"), "folders of images; {} is none"),
-    **dict.fromkeys(("convert", "frame"), (("images", "hf"), "folders of images; {} is none")),
+    "resize": (("images",), "folders of images; {} is none"),
+    **dict.fromkeys(("convert", "frame"), (("images",), "folders of images; {} is none")),
     **dict.fromkeys(("delimiter", "comment"), (("csv", "tables"), "CSV and TSV; {} is neither")),
     **dict.fromkeys(("skip_rows", "skip_footer", "header", "names"), _SHEETS),
     "sheet": (("excel", "tables"), "Excel; {} is none"),
     **dict.fromkeys(("decimal", "thousands", "strip", "na", "categorical", "leave_out"), _CELLS),
-    "date_format": ((*TABLES, "hf", "npz", "hdf5"), "tables and arrays; {} is neither"),
+    "date_format": ((*TABLES, "npz", "hdf5"), "tables and arrays; {} is neither"),
     "layout": (("npz", "hdf5"), "NPZ and HDF5; {} is neither"),
-    "samples": (("npz", "hdf5", "hf", "leaf"), "arrays; {} has none"),
+    "samples": (("npz", "hdf5"), "arrays; {} has none"),
 }
-"""The forms that an option applies to, and the end of the message for other forms."""
+"""The forms that an option applies to, and the end of the message for other forms; plug-ins name options of theirs."""
+
+
+class Found(Protocol):
+    """The files of data in a format of a plug-in."""
+
+    @property
+    def count(self) -> int:
+        """The number of files."""
+        ...
+
+    def sha256(self) -> str:
+        """Return a hash of all files."""
+        ...
+
+
+class Format(Protocol):
+    """The reader of a format, a module of a plug-in."""
+
+    def find(self, path: Path) -> Found:
+        """Find the files; raises InputError if there are none."""
+        ...
+
+    def read(self, found: Any, asked: UserData, advance: Callable[[int, str], None]) -> RawSamples:
+        """Read all samples; calls ``advance(1, "")`` after each file."""
+        ...
+
+    def recognize(self, path: Path) -> tuple[Path, list[str]] | None:
+        """Return which file shows that a file, or a folder without images, has this format, and what to type."""
+        ...
+
+
+def _format(form: str) -> Format | None:
+    """Return the reader of a format of a plug-in; None for other forms."""
+    reader: Format | None = plugins.load("FORMATS", form, "reader")
+    return reader
+
+
+def takes_option(form: str, name: str) -> bool:
+    """Return whether one of the options in ``_FORMS_OF_OPTION`` applies to data of this form."""
+    return form in _FORMS_OF_OPTION[name][0] or name in plugins.facts_of("FORMATS", form).get("options", ())
 
 
 def require_applicable(form: str, where: object, given: Mapping[str, Any]) -> None:
     """Raise UsageError for an option ``given`` that does not apply to data of this form."""
-    for name, (forms, data) in _FORMS_OF_OPTION.items():
-        if given.get(name) not in (None, ()) and form not in forms:
+    for name, (_, data) in _FORMS_OF_OPTION.items():
+        if given.get(name) not in (None, ()) and not takes_option(form, name):
             raise UsageError(f"--{name.replace('_', '-')} is for {data.format(where)}", "leave it out")
 
 
@@ -124,7 +154,7 @@ class UserData:
         require_applicable(self.form, self.path, replace(typed, na=None).given() | own | vars(self.decoding))
         names = {"client": self.roles.client, "label": self.roles.label, "features": self.features}
         for role, value in (names | self.roles.metadata).items():
-            if value is not None and self.form in DEALT:
+            if value is not None and plugins.facts_of("FORMATS", self.form).get("deals"):
                 raise UsageError(
                     f"{option(role)} is for tables and arrays; "
                     f"{self.form}:{self.path} gives clients, labels and splits",
@@ -138,18 +168,13 @@ class UserData:
 
     def sha256(self) -> str:
         """Return a hash of the file, or of all files of a folder that are read."""
-        match self.form:
-            case "leaf":
-                return leaf.find(self.path).sha256()
-            case "tff":
-                return tff.find(self.path).sha256()
-            case "hf":
-                return hugging_face.find(self.path).sha256()
-            case "images":
-                return images.find(self.path, self.roles.client, self.roles.split).sha256()
-            case "tables":
-                names = name_clients(self.files)
-                return hashlib.sha256("\n".join([*names, *map(_hash_file, self.files)]).encode()).hexdigest()
+        if added := _format(self.form):
+            return added.find(self.path).sha256()
+        if self.form == "images":
+            return images.find(self.path, self.roles.client, self.roles.split).sha256()
+        if self.form == "tables":
+            names = name_clients(self.files)
+            return hashlib.sha256("\n".join([*names, *map(_hash_file, self.files)]).encode()).hexdigest()
         return _hash_file(self.path)
 
     def read(self, reporter: Reporter) -> RawSamples:
@@ -163,42 +188,24 @@ class UserData:
         return require_separate(raw, self.path.name)
 
     def _read(self, reporter: Reporter) -> RawSamples:
-        with parsing(str(self.path), _TITLES[self.form], "is it complete?"):
-            match self.form:
-                case "tables":
-                    return self._read_files()
-                case form if form in TABLES:
-                    return self._read_table(open_table(self.path, form, self.dialect), self.roles)
-                case "npz" | "hdf5":
-                    if not (self.features is None or isinstance(self.features, str)):
-                        raise UsageError("--features of an array file is the name of one array", "--features x")
-                    return arrays.read(self.path, self.roles, self.features, self.layout, self.samples)
-                case "images":
-                    album = images.find(self.path, self.roles.client, self.roles.split)
-                    with reporter.progress("read", len(album.paths)) as advance:
-                        return images.read(album, self.decoding, advance)
-                case "leaf":
-                    users = leaf.find(self.path)
-                    with reporter.progress("read", sum(map(len, users.files.values()))) as advance:
-                        return leaf.read(users, self.samples, self.roles.split, advance)
-                case "tff":
-                    files = tff.find(self.path)
-                    with reporter.progress("read", len(files.paths)) as advance:
-                        return tff.read(files, self.roles.split, advance)
-            folder = hugging_face.find(self.path)
-            with reporter.progress("read", sum(len(part.paths) for part in folder.parts)) as advance:
-                return hugging_face.read(
-                    folder,
-                    self.roles,
-                    self.features,
-                    self.categorical,
-                    self.like,
-                    self.decoding,
-                    self.samples,
-                    advance,
-                    self.dialect,
-                    self.leave_out,
-                )
+        added = _format(self.form)
+        title = plugins.facts_of("FORMATS", self.form)["title"] if added else _TITLES[self.form]
+        with parsing(str(self.path), title, "is it complete?"):
+            if added:
+                found = added.find(self.path)
+                with reporter.progress("read", found.count) as advance:
+                    return added.read(found, self, advance)
+            if self.form == "tables":
+                return self._read_files()
+            if self.form in TABLES:
+                return self._read_table(open_table(self.path, self.form, self.dialect), self.roles)
+            if self.form == "images":
+                album = images.find(self.path, self.roles.client, self.roles.split)
+                with reporter.progress("read", len(album.paths)) as advance:
+                    return images.read(album, self.decoding, advance)
+            if not (self.features is None or isinstance(self.features, str)):
+                raise UsageError("--features of an array file is the name of one array", "--features x")
+            return arrays.read(self.path, self.roles, self.features, self.layout, self.samples)
 
     def _read_table(self, table: tables.Table, roles: Roles) -> RawSamples:
         return tables.read(table, roles, self.features, self.categorical, self.like, self.dialect, self.leave_out)
@@ -280,7 +287,7 @@ _REMEDY_OF_SUFFIX = {
 
 
 def locate(data: Path | str | Sequence[Path | str]) -> tuple[str, Path, tuple[Path, ...]]:
-    """Return the form, the path and the files of ``data``, which may begin with a form, as in ``leaf:FOLDER``.
+    """Return the form, the path and the files of ``data``, which may begin with a format, as in ``FORMAT:FOLDER``.
 
     Several tables, or a folder of tables, have the form "tables", and their common folder is the path. Raises
     InputError or UsageError if pfl does not read it.
@@ -292,7 +299,9 @@ def locate(data: Path | str | Sequence[Path | str]) -> tuple[str, Path, tuple[Pa
     prefix, colon, rest = str(data).partition(":")
     if colon and prefix in _PICKLED and not Path(data).exists():
         raise _pickles_error(data, prefix)
-    if colon and prefix in _PREFIXES and not Path(data).exists():
+    if colon and not Path(data).exists() and (why := plugins.why_missing(prefix)):
+        raise UsageError(f"pfl does not read {prefix}: {why}")
+    if colon and prefix in plugins.added("FORMATS") and not Path(data).exists():
         if not rest:
             raise UsageError(f"{data} names no folder", f"{prefix}:FOLDER")
         require_utf8_name(Path(rest))
@@ -342,12 +351,7 @@ def identify_form(path: Path) -> str:
             _refuse_known_folder(path)
         return "images"
     require_file(path)
-    if leaf.is_in_layout(path):
-        raise UsageError(
-            f"{path} is in LEAF's layout",
-            f"pfl import leaf:{path} -o DIR",
-            f"if it is FEMNIST or Shakespeare: pfl partition femnist --root {path.parent} -o DIR, or shakespeare",
-        )
+    _refuse_formats(path)
     suffix = content_suffix(path)
     is_compressed = path.suffix.lower() in COMPRESSED
     form = FORM_OF_SUFFIX.get(suffix, "csv" if path.suffix.lower() == ".zip" and not suffix else "")
@@ -359,38 +363,34 @@ def identify_form(path: Path) -> str:
 
 
 def _refuse_known_folder(path: Path) -> None:
-    """Raise UsageError for a folder without images that another library wrote, with the prefix to type."""
+    """Raise UsageError for a folder without images that another tool wrote, with what to type."""
     marks = {
         "pfllib": ("train/0.npz", "*/train/0.npz"),
         "flbench": ("partition.pkl", "*/partition.pkl"),
-        "hf": tuple(
-            f"{depth}{name}"
-            for name in ("state.json", "dataset_info.json", "*.arrow", "*.parquet")
-            for depth in ("", "*/", "*/*/")
-        ),
     }
-    names = {"hf": "Hugging Face", "leaf": "LEAF", "tff": "TensorFlow Federated"}
-    found = {
-        form: next((file for mark in each for file in sorted(path.glob(mark))), None) for form, each in marks.items()
-    }
-    found["leaf"] = next((file for file in sorted(path.rglob("*.json")) if leaf.is_in_layout(file)), None)
-    found["tff"] = next(iter(sorted(path.glob("*_train.h5"))), None)
-    for form, file in found.items():
-        if file is not None and form in _PICKLED:
+    for form, each in marks.items():
+        if any(next(iter(path.glob(mark)), None) for mark in each):
             raise _pickles_error(path, form)
-        if file is not None:
-            depth = int(form == "leaf" and file.parent.name in ("train", "test", "all_data"))
-            source = file if form == "tff" else path if form == "hf" else file.parents[depth]
-            raise UsageError(
-                f"{path} has no image, but {file.relative_to(path)}, as in a folder of {names[form]}",
-                f"pfl import {form}:{source} -o DIR",
-            )
+    _refuse_formats(path)
     pickles = sorted([*path.rglob("*.pkl"), *path.rglob("*.pickle")])
     if pickles:
         raise UsageError(
             f"{path} has no image, but {pickles[0].relative_to(path)}, a pickle, which pfl does not open",
             "np.savez('data.npz', x=x, y=y, owner=owner, split=split), and pfl import data.npz --split-column split",
         )
+
+
+def _refuse_formats(path: Path) -> None:
+    """Raise UsageError for a file, or a folder without images, in a format that the user has to name."""
+    for form, (_, facts) in plugins.added("FORMATS").items():
+        added = _format(form)
+        found = added and added.recognize(path)
+        if found:
+            file, remedies = found
+            if file == path:
+                raise UsageError(f"{path} is {facts['title']}", *remedies)
+            inside = f"{path} has no image, but {file.relative_to(path)}"
+            raise UsageError(f"{inside}, as in a folder of {facts['tool']}", *remedies)
 
 
 def _pickles_error(source: Path | str, form: str) -> UsageError:

@@ -1,7 +1,7 @@
 """Whether code that nobody has checked may run as asked, found out by running it on a small federation in memory.
 
-An epsilon is stated for a user's method and network only if rounds reveal a client by its noisy mean alone. Laws, which
-``pfl check`` tests, rest on the same checks.
+An epsilon is stated for a user's method and network only if rounds reveal a client by its noisy mean alone. Laws
+rest on the same checks.
 """
 
 from __future__ import annotations

@@ -99,7 +99,7 @@ def read(path: Path | str) -> AttendanceRecord:
         if (header := next(rows, [])) != _COLUMNS:
             raise InputError(
                 f"{path} has the columns {listed(header) or '(none)'}, not {', '.join(_COLUMNS)}",
-                f"give the {FILE} that pfl federation run has written",
+                f"give the {FILE} that the server of a federation has written",
             )
         for row in rows:
             where = f"{path}, line {rows.line_num}"

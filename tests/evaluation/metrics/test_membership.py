@@ -7,7 +7,7 @@ import pytest
 from scipy.stats import norm
 from sklearn.metrics import roc_auc_score, roc_curve
 
-from pflcli.evaluation.metrics import membership
+from pflcli.plugins.audits import membership
 
 
 def test_area_matches_hand_computed_values():

@@ -23,12 +23,12 @@ from pflcli.commands.train_global import train_global
 from pflcli.core.execution import Execution
 from pflcli.evaluation import convergence, latex, scoring, summary
 from pflcli.evaluation.metrics import catalogue
-from pflcli.evaluation.page import html
 from pflcli.evaluation.presentation import conclusion, tables
 from pflcli.evaluation.presentation.conclusion import NO_GAIN, PAYS, UNKNOWN, WORSE, Conclusion, Marks
 from pflcli.evaluation.presentation.notes import list_notes
 from pflcli.evaluation.stored_comparison import Comparison
 from pflcli.evaluation.summary import ScoredPredictions
+from pflcli.plugins.page import html
 
 
 def make_row(label, accuracy, gain, interval, *, clients=6, seeds=(0,), **more):

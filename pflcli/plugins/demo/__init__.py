@@ -1,0 +1,1 @@
+"""A comparison on the data that are included in the package."""

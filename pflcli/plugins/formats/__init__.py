@@ -1,0 +1,1 @@
+"""Formats in which other tools have stored federated datasets."""

@@ -1,0 +1,1 @@
+"""Tools of kNN-Per: a search over its options, and stores that change."""

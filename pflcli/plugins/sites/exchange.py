@@ -1,0 +1,222 @@
+"""The folder in which the server and the sites exchange messages: its files, and how they are copied and awaited."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import time
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from pflcli.artifacts import disk
+from pflcli.core import foreign
+from pflcli.core.errors import InputError
+from pflcli.plugins.sites import messages
+from pflcli.plugins.sites.endpoints import Server, find_other_packages
+from pflcli.plugins.sites.messages import Answer, Message, Question
+
+POLL_SECONDS = 0.05
+"""How long the server and a site wait before they look for messages again."""
+SETTLE_SECONDS = 2.0
+"""How long a file that is not a message must stay the same: until then, another program may still be writing it."""
+_PIECE_BYTES = 1 << 20
+
+
+def folder_of(exchange: Path, names: list[str], site: str) -> Path:
+    """Return the folder of a site in the ``exchange`` folder: its number, and its name without unusual characters."""
+    return exchange / f"{names.index(site):03d}-{re.sub(r'[^A-Za-z0-9_-]+', '-', site)[:40]}"
+
+
+def question_file(folder: Path, number: int) -> Path:
+    """Return the file of the question of a round, from 1."""
+    return folder / f"question-{number:06d}.msg"
+
+
+def answer_file(folder: Path, number: int) -> Path:
+    """Return the file of the answer in a round, from 1."""
+    return folder / f"answer-{number:06d}.msg"
+
+
+def final_file(folder: Path) -> Path:
+    """Return the file of the last message to a site."""
+    return folder / "final.msg"
+
+
+def find_last_question(folder: Path) -> int | None:
+    """Return the round of the last question to a site, which may not be in every round; None without any.
+
+    Files with other names, such as the copies of a synchronizer, are not questions.
+    """
+    found = (re.fullmatch(r"question-(\d{6,})\.msg", path.name) for path in folder.glob("question-*.msg"))
+    return max((int(match[1]) for match in found if match), default=None)
+
+
+def copy_message(path: Path, target: Path) -> None:
+    """Copy a file so that ``target`` is never incomplete; raises InputError if that fails."""
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    try:
+        shutil.copyfile(path, temporary)
+        temporary.replace(target)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise InputError(f"cannot write {target}: {error.strerror}") from None
+
+
+Signature = tuple[int, ...]
+Result = TypeVar("Result")
+
+
+def signature(path: Path) -> Signature | None:
+    """Return what changes when a file does; None if there is none."""
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_ino, status.st_size, status.st_mtime_ns
+
+
+def retry_unfinished(read: Callable[[Path], Result], path: Path) -> Result:
+    """Return what ``read`` returns of a message; while it raises InputError and the file still changes, try again."""
+    while True:
+        file = signature(path)
+        try:
+            return read(path)
+        except InputError:
+            time.sleep(SETTLE_SECONDS)
+            if signature(path) == file:
+                raise
+
+
+@dataclass
+class _Refusal:
+    """A file that is not the answer, when it was first seen so, and why; ``is_told`` once this was said."""
+
+    file: Signature
+    since: float
+    reason: str
+    is_told: bool = False
+
+
+class Inbox:
+    """Reads the answers of sites as they arrive in the files beside the questions of a round.
+
+    Each file is copied to ``folder``, which only the server reaches, and checked there, so that nobody can change it
+    any more. A file that is not an answer never ends the server: once it stays the same, it is named by ``say`` and set
+    aside to ``folder``, and its site may answer again. A file that was set aside before, and came back, stays where it
+    is, as its site has no other answer.
+    """
+
+    def __init__(self, server: Server, folder: Path, say: Callable[[str], None]) -> None:
+        self._server, self._folder, self._say = server, folder, say
+        self._said: set[str] = set()
+        self.found: dict[str, Message] = {}
+        """the answers that have arrived in this round"""
+
+    def begin(self, questions: Mapping[str, Question], paths: Mapping[str, Path]) -> None:
+        """Expect the answers to the ``questions`` of a round, which are in the files ``paths``, by site."""
+        self.clear()
+        self._questions, self._paths = questions, paths
+        self._digests = {site: messages.hash_file(path) for site, path in paths.items()}
+        self._refused: dict[str, _Refusal] = {}
+
+    @property
+    def missing(self) -> list[str]:
+        """The sites that have not answered."""
+        return [site for site in self._questions if site not in self.found]
+
+    def look(self, *, is_last: bool = False) -> None:
+        """Look for answers; the last time, also at files that may still change."""
+        for site in self.missing:
+            path = answer_file(self._paths[site].parent, self._questions[site].round)
+            for other in path.parent.glob(f"{path.stem}*"):
+                if other.name not in (path.name, f"{path.stem}.tmp"):  # which a relay renames
+                    self._say_once(f"WARNING: '{site}': {other} is not used: an answer is called {path.name}")
+            file, refusal = signature(path), self._refused.get(site)
+            if file is None:
+                continue
+            if refusal is None or (refusal.file != file and (is_last or _is_settled(refusal))):
+                self._take(site, path, file)
+                refusal = self._refused.get(site)
+            if refusal is not None and not refusal.is_told and (is_last or _is_settled(refusal)):
+                self._set_aside(site, path, refusal)
+
+    def clear(self) -> None:
+        """Remove the copies of the answers, once the round is closed."""
+        for message in self.found.values():
+            message.path.unlink(missing_ok=True)
+        self.found = {}
+
+    def _take(self, site: str, path: Path, file: Signature) -> None:
+        """Read the answer of a site, or note why there is none."""
+        question, copy = self._questions[site], self._folder / path.parent.name / path.name
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            disk.write(copy, _read(path, self._server.max_bytes(question)))
+            message = self._server.check(copy, question, self._digests[site])
+        except InputError as error:
+            text = error.message.replace(str(copy), path.name)
+            self._refused[site] = _Refusal(file, time.monotonic(), " ".join(text.split())[:400])
+        except OSError as error:
+            raise disk.write_error(f"cannot write {copy}", self._folder, error) from None
+        else:
+            self.found[site] = message
+            self._refused.pop(site, None)
+            self._report(site, message.head)
+
+    def _report(self, site: str, answer: Answer) -> None:
+        """Say what differs at a site from what the federation knows, without making its answer invalid."""
+        for result in answer.clients:
+            most = self._server.max_weight(result.client)
+            if result.weight is not None and result.weight > most:
+                self._say_once(
+                    f"'{site}' gives its update the weight {result.weight:g}; it counts {most:g}, as agreed on"
+                )
+        if others := find_other_packages(self._server.terms.versions, answer.versions):
+            self._say_once(f"WARNING: '{site}' has {others}: last bits may differ from the simulation")
+
+    def _say_once(self, text: str) -> None:
+        if text not in self._said:
+            self._said.add(text)
+            self._say(text)
+
+    def _set_aside(self, site: str, path: Path, refusal: _Refusal) -> None:
+        refusal.is_told = True
+        copy = self._folder / path.parent.name / path.name
+        kept = copy.with_name(f"refused-{path.name}")
+        came_back = kept.exists() and copy.exists() and messages.hash_file(kept) == messages.hash_file(copy)
+        if copy.exists():
+            copy.replace(kept)
+        self._say_once(
+            f"WARNING: '{site}' has not answered round {self._questions[site].round}: {refusal.reason}"
+            + (
+                "; the same file came back: delete it once the site can send another"
+                if came_back
+                else f"; set aside in {kept.parent}"
+            )
+        )
+        if not came_back and signature(path) == refusal.file:
+            with suppress(OSError):
+                path.unlink()
+
+
+def _is_settled(refusal: _Refusal) -> bool:
+    return time.monotonic() - refusal.since >= SETTLE_SECONDS
+
+
+def _read(path: Path, most: int) -> Iterator[bytes]:
+    """Yield the content of a file; raises InputError if it cannot be read, or has more than ``most`` bytes."""
+    foreign.require_file(path)
+    try:
+        with path.open("rb") as file:
+            while piece := file.read(_PIECE_BYTES):
+                most -= len(piece)
+                if most < 0:
+                    raise InputError(f"{path.name} is larger than an answer can be")
+                yield piece
+    except OSError as error:
+        raise InputError(f"{path.name} cannot be read: {error.strerror}") from None

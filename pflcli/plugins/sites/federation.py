@@ -1,0 +1,297 @@
+"""``pfl federation``: agree on a method with real sites, and run its server."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from pflcli.artifacts import codebook, locks, plain_output
+from pflcli.artifacts.kinds import federation as federations
+from pflcli.artifacts.kinds import partition as partitions
+from pflcli.artifacts.make import Built, Outcome, make
+from pflcli.artifacts.manifest import ArtifactSpec, digest
+from pflcli.artifacts.open_by_path import Chosen, open_one
+from pflcli.artifacts.reader import Artifact, ancestor
+from pflcli.artifacts.writer import ArtifactWriter
+from pflcli.core import config, methods
+from pflcli.core.errors import ComputationError, ConflictError, GoneError, InputError, UnsuitedError, UsageError
+from pflcli.core.execution import Execution
+from pflcli.core.federation import uploads
+from pflcli.core.federation.privacy import guarantee
+from pflcli.core.reporter import Reporter
+from pflcli.core.settings import Settings
+from pflcli.core.splits import FRACTIONS
+from pflcli.core.wording import counted, listed
+from pflcli.options.function import command
+from pflcli.plugins.sites import exchange as exchanges
+from pflcli.plugins.sites import messages, opening
+from pflcli.plugins.sites.admission import find_obstacle
+from pflcli.plugins.sites.endpoints import Server
+from pflcli.plugins.sites.exchange import Inbox
+from pflcli.plugins.sites.federation_options import CheckFederation, CreateFederation, RunFederation
+from pflcli.workflow.training import attendance_record, run_request
+from pflcli.workflow.training.attendance_record import AttendanceRecord
+from pflcli.workflow.training.dp_secret import FILE as SECRET
+
+
+@command(CreateFederation)
+def create_federation(asked: CreateFederation) -> Outcome:
+    """Make a federation of the method, options and settings of predictions, with the clients of their partition.
+
+    It contains no sample. Raises UnsuitedError if the method or a setting cannot run among real sites.
+    """
+    execution = asked.execution
+    predictions = open_one(asked.source, "predictions", chosen=Chosen(asked.method, asked.seed))
+    manifest, partition = predictions.manifest, ancestor(predictions, "partition")
+    if partition is None or "later_clients" in manifest.request or "settings" not in manifest.request:
+        raise InputError(
+            f"{predictions.path} was not made by one method on a partition", "pfl personalize METHOD PARTITION"
+        )
+    trained = _find_rounds(predictions)
+    for each in (trained, *([] if trained is predictions else [predictions])):
+        settings = run_request.read_settings(each)
+        _require_deployable(each, partition, settings)
+        name = each.manifest.request["method"]
+        method = run_request.load_method(each)
+        cfg = config.plain(config.build(method.Config, each.manifest.request["options"], name))
+        if reason := find_obstacle(name, cfg, settings.rounds, settings.upload):
+            raise UnsuitedError(
+                f"{name} cannot run among real sites: {reason}", "docs/deployment.md lists the methods that can"
+            )
+    then = {} if trained is predictions else {"then": _describe_rest(predictions)}
+    book, form, dealt = codebook.read(predictions), partitions.read_form(partition), partition.manifest.request
+    request: dict[str, Any] = {
+        **{key: trained.manifest.request[key] for key in _RUN},
+        **then,
+        "form": {"shape": list(form.shape), "type": form.dtype, "classes": form.classes},
+        "train": partitions.read_sizes(partition)[:, 0].tolist(),
+        "split": {
+            "fractions": dealt.get("fractions", list(FRACTIONS)),
+            "seed": dealt.get("split_seed", dealt["seed"]),
+            "keep_test": "keep_test" in dealt,
+        },
+        "import": _import_request(partition, execution.reporter),
+        "codebook": digest(json.loads(json.dumps(codebook.to_fields(book)))),
+    }
+    code = {**trained.manifest.code, **manifest.code}
+    downloads, upload = opening.derive_layouts(request, book.client_names(len(request["train"])))
+    request |= {
+        "downloads": [opening.write_layout(layout) for layout in downloads],
+        "upload": opening.write_layout(upload),
+        "software": opening.describe_software(),
+    }
+    spec = ArtifactSpec("federation", request, code=code)
+    summary = {"clients": len(request["train"]), "participants": sum(count > 0 for count in request["train"])}
+
+    def build(writer: ArtifactWriter) -> Built:
+        codebook.write(writer, book)
+        return Built(summary, {})
+
+    return make(asked.out, spec, execution, build)
+
+
+_RUN = ("method", "options", "settings", "seed")
+"""The keys of a request that say which run it is."""
+_STORE = ("index", "parameters", "capacity", "capacity_spread", "prototypes", "seed")
+"""The keys of a datastore's request that are options of ``pfl build-datastore``."""
+
+
+def _find_rounds(predictions: Artifact) -> Artifact:
+    """Return the artifact whose rounds sites play: the backbone of a method that needs one."""
+    backbone = ancestor(predictions, "backbone")
+    return backbone if backbone is not None and run_request.load_method(predictions).NEEDS else predictions
+
+
+def _describe_rest(predictions: Artifact) -> dict[str, Any]:
+    """Return what sites do by themselves after the rounds of the backbone, for the request.
+
+    Raises UnsuitedError if the datastore is not what sites can build from their own samples.
+    """
+    then = {key: predictions.manifest.request[key] for key in _RUN}
+    if "datastore" not in run_request.load_method(predictions).NEEDS:
+        return then
+    embedded, store = (ancestor(predictions, kind) for kind in ("embeddings", "datastore"))
+    assert embedded is not None  # every datastore has some
+    assert store is not None
+    moved = any(item.role == "partition" for item in embedded.manifest.inputs)
+    if moved or any(item.kind == "datastore" for item in store.manifest.inputs):
+        raise UnsuitedError(
+            f"{predictions.path} cannot run among real sites: its datastore was updated, or has other samples",
+            "pfl build-datastore EMBEDDINGS -o DIR, and the method on it",
+        )
+    layer = {key: value for key, value in embedded.manifest.request.items() if key == "layer"}
+    options = {key: value for key, value in store.manifest.request.items() if key in _STORE}
+    return {**then, **layer, "datastore": options}
+
+
+def _require_deployable(predictions: Artifact, partition: Artifact, settings: Settings) -> None:
+    """Raise UnsuitedError for a setting, or a partition, that real sites cannot have."""
+    steps = [uploads.load(step) for step in settings.upload]
+    dealt = partition.manifest.request
+    reasons = {
+        "its models began with the weights of a file": "weights" in predictions.manifest.request,
+        "--adapter needs the weights of a file": settings.adapter is not None,
+        "--refit needs the choices of an earlier run": settings.refit,
+        "--report best and --patience need validation samples at the server": settings.report == "best"
+        or bool(settings.patience),
+        "--personal-every needs validation samples at the server": bool(settings.personal_every),
+        "--normalize dataset needs the samples of all clients": settings.normalize == "dataset",
+        "--dp-seed would let everybody who knows it compute the noise": settings.dp_seed is not None,
+        "the noise of an upload step follows from what sites share": any(step.is_random for step in steps),
+        "an upload step follows one that packs uploads": any(step.packs for step in steps[:-1]),
+        "its partition has poisoned clients": "poison" in dealt,
+        "its partition has new clients, which join later": bool(dealt.get("new_clients")),
+        "the scheme of its partition changes samples": "clusters" in partition.manifest.summary,
+    }
+    for reason, is_so in reasons.items():
+        if is_so:
+            raise UnsuitedError(f"{predictions.path} cannot run among real sites: {reason}", "run it without, first")
+
+
+def _import_request(partition: Artifact, reporter: Reporter) -> dict[str, Any]:
+    """Return the options by which the samples of a partition were imported, for ``pfl import --like``.
+
+    They are empty, with a message, if the dataset is gone, and for a dataset that was not imported.
+    """
+    try:
+        dataset = ancestor(partition, "dataset")
+    except GoneError:
+        reporter.say(
+            f"the dataset of {partition.path} is gone, and with it the options of pfl import: sites have to type them, "
+            "such as --label, beside --like"
+        )
+        dataset = None
+    if dataset is None:
+        return {}
+    request = {key: value for key, value in dataset.manifest.request.items() if key != "sha256"}
+    return {**request, "client": request.get("client") or "none"}  # a site's table has the samples of one client
+
+
+@command(RunFederation)
+def run_federation(asked: RunFederation) -> dict[str, Any]:
+    """Run the server of a federation: write questions to ``exchange`` and read the answers there, until the last round.
+
+    The state is in ``out``, after each round; the same command continues. Sites that do not answer within ``patience``
+    seconds count as dropped out in the round, if ``at_least`` so many do answer, or all that are asked if they are
+    fewer; by default half of them, rounded up. Otherwise raises ComputationError, and the round stays open. An answer
+    that does not fit is set aside to ``out``, and does not count. In the end, ``attendance.csv`` says who answered,
+    with which a simulation has the same bytes.
+    """
+    execution, out, exchange = asked.execution, Path(asked.out), Path(asked.exchange)
+    federation = open_one(asked.federation, "federation")
+    terms = opening.read_terms(federation)
+    _require_possible(asked, federation, len(terms.sites))
+    opening.claim(out, {"federation": federation.manifest.fingerprint, "role": "server"})
+    names, say = [*terms.sites], execution.reporter.say
+    with locks.acquire(out, say):
+        server = opening.open_server(federation, terms, out, execution)
+        for line in guarantee.describe_plan(server.run.settings, lambda: server.run.federation.participants):
+            say(line)
+        if server.rounds:
+            say(f"continuing after round {server.rounds}")
+        elif any(exchange.glob("*/final.msg")):  # with which sites would end before they began
+            raise ConflictError(f"{exchange} has the messages of an earlier run", "choose another folder for --at")
+        _play(server, names, exchange, asked)
+        for site in names:
+            messages.write(exchanges.final_file(exchanges.folder_of(exchange, names, site)), *server.final(site))
+        record = _record_attendance(server, names)
+        if server.run.privacy is None:  # otherwise who takes part is a secret
+            plain_output.replace_file(out / attendance_record.FILE, record.encode())
+    say(f"{counted(server.rounds, 'round')} played; the last message is there for every site")
+    if server.run.privacy is not None:
+        say(
+            f"never release {out} or {exchange}, or what this command has printed: they tell who took part in each"
+            f" round, and {out / SECRET} the noise"
+        )
+    privacy = guarantee.summarize_guarantee(
+        server.run.settings, len(server.run.federation.participants), server.progress.rows, say
+    )
+    return {"path": str(out), "rounds": server.rounds, "absent": record.absent, **privacy}
+
+
+def _require_possible(asked: RunFederation, federation: Artifact, sites: int) -> None:
+    """Raise UsageError for options that no federation, or none of this number of ``sites``, can have."""
+    patience, at_least = asked.patience, asked.at_least
+    if patience is not None and not 0 < patience < math.inf:
+        raise UsageError(f"--patience {patience:g} is not a positive number", "--patience 3600")
+    if at_least is not None and at_least < 1:
+        raise UsageError(f"--at-least {at_least} is not a positive number", "--at-least 1")
+    if at_least is not None and patience is None:
+        raise UsageError("--at-least has no effect without --patience: the server waits for all", "--patience 3600")
+    if at_least is not None and at_least > sites:
+        raise UsageError(f"--at-least {at_least} is more than the {counted(sites, 'site')} of {federation.path}")
+    if Path(asked.out).resolve().is_relative_to(Path(asked.exchange).resolve()):
+        raise UsageError(
+            f"{asked.out} is inside {asked.exchange}: sites could read the server's state",
+            "choose a folder elsewhere for --out",
+        )
+
+
+def _play(server: Server, names: list[str], exchange: Path, asked: RunFederation) -> None:
+    """Play the rounds that are left; raises ComputationError if too few sites answer one in time."""
+    inbox = Inbox(server, Path(asked.out) / "answers", asked.execution.reporter.say)
+    while True:
+        questions, tensors = server.ask()
+        if not questions:
+            break
+        paths = {}
+        for site, question in questions.items():
+            paths[site] = exchanges.question_file(exchanges.folder_of(exchange, names, site), question.round)
+            messages.write(paths[site], question, tensors)
+        inbox.begin(questions, paths)
+        _wait(inbox, asked.patience, asked.execution)
+        least = min(-(-len(questions) // 2) if asked.at_least is None else asked.at_least, len(questions))
+        if len(inbox.found) < least:
+            raise ComputationError(
+                f"round {server.rounds + 1}: {len(inbox.found)} of {counted(len(questions), 'site')} answered in"
+                f" {asked.patience:g} s, and at least {least} must; without an answer: {listed(inbox.missing)}",
+                f"{shlex.join(asked.execution.command)} asks this round again",
+            )
+        row = server.close(inbox.found)
+        asked.execution.reporter.say(
+            f"round {server.rounds}: loss {row['loss']:.4f}, {counted(row['clients'], 'client')}"
+            + (f"; no answer from {listed(inbox.missing)}" if inbox.missing else "")
+        )
+    inbox.clear()
+
+
+def _record_attendance(server: Server, names: Sequence[str]) -> AttendanceRecord:
+    """Return which clients, by their ``names`` (m,), were asked in each round, and which of them answered."""
+    return AttendanceRecord(
+        {
+            number: {names[client]: answered for client, answered in clients.items()}
+            for number, clients in server.attendance.items()
+        }
+    )
+
+
+def _wait(inbox: Inbox, patience: float | None, execution: Execution) -> None:
+    """Wait for the answers of all sites, or of those that answer in time."""
+    began, is_late = time.monotonic(), False
+    while inbox.missing and not is_late:
+        is_late = patience is not None and time.monotonic() - began > patience
+        inbox.look(is_last=is_late)
+        if inbox.missing and not is_late:
+            time.sleep(exchanges.POLL_SECONDS)
+    seconds = time.monotonic() - began
+    execution.reporter.detail(f"{len(inbox.found)} answers in {seconds:.2f} s, {len(inbox.missing)} missing")
+
+
+@command(CheckFederation)
+def check_federation(asked: CheckFederation) -> dict[str, Any]:
+    """Return what a federation agrees on; raises InputError if its code is another one here, or exchanges others."""
+    federation = open_one(asked.federation, "federation")
+    opening.require_derived(federation, opening.read_terms(federation))
+    request, facts = federation.manifest.request, federations.read_exchange(federation)
+    return {
+        "method": facts["method"],
+        "paper": methods.load(facts["method"]).PAPER,
+        **({"rounds_of": request["method"]} if "then" in request else {}),
+        **{key: facts[key] for key in ("rounds", "clients", "bytes_down", "bytes_up")},
+        "fingerprint": federation.manifest.fingerprint,
+    }

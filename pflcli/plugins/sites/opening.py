@@ -1,0 +1,209 @@
+"""Open the server or a site of a federation artifact."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pflcli.artifacts import client_blocks, disk
+from pflcli.artifacts.kinds import federation as federations
+from pflcli.artifacts.kinds.partition import Partition
+from pflcli.artifacts.reader import Artifact
+from pflcli.artifacts.safetensors_file import TYPES
+from pflcli.core import config, foreign, methods, sources
+from pflcli.core.datasets import SPLITS
+from pflcli.core.errors import ConflictError, InputError, UsageError
+from pflcli.core.execution import Execution
+from pflcli.core.wording import listed
+from pflcli.plugins.sites.endpoints import Server, Site, Terms, find_other_code
+from pflcli.plugins.sites.messages import Layout
+from pflcli.workflow.training import dp_secret, run_request
+from pflcli.workflow.training.run_spec import RunSpec
+
+_MARK = "deployment.json"
+"""The file that marks the folder of a server or a site."""
+
+
+def read_terms(federation: Artifact) -> Terms:
+    """Return what server and sites have agreed on; every client is a site of its own.
+
+    Raises InputError if pfl, or the code of the method or of the network, is another one here.
+    """
+    request, manifest = federation.manifest.request, federation.manifest
+    with foreign.parsing(str(federation.path), "a federation"):
+        federations.check(federation)
+        _require_same_code(federation)
+        names = federations.client_names(federation)
+        sites = {name: (client,) for client, name in enumerate(names)}
+        downloads = tuple(_read_layout(each) for each in request["downloads"])
+        upload, versions = _read_layout(request["upload"]), request["software"]["versions"]
+        return Terms(manifest.fingerprint, request["method"], sites, downloads, upload, versions)
+
+
+def describe_software() -> dict[str, Any]:
+    """Return the versions of pfl and of the packages that it computes with, and the hash of each part of pfl."""
+    return {"versions": sources.read_versions(), "parts": sources.part_hashes()}
+
+
+def _require_same_code(federation: Artifact) -> None:
+    """Raise InputError, which names what differs, unless a federation was made by the pfl that reads it."""
+    request, manifest, own = federation.manifest.request, federation.manifest, describe_software()
+    made, fix = f"{federation.path} was made by", f"pfl federation create PREDICTIONS -o {federation.path}"
+    if "software" not in request:
+        raise InputError(f"{made} an earlier version of pfl", fix)
+    agreed = request["software"]
+    if find_other_code(agreed["versions"], own["versions"]):
+        pfl, here = agreed["versions"].get("pfl"), own["versions"]["pfl"]
+        names = sorted(
+            name for name in {*agreed["parts"], *own["parts"]} if agreed["parts"].get(name) != own["parts"].get(name)
+        )
+        what = f"pfl {pfl}, and this is pfl {here}" if pfl != here else f"other code of pfl {pfl}"
+        raise InputError(
+            f"{made} {what} ({listed(names, most=5) or 'no part'} differs)",
+            f"install pfl {pfl} as the coordinator has it; every place of a federation needs the same code",
+        )
+    settings = run_request.resolve_settings(request["settings"], {})
+    needed = {f"methods/{request['method']}", *run_request.code_files(settings)}
+    if "then" in request:
+        needed.add(f"methods/{request['then']['method']}")
+    for name in sorted({*needed, *manifest.code}):
+        try:
+            is_same = sources.code_hash(*name.split("/", 1)) == manifest.code.get(name)
+        except UsageError:
+            raise InputError(
+                f"{made} a pfl with {name}, which this one has not",
+                "pfl --use FILE ..., with the coordinator's file if you trust it: it runs at your site",
+            ) from None
+        if not is_same:
+            raise InputError(f"{made} another code of {name}", f"use the file of {name} that the coordinator has")
+
+
+def write_layout(layout: Layout) -> list[list[object]]:
+    """Return a layout as JSON."""
+    return [[name, str(dtype).removeprefix("torch."), list(shape)] for name, (dtype, shape) in layout.items()]
+
+
+def _read_layout(written: list[list[Any]]) -> Layout:
+    """Return the layout in JSON; raises ValueError for an unknown type, or a shape that is none."""
+    layout = Layout()
+    for name, dtype, shape in written:
+        if dtype not in TYPES or not all(type(count) is int and count >= 0 for count in shape):
+            raise ValueError(f"the tensor {str(name)[:80]!r} has no valid type or shape")
+        layout[str(name)] = (getattr(torch, dtype), tuple(shape))
+    return layout
+
+
+def derive_layouts(request: Mapping[str, Any], names: list[str]) -> tuple[tuple[Layout, ...], Layout]:
+    """Return the layouts of a client's downloads and of its upload, as the server finds them in its first round.
+
+    Neither is read in the ``request`` of the federation: they follow from the method, its options, the settings and the
+    network. ``names`` are those of the clients.
+    """
+    spec = make_spec(request)
+    if not spec.method.has_rounds:
+        return (), Layout()
+    data = declare_samples(request, names)
+    with tempfile.TemporaryDirectory() as folder:
+        run = spec.build(data, on_cpu(Execution(threads=1)))
+        server = Server(Terms("", spec.name, {}), spec.method, run, Path(folder))
+        server.ask()
+        return server.exchanged()
+
+
+def require_derived(federation: Artifact, terms: Terms) -> None:
+    """Raise InputError if a federation declares another exchange than its method has."""
+    with foreign.parsing(str(federation.path), "a federation"):
+        downloads, upload = derive_layouts(federation.manifest.request, federations.client_names(federation))
+    for what, declared, derived in (("uploads", terms.upload, upload), ("downloads", terms.downloads, downloads)):
+        if declared != derived:
+            raise InputError(
+                f"{federation.path} declares other {what} than {terms.method} has with these settings: do not take part"
+                " before the coordinator has explained this",
+                "pfl federation create PREDICTIONS -o DIR declares the right ones",
+            )
+
+
+def make_spec(request: Mapping[str, Any]) -> RunSpec:
+    """Return what determines the rounds of a federation with this ``request``, except for samples."""
+    method = methods.load(request["method"])
+    return RunSpec(
+        name=request["method"],
+        method=method,
+        cfg=config.build(method.Config, request["options"], request["method"]),
+        settings=run_request.resolve_settings(request["settings"], {}),
+        seed=int(request["seed"]),
+    )
+
+
+def declare_samples(request: Mapping[str, Any], names: list[str]) -> Partition:
+    """Return the numbers of training samples of all clients in the request of a federation, without samples."""
+    if not all(type(count) is int and 0 <= count < 1 << 40 for count in request["train"]):
+        raise InputError("the numbers of training samples in the federation are not valid")
+    sizes = np.zeros((len(request["train"]), len(SPLITS)), np.int64)
+    sizes[:, 0] = request["train"]
+    form, none = request["form"], np.zeros(0, np.int64)
+    x = np.zeros((0, *form["shape"]), form["type"])
+    offsets = client_blocks.offsets(sizes.ravel().tolist())
+    return Partition(x, none, none, offsets, names, form["classes"])
+
+
+def open_server(federation: Artifact, terms: Terms, folder: Path, execution: Execution) -> Server:
+    """Return the server whose state is in ``folder``, with the secret of its noise, if there is noise."""
+    spec = make_spec(federation.manifest.request)
+    data = declare_samples(federation.manifest.request, federations.client_names(federation))
+    run = spec.build(data, on_cpu(execution), private_rng=dp_secret.folder_draws(folder))
+    return Server(terms, spec.method, run, folder)
+
+
+def open_site(
+    federation: Artifact, terms: Terms, data: Partition, site: str, folder: Path, execution: Execution
+) -> Site:
+    """Return the site of a client whose state is in ``folder``; ``data`` has the samples of this client alone."""
+    spec = make_spec(federation.manifest.request)
+    run = spec.build(data, on_cpu(execution))
+    run.privacy = None  # noise is the server's
+    return Site(terms, spec.method, run, site, folder)
+
+
+def claim(folder: Path, facts: Mapping[str, Any]) -> None:
+    """Mark a folder as that of a server or site; raises ConflictError if it has other files, or another mark."""
+    path = folder / _MARK
+    if path.is_file():
+        stored = json.loads(path.read_text(encoding="utf-8"))
+        if {**stored, "paths": None} != {**facts, "paths": None}:
+            raise ConflictError(
+                f"{folder} belongs to another {stored.get('role')} or federation", "choose another --out"
+            )
+    elif folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConflictError(f"{folder} contains other files", "choose another --out")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        temporary = path.with_suffix(".tmp")
+        disk.write(temporary, [json.dumps(dict(facts)).encode()])
+        temporary.replace(path)
+    except OSError as error:
+        raise disk.write_error(f"cannot write {path}", folder.parent, error) from None
+
+
+def read_claim(folder: Path, role: str, command: str) -> dict[str, Any]:
+    """Return the facts of ``claim``; raises InputError, with the ``command`` that makes it, for another folder."""
+    path = folder / _MARK
+    if not path.is_file():
+        raise InputError(f"{folder} is not the folder of a {role}", command)
+    with foreign.reading(path, "JSON"):
+        facts: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if facts["role"] != role:
+            raise InputError(f"{folder} is not the folder of a {role}, but of a {facts['role']}", command)
+    return facts
+
+
+def on_cpu(execution: Execution) -> Execution:
+    """Return the execution on the CPU in this process: only there, all places have the same bytes."""
+    return replace(execution, device="cpu", jobs=0, executor="local")

@@ -1,0 +1,248 @@
+"""``pfl site``: what a site sends, its answers to messages, and its predictions after the last round."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save
+
+from pflcli.artifacts import codebook, locks
+from pflcli.artifacts.kinds import partition as partitions
+from pflcli.artifacts.kinds.backbone import WEIGHTS
+from pflcli.artifacts.kinds.partition import Partition
+from pflcli.artifacts.make import Built, Outcome, make
+from pflcli.artifacts.manifest import ArtifactSpec
+from pflcli.artifacts.open_by_path import open_one
+from pflcli.artifacts.reader import Artifact
+from pflcli.artifacts.writer import ArtifactWriter
+from pflcli.commands.build_datastore import build_datastore
+from pflcli.commands.extract import extract
+from pflcli.commands.personalize import personalize
+from pflcli.core import config, sources
+from pflcli.core.errors import InputError
+from pflcli.core.execution import Execution
+from pflcli.core.methods import State
+from pflcli.core.simulation import loop
+from pflcli.core.simulation.progress import Progress
+from pflcli.options.function import command
+from pflcli.plugins.sites import messages, opening
+from pflcli.plugins.sites.endpoints import Site, Terms, find_other_packages
+from pflcli.plugins.sites.exchange import (
+    POLL_SECONDS,
+    answer_file,
+    copy_message,
+    final_file,
+    find_last_question,
+    folder_of,
+    question_file,
+    retry_unfinished,
+)
+from pflcli.plugins.sites.site_options import AnswerMessage, CheckSite, ServeSite
+from pflcli.workflow.training import hardware, state_files
+from pflcli.workflow.training.run_artifact import Job, summarize, write_predictions, write_rounds
+
+_SHOWN = ("rounds", "epochs", "steps", "batch_size", "lr", "model", "upload", "aggregator", "dp_epsilon", "dp_noise")
+"""The settings that ``check`` shows: how long a site computes, and what becomes of its updates."""
+
+
+@dataclass(frozen=True)
+class _Opened:
+    """The folder of a site, with the artifacts that it belongs to."""
+
+    folder: Path
+    federation: Artifact
+    partition: Artifact
+    terms: Terms
+    data: Partition
+    client: str
+
+    def site(self, execution: Execution) -> Site:
+        return opening.open_site(self.federation, self.terms, self.data, self.client, self.folder, execution)
+
+
+@command(CheckSite)
+def check_site(asked: CheckSite) -> dict[str, Any]:
+    """Make the folder of a site, and return what the site is asked to do, and what will leave it; sends nothing.
+
+    What leaves it is not read in the federation: the run is built, and a round played until the server needs uploads.
+    ``answer_message`` writes nothing else. Raises InputError if the federation declares something else, or the
+    partition was not made for it, or has no training sample.
+    """
+    out = Path(asked.out)
+    agreed, own = open_one(asked.federation, "federation"), open_one(asked.partition, "partition")
+    opened = _open(out, agreed, own)
+    opening.require_derived(agreed, opened.terms)
+    train = int(opened.data.sizes[:, 0].sum())
+    declared = agreed.manifest.request["train"][opened.terms.sites[opened.client][0]]
+    if not train:
+        raise InputError(f"{own.path} has no training samples of client '{opened.client}'")
+    opening.claim(
+        out,
+        {
+            "federation": agreed.manifest.fingerprint,
+            "partition": own.manifest.fingerprint,
+            "role": "site",
+            "paths": [os.path.relpath(each.path.resolve(), out.resolve()) for each in (agreed, own)],
+        },
+    )
+    spec, then = opening.make_spec(agreed.manifest.request), agreed.manifest.request.get("then")
+    settings, own_versions = config.plain(spec.settings), sources.read_versions()
+    return {
+        "path": str(out),
+        "client": opened.client,
+        "method": opened.terms.method,
+        **({"then": then["method"]} if then else {}),
+        "options": config.plain(spec.cfg),
+        "settings": {name: settings[name] for name in _SHOWN},
+        "train": train,
+        "declared_train": declared,
+        "other_packages": find_other_packages(opened.terms.versions, own_versions),
+        "uploads": [
+            {"tensor": name, "type": str(dtype).removeprefix("torch."), "shape": list(shape)}
+            for name, (dtype, shape) in opened.terms.upload.items()
+        ],
+        "bytes_up": messages.size(opened.terms.upload),
+        "bytes_down": sum(messages.size(layout) for layout in opened.terms.downloads),
+    }
+
+
+def _open(folder: Path, federation: Artifact, partition: Artifact) -> _Opened:
+    terms = opening.read_terms(federation)
+    request = partition.manifest.request
+    if request.get("federation") != federation.manifest.fingerprint:
+        raise InputError(
+            f"{partition.path} was not made for {federation.path}",
+            f"pfl partition DATA --like {federation.path} --client NAME -o DIR",
+        )
+    return _Opened(folder, federation, partition, terms, partitions.read(partition), request["client"])
+
+
+def _reopen(folder: Path) -> _Opened:
+    """Open the folder of a site; raises InputError if it is none, or its artifacts are gone."""
+    facts = opening.read_claim(folder, "site", "pfl site check PARTITION FEDERATION -o DIR")
+    federation, partition = (
+        open_one(Path(os.path.normpath(folder / path)), kind)
+        for path, kind in zip(facts["paths"], ("federation", "partition"), strict=True)
+    )
+    for kind, each in (("federation", federation), ("partition", partition)):
+        if each.manifest.fingerprint != facts[kind]:
+            raise InputError(f"{each.path} is not the {kind} that {folder} was made with")
+    return _open(folder, federation, partition)
+
+
+@command(ServeSite)
+def serve_site(asked: ServeSite) -> Outcome:
+    """Answer the questions in the ``exchange`` folder until the last message, and return the predictions.
+
+    The state is in the folder of the site, after each round; the same command continues. Raises InputError for a
+    message that does not fit.
+    """
+    opened, execution = _reopen(Path(asked.site)), asked.execution
+    inbox = folder_of(Path(asked.exchange), [*opened.terms.sites], opened.client)
+    with locks.acquire(opened.folder, execution.reporter.say):
+        site, final = opened.site(execution), final_file(inbox)
+        if not final.exists():
+            execution.reporter.say(f"waiting for messages to '{opened.client}' in {inbox}")
+        while not final.exists():
+            number = find_last_question(inbox)
+            if number is None or answer_file(inbox, number).exists():
+                time.sleep(POLL_SECONDS)
+                continue
+            copy_message(retry_unfinished(site.answer, question_file(inbox, number)), answer_file(inbox, number))
+            execution.reporter.say(f"round {number}: answered")
+        return _predict(opened, site, retry_unfinished(site.finish, final), execution)
+
+
+@command(AnswerMessage)
+def answer_message(asked: AnswerMessage) -> Path:
+    """Answer one message, and return the file of the answer: a copy at ``out``; or the predictions, after the last one.
+
+    Raises InputError for a message that does not fit.
+    """
+    opened, message = _reopen(Path(asked.site)), Path(asked.message)
+    with locks.acquire(opened.folder, asked.execution.reporter.say):
+        site = opened.site(asked.execution)
+        if messages.read_kind(message) == "final":
+            return _predict(opened, site, site.finish(message), asked.execution).path
+        stored = site.answer(message)
+        if asked.out is None:
+            return stored
+        copy_message(stored, Path(asked.out))
+        return Path(asked.out)
+
+
+def _predict(opened: _Opened, site: Site, state: State, execution: Execution) -> Outcome:
+    """Make the predictions of a site from the state after all rounds."""
+    spec, request = opening.make_spec(opened.federation.manifest.request), opened.federation.manifest.request
+    out = opened.folder / "predictions"
+    if "then" in request:
+        return _predict_from_backbone(opened, site, state, out, execution)
+    recorded = {key: request[key] for key in ("method", "options", "settings", "seed")}
+    recorded["federation"] = opened.federation.manifest.fingerprint
+    artifact = ArtifactSpec(
+        "predictions",
+        json.loads(json.dumps(recorded)),
+        (opened.partition.as_input("source", out),),
+        code=opened.federation.manifest.code,
+    )
+    job = Job(
+        name=spec.name,
+        method=spec.method,
+        cfg=spec.cfg,
+        settings=spec.settings,
+        seed=spec.seed,
+        lineage={"partition": opened.partition},
+        source=opened.partition,
+        spec=artifact,
+    )
+
+    def build(writer: ArtifactWriter) -> Built:
+        run, progress = site.run, Progress(state)
+        loop.predict_all(run, spec.name, spec.method, progress)
+        write_predictions(job, run, opened.data, progress.join_predictions(), writer)
+        write_rounds(job, run, opened.data, progress, {}, writer)
+        summary = summarize(job, run, progress.facts(), spec.settings.rounds, [])
+        return Built(summary, hardware.facts(run.engine, execution))
+
+    return make(out, artifact, execution, build)
+
+
+def _predict_from_backbone(opened: _Opened, site: Site, state: State, out: Path, execution: Execution) -> Outcome:
+    """Make the backbone of a site from the state after all rounds, and predict by the method that needs it."""
+    request, cpu = opened.federation.manifest.request, opening.on_cpu(execution)
+    then, path = request["then"], opened.folder / "backbone"
+    recorded = {key: request[key] for key in ("method", "options", "settings", "seed")}
+    recorded["federation"] = opened.federation.manifest.fingerprint
+    spec = ArtifactSpec(
+        "backbone",
+        json.loads(json.dumps(recorded)),
+        (opened.partition.as_input("partition", path),),
+        code=opened.federation.manifest.code,
+    )
+
+    def build(writer: ArtifactWriter) -> Built:
+        model = state["global"]
+        writer.write(WEIGHTS, bytes(save(state_files.flatten(model))))
+        codebook.write(writer, codebook.read(opened.partition))
+        accuracy = site.run.accuracy(model, "validation")
+        summary = {
+            "rounds": site.run.settings.rounds,
+            "reported": "last round",
+            "parameters": sum(value.numel() for value in model.values()),
+            "validation_accuracy": None if math.isnan(accuracy) else accuracy,
+            **{f"bytes_{link}": total for link, total in site.run.traffic.items()},
+        }
+        return Built(summary, hardware.facts(site.run.engine, execution))
+
+    source = make(path, spec, cpu, build).path
+    if "datastore" in then:
+        embedded = extract(source, opened.folder / "embeddings", layer=then.get("layer"), execution=cpu).path
+        source = build_datastore(embedded, opened.folder / "datastore", **then["datastore"], execution=cpu).path
+    run = {key: then[key] for key in ("settings", "options", "seed")}
+    return personalize(then["method"], source, out, **run, execution=cpu)

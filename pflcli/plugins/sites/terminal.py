@@ -1,0 +1,73 @@
+"""Output of ``pfl federation`` and ``pfl site``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from pflcli.cli import console
+from pflcli.cli.from_options import Terminal
+from pflcli.core.wording import as_typed, counted, listed
+
+if TYPE_CHECKING:
+    from pflcli.core.execution import Execution
+
+
+def show_facts(
+    facts: Mapping[str, Any], asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
+) -> None:
+    """Print facts, one per line."""
+    (console.data if as_json else console.facts)(facts)
+
+
+def show_path(
+    facts: Mapping[str, Any], asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
+) -> None:
+    """Print the path of what a command has written; all facts only as JSON."""
+    if as_json:
+        console.data(facts)
+    else:
+        console.lines([str(facts["path"])])
+
+
+def show_check(
+    facts: Mapping[str, Any], asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
+) -> None:
+    """Print what a site is asked to do and will send, and the path of its folder."""
+    for line in () if as_json else _describe(facts):
+        execution.reporter.say(line)
+    show_path(facts, asked, execution, as_json=as_json, quiet=quiet)
+
+
+def show_answer(path: Path, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool) -> None:
+    """Print the file of an answer."""
+    show_path({"path": str(path)}, asked, execution, as_json=as_json, quiet=quiet)
+
+
+def _describe(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a site is asked to do and will send, from the facts of ``check``."""
+    settings = facts["settings"]
+    options = "".join(f", {name} {as_typed(value)}" for name, value in facts["options"].items())
+    then = f"the model for {facts['then']}, by {facts['method']}" if "then" in facts else facts["method"]
+    length = counted(settings["steps"], "step") if settings["steps"] else counted(settings["epochs"], "epoch")
+    yield f"the federation runs {then}{options}: {settings['model']}, {counted(settings['rounds'], 'round')}"
+    yield f"  of {length} in minibatches of {settings['batch_size']} at learning rate {settings['lr']:g}"
+    steps = listed(settings["upload"]) or "none, the update itself is sent"
+    yield f"  upload steps: {steps}; the server combines updates by {settings['aggregator']}"
+    if settings["dp_epsilon"] is not None or settings["dp_noise"] is not None:
+        yield "  differential privacy: the server adds the noise, and sees each update without it"
+    yield f"in a round, '{facts['client']}' sends {facts['bytes_up']:,} bytes, and receives {facts['bytes_down']:,}:"
+    for each in facts["uploads"]:
+        yield f"  {each['tensor']}  {each['type']}  {'x'.join(map(str, each['shape'])) or 'number'}"
+    yield "  with the weight of the update, training losses, whether training diverged, and versions; no sample"
+    if facts["uploads"]:
+        yield "  updates can reveal samples: docs/deployment.md says what the server learns from one"
+    if facts["train"] != facts["declared_train"]:
+        at_most = " and counts no more" if facts["train"] > facts["declared_train"] else ""
+        yield f"WARNING: {facts['train']} training samples, the federation knows {facts['declared_train']}{at_most}"
+    if facts["other_packages"]:
+        yield f"WARNING: {facts['other_packages']}: last bits may differ from the simulation"
+
+
+FACTS, PATH, CHECK, ANSWER = Terminal(show_facts), Terminal(show_path), Terminal(show_check), Terminal(show_answer)

@@ -1,0 +1,191 @@
+"""Among real sites, a method has the bytes of its simulation: its states, rows, uploads and answers."""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from worlds_of_sites import GROUPS, digest, make_world
+
+from pflcli.core import registry
+from pflcli.core.errors import ComputationError, InputError
+from pflcli.core.parameters.model_table import ModelTable
+from pflcli.plugins.sites import admission
+from pflcli.plugins.sites.endpoints import server_entries
+from pflcli.workflow.admission import small_federation as small
+
+ADMITTED = {
+    *("apfl", "ditto", "fedala", "fedavg", "fedbabu", "fedbn", "fedper", "fedprox", "fedrep", "fedrod"),
+    *("fedsgd", "lg-fedavg", "per-fedavg", "pfedfda", "pfedgp", "pfedme", "scaffold"),
+}
+
+
+AFTER_ROUNDS = {"fedavg-plus", "knn-per", "knn-per-extended", "knn-per-plus", "local"}
+"""Methods without rounds, whose clients predict by themselves."""
+
+
+def rows_of(state, clients, keeps, prefix=""):
+    """Return what clients keep in a state, by path."""
+    found = {}
+    for key, value in state.items():
+        if isinstance(value, dict):
+            found |= rows_of(value, clients, keeps, f"{prefix}{key}/")
+        elif isinstance(value, ModelTable):
+            found |= {f"{prefix}{key}/{name}": rows for name, rows in value[clients].items()}
+            found[f"{prefix}{key} unwritten"] = torch.from_numpy(value.unwritten(np.asarray(clients)))
+        elif key in keeps:
+            found[prefix + key] = value[list(clients)]
+    return found
+
+
+def require_same(first, second, what):
+    assert first.keys() == second.keys(), what
+    for name, value in first.items():
+        assert value.numpy().tobytes() == second[name].contiguous().numpy().tobytes(), f"{what}: {name}"
+
+
+def compare(world, absent=(), *, are_late=False, restarts=False):
+    """Play all rounds beside the simulation, and compare states, rows and answers.
+
+    ``absent`` sites do not answer in a round or, if they ``are_late``, only after the server has closed it.
+    """
+    server, sites = world.make_server(), {site: world.make_site(site) for site in world.sites}
+    missing = {t: [c for site in names for c in world.sites[site]] for t, names in dict(absent).items()}
+    method = world.method
+    for t, (run, state, expected) in enumerate(world.simulate(missing)):  # noqa: B007
+        gone = dict(absent).get(t, ())
+        row = world.play(server, sites, late=gone) if are_late else world.play(server, sites, gone)
+        if restarts:
+            sites = {site: world.make_site(site) for site in world.sites}
+        require_same(
+            server_entries(method, state), server_entries(method, server.progress.state), f"the server, round {t + 1}"
+        )
+        for site, clients in world.sites.items():
+            if are_late and site in gone:
+                continue  # its state is that of a round of which it does not know yet that it dropped out
+            kept, there = (rows_of(each, clients, method.KEEPS) for each in (state, sites[site].state))
+            require_same(kept, there, f"{site}, round {t + 1}")
+        assert row.keys() == expected.keys()
+        for key in expected.keys() - {"seconds"} - {key for key in expected if "accuracy" in key}:
+            same = row[key] == expected[key] or (math.isnan(row[key]) and math.isnan(expected[key]))
+            assert same, f"round {t + 1}: {key} is {row[key]}, not {expected[key]}"
+    assert server.is_finished
+    everything = small.predict(world.name, run, state)  # the last of the simulation
+    for site, clients in world.sites.items():
+        path = world.folder / f"final {site}.msg"
+        world.messages.write(path, *server.final(site))
+        last = sites[site].finish(path)
+        with sites[site].run.personalizing():
+            predictor = method.personalize(sites[site].run, last, np.asarray(clients))
+            for split in predictor.splits:
+                own = world.data.rows_of(np.asarray(clients), split)
+                all_rows = world.data.rows_of(world.data.clients, split)
+                expected = everything[split][np.searchsorted(all_rows, own)]
+                assert np.abs(predictor.answer(split)["p"] - expected).max(initial=0) <= 2e-7
+
+
+def find_obstacle(name, options=None, rounds=4, upload=()):
+    return admission.find_obstacle(name, options or {}, rounds, upload)
+
+
+def test_methods_are_admitted_if_their_clients_need_only_what_they_download():
+    assert {name for name in registry.names("methods") if not find_obstacle(name)} == ADMITTED | AFTER_ROUNDS
+    assert "knows the samples of all clients" in find_obstacle("constant")
+    assert find_obstacle("knn-peers") == "clients also send class means before the rounds"
+    # Its clients weigh their samples by losses that are computed in minibatches of several clients.
+    assert "depends on the other clients of the round" in find_obstacle("fedem")
+    assert find_obstacle("lg-fedavg", {"warmup": 6}, rounds=6) == ""
+    assert "know only what they download" in find_obstacle("lg-fedavg", {"warmup": 6}, rounds=10)
+
+
+@pytest.mark.parametrize("name", sorted(ADMITTED))
+@pytest.mark.parametrize("groups", GROUPS)
+def test_a_deployment_has_the_bytes_of_the_simulation(name, groups, tmp_path):
+    compare(make_world(name, tmp_path, GROUPS[groups]))
+
+
+@pytest.mark.parametrize("name", ["apfl", "ditto", "fedala", "scaffold"])
+@pytest.mark.parametrize("mode", ["loop", "stacked"])
+def test_both_modes_of_the_engine_have_the_bytes_of_the_simulation(name, mode, tmp_path):
+    compare(make_world(name, tmp_path, mode=mode))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "scaffold"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"upload": ("int8",)},
+        {"upload": ("clip:0.05", "int8")},
+        {"aggregator": "median"},
+        {"aggregator": "krum:0.2"},
+        {"dropout": 0.4, "participation": 1.0},
+        {"lr": 30.0, "rounds": 2},
+        {"dp_noise": 1.0, "dp_clip": "0.05", "dp_delta": 1e-5, "participation": 0.6},
+        {"dp_noise": 0.1, "dp_delta": 1e-5, "participation": 0.6},
+    ],
+    ids=str,
+)
+def test_options_have_the_bytes_of_the_simulation(name, settings, tmp_path):
+    compare(make_world(name, tmp_path, **settings))
+
+
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "fedala", "lg-fedavg", "scaffold"])
+def test_sites_that_do_not_answer_drop_out(name, tmp_path):
+    compare(
+        make_world(name, tmp_path, rounds=4, participation=1.0), absent={0: ("a",), 2: ("b", "c"), 3: ("a", "b", "c")}
+    )
+
+
+@pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.parametrize("name", ["fedavg", "ditto", "fedala", "lg-fedavg", "scaffold"])
+def test_sites_whose_answers_are_late_drop_out(name, restarts, tmp_path):
+    world = make_world(name, tmp_path, rounds=4, participation=1.0)
+    compare(world, absent={0: ("a",), 1: ("a", "b"), 3: ("a", "c")}, are_late=True, restarts=restarts)
+
+
+def lose(world, rounds, folder):
+    """Play rounds, replace the folder of site a by ``folder``, and return a's answer to the next question."""
+    server, sites = world.make_server(), {site: world.make_site(site) for site in world.sites}
+    for _ in range(rounds):
+        world.play(server, sites)
+        if folder == "old" and not (world.folder / "old").exists():
+            shutil.copytree(world.folder / "site a", world.folder / "old")
+    questions, paths = world.write_questions(server)
+    path = world.make_site("a", folder).answer(paths["a"])
+    return server.check(path, questions["a"], digest(paths["a"]))
+
+
+@pytest.mark.parametrize("name", ["ditto", "scaffold", "fedrep"])
+@pytest.mark.parametrize("folder", ["new", "old"])
+def test_a_site_that_has_lost_its_state_is_refused(name, folder, tmp_path):
+    world = make_world(name, tmp_path, rounds=4, participation=1.0)
+    with pytest.raises(InputError, match=r"continues after round 3, but .* after round [01]: a has lost its folder"):
+        lose(world, 3, folder)
+
+
+def test_a_site_that_keeps_nothing_needs_no_folder(tmp_path):
+    message = lose(make_world("fedavg", tmp_path, rounds=4, participation=1.0), 3, "new")
+    assert message.head.last_round == 3
+
+
+def test_a_site_that_lost_its_state_after_the_last_round_does_not_predict(tmp_path):
+    world = make_world("ditto", tmp_path, participation=1.0)
+    server, sites = world.make_server(), {site: world.make_site(site) for site in world.sites}
+    for _ in range(3):
+        world.play(server, sites)
+    world.messages.write(world.folder / "final.msg", *server.final("a"))
+    with pytest.raises(InputError, match="a has lost its folder"):
+        world.make_site("a", "new").finish(world.folder / "final.msg")
+
+
+def test_a_site_writes_no_other_tensors_than_it_was_shown(tmp_path):
+    world = make_world("ditto", tmp_path, participation=1.0)
+    _, paths = world.write_questions(world.make_server())
+    world.terms = replace(world.terms, upload=dict([*world.terms.upload.items()][1:]))
+    with pytest.raises(ComputationError, match="other tensors than those that pfl site check has shown"):
+        world.make_site("a").answer(paths["a"])
+    assert not list(tmp_path.glob("site a/round-*"))

@@ -1,0 +1,179 @@
+"""A server and sites in one process, that exchange message files in a folder, beside the simulation of the same run."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from pflcli.core import config, methods, sources
+from pflcli.core.engine.federation import Federation
+from pflcli.core.federation.run import Everywhere
+from pflcli.core.settings import Settings
+from pflcli.core.simulation import loop
+from pflcli.core.simulation.create_run import create_run
+from pflcli.plugins.sites import exchange, messages
+from pflcli.plugins.sites.endpoints import Server, Site, Terms
+from pflcli.workflow.admission import small_federation as small
+
+GROUPS = {
+    "1 client a site": {f"site {client}": (client,) for client in range(7)},
+    "2 or 3 clients a site": {"a": (0, 1), "b": (2, 3, 5), "c": (4, 6)},
+    "all clients at one site": {"a": tuple(range(7))},
+}
+
+
+def keep_clients(data, clients):
+    """Return the federation with the samples of ``clients`` alone; the others keep their numbers."""
+    blocks = [data.rows(client, "train", "validation", "test") for client in clients]
+    rows = np.concatenate(blocks) if blocks else np.zeros(0, np.int64)
+    sizes = np.diff(data.offsets).reshape(-1, 3).copy()
+    sizes[np.setdiff1d(data.clients, clients)] = 0
+    offsets = np.concatenate([[0], np.cumsum(sizes.ravel())])
+    return replace(data, x=data.x[torch.from_numpy(rows)], y=data.y[torch.from_numpy(rows)], offsets=offsets)
+
+
+def declare(data):
+    """Return the federation as a server knows it: numbers of training samples, and no sample."""
+    sizes = np.diff(data.offsets).reshape(-1, 3) * [1, 0, 0]
+    return replace(data, x=data.x[:0], y=data.y[:0], offsets=np.concatenate([[0], np.cumsum(sizes.ravel())]))
+
+
+def make_run(name, data, *, mode="auto", options=None, **settings):
+    chosen = {"model": "mlp", "rounds": 3, "participation": 0.5, "batch_size": 4, **settings}
+    code = methods.load(name)
+    plan = config.build(Settings, chosen, "")
+    cfg = config.build(code.Config, options or {}, name)
+    return create_run(code, cfg, data, plan, 0, mode=mode, private_rng=lambda *key: small.rng.generator(1, *key))
+
+
+@dataclass
+class World:
+    """The endpoints of a deployment of the small federation in a folder."""
+
+    name: str
+    folder: Path
+    sites: dict[str, tuple[int, ...]]
+    settings: dict
+    data: Federation
+
+    def __post_init__(self):
+        self.messages = messages
+        self.method = methods.load(self.name)
+        self.terms = Terms("hash", self.name, self.sites, versions=sources.read_versions())
+        first = self.make_server("first")
+        first.ask()
+        downloads, upload = first.exchanged()
+        self.terms = replace(self.terms, downloads=downloads, upload=upload)
+
+    def make_server(self, folder="server"):
+        return Server(
+            self.terms, self.method, make_run(self.name, declare(self.data), **self.settings), self.folder / folder
+        )
+
+    def make_site(self, site, folder=None):
+        run = make_run(self.name, keep_clients(self.data, self.sites[site]), **self.settings)
+        run.privacy = None
+        return Site(self.terms, self.method, run, site, self.folder / (folder or f"site {site}"))
+
+    def simulate(self, absent=()):
+        """Yield the state and the row after each round of the simulation."""
+        run = make_run(self.name, self.data, **self.settings)
+        run.place = Everywhere(dict(absent))
+        state = loop.set_up(run, self.name, self.method).state
+        for t in range(run.settings.rounds):
+            state, row = loop.play_round(run, self.name, self.method, state, t)
+            yield run, state, row
+
+    def write_questions(self, server):
+        """Return the path of each site's question, by site."""
+        questions, tensors = server.ask()
+        paths = {}
+        for site, question in questions.items():
+            folder = exchange.folder_of(self.folder / "exchange", [*self.sites], site)
+            paths[site] = exchange.question_file(folder, question.round)
+            messages.write(paths[site], question, tensors)
+        return questions, paths
+
+    def play(self, server, sites, absent=(), late=()):
+        """Play a round over messages, and return its row; sites answer in reverse order, ``late`` ones to nobody."""
+        questions, paths = self.write_questions(server)
+        for site in {*questions} & {*late}:
+            sites[site].answer(paths[site])
+        answers = {}
+        for site in reversed([site for site in questions if site not in (*absent, *late)]):
+            answers[site] = server.check(sites[site].answer(paths[site]), questions[site], digest(paths[site]))
+        server.close(answers)
+        return server.progress.rows[-1]
+
+
+def digest(path):
+    return hashlib.sha256(path.read_bytes()).hexdigest()
+
+
+def make_world(name, folder, sites=GROUPS["2 or 3 clients a site"], **settings):
+    return World(name, folder, dict(sites), settings, small.make_federation())
+
+
+def parse(path):
+    content = path.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    entries = json.loads(content[8 : 8 + length])
+    return json.loads(entries.pop("__metadata__")["pfl"]), entries, content[8 + length :]
+
+
+def rewrite(path, change):
+    """Write the message again after ``change(head, entries, data)``, which may return other data."""
+    head, entries, data = parse(path)
+    changed = change(head, entries, data)
+    text = json.dumps({"__metadata__": {"pfl": json.dumps(head)}, **entries}).encode()
+    path.write_bytes(len(text).to_bytes(8, "little") + text + (data if changed is None else changed))
+
+
+def put_number(number):
+    def change(head, entries, data):
+        return np.asarray([number], np.float32).tobytes() + data[4:]
+
+    return change
+
+
+def change_entry(**changes):
+    def change(head, entries, data):
+        entries[next(iter(entries))] |= changes
+
+    return change
+
+
+def add_tensor(head, entries, data):
+    entries["0/more"] = {"dtype": "F32", "shape": [1], "data_offsets": [len(data), len(data) + 4]}
+    return data + bytes(4)
+
+
+def drop_tensor(head, entries, data):
+    begin, _ = entries.popitem()[1]["data_offsets"]
+    return data[:begin]
+
+
+BOTH = {
+    "one more tensor": (add_tensor, "which does not belong"),
+    "one tensor less": (drop_tensor, "lacks the tensor"),
+    "one more key": (lambda head, *_: head.update(note="x"), "note"),
+    "another federation": (lambda head, *_: head.update(federation="other"), "another federation"),
+    "another site": (lambda head, *_: head.update(site="b"), "not for 'a'"),
+    "another version": (lambda head, *_: head.update(version=2), "another version"),
+    "another kind": (lambda head, *_: head.update(kind="final"), "is not a"),
+    "another type": (change_entry(dtype="I32"), "is int32"),
+    "an unknown type": (change_entry(dtype="F8"), "unknown type"),
+    "another shape": (change_entry(shape=[1000]), "is float32 1000"),
+    "a huge shape": (change_entry(shape=[1 << 60]), "does not follow"),
+    "a negative shape": (change_entry(shape=[-1]), "no valid shape"),
+    "overlapping tensors": (change_entry(data_offsets=[0, 4]), "does not follow"),
+    "not a number": (put_number(np.nan), "not finite"),
+    "a huge number": (put_number(1e30), "too large"),
+    "cut off": (lambda head, entries, data: data[:-1], "truncated"),
+    "bytes at the end": (lambda head, entries, data: data + b"x", "truncated"),
+}
