@@ -166,9 +166,13 @@ class ArtifactWriter:
         self._files[name] = {"sha256": hashlib.sha256(content).hexdigest(), "bytes": len(content)}
         return content
 
-    def open_rows(self, number: int, *, empty: bool) -> RowFile:
-        """Return the row file of table ``number``, which is stored with the checkpoint and removed with it."""
-        return RowFile(self.folder / "checkpoint" / f"table-{number}.rows", number, empty=empty)
+    def row_files(self) -> Callable[[int], RowFile]:
+        """Return what opens the row file of a table, by its number; it is stored and removed with the checkpoint.
+
+        Rows are empty unless there is a checkpoint now.
+        """
+        folder, is_new = self.checkpoint.parent, not self.checkpoint.is_file()
+        return lambda number: RowFile(folder / f"table-{number}.rows", number, empty=is_new)
 
     def write_checkpoint(self, content: bytes) -> None:
         """Replace the checkpoint atomically."""

@@ -164,7 +164,7 @@ def _embed(
     features = np.empty((len(x), width), np.float32)
     content = writer.read_checkpoint()
     hashes = np.empty((0, 32), np.uint8) if content is None else _parse_checkpoint(content, writer)
-    batches = writer.open_rows(0, empty=content is None)
+    batches = writer.row_files()(0)
     done = len(hashes) * BATCH
     batches.check(np.arange(len(hashes)), BATCH * width * features.itemsize, hashes)
     for number in range(len(hashes)):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -58,8 +59,9 @@ def extract(asked: Extract) -> Outcome:
     def build(work: ArtifactWriter) -> Built:
         spec = RunSpec.of_backbone(backbone)
         data = partitions.read(chosen)
-        is_measured = chosen is not trained_on and spec.settings.normalize == "dataset"
-        run = spec.build(data, execution, normalized_like=partitions.read(trained_on) if is_measured else None)
+        if chosen is not trained_on and spec.settings.normalize == "dataset":
+            spec = replace(spec, normalized_like=partitions.read(trained_on))
+        run = spec.build(data, execution)
         assert run.backbone is not None
         weights = run.backbone
         empty = run.engine.infer(weights, np.empty(0, np.int64), features=True)

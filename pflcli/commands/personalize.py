@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -144,7 +145,8 @@ def _build(job: Job, shorter: Artifact | None, execution: Execution, writer: Art
     """Run the rounds, those after the ``shorter`` run if there is one, predict for all clients, and write all."""
     data = partitions.read(job.partition)
     draws = dp_secret.noise_draws(job.settings, job.spec, job.partition, writer, shorter)
-    run = job.build(data, execution, private_rng=draws)
+    given = replace(job.read_inputs(data, execution), private_rng=draws, storage=writer.row_files())
+    run = job.build(data, execution, given)
     progress = checkpointed.resume(run, job.name, job.method, writer, execution, shorter)
     checkpoints = Checkpoints(run, progress, writer)
     # The backbone stores only the global model: a method with more state must run its rounds again.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -115,7 +116,8 @@ def _build(
     partition, training, name = spec.partition, spec.settings, spec.name
     draws = dp_secret.noise_draws(training, artifact_spec, partition, writer, shorter)
     data = partitions.read(partition)
-    run = spec.build(data, execution, private_rng=draws)
+    inputs = replace(spec.read_inputs(data, execution), private_rng=draws, storage=writer.row_files())
+    run = spec.build(data, execution, inputs)
     if spec.weights is not None:
         assert run.whole_network is not None
         writer.write(initial.INITIAL, bytes(save(parameters.copy_params(run.whole_network))))

@@ -269,7 +269,7 @@ def test_damaged_file_of_an_unfinished_commit_is_rebuilt(tmp_path, monkeypatch):
 
 def test_build_killed_while_discarding_a_failure_can_be_repeated(tmp_path, monkeypatch):
     def failing(work):
-        work.open_rows(0, empty=True)
+        work.row_files()(0)
         for name in "a.txt", "z.txt":
             work.write(name, b"content")
         raise ComputationError("it cannot be computed")

@@ -12,6 +12,7 @@ from pflcli.core.errors import UnsuitedError, UsageError
 from pflcli.core.federation import aggregators
 from pflcli.core.federation.aggregators import krum
 from pflcli.core.federation.attack import Attack
+from pflcli.core.federation.run import RunInputs
 
 SEND_MORE = {"fedamp", "fedattn", "fedham", "fedhealth", "knn-peers", "pooled"}
 """Methods of kind server that do more with uploads than average them."""
@@ -157,9 +158,9 @@ def iterate_tensors(state):
 @pytest.mark.parametrize("name", ROBUST)
 @pytest.mark.parametrize("method", AVERAGING)
 def test_averaging_method_runs_with_a_robust_aggregator_and_records_left_out_clients(method, name):
-    run = worlds.run(method, rounds=1, participation=1.0)
+    attack = Attack(np.asarray([1.0, 1, -50, 1, 1, 1, 1]), np.zeros(7), 0)
+    run = worlds.run(method, rounds=1, participation=1.0, inputs=RunInputs(attack=attack))
     run.aggregator = aggregators.load(name)
-    run.attack = Attack(np.asarray([1.0, 1, -50, 1, 1, 1, 1]), np.zeros(7), 0)
     state = worlds.play(method, run)
     assert all(torch.isfinite(value).all() for value in iterate_tensors(state))
     assert set(run.notes.left_out) <= set(worlds.ABLE)

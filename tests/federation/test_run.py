@@ -2,15 +2,30 @@
 
 from __future__ import annotations
 
+import ast
+import dataclasses
+
 import numpy as np
 import pytest
 import torch
 
 import worlds
-from helpers import cross_entropy_rule
+from helpers import cross_entropy_rule, files_of
 from pflcli.core import parameters
 from pflcli.core.errors import ComputationError
 from pflcli.core.federation.attendance import AllAbsent, Attendance, RoundNotes
+from pflcli.core.federation.run import Run
+
+
+def test_a_run_is_complete_when_it_is_created():
+    """Only what changes during a run is set later; all else is in its inputs."""
+    nodes = [node for file in files_of("") for node in ast.walk(ast.parse(file.read_text()))]
+    targets = [node for node in nodes if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
+    of_runs = {
+        each.attr for each in targets if "run" in (getattr(each.value, "id", ""), getattr(each.value, "attr", ""))
+    }
+    fields = {field.name for field in dataclasses.fields(Run)}
+    assert of_runs & fields == {"traffic", "notes", "settings", "tables"}
 
 
 def test_initial_models_without_further_draws_gives_only_the_common_model():

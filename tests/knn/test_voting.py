@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from types import SimpleNamespace
 
@@ -131,7 +132,8 @@ def test_noisy_votes_are_refused_without_an_exact_store_of_samples():
     largest = int(np.diff(run.stores.offsets).argmax())
     mixed[largest] = np.concatenate([mixed[largest][:-1], mixed[largest][-1:] + 1])  # a single vector is no sample
     for stored in (vectors, mixed):
-        run.stores = Stores(*flat_indexes(stored), run.stores.y[:size], run.stores.offsets, run.stores.train)
+        stores = Stores(*flat_indexes(stored), run.stores.y[:size], run.stores.offsets, run.stores.train)
+        run = replace(run, inputs=replace(run.inputs, stores=stores))
         with pytest.raises(UnsuitedError, match="exact store of samples"):
             knn_per_extended.personalize(run, {}, run.clients)
     raw, _ = build("SQ8", vectors[0], len(vectors[0]), {})

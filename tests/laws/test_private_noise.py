@@ -33,7 +33,6 @@ from pflcli.core.federation import uploads
 from pflcli.core.federation.private_mean import PrivateMean, Release
 from pflcli.core.settings import Settings
 from pflcli.core.simulation import loop
-from pflcli.core.simulation.create_run import private_mean
 from pflcli.workflow.prediction import stored_predictor
 from pflcli.workflow.training import dp_secret
 
@@ -115,18 +114,18 @@ def draw_uploads(**case):
 
 def draw_mean(**case):
     run = worlds.run("fedavg", dp_noise=1.0, dp_delta=1e-3, **case)
-    mean = private_mean(run)
+    mean = run.privacy
     mean.begin_round(0)
     return mean.begin({"w": torch.zeros(50)}).value()["w"].numpy()
 
 
 def draw_cohorts(**case):
-    mean = private_mean(worlds.run("fedavg", dp_noise=1.0, dp_delta=1e-3, **case))
+    mean = worlds.run("fedavg", dp_noise=1.0, dp_delta=1e-3, **case).privacy
     return np.concatenate([mean.sample(np.arange(50), t) for t in range(3)])
 
 
 def draw_counts(**case):
-    mean = private_mean(worlds.run("fedavg", dp_noise=1.0, dp_delta=1e-3, **case))
+    mean = worlds.run("fedavg", dp_noise=1.0, dp_delta=1e-3, **case).privacy
     mean.resume(0, {"clip": 1.0, "uploads": 4, "clipped": 2})
     return np.asarray([mean.clip])
 

@@ -27,6 +27,7 @@ from pflcli.core.engine.gradients import StackedBatch
 from pflcli.core.engine.local_sgd import Batch, LocalSGD, Model
 from pflcli.core.engine.networks import AutogradNetwork
 from pflcli.core.federation import uploads
+from pflcli.core.federation.run import RunInputs
 from pflcli.core.settings import Settings
 from pflcli.core.simulation.create_run import create_run
 from pflcli.methods import fedham
@@ -796,7 +797,9 @@ def make_batch_norm_run(mode, **options):
     net = models.Net(body, nn.Linear(4, 2))
     plan = config.build(Settings, {"rounds": 3, "participation": 1.0, "batch_size": 4}, "")
     cfg = config.build(fedham.Config, {"warmup": 1, "sketch": 8, **options}, "fedham")
-    return create_run(methods.load("fedham"), cfg, data, plan, 0, draw_network=lambda seed: net, mode=mode), net
+    return create_run(
+        methods.load("fedham"), cfg, data, plan, 0, RunInputs(draw_network=lambda seed: net), mode=mode
+    ), net
 
 
 @pytest.mark.parametrize("lam", [0.0, 1.0])
@@ -869,7 +872,9 @@ def image_run(threads):
     settings = config.build(Settings, {"rounds": 3, "participation": 1.0, "batch_size": 4, "lr": 0.1}, "")
     cfg = config.build(fedham.Config, {"warmup": 1, "sketch": 16}, "fedham")
     method = methods.load("fedham")
-    return create_run(method, cfg, data, settings, 0, draw_network=lambda seed: net, mode="loop", threads=threads)
+    return create_run(
+        method, cfg, data, settings, 0, RunInputs(draw_network=lambda seed: net), mode="loop", threads=threads
+    )
 
 
 def test_fedham_by_a_compiled_program_gives_the_same_bytes_for_any_number_of_threads(monkeypatch):

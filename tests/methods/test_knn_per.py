@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-import dataclasses
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +11,7 @@ import pytest
 import worlds
 from by_hand import K, predict_with_neighbours
 from pflcli.core.errors import UnsuitedError, UsageError
+from pflcli.core.federation.run import RunInputs
 from pflcli.core.knn.indexes import build, flat_indexes
 from pflcli.core.knn.stores import Neighbours, Stores, leave_out
 from pflcli.core.knn.voting import vote_by_distance
@@ -19,11 +20,11 @@ from pflcli.methods import knn_per, knn_per_extended
 
 def test_knn_per_with_empty_stores_equals_fedavg():
     run = worlds.run("knn-per", options={"weight": 1.0})
-    lone = run.stores
     count = len(run.clients)
     offsets = np.zeros(count + 1, int)
     empty = np.zeros((0, run.embeddings["test"].z.shape[1]), np.float32)
-    run.stores = Stores(*flat_indexes([empty] * count), lone.y[:0], offsets, offsets[1:])
+    stores = Stores(*flat_indexes([empty] * count), run.stores.y[:0], offsets, offsets[1:])
+    run = replace(run, inputs=replace(run.inputs, stores=stores))
     actual = worlds.answers("knn-per", run, {})["test"]
     expected = worlds.answers("fedavg", run, {"global": run.backbone})["test"]
     np.testing.assert_allclose(actual, expected, atol=1e-6)
@@ -239,12 +240,11 @@ def test_huge_decay_gives_the_global_model_and_tiny_decay_plain_knn_per():
 def test_given_choices_make_predictions_independent_of_validation_samples(method):
     """As with refit: nothing of the answers depends on validation samples once all that they choose is given."""
     options = {"k": K, "decay": "auto", "sigma": "auto"}
-    run = worlds.run(method, options=options)
-    run.choices = worlds.tuned(method, run, {})
-    assert sorted(run.choices) == ["decay", "lambda", "sigma"]
-    other = worlds.run(method, options=options, data=worlds.spoiled(worlds.federation(), "validation"))
-    other.choices = run.choices
-    first, second = (worlds.answers(method, each, {})["test"] for each in (run, other))
+    inputs = RunInputs(choices=worlds.tuned(method, worlds.run(method, options=options), {}))
+    assert sorted(inputs.choices) == ["decay", "lambda", "sigma"]
+    spoiled = worlds.spoiled(worlds.federation(), "validation")
+    runs = [worlds.run(method, options=options, inputs=inputs, data=each) for each in (worlds.federation(), spoiled)]
+    first, second = (worlds.answers(method, each, {})["test"] for each in runs)
     assert first.tobytes() == second.tobytes()
 
 
@@ -292,7 +292,7 @@ def world_with_noise(**options):
     for client in run.clients:
         stored.append(run.embeddings["train"].take(np.asarray([client])).z)
     blob, offsets = flat_indexes(stored)
-    run.stores = dataclasses.replace(run.stores, blob=blob, bytes=offsets)
+    run = replace(run, inputs=replace(run.inputs, stores=replace(run.stores, blob=blob, bytes=offsets)))
     return run
 
 
@@ -318,9 +318,9 @@ def test_each_client_chooses_the_space_that_is_right_most_often_on_its_validatio
 
 
 def test_the_space_of_an_earlier_run_is_taken():
-    run = worlds.run("knn-per-extended", options={"k": 1, "representation": "auto"})
-    count = len(run.clients)
-    run.choices = {"lambda": np.full(count, 0.5), "logits": np.arange(count) % 2.0}
+    count = len(worlds.federation().clients)
+    inputs = RunInputs(choices={"lambda": np.full(count, 0.5), "logits": np.arange(count) % 2.0})
+    run = worlds.run("knn-per-extended", options={"k": 1, "representation": "auto"}, inputs=inputs)
     predictor = knn_per_extended.personalize(run, {}, run.clients)
     np.testing.assert_array_equal(predictor.tuned["logits"], np.arange(count) % 2.0)
 
@@ -335,7 +335,8 @@ def test_compressed_stores_and_noisy_choices_are_refused():
         raw, _ = build("SQ8", stored.z, len(stored.y), {})
         blob.append(raw)
         offsets.append(offsets[-1] + len(raw))
-    run.stores = dataclasses.replace(run.stores, blob=np.concatenate(blob), bytes=np.asarray(offsets))
+    stores = replace(run.stores, blob=np.concatenate(blob), bytes=np.asarray(offsets))
+    run = replace(run, inputs=replace(run.inputs, stores=stores))
     with pytest.raises(UnsuitedError, match="compressed"):
         knn_per_extended.personalize(run, {}, run.clients)
 
@@ -388,7 +389,8 @@ def test_leave_out_removes_only_the_query_itself():
 
 def test_cross_validate_is_refused_where_a_sample_cannot_be_left_out():
     run = worlds.run("knn-per-extended", options={"cross_validate": 10})
-    run.stores = dataclasses.replace(run.stores, blob=np.array(run.stores.blob))
+    stores = replace(run.stores, blob=np.array(run.stores.blob))
+    run = replace(run, inputs=replace(run.inputs, stores=stores))
     run.embeddings["train"].z[:] += 1  # stores of other vectors, such as prototypes
     with pytest.raises(UnsuitedError, match="exact store of samples"):
         worlds.answers("knn-per-extended", run, {})

@@ -46,14 +46,18 @@ def read_tensors(artifact: Artifact, name: str = WEIGHTS, like: Mapping[str, Any
     if not_finite:
         raise InputError(f"{artifact.path / name} is damaged: {not_finite[0]} is not finite")
     if like is not None:
-        actual, expected = ({key: (value.dtype, value.shape) for key, value in side.items()} for side in (loaded, like))
-        differing = sorted(key for key in {*actual, *expected} if actual.get(key) != expected.get(key))
-        if differing:
-            raise InputError(
-                f"{artifact.path / name} does not fit its model: {len(differing)} names, shapes or types differ, "
-                f"such as {differing[0]}"
-            )
+        require_alike(loaded, like, f"{artifact.path / name}")
     return loaded
+
+
+def require_alike(tensors: Mapping[str, Any], like: Mapping[str, Any], where: str) -> None:
+    """Raise InputError if the names, shapes or types of the tensors in the file ``where`` are not those of ``like``."""
+    actual, expected = ({key: (value.dtype, value.shape) for key, value in side.items()} for side in (tensors, like))
+    differing = sorted(key for key in {*actual, *expected} if actual.get(key) != expected.get(key))
+    if differing:
+        raise InputError(
+            f"{where} does not fit its model: {len(differing)} names, shapes or types differ, such as {differing[0]}"
+        )
 
 
 def check(artifact: Artifact) -> None:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:  # most simulations need none of them
     from pflcli.core.federation.private_mean import PrivateMean
     from pflcli.core.knn.embedded import Embedded
     from pflcli.core.knn.stores import Stores
+    from pflcli.core.models import Net
 
 T = TypeVar("T")
 
@@ -133,9 +134,43 @@ class Everywhere:
         return Average(run, downloaded)
 
 
+@dataclass(frozen=True, kw_only=True)
+class RunInputs:
+    """What a run needs besides its method, settings, seed and samples; by default, a simulation without a backbone."""
+
+    draw_network: Callable[[int], Net] | None = None
+    """returns a network with initial parameters drawn from a seed; by default the network of ``settings.model``"""
+    initial_weights: Callable[[Params], Params] | None = None
+    """returns the initial parameters in place of those that were drawn"""
+    normalized_like: Federation | None = None
+    """the images by which those of the run are normalized; by default its own"""
+    backbone: Params | None = None
+    """the trained global model"""
+    embeddings: Mapping[str, Embedded] | None = None
+    """representations of all samples by the backbone, by split"""
+    stores: Stores | None = None
+    """each client's store of representations"""
+    arrived: Embedded | None = None
+    """validation samples that have arrived, if stores follow a stream; None if all have"""
+    choices: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
+    """values (m,) tuned on validation samples in an earlier run, for a run that also trains on these samples"""
+    attack: Attack | None = None
+    """the attack of poisoned clients on their updates"""
+    private_rng: Callable[..., np.random.Generator] | None = None
+    """returns the generator for a key of noise that protects people; by default from a new secret"""
+    uploads: Sequence[Step] | None = None
+    """the upload steps that are applied here; by default those of the settings"""
+    private_mean: Callable[[PrivateMean], PrivateMean | None] | None = None
+    """returns what replaces the differentially private mean of the settings, None without one"""
+    place: Place = field(default_factory=Everywhere)
+    """where the run takes place, and which clients are there"""
+    storage: Callable[[int], Storage] = InMemoryRows
+    """returns the storage of a table, by its number"""
+
+
 @dataclass
 class Run:
-    """One run of one method: its options, data and engine, and the bytes sent."""
+    """One run of one method: its options, data, engine and inputs, and the bytes sent."""
 
     kind: str
     cfg: Any
@@ -148,11 +183,7 @@ class Run:
     """the network with the initial parameters"""
     whole_network: nn.Module | None = None
     """the same before an adapter was added, with all parameters"""
-    backbone: Params | None = None
-    embeddings: Mapping[str, Embedded] | None = None
-    stores: Stores | None = None
-    arrived: Embedded | None = None
-    """validation samples that have arrived, if stores follow a stream; None if all have"""
+    inputs: RunInputs = field(default_factory=RunInputs)
     traffic: dict[str, int] = field(default_factory=lambda: {"up": 0, "down": 0, "peer": 0})
     notes: RoundNotes = field(default_factory=RoundNotes)
     """what is noted in this round"""
@@ -160,26 +191,38 @@ class Run:
     """whether clients are personalizing: communication is then not allowed"""
     uploads: Sequence[Step] = ()
     """upload steps, in this order"""
-    attack: Attack | None = None
-    """the attack of poisoned clients on their updates"""
     aggregator: Aggregator = field(default_factory=partial(aggregators.load, "mean"))
     private_rng: Callable[..., np.random.Generator] = field(default_factory=rng.secret_generators)
     """returns the generator for a key, as ``rng`` does, but from a secret of the run: for noise that protects people"""
     privacy: PrivateMean | None = None
     """replaces the aggregator in a run with differential privacy"""
-    storage: Callable[[int], Storage] = InMemoryRows
-    """returns the storage of a table, by its number"""
     tables: int = 0
     """number of tables created"""
     draw_model: Callable[[int], Params] | None = None
     """draws further initial models, by their number from 1"""
-    choices: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
-    """values (m,) tuned on validation samples in an earlier run, for a run that also trains on these samples"""
     keeps_models: bool = False
     """whether ``predictor`` keeps the models of trained parts, so that ``Predictor.model_of`` returns them"""
-    place: Place = field(default_factory=Everywhere)
-    """where the run takes place, and which clients are there"""
     _results: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def backbone(self) -> Params | None:
+        """Return the trained global model, if the method needs it."""
+        return self.inputs.backbone
+
+    @property
+    def embeddings(self) -> Mapping[str, Embedded] | None:
+        """Return the representations of all samples by split, if the method needs them."""
+        return self.inputs.embeddings
+
+    @property
+    def stores(self) -> Stores | None:
+        """Return each client's store of representations, if the method needs them."""
+        return self.inputs.stores
+
+    @property
+    def arrived(self) -> Embedded | None:
+        """Return the validation samples that have arrived, if stores follow a stream; None if all have."""
+        return self.inputs.arrived
 
     @property
     def attendance(self) -> Attendance:
@@ -205,7 +248,7 @@ class Run:
 
     def read_choices(self, name: str, clients: NDArray[np.int64]) -> NDArray[np.float64] | None:
         """Return the values (n,) of the clients from the earlier run, or None if they must be tuned now."""
-        return self.choices[name][clients] if name in self.choices else None
+        return self.inputs.choices[name][clients] if name in self.inputs.choices else None
 
     @property
     def predicted_splits(self) -> tuple[str, ...]:
@@ -221,7 +264,7 @@ class Run:
 
     def cohort(self, t: int) -> NDArray[np.int64]:
         """Return the sorted clients that complete round ``t`` and are at the place of the run: all, in a simulation."""
-        return self.place.cohort(self, t)
+        return self.inputs.place.cohort(self, t)
 
     def draw_cohort(self, t: int, absent: Collection[int] = ()) -> NDArray[np.int64]:
         """Return the sorted clients that complete round ``t``, wherever they are.
@@ -252,7 +295,7 @@ class Run:
         if self.privacy is not None:
             return self.settings.participation
         sizes = self.federation.sizes("train")
-        return float(sizes[self.place.whole_cohort(cohort)].sum() / sizes[self.federation.participants].sum())
+        return float(sizes[self.inputs.place.whole_cohort(cohort)].sum() / sizes[self.federation.participants].sum())
 
     def send(self, link: str, params: Mapping[str, Tensor], copies: int = 1) -> None:
         """Count ``copies`` transmissions of ``params`` over ``up``, ``down`` or ``peer``.
@@ -285,7 +328,7 @@ class Run:
                 "them",
                 "leave out --aggregator",
             )
-        if self.attack is not None:
+        if self.inputs.attack is not None:
             raise UnsuitedError(
                 "attacks on updates do not apply to this method: it does more with uploads than average them",
                 "pfl partition ... --poison 0.2:flip poisons samples, for any method",
@@ -303,7 +346,7 @@ class Run:
 
     def download(self, params: Params, clients: NDArray[np.int64]) -> Params:
         """Send ``params`` to each of the clients (n,), and return what they receive."""
-        return self.place.download(self, params, clients)
+        return self.inputs.place.download(self, params, clients)
 
     def upload(
         self,
@@ -329,8 +372,8 @@ class Run:
             )
         encode = Encoding(downloaded, self.uploads)
         received = encode.uploaded_tensors(params)
-        if self.attack is not None:
-            received = self.attack.apply(received, encode.start(received), clients, self.attendance.t)
+        if self.inputs.attack is not None:
+            received = self.inputs.attack.apply(received, encode.start(received), clients, self.attendance.t)
         count, size = len(next(iter(received.values()))), encode.size(parameters.pick(received, 0))
         self._count("up", size * count)
         received = encode(received, lambda place: self._draws(clients, place))
@@ -346,7 +389,7 @@ class Run:
 
     def averaging(self, downloaded: Params) -> Average:
         """Return an empty mean for the uploads of clients that received ``downloaded``."""
-        return self.place.mean(self, downloaded)
+        return self.inputs.place.mean(self, downloaded)
 
     def average(self, parts: Iterable[TrainedClients], downloaded: Params) -> Params:
         """Upload the models trained from ``downloaded``, and return their mean, weighted by samples.
@@ -355,7 +398,7 @@ class Run:
         """
         mean, encode, before = self.averaging(downloaded), Encoding(downloaded, self.uploads), len(self.notes.losses)
         # Other aggregators, attacks, differential privacy and random steps need each upload.
-        can_sum = mean.is_plain and self.attack is None and not encode.is_random
+        can_sum = mean.is_plain and self.inputs.attack is None and not encode.is_random
         total = parts.sum_uploads(encode) if can_sum and isinstance(parts, LocalTraining) else None
         if total is not None:
             self._count("up", encode.size(downloaded) * (len(self.notes.losses) - before))
@@ -396,7 +439,7 @@ class Run:
         """Return a table with a model per client, each a copy of ``default`` until it is written."""
         self.tables += 1
         copied = {name: value.clone() for name, value in default.items()}
-        return ModelTable(copied, len(self.clients), self.storage(self.tables - 1))
+        return ModelTable(copied, len(self.clients), self.inputs.storage(self.tables - 1))
 
     def client_chunks(self, clients: NDArray[np.int64], size: int | None = None) -> Iterator[NDArray[np.int64]]:
         """Split clients into chunks that fit into memory, at ``size`` bytes per client, by default a few models."""

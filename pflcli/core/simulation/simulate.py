@@ -24,9 +24,10 @@ from pflcli.core.engine.engine import MODES
 from pflcli.core.engine.task import CLASSES
 from pflcli.core.errors import InputError, UnsuitedError, UsageError, closest
 from pflcli.core.federation.predictor import ClientModel
-from pflcli.core.federation.run import Run
+from pflcli.core.federation.run import Run, RunInputs
 from pflcli.core.methods import Method, State
 from pflcli.core.models import Net
+from pflcli.core.parameters import Params
 from pflcli.core.reporter import SILENT, StderrReporter, report_within
 from pflcli.core.settings import AUTO, Settings
 from pflcli.core.simulation import absences, loop, requirements
@@ -123,11 +124,11 @@ class Result:
 
         Methods whose clients adapt after the rounds adapt them again here.
         """
-        self.run.keeps_models, found = True, dict[str, ClientModel | None]()
+        run, found = replace(self.run, keeps_models=True), dict[str, ClientModel | None]()
         names = self.federation.client_names
-        with self.run.personalizing():
-            for clients in client_batches(self.run):
-                predictor = self._method.personalize(self.run, self.state, clients)
+        with run.personalizing():
+            for clients in client_batches(run):
+                predictor = self._method.personalize(run, self.state, clients)
                 found |= {names[client]: predictor.model_of(int(client)) for client in clients.tolist()}
         return found
 
@@ -168,15 +169,16 @@ def simulate(
     training, draw = _settings(federation, model, settings)
     _require_suited(name, definition, cfg, training, federation, draw, engine)
     samples = federation.digest()
-    noise = _private_rng(name, cfg, training, seed, samples)
-    run = create_run(
-        definition, cfg, federation, training, seed, draw_network=draw, private_rng=noise, threads=threads, mode=engine
-    )
+    inputs = RunInputs(draw_network=draw, private_rng=_private_rng(name, cfg, training, seed, samples))
     backbone = None
     if definition.NEEDS:
         how: dict[str, Any] = {"threads": threads, "engine": engine, "quiet": quiet}
         backbone = simulate("fedavg", federation, model=model, seed=seed, **how, **settings)
-        _provide(run, definition, backbone)
+        inputs = replace(inputs, backbone=backbone.state["global"])
+        if {*definition.NEEDS} & {"embeddings", "datastore"}:
+            embedded = embed(backbone.run, backbone.state["global"])
+            inputs = replace(inputs, embeddings=embedded, stores=build_stores(embedded["train"], threads))
+    run = create_run(definition, cfg, federation, training, seed, inputs, threads=threads, mode=engine)
     progress, reporter = loop.set_up(run, name, definition), SILENT if quiet else StderrReporter()
     with report_within(reporter, run.engine, name, training.rounds if definition.has_rounds else 0) as advance:
         loop.run_rounds(run, name, definition, progress, [*callbacks, ProgressBar(advance)])
@@ -335,35 +337,24 @@ def _require_suited(
         warnings.warn(line, stacklevel=3)
 
 
-def _provide(run: Run, method: Method, backbone: Result) -> None:
-    """Give a run what its method needs: the global model of ``backbone``, embeddings by it, and stores of them."""
-    run.backbone = backbone.state["global"]
-    if {*method.NEEDS} & {"embeddings", "datastore"}:
-        run.embeddings = embed(run)
-        run.stores = build_stores(run)
-
-
-def embed(run: Run) -> dict[str, Embedded]:
-    """Return the embeddings of every split by the backbone of a run."""
+def embed(run: Run, backbone: Params) -> dict[str, Embedded]:
+    """Return the embeddings of every split of a run's samples by a backbone."""
     from pflcli.core.knn.embedded import Embedded
 
-    assert run.backbone is not None
     embedded = {}
     for split in SPLITS:
         rows = run.federation.rows_of(run.clients, split)
-        logits, z = (values.cpu().numpy() for values in run.engine.infer(run.backbone, rows, features=True))
+        logits, z = (values.cpu().numpy() for values in run.engine.infer(backbone, rows, features=True))
         bounds = np.concatenate([[0], np.cumsum(run.federation.sizes(split))])
         embedded[split] = Embedded(z, logits, run.federation.labels_of(run.clients, split), bounds)
     return embedded
 
 
-def build_stores(run: Run) -> Stores:
-    """Return every client's exact store of its training samples."""
+def build_stores(train: Embedded, threads: int) -> Stores:
+    """Return every client's exact store of its training samples, which ``threads`` threads search."""
     from pflcli.core.knn.indexes import flat_indexes
     from pflcli.core.knn.stores import Stores
 
-    assert run.embeddings is not None
-    train = run.embeddings["train"]
     sizes = np.diff(train.offsets)
     indexes = flat_indexes([train.z[first:last] for first, last in zip(train.offsets, train.offsets[1:], strict=False)])
-    return Stores(*indexes, train.y, train.offsets, sizes, run.engine.threads)
+    return Stores(*indexes, train.y, train.offsets, sizes, threads)

@@ -9,7 +9,7 @@ equally many directions that were not used.
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
 
@@ -106,18 +106,14 @@ def audit_epsilon(predictor: StoredPredictor, count: int, execution: Execution) 
 
     Raises InputError if the rounds had no differential privacy, or no delta.
     """
-    run, name, method = _build_run(predictor, execution)
+    run, name, method = _build_run(predictor, count, execution)
     settings, mean = run.settings, run.privacy
-    if mean is None or settings.dp_delta is None:
+    if not isinstance(mean, CanaryMean) or settings.dp_delta is None:
         raise InputError(
             f"canaries audit differential privacy, but {predictor.artifact.path} was trained with no differential "
             "privacy, or without dp_delta",
             "pfl personalize fedavg PARTITION -o DIR --dp-epsilon 2 --dp-delta 1e-5",
         )
-    # These models are never released, so their noise may come from the seed: an audit can be repeated.
-    mean.rng = partial(rng.generator, rng.integer(run.seed, "privacy", "audit"))
-    canary_mean = CanaryMean(mean, count)
-    run.privacy = canary_mean
     state = loop.set_up(run, name, method).state
     with execution.reporter.progress(f"{name} with canaries", settings.rounds) as advance:
         for t in range(settings.rounds):
@@ -125,7 +121,7 @@ def audit_epsilon(predictor: StoredPredictor, count: int, execution: Execution) 
             advance(1, "")
     run.engine.close()
     _, epsilon = guarantee.plan_noise(settings)
-    return summarize(canary_mean, settings.dp_delta, epsilon)
+    return summarize(mean, settings.dp_delta, epsilon)
 
 
 def require_count(count: int) -> None:
@@ -149,15 +145,21 @@ def summarize(mean: CanaryMean, delta: float, epsilon: float) -> dict[str, Any]:
     }
 
 
-def _build_run(predictor: StoredPredictor, execution: Execution) -> tuple[Run, str, Method]:
-    """Return the run whose rounds are audited, with its method; that of the backbone if the predictions have one."""
+def _build_run(predictor: StoredPredictor, count: int, execution: Execution) -> tuple[Run, str, Method]:
+    """Return the run whose rounds are audited with ``count`` canaries; that of the backbone if there is one."""
     model = predictor.run
     if model is None:
         raise InputError(
             "a stack has no rounds to train with canaries", "pfl audit one of the predictions that it pools"
         )
     data, backbone = partitions.read(model.partition), model.lineage["backbone"]
-    if backbone is None:
-        return model.run(data, model.execution(execution)), model.name, model.method
-    spec = RunSpec.of_backbone(backbone)
-    return spec.build(data, execution), spec.name, spec.method
+    spec: RunSpec = model
+    if backbone is not None:
+        spec = RunSpec.of_backbone(backbone)
+    else:
+        execution = model.execution(execution)
+    # These models are never released, so their noise may come from the seed: an audit can be repeated.
+    draws = partial(rng.generator, rng.integer(spec.seed, "privacy", "audit"))
+    inputs = spec.read_inputs(data, execution)
+    inputs = replace(inputs, private_mean=lambda mean: CanaryMean(replace(mean, rng=draws), count))
+    return spec.build(data, execution, inputs), spec.name, spec.method

@@ -139,9 +139,10 @@ def _predict_with_run(
     model: ReopenedRun, queries: Queries, execution: Execution
 ) -> tuple[dict[str, NDArray[Any]], list[str]]:
     data, execution = queries.replace_test_samples(), model.execution(execution)
-    run = model.run(data, execution)
-    if run.embeddings is not None:
-        run.embeddings = embedding.embed_test_samples(run, model.lineage, data, execution)
+    inputs = model.read_inputs(data, execution)
+    if inputs.embeddings is not None:
+        inputs = embedding.embed_test_samples(inputs, model.lineage, data, execution)
+    run = model.build(data, execution, inputs)
     state = load_state(model.artifact, run, model.method)
     pieces: dict[str, list[NDArray[Any]]] = {}
     remarks: dict[str, None] = {}

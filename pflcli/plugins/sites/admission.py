@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from pflcli.core import methods, parameters
 from pflcli.core.errors import ComputationError
-from pflcli.core.federation.run import NOBODY, Average, Everywhere, Run
+from pflcli.core.federation.run import NOBODY, Average, Everywhere, Run, RunInputs
 from pflcli.core.federation.uploads import Encoding
 from pflcli.core.methods import Method, State
 from pflcli.core.parameters import Params, Stacked
@@ -114,8 +114,8 @@ def require_read_from_downloads(
     if reason := describe_exchange(code):
         raise NotApplicable(reason)
     plan: dict[str, Any] = {"options": options, "rounds": rounds, "upload": upload}
-    run, site = (small.make_run(method, **plan) for _ in range(2))
-    run.place, site.place = recorded, there = _Recorded(), AtSite()
+    recorded, there = _Recorded(), AtSite()
+    run, site = (small.make_run(method, inputs=RunInputs(place=place), **plan) for place in (recorded, there))
     state, own = loop.set_up(run, method, code).state, code.setup(site)
     for t in range(-1, rounds):
         before = dict.fromkeys(run.traffic, 0) if t < 0 else dict(run.traffic)
@@ -171,9 +171,12 @@ def _require_same_uploads(method: str, options: Mapping[str, Any], rounds: int) 
     Raises NotApplicable if the server sends in another way than by ``run.download``.
     """
     code = methods.load(method)
-    run, other = (small.make_run(method, options=options, rounds=rounds) for _ in range(2))
-    run.place = recorded = _Recorded()
-    other.place = replayed = _Replayed(recorded)
+    recorded = _Recorded()
+    replayed = _Replayed(recorded)
+    run, other = (
+        small.make_run(method, inputs=RunInputs(place=place), options=options, rounds=rounds)
+        for place in (recorded, replayed)
+    )
     state, own = loop.set_up(run, method, code).state, loop.set_up(other, method, code).state
     for t in range(rounds):
         before = dict(run.traffic)

@@ -30,11 +30,13 @@ from torch import Tensor
 from pflcli.artifacts import csv_file, disk
 from pflcli.core import foreign, parameters, sources
 from pflcli.core.errors import ComputationError, InputError
-from pflcli.core.federation.run import Run
+from pflcli.core.federation import uploads
+from pflcli.core.federation.run import Run, RunInputs
 from pflcli.core.federation.uploads import Step
 from pflcli.core.methods import Method, State
 from pflcli.core.parameters import Params, Stacked
 from pflcli.core.parameters.model_table import ModelTable
+from pflcli.core.settings import Settings
 from pflcli.core.simulation import absences, loop
 from pflcli.core.simulation.progress import Row, tables
 from pflcli.core.wording import listed
@@ -98,7 +100,8 @@ class Server:
         """Continue after the last round in ``folder``, if there is one. ``run`` has no sample, but their numbers."""
         self.terms, self.folder = terms, folder
         self._method, self.run = method, run
-        self._place = run.place = AtServer()
+        assert isinstance(run.inputs.place, AtServer)
+        self._place = run.inputs.place
         self.attendance: dict[int, dict[int, bool]] = {}
         """whether each client that was asked answered, by round from 1"""
         if (last := _find_last_round(folder)) is None:
@@ -273,10 +276,9 @@ class Site:
         """Continue after the last round in ``folder``, if there is one. ``run`` has the samples of this site alone."""
         self.terms, self.site, self.folder = terms, site, folder
         self._method, self.run = method, run
-        self._place = run.place = AtSite()
-        self._steps = tuple(run.uploads)
-        if self._steps and self._steps[-1].packs:
-            run.uploads = self._steps[:-1]  # the last one travels packed
+        assert isinstance(run.inputs.place, AtSite)
+        self._place = run.inputs.place
+        self._steps = tuple(uploads.load(step) for step in run.settings.upload)
         self._clients = np.asarray(terms.sites[site], dtype=np.int64)
         self.state = method.setup(run)
         self._last = _find_last_round(folder)
@@ -440,6 +442,13 @@ class Site:
         message.require_layout(parameters.outline(entries))
         self._continue_after(message.head.last_round, path)
         return _replace_entries(self.state, message.tensors())
+
+
+def inputs_at_site(settings: Settings) -> RunInputs:
+    """Return the inputs of a run at a site: noise is the server's, and a last upload step that packs travels packed."""
+    steps = [uploads.load(step) for step in settings.upload]
+    applied = steps[:-1] if steps and steps[-1].packs else steps
+    return RunInputs(place=AtSite(), uploads=applied, private_mean=lambda mean: None)
 
 
 def server_entries(method: Method, state: State) -> Params:

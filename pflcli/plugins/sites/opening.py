@@ -21,9 +21,11 @@ from pflcli.core import config, foreign, methods, sources
 from pflcli.core.datasets import SPLITS
 from pflcli.core.errors import ConflictError, InputError, UsageError
 from pflcli.core.execution import Execution
+from pflcli.core.federation.run import RunInputs
 from pflcli.core.wording import listed
-from pflcli.plugins.sites.endpoints import Server, Site, Terms, find_other_code
+from pflcli.plugins.sites.endpoints import Server, Site, Terms, find_other_code, inputs_at_site
 from pflcli.plugins.sites.messages import Layout
+from pflcli.plugins.sites.places import AtServer
 from pflcli.workflow.training import dp_secret, run_request
 from pflcli.workflow.training.run_spec import RunSpec
 
@@ -111,7 +113,7 @@ def derive_layouts(request: Mapping[str, Any], names: list[str]) -> tuple[tuple[
         return (), Layout()
     data = declare_samples(request, names)
     with tempfile.TemporaryDirectory() as folder:
-        run = spec.build(data, on_cpu(Execution(threads=1)))
+        run = spec.build(data, on_cpu(Execution(threads=1)), RunInputs(place=AtServer()))
         server = Server(Terms("", spec.name, {}), spec.method, run, Path(folder))
         server.ask()
         return server.exchanged()
@@ -158,7 +160,8 @@ def open_server(federation: Artifact, terms: Terms, folder: Path, execution: Exe
     """Return the server whose state is in ``folder``, with the secret of its noise, if there is noise."""
     spec = make_spec(federation.manifest.request)
     data = declare_samples(federation.manifest.request, federations.client_names(federation))
-    run = spec.build(data, on_cpu(execution), private_rng=dp_secret.folder_draws(folder))
+    inputs = RunInputs(place=AtServer(), private_rng=dp_secret.folder_draws(folder))
+    run = spec.build(data, on_cpu(execution), inputs)
     return Server(terms, spec.method, run, folder)
 
 
@@ -167,8 +170,7 @@ def open_site(
 ) -> Site:
     """Return the site of a client whose state is in ``folder``; ``data`` has the samples of this client alone."""
     spec = make_spec(federation.manifest.request)
-    run = spec.build(data, on_cpu(execution))
-    run.privacy = None  # noise is the server's
+    run = spec.build(data, on_cpu(execution), inputs_at_site(spec.settings))
     return Site(terms, spec.method, run, site, folder)
 
 

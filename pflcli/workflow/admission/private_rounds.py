@@ -24,14 +24,12 @@ from pflcli.core import config, methods, registry
 from pflcli.core.datasets import SPLITS
 from pflcli.core.engine.federation import Federation
 from pflcli.core.errors import UnsuitedError, UsageError
-from pflcli.core.federation import uploads
 from pflcli.core.federation.private_mean import PrivateMean, Release
-from pflcli.core.federation.run import LINKS
+from pflcli.core.federation.run import LINKS, RunInputs
 from pflcli.core.methods import Method
 from pflcli.core.parameters import Params, Stacked, pick
 from pflcli.core.settings import Settings
 from pflcli.core.simulation import loop
-from pflcli.core.simulation.create_run import private_mean
 from pflcli.workflow.admission import BrokenLawError, Shape, find_obstacle, networks, require
 from pflcli.workflow.admission import small_federation as small
 
@@ -59,7 +57,7 @@ class _Round:
 class _RecordedMean(PrivateMean):
     """A private mean that records its rounds; it releases the means of ``given`` rounds, if there are any."""
 
-    def __init__(self, mean: PrivateMean, given: Sequence[_Round], absent: Sequence[int]) -> None:
+    def __init__(self, given: Sequence[_Round], absent: Sequence[int], mean: PrivateMean) -> None:
         super().__init__(mean.noise, mean.clip, mean.adapts, mean.rate, mean.clients, mean.rng)
         self.given, self.absent = given, absent
         self.rounds = [_Round()]  # the first one is the setup
@@ -208,14 +206,16 @@ def _play(
         method,
         options=options,
         data=data,
+        inputs=RunInputs(private_mean=functools.partial(_RecordedMean, given, absent)),
+        upload=[*upload],
         mode="stacked",  # so that upload steps see several clients at once
         rounds=rounds,
         participation=1.0,
         dp_noise=0.0,
         dp_clip="0.05",
     )
-    run.uploads = [uploads.load(step) for step in upload]
-    run.privacy = mean = _RecordedMean(private_mean(run), given, absent)
+    mean = run.privacy
+    assert isinstance(mean, _RecordedMean)
     send, receive = run.send, run.upload
 
     def record(link: str, params: Mapping[str, torch.Tensor], copies: int = 1) -> None:

@@ -16,7 +16,7 @@ from torch import nn
 from pflcli.core import config, methods, models, rng
 from pflcli.core.engine.federation import Federation
 from pflcli.core.federation.predictor import Predictor
-from pflcli.core.federation.run import Run
+from pflcli.core.federation.run import Run, RunInputs
 from pflcli.core.methods import State
 from pflcli.core.parameters.model_table import ModelTable
 from pflcli.core.settings import Settings
@@ -75,6 +75,7 @@ def make_run(
     mode: str = "auto",
     options: Mapping[str, Any] | None = None,
     data: Federation | None = None,
+    inputs: RunInputs | None = None,
     normalizes: bool = False,
     secret: int = 0,
     **settings: object,
@@ -83,29 +84,21 @@ def make_run(
 
     The backbone differs from the initial model. ``settings`` change the training settings: three rounds in which half
     of the clients train an MLP on minibatches of four. With ``normalizes``, it is a smaller network with BatchNorm.
-    ``secret`` is the seed of noise that protects clients.
+    ``secret`` is the seed of noise that protects clients; ``inputs`` are other inputs of the run.
     """
     data = make_federation() if data is None else data
     plan = config.build(Settings, {"model": "mlp", "rounds": 3, "participation": 0.5, "batch_size": 4, **settings}, "")
 
     code = methods.load(method or "fedavg")
     cfg = config.build(code.Config, options or {}, str(method)) if method else None
-    run = create_run(
-        code,
-        cfg,
-        data,
-        plan,
-        seed,
-        draw_network=draw_normalizing_network if normalizes else None,
-        private_rng=partial(rng.generator, secret),
-        threads=threads,
-        mode=mode,
-    )
+    network, noise = draw_normalizing_network if normalizes else None, partial(rng.generator, secret)
+    inputs = replace(inputs or RunInputs(), draw_network=network, private_rng=noise)
+    run = create_run(code, cfg, data, plan, seed, inputs, threads=threads, mode=mode)
     assert run.draw_model is not None
-    run.backbone = run.draw_model(1)
-    run.embeddings = embed(run)
-    run.stores = build_stores(run)
-    return run
+    backbone = run.draw_model(1)
+    embedded = embed(run, backbone)
+    stores = build_stores(embedded["train"], threads)
+    return replace(run, inputs=replace(inputs, backbone=backbone, embeddings=embedded, stores=stores))
 
 
 def draw_normalizing_network(seed: int) -> models.Net:

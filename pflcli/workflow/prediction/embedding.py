@@ -20,7 +20,7 @@ from pflcli.core.engine.executors.threads import BATCH
 from pflcli.core.errors import ComputationError
 from pflcli.core.execution import Execution
 from pflcli.core.federation.layers import represent_by_layer
-from pflcli.core.federation.run import Run
+from pflcli.core.federation.run import Run, RunInputs
 from pflcli.core.knn.embedded import Embedded
 from pflcli.core.knn.stores import Stores
 from pflcli.workflow.training.run_spec import RunSpec
@@ -52,21 +52,21 @@ def _backbone_run(lineage: Mapping[str, Artifact | None], data: Partition, execu
     assert partition is not None
     spec, trained_on = RunSpec.of_backbone(backbone), ancestor(backbone, "partition")
     is_other = trained_on is not None and trained_on.manifest.fingerprint != partition.manifest.fingerprint
-    is_measured = trained_on is not None and is_other and spec.settings.normalize == "dataset"
-    known = partitions.read(trained_on) if trained_on is not None and is_measured else None
+    if trained_on is not None and is_other and spec.settings.normalize == "dataset":
+        spec = replace(spec, normalized_like=partitions.read(trained_on))
     # extract has no option for the engine, so the original embeddings were made with this one.
-    return spec.build(data, replace(execution, engine="auto"), normalized_like=known)
+    return spec.build(data, replace(execution, engine="auto"))
 
 
 def embed_queries(
-    run: Run, lineage: Mapping[str, Artifact | None], data: Partition, client: int, execution: Execution
-) -> Mapping[str, Embedded]:
-    """Return the run's embeddings with one client's test split computed from its test samples in ``data``.
+    inputs: RunInputs, lineage: Mapping[str, Artifact | None], data: Partition, client: int, execution: Execution
+) -> RunInputs:
+    """Return the inputs with one client's test embeddings computed from its test samples in ``data``.
 
     Samples are embedded in the same batches as by ``extract``, together with those of other clients, so that the
     results agree bit for bit.
     """
-    assert run.embeddings is not None
+    assert inputs.embeddings is not None
     backbone_run = _backbone_run(lineage, data, execution)
     federation = backbone_run.federation
     rows = federation.rows_of(backbone_run.clients, "test")
@@ -76,22 +76,23 @@ def embed_queries(
     own = slice(begin - first, end - first)
     z, logits = (values[own] for values in _embed(backbone_run, rows[first:last], lineage))
     backbone_run.engine.close()
-    split = run.embeddings["test"]
-    return {**run.embeddings, "test": _replace_client(split, client, z, logits)}
+    test = _replace_client(inputs.embeddings["test"], client, z, logits)
+    return replace(inputs, embeddings={**inputs.embeddings, "test": test})
 
 
 def embed_test_samples(
-    run: Run, lineage: Mapping[str, Artifact | None], data: Partition, execution: Execution
-) -> Mapping[str, Embedded]:
-    """Return the run's embeddings with the test split computed from all test samples in ``data``."""
-    assert run.embeddings is not None
+    inputs: RunInputs, lineage: Mapping[str, Artifact | None], data: Partition, execution: Execution
+) -> RunInputs:
+    """Return the inputs with the test embeddings computed from all test samples in ``data``."""
+    assert inputs.embeddings is not None
     backbone_run = _backbone_run(lineage, data, execution)
     federation = backbone_run.federation
     rows = np.concatenate([federation.rows(int(client), "test") for client in backbone_run.clients])
     z, logits = _embed(backbone_run, rows, lineage)
     backbone_run.engine.close()
     offsets = client_blocks.offsets(federation.sizes("test"))
-    return {**run.embeddings, "test": Embedded(z, logits, federation.y[rows].cpu().numpy(), offsets)}
+    test = Embedded(z, logits, federation.y[rows].cpu().numpy(), offsets)
+    return replace(inputs, embeddings={**inputs.embeddings, "test": test})
 
 
 def _replace_client(split: Embedded, client: int, z: NDArray[np.float32], logits: NDArray[np.float32]) -> Embedded:
@@ -108,27 +109,26 @@ def _replace_client(split: Embedded, client: int, z: NDArray[np.float32], logits
 
 
 def append_later_clients(
-    run: Run, lineage: Mapping[str, Artifact | None], data: Partition, execution: Execution
-) -> None:
-    """Append the embeddings and stores of the later clients of ``data`` to those of a run, in place."""
-    assert run.embeddings is not None
+    inputs: RunInputs, lineage: Mapping[str, Artifact | None], data: Partition, execution: Execution
+) -> RunInputs:
+    """Return the inputs with the embeddings and stores of the later clients of ``data``."""
+    assert inputs.embeddings is not None
     backbone_run = _backbone_run(lineage, data, execution)
     federation = backbone_run.federation
-    stored_clients = len(run.embeddings["test"].offsets) - 1
-    extended = dict(run.embeddings)
-    for client in run.clients[stored_clients:].tolist():
+    later = backbone_run.clients[len(inputs.embeddings["test"].offsets) - 1 :].tolist()
+    extended, arrived, stores = dict(inputs.embeddings), inputs.arrived, inputs.stores
+    for client in later:
         for split, known in extended.items():
             rows = federation.rows(client, split)
             z, logits = _embed(backbone_run, rows, lineage)
             extended[split] = _append_client(known, z, logits, federation.y[rows].cpu().numpy())
-            if split == "validation" and run.arrived is not None:
-                run.arrived = _append_client(run.arrived, z, logits, federation.y[rows].cpu().numpy())
+            if split == "validation" and arrived is not None:
+                arrived = _append_client(arrived, z, logits, federation.y[rows].cpu().numpy())
     backbone_run.engine.close()
-    run.embeddings = extended
-    datastore = lineage["datastore"]
-    if datastore is not None and run.stores is not None:
-        for client in run.clients[stored_clients:].tolist():
-            run.stores = _append_store(run.stores, datastore, extended["train"], client)
+    if (datastore := lineage["datastore"]) is not None and stores is not None:
+        for client in later:
+            stores = _append_store(stores, datastore, extended["train"], client)
+    return replace(inputs, embeddings=extended, arrived=arrived, stores=stores)
 
 
 def _append_client(

@@ -22,7 +22,7 @@ from pflcli.core import config, sources
 from pflcli.core.datasets import SPLITS
 from pflcli.core.errors import GoneError, InputError, UsageError
 from pflcli.core.execution import Execution
-from pflcli.core.federation.run import Run
+from pflcli.core.federation.run import RunInputs
 from pflcli.core.wording import counted, listed
 from pflcli.data.formats.images import Decoding
 from pflcli.data.preparation.preprocessing import Preprocessing
@@ -41,10 +41,10 @@ class ReopenedRun(RunSpec):
     later: LaterClients | None = None
     """clients that joined after the rounds; they follow the clients of the partition"""
 
-    def run(self, data: Partition, execution: Execution) -> Run:
-        """Build the run on the samples ``data``, with the noise of the original run."""
+    def read_inputs(self, data: Partition, execution: Execution) -> RunInputs:
+        """Read what the run on the samples ``data`` needs, with the noise of the original run."""
         draws = dp_secret.stored_draws(self.artifact, self.settings, self.first_fingerprint, self.partition)
-        return self.build(data, execution, private_rng=draws)
+        return replace(super().read_inputs(data, execution), private_rng=draws)
 
     def execution(self, execution: Execution) -> Execution:
         """Use the engine of the original run unless another one is asked for, so that results match bit for bit."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -61,7 +61,7 @@ def build_standalone_model(
     data, _ = stored_predictor.read_samples(model, client)
     samples = _own_samples(data, client)
     prepared = stored_predictor.prepare_client(model, client, samples, execution)
-    prepared.run.keeps_models = True
+    prepared = replace(prepared, run=replace(prepared.run, keeps_models=True))
     by_split, own = stored_predictor.predict_client(model, prepared)
     predicted = by_split["test"]
     name = reopened_run.client_names(model.artifact)[client]

@@ -93,11 +93,12 @@ def prepare_client(model: ReopenedRun, client: int, x: NDArray[Any] | None, exec
     data, is_later = read_samples(model, client)
     if x is not None:
         data = replace_test_samples(data, client, x)
-    run = model.run(data, execution)
-    if run.embeddings is not None and is_later:
-        embedding.append_later_clients(run, model.lineage, data, execution)
-    elif run.embeddings is not None and x is not None:
-        run.embeddings = embedding.embed_queries(run, model.lineage, data, client, execution)
+    inputs = model.read_inputs(data, execution)
+    if inputs.embeddings is not None and is_later:
+        inputs = embedding.append_later_clients(inputs, model.lineage, data, execution)
+    elif inputs.embeddings is not None and x is not None:
+        inputs = embedding.embed_queries(inputs, model.lineage, data, client, execution)
+    run = model.build(data, execution, inputs)
     state = load_state(model.artifact, run, model.method)
     if is_later:
         return PreparedClient(run, state, run.clients[client : client + 1], client)
@@ -132,7 +133,7 @@ def predict_global(model: ReopenedRun, x: NDArray[Any], execution: Execution) ->
     execution = model.execution(execution)
     # Any client will do: its personal model is not used.
     data = replace_test_samples(partitions.read(model.partition), 0, x)
-    run = model.run(data, execution)
+    run = model.build(data, execution)
     shared = run.backbone or load_state(model.artifact, run, model.method).get("global")
     if not isinstance(shared, Mapping) or shared.keys() != run.init.keys():
         raise InputError(

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import csv
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pflcli.artifacts import csv_file
 from pflcli.core import foreign
 from pflcli.core.errors import InputError, UnsuitedError, UsageError, closest
 from pflcli.core.federation.attendance import RoundNotes
-from pflcli.core.federation.run import Everywhere, Run
+from pflcli.core.federation.run import Run
 from pflcli.core.methods import Method
 from pflcli.core.settings import Settings
 from pflcli.core.wording import counted, listed
@@ -54,27 +54,36 @@ class AttendanceRecord:
         }
         return {number: sorted(clients) for number, clients in found.items() if clients}
 
-    def take_part(self, run: Run, names: Sequence[str]) -> None:
-        """Let the clients that did not answer drop out of the rounds of ``run``, whose clients have these names (m,).
+    def list_absent(self, names: Sequence[str]) -> dict[int, set[int]]:
+        """Return the clients that did not answer, by round from 0, as numbers of clients with these ``names`` (m,).
 
-        Raises InputError if the run has other clients or another number of rounds, or draws other clients for a round.
+        Raises InputError if the run has other clients.
         """
         numbers = {name: client for client, name in enumerate(names)}
-        last, rounds = max(self.rounds, default=0), run.settings.rounds
-        if last > rounds:
-            raise InputError(f"{self.path} has round {last}, but the run ends after round {rounds}", f"--rounds {last}")
-        absent = dict[int, set[int]]()
-        for number in range(1, rounds + 1):
-            clients = self.rounds.get(number, {})
+        for clients in self.rounds.values():
             if unknown := [client for client in clients if client not in numbers]:
                 raise InputError(
                     f"{self.path} has the client '{unknown[0]}', which is not one of this run",
                     closest(unknown[0], names),
                 )
-            run.notes = RoundNotes()
-            drawn = [names[client] for client in run.draw_cohort(number - 1).tolist()]
-            if run.attendance.all_absent:  # by --dropout: the server asks nobody
-                drawn = []
+        return {
+            number - 1: {numbers[client] for client, answered in clients.items() if not answered}
+            for number, clients in self.rounds.items()
+        }
+
+    def require_drawn(self, run: Run, names: Sequence[str]) -> None:
+        """Raise InputError if ``run``, whose clients have these ``names`` (m,), has other rounds.
+
+        It has if their number or the clients that it draws for a round are others.
+        """
+        last, rounds = max(self.rounds, default=0), run.settings.rounds
+        if last > rounds:
+            raise InputError(f"{self.path} has round {last}, but the run ends after round {rounds}", f"--rounds {last}")
+        for number in range(1, rounds + 1):
+            clients = self.rounds.get(number, {})
+            drawing = replace(run, notes=RoundNotes())
+            drawing.draw_cohort(number - 1)
+            drawn = [names[client] for client in drawing.attendance.present.tolist()]  # nobody, if all drop out
             if drawn and not clients:
                 raise InputError(
                     f"{self.path} lacks round {number}, and this run has {counted(rounds, 'round')}",
@@ -86,8 +95,6 @@ class AttendanceRecord:
                     f" this run draws {listed(drawn) or 'nobody'}",
                     "give the seed and the settings of that run",
                 )
-            absent[number - 1] = {numbers[client] for client, answered in clients.items() if not answered}
-        run.notes, run.place = RoundNotes(), Everywhere(absent)
 
 
 def read(path: Path | str) -> AttendanceRecord:

@@ -55,7 +55,6 @@ def resume(
 ) -> Progress:
     """Return the progress of an unfinished run of this request, else of the run ``continued``, else of a new run."""
     saved = work.read_checkpoint()
-    run.storage = lambda number: work.open_rows(number, empty=saved is None)
     if saved is None and continued is None:
         return loop.set_up(run, name, method)
     if saved is not None:

@@ -12,18 +12,21 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts import initial_weights as initial
 from pflcli.artifacts.kinds import datastore, embeddings, predictions
-from pflcli.artifacts.kinds.backbone import read_tensors
+from pflcli.artifacts.kinds.backbone import WEIGHTS, read_tensors, require_alike
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.reader import Artifact
 from pflcli.core import config, parameters
+from pflcli.core.engine import backend
+from pflcli.core.engine.engine import Engine
 from pflcli.core.engine.federation import Federation
 from pflcli.core.errors import InputError
 from pflcli.core.execution import Execution
 from pflcli.core.federation.attack import Attack
-from pflcli.core.federation.run import Run
+from pflcli.core.federation.run import Everywhere, Run, RunInputs
 from pflcli.core.knn.stores import Stores
 from pflcli.core.methods import Method
 from pflcli.core.parameters import Params
+from pflcli.core.reporter import Reporter
 from pflcli.core.settings import Settings
 from pflcli.core.simulation.create_run import create_run
 from pflcli.workflow.training import hardware, run_request
@@ -37,7 +40,8 @@ class RunSpec:
     ``lineage`` contains artifacts by kind, None for kinds that are missing; a run reads its backbone, embeddings and
     datastore. Models start from the initial weights of the backbone, or from the file ``weights``; without either, at
     random. With ``refit``, choices are those of the predictions ``earlier_run``. With ``attendance``, the clients that
-    it lists as absent drop out.
+    it lists as absent drop out. Images are normalized like those of ``normalized_like``, by default like those of the
+    run.
     """
 
     name: str
@@ -49,6 +53,7 @@ class RunSpec:
     weights: initial.Weights | None = None
     attendance: AttendanceRecord | None = None
     earlier_run: Artifact | None = None
+    normalized_like: Partition | None = None
 
     @classmethod
     def of_backbone(cls, backbone: Artifact) -> RunSpec:
@@ -71,43 +76,66 @@ class RunSpec:
         assert artifact is not None  # every run of a command has one
         return artifact
 
-    def build(
-        self,
-        data: Partition,
-        execution: Execution,
-        *,
-        normalized_like: Partition | None = None,
-        private_rng: Callable[..., np.random.Generator] | None = None,
-    ) -> Run:
-        """Return the run on the samples ``data``; see ``create_run`` for the other arguments."""
-        device = hardware.device(execution.device)
-        threads = hardware.threads(execution.threads)
-        torch.set_num_threads(threads)
+    def read_inputs(self, data: Partition, execution: Execution) -> RunInputs:
+        """Read what the run on the samples ``data`` needs from the artifacts."""
+        device, other = hardware.device(execution.device), self.normalized_like
+        backbone, embedded, stored = (self.lineage.get(kind) for kind in ("backbone", "embeddings", "datastore"))
+        representations = None if embedded is None else embeddings.read(embedded)
+        stores = None
+        if stored is not None:
+            assert representations is not None  # a datastore is built from embeddings
+            packed = datastore.read_stores(stored, data.classes, representations["train"].z.shape[1])
+            threads = hardware.threads(execution.threads)
+            stores = Stores(packed.blob, packed.bytes, packed.y, packed.offsets, packed.train, threads)
         attack = None
         if data.update_factor is not None and data.update_noise is not None:
             attack = Attack(data.update_factor, data.update_noise, self.seed)
+        return RunInputs(
+            initial_weights=_initial_weights(backbone, self.weights, self.settings, execution),
+            normalized_like=None if other is None else _federation(other, device),
+            backbone=None if backbone is None else parameters.move(read_tensors(backbone), torch.device(device)),
+            embeddings=representations,
+            stores=stores,
+            arrived=None if stored is None else datastore.read_arrived(stored),
+            choices={} if self.earlier_run is None else _read_choices(self.earlier_run, self.method.choices(self.cfg)),
+            attack=attack,
+            place=Everywhere({} if self.attendance is None else self.attendance.list_absent(data.names)),
+        )
+
+    def build(self, data: Partition, execution: Execution, inputs: RunInputs | None = None) -> Run:
+        """Return the run on the samples ``data``, by default with the inputs that ``read_inputs`` returns."""
+        threads = hardware.threads(execution.threads)
+        torch.set_num_threads(threads)
         run = create_run(
             self.method,
             self.cfg,
-            _federation(data, device),
+            _federation(data, hardware.device(execution.device)),
             self.settings,
             self.seed,
-            initial_weights=_initial_weights(self.lineage.get("backbone"), self.weights, self.settings, execution),
-            normalized_like=None if normalized_like is None else _federation(normalized_like, device),
-            attack=attack,
-            private_rng=private_rng,
+            self.read_inputs(data, execution) if inputs is None else inputs,
             threads=threads,
             mode=execution.engine,
             jobs=execution.jobs,
             ray=hardware.ray_cluster(execution),
-            reporter=execution.reporter,
         )
-        _read_lineage(run, self.lineage)
+        _report(run.engine, f"{self.settings.model} on {run.federation.y.device}", execution.reporter)
+        if (backbone := self.lineage.get("backbone")) is not None:
+            require_alike(run.backbone or {}, run.init, f"{backbone.path / WEIGHTS}")
         if self.attendance is not None:
-            self.attendance.take_part(run, data.names)
-        if self.earlier_run is not None:
-            run.choices = _read_choices(self.earlier_run, self.method.choices(self.cfg))
+            self.attendance.require_drawn(run, data.names)
         return run
+
+
+def _report(engine: Engine, what: str, reporter: Reporter) -> None:
+    """Report how an engine works on ``what``, and let it report what it finds."""
+    workers = f"{engine.threads} threads"
+    if engine.jobs or engine.on_ray:
+        workers = f"{engine.jobs} {'Ray workers' if engine.on_ray else 'processes'}"
+    why_off = backend.why_off()
+    acceleration = "acceleration on" if why_off is None else f"acceleration off ({why_off})"
+    reporter.detail(f"{what}, engine mode {engine.mode}, {workers}, {acceleration}")
+    engine.explain = lambda strategy: reporter.detail(f"clients train by {strategy}")
+    engine.warn, engine.detail = reporter.say, reporter.detail
 
 
 def _initial_weights(
@@ -125,19 +153,6 @@ def _federation(data: Partition, device: str) -> Federation:
     return Federation.from_blocks(
         np.asarray(data.x), data.y, data.offsets, data.classes, device, data.new, data.cluster
     )
-
-
-def _read_lineage(run: Run, lineage: Mapping[str, Artifact | None]) -> None:
-    """Read the backbone, the embeddings and the datastore of a lineage into the run, if it has them."""
-    if (backbone := lineage.get("backbone")) is not None:
-        run.backbone = parameters.move(read_tensors(backbone, like=run.init), run.federation.x.device)
-    if (embedded := lineage.get("embeddings")) is not None:
-        run.embeddings = embeddings.read(embedded)
-    if (stored := lineage.get("datastore")) is not None:
-        assert run.embeddings is not None  # a datastore is built from embeddings
-        packed = datastore.read_stores(stored, run.federation.classes, run.embeddings["train"].z.shape[1])
-        run.arrived = datastore.read_arrived(stored)
-        run.stores = Stores(packed.blob, packed.bytes, packed.y, packed.offsets, packed.train, run.engine.threads)
 
 
 def _read_choices(artifact: Artifact, names: tuple[str, ...]) -> dict[str, NDArray[np.float64]]:

@@ -79,7 +79,7 @@ def _restore(state: dict[str, Any], run: Run, known: dict[int, ModelTable]) -> d
             if number in known:
                 state[key] = known[number].unpack_snapshot(packed)
             else:
-                state[key] = known[number] = ModelTable.unpack(packed, run.storage(number))
+                state[key] = known[number] = ModelTable.unpack(packed, run.inputs.storage(number))
             run.tables = max(run.tables, number + 1)
         else:
             _restore(value, run, known)

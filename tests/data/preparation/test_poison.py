@@ -17,6 +17,7 @@ from pflcli.commands.personalize import personalize
 from pflcli.core import methods, registry
 from pflcli.core.errors import InputError, UnsuitedError, UsageError
 from pflcli.core.federation.attack import Attack
+from pflcli.core.federation.run import RunInputs
 from pflcli.data.preparation.poison import Poison
 from pflcli.evaluation import lineage
 
@@ -123,8 +124,7 @@ PEERS = [name for name in registry.names("methods") if methods.load(name).KIND =
 
 @pytest.mark.parametrize("method", [*SEND_MORE, *PEERS])
 def test_attacks_on_updates_are_refused_for_methods_that_do_not_average(method):
-    run = worlds.run(method, rounds=2)
-    run.attack = Attack(np.ones(7), np.zeros(7), 0)
+    run = worlds.run(method, rounds=2, inputs=RunInputs(attack=Attack(np.ones(7), np.zeros(7), 0)))
     with pytest.raises(UnsuitedError, match="attacks on updates do not apply"):
         worlds.play(method, run)
 

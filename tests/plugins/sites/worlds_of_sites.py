@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -12,12 +13,13 @@ import torch
 
 from pflcli.core import config, methods, sources
 from pflcli.core.engine.federation import Federation
-from pflcli.core.federation.run import Everywhere
+from pflcli.core.federation.run import Everywhere, RunInputs
 from pflcli.core.settings import Settings
 from pflcli.core.simulation import loop
 from pflcli.core.simulation.create_run import create_run
 from pflcli.plugins.sites import exchange, messages
-from pflcli.plugins.sites.endpoints import Server, Site, Terms
+from pflcli.plugins.sites.endpoints import Server, Site, Terms, inputs_at_site
+from pflcli.plugins.sites.places import AtServer
 from pflcli.workflow.admission import small_federation as small
 
 GROUPS = {
@@ -43,12 +45,13 @@ def declare(data):
     return replace(data, x=data.x[:0], y=data.y[:0], offsets=np.concatenate([[0], np.cumsum(sizes.ravel())]))
 
 
-def make_run(name, data, *, mode="auto", options=None, **settings):
+def make_run(name, data, inputs, *, mode="auto", options=None, **settings):
     chosen = {"model": "mlp", "rounds": 3, "participation": 0.5, "batch_size": 4, **settings}
     code = methods.load(name)
     plan = config.build(Settings, chosen, "")
     cfg = config.build(code.Config, options or {}, name)
-    return create_run(code, cfg, data, plan, 0, mode=mode, private_rng=lambda *key: small.rng.generator(1, *key))
+    noise = partial(small.rng.generator, 1)
+    return create_run(code, cfg, data, plan, 0, replace(inputs, private_rng=noise), mode=mode)
 
 
 @dataclass
@@ -71,19 +74,17 @@ class World:
         self.terms = replace(self.terms, downloads=downloads, upload=upload)
 
     def make_server(self, folder="server"):
-        return Server(
-            self.terms, self.method, make_run(self.name, declare(self.data), **self.settings), self.folder / folder
-        )
+        run = make_run(self.name, declare(self.data), RunInputs(place=AtServer()), **self.settings)
+        return Server(self.terms, self.method, run, self.folder / folder)
 
     def make_site(self, site, folder=None):
-        run = make_run(self.name, keep_clients(self.data, self.sites[site]), **self.settings)
-        run.privacy = None
+        given = inputs_at_site(config.build(Settings, {"upload": self.settings.get("upload", ())}, ""))
+        run = make_run(self.name, keep_clients(self.data, self.sites[site]), given, **self.settings)
         return Site(self.terms, self.method, run, site, self.folder / (folder or f"site {site}"))
 
     def simulate(self, absent=()):
         """Yield the state and the row after each round of the simulation."""
-        run = make_run(self.name, self.data, **self.settings)
-        run.place = Everywhere(dict(absent))
+        run = make_run(self.name, self.data, RunInputs(place=Everywhere(dict(absent))), **self.settings)
         state = loop.set_up(run, self.name, self.method).state
         for t in range(run.settings.rounds):
             state, row = loop.play_round(run, self.name, self.method, state, t)

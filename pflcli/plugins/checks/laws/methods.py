@@ -20,7 +20,7 @@ from pflcli.core.datasets import SPLITS
 from pflcli.core.engine.federation import Federation
 from pflcli.core.engine.process_settings import intra_op
 from pflcli.core.errors import ComputationError, UnsuitedError, UsageError
-from pflcli.core.federation.run import LINKS, Run
+from pflcli.core.federation.run import LINKS, Run, RunInputs
 from pflcli.core.methods import Method, State
 from pflcli.core.parameters.model_table import ModelTable
 from pflcli.core.simulation import absences, loop
@@ -186,10 +186,9 @@ def validation_samples_only_choose(subject: Subject) -> None:
     Validation accuracy and early stopping mean nothing for a model that was trained on these samples.
     """
     data = small.make_federation()
-    chosen = _choices(subject, rounds=_LATER)
-    runs = [_run(subject, data=each, rounds=_LATER) for each in (data, small.replace_samples(data, "validation"))]
-    for each in runs:
-        each.choices = chosen
+    inputs = RunInputs(choices=_choices(subject, rounds=_LATER))
+    others = small.replace_samples(data, "validation")
+    runs = [_run(subject, data=each, inputs=inputs, rounds=_LATER) for each in (data, others)]
     states = [federations.drop_measurements(_play_late(subject, run)) for run in runs]
     otherwise = "on validation samples, although all choices are given"
     small.require_equal(states[0], states[1], f"the state depends {otherwise}")
@@ -203,11 +202,9 @@ def refit_trains_on_validation_samples(subject: Subject) -> None:
 
     The final model can then use all samples except the test samples.
     """
-    chosen = _choices(subject)
+    inputs = RunInputs(choices=_choices(subject))
     moved = federations.move_validation_to_training(small.make_federation())
-    runs = [_run(subject, refit=True), _run(subject, data=moved)]
-    for run in runs:
-        run.choices = chosen
+    runs = [_run(subject, inputs=inputs, refit=True), _run(subject, inputs=inputs, data=moved)]
     states = [small.play_rounds(subject.name, run) for run in runs]
     otherwise = "from that with validation samples moved to training"
     small.require_equal(states[0], states[1], f"the state differs {otherwise}")
@@ -287,8 +284,7 @@ class _Answers:
 
 def _answer(subject: Subject, data: Federation, choices: Mapping[str, NDArray[np.float64]]) -> _Answers:
     """Return what a run on ``data`` predicts and chooses, with these ``choices`` of an earlier run."""
-    run = _run(subject, data=data)
-    run.choices = choices
+    run = _run(subject, data=data, inputs=RunInputs(choices=choices))
     state = small.play_rounds(subject.name, run)
     with run.personalizing():
         predictor = small.personalize(subject.name, run, state)
@@ -372,11 +368,10 @@ def _move_by_others(subject: Subject, data: Federation, **network: Any) -> float
 
     Then those for testing are removed. Fewer validation samples would change choices.
     """
-    given = _choices(subject, data=data, **network)
+    inputs = RunInputs(choices=_choices(subject, data=data, **network))
 
     def answer(samples: Federation) -> dict[str, NDArray[np.float32]]:
-        run = _run(subject, data=samples, **network)
-        run.choices = given
+        run = _run(subject, data=samples, inputs=inputs, **network)
         return _predict(subject, run, small.play_rounds(subject.name, run))
 
     expected, furthest = answer(data), 0.0
