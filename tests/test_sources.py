@@ -69,9 +69,9 @@ def test_a_shared_name_that_does_not_exist_is_refused(monkeypatch, tmp_path, con
 
 def test_artifacts_of_each_kind_have_the_stored_fingerprints(tmp_path):
     """A move of code must not change them. If results change on purpose: python tests/golden/make.py --fingerprints."""
-    make_chain(tmp_path)
-    found = read_fingerprints(tmp_path)
-    assert {read(tmp_path / name).kind for name in found} == set(kinds.schemas()) - {"federation"}
+    make_chain(made := tmp_path / "made")
+    found = read_fingerprints(made)
+    assert {read(made / name).kind for name in found} == set(kinds.schemas()) - {"federation"}
     assert found == json.loads(FINGERPRINTS.read_text())
 
 

@@ -2,15 +2,15 @@
 
 It has the names of clients, classes and features, the user's columns that features were made from, and the mean and
 standard deviation of standardized features. Every command copies it, so that an artifact has its names even if its
-inputs are gone. For artifacts from before the codebook, names are read from their lineage.
+inputs are gone.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Annotated, Any
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from annotated_types import Ge
@@ -18,10 +18,10 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts import csv_file
 from pflcli.artifacts import manifest as manifests
-from pflcli.artifacts.reader import Artifact, follow
+from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.core import wording
-from pflcli.core.errors import GoneError, InputError
+from pflcli.core.errors import InputError
 
 FILE = "codebook.json"
 _REQUIRED = ("dataset", "clients", "columns", "mean", "sd", "complete")
@@ -129,9 +129,9 @@ class Codebook:
     ``dataset`` is the title of pictures. The features were made from ``columns``. ``mean``, ``sd`` and ``median`` (d,)
     are those of the features, or of the channels of a series; they are empty if features were not standardized, or
     missing values not filled in. A ``sd`` of 0 marks a constant. If each client was standardized by its own samples,
-    ``scales`` has the numbers, and ``mean`` and ``sd`` are empty. ``complete`` is false for an artifact from before the
-    codebook with an incomplete lineage. ``encoder`` is the network that computed the features, None if there is none.
-    ``dialect`` is how the user's tables are written, None if no option was needed to read them.
+    ``scales`` has the numbers, and ``mean`` and ``sd`` are empty. ``complete`` is always true. ``encoder`` is the
+    network that computed the features, None if there is none. ``dialect`` is how the user's tables are written, None if
+    no option was needed to read them.
     """
 
     __pydantic_config__ = _FORMAT
@@ -143,7 +143,7 @@ class Codebook:
     mean: tuple[float, ...] = ()
     sd: tuple[float, ...] = ()
     median: tuple[float, ...] = ()
-    complete: bool = True
+    complete: Literal[True] = True
     scales: tuple[ClientScale, ...] = ()
     encoder: Encoder | None = None
     dialect: Dialect | None = None
@@ -163,7 +163,7 @@ def write(writer: ArtifactWriter, codebook: Codebook) -> None:
 
 
 def to_fields(codebook: Codebook) -> dict[str, Any]:
-    """Return the fields of ``codebook.json``; those that older versions lack are left out if they are empty."""
+    """Return the fields of ``codebook.json``; some are left out if they are empty."""
     fields = asdict(codebook)
     for column in fields["columns"]:
         if not column["size"]:
@@ -174,26 +174,12 @@ def to_fields(codebook: Codebook) -> dict[str, Any]:
 
 
 def read(artifact: Artifact) -> Codebook:
-    """Return an artifact's codebook, or that of its lineage; raises InputError if a file is damaged."""
-    if FILE in artifact.manifest.files:
-        return _parse(artifact)
+    """Return the codebook of an artifact or, if that is planned, of what it will be made from.
+
+    Raises InputError if the file is missing or damaged.
+    """
     if artifact.origin is not None:
         return read(artifact.origin)
-    if artifact.kind == "dataset":
-        return _read_old_dataset(artifact)
-    for reference in artifact.manifest.inputs:
-        try:
-            inherited = read(follow(artifact, reference))
-        except GoneError:
-            continue  # an old artifact can be read without its inputs
-        return _add_clients(artifact, inherited) if artifact.kind == "partition" else inherited
-    return _add_clients(artifact, _EMPTY) if artifact.kind == "partition" else _EMPTY
-
-
-_EMPTY = Codebook(complete=False)
-
-
-def _parse(artifact: Artifact) -> Codebook:
     values = artifact.json(FILE)
     with artifact.parsing(FILE):
         missing = [name for name in _REQUIRED if name not in values]
@@ -211,47 +197,20 @@ def _parse(artifact: Artifact) -> Codebook:
         return codebook
 
 
-def _read_old_dataset(artifact: Artifact) -> Codebook:
-    with artifact.h5("samples.h5") as file:
-        mean, sd = (_read_numbers(file[name]) if name in file else () for name in ("mean", "sd"))
-        features = _read_words(file["features"]) if "features" in file else ()
-        columns = tuple(Column(name) for name in features)
-        source = str(artifact.manifest.made.get("source", ""))
-        return Codebook(source, (), _read_words(file["classes"]), features, columns, mean, sd)
-
-
-def _add_clients(artifact: Artifact, codebook: Codebook) -> Codebook:
-    """Return the codebook with the client names of an old partition, from its samples file."""
-    with artifact.h5("samples.h5") as file:
-        clients = _read_words(file["names"]) if "names" in file else tuple(map(str, file.attrs["names"]))
-    title = str(artifact.manifest.request.get("dataset", ""))
-    builtin = title != "imported"
-    return replace(codebook, clients=clients, dataset=codebook.dataset or title, complete=codebook.complete or builtin)
-
-
-def _read_words(array: Any) -> tuple[str, ...]:
-    return tuple(str(word) for word in array.asstr("utf-8")[...])
-
-
-def _read_numbers(array: Any) -> tuple[float, ...]:
-    return tuple(float(number) for number in array[...])
-
-
 def require_same(first: Artifact, second: Artifact, *fields: str, fix: str = "") -> None:
     """Raise InputError if the codebooks of two artifacts differ in one of these fields of ``Codebook``.
 
-    Names that only one of them has are ignored, and so are scales if one artifact is from before the codebook.
+    Names that only one of them has are ignored.
     """
     book, other_book = read(first), read(second)
-    both_complete = book.complete and other_book.complete
-    if "mean" in fields and both_complete:
+    if "mean" in fields:
         _require_same_scales(first, second, book, other_book, fix)
-    if book.encoder != other_book.encoder and both_complete and {*INPUTS} <= {*fields}:
+    if book.encoder != other_book.encoder and {*INPUTS} <= {*fields}:
         names = [str(each or "no encoder") for each in (book.encoder, other_book.encoder)]
         raise InputError(f"{first.path} and {second.path} differ in their encoder: {' against '.join(names)}", fix)
     for field in fields:
         values, others = getattr(book, field), getattr(other_book, field)
-        if values != others and (both_complete if field in _SCALES else values and others):
+        if values != others and (field in _SCALES or (values and others)):
             raise InputError(
                 f"{first.path} and {second.path} differ in their {_TITLES.get(field, field)}: "
                 f"{_describe_difference(field, values, others, book.features or other_book.features)}",

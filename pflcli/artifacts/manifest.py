@@ -138,7 +138,7 @@ def _list_artifacts(folder: Path) -> list[str]:
 def read(folder: Path) -> Manifest:
     """Read a folder's manifest; raises InputError if it is missing, edited, or of a newer version.
 
-    A manifest was edited if its fingerprint or its seal do not match its content. Old manifests have no seal.
+    A manifest was edited if its fingerprint or its seal do not match its content.
     """
     path = folder / NAME
     if not folder.exists():
@@ -204,7 +204,7 @@ def _parse(path: Path, fields: dict[str, Any]) -> Manifest:
         value = manifest.summary[name]
         if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < _MAX_COUNT:
             raise InputError(f"{path} is damaged: its summary has {name} {json.dumps(value)[:40]}")
-    if manifest.fingerprint != fingerprint or seal not in (None, expected_seal):
+    if (manifest.fingerprint, seal) != (fingerprint, expected_seal):
         raise InputError(f"{path} was edited or damaged after it was written", "make it again with --force")
     return replace(
         manifest, **{name: ManifestDict.wrap(path, getattr(manifest, name)) for name in ("request", "summary", "made")}
@@ -295,7 +295,7 @@ def read_draft(folder: Path) -> dict[str, Any]:
             raise ValueError
     except Exception:  # a parser raises anything on a damaged file
         raise InputError(
-            f"{path} is damaged, or was written by an older pfl",
+            f"{path} is damaged",
             f"if pfl made {folder}, remove it (rm -r {folder}) and start again; or choose another --out",
         ) from None
     return fields

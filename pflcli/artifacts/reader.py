@@ -130,7 +130,7 @@ class Artifact:
 
     def _listed_path(self, name: str) -> Path:
         if name not in self.manifest.files:
-            raise InputError(f"the manifest of {self.path} does not list a file {name}")
+            raise InputError(f"the manifest of {self.path} does not list a file {name}", self._remedy)
         return self.path / name
 
     def _damage_error(self, name: str, problem: str) -> InputError:

@@ -136,7 +136,7 @@ def scores(artifact: Artifact, *, to_stderr: bool) -> None:
     if "sets" in metrics:
         _print(sys.stderr if to_stderr else sys.stdout, "", prediction_sets.title(metrics))
         table(*prediction_sets.table(metrics), where=str(artifact.path / "sets.csv"), to_stderr=to_stderr)
-    for line in [*conclusion.read_sentences(metrics), *notes.list_notes(metrics)]:
+    for line in [*conclusion.Conclusion.read(metrics).sentences, *notes.list_notes(metrics)]:
         sentence(line)
 
 

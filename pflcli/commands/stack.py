@@ -116,7 +116,7 @@ def _build(
         execution.reporter.say(f"stack: {unpooled} of {len(learned.pooled)} clients keep the global model")
     losses = {"pool": learned.loss} | ({"global": learned.base_loss} if gate else {})
     costs = _costs(artifacts)
-    reported = {artifact.manifest.summary.get("reported", "last round").partition(":")[0] for artifact in artifacts}
+    reported = {artifact.manifest.summary["reported"].partition(":")[0] for artifact in artifacts}
     summary = {
         "method": STACK,
         "clients": len(learned.pooled),

@@ -87,7 +87,7 @@ def table(
     heading, body = tables.list_numbers(metrics, [*columns, "gain", "better_off", "worse_off", "megabytes"])
     frame = pd.DataFrame(body, columns=heading).set_index("method")
     frame = frame.astype(float, errors="ignore").replace({None: math.nan}).astype({"seeds": int})
-    frame.attrs = {"conclusion": conclusion.read_sentences(metrics), "notes": notes.list_notes(metrics)}
+    frame.attrs = {"conclusion": conclusion.Conclusion.read(metrics).sentences, "notes": notes.list_notes(metrics)}
     for line in metrics["warnings"]:
         warnings.warn(line, stacklevel=2)
     return frame

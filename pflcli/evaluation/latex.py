@@ -138,8 +138,7 @@ def _write_caption(metrics: Mapping[str, Any], marks: Mapping[str, Marks]) -> st
     references = sum(bool(row.get("reference")) for row in metrics["methods"])
     methods = counted(len(metrics["methods"]) - references, "method")
     beside = f" and {counted(references, 'reference')}" if references else ""
-    conclusion = Conclusion.read(metrics)
-    words = "" if conclusion is None else f"{conclusion.sentence}. "
+    words = f"{Conclusion.read(metrics).sentence}. "
     words += f"{metrics['split'].capitalize()} scores of {methods}{beside}.{_describe_spread(metrics)}"
     if any(metric.get("interval") for row in metrics["methods"] for metric in row["metrics"].values()):
         words += f" Brackets: intervals of gains, {tables.format_level(metrics)} together."

@@ -73,11 +73,11 @@ def measure_time_to_target(artifact: Artifact, target: float) -> dict[str, float
 def exchanges_per_byte(artifact: Artifact) -> float:
     """Return 1 / bytes of one exchange, a model to every participating client and back; nan if unknown.
 
-    Unseen clients and clients without training samples do not participate; older predictions count all clients.
+    Unseen clients and clients without training samples do not participate.
     """
     summary = artifact.manifest.summary
-    clients = summary.get("participants", summary["clients"])
-    return 1 / (2 * summary["model_bytes"] * clients) if "model_bytes" in summary and clients else float("nan")
+    clients = summary["participants"]
+    return 1 / (2 * summary["model_bytes"] * clients) if clients else float("nan")
 
 
 def last_accuracies(artifact: Artifact) -> list[float]:

@@ -267,7 +267,7 @@ def _lacks_validation(artifact: Artifact) -> bool:
 
 def _reported_round(artifact: Artifact) -> str:
     """Return the rule for the reported round of a run, such as ``last round``, without its number."""
-    words: str = artifact.manifest.summary.get("reported", "last round")
+    words: str = artifact.manifest.summary["reported"]
     return words.partition(":")[0]
 
 
@@ -290,7 +290,7 @@ def render_markdown(metrics: Mapping[str, Any], kind: str) -> str:
     shown = tables.build(metrics, kind).markdown()
     if "sets" in metrics:
         shown += f"\n{prediction_sets.title(metrics)}:\n\n{prediction_sets.table(metrics).markdown()}"
-    lines = [*conclusion.read_sentences(metrics), *notes.list_notes(metrics)]
+    lines = [*conclusion.Conclusion.read(metrics).sentences, *notes.list_notes(metrics)]
     return shown + "".join(f"\n{line}\n" for line in lines)
 
 

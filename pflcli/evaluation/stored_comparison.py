@@ -20,7 +20,7 @@ from pflcli.evaluation.charts import vega
 from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.metrics.catalogue import Metric
 from pflcli.evaluation.presentation import notes
-from pflcli.evaluation.presentation.conclusion import Conclusion, conclude, name_baseline
+from pflcli.evaluation.presentation.conclusion import Conclusion, name_baseline
 
 Scores = NDArray[np.float64]
 
@@ -130,7 +130,7 @@ class Comparison:
     @property
     def conclusion(self) -> Conclusion:
         """What the table says."""
-        return Conclusion.read(self.metrics) or conclude(self.rows, self.baseline, self.metric.name)
+        return Conclusion.read(self.metrics)
 
     @property
     def answer(self) -> list[str]:

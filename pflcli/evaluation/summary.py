@@ -356,19 +356,15 @@ def _add_costs(metrics: _Row, items: Sequence[Scored]) -> None:
         metrics.add(f"bytes_{link}", runs, values)
     total = [sum(fact.summary[f"bytes_{link}"] for link in ("up", "down", "peer")) / 1e6 for fact in facts]
     metrics.add("megabytes", runs, total)
-    shared = [
-        megabytes / fact.summary.get("clients", len(item.n))
-        for megabytes, fact, item in zip(total, facts, items, strict=True)
-    ]
+    shared = [megabytes / fact.summary["clients"] for megabytes, fact in zip(total, facts, strict=True)]
     metrics.add("megabytes_per_client", runs, shared)
-    if all("model_bytes" in fact.summary for fact in facts):
-        moved = [
-            1e6 * megabytes * round_costs.exchanges_per_byte(item.artifact)
-            for megabytes, item in zip(total, items, strict=True)
-        ]
-        metrics.add("exchanges", runs, moved)
+    moved = [
+        1e6 * megabytes * round_costs.exchanges_per_byte(item.artifact)
+        for megabytes, item in zip(total, items, strict=True)
+    ]
+    metrics.add("exchanges", runs, moved)
     spent = [fact.made["seconds"] + fact.made.get("seconds_inputs", 0) for fact in facts]
     metrics.add("seconds", runs, spent)
-    if all("processor_seconds_inputs" in fact.made for fact in facts):  # older artifacts do not record it
+    if all("processor_seconds_inputs" in fact.made for fact in facts):  # stacks and later clients do not
         busy = [fact.made["processor_seconds"] + fact.made["processor_seconds_inputs"] for fact in facts]
         metrics.add("processor_seconds", runs, busy)

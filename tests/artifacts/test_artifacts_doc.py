@@ -26,7 +26,7 @@ from pflcli.plugins.sites.federation import create_federation
 
 ROOT = Path(__file__).parents[2]
 PAGE = (ROOT / "docs" / "artifacts.md").read_text(encoding="utf-8")
-LEVELS = {"MUST", "MUST+", "MAY", "OLD"}
+LEVELS = {"MUST", "MAY"}
 KEYS = ("kind", "schema", "fingerprint", "request", "inputs", "code", "files", "summary", "made", "seal")
 BELONGING = r"_(std_over_seeds|low|high|p|p_corrected|by_chance|by_chance_high)$"
 TABLE = "who,outcome,age,city\n" + "".join(f"{'ab'[i % 2]},{'ny'[i % 3 == 0]},{i},{'XY'[i > 9]}\n" for i in range(20))
@@ -84,17 +84,13 @@ def find_description(name, rows):
     return rows[max(fitting, key=lambda row: len(re.sub(r"\{\w+\}", "", row)))] if fitting else None
 
 
-def check_names(where, names, rows, is_new):
+def check_names(where, names, rows):
     """Every name is described, and every name that must be there is."""
     assert {row["level"] for row in rows.values()} <= LEVELS
     for name in names:
-        row = find_description(name, rows)
-        assert row, f"{where}: {name} is not documented"
-        assert not (is_new and row["level"] == "OLD"), (
-            f"{where}: the level of {name} says that it is not written any more"
-        )
+        assert find_description(name, rows), f"{where}: {name} is not documented"
     for name, row in rows.items():
-        if row["level"] == "MUST" or (is_new and row["level"] == "MUST+"):
+        if row["level"] == "MUST":
             assert any(re.fullmatch(make_pattern(name), present) for present in names), f"{where}: {name} is missing"
 
 
@@ -205,47 +201,47 @@ def test_artifacts_page_documents_every_kind():
 
 def test_golden_artifacts_match_the_artifacts_page():
     folders = [path.parent for path in (ROOT / "tests" / "golden").rglob("manifest.json")]
-    assert {examine(folder, is_new=False) for folder in folders} == set(kinds.schemas())
+    assert {examine(folder) for folder in folders} == set(kinds.schemas())
 
 
 def test_new_artifacts_match_the_artifacts_page(runs_of_every_kind):
     folders = [path.parent for path in runs_of_every_kind.glob("*/manifest.json")] + [
         runs_of_every_kind / "c" / "comparison"
     ]
-    assert {examine(folder, is_new=True) for folder in folders} == set(kinds.schemas())
+    assert {examine(folder) for folder in folders} == set(kinds.schemas())
     files = {path.name for folder in folders for path in folder.iterdir()}
     assert {"rounds.csv", "neighbours.csv", "attention.csv", "validation.h5"} <= files
 
 
-def examine(folder, is_new):
+def examine(folder):
     """Compare a folder with the page, and return its kind."""
     manifest = json.loads((folder / "manifest.json").read_text(encoding="utf-8"))
     kind, where = manifest["kind"], f"{folder.name} ({manifest['kind']})"
-    check_names(where, manifest, MANIFEST, is_new)
+    check_names(where, manifest, MANIFEST)
     assert set(manifest["files"]) | {"manifest.json"} == {path.name for path in folder.iterdir()}
-    check_names(where, [*manifest["files"], "manifest.json"], FIELDS[kind][""], is_new)
+    check_names(where, [*manifest["files"], "manifest.json"], FIELDS[kind][""])
     keys = [f"{group}.{key}" for group in ("request", "summary", "made") for key in manifest[group]]
-    check_names(where, keys, {**FIELDS["common"]["manifest.json"], **FIELDS[kind]["manifest.json"]}, is_new)
+    check_names(where, keys, {**FIELDS["common"]["manifest.json"], **FIELDS[kind]["manifest.json"]})
     roles = {item["role"] for item in manifest["inputs"]}
     marked = re.findall(r"`([^`]*)`", SECTIONS[kind])
     assert all(re.sub(r"^.*, seed \d+$", "LABEL, seed N", role) in marked for role in roles)
     for name in manifest["files"]:
-        examine_file(kind, folder / name, is_new)
+        examine_file(kind, folder / name)
     return kind
 
 
-def examine_file(kind, path, is_new):
+def examine_file(kind, path):
     where = f"{path.parent.name}/{path.name}"
     if path.suffix in (".h5", ".safetensors"):
         heading = {"initial.safetensors": "weights.safetensors"}.get(path.name, path.name)
         rows = FIELDS[kind].get(heading) or FIELDS[kind]["{table}.safetensors"]
         content = read_arrays(path)
-        check_names(where, content, rows, is_new)
+        check_names(where, content, rows)
         for name, (shape, dtype) in content.items():
             check_array(f"{where}: {name}", find_description(name, rows), shape, dtype)
     elif path.suffix == ".csv":
         cells, rows = pd.read_csv(path), find_documented_file(kind, path.name)
-        check_names(where, cells.columns, rows, is_new)
+        check_names(where, cells.columns, rows)
         check_cells(where, rows, cells)
         if path.name == "table.csv" and kind not in ("audit", "sweep", "tuning", "verdicts"):
             for column in set(cells.columns) - set(rows):
@@ -256,31 +252,31 @@ def examine_file(kind, path, is_new):
     elif path.suffix == ".json":
         content = json.loads(path.read_text(encoding="utf-8"))
         rows = find_documented_file(kind, path.name)
-        check_names(where, content, {name: row for name, row in rows.items() if "." not in name}, is_new)
+        check_names(where, content, {name: row for name, row in rows.items() if "." not in name})
         for name, value in content.items():
             if any(row.startswith(f"{name}.") for row in rows) and isinstance(value, dict):
                 for item in value.values() if name == "stacks" else [value]:
-                    check_object(where, item, rows, name, is_new)
+                    check_object(where, item, rows, name)
         if path.name == "metrics.json" and kind != "sweep":
-            examine_metrics(where, content, is_new)
+            examine_metrics(where, content)
 
 
-def examine_metrics(where, content, is_new):
+def examine_metrics(where, content):
     fields = FIELDS["common"]["metrics.json"]
     for row in content["methods"]:
-        check_object(where, row, fields, "methods", is_new)
-        check_names(where, row["metrics"], METRICS, is_new)
+        check_object(where, row, fields, "methods")
+        check_names(where, row["metrics"], METRICS)
         for name, facts in row["metrics"].items():
             assert METRICS[name]["unit"] == facts["unit"], f"{where}: {name}"
             same = re.sub(r" \d+ rounds", " rounds", facts["weighting"]) == METRICS[name]["weighting"]
             assert same or name.startswith("simulated"), f"{where}: {name}"
-            check_object(f"{where}: {name}", facts, fields, "methods.metrics", is_new)
+            check_object(f"{where}: {name}", facts, fields, "methods.metrics")
 
 
-def check_object(where, content, fields, place, is_new):
+def check_object(where, content, fields, place):
     """Compare the keys of an object with the rows about its place in the file."""
     keys = {name.removeprefix(f"{place}."): row for name, row in fields.items() if name.rpartition(".")[0] == place}
-    check_names(f"{where} {place}", content, keys, is_new)
+    check_names(f"{where} {place}", content, keys)
 
 
 def test_listings_on_the_artifacts_page_match_real_artifacts(runs_of_every_kind):

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from pflcli.artifacts import codebook
+from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.codebook import Codebook, Encoder
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.build_datastore import build_datastore
@@ -20,6 +21,7 @@ from pflcli.commands.extract import extract
 from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
+from pflcli.commands.show import show
 from pflcli.commands.train_global import train_global
 from pflcli.core.errors import InputError
 
@@ -78,16 +80,7 @@ def test_clients_csv_contains_client_names(artifact_chain):
         ]
 
 
-def test_old_artifacts_find_names_in_their_lineage(tmp_path):
-    golden = Path(__file__).parents[1] / "golden" / "schema-1"
-    known = codebook.read(open_artifact(golden / "predictions"))
-    assert known.clients == tuple(f"client-{i:04d}" for i in range(4))
-    assert known.dataset == "fashion-mnist"
-    own = codebook.read(open_artifact(golden / "dataset"))
-    assert (own.classes, own.features, own.dataset) == (("no", "yes"), ("height", "age"), "table.csv")
-    assert len(own.mean) == len(own.sd) == 2
-    shutil.copytree(golden / "predictions", tmp_path / "alone")
-    assert codebook.read(open_artifact(tmp_path / "alone")) == Codebook(complete=False)
+def test_clients_without_names_have_numbers():
     assert Codebook().client_names(2) == ["0", "1"]
 
 
@@ -106,6 +99,27 @@ def test_damaged_codebook_is_refused(artifact_chain, tmp_path, pfl):
     (tmp_path / "p" / "codebook.json").write_text("{}")
     ran = pfl("train-global", tmp_path / "p", "-o", tmp_path / "b", "--model", "mlp")
     assert (ran.code, "codebook.json differs from what was written" in ran.err) == (3, True)
+
+
+def test_artifact_without_a_codebook_must_be_made_again(small_copy, pfl):
+    """As those from before there was one."""
+    (small_copy.knn / "codebook.json").unlink()
+    manifest = small_copy.knn / "manifest.json"
+    fields = json.loads(manifest.read_text())
+    del fields["files"]["codebook.json"], fields["seal"]
+    manifest.write_text(json.dumps({**fields, "seal": manifests.digest(fields)}, indent=2) + "\n")
+    ran = pfl("evaluate", small_copy.knn, "-o", small_copy.root / "scores")
+    assert (ran.code, "codebook.json" in ran.err, "Traceback" in ran.err) == (3, True, False)
+    assert "pfl personalize" in ran.err
+
+
+def test_datastore_of_classes_without_names_is_verified(tmp_path):
+    permuted = {"kind": "labels", "groups": 2}
+    partition("writers", tmp_path / "p", scheme="clusters", options=permuted, clients=4, part=(1, 4))
+    train_global(tmp_path / "p", tmp_path / "b", settings={"model": "logistic", "rounds": 1})
+    extract(tmp_path / "b", tmp_path / "e")
+    build_datastore(tmp_path / "e", tmp_path / "d")
+    assert show(tmp_path / "d", verify=True)["kind"] == "datastore"
 
 
 def test_extract_refuses_reversed_classes_and_names_both_artifacts(pfl, artifact_chain, tmp_path):
@@ -182,7 +196,7 @@ def test_codebook_with_an_invalid_scale_is_refused(tmp_path, sd):
     facts["scales"][0]["sd"] = sd
     file.write_text(json.dumps(facts))
     with pytest.raises(InputError):
-        codebook._parse(artifact)
+        codebook.read(artifact)
 
 
 def test_difference_of_long_lists_shows_only_names_that_differ():
@@ -195,7 +209,7 @@ def test_difference_of_long_lists_shows_only_names_that_differ():
 def test_codebook_with_an_invalid_encoder_normalization_is_refused(deviation):
     fields = codebook.to_fields(Codebook(encoder=Encoder("onnx:x", mean=(0.5, 0.5, 0.5), deviation=deviation)))
     artifact = SimpleNamespace(
-        json=lambda name: fields, parsing=lambda name: nullcontext(), manifest=SimpleNamespace(summary={})
+        json=lambda name: fields, parsing=lambda name: nullcontext(), manifest=SimpleNamespace(summary={}), origin=None
     )
     with pytest.raises(ValueError, match="no valid normalization"):
-        codebook._parse(artifact)
+        codebook.read(artifact)

@@ -30,11 +30,13 @@ from pflcli.core.errors import InputError
 GOLDEN = Path(__file__).parents[1] / "golden" / "schema-1"
 
 
-def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], Any]) -> None:
-    """Change the manifest of an artifact and leave its seal as it is."""
+def edit_manifest(folder: Path, change: Callable[[dict[str, Any]], Any], *, reseal: bool = False) -> None:
+    """Change the manifest of an artifact, and leave its seal as it is or, with ``reseal``, renew it."""
     path = folder / "manifest.json"
     raw = json.loads(path.read_text())
     change(raw)
+    if reseal:
+        raw["seal"] = manifests.digest({key: value for key, value in raw.items() if key != "seal"})
     path.write_text(json.dumps(raw, indent=2) + "\n")
 
 
@@ -66,6 +68,7 @@ EDITS: dict[str, Callable[[dict[str, Any]], Any]] = {
     "no made": lambda raw: raw.update(made={}),
     "files": lambda raw: raw["files"].popitem(),
     "seal": lambda raw: raw.update(seal="0" * 64),
+    "no seal": lambda raw: raw.pop("seal"),
     "itself": lambda raw: raw["inputs"][0].update(fingerprint=raw["fingerprint"], path="."),
 }
 
@@ -97,10 +100,10 @@ def test_manifest_of_every_kind_has_a_seal(small, name):
 
 
 @pytest.mark.parametrize("kind", kinds.schemas())
-def test_fingerprint_is_checked_when_a_manifest_has_no_seal(tmp_path, kind):
+def test_fingerprint_is_checked_beside_the_seal(tmp_path, kind):
     shutil.copytree(GOLDEN / kind, tmp_path / kind)
     open_artifact(tmp_path / kind).verify()
-    edit_manifest(tmp_path / kind, lambda raw: raw["request"].update(seed=12345))
+    edit_manifest(tmp_path / kind, lambda raw: raw["request"].update(seed=12345), reseal=True)
     with pytest.raises(InputError, match="was edited or damaged"):
         open_artifact(tmp_path / kind)
 
@@ -141,11 +144,8 @@ def replace_and_reseal(folder: Path, name: str, content: bytes) -> None:
     """Replace a file of an artifact, and its hash, so that only its reader is left to refuse it."""
     (folder / name).write_bytes(content)
 
-    def change(raw: dict[str, Any]) -> None:
-        raw["files"][name] = {"sha256": sha256(content).hexdigest(), "bytes": len(content)}
-        raw.pop("seal", None)  # as in manifests from before there was one
-
-    edit_manifest(folder, change)
+    facts = {"sha256": sha256(content).hexdigest(), "bytes": len(content)}
+    edit_manifest(folder, lambda raw: raw["files"].update({name: facts}), reseal=True)
 
 
 @pytest.mark.parametrize("kind", ["fifo", "device", "link"])
@@ -366,13 +366,7 @@ def test_manifest_of_a_newer_schema_version_is_refused(small_copy, capsys):
 def test_resealed_weights_of_another_model_are_refused(small_copy, change):
     path = small_copy.b / "weights.safetensors"
     content = change_tensors(change)(path.read_bytes())
-    path.write_bytes(content)
-
-    def reseal(raw: dict[str, Any]) -> None:
-        raw["files"][path.name].update(sha256=sha256(content).hexdigest(), bytes=len(content))
-        raw["seal"] = manifests.digest({key: value for key, value in raw.items() if key != "seal"})
-
-    edit_manifest(small_copy.b, reseal)
+    replace_and_reseal(small_copy.b, path.name, content)
     for step in (extract, lambda source, out: personalize("fedavg", source, out)):
         with pytest.raises(InputError, match=r"weights\.safetensors does not fit its model"):
             step(small_copy.b, small_copy.root / "new")
@@ -388,7 +382,7 @@ def test_manifest_with_an_incomplete_request_is_refused(tmp_path, capsys):
         inputs = [[item["role"], item["fingerprint"]] for item in raw["inputs"]]
         raw["fingerprint"] = manifests.digest({**{name: raw[name] for name in names}, "inputs": inputs})
 
-    edit_manifest(tmp_path / "a", change)
+    edit_manifest(tmp_path / "a", change, reseal=True)
     assert run_and_get_exit_code("show", tmp_path / "a", "--verify") == 0
     assert run_and_get_exit_code("evaluate", tmp_path / "a", "-o", tmp_path / "e") == 3
     assert "manifest.json is damaged: it lacks 'settings'" in capsys.readouterr().err

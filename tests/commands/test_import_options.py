@@ -19,7 +19,6 @@ from pflcli.commands.import_data import import_data
 from pflcli.commands.partition import partition
 from pflcli.commands.train_global import train_global
 from pflcli.core.errors import InputError, UsageError
-from pflcli.core.execution import Execution
 
 COLUMNS = {"client": "hospital", "label": "ill"}
 
@@ -283,17 +282,6 @@ def test_import_refuses_file_names_that_are_not_utf8(pfl, tmp_path):
     ran = pfl("import", tmp_path / "album", "-o", tmp_path / "d")
     assert (ran.code, "is not UTF-8" in ran.err) == (3, True)
     assert not (tmp_path / "d").exists()
-
-
-def test_dataset_standardized_by_an_old_version_is_not_standardized_again(tmp_path):
-    from pathlib import Path
-
-    golden = Path(__file__).parents[1] / "golden" / "schema-1" / "dataset"
-    partition(str(golden), tmp_path / "p", execution=Execution())
-    stored, known = read(tmp_path / "p")
-    np.testing.assert_array_equal(stored.x, datasets.read(open_artifact(golden)).x[stored.sample])
-    assert known.mean == codebook.read(open_artifact(golden)).mean
-    assert len(known.mean) == 2
 
 
 def test_summary_of_one_client_uses_the_singular(pfl, tmp_path):

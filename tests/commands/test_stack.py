@@ -62,7 +62,8 @@ def write_predictions(tmp_path):
         def build(work):
             predictions.write(work, predictions.Predictions(splits))
             codebook.write(work, codebook.Codebook(classes=("a", "b", "c")))
-            known = {"method": method, "clients": CLIENTS, "rounds": 3, "tuned": {}}
+            clients = {"clients": CLIENTS, "participants": CLIENTS, "model_bytes": 1000}
+            known = {"method": method, **clients, "reported": "last round", "rounds": 3, "tuned": {}}
             return {**known, "bytes_up": 10, "bytes_down": 20, "bytes_peer": 0}, {}
 
         make(tmp_path / folder, ArtifactSpec("predictions", full_request), Execution(force=True), build)

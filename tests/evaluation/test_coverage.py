@@ -11,14 +11,12 @@ import h5py
 import numpy as np
 import pytest
 
+from helpers import store_predictions
 from pflcli.artifacts import codebook
-from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import evaluation as evaluations
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.kinds.predictions import Predictions, SplitPredictions
-from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
-from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands.evaluate import evaluate
 from pflcli.commands.predict import predict
 from pflcli.core.errors import InputError, UsageError
@@ -43,11 +41,7 @@ def make_split(label_p, y, sizes, classes=3):
 def write_predictions(folder, method, validation, test, *, seed=0, tuned=None, settings=None, names=()):
     splits = {"test": test} if validation is None else {"validation": validation, "test": test}
     request = {"method": method, "options": {}, "settings": settings or {}, "seed": seed}
-    with ArtifactWriter(folder, ArtifactSpec("predictions", request)).prepare() as work:
-        predictions.write(work, Predictions(splits, tuned or {}))
-        codebook.write(work, Codebook(dataset="by hand", clients=names))
-        work.commit({"bytes_up": 0, "bytes_down": 0, "bytes_peer": 0}, {"seconds_inputs": 0.0})
-    return folder
+    return store_predictions(folder, request, Predictions(splits, tuned or {}), names)
 
 
 def read_rows(path):

@@ -396,16 +396,6 @@ def test_show_writes_the_figure_of_an_artifact_in_any_format(pfl, small, tmp_pat
         assert len(content) > 1500
 
 
-def test_show_refuses_to_plot_artifacts_of_old_versions_as_svg(pfl, tmp_path):
-    golden = GOLDEN / "schema-1"
-    for kind in ("evaluation", "comparison", "sweep", "audit"):
-        ran = pfl("show", golden / kind, "--plot", tmp_path / "x.svg")
-        assert ran.code == 2
-        assert "no Vega-Lite specification" in ran.err
-        assert "--force" in ran.err
-    assert not (tmp_path / "x.svg").exists()
-
-
 def test_show_refuses_an_unknown_plot_suffix(pfl, small, tmp_path):
     ran = pfl("show", small.p, "--plot", tmp_path / "x.jpg")
     assert ran.code == 2

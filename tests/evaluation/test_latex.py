@@ -9,12 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pflcli.artifacts.kinds import predictions
+from helpers import store_predictions
 from pflcli.artifacts.kinds.evaluation import read
 from pflcli.artifacts.kinds.predictions import Predictions, SplitPredictions
-from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
-from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands.evaluate import evaluate
 from pflcli.core import registry
 from pflcli.evaluation import latex
@@ -34,10 +32,7 @@ def write_predictions(folder, method, right, *, seed=0):
     offsets = np.arange(0, len(y) + 1, EACH)
     splits = {name: SplitPredictions({"p": p}, y, np.arange(len(y)), offsets) for name in ("validation", "test")}
     request = {"method": method, "options": {}, "settings": {}, "seed": seed}
-    with ArtifactWriter(folder, ArtifactSpec("predictions", request)).prepare() as work:
-        predictions.write(work, Predictions(splits, {}))
-        work.commit({"bytes_up": 0, "bytes_down": 0, "bytes_peer": 0}, {"seconds_inputs": 0.0})
-    return folder
+    return store_predictions(folder, request, Predictions(splits, {}))
 
 
 def assert_readable(text):

@@ -11,11 +11,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from pflcli.artifacts.kinds import predictions
+from helpers import store_predictions
 from pflcli.artifacts.kinds.predictions import Predictions, SplitPredictions
-from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
-from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.commands.evaluate import evaluate
 from pflcli.core.errors import UsageError
 from pflcli.evaluation import lineage, scoring
@@ -38,10 +36,7 @@ def write_predictions(folder, method, ill, y, sizes, *, seed=0, base=None, class
     parts = {"p": both(ill), **({} if base is None else {"global": both(base)})}
     answers = SplitPredictions(parts, np.asarray(y), np.arange(len(y)), np.cumsum([0, *sizes]))
     request = {"method": method, "options": {}, "settings": {}, "seed": seed}
-    with ArtifactWriter(folder, ArtifactSpec("predictions", request)).prepare() as work:
-        predictions.write(work, Predictions({"test": answers}, {}))
-        work.commit({"bytes_up": 0, "bytes_down": 0, "bytes_peer": 0}, {"seconds_inputs": 0.0})
-    return folder
+    return store_predictions(folder, request, Predictions({"test": answers}, {}))
 
 
 def read_scores(out):

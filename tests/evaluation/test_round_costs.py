@@ -31,7 +31,7 @@ FEW = {"model": "mlp", "rounds": 4, "participation": 0.5, "eval_every": 2}
 
 
 def write_predictions(out, rounds, seed=0, method="m", **more) -> Artifact:
-    summary = {"rounds": 3, "clients": 4, "model_bytes": 100_000, **more}
+    summary = {"rounds": 3, "clients": 4, "participants": 4, "model_bytes": 100_000, **more}
     draft = ArtifactSpec(
         "predictions", {"method": method, "options": {}, "settings": {}, "seed": seed, "x": rounds}, ()
     )

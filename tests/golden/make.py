@@ -1,12 +1,14 @@
-"""Make one small artifact of every kind, to be kept for ever: ``python tests/golden/make.py``.
+"""Make one small artifact of every kind, to be kept: ``python tests/golden/make.py``.
 
-Run it once when a schema changes, commit ``schema-N``, and never touch the older folders. With ``--fingerprints``, it
-stores only the fingerprints that the artifacts have today, for a change that makes stored results out of date.
+It replaces the folder ``schema-N`` of the current schema, until the first release with it; later, run it only when a
+schema changes, and never touch the older folders. With ``--fingerprints``, it stores only the fingerprints that the
+artifacts have today, for a change that makes stored results out of date.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import sys
 import tempfile
 from pathlib import Path
@@ -48,16 +50,17 @@ FINGERPRINTS = Path(__file__).parent / "fingerprints.json"
 
 
 def make_chain(at: Path) -> None:
-    """Write one artifact of every kind into a folder."""
+    """Write one artifact of every kind into a folder, from sources in a folder beside it."""
+    sources = at.parent / "sources"
+    sources.mkdir()
     draw = np.random.default_rng(0)
     y = np.tile(np.arange(10), 8)
     x = (draw.integers(0, 60, (80, 4, 4)) + 19 * y[:, None, None]).astype(np.uint8)
-    with tempfile.TemporaryDirectory() as folder:
-        np.savez(Path(folder) / "fashion_mnist.npz", x_train=x[:60], y_train=y[:60], x_test=x[60:], y_test=y[60:])
-        partition("fashion-mnist", at / "partition", scheme="dirichlet", clients=4, root=folder)
-        rows = [f"{'ab'[i % 2]},{('no', 'yes')[i % 3 == 0]},{i / 8},{i % 5}" for i in range(12)]
-        (Path(folder) / "table.csv").write_text("\n".join(["who,label,height,age", *rows]) + "\n")
-        import_data(Path(folder) / "table.csv", at / "dataset", client="who", label="label", standardize=True)
+    np.savez(sources / "fashion_mnist.npz", x_train=x[:60], y_train=y[:60], x_test=x[60:], y_test=y[60:])
+    partition("fashion-mnist", at / "partition", scheme="dirichlet", clients=4, root=sources)
+    rows = [f"{'ab'[i % 2]},{('no', 'yes')[i % 3 == 0]},{i / 8},{i % 5}" for i in range(12)]
+    (sources / "table.csv").write_text("\n".join(["who,label,height,age", *rows]) + "\n")
+    import_data(sources / "table.csv", at / "dataset", client="who", label="label", standardize=True)
     settings = {"model": "mlp", "rounds": 2, "participation": 0.5, "batch_size": 8}
     train_global(at / "partition", at / "backbone", settings=settings)
     extract(at / "backbone", at / "embeddings")
@@ -66,14 +69,12 @@ def make_chain(at: Path) -> None:
     evaluate([at / "predictions"], at / "evaluation")
     audit(at / "predictions", at / "audit")
     compare([at / "partition"], at, methods=["local"], settings=settings, references=False)
-    with tempfile.TemporaryDirectory() as folder:
-        personalize("fedavg", at / "partition", Path(folder) / "fedavg", settings=settings)
-        create_federation(Path(folder) / "fedavg", at / "federation")
+    personalize("fedavg", at / "partition", sources / "fedavg", settings=settings)
+    create_federation(sources / "fedavg", at / "federation")
     sweep(at / "embeddings", at / "sweep", **{"capacity": "0,0.5,1", "k": "1,3", "weight": "0,1"})
     tune("local", at / "partition", at, search={"lr": "0.1,1"}, settings={**settings, "rounds": 1})
-    with tempfile.TemporaryDirectory() as folder:
-        (Path(folder) / "claims.toml").write_text(CLAIMS)
-        verify(Path(folder) / "claims.toml", at)
+    (sources / "claims.toml").write_text(CLAIMS)
+    verify(sources / "claims.toml", at)
 
 
 def read_fingerprints(at: Path) -> dict[str, str]:
@@ -91,12 +92,14 @@ def read_fingerprints(at: Path) -> dict[str, str]:
 
 def main() -> None:
     """Write the chain of the current schema version, or the fingerprints of one, beside this file."""
-    if sys.argv[1:] == ["--fingerprints"]:
-        with tempfile.TemporaryDirectory() as folder:
-            make_chain(Path(folder))
-            FINGERPRINTS.write_text(json.dumps(read_fingerprints(Path(folder)), indent=2) + "\n")
-    else:
-        make_chain(Path(__file__).parent / f"schema-{max(kinds.schemas().values())}")
+    with tempfile.TemporaryDirectory() as folder:
+        make_chain(made := Path(folder, "made"))
+        if sys.argv[1:] == ["--fingerprints"]:
+            FINGERPRINTS.write_text(json.dumps(read_fingerprints(made), indent=2) + "\n")
+        else:
+            at = Path(__file__).parent / f"schema-{max(kinds.schemas().values())}"
+            shutil.rmtree(at, ignore_errors=True)
+            shutil.copytree(made, at)
 
 
 if __name__ == "__main__":

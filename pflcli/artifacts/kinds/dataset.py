@@ -4,12 +4,11 @@
 if samples have owners, ``owner`` (n,) int64 rows of ``owners`` (m,), their names; ``features`` (d,) their names, if
 they have any. Features are float32; or float64, with attributes ``standardize`` and ``fill``, if the partition must
 still standardize them or fill in missing values (NaN) by training samples; with attribute ``by_client`` for each client
-separately. Older files have none of these; their ``x`` is already standardized by ``mean`` and ``sd`` (d,). If the
-imported file has splits, ``split`` (n,) int8 is 0 for training, 1 for validation and 2 for test. If it has groups of
-samples that belong together, such as one patient's, ``group`` (n,) int64 is the same for these. If classes have
-superclasses, ``coarse`` (n,) int64 is that of each sample. With attribute ``ordered``, samples are sorted by time.
-Names are UTF-8. ``codebook.json``: see ``codebook``. ``profile.csv`` has a row per column of the imported file;
-datasets of ``pfl embed`` and older ones have none.
+separately. If the imported file has splits, ``split`` (n,) int8 is 0 for training, 1 for validation and 2 for test. If
+it has groups of samples that belong together, such as one patient's, ``group`` (n,) int64 is the same for these. If
+classes have superclasses, ``coarse`` (n,) int64 is that of each sample. With attribute ``ordered``, samples are sorted
+by time. Names are UTF-8. ``codebook.json``: see ``codebook``. ``profile.csv`` has a row per column of the imported
+file; datasets of ``pfl embed`` have none.
 """
 
 from __future__ import annotations
@@ -121,9 +120,9 @@ def write(writer: ArtifactWriter, dataset: Dataset, codebook: Codebook) -> None:
         arrays["features"] = _encoded(dataset.features)
     arrays |= {name: values for name in _OPTIONAL if (values := getattr(dataset, name)) is not None}
     attributes = {"standardize": dataset.standardize, "fill": dataset.fill}
-    newer = {"by_client": dataset.by_client, "ordered": dataset.is_ordered}
-    # Newer attributes are written only if they are true, so that the bytes of other datasets stay the same.
-    attributes |= {name: True for name, value in newer.items() if value}
+    others = {"by_client": dataset.by_client, "ordered": dataset.is_ordered}
+    # The others are written only if they are true, so that the bytes of other datasets stay the same.
+    attributes |= {name: True for name, value in others.items() if value}
     writer.write_h5(FILE, arrays, attributes if any(attributes.values()) else None)
     codebooks.write(writer, codebook)
 

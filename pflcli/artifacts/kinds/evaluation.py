@@ -54,7 +54,7 @@ class _Row(TypedDict):
     label: str
     seeds: Annotated[list[int], Len(1)]
     method: NotRequired[str]
-    learned_from: NotRequired[list[str]]
+    learned_from: list[str]
     privacy: NotRequired[_Privacy]
     transductive: NotRequired[bool]
     reference: NotRequired[bool]
@@ -132,7 +132,7 @@ class _Sets(TypedDict):
 
 
 class _Metrics(TypedDict):
-    """The fields that tables and sentences read; older files lack some of them, and others are allowed."""
+    """The fields that tables and sentences read; others are allowed."""
 
     split: str
     baseline: str | None
@@ -142,11 +142,11 @@ class _Metrics(TypedDict):
     metric: NotRequired[list[str]]
     definitions: NotRequired[list[str]]
     without_validation: NotRequired[bool]
-    conclusion: NotRequired[_Conclusion]
-    marks: NotRequired[dict[str, _Marks]]
+    conclusion: _Conclusion
+    marks: dict[str, _Marks]
     stacks: NotRequired[dict[str, _Stack]]
     sets: NotRequired[_Sets]
-    warnings: NotRequired[list[str]]
+    warnings: list[str]
     tune: NotRequired[_Tune]
 
 

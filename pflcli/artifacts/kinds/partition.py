@@ -134,9 +134,7 @@ def read(artifact: Artifact) -> Partition:
             y=file["y"][...],
             sample=file["sample"][...],
             offsets=file["offsets"][...],
-            names=[
-                str(name) for name in (file["names"].asstr("utf-8")[...] if "names" in file else file.attrs["names"])
-            ],
+            names=[str(name) for name in file["names"].asstr("utf-8")[...]],
             classes=int(file.attrs["classes"]),
             **{name: file[name][...] for name in (*_MARKS, *_ATTACK) if name in file},
         )
@@ -167,10 +165,7 @@ class Form:
 def read_form(artifact: Artifact) -> Form:
     """Return the form of a partition's samples, without reading them."""
     summary = artifact.manifest.summary
-    if "type" in summary:
-        return Form(tuple(summary["shape"]), summary["type"], summary["classes"])
-    with artifact.h5(FILE) as file:  # an older partition
-        return Form(tuple(file["x"].shape[1:]), str(file["x"].dtype), int(file.attrs["classes"]))
+    return Form(tuple(summary["shape"]), summary["type"], summary["classes"])
 
 
 def read_sizes(artifact: Artifact) -> NDArray[np.int64]:

@@ -74,11 +74,10 @@ class Conclusion:
     """the rounds after which a compared method was still improving"""
 
     @classmethod
-    def read(cls, metrics: Mapping[str, Any]) -> Conclusion | None:
-        """Return the conclusion in stored metrics; None if older ones have none."""
+    def read(cls, metrics: Mapping[str, Any]) -> Conclusion:
+        """Return the conclusion in stored metrics."""
         known = {field.name for field in fields(cls)}
-        stored = metrics.get("conclusion")
-        return None if stored is None else cls(**{name: value for name, value in stored.items() if name in known})
+        return cls(**{name: value for name, value in metrics["conclusion"].items() if name in known})
 
     def record(self) -> dict[str, Any]:
         """Return the entry of ``metrics.json``."""
@@ -94,12 +93,6 @@ class Conclusion:
     def sentences(self) -> list[str]:
         """The decision first, then for whom, whom it harms, and the cost."""
         return [text for text in (self.sentence, self.clients, self.harm, self.cost) if text]
-
-
-def read_sentences(metrics: Mapping[str, Any]) -> list[str]:
-    """Return the sentences of the conclusion in stored metrics; empty if older ones have none."""
-    found = Conclusion.read(metrics)
-    return [] if found is None else found.sentences
 
 
 def judge_gains(rows: Sequence[Mapping[str, Any]], baseline: str | None, level: float = gains.LEVEL) -> None:
@@ -347,7 +340,7 @@ class Marks:
     @classmethod
     def read(cls, metrics: Mapping[str, Any], names: Iterable[str]) -> dict[str, Marks]:
         """Return the marks of the columns ``names`` in stored metrics; a column that was not tested has none."""
-        stored = metrics.get("marks", {})
+        stored = metrics["marks"]
         return {
             name: cls(frozenset(stored[name]["best"]), frozenset(stored[name]["not_worse"]))
             if name in stored

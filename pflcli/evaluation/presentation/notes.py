@@ -11,14 +11,12 @@ from pflcli.evaluation.presentation import prediction_sets, tables
 
 
 def _describe_splits(methods: Sequence[Mapping[str, Any]], *, validated: bool) -> list[str]:
-    """Return a sentence on the samples that the methods learned from; empty for older rows.
+    """Return a sentence on the samples that the methods learned from.
 
     ``validated`` says whether there are validation samples.
     """
-    splits = {method["label"]: method["learned_from"] for method in methods if "learned_from" in method}
+    splits = {method["label"]: method["learned_from"] for method in methods}
     more = [label for label, names in splits.items() if "validation" in names]
-    if not splits:
-        return []
     if not more and not validated:
         return [
             "methods learned from training samples; there are no validation samples, so no option or round was chosen "

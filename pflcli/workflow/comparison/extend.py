@@ -163,7 +163,7 @@ class ExistingComparison:
             may_change.add("settings")  # which differ in nothing else
         new_statistics = old.request.get("statistics") != summary.STATISTICS
         if new_statistics:
-            may_change |= {"statistics", "bootstrap_draws"}
+            may_change.add("statistics")
         may_change |= {key for key in _ADDED if key in draft.request and key not in old.request}
         before, after = (
             {key: value for key, value in request.items() if key not in may_change}

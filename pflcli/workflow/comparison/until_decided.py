@@ -83,7 +83,7 @@ def _look(outcome: Outcome) -> tuple[bool, str]:
     level = tables.format_level(metrics)
     if len(marks.best) == 1 and not marks.not_worse:
         conclusion = Conclusion.read(metrics)
-        if conclusion is not None and best in conclusion.judged and best not in conclusion.better:
+        if best in conclusion.judged and best not in conclusion.better:
             return False, f"{best} is not shown to gain over {name_baseline(metrics['baseline'])}, at the level {level}"
         return True, f"{best} is shown to be better than every other method, at the level {level}"
     return False, f"{best} is not shown to be better than {others or 'the others'}, at the level {level}"

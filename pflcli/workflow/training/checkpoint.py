@@ -70,7 +70,7 @@ def unpack(content: bytes, path: Path, run: Run) -> tuple[Progress, dict[str, in
     )
     predictions = [(int(facts["predicted"]), joined)] if joined else []
     before, rows = json.loads(facts["before"]), json.loads(facts["rows"])
-    progress = Progress(state, before, rows, predictions, reads_rounds=json.loads(facts.get("reads_rounds", "true")))
+    progress = Progress(state, before, rows, predictions, reads_rounds=json.loads(facts["reads_rounds"]))
     if "best" in facts:
         number, column, accuracy = json.loads(facts["best"])
         progress.best = Best(number, column, accuracy, best)

@@ -103,8 +103,7 @@ def _obstacles(artifact: Artifact, method: Method, settings: Settings) -> Iterat
     request, files = artifact.manifest.request, artifact.manifest.files
     name, old = request["method"], run_request.read_settings(artifact)
     if FILE not in files:
-        reuses = artifact.manifest.summary["rounds"] and backbone.ROUNDS not in files
-        yield "its rounds are those of its backbone" if reuses else "an older pfl made it and did not keep its progress"
+        yield "its rounds are those of its backbone"
         return
     record: _Record = artifact.json(FILE, _Record)
     rows = _forget(_rows(record["rows"], []), method, settings)

@@ -220,10 +220,8 @@ def _restore_table(artifact: Artifact, file: str, state: dict[str, Any], run: Ru
     for part in outer:
         inner = inner.setdefault(part, {})
     if last not in inner:
-        # Older files of lg-fedavg lack a default. No prediction reads it: clients without an entry adapt first.
-        missing = {name: torch.zeros(value.shape[1:], dtype=value.dtype) for name, value in rows.items()}
         device = run.federation.y.device
-        inner[last] = run.table({n: v.to(device, copy=True) for n, v in (stored_default or missing).items()})
+        inner[last] = run.table({name: value.to(device, copy=True) for name, value in stored_default.items()})
     table = inner[last]
     fits = isinstance(table, ModelTable) and {name: value.shape for name, value in table.default.items()} == {
         name: value.shape[1:] for name, value in rows.items()

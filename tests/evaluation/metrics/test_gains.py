@@ -10,6 +10,7 @@ import pytest
 from scipy.stats import t as student
 from test_metrics import Y, metrics, store
 
+from pflcli.artifacts import codebook
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
 from pflcli.artifacts.writer import ArtifactWriter
@@ -275,12 +276,13 @@ def test_macro_precision_mean_matches_a_hand_computed_value(tmp_path):
     assert scores["macro_precision"]["value"] == pytest.approx((2 / 4 + 1) / 2)
 
 
-def empty_predictions(out, source, seed):
+def empty_predictions(out, source, seed, *, has_names=True):
     """Predictions made from a partition, empty but for their place in its lineage."""
     at = open_artifact(source)
     with ArtifactWriter(
         out, ArtifactSpec("predictions", {"seed": seed}, (at.as_input("source", out),))
     ).prepare() as work:
+        codebook.write(work, codebook.read(at) if has_names else codebook.Codebook())
         work.commit({}, {})
     return open_artifact(out)
 
@@ -309,7 +311,9 @@ def test_identify_clients_recognizes_clients_under_another_seed(tmp_path, scheme
 
 def test_identify_clients_compares_samples_without_the_partition(tmp_path):
     partition("writers", tmp_path / "p")
-    artifacts = {run: empty_predictions(tmp_path / f"answers{run}", tmp_path / "p", run) for run in (0, 1, 2)}
+    artifacts = {
+        run: empty_predictions(tmp_path / f"answers{run}", tmp_path / "p", run, has_names=False) for run in (0, 1, 2)
+    }
     (tmp_path / "p").rename(tmp_path.parent / f"{tmp_path.name}-elsewhere")
     offsets = np.arange(61)
     samples = {run: (np.arange(60) + (run == 2), offsets) for run in artifacts}

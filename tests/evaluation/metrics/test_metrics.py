@@ -9,6 +9,7 @@ import math
 import numpy as np
 import pytest
 
+from helpers import store_predictions
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.kinds.predictions import Predictions, SplitPredictions
 from pflcli.artifacts.manifest import ArtifactSpec
@@ -116,10 +117,8 @@ def store(folder, method, guesses, *, seed=0, baseline=None, options=None, shift
         parts["global"] = np.eye(2, dtype=np.float32)[baseline]
     answers = SplitPredictions(parts, Y, np.arange(6) + shift, np.cumsum([0, *SIZES]))
     request = {"method": method, "options": options or {}, "settings": {}, "seed": seed}
-    with ArtifactWriter(folder, ArtifactSpec("predictions", request)).prepare() as work:
-        predictions.write(work, Predictions({"test": answers}, {"lambda": np.asarray([0.1, 0.5, 0.9])}))
-        work.commit({"bytes_up": 10**6, "bytes_down": 2 * 10**6, "bytes_peer": 0}, {"seconds_inputs": 1.5})
-    return folder
+    stored = Predictions({"test": answers}, {"lambda": np.asarray([0.1, 0.5, 0.9])})
+    return store_predictions(folder, request, stored, seconds_inputs=1.5, bytes_up=10**6, bytes_down=2 * 10**6)
 
 
 def metrics(out):

@@ -88,4 +88,11 @@ def _row(label, values, base, place):
             "interval": [mean - 2 * error, mean + 2 * error], "p": 1e-6,
             "baseline_bottom_decile": scores.bottom_decile(base), "baseline_worst": float(base.min()),
         }  # fmt: skip
-    return {"label": label, "method": label.split("@")[0], "seeds": [0], "metrics": metrics}
+    learned_from = ["train"]
+    return {
+        "label": label,
+        "method": label.split("@")[0],
+        "seeds": [0],
+        "learned_from": learned_from,
+        "metrics": metrics,
+    }

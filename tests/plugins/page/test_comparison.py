@@ -108,17 +108,6 @@ def test_answer_is_the_stored_conclusion(tmp_path):
     assert comparison.chosen == "knn-per"
 
 
-def test_answer_of_an_older_table_without_a_conclusion_states_the_best_score(tmp_path):
-    comparison = read_comparison(
-        synthetic.write_comparison(tmp_path / "comparison", ["fedavg", "local"], ["a", "b", "c"])
-    )
-    del comparison.metrics["conclusion"]
-    comparison.row("local")["metrics"]["accuracy"]["value"] = 0.9
-    comparison.metrics["baseline"] = None
-    assert comparison.answer[0].endswith("local has the best accuracy, 90.0 %")
-    assert comparison.answer[-1] == "local sends 100.0 MB in a run of 2.0 s"
-
-
 def test_client_numbers_belong_to_their_seed():
     keys = [(0, 0), (0, 1), (1, 0), (1, 1)]
     baseline = np.asarray([0.4, 0.3, 0.2, 0.1])
