@@ -28,7 +28,7 @@ import ast
 import functools
 import importlib
 import importlib.util
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from pathlib import Path
@@ -72,28 +72,23 @@ class PlugIn:
 
 @functools.cache
 def found() -> tuple[PlugIn, ...]:
-    """Return all plug-ins: those of pfl by name, then those of installed packages."""
-    return tuple(_read(package, file) for package, file in _list_files())
-
-
-def _list_files() -> Iterator[tuple[str, Path]]:
-    for file in sorted(registry.ROOT.glob("plugins/*/plugin.py")):
-        yield f"{GROUP}.{file.parent.name}", file
+    """Return all plug-ins: those of pfl by name, then those of packages; raises InputError for a broken one."""
+    files = [(f"{GROUP}.{file.parent.name}", file) for file in sorted(registry.ROOT.glob("plugins/*/plugin.py"))]
     for point in entry_points(group=GROUP):
         package, _, module = point.module.rpartition(".")
         if not package:
             raise InputError(f"plug-in '{point.name}': {module} is not in a package", "uninstall it")
         top, *below = package.split(".")
         file = path_of_module(top, f"plug-in '{point.name}'")  # of the outermost package: nothing is imported
-        yield package, file.parent.joinpath(*below, f"{module}.py")
-
-
-def _read(package: str, file: Path) -> PlugIn:
-    try:
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError) as error:
-        raise InputError(f"cannot read plug-in {file}: {error}", "uninstall its package") from None
-    return PlugIn(package, file.parent, registry.constants(tree))
+        files.append((package, file.parent.joinpath(*below, f"{module}.py")))
+    plugs = []
+    for package, file in files:
+        try:
+            tree = ast.parse(file.read_text(encoding="utf-8"))
+        except (OSError, SyntaxError) as error:
+            raise InputError(f"cannot read plug-in {file}: {error}", "uninstall its package") from None
+        plugs.append(PlugIn(package, file.parent, registry.constants(tree)))
+    return tuple(plugs)
 
 
 def added(what: str) -> dict[str, tuple[PlugIn, Any]]:
