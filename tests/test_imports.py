@@ -15,7 +15,20 @@ from pflcli.core import plugins
 
 CORE = (
     *("errors", "wording", "rng", "settings", "reporter", "execution", "foreign", "vision", "registry", "plugins"),
-    *("sources", "config", "scores", "datasets", "schemes", "splits", "models", "parameters", "engine", "knn"),
+    *(
+        "sources",
+        "config",
+        "scores",
+        "tasks",
+        "metrics",
+        "datasets",
+        "schemes",
+        "splits",
+        "models",
+        "parameters",
+        "engine",
+        "knn",
+    ),
     *("federation.privacy", "federation.uploads", "federation.aggregators", "federation", "methods", "simulation"),
 )
 """The modules and packages of the core, from the bottom to the top: each imports only what stands before it."""
@@ -244,6 +257,7 @@ def test_charts_import_only_charts_metrics_and_errors():
                 below = (
                     "pflcli.evaluation.charts",
                     "pflcli.evaluation.metrics",
+                    "pflcli.core.metrics",
                     "pflcli.core.errors",
                     "pflcli.core.foreign",
                 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 
 class Manifest(Protocol):
@@ -11,6 +11,9 @@ class Manifest(Protocol):
 
     @property
     def kind(self) -> str: ...
+
+    @property
+    def summary(self) -> dict[str, Any]: ...
 
 
 class Artifact(Protocol):

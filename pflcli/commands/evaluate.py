@@ -12,8 +12,8 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import Chosen, open_all
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.core.errors import UsageError
+from pflcli.core.metrics import catalogue
 from pflcli.evaluation import coverage, round_costs, scoring, summary
-from pflcli.evaluation.metrics import catalogue
 from pflcli.options.evaluate import Evaluate
 from pflcli.options.function import command
 

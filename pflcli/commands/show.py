@@ -17,11 +17,11 @@ from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact, follow
 from pflcli.core import plugins
 from pflcli.core.errors import InputError, UsageError
+from pflcli.core.metrics import catalogue
 from pflcli.core.wording import counted
 from pflcli.data.preparation.profile import format_lines
 from pflcli.evaluation import figures
 from pflcli.evaluation.charts import vega
-from pflcli.evaluation.metrics import catalogue
 
 _MAX_LISTED = 12
 """Longer lists are counted in an outline."""

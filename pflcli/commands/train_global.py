@@ -148,10 +148,9 @@ def _require_global_model(name: str, method: Method) -> None:
 
 def _accuracy(run: Run, progress: Progress) -> float:
     """Return the validation accuracy of the global model after the reported round; nan if it was not measured."""
-    if progress.best is not None:
-        return progress.best.accuracy
     if progress.rows:
-        return float(progress.rows[-1]["validation_accuracy"])
+        reported = len(progress.rows) if progress.best is None else progress.best.round
+        return float(progress.rows[reported - 1]["validation_accuracy"])
     return run.accuracy(progress.reported["global"], "validation")
 
 

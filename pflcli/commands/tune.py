@@ -27,9 +27,9 @@ from pflcli.core.errors import InputError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.core.federation.privacy import guarantee
 from pflcli.core.federation.run import LINKS
+from pflcli.core.metrics import catalogue
 from pflcli.core.reporter import SILENT
 from pflcli.core.settings import TRAINING, Settings, changed
-from pflcli.evaluation.metrics import catalogue
 from pflcli.options.function import command
 from pflcli.options.tune import Tune
 from pflcli.workflow.admission import private_rounds
@@ -67,10 +67,11 @@ def tune(asked: Tune) -> Outcome:
         raise UsageError(f"--minutes {asked.minutes:g} leaves no time for a trial", "--minutes 10")
     source = open_one(asked.source, *LINEAGE, chosen=Chosen(seed=asked.seed, draws=True))
     cfg = config.build(methods.load(asked.method).Config, options, asked.method)
-    training = _training_settings(source, settings)
-    private_rounds.require_checked(asked.method, methods.load(asked.method), cfg, training, source)
     (metric,) = catalogue.parse_names([asked.metric])
     _require_defined(metric, source)
+    settings = run_request.compare_rounds_by(metric, settings, asked.search or {})
+    training = _training_settings(source, settings)
+    private_rounds.require_checked(asked.method, methods.load(asked.method), cfg, training, source)
     space = search_space(asked.method, asked.search, options, settings, asked.sampler)
     seed = run_request.choose_seed(asked.seed, source)
     initial_weights = initial.read(asked.weights) if isinstance(asked.weights, Path | str) else asked.weights
@@ -108,10 +109,11 @@ def _training_settings(source: Artifact, settings: Mapping[str, Any]) -> Setting
 
 
 def _require_defined(metric: str, source: Artifact) -> None:
-    """Raise UsageError if the metric is not defined for the number of classes."""
+    """Raise UsageError if the metric is not defined for the labels."""
     partition = ancestor(source, "partition")
     if partition is not None:
-        catalogue.require_classes([metric], partitions.read_form(partition).classes)
+        form = partitions.read_form(partition)
+        catalogue.require_defined([metric], form.kind, form.classes)
 
 
 @dataclass(frozen=True)

@@ -93,6 +93,9 @@ class Settings:
     """keep and evaluate the models of this round: last, or best (with the highest measured validation accuracy)"""
     patience: Annotated[int, Ge(0), OMIT] = 0
     """stop at a measurement (--eval-every) if validation accuracy has not risen for this many rounds; 0 never stops"""
+    round_metric: Annotated[str | None, OMIT] = None
+    """compare rounds for --report best and --patience by this metric on validation samples instead of accuracy, such as
+    log_loss; in `pfl compare` and `pfl tune` it is the one of --metric"""
     test_last: Annotated[int, Ge(0)] = 0
     """also predict test samples after each of the last N rounds and report the mean accuracy; this chooses nothing"""
     answer_train: bool = False
@@ -150,6 +153,12 @@ class Settings:
     def is_due(self, t: int, every: int) -> bool:
         """Whether a measurement that is due ``every`` N rounds (0: never) is made after round ``t``, from 0."""
         return every > 0 and ((t + 1) % every == 0 or t + 1 == self.rounds) and t >= 0
+
+    @property
+    def compares_rounds_by(self) -> str | None:
+        """The metric by which rounds are compared; None for the score of the task, or if no round is chosen."""
+        chooses = self.report == "best" or self.patience > 0
+        return self.round_metric if chooses and self.round_metric != "accuracy" else None
 
     @property
     def is_plain_sgd(self) -> bool:

@@ -15,9 +15,9 @@ from pflcli.artifacts.kinds.predictions import SplitPredictions
 from pflcli.artifacts.reader import Artifact
 from pflcli.core import scores
 from pflcli.core.errors import InputError, UsageError
+from pflcli.core.metrics.metric import ALIKE, BY_SAMPLES, DECILE, Metric
 from pflcli.core.wording import counted
-from pflcli.evaluation.metrics import catalogue, conformal
-from pflcli.evaluation.metrics.catalogue import Metric
+from pflcli.evaluation.metrics import conformal
 from pflcli.evaluation.metrics.conformal import ClientSets, Rule
 from pflcli.evaluation.summary import Scored
 
@@ -59,11 +59,11 @@ class PredictionSets:
 _METRICS = {
     metric.name: metric
     for metric in (
-        Metric("coverage", "fraction", catalogue.BY_SAMPLES, over=scores.weighted_mean),
-        Metric("coverage_mean", "fraction", catalogue.ALIKE, over=scores.mean),
-        Metric("coverage_bottom_decile", "fraction", catalogue.DECILE, over=scores.lowest_decile),
-        Metric("set_size", "classes", catalogue.BY_SAMPLES, over=scores.weighted_mean),
-        Metric("set_size_mean", "classes", catalogue.ALIKE, over=scores.mean),
+        Metric("coverage", "fraction", BY_SAMPLES, over=scores.weighted_mean),
+        Metric("coverage_mean", "fraction", ALIKE, over=scores.mean),
+        Metric("coverage_bottom_decile", "fraction", DECILE, over=scores.lowest_decile),
+        Metric("set_size", "classes", BY_SAMPLES, over=scores.weighted_mean),
+        Metric("set_size_mean", "classes", ALIKE, over=scores.mean),
         Metric("infinite_thresholds", "clients", "seeds"),
     )
 }
@@ -215,7 +215,7 @@ def _summarize_rule(items: Sequence[Scored], rule: str) -> dict[str, Any]:
         over = metric.over
         by_client = [sets.coverage if name.startswith("coverage") else sets.size for sets in each]
         values = [over(value, item.n) for value, item in zip(by_client, items, strict=True)]
-        count = sum(int(item.n.sum()) for item in items) if metric.weighting == catalogue.BY_SAMPLES else tested
+        count = sum(int(item.n.sum()) for item in items) if metric.weighting == BY_SAMPLES else tested
         result[name] = metric.record(values, count)
     return result
 

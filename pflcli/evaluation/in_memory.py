@@ -17,9 +17,10 @@ from numpy.typing import NDArray
 from pflcli.artifacts.client_blocks import offsets
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.open_by_path import open_one
+from pflcli.core import tasks
 from pflcli.core.errors import InputError, UsageError
+from pflcli.core.metrics import catalogue
 from pflcli.evaluation import client_identity, convergence, scoring, summary
-from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.presentation import conclusion, notes, tables
 from pflcli.evaluation.summary import ScoredPredictions
 
@@ -96,7 +97,9 @@ def table(
 def _propose_metric(results: Mapping[str, Source | Sequence[Source]]) -> str:
     """Return the metric that ranks methods of the first result's task."""
     given = (each for group in results.values() for each in (group if isinstance(group, Sequence) else [group]))
-    return next((each.federation.task.metrics for each in given if hasattr(each, "federation")), catalogue.DEFAULT)[0]
+    kinds = (each.federation.task.kind for each in given if hasattr(each, "federation"))
+    kind: str = next(kinds, tasks.CLASSES)
+    return tasks.find(kind).metrics[0]
 
 
 def _parse_metrics(metric: str | Sequence[str]) -> tuple[str, ...]:
@@ -161,8 +164,7 @@ def _score(
     if not len(answers.y):
         raise InputError(f"{label} has no {split} samples to score")
     classes = answers.parts["p"].shape[1]
-    catalogue.require_task(metrics, federation.task.kind, federation.task.metrics[0])
-    catalogue.require_classes(metrics, classes)
+    catalogue.require_defined(metrics, federation.task.kind, classes)
     curve, losses = _read_progress(source)
     fields: dict[str, Any] = scoring.score_predictions(answers, metrics, 1)
     item = ScoredPredictions(

@@ -14,8 +14,8 @@ from typing import Any
 from pflcli.artifacts.kinds import evaluation
 from pflcli.artifacts.reader import Artifact
 from pflcli.core import registry
+from pflcli.core.metrics import catalogue
 from pflcli.core.wording import counted
-from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.presentation import prediction_sets, tables
 from pflcli.evaluation.presentation.conclusion import DAGGER, Conclusion, Marks, explain_marks
 

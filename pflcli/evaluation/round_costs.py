@@ -29,8 +29,8 @@ from pflcli.artifacts.kinds import backbone
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.core import registry
 from pflcli.core.errors import GoneError, UsageError
+from pflcli.core.metrics import catalogue
 from pflcli.evaluation import convergence
-from pflcli.evaluation.metrics import catalogue
 
 _LINKS = ("bytes_up", "bytes_down", "bytes_peer")
 TARGET_METRICS = ("rounds_to_target", "seconds_to_target", "megabytes_to_target", "exchanges_to_target")

@@ -13,11 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts import codebook, csv_file
-from pflcli.artifacts.kinds import evaluation, predictions
+from pflcli.artifacts.kinds import evaluation, kind_of_labels, predictions
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.core import registry, scores
 from pflcli.core.errors import GoneError, InputError, UsageError, closest
+from pflcli.core.metrics import catalogue
 from pflcli.core.wording import counted, listed
 from pflcli.evaluation import (
     client_identity,
@@ -30,7 +31,7 @@ from pflcli.evaluation import (
 )
 from pflcli.evaluation.charts import clients as client_charts
 from pflcli.evaluation.charts.vega import Spec
-from pflcli.evaluation.metrics import catalogue, gains
+from pflcli.evaluation.metrics import gains
 from pflcli.evaluation.presentation import conclusion, notes, prediction_sets, tables
 from pflcli.evaluation.presentation.conclusion import ClientScores, Conclusion, Marks, mark_column
 from pflcli.evaluation.round_costs import Link
@@ -337,7 +338,7 @@ def score_artifact(
             f"{artifact.path} has no {split} samples to score",
             "pfl partition DATASET -o DIR --fractions 0.6,0.2,0.2",
         )
-    catalogue.require_classes(metric_names, p.shape[1])
+    catalogue.require_defined(metric_names, kind_of_labels(artifact.manifest), p.shape[1])
     curve, losses = round_costs.read_progress(artifact)
     class_names = codebook.read(artifact).class_names(p.shape[1])
     return Scored(

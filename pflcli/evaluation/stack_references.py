@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts.kinds import predictions
-from pflcli.evaluation.metrics import catalogue
-from pflcli.evaluation.metrics.catalogue import Metric
+from pflcli.core.metrics import catalogue
+from pflcli.core.metrics.metric import Metric
 from pflcli.evaluation.summary import Scored
 
 _MIN_CLIENTS, _MIN_SAMPLES = 5, 200

@@ -15,10 +15,10 @@ from numpy.typing import NDArray
 from pflcli.artifacts.kinds import evaluation
 from pflcli.artifacts.reader import Artifact
 from pflcli.core.errors import InputError
+from pflcli.core.metrics import catalogue
+from pflcli.core.metrics.metric import Metric
 from pflcli.evaluation import client_identity, summary
 from pflcli.evaluation.charts import vega
-from pflcli.evaluation.metrics import catalogue
-from pflcli.evaluation.metrics.catalogue import Metric
 from pflcli.evaluation.presentation import notes
 from pflcli.evaluation.presentation.conclusion import Conclusion, name_baseline
 

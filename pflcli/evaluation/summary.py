@@ -14,9 +14,10 @@ from numpy.typing import NDArray
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import Artifact
 from pflcli.core import registry, rng, scores
+from pflcli.core.metrics import catalogue
+from pflcli.core.metrics.metric import Metric
 from pflcli.evaluation import client_identity, convergence, round_costs
-from pflcli.evaluation.metrics import catalogue, gains
-from pflcli.evaluation.metrics.catalogue import Metric
+from pflcli.evaluation.metrics import gains
 from pflcli.evaluation.metrics.conformal import ClientSets
 from pflcli.evaluation.presentation.conclusion import MAX_NAMED
 

@@ -22,8 +22,8 @@ import typer
 from pflcli.core import config, registry
 from pflcli.core.errors import UsageError
 from pflcli.core.execution import Execution
+from pflcli.core.tasks import RANKING
 from pflcli.core.wording import PathWord, as_typed
-from pflcli.evaluation.metrics import RANKING
 from pflcli.options import completion
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar
 import typer
 
 from pflcli.core import config
-from pflcli.evaluation.metrics import RANKING
+from pflcli.core.tasks import RANKING
 from pflcli.options import completion
 from pflcli.options.declaration import (
     METHOD,

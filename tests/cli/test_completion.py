@@ -21,7 +21,8 @@ from pflcli.artifacts import kinds
 from pflcli.artifacts.reader import open_artifact
 from pflcli.cli import app
 from pflcli.cli.from_options import walk_commands
-from pflcli.evaluation.metrics import RANKING, catalogue
+from pflcli.core.metrics import catalogue
+from pflcli.core.tasks import RANKING
 from pflcli.options import completion
 
 

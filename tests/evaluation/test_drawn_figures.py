@@ -22,9 +22,9 @@ from pflcli.commands.partition import partition
 from pflcli.commands.personalize import personalize
 from pflcli.commands.show import plot
 from pflcli.core.errors import InputError, UsageError
+from pflcli.core.metrics import catalogue
 from pflcli.evaluation.charts import clients, curves, matrices, vega
 from pflcli.evaluation.charts.matrices import Order
-from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.metrics.client_relations import select_last_round
 from pflcli.plugins.audits import charts as attacks
 

@@ -16,10 +16,10 @@ from pflcli.artifacts.kinds.predictions import Predictions, SplitPredictions
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.evaluate import evaluate
 from pflcli.core.errors import UsageError
+from pflcli.core.metrics import catalogue
 from pflcli.evaluation import lineage, scoring
 from pflcli.evaluation.charts import clients as pictures
 from pflcli.evaluation.charts import vega
-from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.presentation import tables
 from pflcli.options import declaration
 

@@ -48,6 +48,7 @@ PACKAGES = (
     "methods",
     "core/engine",
     "plugins/accelerated",
+    "core/metrics",
     "evaluation/metrics",
     "core/federation",
     "commands",

@@ -10,8 +10,11 @@ import pytest
 import torch
 
 from pflcli import Federation, simulate, table
+from pflcli.core import tasks
 from pflcli.core.errors import InputError, UnsuitedError, UsageError
-from pflcli.evaluation.metrics import RANKING, catalogue
+from pflcli.core.metrics import catalogue
+from pflcli.core.metrics.metric import ranking
+from pflcli.core.tasks import RANKING
 from pflcli.evaluation.presentation import tables
 
 
@@ -20,7 +23,6 @@ class Quantity:
     """Predict a quantity: the loss is the squared error, the score the negative absolute error."""
 
     kind: ClassVar[str] = "quantities"
-    metrics: ClassVar[tuple[str, ...]] = ("mae",)
     unit: str = ""
     outputs: int = 1
     names: tuple[str, ...] = ()
@@ -68,11 +70,12 @@ def make_quantities(**options):
 
 @pytest.fixture(scope="module", autouse=True)
 def _mae():
-    entries = catalogue._ranking(
+    entries = ranking(
         *("mae", "MAE"), unit="", percent=False, lower_is_better=True, task="quantities",
         per_sample=lambda p, y: np.abs(p[:, 0] - y),
     )  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(tasks.KINDS, "quantities", tasks.Kind(__name__, "Quantity", ("mae",)))
         for entry in entries:
             patch.setitem(catalogue.METRICS, entry.name, entry)
         for module in (catalogue, tables):

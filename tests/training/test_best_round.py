@@ -117,9 +117,9 @@ def test_run_reporting_its_best_round_equals_a_run_of_that_many_rounds(method, s
     """Accuracies are set so that the fourth of six rounds is best; then only four are run."""
     values = iter([0.1, 0.3, 0.2, 0.8, 0.8, 0.5] * 2)
     if methods.load(method).PERSONAL_MODELS:
-        monkeypatch.setattr(personal, "measure_accuracy", lambda *_: next(values))
+        monkeypatch.setattr(personal, "measure_owners", lambda *_: (next(values), math.nan))
     else:
-        monkeypatch.setattr("pflcli.core.federation.run.Run.accuracy", lambda *_: next(values))
+        monkeypatch.setattr(personal, "_measure", lambda *_: (next(values), math.nan))
     options = METHOD_OPTIONS.get(method)
     personalize(method, small.p, tmp_path / "best", options=options, settings={**SETTINGS, "report": "best"})
     values = iter([0.1] * 9)

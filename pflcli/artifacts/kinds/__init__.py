@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pflcli.core import plugins, registry
 from pflcli.core.errors import InputError
+from pflcli.core.tasks import CLASSES
 from pflcli.core.wording import counted
 
 if TYPE_CHECKING:
@@ -52,6 +53,12 @@ def load(name: str) -> Kind:
 def schemas() -> dict[str, int]:
     """Return the schema of each kind by name, without importing its file."""
     return {name: constants["SCHEMA"] for name, constants in _constants().items()}
+
+
+def kind_of_labels(manifest: Manifest) -> str:
+    """Return what the labels of an artifact's samples are; see ``tasks``."""
+    kind: str = manifest.summary.get("task", {}).get("kind", CLASSES)
+    return kind
 
 
 def made_by(name: str) -> str:

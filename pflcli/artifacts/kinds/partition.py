@@ -20,12 +20,13 @@ from pflcli.artifacts import client_blocks, h5_file
 from pflcli.artifacts import codebook as codebooks
 from pflcli.artifacts.client_blocks import LazyRows
 from pflcli.artifacts.codebook import Codebook
-from pflcli.artifacts.kinds import describe_count, describe_name
+from pflcli.artifacts.kinds import describe_count, describe_name, kind_of_labels
 from pflcli.artifacts.manifest import Manifest, require_summary
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.core.datasets import SPLITS
 from pflcli.core.errors import InputError
+from pflcli.core.tasks import CLASSES
 
 SCHEMA = 1
 MADE_BY = "pfl partition DATASET -o DIR"
@@ -148,11 +149,15 @@ def read(artifact: Artifact) -> Partition:
 
 @dataclass(frozen=True)
 class Form:
-    """The ``shape`` of one sample (images have channels last), its ``dtype``, and the number of ``classes``."""
+    """The ``shape`` of one sample (images have channels last), its ``dtype``, and the number of ``classes``.
+
+    If labels are of another ``kind`` than classes, their number is that of a model's outputs.
+    """
 
     shape: tuple[int, ...]
     dtype: str
     classes: int
+    kind: str = CLASSES
 
     @property
     def input_shape(self) -> tuple[int, ...]:
@@ -165,7 +170,7 @@ class Form:
 def read_form(artifact: Artifact) -> Form:
     """Return the form of a partition's samples, without reading them."""
     summary = artifact.manifest.summary
-    return Form(tuple(summary["shape"]), summary["type"], summary["classes"])
+    return Form(tuple(summary["shape"]), summary["type"], summary["classes"], kind_of_labels(artifact.manifest))
 
 
 def read_sizes(artifact: Artifact) -> NDArray[np.int64]:

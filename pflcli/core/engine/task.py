@@ -26,8 +26,6 @@ class Task(Protocol):
 
     kind: ClassVar[str]
     """what labels are; metrics are defined for labels of one kind, and methods say which kinds they learn"""
-    metrics: ClassVar[tuple[str, ...]]
-    """names of metrics in the catalogue; the first ranks methods unless another is asked for"""
 
     @property
     def outputs(self) -> int:
@@ -82,7 +80,6 @@ class Classification:
     """
 
     kind: ClassVar[str] = CLASSES
-    metrics: ClassVar[tuple[str, ...]] = ("accuracy",)
 
     outputs: int
     names: tuple[str, ...] = ()

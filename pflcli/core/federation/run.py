@@ -666,7 +666,7 @@ class Run:
 
         ``models`` is one model, or one per client (m, ...). A sample's loss is at most 16, which bounds outliers.
         """
-        p, y = self._predictions(clients, models, split)
+        p, y = self.answers(clients, models, split)
         sizes = self.federation.sizes(split)[clients]
         owner = np.repeat(np.arange(len(clients)), sizes)
         sums = np.bincount(owner, weights=self.task.bounded_losses(p, y), minlength=len(clients))
@@ -676,10 +676,10 @@ class Run:
         self, clients: NDArray[np.int64], models: Params | Stacked | ModelTable, split: str
     ) -> NDArray[np.bool_]:
         """Return the task's scores (n,) of one model, or one per client (m, ...): whether predictions are right."""
-        p, y = self._predictions(clients, models, split)
+        p, y = self.answers(clients, models, split)
         return self.task.scores(p, y)
 
-    def _predictions(
+    def answers(
         self, clients: NDArray[np.int64], models: Params | Stacked | ModelTable, split: str
     ) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
         """Return predictions (n, C) and labels (n,) of the clients' samples of a split."""

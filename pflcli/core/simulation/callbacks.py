@@ -53,7 +53,8 @@ class EarlyStopping(Callback):
     """Ends the rounds at a measurement if validation accuracy has not risen for ``patience`` rounds.
 
     The accuracy is that of personal models where it is measured, else that of the global model; with ``shared``, always
-    that of the global model. A run in which it is never measured does not end early.
+    that of the global model. A run in which it is never measured does not end early. With the setting ``round_metric``,
+    that metric must improve instead.
     """
 
     def __init__(self, patience: int, *, shared: bool = False) -> None:
@@ -63,7 +64,7 @@ class EarlyStopping(Callback):
 
     def stops(self, run: Run, progress: Progress) -> bool:
         """Return whether the last measured round is ``patience`` rounds or more after the best one."""
-        found = find_best(progress.rows, shared=self._shared)
+        found = find_best(progress.rows, run.settings.compares_rounds_by, shared=self._shared)
         return found is not None and found.last - found.best >= self.patience
 
 

@@ -25,7 +25,7 @@ ROUND_COLUMNS = (
     *("round", "clients", "lr", "loss", "validation_accuracy", "personal_accuracy", "test_accuracy"),
     *("bytes_up", "bytes_down", "bytes_peer", "dropped", "diverged", "left_out", "seconds"),
 )
-"""The columns of ``rounds.csv`` for all methods; differential privacy adds some."""
+"""The columns of ``rounds.csv`` for all methods; differential privacy and the setting ``round_metric`` add some."""
 
 
 def run_rounds(
@@ -39,7 +39,7 @@ def run_rounds(
 ) -> None:
     """Play the remaining rounds of a method, if it has any, and add them to ``progress``.
 
-    With ``shared``, only the global model is needed, and the best round is chosen by its accuracy.
+    With ``shared``, only the global model is needed, and the best round is chosen by its score.
     """
     settings = run.settings
     stopping = [EarlyStopping(settings.patience, shared=shared)] if settings.patience else []
@@ -55,7 +55,8 @@ def run_rounds(
             progress.rows.append(row)
             progress.reads_rounds |= run.notes.reads_rounds
             if settings.report == "best":
-                progress.best = update_best(progress.best, progress.state, progress.rows, shared=shared)
+                by = settings.compares_rounds_by
+                progress.best = update_best(progress.best, progress.state, progress.rows, by, shared=shared)
         for callback in callbacks:
             callback.after_round(run, progress)
 
@@ -176,14 +177,13 @@ def _describe_round(run: Run, method: Method, state: Any, t: int, before: Mappin
     # A deployment has the same losses in another order.
     weight = math.fsum(weight for _, weight in run.notes.losses)
     loss = math.fsum(loss * weight for loss, weight in run.notes.losses) / weight if weight else math.nan
-    shared = state.get("global") if personal_accuracy.is_due(run.settings, method, "validation_accuracy", t) else None
     return {
         "round": t + 1,
         # ``setup`` involves all participants.
         "clients": len(run.notes.trained) if t >= 0 else len(run.federation.participants),
         "lr": run.settings.lr_at(t) if t >= 0 else math.nan,
         "loss": loss,
-        "validation_accuracy": run.accuracy(shared, "validation") if shared else math.nan,
+        **personal_accuracy.measure_shared(run, method, state, t),
         **personal_accuracy.measure_personal(run, method, state, t),
         **personal_accuracy.measure_test(run, method, state, t),
         **{f"bytes_{link}": run.traffic[link] - before[link] for link in run.traffic},

@@ -10,7 +10,7 @@ seen clients adapt as if the run ended there. The cost of a round does not inclu
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -33,18 +33,38 @@ def find_owners(run: Run, method: Method, state: Mapping[str, Any]) -> NDArray[n
 
 
 def is_due(settings: Settings, method: Method, column: str, t: int) -> bool:
-    """Whether the accuracy in this column of ``rounds.csv`` is measured after round ``t``, from 0."""
+    """Whether the score in this column of ``rounds.csv`` is measured after round ``t``, from 0."""
     every = settings.personal_every if method.ADAPTS else settings.eval_every
-    if column == "test_accuracy":
+    if column.startswith("test_"):
         return t >= settings.rounds - settings.test_last and (not method.ADAPTS or settings.is_due(t, every))
-    return settings.is_due(t, settings.eval_every if column == "validation_accuracy" else every)
+    return settings.is_due(t, settings.eval_every if column.startswith("validation_") else every)
+
+
+def measure_shared(run: Run, method: Method, state: dict[str, Any], t: int) -> dict[str, float]:
+    """Return the columns of the global model after round ``t``: ``validation_accuracy``, nan if it is not measured.
+
+    With the setting ``round_metric``, there is also a column of that metric.
+    """
+    shared, found = state.get("global"), _UNKNOWN
+    if shared and is_due(run.settings, method, "validation_accuracy", t):
+        clients = run.federation.seen_clients
+        found = _measure(run, [(clients, *run.answers(clients, shared, "validation"))], "validation")
+    return _columns(run, "validation", found)
 
 
 def measure_personal(run: Run, method: Method, state: dict[str, Any], t: int) -> dict[str, float]:
-    """Return the column ``personal_accuracy`` of ``rounds.csv`` after round ``t``; nan if it is not measured."""
+    """Return the same columns of personal models after round ``t``: ``personal_accuracy`` and that of a metric."""
     measures = run.settings.personal_every if method.ADAPTS else method.PERSONAL_MODELS
     due = measures and is_due(run.settings, method, "personal_accuracy", t)
-    return {"personal_accuracy": measure_accuracy(run, method, state) if due else math.nan}
+    return _columns(run, "personal", measure_owners(run, method, state) if due else _UNKNOWN)
+
+
+_UNKNOWN = (math.nan, math.nan)
+
+
+def _columns(run: Run, model: str, found: tuple[float, float]) -> dict[str, float]:
+    metric = run.settings.compares_rounds_by
+    return {f"{model}_accuracy": found[0], **({} if metric is None else {f"{model}_{metric}": found[1]})}
 
 
 def measure_test(run: Run, method: Method, state: dict[str, Any], t: int) -> dict[str, float]:
@@ -65,17 +85,50 @@ def measure_test(run: Run, method: Method, state: dict[str, Any], t: int) -> dic
 
 
 def measure_accuracy(run: Run, method: Method, state: dict[str, Any], split: str = "validation") -> float:
-    """Return the accuracy of the ``find_owners`` on a split, each with its own model, weighted by samples.
+    """Return the accuracy of ``measure_owners``."""
+    return measure_owners(run, method, state, split)[0]
 
-    It is nan if they have no such samples, or if the method was trained on them.
+
+def measure_owners(run: Run, method: Method, state: dict[str, Any], split: str = "validation") -> tuple[float, float]:
+    """Return the accuracy of the ``find_owners`` on a split, each with its own model, and what rounds are compared by.
+
+    Both are weighted by samples, and nan if there are no such samples, or if the method was trained on them.
     """
     clients = find_owners(run, method, state)
     clients = clients[run.federation.sizes(split)[clients] > 0]
-    right: list[NDArray[np.bool_]] = []
     with run.personalizing(), run.engine.training():
-        for chunk in client_batches(run, clients):
-            predictor = method.personalize(run, state, chunk)
-            if split not in predictor.splits:
-                break
-            right.append(run.task.scores(predictor.answer(split)["p"], run.federation.labels_of(chunk, split)))
-    return float(np.concatenate(right).mean()) if right else math.nan
+        return _measure(run, _answers(run, method, state, clients, split), split)
+
+
+_Answers = tuple[NDArray[np.int64], NDArray[np.float32], NDArray[np.int64]]
+"""Clients (m,), and the predictions (n, C) and labels (n,) of their samples."""
+
+
+def _answers(
+    run: Run, method: Method, state: dict[str, Any], clients: NDArray[np.int64], split: str
+) -> Iterator[_Answers]:
+    for chunk in client_batches(run, clients):
+        predictor = method.personalize(run, state, chunk)
+        if split not in predictor.splits:
+            return
+        yield chunk, predictor.answer(split)["p"], run.federation.labels_of(chunk, split)
+
+
+def _measure(run: Run, answers: Iterable[_Answers], split: str) -> tuple[float, float]:
+    """Return the mean score of the task, and the metric by which rounds are compared; nan without samples."""
+    name = run.settings.compares_rounds_by if split == "validation" else None
+    right, kept = list[NDArray[Any]](), list[_Answers]()
+    for clients, p, y in answers:
+        right.append(run.task.scores(p, y))
+        kept += [(clients, p, y)] if name is not None else []
+    if not sum(map(len, right)):
+        return _UNKNOWN
+    score = float(np.concatenate(right).mean())
+    if name is None:
+        return score, math.nan
+    from pflcli.core.metrics import catalogue  # here, because few runs need it
+
+    metric, (owners, p, y) = catalogue.METRICS[name], map(np.concatenate, zip(*kept, strict=True))
+    sizes = run.federation.sizes(split)[owners]
+    by_client = metric.score_clients(p, y, np.concatenate([[0], np.cumsum(sizes)]))
+    return score, metric.score_run({name: by_client}, sizes, p, y)

@@ -24,12 +24,17 @@ Row = dict[str, Any]
 
 @dataclass(frozen=True)
 class Best:
-    """The first ``round`` with the highest ``accuracy``, a ``column`` of ``rounds.csv``, and the ``state`` after it."""
+    """The first ``round`` with the best ``score``, in a ``column`` of ``rounds.csv``, and the ``state`` after it."""
 
     round: int
     column: str
-    accuracy: float
+    score: float
     state: State
+
+    def describe(self) -> str:
+        """Return which round it is, and by which metric if that is not the score of the task."""
+        metric = self.column.partition("_")[2]
+        return f"best round by validation{'' if metric == 'accuracy' else f' {metric}'}: {self.round}"
 
 
 class Measured(NamedTuple):
@@ -40,21 +45,31 @@ class Measured(NamedTuple):
     last: int
 
 
-def find_best(rows: Sequence[Row], *, shared: bool = False) -> Measured | None:
-    """Return the best row by the accuracy of personal models if it was measured, else by that of the global model.
+def find_best(rows: Sequence[Row], metric: str | None = None, *, shared: bool = False) -> Measured | None:
+    """Return the best row by the score of personal models if it was measured, else by that of the global model.
 
-    With ``shared``, rows are always compared by the global model. None if nothing was measured.
+    The score is that of the task, which the columns call accuracy, or a ``metric``. With ``shared``, rows are always
+    compared by the global model. None if nothing was measured.
     """
-    for column in ("personal_accuracy", "validation_accuracy")[shared:]:
+    sign = 1 if metric is None else _sign(metric)
+    for column in (f"personal_{metric or 'accuracy'}", f"validation_{metric or 'accuracy'}")[shared:]:
         measured = [index for index, row in enumerate(rows) if not math.isnan(row.get(column, math.nan))]
         if measured:
-            return Measured(column, max(measured, key=lambda index: rows[index][column]), measured[-1])
+            return Measured(column, max(measured, key=lambda index: sign * rows[index][column]), measured[-1])
     return None
 
 
-def update_best(best: Best | None, state: State, rows: Sequence[Row], *, shared: bool) -> Best | None:
+def _sign(metric: str) -> int:
+    from pflcli.core.metrics import catalogue  # here, because few runs need it
+
+    return catalogue.METRICS[metric].sign
+
+
+def update_best(
+    best: Best | None, state: State, rows: Sequence[Row], metric: str | None = None, *, shared: bool
+) -> Best | None:
     """Return the best round by ``find_best``, after that of the last of ``rows``, which ended with ``state``."""
-    found = find_best(rows, shared=shared)
+    found = find_best(rows, metric, shared=shared)
     if found is None or found.best < len(rows) - 1:
         return best
     if best is not None:
@@ -126,7 +141,7 @@ class Progress:
         """Return the facts about the reported round for a summary."""
         if self.best is None:
             return {"reported": "last round"}
-        return {"reported": f"best round by validation: {self.best.round}", "reported_round": self.best.round}
+        return {"reported": self.best.describe(), "reported_round": self.best.round}
 
     @property
     def predicted_clients(self) -> int:

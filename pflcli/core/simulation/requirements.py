@@ -17,13 +17,28 @@ from pflcli.core.settings import AUTO, Settings
 
 
 def resolve_names(settings: Settings) -> Settings:
-    """Return the settings with full names; raises UsageError for an unknown model, upload step or aggregator."""
+    """Return the settings with full names; raises UsageError for an unknown model, upload, aggregator or metric."""
     return replace(
         settings,
+        round_metric=None if settings.round_metric is None else _parse_metric(settings.round_metric),
         model=settings.model if settings.model == AUTO else models.check(settings.model),
         upload=tuple(str(uploads.load(step)) for step in settings.upload),
         aggregator=str(aggregators.load(settings.aggregator)),
     )
+
+
+def _parse_metric(name: str) -> str:
+    from pflcli.core.metrics import catalogue  # here, because few runs need it
+
+    return catalogue.parse_names([name])[0]
+
+
+def require_round_metric(settings: Settings, kind: str, outputs: int) -> None:
+    """Raise UsageError if the metric that compares rounds is not defined for these labels."""
+    if settings.round_metric is not None:
+        from pflcli.core.metrics import catalogue
+
+        catalogue.require_defined([settings.round_metric], kind, outputs)
 
 
 def require_fit(settings: Settings, net: nn.Module, channels: int | None) -> None:
@@ -60,6 +75,8 @@ def require_body(name: str, method: Method, settings: Settings, net: nn.Module) 
 
 def describe_ignored(name: str, method: Method, settings: Settings) -> Iterator[str]:
     """Yield a message for each setting that differs from its default and has no effect on the method."""
+    if settings.round_metric is not None and settings.report == "last" and not settings.patience:
+        yield f"--round-metric {settings.round_metric} has no effect without --report best or --patience"
     for setting in method.IGNORES:
         value = getattr(settings, setting)
         if value != getattr(Settings(), setting):

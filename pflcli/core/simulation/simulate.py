@@ -331,6 +331,7 @@ def _require_suited(
             f"{name} learns {' and '.join(method.TASKS)}, and labels are {federation.task.kind}",
             "a method whose file has TASKS = ('any',), such as fedavg",
         )
+    requirements.require_round_metric(settings, federation.task.kind, federation.task.outputs)
     requirements.require_private(name, method, settings)
     requirements.require_body(name, method, settings, net)
     for line in requirements.describe_ignored(name, method, settings):

@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
+from pflcli.core.metrics import catalogue
+from pflcli.core.metrics.metric import Metric
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.charts.vega import GREY, SHAPES, Row, Scores, Spec, channel
-from pflcli.evaluation.metrics import catalogue
-from pflcli.evaluation.metrics.catalogue import Metric
 
 MIN_MANY_CLIENTS = 20
 """From this number on, clients are ranked instead of shown by name."""

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli.core.metrics.metric import Metric
 from pflcli.evaluation.charts import renderer
-from pflcli.evaluation.metrics.catalogue import Metric
 
 Spec = dict[str, Any]
 Row = dict[str, Any]

@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli.core.metrics import catalogue
+from pflcli.core.metrics.metric import Metric
 from pflcli.core.wording import counted, listed
-from pflcli.evaluation.metrics import catalogue, gains
-from pflcli.evaluation.metrics.catalogue import Metric
+from pflcli.evaluation.metrics import gains
 from pflcli.evaluation.metrics.gains import Estimate
 from pflcli.evaluation.presentation import tables
 

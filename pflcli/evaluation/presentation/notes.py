@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from pflcli.core.metrics import catalogue
 from pflcli.core.wording import as_typed, counted
-from pflcli.evaluation.metrics import catalogue, gains
+from pflcli.evaluation.metrics import gains
 from pflcli.evaluation.presentation import prediction_sets, tables
 
 
@@ -30,6 +31,12 @@ def _describe_splits(methods: Sequence[Mapping[str, Any]], *, validated: bool) -
         f"not a fair comparison: {', '.join(more)} also learned from validation samples, the others only from "
         "training samples; run all with --refit, or none"
     ]
+
+
+def _describe_rounds(metrics: Mapping[str, Any]) -> list[str]:
+    """Return a sentence on the metric by which rounds were chosen; empty if it is accuracy, or none was chosen."""
+    chosen = [words for words in metrics.get("reported", "").split(" or ") if "by validation " in words]
+    return [f"the reported round is the {words.replace('best round', 'best one')}" for words in chosen]
 
 
 def _describe_transductive(methods: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -134,6 +141,7 @@ def list_notes(metrics: Mapping[str, Any]) -> list[str]:
     ]
     lines += [
         *_describe_splits(rows, validated=not metrics.get("without_validation")),
+        *_describe_rounds(metrics),
         *_describe_references(rows),
         *_describe_transductive(rows),
         *_describe_privacy(rows),

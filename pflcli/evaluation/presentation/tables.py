@@ -7,8 +7,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from pflcli.evaluation.metrics import RANKING, catalogue, gains
-from pflcli.evaluation.metrics.catalogue import Metric
+from pflcli.core.metrics import catalogue
+from pflcli.core.metrics.metric import Metric
+from pflcli.core.tasks import RANKING
+from pflcli.evaluation.metrics import gains
 
 MARK = "*"
 """Mark of a share of clients that exceeds chance."""

@@ -35,8 +35,8 @@ from annotated_types import Ge, Len
 
 from pflcli.core import config, registry
 from pflcli.core.errors import InputError, UsageError, closest
+from pflcli.core.metrics import catalogue
 from pflcli.core.settings import Settings
-from pflcli.evaluation.metrics import catalogue
 from pflcli.options.declaration import declared_options
 from pflcli.options.partition import Partition
 from pflcli.plugins.claims.experiments import merge, resolve_experiments

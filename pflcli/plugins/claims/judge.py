@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 from pflcli.artifacts.kinds import evaluation
 from pflcli.artifacts.reader import Artifact, follow
 from pflcli.core import scores
+from pflcli.core.metrics import catalogue
 from pflcli.core.wording import counted
 from pflcli.evaluation import client_identity, round_costs, scoring, summary
-from pflcli.evaluation.metrics import catalogue, gains
+from pflcli.evaluation.metrics import gains
 from pflcli.evaluation.metrics.gains import Estimate
 from pflcli.evaluation.round_costs import Link
 from pflcli.evaluation.summary import Scored

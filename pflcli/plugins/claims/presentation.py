@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from pflcli.core.metrics import catalogue
 from pflcli.core.wording import as_typed, counted
-from pflcli.evaluation.metrics import catalogue, gains
+from pflcli.evaluation.metrics import gains
 from pflcli.evaluation.presentation.tables import Table
 
 _SIZES = {"clients": "client", "samples": "sample", "rounds": "round", "seeds": "seed"}

@@ -33,9 +33,9 @@ from pflcli.core.execution import Execution
 from pflcli.core.knn import capacity as capacities
 from pflcli.core.knn.spaces import Space
 from pflcli.core.knn.stores import call_in_threads
+from pflcli.core.metrics import catalogue
 from pflcli.evaluation import figures
 from pflcli.evaluation.charts import curves
-from pflcli.evaluation.metrics import catalogue
 from pflcli.methods import knn_per
 from pflcli.methods.parts.knn_grid import Queries, choose_lambdas, count_correct_on_grid
 from pflcli.options.function import command

@@ -18,11 +18,11 @@ from typing import Any
 from pflcli import __version__
 from pflcli.core import registry
 from pflcli.core.errors import PflError
+from pflcli.core.metrics import catalogue
 from pflcli.core.wording import counted
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.compared_runs import Runs
 from pflcli.evaluation.lineage import HEADINGS, Lineage, list_commands
-from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.presentation import prediction_sets, tables
 from pflcli.evaluation.presentation.conclusion import DAGGER, Marks, explain_marks
 from pflcli.evaluation.presentation.section import Section as Other

@@ -10,10 +10,10 @@ import numpy as np
 import pandas as pd
 
 from pflcli.artifacts.reader import Artifact
+from pflcli.core.metrics import catalogue
 from pflcli.evaluation import compared_runs
 from pflcli.evaluation import lineage as lineages
 from pflcli.evaluation.lineage import Lineage
-from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.stored_comparison import KINDS as COMPARISONS
 from pflcli.evaluation.stored_comparison import Comparison, read_comparison
 from pflcli.plugins.tracking import Record, flatten

@@ -12,11 +12,11 @@ from pflcli.artifacts import placement
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact, ancestor, follow
 from pflcli.core.errors import ConflictError, InputError, UsageError
+from pflcli.core.metrics import catalogue
 from pflcli.core.reporter import Reporter
 from pflcli.core.settings import TRAINING, Settings
 from pflcli.core.wording import as_typed
 from pflcli.evaluation import summary
-from pflcli.evaluation.metrics import catalogue
 from pflcli.workflow.comparison.variants import ALL, Variant, assign_options, method_name, resolve_variants
 from pflcli.workflow.training import run_request
 

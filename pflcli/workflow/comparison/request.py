@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.core import config, methods
 from pflcli.core.errors import ComputationError, InputError, PflError, UsageError, closest
 from pflcli.core.federation.privacy import guarantee
+from pflcli.core.metrics import catalogue
 from pflcli.core.settings import TRAINING, Settings
 from pflcli.core.wording import counted
 from pflcli.options.compare import Compare
@@ -77,18 +79,22 @@ class Request:
         require_folder(out)
         table = TableOptions.read(asked)
         partitions = _partitions_by_seed(asked.sources, asked.seeds)
-        table.require_tunable(asked.tune)
         weights = None if asked.weights is None else initial.read(asked.weights)
         execution = asked.execution.reading(None if weights is None else weights.path)
         partition = next(iter(partitions.values()))
-        training = run_request.resolve_settings({}, asked.settings or {}, partition)
+        metric = table.metric(out / NAME, partition, force=execution.force)
+        settings = run_request.compare_rounds_by(metric, asked.settings or {}, chain(*(asked.options or {}).values()))
+        table.require_positive(metric, "--tune" if asked.tune is not None else "")
+        table.require_positive(metric, "--report best or --patience" if "round_metric" in settings else "")
+        training = run_request.resolve_settings({}, settings, partition)
         initial.require_weights(training, None if weights is None else weights.digest)
         added = references_beside(asked.methods) if asked.references else []
         suited, options, left_out = leave_out_unsuited(
             asked.methods, added, asked.options or {}, training, partition, execution.reporter
         )
-        budget = tunings.budget(asked.tune, out / NAME, partitions, table.metrics, force=execution.force)
-        asked = replace(asked, options=options, execution=execution)
+        budget = tunings.budget(asked.tune, out / NAME, partitions, metric, force=execution.force)
+        table = table if metric in catalogue.DEFAULT else replace(table, metrics=table.metrics or (metric,))
+        asked = replace(asked, options=options, settings=settings, execution=execution)
         return cls(asked, makers, partitions, weights, table, suited, added, budget, left_out)
 
     @property

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 from pflcli.artifacts import codebook
@@ -13,11 +14,12 @@ from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
+from pflcli.core import tasks
 from pflcli.core.errors import InputError, UsageError
 from pflcli.core.execution import Execution
+from pflcli.core.metrics import catalogue
 from pflcli.core.settings import Settings
 from pflcli.evaluation import coverage, round_costs, scoring, stack_references, summary
-from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.metrics.looks import Looks
 from pflcli.options.compare import Compare
 from pflcli.workflow.comparison import tunings
@@ -53,12 +55,17 @@ class TableOptions:
         metrics = None if asked.metrics is None else catalogue.parse_names(asked.metrics)
         return cls(asked.target, asked.link, metrics, asked.positive, asked.coverage)
 
-    def require_tunable(self, trials: int | None) -> None:
-        """Raise UsageError if tuning, whose positive class is always the last one, would rank by another one."""
-        metric = (self.metrics or catalogue.DEFAULT)[0]
-        if trials is not None and self.positive is not None and catalogue.METRICS[metric].binary_formula:
+    def metric(self, table: Path, partition: Artifact, *, force: bool) -> str:
+        """Return the metric that ranks methods: the first given, that of an existing ``table``, or that of the task."""
+        earlier = {} if force else tunings.read_request(table)
+        usual = tasks.find(partition_kind.read_form(partition).kind).metrics
+        return str((self.metrics or earlier.get("metric") or usual)[0])
+
+    def require_positive(self, metric: str, chooser: str) -> None:
+        """Raise UsageError if what chooses by a metric, with the last class as the positive one, needs another one."""
+        if chooser and self.positive is not None and catalogue.METRICS[metric].binary_formula:
             raise UsageError(
-                "--positive cannot be combined with --tune, which takes the last class as the positive one",
+                f"--positive cannot be combined with {chooser}, which takes the last class as the positive one",
                 "use another metric, such as --metric auroc, or leave out --positive",
             )
 
@@ -82,9 +89,9 @@ class TableOptions:
         metrics = self.metrics or catalogue.DEFAULT
         if metrics != catalogue.DEFAULT or self.positive is not None:
             partition = next(iter(partitions.values()))
-            classes = partition_kind.read_form(partition).classes
-            catalogue.require_classes(metrics, classes)
-            catalogue.positive_class(self.positive, codebook.read(partition).class_names(classes))
+            form = partition_kind.read_form(partition)
+            catalogue.require_defined(metrics, form.kind, form.classes)
+            catalogue.positive_class(self.positive, codebook.read(partition).class_names(form.classes))
         for partition in partitions.values() if self.coverage is not None else ():
             if not partition.manifest.summary.get("validation", 1):
                 raise InputError(

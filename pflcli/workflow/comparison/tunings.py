@@ -49,15 +49,15 @@ class Budget:
 
 
 def budget(
-    trials: int | None, table: Path, partitions: Mapping[int, Artifact], metrics: Sequence[str] | None, *, force: bool
+    trials: int | None, table: Path, partitions: Mapping[int, Artifact], metric: str, *, force: bool
 ) -> Budget | None:
     """Return the budget of ``--tune``, or None without it.
 
-    ``metrics`` are those of ``--metric``. If the comparison ``table`` exists, its seed is kept, and by default its
-    metric. Raises UsageError for a budget without trials and for several partitions; InputError without validation
-    samples; ConflictError, unless ``force``, if the comparison exists with another budget.
+    If the comparison ``table`` exists, its seed is kept. Raises UsageError for a budget without trials and for several
+    partitions; InputError without validation samples; ConflictError, unless ``force``, if the comparison exists with
+    another budget.
     """
-    earlier: Mapping[str, Any] = {} if force else _request(table)
+    earlier: Mapping[str, Any] = {} if force else read_request(table)
     if earlier:
         before = earlier.get("tune", {}).get("trials")
         if before != trials:
@@ -77,12 +77,12 @@ def budget(
     if not next(iter(partitions.values())).manifest.summary.get(SPLIT, 1):
         raise InputError(f"{partition} has no validation samples to choose on", "--fractions 0.6,0.2,0.2")
     seed = earlier.get("tune", {}).get("seed", next(iter(partitions)))
-    return Budget(trials, seed, (metrics or earlier.get("metric") or ["accuracy"])[0])
+    return Budget(trials, seed, metric)
 
 
 def earlier_variants(table: Path, training: Settings) -> list[Variant]:
     """Return the variants of an existing comparison ``table``, which a stack may pool; none if there is none."""
-    return extend.earlier_variants(_request(table).get("methods", {}), training)
+    return extend.earlier_variants(read_request(table).get("methods", {}), training)
 
 
 def count_models(record: Mapping[str, Any], variants: Sequence[Variant]) -> dict[str, int]:
@@ -100,7 +100,7 @@ def count_models(record: Mapping[str, Any], variants: Sequence[Variant]) -> dict
     }
 
 
-def _request(table: Path) -> Mapping[str, Any]:
+def read_request(table: Path) -> Mapping[str, Any]:
     """Return the request of an existing comparison, or an empty one."""
     try:
         return manifests.read(table).request if manifests.is_artifact(table) else {}
@@ -167,7 +167,7 @@ class Tuned:
         if self.budget is None:
             return {}
         earlier: Mapping[str, Any] = {}
-        if _request(table).get("tune") == self.request["tune"]:
+        if read_request(table).get("tune") == self.request["tune"]:
             earlier = evaluation.read(open_artifact(table)).get("tune", {}).get("methods", {})
         now = {
             name: {

@@ -12,7 +12,7 @@ from pflcli.artifacts.kinds import evaluation
 from pflcli.artifacts.make import Outcome
 from pflcli.artifacts.reader import open_artifact
 from pflcli.core.errors import UsageError
-from pflcli.evaluation.metrics import catalogue
+from pflcli.core.metrics import catalogue
 from pflcli.evaluation.presentation import tables
 from pflcli.evaluation.presentation.conclusion import Conclusion, Marks, name_baseline
 from pflcli.options.compare import Compare

@@ -35,7 +35,7 @@ def pack(run: Run, progress: Progress) -> bytes:
     }
     state = {"state": progress.state, "predictions": progress.join_predictions()}
     if progress.best is not None:
-        facts["best"] = json.dumps([progress.best.round, progress.best.column, progress.best.accuracy])
+        facts["best"] = json.dumps([progress.best.round, progress.best.column, progress.best.score])
         state["best"] = progress.best.state
     flat = state_files.flatten(state)
     # Safetensors sorts names; a sum over layers in another order would differ in its last bits.
@@ -72,8 +72,8 @@ def unpack(content: bytes, path: Path, run: Run) -> tuple[Progress, dict[str, in
     before, rows = json.loads(facts["before"]), json.loads(facts["rows"])
     progress = Progress(state, before, rows, predictions, reads_rounds=json.loads(facts["reads_rounds"]))
     if "best" in facts:
-        number, column, accuracy = json.loads(facts["best"])
-        progress.best = Best(number, column, accuracy, best)
+        number, column, score = json.loads(facts["best"])
+        progress.best = Best(number, column, score, best)
     return progress, json.loads(facts["traffic"]), facts["engine"]
 
 

@@ -30,7 +30,7 @@ def run_rounds(
 ) -> None:
     """Play the remaining rounds of a method, if it has any, with a progress bar and checkpoints.
 
-    With ``shared``, only the global model is needed, and the best round is chosen by its accuracy.
+    With ``shared``, only the global model is needed, and the best round is chosen by its score.
     """
     if not method.has_rounds:
         return
@@ -40,14 +40,16 @@ def run_rounds(
         checkpoints.on_interruption(),
     ):
         loop.run_rounds(run, name, method, progress, [ProgressBar(advance), checkpoints], shared=shared)
-    if run.settings.patience and find_best(progress.rows, shared=shared) is None:
-        say(f"{name}: --patience {run.settings.patience} has no effect: no round has a validation accuracy")
+    by, score = run.settings.compares_rounds_by, run.settings.compares_rounds_by or "accuracy"
+    if run.settings.patience and find_best(progress.rows, by, shared=shared) is None:
+        say(f"{name}: --patience {run.settings.patience} has no effect: no round has a validation {score}")
     elif run.settings.patience and len(progress.rows) < total:
-        say(f"{name}: stopped after round {len(progress.rows)}: accuracy had not risen for --patience rounds")
+        improved = "risen" if by is None else "improved"
+        say(f"{name}: stopped after round {len(progress.rows)}: {score} had not {improved} for --patience rounds")
     if progress.best is not None:
-        say(f"{name}: best round by validation: {progress.best.round} ({progress.best.accuracy:.4f})")
+        say(f"{name}: {progress.best.describe()} ({progress.best.score:.4f})")
     elif run.settings.report == "best":
-        say(f"{name}: no round has a validation accuracy; the last one is reported")
+        say(f"{name}: no round has a validation {score}; the last one is reported")
 
 
 def resume(

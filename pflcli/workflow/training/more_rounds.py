@@ -31,7 +31,8 @@ from pflcli.workflow.training import dp_secret, run_request, state_files
 
 FILE = "progress.json"
 
-_ACCURACIES = ("validation_accuracy", "personal_accuracy", "test_accuracy")
+_MEASURED = ("validation_", "personal_", "test_")
+"""How the names of columns begin that have scores of models."""
 
 
 class _Record(TypedDict):
@@ -119,10 +120,10 @@ def _obstacles(artifact: Artifact, method: Method, settings: Settings) -> Iterat
         yield "noise that is drawn from --dp-seed depends on the whole request"
     if dp_secret.FILE in files and registry.is_foreign("methods", name):
         yield f"{name} would draw the same noise for other predictions"
-    personal = [row for row in rows for key in _ACCURACIES[1:] if not math.isnan(row.get(key, math.nan))]
+    personal = [row for row in rows for key in row if key.startswith(_MEASURED[1:]) and not math.isnan(row[key])]
     if personal and old.lr_at(old.rounds - 1) != settings.lr_at(settings.rounds - 1):
         yield "its personal accuracy was measured at the learning rate of its last round"
-    best = find_best(rows, shared=artifact.kind == "backbone")
+    best = find_best(rows, settings.compares_rounds_by, shared=artifact.kind == "backbone")
     if settings.report == "best" and best is not None and best.best < len(rows) - 1:
         yield f"it contains the models of its best round ({rows[best.best]['round']}), not of its last one"
 
@@ -148,7 +149,8 @@ def restore(artifact: Artifact, run: Run, method: Method) -> Progress:
             state = state_files.read_state(artifact, record["state"], run)
     progress = Progress(state, before, rows, reads_rounds=record["reads_rounds"])
     if run.settings.report == "best":
-        progress.best = update_best(None, state, rows, shared=artifact.kind == "backbone")
+        by = run.settings.compares_rounds_by
+        progress.best = update_best(None, state, rows, by, shared=artifact.kind == "backbone")
     run.traffic = {link: sum(row[f"bytes_{link}"] for row in [*before, *rows]) for link in run.traffic}
     return progress
 
@@ -160,11 +162,11 @@ def _rows(record: list[dict[str, Any]], seconds: list[float]) -> list[Row]:
 
 
 def _forget(rows: list[Row], method: Method, settings: Settings) -> list[Row]:
-    """Return the rows without the accuracies that a run with these settings does not measure."""
+    """Return the rows without the scores that a run with these settings does not measure."""
     return [
         {
             key: math.nan
-            if key in _ACCURACIES and not personal_accuracy.is_due(settings, method, key, row["round"] - 1)
+            if key.startswith(_MEASURED) and not personal_accuracy.is_due(settings, method, key, row["round"] - 1)
             else value
             for key, value in row.items()
         }

@@ -9,7 +9,7 @@ them from it (``--choices``) and trains on all samples.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -27,8 +27,14 @@ from pflcli.core.federation import uploads
 from pflcli.core.federation.privacy import guarantee
 from pflcli.core.federation.run import LINKS
 from pflcli.core.methods import Method
-from pflcli.core.settings import AUTO, Settings, changed, omitted
-from pflcli.core.simulation.requirements import require_body, require_fit, require_private, resolve_names
+from pflcli.core.settings import AUTO, TRAINING, Settings, changed, omitted
+from pflcli.core.simulation.requirements import (
+    require_body,
+    require_fit,
+    require_private,
+    require_round_metric,
+    resolve_names,
+)
 
 _PRIVACY = ("dp_epsilon", "dp_delta", "dp_noise", "dp_clip", "dp_seed")
 
@@ -63,9 +69,12 @@ def require_files(artifact: Artifact) -> None:
 def require_suited(name: str, method: Method, settings: Settings, partition: Artifact | None) -> None:
     """Raise UnsuitedError if differential privacy does not cover the method, or it divides a model without a body."""
     require_private(name, method, settings)
-    if not method.DIVIDES or partition is None:
+    if partition is None:
         return
-    require_body(name, method, settings, _outline(settings, partitions.read_form(partition)))
+    form = partitions.read_form(partition)
+    require_round_metric(settings, form.kind, form.classes)
+    if method.DIVIDES:
+        require_body(name, method, settings, _outline(settings, form))
 
 
 def _outline(settings: Settings, form: partitions.Form) -> nn.Module:
@@ -103,7 +112,18 @@ def resolve_settings(
     if built.model == AUTO:
         built = replace(built, model=models.default(form.input_shape, tokens=form.dtype == "int16"))
     require_fit(built, _outline(built, form), form.input_shape[0] if form.dtype == "uint8" else None)
+    require_round_metric(built, form.kind, form.classes)
     return built
+
+
+def compare_rounds_by(metric: str, settings: Mapping[str, Any], further: Iterable[str] = ()) -> dict[str, Any]:
+    """Return training settings that compare rounds by a metric, if any are compared and no other metric is given.
+
+    ``further`` are names of settings and options that single runs have beside these.
+    """
+    names = {"report", "patience"} & {*settings, *(key.removeprefix(TRAINING) for key in further)}
+    is_usual = metric == "accuracy" or not names
+    return {**settings} if is_usual else {"round_metric": metric, **settings}
 
 
 def settings_on_lineage(
@@ -163,6 +183,7 @@ def recorded_settings(settings: Settings) -> dict[str, Any]:
     """Return the settings as a request records them."""
     defaults, names = config.plain(Settings()), omitted()
     values = config.plain(settings)
+    values["round_metric"] = settings.compares_rounds_by
     return {key: value for key, value in values.items() if key not in names or value != defaults[key]}
 
 

@@ -22,10 +22,10 @@ from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.core import scores
 from pflcli.core.errors import ComputationError, InputError, UsageError
 from pflcli.core.execution import Execution
+from pflcli.core.metrics import catalogue
+from pflcli.core.metrics.metric import Metric
 from pflcli.core.settings import TRAINING
 from pflcli.core.wording import as_typed
-from pflcli.evaluation.metrics import catalogue
-from pflcli.evaluation.metrics.catalogue import Metric
 from pflcli.workflow.jobs.graph import Job
 from pflcli.workflow.jobs.progress import OverallProgress
 from pflcli.workflow.jobs.run import run_job

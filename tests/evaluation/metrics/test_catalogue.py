@@ -13,8 +13,8 @@ from test_metrics import store
 
 from pflcli.commands.evaluate import evaluate
 from pflcli.core import scores
-from pflcli.evaluation.metrics import catalogue
-from pflcli.evaluation.metrics.catalogue import Metric
+from pflcli.core.metrics import catalogue
+from pflcli.core.metrics.metric import BY_SAMPLES, Metric
 
 DOCUMENTED = Path(__file__).parents[3] / "docs" / "artifacts" / "metrics.csv"
 
@@ -24,7 +24,7 @@ def add_two_metrics(monkeypatch):
     """A score of each client, weighted by samples, and the best client's, in the catalogue for one test."""
     more = [
         Metric(
-            "sure", "fraction", catalogue.BY_SAMPLES, "sure", percent=True,
+            "sure", "fraction", BY_SAMPLES, "sure", percent=True,
             per_sample=lambda p, y: p.max(axis=1), over=scores.weighted_mean,
         ),
         Metric("surest", "fraction", "best client", "surest", score="sure", over=lambda values, n: np.nanmax(values)),

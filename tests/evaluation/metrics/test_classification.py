@@ -9,7 +9,7 @@ import pytest
 from sklearn import metrics as sklearn
 
 from pflcli.core import scores
-from pflcli.evaluation.metrics import catalogue, classification
+from pflcli.core.metrics import catalogue, classification
 
 P = np.asarray([[0.9, 0.1], [0.6, 0.4], [0.3, 0.7], [0.6, 0.4], [0.2, 0.8]])
 Y = np.asarray([0, 0, 0, 1, 1])

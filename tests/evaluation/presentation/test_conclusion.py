@@ -21,8 +21,8 @@ from pflcli.cli import console
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
 from pflcli.core.execution import Execution
+from pflcli.core.metrics import catalogue
 from pflcli.evaluation import convergence, latex, scoring, summary
-from pflcli.evaluation.metrics import catalogue
 from pflcli.evaluation.presentation import conclusion, tables
 from pflcli.evaluation.presentation.conclusion import NO_GAIN, PAYS, UNKNOWN, WORSE, Conclusion, Marks
 from pflcli.evaluation.presentation.notes import list_notes

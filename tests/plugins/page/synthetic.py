@@ -13,7 +13,7 @@ from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.reader import open_artifact
 from pflcli.core import scores
 from pflcli.core.execution import Execution
-from pflcli.evaluation.metrics import catalogue
+from pflcli.core.metrics import catalogue
 from pflcli.evaluation.presentation import conclusion
 
 HOSTILE = (

@@ -59,7 +59,6 @@ class Quantity:
     """Predict a number: the loss is the squared error, the score the negative absolute error."""
 
     kind: ClassVar[str] = "quantities"
-    metrics: ClassVar[tuple[str, ...]] = ()
 
     outputs: int = 1
     names: tuple[str, ...] = ()

@@ -1,208 +1,21 @@
 """The catalogue of metrics: one entry each with unit, weighting and heading, used by files and tables.
 
 A metric of predictions only needs an entry with its formula. Other metrics (costs, gains, times) are computed elsewhere
-in ``pflcli/evaluation/`` and take unit, weighting and heading from here.
+in ``pflcli/evaluation/`` and take unit, weighting and heading from here. Entries of other tasks than classification
+stand in the files of these.
 """
 
 from __future__ import annotations
 
-import itertools
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Any
+import importlib
+from collections.abc import Iterable, Sequence
 
-import numpy as np
-from numpy.typing import NDArray
-
-from pflcli.core import scores
+from pflcli.core import scores, tasks
 from pflcli.core.errors import UsageError, closest
-from pflcli.evaluation.metrics import RANKING, classification
+from pflcli.core.metrics import classification
+from pflcli.core.metrics.metric import ALIKE, BY_SAMPLES, DECILE, Metric, parts, ranking
+from pflcli.core.tasks import RANKING
 
-Array = NDArray[Any]
-
-SampleFormula = Callable[[Array, Array], Array]
-"""Map probabilities (n, C) and labels (n,) to a value per sample, (n,); the score is its mean."""
-Formula = Callable[[Array, Array], float]
-"""Map probabilities (n, C) and labels (n,) to the score of all samples; nan if it is undefined."""
-BinaryFormula = Callable[..., float]
-"""Like ``Formula``, with the argument ``positive``: which of two classes, 0 or 1, is the positive one."""
-OverClients = Callable[[Array, Array], float]
-"""Map scores of clients (m,), nan where unknown, and their numbers of samples (m,) to one value."""
-
-
-@dataclass(frozen=True)
-class Metric:
-    """A metric. One with a formula is also computed per client and has a column in ``clients.csv``."""
-
-    name: str
-    """the key in files"""
-    unit: str
-    weighting: str
-    """how clients, samples or seeds are weighted; the caller fills in ``{}``"""
-    heading: str = ""
-    """heading of its column; a metric without one is only in ``metrics.json`` and ``table.csv``"""
-    percent: bool = False
-    """whether tables show the fraction as a percentage"""
-    compared: int | None = 3
-    """the group of columns in the table of a comparison, 1 is leftmost; None to show it in evaluations only"""
-    gives_way: int | None = None
-    """priority for leaving out its column on a narrow terminal: the smallest number goes first, None never"""
-    sweep: str = ""
-    """the weighting as stored by a sweep, if sweeps have the metric"""
-    per_sample: SampleFormula | None = None
-    formula: Formula | None = None
-    binary_formula: BinaryFormula | None = None
-    """used instead of ``formula`` if the score depends on which of two classes is positive"""
-    score: str = ""
-    """the metric whose client scores it summarizes, for a metric without a formula"""
-    over: OverClients | None = None
-    """how client scores are summarized; None to apply the formula to the samples of all clients together"""
-    optional: bool = False
-    """whether it is computed only if ``--metric`` names it, or the score that it summarizes"""
-    by_name: bool = False
-    """whether its column is shown only if ``--metric`` names it"""
-    lower_is_better: bool = False
-    digits: int = 1
-    """decimal places in tables"""
-    needs: str = ""
-    """the samples without which it is undefined for a client"""
-    two_classes: bool = False
-    """whether it is defined for two classes only"""
-    task: str = "classes"
-    """the kind of labels for which it is defined"""
-
-    @property
-    def ranks(self) -> bool:
-        """Whether ``--metric`` accepts it."""
-        return self.name in RANKING
-
-    @property
-    def sign(self) -> int:
-        """The factor, 1 or -1, by which to multiply a score so that higher is better."""
-        return -1 if self.lower_is_better else 1
-
-    @property
-    def scale(self) -> int:
-        """The factor by which tables and charts multiply a score: 100 for percentages."""
-        return 100 if self.percent else 1
-
-    def rank(self, score: float) -> float:
-        """Return a sort key that is higher for a better score; minus infinity for nan."""
-        return -math.inf if math.isnan(score) else self.sign * score
-
-    @property
-    def is_per_client(self) -> bool:
-        """Whether it is computed per client."""
-        return any(formula is not None for formula in (self.per_sample, self.formula, self.binary_formula))
-
-    @property
-    def is_client_mean(self) -> bool:
-        """Whether it is a mean over clients, weighted by samples or not."""
-        is_weighted = self.is_per_client and self.weighting == BY_SAMPLES
-        return is_weighted or (bool(self.score) and self.over in (scores.mean, scores.weighted_mean))
-
-    def score_clients(self, p: Array, y: Array, offsets: NDArray[np.int64], positive: int = 1) -> NDArray[np.float64]:
-        """Return the score of each client, (m,); nan without samples.
-
-        ``p`` (n, C) are probabilities and ``y`` (n,) labels, grouped by client at ``offsets`` (m + 1,). ``positive`` is
-        the positive one of two classes.
-        """
-        if self.per_sample is not None:
-            return scores.per_client(self.per_sample(p, y), offsets)
-        score = self._formula(positive)
-        return np.asarray([score(p[a:b], y[a:b]) for a, b in itertools.pairwise(offsets)], np.float64)
-
-    def _formula(self, positive: int) -> Formula:
-        """Return the formula for this positive class."""
-        if self.binary_formula is not None:
-            return partial(self.binary_formula, positive=positive)
-        assert self.formula is not None
-        return self.formula
-
-    def score_run(self, clients: Mapping[str, Array], n: Array, p: Array, y: Array, positive: int = 1) -> float:
-        """Return the value of one run.
-
-        ``clients`` has the client scores (m,) by metric, and ``n`` (m,) their numbers of samples. ``p`` (n, C) and
-        ``y`` (n,) are the probabilities and labels of all samples; ``positive`` is the positive one of two classes.
-        """
-        if self.over is not None:
-            values = clients[self.score or self.name]
-            return math.nan if np.isnan(values).all() else self.over(values, n)
-        if self.per_sample is not None:
-            return float(np.mean(self.per_sample(p, y)))
-        return self._formula(positive)(p, y)
-
-    def record(self, values: Iterable[float], n: int, words: str = "", **beside: Any) -> dict[str, Any]:
-        """Return the entry of ``metrics.json``: the mean of ``values`` over seeds, ignoring nan.
-
-        ``n`` is the number of clients, samples or seeds that it is based on, out of ``of`` if given; ``words`` fill in
-        the weighting.
-        """
-        known = [value for value in values if not math.isnan(value)]
-        return {
-            "value": float(np.mean(known)) if known else math.nan,
-            "unit": self.unit,
-            "weighting": self.weighting.format(words),
-            "n": n,
-            **({"of": beside.pop("of")} if "of" in beside else {}),
-            "std_over_seeds": float(np.std(known, ddof=1)) if len(known) > 1 else None,
-            **beside,
-        }
-
-
-def _parts(name: str, unit: str, **form: Any) -> list[Metric]:
-    """Return the metrics that accompany a ranking metric, such as its unweighted mean and its worst client."""
-    lower = form["lower_is_better"]
-    parts: list[tuple[str, str, str, int, OverClients | None]] = [
-        ("mean", ALIKE, "plain mean", 110, scores.mean),
-        ("bottom_decile", DECILE, "bottom decile", 200, scores.highest_decile if lower else scores.lowest_decile),
-        ("seen", BY_SAMPLES, "seen", 160, None),
-        ("unseen", BY_SAMPLES, "unseen", 180, None),
-        ("worst", "worst client", "worst", 130, scores.highest if lower else scores.lowest),
-    ]
-    return [
-        Metric(
-            f"{name}_{part}",
-            unit,
-            weighting,
-            heading,
-            gives_way=gives_way,
-            score=name,
-            over=over,
-            optional=True,
-            **form,
-        )
-        for part, weighting, heading, gives_way, over in parts
-    ]
-
-
-def _ranking(
-    name: str,
-    heading: str,
-    *,
-    unit: str = "fraction",
-    percent: bool = True,
-    lower_is_better: bool = False,
-    task: str = "classes",
-    **form: Any,
-) -> list[Metric]:
-    """Return a metric that is computed only if ``--metric`` names it, and the metrics that accompany it."""
-    shape: dict[str, Any] = {
-        "percent": percent,
-        "lower_is_better": lower_is_better,
-        "digits": 1 if percent else 3,
-        "task": task,
-    }
-    first = Metric(
-        name, unit, BY_SAMPLES, heading, gives_way=145, over=scores.weighted_mean, optional=True, by_name=True,
-        **shape, **form,
-    )  # fmt: skip
-    return [first, *_parts(name, unit, **shape)]
-
-
-BY_SAMPLES, ALIKE, DECILE = "clients by samples", "clients alike", "(m/10)-th worst client"
 _RUN, _REACHED = "total of a run, all links", "seeds that reached the target"
 _MODELS = "models there and back, a client"
 
@@ -252,26 +65,26 @@ _ENTRIES = (
         "log_loss", "nats", "samples pooled", "log-loss", gives_way=145, per_sample=scores.log_loss, by_name=True,
         lower_is_better=True, digits=3,
     ),
-    *_parts("log_loss", "nats", percent=False, lower_is_better=True, digits=3),
-    *_ranking("auroc", "AUROC", formula=classification.auroc, needs="samples of two classes"),
-    *_ranking(
+    *parts("log_loss", "nats", percent=False, lower_is_better=True, digits=3),
+    *ranking("auroc", "AUROC", formula=classification.auroc, needs="samples of two classes"),
+    *ranking(
         "average_precision", "avg. precision", binary_formula=classification.average_precision,
         needs="samples of two classes",
     ),
-    *_ranking("f1", "F1", formula=classification.f1, needs="samples of two classes"),
-    *_ranking(
+    *ranking("f1", "F1", formula=classification.f1, needs="samples of two classes"),
+    *ranking(
         "balanced_accuracy", "balanced acc.", formula=classification.balanced_accuracy,
         needs="samples of two classes",
     ),
-    *_ranking(
+    *ranking(
         "sensitivity", "sensitivity", binary_formula=classification.sensitivity, needs="samples of the positive class",
         two_classes=True,
     ),
-    *_ranking(
+    *ranking(
         "specificity", "specificity", binary_formula=classification.specificity, needs="samples of the negative class",
         two_classes=True,
     ),
-    *_ranking(
+    *ranking(
         "brier_score", "Brier score", per_sample=classification.brier_score, percent=False, lower_is_better=True
     ),
     Metric("train_accuracy", "fraction", BY_SAMPLES),
@@ -310,10 +123,16 @@ _ENTRIES = (
     Metric("exchanges_to_target", _MODELS, _REACHED, "models to {target}", gives_way=80),
 )  # fmt: skip
 
-METRICS = {entry.name: entry for entry in _ENTRIES}
+_OF_OTHER_TASKS = (
+    entry
+    for kind, place in tasks.KINDS.items()
+    if kind != tasks.CLASSES
+    for entry in importlib.import_module(place.module).METRICS
+)
+METRICS: dict[str, Metric] = {entry.name: entry for entry in (*_ENTRIES, *_OF_OTHER_TASKS)}
 """All metrics by name, in the order of the columns of an evaluation's table."""
-DEFAULT = ("accuracy",)
-"""The metrics that rank methods without ``--metric``."""
+DEFAULT = RANKING[:1]
+"""The metrics that rank methods without ``--metric`` if labels are classes."""
 
 
 def parse_names(names: Iterable[str]) -> tuple[str, ...]:
@@ -327,21 +146,15 @@ def parse_names(names: Iterable[str]) -> tuple[str, ...]:
     return typed
 
 
-def require_task(names: Iterable[str], kind: str, proposed: str) -> None:
-    """Raise UsageError if one of the metrics is not defined for labels of this kind; ``proposed`` is one that is."""
+def require_defined(names: Iterable[str], kind: str, outputs: int) -> None:
+    """Raise UsageError if one of the metrics is not defined for labels of this kind, or this number of classes."""
     for name in names:
         if METRICS[name].task != kind:
+            proposed = tasks.find(kind).metrics[0]
+            raise UsageError(f"{name} is a metric of {METRICS[name].task}, and labels are {kind}", f"use {proposed}")
+        if METRICS[name].two_classes and outputs != 2:
             raise UsageError(
-                f"{name} is a metric of {METRICS[name].task}, and labels are {kind}", f"metric={proposed!r}"
-            )
-
-
-def require_classes(names: Iterable[str], classes: int) -> None:
-    """Raise UsageError if one of the metrics is undefined for this number of classes."""
-    for name in names:
-        if METRICS[name].two_classes and classes != 2:
-            raise UsageError(
-                f"{name} is defined for two classes, and there are {classes}",
+                f"{name} is defined for two classes, and there are {outputs}",
                 "--metric balanced_accuracy is the mean sensitivity over classes",
             )
 
