@@ -16,6 +16,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from test_new_task import PATCH
 
 import pflcli
 from helpers import imports
@@ -29,6 +30,7 @@ HELD = {
     "circles of files": 0,
     "circles of packages": 0,
     "lines of the longest function": 60,
+    "files that a new kind of task changes": 2,
     "lines outside plug-ins and methods": 44_605,
     "functions run before the first weight changes, pfl personalize": 393,
     "functions run before the first weight changes, simulate": 231,
@@ -187,6 +189,7 @@ MEASURES = {
     "circles of files": lambda: len(circles_of_files()),
     "circles of packages": lambda: len(circles_of_packages()),
     "lines of the longest function": lambda: max((n.end_lineno or 0) - n.lineno + 1 for n in _functions()),
+    "files that a new kind of task changes": lambda: len(PATCH),
     "lines outside plug-ins and methods": lambda: _count_lines(
         [file for file in FILES if file.relative_to(ROOT).parts[0] not in {"plugins", "methods"}]
     ),

@@ -15,20 +15,8 @@ from pflcli.core import plugins
 
 CORE = (
     *("errors", "wording", "rng", "settings", "reporter", "execution", "foreign", "vision", "registry", "plugins"),
-    *(
-        "sources",
-        "config",
-        "scores",
-        "tasks",
-        "metrics",
-        "datasets",
-        "schemes",
-        "splits",
-        "models",
-        "parameters",
-        "engine",
-        "knn",
-    ),
+    *("sources", "config", "scores", "tasks", "metrics", "datasets", "schemes", "splits", "models", "parameters"),
+    *("engine", "knn"),
     *("federation.privacy", "federation.uploads", "federation.aggregators", "federation", "methods", "simulation"),
 )
 """The modules and packages of the core, from the bottom to the top: each imports only what stands before it."""

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.core.errors import InputError
+from pflcli.core.tasks import CLASSES, Labels
 
 PIECE_BYTES = 1 << 23
 """Bytes of an array that are checked or copied at a time."""
@@ -76,8 +77,11 @@ def check(where: str, bounds: NDArray[np.int64], *lengths: int) -> None:
         raise InputError(f"{where} is inconsistent: its offsets do not match its arrays")
 
 
-def check_labels(where: str, y: NDArray[np.int64], classes: int) -> None:
-    """Raise InputError unless ``y`` (n,) are int64 labels 0..``classes`` - 1."""
+def check_labels(where: str, y: NDArray[Any], classes: int, labels: Labels | None = None) -> None:
+    """Raise InputError unless ``y`` (n,) are int64 labels 0..``classes`` - 1, or ``labels`` of another task."""
+    if labels is not None and labels.kind != CLASSES:
+        labels.task().check(where, y)
+        return
     if y.ndim != 1 or y.dtype != np.int64 or (len(y) and not (y.min() >= 0 and y.max() < classes)):
         raise InputError(f"{where} is inconsistent: a label is outside 0..{classes - 1}")
 

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from pflcli.artifacts import codebook
+from pflcli.artifacts.kinds import read_labels
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import Chosen, open_all
 from pflcli.artifacts.writer import ArtifactWriter
+from pflcli.core import tasks
 from pflcli.core.errors import UsageError
 from pflcli.core.metrics import catalogue
 from pflcli.evaluation import coverage, round_costs, scoring, summary
@@ -37,7 +39,7 @@ def evaluate(asked: Evaluate) -> Outcome:
     """
     execution = asked.execution
     round_costs.check_target(asked.target)
-    metric_names = catalogue.parse_names(catalogue.DEFAULT if asked.metrics is None else asked.metrics)
+    named = None if asked.metrics is None else catalogue.parse_names(asked.metrics)
     speeds = None if asked.link is None else round_costs.Link.parse(asked.link)
     coverage.check_options(asked.coverage, asked.split)
     artifacts = [
@@ -50,6 +52,9 @@ def evaluate(asked: Evaluate) -> Outcome:
     twice = {a.manifest.fingerprint: a.path for a in artifacts}
     if len(twice) < len(artifacts):
         raise UsageError("the same predictions are given twice")
+    kind = read_labels(artifacts[0].manifest, 0).kind
+    metric_names = named or tasks.find(kind).metrics[:1]
+    scoring.require_classes(kind, {"--target": asked.target, "--coverage": asked.coverage})
     for artifact in artifacts[1:]:
         codebook.require_same(artifacts[0], artifact, "classes")
     inputs = tuple(a.as_input(f"predictions {i}", Path(asked.out)) for i, a in enumerate(artifacts))

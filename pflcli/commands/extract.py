@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from pflcli.artifacts import client_blocks, codebook
-from pflcli.artifacts.kinds import embeddings
+from pflcli.artifacts.kinds import embeddings, require_classes
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds.backbone import read_tensors
 from pflcli.artifacts.make import Built, Outcome, make
@@ -44,6 +44,7 @@ def extract(asked: Extract) -> Outcome:
     backbone = open_one(asked.source, "backbone", chosen=Chosen(asked.method, asked.seed))
     trained_on = require_ancestor(backbone, "partition")
     chosen = trained_on if asked.partition is None else open_one(asked.partition, "partition")
+    require_classes(chosen.manifest, "pfl extract")
     execution = execution.reading(chosen.path)
     request = backbone.manifest.request
     if asked.partition is not None:

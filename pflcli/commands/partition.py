@@ -26,7 +26,8 @@ from pflcli.core.errors import InputError, UsageError, closest
 from pflcli.core.execution import Execution
 from pflcli.core.schemes import Scheme
 from pflcli.core.simulation import heterogeneity
-from pflcli.core.splits import FRACTIONS, FRACTIONS_BESIDE_TEST
+from pflcli.core.splits import FRACTIONS, FRACTIONS_BESIDE_TEST, require_task
+from pflcli.core.tasks import CLASSES
 from pflcli.core.wording import counted, listed
 from pflcli.data.preparation import imported_dataset, preprocessing
 from pflcli.data.preparation.deal import Deal, assemble, select_part
@@ -208,6 +209,8 @@ def _load_samples(
     with foreign.parsing(str(root or dataset), dataset):
         samples: Samples = load(Path(root) if root is not None else None, download=download, **more)
         samples.check(dataset)
+    if samples.task is not None:
+        require_task(deal.scheme, splitter, samples.task.kind)
     if deal.part != (1, 1) and samples.ordered:
         raise UsageError(f"--part draws samples at random, but the samples of {dataset} are ordered by time")
     if deal.part != (1, 1) and samples.group is not None:
@@ -260,9 +263,7 @@ def _codebook(result: artifact.Partition, base: Codebook, splitter: Scheme, cfg:
 
 
 def _summary(result: artifact.Partition, total: int, seed: int) -> dict[str, Any]:
-    sizes, counts = result.sizes.sum(axis=1), result.label_counts
-    overall = heterogeneity.divergence_from_overall(counts)
-    between = heterogeneity.divergence_between_clients(counts, rng.generator(seed, "pairs"))
+    sizes = result.sizes.sum(axis=1)
     return {
         "clients": len(result.names),
         "samples": len(result.y),
@@ -276,11 +277,19 @@ def _summary(result: artifact.Partition, total: int, seed: int) -> dict[str, Any
         "largest": int(sizes.max()),
         "empty": np.flatnonzero(sizes == 0).tolist(),
         "without_test": int((result.sizes[:, 2] == 0).sum()),
-        "label_divergence": {"from_overall": _round(overall), "between_clients": _round(between)},
+        **(_measure_divergence(result, seed) if result.labels.kind == CLASSES else result.labels.facts()),
         **({} if result.cluster is None else {"clusters": np.bincount(result.cluster).tolist()}),
         **({} if result.new is None else {"new_clients": int(result.new.sum())}),
         **({} if result.poisoned is None else {"poisoned": int(result.poisoned.sum())}),
     }
+
+
+def _measure_divergence(result: artifact.Partition, seed: int) -> dict[str, Any]:
+    """Return how far the classes of clients differ."""
+    counts = result.label_counts
+    overall = heterogeneity.divergence_from_overall(counts)
+    between = heterogeneity.divergence_between_clients(counts, rng.generator(seed, "pairs"))
+    return {"label_divergence": {"from_overall": _round(overall), "between_clients": _round(between)}}
 
 
 def _round(value: float) -> float | None:
@@ -288,13 +297,17 @@ def _round(value: float) -> float | None:
     return None if math.isnan(value) else round(value, 4)
 
 
+def _describe_kind(result: artifact.Partition) -> str:
+    return f"of {result.classes} classes" if result.labels.kind == CLASSES else f"with {result.labels.kind} as labels"
+
+
 def _report(summary: dict[str, Any], result: artifact.Partition, samples: Samples, execution: Execution) -> None:
     execution.reporter.say(
-        f"{counted(summary['samples'], 'sample')} of {summary['classes']} classes, "
+        f"{counted(summary['samples'], 'sample')} {_describe_kind(result)}, "
         f"{counted(summary['clients'], 'client')} with "
         f"{summary['smallest']} / {summary['median']:g} / {summary['largest']} samples (min / median / max)"
     )
-    if summary["label_divergence"]["between_clients"] is not None:
+    if summary.get("label_divergence", {}).get("between_clients") is not None:
         overall, between = summary["label_divergence"].values()
         execution.reporter.say(
             f"label divergence {overall:.2f} from overall, {between:.2f} between clients (0 iid, 1 disjoint)"

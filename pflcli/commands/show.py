@@ -11,11 +11,11 @@ import numpy as np
 
 from pflcli.artifacts import codebook, kinds, verification
 from pflcli.artifacts.kinds import dataset as datasets
-from pflcli.artifacts.kinds import evaluation, predictions
+from pflcli.artifacts.kinds import evaluation, predictions, read_labels
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact, follow
-from pflcli.core import plugins
+from pflcli.core import plugins, tasks
 from pflcli.core.errors import InputError, UsageError
 from pflcli.core.metrics import catalogue
 from pflcli.core.wording import counted
@@ -121,12 +121,17 @@ def _name_worst_client(artifact: Artifact) -> dict[str, str]:
     n = np.diff(answers.offsets)
     if not n.any():
         return {}
-    scores = catalogue.METRICS["accuracy"].score_clients(answers.parts["p"], answers.y, answers.offsets, 1)
-    worst = int(np.nanargmin(np.where(n > 0, scores, np.nan)))
+    metric = catalogue.METRICS[tasks.find(read_labels(artifact.manifest, 0).kind).metrics[0]]
+    scores = metric.score_clients(answers.parts["p"], answers.y, answers.offsets, 1)
+    worst = int(np.nanargmin(np.where(n > 0, metric.sign * scores, np.nan)))
+    overall, lowest = (
+        f"{metric.scale * value:.{metric.digits}f}{' %' if metric.percent else ''}"
+        for value in (np.average(scores[n > 0], weights=n[n > 0]), scores[worst])
+    )
     name = _name_client(artifact, worst, len(n))
     return {
-        "test accuracy": f"{100 * np.average(scores[n > 0], weights=n[n > 0]):.1f} %",
-        "worst client": f"{name}, {100 * scores[worst]:.1f} % of {counted(int(n[worst]), 'test sample')}",
+        f"test {metric.heading}": overall,
+        "worst client": f"{name}, {lowest} of {counted(int(n[worst]), 'test sample')}",
     }
 
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from pflcli.artifacts import codebook
-from pflcli.artifacts.kinds import backbone, predictions
+from pflcli.artifacts.kinds import backbone, predictions, require_classes
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
 from pflcli.artifacts.open_by_path import Chosen, open_all
@@ -58,6 +58,7 @@ def stack(asked: Stack) -> Outcome:
         key=_sort_key,
     )
     _check(artifacts)
+    require_classes(artifacts[0].manifest, "pfl stack")
     run_seed = int(artifacts[0].manifest.request["seed"])
     options = {"gate": asked.gate, "own": asked.own}
     draft = ArtifactSpec(

@@ -28,7 +28,7 @@ from pflcli.core.execution import Execution
 from pflcli.core.federation.privacy import guarantee
 from pflcli.core.federation.run import LINKS, Run
 from pflcli.core.methods import Method
-from pflcli.core.simulation import absences, requirements
+from pflcli.core.simulation import absences
 from pflcli.core.simulation.progress import Progress
 from pflcli.evaluation import convergence
 from pflcli.options.function import command
@@ -62,7 +62,7 @@ def train_global(asked: TrainGlobal) -> Outcome:
     _require_global_model(asked.method, definition)
     cfg = config.build(definition.Config, asked.options or {}, asked.method)
     training = run_request.resolve_settings({}, asked.settings or {}, partition)
-    requirements.require_private(asked.method, definition, training)
+    run_request.require_suited(asked.method, definition, training, partition)
     private_rounds.require_checked(asked.method, definition, cfg, training, partition)
     seed = run_request.choose_seed(asked.seed, partition)
     file = initial.read(asked.weights) if asked.weights is not None else None
@@ -133,7 +133,7 @@ def _build(
     accuracy = _accuracy(run, progress)
     _report(name, run, progress, accuracy, missing, execution)
     weights_file = {} if spec.weights is None else {"weights": str(spec.weights.path)}
-    summary = {**_summary(run, progress, accuracy, missing), **_privacy(run, progress, execution)}
+    summary = {**_summary(run, data, progress, accuracy, missing), **_privacy(run, progress, execution)}
     return Built(summary, {**hardware.facts(run.engine, execution), **weights_file})
 
 
@@ -154,12 +154,16 @@ def _accuracy(run: Run, progress: Progress) -> float:
     return run.accuracy(progress.reported["global"], "validation")
 
 
-def _summary(run: Run, progress: Progress, accuracy: float, missing: Mapping[str, Any]) -> dict[str, Any]:
+def _summary(
+    run: Run, data: partitions.Partition, progress: Progress, accuracy: float, missing: Mapping[str, Any]
+) -> dict[str, Any]:
+    has_accuracy = run.task.score == "accuracy"
     return {
         "rounds": len(progress.rows),
         **progress.facts(),
         "parameters": sum(value.numel() for value in progress.reported["global"].values()),
-        "validation_accuracy": None if math.isnan(accuracy) else accuracy,
+        **({"validation_accuracy": None if math.isnan(accuracy) else accuracy} if has_accuracy else {}),
+        **data.labels.facts(),
         **{f"bytes_{link}": total for link, total in run.traffic.items()},
         **missing,
     }
@@ -178,11 +182,11 @@ def _report(
     """Report whether validation accuracy still rises, which clients were absent, and the final accuracy."""
     rows, best = progress.rows, progress.best
     rise = convergence.measure_rise(*convergence.select_measured(rows, "validation_accuracy"))
-    if rise is not None:
+    if rise is not None and run.task.score == "accuracy":
         points, last = rise
         execution.reporter.say(convergence.format_warning({method: points}, last, len(rows)))
     for line in absences.describe(missing):
         execution.reporter.say(line)
     unknown = "validation samples were trained on" if run.settings.refit else "no validation samples"
-    result = unknown if math.isnan(accuracy) else f"validation accuracy {accuracy:.4f}"
+    result = unknown if math.isnan(accuracy) else f"validation {run.task.score} {accuracy:.4f}"
     execution.reporter.say(f"{result} after round {best.round if best else f'{len(rows)} (the last)'}")

@@ -22,7 +22,7 @@ from pflcli.commands.build_datastore import build_datastore
 from pflcli.commands.extract import extract
 from pflcli.commands.personalize import personalize
 from pflcli.commands.train_global import train_global
-from pflcli.core import config, methods, sources
+from pflcli.core import config, methods, sources, tasks
 from pflcli.core.errors import InputError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.core.federation.privacy import guarantee
@@ -67,8 +67,7 @@ def tune(asked: Tune) -> Outcome:
         raise UsageError(f"--minutes {asked.minutes:g} leaves no time for a trial", "--minutes 10")
     source = open_one(asked.source, *LINEAGE, chosen=Chosen(seed=asked.seed, draws=True))
     cfg = config.build(methods.load(asked.method).Config, options, asked.method)
-    (metric,) = catalogue.parse_names([asked.metric])
-    _require_defined(metric, source)
+    metric = _choose_metric(asked.metric, source)
     settings = run_request.compare_rounds_by(metric, settings, asked.search or {})
     training = _training_settings(source, settings)
     private_rounds.require_checked(asked.method, methods.load(asked.method), cfg, training, source)
@@ -108,12 +107,15 @@ def _training_settings(source: Artifact, settings: Mapping[str, Any]) -> Setting
     return training
 
 
-def _require_defined(metric: str, source: Artifact) -> None:
-    """Raise UsageError if the metric is not defined for the labels."""
+def _choose_metric(name: str | None, source: Artifact) -> str:
+    """Return the metric of this name, by default that of the task; raises UsageError if labels do not define it."""
     partition = ancestor(source, "partition")
-    if partition is not None:
-        form = partitions.read_form(partition)
+    form = None if partition is None else partitions.read_form(partition)
+    usual = tasks.find(tasks.CLASSES if form is None else form.kind).metrics[0]
+    metric = usual if name is None else catalogue.parse_names([name])[0]
+    if form is not None:
         catalogue.require_defined([metric], form.kind, form.classes)
+    return metric
 
 
 @dataclass(frozen=True)

@@ -37,8 +37,8 @@ class Samples:
     """A dataset before it is partitioned.
 
     ``x`` (n, ...) are uint8 images (n, H, W) or (n, H, W, C), float32 features (n, d) or series (n, length, d), or
-    int16 tokens (n, length). ``y`` (n,) are labels 0..classes-1. ``owner`` (n,) are the names of natural clients, or
-    None.
+    int16 tokens (n, length). ``y`` (n,) are labels 0..classes-1, or those of another ``task``, for whose number of
+    outputs ``classes`` then stands. ``owner`` (n,) are the names of natural clients, or None.
 
     If ``ordered``, the rows (of each owner) are sorted by time and are split in that order, never at random; ``gap``
     rows of each owner are left out between two splits, so that windows of different splits do not overlap. ``group``
@@ -49,7 +49,7 @@ class Samples:
     """
 
     x: NDArray[Any]
-    y: NDArray[np.int64]
+    y: NDArray[Any]
     classes: int
     owner: NDArray[np.str_] | None = None
     ordered: bool = False
@@ -61,6 +61,7 @@ class Samples:
     scaling: Scaling | None = None
     is_validation: NDArray[np.bool_] | None = None
     group: NDArray[np.int64] | None = None
+    task: Any = None
 
     def take(self, rows: NDArray[np.int64]) -> Samples:
         """Return some of the samples."""
@@ -107,8 +108,9 @@ class Samples:
                 row, *place = np.argwhere(~sound)[0].tolist()
                 value = piece[(row, *place)]
                 raise InputError(f"{name}: x is {value} in row {first + row}, column {','.join(map(str, place))}")
-        bad = np.flatnonzero((self.y < 0) | (self.y >= self.classes))
-        if len(bad):
+        if self.task is not None:
+            self.task.check(name, self.y)
+        elif len(bad := np.flatnonzero((self.y < 0) | (self.y >= self.classes))):
             raise InputError(f"{name}: row {bad[0]} has label {self.y[bad[0]]}, outside 0..{self.classes - 1}")
         if self.x.dtype == np.int16 and not (self.x.min() >= 0 and self.x.max() < self.classes):
             row = int(np.argwhere((self.x < 0) | (self.x >= self.classes))[0][0])
@@ -134,7 +136,7 @@ class Dataset(Protocol):
     """The interface of a file in this folder; ``load``, ``CLASSES``, ``SHAPE`` and ``LICENCE`` are required."""
 
     CLASSES: int
-    """number of classes"""
+    """number of classes, or of outputs if ``load`` returns samples of another task"""
     SHAPE: str
     """the shape of a sample, as ``pfl list datasets`` shows it"""
     LICENCE: str

@@ -202,9 +202,12 @@ _UNHASHED_CONSTANTS = ("GRID", "KEEPS", "RECORDS", "SENDS_MORE", "TASKS")
 class _Stripper(ast.NodeTransformer):
     """Removes code that cannot change a result: imports, docstrings, ``_UNHASHED_CONSTANTS``, and emptied blocks."""
 
-    def visit_Assign(self, node: ast.Assign) -> ast.Assign | None:
+    def visit_Assign(self, node: ast.Assign | ast.AnnAssign) -> ast.Assign | ast.AnnAssign | None:
         """Remove constants that are not part of the mathematics; the request records the value chosen from ``GRID``."""
-        return None if ast.unparse(node.targets[0]) in _UNHASHED_CONSTANTS else node
+        target = node.targets[0] if isinstance(node, ast.Assign) else node.target
+        return None if ast.unparse(target) in _UNHASHED_CONSTANTS else node
+
+    visit_AnnAssign = visit_Assign
 
     def visit_Import(self, node: ast.Import) -> None:
         """Remove it."""

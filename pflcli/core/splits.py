@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from pflcli.core import rng
 from pflcli.core.datasets import SPLITS, Samples
-from pflcli.core.errors import UsageError
+from pflcli.core.errors import UnsuitedError, UsageError
 from pflcli.core.schemes import Scheme
 
 Rows = NDArray[np.int64]
@@ -30,6 +30,14 @@ def check_fractions(fractions: tuple[float, float, float]) -> None:
         raise UsageError(
             f"fractions {listed} (train, validation, test) must be positive or 0, train above 0, and add up to 1",
             "0.6,0.2,0.2",
+        )
+
+
+def require_task(name: str, scheme: Scheme, kind: str) -> None:
+    """Raise UnsuitedError if a scheme does not divide samples with labels of this kind."""
+    if not {kind, "any"} & {*scheme.TASKS}:
+        raise UnsuitedError(
+            f"scheme {name} divides by {' and '.join(scheme.TASKS)}, and labels are {kind}", "--scheme natural or iid"
         )
 
 

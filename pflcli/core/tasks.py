@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from pflcli.core.errors import UsageError, closest
@@ -50,7 +50,27 @@ def find(kind: str) -> Kind:
     return KINDS[kind]
 
 
-def make(kind: str, fields: Mapping[str, Any]) -> Any:
-    """Return the task of a kind with these fields, which has the members of ``engine.task.Task``."""
-    place = find(kind)
-    return getattr(importlib.import_module(place.module), place.name)(**fields)
+@dataclass(frozen=True)
+class Labels:
+    """What labels are, without PyTorch: of which ``kind``, and for models with so many ``outputs``.
+
+    ``fields`` are those of the task of another kind than classes, as the summary of an artifact has them.
+    """
+
+    outputs: int
+    kind: str = CLASSES
+    fields: Mapping[str, Any] | None = None
+
+    @classmethod
+    def of(cls, task: Any) -> Labels:
+        """Return the labels of a task; raises UsageError if its kind is not among ``KINDS``."""
+        return cls(task.outputs) if find(task.kind) is KINDS[CLASSES] else cls(task.outputs, task.kind, asdict(task))
+
+    def task(self) -> Any:
+        """Return the task, which has the members of ``engine.task.Task``."""
+        place = find(self.kind)
+        return getattr(importlib.import_module(place.module), place.name)(**(self.fields or {"outputs": self.outputs}))
+
+    def facts(self) -> dict[str, Any]:
+        """Return what the summary of an artifact has of them: nothing of classes."""
+        return {} if self.fields is None else {"task": {"kind": self.kind, "fields": dict(self.fields)}}

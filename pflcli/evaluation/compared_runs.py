@@ -9,9 +9,10 @@ from numpy.typing import NDArray
 
 from pflcli.artifacts import codebook
 from pflcli.artifacts.kinds import partition as partitions
-from pflcli.artifacts.kinds import predictions
+from pflcli.artifacts.kinds import predictions, read_labels
 from pflcli.artifacts.reader import Artifact
 from pflcli.core.datasets import SPLITS
+from pflcli.core.tasks import CLASSES
 from pflcli.evaluation.charts import vega
 from pflcli.evaluation.lineage import Lineage
 from pflcli.evaluation.metrics import client_relations
@@ -142,10 +143,11 @@ def _count_validation_samples(partition: Artifact) -> int:
 def _read_curve(run: Artifact, lineage: Lineage) -> tuple[str, list[tuple[int, float]]]:
     """Return a column of ``rounds.csv`` and its measured rounds: that of personal models if it was measured.
 
-    Otherwise it is that of the global model.
+    Otherwise it is that of the global model. There is none if scores are no accuracies.
     """
     source = rounds_source(run, lineage)
-    if source is None or "rounds.csv" not in source.manifest.files:
+    has_accuracy = read_labels(run.manifest, 0).kind == CLASSES
+    if not has_accuracy or source is None or "rounds.csv" not in source.manifest.files:
         return "", []
     rows = source.table("rounds.csv")
     with source.parsing("rounds.csv"):
@@ -171,9 +173,14 @@ def _thin_curve(points: list[tuple[int, float]]) -> list[tuple[int, float]]:
     return [points[place] for place in dict.fromkeys(places.tolist())]
 
 
-def _read_holdings(artifact: Artifact, comparison: Comparison) -> Holdings:
-    """Return the classes of a partition's clients, in the order of the other pictures where they are known there."""
+def _read_holdings(artifact: Artifact, comparison: Comparison) -> Holdings | None:
+    """Return the classes of a partition's clients, in the order of the other pictures where they are known there.
+
+    None if labels are not classes.
+    """
     partition, book = partitions.read(artifact), codebook.read(artifact)
+    if partition.labels.kind != CLASSES:
+        return None
     counts, clients = partition.label_counts, comparison.clients
     place = _number_clients(comparison, comparison.seeds[0])
     if any(number >= len(counts) for number in place):  # the comparison has clients of another partition

@@ -12,6 +12,7 @@ from pflcli.artifacts import codebook, csv_file, kinds
 from pflcli.artifacts.codebook import Codebook
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.kinds import predictions as predictions_kind
+from pflcli.artifacts.kinds import require_classes
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.core.errors import NotDrawnError, UsageError
@@ -66,6 +67,7 @@ def render(artifact: Artifact, form: str, rounds: Sequence[int] = ()) -> bytes:
 
 def draw_partition(artifact: Artifact) -> Spec:
     """Return a chart of each client's samples by class."""
+    require_classes(artifact.manifest, "the picture of a partition")
     data, request = partitions.read(artifact), artifact.manifest.request
     options = ", ".join(f"{key}={value}" for key, value in request["options"].items() if value is not None)
     known, clients = codebook.read(artifact), len(data.names)

@@ -188,7 +188,7 @@ def _read_progress(result: Result) -> tuple[tuple[list[int], list[float]], list[
 
     They are those of its backbone if it has no rounds of its own, as on disk.
     """
-    if result.federation.task.kind != "classes":  # its scores are no accuracies
+    if result.federation.task.score != "accuracy":
         return ([], []), []
     source = result if len(result.rounds) or result.backbone is None else result.backbone
     rows = [{str(name): value for name, value in row.items()} for row in source.rounds.reset_index().to_dict("records")]

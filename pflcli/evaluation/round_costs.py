@@ -25,11 +25,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
-from pflcli.artifacts.kinds import backbone
+from pflcli.artifacts.kinds import backbone, read_labels
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.core import registry
 from pflcli.core.errors import GoneError, UsageError
 from pflcli.core.metrics import catalogue
+from pflcli.core.tasks import CLASSES
 from pflcli.evaluation import convergence
 
 _LINKS = ("bytes_up", "bytes_down", "bytes_peer")
@@ -121,8 +122,10 @@ def read_rounds(artifact: Artifact) -> tuple[str, list[dict[str, str]]]:
 def read_progress(artifact: Artifact) -> tuple[tuple[list[int], list[float]], list[float]]:
     """Return the measured rounds of a run with their validation accuracies, and the training loss of each round.
 
-    Both are empty if the run has no rounds, or if its backbone no longer exists.
+    Both are empty if the run has no rounds, if its backbone no longer exists, or if labels are not classes.
     """
+    if read_labels(artifact.manifest, 0).kind != CLASSES:  # whose scores are no accuracies
+        return ([], []), []
     try:
         column, rows = read_rounds(artifact)
     except GoneError:

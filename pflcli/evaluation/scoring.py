@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts import codebook, csv_file
-from pflcli.artifacts.kinds import evaluation, kind_of_labels, predictions
+from pflcli.artifacts.kinds import evaluation, predictions, read_labels
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.artifacts.writer import ArtifactWriter
-from pflcli.core import registry, scores
+from pflcli.core import registry, scores, tasks
 from pflcli.core.errors import GoneError, InputError, UsageError, closest
 from pflcli.core.metrics import catalogue
 from pflcli.core.wording import counted, listed
@@ -68,6 +68,13 @@ def score(
     scored = [score_artifact(artifact, label, split, metric_names, positive, level) for artifact, label in labelled]
     scored = [replace(item, is_reference=item.label in references or is_reference(item.method)) for item in scored]
     return pair_with_baseline(scored, baseline)
+
+
+def require_classes(kind: str, options: Mapping[str, Any]) -> None:
+    """Raise UsageError for an option that is given and is about classes, if labels are of another kind."""
+    for name, value in options.items():
+        if value is not None and kind != tasks.CLASSES:
+            raise UsageError(f"{name} is for classes, and labels are {kind}", f"leave out {name}")
 
 
 def summarize(
@@ -122,7 +129,7 @@ def judge(
     if level != gains.LEVEL:
         table["level"] = level
     conclusion.judge_gains(rows, baseline, level)
-    are_classes = catalogue.METRICS[metric].task == "classes"
+    are_classes = catalogue.METRICS[metric].task == tasks.CLASSES
     shares = [np.bincount(item.answers.y).max() / len(item.answers.y) for item in scored] if are_classes else []
     majority = float(np.mean(shares)) if shares else None
     concluded = conclusion.conclude(rows, baseline, metric, level, majority, spell)
@@ -338,7 +345,7 @@ def score_artifact(
             f"{artifact.path} has no {split} samples to score",
             "pfl partition DATASET -o DIR --fractions 0.6,0.2,0.2",
         )
-    catalogue.require_defined(metric_names, kind_of_labels(artifact.manifest), p.shape[1])
+    catalogue.require_defined(metric_names, read_labels(artifact.manifest, 0).kind, p.shape[1])
     curve, losses = round_costs.read_progress(artifact)
     class_names = codebook.read(artifact).class_names(p.shape[1])
     return Scored(

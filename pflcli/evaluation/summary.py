@@ -311,12 +311,12 @@ def _add_seen_and_unseen(metrics: _Row, items: Sequence[Scored]) -> None:
     for group, late in (("seen", False), ("unseen", True)):
         if any(item.new is None for item in items):
             return
-        chosen = [(item.client["accuracy"][item.new == late], item.n[item.new == late]) for item in items]
-        count = sum(int((n > 0).sum()) for _, n in chosen)
-        weighted = [scores.weighted_mean(*pair) for pair in chosen]
-        metrics.add(f"accuracy_{group}", count, weighted)
-        worst = [scores.bottom_decile(accuracy) for accuracy, _ in chosen]
-        metrics.add(f"bottom_decile_{group}", count, worst)
+        count = sum(int((item.n[item.new == late] > 0).sum()) for item in items)
+        if "accuracy" in items[0].client:
+            chosen = [(item.client["accuracy"][item.new == late], item.n[item.new == late]) for item in items]
+            metrics.add(f"accuracy_{group}", count, [scores.weighted_mean(*pair) for pair in chosen])
+            worst = [scores.bottom_decile(accuracy) for accuracy, _ in chosen]
+            metrics.add(f"bottom_decile_{group}", count, worst)
         for name in items[0].metric_names:
             if f"{name}_{group}" not in metrics:
                 values = [(item.client[name][item.new == late], item.n[item.new == late]) for item in items]
@@ -327,7 +327,7 @@ def _add_seen_and_unseen(metrics: _Row, items: Sequence[Scored]) -> None:
 
 def _add_train_accuracy(metrics: _Row, items: Sequence[Scored]) -> None:
     """Add the accuracy on training samples if they were predicted (kNN-Per, Table 3, in parentheses)."""
-    if not all(predictions.has_split(item.artifact, "train") for item in items):
+    if "accuracy" not in items[0].client or not all(predictions.has_split(item.artifact, "train") for item in items):
         return
     groups: dict[str, list[float]] = {"": [], "_seen": [], "_unseen": []}
     for item in items:
@@ -345,7 +345,7 @@ def _add_train_accuracy(metrics: _Row, items: Sequence[Scored]) -> None:
 def _add_last_rounds(metrics: _Row, items: Sequence[Scored]) -> None:
     """Add the mean test accuracy over the last rounds, if it was measured after each of them."""
     known = [round_costs.last_accuracies(item.artifact) for item in items]
-    if all(known):
+    if "accuracy" in items[0].client and all(known):
         count = min(map(len, known))
         metrics.add("last_rounds_accuracy", count, [float(np.mean(each)) for each in known], words=str(count))
 

@@ -87,13 +87,14 @@ class Tune(Options):
         ),
     ] = None
     metric: Annotated[
-        str,
+        str | None,
         typer.Option(
             help="Choose by this metric on validation samples, such as auroc or log_loss.",
             metavar="NAME",
+            show_default="accuracy",
             autocompletion=completion.words(*RANKING),
         ),
-    ] = "accuracy"
+    ] = None
     weights: InitialWeights = None
     options: Set = None
     seed: Seed = None

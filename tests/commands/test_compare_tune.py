@@ -337,7 +337,7 @@ def test_table_keeps_its_tuning_seed_metric_and_earlier_choices(small, tmp_path,
     table, partitions = tmp_path / "comparison", {0: open_artifact(small.p)}
     request = {"tune": {"trials": 2, "seed": 7}, "metric": ["log-loss", "accuracy"]}
     earlier = {name: chosen(0.1) for name in ("fedavg", "local", "fedper")}
-    monkeypatch.setattr(tunings, "_request", lambda table: request)
+    monkeypatch.setattr(tunings, "read_request", lambda table: request)
     monkeypatch.setattr(tunings, "open_artifact", lambda table: table)
     monkeypatch.setattr(tunings.evaluation, "read", lambda table: {"tune": {"methods": earlier}})
     budget = tunings.budget(2, table, partitions, None, force=False)

@@ -23,6 +23,7 @@ class Quantity:
     """Predict a quantity: the loss is the squared error, the score the negative absolute error."""
 
     kind: ClassVar[str] = "quantities"
+    score: ClassVar[str] = "negative MAE"
     unit: str = ""
     outputs: int = 1
     names: tuple[str, ...] = ()
@@ -99,10 +100,21 @@ def test_a_task_of_its_own_goes_through_simulate_and_table():
     assert frame.loc["ditto", "mae"] < 0.6 * frame.loc["fedavg", "mae"]
     assert frame.loc["ditto", "gain"] == pytest.approx(frame.loc["fedavg", "mae"] - frame.loc["ditto", "mae"])
     assert "accuracy" not in frame
-    assert f"score={-measure(results['ditto']):.4f}" in repr(results["ditto"])
+    assert f"negative_MAE={-measure(results['ditto']):.4f}" in repr(results["ditto"])
     assert any("lower the MAE" in note for note in frame.attrs["notes"])
     with pytest.raises(UsageError, match="log_loss is a metric of classes, and labels are quantities"):
         table(results, metric="log_loss")
+
+
+def test_a_result_has_the_score_of_its_task_and_refuses_accuracy():
+    result = simulate("fedavg", make_quantities(unit="EUR"), rounds=1, **SETTINGS)
+    test = result.predictions["test"]
+    assert result.score() == pytest.approx(-measure(result), rel=1e-6)
+    np.testing.assert_array_equal(test.scores, -np.abs(test.p[:, 0] - test.y))
+    assert repr(test) == "Predictions(samples=72, quantities=1, parts=['p'])"
+    for ask in (result.accuracy, result.accuracies, lambda: test.correct):
+        with pytest.raises(UnsuitedError, match="labels are quantities, which are not right or wrong"):
+            ask()
 
 
 def test_the_best_round_is_that_of_the_highest_score_of_the_task():

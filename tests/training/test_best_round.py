@@ -119,7 +119,7 @@ def test_run_reporting_its_best_round_equals_a_run_of_that_many_rounds(method, s
     if methods.load(method).PERSONAL_MODELS:
         monkeypatch.setattr(personal, "measure_owners", lambda *_: (next(values), math.nan))
     else:
-        monkeypatch.setattr(personal, "_measure", lambda *_: (next(values), math.nan))
+        monkeypatch.setattr("pflcli.core.federation.run.Run.accuracy", lambda *_: next(values))
     options = METHOD_OPTIONS.get(method)
     personalize(method, small.p, tmp_path / "best", options=options, settings={**SETTINGS, "report": "best"})
     values = iter([0.1] * 9)

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pflcli.core import plugins, registry
-from pflcli.core.errors import InputError
-from pflcli.core.tasks import CLASSES
+from pflcli.core.errors import InputError, UnsuitedError
+from pflcli.core.tasks import CLASSES, Labels
 from pflcli.core.wording import counted
 
 if TYPE_CHECKING:
@@ -55,10 +55,15 @@ def schemas() -> dict[str, int]:
     return {name: constants["SCHEMA"] for name, constants in _constants().items()}
 
 
-def kind_of_labels(manifest: Manifest) -> str:
-    """Return what the labels of an artifact's samples are; see ``tasks``."""
-    kind: str = manifest.summary.get("task", {}).get("kind", CLASSES)
-    return kind
+def read_labels(manifest: Manifest, outputs: int) -> Labels:
+    """Return what the labels of an artifact's samples are, for models with so many outputs."""
+    return Labels(outputs, **manifest.summary.get("task", {}))
+
+
+def require_classes(manifest: Manifest, command: str) -> None:
+    """Raise UnsuitedError if a command reads classes and the labels of an artifact are something else."""
+    if (labels := read_labels(manifest, 0)).kind != CLASSES:
+        raise UnsuitedError(f"{command} reads classes, and labels are {labels.kind}")
 
 
 def made_by(name: str) -> str:

@@ -2,7 +2,8 @@
 
 ``samples.h5``: ``x`` (n, ...) uint8, float32 or int16, ``y`` (n,) int64, ``sample`` (n,) int64 row in the source
 dataset, ``offsets`` (3 m + 1,) int64 over the blocks (client, split) in the order train, validation, test; ``names``
-(m,) of the clients, UTF-8; attribute ``classes`` (count). Optional: ``cluster`` (m,) int64, the true cluster of each
+(m,) of the clients, UTF-8; attribute ``classes`` (count), of outputs if labels are not classes, which ``task`` of the
+summary then says. Optional: ``cluster`` (m,) int64, the true cluster of each
 client; ``new`` (m,) bool, the clients excluded from training the global model; ``poisoned`` (m,) bool and, if
 these manipulate their updates, ``update_factor`` and ``update_noise`` (m,) float64: see ``federation.attack``.
 ``clients.csv``: one row per client. ``codebook.json``: see ``codebook``.
@@ -10,6 +11,7 @@ these manipulate their updates, ``update_factor`` and ``update_noise`` (m,) floa
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,13 +22,13 @@ from pflcli.artifacts import client_blocks, h5_file
 from pflcli.artifacts import codebook as codebooks
 from pflcli.artifacts.client_blocks import LazyRows
 from pflcli.artifacts.codebook import Codebook
-from pflcli.artifacts.kinds import describe_count, describe_name, kind_of_labels
+from pflcli.artifacts.kinds import describe_count, describe_name
 from pflcli.artifacts.manifest import Manifest, require_summary
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.core.datasets import SPLITS
 from pflcli.core.errors import InputError
-from pflcli.core.tasks import CLASSES
+from pflcli.core.tasks import CLASSES, Labels
 
 SCHEMA = 1
 MADE_BY = "pfl partition DATASET -o DIR"
@@ -47,7 +49,7 @@ class Partition:
     sample: NDArray[np.int64]
     offsets: NDArray[np.int64]
     names: list[str]
-    classes: int
+    labels: Labels
     cluster: NDArray[np.int64] | None = None
     new: NDArray[np.bool_] | None = None
     poisoned: NDArray[np.bool_] | None = None
@@ -55,11 +57,24 @@ class Partition:
     update_noise: NDArray[np.float64] | None = None
 
     @property
+    def classes(self) -> int:
+        """The number of classes, or of outputs of another task."""
+        return self.labels.outputs
+
+    @property
     def label_counts(self) -> NDArray[np.int64]:
         """The number of samples by client and class, (m, classes)."""
         client = np.repeat(np.arange(len(self.names)), self.sizes.sum(axis=1))
         counts = np.bincount(client * self.classes + self.y, minlength=len(self.names) * self.classes)
         return counts.astype(np.int64).reshape(-1, self.classes)
+
+    def describe_labels(self) -> dict[str, Sequence[Any]]:
+        """Return facts about the labels of each client (m,), by heading: how many occur, or those of another task."""
+        if self.labels.kind == CLASSES:
+            return {"labels": (self.label_counts > 0).sum(axis=1)}
+        task, pieces = self.labels.task(), np.split(self.y, self.offsets[len(SPLITS) :: len(SPLITS)][:-1])
+        facts = [task.describe(piece) for piece in pieces]
+        return {heading: [fact[heading] for fact in facts] for heading in facts[0]}
 
     @property
     def sizes(self) -> NDArray[np.int64]:
@@ -83,7 +98,7 @@ class Partition:
                 raise InputError(f"{where} is inconsistent: {len(self.names)} clients, {name} of shape {values.shape}")
         if len(np.unique(self.sample)) != len(self.sample):
             raise InputError(f"{where} is inconsistent: a sample occurs twice, so splits are not disjoint")
-        client_blocks.check_labels(where, self.y, self.classes)
+        client_blocks.check_labels(where, self.y, self.labels.outputs, self.labels)
         client_blocks.check_integers(where, sample=self.sample)
         if self.cluster is not None:
             client_blocks.check_integers(where, cluster=self.cluster)
@@ -119,12 +134,16 @@ def write(writer: ArtifactWriter, partition: Partition, codebook: Codebook) -> N
 
 def _table(partition: Partition, codebook: Codebook) -> bytes:
     optional = {name: values for name, values in partition._optional.items() if name in _MARKS}
-    labels = (partition.label_counts > 0).sum(axis=1)
+    facts = partition.describe_labels()
     rows = [
-        [*partition.sizes[client], labels[client], *(int(values[client]) for values in optional.values())]
+        [
+            *partition.sizes[client],
+            *(values[client] for values in facts.values()),
+            *(int(values[client]) for values in optional.values()),
+        ]
         for client in range(len(partition.names))
     ]
-    return codebooks.clients_csv(codebook, [*SPLITS, "labels", *optional], rows)
+    return codebooks.clients_csv(codebook, [*SPLITS, *facts, *optional], rows)
 
 
 def read(artifact: Artifact) -> Partition:
@@ -136,13 +155,18 @@ def read(artifact: Artifact) -> Partition:
             sample=file["sample"][...],
             offsets=file["offsets"][...],
             names=[str(name) for name in file["names"].asstr("utf-8")[...]],
-            classes=int(file.attrs["classes"]),
+            labels=Labels(int(file.attrs["classes"]), **artifact.manifest.summary.get("task", {})),
             **{name: file[name][...] for name in (*_MARKS, *_ATTACK) if name in file},
         )
         where = str(artifact.path / FILE)
         partition.check(where)
         totals = dict(zip(SPLITS, partition.sizes.sum(axis=0).tolist(), strict=True))
-        found = {"classes": partition.classes, "clients": len(partition.names), "samples": len(partition.y), **totals}
+        found = {
+            "classes": partition.labels.outputs,
+            "clients": len(partition.names),
+            "samples": len(partition.y),
+            **totals,
+        }
         require_summary(where, artifact.manifest.summary, **found)
     return partition
 
@@ -170,7 +194,8 @@ class Form:
 def read_form(artifact: Artifact) -> Form:
     """Return the form of a partition's samples, without reading them."""
     summary = artifact.manifest.summary
-    return Form(tuple(summary["shape"]), summary["type"], summary["classes"], kind_of_labels(artifact.manifest))
+    kind = summary.get("task", {}).get("kind", CLASSES)
+    return Form(tuple(summary["shape"]), summary["type"], summary["classes"], kind)
 
 
 def read_sizes(artifact: Artifact) -> NDArray[np.int64]:

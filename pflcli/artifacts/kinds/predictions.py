@@ -22,13 +22,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.artifacts import client_blocks
-from pflcli.artifacts.kinds import describe_count, describe_name
+from pflcli.artifacts.kinds import describe_count, describe_name, read_labels
 from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.reader import Artifact
 from pflcli.artifacts.writer import ArtifactWriter
 from pflcli.core import registry
 from pflcli.core.datasets import SPLITS
 from pflcli.core.errors import InputError
+from pflcli.core.tasks import CLASSES, Labels
 
 SCHEMA = 1
 MADE_BY = "pfl personalize METHOD SOURCE -o DIR"
@@ -56,6 +57,8 @@ class Predictions:
     splits: dict[str, SplitPredictions]
     tuned: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     new: NDArray[np.bool_] | None = None
+    labels: Labels | None = None
+    """what labels are; None for classes"""
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ def write(writer: ArtifactWriter, predictions: Predictions) -> None:
     """Write ``predictions.h5``; raises ValueError if a row is not a distribution (a bug of the method)."""
     arrays: dict[str, NDArray[np.generic]] = {}
     for split, answers in predictions.splits.items():
-        if not _are_distributions(answers.parts["p"]):
+        if not _are_sound(answers.parts["p"], predictions.labels):
             raise ValueError(f"a row of p in split {split} is not a probability distribution")
         arrays |= {f"{split}/{name}": values for name, values in answers.parts.items()}
         arrays |= {f"{split}/{name}": getattr(answers, name) for name in _FRAME}
@@ -106,7 +109,9 @@ def write(writer: ArtifactWriter, predictions: Predictions) -> None:
     writer.write_h5(FILE, dict(sorted(arrays.items())))
 
 
-def _are_distributions(p: NDArray[np.float32]) -> bool:
+def _are_sound(p: NDArray[np.float32], labels: Labels | None) -> bool:
+    if labels is not None and labels.kind != CLASSES:
+        return p.ndim == 2 and p.shape[1] == labels.outputs and bool(np.isfinite(p).all())
     return bool(p.ndim == 2 and np.isfinite(p).all() and (p >= 0).all() and np.allclose(p.sum(axis=1), 1, atol=1e-4))
 
 
@@ -132,9 +137,10 @@ def read(artifact: Artifact, split: str) -> SplitPredictions:
     client_blocks.check_integers(where, sample=answers.sample)
     if len({values.shape for values in parts.values()}) > 1:
         raise InputError(f"{where} is inconsistent: its parts have different shapes")
-    if not ("p" in parts and _are_distributions(parts["p"])):
+    labels = read_labels(artifact.manifest, parts["p"].shape[1] if "p" in parts else 0)
+    if not ("p" in parts and _are_sound(parts["p"], labels)):
         raise InputError(f"{where} is inconsistent: a row of p is not a probability distribution")
-    client_blocks.check_labels(where, answers.y, parts["p"].shape[1])
+    client_blocks.check_labels(where, answers.y, labels.outputs, labels)
     return answers
 
 

@@ -26,6 +26,8 @@ class Task(Protocol):
 
     kind: ClassVar[str]
     """what labels are; metrics are defined for labels of one kind, and methods say which kinds they learn"""
+    score: ClassVar[str]
+    """what messages call the mean of ``scores``"""
 
     @property
     def outputs(self) -> int:
@@ -66,9 +68,9 @@ class Task(Protocol):
         """Return the losses (n,) of predictions (n, C), each with an upper bound, which limits outliers."""
 
     def scores(self, p: NDArray[np.float32], y: NDArray[Any]) -> NDArray[Any]:
-        """Return the scores (n,) of predictions (n, C). Rounds and choices have the highest mean on validation samples.
+        """Return the scores (n,) of predictions (n, C), by whose mean on validation samples rounds are chosen.
 
-        Their mean is what ``rounds.csv`` has as accuracy.
+        It is what ``rounds.csv`` has as accuracy.
         """
 
 
@@ -80,6 +82,7 @@ class Classification:
     """
 
     kind: ClassVar[str] = CLASSES
+    score: ClassVar[str] = "accuracy"
 
     outputs: int
     names: tuple[str, ...] = ()

@@ -131,7 +131,7 @@ _OF_OTHER_TASKS = (
 )
 METRICS: dict[str, Metric] = {entry.name: entry for entry in (*_ENTRIES, *_OF_OTHER_TASKS)}
 """All metrics by name, in the order of the columns of an evaluation's table."""
-DEFAULT = RANKING[:1]
+DEFAULT = tasks.KINDS[tasks.CLASSES].metrics[:1]
 """The metrics that rank methods without ``--metric`` if labels are classes."""
 
 

@@ -24,6 +24,8 @@ class Scheme(Protocol):
     Config: type[Any]
     """its options: a frozen dataclass with a default for each, and a line of explanation under each"""
 
+    TASKS: tuple[str, ...] = ("classes",)
+    """the kinds of tasks whose labels it can divide; ``any`` if it does not read labels"""
     RANDOM: bool = True
     """whether ``split`` draws from ``rng``; otherwise the samples and the options alone decide"""
     LEAVES_OUT: bool = False

@@ -9,6 +9,8 @@ import numpy as np
 from pflcli.core.datasets import Samples
 from pflcli.core.schemes import Indices, require_clients
 
+TASKS = ("any",)
+
 
 @dataclass(frozen=True)
 class Config:

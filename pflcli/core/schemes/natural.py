@@ -13,6 +13,7 @@ from pflcli.core.datasets import Samples
 from pflcli.core.errors import UsageError
 from pflcli.core.schemes import Indices
 
+TASKS = ("any",)
 LEAVES_OUT = True
 
 

@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from pflcli.core.datasets import Samples
 from pflcli.core.schemes import Indices, draw_shares, require_clients
 
+TASKS = ("any",)
+
 
 @dataclass(frozen=True)
 class Config:

@@ -42,7 +42,7 @@ class ProgressBar(Callback):
 
     def after_round(self, run: Run, progress: Progress) -> None:
         """Advance by a round."""
-        self._advance(1, describe_last(progress.rows))
+        self._advance(1, describe_last(progress.rows, run.task.score))
 
     def after_prediction(self, run: Run, progress: Progress) -> None:
         """Advance by the clients that predicted."""
@@ -68,12 +68,12 @@ class EarlyStopping(Callback):
         return found is not None and found.last - found.best >= self.patience
 
 
-def describe_last(rows: Sequence[Row]) -> str:
-    """Return a note on the last round for the progress bar: its loss or absences, and the latest accuracies."""
+def describe_last(rows: Sequence[Row], score: str = "accuracy") -> str:
+    """Return a note on the last round for the progress bar: its loss or absences, and the latest scores."""
     last = rows[-1]
     text = f"loss {last['loss']:.3f}" if last.get("clients", 1) else "no client uploaded"
     text += f", {len(last['diverged'])} diverged" if last.get("diverged") else ""
     for kind in ("validation", "personal"):
         measured = [row[f"{kind}_accuracy"] for row in rows if not math.isnan(row.get(f"{kind}_accuracy", math.nan))]
-        text += f", {kind} accuracy {measured[-1]:.3f}" if measured else ""
+        text += f", {kind} {score} {measured[-1]:.3f}" if measured else ""
     return text

@@ -85,9 +85,9 @@ class Federation(engine.Federation):
             labels = task.check("the arrays", _as_labels(y))
         samples = Samples(
             x=_as_samples(x),
-            # Labels take no part in how natural clients and their samples are divided.
-            y=labels if isinstance(task, Classification) else np.zeros(len(labels), np.int64),
-            classes=max(task.outputs, 2),
+            y=labels,
+            classes=task.outputs,
+            task=task,
             owner=_as_words(client, "client"),
             **_read_splits(split),
         )
@@ -98,8 +98,6 @@ class Federation(engine.Federation):
         splits.check_fractions(fractions)
         parts = schemes.load("natural").split(samples, None, None, rng.generator(seed, "partition", "natural"))
         federation = _arrange(samples, parts, fractions, seed, device)
-        assert federation.sample is not None
-        federation = replace(federation, task=task, y=torch.from_numpy(labels[federation.sample]).to(device))
         new = [new_clients] if isinstance(new_clients, str) else [str(name) for name in new_clients]
         for name in new:
             if name not in federation.names:
@@ -145,13 +143,15 @@ class Federation(engine.Federation):
         samples.check(dataset)
         if samples.scaling is not None:
             raise UsageError(f"the features of {dataset} need a scale", f"pfl partition {dataset} -o DIR")
+        if samples.task is not None:
+            splits.require_task(scheme, splitter, samples.task.kind)
         samples = replace(samples, is_test=None)
         parts = splitter.split(samples, clients, cfg, rng.generator(seed, "partition", scheme))
         if min_samples:
             parts = schemes.redistribute(parts, min_samples, rng.generator(seed, "redistribute"))
         federation = _arrange(samples, parts, fractions, seed, device, splitter, cfg)
         names = () if splitter.permutes_labels(cfg) else samples.names
-        return replace(federation, task=Classification(samples.classes, names))
+        return federation if samples.task else replace(federation, task=Classification(samples.classes, names))
 
     def describe(self) -> pd.DataFrame:
         """Return a frame with a row per client: samples of each split, facts about labels, and their divergence.
@@ -221,7 +221,7 @@ def _arrange(
         x, y = splits.transform_clusters(x, y, totals, cluster, splitter, cfg, samples.classes, seed)
     x = x.astype(np.float32, copy=False) if np.issubdtype(x.dtype, np.floating) else x
     offsets = np.concatenate([[0], np.cumsum(sizes)])
-    made = Federation.from_blocks(x, y, offsets, samples.classes, device, None, cluster)
+    made = Federation.from_blocks(x, y, offsets, samples.task or samples.classes, device, None, cluster)
     return replace(made, names=tuple(splits.name_clients(samples, parts)), sample=rows)
 
 

@@ -47,6 +47,8 @@ def measure_shared(run: Run, method: Method, state: dict[str, Any], t: int) -> d
     """
     shared, found = state.get("global"), _UNKNOWN
     if shared and is_due(run.settings, method, "validation_accuracy", t):
+        if run.settings.compares_rounds_by is None:
+            return {"validation_accuracy": run.accuracy(shared, "validation")}
         clients = run.federation.seen_clients
         found = _measure(run, [(clients, *run.answers(clients, shared, "validation"))], "validation")
     return _columns(run, "validation", found)

@@ -33,14 +33,6 @@ def _parse_metric(name: str) -> str:
     return catalogue.parse_names([name])[0]
 
 
-def require_round_metric(settings: Settings, kind: str, outputs: int) -> None:
-    """Raise UsageError if the metric that compares rounds is not defined for these labels."""
-    if settings.round_metric is not None:
-        from pflcli.core.metrics import catalogue
-
-        catalogue.require_defined([settings.round_metric], kind, outputs)
-
-
 def require_fit(settings: Settings, net: nn.Module, channels: int | None) -> None:
     """Raise UsageError for a batch size, a normalization or an augmentation that does not fit network or samples.
 
@@ -55,8 +47,21 @@ def require_fit(settings: Settings, net: nn.Module, channels: int | None) -> Non
         raise UsageError("--augment is for images, which these samples are not", "leave it out")
 
 
-def require_private(name: str, method: Method, settings: Settings) -> None:
-    """Raise UnsuitedError if differential privacy would not cover everything that the method sends."""
+def require_suited(name: str, method: Method, settings: Settings, kind: str | None = None, outputs: int = 0) -> None:
+    """Raise UnsuitedError for labels that a method does not learn, and for privacy that does not cover what it sends.
+
+    ``kind`` is what labels are, None if they are not known. Raises UsageError if the metric that compares rounds is not
+    defined for them.
+    """
+    if kind is not None and not {kind, "any"} & {*method.TASKS}:
+        raise UnsuitedError(
+            f"{name} learns {' and '.join(method.TASKS)}, and labels are {kind}",
+            "a method whose file has TASKS = ('any',), such as fedavg",
+        )
+    if kind is not None and settings.round_metric is not None:
+        from pflcli.core.metrics import catalogue
+
+        catalogue.require_defined([settings.round_metric], kind, outputs)
     if settings.dp and method.SENDS_MORE:
         raise UnsuitedError(
             f"differential privacy does not cover {name}: its clients send {method.SENDS_MORE}",

@@ -21,7 +21,7 @@ from torch import nn
 from pflcli.core import config, methods, models, registry, rng
 from pflcli.core.datasets import SPLITS
 from pflcli.core.engine.engine import MODES
-from pflcli.core.engine.task import CLASSES
+from pflcli.core.engine.task import Task
 from pflcli.core.errors import InputError, UnsuitedError, UsageError, closest
 from pflcli.core.federation.predictor import ClientModel
 from pflcli.core.federation.run import Run, RunInputs
@@ -55,16 +55,23 @@ class Predictions:
     y: NDArray[np.int64]
     client: NDArray[np.int64]
     parts: Mapping[str, NDArray[np.float32]]
+    task: Task
 
     def __repr__(self) -> str:
         """Return a line without the arrays, which would fill a notebook."""
-        return f"Predictions(samples={len(self.y)}, classes={self.p.shape[1]}, parts={list(self.parts)})"
+        return f"Predictions(samples={len(self.y)}, {self.task.kind}={self.p.shape[1]}, parts={list(self.parts)})"
+
+    @property
+    def scores(self) -> NDArray[Any]:
+        """The task's score of each sample (n,): of classes, whether they are predicted correctly."""
+        return self.task.scores(self.p, self.y)
 
     @property
     def correct(self) -> NDArray[np.bool_]:
-        """Whether each sample (n,) is predicted correctly."""
-        right: NDArray[np.bool_] = self.p.argmax(axis=1) == self.y
-        return right
+        """Whether each sample (n,) is predicted correctly. Raises UnsuitedError if labels are not classes."""
+        if self.task.score != "accuracy":
+            raise UnsuitedError(f"labels are {self.task.kind}, which are not right or wrong", "use scores")
+        return self.scores
 
 
 @dataclass(frozen=True)
@@ -92,10 +99,8 @@ class Result:
     def __repr__(self) -> str:
         """Return a line without models and samples, which would fill a notebook."""
         done = f"clients={len(self.federation.clients)}, rounds={len(self.rounds)}, seed={self.seed}"
-        task, test = self.federation.task, self.predictions["test"]
-        score = float(np.mean(task.scores(test.p, test.y))) if len(test.y) else float("nan")
-        named = "accuracy" if task.kind == CLASSES else "score"
-        return f"Result(method={self.method!r}, {done}, {named}={score:.4f})"
+        name = self.federation.task.score.replace(" ", "_")
+        return f"Result(method={self.method!r}, {done}, {name}={self.score():.4f})"
 
     @property
     def bytes(self) -> dict[str, int]:
@@ -103,13 +108,24 @@ class Result:
         before = {} if self.backbone is None else self.backbone.bytes
         return {link: count + before.get(link, 0) for link, count in self.run.traffic.items()}
 
+    def score(self, split: str = "test") -> float:
+        """Return the mean score of the task on all clients' samples of a split; nan without samples."""
+        scores = self.predictions[split].scores
+        return float(scores.mean()) if len(scores) else float("nan")
+
     def accuracy(self, split: str = "test") -> float:
-        """Return the accuracy on all clients' samples of a split; nan without samples."""
+        """Return the accuracy on all clients' samples of a split; nan without samples.
+
+        Raises UnsuitedError if labels are not classes.
+        """
         correct = self.predictions[split].correct
         return float(correct.mean()) if len(correct) else float("nan")
 
     def accuracies(self, split: str = "test") -> pd.Series:
-        """Return each client's accuracy on its samples of a split, by name; nan without samples."""
+        """Return each client's accuracy on its samples of a split, by name; nan without samples.
+
+        Raises UnsuitedError if labels are not classes.
+        """
         import pandas as pd
 
         found, count = self.predictions[split], len(self.federation.clients)
@@ -247,6 +263,7 @@ def _collect(
             run.federation.labels_of(run.clients, split),
             np.repeat(run.clients, run.federation.sizes(split)),
             parts,
+            run.task,
         )
         for split, parts in joined.items()
     }
@@ -326,13 +343,7 @@ def _require_suited(
         draw(0) if draw else models.outline(settings.model, federation.in_shape, federation.task.outputs, tokens=tokens)
     )
     requirements.require_fit(settings, net, federation.in_shape[0] if federation.has_images else None)
-    if not {federation.task.kind, "any"} & {*method.TASKS}:
-        raise UnsuitedError(
-            f"{name} learns {' and '.join(method.TASKS)}, and labels are {federation.task.kind}",
-            "a method whose file has TASKS = ('any',), such as fedavg",
-        )
-    requirements.require_round_metric(settings, federation.task.kind, federation.task.outputs)
-    requirements.require_private(name, method, settings)
+    requirements.require_suited(name, method, settings, federation.task.kind, federation.task.outputs)
     requirements.require_body(name, method, settings, net)
     for line in requirements.describe_ignored(name, method, settings):
         warnings.warn(line, stacklevel=3)

@@ -17,6 +17,7 @@ from pflcli.core.datasets import Samples
 from pflcli.core.errors import UsageError, closest
 from pflcli.core.schemes import Scheme, redistribute
 from pflcli.core.splits import check_fractions, name_clients, split_clients, transform_clusters
+from pflcli.core.tasks import Labels
 from pflcli.core.wording import as_typed
 from pflcli.data.preparation import client_splits
 from pflcli.data.preparation.poison import Poison
@@ -126,7 +127,7 @@ def assemble(
         sample=rows,
         offsets=client_blocks.offsets([len(piece) for piece in client_rows]),
         names=name_clients(samples, parts),
-        classes=samples.classes,
+        labels=Labels(samples.classes) if samples.task is None else Labels.of(samples.task),
     )
 
 

@@ -10,6 +10,7 @@ from pflcli.artifacts.kinds.partition import Partition
 from pflcli.core import rng
 from pflcli.core.datasets import SPLITS
 from pflcli.core.errors import UsageError
+from pflcli.core.tasks import CLASSES
 from pflcli.data.preparation.client_splits import select_rows
 
 STRENGTHS = {"none": None, "flip": None, "scale": -10.0, "random": 10.0}
@@ -78,6 +79,8 @@ class Poison:
         sizes[poisoned, 1:] = 0
         result = replace(select_rows(partition, rows, sizes.ravel().tolist()), poisoned=poisoned)
         if self.kind == "flip":
+            if partition.labels.kind != CLASSES:
+                raise UsageError(f"--poison {self} flips classes, and labels are {partition.labels.kind}")
             return replace(result, y=np.where(holder[rows], partition.classes - 1 - result.y, result.y))
         if self.kind == "none":
             return result

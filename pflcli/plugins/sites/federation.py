@@ -13,6 +13,7 @@ from typing import Any
 from pflcli.artifacts import codebook, locks, plain_output
 from pflcli.artifacts.kinds import federation as federations
 from pflcli.artifacts.kinds import partition as partitions
+from pflcli.artifacts.kinds import require_classes
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec, digest
 from pflcli.artifacts.open_by_path import Chosen, open_one
@@ -47,6 +48,7 @@ def create_federation(asked: CreateFederation) -> Outcome:
     """
     execution = asked.execution
     predictions = open_one(asked.source, "predictions", chosen=Chosen(asked.method, asked.seed))
+    require_classes(predictions.manifest, "pfl federation")
     manifest, partition = predictions.manifest, ancestor(predictions, "partition")
     if partition is None or "later_clients" in manifest.request or "settings" not in manifest.request:
         raise InputError(

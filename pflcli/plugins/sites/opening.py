@@ -22,6 +22,7 @@ from pflcli.core.datasets import SPLITS
 from pflcli.core.errors import ConflictError, InputError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.core.federation.run import RunInputs
+from pflcli.core.tasks import Labels
 from pflcli.core.wording import listed
 from pflcli.plugins.sites.endpoints import Server, Site, Terms, find_other_code, inputs_at_site
 from pflcli.plugins.sites.messages import Layout
@@ -151,7 +152,7 @@ def declare_samples(request: Mapping[str, Any], names: list[str]) -> Partition:
     form, none = request["form"], np.zeros(0, np.int64)
     x = np.zeros((0, *form["shape"]), form["type"])
     offsets = client_blocks.offsets(sizes.ravel().tolist())
-    return Partition(x, none, none, offsets, names, form["classes"])
+    return Partition(x, none, none, offsets, names, Labels(form["classes"]))
 
 
 def open_server(federation: Artifact, terms: Terms, folder: Path, execution: Execution) -> Server:

@@ -19,7 +19,6 @@ from pflcli.artifacts.reader import Artifact, open_artifact
 from pflcli.core import config, methods
 from pflcli.core.errors import ComputationError, InputError, PflError, UsageError, closest
 from pflcli.core.federation.privacy import guarantee
-from pflcli.core.metrics import catalogue
 from pflcli.core.settings import TRAINING, Settings
 from pflcli.core.wording import counted
 from pflcli.options.compare import Compare
@@ -93,7 +92,6 @@ class Request:
             asked.methods, added, asked.options or {}, training, partition, execution.reporter
         )
         budget = tunings.budget(asked.tune, out / NAME, partitions, metric, force=execution.force)
-        table = table if metric in catalogue.DEFAULT else replace(table, metrics=table.metrics or (metric,))
         asked = replace(asked, options=options, settings=settings, execution=execution)
         return cls(asked, makers, partitions, weights, table, suited, added, budget, left_out)
 

@@ -86,11 +86,12 @@ class TableOptions:
         Raises UsageError for an invalid link, metric or positive class, InputError for a coverage without validation
         samples.
         """
-        metrics = self.metrics or catalogue.DEFAULT
-        if metrics != catalogue.DEFAULT or self.positive is not None:
-            partition = next(iter(partitions.values()))
-            form = partition_kind.read_form(partition)
-            catalogue.require_defined(metrics, form.kind, form.classes)
+        partition = next(iter(partitions.values()))
+        form = partition_kind.read_form(partition)
+        metrics = self.metrics or tasks.find(form.kind).metrics[:1]
+        catalogue.require_defined(metrics, form.kind, form.classes)
+        scoring.require_classes(form.kind, {"--target": self.target, "--coverage": self.coverage})
+        if self.positive is not None:
             catalogue.positive_class(self.positive, codebook.read(partition).class_names(form.classes))
         for partition in partitions.values() if self.coverage is not None else ():
             if not partition.manifest.summary.get("validation", 1):

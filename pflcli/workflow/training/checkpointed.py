@@ -40,7 +40,7 @@ def run_rounds(
         checkpoints.on_interruption(),
     ):
         loop.run_rounds(run, name, method, progress, [ProgressBar(advance), checkpoints], shared=shared)
-    by, score = run.settings.compares_rounds_by, run.settings.compares_rounds_by or "accuracy"
+    by, score = run.settings.compares_rounds_by, run.settings.compares_rounds_by or run.task.score
     if run.settings.patience and find_best(progress.rows, by, shared=shared) is None:
         say(f"{name}: --patience {run.settings.patience} has no effect: no round has a validation {score}")
     elif run.settings.patience and len(progress.rows) < total:

@@ -54,7 +54,7 @@ def write_predictions(
     )
     absences.require_finite(run, job.name, flags)
     splits = {split: _label_predictions(run, data, split, parts) for split, parts in joined.items()}
-    predictions.write(writer, predictions.Predictions(splits, tuned, data.new))
+    predictions.write(writer, predictions.Predictions(splits, tuned, data.new, data.labels))
     codebook.write(writer, codebook.read(job.source))
     return tuned, flags
 

@@ -28,13 +28,8 @@ from pflcli.core.federation.privacy import guarantee
 from pflcli.core.federation.run import LINKS
 from pflcli.core.methods import Method
 from pflcli.core.settings import AUTO, TRAINING, Settings, changed, omitted
-from pflcli.core.simulation.requirements import (
-    require_body,
-    require_fit,
-    require_private,
-    require_round_metric,
-    resolve_names,
-)
+from pflcli.core.simulation import requirements
+from pflcli.core.simulation.requirements import require_body, require_fit, resolve_names
 
 _PRIVACY = ("dp_epsilon", "dp_delta", "dp_noise", "dp_clip", "dp_seed")
 
@@ -67,13 +62,13 @@ def require_files(artifact: Artifact) -> None:
 
 
 def require_suited(name: str, method: Method, settings: Settings, partition: Artifact | None) -> None:
-    """Raise UnsuitedError if differential privacy does not cover the method, or it divides a model without a body."""
-    require_private(name, method, settings)
-    if partition is None:
-        return
-    form = partitions.read_form(partition)
-    require_round_metric(settings, form.kind, form.classes)
-    if method.DIVIDES:
+    """Raise UnsuitedError if the method does not learn the labels of a partition, or divides a model without a body.
+
+    It is also raised if differential privacy does not cover the method.
+    """
+    form = None if partition is None else partitions.read_form(partition)
+    requirements.require_suited(name, method, settings, *(() if form is None else (form.kind, form.classes)))
+    if method.DIVIDES and form is not None:
         require_body(name, method, settings, _outline(settings, form))
 
 
@@ -112,7 +107,6 @@ def resolve_settings(
     if built.model == AUTO:
         built = replace(built, model=models.default(form.input_shape, tokens=form.dtype == "int16"))
     require_fit(built, _outline(built, form), form.input_shape[0] if form.dtype == "uint8" else None)
-    require_round_metric(built, form.kind, form.classes)
     return built
 
 
@@ -183,7 +177,8 @@ def recorded_settings(settings: Settings) -> dict[str, Any]:
     """Return the settings as a request records them."""
     defaults, names = config.plain(Settings()), omitted()
     values = config.plain(settings)
-    values["round_metric"] = settings.compares_rounds_by
+    if settings.round_metric is not None:
+        values["round_metric"] = settings.compares_rounds_by
     return {key: value for key, value in values.items() if key not in names or value != defaults[key]}
 
 

@@ -29,6 +29,7 @@ from pflcli.core.parameters import Params
 from pflcli.core.reporter import Reporter
 from pflcli.core.settings import Settings
 from pflcli.core.simulation.create_run import create_run
+from pflcli.core.tasks import CLASSES
 from pflcli.workflow.training import hardware, run_request
 from pflcli.workflow.training.attendance_record import AttendanceRecord
 
@@ -150,9 +151,8 @@ def _initial_weights(
 
 
 def _federation(data: Partition, device: str) -> Federation:
-    return Federation.from_blocks(
-        np.asarray(data.x), data.y, data.offsets, data.classes, device, data.new, data.cluster
-    )
+    task = data.labels.outputs if data.labels.kind == CLASSES else data.labels.task()
+    return Federation.from_blocks(np.asarray(data.x), data.y, data.offsets, task, device, data.new, data.cluster)
 
 
 def _read_choices(artifact: Artifact, names: tuple[str, ...]) -> dict[str, NDArray[np.float64]]:

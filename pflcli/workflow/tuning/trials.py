@@ -140,13 +140,15 @@ def _score(number: int, point: Point, path: Path, metric: str) -> Trial:
     """Return a trial with the scores of its validation predictions; test predictions are not read."""
     artifact = open_artifact(path, "predictions")
     answers = predictions.read(artifact, SPLIT)
-    accuracy = scores.per_client(scores.correct(answers.parts["p"], answers.y), answers.offsets)
     weight = np.diff(answers.offsets)
     if not len(answers.y):
         raise InputError(f"{path} has no {SPLIT} samples to choose on")
     entry = catalogue.METRICS[metric]
     by_client = entry.score_clients(answers.parts["p"], answers.y, answers.offsets)
     score = scores.weighted_mean(by_client, weight)
+    usual = catalogue.METRICS[ACCURACY]
+    has_accuracy = entry.task == usual.task
+    accuracy = usual.score_clients(answers.parts["p"], answers.y, answers.offsets) if has_accuracy else None
     problem = ""
     if math.isnan(score):
         problem = f"{entry.heading} is not defined: no client has {SPLIT} {entry.needs}"
@@ -157,8 +159,8 @@ def _score(number: int, point: Point, path: Path, metric: str) -> Trial:
         path,
         float(circumstances.get("seconds", 0.0)),
         None if problem else score,
-        scores.weighted_mean(accuracy, weight),
-        scores.bottom_decile(accuracy),
+        None if accuracy is None else scores.weighted_mean(accuracy, weight),
+        None if accuracy is None else scores.bottom_decile(accuracy),
         len(answers.y),
         int((weight > 0).sum()),
         artifact.manifest.fingerprint,

@@ -59,6 +59,7 @@ class Quantity:
     """Predict a number: the loss is the squared error, the score the negative absolute error."""
 
     kind: ClassVar[str] = "quantities"
+    score: ClassVar[str] = "negative absolute error"
 
     outputs: int = 1
     names: tuple[str, ...] = ()
