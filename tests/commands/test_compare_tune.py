@@ -17,6 +17,7 @@ from pflcli.core.errors import ConflictError, InputError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.workflow.comparison import tunings
 from pflcli.workflow.comparison.request import IncompleteError
+from pflcli.workflow.comparison.table import TableOptions
 from pflcli.workflow.jobs.graph import LATER
 
 FEW = {"model": "logistic", "rounds": 1, "participation": 1.0}
@@ -340,10 +341,14 @@ def test_table_keeps_its_tuning_seed_metric_and_earlier_choices(small, tmp_path,
     monkeypatch.setattr(tunings, "read_request", lambda table: request)
     monkeypatch.setattr(tunings, "open_artifact", lambda table: table)
     monkeypatch.setattr(tunings.evaluation, "read", lambda table: {"tune": {"methods": earlier}})
-    budget = tunings.budget(2, table, partitions, None, force=False)
+    metrics = [
+        TableOptions(None, None, given, None, None).metric(table, partitions[0], force=force)
+        for given, force in ((None, False), (("accuracy",), False), (None, True))
+    ]
+    assert metrics == ["log-loss", "accuracy", "accuracy"]
+    budget = tunings.budget(2, table, partitions, metrics[0], force=False)
     assert budget == tunings.Budget(2, 7, "log-loss")
-    assert tunings.budget(2, table, partitions, ("accuracy",), force=False).metric == "accuracy"
-    assert tunings.budget(2, table, partitions, None, force=True) == tunings.Budget(2, 0, "accuracy")
+    assert tunings.budget(2, table, partitions, metrics[2], force=True) == tunings.Budget(2, 0, "accuracy")
     choices = {
         "fedavg": tunings.Choice({"training.lr": 0.1}, 2, 4),
         "local": tunings.Choice({"training.lr": 1.0}, 2, 4),
