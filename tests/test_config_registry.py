@@ -218,16 +218,17 @@ def test_option_types_are_described_in_words(name, words):
 
 
 @pytest.mark.parametrize(
-    ("build", "words"),
+    ("method", "options", "label"),
     [
-        (lambda: config.build(methods.load("knn-per").Config, {"decay": "auto"}, "knn-per"), "for knn-per"),
-        (lambda: config.build(methods.load("knn-per").Config, {"vote": "count"}, "knn-per@votes"), "for knn-per@votes"),
+        ("knn-per", {"decay": "auto"}, "knn-per"),
+        ("knn-per", {"vote": "count"}, "knn-per@votes"),
+        ("fedattn", {"neighbours": "random"}, "fedattn@random"),
     ],
 )
-def test_an_option_of_an_extension_is_answered_with_its_name(build, words):
-    with pytest.raises(UsageError, match=words) as error:
-        build()
-    assert error.value.fix[0].endswith("is an option of knn-per-extended")
+def test_an_option_of_an_extension_is_answered_with_its_name(method, options, label):
+    with pytest.raises(UsageError, match=f"for {label}") as error:
+        config.build(methods.load(method).Config, options, label)
+    assert error.value.fix[0].endswith(f"is an option of {method}-extended")
 
 
 def test_all_methods_are_those_that_extend_none():

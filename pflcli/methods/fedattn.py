@@ -11,22 +11,21 @@ As written in the report (``form=faithful``), biases pass through W_V in every r
 1, they grow geometrically, and accuracy collapses. The report shows this, and proposes to pull biases towards the
 global ones (``mu_g``) and those of the neighbours (``mu_n``), and to begin with rounds of FedAvg (``warmup``). By
 default (``guarded``), W_V is the identity, which cannot amplify; the server stores the offsets of biases from the
-global ones, and Z is normalized. ``trust`` bounds the offsets by the norm of the global biases. It is off by default:
-with balanced classes the global biases of the head are near zero, and the bound would remove what clients learn about
-their own labels. Uploads that are not finite are rejected in either form.
+global ones, and Z is normalized. Uploads that are not finite are rejected in either form.
 
 ``history`` in the state has one value for each round after the warm-up: ``rho``, the spectral radius of W_V;
 ``largest``, the largest bias sent; ``rejected``, the number of rejected uploads; ``validation``, the accuracy of the
 models as sent (-1 without validation samples).
 
-To judge the attention, compare with ``attention=none`` (FedAvg), ``k=1`` (private biases) and ``neighbours=random``. By
-default clients attend to several neighbours, as in the paper. If clients have few classes each, private biases are
-better: 87.1 against 82.0 % (validation accuracy, Fashion-MNIST, Dirichlet 0.1, mean of eight runs). On writers both are
-equally good.
+To judge the attention, compare with ``k=1`` (private biases) and the controls of ``fedattn-extended``. By default
+clients attend to several neighbours, as in the paper. If clients have few classes each, private biases are better: 87.1
+against 82.0 % (validation accuracy, Fashion-MNIST, Dirichlet 0.1, mean of eight runs). On writers both are equally
+good.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -39,7 +38,7 @@ from torch.nn import functional
 
 from pflcli.method import Diverged, Mean, Params, Predictor, Run, Stacked, TrainedClients, parameters
 from pflcli.methods.parts import bias_attention, records
-from pflcli.methods.parts.bias_attention import BiasAttention, BiasLayout, Neighbourhood
+from pflcli.methods.parts.bias_attention import BiasAttention, BiasLayout, Neighbourhood, find_nearest_others
 from pflcli.methods.parts.server_optimizer import adam_moments, adam_step
 
 KIND = "server"
@@ -52,6 +51,7 @@ TASKS = ("any",)
 RECORDS = ("history",)
 
 State = dict[str, Any]
+FindNeighbours = Callable[[Run, State, NDArray[np.int64]], Neighbourhood]
 
 
 @dataclass(frozen=True)
@@ -63,28 +63,21 @@ class Config:
     biases, the raw Z and a random initial W_V (faithful)"""
     k: Annotated[int, Ge(1)] = 5
     """attend to this many neighbours, the client itself included; 1 gives private biases"""
-    include_self: bool = True
-    """count each client as its own nearest neighbour"""
-    neighbours: Literal["nearest", "random"] = "nearest"
-    """attend to the nearest clients or, as a control, to random ones"""
-    attention: Literal["learned", "frozen", "none"] = "learned"
-    """train the attention (learned) or, as controls, keep its initial weights (frozen) or use none, which is FedAvg"""
-    value: Literal["form", "identity", "blocks", "full"] = "form"
-    """fix W_V to the identity, or train one matrix per layer (blocks) or one for all biases (full); form is identity
-    if guarded, and full if faithful"""
     key_size: Annotated[int, Ge(1)] = 64
     """give W_Q and W_K this many rows (d_k), at most the size of a representation"""
     server_lr: Annotated[float, Gt(0)] = 0.01
     """train the attention with this learning rate (Adam)"""
-    trust: Annotated[float, Ge(0)] = 0.0
-    """if guarded, limit the norm of each layer's offsets to this multiple of the norm of its global biases; 0 sets no
-    limit, which is safe while W_V is the identity"""
     mu_g: Annotated[float, Ge(0)] = 0.0
     """pull biases to the global ones with this weight in local training"""
     mu_n: Annotated[float, Ge(0)] = 0.0
     """pull biases to the mean of the neighbours' biases with this weight in local training"""
     warmup: Annotated[int, Ge(0)] = 0
     """run this many rounds of FedAvg before biases become personal"""
+
+    def build_attention(self, layout: BiasLayout) -> BiasAttention:
+        """Return the attention over the biases of a ``layout``: W_V is the identity if guarded, else a full matrix."""
+        is_guarded = self.form == "guarded"
+        return BiasAttention(layout, is_guarded, "identity" if is_guarded else "full")
 
 
 def setup(run: Run) -> State:
@@ -101,15 +94,18 @@ def setup(run: Run) -> State:
     }
 
 
-def train_round(run: Run, state: State, t: int) -> State:
-    """Send a cohort personal models; train the global model and the attention by the uploads."""
+def train_round(run: Run, state: State, t: int, find: FindNeighbours | None = None) -> State:
+    """Send a cohort personal models; train the global model and the attention by the uploads.
+
+    ``find`` returns the neighbours of clients, by default the nearest ones.
+    """
     cfg, cohort, start = run.cfg, run.cohort(t), state["global"]
-    if cfg.attention == "none" or t < cfg.warmup:
+    if t < cfg.warmup:
         start = run.download(start, cohort)
         return {**state, "global": run.average(run.local_sgd(cohort, start, t=t), start)}
     state = {**state, **parameters.on_cpu({name: state[name] for name in ("attention", "adam", "history")})}
     attention, layout = _attention(run), _attention(run).layout
-    global_biases, neighbours = layout.flatten(start), _find_neighbours(run, state, cohort, t)
+    global_biases, neighbours = layout.flatten(start), (find or find_neighbours)(run, state, cohort)
     theta = {name: value.clone().requires_grad_() for name, value in state["attention"].items()}
     personal = attention.attend(theta, neighbours, global_biases)  # (n, d)
     models = {**parameters.repeat(start, len(cohort)), **layout.unflatten(personal)}
@@ -140,19 +136,17 @@ def train_round(run: Run, state: State, t: int) -> State:
     # If guarded, stored offsets move with the global biases.
     state["biases"][cohort] = {"biases": (received - attention.origin(new_biases)).float()}
     model = {**mean.value(), **layout.unflatten(new_biases)}
-    if cfg.attention == "frozen":
-        return {**state, "global": model, "history": history}
     grads = attention.differentiate(theta, personal, change)
     after, moments = adam_step(state["attention"], grads, state["adam"], cfg.server_lr)
     return {**state, "global": model, "attention": after, "adam": moments, "history": history}
 
 
-def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor:
+def personalize(run: Run, state: State, clients: NDArray[np.int64], find: FindNeighbours | None = None) -> Predictor:
     """Predict with the global model under each client's biases, computed as in a round."""
     start, layout = state["global"], _attention(run).layout
-    if run.cfg.attention == "none" or not len(state["z"].written):
+    if not len(state["z"].written):
         return run.predictor(clients, start)
-    global_biases, neighbours = layout.flatten(start), _find_neighbours(run, state, clients, "personalize")
+    global_biases, neighbours = layout.flatten(start), (find or find_neighbours)(run, state, clients)
     personal = _attention(run).attend(parameters.on_cpu(state["attention"]), neighbours, global_biases)
     # A client without samples has no representation; biases beyond float32 would make a model useless.
     usable = torch.from_numpy(run.federation.sizes("train")[clients] > 0) & personal.float().isfinite().all(dim=1)
@@ -162,34 +156,31 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
 
 def _attention(run: Run) -> BiasAttention:
     """Return the attention of the run by its options."""
-    cfg = run.cfg
-    default: Literal["full", "identity"] = "full" if cfg.form == "faithful" else "identity"
-    value = default if cfg.value == "form" else cfg.value
     layout = run.once("layout of biases", lambda: BiasLayout(run.init, run.engine.parameters))
-    return BiasAttention(layout, cfg.form == "guarded", value, cfg.trust)
+    attention: BiasAttention = run.cfg.build_attention(layout)
+    return attention
 
 
-def _find_neighbours(run: Run, state: State, clients: NDArray[np.int64], t: int | str) -> Neighbourhood:
-    """Return the neighbours of each client, and what the server knows of them."""
-    cfg, stored, memory = run.cfg, state["z"].written, state["biases"]
+def find_neighbours(
+    run: Run, state: State, clients: NDArray[np.int64], choose: Callable[..., NDArray[np.int64]] = find_nearest_others
+) -> Neighbourhood:
+    """Return the neighbours of each client, itself the first, and what the server knows of them.
+
+    ``choose`` returns the ids of the others.
+    """
+    stored, memory, count = state["z"].written, state["biases"], min(run.cfg.k, len(run.clients)) - 1
     z, own_biases = _recall(run, state, clients)
-    stored_z, count = state["z"][stored]["z"].cpu(), min(cfg.k, len(run.clients)) - cfg.include_self
-    if cfg.form == "guarded":
+    stored_z = state["z"][stored]["z"].cpu()
+    if run.cfg.form == "guarded":
         z, stored_z = (functional.layer_norm(rows, rows.shape[1:]) for rows in (z, stored_z))
     z = torch.nan_to_num(z, nan=0.0, posinf=0.0, neginf=0.0)  # a new client's samples may overflow the global model
-    if cfg.neighbours == "random":
-        orders = [run.rng("neighbours", t, int(client)).permutation(stored) for client in clients]
-        padded = np.pad(np.stack(orders), ((0, 0), (0, count)), constant_values=-1)
-        ids = bias_attention.drop_self(padded, clients, count)
-    else:
-        ids = bias_attention.find_nearest_others(stored, stored_z.numpy(), clients, z.numpy(), count)
+    ids = choose(stored, stored_z.numpy(), clients, z.numpy(), count)
     exists = torch.from_numpy(ids >= 0)
     row = torch.from_numpy(np.searchsorted(stored, np.maximum(ids, 0)))
     keys = torch.cat([stored_z, stored_z.new_zeros(1, stored_z.shape[1])])[torch.where(exists, row, -1)]
     values = memory[np.maximum(ids, 0).ravel()]["biases"].cpu().double().view(*ids.shape, own_biases.shape[1])
-    if cfg.include_self:
-        keys, values = torch.cat([z[:, None], keys], dim=1), torch.cat([own_biases[:, None], values], dim=1)
-        exists = torch.cat([exists.new_ones(len(clients), 1), exists], dim=1)
+    keys, values = torch.cat([z[:, None], keys], dim=1), torch.cat([own_biases[:, None], values], dim=1)
+    exists = torch.cat([exists.new_ones(len(clients), 1), exists], dim=1)
     return Neighbourhood(z.double(), keys.double(), values, exists)
 
 

@@ -14,7 +14,17 @@ from pflcli.core.settings import Settings
 
 METHODS = registry.names("methods")
 COUNTS = {
-    **dict.fromkeys((("gossip", "k"), ("pens", "n"), ("pens", "partners"), ("knn-per", "k"), ("fedattn", "k")), True),
+    **dict.fromkeys(
+        (
+            ("gossip", "k"),
+            ("pens", "n"),
+            ("pens", "partners"),
+            ("knn-per", "k"),
+            ("fedattn", "k"),
+            ("fedattn-extended", "k"),
+        ),
+        True,
+    ),
     **dict.fromkeys((("panm", "k"), ("panm", "l")), True),
     **dict.fromkeys((("ifca", "k"), ("fedem", "components")), False),
 }

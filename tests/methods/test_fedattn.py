@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import fields
 from types import SimpleNamespace
 
 import numpy as np
@@ -22,7 +23,7 @@ from pflcli.core.errors import ComputationError, UsageError
 from pflcli.core.settings import Settings
 from pflcli.core.simulation import loop
 from pflcli.core.simulation.create_run import create_run
-from pflcli.methods import fedattn
+from pflcli.methods import fedattn, fedattn_extended
 from pflcli.methods.parts import attention, bias_attention, ham, server_optimizer
 from pflcli.methods.parts.bias_attention import BiasAttention, BiasLayout, drop_self, find_nearest_others
 from pflcli.workflow.training import state_files
@@ -63,7 +64,7 @@ def reference(run, cfg, theta, rounds):
             attended = torch.softmax(score, 0) @ values
             if "v" in theta:
                 attended = theta["v"] @ attended
-            if guarded and cfg.trust:
+            if guarded and getattr(cfg, "trust", 0):
                 pieces = [v.split(list(LAYERS.values())) for v in (attended, own)]
                 attended = torch.cat(
                     [
@@ -94,6 +95,14 @@ def reference(run, cfg, theta, rounds):
     return SimpleNamespace(g=g, z=z, m=m, theta=theta)
 
 
+OWN = {field.name for field in fields(fedattn_extended.Config)} - {field.name for field in fields(fedattn.Config)}
+"""Options of fedattn-extended alone."""
+
+
+def method_with(options):
+    return "fedattn-extended" if OWN & options.keys() else "fedattn"
+
+
 FORMS = {
     "guarded": {},
     "guarded, bounded": {"trust": 2.0},
@@ -108,9 +117,10 @@ FORMS = {
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("name", FORMS)
 def test_fedattn_rounds_match_an_independent_loop(name, participation):
-    run = worlds.run("fedattn", participation=participation, options={"k": 3, **FORMS[name]})
+    method = method_with(FORMS[name])
+    run = worlds.run(method, participation=participation, options={"k": 3, **FORMS[name]})
     theta = fedattn.setup(run)["attention"]
-    state = worlds.play("fedattn", run)
+    state = worlds.play(method, run)
     expected = reference(run, run.cfg, theta, 3)
     for key, value in expected.g.items():
         torch.testing.assert_close(state["global"][key], value, rtol=1e-4, atol=2e-5)
@@ -125,12 +135,23 @@ def test_fedattn_rounds_match_an_independent_loop(name, participation):
         assert near.double().mean() > 0.97
 
 
+@pytest.mark.parametrize("options", [{}, {"form": "faithful", "k": 3}], ids=str)
+def test_the_extension_without_its_own_options_is_identical_to_fedattn(options):
+    names = ("fedattn", "fedattn-extended")
+    runs = [worlds.run(name, options=options) for name in names]
+    states = [worlds.play(name, run) for name, run in zip(names, runs, strict=True)]
+    assert worlds.same(states[0]["global"], states[1]["global"])
+    first, second = (worlds.answers(*each) for each in zip(names, runs, states, strict=True))
+    assert first["test"].tobytes() == second["test"].tobytes()
+    assert runs[0].traffic == runs[1].traffic
+
+
 def test_fedattn_without_attention_is_identical_to_fedavg():
-    run, plain = worlds.run("fedattn", options={"attention": "none"}), worlds.run("fedavg")
-    state, expected = worlds.play("fedattn", run), worlds.play("fedavg", plain)
+    run, plain = worlds.run("fedattn-extended", options={"attention": "none"}), worlds.run("fedavg")
+    state, expected = worlds.play("fedattn-extended", run), worlds.play("fedavg", plain)
     assert worlds.same(state["global"], expected["global"])
     assert run.traffic == plain.traffic
-    actual, other = worlds.answers("fedattn", run, state), worlds.answers("fedavg", plain, expected)
+    actual, other = worlds.answers("fedattn-extended", run, state), worlds.answers("fedavg", plain, expected)
     assert all(np.array_equal(actual[split], other[split]) for split in other)
 
 
@@ -143,9 +164,9 @@ def test_fedattn_warm_up_is_identical_to_fedavg():
 
 def test_fedattn_with_one_neighbour_equals_fedavg_with_private_biases():
     options = {"form": "faithful", "value": "identity", "k": 1}
-    run = worlds.run("fedattn", participation=1.0, options=options)
-    state = worlds.play("fedattn", run)
-    actual = worlds.answers("fedattn", run, state)["test"]
+    run = worlds.run("fedattn-extended", participation=1.0, options=options)
+    state = worlds.play("fedattn-extended", run)
+    actual = worlds.answers("fedattn-extended", run, state)["test"]
     data, g, able = run.federation, run.initial_model(), [0, 1, 2, 3, 4, 6]
     private = {i: flatten_biases(g) for i in able}
     n = data.sizes("train")[able] / data.sizes("train").sum()
@@ -165,13 +186,14 @@ def test_fedattn_with_one_neighbour_equals_fedavg_with_private_biases():
 def test_server_gradient_equals_autograd_through_the_whole_chain(options, monkeypatch):
     """A full-batch step of rate r returns r times the gradient: W_Q, W_K and W_V get that of the clients' mean loss."""
     rate, grads = 0.01, {}
-    run = worlds.run("fedattn", participation=1.0, batch_size=1000, lr=rate, options={"k": 3, **options})
-    state = worlds.play("fedattn", run, last=2)
+    method = method_with(options)
+    run = worlds.run(method, participation=1.0, batch_size=1000, lr=rate, options={"k": 3, **options})
+    state = worlds.play(method, run, last=2)
     keep = fedattn.adam_step
     monkeypatch.setattr(fedattn, "adam_step", lambda theta, g, *more: grads.update(g) or keep(theta, g, *more))
     before = {name: value.clone().requires_grad_() for name, value in state["attention"].items()}
     cohort, data, start = run.cohort(2), run.federation, state["global"]
-    near, own = fedattn._find_neighbours(run, state, cohort, 2), flatten_biases(start)
+    near, own = fedattn.find_neighbours(run, state, cohort), flatten_biases(start)
     personal = fedattn._attention(run).attend(before, near, own)
     n = data.sizes("train")[cohort] / data.sizes("train")[cohort].sum()
     net = models.create("mlp", data.in_shape, worlds.CLASSES, 0).double()
@@ -190,16 +212,16 @@ def test_server_gradient_equals_autograd_through_the_whole_chain(options, monkey
 
 
 def test_block_diagonal_value_matrix_stays_block_diagonal():
-    run = worlds.run("fedattn", options={"form": "faithful", "value": "blocks"})
-    v = worlds.play("fedattn", run)["attention"]["v"]
+    run = worlds.run("fedattn-extended", options={"form": "faithful", "value": "blocks"})
+    v = worlds.play("fedattn-extended", run)["attention"]["v"]
     outside = fedattn._attention(run).layout.block_mask() == 0
     assert (v[outside] == 0).all()
     assert not torch.equal(v, fedattn.setup(run)["attention"]["v"])
 
 
 def test_frozen_attention_matrices_do_not_change():
-    run = worlds.run("fedattn", options={"attention": "frozen"})
-    assert worlds.same(worlds.play("fedattn", run)["attention"], fedattn.setup(run)["attention"])
+    run = worlds.run("fedattn-extended", options={"attention": "frozen"})
+    assert worlds.same(worlds.play("fedattn-extended", run)["attention"], fedattn.setup(run)["attention"])
 
 
 def test_fedattn_traffic_matches_hand_computed_bytes():
@@ -216,17 +238,17 @@ def test_fedattn_traffic_matches_hand_computed_bytes():
 def test_clients_that_never_took_part_are_not_neighbours_of_others():
     run = worlds.run("fedattn", rounds=1, options={"k": 7})
     state = worlds.play("fedattn", run)
-    near = fedattn._find_neighbours(run, state, run.clients, "personalize")
+    near = fedattn.find_neighbours(run, state, run.clients)
     known = np.isin(run.clients, run.cohort(0))
     assert near.exists.sum(dim=1).tolist() == [3 if knows else 4 for knows in known]  # itself, and the known others
 
 
 def test_client_is_its_own_first_neighbour_unless_include_self_is_false():
     for include in (True, False):
-        run = worlds.run("fedattn", participation=1.0, options={"k": 2, "include_self": include})
-        state = worlds.play("fedattn", run)
+        run = worlds.run("fedattn-extended", participation=1.0, options={"k": 2, "include_self": include})
+        state = worlds.play("fedattn-extended", run)
         able = run.cohort(0)
-        near = fedattn._find_neighbours(run, state, able, 3)
+        near = fedattn_extended._find_neighbours(run, state, able, 3)
         own = state["biases"][able]["biases"].double()
         assert torch.equal(near.values[:, 0], own) == include
         assert near.exists.shape == (6, 2)
@@ -235,14 +257,14 @@ def test_client_is_its_own_first_neighbour_unless_include_self_is_false():
 def test_clients_attend_to_five_neighbours_by_default():
     run = worlds.run("fedattn", participation=1.0)
     state = worlds.play("fedattn", run)
-    assert fedattn._find_neighbours(run, state, run.cohort(0), 3).exists.shape == (6, 5)
+    assert fedattn.find_neighbours(run, state, run.cohort(0)).exists.shape == (6, 5)
 
 
 def test_random_neighbours_change_every_round_and_exclude_the_client_itself():
-    run = worlds.run("fedattn", participation=1.0, options={"k": 3, "neighbours": "random"})
-    state = worlds.play("fedattn", run)
+    run = worlds.run("fedattn-extended", participation=1.0, options={"k": 3, "neighbours": "random"})
+    state = worlds.play("fedattn-extended", run)
     able = run.cohort(0)
-    first, again, later = (fedattn._find_neighbours(run, state, able, t).values for t in (3, 3, 4))
+    first, again, later = (fedattn_extended._find_neighbours(run, state, able, t).values for t in (3, 3, 4))
     assert torch.equal(first, again)
     assert not torch.equal(first, later)
     own = state["biases"][able]["biases"].double()
@@ -316,13 +338,14 @@ def test_predictions_stay_probabilities_when_a_model_overflows():
 
 @pytest.mark.parametrize("options", [*FORMS.values(), {"neighbours": "random"}, {"include_self": False}], ids=str)
 def test_every_form_resumes_identically_and_agrees_between_loop_and_stacked(options):
-    runs = [worlds.run("fedattn", mode=mode, rounds=4, options=options) for mode in ("loop", "stacked", "loop")]
-    expected, other = (worlds.play("fedattn", one) for one in runs[:2])
-    for name, value in expected["global"].items():
-        torch.testing.assert_close(other["global"][name], value, rtol=1e-3, atol=1e-4)
-    stopped = worlds.play("fedattn", worlds.run("fedattn", mode="loop", rounds=4, options=options), last=2)
+    name = method_with(options)
+    runs = [worlds.run(name, mode=mode, rounds=4, options=options) for mode in ("loop", "stacked", "loop")]
+    expected, other = (worlds.play(name, one) for one in runs[:2])
+    for key, value in expected["global"].items():
+        torch.testing.assert_close(other["global"][key], value, rtol=1e-3, atol=1e-4)
+    stopped = worlds.play(name, worlds.run(name, mode="loop", rounds=4, options=options), last=2)
     resumed = state_files.nest(load(save(state_files.flatten(stopped))), runs[2])
-    assert worlds.same(worlds.play("fedattn", runs[2], first=2, state=resumed), expected)
+    assert worlds.same(worlds.play(name, runs[2], first=2, state=resumed), expected)
 
 
 def test_bias_layout_refuses_a_model_without_biases():
@@ -358,9 +381,9 @@ def test_limit_norms_matches_a_hand_computed_trust_region():
     offsets = torch.tensor([[30.0, 40.0, 1.0, 0.0], [6.0, 8.0, 3.0, 4.0]]).double()
     params = {name: torch.zeros(2) for name in ("a.bias", "b.bias")}
     layout = BiasLayout(params, params)
-    actual = layout.limit_norms(offsets, own, 2.0)
+    actual = fedattn_extended.limit_norms(layout, offsets, own, 2.0)
     torch.testing.assert_close(actual, torch.tensor([[6.0, 8.0, 1.0, 0.0], [6.0, 8.0, 1.2, 1.6]]).double())
-    assert layout.limit_norms(torch.zeros(1, 4).double(), own, 2.0).tolist() == [[0.0] * 4]
+    assert fedattn_extended.limit_norms(layout, torch.zeros(1, 4).double(), own, 2.0).tolist() == [[0.0] * 4]
 
 
 def make_skewed_federation():
@@ -376,15 +399,16 @@ def test_default_offsets_may_exceed_near_zero_global_biases_and_improve_accuracy
     """Over balanced classes the head's global biases are no measure of what a client's own labels ask for."""
     correct = {}
     for name, options in {"default": {}, "within twice": {"trust": 2.0}, "one": {"attention": "none"}}.items():
+        method = method_with(options)
         run = worlds.run(
-            "fedattn", data=make_skewed_federation(), participation=1.0, rounds=12, options={"k": 2, **options}
+            method, data=make_skewed_federation(), participation=1.0, rounds=12, options={"k": 2, **options}
         )
-        state = worlds.play("fedattn", run)
-        p = worlds.answers("fedattn", run, state)["validation"]
+        state = worlds.play(method, run)
+        p = worlds.answers(method, run, state)["validation"]
         y = np.concatenate([run.federation.y[run.federation.block(c, "validation")] for c in range(6)])
         correct[name] = int((p.argmax(axis=1) == y).sum())
         if name == "default":
-            near = fedattn._find_neighbours(run, state, run.clients, 12)
+            near = fedattn.find_neighbours(run, state, run.clients)
             own = flatten_biases(state["global"])
             personal = fedattn._attention(run).attend(state["attention"], near, own)
             assert ((personal - own)[:, -3:].norm(dim=1) > 2 * own[-3:].norm()).all()
@@ -394,7 +418,7 @@ def test_default_offsets_may_exceed_near_zero_global_biases_and_improve_accuracy
 @pytest.mark.parametrize(("is_guarded", "gradient", "expected"), [(False, 1, 5), (True, 0.1, 0.5), (True, 1, 1)])
 def test_only_the_guarded_form_clips_the_joint_norm_of_the_gradients(is_guarded, gradient, expected):
     params = {"a.bias": torch.zeros(2)}
-    actual = BiasAttention(BiasLayout(params, params), is_guarded, "identity", 0.0)
+    actual = BiasAttention(BiasLayout(params, params), is_guarded, "identity")
     theta = {name: torch.tensor(1.0).double().requires_grad_() for name in ("a", "b")}
     personal = torch.stack([3 * theta["a"], 4 * theta["b"]])[None]
     grads = actual.differentiate(theta, personal, gradient * torch.ones(1, 2).double())

@@ -287,7 +287,7 @@ def test_neighbour_precision_is_nan_without_neighbours():
 
 
 @pytest.mark.parametrize(
-    ("method", "options"), [("fedattn", {}), ("fedattn", {"attention": "none"}), ("ditto", {}), ("fedavg", {})]
+    ("method", "options"), [("fedattn", {}), ("fedattn-extended", {"attention": "none"}), ("ditto", {}), ("fedavg", {})]
 )
 def test_test_last_tests_the_last_rounds_and_changes_nothing_else(tmp_path, method, options):
     partition("writers", tmp_path / "p", clients=6)

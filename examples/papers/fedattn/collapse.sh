@@ -27,7 +27,7 @@ done
 # So many clients a round, whatever the number of writers that are there.
 clients=$(($(wc -l < "${partitions[0]}/clients.csv") - 1))
 setting how "$name" training "participation=$(awk -v c="$cohort" -v n="$clients" 'BEGIN { print (c < n ? c / n : 1) }')"
-methods=fedavg,fedattn,fedattn@none,fedattn@k1,fedattn@random,fedattn@frozen
+methods=fedavg,fedattn,fedattn-extended@none,fedattn@k1,fedattn-extended@random,fedattn-extended@frozen
 methods+=,fedattn@faithful,fedattn@mu,fedattn@stages
 printed=()
 for label in faithful mu stages; do
@@ -38,8 +38,8 @@ for rate in "${rates[@]:1}"; do
   printed+=(--set "fedattn@lr-${rate/./_}.form=faithful" --set "fedattn@lr-${rate/./_}.server_lr=$rate")
 done
 pfl compare "${partitions[@]}" -o "$runs" "${how[@]}" "${weights[@]+"${weights[@]}"}" --test-last "$last" --methods "$methods" \
-  --set fedattn@none.attention=none --set fedattn@k1.k=1 --set fedattn@random.neighbours=random \
-  --set fedattn@frozen.attention=frozen "${printed[@]+"${printed[@]}"}" --set "fedattn@mu.mu_g=$mu_g" --set "fedattn@mu.mu_n=$mu_n" \
+  --set fedattn-extended@none.attention=none --set fedattn@k1.k=1 --set fedattn-extended@random.neighbours=random \
+  --set fedattn-extended@frozen.attention=frozen "${printed[@]+"${printed[@]}"}" --set "fedattn@mu.mu_g=$mu_g" --set "fedattn@mu.mu_n=$mu_n" \
   --set "fedattn@stages.warmup=$warmup"
 echo "method,test accuracy over the last $last rounds"
 "$python" - "$runs/comparison/metrics.json" << 'PYTHON'

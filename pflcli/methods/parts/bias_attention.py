@@ -47,7 +47,7 @@ class BiasLayout:
 
     def unflatten(self, vector: Tensor) -> Params | Stacked:
         """Return biases (..., d) as parameters, in the type and on the device of the model."""
-        pieces = zip(self._like.items(), self._split(vector.detach()), strict=True)
+        pieces = zip(self._like.items(), self.split(vector.detach()), strict=True)
         return {name: piece.to(like.device, like.dtype) for (name, like), piece in pieces}
 
     def block_mask(self) -> Tensor:
@@ -55,16 +55,7 @@ class BiasLayout:
         layer = torch.repeat_interleave(torch.arange(len(self.sizes)), torch.tensor(list(self.sizes.values())))
         return (layer[:, None] == layer).double()
 
-    def limit_norms(self, offsets: Tensor, reference: Tensor, factor: float) -> Tensor:
-        """Limit the norm of each layer of ``offsets`` (n, d) to ``factor`` times that of ``reference`` (d,)."""
-        shrunk = []
-        for piece, layer in zip(self._split(offsets), self._split(reference), strict=True):
-            norm = piece.norm(dim=-1, keepdim=True)
-            limit = factor * layer.norm()
-            shrunk.append(piece * (limit / norm.clamp_min(1e-300)).clamp_max(1.0))
-        return torch.cat(shrunk, dim=-1)
-
-    def _split(self, vector: Tensor) -> tuple[Tensor, ...]:
+    def split(self, vector: Tensor) -> tuple[Tensor, ...]:
         return torch.split(vector, list(self.sizes.values()), dim=-1)
 
 
@@ -114,14 +105,12 @@ class BiasAttention:
     """The attention of a run in one of two forms: how it begins, mixes biases and is differentiated.
 
     It consists of W_Q and W_K (d_k, d_z), and of W_V (d, d) unless ``value`` is identity. With blocks, W_V has no
-    entries between layers. If guarded, the attention mixes offsets from the global biases, a positive ``trust`` limits
-    these offsets, and the gradient is clipped.
+    entries between layers. If guarded, the attention mixes offsets from the global biases, and the gradient is clipped.
     """
 
     layout: BiasLayout
     is_guarded: bool
     value: Literal["identity", "blocks", "full"]
-    trust: float
 
     def initialize(self, d_k: int, d_z: int, rng: np.random.Generator) -> Params:
         """Return the initial attention: random, or W_V = 1 and scores that begin as cosines if guarded."""
@@ -144,13 +133,14 @@ class BiasAttention:
 
         A client without neighbours gets ``global_biases`` (d,).
         """
+        personal = self.origin(global_biases) + self.mix(theta, neighbours, global_biases)
+        return torch.where(neighbours.exists.any(dim=1, keepdim=True), personal, global_biases)
+
+    def mix(self, theta: Params, neighbours: Neighbourhood, global_biases: Tensor) -> Tensor:
+        """Return the mixed values (n, d) of the clients' neighbours."""
         share = compute_weights(neighbours.z @ theta["q"].T, neighbours.keys @ theta["k"].T, neighbours.exists)
         mixed = (share[..., None] * neighbours.values).sum(dim=1)
-        mixed = mixed @ theta["v"].T if "v" in theta else mixed
-        if self.trust and self.is_guarded:
-            mixed = self.layout.limit_norms(mixed, global_biases, self.trust)
-        personal = self.origin(global_biases) + mixed
-        return torch.where(neighbours.exists.any(dim=1, keepdim=True), personal, global_biases)
+        return mixed @ theta["v"].T if "v" in theta else mixed
 
     def differentiate(self, theta: Params, personal: Tensor, change: Tensor) -> Params:
         """Return the gradient of ``theta``, given the gradient ``change`` (n, d) of its result ``personal``."""
