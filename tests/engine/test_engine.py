@@ -927,6 +927,27 @@ def test_strategy_explains_how_clients_are_trained():
     assert lines == [explanations[0]]
 
 
+def test_inference_is_by_the_first_offer_that_is_no_reason_against_it(monkeypatch):
+    def decline(worker, training):
+        return "no"
+
+    def accept(name, only_training=False):
+        offered = strategy.Prediction(name, "as asked", strategy._load)
+        return lambda worker, training: offered if training or not only_training else "no"
+
+    def name_chosen(model, *offers, training=False):
+        monkeypatch.setattr(strategy.backend, "offers", {"PREDICTION": offers}.__getitem__)
+        shape = (1, 28, 28) if model == "cnn" else (worlds.FEATURES,)
+        worker = WorkerNet.compile(models.create(model, shape, worlds.CLASSES, 0), shape, worlds.TASK)
+        return strategy.choose_inference(worker, training=training).name
+
+    assert name_chosen("mlp", decline, accept("first"), accept("second")) == "first"
+    assert name_chosen("mlp", accept("loops", only_training=True), decline) == "linear chain"
+    assert name_chosen("mlp", accept("loops", only_training=True), training=True) == "loops"
+    assert name_chosen("cnn", decline) == "network"
+    assert name_chosen("cnn", accept("program")) == "program"
+
+
 @pytest.mark.compiled
 def test_compiled_chains_support_layers_without_bias(monkeypatch):
     set_own_products(monkeypatch, True)
