@@ -66,10 +66,13 @@ def recognize(path: Path) -> tuple[Path, list[str]] | None:
     if path.is_dir():
         file = next(iter(sorted(path.glob("*_train.h5"))), None)
         return None if file is None else (file, [f"pfl import tff:{file} -o DIR"])
-    if path.suffix.lower() not in (".h5", ".hdf5") or not h5py.is_hdf5(path):
+    if path.suffix.lower() not in (".h5", ".hdf5"):
         return None
-    with h5py.File(path, "r", locking=False) as content:
-        return (path, [f"pfl import tff:{path} -o DIR"]) if [*content] == [_GROUP] else None
+    try:
+        with h5py.File(path, "r", locking=False) as content:
+            return (path, [f"pfl import tff:{path} -o DIR"]) if [*content] == [_GROUP] else None
+    except (OSError, RuntimeError):  # damaged, which the reader of arrays says
+        return None
 
 
 def read(files: Files, asked: UserData, advance: Callable[[int, str], None]) -> RawSamples:
