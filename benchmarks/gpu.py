@@ -45,6 +45,7 @@ from pflcli.core import models
 from pflcli.core.engine import engine
 from pflcli.core.execution import Execution
 from pflcli.core.federation.run import Run
+from pflcli.core.tasks import Labels
 from pflcli.methods import fedavg
 from pflcli.workflow.training import run_request
 from pflcli.workflow.training.run_spec import RunSpec
@@ -129,7 +130,7 @@ def federation(sizes: Sizes) -> Partition:
         sample=np.arange(n),
         offsets=client_blocks.offsets(np.tile([sizes.samples, 0, 0], sizes.clients)),
         names=[str(client) for client in range(sizes.clients)],
-        classes=10,
+        labels=Labels(10),
     )
 
 

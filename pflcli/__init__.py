@@ -104,7 +104,8 @@ _MODULES = {
 }
 """The modules that define public names, if they are not named like a module of ``commands``."""
 for _name, _module in _MODULES.items():
-    if _module.startswith("plugins.") and not Path(__file__).parent.joinpath(*_module.split(".")[:2]).is_dir():
+    _folder = Path(__file__).parent.joinpath(*_module.split(".")[:2])
+    if _module.startswith("plugins.") and not (_folder / "plugin.py").is_file():
         __all__.remove(_name)  # of a plug-in that is not installed
 
 

@@ -8,6 +8,7 @@ from pflcli.artifacts import client_blocks
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.core.execution import Execution
 from pflcli.core.federation.run import Run
+from pflcli.core.tasks import Labels
 from pflcli.methods import fedavg
 from pflcli.workflow.training import run_request
 from pflcli.workflow.training.run_spec import RunSpec
@@ -24,7 +25,7 @@ def prepared(task: work.Task) -> Run:
         sample=np.arange(len(y)),
         offsets=client_blocks.offsets(np.tile([setting.samples, 0, 0], task.clients)),
         names=[str(client) for client in range(task.clients)],
-        classes=setting.classes,
+        labels=Labels(setting.classes),
     )
     plan = {
         "model": task.model,

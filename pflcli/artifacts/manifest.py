@@ -146,16 +146,22 @@ def read(folder: Path) -> Manifest:
     if not path.is_file():
         inner = listed(_list_artifacts(folder), most=5)
         raise InputError(f"{folder} is not a pfl artifact: it has no {NAME}", f"it contains: {inner}" if inner else "")
+    known = kinds.schemas()
     try:
         fields = json.loads(path.read_text(encoding="utf-8"))
         kind, schema = fields["kind"], fields["schema"]
-        newer = schema > kinds.schemas().get(kind, 0)
+        newer = schema > known.get(kind, 0)
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, TypeError, KeyError, RecursionError):
         raise InputError(f"{path} is damaged: it is not a manifest") from None
     if newer and (why := plugins.why_missing(str(kind))):
         raise InputError(f"{path} describes {kinds.add_article(kind)}, but {why}")
+    if newer and kind not in known:
+        raise InputError(
+            f"{path} describes {kinds.add_article(str(kind))}, which no installed plug-in knows",
+            "install the package that made it, or a newer pfl",
+        )
     if newer:
         raise InputError(
             f"{path} describes a {kind} with schema {schema} of a newer pfl", "pip install --upgrade pflcli"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import os
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ from pflcli import __version__
 from pflcli.cli import doctor, listing, results, show
 from pflcli.cli.from_options import Command, Group, Terminal, command
 from pflcli.core import plugins, registry
-from pflcli.core.errors import UsageError
+from pflcli.core.errors import InputError, UsageError
 from pflcli.options.build_datastore import BuildDatastore
 from pflcli.options.compare import Compare
 from pflcli.options.declaration import Options
@@ -69,21 +69,42 @@ def _load(cls: type[Options]) -> Callable[..., Any]:
 def _add_plugins() -> None:
     """Add the commands of plug-ins, each at the end of its panel or ``after`` the command that it names."""
     commands = plugins.added("COMMANDS")
-    for name, (_, help) in plugins.added("GROUPS").items():
+    for name, (plug, help) in plugins.added("GROUPS").items():
+        panel = next((facts["panel"] for each, (_, facts) in commands.items() if each.startswith(f"{name} ")), None)
+        if panel is None or name in _names():
+            plugins.leave_out(f"pfl {name}", plug, "a group needs commands, and a name of its own")
+            continue
         _groups[name] = typer.Typer(name=name, cls=Group, help=help, no_args_is_help=True)
-        panel = next(facts["panel"] for each, (_, facts) in commands.items() if each.startswith(f"{name} "))
         app.add_typer(_groups[name], rich_help_panel=panel)
     followed: dict[str, int] = {}
-    for plug, facts in commands.values():
-        terminal = plug.load(facts["terminal"]) if "terminal" in facts else _USUAL
-        _add(plug.load(facts["options"]), facts["panel"], terminal, partial(plug.load, facts["function"]))
-        listed = app.registered_commands
-        names = [each.name for each in listed]
-        if (earlier := facts.get("after")) in names:
+    for name, (plug, facts) in commands.items():
+        try:
+            _add_of_plugin(name, plug, facts)
+        except Exception as error:  # whatever a file of a stranger raises
+            plugins.leave_out(f"pfl {name}", plug, error)
+            continue
+        listed, names = app.registered_commands, _names()
+        if (earlier := facts.get("after")) in names and " " not in name:
             followed[earlier] = followed.get(earlier, 0) + 1
             listed.insert(names.index(earlier) + followed[earlier], listed.pop())
     panels = [*dict.fromkeys(each.rich_help_panel for each in app.registered_commands)]
     app.registered_commands.sort(key=lambda each: panels.index(each.rich_help_panel))
+
+
+def _names() -> list[str | None]:
+    return [each.name for each in app.registered_commands]
+
+
+def _add_of_plugin(name: str, plug: plugins.PlugIn, facts: Mapping[str, Any]) -> None:
+    """Add a command of a plug-in; raises InputError if it cannot be added."""
+    cls = plug.load(facts["options"])
+    group, _, _ = name.rpartition(" ")
+    if name != cls.NAME or (group and group not in _groups):
+        raise InputError(f"{facts['options']} has the NAME '{cls.NAME}', and GROUPS are {', '.join(_groups) or 'none'}")
+    if name in _names():
+        raise InputError("pfl has a command of this name")
+    terminal = plug.load(facts["terminal"]) if "terminal" in facts else _USUAL
+    _add(cls, facts["panel"], terminal, partial(plug.load, facts["function"]))
 
 
 _add(ImportData, _FIRST, Terminal(words=results.ImportCommand))
@@ -132,6 +153,8 @@ def _main(
         ),
     ] = None,
 ) -> None:
+    for problem in plugins.problems:
+        typer.echo(f"WARNING: {problem}", err=True)
     for word in use or ():
         if "." not in word:
             raise UsageError(f"--use {word} is neither a Python file nor a module", "--use ./mine.py")

@@ -211,7 +211,7 @@ def _read_table(ctx: Any, path: Path) -> dict[str, Any]:
     for group, within in pairwise(groups):
         commands = [*getattr(group.command, "commands", {})]
         for name in table:
-            if name not in commands:
+            if name not in commands and not plugins.why_missing(name):
                 raise UsageError(f"{path}: unknown table [{_table_name(group, name)}]", closest(name, commands))
         table = table.get(str(within.info_name), {})
         if not isinstance(table, Mapping):

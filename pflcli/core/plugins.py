@@ -36,7 +36,6 @@ from typing import Any
 
 from pflcli.core import registry
 from pflcli.core.errors import InputError
-from pflcli.core.registry.files import path_of_module
 
 GROUP = "pflcli.plugins"
 """The package of the plug-ins of pfl, and the group of entry points of others."""
@@ -55,6 +54,16 @@ _PARTS = {
 """The plug-ins of pfl, and what each adds that a user may name, so that one that is missing can be named."""
 
 
+_NEEDED = {
+    "COMMANDS": ("panel", "options", "function"),
+    "GROUPS": None,
+    "KINDS": (),
+    "FORMATS": ("reader", "tool", "title", "words"),
+    "BACKENDS": (),
+}
+"""The facts that each name of a constant needs; the values of ``GROUPS`` are text."""
+
+
 @dataclass(frozen=True)
 class PlugIn:
     """A plug-in: its package, the folder of its files, and the constants of its ``plugin.py``."""
@@ -64,31 +73,72 @@ class PlugIn:
     constants: Mapping[str, Any]
 
     def load(self, place: str) -> Any:
-        """Return the object ``module:name`` of the plug-in, or its module if no name is given."""
+        """Return the object ``module:name`` of the plug-in, or its module if no name is given.
+
+        Raises InputError if there is none.
+        """
         module, _, name = place.partition(":")
-        imported = importlib.import_module(f"{self.package}.{module}")
-        return getattr(imported, name) if name else imported
+        try:
+            imported = importlib.import_module(f"{self.package}.{module}")
+            return getattr(imported, name) if name else imported
+        except (ImportError, AttributeError) as error:
+            raise InputError(f"plug-in {self.package} names {place}, which cannot be imported: {error}") from error
+
+
+problems: list[str] = []
+"""What was left out of plug-ins, in a line each: one that is broken must not keep pfl from working."""
 
 
 @functools.cache
 def found() -> tuple[PlugIn, ...]:
-    """Return all plug-ins: those of pfl by name, then those of packages; raises InputError for a broken one."""
-    files = [(f"{GROUP}.{file.parent.name}", file) for file in sorted(registry.ROOT.glob("plugins/*/plugin.py"))]
-    for point in entry_points(group=GROUP):
-        package, _, module = point.module.rpartition(".")
-        if not package:
-            raise InputError(f"plug-in '{point.name}': {module} is not in a package", "uninstall it")
-        top, *below = package.split(".")
-        file = path_of_module(top, f"plug-in '{point.name}'")  # of the outermost package: nothing is imported
-        files.append((package, file.parent.joinpath(*below, f"{module}.py")))
+    """Return all plug-ins: those of pfl by name, then those of packages; broken ones are among the ``problems``."""
     plugs = []
-    for package, file in files:
+    for package, file in [
+        *((f"{GROUP}.{file.parent.name}", file) for file in sorted(registry.ROOT.glob("plugins/*/plugin.py"))),
+        *((point.module, None) for point in entry_points(group=GROUP)),
+    ]:
         try:
-            tree = ast.parse(file.read_text(encoding="utf-8"))
-        except (OSError, SyntaxError) as error:
-            raise InputError(f"cannot read plug-in {file}: {error}", "uninstall its package") from None
-        plugs.append(PlugIn(package, file.parent, registry.constants(tree)))
+            plugs.append(_read(package, file) if file else _read_module(package))
+        except Exception as error:  # whatever a file of a stranger contains
+            problems.append(f"plug-in {package} is left out: {error}")
     return tuple(plugs)
+
+
+def _read_module(module: str) -> PlugIn:
+    """Read the ``plugin.py`` of a package by the name of the module, of which nothing is imported."""
+    top, *below = module.split(".")
+    spec = importlib.util.find_spec(top) if below else None
+    for folder in (spec.submodule_search_locations or ()) if spec else ():
+        if (file := Path(folder, *below).with_suffix(".py")).is_file():
+            return _read(module.rpartition(".")[0], file)
+    raise InputError(f"there is no module {module} in a package")
+
+
+def _read(package: str, file: Path) -> PlugIn:
+    tree = ast.parse(file.read_text(encoding="utf-8"))
+    constants = registry.constants(tree)
+    for node in tree.body:
+        target = node.targets[0] if isinstance(node, ast.Assign) else getattr(node, "target", None)
+        name = target.id if isinstance(target, ast.Name) else ""
+        if name in _NEEDED and name not in constants:
+            raise InputError(f"{file}, line {node.lineno}: {name} is not a literal, as in {name} = {{...}}")
+    for name, needed in _NEEDED.items():
+        if not isinstance(constants.get(name, {}), dict):
+            raise InputError(f"{file}: {name} is not a mapping by name")
+        for key, facts in constants.get(name, {}).items():
+            if not isinstance(facts, str if needed is None else dict):
+                raise InputError(f"{file}: {name}[{key!r}] is not {'text' if needed is None else 'a mapping'}")
+            if lacking := [fact for fact in needed or () if fact not in facts]:
+                raise InputError(f"{file}: {name}[{key!r}] lacks {lacking[0]}")
+    return PlugIn(package, file.parent, constants)
+
+
+def leave_out(what: str, plug: PlugIn, error: Exception | str) -> None:
+    """Note that something of a plug-in is left out, and why."""
+    reason = error if isinstance(error, str) else f"{type(error).__name__}: {getattr(error, 'message', error)}"
+    line = f"{what} of plug-in {plug.package} is left out: {reason}"
+    if line not in problems:
+        problems.append(line)
 
 
 def added(what: str) -> dict[str, tuple[PlugIn, Any]]:

@@ -28,6 +28,7 @@ from pflcli.commands.stack import stack
 from pflcli.commands.train_global import train_global
 from pflcli.core.errors import InputError, PflError, UsageError
 from pflcli.core.execution import Execution
+from pflcli.core.tasks import Labels
 
 BRIEF = {"model": "mlp", "rounds": 2, "participation": 0.5}
 ONE = Execution(threads=1)
@@ -55,7 +56,7 @@ def digits(tmp_path_factory):
     write_samples(at / "me.npz", data, 4)
     rows = slice(0, data.offsets[12])
     without = partitions.Partition(
-        data.x[rows], data.y[rows], data.sample[rows], data.offsets[:13], data.names[:4], 10, new=data.new[:4]
+        data.x[rows], data.y[rows], data.sample[rows], data.offsets[:13], data.names[:4], Labels(10), new=data.new[:4]
     )
 
     def build(writer):

@@ -250,7 +250,7 @@ def test_show_plots_the_partition(pfl, tmp_path, line, clients):
 def test_plot_refuses_wrong_formats_and_artifacts(small, tmp_path):
     with pytest.raises(UsageError, match="not the name of a PNG, SVG or PDF file"):
         plot(small.p, tmp_path / "p.gif")
-    with pytest.raises(InputError, match="contains a backbone, but this command needs a partition"):
+    with pytest.raises(UsageError, match="is a backbone, of which there is no figure"):
         plot(small.b, tmp_path / "b.png")
     with pytest.raises(InputError, match="cannot write"):
         plot(small.p, tmp_path / "nowhere" / "p.png")

@@ -11,7 +11,11 @@ from helpers import ROOT
 from pflcli.core import methods, registry
 
 PROJECT = ROOT.parent
-TRAINED = [name for name in registry.names("methods") if methods.load(name).has_rounds]
+TRAINED = [
+    card.name
+    for card in registry.cards("methods")
+    if methods.load(card.name).has_rounds and "EXTENDS" not in card.facts
+]
 QUICK = ("fedavg", "fedper", "ifca", "gossip", "fedham", "scaffold")
 """Methods whose rounds are cheap, of each kind of traffic."""
 

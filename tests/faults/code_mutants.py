@@ -59,7 +59,7 @@ EQUIVALENT = Path(__file__).with_name("equivalent_mutants.toml")
 MAX_TESTS_PER_FILE = 40
 MAX_SECONDS = 60.0
 """Tests of a mutant are chosen until they took so many seconds when the map was made."""
-_OF_STORED_CODE = "tests/engine/test_code_cache.py"
+_OF_STORED_CODE = "tests/plugins/accelerated/test_code_cache.py"
 """Tests that compiled code is stored, which that of a mutant is not."""
 KILLED = ("killed", "timeout")
 WARM = (

@@ -54,7 +54,7 @@ def require_exactly(file: Path, broken: list[str], doubtful: list[str], options:
 def write_patched(name: str, folder: Path) -> Path:
     """Write a file of the table into a folder; require that each old text occurs exactly once in its base."""
     patch = PATCHES[name]
-    base = (registry.ROOT if patch["base"].startswith("templates/") else PLUGINS) / patch["base"]
+    base = (registry.ROOT / "plugins" / "checks" if patch["base"].startswith("templates/") else PLUGINS) / patch["base"]
     text = base.read_text(encoding="utf-8")
     for old, _ in patch["changes"]:
         assert text.count(old) == 1, f"'{old}' occurs {text.count(old)} times in {base}"

@@ -77,11 +77,11 @@ PURPOSES = {
     ("core/federation/private_mean.py", "normal"): PROTECTS,
     ("core/federation/uploads/noise.py", "standard_normal"): PROTECTS,
     ("core/federation/attack.py", "standard_normal"): OTHER,  # of poisoned clients
-    ("auditing/canary_training.py", "standard_normal"): OTHER,  # directions of canaries, whose models are not released
+    ("plugins/audits/canary_training.py", "standard_normal"): OTHER,  # of canaries, whose models are not released
     ("core/schemes/quantity.py", "normal"): OTHER,  # sizes of clients
     ("methods/parts/bias_attention.py", "normal"): OTHER,  # initial weights
     ("models/_classifiers.py", "randn"): OTHER,  # initial weights
-    ("templates/dataset.py", "normal"): OTHER,  # samples
+    ("plugins/checks/templates/dataset.py", "normal"): OTHER,  # samples
     ("workflow/admission/small_federation.py", "normal"): OTHER,  # samples
 }
 """What the draws of continuous noise in the package are for, by file and function."""
@@ -96,7 +96,7 @@ def test_every_call_that_draws_noise_is_listed_with_its_purpose():
         for node in ast.walk(ast.parse(code)) if any(f"{draw}(" in code for draw in NOISE) else ():
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in NOISE:
                 found.add((name, node.func.attr))
-    found = {each for each in found if not each[0].startswith(("laws/", "plugins/accelerated/"))}
+    found = {each for each in found if not each[0].startswith(("plugins/checks/laws/", "plugins/accelerated/"))}
     assert found == PURPOSES.keys()
 
 

@@ -44,7 +44,7 @@ class Kind(Protocol):
 
 def load(name: str) -> Kind:
     """Return the kind with this name, which must exist; raises InputError if its file is incomplete."""
-    module = importlib.import_module(_files()[name][0])
+    module = importlib.import_module(_files()[name])
     kind: Kind = registry.complete(module, f"{module.__file__}: artifact kind {name}", Kind)
     return kind
 
@@ -73,22 +73,40 @@ def made_by(name: str) -> str:
 
 
 @cache
-def _files() -> dict[str, tuple[str, Path]]:
-    """Return the module and the file of each kind: those of this folder, and those of plug-ins."""
-    own = {file.stem: (f"{__name__}.{file.stem}", file) for file in sorted(Path(__file__).parent.glob("[!_]*.py"))}
-    added = {
-        name: (f"{plug.package}.{facts['module']}", plug.folder / f"{facts['module']}.py")
-        for name, (plug, facts) in plugins.added("KINDS").items()
-        if "module" in facts
-    }
-    return dict(sorted((added | own).items()))
+def _files() -> dict[str, str]:
+    """Return the module of each kind: of this folder, and of plug-ins."""
+    return {name: module for name, (module, _) in _read_kinds().items()}
 
 
 @cache
 def _constants() -> dict[str, dict[str, Any]]:
-    return {
-        name: registry.constants(ast.parse(file.read_text(encoding="utf-8"))) for name, (_, file) in _files().items()
-    }
+    return {name: constants for name, (_, constants) in _read_kinds().items()}
+
+
+@cache
+def _read_kinds() -> dict[str, tuple[str, dict[str, Any]]]:
+    """Return the module and the constants of each kind, by name."""
+    files = {file.stem: (f"{__name__}.{file.stem}", file) for file in Path(__file__).parent.glob("[!_]*.py")}
+    read = {name: (module, _read_constants(file)) for name, (module, file) in files.items()}
+    for name, (plug, facts) in plugins.added("KINDS").items():
+        if "module" not in facts:
+            continue
+        if name in files:
+            plugins.leave_out(f"kind {name}", plug, "pfl has a kind of this name")
+            continue
+        try:
+            file = plug.folder.joinpath(*facts["module"].split(".")).with_suffix(".py")
+            read[name] = (f"{plug.package}.{facts['module']}", _read_constants(file))
+        except Exception as error:  # whatever a file of a stranger contains
+            plugins.leave_out(f"kind {name}", plug, error)
+    return dict(sorted(read.items()))
+
+
+def _read_constants(file: Path) -> dict[str, Any]:
+    constants = registry.constants(ast.parse(file.read_text(encoding="utf-8")))
+    if lacking := [name for name in ("SCHEMA", "MADE_BY") if name not in constants]:
+        raise InputError(f"{file} has no {lacking[0]} that is a literal")
+    return constants
 
 
 def add_article(name: str) -> str:

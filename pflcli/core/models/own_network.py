@@ -64,7 +64,8 @@ def name_class(name: str, module: ModuleType) -> str:
     for parameter in accepted.values():
         is_given = parameter.name in described or parameter.name in arguments
         if not is_given and parameter.default is parameter.empty and parameter.kind not in _VARIADIC:
-            set_it = f"--set model.{parameter.name}=8"
+            name = parameter.name
+            set_it = f"--set model.{name}=8, or --set {name}=8 to check the network alone"
             raise UsageError(f"{chosen} needs a value for '{parameter.name}', which has no default", set_it)
     return registry.join_arguments(f"{family}:{chosen}", arguments)
 

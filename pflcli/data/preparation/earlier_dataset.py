@@ -80,8 +80,9 @@ class Earlier:
 def read_earlier(path: Path | str) -> Earlier:
     """Read the artifact at ``path``; raises InputError if it has no class names."""
     artifact = open_one(path)
-    book = codebook.read(artifact)
-    if not book.classes:
+    # A comparison and the like have no codebook of their own.
+    source = artifact if codebook.FILE in artifact.manifest.files else ancestor(artifact, "partition")
+    if source is None or not (book := codebook.read(source)).classes:
         raise InputError(
             f"{path} has no class names, so --like cannot use it",
             "--like takes an imported dataset, its partition, or a federation",

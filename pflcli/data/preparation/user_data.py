@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
+from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from fnmatch import fnmatch
@@ -90,23 +91,26 @@ class Found(Protocol):
 class Format(Protocol):
     """The reader of a format, a module of a plug-in."""
 
+    @abstractmethod
     def find(self, path: Path) -> Found:
         """Find the files; raises InputError if there are none."""
         ...
 
+    @abstractmethod
     def read(self, found: Any, asked: UserData, advance: Callable[[int, str], None]) -> RawSamples:
         """Read all samples; calls ``advance(1, "")`` after each file."""
         ...
 
+    @abstractmethod
     def recognize(self, path: Path) -> tuple[Path, list[str]] | None:
         """Return which file shows that a file, or a folder without images, has this format, and what to type."""
         ...
 
 
 def _format(form: str) -> Format | None:
-    """Return the reader of a format of a plug-in; None for other forms."""
-    reader: Format | None = plugins.load("FORMATS", form, "reader")
-    return reader
+    """Return the reader of a format of a plug-in; None for other forms, among them all that pfl itself reads."""
+    module = None if form in _TITLES else plugins.load("FORMATS", form, "reader")
+    return None if module is None else registry.complete(module, f"{module.__file__}: format {form}", Format)
 
 
 def takes_option(form: str, name: str) -> bool:
@@ -303,7 +307,7 @@ def locate(data: Path | str | Sequence[Path | str]) -> tuple[str, Path, tuple[Pa
         raise UsageError(f"pfl does not read {prefix}: {why}")
     if colon and prefix in plugins.added("FORMATS") and not Path(data).exists():
         if not rest:
-            raise UsageError(f"{data} names no folder", f"{prefix}:FOLDER")
+            raise UsageError(f"{data} names no data", plugins.facts_of("FORMATS", prefix)["words"])
         require_utf8_name(Path(rest))
         return prefix, Path(rest).expanduser(), ()
     files = _list_tables(Path(data))

@@ -38,6 +38,8 @@ def check(asked: Check) -> Iterator[Verdict]:
         if subject.group != "models":
             raise UsageError(f"--like is for models; {word} is a {registry.GROUPS[subject.group]}", "leave it out")
         subject = replace(subject, like=Shape.of_form(partition.read_form(open_one(like, "partition"))))
+    if asked.root is not None and subject.group != "datasets":
+        raise UsageError(f"--root is for datasets; {word} is a {registry.GROUPS[subject.group]}", "leave it out")
     known = {law.name: law for law in laws.list_laws(subject.group)}
     only = [only] if isinstance(only, str) else only
     unknown = [name for name in only if name not in known]

@@ -86,20 +86,20 @@ class Folder:
         return hash_files(self.root, (path for part in self.parts for path in part.paths))
 
 
-def find(root: Path) -> Folder:
+def find(path: Path) -> Folder:
     """Open a dataset; raises InputError if there is none, UsageError if ``datasets`` is not installed."""
-    require_folder(root)
+    require_folder(path)
     _require_library()
-    parts = _open_saved(root, "") or _find_client_parts(root) or _find_parquet_parts(root)
+    parts = _open_saved(path, "") or _find_client_parts(path) or _find_parquet_parts(path)
     if not parts:
         raise InputError(
-            f"{root} contains no Hugging Face dataset",
+            f"{path} contains no Hugging Face dataset",
             "hf:FOLDER, where FOLDER was written by dataset.save_to_disk(FOLDER), or contains .parquet files",
         )
-    for path in (path for part in parts for path in part.paths):
-        require_utf8_name(path)
-        require_file(path)
-    return _assign_splits(root, parts)
+    for file in (file for part in parts for file in part.paths):
+        require_utf8_name(file)
+        require_file(file)
+    return _assign_splits(path, parts)
 
 
 def _require_library() -> Any:
@@ -292,24 +292,22 @@ def recognize(path: Path) -> tuple[Path, list[str]] | None:
     return None
 
 
-def read(folder: Folder, asked: UserData, advance: Callable[[int, str], None]) -> RawSamples:
+def read(found: Folder, asked: UserData, advance: Callable[[int, str], None]) -> RawSamples:
     """Read all samples: a column of images, a column of arrays, or columns of numbers and words as in a table.
 
     The label is by default the only column of classes. Raises UsageError for a role that is missing or contradicts the
     folder, InputError for a missing column, and for a value that is not what its column promises.
     """
-    rows, roles, features = _Rows(folder, advance), asked.roles, asked.features
-    are_dealt = any(part.client for part in folder.parts)
+    rows, roles, features = _Rows(found, advance), asked.roles, asked.features
+    are_dealt = any(part.client for part in found.parts)
     if are_dealt and roles.client is not None:
-        raise UsageError(
-            f"--client is for one table; in {folder.root} each folder or split is a client", "leave it out"
-        )
+        raise UsageError(f"--client is for one table; in {found.root} each folder or split is a client", "leave it out")
     roles = replace(roles, client=ABSENT if are_dealt else roles.client, label=roles.label or _find_label_column(rows))
     column = _find_array_column(rows, features)
     if column is None:
-        _refuse_decoding(asked.decoding, f"{folder.root} has none")
+        _refuse_decoding(asked.decoding, f"{found.root} has none")
         if asked.samples is not None:
-            raise UsageError(f"--samples is for arrays; {folder.root} has none", "leave it out")
+            raise UsageError(f"--samples is for arrays; {found.root} has none", "leave it out")
         raw = tables.read(rows, roles, features, asked.categorical, asked.like, asked.dialect, asked.leave_out)
     else:
         if asked.categorical is not None:
@@ -317,8 +315,8 @@ def read(folder: Folder, asked: UserData, advance: Callable[[int, str], None]) -
         if asked.leave_out is not None:
             raise UsageError(f"--leave-out is for columns of numbers or words; '{column}' is read", "leave it out")
         raw = _read_column(rows, column, roles, asked.decoding, asked.samples)
-    splits = [part.split for part in folder.parts]
-    remarks = [*raw.remarks, *([f"not taken over: split {name}" for name in folder.left_out])]
+    splits = [part.split for part in found.parts]
+    remarks = [*raw.remarks, *([f"not taken over: split {name}" for name in found.left_out])]
     used = {column, roles.label, roles.client, *roles.metadata.values()}
     ignored = [
         name
@@ -329,9 +327,9 @@ def read(folder: Folder, asked: UserData, advance: Callable[[int, str], None]) -
         remarks.append(f"not taken over: {'column' if len(ignored) == 1 else 'columns'} {list_columns(ignored)}")
     if are_dealt:
         remarks.append(
-            f"one client per folder or split: {listed(list(dict.fromkeys(part.client for part in folder.parts)), 8)}"
+            f"one client per folder or split: {listed(list(dict.fromkeys(part.client for part in found.parts)), 8)}"
         )
-        raw = replace(raw, owner=rows.repeat([part.client for part in folder.parts]))
+        raw = replace(raw, owner=rows.repeat([part.client for part in found.parts]))
     words = [str(find_split(split)) for split in splits]
     if {"train", "test"} <= set(words):
         raw = add_splits(raw, rows.repeat(words), roles, rows.name)

@@ -42,19 +42,19 @@ class Folder:
         return hash_files(self.root, [path for paths in self.files.values() for path in paths])
 
 
-def find(root: Path) -> Folder:
+def find(path: Path) -> Folder:
     """Find the files of a folder: those of train and test, else those of all_data or of the folder itself.
 
     They may lie in ``data``, as in LEAF. Raises InputError if there are none, or if only one of the splits is there.
     """
-    if root.is_file():
-        require_file(root)
-        return Folder(root.parent, {"": [root]})
-    if not root.is_dir():
-        raise InputError(f"{root} does not exist")
-    if root.name in _SPLITS and all(_list_files(root.parent / split) for split in _SPLITS):
-        raise InputError(f"{root} has the samples of one split", f"leaf:{root.parent} reads training and test samples")
-    for folder in (root, root / "data"):
+    if path.is_file():
+        require_file(path)
+        return Folder(path.parent, {"": [path]})
+    if not path.is_dir():
+        raise InputError(f"{path} does not exist")
+    if path.name in _SPLITS and all(_list_files(path.parent / split) for split in _SPLITS):
+        raise InputError(f"{path} has the samples of one split", f"leaf:{path.parent} reads training and test samples")
+    for folder in (path, path / "data"):
         files = {split: _list_files(folder / split) for split in _SPLITS}
         if any(files.values()):
             lacking = [split for split in _SPLITS if not files[split]]
@@ -64,12 +64,12 @@ def find(root: Path) -> Folder:
                     f"{folder} has no {lacking[0]}/*.json, but {known}",
                     "copy the whole folder",
                 )
-            return Folder(root, files)
+            return Folder(path, files)
         for inside in (folder / "all_data", folder):
             if _list_files(inside):
-                return Folder(root, {"": _list_files(inside)})
+                return Folder(path, {"": _list_files(inside)})
     raise InputError(
-        f"{root} has no JSON file", "leaf:FOLDER, the folder that contains train and test, or all_data*.json"
+        f"{path} has no JSON file", "leaf:FOLDER, the folder that contains train and test, or all_data*.json"
     )
 
 
@@ -103,7 +103,7 @@ def _is_in_layout(path: Path) -> bool:
     return start.startswith(b"{") and any(word in start for word in (b'"users"', b'"user_data"', b'"num_samples"'))
 
 
-def read(folder: Folder, asked: UserData, advance: Callable[[int, str], None]) -> RawSamples:
+def read(found: Folder, asked: UserData, advance: Callable[[int, str], None]) -> RawSamples:
     """Read all users with their splits, which ``--split-column none`` joins.
 
     Vectors become square images with ``--samples images``. Raises InputError for text and names of files, for samples
@@ -114,7 +114,7 @@ def read(folder: Folder, asked: UserData, advance: Callable[[int, str], None]) -
     owners: list[str] = []
     splits: list[str] = []
     places: list[str] = []
-    for split, paths in folder.files.items():
+    for split, paths in found.files.items():
         for path in paths:
             for user, values, y, where in iterate_users([path]):
                 if not y:
@@ -130,12 +130,12 @@ def read(folder: Folder, asked: UserData, advance: Callable[[int, str], None]) -
                     )
             advance(1, "")
     if not x:
-        raise InputError(f"{folder.root}: no user has a sample")
+        raise InputError(f"{found.root}: no user has a sample")
     sizes = [len(part) for part in x]
     first = np.cumsum([0, *sizes])
-    require_room(f"{folder.root}", sum(part.nbytes for part in x))
-    joined, remark = _shape(folder.root.name, np.concatenate(x), asked.samples)
-    by_split = {split: [n for n, name in zip(sizes, splits, strict=True) if name == split] for split in folder.files}
+    require_room(f"{found.root}", sum(part.nbytes for part in x))
+    joined, remark = _shape(found.root.name, np.concatenate(x), asked.samples)
+    by_split = {split: [n for n, name in zip(sizes, splits, strict=True) if name == split] for split in found.files}
     remarks = [
         f"{split}: {sum(counts)} samples of {counted(len(counts), 'user')}"
         for split, counts in by_split.items()
@@ -148,7 +148,7 @@ def read(folder: Folder, asked: UserData, advance: Callable[[int, str], None]) -
         index = ", ".join(map(str, (row - first[number], *at)))
         return f"{places[number]}: {key}[{index}]" if key else places[number]
 
-    has_splits = "train" in folder.files and asked.roles.split != ABSENT
+    has_splits = "train" in found.files and asked.roles.split != ABSENT
     return RawSamples(
         x=joined,
         label=np.concatenate(labels),

@@ -75,7 +75,7 @@ def recognize(path: Path) -> tuple[Path, list[str]] | None:
         return None
 
 
-def read(files: Files, asked: UserData, advance: Callable[[int, str], None]) -> RawSamples:
+def read(found: Files, asked: UserData, advance: Callable[[int, str], None]) -> RawSamples:
     """Read the images of all clients with their splits, which ``--split-column none`` joins.
 
     Raises InputError if a file has no clients, or if their samples are text or differ in shape.
@@ -83,7 +83,7 @@ def read(files: Files, asked: UserData, advance: Callable[[int, str], None]) -> 
     import h5py
 
     parts: list[tuple[str, str, str, NDArray[Any], NDArray[Any]]] = []
-    for split, path in files.paths.items():
+    for split, path in found.paths.items():
         with h5py.File(path, "r", locking=False) as file:
             clients = file.get(_GROUP) if isinstance(file.get(_GROUP, getlink=True), h5py.HardLink) else None
             if not isinstance(clients, h5py.Group) or not len(clients):
@@ -94,13 +94,13 @@ def read(files: Files, asked: UserData, advance: Callable[[int, str], None]) -> 
                     parts.append((client, split, f"{path.name}: {client}", x, y))
         advance(1, "")
     if not parts:
-        raise InputError(f"{next(iter(files.paths.values()))} has no samples")
+        raise InputError(f"{next(iter(found.paths.values()))} has no samples")
     for _, _, where, x, _ in parts:
         if x.shape[1:] != parts[0][3].shape[1:]:
             raise InputError(
                 f"{where}: samples have shape {x.shape[1:]}, but those of {parts[0][2]} {parts[0][3].shape[1:]}"
             )
-    name = files.paths[next(iter(files.paths))].name
+    name = found.paths[next(iter(found.paths))].name
     require_room(name, sum(x.nbytes for *_, x, _ in parts))
     images, remark = arrays.check_samples(name, np.concatenate([x for *_, x, _ in parts]), None, "images")
     sizes = [len(y) for *_, y in parts]
@@ -110,8 +110,8 @@ def read(files: Files, asked: UserData, advance: Callable[[int, str], None]) -> 
         number = int(np.searchsorted(first, row, side="right")) - 1
         return f"{parts[number][2]}, sample {row - first[number]}"
 
-    has_splits = "train" in files.paths and asked.roles.split != ABSENT
-    remarks = [f"training samples of {name}, test samples of {files.paths['test'].name}"] if has_splits else []
+    has_splits = "train" in found.paths and asked.roles.split != ABSENT
+    remarks = [f"training samples of {name}, test samples of {found.paths['test'].name}"] if has_splits else []
     return RawSamples(
         x=images,
         label=np.concatenate([to_text(y, f"{where}: {_LABEL}") for _, _, where, _, y in parts]),

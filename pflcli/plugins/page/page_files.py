@@ -126,7 +126,7 @@ def build_files(sections: Sequence[Section], others: Sequence[tuple[str, Other]]
         "generator": f"pfl report {__version__}",
         "files": sorted(content),
         "comparisons": [_describe_section(section) for section in sections],
-        **entries,
+        **{key: entries[key] for key in entries if key not in ("generator", "files", "comparisons")},
     }
     content[_INDEX] = (json.dumps(replace_nonfinite(index), indent=1, allow_nan=False) + "\n").encode()
     return content

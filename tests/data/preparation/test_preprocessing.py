@@ -11,6 +11,7 @@ from pflcli.artifacts.codebook import ClientScale, Codebook, Column
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.core.datasets import Scaling
 from pflcli.core.errors import InputError
+from pflcli.core.tasks import Labels
 from pflcli.data.preparation.preprocessing import scale_partition
 
 SIZES = ((6, 2, 3), (4, 0, 2), (0, 0, 0), (5, 1, 1))
@@ -25,7 +26,7 @@ def make_partition(new=None, sizes=SIZES):
     x = draw.normal(size=(len(client), 3)) * (1 + client[:, None]) + 10 * client[:, None]
     x[client == 1, 1] = 7.0
     x[:, 2] = draw.integers(0, 2, len(x))
-    return Partition(x, np.zeros(len(x), np.int64), np.arange(len(x)), offsets, NAMES, 2, new=new)
+    return Partition(x, np.zeros(len(x), np.int64), np.arange(len(x)), offsets, NAMES, Labels(2), new=new)
 
 
 BOOK = Codebook(columns=(Column("first"), Column("second"), Column("word", ("yes",))))

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
@@ -93,6 +94,17 @@ def list_laws(group: str) -> list[Law]:
     """Return the laws of a group, in the order of its module."""
     importlib.import_module(f"pflcli.plugins.checks.laws.{group}")
     return _LAWS[group]
+
+
+@contextmanager
+def needing(plug: str) -> Iterator[None]:
+    """Import from another plug-in in the block; raises NotApplicable if it is not installed."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        if error.name and error.name.startswith(f"pflcli.plugins.{plug}"):
+            raise NotApplicable(f"it needs the plug-in {plug}, which is not installed") from None
+        raise
 
 
 def judge(law: Law, subject: Subject) -> Verdict:

@@ -24,9 +24,8 @@ from pflcli.core.federation.run import LINKS, Run, RunInputs
 from pflcli.core.methods import Method, State
 from pflcli.core.parameters.model_table import ModelTable
 from pflcli.core.simulation import absences, loop
-from pflcli.plugins.checks.laws import DoubtfulError, Subject, federations, law, other_process
+from pflcli.plugins.checks.laws import DoubtfulError, Subject, federations, law, needing, other_process
 from pflcli.plugins.checks.laws.exchanges import Exchanges
-from pflcli.plugins.sites.admission import require_read_from_downloads
 from pflcli.workflow.admission import BrokenLawError, NotApplicable, describe_error, private_rounds, require
 from pflcli.workflow.admission import small_federation as small
 from pflcli.workflow.admission.own_samples import record_training, require_own_samples
@@ -743,6 +742,8 @@ def clients_read_only_what_they_download(subject: Subject) -> None:
     Among real sites, a client has of the server only what ``run.download`` returned. What clients keep is declared by
     ``KEEPS``, unless it is a table.
     """
+    with needing("sites"):
+        from pflcli.plugins.sites.admission import require_read_from_downloads
     require_read_from_downloads(subject.name, subject.options)
 
 

@@ -16,8 +16,7 @@ from pflcli.core.engine.task import Classification
 from pflcli.core.errors import ComputationError, InputError, PflError, UsageError
 from pflcli.core.models import Net
 from pflcli.core.parameters import Stacked
-from pflcli.plugins.checks.laws import DoubtfulError, Subject, law, other_process
-from pflcli.plugins.export import onnx_network
+from pflcli.plugins.checks.laws import DoubtfulError, Subject, law, needing, other_process
 from pflcli.workflow.admission import BrokenLawError, NotApplicable, Shape, networks, require
 from pflcli.workflow.admission import small_federation as small
 
@@ -299,6 +298,8 @@ def onnx_predicts_the_same(subject: Subject) -> None:
 
     ``pfl export`` brings a client's model to machines without PyTorch.
     """
+    with needing("export"):
+        from pflcli.plugins.export import onnx_network
     try:
         onnx_network.require_packages()
     except UsageError:

@@ -21,7 +21,6 @@ from pathlib import Path
 # An editable installation would find a folder that the copy lacks in the checkout.
 sys.meta_path[:] = [finder for finder in sys.meta_path if "Editable" not in getattr(finder, "__name__", "")]
 import pflcli
-from pflcli import *
 from pflcli.__main__ import main
 assert Path(pflcli.__file__).parents[1] == Path(sys.argv[1]), pflcli.__file__
 def pfl(*words):
@@ -32,12 +31,16 @@ def pfl(*words):
         return end.code
 """
 _CHAIN = """
+from pflcli import *
 settings = ["--model", "logistic", "--rounds", "1"]
 assert not pfl("--help")
 assert not pfl("partition", "heart-disease", "-o", "p")
 assert not pfl("compare", "p", "-o", "c", "--methods", "fedavg,ditto", "--seeds", "0", "--no-references", *settings)
 assert not pfl("show", "c/comparison")
 assert not pfl("doctor")
+if "check" in pflcli.__all__:
+    assert not pfl("check", "mlp", "--only", "onnx-predicts-the-same")
+    assert not pfl("check", "ditto", "--only", "clients-read-only-what-they-download")
 result = simulate("ditto", Federation.from_dataset("writers"), model="logistic", rounds=1)
 print(table({"ditto": result}))
 """
@@ -138,12 +141,63 @@ def test_package_of_a_stranger_adds_a_command_a_kind_a_format_and_a_backend(tmp_
     assert "All were counted." in page
 
 
-def test_a_plugin_that_cannot_be_read_is_named(tmp_path):
-    folder = tmp_path / "site" / "pfl_broken-1.dist-info"
-    folder.mkdir(parents=True)
-    (folder / "METADATA").write_text("Metadata-Version: 2.1\nName: pfl-broken\nVersion: 1\n")
-    (folder / "entry_points.txt").write_text("[pflcli.plugins]\nbroken = pfl_broken.plugin\n")
-    process = run("sys.exit(pfl('doctor'))", tmp_path, ROOT.parent, tmp_path / "site")
-    assert process.returncode != 0
-    assert "plug-in 'broken'" in process.stderr
-    assert "Traceback" not in process.stderr
+OPTIONS = """
+from dataclasses import dataclass
+from typing import ClassVar
+from pflcli.options.declaration import Options
+
+@dataclass(frozen=True)
+class Foo(Options):
+    '''Do something.'''
+    NAME: ClassVar[str] = "NAME_OF_COMMAND"
+"""
+RIGHT = {"panel": "Look up", "options": "options:Foo", "function": "foo:foo"}
+
+
+def write_package(site: Path, content: str | None, command: str = "foo") -> Path:
+    """Write a package with this ``plugin.py`` into a folder, as pip would install it."""
+    package, facts = site / "pfl_broken", site / "pfl_broken-1.dist-info"
+    for folder in (package, facts):
+        folder.mkdir(parents=True)
+    (facts / "METADATA").write_text("Metadata-Version: 2.1\nName: pfl-broken\nVersion: 1\n")
+    (facts / "entry_points.txt").write_text("[pflcli.plugins]\nbroken = pfl_broken.plugin\n")
+    (package / "options.py").write_text(OPTIONS.replace("NAME_OF_COMMAND", command))
+    if content is not None:
+        (package / "plugin.py").write_text(content)
+    return package
+
+
+@pytest.mark.parametrize(
+    ("content", "answer"),
+    [
+        (None, "there is no module pfl_broken.plugin in a package"),
+        ("COMMANDS = {", "plug-in pfl_broken.plugin is left out: '{' was never closed"),
+        ("COMMANDS: dict = {'foo': {'panel': P}}", "line 1: COMMANDS is not a literal"),
+        ("COMMANDS = ['foo']", "COMMANDS is not a mapping by name"),
+        ("COMMANDS = {'foo': {'options': 'options:Foo', 'function': 'f:f'}}", "COMMANDS['foo'] lacks panel"),
+        (f"COMMANDS = {{'foo': {RIGHT | {'options': 'option:Foo'}}}}", "names option:Foo, which cannot be imported"),
+        (f"COMMANDS = {{'bar': {RIGHT}}}", "options:Foo has the NAME 'foo'"),
+        (f"COMMANDS = {{'bar foo': {RIGHT}}}", "pfl bar foo of plug-in pfl_broken is left out"),
+        (f"COMMANDS = {{'partition': {RIGHT}}}", "pfl has a command of this name"),
+        ("GROUPS = {'bar': 'Bar.'}", "a group needs commands"),
+    ],
+)
+def test_a_broken_plugin_is_named_and_left_out(tmp_path, content, answer):
+    write_package(tmp_path / "site", content, "partition" if "'partition'" in str(content) else "foo")
+    process = run("assert not pfl('list', 'schemes')", tmp_path, ROOT.parent, tmp_path / "site")
+    assert process.returncode == 0, process.stderr
+    assert answer in process.stderr
+    assert process.stderr.count("WARNING: ") == 1
+
+
+def test_broken_kinds_and_formats_of_a_plugin_leave_the_others_alone(tmp_path, small):
+    content = "KINDS = {'bar': {'module': 'bar'}, 'partition': {'module': 'bar'}, 'baz': {'module': 'baz'}}\n"
+    content += "FORMATS = {'csv': {'reader': 'bar', 'tool': 'Bar', 'title': 'bar', 'words': 'csv:FILE'}}"
+    (write_package(tmp_path / "site", content) / "bar.py").write_text("SCHEMA: int = 1")
+    (tmp_path / "t.csv").write_text(
+        "who,y,x\n" + "".join(f"{who},{y},{n}\n" for n in range(9) for who in "ab" for y in "cd")
+    )
+    code = f"assert not pfl('show', {str(small.p)!r})\n"
+    code += "assert not pfl('import', 't.csv', '--client', 'who', '--label', 'y', '-o', 'd')"
+    process = run(code, tmp_path, ROOT.parent, tmp_path / "site")
+    assert process.returncode == 0, process.stderr
