@@ -2,9 +2,9 @@
 
     python tests/faults/choose_fast_tests.py MAP RESULTS.jsonl
 
-They are the tests that were the first to kill a mutant, and as many others as run every line of the package that all
-tests run; greedily, by new lines per second. Writes ``tests/fast.txt``, and adds to ``tests/killers.tsv`` which test
-killed which mutant. ``code_mutants.py`` makes the map and the results.
+They are the tests that were the first to kill a mutant, and as many others of at most ``LONGEST`` seconds as run every
+line of the package that all such tests run; greedily, by new lines per second. Writes ``tests/fast.txt``, and adds
+to ``tests/killers.tsv`` which test killed which mutant. ``code_mutants.py`` makes the map and the results.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import code_mutants
 TESTS = Path(__file__).parents[1]
 FAST = TESTS / "fast.txt"
 KILLERS = TESTS / "killers.tsv"
+LONGEST = 2.0
+"""Seconds of a test that ran a line alone and killed no mutant, above which it is left to ``--all``."""
 OVERHEAD = 0.03
 """Seconds that any test costs beside what it is measured to take."""
 
@@ -78,7 +80,9 @@ def main() -> None:
         columns.append(column)
     lines = np.packbits(np.stack(columns, axis=1), axis=1)
     seconds = np.asarray([tests.tests[name]["seconds"] for name in names])
-    chosen = choose(lines, seconds, [row for row, name in enumerate(names) if name in killers])
+    first = [row for row, name in enumerate(names) if name in killers]
+    lines[(seconds > LONGEST) & ~np.isin(np.arange(len(names)), first)] = 0
+    chosen = choose(lines, seconds, first)
     FAST.write_text("".join(f"{names[row]}\n" for row in chosen))
     print(f"{len(chosen)} of {len(names)} tests, {seconds[chosen].sum():.0f} of {seconds.sum():.0f} seconds")
 
