@@ -13,7 +13,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from pflcli.core import registry
+from pflcli.core import plugins, registry
 from pflcli.core.errors import PflError, closest, out_of_memory
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def _report_unexpected(error: Exception, arguments: list[str]) -> int:
     if lack is not None:
         console.fail(lack.message, *lack.fix)
         return lack.exit_code
-    place = registry.place_of_failure(error)
+    place = registry.place_of_failure(error, plugins.list_foreign_folders())
     if {"-v", "--verbose"} & set(arguments):
         import traceback
 

@@ -133,6 +133,11 @@ def _read(package: str, file: Path) -> PlugIn:
     return PlugIn(package, file.parent, constants)
 
 
+def list_foreign_folders() -> list[Path]:
+    """Return the folders of the plug-ins of other packages."""
+    return [plug.folder for plug in found() if not plug.package.startswith(f"{GROUP}.")]
+
+
 def leave_out(what: str, plug: PlugIn, error: Exception | str) -> None:
     """Note that something of a plug-in is left out, and why."""
     reason = error if isinstance(error, str) else f"{type(error).__name__}: {getattr(error, 'message', error)}"

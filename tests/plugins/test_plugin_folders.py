@@ -201,3 +201,11 @@ def test_broken_kinds_and_formats_of_a_plugin_leave_the_others_alone(tmp_path, s
     code += "assert not pfl('import', 't.csv', '--client', 'who', '--label', 'y', '-o', 'd')"
     process = run(code, tmp_path, ROOT.parent, tmp_path / "site")
     assert process.returncode == 0, process.stderr
+
+
+def test_an_error_in_the_code_of_a_plugin_names_its_file_and_line(tmp_path):
+    package = write_package(tmp_path / "site", f"COMMANDS = {{'foo': {RIGHT}}}")
+    (package / "foo.py").write_text("def foo(**arguments):\n    return 1 / 0\n")
+    process = run("sys.exit(pfl('foo'))", tmp_path, ROOT.parent, tmp_path / "site")
+    assert process.returncode == 5
+    assert f"{package / 'foo.py'}, line 2, in foo: ZeroDivisionError" in process.stderr

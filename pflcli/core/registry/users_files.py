@@ -9,7 +9,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Mapping, MutableSequence
+from collections.abc import Iterable, Mapping, MutableSequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -161,14 +161,14 @@ def search_used_folders(group: str, folders: MutableSequence[str]) -> None:
                 known.append(str(file.parent))
 
 
-def place_of_failure(error: BaseException) -> str:
-    """Return in which line of a user's file an error was raised; an empty string if in none."""
+def place_of_failure(error: BaseException, others: Iterable[Path] = ()) -> str:
+    """Return in which line of a user's file, or of a file in ``others``, an error was raised; empty if in none."""
     files = [*used_files().values()]
     for module in (point.module for group in GROUPS for point in installed(group).values()):
         with suppress(InputError):
             files.append(path_of_module(module, ""))
     if isinstance(error, SyntaxError) and Path(error.filename or "") in files:
         return f"{error.filename}, line {error.lineno}"
-    folders = {file.parent for file in files}
+    folders = {*(file.parent for file in files), *others}
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).parent in folders]
     return f"{frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name}" if frames else ""
