@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from pflcli.cli import console
-from pflcli.cli.from_options import Command, show_outcome
+from pflcli.cli.from_options import Command, Show, show_outcome
 from pflcli.core.errors import UsageError
 from pflcli.core.wording import as_typed
 from pflcli.options import completion
@@ -45,6 +45,19 @@ def show_table(outcome: Outcome, asked: Mapping[str, Any], execution: Execution,
     if not quiet and not execution.dry_run:
         console.artifact(open_artifact(outcome.path), to_stderr=True)
     console.result(outcome, as_json=as_json)
+
+
+def show_path(facts: Callable[[Any], Mapping[str, Any]]) -> Show:
+    """Return a function that prints the path of what a command has written, or as JSON all ``facts`` of the result."""
+
+    def show(result: Any, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool) -> None:
+        found = facts(result)
+        if as_json:
+            console.data(found)
+        else:
+            console.lines([str(found["path"])])
+
+    return show
 
 
 def show_trials(

@@ -51,10 +51,8 @@ def _as_sources(value: Any) -> str | list[str]:
     return _as_source(value) if isinstance(value, Path | str) else [_as_source(each) for each in value]
 
 
-def _describe_formats() -> str:
-    """Return a sentence on the formats of plug-ins, each with what to type."""
-    added = [f"{facts['words']} reads {facts['title']}" for _, facts in plugins.added("FORMATS").values()]
-    return f" {', '.join(added)}." if added else ""
+_FORMATS = [f" {facts['words']} reads {facts['title']}." for _, facts in plugins.added("FORMATS").values()]
+"""A sentence on each format of a plug-in, with what to type."""
 
 
 @dataclass(frozen=True)
@@ -74,7 +72,7 @@ class ImportData(TableOptions):
         typer.Argument(
             help="Read this table (.csv, .tsv, .txt, .csv.gz, .xlsx, .parquet, .feather, .dta, .sav or .jsonl), this"
             " .npz, .h5 or .hdf5 file, or this folder CLIENT/LABEL/IMAGE. Several tables, or a folder of tables, have a"
-            f" file per client unless --client is given.{_describe_formats()}",
+            f" file per client unless --client is given.{''.join(_FORMATS)}",
             metavar="DATA...",
         ),
     ]

@@ -44,7 +44,7 @@ class Kind(Protocol):
 
 def load(name: str) -> Kind:
     """Return the kind with this name, which must exist; raises InputError if its file is incomplete."""
-    module = importlib.import_module(_files()[name])
+    module = importlib.import_module(_read_kinds()[name][0])
     kind: Kind = registry.complete(module, f"{module.__file__}: artifact kind {name}", Kind)
     return kind
 
@@ -52,7 +52,7 @@ def load(name: str) -> Kind:
 @cache
 def schemas() -> dict[str, int]:
     """Return the schema of each kind by name, without importing its file."""
-    return {name: constants["SCHEMA"] for name, constants in _constants().items()}
+    return {name: constants["SCHEMA"] for name, (_, constants) in _read_kinds().items()}
 
 
 def read_labels(manifest: Manifest, outputs: int) -> Labels:
@@ -68,19 +68,8 @@ def require_classes(manifest: Manifest, command: str) -> None:
 
 def made_by(name: str) -> str:
     """Return the command that makes an artifact of this kind."""
-    command: str = _constants()[name]["MADE_BY"]
+    command: str = _read_kinds()[name][1]["MADE_BY"]
     return command
-
-
-@cache
-def _files() -> dict[str, str]:
-    """Return the module of each kind: of this folder, and of plug-ins."""
-    return {name: module for name, (module, _) in _read_kinds().items()}
-
-
-@cache
-def _constants() -> dict[str, dict[str, Any]]:
-    return {name: constants for name, (_, constants) in _read_kinds().items()}
 
 
 @cache

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pflcli.cli import console
+from pflcli.cli import console, results
 from pflcli.cli.from_options import Terminal
 from pflcli.core.errors import ComputationError
 from pflcli.core.wording import counted
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from pflcli.plugins.checks.laws import Verdict
 
 
+_show_path = results.show_path(lambda path: {"path": str(path)})
+
+
 def show_new(path: Path, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool) -> None:
     """Print the path of a new file, and how to check it."""
     word = path if "/" in str(path) else f"./{path}"
     execution.reporter.say(f"to check it: pfl check {word}")
-    if as_json:
-        console.data({"path": str(path)})
-    else:
-        console.lines([str(path)])
+    _show_path(path, asked, execution, as_json=as_json, quiet=quiet)
 
 
 def show_verdicts(

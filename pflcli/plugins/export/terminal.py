@@ -5,22 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pflcli.cli import console
+from pflcli.cli import results
 from pflcli.cli.from_options import Terminal
 
 if TYPE_CHECKING:
-    from pflcli.core.execution import Execution
     from pflcli.plugins.export.export import Exported
 
 
-def show_export(
-    result: Exported, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
-) -> None:
-    """Print the folder of an exported model."""
-    if as_json:
-        console.data({"path": str(asked["out"]), "files": dict(result.files), **result.model})
-    else:
-        console.lines([str(asked["out"])])
+def list_facts(exported: Exported) -> Mapping[str, Any]:
+    """Return the folder of an exported model, its files, and what it says of itself."""
+    return {"path": str(exported.path), "files": dict(exported.files), **exported.model}
 
 
-EXPORT = Terminal(show_export)
+EXPORT = Terminal(results.show_path(list_facts))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pflcli.cli import console
+from pflcli.cli import results
 from pflcli.cli.from_options import Terminal
 
 if TYPE_CHECKING:
@@ -17,10 +17,10 @@ def show_page(page: Page, asked: Mapping[str, Any], execution: Execution, *, as_
     """Print the answers of a page, and its path."""
     for answer in page.answers:
         execution.reporter.say(answer)
-    if as_json:
-        console.data({"path": str(page.path), "data": str(page.data), "answers": page.answers})
-    else:
-        console.lines([str(page.path)])
+    _show_path(page, asked, execution, as_json=as_json, quiet=quiet)
+
+
+_show_path = results.show_path(lambda page: {"path": str(page.path), "data": str(page.data), "answers": page.answers})
 
 
 REPORT = Terminal(show_page)

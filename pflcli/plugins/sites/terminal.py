@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pflcli.cli import console
+from pflcli.cli import console, results
 from pflcli.cli.from_options import Terminal
 from pflcli.core.wording import as_typed, counted, listed
 
@@ -21,14 +20,7 @@ def show_facts(
     (console.data if as_json else console.facts)(facts)
 
 
-def show_path(
-    facts: Mapping[str, Any], asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
-) -> None:
-    """Print the path of what a command has written; all facts only as JSON."""
-    if as_json:
-        console.data(facts)
-    else:
-        console.lines([str(facts["path"])])
+show_path = results.show_path(dict)
 
 
 def show_check(
@@ -38,11 +30,6 @@ def show_check(
     for line in () if as_json else _describe(facts):
         execution.reporter.say(line)
     show_path(facts, asked, execution, as_json=as_json, quiet=quiet)
-
-
-def show_answer(path: Path, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool) -> None:
-    """Print the file of an answer."""
-    show_path({"path": str(path)}, asked, execution, as_json=as_json, quiet=quiet)
 
 
 def _describe(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -70,4 +57,9 @@ def _describe(facts: Mapping[str, Any]) -> Iterator[str]:
         yield f"WARNING: {facts['other_packages']}: last bits may differ from the simulation"
 
 
-FACTS, PATH, CHECK, ANSWER = Terminal(show_facts), Terminal(show_path), Terminal(show_check), Terminal(show_answer)
+FACTS, PATH, CHECK, ANSWER = (
+    Terminal(show_facts),
+    Terminal(show_path),
+    Terminal(show_check),
+    Terminal(results.show_path(lambda path: {"path": str(path)})),
+)

@@ -5,23 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from pflcli.cli import console
+from pflcli.cli import results
 from pflcli.cli.from_options import Terminal
 
 if TYPE_CHECKING:
-    from pflcli.core.execution import Execution
     from pflcli.plugins.tracking.track import Tracked
 
 
-def show_tracked(
-    result: Tracked, asked: Mapping[str, Any], execution: Execution, *, as_json: bool, quiet: bool
-) -> None:
-    """Print the folder with the runs for a tracker."""
-    if as_json:
-        facts = {"written": result.written, "unchanged": result.unchanged, "command": result.command}
-        console.data({"path": str(asked["out"]), **facts})
-    else:
-        console.lines([str(asked["out"])])
+def list_facts(tracked: Tracked) -> Mapping[str, Any]:
+    """Return the folder with the runs for a tracker, their numbers, and the command that shows them."""
+    facts = {"written": tracked.written, "unchanged": tracked.unchanged, "command": tracked.command}
+    return {"path": str(tracked.path), **facts}
 
 
-TRACK = Terminal(show_tracked)
+TRACK = Terminal(results.show_path(list_facts))
