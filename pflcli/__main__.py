@@ -112,6 +112,9 @@ def main(args: list[str] | None = None) -> None:
         code = 0
     except Exception as error:
         code = _report_interruption(arguments) if _was_interrupted(error) else _report_unexpected(error, arguments)
+    with suppress(OSError):
+        for problem in plugins.problems:  # after the command, which may have found some
+            console.sentence(f"WARNING: {problem}")
     try:
         sys.stdout.flush()
     except OSError:

@@ -153,8 +153,6 @@ def _main(
         ),
     ] = None,
 ) -> None:
-    for problem in plugins.problems:
-        typer.echo(f"WARNING: {problem}", err=True)
     for word in use or ():
         if "." not in word:
             raise UsageError(f"--use {word} is neither a Python file nor a module", "--use ./mine.py")

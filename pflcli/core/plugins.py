@@ -146,12 +146,16 @@ def leave_out(what: str, plug: PlugIn, error: Exception | str) -> None:
         problems.append(line)
 
 
-def added(what: str) -> dict[str, tuple[PlugIn, Any]]:
+@functools.cache
+def added(what: str) -> Mapping[str, tuple[PlugIn, Any]]:
     """Return what all plug-ins add under one constant, such as ``COMMANDS``, by name; the first of a name counts."""
     added: dict[str, tuple[PlugIn, Any]] = {}
     for plug in found():
         for name, value in plug.constants.get(what, {}).items():
-            added.setdefault(name, (plug, value))
+            if name in added:
+                leave_out(f"'{name}' of {what}", plug, f"it is that of {added[name][0].package}")
+            else:
+                added[name] = (plug, value)
     return added
 
 

@@ -179,6 +179,7 @@ def write_package(site: Path, content: str | None, command: str = "foo") -> Path
         (f"COMMANDS = {{'bar': {RIGHT}}}", "options:Foo has the NAME 'foo'"),
         (f"COMMANDS = {{'bar foo': {RIGHT}}}", "pfl bar foo of plug-in pfl_broken is left out"),
         (f"COMMANDS = {{'partition': {RIGHT}}}", "pfl has a command of this name"),
+        (f"COMMANDS = {{'track': {RIGHT}}}", "'track' of COMMANDS of plug-in pfl_broken is left out"),
         ("GROUPS = {'bar': 'Bar.'}", "a group needs commands"),
     ],
 )
@@ -201,6 +202,8 @@ def test_broken_kinds_and_formats_of_a_plugin_leave_the_others_alone(tmp_path, s
     code += "assert not pfl('import', 't.csv', '--client', 'who', '--label', 'y', '-o', 'd')"
     process = run(code, tmp_path, ROOT.parent, tmp_path / "site")
     assert process.returncode == 0, process.stderr
+    for name in ("kind bar", "kind partition", "kind baz", "format csv"):
+        assert f"WARNING: {name} of plug-in pfl_broken is left out: " in process.stderr
 
 
 def test_an_error_in_the_code_of_a_plugin_names_its_file_and_line(tmp_path):

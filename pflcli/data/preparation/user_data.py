@@ -109,7 +109,11 @@ class Format(Protocol):
 
 def _format(form: str) -> Format | None:
     """Return the reader of a format of a plug-in; None for other forms, among them all that pfl itself reads."""
-    module = None if form in _TITLES else plugins.load("FORMATS", form, "reader")
+    if form in _TITLES:
+        if form in (added := plugins.added("FORMATS")):
+            plugins.leave_out(f"format {form}", added[form][0], "pfl has a format of this name")
+        return None
+    module = plugins.load("FORMATS", form, "reader")
     return None if module is None else registry.complete(module, f"{module.__file__}: format {form}", Format)
 
 
