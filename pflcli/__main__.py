@@ -188,7 +188,8 @@ def _report_unexpected(error: Exception, arguments: list[str]) -> int:
     if lack is not None:
         console.fail(lack.message, *lack.fix)
         return lack.exit_code
-    place = registry.place_of_failure(error, plugins.list_foreign_folders())
+    others = [plug.folder for plug in plugins.found() if not plug.package.startswith(f"{plugins.GROUP}.")]
+    place = registry.place_of_failure(error, others)
     if {"-v", "--verbose"} & set(arguments):
         import traceback
 

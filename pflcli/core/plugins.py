@@ -52,8 +52,6 @@ _PARTS = {
     "tracking": ("track",),
 }
 """The plug-ins of pfl, and what each adds that a user may name, so that one that is missing can be named."""
-
-
 _NEEDED = {
     "COMMANDS": ("panel", "options", "function"),
     "GROUPS": None,
@@ -131,11 +129,6 @@ def _read(package: str, file: Path) -> PlugIn:
             if lacking := [fact for fact in needed or () if fact not in facts]:
                 raise InputError(f"{file}: {name}[{key!r}] lacks {lacking[0]}")
     return PlugIn(package, file.parent, constants)
-
-
-def list_foreign_folders() -> list[Path]:
-    """Return the folders of the plug-ins of other packages."""
-    return [plug.folder for plug in found() if not plug.package.startswith(f"{GROUP}.")]
 
 
 def leave_out(what: str, plug: PlugIn, error: Exception | str) -> None:

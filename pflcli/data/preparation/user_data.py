@@ -81,11 +81,9 @@ class Found(Protocol):
     @property
     def count(self) -> int:
         """The number of files."""
-        ...
 
     def sha256(self) -> str:
         """Return a hash of all files."""
-        ...
 
 
 class Format(Protocol):
@@ -94,17 +92,14 @@ class Format(Protocol):
     @abstractmethod
     def find(self, path: Path) -> Found:
         """Find the files; raises InputError if there are none."""
-        ...
 
     @abstractmethod
     def read(self, found: Any, asked: UserData, advance: Callable[[int, str], None]) -> RawSamples:
         """Read all samples; calls ``advance(1, "")`` after each file."""
-        ...
 
     @abstractmethod
     def recognize(self, path: Path) -> tuple[Path, list[str]] | None:
         """Return which file shows that a file, or a folder without images, has this format, and what to type."""
-        ...
 
 
 def _format(form: str) -> Format | None:
