@@ -98,10 +98,10 @@ def _build(
     unseen, targets, gated = predictions.read_new_clients(artifacts[0]), held_out.split, base if gate else None
     learned = pool.fit_pool(held_out.logs, targets.y, targets.offsets, base=gated, own=own, unseen=unseen, seed=seed)
     test = _pool_inputs(artifacts, names, "test")
-    exponents_by_sample = np.repeat(learned.own, np.diff(test.split.offsets), axis=0)
+    client = np.repeat(np.arange(len(learned.pooled)), np.diff(test.split.offsets))
     answers = {
-        "validation": _apply_gate(held_out, learned.held_out, learned.pooled, base),
-        "test": _apply_gate(test, pool.predict(test.logs, exponents_by_sample), learned.pooled, base),
+        "validation": _apply_gate(held_out, learned.held_out, learned.pooled_held_out, base),
+        "test": _apply_gate(test, pool.predict(test.logs, learned.own[client]), learned.pooled[client], base),
     }
     tuned = {"pooled": learned.pooled.astype(np.float64)} if gate else {}
     if own:
@@ -109,8 +109,8 @@ def _build(
     predictions.write(work, predictions.Predictions(answers, tuned, unseen))
     codebook.write(work, codebook.read(artifacts[0]))
     state_files.write_state({"exponents": torch.from_numpy(learned.exponents)}, work)
-    exponents = dict(zip(held_out.names, map(float, learned.exponents), strict=True))
-    exponent_list = ", ".join(f"{name} {value:.2f}" for name, value in exponents.items())
+    shared = dict(zip(held_out.names, map(float, learned.exponents), strict=True))
+    exponent_list = ", ".join(f"{name} {value:.2f}" for name, value in shared.items())
     execution.reporter.say(f"stack: exponents {exponent_list}; ridge {learned.ridge:g}")
     if gate:
         unpooled = int((~learned.pooled).sum())
@@ -125,7 +125,7 @@ def _build(
         "reported": " or ".join(sorted(reported)),
         "rounds": 0,
         **{link: int(costs[link]) for link in _LINKS},
-        "exponents": exponents,
+        "exponents": shared,
         "ridge": learned.ridge,
         **({"own_ridge": learned.pull if np.isfinite(learned.pull) else None} if own else {}),
         "validation_samples": len(targets.y),
@@ -239,13 +239,13 @@ def _distinct_names(artifacts: Sequence[Artifact]) -> list[str]:
 def _apply_gate(
     inputs: _PoolInputs, pooled: NDArray[np.float64], takes_pool: NDArray[np.bool_], base: int | None
 ) -> predictions.SplitPredictions:
-    """Return the predictions of a split: the pool's for clients in ``takes_pool`` (m,), else the global model's."""
+    """Return the predictions of a split: the pool's for samples in ``takes_pool`` (n,), else the global model's."""
     p, split = pooled.astype(np.float32), inputs.split
     parts = {"p": p}
     if base is not None:
         base_answers = inputs.answers[base]
         parts = {
-            "p": np.where(np.repeat(takes_pool, np.diff(split.offsets))[:, None], p, base_answers),
+            "p": np.where(takes_pool[:, None], p, base_answers),
             GLOBAL: base_answers,
         }
     return predictions.SplitPredictions(parts, split.y, split.sample, split.offsets)

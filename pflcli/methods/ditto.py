@@ -37,6 +37,7 @@ NEEDS = ()
 PERSONAL_MODELS = "personal"
 KEEPS = ("lambda",)
 PAPER = "Ditto"
+CHOOSES_IN_ROUNDS = "lambda"
 YEAR = 2021
 TASKS = ("any",)
 GRID = {"lam": (None, 0.1, 1.0, 2.0)}

@@ -29,7 +29,7 @@ the hybrids before they are trained, -1 where it was not measured.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
@@ -42,6 +42,7 @@ from torch import Tensor, nn
 from pflcli.method import Mean, Params, Predictor, Run, Stacked, on_cpu
 from pflcli.methods.parts import ham, records
 from pflcli.methods.parts.clustering import group_clients
+from pflcli.methods.parts.folds import Folds
 from pflcli.methods.parts.ham import CountSketch
 from pflcli.methods.parts.records import AttentionRecord
 
@@ -51,6 +52,7 @@ PERSONAL_MODELS = "models"
 PAIRS_SENT = "models"
 SENDS_MORE = "models, which other clients receive"
 PAPER = "FedHAM"
+CHOOSES_IN_ROUNDS = "the share of its own model"
 YEAR = 2023
 TASKS = ("any",)
 RECORDS = ("attention", "history")
@@ -211,7 +213,29 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
             value[chosen.to(value.device)] = own[name][chosen.to(value.device)]
     tuned = {"answer": answer, "self_share": state["shares"].cpu().numpy()[clients]}
     predictor = run.predictor(clients, stacked, ("test",) if cfg.ham_split == "validation" else None)
-    return replace(predictor, tuned={name: tuned[name] for name in choices(cfg)})
+    predictor = replace(predictor, tuned={name: tuned[name] for name in choices(cfg)})
+    if not best or earlier is not None:
+        return predictor
+
+    def answer_split(split: str) -> Mapping[str, NDArray[np.float32]]:
+        return {"p": _predict_held_out(run, state, clients)} if split == "validation" else predictor.answer(split)
+
+    return replace(predictor, answer=answer_split)
+
+
+def _predict_held_out(run: Run, state: State, clients: NDArray[np.int64]) -> NDArray[np.float32]:
+    """Predict validation samples (n, C), each with the model that its client chooses without it."""
+    folds = Folds.divide(np.cumsum([0, *run.federation.sizes("validation")[clients]]))
+    p, y = run.answers(clients, state["global"], "validation")
+    _, least = folds.sum(run.task.bounded_losses(p, y))
+    for number, table in enumerate(run.cfg.candidates, 1):
+        own, _ = run.answers(clients, state[table], "validation")
+        _, losses = folds.sum(run.task.bounded_losses(own, y))
+        better = (losses < least) | ((number == 1) & (losses == least))
+        better &= np.isin(clients, state[table].written)[:, None]
+        least = np.where(better, losses, least)
+        p = np.where(folds.pick(better)[:, None], own, p)
+    return p
 
 
 def _is_warm_up(run: Run, state: State, t: int) -> bool:

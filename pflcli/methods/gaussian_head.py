@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from pflcli.method import Embedded, Params, Predictor, Run
 from pflcli.methods.parts.class_counts import shrunk_prior, training_counts
+from pflcli.methods.parts.folds import Folds, per_sample, same_in_all
 
 KIND = "server"
 NEEDS = ("embeddings",)
@@ -98,10 +99,12 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     logits = {split: _logits(part, means, np.log(own), whiten) for split, part in parts.items()}
     temperature = run.read_choices("temperature", clients)
     if temperature is None:
-        temperature = _choose_temperature(run, logits["validation"], parts["validation"])
+        temperature, apart = _choose_temperature(run, logits["validation"], parts["validation"])
+    else:
+        apart = same_in_all(temperature)
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
-        scale = np.repeat(temperature, np.diff(parts[split].offsets))[:, None]
+        scale = per_sample(split, parts[split].offsets, temperature, apart)[:, None]
         return {"p": run.task.predict(torch.from_numpy(logits[split] / scale))}
 
     return Predictor(
@@ -142,14 +145,19 @@ def _logits(part: Embedded, means: list[Array], priors: Array, whiten: Array) ->
     return np.concatenate(rows)
 
 
-def _choose_temperature(run: Run, logits: Array, part: Embedded) -> Array:
-    """Return the temperature of each client (m,)."""
+def _choose_temperature(run: Run, logits: Array, part: Embedded) -> tuple[Array, Array]:
+    """Return the temperature of each client, (m,), and the one that it chooses without each fold, (m, FOLDS)."""
+    folds = Folds.divide(part.offsets)
     if run.cfg.temperature is not None:
-        return np.full(len(part.offsets) - 1, float(run.cfg.temperature))
+        temperature = np.full(folds.clients, float(run.cfg.temperature))
+        return temperature, same_in_all(temperature)
     grid = np.asarray(run.cfg.grid, dtype=np.float64)
     scaled = logits[None] / grid[:, None, None]  # (g, n, C)
     losses = np.logaddexp.reduce(scaled, axis=2) - scaled[:, np.arange(len(part.y)), part.y]  # (g, n)
     best = [
         grid[losses[:, a:b].mean(axis=1).argmin()] if b > a else _DEFAULT_TEMPERATURE for a, b in pairwise(part.offsets)
     ]
-    return np.asarray(best, dtype=np.float64)
+    _, apart = folds.sum(losses.T)
+    _, samples = folds.sum(np.ones(len(part.y), dtype=np.int64))
+    best_apart = np.where(samples > 0, grid[apart.argmin(axis=2)], _DEFAULT_TEMPERATURE)
+    return np.asarray(best, dtype=np.float64), best_apart

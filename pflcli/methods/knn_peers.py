@@ -37,9 +37,9 @@ from annotated_types import Ge, Gt, Le, MinLen
 from numpy.typing import NDArray
 
 from pflcli.method import Embedded, Neighbours, Params, Predictor, Run, Space, voting
-from pflcli.methods.knn_per import softmax
+from pflcli.methods.knn_per import interpolate, softmax, tune_lambda
 from pflcli.methods.parts.class_counts import shrunk_prior, training_counts
-from pflcli.methods.parts.knn_grid import choose_lambdas, count_correct_by_client
+from pflcli.methods.parts.folds import Folds, per_sample, same_in_all
 
 KIND = "server"
 NEEDS = ("embeddings",)
@@ -117,17 +117,13 @@ def personalize(run: Run, state: State, clients: NDArray[np.int64]) -> Predictor
     weight = run.read_choices("lambda", clients)
     if weight is None:
         validation = parts["validation"]
-        grid = np.unique(run.cfg.grid) if run.cfg.weight is None else np.asarray([float(run.cfg.weight)])
-        right = count_correct_by_client(
-            votes["validation"][None], model["validation"], validation.y, validation.offsets, grid
-        )
-        weight = choose_lambdas(grid, right[0])
+        folds = Folds.divide(validation.offsets)
+        weight, apart = tune_lambda(run.cfg, votes["validation"], model["validation"], validation.y, folds)
+    else:
+        apart = same_in_all(weight)
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
-        # Without votes the model predicts alone.
-        lam = np.repeat(weight, np.diff(parts[split].offsets))
-        lam = np.where(votes[split].sum(axis=1) > 0, lam, 0.0)[:, None]
-        p = lam * votes[split] + (1 - lam) * model[split]
+        p = interpolate(votes[split], model[split], per_sample(split, parts[split].offsets, weight, apart))
         return {"p": p.astype(np.float32), "knn": votes[split].astype(np.float32)}
 
     return Predictor(answer, run.predicted_splits, tuned={"lambda": weight} if run.cfg.weight is None else {})

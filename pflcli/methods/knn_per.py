@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 from annotated_types import Ge, Le
@@ -29,6 +29,7 @@ from pflcli.method import (
     select_client,
     voting,
 )
+from pflcli.methods.parts.folds import Folds, per_sample, same_in_all
 from pflcli.methods.parts.knn_grid import choose_lambdas, count_correct_by_client
 
 KIND = "posthoc"
@@ -72,7 +73,7 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
     stores, backbone = run.stores, run.backbone
     parts, chosen_split = read_parts(run, clients)
     neighbours = {split: stores.search(clients, part.z, part.offsets, run.cfg.k) for split, part in parts.items()}
-    predictor = build_predictor(run, clients, parts, neighbours, chosen_split)
+    predictor = build_predictor(run, clients, parts, neighbours, chosen_split, divide_chosen(parts, chosen_split))
 
     def model_of(client: int) -> ClientModel:
         assert backbone is not None
@@ -96,10 +97,11 @@ def build_predictor(
     parts: Mapping[str, Embedded],
     neighbours: Mapping[str, Neighbours],
     chosen_split: str,
+    folds: Folds,
 ) -> Predictor:
     """Predict the clients' embedded samples of each split, ``parts``, from the ``neighbours`` of each sample.
 
-    Lambda and sigma are tuned on ``chosen_split``, unless the options set them.
+    Lambda and sigma are tuned on ``chosen_split``, whose ``folds`` are given, unless the options set them.
     """
     distance = {split: np.sqrt(found.distance) for split, found in neighbours.items()}
     chosen = parts[chosen_split]
@@ -117,10 +119,12 @@ def build_predictor(
     model = {split: softmax(part.logits) for split, part in parts.items()}
     weight = run.read_choices("lambda", clients)
     if weight is None:
-        weight = tune_lambda(run.cfg, knn[chosen_split], model[chosen_split], chosen)
+        weight, apart = tune_lambda(run.cfg, knn[chosen_split], model[chosen_split], chosen.y, folds)
+    else:
+        apart = same_in_all(weight)
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
-        p = interpolate(knn[split], model[split], weight, parts[split].offsets)
+        p = interpolate(knn[split], model[split], per_sample(split, parts[split].offsets, weight, apart))
         parts_of_p = {"p": p, "knn": knn[split], "global": model[split]}
         return {name: values.astype(np.float32) for name, values in parts_of_p.items()}
 
@@ -128,23 +132,43 @@ def build_predictor(
     return Predictor(answer, run.predicted_splits, tuned=tuned)
 
 
+def divide_chosen(parts: Mapping[str, Embedded], chosen_split: str) -> Folds:
+    """Return the folds of the samples by which clients choose; of a stream, those of the equal validation samples."""
+    folds = Folds.divide(parts[chosen_split].offsets)
+    if chosen_split != "arrived":
+        return folds
+    validation, arrived = parts["validation"], parts["arrived"]
+    known = Folds.divide(validation.offsets)
+    fold_of = {
+        (owner, z.tobytes()): number
+        for owner, number, z in zip(known.owner.tolist(), known.number.tolist(), validation.z, strict=True)
+    }
+    numbers = [fold_of.get((owner, z.tobytes()), -1) for owner, z in zip(folds.owner.tolist(), arrived.z, strict=True)]
+    return replace(folds, number=np.asarray(numbers, dtype=np.int64))
+
+
 def tune_lambda(
-    cfg: Config, knn: NDArray[np.float64], model: NDArray[np.float64], part: Embedded
-) -> NDArray[np.float64]:
-    """Return the lambda of each client, (m,), with the most correct predictions: ``choose_lambdas``."""
+    cfg: Config, knn: NDArray[np.float64], model: NDArray[np.float64], y: NDArray[np.int64], folds: Folds
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the lambda of each client with the most correct predictions, (m,), and without each fold, (m, FOLDS).
+
+    See ``choose_lambdas``.
+    """
     if cfg.weight is not None:
-        return np.full(len(part.offsets) - 1, float(cfg.weight))
+        weight = np.full(folds.clients, float(cfg.weight))
+        return weight, same_in_all(weight)
     grid = np.unique(cfg.grid)
-    (right,) = count_correct_by_client(knn[None], model, part.y, part.offsets, grid)
-    return choose_lambdas(grid, right)
+    (right,) = count_correct_by_client(knn[None], model, y, np.arange(len(y) + 1), grid)
+    total, apart = folds.sum(right)
+    return choose_lambdas(grid, total), choose_lambdas(grid, apart)
 
 
 def interpolate(
-    knn: NDArray[np.float64], model: NDArray[np.float64], weight: NDArray[np.float64], offsets: NDArray[np.int64]
+    knn: NDArray[np.float64], model: NDArray[np.float64], weight: NDArray[np.float64]
 ) -> NDArray[np.float64]:
-    """Return lambda knn + (1 - lambda) model (n, C), Eq. 7, with the lambda of each client, ``weight`` (m,)."""
+    """Return lambda knn + (1 - lambda) model (n, C), Eq. 7, with the lambda of each sample, ``weight`` (n,)."""
     # Without votes, as from an empty store, the model predicts alone.
-    lam = np.where(knn.sum(axis=1) > 0, repeat_per_sample(weight, offsets), 0.0)[:, None]
+    lam = np.where(knn.sum(axis=1) > 0, weight, 0.0)[:, None]
     return np.asarray(lam * knn + (1 - lam) * model)
 
 
@@ -161,7 +185,7 @@ def client_model(
     return ClientModel((network,), neighbours=vote)
 
 
-def repeat_per_sample(values: NDArray[np.float64], offsets: NDArray[np.int64]) -> NDArray[np.float64]:
+def repeat_per_sample(values: NDArray[Any], offsets: NDArray[np.int64]) -> NDArray[Any]:
     """Return a value of each client (m,) for each of its samples, (n,)."""
     return np.repeat(values, np.diff(offsets))
 

@@ -50,6 +50,7 @@ from pflcli.method import (
 )
 from pflcli.methods import knn_per
 from pflcli.methods.knn_per import Config as Paper
+from pflcli.methods.parts.folds import Folds, per_sample, same_in_all
 from pflcli.methods.parts.knn_grid import choose_lambdas, count_correct_by_client
 
 KIND = "posthoc"
@@ -123,6 +124,7 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
     """
     assert run.stores is not None
     parts, chosen_split = knn_per.read_parts(run, clients)
+    folds = knn_per.divide_chosen(parts, chosen_split)
     if run.cfg.vote == "noisy":
         _require_samples(
             run,
@@ -132,12 +134,12 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
     is_stored = np.zeros(0, bool)
     if run.cfg.cross_validate:
         _require_samples(run, clients, "cross_validate leaves one sample out, which needs an exact store of samples")
-        parts[_CHOICE], is_stored = _add_training_samples(run, clients, parts[chosen_split])
+        parts[_CHOICE], folds, is_stored = _add_training_samples(run, clients, parts[chosen_split], folds)
         chosen_split = _CHOICE
     if run.cfg.spaces != [Space()]:
-        return predict_in_spaces(run, clients, parts, _read_stored(run, clients), chosen_split, is_stored)
+        return predict_in_spaces(run, clients, parts, _read_stored(run, clients), chosen_split, folds, is_stored)
     neighbours = _search(run.stores, clients, parts, run.cfg.k, is_stored)
-    predictor = build_predictor(run, clients, parts, neighbours, chosen_split)
+    predictor, _ = build_predictor(run, clients, parts, neighbours, chosen_split, folds)
     stores, backbone = run.stores, run.backbone
 
     def model_of(client: int) -> ClientModel | None:
@@ -151,10 +153,12 @@ _CHOICE = "choice"
 """The samples by which clients choose, if some of them are training samples."""
 
 
-def _add_training_samples(run: Run, clients: NDArray[np.int64], part: Embedded) -> tuple[Embedded, NDArray[np.bool_]]:
+def _add_training_samples(
+    run: Run, clients: NDArray[np.int64], part: Embedded, folds: Folds
+) -> tuple[Embedded, Folds, NDArray[np.bool_]]:
     """Return the samples by which clients choose, ``part``, with the training samples of clients that have few of them.
 
-    The mask (n,) marks these training samples.
+    The mask (n,) marks these training samples, which are in none of the ``folds``.
     """
     assert run.embeddings is not None
     train = run.embeddings["train"].take(clients)
@@ -165,16 +169,15 @@ def _add_training_samples(run: Run, clients: NDArray[np.int64], part: Embedded) 
             used = np.concatenate([used, np.arange(*stored)])
         rows.append(used)
         sizes.append(len(used))
-    order = np.concatenate(rows)
-    return (
-        Embedded(
-            np.concatenate([part.z, train.z])[order],
-            np.concatenate([part.logits, train.logits])[order],
-            np.concatenate([part.y, train.y])[order],
-            np.cumsum(sizes),
-        ),
-        order >= len(part.y),
+    order, offsets = np.concatenate(rows), np.cumsum(sizes)
+    both = Embedded(
+        np.concatenate([part.z, train.z])[order],
+        np.concatenate([part.logits, train.logits])[order],
+        np.concatenate([part.y, train.y])[order],
+        offsets,
     )
+    number = np.concatenate([folds.number, np.full(len(train.y), -1)])[order]
+    return both, replace(Folds.divide(offsets), number=number), order >= len(part.y)
 
 
 def _search(
@@ -252,16 +255,17 @@ def predict_in_spaces(
     parts: Mapping[str, Embedded],
     stored: Embedded,
     chosen_split: str,
+    folds: Folds,
     is_stored: NDArray[np.bool_],
 ) -> Predictor:
     """Predict the clients' samples, ``parts``, from neighbours among ``stored`` in each space of the options.
 
     Each client takes the space in which most of its samples of ``chosen_split`` are predicted correctly, with what it
-    tunes there; of equally good ones the first, which is the paper's if the options allow it. ``is_stored`` (n,) marks
-    samples of ``chosen_split`` that are among ``stored``.
+    tunes there; of equally good ones the first, which is the paper's if the options allow it. ``folds`` are those of
+    ``chosen_split``, and ``is_stored`` (n,) marks its samples that are among ``stored``.
     """
     spaces, places = run.cfg.spaces, np.arange(len(clients))
-    predictors = []
+    predictors, right, right_apart = list[Predictor](), list[NDArray[np.int64]](), list[NDArray[np.int64]]()
     for space in spaces:
         embedded = {split: space.embed(part) for split, part in parts.items()}
         vectors = space.embed(stored).z
@@ -269,17 +273,19 @@ def predict_in_spaces(
         sizes = np.diff(stored.offsets)
         stores = Stores(blob, offsets, stored.y, stored.offsets, sizes, run.engine.threads)
         neighbours = _search(stores, places, embedded, run.cfg.k, is_stored)
-        predictors.append(build_predictor(run, clients, embedded, neighbours, chosen_split))
-    chosen = _read_spaces(run, clients)
+        predictor, tuning = build_predictor(run, clients, embedded, neighbours, chosen_split, folds)
+        predictors.append(predictor)
+        right.append(tuning.right)
+        right_apart.append(tuning.right_apart)
+    chosen, apart = _read_spaces(run, clients), np.stack(right_apart).argmax(axis=0)
     if chosen is None:
-        validation = parts[chosen_split]
-        right = [predictor.answer(chosen_split)["p"].argmax(axis=1) == validation.y for predictor in predictors]
-        sums = [np.concatenate([[0], np.cumsum(each)])[validation.offsets] for each in right]
-        chosen = np.diff(np.stack(sums), axis=1).argmax(axis=0)
+        chosen = np.stack(right).argmax(axis=0)
+    else:
+        apart = same_in_all(chosen)
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
         answers = [predictor.answer(split) for predictor in predictors]
-        of_sample = np.repeat(chosen, np.diff(parts[split].offsets))
+        of_sample = per_sample(split, parts[split].offsets, chosen, apart)
         rows = np.arange(len(of_sample))
         return {name: np.stack([each[name] for each in answers])[of_sample, rows] for name in answers[0]}
 
@@ -307,22 +313,38 @@ def _read_spaces(run: Run, clients: NDArray[np.int64]) -> NDArray[np.int64] | No
     return np.asarray(fits.argmax(axis=0))
 
 
+@dataclass(frozen=True)
+class _Tuning:
+    """What m clients choose by their samples, (m,), and without each of their folds, (m, FOLDS): lambda, and the decay.
+
+    ``right`` are the numbers of samples that are then predicted correctly.
+    """
+
+    weight: NDArray[np.float64]
+    decay: NDArray[np.float64]
+    right: NDArray[np.int64]
+    weight_apart: NDArray[np.float64]
+    decay_apart: NDArray[np.float64]
+    right_apart: NDArray[np.int64]
+
+
 def build_predictor(
     run: Run,
     clients: NDArray[np.int64],
     parts: Mapping[str, Embedded],
     neighbours: Mapping[str, Neighbours],
-    chosen_split: str = "validation",
-) -> Predictor:
+    chosen_split: str,
+    folds: Folds,
+) -> tuple[Predictor, _Tuning]:
     """Predict the clients' embedded samples of each split, ``parts``, from the ``neighbours`` of each sample.
 
-    Lambda, sigma and the decay are tuned on ``chosen_split``, unless the options set them.
+    Lambda, sigma and the decay are tuned on ``chosen_split``, whose ``folds`` are given, unless the options set them.
     """
     distance = {split: _kernel_distance(run.cfg, neighbours[split], part.z.shape[1]) for split, part in parts.items()}
-    validation = parts[chosen_split]
+    chosen = parts[chosen_split]
     sigma = run.read_choices("sigma", clients)
     if sigma is None:
-        sigma = knn_per.compute_kernel_scales(run.cfg, distance[chosen_split][:, 0], validation.offsets)
+        sigma = knn_per.compute_kernel_scales(run.cfg, distance[chosen_split][:, 0], chosen.offsets)
     knn = {
         split: _vote_without_distances(run, clients, part, neighbours[split])
         if run.cfg.vote != "distance"
@@ -334,23 +356,24 @@ def build_predictor(
         for split, part in parts.items()
     }
     model = {split: knn_per.softmax(part.logits) for split, part in parts.items()}
+    tuning = _tune(run.cfg, knn[chosen_split], model[chosen_split], chosen, distance[chosen_split][:, 0], folds)
     weight, decay = run.read_choices("lambda", clients), run.read_choices("decay", clients)
-    if weight is None or decay is None:
-        nearest = distance[chosen_split][:, 0]
-        best_weight, best_decay = _tune(run.cfg, knn[chosen_split], model[chosen_split], validation, nearest)
-        weight, decay = best_weight if weight is None else weight, best_decay if decay is None else decay
+    if weight is not None:
+        tuning = replace(tuning, weight=weight, weight_apart=same_in_all(weight))
+    if decay is not None:
+        tuning = replace(tuning, decay=decay, decay_apart=same_in_all(decay))
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
         offsets = parts[split].offsets
-        faded = _fade(knn[split], model[split], distance[split][:, 0], knn_per.repeat_per_sample(decay, offsets))
-        p = knn_per.interpolate(faded, model[split], weight, offsets)
-        parts_of_p = {"p": p, "knn": knn[split], "global": model[split]}
+        rate = per_sample(split, offsets, tuning.decay, tuning.decay_apart)
+        faded = _fade(knn[split], model[split], distance[split][:, 0], rate)
+        lam = per_sample(split, offsets, tuning.weight, tuning.weight_apart)
+        parts_of_p = {"p": knn_per.interpolate(faded, model[split], lam), "knn": knn[split], "global": model[split]}
         return {name: values.astype(np.float32) for name, values in parts_of_p.items()}
 
-    choice = {"lambda": weight, "sigma": sigma, "decay": decay}
-    return Predictor(
-        answer, run.predicted_splits, tuned={name: choice[name] for name in ("lambda", *_tuned_in_a_space(run.cfg))}
-    )
+    choice = {"lambda": tuning.weight, "sigma": sigma, "decay": tuning.decay}
+    tuned = {name: choice[name] for name in ("lambda", *_tuned_in_a_space(run.cfg))}
+    return Predictor(answer, run.predicted_splits, tuned=tuned), tuning
 
 
 def _vote_without_distances(
@@ -403,20 +426,28 @@ def _tune(
     model: NDArray[np.float64],
     part: Embedded,
     nearest: NDArray[np.float64],
-) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Return the lambda and decay of each client, (m,) each, with the most correct predictions: ``choose_lambdas``.
+    folds: Folds,
+) -> _Tuning:
+    """Choose each client's lambda and decay, those with the most correct predictions of ``part``: ``choose_lambdas``.
 
     A decay is per unit of distance; ``nearest`` (n,) are the distances to the nearest neighbours. Of equally good
     decays the smallest is taken. A client without samples, or with a median distance of 0, has none.
     """
     grid = np.unique(cfg.grid) if cfg.weight is None else np.asarray([float(cfg.weight)])
     decays = np.asarray(DECAYS if cfg.decay == "auto" else (cfg.decay,))
-    clients = np.arange(len(part.offsets) - 1)
-    rates = np.zeros((len(decays), len(clients)))
+    rates = np.zeros((folds.clients, len(decays)))
     if decays.any():
-        medians = knn_per.median_nearest(nearest, part.offsets)
-        np.divide(decays[:, None], medians, out=rates, where=medians > 0)
-    faded = [_fade(knn, model, nearest, knn_per.repeat_per_sample(each, part.offsets)) for each in rates]
-    right = count_correct_by_client(np.stack(faded), model, part.y, part.offsets, grid)
-    best = right.max(axis=2).argmax(axis=0)
-    return choose_lambdas(grid, right[best, clients]), rates[best, clients]
+        medians = knn_per.median_nearest(nearest, part.offsets)[:, None]
+        np.divide(decays, medians, out=rates, where=medians > 0)
+    faded = [_fade(knn, model, nearest, knn_per.repeat_per_sample(each, part.offsets)) for each in rates.T]
+    right = count_correct_by_client(np.stack(faded), model, part.y, np.arange(len(part.y) + 1), grid)
+    total, apart = folds.sum(right.swapaxes(0, 1))  # by decay and lambda
+
+    def choose(
+        counts: NDArray[np.int64], rates: NDArray[np.float64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.int64]]:
+        best = counts.max(axis=-1).argmax(axis=-1)[..., None]
+        of_best = np.take_along_axis(counts, best[..., None], axis=-2)[..., 0, :]
+        return choose_lambdas(grid, of_best), np.take_along_axis(rates, best, axis=-1)[..., 0], of_best.max(axis=-1)
+
+    return _Tuning(*choose(total, rates), *choose(apart, same_in_all(rates)))

@@ -33,6 +33,7 @@ from pflcli.method import (
 from pflcli.methods import fedavg_plus, knn_per_extended
 from pflcli.methods.fedavg_plus import Config as FineTuning
 from pflcli.methods.knn_per_extended import Config as Interpolation
+from pflcli.methods.parts.folds import Folds
 
 KIND = "posthoc"
 NEEDS = ("backbone",)
@@ -70,12 +71,14 @@ def personalize(run: Run, state: dict[str, object], clients: NDArray[np.int64]) 
         for split in splits:
             outputs[split] += run.engine.outputs_each(part.clients, part.params, split, features=True)
     parts = {split: _embed(run, clients, split, outputs[split]) for split in splits}
+    folds = Folds.divide(parts["validation"].offsets)
     if run.cfg.spaces != [Space()]:
-        found = knn_per_extended.predict_in_spaces(run, clients, parts, parts["train"], "validation", np.zeros(0, bool))
+        nothing = np.zeros(0, bool)
+        found = knn_per_extended.predict_in_spaces(run, clients, parts, parts["train"], "validation", folds, nothing)
         return Predictor(lambda split: _without_global(found.answer(split)), found.splits, found.tuned)
     stores, places = _build_stores(run, parts["train"]), np.arange(len(clients))
     neighbours = {split: stores.search(places, part.z, part.offsets, run.cfg.k) for split, part in parts.items()}
-    predictor = knn_per_extended.build_predictor(run, clients, parts, neighbours)
+    predictor, _ = knn_per_extended.build_predictor(run, clients, parts, neighbours, "validation", folds)
 
     def answer(split: str) -> dict[str, NDArray[np.float32]]:
         return _without_global(predictor.answer(split))

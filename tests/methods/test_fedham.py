@@ -717,7 +717,10 @@ def test_answer_option_selects_hybrid_or_trained_model():
 
 
 def test_default_answer_is_the_model_of_lowest_validation_loss():
-    """By default the hybrid, the upload or the global model: the least validation loss, word by word."""
+    """By default the hybrid, the upload or the global model: the least validation loss, word by word.
+
+    For a validation sample, the loss is that of the client's others.
+    """
     answers = {}
     for answer in ("final", "hybrid", "best"):
         run = worlds.run("fedham", participation=1.0, lr=0.3, options={"warmup": 1, "answer": answer})
@@ -733,15 +736,14 @@ def test_default_answer_is_the_model_of_lowest_validation_loss():
         y = data.y[data.block(int(i), "validation")].numpy()
         own = slice(at["validation"][i], at["validation"][i + 1])
         losses = {
-            name: -np.log(answers[name]["validation"][own][np.arange(len(y)), y]).mean() if len(y) else 0.0
+            name: -np.log(answers[name]["validation"][own][np.arange(len(y)), y])
             for name in (("final", "hybrid", "global") if i in ABLE else ("global",))  # the first of equal ones
         }
-        chosen.append(min(losses, key=losses.get))
-        for split in at:
-            own = slice(at[split][i], at[split][i + 1])
-            np.testing.assert_allclose(
-                answers["best"][split][own], answers[chosen[-1]][split][own], rtol=1e-4, atol=1e-6
-            )
+        chosen.append(min(losses, key=lambda name: losses[name].sum()))
+        others = [min(losses, key=lambda name: np.delete(losses[name], each).sum()) for each in range(len(y))]
+        for split, names in (("validation", others), ("test", chosen[-1:] * data.sizes("test")[i])):
+            for row, name in enumerate(names, at[split][i]):
+                np.testing.assert_allclose(answers["best"][split][row], answers[name][split][row], rtol=1e-4, atol=1e-6)
     assert set(chosen) == {"hybrid", "final", "global"}
 
 

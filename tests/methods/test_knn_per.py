@@ -16,6 +16,7 @@ from pflcli.core.knn.indexes import build, flat_indexes
 from pflcli.core.knn.stores import Neighbours, Stores, leave_out
 from pflcli.core.knn.voting import vote_by_distance
 from pflcli.methods import knn_per, knn_per_extended
+from pflcli.methods.parts.folds import Folds
 
 
 def test_knn_per_with_empty_stores_equals_fedavg():
@@ -75,10 +76,11 @@ def tune_lambda(knn, model, y, **options):
     from pflcli.core.knn.embedded import Embedded
 
     part = Embedded(np.zeros((len(y), 1)), np.log(np.asarray(model)), np.asarray(y), np.asarray([0, len(y)]))
-    knn, model = np.asarray(knn), np.asarray(model)
-    paper = knn_per.tune_lambda(knn_per.Config(**options), knn, model, part)
-    extended, _ = knn_per_extended._tune(knn_per_extended.Config(**options), knn, model, part, np.ones(len(y)))
-    assert paper == extended
+    knn, model, folds = np.asarray(knn), np.asarray(model), Folds.divide(part.offsets)
+    paper, apart = knn_per.tune_lambda(knn_per.Config(**options), knn, model, part.y, folds)
+    tuning = knn_per_extended._tune(knn_per_extended.Config(**options), knn, model, part, np.ones(len(y)), folds)
+    assert paper == tuning.weight
+    np.testing.assert_array_equal(apart, tuning.weight_apart)
     return paper[0]
 
 

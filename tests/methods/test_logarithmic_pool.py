@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import astuple
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -186,3 +187,19 @@ def test_fit_pool_gives_equal_exponents_when_no_client_has_samples():
     learned = pool.fit_pool(logs, y[:0], np.zeros(4, np.int64), base=0)
     np.testing.assert_allclose(learned.exponents, 1 / 3, atol=1e-6)
     assert learned.pooled.all()
+
+
+def test_gate_of_a_validation_sample_is_decided_by_the_other_folds():
+    """Recompute it from the held-out predictions: the label of a sample does not open the gate for it."""
+    answers, y, offsets = make_learners(samples=4, sharpness=(0.4, 0.3, 0.2))
+    logs = pool.log_probabilities(answers)
+    found = pool.fit_pool(logs, y, offsets, base=0, seed=1)
+    fold, gain = pool._draw_folds(offsets, 1), pool._loss(np.exp(logs[:, 0].astype(float)), y)
+    gain = gain - pool._loss(found.held_out, y)
+    differ = 0
+    for client, (first, last) in enumerate(pairwise(offsets)):
+        for row in range(first, last):
+            others = gain[first:last][fold[first:last] != fold[row]]
+            assert found.pooled_held_out[row] == (others.sum() > 1e-9 if len(others) else True)
+            differ += found.pooled_held_out[row] != found.pooled[client]
+    assert differ

@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.method import rng
+from pflcli.methods.parts.folds import Folds
 
 Floats = NDArray[np.float64]
 
@@ -45,8 +46,9 @@ class Pool:
     """A fitted pool: common ``exponents`` (M,), ``own`` (m, M) exponents per client, and the chosen ridges.
 
     ``pooled`` (m,) marks the clients that use the pool; the others keep the base. ``held_out`` (n, C) are the
-    cross-validated predictions: each sample is predicted with exponents fitted without its fold. ``loss`` and
-    ``base_loss`` are the mean log-loss of these and of the base.
+    cross-validated predictions: each sample is predicted with exponents fitted without its fold, and
+    ``pooled_held_out`` (n,) marks samples whose client uses the pool by its other folds. ``loss`` and ``base_loss`` are
+    the mean log-loss of the held-out predictions and of the base.
     """
 
     exponents: Floats
@@ -55,6 +57,7 @@ class Pool:
     pull: float
     pooled: NDArray[np.bool_]
     held_out: Floats
+    pooled_held_out: NDArray[np.bool_]
     loss: float
     base_loss: float
 
@@ -172,10 +175,15 @@ def fit_pool(
     held_out = predict(logs, by_sample)
     loss_of_pool = _loss(held_out, y)
     alone = _loss(np.exp(logs[:, 0 if base is None else base].astype(np.float64)), y)
-    gain = np.bincount(client, alone - loss_of_pool, len(each))
-    pooled = (gain > 1e-9) | (np.diff(offsets) == 0) if base is not None else np.ones(len(each), np.bool_)
+    pooled, pooled_held_out = np.ones(len(each), np.bool_), np.ones(len(y), np.bool_)
+    if base is not None:
+        folds = Folds(client, fold, len(each))
+        gain, gain_apart = folds.sum(alone - loss_of_pool)
+        _, samples_apart = folds.sum(np.ones(len(y)))
+        pooled = (gain > 1e-9) | (np.diff(offsets) == 0)
+        pooled_held_out = folds.pick((gain_apart > 1e-9) | (samples_apart == 0))
     mean = [float(losses.mean()) if len(y) else np.nan for losses in (loss_of_pool, alone)]
-    return Pool(common, each, ridge, pull, pooled, held_out, *mean)
+    return Pool(common, each, ridge, pull, pooled, held_out, pooled_held_out, *mean)
 
 
 def _fit_clients(

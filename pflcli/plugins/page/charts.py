@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from pflcli.core import registry
 from pflcli.core.wording import counted
 from pflcli.evaluation.charts import clients as client_charts
 from pflcli.evaluation.charts import vega
@@ -465,22 +466,27 @@ def _draw_learning(comparison: Comparison, runs: Runs) -> Chart:
 
 
 def _describe_learning(comparison: Comparison, runs: Runs) -> str:
-    """Return the caption of learning curves: on which samples they were measured, and what chose by the same ones."""
+    """Return the caption of learning curves: on which samples they were measured, and what was trained by choices."""
     count, seeds = runs.validation_samples, " Means over seeds." if len(comparison.seeds) > 1 else ""
-    chose: dict[str, list[str]] = {}
-    for label, name in comparison.clients.tuned:
-        if label in runs.curves and runs.curves[label].is_personal:
-            chose.setdefault(label, []).append(name)
-    choices = "; ".join(f"{label} ({', '.join(names)})" for label, names in chose.items())
+    chose = {label: _choice_in_rounds(comparison.row(label)["method"]) for label, _ in comparison.clients.tuned}
+    choices = "; ".join(f"{label} ({what})" for label, what in chose.items() if what and label in runs.curves)
     absent = [label for label in comparison.methods if label not in runs.curves]
     sentences = [
         f"Accuracy on the {f'{count:,} ' if count else ''}validation samples after each measured round, not on the "
         "samples of the table: that of personal models if the method measured it, otherwise that of the global model.",
-        f"By the same samples, clients chose options, which raises the curves of {choices}." if choices else "",
+        f"By the same samples, clients chose while they trained, which raises the curves of {choices}."
+        if choices
+        else "",
         "The band is one standard error, which counts samples as independent." if count else "",
         f"Without rounds of their own: {', '.join(absent)}." if absent else "",
     ]
     return " ".join(filter(None, sentences)) + seeds
+
+
+def _choice_in_rounds(method: str) -> str:
+    """Return what clients choose by validation samples while they train; empty if nothing."""
+    known = registry.exists("methods", method)
+    return str(registry.card("methods", method).facts.get("CHOOSES_IN_ROUNDS", "")) if known else ""
 
 
 def _draw_tuned(comparison: Comparison) -> list[Chart]:

@@ -22,6 +22,7 @@ from pflcli.artifacts.kinds.backbone import WEIGHTS
 from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.core import config, methods, models, parameters, registry
+from pflcli.core.datasets import SPLITS
 from pflcli.core.errors import InputError, UsageError
 from pflcli.core.federation import uploads
 from pflcli.core.federation.privacy import guarantee
@@ -30,6 +31,7 @@ from pflcli.core.methods import Method
 from pflcli.core.settings import AUTO, TRAINING, Settings, changed, omitted
 from pflcli.core.simulation import requirements
 from pflcli.core.simulation.requirements import require_body, require_fit, resolve_names
+from pflcli.core.wording import counted
 
 _PRIVACY = ("dp_epsilon", "dp_delta", "dp_noise", "dp_clip", "dp_seed")
 
@@ -87,6 +89,19 @@ def describe_seed(name: str, method: Method, cfg: Any, settings: Settings) -> It
         yield guarantee.WARNING_OF_SEED
     else:
         yield f"--dp-seed {settings.dp_seed} has no effect: {name} draws no noise that protects clients"
+
+
+def describe_few_to_choose(name: str, method: Method, cfg: Any, settings: Settings, partition: Artifact) -> list[str]:
+    """Return a warning if clients that choose by validation samples have a single one; else nothing."""
+    if settings.refit or not method.choices(cfg) or method.CHOOSES_IN_ROUNDS:
+        return []
+    single = int((partitions.read_sizes(partition)[:, SPLITS.index("validation")] == 1).sum())
+    if not single:
+        return []
+    return [
+        f"{name}: {counted(single, 'client')} with a single validation sample, for which nothing can be chosen without "
+        "it: its score is that of a client without validation samples"
+    ]
 
 
 def resolve_settings(

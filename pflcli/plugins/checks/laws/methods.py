@@ -353,13 +353,41 @@ def validation_samples_are_predicted_like_test_samples(subject: Subject) -> None
     that is tested.
     """
     data = federations.copy_validation_to_test(small.make_federation(client_sizes=federations.MANY_PREDICTED))
-    answers = _predict(subject, *_play(subject, data=data))
+    choices = RunInputs(choices=_choices(subject, data=data))  # each sample would be predicted by choices without it
+    answers = _predict(subject, *_play(subject, data=data, inputs=choices))
     require("validation" in answers, "personalize predicts no validation samples")
     moved = float(np.abs(answers["validation"] - answers["test"]).max())
     require(
         moved <= _OTHER_BATCHES,
         f"the same samples have other predictions for validation than for testing: probabilities differ by {moved:.1e}",
     )
+
+
+@law("methods")
+def a_validation_sample_is_predicted_by_choices_without_it(subject: Subject) -> None:
+    """The label of a validation sample does not change its own prediction, unless the file has ``CHOOSES_IN_ROUNDS``.
+
+    A client that chooses by validation samples predicts these better than others. Where scores on them compare methods,
+    options or rounds, such a method would always win.
+    """
+    if not _choice_names(subject):
+        raise NotApplicable("clients choose nothing by validation samples")
+    if methods.load(subject.name).CHOOSES_IN_ROUNDS:
+        raise NotApplicable("clients choose while they train, which the file declares")
+    data = small.make_federation(client_sizes=federations.MANY_PREDICTED)
+    sizes = data.sizes("validation")
+    first = (np.cumsum(sizes) - sizes)[sizes > 0]
+    before = _predict(subject, *_play(subject, data=data))["validation"]
+    for label in range(small.CLASSES):
+        labels = data.labels_of(data.clients, "validation")
+        labels[first] = label
+        other = federations.replace_labels(data, "validation", labels)
+        after = _predict(subject, *_play(subject, data=other))["validation"]
+        require(
+            before[first].tobytes() == after[first].tobytes(),
+            "the prediction of a validation sample depends on its own label: choose without it "
+            "(methods/parts/folds.py), or declare CHOOSES_IN_ROUNDS",
+        )
 
 
 def _move_by_others(subject: Subject, data: Federation, **network: Any) -> float:
