@@ -199,7 +199,7 @@ def _parse(path: Path, fields: dict[str, Any]) -> Manifest:
     except ValueError:
         raise InputError(f"{path} is damaged: it is not a manifest") from None
     for name, entry in manifest.files.items():
-        if not _is_plain_name(name):
+        if name in ("", ".", "..", NAME) or {"/", "\\", "\0"} & {*name}:
             raise InputError(f"{path} is damaged: {json.dumps(name)} does not name a file of its folder")
         if not (isinstance(entry.get("sha256"), str) and isinstance(entry.get("bytes"), int)):
             raise InputError(f"{path} is damaged: it has no hash or size of {name}")
@@ -253,10 +253,6 @@ def _is_deeper(value: Any, levels: int) -> bool:
         return False
     items = value.values() if isinstance(value, dict) else value
     return levels == 0 or any(_is_deeper(item, levels - 1) for item in items)
-
-
-def _is_plain_name(name: str) -> bool:
-    return name not in ("", ".", "..", NAME) and not {"/", "\\", "\0"} & {*name}
 
 
 def validate(record: Any, value: Any, *, strict: bool = False) -> Any:

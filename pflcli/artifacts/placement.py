@@ -64,7 +64,7 @@ def find_replaced(out: Path) -> Path | None:
     """Return the old artifact that a killed writer moved away from ``out`` but did not remove."""
     old = replaced_folder(out)
     with suppress(OSError):
-        if old.is_symlink() or is_only_artifact(old) or not any(old.iterdir()):
+        if old.is_symlink() or not any(old.iterdir()) or is_only_artifact(old):
             return old
     return None
 

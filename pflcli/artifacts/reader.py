@@ -152,8 +152,8 @@ def open_artifact(path: Path | str | Artifact, *allowed: str) -> Artifact:
         folder = Path(path)
         if folder.name == manifests.NAME:
             folder = folder.parent
-        absence = _interruption_error(folder) or _absence_error(folder)
-        if absence is not None:
+        is_there = (folder / manifests.NAME).exists()
+        if not is_there and (absence := _interruption_error(folder) or _absence_error(folder)):
             raise absence
         artifact = Artifact(folder, manifests.read(folder))
     if allowed and artifact.kind not in allowed:
@@ -184,14 +184,12 @@ def _interruption_error(folder: Path) -> InputError | None:
 
 
 def _absence_error(path: Path) -> InputError | None:
-    """Return the error, with remedies, for a file, or a folder whose artifact or comparison is unfinished, or None."""
+    """Return the error, with remedies, for a file, or a folder with an unfinished artifact or comparison, or None."""
     if path.is_file():
         if manifests.is_artifact(path.parent):
             return InputError(f"{path} is not a pfl artifact but a file in one", f"give its folder: {path.parent}")
         command = f"pfl import {shlex.quote(str(path))} --client COL --label COL -o DIR && pfl partition DIR -o OTHER"
         return InputError(f"{path} is not a pfl artifact but a file; data must be imported first", command)
-    if (path / manifests.NAME).exists():
-        return None
     repeat = "run the command again; it continues where it was interrupted"
     with suppress(InputError):
         draft = manifests.read_draft(placement.partial_folder(path))

@@ -68,14 +68,15 @@ def build(cls: type[Any], values: Mapping[str, Any], owner: str) -> Any:
     for key, value in values.items():
         if key not in fields:
             raise UsageError(f"unknown option '{key}' for {owner}", registry.suggest_option(key, owner, fields))
-        typed = value
-        if isinstance(value, str) and typing.get_origin(_strip_annotation(hints[key])) is tuple:
+        typed, hint = value, hints[key]
+        kind = typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
+        if isinstance(value, str) and typing.get_origin(kind) is tuple:
             typed = [] if value == "none" else [part.strip() for part in value.split(",") if part.strip()]
-        elif isinstance(value, int | float) and typing.get_origin(_strip_annotation(hints[key])) is tuple:
+        elif isinstance(value, int | float) and typing.get_origin(kind) is tuple:
             typed = [value]
-        elif isinstance(value, int | float) and _strip_annotation(hints[key]) in (str, str | None):
+        elif isinstance(value, int | float) and kind in (str, str | None):
             typed = as_typed(value)
-        elif value == "none" and type(None) in typing.get_args(_strip_annotation(hints[key])):
+        elif value == "none" and type(None) in typing.get_args(kind):
             typed = None
         try:
             checked[key] = _create_adapter(cls, key).validate_python(typed)
@@ -129,10 +130,6 @@ def build_each(owners: Mapping[str, type[Any] | None], values: Mapping[str, Any]
         None if cls is None else build(cls, {key: value for key, value in values.items() if key in known[owner]}, owner)
         for owner, cls in owners.items()
     ]
-
-
-def _strip_annotation(hint: Any) -> Any:
-    return typing.get_args(hint)[0] if typing.get_origin(hint) is typing.Annotated else hint
 
 
 def plain(config: Any) -> dict[str, Any]:

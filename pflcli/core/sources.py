@@ -209,11 +209,10 @@ class _Stripper(ast.NodeTransformer):
 
     visit_AnnAssign = visit_Assign
 
-    def visit_Import(self, node: ast.Import) -> None:
+    def visit_Import(self, node: ast.Import | ast.ImportFrom) -> None:
         """Remove it."""
 
-    def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
-        """Remove it."""
+    visit_ImportFrom = visit_Import
 
     def visit_Expr(self, node: ast.Expr) -> ast.Expr | None:
         """Remove a docstring."""

@@ -368,7 +368,7 @@ class Options:
             value = getattr(self, option.name)
             if option.name == "settings":
                 options += _setting_words(value or {})
-            elif option.is_argument:
+            elif isinstance(option.info, typer.models.ArgumentInfo):
                 text = option.text(value)
                 line += text if isinstance(text, list) else [text]
             elif value is not None and value != option.default:
@@ -468,11 +468,6 @@ class Option:
     """whether the Python function takes it without its name"""
     is_list: bool = False
     """whether Python callers pass a sequence of values"""
-
-    @property
-    def is_argument(self) -> bool:
-        """Whether it is typed without a flag."""
-        return isinstance(self.info, typer.models.ArgumentInfo)
 
     @property
     def flag(self) -> str:

@@ -65,7 +65,8 @@ def command(options: Callable[P, Asked]) -> Callable[[Callable[[Asked], Result_c
             return function(replace(typing.cast(Any, asked), execution=execution, **names_of_files(asked)))
 
         call.__signature__ = signature  # type: ignore[attr-defined]
-        call.__doc__ = f"{inspect.getdoc(function)}\n\n{_describe_keywords(keywords, _names_by_flag(cls))}"
+        names = {option.flag: option.name for option in declared_options(cls) if option.name != "settings"}
+        call.__doc__ = f"{inspect.getdoc(function)}\n\n{_describe_keywords(keywords, names)}"
         return typing.cast(Function[P, Result_co], call)
 
     return decorate
@@ -144,26 +145,21 @@ def _keyword(name: str, type_text: str, default: Any, help: str, heading: str) -
     return _Keyword(parameter, help, heading)
 
 
-def _names_by_flag(cls: type[Options]) -> dict[str, str]:
-    """Return the keywords of the options whose flag has another name, such as ``--set``."""
-    return {option.flag: option.name for option in declared_options(cls) if option.name != "settings"}
-
-
 def _describe_keywords(keywords: Sequence[_Keyword], names: Mapping[str, str]) -> str:
     """Return the sections of the docstring that list all keywords, with their types, defaults and help.
 
-    Flags in the help become keywords; ``names`` are those that differ from their flag.
+    Flags in the help become keywords: those in ``names``, such as ``options`` for ``--set``, else the flag's own word.
     """
-
-    def name_keyword(flag: re.Match[str]) -> str:
-        return names.get(flag[0], flag[0].removeprefix("--").replace("-", "_"))
-
     sections: dict[str, list[str]] = {}
     for keyword in keywords:
         parameter, default = keyword.parameter, ""
         if parameter.default is not inspect.Parameter.empty:
             default = f", default {keyword.default or repr(parameter.default)}"
-        help = re.sub(r"(?<![\w`-])--[a-z][a-z-]*", name_keyword, keyword.help)
+        help = re.sub(
+            r"(?<![\w`-])--[a-z][a-z-]*",
+            lambda flag: names.get(flag[0], flag[0].removeprefix("--").replace("-", "_")),
+            keyword.help,
+        )
         lines = sections.setdefault(keyword.heading, [])
         lines.append(f"{parameter.name} : {parameter.annotation}{default}")
         lines += textwrap.wrap(

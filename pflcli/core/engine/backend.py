@@ -86,10 +86,11 @@ def program(net: nn.Module, in_shape: tuple[int, ...]) -> Program | None:
 def compile_seconds() -> tuple[float, float]:
     """Return the wall-clock and processor seconds that this process has spent on importing Numba and compiling loops.
 
-    Times of runs leave them out. Otherwise, the method that runs first would be charged with them.
+    Times of runs leave them out. Otherwise, the method that runs first would be charged with them. If acceleration is
+    off, no plug-in is read.
     """
     seconds, processor = map(sum, zip((0.0, 0.0), *_importing, strict=True))
-    for plug in _available():
+    for plug in () if why_off() else _available():
         compiler = sys.modules.get(f"{plug.package}.compiler")
         if compiler is not None:
             seconds, processor = seconds + compiler.spent.seconds, processor + compiler.spent.processor_seconds

@@ -158,10 +158,6 @@ class LocalSGD:
         """Whether a method states its loss or gradients. The start is then a stack, which may have further tensors."""
         return any(rule is not None for rule in (self.loss, self.pass_rule, self.gradient, self.objective))
 
-    def rate(self, index: int, number: int) -> float:
-        """Return the learning rate of the client at ``index`` in this epoch; with ``steps``, in this step."""
-        return float(self.lr[index, number] if self.lr.ndim == 2 else self.lr[number])
-
     def schedule(
         self, index: int, samples: int, draw: np.random.Generator, *, join_single: bool
     ) -> Iterator[tuple[NDArray[np.int64], float]]:
@@ -169,7 +165,7 @@ class LocalSGD:
 
         Callers exhaust it before training begins, so that a gradient rule draws after it in every mode.
         """
-        steps = 0
+        steps, rates = 0, self.lr[index] if self.lr.ndim == 2 else self.lr
         for epoch in range(self.epochs) if self.steps is None else itertools.count():
             if not samples or steps == self.steps:
                 return
@@ -177,7 +173,7 @@ class LocalSGD:
             for batch in batches(order, self.batch_size, join_single=join_single, most=self.batches):
                 if steps == self.steps:
                     return
-                yield batch, self.rate(index, epoch if self.steps is None else steps)
+                yield batch, float(rates[epoch if self.steps is None else steps])
                 steps += 1
 
     def losses(self, trained: TrainedClients, first: int) -> list[tuple[float, float]]:

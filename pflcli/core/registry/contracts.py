@@ -11,7 +11,6 @@ import functools
 import importlib
 import inspect
 import reprlib
-from collections.abc import Mapping
 from dataclasses import is_dataclass
 from types import FunctionType, ModuleType
 from typing import Any
@@ -116,7 +115,7 @@ def _list_own_names(module: object) -> list[str]:
 
 def _require_same_parameters(written: FunctionType, contract: FunctionType, origin: str) -> None:
     """Raise InputError unless a function has the parameters of the contract, with the same names."""
-    has, needs = _read_parameters(written), _read_parameters(contract)
+    has, needs = (inspect.signature(function).parameters for function in (written, contract))
     empty = inspect.Parameter.empty
     missing = [
         name for name, parameter in needs.items() if name != "self" and parameter.default is empty and name not in has
@@ -125,8 +124,3 @@ def _require_same_parameters(written: FunctionType, contract: FunctionType, orig
     if missing or unknown:
         wrong = f"has no parameter '{missing[0]}'" if missing else f"has the unknown parameter '{unknown[0]}'"
         raise InputError(f"{origin} {wrong}", f"its parameters: {', '.join(name for name in needs if name != 'self')}")
-
-
-@functools.lru_cache(maxsize=1024)
-def _read_parameters(function: FunctionType) -> Mapping[str, inspect.Parameter]:
-    return inspect.signature(function).parameters
