@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import inspect
 import os
 import re
 from collections.abc import Callable, Mapping
@@ -54,9 +55,16 @@ def _add(
     cls: type[Options], panel: str, terminal: Terminal = _USUAL, load: Callable[[], Callable[..., Any]] | None = None
 ) -> None:
     """Add the command with the options of ``cls``, whose function is in ``pflcli.commands`` or given by ``load``."""
-    group, _, name = cls.NAME.rpartition(" ")
-    run = command(cls, load or partial(_load, cls), terminal)
-    _groups.get(group, app).command(name, cls=terminal.words, rich_help_panel=None if group else panel)(run)
+    _register(cls.NAME, panel, cls, lambda: command(cls, load or partial(_load, cls), terminal), terminal.words)
+
+
+def _register(
+    name: str, panel: str, documented: object, declare: Callable[[], Callable[..., Any]], words: type[Command] = Command
+) -> None:
+    """Add a command with a docstring; ``declare`` returns the function that has its parameters."""
+    group, _, last = name.rpartition(" ")
+    help, heading = inspect.getdoc(documented), None if group else panel
+    _groups.get(group, app).command(last, cls=words, help=help, rich_help_panel=heading)(declare)
 
 
 def _load(cls: type[Options]) -> Callable[..., Any]:
@@ -114,7 +122,7 @@ _add(
     _FIRST,
     Terminal(results.show_comparison, results.run_comparison, {"plan": results.PLAN}, results.CompareCommand),
 )
-app.command("show", cls=Command, rich_help_panel=_FIRST)(show.command)
+_register("show", _FIRST, show.command, lambda: show.command)
 _add(Tune, _FIRST, Terminal(results.show_trials))
 _add(Predict, _FIRST, Terminal(results.show_predictions))
 _add(NewClient, _FIRST)
@@ -126,8 +134,8 @@ _add(Evaluate, _STEPS, Terminal(results.show_table))
 _add(Embed, _MORE)
 _add(Stack, _MORE)
 _add_plugins()
-app.command("list", cls=Command, rich_help_panel=_LOOK_UP)(listing.command)
-app.command("doctor", cls=Command, rich_help_panel=_LOOK_UP)(doctor.command)
+_register("list", _LOOK_UP, listing.command, lambda: listing.command)
+_register("doctor", _LOOK_UP, doctor.command, lambda: doctor.command)
 
 
 def _version(is_given: bool) -> None:

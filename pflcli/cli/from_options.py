@@ -9,12 +9,14 @@ import typing
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache, cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
+from typer.main import get_command
 from typer.utils import get_params_from_function
 
 from pflcli.cli import console
@@ -31,29 +33,42 @@ EXAMPLES = "\nExamples:\n"
 
 
 class Command(TyperCommand):
-    """A command whose help ends with the examples of its docstring, and shows a default as ``[default: 60]``.
+    """A command that makes its parameters when they are first used, because a command line needs those of one command.
 
-    Typer alone joins all lines into one paragraph, and writes a default given as text as ``[default: (60)]``.
+    Its callback takes no arguments and returns the function whose signature has the parameters. The help ends with the
+    examples of the docstring, and shows a default as ``[default: 60]``: Typer alone joins all lines into one paragraph,
+    and writes a default given as text as ``[default: (60)]``.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        without_help: list[Any] = [param for param in self.params if getattr(param, "help", None) is None]
-        if without_help and self.callback is not None:  # Click 8.5 drops what older versions of Typer say of arguments
-            declared = get_params_from_function(self.callback)
-            for param in without_help:
-                param.help = declared[param.name].default.help
         text, heading, lines = (self.help or "").partition(EXAMPLES)
         self.examples = [line.strip() for line in lines.splitlines() if line.strip()]
         if heading:
             # Older versions of Typer join lines that no empty line separates.
             between = "\n" if hasattr(typer, "TyperException") else "\n\n"
             self.help, self.epilog = text.strip(), between.join([heading.strip(), *self.examples])
+        del self.params  # Click's empty list
+
+    @cached_property
+    def params(self) -> list[Any]:  # type: ignore[override]
+        """The arguments and options."""
+        function = inspect.unwrap(self.callback)()  # type: ignore[arg-type]
+        alone = typer.Typer(add_completion=False, rich_markup_mode=self.rich_markup_mode)
+        alone.command()(function)
+        built = get_command(alone)
+        self.callback = built.callback
+        without_help: list[Any] = [param for param in built.params if getattr(param, "help", None) is None]
+        if without_help:  # Click 8.5 drops what older versions of Typer say of arguments
+            declared = get_params_from_function(function)
+            for param in without_help:
+                param.help = declared[param.name].default.help
         opening, closing = ("[dim]\\[", "][/]") if self.rich_markup_mode == "rich" else ("[", "]")
-        for option in self.params:
+        for option in built.params:
             if isinstance(option, TyperOption) and isinstance(option.show_default, str):
                 option.help = f"{option.help} {opening}default: {option.show_default}{closing}"
                 option.show_default = False
+        return built.params
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Apply the options of ``pfl`` itself that stand behind the command, then parse the others."""
@@ -393,20 +408,21 @@ def _execution_parameters(cls: type[Options]) -> list[inspect.Parameter]:
     ]
 
 
+@cache
 def _setting_parameters(default: str) -> list[inspect.Parameter]:
     """Return the training settings as parameters, with None as default; the help shows ``default``, if it is given."""
-    hints = typing.get_type_hints(Settings)
-    return [_setting(option, hints[option.name], default) for option in registry.options(Settings)]
+    hints, usual = typing.get_type_hints(Settings), vars(Settings())
+    return [_setting(each, hints[each.name], usual[each.name], default) for each in registry.options(Settings)]
 
 
-def _setting(option: registry.Option, hint: Any, default: str) -> inspect.Parameter:
+def _setting(option: registry.Option, hint: Any, value: Any, default: str) -> inspect.Parameter:
     if type(None) in typing.get_args(hint):
         hint = typing.get_args(hint)[0]
     kind, shape = {int: (int, "N"), float: (float, "F"), str: (str, "NAME")}.get(hint, (str, "VALUE"))
     if typing.get_origin(hint) is tuple:  # texts repeat the option; numbers and choices are separated by commas
         is_choice = typing.get_origin(typing.get_args(hint)[0]) is typing.Literal
         kind, shape = (list[str], "NAME") if hint == tuple[str, ...] else (str, "NAME,NAME" if is_choice else "N,N")
-    value, name = getattr(Settings(), option.name), option.name.replace("_", "-")
+    name = option.name.replace("_", "-")
     if hint is bool:
         kind, shape = bool, ""
         name = f"{name}/--no-{name}"

@@ -97,6 +97,14 @@ def test_help_of_every_command_explains_all_options(pfl, name, flag):
             assert opt in help_text or param.param_type_name == "argument", opt
 
 
+def test_only_the_command_that_is_used_makes_its_parameters(capsys):
+    group = typer.main.get_group(app)
+    for words, made in ((["--help"], []), (["personalize", "--help"], ["personalize"])):
+        group.main(words, prog_name="pfl", standalone_mode=False)
+        assert "personalize" in capsys.readouterr().out
+        assert [name for name, command in walk_commands(group) if "params" in vars(command)] == made
+
+
 def test_help_of_pfl_lists_all_commands_in_order(pfl):
     ran = pfl("--help")
     assert (ran.code, ran.err) == (0, "")
