@@ -197,9 +197,15 @@ def _read_defaults(ctx: typer.Context, paths: list[Path] | None) -> list[Path] |
     table: dict[str, Any] = {}
     for path in paths or ():
         table = _merge(table, _read_table(ctx, path))
-    defaults = {
-        name: as_pairs(value) if isinstance(value, Mapping) else _as_typed(value) for name, value in table.items()
-    }
+    repeated = {param.name for param in ctx.command.params if param.nargs == -1 or getattr(param, "multiple", False)}
+    defaults: dict[str, str | list[str]] = {}
+    for name, value in table.items():
+        if isinstance(value, Mapping):
+            defaults[name] = as_pairs(value)
+        elif name in repeated:
+            defaults[name] = [_as_typed(item) for item in (value if isinstance(value, list) else [value])]
+        else:
+            defaults[name] = _as_typed(value)
     ctx.default_map = {**(ctx.default_map or {}), **defaults}
     return paths
 

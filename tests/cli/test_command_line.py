@@ -514,6 +514,18 @@ def test_several_config_files_are_merged_and_the_last_one_wins(pfl, small, tmp_p
     assert (options["fedavg-plus"]["epochs"], options["fedavg-plus"]["lr"]) == (2, 0.3)
 
 
+def test_config_file_lists_arguments_and_repeated_options(pfl, small, tmp_path):
+    """A single text stands for a list of one; typed arguments replace the list."""
+    config = tmp_path / "pfl.toml"
+    config.write_text(f'[evaluate]\nsources = ["{small.fedavg}", "{small.knn}"]\n[train-global]\nupload = "int8"\n')
+    for typed, count in (((), 2), ((small.knn,), 1)):
+        ran = pfl("evaluate", *typed, "--baseline", "knn-per", "--config", config, "-o", tmp_path / f"ev{count}")
+        assert ran.code == 0, ran.err
+        assert len(open_artifact(tmp_path / f"ev{count}").manifest.inputs) == count
+    ran = pfl("train-global", small.p, "-n", "--json", "--config", config, "-o", tmp_path / "b")
+    assert parse_strict_json(ran.out)["request"]["settings"]["upload"] == ["int8"]
+
+
 def test_config_file_with_steps_and_epochs_is_refused(pfl, small, tmp_path):
     (tmp_path / "pfl.toml").write_text("[train-global]\nepochs = 3\nsteps = 7\n")
     ran = pfl("train-global", small.p, "--config", tmp_path / "pfl.toml", "-o", tmp_path / "b")
