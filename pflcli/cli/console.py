@@ -142,9 +142,7 @@ def scores(artifact: Artifact, *, to_stderr: bool) -> None:
 
 def artifact(item: Artifact, *, to_stderr: bool) -> bool:
     """Print the table of an artifact; return whether artifacts of its kind have one."""
-    from pflcli.evaluation.presentation import tables
-
-    prints = {**dict.fromkeys(tables.KINDS, scores), "tuning": trials}
+    prints = {"evaluation": scores, "comparison": scores, "tuning": trials}
     show = prints.get(item.kind) or plugins.load("KINDS", item.kind, "print")
     if show is not None:
         show(item, to_stderr=to_stderr)
