@@ -47,7 +47,7 @@ from pflcli.core.execution import Execution
 from pflcli.core.federation.run import Run
 from pflcli.core.tasks import Labels
 from pflcli.methods import fedavg
-from pflcli.workflow.training import run_request
+from pflcli.workflow.training import run_settings
 from pflcli.workflow.training.run_spec import RunSpec
 
 PARTS = ("stacked", "pfllib", "agree", "tf32")
@@ -138,7 +138,7 @@ def prepared(sizes: Sizes, data: Partition, device: str, mode: str = "stacked") 
     """Return a run of FedAvg, ready for its rounds."""
     plan = {"model": sizes.model, "participation": 1.0, "batch_size": sizes.batch, "epochs": 1, "lr": LR}
     execution = Execution(device=device, engine=mode, threads=1)
-    settings = run_request.resolve_settings({}, plan)
+    settings = run_settings.resolve_settings({}, plan)
     return RunSpec(name="fedavg", method=fedavg, cfg=fedavg.Config(), settings=settings, seed=0).build(data, execution)
 
 

@@ -10,7 +10,7 @@ from pflcli.core.execution import Execution
 from pflcli.core.federation.run import Run
 from pflcli.core.tasks import Labels
 from pflcli.methods import fedavg
-from pflcli.workflow.training import run_request
+from pflcli.workflow.training import run_settings
 from pflcli.workflow.training.run_spec import RunSpec
 from subjects import work
 
@@ -38,7 +38,7 @@ def prepared(task: work.Task) -> Run:
         execution = Execution(device="cpu", threads=task.threads, executor="ray", jobs=task.workers)
     else:
         execution = Execution(device="cpu", engine=task.mode, threads=task.threads)
-    settings = run_request.resolve_settings({}, plan)
+    settings = run_settings.resolve_settings({}, plan)
     spec = RunSpec(name="fedavg", method=fedavg, cfg=fedavg.Config(), settings=settings, seed=work.SEED)
     return spec.build(world, execution)
 

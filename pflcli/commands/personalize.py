@@ -30,7 +30,17 @@ from pflcli.core.simulation.progress import Progress
 from pflcli.options.function import command
 from pflcli.options.personalize import Personalize
 from pflcli.workflow.admission import private_rounds
-from pflcli.workflow.training import attendance_record, checkpointed, dp_secret, hardware, more_rounds, run_request
+from pflcli.workflow.training import (
+    attendance_record,
+    checkpointed,
+    dp_secret,
+    earlier_choices,
+    hardware,
+    more_rounds,
+    notices,
+    run_request,
+    run_settings,
+)
 from pflcli.workflow.training.checkpoint import Checkpoints
 from pflcli.workflow.training.run_artifact import Job, summarize, write_predictions, write_rounds
 
@@ -52,7 +62,7 @@ def personalize(asked: Personalize) -> Outcome:
     cfg = config.build(definition.Config, asked.options or {}, asked.method)
     nearest = open_one(asked.source, *LINEAGE, chosen=Chosen(seed=asked.seed, draws=True))
     lineage = _lineage(asked.method, definition, nearest)
-    training = run_request.settings_on_lineage(asked.method, definition, lineage, asked.settings or {}, asked.out)
+    training = run_settings.settings_on_lineage(asked.method, definition, lineage, asked.settings or {}, asked.out)
     private_rounds.require_checked(asked.method, definition, cfg, training, nearest)
     seed = run_request.choose_seed(asked.seed, nearest)
     request = run_request.describe_run(asked.method, cfg, training, seed)
@@ -69,7 +79,7 @@ def personalize(asked: Personalize) -> Outcome:
     trains = "embeddings" not in required_kinds(definition.NEEDS)
     names = (f"methods/{asked.method}", *(run_request.code_files(training) if trains else ()))
     code = {name: sources.code_hash(*name.split("/", 1)) for name in names}
-    earlier_run = run_request.open_earlier_run(definition.choices(cfg), request, asked.choices, lineage["partition"])
+    earlier_run = earlier_choices.open_run(definition.choices(cfg), request, asked.choices, lineage["partition"])
     named = {"source": nearest, **({} if earlier_run is None else {"choices": earlier_run})}
     inputs = tuple(artifact.as_input(role, Path(asked.out)) for role, artifact in named.items())
     job = Job(
@@ -101,11 +111,11 @@ def personalize(asked: Personalize) -> Outcome:
 def _remarks(job: Job) -> Iterator[str]:
     """Yield what a user should know before a run, such as settings without effect and costs."""
     name, method, settings, partition = job.name, job.method, job.settings, job.lineage["partition"]
-    yield from run_request.describe_seed(name, method, job.cfg, settings)
+    yield from notices.describe_seed(name, method, job.cfg, settings)
     yield from requirements.describe_ignored(name, method, settings)
     if partition is not None:
-        yield from run_request.describe_pair_costs(name, method, job.cfg, settings, partition)
-        yield from run_request.describe_few_to_choose(name, method, job.cfg, settings, partition)
+        yield from notices.describe_pair_costs(name, method, job.cfg, settings, partition)
+        yield from notices.describe_few_to_choose(name, method, job.cfg, settings, partition)
         if method.has_rounds and LINKS[method.KIND]:
             yield from guarantee.describe_plan(settings, partial(partitions.read_able_clients, partition))
 

@@ -40,7 +40,9 @@ from pflcli.workflow.training import (
     dp_secret,
     hardware,
     more_rounds,
+    notices,
     run_request,
+    run_settings,
     state_files,
 )
 from pflcli.workflow.training.checkpoint import Checkpoints
@@ -61,8 +63,8 @@ def train_global(asked: TrainGlobal) -> Outcome:
     definition = methods.load(asked.method)
     _require_global_model(asked.method, definition)
     cfg = config.build(definition.Config, asked.options or {}, asked.method)
-    training = run_request.resolve_settings({}, asked.settings or {}, partition)
-    run_request.require_suited(asked.method, definition, training, partition)
+    training = run_settings.resolve_settings({}, asked.settings or {}, partition)
+    run_settings.require_suited(asked.method, definition, training, partition)
     private_rounds.require_checked(asked.method, definition, cfg, training, partition)
     seed = run_request.choose_seed(asked.seed, partition)
     file = initial.read(asked.weights) if asked.weights is not None else None
@@ -102,7 +104,7 @@ def train_global(asked: TrainGlobal) -> Outcome:
         extends=more_rounds.describe(shorter),
         continued=shorter,
         remarks=chain(
-            run_request.describe_seed(asked.method, definition, cfg, training),
+            notices.describe_seed(asked.method, definition, cfg, training),
             guarantee.describe_plan(training, partial(partitions.read_able_clients, partition)),
         ),
         uncharged=backend.compile_seconds,

@@ -35,7 +35,7 @@ from pflcli.options.tune import Tune
 from pflcli.workflow.admission import private_rounds
 from pflcli.workflow.comparison.runs import Makers, shared_jobs
 from pflcli.workflow.jobs.graph import Graph, estimate_epochs, make_unless_there, plan
-from pflcli.workflow.training import run_request
+from pflcli.workflow.training import run_request, run_settings
 from pflcli.workflow.tuning import samplers, trials
 from pflcli.workflow.tuning.samplers import Listed, Sampler
 from pflcli.workflow.tuning.space import Point, Space, describe, folder_name, search_space
@@ -68,7 +68,7 @@ def tune(asked: Tune) -> Outcome:
     source = open_one(asked.source, *LINEAGE, chosen=Chosen(seed=asked.seed, draws=True))
     cfg = config.build(methods.load(asked.method).Config, options, asked.method)
     metric = _choose_metric(asked.metric, source)
-    settings = run_request.compare_rounds_by(metric, settings, asked.search or {})
+    settings = run_settings.compare_rounds_by(metric, settings, asked.search or {})
     training = _training_settings(source, settings)
     private_rounds.require_checked(asked.method, methods.load(asked.method), cfg, training, source)
     space = search_space(asked.method, asked.search, options, settings, asked.sampler)
@@ -99,7 +99,7 @@ def _training_settings(source: Artifact, settings: Mapping[str, Any]) -> Setting
     """Return the training settings of all trials; raises UsageError or InputError without validation samples."""
     backbone, partition = ancestor(source, "backbone"), ancestor(source, "partition")
     backbone_settings = {} if backbone is None else backbone.manifest.request["settings"]
-    training = run_request.resolve_settings(backbone_settings, settings, partition if backbone is None else None)
+    training = run_settings.resolve_settings(backbone_settings, settings, partition if backbone is None else None)
     if training.refit:
         raise UsageError("--refit leaves no validation samples to choose on", "tune without --refit")
     if partition is not None and not partition.manifest.summary.get(trials.SPLIT, 1):

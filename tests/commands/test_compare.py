@@ -31,7 +31,7 @@ from pflcli.methods import local
 from pflcli.workflow.comparison.extend import find_comparison
 from pflcli.workflow.comparison.request import IncompleteError
 from pflcli.workflow.comparison.variants import assign_options, resolve_variants
-from pflcli.workflow.training import run_request
+from pflcli.workflow.training import run_settings
 
 FEW = {"model": "mlp", "rounds": 2, "participation": 0.5}
 WORDS = ("--model", "mlp", "--rounds", 2, "--participation", 0.5)
@@ -269,7 +269,7 @@ def test_seed_partition_is_found_through_any_run_of_the_seed(comparison_copy, na
 
 
 def test_find_comparison_requires_the_same_weights_and_settings(comparison_copy):
-    training = run_request.resolve_settings({}, FEW, open_artifact(comparison_copy.parent / "p"))
+    training = run_settings.resolve_settings({}, FEW, open_artifact(comparison_copy.parent / "p"))
     table = comparison_copy / "comparison"
     assert find_comparison(table, "comparison", training, None) is not None
     assert find_comparison(table, "comparison", training, "0" * 64) is None
@@ -843,7 +843,7 @@ def test_invalid_variants_are_refused(new_folder, methods, message):
 
 def test_variants_can_be_combined_with_all_methods():
     variants = resolve_variants(
-        ["all", "panm@grad"], {"panm@grad": {"metric": "grad"}}, run_request.resolve_settings({}, {})
+        ["all", "panm@grad"], {"panm@grad": {"metric": "grad"}}, run_settings.resolve_settings({}, {})
     )
     assert [entrant.name for entrant in variants] == [*ALL, "panm@grad"]
     assert (variants[-1].method, variants[-1].options["metric"]) == ("panm", "grad")

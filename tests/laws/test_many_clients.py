@@ -23,7 +23,7 @@ from pflcli.core.reporter import NullReporter
 from pflcli.core.settings import Settings
 from pflcli.plugins.checks.laws.federations import make_tiny_clients
 from pflcli.plugins.checks.laws.methods import is_quadratic
-from pflcli.workflow.training import run_request
+from pflcli.workflow.training import notices
 
 DECLARING = [card.name for card in registry.cards("methods") if "PAIRS_SENT" in card.facts]
 
@@ -47,10 +47,10 @@ def test_traffic_grows_quadratically_with_clients_when_the_method_declares_it(me
 
 
 def test_pair_costs_count_the_cohort_of_a_round_and_the_models_of_all_clients(small, monkeypatch):
-    monkeypatch.setattr(run_request, "MIN_CLIENTS_FOR_PAIR_COSTS", 1)
-    monkeypatch.setattr(run_request, "_model_bytes", lambda settings, partition: 10**9)
+    monkeypatch.setattr(notices, "MIN_CLIENTS_FOR_PAIR_COSTS", 1)
+    monkeypatch.setattr(notices, "_model_bytes", lambda settings, partition: 10**9)
     method, settings = methods.load("fedham"), Settings(participation=0.5)
-    (line,) = run_request.describe_pair_costs("fedham", method, method.Config(), settings, open_artifact(small.p))
+    (line,) = notices.describe_pair_costs("fedham", method, method.Config(), settings, open_artifact(small.p))
     assert line.startswith("fedham: 3 of 6 clients a round are sent up to 6 models each, 18.0 GB;")
 
 
@@ -106,13 +106,13 @@ def test_personalize_warns_of_costs_that_grow_quadratically_with_clients(
     partition_of_300_clients, monkeypatch, tmp_path
 ):
     """In numbers that follow from the request: models a round, bytes, pairs."""
-    monkeypatch.setattr(run_request, "MIN_CLIENTS_FOR_PAIR_COSTS", 300)
+    monkeypatch.setattr(notices, "MIN_CLIENTS_FOR_PAIR_COSTS", 300)
     for method, number in FACTS:
         reporter = Recorder()
         execution = Execution(dry_run=True, reporter=reporter)
         personalize(method, partition_of_300_clients / "p", tmp_path / method, settings=SETTINGS, execution=execution)
         assert any(number in line for line in reporter.lines), reporter.lines
-    monkeypatch.setattr(run_request, "MIN_CLIENTS_FOR_PAIR_COSTS", 301)
+    monkeypatch.setattr(notices, "MIN_CLIENTS_FOR_PAIR_COSTS", 301)
     reporter = Recorder()
     personalize(
         "panm",
@@ -127,7 +127,7 @@ def test_personalize_warns_of_costs_that_grow_quadratically_with_clients(
 def test_compare_dry_run_warns_of_costs_that_grow_quadratically_with_clients(
     partition_of_300_clients, monkeypatch, tmp_path
 ):
-    monkeypatch.setattr(run_request, "MIN_CLIENTS_FOR_PAIR_COSTS", 300)
+    monkeypatch.setattr(notices, "MIN_CLIENTS_FOR_PAIR_COSTS", 300)
     execution = Execution(dry_run=True, reporter=Recorder())
     compare(
         [partition_of_300_clients / "p"],

@@ -18,7 +18,7 @@ from pflcli.core.settings import Settings
 from pflcli.methods import knn_per
 from pflcli.methods.parts.folds import FOLDS, Folds, per_sample
 from pflcli.plugins.checks.laws.federations import MANY_PREDICTED, replace_labels
-from pflcli.workflow.training import run_request
+from pflcli.workflow.training import notices
 
 CHOOSING = [
     ("knn-per", {"k": 3}),
@@ -101,7 +101,7 @@ def test_a_run_says_how_many_clients_have_a_single_validation_sample(tmp_path):
 
     def describe(name, settings, **options):
         method = methods.load(name)
-        return run_request.describe_few_to_choose(name, method, method.Config(**options), settings, artifact)
+        return notices.describe_few_to_choose(name, method, method.Config(**options), settings, artifact)
 
     (line,) = describe("gaussian-head", Settings())
     assert line.startswith(f"gaussian-head: {single} clients with a single validation sample")

@@ -35,7 +35,7 @@ from pflcli.plugins.sites.admission import find_obstacle
 from pflcli.plugins.sites.endpoints import Server
 from pflcli.plugins.sites.exchange import Inbox
 from pflcli.plugins.sites.federation_options import CheckFederation, CreateFederation, RunFederation
-from pflcli.workflow.training import attendance_record, run_request
+from pflcli.workflow.training import attendance_record, run_request, run_settings
 from pflcli.workflow.training.attendance_record import AttendanceRecord
 from pflcli.workflow.training.dp_secret import FILE as SECRET
 
@@ -56,7 +56,7 @@ def create_federation(asked: CreateFederation) -> Outcome:
         )
     trained = _find_rounds(predictions)
     for each in (trained, *([] if trained is predictions else [predictions])):
-        settings = run_request.read_settings(each)
+        settings = run_settings.read_settings(each)
         _require_deployable(each, partition, settings)
         name = each.manifest.request["method"]
         method = run_request.load_method(each)

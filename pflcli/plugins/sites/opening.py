@@ -27,7 +27,7 @@ from pflcli.core.wording import listed
 from pflcli.plugins.sites.endpoints import Server, Site, Terms, find_other_code, inputs_at_site
 from pflcli.plugins.sites.messages import Layout
 from pflcli.plugins.sites.places import AtServer
-from pflcli.workflow.training import dp_secret, run_request
+from pflcli.workflow.training import dp_secret, run_request, run_settings
 from pflcli.workflow.training.run_spec import RunSpec
 
 _MARK = "deployment.json"
@@ -70,7 +70,7 @@ def _require_same_code(federation: Artifact) -> None:
             f"{made} {what} ({listed(names, most=5) or 'no part'} differs)",
             f"install pfl {pfl} as the coordinator has it; every place of a federation needs the same code",
         )
-    settings = run_request.resolve_settings(request["settings"], {})
+    settings = run_settings.resolve_settings(request["settings"], {})
     needed = {f"methods/{request['method']}", *run_request.code_files(settings)}
     if "then" in request:
         needed.add(f"methods/{request['then']['method']}")
@@ -138,7 +138,7 @@ def make_spec(request: Mapping[str, Any]) -> RunSpec:
         name=request["method"],
         method=method,
         cfg=config.build(method.Config, request["options"], request["method"]),
-        settings=run_request.resolve_settings(request["settings"], {}),
+        settings=run_settings.resolve_settings(request["settings"], {}),
         seed=int(request["seed"]),
     )
 

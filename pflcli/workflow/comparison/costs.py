@@ -24,7 +24,7 @@ from pflcli.workflow.comparison.runs import Runs
 from pflcli.workflow.jobs.graph import CHOOSING, Graph, Job
 from pflcli.workflow.jobs.progress import OverallProgress
 from pflcli.workflow.jobs.run import Results, run_job
-from pflcli.workflow.training import run_request
+from pflcli.workflow.training import notices
 
 TRIAL_ROUNDS = 2
 """Rounds that are run. The first one compiles loops and fills caches; only the second one is extrapolated."""
@@ -124,9 +124,7 @@ def estimate(runs: Runs, graph: Graph, execution: Execution) -> Costs:
         if variant.name in names and not variant.is_stack:
             method, partition = methods.load(variant.method), runs.partitions[seed]
             cfg = config.build(method.Config, variant.options, variant.method)
-            costs.remarks += run_request.describe_pair_costs(
-                variant.name, method, cfg, settings[variant.name], partition
-            )
+            costs.remarks += notices.describe_pair_costs(variant.name, method, cfg, settings[variant.name], partition)
     table = _TABLE_SECONDS + _PREDICTION_SECONDS * sum(job.is_result for job in graph.chosen)
     made = [Cost(table, table), *(costs.by_name[job.name] for job in ahead if job.name in costs.by_name)]
     totals = (sum(getattr(cost, name) for cost in made) for name in ("seconds", "processor_seconds", "bytes"))

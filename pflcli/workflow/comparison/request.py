@@ -38,7 +38,7 @@ from pflcli.workflow.comparison.variants import (
 )
 from pflcli.workflow.jobs.graph import NOT_NEEDED, Graph, Job, Plan, plan
 from pflcli.workflow.jobs.run import Results, run, run_selected, summarize
-from pflcli.workflow.training import run_request
+from pflcli.workflow.training import run_request, run_settings
 from pflcli.workflow.tuning.space import BACKBONE
 
 _MIN_FOR_ALL_SPLITS = 3
@@ -82,10 +82,10 @@ class Request:
         execution = asked.execution.reading(None if weights is None else weights.path)
         partition = next(iter(partitions.values()))
         metric = table.metric(out / NAME, partition, force=execution.force)
-        settings = run_request.compare_rounds_by(metric, asked.settings or {}, chain(*(asked.options or {}).values()))
+        settings = run_settings.compare_rounds_by(metric, asked.settings or {}, chain(*(asked.options or {}).values()))
         table.require_positive(metric, "--tune" if asked.tune is not None else "")
         table.require_positive(metric, "--report best or --patience" if "round_metric" in settings else "")
-        training = run_request.resolve_settings({}, settings, partition)
+        training = run_settings.resolve_settings({}, settings, partition)
         initial.require_weights(training, None if weights is None else weights.digest)
         added = references_beside(asked.methods) if asked.references else []
         suited, options, left_out = leave_out_unsuited(
@@ -117,7 +117,7 @@ class Request:
         """
         partition, digest = next(iter(self.partitions.values())), None if self.weights is None else self.weights.digest
         tuned, planned = self._tune({} if tried is None else tunings.find_problems(tried))
-        training = run_request.resolve_settings({}, tuned.settings, partition)
+        training = run_settings.resolve_settings({}, tuned.settings, partition)
         existing = find_comparison(self.out / NAME, NAME, training, digest) if tuned.is_complete else None
         partitions, options, variants = self._join(existing, tuned, training)
         if tuned.is_complete or not manifests.is_artifact(self.out / NAME):
@@ -176,7 +176,7 @@ class Request:
         settings, partition = self.asked.settings or {}, next(iter(self.partitions.values()))
         if self.budget is None:
             return Tuned(self.options, settings), {}
-        training = run_request.resolve_settings({}, settings, partition)
+        training = run_settings.resolve_settings({}, settings, partition)
         earlier = tunings.earlier_variants(self.out / NAME, training)
         variants = resolve_variants(self.methods, self.options, training, earlier, self.added)
         tunable = [variant for variant in variants if not variant.is_reference]

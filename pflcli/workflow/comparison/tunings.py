@@ -30,7 +30,7 @@ from pflcli.workflow.comparison.runs import Makers, shared_jobs
 from pflcli.workflow.comparison.variants import Variant, method_name, split_options
 from pflcli.workflow.jobs.graph import CHOOSING, Job, Plan, estimate_epochs
 from pflcli.workflow.jobs.run import Results
-from pflcli.workflow.training import run_request
+from pflcli.workflow.training import run_settings
 from pflcli.workflow.tuning.space import BACKBONE, default_grid, grid_size
 from pflcli.workflow.tuning.trials import NAME as TUNING
 from pflcli.workflow.tuning.trials import SPLIT
@@ -281,7 +281,7 @@ class Tuner:
         return {**user_options, **options}, changed(user_settings, settings)
 
     def _training(self, settings: Mapping[str, Any]) -> dict[str, Any]:
-        return config.plain(run_request.resolve_settings({}, settings, self.partition))
+        return config.plain(run_settings.resolve_settings({}, settings, self.partition))
 
     def _backbone(self) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return FedAvg's options from its tuning, or the user's if all its trials failed; and the settings with it."""
@@ -292,7 +292,9 @@ class Tuner:
 
     def _shared_jobs(self, last: str, after: Sequence[Job]) -> list[Job]:
         """Return the jobs of the artifacts on which methods are tuned; the comparison uses these artifacts too."""
-        training = run_request.resolve_settings({}, changed(self.settings, self._best(BACKBONE, {})[1]), self.partition)
+        training = run_settings.resolve_settings(
+            {}, changed(self.settings, self._best(BACKBONE, {})[1]), self.partition
+        )
         folder = self.out / f"seed-{self.budget.seed}"
 
         def chosen() -> tuple[dict[str, Any], dict[str, Any]]:

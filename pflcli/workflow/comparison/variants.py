@@ -17,7 +17,7 @@ from pflcli.core.settings import TRAINING, Settings, changed
 from pflcli.core.wording import counted
 from pflcli.methods.parts.logarithmic_pool import BASE, STACK
 from pflcli.workflow.jobs.graph import estimate_epochs
-from pflcli.workflow.training import run_request
+from pflcli.workflow.training import run_settings
 from pflcli.workflow.tuning.space import BACKBONE
 
 ALL = "all"
@@ -162,7 +162,7 @@ def leave_out_unsuited(
             if not is_stack(name) and (ALL in methods_given or name in added):
                 own = changed(config.plain(training), _variant(name, assigned.get(name, {}), training).settings)
                 settings = config.build(Settings, own, f"the training of {name}")
-                run_request.require_suited(name, methods.load(method_name(name)), settings, partition)
+                run_settings.require_suited(name, methods.load(method_name(name)), settings, partition)
         except UnsuitedError as error:
             reporter.say(f"{name} is left out: {error.message}")
             reasons[name] = error.message

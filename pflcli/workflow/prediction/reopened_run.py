@@ -27,7 +27,7 @@ from pflcli.core.wording import counted, listed
 from pflcli.data.formats.images import Decoding
 from pflcli.data.preparation.preprocessing import Preprocessing
 from pflcli.workflow.prediction.encoders import StoredEncoder
-from pflcli.workflow.training import dp_secret, hardware, run_request
+from pflcli.workflow.training import dp_secret, hardware, run_request, run_settings
 from pflcli.workflow.training.run_spec import RunSpec
 
 
@@ -78,7 +78,7 @@ def reopen(artifact: Artifact, weights: Path | str | None) -> ReopenedRun:
     choices = next((item for item in artifact.manifest.inputs if item.role == "choices"), None)
     try:
         cfg = config.build(method.Config, request["options"], name)
-        settings = run_request.resolve_settings(request["settings"], {})
+        settings = run_settings.resolve_settings(request["settings"], {})
     except UsageError as error:
         raise InputError(
             f"{artifact.path} was made by another version of pfl: {error.message}", "run its method again"

@@ -27,7 +27,7 @@ from pflcli.core.methods import Method
 from pflcli.core.settings import Settings
 from pflcli.core.simulation import personal_accuracy
 from pflcli.core.simulation.progress import Progress, Row, find_best, update_best
-from pflcli.workflow.training import dp_secret, run_request, state_files
+from pflcli.workflow.training import dp_secret, run_settings, state_files
 
 FILE = "progress.json"
 
@@ -102,7 +102,7 @@ def describe(artifact: Artifact | None) -> str:
 def _obstacles(artifact: Artifact, method: Method, settings: Settings) -> Iterator[str]:
     """Yield why the rounds would have been others with these ``settings``, which differ only in their number."""
     request, files = artifact.manifest.request, artifact.manifest.files
-    name, old = request["method"], run_request.read_settings(artifact)
+    name, old = request["method"], run_settings.read_settings(artifact)
     if FILE not in files:
         yield "its rounds are those of its backbone"
         return

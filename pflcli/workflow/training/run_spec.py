@@ -8,10 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 
 from pflcli.artifacts import initial_weights as initial
-from pflcli.artifacts.kinds import datastore, embeddings, predictions
+from pflcli.artifacts.kinds import datastore, embeddings
 from pflcli.artifacts.kinds.backbone import WEIGHTS, read_tensors, require_alike
 from pflcli.artifacts.kinds.partition import Partition
 from pflcli.artifacts.reader import Artifact
@@ -19,7 +18,6 @@ from pflcli.core import config, parameters
 from pflcli.core.engine import backend
 from pflcli.core.engine.engine import Engine
 from pflcli.core.engine.federation import Federation
-from pflcli.core.errors import InputError
 from pflcli.core.execution import Execution
 from pflcli.core.federation.attack import Attack
 from pflcli.core.federation.run import Everywhere, Run, RunInputs
@@ -30,7 +28,7 @@ from pflcli.core.reporter import Reporter
 from pflcli.core.settings import Settings
 from pflcli.core.simulation.create_run import create_run
 from pflcli.core.tasks import CLASSES
-from pflcli.workflow.training import hardware, run_request
+from pflcli.workflow.training import earlier_choices, hardware, run_request, run_settings
 from pflcli.workflow.training.attendance_record import AttendanceRecord
 
 
@@ -65,7 +63,7 @@ class RunSpec:
             name=request["method"],
             method=method,
             cfg=config.build(method.Config, request["options"], request["method"]),
-            settings=run_request.read_settings(backbone),
+            settings=run_settings.read_settings(backbone),
             seed=int(request["seed"]),
             lineage={"backbone": backbone},
         )
@@ -98,7 +96,9 @@ class RunSpec:
             embeddings=representations,
             stores=stores,
             arrived=None if stored is None else datastore.read_arrived(stored),
-            choices={} if self.earlier_run is None else _read_choices(self.earlier_run, self.method.choices(self.cfg)),
+            choices={}
+            if self.earlier_run is None
+            else earlier_choices.read_choices(self.earlier_run, self.method.choices(self.cfg)),
             attack=attack,
             place=Everywhere({} if self.attendance is None else self.attendance.list_absent(data.names)),
         )
@@ -153,12 +153,3 @@ def _initial_weights(
 def _federation(data: Partition, device: str) -> Federation:
     task = data.labels.outputs if data.labels.kind == CLASSES else data.labels.task()
     return Federation.from_blocks(np.asarray(data.x), data.y, data.offsets, task, device, data.new, data.cluster)
-
-
-def _read_choices(artifact: Artifact, names: tuple[str, ...]) -> dict[str, NDArray[np.float64]]:
-    """Return what each client (m,) chose, by name; raises InputError if something is missing."""
-    chosen = predictions.read_tuned(artifact)
-    for name in names:
-        if name not in chosen:
-            raise InputError(f"{artifact.path} does not contain the {name} that its clients chose", "run it again")
-    return {name: chosen[name] for name in names}
