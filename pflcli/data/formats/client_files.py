@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.core.errors import InputError, UsageError
+from pflcli.data.formats.columns import Table, list_columns
 from pflcli.data.formats.delimited import content_suffix
-from pflcli.data.formats.tables import Table, list_columns
 
 
 def name_clients(paths: Sequence[Path]) -> list[str]:

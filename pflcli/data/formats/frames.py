@@ -39,7 +39,7 @@ class Frame:
     """the rows of a sheet, from 0, which may have names of columns"""
 
     def load(self, texts: Sequence[int], others: Sequence[int]) -> dict[int, Any]:
-        """Return columns as pandas Series by position; see ``tables.Table``."""
+        """Return columns as pandas Series by position; see ``columns.Table``."""
         return {at: self.series[at] for at in (*texts, *others)}
 
     def place(self, row: int) -> str:

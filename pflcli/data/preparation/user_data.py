@@ -36,6 +36,7 @@ from pflcli.data.formats import (
 )
 from pflcli.data.formats.cells import SPACE
 from pflcli.data.formats.client_files import ClientFiles, name_clients
+from pflcli.data.formats.columns import Table
 from pflcli.data.formats.delimited import COMPRESSED, Delimited, content_suffix
 from pflcli.data.formats.given_splits import add_splits, find_splits, require_no_splits, require_separate
 from pflcli.data.formats.images import Decoding
@@ -210,7 +211,7 @@ class UserData:
                 raise UsageError("--features of an array file is the name of one array", "--features x")
             return arrays.read(self.path, self.roles, self.features, self.layout, self.samples)
 
-    def _read_table(self, table: tables.Table, roles: Roles) -> RawSamples:
+    def _read_table(self, table: Table, roles: Roles) -> RawSamples:
         return tables.read(table, roles, self.features, self.categorical, self.like, self.dialect, self.leave_out)
 
     def _read_files(self) -> RawSamples:
@@ -235,7 +236,7 @@ def _hash_file(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def open_table(path: Path, form: str, dialect: Dialect, min_columns: int = 2) -> tables.Table:
+def open_table(path: Path, form: str, dialect: Dialect, min_columns: int = 2) -> Table:
     """Open a table of this form; raises InputError or UsageError if it cannot be read."""
     if form == "csv":
         return Delimited(path, dialect, min_columns)

@@ -29,10 +29,10 @@ from pflcli.data.formats import (
     require_utf8_name,
     tables,
 )
+from pflcli.data.formats.columns import find_positions, list_columns, locate_cell, split_names
 from pflcli.data.formats.given_splits import add_splits, find_split, find_splits
 from pflcli.data.formats.images import Decoding
 from pflcli.data.formats.parquet import iterate_batches, load_batches, to_series
-from pflcli.data.formats.tables import list_columns
 from pflcli.data.preparation.user_data import UserData
 
 _SAVED = ("dataset_dict.json", "state.json")
@@ -192,7 +192,7 @@ def _assign_splits(root: Path, parts: Sequence[Part]) -> Folder:
 
 
 class _Rows:
-    """All rows of a folder as one table, with the interface of ``tables.Table``."""
+    """All rows of a folder as one table, with the interface of ``Table``."""
 
     def __init__(self, folder: Folder, advance: Callable[[int, str], None]) -> None:
         self.name = folder.root.name
@@ -353,7 +353,7 @@ def _find_label_column(rows: _Rows) -> str:
 def _find_array_column(rows: _Rows, features: str | Sequence[str] | None) -> str | None:
     """Return the column of images or arrays to learn from; None if samples are columns of numbers and words."""
     if features is not None:
-        names = tables.split_names(features)
+        names = split_names(features)
         for name in names:
             if name in rows.types and _is_nested(rows.types[name]):
                 if len(names) > 1:
@@ -376,7 +376,7 @@ def _find_array_column(rows: _Rows, features: str | Sequence[str] | None) -> str
 
 def _read_column(rows: _Rows, name: str, roles: Roles, decoding: Decoding, samples: str | None) -> RawSamples:
     """Return the samples of a column of images or arrays."""
-    positions = tables.find_positions(rows, roles)
+    positions = find_positions(rows, roles)
     loaded = rows.load(list(positions.values()), [])
     words = tables.read_roles(rows, positions, loaded)
     remark = ""
@@ -402,7 +402,7 @@ def _read_column(rows: _Rows, name: str, roles: Roles, decoding: Decoding, sampl
         x=x,
         label=words.pop("label"),
         owner=words.pop("client", None),
-        place=lambda row, role, at: tables.locate_cell(
+        place=lambda row, role, at: locate_cell(
             rows, row, rows.columns[positions[role]] if role in positions else name
         ),
         remarks=(remark,) if remark else (),
