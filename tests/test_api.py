@@ -154,6 +154,22 @@ def test_a_function_refuses_a_number_outside_the_bounds_of_its_option(tmp_path, 
     assert message in caught.value.message
 
 
+@pytest.mark.parametrize("name", [*FUNCTIONS, "simulate", "table"])
+def test_a_function_refuses_values_of_another_type_by_name(name):
+    """Each argument in turn is an object that nothing takes; the others need not make sense."""
+    function = getattr(pflcli, name)
+    parameters = inspect.signature(function).parameters.values()
+    needed = {each.name: "x" for each in parameters if each.default is each.empty and each.kind is not each.VAR_KEYWORD}
+    for key in needed:
+        with pytest.raises(PflError):
+            function(**{**needed, key: object()})
+    # The training settings are checked with what they are for, when a run begins.
+    later = {"reporter", "word", *(setting.name for setting in registry.options(Settings))}
+    for key in inspect.signature(function).parameters.keys() - later if name in FUNCTIONS else ():
+        with pytest.raises(UsageError, match=rf"\b{key}(=| is )<object obj"):
+            function(**{**needed, key: object()})
+
+
 def test_missing_argument_is_a_type_error_that_names_it():
     with pytest.raises(TypeError, match="missing a required argument: 'out'"):
         compare("p")

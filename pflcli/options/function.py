@@ -9,7 +9,10 @@ from __future__ import annotations
 
 import functools
 import inspect
+import numbers
+import os
 import re
+import reprlib
 import textwrap
 import types
 import typing
@@ -73,9 +76,10 @@ def command(options: Callable[P, Asked]) -> Callable[[Callable[[Asked], Result_c
 
 
 class _Type(str):
-    """The type of a keyword as text, which ``help`` prints without quotes."""
+    """The type of a keyword as text, which ``help`` prints without quotes, and as the ``kind`` of values."""
 
     __repr__ = str.__str__
+    kind: Any = Any
 
 
 @dataclass(frozen=True)
@@ -94,24 +98,23 @@ def _list_keywords(cls: type[Options]) -> list[_Keyword]:
     own = [_own_keyword(option, hint) for option, hint in _options_with_types(cls)]
     training, execution = list[_Keyword](), list[_Keyword]()
     if any(option.name == "settings" for option in declared_options(cls)):
-        own.append(
-            _keyword(
-                "settings", "Mapping[str, Any] | None", None, "All training settings as one mapping.", "Parameters"
-            )
-        )
+        help = "All training settings as one mapping."
+        own.append(_keyword("settings", "Mapping[str, Any] | None", None, help, "Parameters", Mapping | None))
         for setting in registry.options(Settings):
             default = None if cls.TRAINING_DEFAULT else getattr(Settings(), setting.name)
             keyword = _keyword(setting.name, setting.type, default, setting.help, "Training settings")
             training.append(replace(keyword, default=cls.TRAINING_DEFAULT))
     described = {option.name: option for option in registry.options(Execution)}
+    kinds = typing.get_type_hints(Execution)
     for name in [name for name in described if name in execution_names(cls)]:
         field = described[name]
         help = (cls.FORCE_HELP if name == "force" else "") or field.help
         if name == "reporter":
             execution.append(_keyword(name, "Reporter | None", None, help, "Execution"))
         else:
-            execution.append(_keyword(name, field.type, getattr(Execution(), name), help, "Execution"))
-    execution.append(_keyword("execution", "Execution | None", None, "All of these as one object.", "Execution"))
+            execution.append(_keyword(name, field.type, getattr(Execution(), name), help, "Execution", kinds[name]))
+    help = "All of these as one object."
+    execution.append(_keyword("execution", "Execution | None", None, help, "Execution", Execution | None))
     return [*own, *training, *execution]
 
 
@@ -121,27 +124,30 @@ def execution_names(cls: type[Options]) -> tuple[str, ...]:
     return (*cls.HARDWARE, *(name for name in writing if writing[name]), "reporter")
 
 
-def _options_with_types(cls: type[Options]) -> Iterator[tuple[Option, str]]:
-    """Yield the options of a command, except for the training settings, each with its Python type as text."""
+def _options_with_types(cls: type[Options]) -> Iterator[tuple[Option, _Type]]:
+    """Yield the options of a command, except for the training settings, each with its Python type."""
     heavy = {name: type(name, (), {}) for name in ("Artifact", "Weights")}
     names = {**heavy, "Path": Path, "Mapping": Mapping, "Sequence": Sequence, "Any": Any}
     hints = typing.get_type_hints(cls, localns=names)
     for option in declared_options(cls):
         if option.name != "settings":
-            yield option, re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", inspect.formatannotation(hints[option.name]))
+            kind = _Type(re.sub(r"\b(?:\w+\.)+(\w+)", r"\1", inspect.formatannotation(hints[option.name])))
+            kind.kind = hints[option.name]
+            yield option, kind
 
 
-def _own_keyword(option: Option, type_text: str) -> _Keyword:
+def _own_keyword(option: Option, type_text: _Type) -> _Keyword:
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD if option.is_positional else inspect.Parameter.KEYWORD_ONLY
     shown = getattr(option.info, "show_default", True)
     default = inspect.Parameter.empty if option.is_required else option.default
-    parameter = inspect.Parameter(option.name, kind, default=default, annotation=_Type(type_text))
+    parameter = inspect.Parameter(option.name, kind, default=default, annotation=type_text)
     return _Keyword(parameter, option.info.help or "", "Parameters", shown if isinstance(shown, str) else "")
 
 
-def _keyword(name: str, type_text: str, default: Any, help: str, heading: str) -> _Keyword:
-    type_text = re.sub("(.+), \\.\\.\\.", r"Sequence[\1]", type_text).replace("| none", "| None")
-    parameter = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=_Type(type_text))
+def _keyword(name: str, type_text: str, default: Any, help: str, heading: str, kind: Any = Any) -> _Keyword:
+    annotation = _Type(re.sub("(.+), \\.\\.\\.", r"Sequence[\1]", type_text).replace("| none", "| None"))
+    annotation.kind = kind
+    parameter = inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
     return _Keyword(parameter, help, heading)
 
 
@@ -171,7 +177,10 @@ def _describe_keywords(keywords: Sequence[_Keyword], names: Mapping[str, str]) -
 def _read_arguments(
     cls: type[Options], name: str, signature: inspect.Signature, args: Sequence[Any], kwargs: Mapping[str, Any]
 ) -> Options:
-    """Return the options of a call; raises ArgumentError for unknown, missing, contradicting or out of range ones."""
+    """Return the options of a call; raises ArgumentError for unknown, missing or contradicting ones.
+
+    It is also raised for values of another type, and for those out of range.
+    """
     unknown = [key for key in kwargs if key not in signature.parameters]
     if unknown:
         raise ArgumentError(f"{name}() has no argument '{unknown[0]}'", closest(unknown[0], signature.parameters))
@@ -180,11 +189,16 @@ def _read_arguments(
     except TypeError as error:
         required = [key for key, each in signature.parameters.items() if each.default is inspect.Parameter.empty]
         raise ArgumentError(f"{name}(): {error}", f"{name}({', '.join(required)}, ...)") from None
+    own = {option.name: option for option in declared_options(cls)}
+    for key, value in given.items():
+        given[key] = value if key == "settings" or key not in own else _read_value(own[key], value)
+        annotation = signature.parameters[key].annotation
+        if not _has_type(given[key], annotation.kind):
+            raise ArgumentError(f"{name}(): {key} is {reprlib.repr(value)}, not {annotation}")
     fields_of_execution = {key: given.pop(key) for key in execution_names(cls) if key in given}
     if fields_of_execution.get("reporter", SILENT) is None:
         del fields_of_execution["reporter"]
     execution = replace(given.pop("execution", None) or Execution(), **fields_of_execution)
-    own = {option.name: option for option in declared_options(cls)}
     if "settings" in own:
         settings = dict(given.pop("settings", None) or {})
         training = {key: given.pop(key) for key in [*given] if key not in own}
@@ -194,8 +208,7 @@ def _read_arguments(
             if key in settings and settings[key] != value:
                 raise ArgumentError(f"{name}(): {key} is given twice: {value!r} and, in settings, {settings[key]!r}")
         given["settings"] = {**settings, **training} or None
-    values = {key: value if key == "settings" else _read_value(own[key], value) for key, value in given.items()}
-    for key, value in values.items():
+    for key, value in given.items():
         if own[key].choices and isinstance(value, str) and value not in own[key].choices:
             raise UsageError(f"unknown {own[key].flag} '{value}'", closest(value, own[key].choices))
         least, most = (getattr(own[key].info, bound, None) for bound in ("min", "max"))
@@ -203,7 +216,22 @@ def _read_arguments(
             raise ArgumentError(f"{name}(): {key}={value} is not at least {least}")
         if isinstance(value, int | float) and not (most in (None, value) or value < most):
             raise ArgumentError(f"{name}(): {key}={value} is not at most {most}")
-    return cls(**values, execution=execution)
+    return cls(**given, execution=execution)
+
+
+def _has_type(value: Any, kind: Any) -> bool:
+    """Return whether a value has a type; classes are compared by name, as those of artifacts are not imported here."""
+    origin, parts = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return any(_has_type(value, part) for part in parts)
+    if origin in (Sequence, tuple):
+        if not isinstance(value, Sequence) or isinstance(value, str | bytes):  # one value may stand for a sequence
+            return origin is Sequence and any(_has_type(value, part) for part in parts)
+        return all(any(_has_type(item, part) for part in parts) for item in value)
+    wider = {Any: object, float: numbers.Real, int: numbers.Integral, Path: os.PathLike}.get(kind, origin or kind)
+    if not isinstance(wider, type) or isinstance(value, wider):  # no class, such as Literal
+        return True
+    return wider.__name__ in {each.__name__ for each in type(value).__mro__}
 
 
 def _read_value(option: Option, value: Any) -> Any:
