@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 import typer
 
 from pflcli.core import config, registry
-from pflcli.core.errors import UsageError
+from pflcli.core.errors import InputError, UsageError
 from pflcli.core.execution import Execution
 from pflcli.core.tasks import RANKING
 from pflcli.core.wording import PathWord, as_typed
@@ -514,10 +514,12 @@ def declared_options(cls: type[Options]) -> tuple[Option, ...]:
         if each.name == "settings":
             options.append(Option("settings", None, None, None, None))
             continue
-        kind, *extras = typing.get_args(hints[each.name])
+        kind, *extras = typing.get_args(hints[each.name]) or (None,)
         typed_as = next((extra for extra in extras if isinstance(extra, Typed)), None)
         choices = next((extra for extra in extras if isinstance(extra, Choices)), Choices())
-        info = next(extra for extra in extras if isinstance(extra, typer.models.ParameterInfo))
+        info = next((extra for extra in extras if isinstance(extra, typer.models.ParameterInfo)), None)
+        if info is None:
+            raise InputError(f"{cls.__module__}.{cls.__name__}: {each.name} is not Annotated[TYPE, typer.Option(...)]")
         if choices:
             info.autocompletion = completion.words(*choices)
         options.append(

@@ -212,3 +212,12 @@ def test_an_error_in_the_code_of_a_plugin_names_its_file_and_line(tmp_path):
     process = run("sys.exit(pfl('foo'))", tmp_path, ROOT.parent, tmp_path / "site")
     assert process.returncode == 5
     assert f"{package / 'foo.py'}, line 2, in foo: ZeroDivisionError" in process.stderr
+
+
+def test_an_option_of_a_plugin_that_is_not_declared_is_named_when_its_command_is_used(tmp_path):
+    package = write_package(tmp_path / "site", f"COMMANDS = {{'foo': {RIGHT}}}")
+    with (package / "options.py").open("a") as file:
+        file.write("    depth: int = 1\n")
+    process = run("assert not pfl('list', 'schemes')\nsys.exit(pfl('foo'))", tmp_path, ROOT.parent, tmp_path / "site")
+    assert process.returncode == 3
+    assert "pfl: pfl_broken.options.Foo: depth is not Annotated[TYPE, typer.Option(...)]" in process.stderr
