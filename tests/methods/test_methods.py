@@ -69,7 +69,7 @@ def test_method_with_a_neutral_setting_equals_fedavg(name):
     np.testing.assert_allclose(actual, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", ["apfl", "fedhealth", "per-fedavg", "pfedme", "scaffold"])
+@pytest.mark.parametrize("method", ["apfl", "fedhealth", "moon", "per-fedavg", "pfedme", "scaffold"])
 def test_loop_and_stacked_agree_with_batch_norm(method):
     states = []
     for mode in ("loop", "stacked"):

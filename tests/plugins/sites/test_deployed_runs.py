@@ -20,7 +20,7 @@ from pflcli.workflow.admission import small_federation as small
 
 ADMITTED = {
     *("apfl", "ditto", "fedala", "fedavg", "fedbabu", "fedbn", "fedper", "fedprox", "fedrep", "fedrod"),
-    *("fedsgd", "lg-fedavg", "per-fedavg", "pfedfda", "pfedgp", "pfedme", "scaffold"),
+    *("fedsgd", "lg-fedavg", "moon", "per-fedavg", "pfedfda", "pfedgp", "pfedme", "scaffold"),
 }
 
 
