@@ -112,7 +112,7 @@ def test_running_statistics_belong_to_the_global_model(method, mode):
     np.testing.assert_allclose(p.sum(axis=1), 1, atol=1e-6)
 
 
-TRAVELS = {"fedper": "body.", "fedrep": "body.", "fedbabu": "body.", "lg-fedavg": "head."}
+TRAVELS = {"fedas": "body.", "fedper": "body.", "fedrep": "body.", "fedbabu": "body.", "lg-fedavg": "head."}
 
 
 @pytest.mark.parametrize("method", TRAVELS)
