@@ -28,7 +28,8 @@ from annotated_types import Ge
 from numpy.typing import NDArray
 from torch import Tensor
 
-from pflcli.method import Params, Predictor, Run, StackedBatch, TrainedClients
+from pflcli.method import Params, Predictor, Run, StackedBatch
+from pflcli.methods.parts.class_means import class_means
 
 KIND = "server"
 NEEDS = ()
@@ -71,7 +72,7 @@ def train_round(run: Run, state: State, t: int) -> State:
     counts = np.zeros(len(means))
     for part in run.local_sgd(cohort, models, t=t, **_plan(run, prototypes)):
         models[part.clients] = part.params
-        own, n = _own_prototypes(run, part)
+        own, n = class_means(run, part.clients, part.params)
         for c, mean in enumerate(means):
             if (has := np.flatnonzero(n[:, c])).size:
                 mean.add({"prototype": own[has, c]}, n[has, c], part.clients[has])
@@ -103,19 +104,6 @@ def _closeness(z: Tensor, prototypes: Params) -> Tensor:
     # Representations that overflow are near to none.
     apart = torch.nan_to_num(apart, nan=-1e300, neginf=-1e300)
     return torch.where(prototypes["known"] > 0, apart, -torch.inf)
-
-
-def _own_prototypes(run: Run, part: TrainedClients) -> tuple[Tensor, NDArray[np.float64]]:
-    """Return the mean representation of each class of each client (m, C, d), and the samples that each is of (m, C)."""
-    means, counts = [], []
-    outputs = run.engine.outputs_each(part.clients, part.params, "train", features=True)
-    for client, (_, z) in zip(part.clients, outputs, strict=True):
-        y = run.federation.y[run.federation.block(int(client), "train")]
-        n = torch.bincount(y, minlength=run.federation.classes)
-        total = z.new_zeros(run.federation.classes, z.shape[1], dtype=torch.float64).index_add_(0, y, z.double())
-        means.append((total / n.clamp(min=1)[:, None]).float())
-        counts.append(n.cpu().numpy().astype(np.float64))
-    return torch.stack(means), np.stack(counts)
 
 
 def _plan(run: Run, prototypes: Params) -> dict[str, Any]:

@@ -21,8 +21,9 @@ import trying
 from pflcli.commands.partition import partition
 
 METHODS = (
-    "apfl,clustered-fl,ditto,fedala,fedamp,fedattn,fedavg,fedavg-plus,feddbe,fedem,fedham,fedhealth,fedproto,fedprox,"
-    "fedsgd,gaussian-head,gossip,ifca,knn-peers,knn-per,knn-per-plus,local,panm,pens,per-fedavg,pfedme,prior,scaffold,stack"
+    "apfl,clustered-fl,ditto,fedala,fedamp,fedattn,fedavg,fedavg-plus,feddbe,feddyn,fedem,fedham,fedhealth,fedproto,"
+    "fedprox,fedsgd,gaussian-head,gossip,ifca,knn-peers,knn-per,knn-per-plus,local,moon,panm,pens,per-fedavg,pfedme,prior,"
+    "scaffold,stack"
 )
 FEW = ("--model", "logistic", "--rounds", "2", "--participation", "1.0")
 PFL = '#!/bin/sh\nexec "{python}" -m pflcli "$@"\n'

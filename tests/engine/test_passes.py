@@ -47,7 +47,7 @@ def test_passes_of_ifca_count_predictions_by_every_model():
     assert run.engine.passes.predicted == 3 * run.federation.sizes("train")[run.cohort(0)].sum()
 
 
-@pytest.mark.parametrize("name", ["apfl", "feddbe", "fedrod", "per-fedavg", "pfedme"])
+@pytest.mark.parametrize("name", ["apfl", "feddbe", "fedrod", "moon", "per-fedavg", "pfedme"])
 def test_gradient_rules_make_the_declared_number_of_passes(name, monkeypatch):
     passed = {"forward": 0, "backward": 0}
     forward, backward = AutogradNetwork.forward, AutogradNetwork.backward

@@ -34,6 +34,7 @@ CASES = [
 OWN_LEARNING = {
     "apfl": [("alpha", 0), ("alpha", 1), ("alpha", 2)],
     "fedala": [("weights", 0), ("weights", 1), ("weights", 2), ("weights", "personalize")],
+    "fedas": [("fisher", 0), ("fisher", 1), ("fisher", 2)],
     "fedham": [("ham", 0), ("ham", 1), ("ham", 2)],
     "per-fedavg": [("sgd", "fine-tune")],
     "pfedme": [("sgd", "theta")],

@@ -69,7 +69,7 @@ def test_method_with_a_neutral_setting_equals_fedavg(name):
     np.testing.assert_allclose(actual, expected, atol=1e-6)
 
 
-@pytest.mark.parametrize("method", ["apfl", "fedhealth", "per-fedavg", "pfedme", "scaffold"])
+@pytest.mark.parametrize("method", ["apfl", "fedhealth", "moon", "per-fedavg", "pfedme", "scaffold"])
 def test_loop_and_stacked_agree_with_batch_norm(method):
     states = []
     for mode in ("loop", "stacked"):
@@ -112,7 +112,7 @@ def test_running_statistics_belong_to_the_global_model(method, mode):
     np.testing.assert_allclose(p.sum(axis=1), 1, atol=1e-6)
 
 
-TRAVELS = {"fedper": "body.", "fedrep": "body.", "fedbabu": "body.", "lg-fedavg": "head."}
+TRAVELS = {"fedas": "body.", "fedper": "body.", "fedrep": "body.", "fedbabu": "body.", "lg-fedavg": "head."}
 
 
 @pytest.mark.parametrize("method", TRAVELS)

@@ -19,8 +19,8 @@ from pflcli.plugins.sites.endpoints import server_entries
 from pflcli.workflow.admission import small_federation as small
 
 ADMITTED = {
-    *("apfl", "ditto", "fedala", "fedavg", "fedbabu", "fedbn", "fedper", "fedprox", "fedrep", "fedrod"),
-    *("fedsgd", "lg-fedavg", "per-fedavg", "pfedfda", "pfedgp", "pfedme", "scaffold"),
+    *("apfl", "ditto", "fedala", "fedavg", "fedbabu", "fedbn", "feddyn", "fedper", "fedprox", "fedrep", "fedrod"),
+    *("fedsgd", "lg-fedavg", "moon", "per-fedavg", "pfedfda", "pfedgp", "pfedme", "scaffold"),
 }
 
 
