@@ -37,6 +37,7 @@ if TYPE_CHECKING:
     from pflcli.plugins.knn_tools.sweep import sweep
     from pflcli.plugins.knn_tools.update_datastore import update_datastore
     from pflcli.plugins.page.report import report
+    from pflcli.plugins.replay.replay import replay
     from pflcli.plugins.sites.federation import check_federation, create_federation, run_federation
     from pflcli.plugins.sites.site import answer_message, check_site, serve_site
     from pflcli.plugins.tracking.live import Tracker
@@ -67,6 +68,7 @@ __all__ = [
     "partition",
     "personalize",
     "predict",
+    "replay",
     "report",
     "run_federation",
     "serve_site",
@@ -92,6 +94,7 @@ _MODULES = {
     "demo": "plugins.demo.demo",
     "export": "plugins.export.export",
     "new": "plugins.checks.new",
+    "replay": "plugins.replay.replay",
     "report": "plugins.page.report",
     "simulate": "core.simulation.simulate",
     "sweep": "plugins.knn_tools.sweep",
