@@ -23,7 +23,7 @@ from pflcli.artifacts.open_by_path import open_one
 from pflcli.artifacts.reader import Artifact, ancestor
 from pflcli.core import config, methods, models, parameters, registry
 from pflcli.core.datasets import SPLITS
-from pflcli.core.errors import InputError, UsageError
+from pflcli.core.errors import InputError, UnsuitedError, UsageError
 from pflcli.core.federation import uploads
 from pflcli.core.federation.privacy import guarantee
 from pflcli.core.federation.run import LINKS
@@ -37,7 +37,15 @@ _PRIVACY = ("dp_epsilon", "dp_delta", "dp_noise", "dp_clip", "dp_seed")
 
 
 def load_method(artifact: Artifact) -> Method:
-    """Return the method that made an artifact; raises UsageError if the run needs a user's file that is not used."""
+    """Return the method that made an artifact; raises UsageError if the run needs a user's file that is not used.
+
+    Raises UnsuitedError for predictions of another tool.
+    """
+    if artifact.manifest.summary.get("foreign"):
+        raise UnsuitedError(
+            f"{artifact.path} has predictions of another tool alone: pfl has no model for them",
+            "score them: pfl evaluate PREDICTIONS... -o DIR",
+        )
     require_files(artifact)
     return methods.load(str(artifact.manifest.request["method"]))
 
