@@ -36,11 +36,11 @@ def why_not():
 
 
 @pytest.mark.skipif(bool(why_not()), reason=why_not())
-@pytest.mark.parametrize("algorithm", ["Ditto", "FedAvg"])
-def test_a_method_of_pfllib_is_judged_on_a_partition(tmp_path, algorithm):
+@pytest.mark.parametrize(("algorithm", "rounds"), [("Ditto", 10), ("FedAvg", 60)])
+def test_a_method_of_pfllib_is_judged_on_a_partition(tmp_path, algorithm, rounds):
     partition("writers", tmp_path / "p", clients=4, seed=0)
     script = ROOT / "examples" / "other-tools" / "pfllib.py"
-    options = ["-algo", algorithm, "-m", "DNN", "-gr", "10", "-lr", "0.05"]
+    options = ["-algo", algorithm, "-m", "DNN", "-gr", str(rounds), "-lr", "0.05"]
     line = [sys.executable, "-c", _RUN, script, CHECKOUT, tmp_path / "p", tmp_path / "theirs.csv", *options]
     ran = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ran.returncode == 0, ran.stderr
