@@ -37,6 +37,8 @@ if TYPE_CHECKING:
     from pflcli.plugins.knn_tools.sweep import sweep
     from pflcli.plugins.knn_tools.update_datastore import update_datastore
     from pflcli.plugins.page.report import report
+    from pflcli.plugins.referee.import_predictions import import_predictions
+    from pflcli.plugins.replay.replay import replay
     from pflcli.plugins.sites.federation import check_federation, create_federation, run_federation
     from pflcli.plugins.sites.site import answer_message, check_site, serve_site
     from pflcli.plugins.tracking.live import Tracker
@@ -62,11 +64,13 @@ __all__ = [
     "export",
     "extract",
     "import_data",
+    "import_predictions",
     "new",
     "new_client",
     "partition",
     "personalize",
     "predict",
+    "replay",
     "report",
     "run_federation",
     "serve_site",
@@ -91,7 +95,9 @@ _MODULES = {
     "check": "plugins.checks.check",
     "demo": "plugins.demo.demo",
     "export": "plugins.export.export",
+    "import_predictions": "plugins.referee.import_predictions",
     "new": "plugins.checks.new",
+    "replay": "plugins.replay.replay",
     "report": "plugins.page.report",
     "simulate": "core.simulation.simulate",
     "sweep": "plugins.knn_tools.sweep",

@@ -96,6 +96,8 @@ PLUGINS: dict[str, set[str]] = {
     "formats": set(),
     "knn_tools": set(),
     "page": set(),
+    "referee": set(),
+    "replay": set(),
     "sites": set(),
     "tracking": set(),
 }

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import gc
 import os
-import platform
 import shlex
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass, field, replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from pflcli.artifacts import disk, placement
+from pflcli.artifacts import disk, machine, placement
 from pflcli.artifacts import manifest as manifests
 from pflcli.artifacts.decision import Decision, decide, is_up_to_date, require_outside, require_place
 from pflcli.artifacts.manifest import ArtifactSpec
@@ -154,7 +152,7 @@ def _origin(writer: ArtifactWriter, execution: Execution) -> dict[str, Any]:
         if name in own_code:  # kept to be read; code in an artifact is never run
             recorded["files"] = {**recorded.get("files", {}), name: file.name}
             writer.write(file.name, file.read_bytes())
-    return {**recorded, "pfl": version("pflcli"), "python": platform.python_version()}
+    return {**recorded, **machine.describe()}
 
 
 def _line(words: Iterable[str], out: Path) -> str:

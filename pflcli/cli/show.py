@@ -21,7 +21,14 @@ if TYPE_CHECKING:
 
 _Path = Annotated[Path, typer.Argument(help="Show this artifact.", autocompletion=completion.artifacts())]
 _Lineage = Annotated[bool, typer.Option("--lineage", help="Print a tree of all artifacts that it was made from.")]
-_Verify = Annotated[bool, typer.Option("--verify", help="Check every file against its hash, and its contents.")]
+_Verify = Annotated[
+    bool,
+    typer.Option(
+        "--verify",
+        help="Check every file against its hash, and its contents; say where this machine differs from the one that"
+        " made it.",
+    ),
+]
 _Plot = Annotated[
     Path | None,
     typer.Option(
@@ -135,6 +142,8 @@ def _draw_tree(root: Lineage, *, verified: bool) -> list[str]:
     """
     from rich.cells import cell_len
 
+    from pflcli.commands import show
+
     described: dict[int, Artifact] = {}
     rows: list[tuple[str, str]] = []
 
@@ -153,7 +162,8 @@ def _draw_tree(root: Lineage, *, verified: bool) -> list[str]:
     width = max(cell_len(name) for name, _ in rows)
     files = sum(len(artifact.manifest.files) for artifact in described.values())
     total = f"{counted(len(described), 'artifact')}, {counted(files, 'file')}{' verified' if verified else ''}"
-    return [*(name + " " * (width - cell_len(name) + 2) + facts for name, facts in rows), total]
+    tree = [name + " " * (width - cell_len(name) + 2) + facts for name, facts in rows]
+    return [*tree, total, *([f"this machine {show.compare_machines(described.values())}"] if verified else [])]
 
 
 def _describe(artifact: Artifact) -> str:

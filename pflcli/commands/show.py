@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pflcli.artifacts import codebook, kinds, verification
+from pflcli.artifacts import codebook, kinds, machine, verification
 from pflcli.artifacts.kinds import dataset as datasets
 from pflcli.artifacts.kinds import evaluation, predictions, read_labels
 from pflcli.artifacts.kinds import partition as partitions
@@ -78,8 +78,15 @@ def outline(path: Path | str, *, verify: bool = False) -> dict[str, Any]:
         "made from": ", ".join(reference.path for reference in manifest.inputs),
         "files": f"{counted(len(files), 'file')}, {sum(file['bytes'] for file in files) / 1e6:.1f} MB",
         "verified": len(files) if verify else None,
+        "this machine": compare_machines([artifact]) if verify else None,
     }
     return {key: value for key, value in facts.items() if value not in (None, "")}
+
+
+def compare_machines(artifacts: Iterable[Artifact]) -> str:
+    """Return in a line how this machine differs from those that made artifacts."""
+    found = machine.list_differences(artifact.manifest.made for artifact in artifacts)
+    return f"differs: {'; '.join(found)}" if found else "has the recorded versions and processor"
 
 
 def list_columns(path: Path | str) -> list[str]:
@@ -212,4 +219,5 @@ def _facts(artifact: Artifact, *, verify: bool) -> dict[str, Any]:
     }
     if verify:
         facts["verified"] = len(manifest.files)
+        facts["machine_differs"] = machine.list_differences([manifest.made])
     return facts

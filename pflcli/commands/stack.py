@@ -121,7 +121,7 @@ def _build(
     summary = {
         "method": STACK,
         "clients": len(learned.pooled),
-        **_largest(artifacts, "participants", "model_bytes", "transductive"),
+        **_largest(artifacts, "participants", "model_bytes", "transductive", "foreign"),
         "reported": " or ".join(sorted(reported)),
         "rounds": 0,
         **{link: int(costs[link]) for link in _LINKS},

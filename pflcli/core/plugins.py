@@ -48,6 +48,8 @@ _PARTS = {
     "formats": ("hf", "leaf", "tff"),
     "knn_tools": ("sweep", "update-datastore"),
     "page": ("report",),
+    "referee": ("import-predictions",),
+    "replay": ("replay",),
     "sites": ("federation", "site"),
     "tracking": ("track",),
 }

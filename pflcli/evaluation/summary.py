@@ -117,7 +117,8 @@ def summarize_method(label: str, items: Sequence[Scored]) -> dict[str, Any]:
     if not all(map(math.isnan, best)):
         metrics.add("reported_round", len(items), best)
     paper = items[0].artifact.manifest.summary.get("paper")
-    return {**row, **_privacy(items), **({"paper": paper} if paper else {}), "metrics": dict(metrics)}
+    foreign = {"foreign": True} if any(item.artifact.manifest.summary.get("foreign") for item in items) else {}
+    return {**row, **foreign, **_privacy(items), **({"paper": paper} if paper else {}), "metrics": dict(metrics)}
 
 
 def summarize_scores(
@@ -352,6 +353,8 @@ def _add_last_rounds(metrics: _Row, items: Sequence[Scored]) -> None:
 
 def _add_costs(metrics: _Row, items: Sequence[Scored]) -> None:
     facts, runs = [item.artifact.manifest for item in items], len(items)
+    if any(fact.summary.get("foreign") for fact in facts):  # another tool has not said what it spent
+        return
     for link in ("up", "down", "peer"):
         values = [fact.summary[f"bytes_{link}"] for fact in facts]
         metrics.add(f"bytes_{link}", runs, values)

@@ -103,7 +103,9 @@ WITH_COMMANDS = [
 @pytest.mark.parametrize("path", WITH_COMMANDS)
 def test_command_lines_in_the_docs_use_existing_options(path):
     lines = re.findall(
-        rf"^[^#\n]*?\bpfl ({'|'.join(COMMANDS)})\b([^\n|)#]*)", (ROOT / path).read_text(encoding="utf-8"), flags=re.M
+        rf"^[^#\n]*?\bpfl ({'|'.join(COMMANDS)})(?![\w-])([^\n|)#]*)",
+        (ROOT / path).read_text(encoding="utf-8"),
+        flags=re.M,
     )
     assert lines
     for name, rest in lines:

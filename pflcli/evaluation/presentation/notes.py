@@ -33,6 +33,17 @@ def _describe_splits(methods: Sequence[Mapping[str, Any]], *, validated: bool) -
     ]
 
 
+def _describe_foreign(methods: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a sentence on the methods that another tool trained; empty if there are none."""
+    labels = [method["label"] for method in methods if method.get("foreign")]
+    if not labels:
+        return []
+    return [
+        f"predicted by another tool: {', '.join(labels)}; pfl does not know what was sent, how long it took, or which "
+        "samples it learned from and chose by"
+    ]
+
+
 def _describe_rounds(metrics: Mapping[str, Any]) -> list[str]:
     """Return a sentence on the metric by which rounds were chosen; empty if it is accuracy, or none was chosen."""
     chosen = [words for words in metrics.get("reported", "").split(" or ") if "by validation " in words]
@@ -139,8 +150,10 @@ def list_notes(metrics: Mapping[str, Any]) -> list[str]:
         *_describe_stacks(metrics),
         *_describe_tuning(metrics),
     ]
+    own = [row for row in rows if not row.get("foreign")]
     lines += [
-        *_describe_splits(rows, validated=not metrics.get("without_validation")),
+        *(_describe_splits(own, validated=not metrics.get("without_validation")) if own else []),
+        *_describe_foreign(rows),
         *_describe_rounds(metrics),
         *_describe_references(rows),
         *_describe_transductive(rows),

@@ -6,13 +6,21 @@ from typing import Any
 
 from pflcli.artifacts.reader import Artifact
 from pflcli.core import config, methods, registry
-from pflcli.core.errors import UsageError
+from pflcli.core.errors import UnsuitedError, UsageError
 from pflcli.core.methods import Method
 from pflcli.core.settings import Settings, omitted
 
 
 def load_method(artifact: Artifact) -> Method:
-    """Return the method that made an artifact; raises UsageError if the run needs a user's file that is not used."""
+    """Return the method that made an artifact; raises UsageError if the run needs a user's file that is not used.
+
+    Raises UnsuitedError for predictions of another tool.
+    """
+    if artifact.manifest.summary.get("foreign"):
+        raise UnsuitedError(
+            f"{artifact.path} has predictions of another tool alone: pfl has no model for them",
+            "score them: pfl evaluate PREDICTIONS... -o DIR",
+        )
     require_files(artifact)
     return methods.load(str(artifact.manifest.request["method"]))
 

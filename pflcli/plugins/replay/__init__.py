@@ -1,0 +1,1 @@
+"""Repeating a run from what its manifests record, and comparing the result with the original."""
