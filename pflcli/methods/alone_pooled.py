@@ -3,8 +3,8 @@
 A reference rather than a federated method, beside `pooled`: that is what one network could do with all samples in one
 place, and this what a forest or a linear classifier could, which on tables is often more. The classifiers, and the
 choice among them by cross-validation on training samples, are those of `alone`, from scikit-learn, Pedregosa et al.
-(2011), https://jmlr.org/papers/v12/pedregosa11a.html. All clients predict with the same classifier, those that join later too.
-The bytes sent are those of all samples; the classifier is not sent, but fitted again when it predicts.
+(2011), https://jmlr.org/papers/v12/pedregosa11a.html. All clients predict with the same classifier, those that join
+later too. The bytes sent are those of all samples; the classifier is not sent, but fitted again when it predicts.
 """
 
 from __future__ import annotations
