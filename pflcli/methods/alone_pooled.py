@@ -9,11 +9,13 @@ later too. The bytes sent are those of all samples; the classifier is not sent, 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Literal
+
 import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.method import Predictor, Run
-from pflcli.methods import alone
 from pflcli.methods.parts import classifiers
 
 KIND = "server"
@@ -24,7 +26,14 @@ YEAR = 2011
 SENDS_MORE = "samples"
 REFERENCE = True
 
-Config = alone.Config
+
+@dataclass(frozen=True)
+class Config:
+    """Options of the method."""
+
+    model: Literal["choose", "logistic", "lda", "forest", "boosting"] = "choose"
+    """train this classifier; choose takes the best of logistic, lda and forest by cross-validation. Boosting is for at
+    most a hundred features"""
 
 
 def setup(run: Run) -> dict[str, object]:
