@@ -158,15 +158,15 @@ def _score(
     found, federation = source.predictions.get(split), source.federation
     if found is None:
         raise InputError(f"{label} has no {split} predictions", f"choose from: {', '.join(source.predictions)}")
-    sizes = np.bincount(found.client, minlength=len(federation.clients))
-    sample = _sample_ids(source, split, len(found.y))
-    answers = predictions.SplitPredictions(dict(found.parts), found.y, sample, offsets(sizes.tolist()))
+    answers = _read_split(source, split)
     if not len(answers.y):
         raise InputError(f"{label} has no {split} samples to score")
     classes = answers.parts["p"].shape[1]
     catalogue.require_defined(metrics, federation.task.kind, classes)
     curve, losses = _read_progress(source)
     fields: dict[str, Any] = scoring.score_predictions(answers, metrics, 1)
+    if source.method in conclusion.ALONE and "validation" in source.predictions:
+        fields["validation"] = scoring.score_validation(_read_split(source, "validation"), metrics, 1)
     item = ScoredPredictions(
         label=label,
         method=source.method,
@@ -181,6 +181,14 @@ def _score(
         **fields,
     )
     return item, sum(source.bytes.values()), _identify(source)
+
+
+def _read_split(result: Result, split: str) -> predictions.SplitPredictions:
+    """Return the predictions of a result on a split in the form of those on disk."""
+    found = result.predictions[split]
+    sizes = np.bincount(found.client, minlength=len(result.federation.clients))
+    sample = _sample_ids(result, split, len(found.y))
+    return predictions.SplitPredictions(dict(found.parts), found.y, sample, offsets(sizes.tolist()))
 
 
 def _read_progress(result: Result) -> tuple[tuple[list[int], list[float]], list[float]]:

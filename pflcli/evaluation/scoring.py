@@ -28,6 +28,7 @@ from pflcli.evaluation import (
     figures,
     round_costs,
     summary,
+    training_alone,
 )
 from pflcli.evaluation.charts import clients as client_charts
 from pflcli.evaluation.charts.vega import Spec
@@ -129,6 +130,7 @@ def judge(
     if level != gains.LEVEL:
         table["level"] = level
     conclusion.judge_gains(rows, baseline, level)
+    training_alone.add_gains(rows, groups, identities, baseline, level)
     are_classes = catalogue.METRICS[metric].task == tasks.CLASSES
     shares = [np.bincount(item.answers.y).max() / len(item.answers.y) for item in scored] if are_classes else []
     majority = float(np.mean(shares)) if shares else None
@@ -348,9 +350,12 @@ def score_artifact(
     catalogue.require_defined(metric_names, read_labels(artifact.manifest, 0).kind, p.shape[1])
     curve, losses = round_costs.read_progress(artifact)
     class_names = codebook.read(artifact).class_names(p.shape[1])
+    method, positive = str(artifact.manifest.request["method"]), catalogue.positive_class(positive_name, class_names)
+    known = method in conclusion.ALONE and predictions.has_split(artifact, "validation")
+    held_out = predictions.read(artifact, "validation") if known else None
     return Scored(
         label=label,
-        method=str(artifact.manifest.request["method"]),
+        method=method,
         seed=int(artifact.manifest.request["seed"]),
         artifact=artifact,
         names=client_identity.read_names(artifact),
@@ -359,7 +364,8 @@ def score_artifact(
         is_transductive=predictions.is_transductive(artifact),
         curve=curve,
         losses=losses,
-        **score_predictions(answers, metric_names, catalogue.positive_class(positive_name, class_names)),
+        validation=math.nan if held_out is None else score_validation(held_out, metric_names, positive),
+        **score_predictions(answers, metric_names, positive),
         tuned=predictions.read_tuned(artifact),
         new=predictions.read_new_clients(artifact),
         sets=None if level is None else coverage.measure_sets(artifact, answers, level),
@@ -382,6 +388,14 @@ def score_predictions(
         "metric_names": metric_names,
         "positive": positive,
     }
+
+
+def score_validation(answers: predictions.SplitPredictions, metric_names: tuple[str, ...], positive: int) -> float:
+    """Return the ranking metric of predictions on validation samples; nan without samples."""
+    if not len(answers.y):
+        return math.nan
+    metric = catalogue.METRICS[metric_names[0]]
+    return metric.score_answers(answers.parts["p"], answers.y, answers.offsets, positive)
 
 
 Item = TypeVar("Item", bound=ScoredPredictions)

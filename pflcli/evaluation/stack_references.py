@@ -92,11 +92,7 @@ def choose_best_by_client(items: Sequence[Scored]) -> NDArray[np.float32]:
 def _validation_score(item: Scored) -> float:
     """Return the score of a run on validation samples; higher is better."""
     metric, split = _get_metric(item), predictions.read(item.artifact, "validation")
-    p, y, offsets = split.parts["p"], split.y, split.offsets
-    value = metric.score_run(
-        {metric.name: metric.score_clients(p, y, offsets, item.positive)}, np.diff(offsets), p, y, item.positive
-    )
-    return metric.rank(value)
+    return metric.rank(metric.score_answers(split.parts["p"], split.y, split.offsets, item.positive))
 
 
 def _score_predictions(item: Scored, p: NDArray[np.float32]) -> dict[str, float]:

@@ -57,6 +57,8 @@ class ScoredPredictions:
     """the training loss of each round"""
     is_reference: bool = False
     """whether its method stands beside the others and is not ranked"""
+    validation: float = math.nan
+    """the ranking metric on validation samples, of methods by which clients train alone; nan if it is unknown"""
     baseline_right: NDArray[np.bool_] | None = None
     baseline: NDArray[np.float64] | None = None
     """the baseline's score of each client, (m,)"""

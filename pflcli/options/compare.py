@@ -73,7 +73,8 @@ class Compare(Options):
         bool,
         typer.Option(
             "--references/--no-references",
-            help="Compare constant, pooled and local too, as references that are marked in tables and not ranked.",
+            help="Compare constant, pooled, local, alone and alone-pooled too, as references that are marked in tables"
+            " and not ranked; the last two only if they are cheap beside local.",
             rich_help_panel="References",  # beside its long second name, others' names would be cut
         ),
     ] = True

@@ -9,6 +9,9 @@ import pytest
 from pflcli.artifacts.reader import open_artifact
 from pflcli.commands.compare import compare
 from pflcli.core.execution import Execution
+from pflcli.core.reporter import NullReporter
+from pflcli.core.settings import Settings
+from pflcli.workflow.comparison.variants import leave_out_unsuited
 
 FEW = {"model": "logistic", "rounds": 1, "threads": 1}
 LINE = ("--references", "--model", "logistic", "--rounds", 1, "--threads", 1)
@@ -113,6 +116,25 @@ def test_references_are_not_tuned(small, tmp_path):
     steps = [row["step"] for row in planned.summary["plan"]]
     assert {step for step in steps if step.startswith("tune ")} == {"tune fedavg", "tune ditto"}
     assert {"constant", "pooled", "local"} <= {*steps}
+
+
+def test_references_without_a_network_are_added_if_they_are_cheap_beside_local(small, pfl, tmp_path):
+    ran = pfl("compare", small.p, "-o", tmp_path / "c", *LINE, "--methods", "fedavg", "-n")
+    (line,) = (line for line in ran.err.splitlines() if "alone is left out" in line)
+    assert "more than 10 times as long as local (0.0 s); to compare it, type --methods fedavg,alone" in line
+    partition, names = open_artifact(small.p), ("constant", "alone", "alone-pooled")
+    for rounds, expected in ((10, ["constant"]), (10**6, [*names])):
+        settings = Settings(model="mlp", rounds=rounds, participation=1.0)
+        leave_out = leave_out_unsuited(["fedavg"], names, {}, settings, partition, NullReporter())
+        assert leave_out[0] == ["fedavg", *expected]
+
+
+def test_a_reference_that_was_left_out_can_be_named_and_pooled(pfl, small, tmp_path):
+    line = ("compare", small.p, "-o", tmp_path / "c", *LINE, "--methods", "fedavg,alone,stack")
+    assert pfl(*line, "--set", "stack.pool=fedavg,alone").code == 0
+    assert read_reference_flags(tmp_path / "c")["alone"] is True
+    stack = open_artifact(tmp_path / "c" / "seed-0" / "stack")
+    assert "alone" in " ".join(stack.manifest.summary["exponents"])
 
 
 def test_stack_does_not_pool_the_references(small, tmp_path):

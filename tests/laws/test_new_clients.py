@@ -47,7 +47,9 @@ def world(tmp_path_factory):
     return at
 
 
-@pytest.mark.parametrize("method", [*ONE_OF_EACH_KIND, "fedhealth", "gaussian-head", "knn-per-plus", "pooled"])
+@pytest.mark.parametrize(
+    "method", [*ONE_OF_EACH_KIND, "alone", "alone-pooled", "fedhealth", "gaussian-head", "knn-per-plus", "pooled"]
+)
 def test_new_clients_are_predicted_and_never_trained_in_a_round(method, world, tmp_path, monkeypatch):
     trained: set[int] = set()
     original, at_server = Run.local_sgd, Run.server_sgd

@@ -33,7 +33,7 @@ ENGINES = {method: ("loop", "stacked")[number % 2] for number, method in enumera
 """One engine for each method, in turn: both are tried by many methods, and the law takes half the time."""
 
 
-NOT_EXPORTED = {"constant", "fedproto", "gaussian-head", "knn-peers", "pfedfda", "pfedgp"}
+NOT_EXPORTED = {"alone", "alone-pooled", "constant", "fedproto", "gaussian-head", "knn-peers", "pfedfda", "pfedgp"}
 """Methods that answer by more than networks and a store."""
 PAIR = {16, 17}
 """The clients that answer after the first sixteen: one of them is unseen."""

@@ -131,6 +131,11 @@ class Metric:
             return float(np.mean(self.per_sample(p, y)))
         return self._formula(positive)(p, y)
 
+    def score_answers(self, p: Array, y: Array, offsets: NDArray[np.int64], positive: int = 1) -> float:
+        """Return the value of one run from its predictions; ``score_clients`` documents the arguments."""
+        by_client = {self.name: self.score_clients(p, y, offsets, positive)}
+        return self.score_run(by_client, np.diff(offsets), p, y, positive)
+
     def record(self, values: Iterable[float], n: int, words: str = "", **beside: Any) -> dict[str, Any]:
         """Return the entry of ``metrics.json``: the mean of ``values`` over seeds, ignoring nan.
 

@@ -2,7 +2,9 @@
 
 A method is shown to be better or worse than the baseline if the interval of its gain excludes 0. This interval is the
 one in the table. All intervals of a table together have its level, by Bonferroni's correction (``judge_gains``), so
-that none needs another test beside it. The marks of a column, bold and †, compare methods with the best score.
+that none needs another test beside it. Personalization pays only if a method is also shown to be better than what
+clients reach alone, where the table has such a row (``training_alone``). The marks of a column, bold and †, compare
+methods with the best score.
 """
 
 from __future__ import annotations
@@ -26,8 +28,12 @@ Row = Mapping[str, Any]
 """A row of the table: ``label``, ``seeds``, ``metrics``, and what is known of its method and its clients."""
 
 PAYS, NO_GAIN, WORSE, UNKNOWN = "pays", "no gain shown", "worse", "unknown"
-"""The answers: a method is shown to be better than the baseline, none is, all are shown to be worse, or none was
-compared."""
+NOT_OVER_ALONE, ALONE_IS_BETTER = "no gain over training alone", "training alone is better"
+"""The answers: a method is shown to be better than the baseline and than training alone, none is better than the
+baseline, all are shown to be worse, or none was compared; or there is a gain over the baseline, but none is shown over
+training alone, or the best method is shown to be worse than that."""
+ALONE = ("alone", "local")
+"""The methods by which clients train alone."""
 MAX_NAMED = 3
 """Most clients, or harmful methods, that a conclusion names."""
 
@@ -73,6 +79,8 @@ class Conclusion:
     """the coverage of all intervals together"""
     unfinished: int | None = None
     """the rounds after which a compared method was still improving"""
+    alone: str | None = None
+    """the row of training alone that methods were also compared with"""
 
     @classmethod
     def read(cls, metrics: Mapping[str, Any]) -> Conclusion:
@@ -103,7 +111,7 @@ def judge_gains(rows: Sequence[Mapping[str, Any]], baseline: str | None, level: 
     References are not compared; their gains have intervals of the same length, but no p-value. Intervals of fractions
     are cut at -1 and 1.
     """
-    compared = [row["metrics"]["gain"] for row in rows if _is_compared(row, baseline)]
+    compared = [row["metrics"]["gain"] for row in rows if is_compared(row, baseline)]
     for gain in (row["metrics"].get("gain", {}) for row in rows):
         if "degrees_of_freedom" in gain:
             estimate = Estimate.by_student(gain["value"], gain["standard_error"], gain["degrees_of_freedom"])
@@ -113,7 +121,7 @@ def judge_gains(rows: Sequence[Mapping[str, Any]], baseline: str | None, level: 
         gain["p_corrected"] = min(1.0, len(compared) * gain["p"])
 
 
-def _is_compared(row: Row, baseline: str | None) -> bool:
+def is_compared(row: Row, baseline: str | None) -> bool:
     """Return whether a row is a method with an interval against the baseline."""
     return row["label"] != baseline and not row.get("reference") and "p" in row["metrics"].get("gain", {})
 
@@ -134,26 +142,31 @@ def conclude(
     """
     entry = catalogue.METRICS[metric]
     ranked = sorted((row for row in rows if not row.get("reference")), key=lambda row: -entry.rank(_score(row, metric)))
-    compared = {} if baseline is None else {str(row["label"]): row for row in ranked if _is_compared(row, baseline)}
+    compared = {} if baseline is None else {str(row["label"]): row for row in ranked if is_compared(row, baseline)}
     bounds = {label: row["metrics"]["gain"]["interval"] for label, row in compared.items()}
     better = [label for label, (low, _) in bounds.items() if low > 0]
     worse = [label for label, (_, high) in bounds.items() if high < 0]
     unfinished = max((row["unfinished"]["rounds"] for row in ranked if "unfinished" in row), default=None)
-    answer = PAYS if better else UNKNOWN if not compared else WORSE if len(worse) == len(compared) else NO_GAIN
+    worth = [label for label in better if _exceeds_alone(compared[label], rows)]
+    answer = PAYS if worth else UNKNOWN if not compared else WORSE if len(worse) == len(compared) else NO_GAIN
+    answer = answer if worth or not better else ALONE_IS_BETTER if _is_below_alone(ranked) else NOT_OVER_ALONE
     over, by = name_baseline(str(baseline)), "" if metric == "accuracy" else f" by {entry.heading}"
+    base = next((row for row in rows if row["label"] == baseline), {})
     if answer == UNKNOWN:
         chosen = next((row for row in ranked if row["label"] != baseline), ranked[0] if ranked else rows[0])
         sentence = _describe_unknown(rows, ranked, baseline, entry)
     else:
-        chosen = compared[[*better, *compared][0]]
+        chosen = compared[[*worth, *better, *compared][0]]
         if answer == PAYS:
-            is_shared = not any(row.get("personal") for row in ranked if row["label"] == baseline)
-            lead = "Personalization pays here" if is_shared and chosen.get("personal", True) else "A gain is shown"
-            sentence = f"{lead}{by}: {_describe_best(compared, better, over, entry)}"
+            is_personal = chosen.get("personal", True) and not base.get("personal")
+            lead = "Personalization pays here" if is_personal else "A gain is shown"
+            sentence = f"{lead}{by}: {_describe_best(compared, worth, over, entry)}"
+        elif better:
+            sentence = _describe_alone(answer, ranked, compared, over, by, entry)
         elif answer == NO_GAIN:
-            sentence = f"No gain{by} was shown: {_describe_no_gain(compared, over, entry)}"
+            sentence = f"No gain{by} was shown: {_describe_no_gain(compared, over, base, entry)}"
         else:
-            sentence = _describe_worse(compared, over, by, entry)
+            sentence = _describe_worse(compared, over, by, base, entry)
         sentence += _describe_baseline(rows, chosen, str(baseline), metric, majority)
     if unfinished is not None:
         sentence += f" (Training is not finished: type {spell('rounds', str(2 * unfinished))})"
@@ -164,14 +177,58 @@ def conclude(
         cost=_describe_cost(rows, dict.fromkeys((str(chosen["label"]), str(baseline)))),
         answer=answer,
         best=next(iter(compared), None),
-        shown=next(iter(better), None),
+        shown=next(iter(worth or better), None),
         better=better,
         worse=worse,
         judged=[*compared],
         excluded=max((high for _, high in bounds.values()), default=None),
         level=level,
         unfinished=unfinished,
+        alone=next((str(row["over_alone"]["label"]) for row in rows if "over_alone" in row), None),
     )
+
+
+def _exceeds_alone(row: Row, rows: Sequence[Row]) -> bool:
+    """Return whether a method is shown to be better than training alone, if any row was compared with it."""
+    if "over_alone" in row:
+        return bool(row["over_alone"]["interval"][0] > 0)
+    return row.get("method") not in ALONE or not any("over_alone" in other for other in rows)
+
+
+def _is_below_alone(ranked: Sequence[Row]) -> bool:
+    """Return whether the best method that is compared with training alone is shown to be worse, or there is none."""
+    best = next((row["over_alone"] for row in ranked if "over_alone" in row), None)
+    return best is None or bool(best["interval"][1] < 0)
+
+
+def _advise(baseline: Row, over: str, entry: Metric) -> str:
+    """Return what to do if no method gains over the baseline: stay with it, unless training alone is better."""
+    if "over_alone" not in baseline:
+        return f"stay with {over}"
+    low, high = baseline["over_alone"]["interval"]
+    if high < 0:
+        return f"train alone, over which {over} has {_format_over_alone(baseline, entry)}"
+    gain = "" if low <= 0 else f", which has {_format_over_alone(baseline, entry)} over training alone"
+    return f"stay with {over}{gain}"
+
+
+def _format_over_alone(row: Row, entry: Metric) -> str:
+    """Return the gain over training alone with its interval."""
+    return _format_gain({"metrics": {"gain": row["over_alone"]}}, entry)
+
+
+def _describe_alone(
+    answer: str, ranked: Sequence[Row], compared: Mapping[str, Row], over: str, by: str, entry: Metric
+) -> str:
+    """Return the sentence if methods gain over the baseline, but none is shown to gain over training alone."""
+    best = next((row for row in ranked if "over_alone" in row), None)
+    if best is None:  # training alone is the only method
+        label, row = next(iter(compared.items()))
+        return f"Training alone is better here{by}: {label}, {_format_gain(row, entry)} over {over}"
+    lead = "Training alone is better here" if answer == ALONE_IS_BETTER else "No gain over training alone was shown"
+    beside = f", and {_format_gain(best, entry)} over {over}" if best["label"] in compared else ""
+    alone = f"{_format_over_alone(best, entry)} over {best['over_alone']['label']}"
+    return f"{lead}{by}: {best['label']}, the best method, has {alone}{beside}"
 
 
 def name_baseline(baseline: str) -> str:
@@ -188,15 +245,25 @@ def _describe_best(compared: Mapping[str, Row], better: Sequence[str], over: str
     """Return the best method that is shown to be better, and the one with the best score if that is another one."""
     best, shown = next(iter(compared)), better[0]
     text = f"{shown}, {_format_gain(compared[shown], entry)} over {over}{_say_seeds(compared[shown])}"
+    both = ""
+    if "over_alone" in compared[shown]:
+        alone, both = compared[shown]["over_alone"]["label"], " over both"
+        text += f", and {_format_over_alone(compared[shown], entry)} over training alone ({alone})"
     if best != shown:
-        gain = f"{_format_gain(compared[best], entry)}{_say_seeds(compared[best])}"
-        text += f"; {best} has the best {entry.heading}, but its gain is not shown, {gain}"
+        is_over_baseline = compared[best]["metrics"]["gain"]["interval"][0] > 0
+        if is_over_baseline and "over_alone" in compared[best]:
+            gain = f"gain over training alone is not shown, {_format_over_alone(compared[best], entry)}"
+        elif is_over_baseline:
+            gain = f"clients train alone, {_format_gain(compared[best], entry)}"
+        else:
+            gain = f"gain is not shown, {_format_gain(compared[best], entry)}{_say_seeds(compared[best])}"
+        text += f"; {best} has the best {entry.heading}, but its {gain}"
     if len(compared) > 1:
-        text += f"; {len(better)} of {len(compared)} methods {'is' if len(better) == 1 else 'are'} shown to gain"
+        text += f"; {len(better)} of {len(compared)} methods {'is' if len(better) == 1 else 'are'} shown to gain{both}"
     return text
 
 
-def _describe_no_gain(compared: Mapping[str, Row], over: str, entry: Metric) -> str:
+def _describe_no_gain(compared: Mapping[str, Row], over: str, base: Row, entry: Metric) -> str:
     """Return the gain that is excluded, and that of the method with the best score."""
     best = next(iter(compared.values()))
     most = max(row["metrics"]["gain"]["interval"][1] for row in compared.values())
@@ -206,17 +273,17 @@ def _describe_no_gain(compared: Mapping[str, Row], over: str, entry: Metric) -> 
     if most == 0:  # the interval of a tie, which says nothing of other samples
         excluded = "no method differs from it on a scored sample"
     return (
-        f"stay with {over}; {excluded} "
+        f"{_advise(base, over, entry)}; {excluded} "
         f"({'highest: ' if len(compared) > 1 else ''}{best['label']}, {_format_gain(best, entry)}{_say_seeds(best)})"
     )
 
 
-def _describe_worse(compared: Mapping[str, Row], over: str, by: str, entry: Metric) -> str:
+def _describe_worse(compared: Mapping[str, Row], over: str, by: str, base: Row, entry: Metric) -> str:
     """Return the sentence if all methods are shown to be worse."""
     best, rest = next(iter(compared.values())), len(compared) - 1
     also = f", and so {'is' if rest == 1 else 'are'} the {counted(rest, 'other method')}" if rest else ""
     gain = f"{_format_gain(best, entry)}{_say_seeds(best)}"
-    return f"{best['label']} is shown to be worse than {over}{by}, {gain}{also}: stay with {over}"
+    return f"{best['label']} is shown to be worse than {over}{by}, {gain}{also}: {_advise(base, over, entry)}"
 
 
 def _describe_unknown(rows: Sequence[Row], ranked: Sequence[Row], baseline: str | None, entry: Metric) -> str:
@@ -323,7 +390,9 @@ def _propose_seeds(row: Row, answer: str, level: float, spell: Callable[[str, st
     A higher ``level`` than that of a single look means that ``--until-decided`` adds the seeds.
     """
     seeds = sorted(row["seeds"])
-    is_open = answer == NO_GAIN and row["metrics"]["gain"]["value"] > 0
+    is_open = (answer == NO_GAIN and row["metrics"]["gain"]["value"] > 0) or (
+        answer == NOT_OVER_ALONE and row.get("over_alone", {"value": 0.0})["value"] > 0
+    )
     if answer == UNKNOWN or level > gains.LEVEL + 1e-9 or not (is_open or len(seeds) == 1):
         return ""
     more = [*seeds, *(seed for seed in range(len(seeds) + 2) if seed not in seeds)][: len(seeds) + 2]

@@ -1,4 +1,4 @@
-"""Groups clients by points: k-means, mean-shift or nearest neighbours. Only this module imports scikit-learn."""
+"""Groups clients by points: k-means, mean-shift or nearest neighbours."""
 
 from __future__ import annotations
 

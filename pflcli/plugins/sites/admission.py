@@ -216,7 +216,7 @@ def _find_obstacle_after_rounds(method: str, options: Mapping[str, Any]) -> str:
     """Return why clients cannot predict by themselves with a method that has no rounds; empty if they can."""
     code = methods.load(method)
     if code.REFERENCE:
-        return "it is a reference, which knows the samples of all clients"
+        return "it is a reference, with which simulations compare methods"
     if code.SENDS_MORE:
         return f"clients also send {code.SENDS_MORE}"
     if code.KIND not in ("local", "posthoc"):

@@ -16,12 +16,13 @@ from pflcli.core.reporter import Reporter
 from pflcli.core.settings import TRAINING, Settings, changed
 from pflcli.core.wording import counted
 from pflcli.methods.parts.logarithmic_pool import BASE, STACK
+from pflcli.workflow.comparison import reference_costs
 from pflcli.workflow.jobs.graph import estimate_epochs
 from pflcli.workflow.training import run_settings
 from pflcli.workflow.tuning.space import BACKBONE
 
 ALL = "all"
-REFERENCES = ("constant", "local", "pooled")
+REFERENCES = ("constant", "local", "pooled", "alone", "alone-pooled")
 """The methods that stand beside those of a comparison as references, unless the user names them."""
 
 
@@ -153,7 +154,7 @@ def leave_out_unsuited(
 ) -> tuple[list[str], dict[str, Mapping[str, Any]], dict[str, str]]:
     """Return the names of methods, their options, and why the others of ``all`` do not suit the settings or samples.
 
-    References in ``added`` follow if they suit them. The methods that are left out are also reported.
+    References in ``added`` follow if they suit them and do not take too long. What is left out is also reported.
     """
     reasons = dict[str, str]()
     left, names, assigned = dict(options), list[str](), assign_options([*methods_given, *added], options)
@@ -163,6 +164,9 @@ def leave_out_unsuited(
                 own = changed(config.plain(training), _variant(name, assigned.get(name, {}), training).settings)
                 settings = config.build(Settings, own, f"the training of {name}")
                 run_settings.require_suited(name, methods.load(method_name(name)), settings, partition)
+                if name in added:
+                    command = f"--methods {','.join([*methods_given, name])}"
+                    reference_costs.require_cheap(name, settings, partition, command)
         except UnsuitedError as error:
             reporter.say(f"{name} is left out: {error.message}")
             reasons[name] = error.message

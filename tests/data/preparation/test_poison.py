@@ -118,7 +118,7 @@ def test_lineage_command_contains_the_poison_option(poisoned_partitions):
     assert "--poison 0.3:scale" in line
 
 
-SEND_MORE = ["fedamp", "fedattn", "fedattn-extended", "fedham", "fedhealth", "pooled"]
+SEND_MORE = ["alone-pooled", "fedamp", "fedattn", "fedattn-extended", "fedham", "fedhealth", "pooled"]
 PEERS = [name for name in registry.names("methods") if methods.load(name).KIND == "peer"]
 
 

@@ -355,7 +355,7 @@ def test_wrong_folders_are_refused(world, tmp_path):
 def test_methods_and_settings_that_real_sites_cannot_have_are_refused(world, tmp_path):
     for method, settings, words in (
         ("fedem", {}, "depends on the other clients"),
-        ("constant", {}, "knows the samples of all clients"),
+        ("constant", {}, "it is a reference"),
         ("fedavg", {"upload": ("noise:0.1",)}, "noise of an upload step"),
         ("fedavg", {"report": "best"}, "--report best"),
     ):
