@@ -183,10 +183,10 @@ def _report(
 ) -> None:
     """Report whether validation accuracy still rises, which clients were absent, and the final accuracy."""
     rows, best = progress.rows, progress.best
-    rise = convergence.measure_rise(*convergence.select_measured(rows, "validation_accuracy"))
+    samples = int(run.federation.sizes("validation")[run.federation.seen_clients].sum())
+    rise = convergence.measure_rise(*convergence.select_measured(rows, "validation_accuracy"), samples)
     if rise is not None and run.task.score == "accuracy":
-        points, last = rise
-        execution.reporter.say(convergence.format_warning({method: points}, last, len(rows)))
+        execution.reporter.say(convergence.format_warning({method: rise}, len(rows)))
     for line in absences.describe(missing):
         execution.reporter.say(line)
     unknown = "validation samples were trained on" if run.settings.refit else "no validation samples"

@@ -1,4 +1,8 @@
-"""Warn if a run ended too early, with its validation accuracy still rising."""
+"""Warn if a run ended too early, with its validation accuracy still rising.
+
+Accuracy rises like the logarithm of the number of rounds, so that twice as many rounds gain about the slope of a line
+through accuracy over log2(round). The line is fitted from a quarter of the rounds on.
+"""
 
 from __future__ import annotations
 
@@ -8,43 +12,50 @@ from typing import Any
 
 import numpy as np
 
+_MORE = 4
+"""How many times as many rounds a warning advises: two doublings."""
 _MIN_RISE = 0.01
-"""Smallest rise that is reported: one point."""
-_MIN_Z = 2.0
-"""Smallest slope that is reported, in standard errors."""
+"""Smallest gain per doubling that is reported: one point."""
+_MIN_SAMPLES = 3
+"""Smallest gain per doubling that is reported, in validation samples."""
+_MIN_Z = 3.0
+"""Smallest gain per doubling that is reported, in standard errors."""
 _MIN_POINTS = 4
 """Least number of measured rounds to fit a line to."""
 
 
-def measure_rise(rounds: Sequence[int], accuracy: Sequence[float]) -> tuple[float, int] | None:
-    """Return the rise of the accuracy over the last third of the measured rounds, and the number of these rounds.
+def measure_rise(rounds: Sequence[int], accuracy: Sequence[float], samples: int = 0) -> float | None:
+    """Return the gain of accuracy per doubling of the rounds, measured on a number of ``samples``; None if it is small.
 
-    The rise is that of a straight line fitted to at least four measured rounds. None if it is below one point, or below
-    two standard errors.
+    It is the slope of a line through accuracy over log2(round), fitted from a quarter of the rounds on to at least four
+    measurements. It is small below one point, below three samples, and below three standard errors.
     """
-    if len(rounds) < _MIN_POINTS:
+    t, a = np.asarray(rounds, dtype=float), np.asarray(accuracy, dtype=float)
+    late = t >= t.max(initial=0) / 4
+    if late.sum() < _MIN_POINTS:
         return None
-    count = max(_MIN_POINTS, math.ceil(len(rounds) / 3))
-    t, a = np.asarray(rounds[-count:], dtype=float), np.asarray(accuracy[-count:], dtype=float)
-    centred = t - t.mean()
+    x, a = np.log2(t[late]), a[late]
+    centred = x - x.mean()
     slope = float(centred @ (a - a.mean()) / (centred @ centred))
     residual = a - a.mean() - slope * centred
-    error = math.sqrt(float(residual @ residual) / (count - 2) / float(centred @ centred))
-    span = t[-1] - t[0]
-    return (slope * span, int(span)) if slope * span >= _MIN_RISE and slope > _MIN_Z * error else None
+    error = math.sqrt(float(residual @ residual) / (len(x) - 2) / float(centred @ centred))
+    least = max(_MIN_RISE, _MIN_SAMPLES / samples if samples else 0.0)
+    return slope if slope >= least and slope > _MIN_Z * error else None
 
 
-def measure_mean_rise(curves: Sequence[tuple[Sequence[int], Sequence[float]]]) -> dict[str, Any] | None:
-    """Return the ``rise`` of the mean accuracy over seeds, the rounds that it took (``over``), and all ``rounds``.
+def measure_mean_rise(
+    curves: Sequence[tuple[Sequence[int], Sequence[float]]], samples: int = 0
+) -> dict[str, Any] | None:
+    """Return the ``rise`` of the mean accuracy over seeds per doubling, its ``rounds``, and how many are ``advised``.
 
-    ``curves`` has the measured rounds and accuracies of each seed. None if the accuracy was not rising, or if the seeds
-    were measured in different rounds.
+    ``curves`` has the measured rounds and accuracies of each seed, on ``samples`` of one seed. None if the accuracy was
+    not rising, or if the seeds were measured in different rounds.
     """
     first = list(curves[0][0])
     if not first or any(list(rounds) != first for rounds, _ in curves):
         return None
-    risen = measure_rise(first, np.mean([accuracy for _, accuracy in curves], axis=0).tolist())
-    return None if risen is None else {"rise": risen[0], "over": risen[1], "rounds": first[-1]}
+    risen = measure_rise(first, np.mean([accuracy for _, accuracy in curves], axis=0).tolist(), samples)
+    return None if risen is None else {"rise": risen, "rounds": first[-1], "advised": _MORE * first[-1]}
 
 
 def find_warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
@@ -52,19 +63,19 @@ def find_warnings(rows: Sequence[Mapping[str, Any]]) -> list[str]:
 
     ``rows`` are those of a table. The method that rose most comes first.
     """
-    rising: dict[tuple[int, int], dict[str, float]] = {}
+    rising: dict[int, dict[str, float]] = {}
     for row in rows:
         if fact := row.get("unfinished"):
-            rising.setdefault((fact["over"], fact["rounds"]), {})[row["label"]] = fact["rise"]
-    return [format_warning(points, last, total) for (last, total), points in rising.items()]
+            rising.setdefault(fact["rounds"], {})[row["label"]] = fact["rise"]
+    return [format_warning(points, total) for total, points in rising.items()]
 
 
-def format_warning(points: Mapping[str, float], last: int, total: int) -> str:
-    """Return the warning for runs of ``total`` rounds: the rise of each method, and the option to type."""
-    by_method = [f"{name} by {100 * risen:.1f}" for name, risen in sorted(points.items(), key=lambda item: -item[1])]
+def format_warning(points: Mapping[str, float], total: int) -> str:
+    """Return the warning for runs of ``total`` rounds: the gain of each method, and the option to type."""
+    by_method = [f"{name} {100 * risen:+.1f}" for name, risen in sorted(points.items(), key=lambda item: -item[1])]
     return (
-        f"validation accuracy still rose over the last {last} rounds, {', '.join(by_method)} points: "
-        f"try --rounds {2 * total}"
+        f"validation accuracy still rose at round {total}: {', '.join(by_method)} points per doubling of the rounds: "
+        f"type --rounds {_MORE * total}"
     )
 
 

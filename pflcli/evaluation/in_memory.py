@@ -177,6 +177,7 @@ def _score(
         is_transductive=bool(source._method.TRANSDUCTIVE),
         is_reference=scoring.is_reference(source.method),
         curve=curve,
+        validation_samples=len(source.predictions["validation"].y) if "validation" in source.predictions else 0,
         losses=losses,
         **fields,
     )

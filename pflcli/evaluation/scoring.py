@@ -363,6 +363,7 @@ def score_artifact(
         learned_from=predictions.learned_splits(artifact),
         is_transductive=predictions.is_transductive(artifact),
         curve=curve,
+        validation_samples=predictions.count_samples(artifact, "validation"),
         losses=losses,
         validation=math.nan if held_out is None else score_validation(held_out, metric_names, positive),
         **score_predictions(answers, metric_names, positive),

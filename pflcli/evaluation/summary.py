@@ -53,6 +53,8 @@ class ScoredPredictions:
     """whether a prediction depends on other test samples of a client"""
     curve: tuple[Sequence[int], Sequence[float]] = ((), ())
     """the rounds whose validation accuracy was measured, and these accuracies"""
+    validation_samples: int = 0
+    """the number of validation samples; 0 if it is unknown"""
     losses: Sequence[float] = ()
     """the training loss of each round"""
     is_reference: bool = False
@@ -133,7 +135,7 @@ def summarize_scores(
     metrics = _Row()
     _add_scores(metrics, items)
     _add_gain(metrics, label, items, identities)
-    rise = convergence.measure_mean_rise([item.curve for item in items])
+    rise = convergence.measure_mean_rise([item.curve for item in items], items[0].validation_samples)
     return {
         "label": label,
         "method": items[0].method,

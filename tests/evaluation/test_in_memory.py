@@ -66,7 +66,7 @@ def test_table_warns_of_unfinished_training_and_says_what_to_type_in_python(show
     frame, warned = shown
     assert any("still rose" in line for line in warned)
     assert {*warned} <= {*frame.attrs["notes"]}
-    assert "(Training is not finished: type rounds=12)" in frame.attrs["conclusion"][0]
+    assert "(Training is not finished: type rounds=24)" in frame.attrs["conclusion"][0]
     assert "reference, not ranked and not counted among the methods: constant" in frame.attrs["notes"]
     assert any("worst served: " in line and any(name in line for name in NAMES) for line in frame.attrs["conclusion"])
 

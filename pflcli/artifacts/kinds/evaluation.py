@@ -91,8 +91,8 @@ class _WorstServed(TypedDict):
 
 class _Rise(TypedDict):
     rise: float
-    over: int
     rounds: int
+    advised: int
 
 
 class _TunedMethod(TypedDict):

@@ -150,6 +150,12 @@ def has_split(artifact: Artifact, split: str) -> bool:
         return split in file
 
 
+def count_samples(artifact: Artifact, split: str) -> int:
+    """Return the number of predicted samples of a split; 0 if it is not predicted."""
+    with artifact.h5(FILE) as file:
+        return len(file[f"{split}/y"]) if split in file else 0
+
+
 def list_options(artifact: Artifact) -> dict[str, Any]:
     """Return the training settings and the method's options of predictions, by name."""
     request = artifact.manifest.request

@@ -146,7 +146,7 @@ def conclude(
     bounds = {label: row["metrics"]["gain"]["interval"] for label, row in compared.items()}
     better = [label for label, (low, _) in bounds.items() if low > 0]
     worse = [label for label, (_, high) in bounds.items() if high < 0]
-    unfinished = max((row["unfinished"]["rounds"] for row in ranked if "unfinished" in row), default=None)
+    unfinished = max((row["unfinished"]["advised"] for row in ranked if "unfinished" in row), default=None)
     worth = [label for label in better if _exceeds_alone(compared[label], rows)]
     answer = PAYS if worth else UNKNOWN if not compared else WORSE if len(worse) == len(compared) else NO_GAIN
     answer = answer if worth or not better else ALONE_IS_BETTER if _is_below_alone(ranked) else NOT_OVER_ALONE
@@ -169,7 +169,7 @@ def conclude(
             sentence = _describe_worse(compared, over, by, base, entry)
         sentence += _describe_baseline(rows, chosen, str(baseline), metric, majority)
     if unfinished is not None:
-        sentence += f" (Training is not finished: type {spell('rounds', str(2 * unfinished))})"
+        sentence += f" (Training is not finished: type {spell('rounds', str(unfinished))})"
     return Conclusion(
         sentence=sentence + _propose_seeds(chosen, answer, level, spell),
         clients=_describe_clients(chosen, over, entry, is_judged=answer != UNKNOWN),

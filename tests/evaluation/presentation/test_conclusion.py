@@ -191,16 +191,16 @@ def test_other_metrics_have_their_name_unit_and_direction():
 
 
 def test_training_that_is_not_finished_qualifies_every_answer():
-    rising = {"rise": 0.1, "over": 10, "rounds": 30}
+    rising = {"rise": 0.1, "rounds": 30, "advised": 120}
     for gain in (0.2, 0.0, -0.2):
         row = make_row("a", 0.8 + gain, gain, [gain - 0.1, gain + 0.1], seeds=SEEDS, unfinished=rising)
         found = conclude(row)
-        assert "(Training is not finished: type --rounds 60)" in found.sentence
-        assert found.unfinished == 30
+        assert "(Training is not finished: type --rounds 120)" in found.sentence
+        assert found.unfinished == 120
     reference = make_row("pooled", 0.9, 0.1, None, unfinished=rising, reference=True)
     assert conclude(make_row("a", 0.8, 0.0, [-0.1, 0.1], seeds=SEEDS), reference).unfinished is None
     spelled = conclude(row, spell=lambda name, value: f"{name}={value}").sentence
-    assert "type rounds=60)" in spelled
+    assert "type rounds=120)" in spelled
 
 
 def test_a_baseline_below_the_most_frequent_class_is_said_in_the_same_sentence():
@@ -406,41 +406,50 @@ def test_table_shows_the_worst_client_instead_of_the_decile_for_few_clients():
 # Whether it was still rising
 
 
+ROUNDS = 5 * np.arange(1, 21)
+
+
 @pytest.mark.parametrize(
-    ("accuracy", "expected"),
+    ("accuracy", "samples", "expected"),
     [
-        (0.5 + 0.01 * np.arange(20), 0.06),
-        (np.full(20, 0.9), None),
-        (0.9 - 0.4 * np.exp(-np.arange(20) / 2), None),  # has risen, and is through
-        (0.9 + 0.0005 * np.arange(20), None),  # less than a point
-        (0.9 - 0.01 * np.arange(20), None),
-        (np.asarray([0.1, 0.2, 0.3]), None),  # too few to say
+        (0.5 + 0.02 * np.log2(ROUNDS), 0, 0.02),
+        (0.5 + 0.02 * np.log2(ROUNDS), 151, 0.02),  # three samples
+        (0.5 + 0.02 * np.log2(ROUNDS), 149, None),  # fewer
+        (0.5 + 0.009 * np.log2(ROUNDS), 0, None),  # less than a point
+        (np.full(20, 0.9), 0, None),
+        (0.9 - 0.4 * np.exp(-np.arange(20)), 0, None),  # has risen, and is through
+        (0.9 - 0.01 * np.arange(20), 0, None),
+        (np.asarray([0.1, 0.2, 0.3]), 0, None),  # too few to say
+        (np.where(ROUNDS < 25, 0.0, 0.5 + 0.02 * np.log2(ROUNDS)), 0, 0.02),  # the first quarter does not count
     ],
 )
-def test_measure_rise_detects_a_rise_over_the_last_third(accuracy, expected):
-    rounds = 5 * np.arange(1, len(accuracy) + 1)
-    actual = convergence.measure_rise(rounds, accuracy)
-    assert actual == (None if expected is None else (pytest.approx(expected), 30))
+def test_measure_rise_is_the_gain_per_doubling_of_the_rounds(accuracy, samples, expected):
+    actual = convergence.measure_rise(ROUNDS[: len(accuracy)], accuracy, samples)
+    assert actual == (None if expected is None else pytest.approx(expected))
 
 
 def test_measure_rise_ignores_noise():
-    draw = np.random.default_rng(0)
-    rises = sum(convergence.measure_rise(range(30), 0.8 + 0.02 * draw.normal(size=30)) is not None for _ in range(300))
-    assert rises / 300 < 0.06
+    draw, rounds = np.random.default_rng(0), range(1, 31)
+    rises = sum(convergence.measure_rise(rounds, 0.8 + 0.02 * draw.normal(size=30)) is not None for _ in range(300))
+    assert rises / 300 < 0.01
+    line = 0.8 + 0.02 * np.log2(rounds)
+    rises = [convergence.measure_rise(rounds, line + 0.005 * draw.normal(size=30)) for _ in range(100)]
+    assert np.mean([rise is not None for rise in rises]) > 0.95
 
 
 def test_run_whose_accuracy_still_rises_suggests_more_rounds(pfl, small, tmp_path):
     words = ("--model", "logistic", "--rounds", 6, "--lr", 0.01, "--eval-every", 1, "--participation", 1)
     ran = pfl("train-global", small.p, "-o", tmp_path / "b", *words)
     notice = next(line for line in ran.err.splitlines() if "still rose" in line)
-    assert notice.startswith("validation accuracy still rose over the last 3 rounds, fedavg by ")
-    assert notice.endswith(" points: try --rounds 12")
+    assert notice.startswith("validation accuracy still rose at round 6: fedavg +")
+    end = " points per doubling of the rounds: type --rounds 24"
+    assert notice.endswith(end)
     for method in ("fedavg", "fedavg-plus"):
         personalize(method, tmp_path / "b", tmp_path / method)
     ran = pfl("evaluate", tmp_path / "fedavg", tmp_path / "fedavg-plus", "-o", tmp_path / "e")
     (warning,) = json.loads((tmp_path / "e" / "metrics.json").read_text())["warnings"]
-    risen = notice.removesuffix(" points: try --rounds 12").rsplit(" ", 1)[1]
-    assert warning == notice.replace(f"fedavg by {risen}", f"fedavg by {risen}, fedavg-plus by {risen}")
+    risen = notice.removesuffix(end).rsplit(" ", 1)[1]
+    assert warning == notice.replace(f"fedavg {risen}", f"fedavg {risen}, fedavg-plus {risen}")
     assert warning in ran.err
     assert warning in (tmp_path / "e" / "table.md").read_text()
     assert (tmp_path / "e" / "table.csv").is_file()
