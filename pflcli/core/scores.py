@@ -101,3 +101,19 @@ def highest(values: Array, n: Array) -> float:
 def deviation(values: Array, n: Array) -> float:
     """Return the standard deviation over clients with a score."""
     return float(np.nanstd(values))
+
+
+def gain_per_doubling(rounds: Array, values: Array, least: int) -> tuple[float, float] | None:
+    """Return the slope of a line through ``values`` (n,) over log2(round), and its standard error.
+
+    Scores rise like the logarithm of the number of rounds, so that this is what twice as many rounds gain. The line is
+    fitted from a quarter of the rounds on; None if there are fewer than ``least`` values there, of at least three.
+    """
+    late = rounds >= rounds.max(initial=0) / 4
+    if late.sum() < max(least, 3):
+        return None
+    x, y = np.log2(rounds[late]), values[late] - values[late].mean()
+    x -= x.mean()
+    slope = float(x @ y / (x @ x))
+    residual = y - slope * x
+    return slope, math.sqrt(float(residual @ residual) / (len(x) - 2) / float(x @ x))

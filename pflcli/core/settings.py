@@ -91,8 +91,9 @@ class Settings:
     """measure the global model's validation accuracy every N rounds, and after the last one"""
     report: Annotated[Literal["last", "best"], OMIT] = "last"
     """keep and evaluate the models of this round: last, or best (with the highest measured validation accuracy)"""
-    patience: Annotated[int, Ge(0), OMIT] = 0
-    """stop at a measurement (--eval-every) if validation accuracy has not risen for this many rounds; 0 never stops"""
+    patience: Annotated[Annotated[int, Ge(0)] | Literal["flat"], OMIT] = 0
+    """stop at a measurement (--eval-every) if validation accuracy has not risen for this many rounds, or, with flat, if
+    twice as many rounds would gain less than half a point; 0 never stops"""
     round_metric: Annotated[str | None, OMIT] = None
     """compare rounds for --report best and --patience by this metric on validation samples instead of accuracy, such as
     log_loss; in `pfl compare` and `pfl tune` it is the one of --metric"""
@@ -157,7 +158,7 @@ class Settings:
     @property
     def compares_rounds_by(self) -> str | None:
         """The metric by which rounds are compared; None for the score of the task, or if no round is chosen."""
-        chooses = self.report == "best" or self.patience > 0
+        chooses = self.report == "best" or bool(self.patience)
         return self.round_metric if chooses and self.round_metric != "accuracy" else None
 
     @property

@@ -1,8 +1,4 @@
-"""Warn if a run ended too early, with its validation accuracy still rising.
-
-Accuracy rises like the logarithm of the number of rounds, so that twice as many rounds gain about the slope of a line
-through accuracy over log2(round). The line is fitted from a quarter of the rounds on.
-"""
+"""Warn if a run ended too early, with its validation accuracy still rising."""
 
 from __future__ import annotations
 
@@ -11,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+
+from pflcli.core.scores import gain_per_doubling
 
 _MORE = 4
 """How many times as many rounds a warning advises: two doublings."""
@@ -30,17 +28,9 @@ def measure_rise(rounds: Sequence[int], accuracy: Sequence[float], samples: int 
     It is the slope of a line through accuracy over log2(round), fitted from a quarter of the rounds on to at least four
     measurements. It is small below one point, below three samples, and below three standard errors.
     """
-    t, a = np.asarray(rounds, dtype=float), np.asarray(accuracy, dtype=float)
-    late = t >= t.max(initial=0) / 4
-    if late.sum() < _MIN_POINTS:
-        return None
-    x, a = np.log2(t[late]), a[late]
-    centred = x - x.mean()
-    slope = float(centred @ (a - a.mean()) / (centred @ centred))
-    residual = a - a.mean() - slope * centred
-    error = math.sqrt(float(residual @ residual) / (len(x) - 2) / float(centred @ centred))
+    fitted = gain_per_doubling(np.asarray(rounds, dtype=float), np.asarray(accuracy, dtype=float), _MIN_POINTS)
     least = max(_MIN_RISE, _MIN_SAMPLES / samples if samples else 0.0)
-    return slope if slope >= least and slope > _MIN_Z * error else None
+    return fitted[0] if fitted is not None and fitted[0] >= least and fitted[0] > _MIN_Z * fitted[1] else None
 
 
 def measure_mean_rise(

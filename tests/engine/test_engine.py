@@ -45,10 +45,10 @@ def train_by_reference(net, data, client, plan, key, seed):
     model = copy.deepcopy(net).train()
     rows = torch.from_numpy(data.rows(client, *plan.splits))
     x, y = data.inputs(rows), data.y[rows]
-    anchor = plan.prox[0] if plan.prox else None
+    anchor, rates = plan.prox[0] if plan.prox else None, plan.lr[0] if plan.lr.ndim == 2 else plan.lr
     chosen = [(name, p) for name, p in model.named_parameters() if name.startswith(plan.trainable)]
     optimizer = torch.optim.SGD(
-        [p for _, p in chosen], lr=plan.rate(0, 0), momentum=plan.momentum, weight_decay=plan.weight_decay
+        [p for _, p in chosen], lr=float(rates[0]), momentum=plan.momentum, weight_decay=plan.weight_decay
     )
     draw, steps = rng.generator(seed, *key, client), 0
     for epoch in range(plan.epochs if plan.steps is None else plan.steps):  # no epoch has less than a step
@@ -56,7 +56,7 @@ def train_by_reference(net, data, client, plan, key, seed):
         for first in range(0, len(order), plan.batch_size):
             if plan.steps is not None and steps == plan.steps:
                 break
-            optimizer.param_groups[0]["lr"] = plan.rate(0, epoch if plan.steps is None else steps)
+            optimizer.param_groups[0]["lr"] = float(rates[epoch if plan.steps is None else steps])
             steps += 1
             batch = order[first : first + plan.batch_size]
             optimizer.zero_grad()

@@ -249,7 +249,7 @@ def train_by_autograd(net, data, client, key):
             grads = torch.autograd.grad(loss, list(net.parameters()), allow_unused=True, materialize_grads=True)
             with torch.no_grad():
                 for value, grad in zip(net.parameters(), grads, strict=True):
-                    value -= PLAN.rate(0, epoch) * grad
+                    value -= float(PLAN.lr[epoch]) * grad
             losses.append(loss.item())
     return np.mean(losses), parameters.copy_params(net)
 

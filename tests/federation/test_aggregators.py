@@ -14,7 +14,17 @@ from pflcli.core.federation.aggregators import krum
 from pflcli.core.federation.attack import Attack
 from pflcli.core.federation.run import RunInputs
 
-SEND_MORE = {"alone-pooled", "fedamp", "fedattn", "fedattn-extended", "fedham", "fedhealth", "knn-peers", "pooled"}
+SEND_MORE = {
+    "alone-pooled",
+    "fedamp",
+    "fedattn",
+    "fedattn-extended",
+    "fedham",
+    "fedhealth",
+    "fedpac",
+    "knn-peers",
+    "pooled",
+}
 """Methods of kind server that do more with uploads than average them."""
 AVERAGING = [
     name for name in registry.names("methods") if methods.load(name).KIND == "server" and name not in SEND_MORE

@@ -61,7 +61,9 @@ def test_absence_of_one_client_moves_the_server_state_by_at_most_the_clip(method
         run = make_private_run(method, clip=clip)
         run.privacy.sample = lambda participants, t, absent=absent: np.setdiff1d(participants, [absent])
         moved.append(float(torch.linalg.vector_norm(flatten_shared_state(play_rounds(method, run)[0]) - everybody)))
-    assert 0 < max(moved) <= clip / PARTICIPANTS * (1 + 1e-3)
+    # The server of FedDyn moves further by h / alpha, which it computes from the private mean alone.
+    further = math.hypot(1 + 0.5, 0.5 * 0.1) if method == "feddyn" else 1.0
+    assert 0 < max(moved) <= further * clip / PARTICIPANTS * (1 + 1e-3)
 
 
 @pytest.mark.parametrize("method", COVERED)
@@ -74,7 +76,7 @@ def test_round_without_clients_adds_noise_of_the_stated_deviation(method):
     assert row["clients"] == row["uploads"] == 0
     changed = noise[noise != 0]
     assert len(changed) > 10
-    if method != "scaffold":  # whose control variates move by a share of their mean
+    if method not in ("scaffold", "feddyn"):  # whose control variates, or h, move by a share of the mean
         assert stats.kstest(changed / (2.0 * 0.3 / (0.5 * PARTICIPANTS)), "norm").pvalue > 1e-3
 
 

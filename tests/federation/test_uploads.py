@@ -16,7 +16,7 @@ from pflcli.core.errors import InputError, UnsuitedError, UsageError
 from pflcli.core.federation import uploads
 
 SERVER = [name for name in registry.names("methods") if methods.load(name).KIND == "server"]
-SEND_MORE = {"alone-pooled", "fedamp", "fedattn", "fedattn-extended", "fedhealth", "knn-peers", "pooled"}
+SEND_MORE = {"alone-pooled", "fedamp", "fedattn", "fedattn-extended", "fedhealth", "fedpac", "knn-peers", "pooled"}
 """Methods that send the server what it does not average: models to mix, biases, class means, samples."""
 AVERAGING = [name for name in SERVER if name not in SEND_MORE]
 

@@ -70,6 +70,20 @@ def write_images():
     np.savez("digits.npz", x=images.x[:20])
     use = np.resize(["train", "train", "val", "test"], 40)
     np.savez("me.npz", x=images.x[:40], y=images.y[:40], use=use)
+    write_probabilities(images)
+
+
+def write_probabilities(partition):
+    """Write the probabilities of another tool for the test samples of a partition."""
+    block = np.repeat(np.arange(3 * len(partition.names)), np.diff(partition.offsets))
+    test = block % 3 == 2
+    p = np.random.default_rng(0).dirichlet(np.ones(partition.classes), size=test.sum())
+    client, sample = np.asarray(partition.names)[block[test] // 3], partition.sample[test]
+    np.savez("p.npz", client=client, sample=sample, split=np.full(test.sum(), "test"), p=p)
+    with Path("p.csv").open("w", newline="") as file:
+        heading = ["client", "sample", "split", *(f"p({c})" for c in range(partition.classes))]
+        rows = [[who, which, "test", *values] for who, which, values in zip(client, sample, p, strict=True)]
+        csv.writer(file).writerows([heading, *rows])
 
 
 @pytest.mark.parametrize("name", COMMANDS)

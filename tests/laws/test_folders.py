@@ -9,6 +9,7 @@ import pytest
 import typer.main
 
 from pflcli.artifacts import codebook, open_by_path
+from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.manifest import ArtifactSpec, draft_content
 from pflcli.artifacts.reader import open_artifact
 from pflcli.cli import app
@@ -26,6 +27,7 @@ LINES = {
     "extract": [("extract", "{f}"), ("extract", "{backbone}", "--partition", "{f}")],
     "federation create": [("federation", "create", "{f}")],
     "import": [("import", "{data}", "--client", "none", "--like", "{f}")],
+    "import-predictions": [("import-predictions", "{theirs}", "--like", "{f}", "--name", "theirs")],
     "new-client": [("new-client", "{f}", "{data}", "--client", "late")],
     "partition": [("partition", "{f}")],
     "personalize": [
@@ -33,6 +35,7 @@ LINES = {
         ("personalize", "knn-per", "{datastore}", "--refit", "--choices", "{f}"),
     ],
     "predict": [("predict", "{f}", "{data}", "--client", "{client}")],
+    "replay": [("replay", "{f}")],
     "report": [("report", "{f}")],
     "show": [("show", "{f}")],
     "stack": [("stack", "{f}", "--no-gate")],
@@ -81,6 +84,16 @@ def comparison_of_two_seeds(small, tmp_path_factory):
     return at
 
 
+def write_probabilities(partition, path):
+    """Write probabilities of another tool for the test samples of a partition."""
+    made = partitions.read(open_artifact(partition))
+    block = np.repeat(np.arange(3 * len(made.names)), np.diff(made.offsets))
+    test = block % 3 == 2
+    p, split = np.full((test.sum(), made.classes), 1 / made.classes), np.full(test.sum(), "test")
+    np.savez(path, client=np.asarray(made.names)[block[test] // 3], sample=made.sample[test], split=split, p=p)
+    return path
+
+
 def test_folder_cases_cover_every_command_that_reads_artifacts():
     """The arguments say what they read by their metavar, which the help shows; three have none."""
     reading = {
@@ -106,6 +119,7 @@ def test_command_accepts_a_compare_or_tune_folder_or_lists_the_choices(
         "client": codebook.read(open_artifact(small.p)).clients[0],
         "knn": small.knn,
         "data": data,
+        "theirs": write_probabilities(small.p, tmp_path / "theirs.npz"),
         "predictions": small.fedavg,
         "partition": small.p,
         "backbone": small.b,
@@ -130,7 +144,11 @@ def test_command_accepts_a_compare_or_tune_folder_or_lists_the_choices(
 CHOOSING = [
     line
     for name, (line, *_) in LINES.items()
-    if name not in ("check", "compare", "federation create", "import", "partition", "report", "show", "track")
+    if name
+    not in (
+        *("check", "compare", "federation create", "import", "import-predictions", "partition", "replay", "report"),
+        *("show", "track"),
+    )
 ]
 """A line of each command that needs artifacts of one run, or of several, from a folder with many, and records them."""
 
@@ -197,6 +215,7 @@ def test_command_says_what_is_missing_when_its_input_is_not_an_artifact(pfl, sma
     }[state]
     data = ("client", "late"), ("data", small.samples), ("partition", small.p), ("backbone", small.b)
     places = dict(data, knn=small.knn, predictions=small.fedavg, embeddings=small.e, datastore=small.d)
+    places["theirs"] = write_probabilities(small.p, tmp_path / "theirs.npz")
     out = () if line[0] in ("show", "check") else ("-o", tmp_path / f"out{FORMS.get(line[0], '')}")
     ran = pfl(*(str(word).format(f=path, **places) for word in line), *out)
     assert (ran.code, expected in ran.err) == (3, True), ran.err

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import math
 import subprocess
 import sys
 import types
@@ -339,6 +340,33 @@ def test_early_stopping_ends_training_after_patience_rounds_without_a_rise(small
     assert list(result.rounds["validation_accuracy"]) == [0.5, 0.7, 0.6, 0.7, 0.65]
     accuracies = iter([0.5, 0.7, 0.6, 0.7, 0.65, 0.9, 0.9])
     assert len(simulate("fedavg", small_federation, patience=4, **settings).rounds) == 7
+
+
+def flat_after(start, gain, end, rounds):
+    """Return accuracies that gain so much per doubling of the rounds up to round ``end``, and then nothing."""
+    return [start + gain * math.log2(min(t, end)) for t in range(1, rounds + 1)]
+
+
+def test_patience_flat_ends_training_when_a_doubling_gains_less_than_half_a_point(small_federation, monkeypatch):
+    """Word by word: a line through accuracy over log2(round), from a quarter of the rounds on, by ``polyfit``."""
+    settings, curve = {**SETTINGS, "rounds": 60, "lr": 1e-6}, flat_after(0.5, 0.05, 8, 60)
+    monkeypatch.setattr("pflcli.core.federation.run.Run.accuracy", lambda self, params, split: next(accuracies))
+    slopes = {
+        t: np.polyfit(np.log2(np.arange(math.ceil(t / 4), t + 1)), curve[math.ceil(t / 4) - 1 : t], 1)[0]
+        for t in range(8, 61)
+        if t + 1 - math.ceil(t / 4) >= 8
+    }
+    expected = next(t for t, slope in slopes.items() if slope < 0.005)
+    assert 10 < expected < 60
+    accuracies = iter(curve)
+    assert len(simulate("fedavg", small_federation, patience="flat", **settings).rounds) == expected
+    accuracies = iter(curve)
+    stopping = [EarlyStopping(patience="flat")]
+    assert len(simulate("fedavg", small_federation, callbacks=stopping, **settings).rounds) == expected
+    accuracies = iter(flat_after(0.3, 0.05, 60, 60))  # it rises to the end
+    assert len(simulate("fedavg", small_federation, patience="flat", **settings).rounds) == 60
+    with pytest.raises(UsageError, match="patience=flatt"):
+        simulate("fedavg", small_federation, patience="flatt", **settings)
 
 
 def test_patience_has_no_effect_without_validation_samples():

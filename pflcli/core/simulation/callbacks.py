@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
 
 from pflcli.core.errors import UsageError
+from pflcli.core.scores import gain_per_doubling
 from pflcli.core.simulation.progress import Progress, Row, find_best
 
 if TYPE_CHECKING:
@@ -49,23 +52,38 @@ class ProgressBar(Callback):
         self._advance(progress.predictions[-1][0], "")
 
 
+_LEAST_GAIN = 0.005
+"""Gain per doubling of the rounds below which accuracy is flat: half a point."""
+_LEAST_POINTS = 8
+"""Least number of measurements, in the last three quarters of the rounds, that show that it is flat."""
+
+
 class EarlyStopping(Callback):
     """Ends the rounds at a measurement if validation accuracy has not risen for ``patience`` rounds.
 
-    The accuracy is that of personal models where it is measured, else that of the global model; with ``shared``, always
-    that of the global model. A run in which it is never measured does not end early. With the setting ``round_metric``,
-    that metric must improve instead.
+    With "flat" as ``patience``, it ends them if twice as many rounds would gain less than half a point, by a line
+    through accuracy over log2(round). The accuracy is that of personal models where it is measured, else that of the
+    global model; with ``shared``, always that of the global model. A run in which it is never measured does not end
+    early. With the setting ``round_metric``, that metric must improve instead, unless ``patience`` is "flat".
     """
 
-    def __init__(self, patience: int, *, shared: bool = False) -> None:
-        if patience < 1:
-            raise UsageError(f"patience={patience} is below one round", "patience=5")
+    def __init__(self, patience: int | Literal["flat"], *, shared: bool = False) -> None:
+        if patience != "flat" and patience < 1:
+            raise UsageError(f"patience={patience} is below one round", "patience=5, or flat")
         self.patience, self._shared = patience, shared
 
     def stops(self, run: Run, progress: Progress) -> bool:
-        """Return whether the last measured round is ``patience`` rounds or more after the best one."""
-        found = find_best(progress.rows, run.settings.compares_rounds_by, shared=self._shared)
-        return found is not None and found.last - found.best >= self.patience
+        """Return whether ``patience`` rounds or more have passed since the best one, or accuracy is flat."""
+        if self.patience != "flat":
+            found = find_best(progress.rows, run.settings.compares_rounds_by, shared=self._shared)
+            return found is not None and found.last - found.best >= self.patience
+        found = find_best(progress.rows, shared=self._shared)
+        if found is None or found.last < len(progress.rows) - 1:
+            return False
+        values = np.asarray([row.get(found.column, math.nan) for row in progress.rows])
+        known = ~np.isnan(values)
+        fitted = gain_per_doubling(np.flatnonzero(known) + 1.0, values[known], _LEAST_POINTS)
+        return fitted is not None and fitted[0] < _LEAST_GAIN
 
 
 def describe_last(rows: Sequence[Row], score: str = "accuracy") -> str:

@@ -21,8 +21,8 @@ class ImportPredictions(Options):
     but complete if there are any.
 
     Examples:
-        pfl import-predictions theirs.csv --like runs/p --name theirs -o runs/theirs
-        pfl import-predictions theirs.npz --like runs/p --name theirs --seed 1 -o runs/theirs-1
+        pfl import-predictions p.csv --like runs/p --name theirs -o runs/theirs
+        pfl import-predictions p.npz --like runs/p --name theirs --seed 1 -o runs/t1
     """
 
     NAME: ClassVar[str] = "import-predictions"

@@ -44,8 +44,10 @@ def run_rounds(
     if run.settings.patience and find_best(progress.rows, by, shared=shared) is None:
         say(f"{name}: --patience {run.settings.patience} has no effect: no round has a validation {score}")
     elif run.settings.patience and len(progress.rows) < total:
-        improved = "risen" if by is None else "improved"
-        say(f"{name}: stopped after round {len(progress.rows)}: {score} had not {improved} for --patience rounds")
+        why = f"{score} had not {'risen' if by is None else 'improved'} for --patience rounds"
+        if run.settings.patience == "flat":
+            why = f"twice as many rounds would gain less than half a point of {score}"
+        say(f"{name}: stopped after round {len(progress.rows)}: {why}")
     if progress.best is not None:
         say(f"{name}: {progress.best.describe()} ({progress.best.score:.4f})")
     elif run.settings.report == "best":
