@@ -16,7 +16,9 @@ OPTIONS = {"apfl": {"adaptive": True, "alpha_lr": 5.0}, "fedham": {"warmup": 1, 
 CASES = [*((name, {}) for name in registry.names("methods")), *OPTIONS.items()]
 
 
-@pytest.mark.parametrize(("method", "options"), CASES)
+@pytest.mark.parametrize(
+    ("method", "options"), CASES, ids=lambda value: value if isinstance(value, str) else str(len(value))
+)
 def test_compiled_loops_train_to_the_same_predictions_as_pytorch_operators(method, options, monkeypatch):
     """After three rounds: in the first, personal models do not differ from the global one yet."""
     answers = []
