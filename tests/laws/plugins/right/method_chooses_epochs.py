@@ -1,7 +1,8 @@
-"""Each client chooses by validation samples for how long it fine-tunes, and declares it."""
+"""Each client chooses by validation samples for how long it fine-tunes, for each of them by the others."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from pflcli.core.federation.run import Predictor, Run
+from pflcli.methods.parts.folds import Folds
 
 KIND = "server"
 NEEDS = ()
@@ -34,16 +36,27 @@ def train_round(run: Run, state: dict[str, Any], t: int) -> dict[str, Any]:
 
 def personalize(run: Run, state: dict[str, Any], clients: NDArray[np.int64]) -> Predictor:
     start, earlier = state["global"], run.read_choices("epochs", clients)
-    models, least = run.table(start), run.client_losses(clients, start, "validation")
-    chosen = np.zeros(len(clients))
+    folds = Folds.divide(np.cumsum([0, *run.federation.sizes("validation")[clients]]))
+    p, y = run.answers(clients, start, "validation")
+    least, least_apart = folds.sum(run.task.bounded_losses(p, y))
+    models, chosen = run.table(start), np.zeros(len(clients))
     for epochs in (1, 2):
+        tuned = run.table(start)
         for part in run.local_sgd(clients, start, t="tune", epochs=epochs):
-            places = np.flatnonzero(np.isin(clients, part.clients))
-            losses = run.client_losses(part.clients, part.params, "validation")
-            better = losses < least[places] if earlier is None else earlier[places] == epochs
-            models[part.clients[better]] = {name: value[better] for name, value in part.params.items()}
-            least[places[better]], chosen[places[better]] = losses[better], epochs
-    return replace(run.predictor(clients, models), tuned={"epochs": chosen})
+            tuned[part.clients] = part.params
+        own, _ = run.answers(clients, tuned, "validation")
+        losses, apart = folds.sum(run.task.bounded_losses(own, y))
+        better = losses < least if earlier is None else earlier == epochs
+        models[clients[better]] = tuned[clients[better]]
+        least, chosen = np.where(better, losses, least), np.where(better, epochs, chosen)
+        p = np.where(folds.pick(apart < least_apart)[:, None], own, p)
+        least_apart = np.minimum(apart, least_apart)
+    predictor = run.predictor(clients, models)
+
+    def answer(split: str) -> Mapping[str, NDArray[np.float32]]:
+        return {"p": p} if split == "validation" and earlier is None else predictor.answer(split)
+
+    return replace(predictor, answer=answer, tuned={"epochs": chosen})
 
 
 def choices(cfg: Config) -> tuple[str, ...]:
