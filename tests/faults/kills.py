@@ -72,6 +72,8 @@ WITHOUT_KILLS = {
     ),
     "federation create": "it writes one small file, as partition writes large ones",
     "federation check": "it prints",
+    "import-predictions": "it writes predictions in one step, as stack does",
+    "replay": "it runs commands that are killed here",
     "embed": "tests/commands/test_embed.py interrupts it, and resumes it from its batches",
     "track": "tests/plugins/tracking/test_track.py runs it again: it writes the files of other tools",
     "new": "it writes one file, in one step",

@@ -51,6 +51,7 @@ COMMANDS = {
     "tune": ("local", "{p}", *MODEL, "--search", "lr=0.1"),
     "new-client": ("{fedavg}", "{samples}", "--client", "late"),
     "verify": ("{claims}",),
+    "import-predictions": ("{table}", "--like", "{p}", "--name", "theirs"),
 }
 OPTIONS = {
     ("import", "data"): ("{inside}/table.csv", "--client", "who", "--label", "class"),
@@ -75,18 +76,21 @@ OPTIONS = {
     ("verify", "claims"): ("{inside}/claims.toml",),
     ("verify", "root"): (*COMMANDS["verify"], "--root", "{inside}"),
     ("verify", "weights"): (*COMMANDS["verify"], "--weights", "{inside}/weights.safetensors"),
+    ("import-predictions", "data"): ("{inside}/table.csv", "--like", "{p}", "--name", "theirs"),
+    ("import-predictions", "like"): ("{table}", "--like", "{inside}/p", "--name", "theirs"),
     ("audit", "weights"): ("{began}", "--weights", "{inside}/weights.safetensors"),
     **{(name, "config_file"): (*line, "--config", "{inside}/x.toml") for name, line in COMMANDS.items()},
 }
 ARTIFACTS = {"source", "sources", "arriving", "references"}
 """Arguments: inputs, which test_placing holds to the same law."""
-NO_ARTIFACT = {"predict", "export", "report", "track", "federation run", "site check", "site answer"}
+NO_ARTIFACT = {"predict", "export", "replay", "report", "track", "federation run", "site check", "site answer"}
 """Commands that replace a single file, or that write nothing but files of their own to a folder."""
 
 
 def test_cases_cover_every_path_option_of_every_command():
     path_options = set()
     for command_name, command in walk_commands(typer.main.get_command(app)):
+        assert command.params  # they are made now, with the callback that has their types
         hints = inspect.signature(inspect.unwrap(command.callback), eval_str=True).parameters
         paths = {name for name, parameter in hints.items() if "pathlib" in str(parameter.annotation)}
         if "out" in paths and command_name not in NO_ARTIFACT:
