@@ -115,7 +115,7 @@ def _remarks(job: Job) -> Iterator[str]:
     yield from requirements.describe_ignored(name, method, settings)
     if partition is not None:
         yield from notices.describe_pair_costs(name, method, job.cfg, settings, partition)
-        yield from notices.describe_few_to_choose(name, method, job.cfg, settings, partition)
+        yield from notices.describe_lone_samples(name, method, job.cfg, settings, partition)
         if method.has_rounds and LINKS[method.KIND]:
             yield from guarantee.describe_plan(settings, partial(partitions.read_able_clients, partition))
 

@@ -86,8 +86,7 @@ class Method(Protocol):
     """the condition under which it is FedAvg, which a table gives as the reason for equal predictions"""
 
     CHOOSES_IN_ROUNDS: str = ""
-    """what clients choose by validation samples while they train; empty if they choose afterwards, and what they
-    choose for a validation sample, they choose without it (``parts/folds.py``)"""
+    """what clients choose by validation samples while they train; for later choices, see ``methods/parts/folds.py``"""
 
     GRID: Mapping[str, tuple[Any, ...]] = MappingProxyType({})
     """values that ``pfl tune`` tries beside learning rates, by option; those of its paper where it names some"""

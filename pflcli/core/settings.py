@@ -156,10 +156,14 @@ class Settings:
         return every > 0 and ((t + 1) % every == 0 or t + 1 == self.rounds) and t >= 0
 
     @property
+    def compares_rounds(self) -> bool:
+        """Whether rounds are compared, by --report best or by a number of rounds as --patience."""
+        return self.report == "best" or self.patience not in (0, "flat")
+
+    @property
     def compares_rounds_by(self) -> str | None:
         """The metric by which rounds are compared; None for the score of the task, or if no round is chosen."""
-        chooses = self.report == "best" or bool(self.patience)
-        return self.round_metric if chooses and self.round_metric != "accuracy" else None
+        return self.round_metric if self.compares_rounds and self.round_metric != "accuracy" else None
 
     @property
     def is_plain_sgd(self) -> bool:

@@ -33,9 +33,7 @@ def measure_rise(rounds: Sequence[int], accuracy: Sequence[float], samples: int 
     return fitted[0] if fitted is not None and fitted[0] >= least and fitted[0] > _MIN_Z * fitted[1] else None
 
 
-def measure_mean_rise(
-    curves: Sequence[tuple[Sequence[int], Sequence[float]]], samples: int = 0
-) -> dict[str, Any] | None:
+def measure_mean_rise(curves: Sequence[tuple[Sequence[int], Sequence[float]]], samples: int) -> dict[str, Any] | None:
     """Return the ``rise`` of the mean accuracy over seeds per doubling, its ``rounds``, and how many are ``advised``.
 
     ``curves`` has the measured rounds and accuracies of each seed, on ``samples`` of one seed. None if the accuracy was

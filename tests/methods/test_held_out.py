@@ -101,7 +101,7 @@ def test_a_run_says_how_many_clients_have_a_single_validation_sample(tmp_path):
 
     def describe(name, settings, **options):
         method = methods.load(name)
-        return notices.describe_few_to_choose(name, method, method.Config(**options), settings, artifact)
+        return [*notices.describe_lone_samples(name, method, method.Config(**options), settings, artifact)]
 
     (line,) = describe("gaussian-head", Settings())
     assert line.startswith(f"gaussian-head: {single} clients with a single validation sample")

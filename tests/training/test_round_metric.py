@@ -15,6 +15,8 @@ from pflcli.commands.train_global import train_global
 from pflcli.commands.tune import tune
 from pflcli.core.errors import UsageError
 from pflcli.core.metrics import catalogue
+from pflcli.core.settings import Settings
+from pflcli.workflow.training.run_settings import compare_rounds_by
 
 SETTINGS = {"model": "mlp", "rounds": 8, "participation": 1.0, "eval_every": 1, "lr": 0.3, "epochs": 5}
 BEST = {**SETTINGS, "report": "best"}
@@ -101,7 +103,7 @@ def test_unsuitable_metrics_are_refused(settings, message, small, tmp_path):
 
 
 def test_metric_without_effect_is_reported_and_not_recorded(small, tmp_path):
-    with pytest.warns(UserWarning, match="round-metric log_loss has no effect without --report best or --patience"):
+    with pytest.warns(UserWarning, match="round-metric log_loss has no effect without --report best or --patience N"):
         simulate("fedavg", make_federation(), quiet=True, round_metric="log-loss", **SETTINGS)
     personalize("local", small.p, tmp_path / "a", settings=SETTINGS)
     outcome = personalize("local", small.p, tmp_path / "a", settings={**SETTINGS, "round_metric": "log_loss"})
@@ -151,3 +153,13 @@ def test_a_longer_run_continues_with_the_metric(small, tmp_path):
     one, other = ([{**row, "seconds": ""} for row in read_rounds(tmp_path / name)] for name in "ab")
     assert one == other
     assert len(one) == 6
+
+
+def test_patience_flat_goes_by_accuracy_and_leaves_the_metric_to_the_best_round():
+    assert Settings(patience="flat", round_metric="log_loss").compares_rounds_by is None
+    assert Settings(patience="flat", report="best", round_metric="log_loss").compares_rounds_by == "log_loss"
+    assert Settings(patience=3, round_metric="log_loss").compares_rounds_by == "log_loss"
+    with pytest.warns(UserWarning, match="round-metric log_loss has no effect without --report best or --patience N"):
+        simulate("fedavg", make_federation(), quiet=True, patience="flat", round_metric="log_loss", **SETTINGS)
+    assert compare_rounds_by("log_loss", {"patience": "flat"}) == {"patience": "flat"}
+    assert compare_rounds_by("log_loss", {"patience": 3}) == {"patience": 3, "round_metric": "log_loss"}

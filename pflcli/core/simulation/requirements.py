@@ -80,8 +80,8 @@ def require_body(name: str, method: Method, settings: Settings, net: nn.Module) 
 
 def describe_ignored(name: str, method: Method, settings: Settings) -> Iterator[str]:
     """Yield a message for each setting that differs from its default and has no effect on the method."""
-    if settings.round_metric is not None and settings.report == "last" and not settings.patience:
-        yield f"--round-metric {settings.round_metric} has no effect without --report best or --patience"
+    if settings.round_metric is not None and not settings.compares_rounds:
+        yield f"--round-metric {settings.round_metric} has no effect without --report best or --patience N"
     for setting in method.IGNORES:
         value = getattr(settings, setting)
         if value != getattr(Settings(), setting):

@@ -46,7 +46,7 @@ def run_rounds(
     elif run.settings.patience and len(progress.rows) < total:
         why = f"{score} had not {'risen' if by is None else 'improved'} for --patience rounds"
         if run.settings.patience == "flat":
-            why = f"twice as many rounds would gain less than half a point of {score}"
+            why = f"twice as many rounds would gain less than half a point of {run.task.score}"
         say(f"{name}: stopped after round {len(progress.rows)}: {why}")
     if progress.best is not None:
         say(f"{name}: {progress.best.describe()} ({progress.best.score:.4f})")

@@ -32,17 +32,15 @@ def describe_seed(name: str, method: Method, cfg: Any, settings: Settings) -> It
         yield f"--dp-seed {settings.dp_seed} has no effect: {name} draws no noise that protects clients"
 
 
-def describe_few_to_choose(name: str, method: Method, cfg: Any, settings: Settings, partition: Artifact) -> list[str]:
-    """Return a warning if clients that choose by validation samples have a single one; else nothing."""
+def describe_lone_samples(
+    name: str, method: Method, cfg: Any, settings: Settings, partition: Artifact
+) -> Iterator[str]:
+    """Yield how many clients that choose by validation samples have a single one."""
     if settings.refit or not method.choices(cfg) or method.CHOOSES_IN_ROUNDS:
-        return []
-    single = int((partitions.read_sizes(partition)[:, SPLITS.index("validation")] == 1).sum())
-    if not single:
-        return []
-    return [
-        f"{name}: {counted(single, 'client')} with a single validation sample, for which nothing can be chosen without "
-        "it: its score is that of a client without validation samples"
-    ]
+        return
+    if single := int((partitions.read_sizes(partition)[:, SPLITS.index("validation")] == 1).sum()):
+        chosen = "for which they choose as clients without validation samples do"
+        yield f"{name}: {counted(single, 'client')} with a single validation sample, {chosen}"
 
 
 MIN_CLIENTS_FOR_PAIR_COSTS = 1000

@@ -55,7 +55,8 @@ def compare_rounds_by(metric: str, settings: Mapping[str, Any], further: Iterabl
 
     ``further`` are names of settings and options that single runs have beside these.
     """
-    names = {"report", "patience"} & {*settings, *(key.removeprefix(TRAINING) for key in further)}
+    choosing = {"report"} if settings.get("patience") == "flat" else {"report", "patience"}  # flat goes by accuracy
+    names = choosing & {*settings, *(key.removeprefix(TRAINING) for key in further)}
     is_usual = metric == "accuracy" or not names
     return {**settings} if is_usual else {"round_metric": metric, **settings}
 
