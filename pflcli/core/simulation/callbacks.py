@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Literal
 import numpy as np
 
 from pflcli.core.errors import UsageError
-from pflcli.core.scores import gain_per_doubling
 from pflcli.core.simulation.progress import Progress, Row, find_best
 
 if TYPE_CHECKING:
@@ -80,6 +79,8 @@ class EarlyStopping(Callback):
         found = find_best(progress.rows, shared=self._shared)
         if found is None or found.last < len(progress.rows) - 1:
             return False
+        from pflcli.core.scores import gain_per_doubling  # here, because few runs need it
+
         values = np.asarray([row.get(found.column, math.nan) for row in progress.rows])
         known = ~np.isnan(values)
         fitted = gain_per_doubling(np.flatnonzero(known) + 1.0, values[known], _LEAST_POINTS)
