@@ -149,6 +149,7 @@ def set_own_products(monkeypatch, own):
     products = backend.part("products")
     if products is not None:
         monkeypatch.setattr(products, "COMPILED", own)
+        monkeypatch.setattr(products, "COMPILED_CHAINS", own)
 
 
 def cross_entropy_rule(network, params, batch):

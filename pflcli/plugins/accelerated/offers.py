@@ -25,7 +25,7 @@ def pays_to_compile(weights: Iterable[Tensor]) -> bool:
     if sum(value.numel() for value in values) < linear_chain.LARGE or any(v.dtype != torch.float32 for v in values):
         return False
     # ``part`` counts the time in which this loads Numba.
-    return bool(backend.part("products").COMPILED) and values[0].device.type == "cpu"
+    return bool(backend.part("products").COMPILED_CHAINS) and values[0].device.type == "cpu"
 
 
 def compiled_chain(request: Request) -> Strategy | str:
