@@ -136,8 +136,7 @@ class World:
     def search(self) -> None:
         """Read the file and search all clients' stores for their queries."""
         blob = np.memmap(self.folder / "pfl", np.uint8, mode="c")
-        train = np.full(self.args.clients, self.args.train)
-        stores = Stores(blob, self.ends, self.y, self.offsets, train, self.args.threads)
+        stores = Stores(blob, self.ends, self.y, self.offsets, self.args.threads)
         every = np.arange(self.args.clients)
         self.neighbours = stores.search(every, self.queries, self.bounds, self.args.k)
 

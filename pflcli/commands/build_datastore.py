@@ -48,7 +48,6 @@ def build_datastore(asked: BuildDatastore) -> Outcome:
     request = {
         "index": asked.index,
         "metric": "squared L2",
-        "splits": ["train"],
         "capacity": asked.capacity,
         "seed": seed,
     }
@@ -127,7 +126,7 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
         # A store is built when it is written, so that only one store is in memory at a time.
         for client in range(count):
             store = datastore.store_samples(splits["train"], client, float(capacity[client]), job.prototypes, job.seed)
-            index, kind = indexes.build(job.index, store.z, len(store.y), job.parameters)
+            index, kind = indexes.build(job.index, store.z, job.parameters)
             yield index.data
             sizes.append(len(index))
             kinds.append(kind)
@@ -143,7 +142,6 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
         y=np.concatenate(labels),
         sample=np.concatenate(samples),
         offsets=client_blocks.offsets(rows),
-        train=np.asarray(rows, dtype=np.int64),
         bytes=client_blocks.offsets(sizes),
     )
     names = codebook.read(job.source)

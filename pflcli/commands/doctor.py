@@ -96,7 +96,7 @@ def _faiss() -> str:
     points = np.eye(3, dtype=np.float32)
     blob, ends = flat_indexes([points])
     rows = np.asarray([0, 3])
-    stores = Stores(blob, ends, np.arange(3), rows, np.asarray([3]))
+    stores = Stores(blob, ends, np.arange(3), rows)
     nearest = stores.search([0], points, rows, 1).label[:, 0].tolist()
     if nearest != [0, 1, 2]:
         raise RuntimeError(f"the nearest of three points are wrong: {nearest} instead of [0, 1, 2]")

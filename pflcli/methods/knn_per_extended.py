@@ -270,8 +270,7 @@ def predict_in_spaces(
         embedded = {split: space.embed(part) for split, part in parts.items()}
         vectors = space.embed(stored).z
         blob, offsets = flat_indexes([vectors[first:last] for first, last in pairwise(stored.offsets)])
-        sizes = np.diff(stored.offsets)
-        stores = Stores(blob, offsets, stored.y, stored.offsets, sizes, run.engine.threads)
+        stores = Stores(blob, offsets, stored.y, stored.offsets, run.engine.threads)
         neighbours = _search(stores, places, embedded, run.cfg.k, is_stored)
         predictor, tuning = build_predictor(run, clients, embedded, neighbours, chosen_split, folds)
         predictors.append(predictor)

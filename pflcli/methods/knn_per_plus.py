@@ -109,4 +109,4 @@ def _embed(run: Run, clients: NDArray[np.int64], split: str, outputs: Sequence[t
 def _build_stores(run: Run, part: Embedded) -> Stores:
     """Return an exact store of each client's embedded samples."""
     blob, offsets = flat_indexes([part.z[first:last] for first, last in pairwise(part.offsets)])
-    return Stores(blob, offsets, part.y, part.offsets, np.diff(part.offsets), run.engine.threads)
+    return Stores(blob, offsets, part.y, part.offsets, run.engine.threads)

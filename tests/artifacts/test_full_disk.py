@@ -87,6 +87,6 @@ def test_search_with_k_above_the_number_of_samples_allocates_little():
     z = np.arange(8, dtype=np.float32).reshape(4, 2)
     blob, ends = flat_indexes([z[:1], z[1:]])
     y, offsets = np.arange(4), np.asarray([0, 1, 4])
-    stores = Stores(blob, ends, y, offsets, np.asarray([1, 3]))
+    stores = Stores(blob, ends, y, offsets)
     near = stores.search([0, 1], z[:2], np.asarray([0, 1, 2]), 10**12)
     assert near.label.tolist() == [[0, -1, -1], [1, 2, 3]]

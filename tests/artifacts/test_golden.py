@@ -40,7 +40,7 @@ def test_golden_artifacts_of_every_kind_are_verified_and_read(at):
     )
     z = embeddings.read(open_artifact(at / "embeddings"))["test"]
     packed = datastore.read(open_artifact(at / "datastore"))
-    stores = Stores(packed.blob, packed.bytes, packed.y, packed.offsets, packed.train)
+    stores = Stores(packed.blob, packed.bytes, packed.y, packed.offsets)
     neighbours = stores.search(range(4), z.z, z.offsets, 2)
     assert np.isfinite(neighbours.distance).any()
 
@@ -56,6 +56,5 @@ def test_golden_predictions_have_the_stored_scores(at, tmp_path):
 @pytest.mark.parametrize("at", VERSIONS, ids=lambda path: path.name)
 def test_golden_datastore_gives_the_stored_predictions(at, tmp_path):
     personalize("knn-per", at / "datastore", tmp_path / "p", options={"k": 3})
-    # Test samples were then answered from validation samples too, which is now what `refit` asks for.
     old, new = (predictions.read(open_artifact(path), "validation") for path in (at / "predictions", tmp_path / "p"))
     np.testing.assert_allclose(new.parts["p"], old.parts["p"], atol=1e-5)

@@ -308,7 +308,7 @@ VALUES: dict[str, tuple[str, str, Callable[[bytes], bytes]]] = {
     "no classes": ("partition", "samples.h5", change_arrays(lambda file: file.attrs.pop("classes"))),
     "label of a dataset": ("dataset", "samples.h5", set_first("y", 99)),
     "stored label": ("datastore", "labels.h5", set_first("y", -1)),
-    "stored rows": ("datastore", "labels.h5", set_first("train", 10**6)),
+    "stored rows": ("datastore", "labels.h5", set_first("offsets", 10**6)),
     "index of no kind": ("datastore", "stores.faiss", replace_bytes(b"IxF2", b"Ix??")),
     "index of another kind": ("datastore", "stores.faiss", replace_bytes(b"IxF2", b"IHNf")),
     "index that declares too many rows": ("datastore", "stores.faiss", replace_integer(8, 10**12)),

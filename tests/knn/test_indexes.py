@@ -1,4 +1,4 @@
-"""FAISS indexes of every kind: which rows train them, too few samples, refusals, and memory."""
+"""FAISS indexes of every kind: searches, too few samples, refusals, and memory."""
 
 from __future__ import annotations
 
@@ -22,57 +22,29 @@ KINDS = (
     "SQ8", "SQfp16", "PQ4x4", "PQ4x4fs", "PCA8,Flat", "PCAR8,SQ8", "RR8,PQ4x4", "HNSW32", "HNSW32_PQ4x4", "IVF4,Flat",
     "IVF4,PQ4x4", "PQ4x4,RFlat", "PCA8,HNSW16", "PCA8,IVF4,Flat", "L2norm,Flat",
 )  # fmt: skip
-D, ALL, TRAIN = 16, 90, 60
+D, ALL = 16, 90
 
 
 def make_points(n, seed):
     return np.random.default_rng(seed).normal(size=(n, D)).astype(np.float32)
 
 
-def build_index(kind, z, train, **parameters):
-    raw, built = indexes.build(kind, z, train, parameters)
+def build_index(kind, z, **parameters):
+    raw, built = indexes.build(kind, z, parameters)
     assert built == kind
     return raw
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_search_of_training_rows_ignores_the_other_rows(kind):
-    z, queries = make_points(ALL, 0), make_points(25, 1)
-    distance, row = indexes.search(build_index(kind, z, TRAIN), queries, 7, TRAIN)
-    expected, first = indexes.search(build_index(kind, z[:TRAIN], TRAIN), queries, 7, TRAIN)
-    assert row.shape == (25, 7)
-    assert row.max() < TRAIN
-    known = first >= 0
-    np.testing.assert_array_equal(row >= 0, known)
-    if "HNSW" in kind:  # a graph that validation samples are nodes of finds other ways
-        assert (row == first).mean() > 0.9
-    else:
-        np.testing.assert_array_equal(row, first)
-        np.testing.assert_allclose(distance[known], expected[known], rtol=1e-6)
-
-
-@pytest.mark.parametrize("kind", ["Flat", *(kind for kind in KINDS if "HNSW" not in kind)])
-def test_first_rows_has_the_size_of_an_index_of_those_rows(kind):
-    z = make_points(ALL, 0)
-    raw = indexes.first_rows(build_index(kind, z, TRAIN), TRAIN)
-    assert len(raw) == len(build_index(kind, z[:TRAIN], TRAIN))
-    distance, row = indexes.search(raw, make_points(25, 1), 7, TRAIN)
-    expected, same = indexes.search(build_index(kind, z, TRAIN), make_points(25, 1), 7, TRAIN)
-    np.testing.assert_array_equal(row, same)
-    np.testing.assert_array_equal(distance, expected)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_search_of_all_rows_equals_faiss(kind):
+def test_search_equals_faiss(kind):
     import faiss
 
     z, queries = make_points(ALL, 0), make_points(25, 1)
-    raw = build_index(kind, z, TRAIN)
-    distance, row = indexes.search(raw, queries, 7, ALL)
+    raw = build_index(kind, z)
+    distance, row = indexes.search(raw, queries, 7)
     expected, same = faiss.deserialize_index(raw).search(queries, 7)
     np.testing.assert_array_equal(row, same)
     np.testing.assert_allclose(distance, expected, rtol=1e-6)
-    assert row.max() >= TRAIN
 
 
 @pytest.mark.parametrize("kind", ["PCA16,Flat", "HNSW32", "SQfp16", "IVF4,Flat"])
@@ -80,34 +52,32 @@ def test_lossless_indexes_find_the_nearest_neighbours(kind):
     z, queries = make_points(ALL, 0), make_points(25, 1)
     parameters = {"nprobe": "4"} if "IVF" in kind else {}
     sizes = np.asarray([0, ALL])
-    answers = []
-    for raw in (flat_indexes([z])[0], build_index(kind, z, TRAIN, **parameters)):
-        stores = [Stores(raw, np.asarray([0, len(raw)]), np.arange(ALL), sizes, np.asarray([n])) for n in (TRAIN, ALL)]
-        answers.append([store.search([0], queries, np.asarray([0, 25]), 5) for store in stores])
-    for exact, other in zip(*answers, strict=True):
-        assert (exact.label == other.label).mean() > 0.98
-        np.testing.assert_allclose(exact.distance, other.distance, rtol=0.02)
+    exact, other = (
+        Stores(raw, np.asarray([0, len(raw)]), np.arange(ALL), sizes).search([0], queries, np.asarray([0, 25]), 5)
+        for raw in (flat_indexes([z])[0], build_index(kind, z, **parameters))
+    )
+    assert (exact.label == other.label).mean() > 0.98
+    np.testing.assert_allclose(exact.distance, other.distance, rtol=0.02)
 
 
 @pytest.mark.parametrize("kind", ["PQ4x4", "IVF4,Flat", "PCA8,Flat", "PQ4x4,RFlat"])
 def test_build_uses_the_exact_index_with_too_few_training_samples(kind, capfd):
-    for train in (0, 3):
-        raw, built = indexes.build(kind, make_points(9, 0), train, {})
+    for count in (0, 3):
+        raw, built = indexes.build(kind, make_points(count, 0), {})
         assert built == indexes.EXACT
-        np.testing.assert_array_equal(indexes.flat_vectors(raw), make_points(9, 0))
-    assert indexes.build(kind, make_points(40, 0), 20, {})[1] == kind
+        np.testing.assert_array_equal(indexes.flat_vectors(raw), make_points(count, 0))
+    assert indexes.build(kind, make_points(20, 0), {})[1] == kind
     assert capfd.readouterr() == ("", "")
 
 
 def test_search_returns_empty_places_when_probed_lists_have_too_few_rows():
     z = make_points(ALL, 0)
-    distance, row = indexes.search(build_index("IVF16,Flat", z, TRAIN), make_points(25, 1), 20, TRAIN)
+    distance, row = indexes.search(build_index("IVF16,Flat", z), make_points(25, 1), 20)
     assert (row < 0).any()
-    assert row.max() < TRAIN
     assert np.isfinite(distance[row >= 0]).all()
     # Such places stay empty in a search of stores.
-    raw = build_index("IVF16,Flat", z, TRAIN)
-    store = Stores(raw, np.asarray([0, len(raw)]), np.arange(ALL), np.asarray([0, ALL]), np.asarray([TRAIN]))
+    raw = build_index("IVF16,Flat", z)
+    store = Stores(raw, np.asarray([0, len(raw)]), np.arange(ALL), np.asarray([0, ALL]))
     near = store.search([0], make_points(25, 1), np.asarray([0, 25]), 20)
     np.testing.assert_array_equal(near.label < 0, np.isinf(near.distance))
     assert (near.label < 0).sum() == (row < 0).sum()

@@ -86,7 +86,7 @@ def draw_vote_noise(stores, client, queries, secret=0):
     """The noise at epsilon 0.5 on the votes of two classes for queries to one of the clients with these stores."""
     blob = flat_indexes([z for z, _ in stores])
     counts = 2 * np.arange(len(stores) + 1)
-    held = Stores(*blob, np.concatenate([y for _, y in stores]), counts, np.full(len(stores), 2))
+    held = Stores(*blob, np.concatenate([y for _, y in stores]), counts)
     z = np.asarray(queries, np.float32)[:, None]
     part = Embedded(z, np.zeros((len(z), 2), np.float32), None, np.asarray([0, len(z)]))
     return voting.draw_noise(part, np.asarray([client]), 2, 0.5, held, partial(rng.generator, secret))
@@ -116,7 +116,7 @@ def test_replacing_one_sample_moves_at_most_one_vote(k):
         own, labels = z.copy(), y.copy()
         if trial:
             own[trial % 12], labels[trial % 12] = draw.normal(size=2), draw.integers(0, 3)
-        stores = Stores(*flat_indexes([own]), labels, np.asarray([0, 12]), np.asarray([12]))
+        stores = Stores(*flat_indexes([own]), labels, np.asarray([0, 12]))
         near = stores.search([0], queries.astype(np.float32), np.asarray([0, 30]), k)
         votes.append(voting.count_votes(near, 3))
         most = max(most, np.abs(votes[-1] - votes[0]).sum(axis=1).max())
@@ -132,11 +132,11 @@ def test_noisy_votes_are_refused_without_an_exact_store_of_samples():
     largest = int(np.diff(run.stores.offsets).argmax())
     mixed[largest] = np.concatenate([mixed[largest][:-1], mixed[largest][-1:] + 1])  # a single vector is no sample
     for stored in (vectors, mixed):
-        stores = Stores(*flat_indexes(stored), run.stores.y[:size], run.stores.offsets, run.stores.train)
+        stores = Stores(*flat_indexes(stored), run.stores.y[:size], run.stores.offsets)
         run = replace(run, inputs=replace(run.inputs, stores=stores))
         with pytest.raises(UnsuitedError, match="exact store of samples"):
             knn_per_extended.personalize(run, {}, run.clients)
-    raw, _ = build("SQ8", vectors[0], len(vectors[0]), {})
+    raw, _ = build("SQ8", vectors[0], {})
     assert not voting.contains_only_samples(SimpleNamespace(blob=raw, bytes=[0, len(raw)], offsets=[0, 1]), 0, [])
 
 

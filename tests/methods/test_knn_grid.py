@@ -44,7 +44,7 @@ def test_votes_on_a_grid_equal_those_of_a_store_built_for_each_capacity():
     assert actual.shape == (12, 3, 2, len(queries), CLASSES)
     for c, i, s in np.ndindex(actual.shape[:3]):
         size = int(stores[c].sum())
-        store = Stores(*flat_indexes([stored[stores[c]]]), y[stores[c]], np.asarray([0, size]), np.asarray([size]))
+        store = Stores(*flat_indexes([stored[stores[c]]]), y[stores[c]], np.asarray([0, size]))
         near = store.search([0], queries, np.asarray([0, len(queries)]), ks[i])
         expected = vote_by_distance(near, CLASSES, -np.sqrt(near.distance) / sigmas[s])
         np.testing.assert_allclose(actual[c, i, s], expected, atol=1e-6)
@@ -133,7 +133,7 @@ def test_count_correct_on_grid_for_many_clients_equals_each_client_alone(cells, 
         for c, i, s in np.ndindex(together.shape[1:4]):
             is_stored = mask[c, rows]
             store = np.asarray([0, is_stored.sum()])
-            near = Stores(*flat_indexes([stored[rows][is_stored]]), y[rows][is_stored], store, store[1:]).search(
+            near = Stores(*flat_indexes([stored[rows][is_stored]]), y[rows][is_stored], store).search(
                 [0], queries[span], np.asarray([0, asked_of[client]]), grid[0][i]
             )
             votes_of_store = vote_by_distance(near, CLASSES, -np.sqrt(near.distance) / grid[1][s])

@@ -24,7 +24,7 @@ def test_knn_per_with_empty_stores_equals_fedavg():
     count = len(run.clients)
     offsets = np.zeros(count + 1, int)
     empty = np.zeros((0, run.embeddings["test"].z.shape[1]), np.float32)
-    stores = Stores(*flat_indexes([empty] * count), run.stores.y[:0], offsets, offsets[1:])
+    stores = Stores(*flat_indexes([empty] * count), run.stores.y[:0], offsets)
     run = replace(run, inputs=replace(run.inputs, stores=stores))
     actual = worlds.answers("knn-per", run, {})["test"]
     expected = worlds.answers("fedavg", run, {"global": run.backbone})["test"]
@@ -115,23 +115,18 @@ def test_vote_by_distance_is_zero_without_neighbours():
     assert vote_by_distance(none, 2, -none.distance).shape == (0, 2)
 
 
-def test_search_finds_exact_neighbours_within_the_capacity():
+def test_search_finds_exact_neighbours():
     draw = np.random.default_rng(0)
     sizes = [40, 3, 0, 17]
     z = [draw.normal(size=(n, 6)).astype(np.float32) for n in sizes]
     y = [draw.integers(0, 4, n) for n in sizes]
-    stores = Stores(
-        *flat_indexes(z),
-        np.concatenate(y),
-        np.cumsum([0, *sizes]),
-        np.asarray([25, 2, 0, 17]),
-    )
+    stores = Stores(*flat_indexes(z), np.concatenate(y), np.cumsum([0, *sizes]))
     queries = draw.normal(size=(8, 6)).astype(np.float32)
     bounds = np.asarray([0, 2, 4, 6, 8])
     neighbours = stores.search(np.arange(4), queries, bounds, 5)
     for client in range(4):
         for row in range(bounds[client], bounds[client + 1]):
-            squared = ((z[client][: stores.train[client]] - queries[row]) ** 2).sum(axis=1)
+            squared = ((z[client] - queries[row]) ** 2).sum(axis=1)
             near = np.argsort(squared)[:5]
             depth = len(near)
             np.testing.assert_allclose(neighbours.distance[row, :depth], squared[near], rtol=1e-4)
@@ -334,7 +329,7 @@ def test_compressed_stores_and_noisy_choices_are_refused():
     blob, offsets = [], [0]
     for client in run.clients:
         stored = run.embeddings["train"].take(np.asarray([client]))
-        raw, _ = build("SQ8", stored.z, len(stored.y), {})
+        raw, _ = build("SQ8", stored.z, {})
         blob.append(raw)
         offsets.append(offsets[-1] + len(raw))
     stores = replace(run.stores, blob=np.concatenate(blob), bytes=np.asarray(offsets))

@@ -2,10 +2,8 @@
 
 ``stores.faiss``: the concatenated serialized indexes; that of client c is bytes ``bytes[c]:bytes[c + 1]``.
 ``labels.h5``: ``y``, ``sample`` (n,) int64 in the order of index rows (-1 for a prototype of several samples),
-``offsets`` (m + 1,) of the rows by client, ``train`` (m,) the number of each client's rows that are training samples
-(all of them; in older stores validation samples follow, which are not searched), ``bytes`` (m + 1,). ``clients.csv``:
-one row per client. Updated stores have ``validation.h5``: the validation samples that have arrived, as a split of
-embeddings.
+``offsets`` (m + 1,) of the rows by client, ``bytes`` (m + 1,). ``clients.csv``: one row per client. Updated stores have
+``validation.h5``: the validation samples that have arrived, as a split of embeddings.
 """
 
 from __future__ import annotations
@@ -34,7 +32,7 @@ SCHEMA = 1
 MADE_BY = "pfl build-datastore EMBEDDINGS -o DIR"
 
 INDEXES = "stores.faiss"
-_FIELDS = ("y", "sample", "offsets", "train", "bytes")
+_FIELDS = ("y", "sample", "offsets", "bytes")
 
 NO_SAMPLE = -1
 """The sample id of a prototype that represents several samples."""
@@ -57,7 +55,6 @@ class Packed:
     y: NDArray[np.int64]
     sample: NDArray[np.int64]
     offsets: NDArray[np.int64]
-    train: NDArray[np.int64]
     bytes: NDArray[np.int64]
 
 
@@ -86,12 +83,9 @@ def read(artifact: Artifact) -> Packed:
     packed = Packed(blob=artifact.map_file(INDEXES), **arrays)
     client_blocks.check(f"{artifact.path}/labels.h5", packed.offsets, len(packed.y), len(packed.sample))
     client_blocks.check(f"{artifact.path}/{INDEXES}", packed.bytes, len(packed.blob))
-    where = f"{artifact.path}/labels.h5"
-    client_blocks.check_integers(where, y=packed.y, sample=packed.sample, train=packed.train)
-    if not len(packed.offsets) == len(packed.bytes) == len(packed.train) + 1:
+    client_blocks.check_integers(f"{artifact.path}/labels.h5", y=packed.y, sample=packed.sample)
+    if len(packed.offsets) != len(packed.bytes):
         raise InputError(f"{artifact.path} is inconsistent: its files disagree on the number of clients")
-    if not ((packed.train >= 0) & (packed.train <= np.diff(packed.offsets))).all():
-        raise InputError(f"{where} is inconsistent: a client has more training samples than rows")
     return packed
 
 
@@ -150,7 +144,7 @@ def build_store(
         request.get("capacity", 1.0), request.get("capacity_spread", 0.0), client + 1, seed
     )
     store = store_samples(train, client, float(capacity[client]), request.get("prototypes"), seed)
-    blob, _ = indexes.build(index, store.z, len(store.y), request.get("parameters", {}))
+    blob, _ = indexes.build(index, store.z, request.get("parameters", {}))
     return blob, store
 
 

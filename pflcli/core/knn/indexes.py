@@ -1,14 +1,11 @@
-"""Builds, reads and searches FAISS indexes, one per store. No other module imports FAISS, which must come after torch.
-
-An index is trained on a client's training samples only. In old datastores its validation samples follow them.
-"""
+"""Builds, reads and searches FAISS indexes, one per store. Only this module imports FAISS, always after torch."""
 
 from __future__ import annotations
 
 import re
 import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -96,22 +93,20 @@ def _set_parameters(index: Any, parameters: Mapping[str, str]) -> None:
             raise UsageError(f"the index has no option {name} with value {value}", fix) from None
 
 
-def build(
-    factory: str, z: NDArray[np.float32], train: int, parameters: Mapping[str, str]
-) -> tuple[NDArray[np.uint8], str]:
-    """Return a serialised index over ``z`` (n, d), trained on the first ``train`` rows, and its kind.
+def build(factory: str, z: NDArray[np.float32], parameters: Mapping[str, str]) -> tuple[NDArray[np.uint8], str]:
+    """Return a serialised index over ``z`` (n, d), trained on it, and its kind.
 
     The kind is ``factory``, or ``EXACT`` if there are too few rows to train such an index.
     """
     z = np.ascontiguousarray(z, dtype=np.float32)
-    if factory == EXACT or train == 0:
+    if factory == EXACT or not len(z):
         return _build_flat(z), EXACT
     index = faiss().index_factory(z.shape[1], factory)
     _allow_few_samples(index)
     _set_parameters(index, parameters)
     if not index.is_trained:
         try:
-            index.train(z[:train])
+            index.train(z)
         except RuntimeError:  # fewer samples than centroids or components
             return _build_flat(z), EXACT
     _delete_unused(index)
@@ -221,29 +216,23 @@ def read(raw: NDArray[np.uint8]) -> Any:
 
 
 def search(
-    raw: NDArray[np.uint8], queries: NDArray[np.float32], k: int, size: int
+    raw: NDArray[np.uint8], queries: NDArray[np.float32], k: int
 ) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Return the distances (n, k) to the nearest of the first ``size`` rows of an index, and those rows, (n, k).
+    """Return the distances (n, k) to the nearest rows of an index, and those rows, (n, k).
 
     Distances are those of the index, *squared* L2. Rows are -1 where the index finds fewer.
     """
     index = read(raw)
-    vectors = flat_vectors(raw, index) if size * index.d >= _LARGE else None
+    vectors = flat_vectors(raw, index) if index.ntotal * index.d >= _LARGE else None
     if vectors is not None:
         parts = [
-            _search_by_product(vectors[:size], np.ascontiguousarray(queries[first : first + _QUERIES], np.float32), k)
+            _search_by_product(vectors, np.ascontiguousarray(queries[first : first + _QUERIES], np.float32), k)
             for first in range(0, max(1, len(queries)), _QUERIES)
         ]
         distances, rows = zip(*parts, strict=True)
         return np.concatenate(distances), np.concatenate(rows)
-    index = _keep_first_rows(index, raw, size)
-    # An index that cannot remove rows also finds those behind ``size``: ask for that many more, and drop them.
-    distance, row = index.search(np.ascontiguousarray(queries, dtype=np.float32), k + index.ntotal - size)
-    outside = (row >= size) | (row < 0)
-    if index.ntotal > size:
-        order = np.argsort(outside, axis=1, kind="stable")[:, :k]
-        distance, row, outside = (np.take_along_axis(array, order, axis=1) for array in (distance, row, outside))
-    return distance.astype(np.float64), np.where(outside, -1, row)
+    distance, row = index.search(np.ascontiguousarray(queries, dtype=np.float32), k)
+    return distance.astype(np.float64), row
 
 
 def _search_by_product(
@@ -266,30 +255,3 @@ def _search_by_product(
     if not is_sure.all():
         distance[~is_sure], row[~is_sure] = find_nearest(stored, queries[~is_sure], k)
     return distance, row
-
-
-def first_rows(raw: NDArray[np.uint8], size: int) -> NDArray[np.uint8]:
-    """Return a serialised index with only the first ``size`` rows, if this kind can remove rows; see ``read``."""
-    serialised: NDArray[np.uint8] = faiss().serialize_index(_keep_first_rows(read(raw), raw, size))
-    return serialised
-
-
-def _keep_first_rows(index: Any, raw: NDArray[np.uint8], size: int) -> Any:
-    """Return what ``read`` returned without the rows from ``size`` on, if it can remove rows: graphs cannot."""
-    module = faiss()
-    if index.ntotal <= size:
-        return index
-    vectors = flat_vectors(raw, index)
-    if vectors is not None:
-        index = module.IndexFlatL2(index.d)
-        index.add(np.ascontiguousarray(vectors[:size]))
-        return index
-    behind = module.IDSelectorRange(size, index.ntotal)
-    with suppress(RuntimeError):
-        if isinstance(index, module.IndexRefine):
-            index.base_index.remove_ids(behind)
-            index.refine_index.remove_ids(behind)
-            index.ntotal = size
-        else:
-            index.remove_ids(behind)
-    return index

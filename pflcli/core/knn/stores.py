@@ -46,15 +46,13 @@ def leave_out(neighbours: Neighbours, labels: NDArray[np.int64], norms: NDArray[
 class Stores:
     """All clients' stores: the serialized index of client c is ``blob[bytes[c]:bytes[c + 1]]``.
 
-    The labels of its rows are ``y[offsets[c]:offsets[c + 1]]``. Only the first ``train[c]`` rows are searched: in old
-    datastores validation samples follow them.
+    The labels of its rows are ``y[offsets[c]:offsets[c + 1]]``.
     """
 
     blob: NDArray[np.uint8]
     bytes: NDArray[np.int64]
     y: NDArray[np.int64]
     offsets: NDArray[np.int64]
-    train: NDArray[np.int64]
     threads: int = 1
 
     def digest(self, client: int) -> str:
@@ -72,20 +70,21 @@ class Stores:
     ) -> Neighbours:
         """Search each client's store for its own queries: client i has the rows ``bounds[i]:bounds[i + 1]`` of ``z``.
 
-        Only training samples are searched. ``k`` is limited to their number in the largest of these stores.
+        ``k`` is limited to the number of samples in the largest of these stores.
         """
         clients = np.asarray(clients, dtype=np.int64)
-        k = min(k, max(1, int(self.train[clients].max(initial=1))))
+        sizes = np.diff(self.offsets)[clients]
+        k = min(k, max(1, int(sizes.max(initial=1))))
         distance = np.full((len(z), k), np.inf)
         row = np.full((len(z), k), -1, dtype=np.int64)
 
         def search_each(first: int, last: int) -> None:
             for position in range(first, last):
-                queries, size = slice(bounds[position], bounds[position + 1]), int(self.train[clients[position]])
+                queries, size = slice(bounds[position], bounds[position + 1]), int(sizes[position])
                 if size and queries.stop > queries.start:
                     own = min(k, size)
                     raw = self.blob[self.bytes[clients[position]] : self.bytes[clients[position] + 1]]
-                    squared, rows = indexes.search(raw, z[queries], own, size)
+                    squared, rows = indexes.search(raw, z[queries], own)
                     distance[queries, :own] = np.where(rows >= 0, squared, np.inf)
                     row[queries, :own] = rows
 
@@ -99,10 +98,7 @@ class Stores:
 
 @dataclass(frozen=True)
 class ClientStore:
-    """A client's stored samples: classes ``y`` (n,), and representations ``z`` (n, d) or a compressed FAISS ``index``.
-
-    The index may have further rows after the first n, which are not searched.
-    """
+    """A client's stored samples: classes ``y`` (n,), and representations ``z`` (n, d) or a compressed ``index``."""
 
     y: NDArray[np.int64]
     z: NDArray[np.float32] | None = None
@@ -128,13 +124,12 @@ class NeighbourVote:
 
 def select_client(stores: Stores, client: int) -> ClientStore:
     """Return the store of one client."""
-    size = int(stores.train[client])
     raw = stores.blob[stores.bytes[client] : stores.bytes[client + 1]]
-    labels = np.array(stores.y[stores.offsets[client] : stores.offsets[client] + size])
-    vectors = indexes.flat_vectors(raw) if size else np.zeros((0, 1), np.float32)
+    labels = np.array(stores.y[stores.offsets[client] : stores.offsets[client + 1]])
+    vectors = indexes.flat_vectors(raw) if len(labels) else np.zeros((0, 1), np.float32)
     if vectors is None:
-        return ClientStore(labels, index=indexes.first_rows(raw, size))
-    return ClientStore(labels, np.array(vectors[:size]))
+        return ClientStore(labels, index=np.array(raw))
+    return ClientStore(labels, np.array(vectors))
 
 
 _CALLS_PER_THREAD = 16

@@ -367,6 +367,5 @@ def build_stores(train: Embedded, threads: int) -> Stores:
     from pflcli.core.knn.indexes import flat_indexes
     from pflcli.core.knn.stores import Stores
 
-    sizes = np.diff(train.offsets)
     indexes = flat_indexes([train.z[first:last] for first, last in zip(train.offsets, train.offsets[1:], strict=False)])
-    return Stores(*indexes, train.y, train.offsets, sizes, threads)
+    return Stores(*indexes, train.y, train.offsets, threads)

@@ -112,7 +112,7 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
     dimension, classes = splits["train"].z.shape[1], splits["train"].logits.shape[1]
     packed = datastore.read_stores(job.old, classes, dimension, exact=True)
     is_distinct = _dataset_hash(job.old) == _dataset_hash(job.new)
-    count = len(packed.train)
+    count = len(packed.offsets) - 1
     old_validation, validation = _read_validation(job.old), []
     stores: list[Rows] = []
     added: list[int] = []
@@ -135,7 +135,7 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
 
     def pieces() -> Iterator[memoryview]:
         for store in stores:
-            index, _ = indexes.build(indexes.EXACT, store.z, len(store.z), {})
+            index, _ = indexes.build(indexes.EXACT, store.z, {})
             lengths.append(len(index))
             yield index.data
 
@@ -146,7 +146,6 @@ def _build(job: _Job, writer: ArtifactWriter, execution: Execution) -> Built:
         y=np.concatenate([store.y for store in stores]),
         sample=np.concatenate([store.sample for store in stores]),
         offsets=client_blocks.offsets(sizes),
-        train=np.asarray(sizes, dtype=np.int64),
         bytes=ends,
     )
     datastore.write_arrived(writer, _join_clients(validation, splits["validation"].z.shape[1]))
@@ -177,7 +176,7 @@ def _read_store(packed: datastore.Packed, client: int) -> Rows:
     span = slice(packed.offsets[client], packed.offsets[client + 1])
     z = indexes.flat_vectors(packed.blob[packed.bytes[client] : packed.bytes[client + 1]])
     assert z is not None  # `datastore.read_stores` has checked it
-    return Rows(z, packed.y[span], packed.sample[span])[: int(packed.train[client])]
+    return Rows(z, packed.y[span], packed.sample[span])
 
 
 def _rows(part: StoredEmbeddings, client: int, split: str) -> Rows:

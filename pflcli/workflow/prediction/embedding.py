@@ -152,6 +152,5 @@ def _append_store(stores: Stores, datastore: Artifact, train: Embedded, client: 
         np.append(stores.bytes, stores.bytes[-1] + len(blob)),
         np.concatenate([stores.y, samples.y]),
         np.append(stores.offsets, stores.offsets[-1] + len(samples.y)),
-        np.append(stores.train, len(samples.y)),
         stores.threads,
     )

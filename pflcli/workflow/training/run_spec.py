@@ -85,7 +85,7 @@ class RunSpec:
             assert representations is not None  # a datastore is built from embeddings
             packed = datastore.read_stores(stored, data.classes, representations["train"].z.shape[1])
             threads = hardware.threads(execution.threads)
-            stores = Stores(packed.blob, packed.bytes, packed.y, packed.offsets, packed.train, threads)
+            stores = Stores(packed.blob, packed.bytes, packed.y, packed.offsets, threads)
         attack = None
         if data.update_factor is not None and data.update_noise is not None:
             attack = Attack(data.update_factor, data.update_noise, self.seed)
