@@ -20,7 +20,8 @@ from pflcli.artifacts.open_by_path import open_one
 from pflcli.core import tasks
 from pflcli.core.errors import InputError, UsageError
 from pflcli.core.metrics import catalogue
-from pflcli.evaluation import client_identity, convergence, scoring, summary
+from pflcli.core.simulation.progress import find_best
+from pflcli.evaluation import client_identity, convergence, round_costs, scoring, summary
 from pflcli.evaluation.presentation import conclusion, notes, tables
 from pflcli.evaluation.summary import ScoredPredictions
 
@@ -142,13 +143,14 @@ def _require_comparable(groups: Mapping[str, Sequence[ScoredPredictions]]) -> No
 
 def _score(
     source: Source, label: str, split: str, metrics: tuple[str, ...]
-) -> tuple[ScoredPredictions, int, NDArray[np.str_]]:
+) -> tuple[ScoredPredictions, float, NDArray[np.str_]]:
     """Return the scores of a result or of stored predictions, the bytes that were sent, and who each client (m,) is."""
     if isinstance(source, (str, Path)):
         artifact = open_one(source, "predictions")
         stored = scoring.score_artifact(artifact, label, split, metrics)
         stored = replace(stored, is_reference=scoring.is_reference(stored.method))
-        sent = sum(int(artifact.manifest.summary[f"bytes_{link}"]) for link in ("up", "down", "peer"))
+        later = round_costs.measure_later(artifact)
+        sent = sum(artifact.manifest.summary[link] - later[link] for link in round_costs.LINKS)
         return stored, sent, summary.identify_clients([stored])[stored.seed]
     if not hasattr(source, "predictions"):
         raise UsageError(
@@ -181,7 +183,22 @@ def _score(
         losses=losses,
         **fields,
     )
-    return item, sum(source.bytes.values()), _identify(source)
+    return item, _count_bytes(source), _identify(source)
+
+
+def _count_bytes(result: Result) -> int:
+    """Return the bytes that were sent up to the reported round, as on disk, with those of the backbone."""
+    before = 0 if result.backbone is None else _count_bytes(result.backbone)
+    rows, settings = _list_rows(result), result.settings
+    best = find_best(rows, settings.compares_rounds_by) if settings.report == "best" else None
+    later = [] if best is None else rows[best.best + 1 :]
+    spare = sum(int(row[f"bytes_{link}"]) for row in later for link in result.run.traffic)
+    return before + sum(result.run.traffic.values()) - spare
+
+
+def _list_rows(result: Result) -> list[dict[str, Any]]:
+    """Return the rows of ``rounds.csv``."""
+    return [{str(name): value for name, value in row.items()} for row in result.rounds.reset_index().to_dict("records")]
 
 
 def _read_split(result: Result, split: str) -> predictions.SplitPredictions:
@@ -200,7 +217,7 @@ def _read_progress(result: Result) -> tuple[tuple[list[int], list[float]], list[
     if result.federation.task.score != "accuracy":
         return ([], []), []
     source = result if len(result.rounds) or result.backbone is None else result.backbone
-    rows = [{str(name): value for name, value in row.items()} for row in source.rounds.reset_index().to_dict("records")]
+    rows = _list_rows(source)
     personal = convergence.select_measured(rows, "personal_accuracy")
     curve = personal if source is result and personal[0] else convergence.select_measured(rows, "validation_accuracy")
     return curve, convergence.select_measured(rows, "loss")[1]

@@ -15,13 +15,16 @@ the seconds of a whole cohort on the workers of one machine, and all bytes. Ever
 its cohort: it computes for seconds x workers / clients, and then sends and receives bytes / clients. A round lasts as
 long as this client. Slower clients, or clients that receive more, would take longer, but ``rounds.csv`` does not record
 single clients. Bytes between peers count both up and down. A client is as fast as one core (or the accelerator) of this
-machine. Neither the server's computation nor the adaptation of clients after the rounds is included.
+machine. Neither the server's computation nor the adaptation of clients after the rounds is included. Without a link it
+is what a client computes.
+
+*The reported round* (``--report best``). What a run sent and how long it took counts up to this round.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -33,7 +36,7 @@ from pflcli.core.metrics import catalogue
 from pflcli.core.tasks import CLASSES
 from pflcli.evaluation import convergence
 
-_LINKS = ("bytes_up", "bytes_down", "bytes_peer")
+LINKS = ("bytes_up", "bytes_down", "bytes_peer")
 TARGET_METRICS = ("rounds_to_target", "seconds_to_target", "megabytes_to_target", "exchanges_to_target")
 """The quantities measured until the target is reached."""
 
@@ -64,11 +67,38 @@ def measure_time_to_target(artifact: Artifact, target: float) -> dict[str, float
     seconds = sent_bytes = 0.0
     for row in rows:
         seconds += float(row["seconds"])
-        sent_bytes += sum(int(row[link]) for link in _LINKS)
+        sent_bytes += sum(int(row[link]) for link in LINKS)
         if row[column] and float(row[column]) >= target:
             values = (float(row["round"]), seconds, sent_bytes / 1e6, sent_bytes * exchanges_per_byte(artifact))
             return dict(zip(TARGET_METRICS, values, strict=True))
     return None
+
+
+def reported_round(artifact: Artifact) -> int | None:
+    """Return the round whose models predict, the last one by default; None if the artifact was made without rounds.
+
+    Raises InputError if it is not recorded, and the backbone no longer exists.
+    """
+    if (best := artifact.manifest.summary.get("reported_round")) is not None:
+        return int(best)
+    source = find_rounds(artifact)
+    return None if source is None else max((int(row["round"]) for row in backbone.read_rounds(source)), default=0)
+
+
+def measure_later(artifact: Artifact) -> dict[str, float]:
+    """Return the bytes by link and the ``seconds`` of the rounds after the reported one, which its models do not need.
+
+    All are 0 if the last round is reported, and nan if the backbone that played the rounds no longer exists.
+    """
+    columns, last = (*LINKS, "seconds"), artifact.manifest.summary.get("reported_round")
+    if last is None:
+        return dict.fromkeys(columns, 0.0)
+    try:
+        source = find_rounds(artifact)
+    except GoneError:
+        return dict.fromkeys(columns, math.nan)
+    rows = [] if source is None else backbone.read_rounds(source)
+    return {name: sum(float(row[name]) for row in rows if int(row["round"]) > last) for name in columns}
 
 
 def exchanges_per_byte(artifact: Artifact) -> float:
@@ -163,21 +193,33 @@ class Link:
         """Return the link as ``UP:DOWN``."""
         return f"{self.up:g}:{self.down:g}"
 
-    def simulate_round(self, row: dict[str, str], workers: int) -> float:
-        """Return the seconds of one round, a row of ``rounds.csv`` whose clients ``workers`` trained."""
+    def transfer(self, row: Mapping[str, str]) -> float:
+        """Return the seconds in which the mean client of a round, a row of ``rounds.csv``, sends and receives."""
         clients = max(int(row["clients"]), 1)
         up, down, peer = (int(row[f"bytes_{name}"]) for name in ("up", "down", "peer"))
         megabits = [8e-6 * amount / clients for amount in (up + peer, down + peer)]
-        # Round 0 is computation of the server, which is not divided among clients.
-        shared = 1 if row["round"] == "0" else clients
-        compute = float(row["seconds"]) * min(workers, shared) / shared
-        return compute + megabits[0] / self.up + megabits[1] / self.down
+        return megabits[0] / self.up + megabits[1] / self.down
+
+
+def count_workers(artifact: Artifact) -> int:
+    """Return the number of cores, or 1 for an accelerator, that trained the clients of an artifact with rounds."""
+    made = artifact.manifest.made
+    return int(made.get("jobs") or made.get("threads") or 1) if made.get("device", "cpu") == "cpu" else 1
+
+
+def compute_seconds(row: Mapping[str, str], workers: int) -> float:
+    """Return the seconds that the mean client of a round, whose clients ``workers`` trained, computes on one of them.
+
+    Round 0 is computation of the server, which is not divided among clients.
+    """
+    clients = 1 if row["round"] == "0" else max(int(row["clients"]), 1)
+    return float(row["seconds"]) * min(workers, clients) / clients
 
 
 def summarize_simulated_time(
     artifacts: Sequence[Artifact], link: Link, target: float | None
 ) -> dict[str, dict[str, Any]]:
-    """Return the simulated seconds of all rounds of one method and, if given, of those until it reached ``target``."""
+    """Return the simulated seconds of a method's rounds up to the reported one and, if given, until its ``target``."""
     totals = [simulate_seconds(artifact, link) for artifact in artifacts]
     by_metric = {"simulated_seconds": totals}
     if target is not None:
@@ -193,16 +235,11 @@ def summarize_simulated_time(
     }
 
 
-def simulate_seconds(artifact: Artifact, link: Link, last: float = math.inf) -> float:
-    """Return the simulated seconds of the rounds up to ``last``; nan for a method without rounds."""
+def simulate_seconds(artifact: Artifact, link: Link, last: float | None = None) -> float:
+    """Return the simulated seconds of the rounds up to ``last``, by default the reported one; nan without rounds."""
     source = find_rounds(artifact)
     if source is None:
         return math.nan
-    circumstances = source.manifest.made
-    workers = (
-        int(circumstances.get("jobs") or circumstances.get("threads") or 1)
-        if circumstances.get("device", "cpu") == "cpu"
-        else 1
-    )
-    rows = backbone.read_rounds(source)
-    return sum(link.simulate_round(row, workers) for row in rows if int(row["round"]) <= last)
+    last = artifact.manifest.summary.get("reported_round", math.inf) if last is None else last
+    workers, rows = count_workers(source), backbone.read_rounds(source)
+    return sum(link.transfer(row) + compute_seconds(row, workers) for row in rows if int(row["round"]) <= last)

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from pflcli.artifacts.kinds import predictions
 from pflcli.artifacts.reader import Artifact
 from pflcli.core import registry, rng, scores
+from pflcli.core.errors import GoneError
 from pflcli.core.metrics import catalogue
 from pflcli.core.metrics.metric import Metric
 from pflcli.evaluation import client_identity, convergence, round_costs
@@ -23,10 +24,10 @@ from pflcli.evaluation.presentation.conclusion import MAX_NAMED
 
 Array = NDArray[Any]
 
-STATISTICS = 5
+STATISTICS = 6
 """Version of the statistics in a row, part of each request for a table: version 1 had bootstrap intervals, version 2
 did not count methods that tie with the baseline on every client, in version 3 each method had its own variance of
-seeds, in version 4 intervals were those of each gain alone."""
+seeds, in version 4 intervals were those of each gain alone, version 5 counted the costs of rounds after the best."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -117,9 +118,6 @@ def summarize_method(label: str, items: Sequence[Scored]) -> dict[str, Any]:
     _add_train_accuracy(metrics, items)
     _add_last_rounds(metrics, items)
     _add_costs(metrics, items)
-    best = [item.artifact.manifest.summary.get("reported_round", math.nan) for item in items]
-    if not all(map(math.isnan, best)):
-        metrics.add("reported_round", len(items), best)
     paper = items[0].artifact.manifest.summary.get("paper")
     foreign = {"foreign": True} if any(item.artifact.manifest.summary.get("foreign") for item in items) else {}
     return {**row, **foreign, **_privacy(items), **({"paper": paper} if paper else {}), "metrics": dict(metrics)}
@@ -356,13 +354,18 @@ def _add_last_rounds(metrics: _Row, items: Sequence[Scored]) -> None:
 
 
 def _add_costs(metrics: _Row, items: Sequence[Scored]) -> None:
+    """Add what the runs cost up to the reported round and, where methods end at their own round, this round."""
     facts, runs = [item.artifact.manifest for item in items], len(items)
     if any(fact.summary.get("foreign") for fact in facts):  # another tool has not said what it spent
         return
-    for link in ("up", "down", "peer"):
-        values = [fact.summary[f"bytes_{link}"] for fact in facts]
-        metrics.add(f"bytes_{link}", runs, values)
-    total = [sum(fact.summary[f"bytes_{link}"] for link in ("up", "down", "peer")) / 1e6 for fact in facts]
+    later = [round_costs.measure_later(item.artifact) for item in items]
+    sent = {
+        link: [fact.summary[link] - spare[link] for fact, spare in zip(facts, later, strict=True)]
+        for link in round_costs.LINKS
+    }
+    for link, values in sent.items():
+        metrics.add(link, runs, values)
+    total = [sum(amounts) / 1e6 for amounts in zip(*sent.values(), strict=True)]
     metrics.add("megabytes", runs, total)
     shared = [megabytes / fact.summary["clients"] for megabytes, fact in zip(total, facts, strict=True)]
     metrics.add("megabytes_per_client", runs, shared)
@@ -372,7 +375,27 @@ def _add_costs(metrics: _Row, items: Sequence[Scored]) -> None:
     ]
     metrics.add("exchanges", runs, moved)
     spent = [fact.made["seconds"] + fact.made.get("seconds_inputs", 0) for fact in facts]
-    metrics.add("seconds", runs, spent)
+    needed = [max(seconds - spare["seconds"], 0.0) for seconds, spare in zip(spent, later, strict=True)]
+    metrics.add("seconds", runs, needed)
     if all("processor_seconds_inputs" in fact.made for fact in facts):  # stacks and later clients do not
         busy = [fact.made["processor_seconds"] + fact.made["processor_seconds_inputs"] for fact in facts]
-        metrics.add("processor_seconds", runs, busy)
+        # Rounds have no processor seconds of their own: later ones are taken to have their share of the seconds.
+        parts = zip(busy, needed, spent, strict=True)
+        metrics.add("processor_seconds", runs, [all_ * (part / whole if whole else 1) for all_, part, whole in parts])
+    if any(_ends_by_itself(fact.request.get("settings", {})) for fact in facts):
+        rounds = [_find_reported(item.artifact) for item in items]
+        metrics.add("reported_round", len(items), rounds)
+
+
+def _ends_by_itself(settings: Mapping[str, Any]) -> bool:
+    """Return whether the reported round follows from validation scores, so that each run has its own."""
+    return settings.get("report") == "best" or bool(settings.get("patience"))
+
+
+def _find_reported(artifact: Artifact) -> float:
+    """Return the reported round; nan without rounds, or if the backbone that played them no longer exists."""
+    try:
+        found = round_costs.reported_round(artifact)
+    except GoneError:
+        return math.nan
+    return math.nan if found is None else found

@@ -106,7 +106,7 @@ _ENTRIES = (
         "processor_seconds", "seconds", "a run and its worker processes, with the artifacts", "CPU seconds",
         gives_way=50,
     ),
-    Metric("reported_round", "round", "seeds", "best round", gives_way=40),
+    Metric("reported_round", "round", "seeds", "rounds", gives_way=125),
     Metric("rounds_to_target", "rounds", _REACHED, "rounds to {target}", gives_way=170),
     Metric("seconds_to_target", "seconds", _REACHED, "seconds to {target}", gives_way=100),
     Metric(

@@ -102,14 +102,14 @@ def summarize(
     job: Job, run: Run, reported: Mapping[str, Any], played: int, costs: Sequence[Artifact]
 ) -> dict[str, Any]:
     """Return the summary; its bytes include those of the artifacts ``costs``, on which the run depends."""
-    has_backbone = any(artifact.kind == "backbone" for artifact in costs)
+    before = [item.manifest.summary.get("rounds", 0) for item in costs if item.kind == "backbone"]
     return {
         "method": job.name,
         "clients": len(run.clients),
         "participants": len(run.federation.participants),
         "model_bytes": parameters.size(run.init),
         **reported,
-        "rounds": played or job.settings.rounds * has_backbone,
+        "rounds": played or max(before, default=0),
         **{
             f"bytes_{link}": total + sum(item.manifest.summary.get(f"bytes_{link}", 0) for item in costs)
             for link, total in run.traffic.items()
