@@ -57,14 +57,22 @@ def identify_clients(
     seed).
     """
     by_seed: dict[int, NDArray[np.str_]] = {}
-    for seed, artifact in artifacts.items():
-        known = read_names(artifact)
-        partition = _partition(artifact)
-        twin = next(s for s in samples if all(map(np.array_equal, samples[s], samples[seed])))
-        group = f"samples of seed {twin}" if partition is None else partition.manifest.fingerprint
-        count = len(samples[seed][1]) - 1
+    for seed, group in identify_partitions(artifacts, samples).items():
+        known, count = read_names(artifacts[seed]), len(samples[seed][1]) - 1
         by_seed[seed] = np.asarray(known if known is not None else [f"{group}/{client}" for client in range(count)])
     return by_seed
+
+
+def identify_partitions(
+    artifacts: Mapping[int, Artifact], samples: Mapping[int, Sequence[NDArray[np.int64]]]
+) -> dict[int, str]:
+    """Return the fingerprint of the partition of each seed or, if it no longer exists, the seed with these samples."""
+    known = {}
+    for seed, artifact in artifacts.items():
+        partition = read_partition(artifact)
+        twin = next(s for s in samples if all(map(np.array_equal, samples[s], samples[seed])))
+        known[seed] = f"samples of seed {twin}" if partition is None else partition.manifest.fingerprint
+    return known
 
 
 def is_one_partition(artifact: Artifact) -> bool:
@@ -82,7 +90,8 @@ def is_one_partition(artifact: Artifact) -> bool:
     return len(fingerprints) == 1
 
 
-def _partition(artifact: Artifact) -> Artifact | None:
+def read_partition(artifact: Artifact) -> Artifact | None:
+    """Return the partition of a run; None if it no longer exists."""
     try:
         return ancestor(artifact, "partition")
     except GoneError:

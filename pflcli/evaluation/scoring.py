@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter, defaultdict
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -27,6 +27,7 @@ from pflcli.evaluation import (
     failed_training,
     figures,
     round_costs,
+    stored_scores,
     summary,
     training_alone,
 )
@@ -282,11 +283,12 @@ def _reported_round(artifact: Artifact) -> str:
 
 
 def write(work: ArtifactWriter, scored: Sequence[Scored], metrics: Mapping[str, Any], kind: str) -> None:
-    """Write ``metrics.json``, ``clients.csv``, the tables, and a figure named after the ranking metric."""
+    """Write ``metrics.json``, scores of clients and runs, the tables, and a figure named after the ranking metric."""
     place = {method["label"]: number for number, method in enumerate(metrics["methods"])}
     scored = sorted(scored, key=lambda item: place[item.label])
     work.write(evaluation.METRICS, (json.dumps(replace_nonfinite(metrics), indent=2) + "\n").encode())
-    work.write("clients.csv", _render_client_table(scored, metrics["split"]))
+    link = Link.parse(metrics["link"]) if "link" in metrics else None
+    stored_scores.write(work, {"": scored}, {"": (metrics.get("target"), link)}, metrics["split"])
     figures.write(work, scored[0].metric_names[0], _draw_clients(scored, metrics))
     if "sets" in metrics:
         work.write(coverage.TABLE, coverage.render_table(metrics["sets"], [row["label"] for row in metrics["methods"]]))
@@ -462,38 +464,6 @@ def same_samples(a: ScoredPredictions, b: ScoredPredictions) -> bool:
 def has_baseline(scored: Sequence[ScoredPredictions]) -> bool:
     """Return whether a run is paired with a baseline."""
     return any(item.baseline is not None for item in scored)
-
-
-def _render_client_table(scored: Sequence[Scored], split: str) -> bytes:
-    """Return ``clients.csv``: a row for each client of each method and seed."""
-    tuned = sorted({name for item in scored for name in item.tuned})
-    has_unseen = any(item.new is not None for item in scored)
-    names = [item.names for item in scored]
-    has_names = any(name is not None for name in names)
-    ranked_by = scored[0].metric_names[0]
-    columns = [metric.name for metric in catalogue.client_metrics(scored[0].metric_names)]
-
-    def rows() -> Iterator[list[Any]]:
-        for item, clients in zip(scored, names, strict=True):
-            for client in range(len(item.n)):
-                name = [clients[client] if clients is not None else None] if has_names else []
-                values = [item.client[column][client] for column in columns]
-                values += [None if item.baseline is None else item.baseline[client], item.gain[client]]
-                values += [item.tuned[key][client] if key in item.tuned else None for key in tuned]
-                unseen = [None if item.new is None else int(item.new[client])] if has_unseen else []
-                yield [
-                    item.label,
-                    item.seed,
-                    client,
-                    *name,
-                    int(item.n[client]),
-                    *(None if value is None else float(value) for value in values),
-                    *unseen,
-                ]
-
-    heading = ["method", "seed", "client", *["name"] * has_names, f"n_{split}", *columns]
-    heading += [f"baseline_{ranked_by}", "gain", *tuned, *["unseen"] * has_unseen]
-    return csv_file.encode_rounded(heading, rows())
 
 
 def _draw_clients(scored: Sequence[Scored], metrics: Mapping[str, Any]) -> Spec:

@@ -1,10 +1,11 @@
 """An evaluation: scores of predictions, by client, method and seed.
 
 ``metrics.json``: a row per method with all its metrics, a conclusion in one sentence, and warnings. ``clients.csv``: a
-row per method, seed and client. ``table.csv`` and ``table.md``: the metrics as tables, in the units of ``metrics.json``
-and formatted for reading. ``accuracy.png``: accuracies by client; with ``--metric auroc``, ``auroc.png``.
-``accuracy.vl.json``: the Vega-Lite specification of the picture. With ``--coverage``:
-``sets.csv``, a row per method and threshold, and ``sets_clients.csv``, a row per method, seed and client.
+row per method, seed and client. ``runs.csv``: a row per method and seed. ``table.csv`` and ``table.md``: the metrics as
+tables, in the units of ``metrics.json`` and formatted for reading. ``accuracy.png``: accuracies by client; with
+``--metric auroc``, ``auroc.png``. ``accuracy.vl.json``: the Vega-Lite specification of the picture. With
+``--coverage``: ``sets.csv``, a row per method and threshold, and ``sets_clients.csv``, a row per method, seed and
+client.
 """
 
 from __future__ import annotations

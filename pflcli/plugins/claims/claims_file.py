@@ -37,6 +37,7 @@ from pflcli.core import config, registry
 from pflcli.core.errors import InputError, UsageError, closest
 from pflcli.core.metrics import catalogue
 from pflcli.core.settings import Settings
+from pflcli.evaluation.stored_scores import NEIGHBOURS
 from pflcli.options.declaration import declared_options
 from pflcli.options.partition import Partition
 from pflcli.plugins.claims.experiments import merge, resolve_experiments
@@ -44,8 +45,6 @@ from pflcli.plugins.claims.experiments import merge, resolve_experiments
 Options = Mapping[str, Any]
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-NEIGHBOURS = {"neighbour_precision": "precision", "neighbour_recall": "recall"}
-"""Metrics of the neighbours in the last round, with the columns of ``neighbours.csv``."""
 _NOT_JUDGED = {"gain", "better_off", "worse_off", "validation_accuracy", "reported_round"}
 """Metrics that depend on a baseline, or that are not comparable between methods."""
 METRICS = [*(name for name in catalogue.METRICS if name not in _NOT_JUDGED), *NEIGHBOURS]

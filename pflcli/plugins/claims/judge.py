@@ -15,17 +15,17 @@ from pflcli.artifacts.reader import Artifact, follow
 from pflcli.core import scores
 from pflcli.core.metrics import catalogue
 from pflcli.core.wording import counted
-from pflcli.evaluation import client_identity, round_costs, scoring, summary
+from pflcli.evaluation import client_identity, scoring, stored_scores
 from pflcli.evaluation.metrics import gains
 from pflcli.evaluation.metrics.gains import Estimate
 from pflcli.evaluation.round_costs import Link
 from pflcli.evaluation.summary import Scored
-from pflcli.plugins.claims.claims_file import NEIGHBOURS, Claim
+from pflcli.plugins.claims.claims_file import Claim
 from pflcli.plugins.claims.comparisons import Cell
 from pflcli.plugins.claims.kind import CONFIRMED, IN_PART, NOT_CONFIRMED, UNDECIDED
 from pflcli.workflow.comparison.extend import marked_references
 
-_SPLIT = "test"
+SPLIT = "test"
 
 
 @dataclass(frozen=True)
@@ -60,20 +60,13 @@ class Runs:
         artifacts, labels = zip(*labelled, strict=True)
         scored: dict[str, dict[int, Scored]] = {}
         references = marked_references(comparison.manifest.request["methods"])
-        for item in scoring.score(artifacts, _SPLIT, "fedavg", labels, names, references=references):
+        for item in scoring.score(artifacts, SPLIT, "fedavg", labels, names, references=references):
             scored.setdefault(item.label, {})[item.seed] = item
         return cls(scored, failed, target, parsed)
 
     def value(self, metric: str, item: Scored) -> float:
         """Return a metric of one run; nan if it has none."""
-        if metric in NEIGHBOURS:
-            return _read_neighbours(item.artifact, NEIGHBOURS[metric])
-        found = summary.summarize_method(item.label, [item])["metrics"]
-        if self.target is not None:
-            found |= round_costs.summarize_time_to_target([item.artifact], self.target)
-        if self.link is not None:
-            found |= round_costs.summarize_simulated_time([item.artifact], self.link, self.target)
-        return float(found.get(metric, {}).get("value", math.nan))
+        return float(stored_scores.measure_run(item, self.target, self.link).get(metric, math.nan))
 
     def seed_variance(self, names: Sequence[str], metric: str, part: str) -> float | None:
         """Return the variance over seeds of the difference between two methods that all of the comparison share.
@@ -299,13 +292,3 @@ def _choose_clients(
     if part != "all":
         chosen &= np.False_ if item.new is None else item.new == (part == "unseen")
     return values[chosen], item.n[chosen].astype(float), chosen
-
-
-def _read_neighbours(artifact: Artifact, column: str) -> float:
-    """Return the precision or recall of neighbours in the last round; nan if it was not stored."""
-    if "neighbours.csv" not in artifact.manifest.files:
-        return math.nan
-    rows = artifact.table("neighbours.csv")
-    with artifact.parsing("neighbours.csv"):
-        text = rows[-1].get(column, "") if rows else ""
-        return float(text) if text else math.nan

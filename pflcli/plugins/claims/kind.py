@@ -2,7 +2,7 @@
 
 ``verdicts.json``: each claim by name, with its verdict in each setting, and every difference with the interval that
 decided it. ``table.csv`` and ``table.md``: a row per claim. ``settings.csv``: a row per claim, setting and pair of
-methods.
+methods. ``runs.csv`` and ``clients.csv``: the scores of all comparisons, from which the verdicts follow.
 """
 
 from __future__ import annotations

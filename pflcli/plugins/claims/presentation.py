@@ -95,7 +95,7 @@ def describe_size(cell: Mapping[str, Any]) -> str:
 def list_settings(claims: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], list[list[Any]]]:
     """Return the heading and a row per claim, setting and pair of methods, with numbers in the unit of the metric."""
     heading = [
-        *("claim", "setting", "verdict", "metric", "method", "against", "seeds"),
+        *("claim", "setting", "comparison", "verdict", "metric", "method", "against", "direction", "margin", "seeds"),
         *("difference", "low", "high", "level"),
     ]
     rows = []
@@ -104,6 +104,7 @@ def list_settings(claims: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], l
             for item in cell["differences"]:
                 low, high = item["interval"] or (None, None)
                 holds = {True: "holds", False: "does not hold", None: "undecided"}[item["holds"]]
-                values = [item["metric"], item["method"], item["against"], len(item["seeds"]), item["difference"]]
-                rows.append([name, describe_setting(cell), holds, *values, low, high, item.get("level")])
+                sides = [item["metric"], item["method"], item["against"], claim["direction"], claim["margin"]]
+                values = [len(item["seeds"]), item["difference"], low, high, item.get("level")]
+                rows.append([name, describe_setting(cell), cell["comparison"], holds, *sides, *values])
     return heading, rows

@@ -25,14 +25,14 @@ from pflcli.core.foreign import size
 from pflcli.core.reporter import SILENT, NullReporter
 from pflcli.core.settings import Settings
 from pflcli.core.wording import counted, duration
-from pflcli.evaluation import summary
+from pflcli.evaluation import stored_scores, summary
 from pflcli.options.declaration import as_path
 from pflcli.options.function import command
 from pflcli.plugins.claims import claims_file, presentation
 from pflcli.plugins.claims import kind as verdicts
 from pflcli.plugins.claims.claims_file import SIZES, Claim, ClaimsFile
 from pflcli.plugins.claims.comparisons import Cell, PlannedComparison, plan
-from pflcli.plugins.claims.judge import Runs, judge
+from pflcli.plugins.claims.judge import SPLIT, Runs, judge
 from pflcli.plugins.claims.kind import CONFIRMED
 from pflcli.plugins.claims.options import Verify
 from pflcli.workflow.comparison.request import IncompleteError
@@ -317,6 +317,10 @@ class Verification:
         work.write("table.md", table.markdown().encode())
         work.write(verdicts.TABLE, csv_file.encode(table.heading, table.rows))
         work.write(verdicts.SETTINGS, csv_file.encode_rounded(*presentation.list_settings(judged)))
+        scored = {
+            name: [item for by_seed in each.scored.values() for item in by_seed.values()] for name, each in runs.items()
+        }
+        stored_scores.write(work, scored, {name: (each.target, each.link) for name, each in runs.items()}, SPLIT)
         found = [record["verdict"] for record in judged.values()]
         return Built(
             {"claims": len(judged), "verdicts": {name: found.count(name) for name in dict.fromkeys(found)}}, {}
