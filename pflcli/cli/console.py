@@ -154,7 +154,11 @@ def trials(artifact: Artifact, *, to_stderr: bool) -> None:
     from pflcli.artifacts.kinds import tuning
     from pflcli.workflow.tuning.trials import readable
 
-    table(*readable(tuning.read(artifact)), to_stderr=to_stderr)
+    record = tuning.read(artifact)
+    table(*readable(record), to_stderr=to_stderr)
+    values = record["trials"][record["best"] - 1]["values"]
+    for key, side in record.get("borders", {}).items():
+        sentence(tuning.describe_border(key, values[key], side))
 
 
 def sentence(text: str, stream: TextIO | None = None) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -10,8 +11,9 @@ from typing import Any
 
 from pflcli.artifacts import initial_weights as initial
 from pflcli.artifacts import manifest as manifests
+from pflcli.artifacts import placement
 from pflcli.artifacts.decision import Decision, require_folder, require_outside
-from pflcli.artifacts.kinds import LINEAGE
+from pflcli.artifacts.kinds import LINEAGE, tuning
 from pflcli.artifacts.kinds import partition as partitions
 from pflcli.artifacts.make import Built, Outcome, make
 from pflcli.artifacts.manifest import ArtifactSpec
@@ -35,7 +37,7 @@ from pflcli.options.tune import Tune
 from pflcli.workflow.admission import private_rounds
 from pflcli.workflow.comparison.runs import Makers, shared_jobs
 from pflcli.workflow.jobs.graph import Graph, estimate_epochs, make_unless_there, plan
-from pflcli.workflow.training import run_request, run_settings
+from pflcli.workflow.training import more_rounds, run_request, run_settings
 from pflcli.workflow.tuning import samplers, trials
 from pflcli.workflow.tuning.samplers import Listed, Sampler
 from pflcli.workflow.tuning.space import Point, Space, describe, folder_name, search_space
@@ -43,7 +45,10 @@ from pflcli.workflow.tuning.space import Point, Space, describe, folder_name, se
 MAKERS: Makers = {"backbone": train_global, "embeddings": extract, "datastore": build_datastore}
 """The commands that make the artifacts that trials share, by kind."""
 
-TRIALS = "trials"
+TRIALS, SHORT = "trials", "short"
+"""The folders of trials that are run to the end, and of those that are not or not yet."""
+MIN_HALVED = 20
+"""The least number of rounds of which a quarter decides which trials are run to the end."""
 
 
 @command(Tune)
@@ -52,10 +57,11 @@ def tune(asked: Tune) -> Outcome:
 
     ``search`` contains the values to try by key, as a list or as typed (``0.01,0.1``, ``0.01..0.3``); without it, the
     method's own grid is searched. All trials share ``options`` and ``settings``. A trial is an artifact of
-    ``personalize`` in ``out/trials``. Artifacts that the method needs and that are not in the lineage of ``source``,
-    such as a backbone, are made once in ``out``. At most ``trials`` trials are run, and none is started once one has a
-    score and all together have taken ``minutes``. The best trial has the best ``metric``, averaged over clients and
-    weighted by their validation samples; test samples are not used.
+    ``personalize`` in ``out/trials``. With ``MIN_HALVED`` rounds or more, all trials first run a quarter of them, in
+    ``out/short``, and only the best two are continued to the end. Artifacts that the method needs and that are not in
+    the lineage of ``source``, such as a backbone, are made once in ``out``. At most ``trials`` trials are run, and none
+    is started once one has a score and all together have taken ``minutes``. The best trial has the best ``metric``,
+    averaged over clients and weighted by their validation samples; test samples are not used.
 
     Raises UsageError for an invalid search, InputError without validation samples, ConflictError before anything is
     made if an artifact of another request is in the way, ComputationError if all trials fail.
@@ -79,12 +85,13 @@ def tune(asked: Tune) -> Outcome:
         asked.method, source, out, cfg, training, options, settings, initial_weights, seed, space, metric
     )
     point_sampler = samplers.sampler(asked.sampler, space, asked.trials, trial_plan.default, seed)
+    trial_plan = replace(trial_plan, halving=trial_plan.halve(point_sampler.count))
     base = trial_plan.make_base(replace(execution, dry_run=True, reporter=SILENT))
     planned = trial_plan.plan(point_sampler, base, execution) if isinstance(point_sampler, Listed) else []
     budget = {"trials": asked.trials, **({} if asked.minutes is None else {"minutes": asked.minutes})}
     spec = trial_plan.spec(base, {"sampler": asked.sampler, **budget})
 
-    announcement = _announcement(asked.method, point_sampler.count, space, planned)
+    announcement = _announcement(asked.method, point_sampler.count, space, planned, trial_plan.halving)
     build = partial(trial_plan.build, point_sampler, asked.minutes, execution)
     privacy = trial_plan.privacy(base, point_sampler.count)
     remarks = [announcement, *([guarantee.describe_composition(privacy)] if privacy else [])]
@@ -133,6 +140,25 @@ class _Trials:
     seed: int
     search_space: Space
     metric: str
+    halving: trials.Halving | None = None
+
+    def halve(self, count: int) -> trials.Halving | None:
+        """Return how many rounds decide which of ``count`` trials are run to the end; None if all are.
+
+        A quarter of the rounds has to be the beginning of all of them, with the same learning rates and noise.
+        """
+        rounds, early = self.training.rounds, replace(self.training, rounds=self.training.rounds // 4)
+        searched = self.search_space.split({axis.key: None for axis in self.search_space.axes})[1]
+        if (
+            not methods.load(self.method).has_rounds
+            or rounds < MIN_HALVED
+            or count <= trials.FINALISTS
+            or self.training.dp
+            or {"rounds", "lr_schedule", "dp_epsilon", "dp_noise"} & {*searched}
+            or any(early.lr_at(t) != self.training.lr_at(t) for t in range(early.rounds))
+        ):
+            return None
+        return trials.Halving(early.rounds, rounds)
 
     @property
     def default(self) -> Point:
@@ -185,23 +211,38 @@ class _Trials:
             job.run(execution)
         return open_artifact(jobs[-1].out)
 
-    def folder(self, point: Point) -> Path:
-        """Return the folder of the trial of a point."""
-        return self.out / TRIALS / folder_name(point)
+    def folder(self, point: Point, rounds: int | None) -> Path:
+        """Return the folder of the trial of a point with so many rounds; None if it is run to the end."""
+        return self.out / (TRIALS if rounds is None else SHORT) / folder_name(point)
 
-    def make_trial(self, base: Artifact, point: Point, execution: Execution) -> Outcome:
-        """Make the trial of a point."""
+    def make_trial(self, base: Artifact, point: Point, rounds: int | None, execution: Execution) -> Outcome:
+        """Make the trial of a point with so many rounds; None continues the short one to the end, if there is one."""
         chosen, trained = self.search_space.split(point)
+        settings = {**changed(self.settings, trained), **({} if rounds is None else {"rounds": rounds})}
+        if rounds is None and self.halving is not None and not execution.dry_run:
+            self._copy_short(point, run_settings.resolve_settings(config.plain(self.training), trained))
         return personalize(
             self.method,
             base,
-            self.folder(point),
+            self.folder(point, rounds),
             options={**self.options, **chosen},
-            settings=changed(self.settings, trained),
+            settings=settings,
             weights=self.weights,
             seed=self.seed,
             execution=execution,
         )
+
+    def _copy_short(self, point: Point, training: Settings) -> None:
+        """Copy the short trial of a point to where it is continued, unless its rounds depend on how many there are."""
+        assert self.halving is not None
+        short, whole = open_artifact(self.folder(point, self.halving.short)), self.folder(point, None)
+        if whole.exists() or any(more_rounds.find_obstacles(short, methods.load(self.method), training)):
+            return
+        draft = placement.partial_folder(whole.with_name(f"{whole.name}.copy"))
+        whole.parent.mkdir(exist_ok=True)
+        shutil.rmtree(draft, ignore_errors=True)  # of a copy that was interrupted
+        shutil.copytree(short.path, draft)
+        draft.rename(whole)
 
     def build(self, point_sampler: Sampler, minutes: float | None, execution: Execution, work: ArtifactWriter) -> Built:
         """Run all trials, choose the best, and write the files of the tuning."""
@@ -216,11 +257,14 @@ class _Trials:
             estimate_epochs(self.training),
             minutes,
             self.metric,
+            self.halving,
         )
         best = trials.best(done, self.metric)
         assert best.score is not None
         trials.write(work, self.out / trials.NAME, self.search_space, done, best, self.metric, *self.fixed_values)
         execution.reporter.say(f"best: {describe(best.point)}, {trials.describe_score(self.metric, best.score)}")
+        for key, side in trials.find_borders(self.search_space, done, best).items():
+            execution.reporter.say(tuning.describe_border(key, best.point[key], side))
         summary = {
             "trials": len(done),
             "failed": sum(item.score is None for item in done),
@@ -235,14 +279,14 @@ class _Trials:
 
     def plan(self, point_sampler: Listed, base: Artifact, execution: Execution) -> list[dict[str, Any]]:
         """Return the decision for each trial whose point is known; raises ConflictError before anything is made."""
-        planned = []
+        planned, rounds = [], None if self.halving is None else self.halving.short
         for point in point_sampler.points:
             dry_run = replace(execution, dry_run=True, reporter=SILENT)
-            outcome = make_unless_there(partial(self.make_trial, base, point), dry_run)
+            outcome = make_unless_there(partial(self.make_trial, base, point, rounds), dry_run)
             decision = outcome.decision.removeprefix("dry run: ")
             if decision != Decision.UP_TO_DATE:
-                require_outside(self.folder(point), execution.reads)
-            planned.append({"values": point, "path": str(self.folder(point)), "decision": decision})
+                require_outside(self.folder(point, rounds), execution.reads)
+            planned.append({"values": point, "path": str(self.folder(point, rounds)), "decision": decision})
         return planned
 
     def spec(self, base: Artifact, request: Mapping[str, Any]) -> ArtifactSpec:
@@ -263,12 +307,15 @@ class _Trials:
         return ArtifactSpec(trials.NAME, request, (self.source.as_input("source", self.out / trials.NAME),), hashes)
 
 
-def _announcement(method: str, count: int, search_space: Space, planned: list[dict[str, Any]]) -> str:
+def _announcement(
+    method: str, count: int, search_space: Space, planned: list[dict[str, Any]], halving: trials.Halving | None
+) -> str:
     """Return a line with the numbers of trials, of points of the grid, and of trials that are up to date."""
     existing = sum(step["decision"] == Decision.UP_TO_DATE for step in planned)
     size = f" of a grid of {search_space.size}" if search_space.is_finite else ""
     status = f": {existing} up to date, {count - existing} to make" if planned else ""
-    return f"{count} trials of {method}{size}{status}"
+    rounds = f"; the best {trials.FINALISTS} after {halving.short} rounds run {halving.whole}" if halving else ""
+    return f"{count} trials of {method}{size}{status}{rounds}"
 
 
 def _describe_extension(out: Path, spec: ArtifactSpec) -> str:

@@ -237,7 +237,7 @@ def test_minutes_of_a_search_include_earlier_trials(minutes, score, count, monke
         lambda number, point, path, metric: tuning_trials.Trial(number, point, path, 50.0, score),
     )
     sampler = SimpleNamespace(count=4, ask=lambda: {"lr": 0.1}, tell=lambda accuracy: None)
-    made = tuning_trials.run(sampler, None, lambda point: tmp_path, Execution(), 0, 1.0, minutes, "accuracy")
+    made = tuning_trials.run(sampler, None, lambda point, rounds: tmp_path, Execution(), 0, 1.0, minutes, "accuracy")
     assert [trial.number for trial in made] == [*range(1, count + 1)]
 
 
@@ -258,6 +258,151 @@ def test_force_replaces_only_trials_of_another_request(writers_partition, search
     tune_ditto(writers_partition, search_copy, search={"training.lr": [1.0, 0.1]}, execution=Execution(force=True))
     assert len(read_trials(search_copy)) == 2
     assert {path: path.stat().st_mtime_ns for path in before} == before
+
+
+# Successive halving
+
+HALVED = {"model": "logistic", "rounds": 20, "participation": 1.0}
+RATES = {"training.lr": [0.003, 0.01, 0.03, 0.3]}
+
+
+@pytest.fixture(scope="module")
+def halved_search(writers_partition, tmp_path_factory):
+    """Four learning rates, of which two go on after a quarter of 20 rounds; only to be read."""
+    out = tmp_path_factory.mktemp("halved") / "t"
+    tune("ditto", writers_partition, out, search=RATES, options=SET, settings=HALVED)
+    return out
+
+
+def test_the_best_two_trials_after_a_quarter_of_the_rounds_run_to_the_end(halved_search):
+    trials = read_trials(halved_search)
+    short = {row["trial"]: row for row in trials if row["rounds"] == 5}
+    whole = [row for row in trials if row["rounds"] == 20]
+    assert len(short) == len(whole) == 2
+    early = {
+        path.name: open_artifact(path).manifest.request["settings"]["rounds"]
+        for path in (halved_search / "short").iterdir()
+    }
+    assert early == {f"training.lr={rate}": 5 for rate in RATES["training.lr"]}
+    by_early = {row["trial"]: score_early(halved_search, row["values"]) for row in trials}
+    assert min(by_early[row["trial"]] for row in whole) >= max(by_early[number] for number in short)
+    assert all(row["validation_accuracy"] == pytest.approx(by_early[number]) for number, row in short.items())
+    best = max(whole, key=lambda row: row["validation_accuracy"])
+    assert search_result(halved_search)["best"] == best["trial"]
+    assert readable(search_result(halved_search))[1][0][:3] == [
+        str(best["trial"]),
+        str(best["values"]["training.lr"]),
+        "20",
+    ]
+
+
+def score_early(out, values):
+    held_out = predictions.read(open_artifact(out / "short" / f"training.lr={values['training.lr']}"), "validation")
+    return round(float((held_out.parts["p"].argmax(axis=1) == held_out.y).mean()), 6)
+
+
+def test_continued_trial_has_the_bytes_of_a_run_that_was_longer_from_the_beginning(
+    writers_partition, halved_search, tmp_path
+):
+    row = next(row for row in read_trials(halved_search) if row["rounds"] == 20)
+    settings = {**HALVED, "lr": row["values"]["training.lr"]}
+    personalize("ditto", writers_partition, tmp_path / "x", options=SET, settings=settings)
+    same(tmp_path / "x", halved_search / "tuning" / row["path"])
+    path = halved_search / "tuning" / row["path"]
+    assert (
+        open_artifact(path).manifest.made["seconds"]
+        > open_artifact(halved_search / "short" / path.name).manifest.made["seconds"]
+    )
+
+
+def test_interrupted_halving_resumes_and_chooses_the_same(writers_partition, halved_search, tmp_path):
+    stop = Execution(reporter=Interrupting("seed 0, finalist 2: continuing"))
+    with pytest.raises(KeyboardInterrupt):
+        tune("ditto", writers_partition, tmp_path / "t", search=RATES, options=SET, settings=HALVED, execution=stop)
+    shutil.rmtree(next(path for path in (tmp_path / "t" / "trials").iterdir() if path.suffix != ".partial"))
+    tune("ditto", writers_partition, tmp_path / "t", search=RATES, options=SET, settings=HALVED)
+    assert read_trials(tmp_path / "t") == read_trials(halved_search)
+    assert read_choice(tmp_path / "t") == read_choice(halved_search)
+    assert {path.name for path in (tmp_path / "t").iterdir()} == {"short", "trials", "tuning"}
+    assert len([*(tmp_path / "t" / "trials").iterdir()]) == 2
+
+
+@pytest.mark.parametrize(
+    ("settings", "search", "method"),
+    [
+        pytest.param({"rounds": 19}, RATES, "ditto", id="few rounds"),
+        pytest.param({"lr_schedule": "cosine"}, RATES, "ditto", id="cosine"),
+        pytest.param({"dp_noise": 1.0, "dp_delta": 1e-3}, RATES, "fedavg", id="private"),
+        pytest.param({}, {"training.lr": [0.1, 0.3]}, "ditto", id="two trials"),
+        pytest.param({}, {"lr_schedule": ["constant", "cosine"], "lr": [0.1, 0.3]}, "fedavg", id="searched schedule"),
+        pytest.param({}, RATES, "local", id="no rounds"),
+    ],
+)
+def test_trials_run_to_the_end_where_a_quarter_would_not_begin_them(
+    writers_partition, tmp_path, settings, search, method
+):
+    planned = tune(
+        method,
+        writers_partition,
+        tmp_path / "t",
+        search=search,
+        settings={**HALVED, **settings},
+        execution=Execution(dry_run=True),
+    )
+    assert {path.split("/")[-2] for path in (row["path"] for row in planned.summary["plan"])} == {"trials"}
+
+
+def test_schedule_of_milestones_is_that_of_the_whole_run_in_a_short_trial(writers_partition, tmp_path):
+    settings = {**HALVED, "milestones": [3, 15]}
+    planned = tune(
+        "ditto", writers_partition, tmp_path / "t", search=RATES, settings=settings, execution=Execution(dry_run=True)
+    )
+    assert {path.split("/")[-2] for path in (row["path"] for row in planned.summary["plan"])} == {"short"}
+
+
+def test_method_whose_rounds_depend_on_their_number_is_run_anew_to_the_end(writers_partition, tmp_path):
+    """PENS explores for half of its rounds: its short trial is no beginning of the whole."""
+    tune("pens", writers_partition, tmp_path / "t", search={"training.lr": [0.03, 0.1, 0.3]}, settings=HALVED)
+    row = next(row for row in read_trials(tmp_path / "t") if row["rounds"] == 20)
+    personalize("pens", writers_partition, tmp_path / "x", settings={**HALVED, "lr": row["values"]["training.lr"]})
+    same(tmp_path / "x", tmp_path / "t" / "tuning" / row["path"])
+
+
+# Borders
+
+
+@pytest.mark.parametrize(
+    ("method", "search", "values", "expected"),
+    [
+        pytest.param("ditto", {"lam": [0.1, 1.0, 10.0]}, {"lam": 10.0}, {"lam": "largest"}, id="largest"),
+        pytest.param("ditto", {"lam": [0.1, 1.0, 10.0]}, {"lam": 1.0}, {}, id="inside"),
+        pytest.param("ditto", {"lam": [None, 1.0, 10.0]}, {"lam": 1.0}, {"lam": "smallest"}, id="smallest number"),
+        pytest.param("ditto", {"lam": [None, 1.0, 10.0]}, {"lam": None}, {}, id="no number"),
+        pytest.param("ditto", {"lam": [0.0, 1.0]}, {"lam": 0.0}, {}, id="end of the option"),
+        pytest.param("knn-per", {"k": [1, 3]}, {"k": 1}, {}, id="whole end of the option"),
+        pytest.param("knn-per", {"k": [2, 3]}, {"k": 2}, {"k": "smallest"}, id="whole"),
+        pytest.param(
+            "ditto",
+            {"training.lr": [0.1, 0.3], "lam": [1.0]},
+            {"training.lr": 0.3, "lam": 1.0},
+            {"training.lr": "largest"},
+            id="setting",
+        ),
+    ],
+)
+def test_value_at_the_border_of_what_was_tried_is_named(method, search, values, expected, tmp_path):
+    space = search_space(method, search, {}, {}, "grid")
+    trials = [tuning_trials.Trial(n, point, tmp_path, 1.0, 0.5) for n, point in enumerate(space.points(), 1)]
+    best = next(trial for trial in trials if trial.point == values)
+    assert tuning_trials.find_borders(space, trials, best) == expected
+
+
+def test_show_names_a_value_at_the_border_of_its_range(halved_search, pfl):
+    best = search_result(halved_search)["trials"][search_result(halved_search)["best"] - 1]["values"]["training.lr"]
+    assert best == 0.3
+    assert search_result(halved_search)["borders"] == {"training.lr": "largest"}
+    ran = pfl("show", halved_search / "tuning")
+    assert "training.lr=0.3 is the largest value tried" in ran.err
 
 
 # It cannot cheat

@@ -14,6 +14,7 @@ from typing_extensions import TypedDict
 from pflcli.artifacts.kinds import describe_count, describe_name, describe_percent
 from pflcli.artifacts.manifest import Manifest
 from pflcli.artifacts.reader import Artifact
+from pflcli.core.wording import as_typed
 
 SCHEMA = 1
 MADE_BY = "pfl tune METHOD SOURCE -o DIR"
@@ -30,6 +31,8 @@ class _Trial(TypedDict):
     bottom_decile: float | None
     seconds: float | None
     problem: str
+    rounds: NotRequired[int]
+    """after which it was scored, if only the best trials ran to the end"""
 
 
 class _Tuning(TypedDict):
@@ -38,6 +41,8 @@ class _Tuning(TypedDict):
     samples: int
     clients: int
     best: int
+    borders: NotRequired[dict[str, str]]
+    """the keys of which the best trial has the ``smallest`` or ``largest`` value tried, though the option has others"""
     trials: Annotated[list[_Trial], Len(1)]
 
 
@@ -45,6 +50,11 @@ def read(artifact: Artifact) -> dict[str, Any]:
     """Return the ``trials`` of a tuning in order and the number of the ``best``; raises InputError if damaged."""
     trials: dict[str, Any] = artifact.json(TRIALS, _Tuning)
     return trials
+
+
+def describe_border(key: str, value: Any, side: str) -> str:
+    """Return a sentence on a value at the border of its range: ``lam=10 is the largest value tried``."""
+    return f"{key}={as_typed(value)} is the {side} value tried"
 
 
 def check(artifact: Artifact) -> None:

@@ -81,7 +81,7 @@ def find_shorter(out: Path, spec: ArtifactSpec, method: Method, settings: Settin
         return None
     change = manifests.differences(old.request, spec.request)
     artifact = Artifact(out, old)
-    for reason in _obstacles(artifact, method, settings):
+    for reason in find_obstacles(artifact, method, settings):
         raise ConflictError(f"{out} cannot be continued: {reason}", *change, "--force runs all rounds from the first")
     partial = placement.partial_folder(out)
     draft = manifests.read_draft(partial)
@@ -99,7 +99,7 @@ def describe(artifact: Artifact | None) -> str:
     return "" if artifact is None else f"continues after round {artifact.manifest.summary['rounds']}"
 
 
-def _obstacles(artifact: Artifact, method: Method, settings: Settings) -> Iterator[str]:
+def find_obstacles(artifact: Artifact, method: Method, settings: Settings) -> Iterator[str]:
     """Yield why the rounds would have been others with these ``settings``, which differ only in their number."""
     request, files = artifact.manifest.request, artifact.manifest.files
     name, old = request["method"], run_settings.read_settings(artifact)

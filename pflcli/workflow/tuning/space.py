@@ -92,6 +92,15 @@ class Space:
         """Whether the space contains a point."""
         return all(axis.holds(point[axis.key]) for axis in self.axes)
 
+    def accepts(self, point: Point) -> bool:
+        """Whether the method and the training settings accept a point, in the space or beside it."""
+        try:
+            for cls, values in zip((methods.load(self.method).Config, Settings), self.split(point), strict=True):
+                config.build(cls, values, self.method)
+        except UsageError:
+            return False
+        return True
+
     def split(self, point: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the method's options and the training settings of a point."""
         entries = [(*_owner(self.method, key), value) for key, value in point.items()]

@@ -37,6 +37,8 @@ NAME = "tuning"
 SPLIT = "validation"
 BEST = "best.toml"
 ACCURACY = catalogue.DEFAULT[0]
+FINALISTS = 2
+"""How many trials are run to the end if all others stop earlier."""
 _SCORES = ("validation_accuracy", "bottom_decile", "seconds", "problem", "path")
 
 
@@ -62,34 +64,55 @@ class Trial:
     fingerprint: str | None = None
     problem: str = ""
     """why the trial failed"""
+    rounds: int | None = None
+    """number of rounds after which it was scored; None if all trials ran to the end"""
+
+
+@dataclass(frozen=True)
+class Halving:
+    """Successive halving (Jamieson & Talwalkar 2016): all trials run ``short`` rounds, the best ones the ``whole``."""
+
+    short: int
+    whole: int
 
 
 def run(
     sampler: Sampler,
-    make_trial: Callable[[Point, Execution], Outcome],
-    folder: Callable[[Point], Path],
+    make_trial: Callable[[Point, int | None, Execution], Outcome],
+    folder: Callable[[Point, int | None], Path],
     execution: Execution,
     seed: int,
     epochs: float,
     minutes: float | None,
     metric: str,
+    halving: Halving | None = None,
 ) -> list[Trial]:
     """Run the trials in the sampler's order, reuse those that are up to date, and return all, scored by ``metric``.
 
-    No trial is started once one has a score and all together, including those of earlier runs, have taken ``minutes``.
-    A trial that diverges, or whose values are invalid, has no score. ``make_trial`` makes the trial of a point in the
-    folder ``folder(point)``; ``epochs`` is its estimated work. Any other error is raised, because it would stop every
-    trial.
+    With ``halving``, trials run its short rounds, and then the ``FINALISTS`` best ones to the end. No trial is started
+    once one has a score and all together, including those of earlier runs, have taken ``minutes``. A trial that
+    diverges, or whose values are invalid, has no score. ``make_trial`` makes the trial of a point with so many rounds,
+    None for all, in the folder ``folder`` of both; ``epochs`` is its estimated work. Any other error is raised, because
+    it would stop every trial.
     """
-    points: list[Point] = []
+    trials: list[Trial] = []
+    current: list[tuple[Point, int | None]] = []
 
     def call(inputs: Sequence[Artifact], execution: Execution) -> Outcome:
-        return make_trial(points[-1], execution)
+        return make_trial(*current[-1], execution)
 
+    def attempt(job: Job, number: int, point: Point, rounds: int | None) -> Trial:
+        current.append((point, rounds))
+        played = rounds or (halving.whole if halving else None)
+        trial = Trial(number, point, folder(point, rounds), 0.0, rounds=played)
+        return _attempt(job, trial, metric, execution, progress)
+
+    short, share = (None, 1.0) if halving is None else (halving.short, halving.short / halving.whole)
     # The folder of a trial is unknown here: it depends on the point, which the sampler chooses after earlier trials.
-    jobs = [Job(f"trial {n}", Path(), call, (), seed=seed, work=epochs) for n in range(1, sampler.count + 1)]
-    progress = OverallProgress(execution.reporter, jobs, label="tune")
-    trials: list[Trial] = []
+    jobs = [Job(f"trial {n}", Path(), call, (), seed=seed, work=share * epochs) for n in range(1, sampler.count + 1)]
+    finals = [replace(jobs[0], name=f"finalist {n}", work=(1 - share) * epochs) for n in range(1, 1 + FINALISTS)]
+    finals = finals if halving else []
+    progress = OverallProgress(execution.reporter, [*jobs, *finals], label="tune")
     with progress.overall():
         for number, job in enumerate(jobs, start=1):
             seconds = sum(trial.seconds for trial in trials)
@@ -98,20 +121,28 @@ def run(
                 break
             point = sampler.ask()
             execution.reporter.say(f"trial {number} of {sampler.count}: {describe(point)}")
-            start = time.monotonic()
-            points.append(point)
-            error = run_job(job, partial(job.run, replace(execution, reporter=progress)), progress)
-            if isinstance(error, ComputationError | UsageError):
-                trial = Trial(number, point, folder(point), time.monotonic() - start, problem=error.message)
-            elif error is not None:
-                raise error
-            else:
-                trial = _score(number, point, folder(point), metric)
-            result = f"failed: {trial.problem}" if trial.score is None else describe_score(metric, trial.score)
-            execution.reporter.say(f"trial {number}: {result}")
-            sampler.tell(_rank(metric, trial))
-            trials.append(trial)
+            trials.append(attempt(job, number, point, short))
+            sampler.tell(_rank(metric, trials[-1]))
+        ranks = {trial.number: rank for trial in trials if (rank := _rank(metric, trial)) is not None}
+        for job, number in zip(finals, sorted(ranks, key=lambda number: -ranks[number]), strict=False):
+            trials[number - 1] = attempt(job, number, trials[number - 1].point, None)
     return trials
+
+
+def _attempt(job: Job, trial: Trial, metric: str, execution: Execution, progress: OverallProgress) -> Trial:
+    """Run a trial by its job, and return it with its scores, or with the reason why it failed."""
+    start = time.monotonic()
+    error = run_job(job, partial(job.run, replace(execution, reporter=progress)), progress)
+    if isinstance(error, ComputationError | UsageError):
+        trial = replace(trial, seconds=time.monotonic() - start, problem=error.message)
+    elif error is not None:
+        raise error
+    else:
+        trial = replace(_score(trial.number, trial.point, trial.path, metric), rounds=trial.rounds)
+    result = f"failed: {trial.problem}" if trial.score is None else describe_score(metric, trial.score)
+    after = f" after {trial.rounds} rounds" if trial.rounds else ""
+    execution.reporter.say(f"trial {trial.number}{after}: {result}")
+    return trial
 
 
 def describe_score(metric: str, score: float) -> str:
@@ -127,13 +158,39 @@ def _rank(metric: str, trial: Trial) -> float | None:
 
 
 def best(trials: Sequence[Trial], metric: str) -> Trial:
-    """Return the best trial by ``metric``, the first of equal ones; raises ComputationError if all failed."""
+    """Return the best by ``metric`` of the trials with most rounds, the first of equal ones.
+
+    Raises ComputationError if all failed.
+    """
     ranks = {trial.number: rank for trial in trials if (rank := _rank(metric, trial)) is not None}
     if not ranks:
         reasons = dict.fromkeys(trial.problem for trial in trials)
         raise ComputationError(f"all {len(trials)} trials failed", *reasons)
-    number = max(ranks, key=lambda number: (ranks[number], -number))
-    return next(trial for trial in trials if trial.number == number)
+    return max(
+        (trial for trial in trials if trial.number in ranks),
+        key=lambda trial: (trial.rounds or 0, ranks[trial.number], -trial.number),
+    )
+
+
+def find_borders(space: Space, trials: Sequence[Trial], best: Trial) -> dict[str, str]:
+    """Return the keys of which ``best`` has the ``smallest`` or ``largest`` number tried, of two or more.
+
+    A number at which its option ends, such as 1 neighbour, is no border: there is nothing left to try.
+    """
+    borders: dict[str, str] = {}
+    for key, value in best.point.items():
+        tried = {trial.point[key] for trial in trials if _is_number(trial.point[key])}
+        if not _is_number(value) or len(tried) < 2:
+            continue
+        step = 1 if isinstance(value, int) else 1e-6 * (abs(value) or 1.0)
+        for side, border, beyond in (("smallest", min(tried), value - step), ("largest", max(tried), value + step)):
+            if value == border and space.accepts({**best.point, key: beyond}):
+                borders[key] = side
+    return borders
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
 
 
 def _score(number: int, point: Point, path: Path, metric: str) -> Trial:
@@ -189,11 +246,13 @@ def write(
         "samples": best.samples,
         "clients": best.clients,
         "best": best.number,
+        "borders": find_borders(space, trials, best),
         "trials": rows,
     }
     work.write(tuning.TRIALS, (json.dumps(record, indent=1) + "\n").encode())
     keys = [axis.key for axis in space.axes]
-    columns = [*([] if metric == ACCURACY else [f"validation_{metric}"]), *_SCORES]
+    rounds = ["rounds"] if best.rounds else []
+    columns = [*rounds, *([] if metric == ACCURACY else [f"validation_{metric}"]), *_SCORES]
     lines = (
         [row["trial"], *(as_typed(row["values"][key]) for key in keys), *(row[name] for name in columns)]
         for row in rows
@@ -211,15 +270,21 @@ def readable(record: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
     score, sign = f"validation_{metric.name}", 1 if metric.lower_is_better else -1
     rows = sorted(
         record["trials"],
-        key=lambda row: (row.get(score) is None, sign * (row.get(score) or 0.0), row["trial"]),
+        key=lambda row: (
+            row.get(score) is None,
+            -row.get("rounds", 0),
+            sign * (row.get(score) or 0.0),
+            row["trial"],
+        ),
     )
     scores = {score: metric, "validation_accuracy": catalogue.METRICS[ACCURACY]}
     keys = list(rows[0]["values"])
-    problems = ["problem"] if any(row["problem"] for row in rows) else []
+    problems, rounds = ([name] if any(row.get(name) for row in rows) else [] for name in ("problem", "rounds"))
     body = [
         [
             str(row["trial"]),
             *(as_typed(row["values"][key]) for key in keys),
+            *(str(row[name]) for name in rounds),
             *(_number(row.get(name), entry) for name, entry in scores.items()),
             _number(row["bottom_decile"], catalogue.METRICS["bottom_decile"]),
             "-" if row["seconds"] is None else f"{row['seconds']:.1f}",
@@ -228,7 +293,7 @@ def readable(record: Mapping[str, Any]) -> tuple[list[str], list[list[str]]]:
         for row in rows
     ]
     headings = [f"validation {entry.heading}{' %' * entry.percent}" for entry in scores.values()]
-    return ["trial", *keys, *headings, "bottom decile %", "seconds", *problems], body
+    return ["trial", *keys, *rounds, *headings, "bottom decile %", "seconds", *problems], body
 
 
 def _number(value: float | None, metric: Metric) -> str:
@@ -241,6 +306,7 @@ def _row(trial: Trial, out: Path, metric: str) -> dict[str, Any]:
         "path": os.path.relpath(trial.path.resolve(), out.resolve()),
         "fingerprint": trial.fingerprint,
         "values": trial.point,
+        **({} if trial.rounds is None else {"rounds": trial.rounds}),
         f"validation_{metric}": None if trial.score is None else round(trial.score, 6),
         "validation_accuracy": None if trial.accuracy is None else round(trial.accuracy, 6),
         "bottom_decile": None if trial.bottom_decile is None else round(trial.bottom_decile, 6),
