@@ -11,36 +11,48 @@ and the columns (all if there are none):
     <!-- rows of writers=results/a.csv, fashion=results/b.csv | fedavg; local | accuracy %; gain (points) -->
     <!-- end -->
 
-Verdicts of ``pfl verify`` are shown in three ways: the claims of a paper, and the sizes of their experiments; claims
-without a place in a paper, which are questions of ours; and how often each section has each verdict, also in the tables
-that were typed:
+Verdicts, those of ``pfl verify`` and those by hand in a file with a column ``paper``, are shown in four ways: a line
+per claim of a paper, which leads to the details; a line per claim without a place in a paper, which is a question of
+ours; all that is stored about each of them; and how often each section has each verdict:
 
-    <!-- claims of results/verdicts-a.csv -->
+    <!-- claims of kNN-Per=results/verdicts-a.csv, kNN-Per=results/claims-by-hand.csv -->
     <!-- questions of kNN-Per=results/verdicts-a.csv, PANM=results/verdicts-b.csv -->
+    <!-- details of kNN-Per=results/verdicts-a.csv, kNN-Per=results/claims-by-hand.csv -->
     <!-- verdicts -->
+
+A cell of a file by hand names cells of other tables in braces, and shows what they contain. A difference of two, which
+are means with their standard deviations over three seeds, is shown with the interval of two independent samples:
+
+    {frozen-cifar10[local; gain (points)]}
+    {knn-per-seen[cifar10; knn-per; 2] - knn-per-seen[cifar10; fedrep; 2]}    (the second number of each cell)
 """
 
 from __future__ import annotations
 
 import csv
 import io
+import math
 import re
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "docs" / "results"
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 _SHOWN = re.compile(r"(<!-- rows of (?P<files>.+?) \|(?P<rows>.*?)\|(?P<columns>.*?)-->\n).*?<!-- end -->", flags=re.S)
-_JUDGED = re.compile(r"(<!-- (?P<kind>claims|questions) of (?P<files>.+?) -->\n).*?<!-- end -->", flags=re.S)
+_JUDGED = re.compile(r"(<!-- (?P<kind>claims|questions|details) of (?P<files>.+?) -->\n).*?<!-- end -->", flags=re.S)
 _COUNTED = re.compile(r"(<!-- verdicts -->\n).*?<!-- end -->", flags=re.S)
 
 VERDICTS = ("confirmed", "in part", "not confirmed", "undecided", "not testable")
-_COLUMNS = ("says", "verdict", "decided by", "condition", "holds in", "where", "claim")
-"""The columns of claims on a page; the size of an experiment is in a table of its own."""
+_DETAILS = "claims-details.md"
+_CELL = re.compile(r"([\w-]+)\[([^;\]]+); ([^;\]]+)(?:; (\d))?\]")
+_T = 4.303
+"""Student's t at 97.5 % for three seeds."""
 
+Claim = dict[str, str]
 Rows = list[list[str]]
 
 
@@ -99,78 +111,113 @@ def parse_tables(text: str) -> list[Rows]:
 def fill(page: str, folder: Path) -> str:
     """Return a page of a folder with the rows that its comments name."""
 
-    def read_all(block: re.Match[str]) -> tuple[dict[str, Rows], str]:
-        files = dict(re.findall(r"(?:([^=,]+)=)?([^=,\s]+)", block["files"]))
-        links = ", ".join(f"[{Path(path).stem}]({path})" for path in files.values())
-        return {label.strip(): read(folder / path) for label, path in files.items()}, f"CSV: {links}\n<!-- end -->"
-
     def show(block: re.Match[str]) -> str:
-        tables, end = read_all(block)
+        files = dict(_list_files(block["files"]))
         names, columns = (
             [item.strip() for item in block[part].split(";") if item.strip()] for part in ("rows", "columns")
         )
-        return f"{block[1]}{to_markdown(select(tables, names, columns))}\n\n{end}"
+        tables = {label: read(folder / path) for label, path in files.items()}
+        return f"{block[1]}{to_markdown(select(tables, names, columns))}\n\n{_lead(files.values())}<!-- end -->"
 
     def show_judged(block: re.Match[str]) -> str:
-        tables, end = read_all(block)
-        listed = [list_questions(tables)] if block["kind"] == "questions" else [list_claims(tables), list_sizes(tables)]
-        return block[1] + "\n\n".join([*map(to_markdown, listed), end])
+        claims = read_claims(block["files"], folder, block["kind"])
+        if block["kind"] == "details":
+            files = dict.fromkeys(path for _, path in _list_files(block["files"]))
+            return f"{block[1]}{describe_claims(claims)}\n\n{_lead(files)}<!-- end -->"
+        return f"{block[1]}{to_markdown(list_claims(claims, block['kind']))}\n<!-- end -->"
 
     page = _JUDGED.sub(show_judged, _SHOWN.sub(show, page))
     counted = to_markdown(count_verdicts(page, folder)) if _COUNTED.search(page) else ""
     return _COUNTED.sub(lambda block: f"{block[1]}{counted}\n<!-- end -->", page)
 
 
-def _judged(tables: dict[str, Rows], kind: str) -> list[tuple[str, dict[str, str]]]:
-    """Return the claims of papers, or the questions without a place in one, each with the label of its table."""
-    rows = ((label, dict(zip(table[0], row, strict=True))) for label, table in tables.items() for row in table[1:])
-    return [(label, row) for label, row in rows if bool(row["where"]) is (kind == "claims")]
+def _list_files(text: str) -> list[tuple[str, str]]:
+    """Return the labels and paths that a comment names, such as ``label=path, path``."""
+    return [(label.strip(), path) for label, path in re.findall(r"(?:([^=,]+)=)?([^=,\s]+)", text)]
 
 
-def list_claims(tables: dict[str, Rows]) -> Rows:
-    """Return the claims of a paper with their verdicts; in how many settings one holds, but not in which."""
-    rows = [row | {"holds in": row["holds in"].partition(":")[0]} for _, row in _judged(tables, "claims")]
-    return [[*_COLUMNS], *([row[name] for name in _COLUMNS] for row in rows)]
+def _lead(paths: Iterable[str]) -> str:
+    """Return the line that leads to CSV files."""
+    return f"CSV: {', '.join(f'[{Path(path).stem}]({path})' for path in paths)}\n"
 
 
-def list_questions(tables: dict[str, Rows]) -> Rows:
-    """Return the questions that no paper answers, with their verdicts and the method that they are about."""
-    columns = [name for name in _COLUMNS if name != "where"]
-    rows = [
-        (label, row | {"holds in": row["holds in"].partition(":")[0]}) for label, row in _judged(tables, "questions")
-    ]
-    return [["about", *columns], *([label, *(row[name] for name in columns)] for label, row in rows)]
+def read_claims(files: str, folder: Path, kind: str = "details") -> list[tuple[str, Claim]]:
+    """Return the claims of papers, the questions without a place in one, or both, each with the label of its file.
+
+    Of a file by hand, these are the rows whose paper is the label.
+    """
+    claims = list[tuple[str, Claim]]()
+    for label, path in _list_files(files):
+        heading, *rows = read(folder / path)
+        for row in (dict(zip(heading, cells, strict=True)) for cells in rows):
+            if row.get("paper", label) == label and kind in ("details", "claims" if row["where"] else "questions"):
+                claims.append((label, {name: measure(cell, (folder / path).parent) for name, cell in row.items()}))
+    return claims
 
 
-def list_sizes(tables: dict[str, Rows]) -> Rows:
-    """Return the experiments of all rows, with their size and what the paper has instead."""
-    rows = (dict(zip(table[0], row, strict=True)) for table in tables.values() for row in table[1:])
-    parts = dict.fromkeys(part for row in rows for part in row["size"].split("; "))
-    cells = [re.fullmatch(r"(.+?): (.+?)(?: \(paper: (.*)\))?", part) for part in parts]
-    return [["experiment", "size", "the paper has"], *([cell[1], cell[2], cell[3] or "-"] for cell in cells if cell)]
+def measure(text: str, folder: Path) -> str:
+    """Return a text with what the cells of the tables in a folder contain that it names in braces."""
+
+    def show(named: re.Match[str]) -> str:
+        cells = [_look_up(folder, *cell.groups()) for cell in _CELL.finditer(named[0])]
+        if len(cells) == 1:
+            return cells[0]
+        (mean, std), (other, other_std) = (map(float, cell.split(" ± ")) for cell in cells)
+        half = _T * math.hypot(std, other_std) / math.sqrt(3)
+        return f"{mean - other:+.1f} [{mean - other - half:+.1f}, {mean - other + half:+.1f}]"
+
+    return re.sub(r"\{[\w-]+\[[^}]+\]\}", show, text)
+
+
+def _look_up(folder: Path, name: str, row: str, column: str, part: str | None) -> str:
+    """Return a cell of the table ``name``, or a part of it between slashes, counted from 1."""
+    heading, *rows = read(folder / f"{name}.csv")
+    cell = next(cells for cells in rows if cells[0] == row)[heading.index(column)]
+    return cell if part is None else re.split(r" / | \(", cell)[int(part) - 1]
+
+
+def list_claims(claims: Sequence[tuple[str, Claim]], kind: str) -> Rows:
+    """Return a line per claim: what it says, its place, the verdict, what decided it, and settings and seeds."""
+    second = "where" if kind == "claims" else "about"
+    listed = [["claim", second, "verdict", "effect", "settings", "seeds"]]
+    for label, row in claims:
+        name = _title(label, row).lower()
+        anchor = re.sub(r"[^\w -]", "", name).replace(" ", "-")
+        effect = row.get("effect") or re.sub(r" on .*?: (?=\w+ [+-]|\w+$)", ": ", row.get("decided by", ""))
+        settings = row["holds in"].partition(" setting")[0] if "holds in" in row else "by hand"
+        seeds = row.get("seeds") or ", ".join(dict.fromkeys(re.findall(r"(\d+) seeds?\b", row.get("size", ""))))
+        cells = [row["where"] if kind == "claims" else label, row["verdict"], effect, settings, seeds]
+        listed.append([f"[{row['says']}]({_DETAILS}#{anchor})", *(cell or "-" for cell in cells)])
+    return listed
+
+
+def describe_claims(claims: Sequence[tuple[str, Claim]]) -> str:
+    """Return a section for each claim with all that is stored about it."""
+    return "\n\n".join(
+        f"### {_title(label, row)}\n\n{row['says']}: **{row['verdict']}**.\n\n"
+        + "\n".join(
+            f"- {name}: {cell}"
+            for name, cell in row.items()
+            if cell and name not in ("paper", "claim", "says", "verdict")
+        )
+        for label, row in claims
+    )
+
+
+def _title(label: str, row: Claim) -> str:
+    return f"{label}: {row['claim']}"
 
 
 def count_verdicts(page: str, folder: Path) -> Rows:
-    """Return how often a page has each verdict, by section: those of ``pfl verify`` + those of its tables by hand."""
+    """Return how often a page has each verdict, by section: those of ``pfl verify`` + those by hand."""
     counts = list[list[str]]()
     for section in re.split(r"^(?=## )", page, flags=re.M):
         blocks = [*_JUDGED.finditer(section)]
         if not blocks:
             continue
         title = section.splitlines()[0].removeprefix("## ")
-        judged = [
-            row["verdict"]
-            for block in blocks
-            for _, path in re.findall(r"(?:([^=,]+)=)?([^=,\s]+)", block["files"])
-            for _, row in _judged({"": read(folder / path)}, block["kind"])
-        ]
-        typed = [
-            re.sub(r"[*]", "", row[table[0].index("verdict")])
-            for table in parse_tables(_JUDGED.sub("", section))
-            if "verdict" in table[0]
-            for row in table[1:]
-        ]
-        by_hand = [next(name for name in VERDICTS if text.startswith(name)) for text in typed]
+        claims = [row for block in blocks for _, row in read_claims(block["files"], folder, block["kind"])]
+        judged, by_hand = ([row["verdict"] for row in claims if ("paper" in row) is typed] for typed in (False, True))
         counts.append([title, *(f"{judged.count(name)} + {by_hand.count(name)}" for name in VERDICTS)])
     return [["", *VERDICTS], *counts]
 

@@ -308,40 +308,41 @@ def test_stored_verdicts_are_about_claims_of_the_papers_as_they_are_stated_now(f
                 assert size.partition(" (paper")[1:] == verdicts.describe_size(cell).partition(" (paper")[1:], row[0]
 
 
-def test_claims_without_a_place_in_a_paper_are_questions_and_verdicts_are_counted(fill_script, tmp_path):
+def test_claims_are_shown_in_a_line_in_detail_and_as_numbers_of_verdicts(fill_script, tmp_path):
+    """Claims without a place in a paper are questions; those by hand have the paper as a column."""
     heading = ["claim", "says", "where", "condition", "verdict", "holds in", "decided by", "size"]
+    size, decided = "x: 3 seeds (paper: rounds 5)", "m - n on x, m.k 5: accuracy -1.7 [-2.3, -1.0]"
     rows = [
-        [
-            "a",
-            "A",
-            "Table 1",
-            "higher",
-            "confirmed",
-            "1 of 2 settings: x",
-            "d",
-            "x: 3 seeds (paper: rounds 5); y: 3 seeds",
-        ],
-        ["b", "B", "", "higher", "undecided", "0 of 1 setting", "d", "x: 3 seeds (paper: rounds 5)"],
-        ["c", "C", "1.2", "higher", "in part", "1 of 1 setting", "d", "x: 3 seeds (paper: rounds 5)"],
+        ["a", "A", "Table 1", "higher", "confirmed", "1 of 2 settings: x", decided, size],
+        ["b", "B", "", "higher", "undecided", "0 of 1 setting", decided, size],
     ]
-    tables = {"P": [heading, *rows]}
-    assert [row[:2] for row in fill_script.list_claims(tables)[1:]] == [["A", "confirmed"], ["C", "in part"]]
-    assert [row[:3] for row in fill_script.list_questions(tables)[1:]] == [["P", "B", "undecided"]]
-    assert fill_script.list_sizes(tables)[1:] == [["x", "3 seeds", "rounds 5"], ["y", "3 seeds", "-"]]
-    with (tmp_path / "v.csv").open("w", newline="") as file:
-        csv.writer(file).writerows([heading, *rows])
-    page = (
-        "<!-- verdicts -->\n<!-- end -->\n## P\n<!-- claims of v.csv -->\n<!-- end -->\n\n"
-        "| claim | verdict |\n|---|---|\n| d | **not confirmed** at last |\n| e | in part: yes |\n"
-        "## Ours\n<!-- questions of P=v.csv -->\n<!-- end -->\n"
+    by_hand = [
+        ["paper", "claim", "says", "where", "verdict", "effect", "seeds", "seen"],
+        ["P", "c", "C", "1.2", "undecided", "m - n: {t[m; score; 2] - t[n; score; 2]}", "3", "alone {t[m; score; 1]}"],
+        ["Q", "d", "D", "1.3", "not testable", "", "", "no data"],
+    ]
+    table = [["method", "score"], ["m", "0.7 / 60.0 ± 3.0"], ["n", "0.8 / 65.0 ± 4.0"]]
+    for name, stored in {"v": [heading, *rows], "h": by_hand, "t": table}.items():
+        with (tmp_path / f"{name}.csv").open("w", newline="") as file:
+            csv.writer(file).writerows(stored)
+    parts = {"P": "claims of P=v.csv, P=h.csv", "Ours": "questions of P=v.csv", "All": "details of P=v.csv, Q=h.csv"}
+    page = "<!-- verdicts -->\n<!-- end -->\n" + "".join(
+        f"## {title}\n<!-- {block} -->\n<!-- end -->\n\n" for title, block in parts.items()
     )
     filled = fill_script.fill(page, tmp_path)
     assert fill_script.fill(filled, tmp_path) == filled
-    assert fill_script.parse_tables(filled)[0] == [
-        ["", *fill_script.VERDICTS],
-        ["P", "1 + 0", "1 + 1", "0 + 1", "0 + 0", "0 + 0"],
-        ["Ours", "0 + 0", "0 + 0", "0 + 0", "1 + 0", "0 + 0"],
-    ]
+    counts, claims, questions = fill_script.parse_tables(filled)
+    assert counts[1] == ["P", "1 + 0", "0 + 0", "0 + 0", "0 + 1", "0 + 0"]
+    assert counts[2] == ["Ours", "0 + 0", "0 + 0", "0 + 0", "1 + 0", "0 + 0"]
+    line = ["Table 1", "confirmed", "m - n: accuracy -1.7 [-2.3, -1.0]", "1 of 2", "3"]
+    assert claims[1] == ["[A](claims-details.md#p-a)", *line]
+    half = 4.303 * 5 / 3**0.5
+    interval = f"[{-5 - half:+.1f}, {-5 + half:+.1f}]"
+    assert claims[2] == ["[C](claims-details.md#p-c)", "1.2", "undecided", f"m - n: -5.0 {interval}", "by hand", "3"]
+    assert [row[:3] for row in questions[1:]] == [["[B](claims-details.md#p-b)", "P", "undecided"]]
+    details = filled.split("## All")[1]
+    assert re.findall("^### (.*)$", details, flags=re.M) == ["P: a", "P: b", "Q: d"]
+    assert f"- holds in: 1 of 2 settings: x\n- decided by: {decided}\n- size: {size}\n" in details
 
 
 def test_columns_of_numbers_are_right_aligned_and_columns_of_text_are_not(fill_script):
@@ -353,24 +354,79 @@ def test_columns_of_numbers_are_right_aligned_and_columns_of_text_are_not(fill_s
     assert marks.splitlines()[1] == "| --- | ---: | --- | ---: | ---: |"
 
 
-def test_verdicts_of_pfl_verify_are_shown_from_their_csv_files_alone(fill_script):
-    by_hand = FILLED.sub("", PAGES["docs/claims.md"])
-    for file in fill_script.RESULTS.glob("verdicts-*.csv"):
-        assert f"<!-- claims of results/{file.name} -->" in PAGES["docs/claims.md"]
-        for name, *_ in fill_script.read(file)[1:]:
-            assert f"| {name} |" not in by_hand
+def read_verdicts(fill_script):
+    """Return the claims of all files of verdicts, those of ``pfl verify`` and those by hand."""
+    papers = {
+        "fedattn": "FedAttn",
+        "fedham": "FedHAM",
+        "knn-per": "kNN-Per",
+        "knn-per-pretrained": "kNN-Per",
+        "panm": "PANM",
+    }
+    files = {file.stem.removeprefix("verdicts-"): file for file in fill_script.RESULTS.glob("verdicts-*.csv")}
+    assert {*files} == {*papers}
+    by_hand = [f"{paper}=claims-by-hand.csv" for paper in dict.fromkeys(papers.values())]
+    named = ", ".join([*(f"{papers[name]}={file.name}" for name, file in files.items()), *by_hand])
+    return fill_script.read_claims(named, fill_script.RESULTS)
+
+
+def test_every_verdict_has_a_line_that_leads_to_its_details(fill_script):
+    claims = read_verdicts(fill_script)
+    links = re.findall(r"\]\(claims-details\.md#([^)]+)\)", PAGES["docs/claims.md"])
+    titles = re.findall("^### (.*)$", PAGES["docs/claims-details.md"], flags=re.M)
+    assert sorted(titles) == sorted(f"{paper}: {row['claim']}" for paper, row in claims)
+    assert sorted(links) == sorted(title.lower().replace(": ", "-") for title in titles)
+    assert len({*links}) == len(links)
+    assert len(fill_script.read(fill_script.RESULTS / "claims-by-hand.csv")) == 1 + sum(
+        "paper" in row for _, row in claims
+    )
+
+
+INTERVAL = re.compile(r"[+-][\d,.]+ \[([+-][\d,.]+), ([+-][\d,.]+)\]")
+
+
+def holds(condition, low, high):
+    """Return whether an interval, with rounded ends, can satisfy a condition, and whether it can contradict it."""
+    direction, _, rest = condition.partition(" ")
+    margin, rounding = float(rest.split()[-1]) if rest else 0.0, 0.05
+    if direction in ("lower", "not-higher"):
+        low, high = -high, -low
+    if direction == "level":
+        return -low <= margin + rounding >= high, max(low, -high) >= margin - rounding
+    least = -margin if direction.startswith("not-") else margin
+    return low >= least - rounding, high <= least + rounding
+
+
+def test_a_verdict_is_what_the_interval_beside_it_says(fill_script):
+    """Not confirmed means contradicted, and nothing is decided by fewer than three seeds."""
+    checked = 0
+    for _, row in read_verdicts(fill_script):
+        assert row["verdict"] in fill_script.VERDICTS
+        if row.get("seeds") and int(row["seeds"]) < 3:
+            assert row["verdict"] == "undecided", row["claim"]
+        found = INTERVAL.search(row.get("effect") or row.get("decided by", ""))
+        if found is None:
+            continue
+        low, high = (float(bound.replace(",", "")) for bound in found.groups())
+        if "paper" in row:
+            assert (row["verdict"] in ("confirmed", "not confirmed")) == (not low <= 0 <= high), row["claim"]
+        elif row["verdict"] != "undecided":
+            satisfied, contradicted = holds(row["condition"], low, high)
+            assert satisfied if row["verdict"] == "confirmed" else contradicted, row["claim"]
+        checked += 1
+    assert checked > 50
 
 
 # A result, such as 93.4. Numbers of sections, versions, licences and of the heterogeneity alpha are none.
 FIGURE = re.compile(r"(?<![\w.+/-])(?<!\u03b1 )[+-]?(\d+\.\d+)(?![\w.])")
 NO_RESULT = re.compile(r"(?:[Ss]ections?|Theorem|Python|CC BY(?:-SA)?) [\d.]+(?:,? (?:and )?[\d.]+)*")
-FILLED = re.compile(r"<!-- (?:rows of|claims of|questions of|verdicts) .*?<!-- end -->", flags=re.S)
+FILLED = re.compile(r"<!-- (?:rows of|claims of|questions of|details of|verdicts) .*?<!-- end -->", flags=re.S)
 
 
-@pytest.mark.parametrize("name", ["README.md", "docs/results.md", "docs/claims.md"])
+@pytest.mark.parametrize("name", ["README.md", "docs/results.md", "docs/claims.md", "docs/claims-details.md"])
 def test_every_result_in_the_text_is_in_a_csv_file_that_its_section_links(fill_script, name):
     """The rows of tables link their own files, beside the place in the paper."""
-    for section in re.split(r"^(?=##+ )", PAGES[name], flags=re.M):
+    for section in re.split(r"^(?=## )" if "details" in name else r"^(?=##+ )", PAGES[name], flags=re.M):
         text = NO_RESULT.sub("", re.sub(r"```.*?```|`[^`]*`", "", FILLED.sub("", section), flags=re.S))
         rows = re.findall(r"^\|.*$", text, flags=re.M)
         for part in [
@@ -388,20 +444,18 @@ def test_every_result_in_the_text_is_in_a_csv_file_that_its_section_links(fill_s
             assert not typed, f"{section.splitlines()[0]}: no linked file has {', '.join(sorted(typed))}: {part[:80]}"
 
 
-CLAIMS = re.findall(
-    r"^\| (?!claim|---)(.*?) \|$",
-    FILLED.sub("", PAGES["docs/claims.md"]),
-    flags=re.M,
-)
-
-
-@pytest.mark.parametrize("row", CLAIMS, ids=[row.split(" | ")[0][:40] for row in CLAIMS])
-def test_every_verdict_on_a_claim_names_its_evidence(row):
-    claim, _, verdict, evidence = row.split(" | ")
-    assert re.match(r"(\*\*)?(confirmed|in part|not confirmed|undecided|not testable)\b", verdict), claim
-    recipes = re.findall(r"`((?:[\w-]+/)?[\w-]+\.sh)", evidence)
-    for name in recipes:
-        assert any((ROOT / "examples" / folder / name).exists() for folder in ("", "papers")), name
-    if not verdict.startswith("not testable"):
-        assert recipes or "`pfl " in evidence, f"{claim}: names no command"
-        assert re.search(r"\b(one seed|\d+ seeds|a seed|seeds? \d)", evidence), f"{claim}: names no seeds"
+def test_every_verdict_by_hand_names_its_evidence(fill_script):
+    """A command, the seeds, and tables that have each result."""
+    for row in (row for _, row in read_verdicts(fill_script) if "paper" in row):
+        evidence = row["stands on"]
+        recipes = re.findall(r"`((?:[\w-]+/)?[\w-]+\.sh)", evidence)
+        for name in recipes:
+            assert any((ROOT / "examples" / folder / name).exists() for folder in ("", "papers")), name
+        if row["verdict"] != "not testable":
+            assert recipes or "`pfl " in evidence, f"{row['claim']}: names no command"
+            assert row["seeds"].isdigit(), f"{row['claim']}: names no seeds"
+        typed = re.sub(r"`[^`]*`", "", INTERVAL.sub("", " ".join(row[name] for name in ("effect", "seen", "settings"))))
+        files = re.findall(r"\]\(([^)\s]+\.csv)\)", evidence)
+        cells = [" ".join(cells) for file in files for cells in fill_script.read(ROOT / "docs" / file)]
+        missing = {*FIGURE.findall(typed)} - {*FIGURE.findall(" ".join(cells))}
+        assert not missing, f"{row['claim']}: no linked file has {', '.join(sorted(missing))}"
